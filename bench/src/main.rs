@@ -9,6 +9,7 @@ mod burst;
 mod gpus;
 mod memory;
 mod nodes;
+mod preflight;
 mod product;
 mod storm;
 mod taint;
@@ -31,8 +32,8 @@ struct Args {
     /// Only this benchmark; without it, all that can run here.
     #[arg(value_enum, value_name = "NAME")]
     name: Option<Benchmark>,
-    /// Kubeconfig of a test cluster, for all but `storm`, `gpus` and `binary`: they make nodes of
-    /// their own, load the API server, and delete the nodes.
+    /// Kubeconfig of a test cluster, for all but `storm`, `gpus` and `binary`: they make nodes, or
+    /// pods, of their own, load the API server, and delete them.
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
     /// Context of the kubeconfig [default: its current one].
@@ -69,6 +70,8 @@ enum Benchmark {
     Taint,
     /// The needs of an agent of GPUs, the job gate, and many watchers of the Device API.
     Gpus,
+    /// Questions to the preflight webhook, 1,000 per second, and gangs from the last address on.
+    Preflight,
     /// Size of the executable.
     Binary,
 }
@@ -116,6 +119,7 @@ async fn run(benchmark: Benchmark, args: &Args, rows: &mut Vec<Figure>) -> anyho
         Benchmark::Memory => memory::run(args, rows).await?,
         Benchmark::Taint => taint::run(args, rows).await?,
         Benchmark::Gpus => rows.extend(gpus::run(args).await?),
+        Benchmark::Preflight => preflight::run(args, rows).await?,
         Benchmark::Binary => rows.push(binary()?),
     }
     Ok(())

@@ -8,6 +8,7 @@ pub(crate) mod work;
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int, c_uint};
+use std::slice;
 use std::thread;
 use std::time::Duration;
 
@@ -30,6 +31,8 @@ const INVALID_HANDLE: u32 = 400;
 const NOT_READY: u32 = 600;
 /// `cudaErrorUnknown`, so calls answer for a GPU that is lost.
 const UNKNOWN: u32 = 999;
+/// A copy within a device (`cudaMemcpyDeviceToDevice`).
+const WITHIN_DEVICE: c_uint = 3;
 
 /// The codes that have a name and a text.
 const ERRORS: [(u32, &CStr, &CStr); 9] = [
@@ -220,8 +223,7 @@ extern "C" fn cudaMemset(at: usize, byte: c_int, bytes: usize) -> u32 {
         if bytes > memory.bytes {
             return Err(INVALID_VALUE);
         }
-        let kept = memory.kept.iter_mut().take(bytes);
-        kept.for_each(|kept| *kept = byte.to_ne_bytes()[0]);
+        memory.set(byte.to_le_bytes()[0], bytes);
         Ok(())
     })
 }
@@ -235,15 +237,48 @@ extern "C" fn cudaMemcpy(to: usize, from: usize, bytes: usize, kind: c_uint) -> 
         if bytes > memory.bytes || to == 0 || from == 0 {
             return Err(INVALID_VALUE);
         }
-        let kept = memory.kept.len().min(bytes);
-        // SAFETY: What is kept of the memory is as long, and the caller's as it says.
-        unsafe {
-            match kind {
-                1 => (memory.kept.as_mut_ptr()).copy_from_nonoverlapping(from as *const u8, kept),
-                2 => (to as *mut u8).copy_from_nonoverlapping(memory.kept.as_ptr(), kept),
-                _ => return Err(INVALID_VALUE),
-            }
+        match kind {
+            // SAFETY: The caller's memory is as long as it says.
+            1 => memory.write(unsafe { slice::from_raw_parts(from as *const u8, bytes) }),
+            // SAFETY: As above.
+            2 => memory.read(unsafe { slice::from_raw_parts_mut(to as *mut u8, bytes) }),
+            _ => return Err(INVALID_VALUE),
         }
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+#[allow(
+    clippy::cast_precision_loss,
+    reason = "bytes are far below what a number with a point holds"
+)]
+extern "C" fn cudaMemcpyAsync(
+    to: usize,
+    from: usize,
+    bytes: usize,
+    kind: c_uint,
+    stream: usize,
+) -> u32 {
+    answer("cudaMemcpyAsync", |scenario| {
+        let mut work = work();
+        let gpu = work.streams.get(&stream).ok_or(INVALID_HANDLE)?.gpu;
+        let source = work.memory.get(&from).ok_or(INVALID_VALUE)?;
+        if kind != WITHIN_DEVICE || bytes > source.bytes {
+            return Err(INVALID_VALUE);
+        }
+        let copied = source.beginning(bytes.min(source.kept()));
+        let target = work.memory.get_mut(&to).ok_or(INVALID_VALUE)?;
+        if bytes > target.bytes {
+            return Err(INVALID_VALUE);
+        }
+        target.write(&copied);
+        if scenario.gpu(gpu).corrupts {
+            target.corrupt();
+        }
+        // Each byte is read and written.
+        let seconds = bytes as f64 * 2.0 / (scenario.cuda.memory_bandwidth_gb_s * 1e9);
+        work.occupy(&[(stream, 0)], Duration::try_from_secs_f64(seconds).ok());
         Ok(())
     })
 }

@@ -13,7 +13,8 @@ use crate::scenario::{FakeDcgm, FakeIncident, Scenario};
 const OK: c_int = 0;
 const BAD_PARAMETER: c_int = -1;
 const VER_MISMATCH: c_int = -12;
-/// The kinds of devices: GPUs and switches.
+/// The kinds of devices: none, GPUs and switches.
+const NONE: c_uint = 0;
 const GPU: c_uint = 1;
 const SWITCH: c_uint = 3;
 /// The handle of every connection and of every group.
@@ -206,6 +207,7 @@ fn tell(answer: *mut c_void, at: usize, dcgm: &FakeDcgm, incident: &FakeIncident
     let text = dcgm.text_bytes as usize;
     let (kind, id) = match incident.switch {
         Some(switch) => (SWITCH, switch),
+        None if incident.machine => (NONE, 0),
         None => (GPU, incident.gpu),
     };
     write(answer, at, incident.watch);

@@ -12,7 +12,7 @@ use std::hash::{BuildHasher as _, Hasher as _};
 use std::time::Duration;
 
 use crate::cuda::selected;
-use crate::cuda::work::{Rank, Work, work};
+use crate::cuda::work::{Memory, Rank, Work, work};
 use crate::nvml::{behave, current};
 use crate::scenario::Scenario;
 
@@ -35,6 +35,9 @@ const TEXTS: [&CStr; 8] = [
 const FLOAT32: c_uint = 7;
 /// Bytes of a number of each type, by its number.
 const TYPE_BYTES: [usize; 12] = [1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1];
+
+/// Bytes that are reckoned of a reduction where nothing was written.
+const LEAST_RECKONED: usize = 1 << 20;
 
 /// The name of a group (`ncclUniqueId`).
 #[repr(C)]
@@ -205,7 +208,7 @@ fn all_reduce(work: &mut Work, scenario: &Scenario, parts: &[Reduce]) -> Result<
         }
     }
     if first.kind == FLOAT32 {
-        reckon(work, parts, ranks);
+        reckon(work, scenario, parts, ranks);
     }
     let ranks = f64::from(ranks);
     // Each GPU sends and receives so many times what it brings; one alone copies it.
@@ -222,13 +225,19 @@ fn all_reduce(work: &mut Work, scenario: &Scenario, parts: &[Reduce]) -> Result<
 
 /// Reduces the numbers that are kept.
 #[allow(clippy::cast_precision_loss, reason = "a number of ranks")]
-fn reckon(work: &mut Work, parts: &[Reduce], ranks: u32) {
+fn reckon(work: &mut Work, scenario: &Scenario, parts: &[Reduce], ranks: u32) {
+    let kept = parts.iter().filter_map(|part| work.memory.get(&part.send));
+    let kept = kept.map(Memory::kept).max().unwrap_or_default();
+    // Behind what was written all is alike; a little of it is reckoned.
+    let bytes = (first_numbers(parts) * 4).min(kept.max(LEAST_RECKONED));
     let mut result: Vec<f32> = Vec::new();
     for part in parts {
-        let kept = work.memory.get(&part.send).map(|memory| &memory.kept);
-        let (numbers, _) = kept.map_or(&[][..], |kept| kept).as_chunks::<4>();
-        let numbers = numbers.iter().take(part.numbers);
-        let numbers = numbers.map(|bytes| f32::from_ne_bytes(*bytes));
+        let Some(memory) = work.memory.get(&part.send) else {
+            continue;
+        };
+        let beginning = memory.beginning(bytes);
+        let (numbers, _) = beginning.as_chunks::<4>();
+        let numbers = numbers.iter().map(|bytes| f32::from_ne_bytes(*bytes));
         if result.is_empty() {
             result = numbers.collect();
             continue;
@@ -243,20 +252,26 @@ fn reckon(work: &mut Work, parts: &[Reduce], ranks: u32) {
         }
     }
     for part in parts {
-        let Some(memory) = work.memory.get_mut(&part.receive) else {
-            continue;
-        };
-        let (into, _) = memory.kept.as_chunks_mut::<4>();
-        for (into, number) in into.iter_mut().zip(&result) {
-            let average = part.operation == 4;
-            let number = if average {
+        let average = part.operation == 4;
+        let told = result.iter().map(|number| {
+            if average {
                 *number / ranks as f32
             } else {
                 *number
-            };
-            *into = number.to_ne_bytes();
+            }
+        });
+        let told: Vec<u8> = told.flat_map(f32::to_ne_bytes).collect();
+        if let Some(memory) = work.memory.get_mut(&part.receive) {
+            memory.write(&told);
+            if scenario.gpu(memory.gpu).corrupts {
+                memory.corrupt();
+            }
         }
     }
+}
+
+fn first_numbers(parts: &[Reduce]) -> usize {
+    parts.first().map(|part| part.numbers).unwrap_or_default()
 }
 
 #[unsafe(no_mangle)]

@@ -74,11 +74,13 @@ pub struct Scenario {
 }
 
 /// All that a fake CUDA runtime tells of itself.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct FakeCuda {
     /// Version of the runtime, as it tells it: 13000 is 13.0.
     pub runtime_version: i32,
+    /// Bandwidth of a GPU's memory in gigabytes a second, of what is read and written together.
+    pub memory_bandwidth_gb_s: f64,
 }
 
 /// All that a fake NCCL tells of itself, and does.
@@ -117,10 +119,12 @@ pub struct FakeDcgm {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct FakeIncident {
-    /// Index of the GPU that it is about, unless a switch is.
+    /// Index of the GPU that it is about, unless a switch or the machine is.
     pub gpu: u32,
     /// Number of the switch that it is about.
     pub switch: Option<u32>,
+    /// True if it is about the machine, and no part of it.
+    pub machine: bool,
     /// The watch, as a bit of DCGM: 0x10 is memory.
     pub watch: u32,
     /// The gravity: 10 is a warning, 20 a failure.
@@ -141,6 +145,8 @@ pub struct FakeGpu {
     pub lost: bool,
     /// True if the driver no longer counts the GPU; those behind it move up.
     pub absent: bool,
+    /// True if a bit of what the GPU has worked out is wrong, without an error.
+    pub corrupts: bool,
     /// The behaviour of functions instead of their work, when they are about this GPU, by their
     /// names.
     pub calls: BTreeMap<String, Behaviour>,
@@ -345,6 +351,7 @@ impl Default for FakeCuda {
     fn default() -> Self {
         Self {
             runtime_version: 13000,
+            memory_bandwidth_gb_s: 2800.0,
         }
     }
 }
@@ -383,6 +390,7 @@ impl Default for FakeIncident {
         Self {
             gpu: 0,
             switch: None,
+            machine: false,
             watch: 0x10,
             health: 20,
             code: 80,
@@ -500,6 +508,7 @@ impl Default for FakeGpu {
             index: 0,
             lost: false,
             absent: false,
+            corrupts: false,
             calls: BTreeMap::new(),
             uuid: None,
             pci: None,

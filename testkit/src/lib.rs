@@ -18,6 +18,8 @@ mod skip;
 pub mod supervisor;
 
 #[cfg(feature = "tests")]
+mod balancer;
+#[cfg(feature = "tests")]
 mod certificates;
 #[cfg(feature = "tests")]
 mod control_plane;
@@ -32,11 +34,12 @@ mod wait;
 
 #[cfg(feature = "tests")]
 pub use self::{
+    balancer::Balancer,
     certificates::{Authority, Certificate, Purpose},
     control_plane::{ControlPlane, Options, Private, Program},
     kernel_log::KernelLog,
     objects::{NodeBuilder, PodBuilder, node, pod, unique},
-    product::{Launch, Output, Product, binary},
+    product::{Launch, Output, Product, binary, get},
     wait::wait_for,
 };
 pub use self::{

@@ -51,6 +51,22 @@ pub fn binary() -> anyhow::Result<PathBuf> {
     Ok(path)
 }
 
+/// Returns the answer of a server at `http://HOST:PORT` to a GET: the body, whatever the status.
+pub async fn get(address: &str, path: &str) -> anyhow::Result<String> {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    let address = address.trim_start_matches("http://");
+    let mut stream = tokio::net::TcpStream::connect(address).await?;
+    // HTTP/1.0: the answer ends with the connection, and is not cut into chunks.
+    let request = format!("GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n");
+    stream.write_all(request.as_bytes()).await?;
+    let mut answer = Vec::new();
+    tokio::time::timeout(COMMAND_LIMIT, stream.read_to_end(&mut answer)).await??;
+    let answer = String::from_utf8_lossy(&answer).into_owned();
+    let (_, body) = (answer.split_once("\r\n\r\n"))
+        .with_context(|| format!("{path}: no HTTP answer in {answer:?}"))?;
+    Ok(body.to_owned())
+}
+
 /// A way to start the product: `gpuwarden run`, or another role, with a data directory of its own,
 /// a free port, and a kernel log that is an empty file until told otherwise.
 #[derive(Clone, Debug)]
@@ -310,18 +326,7 @@ impl Product {
 
     /// Returns the product's answer to a GET: the body, whatever the status.
     pub async fn get(&self, path: &str) -> anyhow::Result<String> {
-        use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-        let address = self.address().trim_start_matches("http://");
-        let mut stream = tokio::net::TcpStream::connect(address).await?;
-        // HTTP/1.0: the answer ends with the connection, and is not cut into chunks.
-        let request = format!("GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n");
-        stream.write_all(request.as_bytes()).await?;
-        let mut answer = Vec::new();
-        tokio::time::timeout(COMMAND_LIMIT, stream.read_to_end(&mut answer)).await??;
-        let answer = String::from_utf8_lossy(&answer).into_owned();
-        let (_, body) = (answer.split_once("\r\n\r\n"))
-            .with_context(|| format!("{path}: no HTTP answer in {answer:?}"))?;
-        Ok(body.to_owned())
+        get(self.address(), path).await
     }
 
     /// Appends lines to the kernel log that is a file.

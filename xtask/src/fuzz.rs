@@ -96,6 +96,8 @@ enum Target {
     Policy,
     /// A client's bytes on the connector's socket.
     UnixGrpc,
+    /// The webhook's configuration, a pod and its gang.
+    Preflight,
 }
 
 /// The figures that a target prints at its end.

@@ -51,13 +51,14 @@ pub(crate) fn workspace_root() -> PathBuf {
 }
 
 /// Each protobuf file with its package.
-const PROTOS: [(&str, &str); 6] = [
+const PROTOS: [(&str, &str); 7] = [
     ("health_event.proto", "datamodels"),
     ("device.proto", "gpuwarden.device.v1alpha1"),
     ("nvsentinel_device.proto", "nvidia.nvsentinel.v1alpha1"),
     ("nvhcd.proto", "nvhcd"),
     ("podresources.proto", "v1"),
     ("node.proto", "gpuwarden.node.v1alpha1"),
+    ("preflight.proto", "gpuwarden.v1"),
 ];
 
 /// Returns the Rust types of all protobuf files, one file for each package, and the descriptors

@@ -11,6 +11,7 @@ mod check;
 mod environment;
 mod fuzz;
 mod generate;
+mod gpu;
 mod lint;
 mod setup;
 mod shell;
@@ -60,6 +61,8 @@ enum Command {
     Soak(soak::Args),
     /// Measure the product under a load, in a test cluster or on its own.
     Bench(bench::Args),
+    /// Check what only a machine with an NVIDIA GPU shows: its GPUs, XIDs, and the cost of watching.
+    Gpu(gpu::Args),
     /// Keep a test control plane for hand use.
     Env {
         #[command(subcommand)]
@@ -69,7 +72,7 @@ enum Command {
 
 fn main() -> ExitCode {
     match run(Args::parse().command) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
             eprintln!("error: {error:#}");
             ExitCode::FAILURE
@@ -77,8 +80,9 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(command: Command) -> anyhow::Result<()> {
+fn run(command: Command) -> anyhow::Result<ExitCode> {
     match command {
+        Command::Gpu(args) => return gpu::run(&args),
         Command::Setup(args) => setup::run(&args),
         Command::Test(args) => test::run(&args),
         Command::Check => check::run(),
@@ -88,5 +92,6 @@ fn run(command: Command) -> anyhow::Result<()> {
         Command::Soak(args) => soak::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Env { command } => environment::run(&command),
-    }
+    }?;
+    Ok(ExitCode::SUCCESS)
 }

@@ -11,6 +11,7 @@ use contract::node::node_service_client::NodeServiceClient;
 use contract::node::{ListFaultsRequest, ListFaultsResponse};
 use devices::DeviceApi;
 use devices::faults::NodeFaults;
+use runtime::logging::Trouble;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
@@ -44,8 +45,8 @@ struct Heard {
     at: Instant,
     /// True if there was one.
     was_told: bool,
-    /// True if it was said in the log that there is none any more.
-    is_missed: bool,
+    /// Why there is none any more.
+    trouble: Trouble,
 }
 
 // === impl FaultAsker ===
@@ -89,7 +90,7 @@ impl Heard {
         Self {
             at: now,
             was_told: false,
-            is_missed: false,
+            trouble: Trouble::default(),
         }
     }
 
@@ -113,13 +114,10 @@ impl Heard {
             return None;
         }
         let why = why(&status);
-        if !std::mem::replace(&mut self.is_missed, true) {
-            tracing::warn!(
-                err = why,
-                "the controller does not say which faults of this node are open, so the Device API \
-                 does not know NVSentinelHealth"
-            );
-        }
+        self.trouble.note(Err(format!(
+            "the controller does not say which faults of this node are open, so the Device API does \
+             not know NVSentinelHealth: {why}"
+        )));
         // One that is older than the question: there is no such condition, as there was none.
         if status.code() == Code::Unimplemented && !self.was_told {
             return None;

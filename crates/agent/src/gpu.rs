@@ -25,7 +25,7 @@ use devices::faults::NodeFaults;
 use diagnosis::catalog::Catalog;
 use diagnosis::decode::KernelLogDecoder;
 use diagnosis::gpu::checks::{Change, Health, Remembered};
-use diagnosis::gpu::dcgm::DcgmLook;
+use diagnosis::gpu::dcgm::{DcgmLook, ImexUse};
 use diagnosis::gpu::{GpuEvent, Inventory, Readings};
 use diagnosis::limits::Limits;
 use domain::fault::is_mended_by_reboot;
@@ -126,6 +126,10 @@ pub struct GpuMonitor {
     devices: DeviceApi,
     /// The open faults of this node, by which a person's word is seen.
     faults: watch::Receiver<NodeFaults>,
+    /// The word on whether pods rely on IMEX, as far as it is told.
+    imex: watch::Receiver<ImexUse>,
+    /// The other end, for those who tell it.
+    imex_told: watch::Sender<ImexUse>,
     health: Health,
     /// True once this process has found a driver.
     has_driver: bool,
@@ -176,6 +180,7 @@ impl GpuMonitor {
             None => reporter.show(SourceState::Following, NOT_ASKED),
         }
         let driver_has_spoken = probes.nvml.is_none();
+        let (imex_told, imex) = watch::channel(ImexUse::default());
         let remembered = reporter.memory().health.clone();
         let mut health = Health::new(config.limits.clone(), remembered);
         if dcgm.is_none() {
@@ -190,6 +195,8 @@ impl GpuMonitor {
             probes,
             sources: frame.sources.clone(),
             faults: devices.faults(),
+            imex,
+            imex_told,
             devices,
             has_driver: false,
             driver_has_spoken,
@@ -206,6 +213,11 @@ impl GpuMonitor {
         self.shown.subscribe()
     }
 
+    /// Returns where it is told whether pods rely on IMEX; until then that is not known.
+    pub fn imex(&self) -> watch::Sender<ImexUse> {
+        self.imex_told.clone()
+    }
+
     /// Takes in what the probe sees until `cancel`.
     pub async fn run(mut self, cancel: CancellationToken) {
         loop {
@@ -215,6 +227,8 @@ impl GpuMonitor {
                 () = self.reporter.work() => self.beat_dcgm(),
                 // It does not end before the API does, which is ours.
                 _ = self.faults.changed() => self.end_by_word(),
+                // Nor does this one, of which we keep the other end.
+                _ = self.imex.changed(), if self.reporter.has_room() => self.take_in_imex(),
                 seen = next(&mut self.probes.nvml), if self.reporter.has_room() => match seen {
                     Some(seen) => self.take_in(seen),
                     None => self.cannot_see(PROBE_HAS_ENDED),

@@ -1,5 +1,6 @@
 //! Which pods of this node have which GPUs, as the kubelet says on its own socket, told to whoever
-//! writes it on the pods: the controller, or this very process.
+//! writes it on the pods: the controller, or this very process. The GPU monitor is told whether pods
+//! rely on the machine's IMEX service.
 //!
 //! Device plugins name the GPU itself. Of a claim (DRA) the kubelet knows the driver's name of the
 //! device, which is looked up where the cluster is seen. An agent sees none, so it tells what it
@@ -17,6 +18,7 @@ use contract::node::{ClaimedDevice, PodGpus, ReportPodsRequest, ResourceGpus};
 use contract::pod_resources::pod_resources_lister_client::PodResourcesListerClient;
 use contract::pod_resources::{ListPodResourcesRequest, ListPodResourcesResponse, PodResources};
 use diagnosis::gpu::Inventory;
+use diagnosis::gpu::dcgm::ImexUse;
 use futures::future::BoxFuture;
 use runtime::logging::{Trouble, chain};
 use tokio::sync::watch;
@@ -48,8 +50,10 @@ pub struct PodGpuReporter {
     pub socket: PathBuf,
     /// The GPUs of this machine, by which a partition is known as one of its GPU.
     pub inventory: watch::Receiver<Inventory>,
-    /// The function that sends a report.
-    pub tell: Tell,
+    /// Where it is told whether pods rely on IMEX. A kubelet that does not answer changes nothing.
+    pub imex: watch::Sender<ImexUse>,
+    /// The function that sends a report; `None`: nobody writes on pods.
+    pub tell: Option<Tell>,
 }
 
 /// The report that was sent last.
@@ -102,10 +106,15 @@ impl PodGpuReporter {
         let answer = self.ask().await;
         let answer = answer.map_err(|why| {
             format!(
-                "the kubelet does not say at {} which pods have GPUs: {why}",
+                "the kubelet does not say at {} which pods have which devices: {why}",
                 self.socket.display()
             )
         })?;
+        let imex = imex_use(&answer.pod_resources);
+        (self.imex).send_if_modified(|told| std::mem::replace(told, imex) != imex);
+        let Some(tell) = &self.tell else {
+            return Ok(());
+        };
         let pods = answer.pod_resources.iter();
         let inventory = self.inventory.borrow().clone();
         let mut pods: Vec<PodGpus> = pods.filter_map(|pod| gpus_of(pod, &inventory)).collect();
@@ -123,7 +132,7 @@ impl PodGpuReporter {
         told.report = Some(report.clone());
         // Whatever comes of it, where nothing else is said.
         told.again_at = Some(Instant::now() + REPEAT);
-        let again = (self.tell)(report).await;
+        let again = tell(report).await;
         let again = again.map_err(|why| format!("which pods have GPUs cannot be told: {why}"));
         if again != Ok(false) {
             told.again_at = None;
@@ -153,6 +162,24 @@ pub(crate) fn why(status: &Status) -> String {
     match status.code() {
         Code::Unimplemented => "the other end does not know the question; is it older?".to_owned(),
         code => format!("{code:?}: {}", status.message()),
+    }
+}
+
+/// Returns whether pods rely on the IMEX service of this machine: one has a channel of a
+/// `ComputeDomain`. Where the driver runs IMEX itself, as it does unless told otherwise, that is in a
+/// pod with a network of its own, and DCGM, which asks the machine's service, calls broken what it
+/// cannot see there.
+fn imex_use(pods: &[PodResources]) -> ImexUse {
+    let containers = pods.iter().flat_map(|pod| &pod.containers);
+    let claims = containers.flat_map(|container| &container.dynamic_resources);
+    let devices = claims.flat_map(|claim| &claim.claim_resources);
+    let of_domains = devices.filter(|device| device.driver_name == keys::COMPUTE_DOMAIN_DRIVER);
+    let (daemons, channels): (Vec<_>, Vec<_>) =
+        of_domains.partition(|it| it.device_name.starts_with(keys::COMPUTE_DOMAIN_DAEMON));
+    if daemons.is_empty() && !channels.is_empty() {
+        ImexUse::Used
+    } else {
+        ImexUse::Unused
     }
 }
 

@@ -8,6 +8,7 @@ mod environment;
 mod inject;
 mod policy;
 mod roles;
+mod webhook;
 
 use std::path::PathBuf;
 
@@ -24,6 +25,7 @@ pub(crate) use roles::{
     ActArgs, AgentArgs, ControllerArgs, DeliveryArgs, DeviceArgs, ElectionArgs, GpuArgs,
     IngestArgs, NodeArgs, ProcessArgs, RunArgs,
 };
+pub(crate) use webhook::{FailurePolicyArg, WebhookArgs};
 
 /// Keeps GPU clusters healthy.
 #[derive(Parser, Debug)]
@@ -64,6 +66,14 @@ pub enum Command {
                             tls.crt --grpc-tls-key tls.key --grpc-client-ca ca.crt --quarantine"
     )]
     Controller(Box<ControllerArgs>),
+    /// Put preflight checks into pods with GPUs as they are created, and tell the pods of a gang of
+    /// each other: a cluster's admission webhook.
+    #[command(
+        after_help = "Examples:\n  gpuwarden webhook --config preflight.yaml\n  gpuwarden webhook \
+                            --config preflight.yaml --kubeconfig ~/.kube/config --listen 127.0.0.1:8443 \
+                            --register-url https://127.0.0.1:8443"
+    )]
+    Webhook(Box<WebhookArgs>),
     /// Find faults in kernel log text: one line per fault; exit 1 when a fatal one was found.
     #[command(
         after_help = "Examples:\n  dmesg | gpuwarden decode\n  gpuwarden decode /var/log/kern.log -o json"
@@ -90,7 +100,10 @@ pub enum Command {
     #[command(after_help = "Examples:\n  gpuwarden devices\n  gpuwarden devices -w -o json")]
     Devices(DevicesArgs),
     /// Check something, and say by the exit code how it is.
-    #[command(after_help = "Examples:\n  gpuwarden check node\n  gpuwarden check node --strict")]
+    #[command(
+        after_help = "Examples:\n  gpuwarden check node\n  gpuwarden check node --strict\n  \
+                            NODE_NAME=gpu-7 gpuwarden check nccl-loopback"
+    )]
     Check(CheckArgs),
     /// Show events, the newest 100 unless told otherwise.
     #[command(
@@ -168,6 +181,9 @@ pub enum Command {
         /// The settings of the probe, as JSON.
         settings: String,
     },
+    /// Call the libraries of the GPUs, as the child process of a check.
+    #[command(hide = true)]
+    CheckWorker,
     /// Print the reference of all commands and flags as Markdown.
     #[command(hide = true)]
     Reference,

@@ -38,9 +38,12 @@ use crate::{EXIT_FAILED, EXIT_OK, output};
 pub(crate) async fn execute(command: Command, given: &Given) -> anyhow::Result<u8> {
     match command {
         // These are the binary's; they never come here.
-        Command::Run(_) | Command::Agent(_) | Command::Controller(_) | Command::GpuProbe { .. } => {
-            Ok(EXIT_FAILED)
-        }
+        Command::Run(_)
+        | Command::Agent(_)
+        | Command::Controller(_)
+        | Command::CheckWorker
+        | Command::Webhook(_)
+        | Command::GpuProbe { .. } => Ok(EXIT_FAILED),
         Command::Decode(args) => decode::execute(&args).await,
         Command::Catalog(args) => catalog::execute(&args),
         Command::Inject(args) => inject::execute(args.what).await,

@@ -26,7 +26,8 @@ pub use commands::load_catalog;
 pub use settings::{
     ActSettings, AgentSettings, ControllerSettings, DeliverySettings, DeviceNetwork,
     DeviceSettings, Endpoint, FakeGpus, GpuSettings, IngestSettings, Mode, NodeSettings,
-    ProcessSettings, ReportSettings, RunSettings, SettingsError, Transport,
+    ProcessSettings, Reached, ReportSettings, RunSettings, SettingsError, Transport,
+    WebhookSettings,
 };
 
 /// The parts of `gpuwarden bench` that the benchmarks outside of the product share.
@@ -56,8 +57,12 @@ pub enum Parsed {
     Agent(Box<AgentSettings>),
     /// Run a cluster's side.
     Controller(Box<ControllerSettings>),
+    /// Put preflight checks into pods.
+    Webhook(Box<WebhookSettings>),
     /// Ask the driver of the GPUs for the gpuwarden that started this process.
     GpuProbe(ProbeSettings),
+    /// Call the libraries of the GPUs for the check that started this process.
+    CheckWorker,
     /// Carry out a client command.
     Client(Box<Client>),
     /// Nothing more: help was shown, or the arguments are wrong. The exit code.
@@ -89,9 +94,13 @@ pub fn parse() -> Parsed {
         Command::Run(args) => resolve(*args).map(|it| Parsed::Run(Box::new(it))),
         Command::Agent(args) => resolve(*args).map(|it| Parsed::Agent(Box::new(it))),
         Command::Controller(args) => resolve(*args).map(|it| Parsed::Controller(Box::new(it))),
+        Command::Webhook(args) => {
+            WebhookSettings::resolve(*args).map(|it| Parsed::Webhook(Box::new(it)))
+        }
         Command::GpuProbe { settings } => serde_json::from_str(&settings)
             .map(Parsed::GpuProbe)
             .map_err(|error| SettingsError::value("gpu-probe", settings, error.to_string())),
+        Command::CheckWorker => Ok(Parsed::CheckWorker),
         command => return Parsed::Client(Box::new(Client { command, given })),
     };
     role.unwrap_or_else(|error| {

@@ -13,6 +13,7 @@ mod node_name;
 mod parts;
 mod reports;
 mod role;
+mod webhook;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -28,6 +29,7 @@ pub use parts::{
 pub(crate) use kubernetes::{connect_options, namespace};
 pub use reports::ReportSettings;
 pub(crate) use role::{Role, resolve};
+pub use webhook::{Reached, WebhookSettings};
 
 use crate::args::{
     ActArgs, DeliveryArgs, DeviceArgs, ElectionArgs, GpuArgs, IngestArgs, NodeArgs, ProcessArgs,

@@ -12,6 +12,8 @@ use crate::request::ask;
 /// Extra of a token that is bound to a pod: the pod's node (Kubernetes 1.30 and later; 1.32
 /// by default in all).
 const NODE_NAME: &str = "authentication.kubernetes.io/node-name";
+/// Extra of a token that is bound to a pod: the pod's name.
+const POD_NAME: &str = "authentication.kubernetes.io/pod-name";
 const PATH: &str = "/apis/authentication.k8s.io/v1/tokenreviews";
 
 /// The owner of a valid token.
@@ -21,6 +23,8 @@ pub struct TokenOwner {
     pub username: String,
     /// The node of the pod that the token was made for.
     pub node_name: Option<String>,
+    /// The pod that the token was made for.
+    pub pod_name: Option<String>,
 }
 
 /// The reason why the API server did not say whose a token is.
@@ -77,12 +81,11 @@ fn owner(review: TokenReview, audience: &str) -> Result<TokenOwner, TokenError> 
         return invalid(format!("it is not for the audience {audience}"));
     }
     let mut extra = user.extra.unwrap_or_default();
-    let node_name = extra
-        .remove(NODE_NAME)
-        .and_then(|names| names.into_iter().next());
+    let mut first = |key| extra.remove(key)?.into_iter().next();
     Ok(TokenOwner {
         username: user.username.unwrap_or_default(),
-        node_name,
+        node_name: first(NODE_NAME),
+        pod_name: first(POD_NAME),
     })
 }
 
@@ -101,7 +104,8 @@ mod tests {
             Answer::Now(201, body.to_string())
         };
         let user = json!({"username": "system:serviceaccount:g:agent",
-            "extra": {"authentication.kubernetes.io/node-name": ["n1"]}});
+            "extra": {"authentication.kubernetes.io/node-name": ["n1"],
+                "authentication.kubernetes.io/pod-name": ["agent-x"]}});
         let forbidden = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure",
             "message": "no, you may not", "code": 403});
         let (cluster, mut requests) = serve(vec![
@@ -116,6 +120,7 @@ mod tests {
         let owner = cluster.review_token("t", "us").await.unwrap();
         assert_eq!(owner.username, "system:serviceaccount:g:agent");
         assert_eq!(owner.node_name.as_deref(), Some("n1"));
+        assert_eq!(owner.pod_name.as_deref(), Some("agent-x"));
         let seen = requests.recv().await.unwrap();
         assert_eq!(seen[..2], ["POST", PATH]);
         for expected in [

@@ -31,6 +31,7 @@ use tokio_util::sync::CancellationToken;
 use crate::KnownNodes;
 use crate::causes::chain;
 use crate::connect::Cluster;
+use crate::kind::Kind;
 use crate::layer::REQUEST_TIMEOUT;
 
 /// Events that wait for the consumer; when it is slower, the API server waits.
@@ -219,6 +220,15 @@ impl Selection {
     pub fn of<K: Resource>(kind: &K::DynamicType, namespace: Option<&str>) -> Self {
         Self {
             path: K::url_path(kind, namespace),
+            fields: None,
+            labels: None,
+        }
+    }
+
+    /// Returns all objects of a kind that is named, or those in one namespace.
+    pub(crate) fn of_kind(kind: &Kind, namespace: Option<&str>) -> Self {
+        Self {
+            path: kind.path(namespace),
             fields: None,
             labels: None,
         }

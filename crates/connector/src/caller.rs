@@ -38,6 +38,14 @@ pub enum AcceptNodes {
 // === impl AcceptNodes ===
 
 impl AcceptNodes {
+    /// Returns the node of which `caller` speaks: where it names none, that of this connector.
+    pub(super) fn meant<'a>(&'a self, caller: &Caller, node: &'a str) -> Result<&'a str, String> {
+        match self {
+            Self::Own(own) if node.is_empty() => Ok(own),
+            _ => self.check(caller, node).map(|()| node),
+        }
+    }
+
     /// Returns whether `caller` may speak for `node`; the error says why not, and what to do.
     pub(super) fn check(&self, caller: &Caller, node: &str) -> Result<(), String> {
         match (caller, self) {

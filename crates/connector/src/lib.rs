@@ -57,6 +57,7 @@ pub struct Connector {
     users: Arc<pace::UsersPace>,
     pipeline: Option<Arc<Pipeline>>,
     metrics: metrics::ConnectorMetrics,
+    checks: metrics::PreflightMetrics,
     /// Batches from the end of their checks until they are stored, or are known not to be.
     queue: WorkQueue,
     refusals: Arc<Seldom>,
@@ -129,6 +130,7 @@ impl Connector {
             users: Arc::new(pace::UsersPace::new()),
             pipeline: None,
             metrics: metrics::ConnectorMetrics::new(metrics),
+            checks: metrics::PreflightMetrics::registered(metrics),
             queue: WorkQueue::new(metrics, QUEUE, "batches of events for the store"),
             refusals: Arc::default(),
             clock,

@@ -1,8 +1,10 @@
 //! Metrics of the connector, under NVSentinel's names where it has them.
 
 use contract::HealthEvent;
+use contract::preflight::{CheckResult, ReportCheckRequest};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::histogram::Histogram;
 use runtime::metrics::{BoundedFamily, Labels, Metrics};
 use store::Appended;
 
@@ -11,10 +13,22 @@ use crate::{Reason, Refused};
 /// Most combinations of check, node and codes that repeats are counted by. Senders choose
 /// them, and each is kept until the process ends; what comes beyond counts as `other`.
 const MAX_REPEAT_SERIES: usize = 2_000;
+/// Most series of each counter of preflight checks. Whoever may use the socket chooses their labels,
+/// and each is kept until the process ends; what comes beyond counts as `other`. The checks of a node
+/// and what they say are a few dozen, of a connector for many nodes some hundreds.
+const MAX_CHECK_SERIES: usize = 500;
+/// Most series of each histogram of preflight checks, which has a line for each bucket. There are few
+/// checks; of gangs, which are new with each job, a node sees as many in days.
+const MAX_CHECK_HISTOGRAMS: usize = 100;
 /// Longest value of a label; a longer one is counted as `other`, too.
 const MAX_LABEL_BYTES: usize = 256;
-/// The label of series beyond [`MAX_REPEAT_SERIES`].
+/// The label of series beyond the most that there may be.
 const OTHER: &str = "other";
+/// Upper bounds of the times of checks and of the waits for gangs, in seconds: around the limits that
+/// the preflight documents set (300 s for a check, 600 s for a gang, 3 h for the longest diagnosis).
+const CHECK_SECONDS: [f64; 11] = [
+    1.0, 5.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0, 10800.0,
+];
 
 runtime::metrics! {
     /// Counts what comes in, and what becomes of it.
@@ -52,10 +66,62 @@ runtime::metrics! {
         repeats: BoundedFamily<Labels<3, String>, Counter> =
             "nvsentinel_platform_connector_dedup_store_and_analyse"(
                 MAX_REPEAT_SERIES,
-                ["check", "node", "err_code"].map(|label| (label, OTHER.to_owned())),
+                others(["check", "node", "err_code"]),
             ),
         /// Events that lack what the cluster knows of their node.
         unaugmented: Family<Labels<1>, Counter> = "gpuwarden_events_unaugmented",
+    }
+}
+
+runtime::metrics! {
+    /// Counts the preflight checks of pods, under the names of ADR-026.
+    #[derive(Clone)]
+    pub(super) struct PreflightMetrics {
+        /// Preflight checks of pods that have ended.
+        ended: BoundedFamily<Labels<2, String>, Counter> =
+            "preflight_check"(MAX_CHECK_SERIES, others(["check", "result"])),
+        /// How long preflight checks took that passed or failed.
+        seconds: BoundedFamily<Labels<1, String>, Histogram> =
+            "preflight_check_duration_seconds"(
+                MAX_CHECK_HISTOGRAMS,
+                others(["check"]),
+                check_seconds as fn() -> Histogram,
+            ),
+        /// Preflight checks that failed.
+        failures: BoundedFamily<Labels<3, String>, Counter> =
+            "preflight_check_failures"(MAX_CHECK_SERIES, others(["check", "node", "error_code"])),
+        /// How long pods waited until all members of their gang were known.
+        gang_waits: BoundedFamily<Labels<1, String>, Histogram> =
+            "preflight_gang_wait_seconds"(
+                MAX_CHECK_HISTOGRAMS,
+                others(["workload"]),
+                check_seconds as fn() -> Histogram,
+            ),
+        /// Preflight checks with a setting that cannot be meant.
+        config_errors: BoundedFamily<Labels<1, String>, Counter> =
+            "preflight_config_errors"(MAX_CHECK_SERIES, others(["error"])),
+    }
+}
+
+/// Returns the labels of what has none of its own.
+fn others<const N: usize>(names: [&'static str; N]) -> Labels<N, String> {
+    names.map(|name| (name, OTHER.to_owned()))
+}
+
+fn check_seconds() -> Histogram {
+    Histogram::new(CHECK_SECONDS)
+}
+
+/// Returns the metric with labels that somebody else chooses.
+fn chosen<const N: usize, M: Clone>(
+    family: &BoundedFamily<Labels<N, String>, M>,
+    labels: &Labels<N, String>,
+) -> M {
+    let mut values = labels.iter().map(|(_, value)| value);
+    if values.all(|value| value.len() <= MAX_LABEL_BYTES) {
+        family.get(labels)
+    } else {
+        family.others()
     }
 }
 
@@ -132,15 +198,7 @@ impl PipelineMetrics {
             ("node", event.node_name.clone()),
             ("err_code", err_code),
         ];
-        let short = labels
-            .iter()
-            .all(|(_, value)| value.len() <= MAX_LABEL_BYTES);
-        let counter = if short {
-            self.repeats.get(&labels)
-        } else {
-            self.repeats.others()
-        };
-        counter.inc();
+        chosen(&self.repeats, &labels).inc();
     }
 
     /// Counts an event that lacks what the cluster knows of its node.
@@ -149,8 +207,48 @@ impl PipelineMetrics {
     }
 }
 
+// === impl PreflightMetrics ===
+
+impl PreflightMetrics {
+    /// Counts a check that has ended on a node.
+    pub(super) fn count(&self, told: &ReportCheckRequest, node: &str) {
+        let result = match CheckResult::try_from(told.result) {
+            Ok(CheckResult::Passed) => "passed",
+            Ok(CheckResult::Failed) => "failed",
+            Ok(CheckResult::NotTested) => "not_tested",
+            Ok(CheckResult::ConfigError) => "config_error",
+            // A later check knows more of them than we do.
+            Ok(CheckResult::Unspecified) | Err(_) => "unknown",
+        };
+        let check = || ("check", told.check.clone());
+        chosen(&self.ended, &[check(), ("result", result.to_owned())]).inc();
+        if let Some(seconds) = told.seconds {
+            chosen(&self.seconds, &[check()]).observe(seconds);
+        }
+        let error = if told.error.is_empty() {
+            "none".to_owned()
+        } else {
+            told.error.clone()
+        };
+        match result {
+            "failed" => {
+                let labels = [check(), ("node", node.to_owned()), ("error_code", error)];
+                chosen(&self.failures, &labels).inc();
+            }
+            "config_error" => drop(chosen(&self.config_errors, &[("error", error)]).inc()),
+            _ => {}
+        }
+        if let Some(wait) = &told.gang_wait {
+            let labels = [("workload", wait.gang_id.clone())];
+            chosen(&self.gang_waits, &labels).observe(wait.seconds);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use contract::preflight::GangWait;
+
     use super::*;
 
     #[test]
@@ -173,5 +271,86 @@ mod tests {
         assert_eq!(series.len(), MAX_REPEAT_SERIES + 1);
         let beyond = format!("{name}check=\"other\",node=\"other\",err_code=\"other\"}} 11");
         assert!(series.contains(&beyond.as_str()), "{text}");
+    }
+
+    fn series<'a>(text: &'a str, name: &str) -> Vec<&'a str> {
+        let name = format!("{name}{{");
+        text.lines()
+            .filter(|line| line.starts_with(&name))
+            .collect()
+    }
+
+    #[test]
+    fn checks_cannot_make_series_without_end() {
+        let metrics = Metrics::default();
+        let own = PreflightMetrics::registered(&metrics);
+        let told = |name: &str, result: CheckResult| ReportCheckRequest {
+            check: name.to_owned(),
+            result: result as i32,
+            error: name.to_owned(),
+            seconds: Some(2.0),
+            gang_wait: Some(GangWait {
+                gang_id: name.to_owned(),
+                seconds: 2.0,
+            }),
+            ..ReportCheckRequest::default()
+        };
+        let names = (0..MAX_CHECK_SERIES).map(|name| name.to_string());
+        for name in names.chain(["x".repeat(MAX_LABEL_BYTES + 1)]) {
+            for result in [CheckResult::Failed, CheckResult::ConfigError] {
+                own.count(&told(&name, result), "n1");
+            }
+        }
+        // What was known stays known.
+        own.count(&told("0", CheckResult::Failed), "n1");
+        let text = metrics.encode();
+        for (name, most) in [
+            ("preflight_check_total", MAX_CHECK_SERIES),
+            ("preflight_check_failures_total", MAX_CHECK_SERIES),
+            ("preflight_config_errors_total", MAX_CHECK_SERIES),
+            (
+                "preflight_check_duration_seconds_count",
+                MAX_CHECK_HISTOGRAMS,
+            ),
+            ("preflight_gang_wait_seconds_count", MAX_CHECK_HISTOGRAMS),
+        ] {
+            assert_eq!(series(&text, name).len(), most + 1, "{name}");
+        }
+        for line in [
+            "preflight_check_failures_total{check=\"0\",node=\"n1\",error_code=\"0\"} 2",
+            "preflight_check_failures_total{check=\"other\",node=\"other\",error_code=\"other\"} 1",
+            "preflight_config_errors_total{error=\"other\"} 1",
+            "preflight_gang_wait_seconds_bucket{le=\"5.0\",workload=\"0\"} 3",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line}: {text}");
+        }
+    }
+
+    #[test]
+    fn what_nobody_knows_yet_is_counted_as_that() {
+        let metrics = Metrics::default();
+        let own = PreflightMetrics::registered(&metrics);
+        let told = ReportCheckRequest {
+            check: "c".to_owned(),
+            result: 77,
+            ..ReportCheckRequest::default()
+        };
+        own.count(&told, "n1");
+        let failed = CheckResult::Failed as i32;
+        own.count(
+            &ReportCheckRequest {
+                result: failed,
+                ..told
+            },
+            "n1",
+        );
+        let text = metrics.encode();
+        assert_eq!(series(&text, "preflight_check_total").len(), 2, "{text}");
+        assert!(
+            text.contains("{check=\"c\",result=\"unknown\"} 1"),
+            "{text}"
+        );
+        assert!(text.contains("error_code=\"none\"} 1"), "{text}");
+        assert!(series(&text, "preflight_check_duration_seconds_count").is_empty());
     }
 }

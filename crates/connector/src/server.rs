@@ -16,6 +16,7 @@ use super::{AcceptError, Caller, Connector, Reason, SinkError};
 use super::{addressee, refusal};
 
 mod admission;
+mod preflight;
 
 use admission::Reached;
 
@@ -65,22 +66,34 @@ pub fn service(
     Admission::new(service, identify)
 }
 
-/// Serves the connector on a bound Unix socket until `cancel`; requests under way are
-/// answered.
+/// Serves the connector on a bound Unix socket until `cancel`, and counts the preflight checks of
+/// pods there; requests under way are answered.
 pub async fn serve(
     listener: UnixListener,
     connector: Connector,
     cancel: CancellationToken,
 ) -> Result<(), tonic::transport::Error> {
     let local: Identify = |extensions| extensions.get::<UnixPeer>().copied().map(Caller::Local);
+    let events = service(connector.clone(), local);
+    let checks = events.beside(preflight::service(connector));
     tonic::transport::Server::builder()
         .timeout(REQUEST_TIMEOUT)
         .max_concurrent_streams(MAX_STREAMS)
         .http2_keepalive_interval(Some(PING.0))
         .http2_keepalive_timeout(Some(PING.1))
-        .add_service(service(connector, local))
+        .add_service(events)
+        .add_service(checks)
         .serve_with_incoming_shutdown(unix_grpc::incoming(listener), cancel.cancelled_owned())
         .await
+}
+
+/// Notes that a request has come as far as its service, and returns who sends it.
+fn reached_by<T>(request: &mut Request<T>) -> Result<Caller, Status> {
+    if let Some(reached) = request.extensions().get::<Reached>() {
+        reached.set();
+    }
+    let caller = request.extensions_mut().remove::<Caller>();
+    caller.ok_or_else(|| Status::internal("a request came in past the admission"))
 }
 
 // === impl Service ===
@@ -91,12 +104,7 @@ impl PlatformConnector for Service {
         &self,
         mut request: Request<HealthEvents>,
     ) -> Result<Response<()>, Status> {
-        if let Some(reached) = request.extensions().get::<Reached>() {
-            reached.set();
-        }
-        let Some(caller) = request.extensions_mut().remove::<Caller>() else {
-            return Err(Status::internal("a request came in past the admission"));
-        };
+        let caller = reached_by(&mut request)?;
         let ours = self.connector.store();
         addressee::check(request.metadata(), ours.as_ref())?;
         let sent = request.metadata().get(keys::HEADER_SENT_AT);

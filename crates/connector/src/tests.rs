@@ -14,6 +14,7 @@ use tonic::transport::{Channel, Endpoint};
 use super::*;
 
 mod acceptance;
+mod checks;
 mod garbage;
 mod slow;
 mod users;

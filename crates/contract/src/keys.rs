@@ -89,6 +89,11 @@ pub const HANDED_OVER_LABEL: &str = "nvsentinel.dgxc.nvidia.com/managed";
 
 /// Driver of GPUs that are given by dynamic resource allocation.
 pub const GPU_DRIVER: &str = "gpu.nvidia.com";
+/// Driver of `ComputeDomain`s, in which pods of several machines share the memory of their GPUs, as
+/// `kubernetes-sigs/dra-driver-nvidia-gpu` names it. A pod that does holds a device `channel-N` of it.
+pub const COMPUTE_DOMAIN_DRIVER: &str = "compute-domain.nvidia.com";
+/// Beginning of the name of its device that a pod holds in which it runs IMEX itself.
+pub const COMPUTE_DOMAIN_DAEMON: &str = "daemon";
 
 /// Annotation of a pod: the GPUs that it has, as `{"devices":{"nvidia.com/gpu":["GPU-..."]}}`.
 pub const POD_DEVICES: &str = "dgxc.nvidia.com/devices";
@@ -182,6 +187,8 @@ pub const CHECK_GPU_INFOROM: &str = "GpuInforomWatch";
 pub const CHECK_NVSWITCH_NON_FATAL: &str = "GpuNvswitchNonfatalWatch";
 /// Check of errors of a switch that stop work, by DCGM.
 pub const CHECK_NVSWITCH_FATAL: &str = "GpuNvswitchFatalWatch";
+/// Check of the service by which machines share the memory of their GPUs (IMEX), by DCGM.
+pub const CHECK_GPU_IMEX: &str = "GpuImexWatch";
 /// Check of incidents of a watch of DCGM that has no name here.
 pub const CHECK_GPU_ALL: &str = "GpuAllWatch";
 /// Check of whether DCGM answers.

@@ -107,6 +107,22 @@ pub mod node {
     include!("generated/gpuwarden.node.v1alpha1.rs");
 }
 
+/// Protobuf messages and the gRPC service by which preflight checks are counted, package
+/// `gpuwarden.v1`.
+///
+/// Generated from `proto/preflight.proto` by `cargo xtask generate`.
+#[allow(
+    missing_docs,
+    unreachable_pub,
+    clippy::pedantic,
+    clippy::restriction,
+    clippy::derive_partial_eq_without_eq
+)]
+#[rustfmt::skip]
+pub mod preflight {
+    include!("generated/gpuwarden.v1.rs");
+}
+
 /// Descriptors of all protobuf files, which gRPC reflection tells.
 pub const DESCRIPTORS: &[u8] = include_bytes!("generated/descriptors.bin");
 

@@ -21,8 +21,8 @@ pub use load::{MAX_POLICY_BYTES, MAX_POLICY_COST, MAX_RULE_SETS, MAX_RULES};
 #[cfg(test)]
 pub(crate) use rule::counts;
 pub use rule::{
-    Compared, CompileError, EventVariable, How, MAX_COST, MAX_DEPTH, MAX_EXPRESSION_BYTES,
-    MAX_LOOPS, MAX_NODE_BYTES, MAX_NODE_ITEMS, NodeVariable, Rule, RuleKind,
+    Compared, CompileError, CountExpression, EventVariable, How, MAX_COST, MAX_DEPTH,
+    MAX_EXPRESSION_BYTES, MAX_LOOPS, MAX_NODE_BYTES, MAX_NODE_ITEMS, NodeVariable, Rule, RuleKind,
 };
 
 use crate::node::{NodeView, Taint};

@@ -45,7 +45,7 @@ pub(crate) async fn run(settings: AgentSettings) -> anyhow::Result<ExitCode> {
     let reporting = connector.clone();
     let places = &mut front.places;
     let api = parts::device_api(devices, node.socket_mode, &metrics, places, &mut tasks).await?;
-    let inventory = parts::monitors(
+    let gpus = parts::monitors(
         node,
         process,
         reporting,
@@ -56,7 +56,7 @@ pub(crate) async fn run(settings: AgentSettings) -> anyhow::Result<ExitCode> {
     )?;
     let header = connector::token_header(delivery.token_file.clone());
     let tell = agent::pods::to_controller(channel.clone(), Arc::clone(&header));
-    parts::pod_gpus(node, inventory, tell, &mut tasks);
+    parts::pod_gpus(node, gpus, Some(tell), &mut tasks);
     let asking = FaultAsker {
         node_name: node.node_name.clone(),
         channel: channel.clone(),

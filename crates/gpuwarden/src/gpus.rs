@@ -15,6 +15,7 @@ use devices::DeviceApi;
 use diagnosis::catalog::Catalog;
 use diagnosis::decode::Machine;
 use diagnosis::gpu::Inventory;
+use diagnosis::gpu::dcgm::ImexUse;
 use diagnosis::limits::Limits;
 use host::gpu_probe::ProbeSettings;
 use host::nics::SYSFS;
@@ -30,8 +31,16 @@ const DRIVER: &str = "/proc/driver/nvidia";
 /// Room for what the probe says while the monitor waits: a look is two messages.
 const UNHEARD: usize = 64;
 
+/// `Gpus` are what the monitor of the GPUs shares with who asks the kubelet.
+pub(crate) struct Gpus {
+    /// The GPUs that there are.
+    pub(crate) inventory: watch::Receiver<Inventory>,
+    /// Where the monitor is told whether pods rely on IMEX.
+    pub(crate) imex: watch::Sender<ImexUse>,
+}
+
 /// Starts the probes of the GPUs and their monitor, where they are to be watched. What becomes known
-/// of them goes to `machine`, and into the file for other monitors. Returns what is there.
+/// of them goes to `machine`, and into the file for other monitors.
 pub(crate) fn start(
     node: &NodeSettings,
     process: &ProcessSettings,
@@ -40,10 +49,13 @@ pub(crate) fn start(
     machine: watch::Sender<Option<Machine>>,
     devices: DeviceApi,
     tasks: &mut Tasks,
-) -> anyhow::Result<watch::Receiver<Inventory>> {
+) -> anyhow::Result<Gpus> {
     let gpu = &node.gpu;
     if !gpu.enabled && gpu.dcgm.is_none() {
-        return Ok(watch::Sender::default().subscribe());
+        return Ok(Gpus {
+            inventory: watch::Sender::default().subscribe(),
+            imex: watch::Sender::default(),
+        });
     }
     let installed = match &gpu.fake {
         None => None,
@@ -94,7 +106,11 @@ pub(crate) fn start(
     } else {
         machine
     };
-    let (inventory, seen_by_others) = (monitor.inventory(), monitor.inventory());
+    let shared = Gpus {
+        inventory: monitor.inventory(),
+        imex: monitor.imex(),
+    };
+    let inventory = monitor.inventory();
     tasks.monitor("the description of the GPUs", |end| {
         file.run(inventory, machine, end)
     });
@@ -103,7 +119,7 @@ pub(crate) fn start(
         monitor.run(end).await;
         while probing.join_next().await.is_some() {}
     });
-    Ok(seen_by_others)
+    Ok(shared)
 }
 
 /// Refuses GPUs that are not there on a machine with others, where something would be done about them.

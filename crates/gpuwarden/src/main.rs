@@ -9,6 +9,7 @@ mod parts;
 mod places;
 mod run;
 mod tasks;
+mod webhook;
 
 use std::process::ExitCode;
 
@@ -28,9 +29,15 @@ fn main() -> ExitCode {
         Parsed::Run(settings) => start(true, run::run(*settings)),
         Parsed::Agent(settings) => start(true, agent::run(*settings)),
         Parsed::Controller(settings) => start(true, controller::run(*settings)),
+        Parsed::Webhook(settings) => start(true, webhook::run(*settings)),
         Parsed::GpuProbe(settings) => match host::gpu_probe::run(&settings) {
             Ok(()) => ExitCode::SUCCESS,
             // Its parent is gone: nobody is there to be told.
+            Err(_) => ExitCode::FAILURE,
+        },
+        Parsed::CheckWorker => match checks::worker::run() {
+            Ok(()) => ExitCode::SUCCESS,
+            // As above.
             Err(_) => ExitCode::FAILURE,
         },
         Parsed::Client(client) => start(false, async { Ok(cli::execute(*client).await) }),

@@ -17,10 +17,10 @@ use connector::{AcceptNodes, Connector, Forwarding, NodeLookup, Pipeline};
 use console::api::{PolicyView, ProcessView, Role};
 use controller::policy::{CurrentPolicy, PolicyFollower};
 use devices::DeviceApi;
-use diagnosis::gpu::Inventory;
 use domain::condition::Limits;
 use host::boot::Boot;
 use jiff::Timestamp;
+use runtime::logging::LogFormat;
 use runtime::metrics::Metrics;
 use runtime::sources::Sources;
 use runtime::tls::{ClientCertificates, ServerTls};
@@ -31,7 +31,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::gpus;
+use crate::gpus::{self, Gpus};
 use crate::places::{Places, Socket};
 use crate::tasks::{Tasks, said};
 
@@ -59,8 +59,13 @@ pub(crate) struct Intake {
 /// Starts logging, and takes as many file descriptors as the process may have. Returns where
 /// metrics go.
 pub(crate) fn start_process(settings: &ProcessSettings) -> anyhow::Result<Metrics> {
+    start_logging(&settings.log, settings.log_format)
+}
+
+/// Does the same for a process without a data directory.
+pub(crate) fn start_logging(filter: &str, format: LogFormat) -> anyhow::Result<Metrics> {
     let colour = std::io::IsTerminal::is_terminal(&std::io::stderr());
-    logging::start(&settings.log, settings.log_format, colour)?;
+    logging::start(filter, format, colour)?;
     let metrics = Metrics::default();
     logging::register(&metrics);
     if let Err(error) = descriptors::raise() {
@@ -209,7 +214,7 @@ async fn open_network(
 }
 
 /// Makes and starts the monitors of a node, which report to `connector`. What providers say at the
-/// Device API is one of the things that they look at. Returns what GPUs are there.
+/// Device API is one of the things that they look at.
 pub(crate) fn monitors(
     node: &NodeSettings,
     process: &ProcessSettings,
@@ -218,7 +223,7 @@ pub(crate) fn monitors(
     sources: &Sources,
     metrics: &Metrics,
     tasks: &mut Tasks,
-) -> anyhow::Result<watch::Receiver<Inventory>> {
+) -> anyhow::Result<Gpus> {
     let frame = Frame {
         node_name: node.node_name.clone(),
         state_dir: Some(process.data_dir.clone()),
@@ -253,17 +258,17 @@ pub(crate) fn follow_faults(api: DeviceApi, tasks: &mut Tasks) {
     tasks.worker("the faults of GPUs", following);
 }
 
-/// Starts what tells which pods of a node have which GPUs.
-pub(crate) fn pod_gpus(
-    node: &NodeSettings,
-    inventory: watch::Receiver<Inventory>,
-    tell: Tell,
-    tasks: &mut Tasks,
-) {
+/// Starts what asks the kubelet which pods of a node have which devices, where anybody wants to know:
+/// `tell`, which of them have GPUs; the GPU monitor, where it asks DCGM, whether they rely on IMEX.
+pub(crate) fn pod_gpus(node: &NodeSettings, gpus: Gpus, tell: Option<Tell>, tasks: &mut Tasks) {
+    if tell.is_none() && node.gpu.dcgm.is_none() {
+        return;
+    }
     let reporter = PodGpuReporter {
         node_name: node.node_name.clone(),
         socket: node.pod_resources.clone(),
-        inventory,
+        inventory: gpus.inventory,
+        imex: gpus.imex,
         tell,
     };
     tasks.worker("the GPUs of pods", reporter.run(tasks.done()));

@@ -44,7 +44,7 @@ pub(crate) async fn run(settings: RunSettings) -> anyhow::Result<ExitCode> {
     let connector = intake.connector.clone();
     let places = &mut front.places;
     let api = parts::device_api(serving, node.socket_mode, &metrics, places, &mut tasks).await?;
-    let inventory = parts::monitors(
+    let gpus = parts::monitors(
         node,
         process,
         connector,
@@ -54,14 +54,16 @@ pub(crate) async fn run(settings: RunSettings) -> anyhow::Result<ExitCode> {
         &mut tasks,
     )?;
 
-    if let Some(cluster) = cluster.clone().filter(|_| act.mode == Mode::Quarantine) {
+    let acting = cluster.clone().filter(|_| act.mode == Mode::Quarantine);
+    let tell = acting.map(|cluster| {
         let pods = PodDevices::new(Some(cluster));
         let tell: Tell = Arc::new(move |report| {
             let pods = pods.clone();
             Box::pin(async move { pods.take(&report).await })
         });
-        parts::pod_gpus(node, inventory, tell, &mut tasks);
-    }
+        tell
+    });
+    parts::pod_gpus(node, gpus, tell, &mut tasks);
 
     let store_id = store.identity().id;
     let acting = act::Acting {

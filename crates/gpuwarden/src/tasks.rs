@@ -138,14 +138,25 @@ impl Tasks {
     ///
     /// Returns whether all writes into the cluster were brought to their end.
     pub(crate) async fn end(
-        mut self,
+        self,
         close: impl Future<Output = ()>,
         settings: &ProcessSettings,
     ) -> bool {
+        // A peer that does not let go of its connection must not cost the others their end.
+        let written = self.end_within(GRACE / 2, close).await;
+        Endpoint::remove(&settings.data_dir);
+        written
+    }
+
+    /// Ends the tasks likewise; those that let something in get so much time.
+    pub(crate) async fn end_within(
+        mut self,
+        for_inputs: Duration,
+        close: impl Future<Output = ()>,
+    ) -> bool {
         self.no_more.cancel();
         let inputs = async { while self.inputs.join_next().await.is_some() {} };
-        // A peer that does not let go of its connection must not cost the others their end.
-        let no_more = tokio::time::timeout(GRACE / 2, inputs).await;
+        let no_more = tokio::time::timeout(for_inputs, inputs).await;
         self.done.cancel();
         let written = self.written().await;
         let workers = async {
@@ -156,7 +167,6 @@ impl Tasks {
         if no_more.is_err() || worked_off.is_err() || !written {
             tracing::warn!("some work was still under way; nothing that was acknowledged is lost");
         }
-        Endpoint::remove(&settings.data_dir);
         written
     }
 

@@ -10,6 +10,8 @@ mod apart;
 mod brake;
 #[path = "e2e/burst.rs"]
 mod burst;
+#[path = "e2e/checks.rs"]
+mod checks;
 #[path = "e2e/commands.rs"]
 mod commands;
 #[path = "e2e/conditions.rs"]
@@ -26,10 +28,14 @@ mod devices;
 mod doctor;
 #[path = "e2e/forward.rs"]
 mod forward;
+#[path = "e2e/gangs.rs"]
+mod gangs;
 #[path = "e2e/gpus.rs"]
 mod gpus;
 #[path = "e2e/hostile.rs"]
 mod hostile;
+#[path = "e2e/installed.rs"]
+mod installed;
 #[path = "e2e/late.rs"]
 mod late;
 #[path = "e2e/leader.rs"]
@@ -40,6 +46,8 @@ mod outage;
 mod output;
 #[path = "e2e/places.rs"]
 mod places;
+#[path = "e2e/player.rs"]
+mod player;
 #[path = "e2e/pods.rs"]
 mod pods;
 #[path = "e2e/policy.rs"]
@@ -54,3 +62,5 @@ mod replay;
 mod rivals;
 #[path = "e2e/support.rs"]
 mod support;
+#[path = "e2e/webhook.rs"]
+mod webhook;

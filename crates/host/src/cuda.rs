@@ -184,6 +184,12 @@ impl Stream {
         self.functions.synchronize(&self.raw)
     }
 
+    /// Begins to copy the beginning of a buffer to another one of the same device, as much as both have
+    /// room for. Neither may be dropped before the stream is done with it.
+    pub fn copy(&self, from: &Buffer, to: &mut Buffer) -> Result<(), CudaError> {
+        self.functions.copy(&self.raw, &from.memory, &to.memory)
+    }
+
     pub(crate) fn handle(&self) -> StreamHandle {
         self.raw.0
     }

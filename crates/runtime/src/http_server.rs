@@ -71,6 +71,22 @@ pub async fn serve(
     serve_within(Limits::default(), listener, tls, routes, cancel).await
 }
 
+/// Does the same, but keeps idle connections for `idle`: for clients that keep theirs long, and would not
+/// ask once more where one is closed just then.
+pub async fn serve_keeping(
+    idle: Duration,
+    listener: TcpListener,
+    tls: Option<Arc<ServerTls>>,
+    routes: Router,
+    cancel: CancellationToken,
+) -> TcpListener {
+    let limits = Limits {
+        header_timeout: idle,
+        ..Limits::default()
+    };
+    serve_within(limits, listener, tls, routes, cancel).await
+}
+
 async fn serve_within(
     limits: Limits,
     listener: TcpListener,

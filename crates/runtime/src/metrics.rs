@@ -258,7 +258,7 @@ impl EncodeMetric for LegacyCounter {
 impl<L, M> BoundedFamily<L, M>
 where
     L: Clone + Eq + Hash,
-    M: Clone + Default,
+    M: Clone,
 {
     /// Returns the metric with these labels, or that of the others.
     pub fn get(&self, labels: &L) -> M {
@@ -300,6 +300,27 @@ where
 {
     fn registered(metrics: &Metrics, name: &str, help: String, with: (usize, L)) -> Self {
         metrics.bounded_family(name, help, with.0, with.1)
+    }
+}
+
+/// For metrics that have no default, such as histograms: the last is how one is made.
+impl<L, M> Registered<(usize, L, fn() -> M)> for BoundedFamily<L, M>
+where
+    L: Clone + Eq + Hash + EncodeLabelSet + Debug + Send + Sync + 'static,
+    M: Metric + TypedMetric,
+{
+    fn registered(
+        metrics: &Metrics,
+        name: &str,
+        help: String,
+        (room, others, make): (usize, L, fn() -> M),
+    ) -> Self {
+        Self {
+            family: metrics.register(name, help, Family::new_with_constructor(make)),
+            known: Arc::default(),
+            room,
+            others,
+        }
     }
 }
 

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Bytes that are kept of a piece of memory, from its beginning on: those of a real one would be more
-/// than a machine has.
-const KEPT_BYTES: usize = 1 << 20;
+/// Most bytes that are kept of a piece of memory, from its beginning on: those of a real one would be more
+/// than a machine has. What a check of gpuwarden compares is no more.
+const KEPT_BYTES: usize = 32 << 20;
 /// Distance between two handles, so that none is mistaken for another with an offset.
 const STEP: usize = 0x100;
 
@@ -26,10 +26,12 @@ pub(crate) struct Work {
 
 /// A piece of memory.
 pub(crate) struct Memory {
-    gpu: u32,
+    pub(crate) gpu: u32,
     pub(crate) bytes: usize,
-    /// Its beginning.
-    pub(crate) kept: Vec<u8>,
+    /// Its beginning, as far as it was written.
+    kept: Vec<u8>,
+    /// Each byte behind that.
+    fill: u8,
 }
 
 /// A stream.
@@ -178,8 +180,58 @@ impl Memory {
         Self {
             gpu,
             bytes,
-            kept: vec![0; bytes.min(KEPT_BYTES)],
+            kept: Vec::new(),
+            fill: 0,
         }
+    }
+
+    /// Returns the number of bytes that were written, and are kept.
+    pub(crate) fn kept(&self) -> usize {
+        self.kept.len()
+    }
+
+    /// Returns so much of its beginning, as far as it is kept.
+    pub(crate) fn beginning(&self, bytes: usize) -> Vec<u8> {
+        let mut beginning = vec![self.fill; bytes.min(self.bytes).min(KEPT_BYTES)];
+        for (into, kept) in beginning.iter_mut().zip(&self.kept) {
+            *into = *kept;
+        }
+        beginning
+    }
+
+    /// Writes its beginning, as far as it is kept.
+    pub(crate) fn write(&mut self, bytes: &[u8]) {
+        let length = bytes.len().min(self.bytes).min(KEPT_BYTES);
+        if self.kept.len() < length {
+            self.kept.resize(length, self.fill);
+        }
+        for (into, byte) in self.kept.iter_mut().zip(bytes) {
+            *into = *byte;
+        }
+    }
+
+    /// Sets each byte of its beginning.
+    pub(crate) fn set(&mut self, byte: u8, bytes: usize) {
+        if bytes == self.bytes {
+            self.kept.clear();
+            self.fill = byte;
+        } else {
+            self.write(&vec![byte; bytes.min(KEPT_BYTES)]);
+        }
+    }
+
+    /// Reads its beginning into as much room as there is.
+    pub(crate) fn read(&self, into: &mut [u8]) {
+        into.fill(self.fill);
+        for (into, kept) in into.iter_mut().zip(&self.kept) {
+            *into = *kept;
+        }
+    }
+
+    /// Changes the lowest bit of its first byte, as broken hardware may.
+    pub(crate) fn corrupt(&mut self) {
+        let first = self.beginning(1).first().copied().unwrap_or_default();
+        self.write(&[first ^ 1]);
     }
 }
 

@@ -8,19 +8,22 @@ use serde::Deserialize;
 use super::{Finding, relative};
 
 /// Each room's package and floor.
-const FLOORS: [(&str, u8); 15] = [
+const FLOORS: [(&str, u8); 18] = [
     ("gpuwarden-contract", 0),
     ("gpuwarden-diagnosis", 1),
     ("gpuwarden-domain", 2),
     ("gpuwarden-trial", 3),
+    ("gpuwarden-preflight", 3),
     ("gpuwarden-runtime", 3),
     ("gpuwarden-store", 3),
     ("gpuwarden-host", 3),
     ("gpuwarden-cluster", 3),
     ("gpuwarden-connector", 4),
     ("gpuwarden-devices", 4),
+    ("gpuwarden-checks", 4),
     ("gpuwarden-agent", 5),
     ("gpuwarden-controller", 5),
+    ("gpuwarden-webhook", 5),
     ("gpuwarden-console", 5),
     ("gpuwarden-cli", 6),
     ("gpuwarden", 7),
@@ -56,11 +59,12 @@ const IMPURE: [&str; 10] = [
 ];
 
 /// The pure rooms.
-const PURE: [&str; 4] = [
+const PURE: [&str; 5] = [
     "gpuwarden-contract",
     "gpuwarden-diagnosis",
     "gpuwarden-domain",
     "gpuwarden-trial",
+    "gpuwarden-preflight",
 ];
 
 #[derive(Deserialize)]

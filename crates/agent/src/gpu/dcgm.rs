@@ -36,6 +36,7 @@ pub(super) const MONITOR: Monitor = Monitor {
         (keys::CHECK_GPU_INFOROM, keys::COMPONENT_GPU),
         (keys::CHECK_NVSWITCH_NON_FATAL, keys::COMPONENT_GPU),
         (keys::CHECK_NVSWITCH_FATAL, keys::COMPONENT_GPU),
+        (keys::CHECK_GPU_IMEX, keys::COMPONENT_GPU),
         (keys::CHECK_GPU_ALL, keys::COMPONENT_GPU),
     ],
     ..super::MONITOR
@@ -141,6 +142,14 @@ impl GpuMonitor {
         for gpu in &look.gpus {
             self.show_health(gpu);
         }
+    }
+
+    /// Takes in whether pods rely on IMEX, and reports the end of what is not judged any more. That is
+    /// no look at the GPUs: what a reboot has mended is closed by one.
+    pub(super) fn take_in_imex(&mut self) {
+        let imex = *self.imex.borrow_and_update();
+        let changes = self.health.imex_is(imex);
+        self.report_changes(&changes);
     }
 
     /// Shows that DCGM does not answer, and why; it is said in the log and by an event once.

@@ -30,6 +30,10 @@ pub(super) fn of(
         if change.is_all_well {
             event.error_code.clear();
             event.message = format!("GPU {watch} watch reported no errors");
+        } else if change.is_unjudged {
+            let code = &change.code;
+            event.message =
+                format!("GPU {watch} watch: {code} is not judged any more: no pod relies on it");
         } else {
             event.message = format!("GPU {watch} watch: {} is over", change.code);
         }

@@ -48,6 +48,7 @@ struct Bench {
 
 struct Running {
     task: tokio::task::JoinHandle<()>,
+    imex: watch::Sender<ImexUse>,
     probe: mpsc::Sender<Seen>,
     dcgm: mpsc::Sender<Seen>,
     devices: DeviceApi,
@@ -148,6 +149,7 @@ impl Bench {
         let devices = DeviceApi::new(&Metrics::default(), clock);
         let monitor = GpuMonitor::new(self.config.clone(), &frame, probes, devices.clone());
         Running {
+            imex: monitor.imex(),
             task: tokio::spawn(monitor.run(cancel.clone())),
             probe,
             dcgm,
@@ -419,6 +421,7 @@ fn a_gpu_without_a_name_cannot_be_reset_alone() {
         switch: None,
         message: Some("a row waits".to_owned()),
         is_all_well: false,
+        is_unjudged: false,
         seen_by: diagnosis::gpu::checks::Witnesses::default(),
     };
     let event = event::of(&change, HealthEvent::default(), None, &config);

@@ -1,5 +1,6 @@
 //! From a kubelet that is made up to the report.
 
+use std::path::Path;
 use std::sync::Mutex;
 
 use contract::pod_resources::pod_resources_lister_server::{
@@ -27,6 +28,16 @@ impl PodResourcesLister for Kubelet {
     ) -> Result<Response<ListPodResourcesResponse>, Status> {
         let pod_resources = self.0.lock().unwrap().clone();
         Ok(Response::new(ListPodResourcesResponse { pod_resources }))
+    }
+}
+
+impl Kubelet {
+    fn serve(&self, socket: &Path) {
+        let listener = UnixListener::bind(socket).unwrap();
+        let serving = tonic::transport::Server::builder()
+            .add_service(PodResourcesListerServer::new(self.clone()))
+            .serve_with_incoming(runtime::unix_grpc::incoming(listener));
+        tokio::spawn(serving);
     }
 }
 
@@ -164,22 +175,19 @@ async fn what_the_kubelet_says_is_told_when_it_changes() {
         node_name: "n1".to_owned(),
         socket: socket.clone(),
         inventory: watch::channel(inventory()).1,
-        tell: Arc::new(move |report| {
+        imex: watch::Sender::default(),
+        tell: Some(Arc::new(move |report| {
             told.send(report).unwrap();
             let answer = answers.lock().unwrap().remove(0);
             Box::pin(async move { answer })
-        }),
+        })),
     };
     let mut state = Told::default();
     // Nobody is there who answers.
     let error = reporter.look(&mut state).await.unwrap_err();
     assert!(error.contains("kubelet.sock"), "{error}");
 
-    let listener = UnixListener::bind(&socket).unwrap();
-    let serving = tonic::transport::Server::builder()
-        .add_service(PodResourcesListerServer::new(kubelet.clone()))
-        .serve_with_incoming(runtime::unix_grpc::incoming(listener));
-    tokio::spawn(serving);
+    kubelet.serve(&socket);
     reporter.look(&mut state).await.unwrap();
     let report = reports.recv().await.unwrap();
     assert_eq!(report.node_name, "n1");
@@ -205,4 +213,61 @@ async fn what_the_kubelet_says_is_told_when_it_changes() {
     state.again_at = Some(Instant::now());
     drop(reporter.ask().await.unwrap());
     assert_eq!(state.report.unwrap().pods.len(), 1);
+}
+
+#[test]
+fn imex_is_used_by_a_pod_with_a_channel_unless_another_pod_runs_it() {
+    let claim = |device| pod("p", &[], &[("compute-domain.nvidia.com", device)]);
+    let (channel, daemon) = (claim("channel-0"), claim("daemon"));
+    let gpu = pod("g", &[], &[("gpu.nvidia.com", "channel-0")]);
+    for (pods, used) in [
+        (vec![], false),
+        (vec![gpu.clone()], false),
+        (vec![gpu, channel.clone()], true),
+        (vec![daemon.clone()], false),
+        (vec![claim("daemon-0"), channel.clone()], false),
+        (vec![channel, daemon], false),
+    ] {
+        assert_eq!(imex_use(&pods) == ImexUse::Used, used, "{pods:?}");
+        assert_ne!(imex_use(&pods), ImexUse::Unknown);
+    }
+}
+
+/// Nobody writes on pods here.
+#[tokio::test]
+async fn whether_imex_is_used_is_told_once_it_is_known_and_when_it_changes() {
+    let directory = tempfile::tempdir().unwrap();
+    let kubelet = Kubelet::default();
+    let channel = pod("c", &[], &[("compute-domain.nvidia.com", "channel-0")]);
+    let (imex, mut told) = watch::channel(ImexUse::Unknown);
+    let reporter = PodGpuReporter {
+        node_name: "n1".to_owned(),
+        socket: directory.path().join("kubelet.sock"),
+        inventory: watch::channel(inventory()).1,
+        imex,
+        tell: None,
+    };
+    let mut state = Told::default();
+    reporter.look(&mut state).await.unwrap_err();
+    assert!(!told.has_changed().unwrap());
+    kubelet.serve(&reporter.socket);
+    for (pods, expected) in [
+        (vec![], Some(ImexUse::Unused)),
+        (vec![channel.clone()], Some(ImexUse::Used)),
+        (vec![channel], None),
+        (vec![], Some(ImexUse::Unused)),
+    ] {
+        *kubelet.0.lock().unwrap() = pods;
+        reporter.look(&mut state).await.unwrap();
+        let news = told
+            .has_changed()
+            .unwrap()
+            .then(|| *told.borrow_and_update());
+        assert_eq!(news, expected);
+    }
+    // A kubelet that is away has said nothing else.
+    std::fs::remove_file(&reporter.socket).unwrap();
+    reporter.look(&mut state).await.unwrap_err();
+    assert!(!told.has_changed().unwrap());
+    assert_eq!(state.report, None);
 }

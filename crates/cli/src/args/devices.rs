@@ -1,5 +1,6 @@
 //! The arguments of `devices` and `check`.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
@@ -62,5 +63,42 @@ pub enum Check {
         /// The output format.
         #[command(flatten)]
         output: OutputArgs,
+    },
+    /// Have DCGM diagnose the GPUs of this container before its work starts. Its settings are
+    /// environment variables: docs/preflight-checks.md. Exit 0 when they pass, 1 when one fails, 2
+    /// for a wrong setting.
+    #[command(
+        after_help = "Examples:\n  export NODE_NAME=gpu-7 DCGM_DIAG_LEVEL=1\n  gpuwarden check dcgm-diag"
+    )]
+    DcgmDiag,
+    /// Test the links between the GPUs of this container by an all-reduce, before its work starts. Its
+    /// settings are environment variables: docs/preflight-checks.md. Exit 0 when they pass, 1 when
+    /// they fail, 2 for a wrong setting.
+    #[command(
+        after_help = "Examples:\n  export NODE_NAME=gpu-7 BW_THRESHOLD_GBPS=150\n  gpuwarden check nccl-loopback"
+    )]
+    NcclLoopback,
+    /// Test the network between the members of this pod's gang by an all-reduce over all of their
+    /// GPUs, before its work starts, and name who is to blame where it is slow. Its settings are
+    /// environment variables: docs/preflight-checks.md. Exit 0 when they pass, 1 when they fail, 2
+    /// for a wrong setting.
+    #[command(
+        after_help = "Examples:\n  export NODE_NAME=gpu-7 POD_NAME=train-0 GANG_CONFIG_DIR=/etc/preflight\n  gpuwarden check nccl-allreduce"
+    )]
+    NcclAllreduce,
+    /// Say whether a check of somebody else keeps the contract of preflight checks: runs it twice as
+    /// the injected container would, with a connector of its own. Exit 0 when it does, 1 when not.
+    #[command(
+        after_help = "Examples:\n  gpuwarden check verify -- /usr/local/bin/bandwidth-check --fast\n  \
+                      gpuwarden check verify --timeout 600 -- python3 my_check.py"
+    )]
+    Verify {
+        /// Seconds after which a run is ended, and has failed.
+        #[arg(long, default_value_t = 300, value_name = "SECONDS",
+              value_parser = clap::value_parser!(u64).range(1..=86_400))]
+        timeout: u64,
+        /// The check, with its arguments.
+        #[arg(last = true, required = true, value_name = "COMMAND")]
+        command: Vec<OsString>,
     },
 }

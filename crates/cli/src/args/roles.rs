@@ -232,7 +232,7 @@ group! {
     }
 }
 
-fn address(text: &str) -> Result<SocketAddr, String> {
+pub(super) fn address(text: &str) -> Result<SocketAddr, String> {
     let hint = "write ADDRESS:PORT, such as 127.0.0.1:2112; names of hosts are not looked up";
     text.parse().map_err(|error| format!("{error}; {hint}"))
 }

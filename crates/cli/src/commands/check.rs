@@ -1,20 +1,28 @@
 //! `gpuwarden check`: a question with a yes or a no, for scripts.
 
+use std::ffi::OsString;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use checks::Launcher;
+use checks::environment::Environment;
+use checks::verify::VerifySettings;
 use contract::device::ListGpusRequest;
 use contract::device::gpu_service_client::GpuServiceClient;
 use devices::gate::Fitness;
+use runtime::logging::{self, LogFormat};
 use serde::Serialize;
 
-use crate::args::{Check, DeviceApiArgs};
+use crate::args::{Check, DeviceApiArgs, OutputArgs};
 use crate::client;
 use crate::output::{self, say};
 use crate::{EXIT_OK, EXIT_UNHEALTHY};
 
 /// A gpuwarden that does not answer by then is away: a job waits for the answer.
 const TIMEOUT: Duration = Duration::from_secs(2);
+
+/// The log of a check where nothing else is set.
+const LOG: &str = "info";
 
 /// A `NodeView` is the answer for JSON and YAML.
 #[derive(Serialize)]
@@ -29,11 +37,45 @@ struct NodeView {
 }
 
 pub(super) async fn execute(what: Check) -> anyhow::Result<u8> {
-    let Check::Node {
-        strict,
-        api,
-        output,
-    } = what;
+    match what {
+        Check::Node {
+            strict,
+            api,
+            output,
+        } => node(strict, api, output).await,
+        Check::DcgmDiag => preflight(checks::Check::DcgmDiag).await,
+        Check::NcclAllreduce => preflight(checks::Check::NcclAllreduce).await,
+        Check::Verify { timeout, command } => verify(timeout, command).await,
+        Check::NcclLoopback => preflight(checks::Check::NcclLoopback).await,
+    }
+}
+
+/// Runs a check of the GPUs of this container. The log of what it does goes to standard error.
+async fn preflight(check: checks::Check) -> anyhow::Result<u8> {
+    let environment = Environment::of_process();
+    let filter = environment.first(&["GPUWARDEN_LOG"]);
+    logging::start(
+        filter.map_or(LOG, |(_, filter)| filter),
+        LogFormat::Text,
+        false,
+    )?;
+    let launcher = Launcher::own();
+    let code = checks::run(check, &environment, &launcher, &mut std::io::stdout()).await;
+    logging::end(None);
+    Ok(code)
+}
+
+/// Runs a check of somebody else.
+async fn verify(timeout: u64, mut command: Vec<OsString>) -> anyhow::Result<u8> {
+    let settings = VerifySettings {
+        arguments: command.split_off(1),
+        program: command.remove(0),
+        timeout: Duration::from_secs(timeout),
+    };
+    Ok(checks::verify::verify(&settings, &mut std::io::stdout()).await?)
+}
+
+async fn node(strict: bool, api: DeviceApiArgs, output: OutputArgs) -> anyhow::Result<u8> {
     let asked = tokio::time::timeout(TIMEOUT, fitness(&api)).await;
     let asked = asked.unwrap_or_else(|_| Err(anyhow::anyhow!("gpuwarden does not answer")));
     let (fitness, blind) = match asked {

@@ -155,21 +155,23 @@ pub enum Transport {
     Open,
 }
 
+/// Returns the format of log lines of this name.
+pub(super) fn log_format(name: Option<&str>) -> Result<LogFormat, SettingsError> {
+    match name {
+        None | Some("text") => Ok(LogFormat::Text),
+        Some("json") => Ok(LogFormat::Json),
+        Some(other) => {
+            let what = "is neither text nor json";
+            Err(SettingsError::value("--log-format", other, what))
+        }
+    }
+}
+
 // === impl ProcessSettings ===
 
 impl ProcessSettings {
     pub(super) fn resolve(args: ProcessArgs) -> Result<Self, SettingsError> {
-        let log_format = match args.log_format.as_deref() {
-            None | Some("text") => LogFormat::Text,
-            Some("json") => LogFormat::Json,
-            Some(other) => {
-                return Err(SettingsError::value(
-                    "--log-format",
-                    other,
-                    "is neither text nor json",
-                ));
-            }
-        };
+        let log_format = log_format(args.log_format.as_deref())?;
         let data_dir_is_default = args.data_dir.is_none();
         let loopback = SocketAddr::from((Ipv4Addr::LOCALHOST, DEFAULT_PORT));
         Ok(Self {

@@ -63,6 +63,17 @@ impl<S> Admission<S> {
         }
     }
 
+    /// Returns the same for another service of the same server: both have one room.
+    pub(super) fn beside<T>(&self, inner: T) -> Admission<T> {
+        Admission {
+            inner,
+            identify: self.identify,
+            requests: Arc::clone(&self.requests),
+            bytes: Arc::clone(&self.bytes),
+            turned_away: Arc::clone(&self.turned_away),
+        }
+    }
+
     /// Returns the request as it may go on, and what it takes up until it is answered.
     fn admit(
         &self,

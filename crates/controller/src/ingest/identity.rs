@@ -307,6 +307,7 @@ impl TokenRules {
         let TokenOwner {
             username,
             node_name,
+            ..
         } = owner;
         let account = username
             .strip_prefix(SERVICE_ACCOUNT)

@@ -43,6 +43,7 @@ impl Reviewer for Known {
             return Ok(TokenOwner {
                 username: "system:serviceaccount:g:agent".into(),
                 node_name: Some("n1".into()),
+                pod_name: None,
             });
         }
         let why = "not known".to_owned();
@@ -50,6 +51,7 @@ impl Reviewer for Known {
         Ok(TokenOwner {
             username: (*username).to_owned(),
             node_name: node.map(str::to_owned),
+            pod_name: None,
         })
     }
 }

@@ -30,8 +30,8 @@ pub(super) struct DeviceTaints {
 
 /// A change of a rule that was answered.
 pub(super) struct Changed {
-    planned: PlannedRule,
-    result: Result<Option<Rule>, ApiError>,
+    pub(super) planned: PlannedRule,
+    pub(super) result: Result<Option<Rule>, ApiError>,
 }
 
 impl Quarantine {

@@ -24,6 +24,7 @@ use tokio::sync::watch;
 use super::{Handles, Owns, Quarantine, QuarantineConfig};
 use crate::conditions;
 
+mod rules;
 mod slow_store;
 
 fn now() -> Timestamp {

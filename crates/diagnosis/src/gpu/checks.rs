@@ -106,8 +106,11 @@ pub struct Change {
     pub switch: Option<u32>,
     /// The trouble, for people; `None`: the problem is over.
     pub message: Option<String>,
-    /// True if nothing of the check is open about the GPU any more.
+    /// True if nothing of the check is open any more about what the change names; where it names
+    /// nothing, about anything.
     pub is_all_well: bool,
+    /// True if it is over because it is not judged any more, and not because it was seen to be well.
+    pub is_unjudged: bool,
     /// The witnesses of the problem.
     pub seen_by: Witnesses,
 }
@@ -252,9 +255,11 @@ impl Health {
             known.or_else(|| self.dcgm.names(&problem.gpu)).cloned()
         };
         let change = |problem: &Problem, message: Option<String>| {
+            // The end of what names no part would be that of all parts.
+            let names_none = problem.gpu.is_empty() && problem.switch.is_none();
             let is_of_check = |open: &Problem| {
-                (&open.gpu, open.switch, &open.check)
-                    == (&problem.gpu, problem.switch, &problem.check)
+                let of_part = (&open.gpu, open.switch) == (&problem.gpu, problem.switch);
+                open.check == problem.check && (of_part || names_none)
             };
             Change {
                 gpu: names(problem),
@@ -263,6 +268,7 @@ impl Health {
                 link: problem.link,
                 switch: problem.switch,
                 is_all_well: !now.all().any(is_of_check),
+                is_unjudged: false,
                 seen_by: Witnesses {
                     nvml: now.open.contains(problem),
                     dcgm: now.dcgm.contains(problem) || self.dcgm.tells(problem),

@@ -7,9 +7,9 @@ use contract::keys;
 use serde::{Deserialize, Serialize};
 
 /// The watches of DCGM that are asked for, by the bits of `dcgmHealthSystems_t`, with their checks:
-/// all of DCGM 3 and 4 but for network cards (0x1000), which have monitors of their own, and IMEX
-/// (0x2000).
-const WATCHES: [(u32, &str); 12] = [
+/// all of DCGM 3 and 4 but for network cards (0x1000), which have monitors of their own. A version
+/// that does not know a bit passes it over.
+const WATCHES: [(u32, &str); 13] = [
     (0x1, keys::CHECK_GPU_PCIE),
     (0x2, keys::CHECK_GPU_NVLINK),
     (0x4, keys::CHECK_GPU_PMU),
@@ -22,11 +22,10 @@ const WATCHES: [(u32, &str); 12] = [
     (0x200, keys::CHECK_GPU_DRIVER),
     (0x400, keys::CHECK_NVSWITCH_NON_FATAL),
     (0x800, keys::CHECK_NVSWITCH_FATAL),
+    (0x2000, keys::CHECK_GPU_IMEX),
 ];
-/// The watch of the service that shares memory between machines.
-const IMEX: u32 = 0x2000;
-/// The code of that service, `DCGM_FR_IMEX_UNHEALTHY`, which earlier versions tell by the watch of
-/// NVLinks.
+/// The code of the service that shares memory between machines, `DCGM_FR_IMEX_UNHEALTHY`. Versions
+/// before 4.7 tell it by the watch of NVLinks.
 const IMEX_UNHEALTHY: u32 = 122;
 /// The code that tells of nothing, `DCGM_FR_OK`.
 const OK: u32 = 0;
@@ -88,6 +87,19 @@ pub struct DcgmEntity {
     pub id: u32,
 }
 
+/// `ImexUse` says whether pods rely on the IMEX service of this machine, which is the one that DCGM
+/// asks (`nvidia-imex-ctl -q`, `DcgmImexManager.cpp` of DCGM 4.6).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ImexUse {
+    /// Nobody has said it yet.
+    #[default]
+    Unknown,
+    /// No pod does: the service need not run.
+    Unused,
+    /// A pod does.
+    Used,
+}
+
 /// Returns the bits of all watches that are asked for.
 pub fn all_watches() -> u32 {
     WATCHES.iter().fold(0, |all, (bit, _)| all | bit)
@@ -96,23 +108,29 @@ pub fn all_watches() -> u32 {
 // === impl DcgmIncident ===
 
 impl DcgmIncident {
-    /// Returns the check of the watch; `GpuAllWatch` where it is one that has no name here.
+    /// Returns the check of the watch; `GpuAllWatch` where it is one that has no name here. IMEX has
+    /// its own, whichever watch tells of it.
     pub(super) fn check(&self) -> &'static str {
+        if self.code == IMEX_UNHEALTHY {
+            return keys::CHECK_GPU_IMEX;
+        }
         let named = WATCHES.iter().find(|(bit, _)| *bit == self.system);
         named.map_or(keys::CHECK_GPU_ALL, |(_, check)| check)
     }
 
-    /// Returns whether it is to be judged. IMEX is not: it runs only where a job spans machines, and
-    /// counts as broken on all others; whether one does is not known here.
-    pub(super) fn is_judged(&self) -> bool {
-        let is_imex = self.system == IMEX || self.code == IMEX_UNHEALTHY;
-        !is_imex && self.code != OK
+    /// Returns whether it is to be judged. IMEX is while pods rely on it, for it need not run
+    /// otherwise, and counts as broken then.
+    pub(super) fn is_judged(&self, imex: ImexUse) -> bool {
+        let counts = self.check() != keys::CHECK_GPU_IMEX || imex == ImexUse::Used;
+        counts && self.code != OK
     }
 }
 
 // === impl DcgmEntity ===
 
 impl DcgmEntity {
+    /// The kind of what is about no part of the machine (`DCGM_FE_NONE`), but about all of it.
+    pub const NONE: u32 = 0;
     /// The kind of GPUs (`DCGM_FE_GPU`).
     pub const GPU: u32 = 1;
     /// The kind of switches (`DCGM_FE_SWITCH`).
@@ -124,30 +142,34 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_watches_are_asked_for_but_those_of_network_cards_and_imex() {
-        assert_eq!(all_watches(), 0xfff);
-        let check = |system| {
-            let incident = DcgmIncident {
-                system,
-                ..DcgmIncident::default()
-            };
-            incident.check()
-        };
+    fn all_watches_are_asked_for_but_that_of_network_cards() {
+        assert_eq!(all_watches(), 0x2fff);
+        let check = |system| incident(system, 1).check();
         assert_eq!(check(0x40), "GpuInforomWatch");
         assert_eq!(check(0x400), "GpuNvswitchNonfatalWatch");
         assert_eq!(check(0x4000), "GpuAllWatch");
     }
 
     #[test]
-    fn imex_is_not_judged_whichever_watch_tells_it() {
-        let incident = |system, code| DcgmIncident {
+    fn imex_is_judged_where_pods_rely_on_it_whichever_watch_tells_it() {
+        for told in [
+            incident(0x2000, 122),
+            incident(0x2, 122),
+            incident(0x2000, 1),
+        ] {
+            assert_eq!(told.check(), "GpuImexWatch");
+            assert!(told.is_judged(ImexUse::Used));
+            assert!(!told.is_judged(ImexUse::Unused) && !told.is_judged(ImexUse::Unknown));
+        }
+        assert!(!incident(0x2, 0).is_judged(ImexUse::Used));
+        assert!(incident(0x2, 14).is_judged(ImexUse::Unknown));
+    }
+
+    fn incident(system: u32, code: u32) -> DcgmIncident {
+        DcgmIncident {
             system,
             code,
             ..DcgmIncident::default()
-        };
-        assert!(!incident(0x2000, 1).is_judged());
-        assert!(!incident(0x2, 122).is_judged());
-        assert!(!incident(0x2, 0).is_judged());
-        assert!(incident(0x2, 14).is_judged());
+        }
     }
 }

@@ -290,7 +290,7 @@ impl Fleet {
         let Some(entry) = self.nodes.get(name) else {
             return;
         };
-        if entry.patch.in_flight {
+        if entry.patch.in_flight && !entry.patch.updating {
             return; // Looked at again when the node says what it is.
         }
         let in_session = entry.ownership().is_some();

@@ -52,6 +52,9 @@ pub(super) struct PatchState {
     pub(super) in_flight: bool,
     /// True while a patch is under way that takes the node out of service.
     pub(super) taking_out: bool,
+    /// True if the last patch was one of a node that is out of service and stays so: its session
+    /// stands on it whatever becomes of the patch.
+    pub(super) updating: bool,
     /// Until when a patch counts that takes the node out and of which nobody knows whether it was
     /// made.
     pub(super) in_doubt: Option<Timestamp>,

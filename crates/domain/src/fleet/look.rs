@@ -219,6 +219,7 @@ impl Fleet {
         entry.patch.in_flight = true;
         // Whoever let it go has counted it.
         entry.patch.taking_out = *intent == Intent::Quarantine;
+        entry.patch.updating = *intent == Intent::Update;
         self.effects.push(Effect::Patch(Box::new(Planned {
             node: name.to_owned(),
             view: Arc::clone(view),

@@ -64,6 +64,8 @@ pub(crate) struct World {
     pub(crate) stored: Vec<Record>,
     /// The rules that taint devices, as they are.
     pub(crate) rules: BTreeMap<String, Rule>,
+    /// True while changes of rules are lost on their way, as those of a process that ends.
+    pub(crate) loses_rules: bool,
     /// The nodes as they are.
     pub(crate) nodes: BTreeMap<String, NodeView>,
     pub(crate) now: Timestamp,
@@ -92,6 +94,7 @@ impl World {
             policy,
             stored: Vec::new(),
             rules: BTreeMap::new(),
+            loses_rules: false,
             nodes: nodes.collect(),
             now,
         }
@@ -304,7 +307,9 @@ impl World {
                     Effect::Note(entry, _) => looked.notes.push(entry),
                     Effect::Rule(planned) => {
                         looked.rules.push(planned.change.clone());
-                        self.change_rule(&planned);
+                        if !self.loses_rules {
+                            self.change_rule(&planned);
+                        }
                     }
                     Effect::Status(status) => looked.statuses.push(status),
                     Effect::LookUp { node, ids } => {

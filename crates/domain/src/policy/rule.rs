@@ -5,6 +5,7 @@
 mod check;
 mod compared;
 mod cost;
+mod count;
 mod seen;
 
 use std::sync::{Arc, LazyLock};
@@ -16,6 +17,7 @@ use serde_json::Value;
 
 pub use compared::{Compared, How};
 pub use cost::{MAX_COST, MAX_NODE_BYTES, MAX_NODE_ITEMS};
+pub use count::CountExpression;
 
 /// The variable of an expression.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -212,6 +212,26 @@ fn conditions(devices: &Value, gpu: usize) -> Vec<(String, String)> {
     all.into_iter().flatten().map(pair).collect()
 }
 
+/// Waits until GPU 1 has these states and reasons of `NVMLReady` and `NVSentinelHealth`.
+pub(crate) async fn says(product: &Product, expected: [&str; 2]) -> anyhow::Result<()> {
+    let data_dir = product.data_dir().display().to_string();
+    let look = || async {
+        let asked = ["devices", "-o", "json", "--data-dir", &data_dir];
+        let output = product.command(asked).await;
+        let output = output.map_err(|error| error.to_string())?;
+        let devices = serde_json::from_str(&output.stdout).map_err(|_| output.stderr)?;
+        let found = conditions(&devices, 1);
+        let kinds = ["NVMLReady", "NVSentinelHealth"];
+        let is = |(kind, expected): (&str, &str)| {
+            let mut found = found.iter();
+            found.any(|(one, said)| one == kind && said == expected)
+        };
+        let all = kinds.into_iter().zip(expected).all(is);
+        all.then_some(()).ok_or(format!("{found:?}"))
+    };
+    product.wait_for(&format!("{expected:?}"), SOON, look).await
+}
+
 #[tokio::test]
 async fn an_agent_knows_the_faults_of_its_node_from_the_controller() -> anyhow::Result<()> {
     let port = own_port()?.local_addr()?.to_string();
@@ -227,30 +247,12 @@ async fn an_agent_knows_the_faults_of_its_node_from_the_controller() -> anyhow::
         .option("--nvml-health-interval", "1")
         .start()
         .await?;
-    let data_dir = agent.data_dir().display().to_string();
-    let says = async |expected: [&str; 2]| {
-        let look = || async {
-            let asked = ["devices", "-o", "json", "--data-dir", &data_dir];
-            let output = agent.command(asked).await;
-            let output = output.map_err(|error| error.to_string())?;
-            let devices = serde_json::from_str(&output.stdout).map_err(|_| output.stderr)?;
-            let found = conditions(&devices, 1);
-            let kinds = ["NVMLReady", "NVSentinelHealth"];
-            let is = |(kind, expected): (&str, &str)| {
-                let mut found = found.iter();
-                found.any(|(one, said)| one == kind && said == expected)
-            };
-            let all = kinds.into_iter().zip(expected).all(is);
-            all.then_some(()).ok_or(format!("{found:?}"))
-        };
-        agent.wait_for(&format!("{expected:?}"), SOON, look).await
-    };
-    says(["True Initialized", "True NoFault"]).await?;
+    says(&agent, ["True Initialized", "True NoFault"]).await?;
     let xid = ["inject", "xid", "79", "--gpu", "1", "--via", "nvml"];
     agent.client(xid).await?.expect(0)?;
-    says(["False XidError", "False SysLogsXIDError"]).await?;
+    says(&agent, ["False XidError", "False SysLogsXIDError"]).await?;
     // The operator's word, at the controller.
     let recovery = ["inject", "recovery", "--node-name", "n1"];
     controller.client(recovery).await?.expect(0)?;
-    says(["True Recovered", "True NoFault"]).await
+    says(&agent, ["True Recovered", "True NoFault"]).await
 }

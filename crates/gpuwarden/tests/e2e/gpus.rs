@@ -1,9 +1,12 @@
 //! The GPUs of a node, by the fake of the driver's library that the product loads in a child
 //! process, as it loads the real one.
 
+use contract::pod_resources::{ClaimResource, ContainerResources, DynamicResource};
 use serde_json::Value;
 use testkit::{ControlPlane, Launch, Product, Version};
 
+use crate::devices::says;
+use crate::pods::Pods;
 use crate::support::{SOON, Scene, own_port};
 
 /// Two GPUs of which the second is `second`, in the words of a scenario.
@@ -212,6 +215,63 @@ async fn dcgm_is_a_second_source_whose_end_is_no_fault_and_mends_none() -> anyho
     Ok(())
 }
 
+/// The kubelet is asked each 30 s.
+#[tokio::test]
+async fn imex_is_judged_while_a_pod_of_the_node_holds_a_channel() -> anyhow::Result<()> {
+    let file = tempfile::NamedTempFile::new()?;
+    let incident = "gpus = 2\n[[dcgm.incident]]\nmachine = true\nwatch = 0x2000\ncode = 122\n\
+                    message = \"IMEX daemon status is -3 (not READY)\"\n";
+    std::fs::write(file.path(), incident)?;
+    let directory = tempfile::tempdir()?;
+    let (pods, socket) = (Pods::default(), directory.path().join("kubelet.sock"));
+    pods.serve(&socket)?;
+    let product = Launch::new()?
+        .node_name("n1")
+        .option("--fake-gpus", file.path())
+        .option("--dcgm-addr", "localhost")
+        .option("--nvml-health-interval", "1")
+        .option("--pod-resources", &socket)
+        .start()
+        .await?;
+    let sees = |status: &Value| {
+        let dcgm = named(status, "gpu-dcgm");
+        let detail = dcgm["detail"].as_str().unwrap_or_default();
+        let looks = dcgm["records"].as_u64().unwrap_or_default();
+        detail.ends_with("incidents: 1") && looks >= 3 && pods.asked() > 0
+    };
+    let status = wait(&product, "what DCGM finds", sees).await?;
+    assert_eq!(faults(&status), [&Value::Null; 0]);
+
+    let channel = ClaimResource {
+        driver_name: "compute-domain.nvidia.com".to_owned(),
+        pool_name: "n1".to_owned(),
+        device_name: "channel-0".to_owned(),
+    };
+    let claim = DynamicResource {
+        claim_resources: vec![channel],
+        ..DynamicResource::default()
+    };
+    let container = ContainerResources {
+        dynamic_resources: vec![claim],
+        ..ContainerResources::default()
+    };
+    pods.are([("job".to_owned(), container)]);
+    let judged = |status: &Value| faults(status).len() == 1;
+    let status = wait(&product, "the fault of IMEX", judged).await?;
+    let fault = faults(&status)[0];
+    assert_eq!(fault["check"], "GpuImexWatch", "{fault}");
+    assert_eq!(fault["code"], "DCGM_FR_IMEX_UNHEALTHY", "{fault}");
+
+    pods.are([]);
+    wait(&product, "its end", |status| faults(status).is_empty()).await?;
+    let events: Value = serde_json::from_str(&product.get("/api/v1/events").await?)?;
+    let of_imex = events.as_array().into_iter().flatten();
+    let of_imex = of_imex.filter(|one| one["event"]["checkName"] == "GpuImexWatch");
+    let healthy: Vec<_> = of_imex.map(|one| &one["event"]["isHealthy"]).collect();
+    assert_eq!(healthy, [true, false], "newest first: {events}");
+    Ok(())
+}
+
 #[tokio::test]
 async fn an_agent_tells_its_controller_of_its_gpus_by_grpc() -> anyhow::Result<()> {
     let port = own_port()?;
@@ -262,4 +322,28 @@ async fn an_xid_of_the_driver_cordons_and_its_recovery_gives_back() -> anyhow::R
     scene.product.client(recovery).await?.expect(0)?;
     scene.restored().await?;
     Ok(())
+}
+
+/// Its fault stays open, for nothing says that it is over, but nobody counts it any more.
+#[tokio::test]
+async fn a_release_of_the_node_gives_a_gpu_with_an_xid_its_readiness_back() -> anyhow::Result<()> {
+    let Some(plane) = ControlPlane::shared(Version::V1_37).await? else {
+        return Ok(());
+    };
+    let fakes = |launch: Launch| {
+        launch
+            .option("--fake-gpus", "2")
+            .option("--nvml-health-interval", "1")
+    };
+    let scene = Scene::new(&plane, |node| node, fakes).await?;
+    says(&scene.product, ["True Initialized", "True NoFault"]).await?;
+    let inject = ["inject", "xid", "79", "--gpu", "1", "--via", "nvml"];
+    scene.product.client(inject).await?.expect(0)?;
+    says(&scene.product, ["False XidError", "False SysLogsXIDError"]).await?;
+    scene.cordoned().await?;
+    let kubeconfig = plane.kubeconfig().display().to_string();
+    let release = ["release", &scene.node, "--reason", "GPU 1 was swapped"];
+    let args = release.into_iter().chain(["--kubeconfig", &kubeconfig]);
+    scene.product.command(args).await?.expect(0)?;
+    says(&scene.product, ["True Recovered", "True NoFault"]).await
 }

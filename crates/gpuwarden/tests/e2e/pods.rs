@@ -1,7 +1,8 @@
 //! Which GPUs a pod has: from a kubelet that is made up, on a socket, to the pod on a real API
 //! server.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use contract::pod_resources::pod_resources_lister_server::{
     PodResourcesLister, PodResourcesListerServer,
@@ -35,27 +36,47 @@ struct Kubelet {
     directory: tempfile::TempDir,
 }
 
-struct Answers(String);
+/// The pods of a kubelet that is made up, and how often it was asked.
+#[derive(Clone, Default)]
+pub(crate) struct Pods(Arc<Mutex<(Vec<PodResources>, u32)>>);
+
+impl Pods {
+    /// Has these pods be there, each of one container.
+    pub(crate) fn are(&self, containers: impl IntoIterator<Item = (String, ContainerResources)>) {
+        let pod = |(name, container)| PodResources {
+            name,
+            namespace: "default".to_owned(),
+            containers: vec![container],
+        };
+        let pods = containers.into_iter().map(pod).collect();
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).0 = pods;
+    }
+
+    /// How often they were asked for.
+    pub(crate) fn asked(&self) -> u32 {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).1
+    }
+
+    /// Answers on a socket.
+    pub(crate) fn serve(&self, socket: &Path) -> anyhow::Result<()> {
+        let listener = UnixListener::bind(socket)?;
+        let serving = tonic::transport::Server::builder()
+            .add_service(PodResourcesListerServer::new(self.clone()))
+            .serve_with_incoming(runtime::unix_grpc::incoming(listener));
+        tokio::spawn(serving);
+        Ok(())
+    }
+}
 
 #[tonic::async_trait]
-impl PodResourcesLister for Answers {
+impl PodResourcesLister for Pods {
     async fn list(
         &self,
         _: Request<ListPodResourcesRequest>,
     ) -> Result<Response<ListPodResourcesResponse>, Status> {
-        let devices = ContainerDevices {
-            resource_name: "nvidia.com/gpu".to_owned(),
-            device_ids: vec!["GPU-1".to_owned()],
-        };
-        let pod = PodResources {
-            name: self.0.clone(),
-            namespace: "default".to_owned(),
-            containers: vec![ContainerResources {
-                devices: vec![devices],
-                ..ContainerResources::default()
-            }],
-        };
-        let pod_resources = vec![pod];
+        let mut pods = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        pods.1 += 1;
+        let pod_resources = pods.0.clone();
         Ok(Response::new(ListPodResourcesResponse { pod_resources }))
     }
 }
@@ -78,12 +99,17 @@ impl Kubelet {
     }
 
     fn start(&self) -> anyhow::Result<()> {
-        let listener = UnixListener::bind(self.socket())?;
-        let serving = tonic::transport::Server::builder()
-            .add_service(PodResourcesListerServer::new(Answers(self.pod.clone())))
-            .serve_with_incoming(runtime::unix_grpc::incoming(listener));
-        tokio::spawn(serving);
-        Ok(())
+        let devices = ContainerDevices {
+            resource_name: "nvidia.com/gpu".to_owned(),
+            device_ids: vec!["GPU-1".to_owned()],
+        };
+        let container = ContainerResources {
+            devices: vec![devices],
+            ..ContainerResources::default()
+        };
+        let pods = Pods::default();
+        pods.are([(self.pod.clone(), container)]);
+        pods.serve(&self.socket())
     }
 
     async fn annotation(&self, plane: &ControlPlane) -> anyhow::Result<Option<String>> {

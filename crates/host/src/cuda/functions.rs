@@ -23,6 +23,8 @@ const NON_BLOCKING: c_uint = 1;
 const TO_DEVICE: c_uint = 1;
 /// A copy from a device to the machine (`cudaMemcpyDeviceToHost`).
 const FROM_DEVICE: c_uint = 2;
+/// A copy within a device (`cudaMemcpyDeviceToDevice`).
+const WITHIN_DEVICE: c_uint = 3;
 
 type Code = c_uint;
 /// A stream, as the library knows it (`cudaStream_t`).
@@ -60,6 +62,7 @@ functions! {
         cudaFree(Address) -> Code;
         cudaMemset(Address, c_int, usize) -> Code;
         cudaMemcpy(*mut c_void, *const c_void, usize, c_uint) -> Code;
+        cudaMemcpyAsync(*mut c_void, *const c_void, usize, c_uint, StreamHandle) -> Code;
         cudaStreamCreateWithFlags(*mut StreamHandle, c_uint) -> Code;
         cudaStreamQuery(StreamHandle) -> Code;
         cudaStreamSynchronize(StreamHandle) -> Code;
@@ -181,6 +184,22 @@ impl Functions {
         self.call("cudaMemcpy", None, || {
             // SAFETY: Both are as long as that at least.
             unsafe { (self.cudaMemcpy)(bytes.as_mut_ptr().cast(), memory.at, length, FROM_DEVICE) }
+        })
+    }
+
+    /// Has a stream copy the beginning of memory to other memory of its device, as much as both have.
+    pub(super) fn copy(
+        &self,
+        stream: &RawStream,
+        from: &Memory,
+        to: &Memory,
+    ) -> Result<(), CudaError> {
+        let length = from.bytes.min(to.bytes);
+        self.call("cudaMemcpyAsync", None, || {
+            // SAFETY: The library has given out all three, and both pieces are as long as that.
+            unsafe {
+                (self.cudaMemcpyAsync)(to.at, from.at.cast_const(), length, WITHIN_DEVICE, stream.0)
+            }
         })
     }
 

@@ -4,6 +4,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject as _;
 use x509_cert::Certificate;
 use x509_cert::der::Decode;
 
@@ -32,6 +34,12 @@ impl Validity {
                 path: path.to_owned(),
                 what: "certificate",
             })
+    }
+
+    /// Returns the validity of the first certificate in a text; `None` if there is none.
+    pub fn of_pem(text: &str) -> Option<Self> {
+        let first = CertificateDer::pem_slice_iter(text.as_bytes()).next()?;
+        Self::of(&first.ok()?)
     }
 
     fn of(der: &[u8]) -> Option<Self> {

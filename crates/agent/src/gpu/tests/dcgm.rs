@@ -1,6 +1,6 @@
 //! DCGM as a second source of the same faults.
 
-use diagnosis::gpu::dcgm::{DcgmEntity, DcgmGpu, DcgmIncident, DcgmLook};
+use diagnosis::gpu::dcgm::{DcgmEntity, DcgmGpu, DcgmIncident, DcgmLook, ImexUse};
 
 use super::super::dcgm::NAME;
 use super::*;
@@ -350,4 +350,61 @@ async fn where_dcgm_is_not_asked_any_more_the_driver_alone_says_what_is_over() {
     let open = bench.open().await;
     assert_eq!(open.len(), 1, "{open:?}");
     assert!(open[0].starts_with("GpuInforomWatch"), "{open:?}");
+}
+
+/// DCGM tells of IMEX all the time, and is believed while a pod relies on it.
+#[tokio::test]
+async fn imex_is_a_fault_while_pods_rely_on_it_and_its_end_says_that_it_is_not_judged() {
+    let bench = bench();
+    let running = bench.start();
+    bench.look(&running).await;
+    let broken = [
+        incident(0x2000, 122, DcgmEntity::NONE, 0),
+        of_memory(REMAP_FAILED),
+    ];
+    bench.dcgm(&running, &broken).await;
+    // What is told first is taken in first.
+    for imex in [ImexUse::Used, ImexUse::Unused] {
+        running.imex.send_replace(imex);
+        bench.dcgm(&running, &broken).await;
+    }
+    running.end().await;
+    let stored = bench.stored().await;
+    let [_memory, came, over] = &stored[..] else {
+        panic!("{stored:?}");
+    };
+    for event in [came, over] {
+        assert_eq!(event.check_name, "GpuImexWatch");
+        assert_eq!(event.error_code, ["DCGM_FR_IMEX_UNHEALTHY"]);
+        assert_eq!(entities(event), []);
+    }
+    assert!(came.is_fatal && !came.is_healthy && over.is_healthy);
+    assert_eq!(came.message, "DCGM's text of 122");
+    assert_eq!(
+        over.message,
+        "GPU Imex watch: DCGM_FR_IMEX_UNHEALTHY is not judged any more: no pod relies on it"
+    );
+    let open = bench.open().await;
+    assert_eq!(open.len(), 1, "{open:?}");
+    assert!(open[0].starts_with("GpuMemWatch"), "{open:?}");
+}
+
+/// As after a reboot that has mended nothing, with a driver that hangs.
+#[tokio::test]
+async fn the_word_of_the_kubelet_is_no_look_at_the_gpus_of_a_new_boot() {
+    let mut bench = bench();
+    bench.readings[1].remap_failed = Some(true);
+    bench.look_once().await;
+    bench.boot = 2;
+    let running = bench.start();
+    running.imex.send_replace(ImexUse::Unused);
+    running.dcgm_fails("gone").await;
+    running
+        .status_of(NAME, |status| status.state == SourceState::Failing)
+        .await;
+    running.end().await;
+    assert_eq!(bench.open().await.len(), 1);
+    bench.readings[1].remap_failed = Some(false);
+    bench.look_once().await;
+    assert_eq!(bench.open().await, [""; 0]);
 }

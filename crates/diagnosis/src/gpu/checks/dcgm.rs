@@ -7,9 +7,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use contract::keys;
+
 use super::{Change, GpuNames, Health, Problem};
 use crate::catalog::{Catalog, Text};
-use crate::gpu::dcgm::{DcgmEntity, DcgmGpu, DcgmIncident, DcgmLook};
+use crate::gpu::dcgm::{DcgmEntity, DcgmGpu, DcgmIncident, DcgmLook, ImexUse};
 
 /// The code of an incident that has no name here, as NVSentinel takes it.
 const UNKNOWN: &str = "DCGM_FR_UNKNOWN";
@@ -28,6 +30,8 @@ pub(super) struct Dcgm {
     absent: BTreeMap<Problem, Duration>,
     /// The names of its GPUs, by key.
     names: BTreeMap<String, GpuNames>,
+    /// Whether what it tells of IMEX counts.
+    imex: ImexUse,
 }
 
 /// The parts of the machine that one look is about.
@@ -43,7 +47,7 @@ impl Health {
     pub fn take_dcgm(&mut self, look: &DcgmLook, now: Duration) -> Vec<Change> {
         let before = self.remembered.clone();
         let scope = self.meet_dcgm(look);
-        let mut told = scope.told(look);
+        let mut told = scope.told(look, self.dcgm.imex);
         told.retain(|problem, _| self.believes(problem));
         let mut messages = BTreeMap::new();
         for (problem, message) in &told {
@@ -62,6 +66,24 @@ impl Health {
         }
         self.dcgm.told = told.into_keys().collect();
         self.changes(&before, &messages)
+    }
+
+    /// Takes in whether pods rely on IMEX. Where none does any more, what DCGM has told of it ends at
+    /// once, and the changes say that nobody judges it: it may be as broken as before, or be stopped,
+    /// and neither matters to anybody.
+    pub fn imex_is(&mut self, imex: ImexUse) -> Vec<Change> {
+        self.dcgm.imex = imex;
+        if imex != ImexUse::Unused {
+            return Vec::new();
+        }
+        let before = self.remembered.clone();
+        (self.remembered.dcgm).retain(|problem| problem.check != keys::CHECK_GPU_IMEX);
+        (self.dcgm.told).retain(|problem| problem.check != keys::CHECK_GPU_IMEX);
+        let mut changes = self.changes(&before, &BTreeMap::new());
+        for change in &mut changes {
+            (change.is_all_well, change.is_unjudged) = (false, true);
+        }
+        changes
     }
 
     /// Takes note that DCGM does not answer: nothing is over while it does not.
@@ -86,7 +108,13 @@ impl Health {
     /// Closes what has not been told for long enough, of what the look is about.
     fn end_absent(&mut self, scope: &Scope, told: &BTreeMap<Problem, String>, now: Duration) {
         let calm = Duration::from_secs(self.limits.dcgm_calm_seconds.into());
-        let is_absent = |problem: &&Problem| !told.contains_key(*problem) && scope.covers(problem);
+        // Where it is not known whether IMEX counts, nothing is known of its end either.
+        let is_judged = |problem: &Problem| {
+            problem.check != keys::CHECK_GPU_IMEX || self.dcgm.imex == ImexUse::Used
+        };
+        let is_absent = |problem: &&Problem| {
+            !told.contains_key(*problem) && scope.covers(problem) && is_judged(problem)
+        };
         let absent: Vec<Problem> = (self.remembered.dcgm.iter().filter(is_absent))
             .cloned()
             .collect();
@@ -189,9 +217,9 @@ impl Dcgm {
 
 impl Scope {
     /// Returns what a look tells, with its texts.
-    fn told(&self, look: &DcgmLook) -> BTreeMap<Problem, String> {
+    fn told(&self, look: &DcgmLook, imex: ImexUse) -> BTreeMap<Problem, String> {
         let mut told: BTreeMap<Problem, String> = BTreeMap::new();
-        for incident in look.incidents.iter().filter(|it| it.is_judged()) {
+        for incident in look.incidents.iter().filter(|it| it.is_judged(imex)) {
             let (problem, message) = self.problem(incident);
             let text = told.entry(problem).or_default();
             if text.contains(&message) || text.len() + message.len() > MAX_MESSAGE {
@@ -224,6 +252,7 @@ impl Scope {
         match (group, self.gpus.get(&id)) {
             (DcgmEntity::GPU, Some(key)) => problem.gpu.clone_from(key),
             (DcgmEntity::SWITCH, _) => problem.switch = Some(id),
+            (DcgmEntity::NONE, _) => {}
             _ => message = format!("entity {id} of kind {group} of DCGM: {message}"),
         }
         (problem, message)

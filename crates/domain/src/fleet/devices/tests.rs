@@ -74,6 +74,24 @@ fn one_gpu_is_tainted_two_take_the_node_out_and_all_comes_back() {
 }
 
 #[test]
+fn a_rule_waits_for_the_session_to_stand_on_the_node_and_for_no_later_patch_of_it() {
+    let mut world = world();
+    let look = |world: &mut World, gpu| {
+        fault(world, gpu);
+        let looked = world.look(Fate::Made);
+        let made = looked
+            .rules
+            .iter()
+            .map(|change| change.device().name.clone());
+        (looked.patch().unwrap().intent, made.collect::<Vec<_>>())
+    };
+    assert_eq!(look(&mut world, 0), (Intent::Quarantine, vec![]));
+    assert_eq!(world.look(Fate::Made).rules.len(), 1);
+    let second = vec!["gpu-1".to_owned()];
+    assert_eq!(look(&mut world, 1), (Intent::Update, second));
+}
+
+#[test]
 fn a_rule_that_was_left_behind_or_changed_is_set_right() {
     let mut world = world();
     fault(&mut world, 0);

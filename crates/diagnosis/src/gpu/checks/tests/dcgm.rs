@@ -1,7 +1,7 @@
 //! DCGM beside the driver, and alone.
 
 use super::*;
-use crate::gpu::dcgm::{DcgmEntity, DcgmGpu, DcgmIncident, DcgmLook};
+use crate::gpu::dcgm::{DcgmEntity, DcgmGpu, DcgmIncident, DcgmLook, ImexUse};
 
 const MEMORY: u32 = 0x10;
 const NVLINK: u32 = 0x2;
@@ -194,9 +194,6 @@ fn switches_other_parts_and_codes_without_a_name_are_kept_apart() {
         part(DcgmEntity::SWITCH, 1, 15),
         part(DcgmEntity::GPU, 9, 15),
         part(6, 3, 999),
-        // IMEX is not judged.
-        incident(0, NVLINK, 122),
-        incident(0, 0x2000, 122),
     ]);
     let changes = bench.takes(&look);
     let told: Vec<_> = changes.iter().map(|it| (it.switch, short(it))).collect();
@@ -218,6 +215,64 @@ fn switches_other_parts_and_codes_without_a_name_are_kept_apart() {
     let look = bench.look_of(&[]);
     let over: Vec<Change> = (0..8).flat_map(|_| bench.takes(&look)).collect();
     assert_eq!(over.len(), 4);
+}
+
+/// A healthy event that names nothing and no code would end all that the check has found.
+#[test]
+fn the_end_of_what_is_about_no_gpu_is_not_that_of_a_gpus_problem() {
+    let mut bench = Bench::new(2);
+    let of_none = DcgmIncident {
+        entity: DcgmEntity { group: 6, id: 3 },
+        ..incident(0, MEMORY, REMAP_PENDING)
+    };
+    let failed = incident(1, MEMORY, REMAP_FAILED);
+    assert_eq!(bench.dcgm(&[failed.clone(), of_none]).len(), 2);
+    let look = bench.look_of(&[failed]);
+    let over: Vec<Change> = (0..8).flat_map(|_| bench.takes(&look)).collect();
+    assert_eq!(over.len(), 1);
+    assert!(over[0].gpu.is_none() && !over[0].is_all_well, "{over:?}");
+    let over = bench.dcgm_for_long(&[]);
+    assert_eq!(over, ["-1 DCGM_FR_ROW_REMAP_FAILURE"]);
+}
+
+/// What DCGM 4.6 tells, and what DCGM 4.7 does.
+#[test]
+fn imex_is_judged_while_pods_rely_on_it_and_at_its_end_nobody_says_that_it_is_well() {
+    const CAME: &str = "+node DCGM_FR_IMEX_UNHEALTHY";
+    for watch in [NVLINK, 0x2000] {
+        let mut bench = Bench::new(2);
+        let broken = [DcgmIncident {
+            entity: DcgmEntity::default(),
+            ..incident(0, watch, 122)
+        }];
+        let imex_is = |bench: &mut Bench, imex| bench.health.imex_is(imex);
+        assert_eq!(bench.dcgm_for_long(&broken), [""; 0]);
+        assert_eq!(imex_is(&mut bench, ImexUse::Unused), []);
+        assert_eq!(bench.dcgm_for_long(&broken), [""; 0]);
+        assert_eq!(imex_is(&mut bench, ImexUse::Used), []);
+        let look = bench.look_of(&broken);
+        let came = bench.takes(&look);
+        assert_eq!(came.iter().map(short).collect::<Vec<_>>(), [CAME]);
+        assert_eq!(came[0].check, "GpuImexWatch");
+        assert_eq!(came[0].message.as_deref(), Some("text of 122"));
+        // Seen to be well.
+        assert_eq!(bench.dcgm_for_long(&[]), ["-node DCGM_FR_IMEX_UNHEALTHY"]);
+        assert_eq!(bench.dcgm(&broken), [CAME]);
+        // After a restart nothing is over before it is known that nobody relies on it.
+        bench.restart();
+        assert_eq!(bench.dcgm_for_long(&broken), [""; 0]);
+        assert_eq!(bench.dcgm_for_long(&[]), [""; 0]);
+        let over = imex_is(&mut bench, ImexUse::Unused);
+        assert_eq!(
+            over.iter().map(short).collect::<Vec<_>>(),
+            ["-node DCGM_FR_IMEX_UNHEALTHY"]
+        );
+        assert!(over[0].is_unjudged && !over[0].is_all_well);
+        assert_eq!(bench.dcgm_for_long(&broken), [""; 0]);
+        // And again by the next that relies on it.
+        imex_is(&mut bench, ImexUse::Used);
+        assert_eq!(bench.dcgm(&broken), [CAME]);
+    }
 }
 
 #[test]

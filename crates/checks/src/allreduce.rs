@@ -1,0 +1,410 @@
+//! `nccl-allreduce`: an all-reduce over all GPUs of a gang, and where it fails or is slow, who is to blame.
+//!
+//! ```text
+//! gang         waits until the files of the gang name all members
+//! coordinator  (rank 0 only) gathers them over TCP, orders tests, asks search who is next
+//! member       does what rank 0 says by a collective, and hears the verdict
+//! ```
+//!
+//! Each check reports about its own node only. What says nothing of a node, such as members that do not
+//! come, is never fatal.
+
+mod collective;
+mod coordinator;
+mod gang;
+mod member;
+mod messages;
+mod rendezvous;
+mod search;
+mod wire;
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use contract::RecommendedAction;
+use tokio::net::TcpListener;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::environment::{BadVariable, Environment};
+use crate::expected::{Scope, ThresholdSettings};
+use crate::loopback;
+use crate::outcome::{Finding, GangWait, Outcome, Result as Meaning};
+use crate::verdict;
+use crate::worker::{Benchmark, Failure, Launcher, Libraries, Operation, SeenGpu};
+use collective::Collective;
+use collective::nccl::Nccl;
+use collective::tcp::Tcp;
+use coordinator::Plan;
+use gang::{Gang, GangError, Places};
+use messages::{Hello, Kind, PROTOCOL, Verdict};
+use rendezvous::Place;
+use wire::GangKey;
+
+/// The agent of its events (NVSentinel's name).
+pub(crate) const AGENT: &str = "preflight-nccl-allreduce";
+/// The check of its events (NVSentinel's name).
+const CHECK: &str = "NCCLAllReduceTest";
+/// NVSentinel's codes, and one for what fails after the group has formed, for which it has none.
+const BANDWIDTH_DEGRADED: &str = "NCCL_ALLREDUCE_BW_DEGRADED";
+const TIMEOUT: &str = "NCCL_ALLREDUCE_TIMEOUT";
+const INIT_FAILED: &str = "NCCL_ALLREDUCE_INIT_FAILED";
+const FAILED: &str = "NCCL_ALLREDUCE_ERROR";
+const GANG_CONFIG: &str = "NCCL_GANG_CONFIG_ERROR";
+const GANG_TIMEOUT: &str = "NCCL_GANG_TIMEOUT";
+
+/// Where nothing else is set (preflight configuration): gigabytes a second, size of the message,
+/// iterations, and the time for the gang to form.
+const THRESHOLD: f64 = 100.0;
+const SIZE: u64 = 4 << 30;
+const ITERATIONS: u64 = 20;
+const WARMUPS: u64 = 5;
+const FORM: Duration = Duration::from_secs(600);
+/// Most iterations that can be set.
+const MOST_ITERATIONS: u64 = 100_000;
+/// Time beyond that of the tests in which rank 0 may still say what came out.
+const BEYOND: Duration = Duration::from_secs(60);
+
+struct Settings {
+    pod: String,
+    node: String,
+    places: Places,
+    form: Duration,
+    timeout: Duration,
+    benchmark: Benchmark,
+    threshold: ThresholdSettings,
+    libraries: Libraries,
+    /// The gang's secret, where it has one.
+    secret: Option<Vec<u8>>,
+    /// True if sockets and processors are to reduce, and no GPUs.
+    tcp: bool,
+}
+
+pub(crate) async fn execute(
+    environment: &Environment,
+    launcher: &Launcher,
+    stop: &CancellationToken,
+) -> Result<Outcome, BadVariable> {
+    if environment.first(&["GANG_CONFIG_DIR", "GANG_ID"]).is_none() {
+        return Ok(Outcome {
+            result: Meaning::NotTested,
+            code: "NO_GANG".to_owned(),
+            text: "this pod is in no gang, so there is nobody to reduce with".to_owned(),
+            findings: Vec::new(),
+            gang_wait: None,
+        });
+    }
+    let settings = Settings::read(environment)?;
+    Ok(tokio::select! {
+        outcome = check(&settings, launcher) => outcome,
+        () = stop.cancelled() => unformed("STOPPED", "was stopped".to_owned()),
+    })
+}
+
+async fn check(settings: &Settings, launcher: &Launcher) -> Outcome {
+    let begun = Instant::now();
+    let formed = begun + settings.form;
+    let gang = match gang::wait(&settings.places, &settings.pod, formed).await {
+        Ok(gang) => gang,
+        Err(GangError::Missing(text)) => return unformed(GANG_TIMEOUT, text),
+        Err(GangError::Wrong(text)) => return wrong(text),
+        // The others have tested without it: there is nobody left to reduce with.
+        Err(GangError::Full(text)) => {
+            return Outcome {
+                result: Meaning::NotTested,
+                code: "NO_PLACE".to_owned(),
+                text,
+                findings: Vec::new(),
+                gang_wait: None,
+            };
+        }
+    };
+    let gang_wait = Some(GangWait {
+        gang: gang.id.clone(),
+        waited: begun.elapsed(),
+    });
+    Outcome {
+        gang_wait,
+        ..reduce(settings, launcher, &gang, formed).await
+    }
+}
+
+/// Takes part in the gang by NCCL, or by TCP where that is set.
+async fn reduce(settings: &Settings, launcher: &Launcher, gang: &Gang, formed: Instant) -> Outcome {
+    if !settings.tcp {
+        let nccl = Nccl::new(launcher.clone(), settings.libraries.clone());
+        return take_part(settings, gang, nccl, formed).await;
+    }
+    let own = gang.members.get(gang.rank).map(|member| member.address);
+    match Tcp::listen(own.unwrap_or(gang.master.ip())).await {
+        Ok(tcp) => take_part(settings, gang, tcp, formed).await,
+        Err(error) => wrong(format!("cannot listen at this pod's address: {error}")),
+    }
+}
+
+/// Takes part in the gang, and coordinates it as its rank 0.
+async fn take_part(
+    settings: &Settings,
+    gang: &Gang,
+    mut collective: impl Collective,
+    formed: Instant,
+) -> Outcome {
+    let (devices, gpus) = match collective.devices(Instant::now() + settings.timeout).await {
+        Ok(seen) => seen,
+        Err(failure) => return verdict::outcome(CHECK, code(&failure), &failure, &[]),
+    };
+    // Without a secret its place is taken by what all of the gang know.
+    let secret = settings.secret.clone().or_else(|| gang.secret.clone());
+    let secret = secret.unwrap_or_else(|| gang.id.clone().into_bytes());
+    let key = GangKey::new(&secret);
+    let coordinating = if gang.rank == 0 {
+        match coordinate(settings, gang, &key, &gpus, formed).await {
+            Ok(coordinating) => Some(coordinating),
+            Err(text) => return wrong(text),
+        }
+    } else {
+        None
+    };
+    let hello = Hello {
+        protocol: PROTOCOL,
+        rank: gang.rank,
+        pod: settings.pod.clone(),
+        node: settings.node.clone(),
+        devices,
+        endpoint: collective.endpoint(),
+    };
+    let master = gang.members.first().map(|member| member.pod.as_str());
+    let master = (master.unwrap_or_default(), gang.master);
+    // Rank 0 has to hear the others until then, and to say who is missing.
+    let formed = formed + Duration::from_secs(10);
+    let until = || Instant::now() + settings.timeout;
+    let heard = member::take_part(&mut collective, hello, master, &key, formed, until);
+    let end = formed + settings.timeout + BEYOND;
+    let outcome = match tokio::time::timeout_at(end, heard).await {
+        Ok(Ok(verdict)) => judge(&verdict),
+        Ok(Err(error)) => unformed(GANG_TIMEOUT, error.to_string()),
+        Err(_) => unformed(TIMEOUT, "rank 0 does not say what came out".to_owned()),
+    };
+    collective.over();
+    drop(collective);
+    if let Some(coordinating) = coordinating
+        && let Err(error) = coordinating.await
+    {
+        tracing::error!(%error, "the coordination of the gang ended");
+    }
+    outcome
+}
+
+/// Begins to coordinate the gang.
+async fn coordinate(
+    settings: &Settings,
+    gang: &Gang,
+    key: &GangKey,
+    gpus: &[SeenGpu],
+    formed: Instant,
+) -> Result<tokio::task::JoinHandle<()>, String> {
+    let any = match gang.master.ip() {
+        IpAddr::V4(_) => IpAddr::from(Ipv4Addr::UNSPECIFIED),
+        IpAddr::V6(_) => IpAddr::from(Ipv6Addr::UNSPECIFIED),
+    };
+    let port = gang.master.port();
+    let listener = TcpListener::bind((any, port)).await;
+    let listener =
+        listener.map_err(|error| format!("cannot listen on master_port {port}: {error}"))?;
+    let plan = Plan {
+        formed,
+        timeout: settings.timeout,
+        benchmark: settings.benchmark.clone(),
+        threshold: settings.threshold.of(gpus),
+    };
+    let running = coordinator::run(listener, gang.members.clone(), key.clone(), plan);
+    Ok(tokio::spawn(running))
+}
+
+/// Returns the code of a failure.
+fn code(failure: &Failure) -> &'static str {
+    match failure {
+        Failure::Late { .. } => TIMEOUT,
+        Failure::Nccl { text, .. } if text.contains("ncclCommInitRank") => INIT_FAILED,
+        _ => FAILED,
+    }
+}
+
+/// Returns what a verdict means for this node.
+fn judge(told: &Verdict) -> Outcome {
+    let code = told.failure.as_ref().map_or(BANDWIDTH_DEGRADED, code);
+    match told.kind {
+        Kind::Passed => {
+            let finding = Finding::healthy(CHECK, told.text.clone());
+            Outcome::passed(told.text.clone(), vec![finding])
+        }
+        Kind::Culprit => match &told.failure {
+            Some(failure) => {
+                // The GPU that a failure names may be another member's.
+                let mut outcome = verdict::outcome(CHECK, code, failure, &[]);
+                outcome.text.clone_from(&told.text);
+                for finding in &mut outcome.findings {
+                    finding.message.clone_from(&told.text);
+                }
+                outcome
+            }
+            None => Outcome::failed(Finding {
+                check: CHECK.to_owned(),
+                fatal: true,
+                action: RecommendedAction::ContactSupport,
+                code: code.to_owned(),
+                message: told.text.clone(),
+                ..Finding::default()
+            }),
+        },
+        Kind::Pair | Kind::Unclear => {
+            Outcome::failed(Finding::harmless(CHECK, code, told.text.clone()))
+        }
+        // Nothing was found about this node.
+        Kind::Innocent => Outcome {
+            findings: Vec::new(),
+            ..unformed(code, told.text.clone())
+        },
+        Kind::Missing => unformed(GANG_TIMEOUT, told.text.clone()),
+    }
+}
+
+/// Returns that there is no gang to test, which blames nobody.
+fn unformed(code: &str, text: String) -> Outcome {
+    Outcome::failed(Finding::harmless(CHECK, code, text))
+}
+
+/// Returns that the gang cannot be meant as it is told.
+fn wrong(text: String) -> Outcome {
+    Outcome {
+        result: Meaning::Misconfigured,
+        ..unformed(GANG_CONFIG, text)
+    }
+}
+
+// === impl Settings ===
+
+impl Settings {
+    fn read(environment: &Environment) -> Result<Self, BadVariable> {
+        let iterations = environment.whole("BENCHMARK_ITERS", ITERATIONS, (1, MOST_ITERATIONS))?;
+        let warmups = environment.whole("WARMUP_ITERS", WARMUPS, (0, MOST_ITERATIONS))?;
+        let allowed = "one of sum, prod, min, max, avg";
+        let operation = environment.parsed(&["NCCL_REDUCE_OP"], allowed, Operation::parse)?;
+        let tcp = environment.parsed(
+            &["GPUWARDEN_COLLECTIVE"],
+            "nccl or tcp",
+            |text| match text {
+                "nccl" => Some(false),
+                "tcp" => Some(true),
+                _ => None,
+            },
+        )?;
+        let names = ["BW_THRESHOLD_GBPS", "NCCL_ALLREDUCE_THRESHOLD_GBPS"];
+        let timeout = environment.time(&["CHECK_TIMEOUT_SECONDS", "CHECK_TIMEOUT"])?;
+        let form = environment.time(&["GANG_TIMEOUT_SECONDS", "GANG_TIMEOUT"])?;
+        Ok(Self {
+            pod: environment.required(&["POD_NAME", "MY_POD_NAME"], "the name of this pod")?,
+            node: environment.required(&["NODE_NAME"], "the name of the node")?,
+            places: Places {
+                directory: PathBuf::from(
+                    environment
+                        .required(&["GANG_CONFIG_DIR"], "the directory of the gang's files")?,
+                ),
+                rendezvous: Place::read(environment)?,
+            },
+            form: form.unwrap_or(FORM),
+            timeout: timeout.unwrap_or(loopback::TIMEOUT),
+            benchmark: Benchmark {
+                sizes: environment.sizes("MESSAGE_SIZES", &[SIZE])?,
+                iterations: u32::try_from(iterations).unwrap_or(u32::MAX),
+                warmups: u32::try_from(warmups).unwrap_or(u32::MAX),
+                operation: operation.unwrap_or(Operation::Sum),
+            },
+            threshold: ThresholdSettings::read(environment, Scope::Gang, &names, THRESHOLD)?,
+            libraries: Libraries::of(environment),
+            secret: secret(environment)?,
+            tcp: tcp.unwrap_or(false),
+        })
+    }
+}
+
+/// Reads the gang's secret.
+fn secret(environment: &Environment) -> Result<Option<Vec<u8>>, BadVariable> {
+    let allowed = "a file that can be read and is not empty";
+    let of_file = environment.parsed(&["GANG_SECRET_FILE"], allowed, |path| {
+        let read = std::fs::read(path).ok()?;
+        let read = read.trim_ascii().to_vec();
+        (!read.is_empty()).then_some(read)
+    })?;
+    let told = environment.first(&["GANG_SECRET"]);
+    Ok(of_file.or_else(|| told.map(|(_, secret)| secret.as_bytes().to_vec())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(more: &[(&str, &str)]) -> Settings {
+        let needed = [("NODE_NAME", "n"), ("GANG_CONFIG_DIR", "/etc/preflight")];
+        let all = needed.iter().chain(more);
+        let environment: Environment = all
+            .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+            .collect();
+        Settings::read(&environment).unwrap()
+    }
+
+    /// The defaults of the preflight configuration, and of the ADR's `checkTimeout` and `gangTimeout`.
+    #[test]
+    fn the_defaults_are_those_of_the_documents() {
+        let settings = settings(&[("POD_NAME", "a")]);
+        assert_eq!(settings.benchmark.sizes, [4 << 30]);
+        assert_eq!(
+            (settings.benchmark.iterations, settings.benchmark.warmups),
+            (20, 5)
+        );
+        assert_eq!(settings.benchmark.operation, Operation::Sum);
+        assert_eq!(settings.threshold.of(&[]).gb_s, Some(100.0));
+        assert_eq!(settings.form, Duration::from_secs(600));
+        assert_eq!(settings.timeout, Duration::from_secs(300));
+        assert!(!settings.tcp && settings.secret.is_none());
+    }
+
+    #[test]
+    fn the_adrs_names_are_taken_behind_those_of_the_configuration() {
+        let adrs = [
+            ("MY_POD_NAME", "a"),
+            ("GANG_TIMEOUT", "700s"),
+            ("CHECK_TIMEOUT", "200s"),
+            ("NCCL_ALLREDUCE_THRESHOLD_GBPS", "5.0"),
+        ];
+        let told = settings(&adrs);
+        assert_eq!(
+            (
+                told.pod.as_str(),
+                told.form.as_secs(),
+                told.timeout.as_secs()
+            ),
+            ("a", 700, 200)
+        );
+        assert_eq!(told.threshold.of(&[]).gb_s, Some(5.0));
+        let newer = [
+            ("POD_NAME", "b"),
+            ("GANG_TIMEOUT_SECONDS", "1"),
+            ("CHECK_TIMEOUT_SECONDS", "2"),
+            ("BW_THRESHOLD_GBPS", "3"),
+        ];
+        let told = settings(&[adrs, newer].concat());
+        assert_eq!(
+            (
+                told.pod.as_str(),
+                told.form.as_secs(),
+                told.timeout.as_secs()
+            ),
+            ("b", 1, 2)
+        );
+        assert_eq!(told.threshold.of(&[]).gb_s, Some(3.0));
+        let skipped = settings(&[("POD_NAME", "b"), ("SKIP_BANDWIDTH_CHECK", "true")]);
+        assert_eq!(skipped.threshold.of(&[]).gb_s, None);
+    }
+}

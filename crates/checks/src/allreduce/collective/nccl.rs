@@ -1,0 +1,95 @@
+//! NCCL, over all GPUs of the gang. Each test has a process of its own, for a communicator that hangs cannot
+//! be ended in another way.
+
+use std::net::SocketAddr;
+
+use tokio::time::Instant;
+
+use super::super::messages::Test;
+use super::Collective;
+use crate::worker::{Failure, Join, Launcher, Libraries, Measured, Request, Said, SeenGpu, Worker};
+
+/// NCCL on the devices of this container.
+pub(in super::super) struct Nccl {
+    launcher: Launcher,
+    libraries: Libraries,
+    /// The process of the group that is under way.
+    worker: Option<Worker>,
+}
+
+// === impl Nccl ===
+
+impl Nccl {
+    pub(in super::super) fn new(launcher: Launcher, libraries: Libraries) -> Self {
+        Self {
+            launcher,
+            libraries,
+            worker: None,
+        }
+    }
+
+    async fn ask(&mut self, request: &Request, until: Instant) -> Result<Said, Failure> {
+        let worker = match self.worker.take() {
+            Some(worker) => worker,
+            None => Worker::start(&self.launcher)?,
+        };
+        self.worker.insert(worker).ask(request, until).await
+    }
+}
+
+impl Collective for Nccl {
+    async fn devices(&mut self, until: Instant) -> Result<(u32, Vec<SeenGpu>), Failure> {
+        let gpus = match self
+            .ask(&Request::Gpus(self.libraries.clone()), until)
+            .await
+        {
+            Ok(Said::Gpus(gpus)) => gpus,
+            Ok(said) => return Err(said.unexpected()),
+            Err(failure) => {
+                tracing::warn!("the GPUs are not known by name: {failure}");
+                Vec::new()
+            }
+        };
+        self.over();
+        let said = self
+            .ask(&Request::Devices(self.libraries.clone()), until)
+            .await;
+        self.over();
+        match said? {
+            Said::Devices(devices) => Ok((devices, gpus)),
+            said => Err(said.unexpected()),
+        }
+    }
+
+    fn endpoint(&self) -> Option<SocketAddr> {
+        None
+    }
+
+    async fn lead(&mut self, until: Instant) -> Result<String, Failure> {
+        self.over();
+        match self
+            .ask(&Request::Id(self.libraries.clone()), until)
+            .await?
+        {
+            Said::Id(id) => Ok(id),
+            said => Err(said.unexpected()),
+        }
+    }
+
+    async fn test(&mut self, test: &Test, until: Instant) -> Result<Vec<Measured>, Failure> {
+        let join = Join {
+            id: test.group.clone(),
+            ranks: test.ranks,
+            first: test.first,
+        };
+        let request = Request::AllReduce(self.libraries.clone(), join, test.benchmark.clone());
+        match self.ask(&request, until).await? {
+            Said::Measured(measured) => Ok(measured),
+            said => Err(said.unexpected()),
+        }
+    }
+
+    fn over(&mut self) {
+        self.worker = None;
+    }
+}

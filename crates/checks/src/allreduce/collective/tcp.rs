@@ -1,0 +1,248 @@
+//! A ring of TCP connections between the members, on the processor: each sends to the next, as NCCL's ring
+//! does, so that a slow way shows in the bandwidth. It tries gangs out where there are no GPUs.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::time::Instant;
+
+use super::super::messages::Test;
+use super::Collective;
+use crate::numbers::{self, MOST_COMPARED, Numbers};
+use crate::worker::{Failure, Measured, Operation, SeenGpu};
+
+/// Pause before a member that does not listen yet is called again.
+const CALL_AGAIN: Duration = Duration::from_millis(50);
+/// Numbers for messages whose content does not matter.
+const FILLING: f32 = 0.75;
+
+/// The place of this member in rings.
+pub(in super::super) struct Tcp {
+    listener: TcpListener,
+    endpoint: SocketAddr,
+}
+
+/// The connections of a member of a ring.
+struct Ring {
+    place: usize,
+    members: usize,
+    next: TcpStream,
+    previous: TcpStream,
+}
+
+// === impl Tcp ===
+
+impl Tcp {
+    /// Listens at an address of this machine.
+    pub(in super::super) async fn listen(address: IpAddr) -> io::Result<Self> {
+        let listener = TcpListener::bind((address, 0)).await?;
+        Ok(Self {
+            endpoint: listener.local_addr()?,
+            listener,
+        })
+    }
+
+    /// Connects to the next member, and is called by the one before.
+    async fn join(&self, test: &Test) -> io::Result<Ring> {
+        let members = test.endpoints.len();
+        let next = (test.place + 1) % members.max(1);
+        let next = test.endpoints.get(next).copied().flatten();
+        let next = next.ok_or_else(|| io::Error::other("the next member cannot be reached"))?;
+        let mark = test.step.to_be_bytes();
+        let call = async {
+            loop {
+                match TcpStream::connect(next).await {
+                    Ok(mut stream) => {
+                        stream.set_nodelay(true)?;
+                        stream.write_all(&mark).await?;
+                        return Ok::<_, io::Error>(stream);
+                    }
+                    Err(_) => tokio::time::sleep(CALL_AGAIN).await,
+                }
+            }
+        };
+        let accept = async {
+            loop {
+                let (mut stream, _) = self.listener.accept().await?;
+                let mut told = [0; 8];
+                // One of a ring before, or a stranger.
+                if stream.read_exact(&mut told).await.is_ok() && told == mark {
+                    return Ok::<_, io::Error>(stream);
+                }
+            }
+        };
+        let (next, previous) = tokio::try_join!(call, accept)?;
+        Ok(Ring {
+            place: test.place,
+            members,
+            next,
+            previous,
+        })
+    }
+
+    async fn measure(&self, test: &Test) -> Result<Vec<Measured>, Failure> {
+        let mut ring = self.join(test).await.map_err(|error| broken(&error))?;
+        ring.check_sums(test).await?;
+        let benchmark = &test.benchmark;
+        let mut measured = Vec::new();
+        for bytes in &benchmark.sizes {
+            let count = usize::try_from(bytes / 4).unwrap_or_default();
+            let mut numbers = vec![FILLING; count];
+            ring.reduce(&mut numbers, benchmark.operation, benchmark.warmups)
+                .await?;
+            let begin = Instant::now();
+            let times = benchmark.iterations.max(1);
+            ring.reduce(&mut numbers, benchmark.operation, times)
+                .await?;
+            measured.push(Measured {
+                bytes: bytes / 4 * 4,
+                seconds: begin.elapsed().as_secs_f64() / f64::from(times),
+            });
+        }
+        Ok(measured)
+    }
+}
+
+impl Collective for Tcp {
+    async fn devices(&mut self, _: Instant) -> Result<(u32, Vec<SeenGpu>), Failure> {
+        Ok((1, Vec::new()))
+    }
+
+    fn endpoint(&self) -> Option<SocketAddr> {
+        Some(self.endpoint)
+    }
+
+    async fn lead(&mut self, _: Instant) -> Result<String, Failure> {
+        Ok("ring".to_owned())
+    }
+
+    async fn test(&mut self, test: &Test, until: Instant) -> Result<Vec<Measured>, Failure> {
+        let begin = Instant::now();
+        let measured = tokio::time::timeout_at(until, self.measure(test)).await;
+        measured.unwrap_or_else(|_| {
+            Err(Failure::Late {
+                seconds: begin.elapsed().as_secs(),
+                doing: "in a ring of TCP connections".to_owned(),
+            })
+        })
+    }
+
+    fn over(&mut self) {}
+}
+
+// === impl Ring ===
+
+impl Ring {
+    async fn check_sums(&mut self, test: &Test) -> Result<(), Failure> {
+        let largest = test
+            .benchmark
+            .sizes
+            .iter()
+            .copied()
+            .max()
+            .unwrap_or_default();
+        let count = usize::try_from(largest.min(MOST_COMPARED) / 4).unwrap_or_default();
+        let known = Numbers::of(test.ranks);
+        let mut numbers = floats(&known.brought(test.first, count));
+        self.reduce(&mut numbers, Operation::Sum, 1).await?;
+        let place = format!("place {} of a ring", self.place);
+        numbers::compare(&known.sums(count), &bytes(&numbers)).map_err(Failure::of_gpu(&place))
+    }
+
+    /// Reduces so many times.
+    async fn reduce(
+        &mut self,
+        numbers: &mut [f32],
+        operation: Operation,
+        times: u32,
+    ) -> Result<(), Failure> {
+        for _ in 0..times {
+            let reduced = self.all_reduce(numbers, operation).await;
+            reduced.map_err(|error| broken(&error))?;
+        }
+        Ok(())
+    }
+
+    /// Sends a part to the next, takes one from the member before and adds it, until each has one part of
+    /// the result; then hands the results round.
+    async fn all_reduce(&mut self, numbers: &mut [f32], operation: Operation) -> io::Result<()> {
+        let steps = self.members - 1;
+        for step in 0..steps {
+            let taken = self
+                .exchange(numbers, self.place + self.members - step)
+                .await?;
+            let at = self.part(numbers.len(), self.place + self.members - step - 1);
+            let own = numbers.get_mut(at).unwrap_or_default();
+            for (own, taken) in own.iter_mut().zip(taken) {
+                *own = match operation {
+                    Operation::Sum | Operation::Avg => *own + taken,
+                    Operation::Prod => *own * taken,
+                    Operation::Min => own.min(taken),
+                    Operation::Max => own.max(taken),
+                };
+            }
+        }
+        for step in 0..steps {
+            let taken = self
+                .exchange(numbers, self.place + self.members + 1 - step)
+                .await?;
+            let at = self.part(numbers.len(), self.place + self.members - step);
+            let own = numbers.get_mut(at).unwrap_or_default();
+            own.copy_from_slice(&taken);
+        }
+        if operation == Operation::Avg {
+            let members = u16::try_from(self.members).unwrap_or(u16::MAX);
+            for number in numbers {
+                *number /= f32::from(members);
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends a part, and takes the one before it.
+    async fn exchange(&mut self, numbers: &[f32], part: usize) -> io::Result<Vec<f32>> {
+        let sent = bytes(
+            numbers
+                .get(self.part(numbers.len(), part))
+                .unwrap_or_default(),
+        );
+        let room = self.part(numbers.len(), part + self.members - 1).len() * 4;
+        let mut taken = vec![0; room];
+        let (sent, read) = tokio::join!(
+            self.next.write_all(&sent),
+            self.previous.read_exact(&mut taken)
+        );
+        sent?;
+        read?;
+        Ok(floats(&taken))
+    }
+
+    /// Returns the place of a part.
+    fn part(&self, count: usize, part: usize) -> std::ops::Range<usize> {
+        let part = part % self.members;
+        part * count / self.members..(part + 1) * count / self.members
+    }
+}
+
+/// A broken way is what NCCL calls a remote error.
+fn broken(error: &io::Error) -> Failure {
+    Failure::Nccl {
+        code: 6,
+        text: format!("a way to another member is broken: {error}"),
+    }
+}
+
+fn bytes(numbers: &[f32]) -> Vec<u8> {
+    numbers
+        .iter()
+        .flat_map(|number| number.to_ne_bytes())
+        .collect()
+}
+
+fn floats(bytes: &[u8]) -> Vec<f32> {
+    let chunks = bytes.as_chunks::<4>().0.iter();
+    chunks.map(|chunk| f32::from_ne_bytes(*chunk)).collect()
+}

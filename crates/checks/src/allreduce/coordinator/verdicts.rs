@@ -1,0 +1,173 @@
+//! What came out, for each member, in words.
+
+use preflight::roster::Member;
+
+use super::super::messages::{Hello, Kind, Verdict};
+use super::super::search::Found;
+use super::{Judged, Plan};
+use crate::worker::{Failure, Measured};
+
+/// Most members that a text names.
+const NAMED: usize = 8;
+
+/// The names of the members, by their ranks.
+pub(super) struct Names(Vec<String>);
+
+// === impl Names ===
+
+impl Names {
+    pub(super) fn of(roster: &[Member]) -> Self {
+        let names = roster
+            .iter()
+            .map(|member| format!("{} ({})", member.pod, member.address));
+        Self(names.collect())
+    }
+
+    /// Notes the node of a member.
+    pub(super) fn note(&mut self, rank: usize, hello: &Hello) {
+        if let Some(name) = self.0.get_mut(rank) {
+            *name = format!("{} on {}", hello.pod, hello.node);
+        }
+    }
+
+    fn name(&self, rank: usize) -> &str {
+        self.0.get(rank).map(String::as_str).unwrap_or_default()
+    }
+
+    /// Returns names for a text.
+    pub(super) fn list(&self, ranks: &[usize]) -> String {
+        let named: Vec<&str> = ranks
+            .iter()
+            .take(NAMED)
+            .map(|rank| self.name(*rank))
+            .collect();
+        let more = ranks.len().saturating_sub(NAMED);
+        let more = if more > 0 {
+            format!(" and {more} more")
+        } else {
+            String::new()
+        };
+        format!("{}{more}", named.join(", "))
+    }
+
+    /// Returns the same verdict for all.
+    pub(super) fn all(&self, kind: Kind, text: &str, whole: &Judged) -> Vec<Verdict> {
+        let verdict = Verdict {
+            kind,
+            text: text.to_owned(),
+            gb_s: whole.gb_s,
+            failure: whole.failure.clone(),
+        };
+        self.0.iter().map(|_| verdict.clone()).collect()
+    }
+
+    /// Returns that members are not there.
+    pub(super) fn missing(&self, missing: &[usize]) -> Vec<Verdict> {
+        let there = self.0.len() - missing.len();
+        let verdict = Verdict {
+            kind: Kind::Missing,
+            text: format!(
+                "{} of {} members of the gang are there, missing: {}",
+                there,
+                self.0.len(),
+                self.list(missing)
+            ),
+            gb_s: None,
+            failure: None,
+        };
+        self.0.iter().map(|_| verdict.clone()).collect()
+    }
+
+    /// Returns who is to blame, for each.
+    pub(super) fn found(&self, found: &Found, text: &str, whole: &Judged) -> Vec<Verdict> {
+        let culprits: Vec<usize> = found.culprits.iter().copied().collect();
+        let mut blamed = Vec::new();
+        if !culprits.is_empty() {
+            blamed.push(format!("to blame: {}", self.list(&culprits)));
+        }
+        for (one, other) in found.pairs.iter().take(NAMED) {
+            blamed.push(format!(
+                "only together fail {} and {}",
+                self.name(*one),
+                self.name(*other)
+            ));
+        }
+        if blamed.is_empty() {
+            blamed.push("only larger groups fail, so nobody is to blame".to_owned());
+        }
+        let text = format!("{text}; {}", blamed.join("; "));
+        let nobody = found.culprits.is_empty() && found.pairs.is_empty();
+        let mut verdicts = self.all(Kind::Innocent, &text, whole);
+        for (rank, verdict) in verdicts.iter_mut().enumerate() {
+            let in_pair = found
+                .pairs
+                .iter()
+                .any(|(one, other)| [*one, *other].contains(&rank));
+            if found.culprits.contains(&rank) {
+                verdict.kind = Kind::Culprit;
+                verdict.text = format!(
+                    "{}, which fails with every other member: {text}",
+                    self.name(rank)
+                );
+            } else if in_pair {
+                verdict.kind = Kind::Pair;
+            } else if nobody {
+                verdict.kind = Kind::Unclear;
+            }
+        }
+        verdicts
+    }
+}
+
+/// Returns what all together did, for people.
+pub(super) fn told(whole: &Judged, ranks: u32, plan: &Plan) -> String {
+    let threshold = &plan.threshold;
+    if let Some(failure) = &whole.failure {
+        return format!("the all-reduce over {ranks} devices fails: {failure}");
+    }
+    let gb_s = whole.gb_s.unwrap_or_default();
+    let wanted = match threshold.gb_s {
+        Some(least) if whole.passes => format!("at least {least} GB/s is wanted"),
+        Some(least) => format!("below the {least} GB/s that are wanted"),
+        None => "no least bandwidth is wanted".to_owned(),
+    };
+    format!(
+        "{ranks} devices reduce with a bus bandwidth of {gb_s:.3} GB/s; {wanted} ({})",
+        threshold.basis
+    )
+}
+
+/// Returns the slowest of what members have measured, or the failure that says most.
+pub(super) fn worst(
+    results: Vec<Result<Vec<Measured>, Failure>>,
+) -> Result<Vec<Measured>, Failure> {
+    let mut worst: Vec<Measured> = Vec::new();
+    let mut failures = Vec::new();
+    for result in results {
+        match result {
+            Ok(measured) if worst.is_empty() => worst = measured,
+            Ok(measured) => {
+                for (worst, measured) in worst.iter_mut().zip(measured) {
+                    worst.seconds = worst.seconds.max(measured.seconds);
+                }
+            }
+            Err(failure) => failures.push(failure),
+        }
+    }
+    match failures.into_iter().min_by_key(rank) {
+        Some(failure) => Err(failure),
+        None => Ok(worst),
+    }
+}
+
+/// Ranks failures by how near to the reason they are: one member's failure makes others fail.
+fn rank(failure: &Failure) -> u8 {
+    match failure {
+        Failure::Wrong { .. } => 0,
+        Failure::Cuda { .. } | Failure::Library(_) | Failure::Nvml(_) => 1,
+        Failure::Nccl { code, .. } if *code != 6 => 2,
+        Failure::Crashed(_) => 3,
+        Failure::Nccl { .. } => 4,
+        Failure::Late { .. } => 5,
+    }
+}

@@ -1,0 +1,379 @@
+//! Finds out who is to blame where all members together fail: by tests of ever smaller groups, which two
+//! halves of a prefix of the gang decide each time.
+//!
+//! It is a pure function of the answers so far. A group fails if it has a *culprit*, who fails with
+//! everybody, or both of a *pair* who fail only together, such as two whose way to each other is broken. So
+//! what holds a failing group fails, and what is within a passing one passes; such a group is never asked
+//! for. Each culprit and each pair costs a number of tests that grows with the logarithm of the gang.
+
+use std::collections::BTreeSet;
+
+/// Members of a group, by their ranks.
+pub(super) type Group = BTreeSet<usize>;
+
+/// How many members are tried as a partner where nobody is known to be well, before that is given up.
+const CENTRES: usize = 3;
+
+/// The answers so far.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Answers {
+    passed: Vec<Group>,
+    failed: Vec<Group>,
+}
+
+/// What the answers say.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Found {
+    /// Those who fail with everybody.
+    pub(super) culprits: BTreeSet<usize>,
+    /// Those who fail only together; nobody of them is to blame alone.
+    pub(super) pairs: BTreeSet<(usize, usize)>,
+    /// True if a larger group fails of whom no two do, as where all share a way that is too narrow.
+    pub(super) only_many: bool,
+}
+
+/// What is to be done next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    /// A group is to be tested.
+    Test(Group),
+    /// The search is over.
+    Done(Found),
+}
+
+/// A group whose answer is wanted.
+struct Wanted(Group);
+
+/// Returns the next step in a gang of so many members that fails as a whole.
+pub(super) fn next(members: usize, answers: &Answers) -> Step {
+    let mut search = Search {
+        answers,
+        found: Found::default(),
+        classes: Vec::new(),
+        unclear: Vec::new(),
+    };
+    match search.all(members) {
+        Ok(()) => Step::Done(search.found),
+        Err(Wanted(group)) => Step::Test(group),
+    }
+}
+
+// === impl Answers ===
+
+impl Answers {
+    /// Notes the answer to a test.
+    pub(super) fn note(&mut self, group: Group, passed: bool) {
+        if passed {
+            self.passed.push(group);
+        } else {
+            self.failed.push(group);
+        }
+    }
+
+    /// Returns what is known of a group.
+    fn of(&self, group: &Group) -> Option<bool> {
+        if group.len() < 2 || self.passed.iter().any(|passed| passed.is_superset(group)) {
+            return Some(true);
+        }
+        let fails = self.failed.iter().any(|failed| failed.is_subset(group));
+        fails.then_some(false)
+    }
+}
+
+/// A search that is made from the beginning each time, with what is known by then.
+struct Search<'a> {
+    answers: &'a Answers,
+    found: Found,
+    /// Groups that pass; together all who are no culprit.
+    classes: Vec<Vec<usize>>,
+    /// Two of whom at least one is to blame, or both together.
+    unclear: Vec<(usize, usize)>,
+}
+
+impl Search<'_> {
+    fn all(&mut self, members: usize) -> Result<(), Wanted> {
+        let mut partners = self.thin_out(members)?;
+        if self.classes.first().is_none_or(|well| well.len() < 2) && !self.find_two_well()? {
+            // Nobody can be told from the others.
+            self.found.pairs.extend(self.unclear.drain(..));
+            return Ok(());
+        }
+        let unclear = std::mem::take(&mut self.unclear);
+        for member in unclear.into_iter().flat_map(|(one, other)| [one, other]) {
+            let well = self.classes.first().cloned().unwrap_or_default();
+            if well.contains(&member) {
+                continue;
+            }
+            if self.passes(with(&well, member))? {
+                self.add(0, member);
+            } else if !self.is_culprit(member, &well)? {
+                partners.push(member);
+            }
+        }
+        for member in partners {
+            self.place(member)?;
+        }
+        Ok(())
+    }
+
+    /// Takes out one member after the other until the rest passes. Returns those who are no culprits.
+    fn thin_out(&mut self, members: usize) -> Result<Vec<usize>, Wanted> {
+        let mut left: Vec<usize> = (0..members).collect();
+        let mut partners = Vec::new();
+        while !self.passes(left.iter().copied().collect())? {
+            // The smallest beginning that fails: its last member is the reason.
+            let length = self.smallest(&left, None)?;
+            let member = left.remove(length - 1);
+            let well: Vec<usize> = left.iter().copied().take(length - 1).collect();
+            if let [first] = well[..] {
+                left.retain(|other| *other != first);
+                self.unclear.push((first, member));
+            } else if !self.is_culprit(member, &well)? {
+                partners.push(member);
+            }
+        }
+        self.classes.push(left);
+        Ok(partners)
+    }
+
+    /// Looks for two who pass together, where at most one is left. Returns whether there are any.
+    fn find_two_well(&mut self) -> Result<bool, Wanted> {
+        let left = self.classes.pop().unwrap_or_default();
+        let pairs = self.unclear.iter().flat_map(|(one, other)| [*one, *other]);
+        let candidates: Vec<usize> = left.iter().copied().chain(pairs).collect();
+        for (at, centre) in candidates.iter().enumerate().take(CENTRES) {
+            for other in candidates.iter().skip(at + 1) {
+                if self.passes([*centre, *other].into())? {
+                    // Who was left over is judged as the others are.
+                    self.unclear
+                        .extend(left.first().map(|first| (*first, *first)));
+                    self.classes.push(vec![*centre, *other]);
+                    return Ok(true);
+                }
+            }
+        }
+        Ok(false)
+    }
+
+    /// Returns whether a member fails with everybody, and notes it. It fails with this group, which passes
+    /// without it, and has two members at least.
+    fn is_culprit(&mut self, member: usize, well: &[usize]) -> Result<bool, Wanted> {
+        let length = self.smallest(well, Some(member))?;
+        if length > 1 {
+            // It passes with those before.
+            return Ok(false);
+        }
+        let other = well.get(1).copied().into_iter().collect::<Vec<_>>();
+        let is_culprit = !self.passes(with(&other, member))?;
+        if is_culprit {
+            self.found.culprits.insert(member);
+        }
+        Ok(is_culprit)
+    }
+
+    /// Finds all partners with whom a member fails, and a class for the member.
+    fn place(&mut self, member: usize) -> Result<(), Wanted> {
+        let mut home = None;
+        for at in 0..self.classes.len() {
+            let mut class = self.classes.get(at).cloned().unwrap_or_default();
+            let before = class.len();
+            while !self.passes(with(&class, member))? {
+                let length = self.smallest(&class, Some(member))?;
+                let partner = class.remove(length - 1);
+                if self.passes([partner, member].into())? {
+                    self.found.only_many = true;
+                    return Ok(());
+                }
+                self.found
+                    .pairs
+                    .insert((member.min(partner), member.max(partner)));
+            }
+            if class.len() == before {
+                home = home.or(Some(at));
+            }
+        }
+        match home {
+            Some(at) => self.add(at, member),
+            None => self.classes.push(vec![member]),
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, class: usize, member: usize) {
+        if let Some(class) = self.classes.get_mut(class) {
+            class.push(member);
+        }
+    }
+
+    /// Returns the length of the smallest beginning of a list that fails, together with another member
+    /// where there is one; the whole list fails.
+    fn smallest(&self, list: &[usize], other: Option<usize>) -> Result<usize, Wanted> {
+        let (mut passes, mut fails) = (0, list.len());
+        while fails - passes > 1 {
+            let middle = passes.midpoint(fails);
+            let group = list.iter().take(middle).copied().chain(other);
+            if self.passes(group.collect())? {
+                passes = middle;
+            } else {
+                fails = middle;
+            }
+        }
+        Ok(fails)
+    }
+
+    fn passes(&self, group: Group) -> Result<bool, Wanted> {
+        self.answers.of(&group).ok_or(Wanted(group))
+    }
+}
+
+fn with(group: &[usize], member: usize) -> Group {
+    group.iter().copied().chain([member]).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Searches in a gang with these faults; returns what was found, and the number of tests.
+    fn search(members: usize, faults: &Found) -> (Found, usize) {
+        let mut answers = Answers::default();
+        answers.note((0..members).collect(), false);
+        for tests in 0..10_000 {
+            match next(members, &answers) {
+                Step::Done(found) => return (found, tests),
+                Step::Test(group) => {
+                    assert!(
+                        group.len() > 1 && answers.of(&group).is_none(),
+                        "{group:?} is known"
+                    );
+                    let culprit = faults.culprits.iter().any(|one| group.contains(one));
+                    let mut pairs = faults.pairs.iter();
+                    let pair = pairs.any(|(a, b)| group.contains(a) && group.contains(b));
+                    answers.note(group, !culprit && !pair);
+                }
+            }
+        }
+        panic!("the search does not end");
+    }
+
+    fn found(culprits: &[usize], pairs: &[(usize, usize)]) -> Found {
+        Found {
+            culprits: culprits.iter().copied().collect(),
+            pairs: pairs.iter().copied().collect(),
+            only_many: false,
+        }
+    }
+
+    #[test]
+    fn one_culprit_is_found_wherever_it_is() {
+        for members in [3, 4, 5, 8, 64, 100] {
+            for culprit in 0..members {
+                let faults = found(&[culprit], &[]);
+                let (told, tests) = search(members, &faults);
+                assert_eq!(told, faults, "of {members}");
+                let most = 2 * members.ilog2() as usize + 5;
+                assert!(tests <= most, "{tests} tests for {culprit} of {members}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_pair_is_named_and_nobody_of_it_blamed_alone() {
+        for members in [4, 5, 8, 33] {
+            for one in 0..members {
+                for other in one + 1..members {
+                    let faults = found(&[], &[(one, other)]);
+                    assert_eq!(search(members, &faults).0, faults, "of {members}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn of_two_members_nobody_is_blamed_alone() {
+        for faults in [
+            found(&[0], &[]),
+            found(&[1], &[]),
+            found(&[0, 1], &[]),
+            found(&[], &[(0, 1)]),
+        ] {
+            assert_eq!(search(2, &faults), (found(&[], &[(0, 1)]), 0));
+        }
+    }
+
+    #[test]
+    fn where_all_are_bad_nobody_is_blamed_alone() {
+        for members in 2..20 {
+            let all: Vec<usize> = (0..members).collect();
+            let (told, tests) = search(members, &found(&all, &[]));
+            assert_eq!(told.culprits, BTreeSet::new());
+            assert!(
+                !told.pairs.is_empty() && tests <= 8 * members,
+                "{tests} of {members}"
+            );
+        }
+    }
+
+    #[test]
+    fn where_only_many_fail_nobody_is_blamed() {
+        for members in 3..40 {
+            let mut answers = Answers::default();
+            answers.note((0..members).collect(), false);
+            let found = loop {
+                match next(members, &answers) {
+                    Step::Done(found) => break found,
+                    Step::Test(group) => {
+                        let passes = group.len() <= members / 2 + 1 && group.len() < members;
+                        answers.note(group, passes);
+                    }
+                }
+            };
+            assert!(found.only_many, "of {members}: {found:?}");
+            assert_eq!(
+                (found.culprits.len(), found.pairs.len()),
+                (0, 0),
+                "of {members}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_member_with_several_broken_ways_is_no_culprit() {
+        let faults = found(&[], &[(0, 5), (3, 5), (6, 7)]);
+        assert_eq!(search(9, &faults).0, faults);
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(300))]
+
+        /// Random culprits and pairs, in the minority and apart: all are found, and nothing else.
+        #[test]
+        fn whatever_is_broken_is_found_in_few_tests(
+            members in 6_usize..200,
+            order in proptest::collection::vec(any::<u32>(), 200),
+            culprits in 0_usize..4,
+            pairs in 0_usize..4,
+        ) {
+            let mut shuffled: Vec<usize> = (0..members).collect();
+            shuffled.sort_by_key(|at| order[*at]);
+            // Two have to be left who are well.
+            let most = (members - 2) / 2;
+            let pairs = pairs.min(most / 2);
+            let culprits = culprits.min(most - pairs);
+            prop_assume!(culprits + pairs > 0);
+            let mut faults = Found::default();
+            let (bad, rest) = shuffled.split_at(culprits);
+            faults.culprits.extend(bad);
+            for pair in rest.chunks(2).take(pairs) {
+                faults.pairs.insert((pair[0].min(pair[1]), pair[0].max(pair[1])));
+            }
+            let (told, tests) = search(members, &faults);
+            prop_assert_eq!(&told, &faults);
+            let faults = culprits + pairs;
+            let bound = (faults + 1) * (2 * members.ilog2() as usize + 7);
+            prop_assert!(tests <= bound, "{} tests, at most {} expected", tests, bound);
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! Has a check counted at the connector of its node, which shows the counts as metrics: nobody could ask the
+//! check itself, which is gone by then.
+//!
+//! Counts are worth no wait: there is one attempt.
+
+use std::path::Path;
+use std::time::Duration;
+
+use contract::preflight::preflight_service_client::PreflightServiceClient;
+use contract::preflight::{CheckResult, GangWait, ReportCheckRequest};
+use tonic::Code;
+use tonic::transport::Endpoint;
+
+use crate::outcome::{Outcome, Result as Meaning};
+
+/// Time for the attempt: the pod waits for it.
+const ATTEMPT: Duration = Duration::from_secs(2);
+
+/// Returns what is counted of a check on a node. `error` is the cause where the check did not pass.
+pub(crate) fn request(
+    check: &str,
+    node: &str,
+    outcome: &Outcome,
+    error: &str,
+    took: Duration,
+) -> ReportCheckRequest {
+    let (result, error, was_checked) = match outcome.result {
+        Meaning::Passed => (CheckResult::Passed, "", true),
+        Meaning::Failed => (CheckResult::Failed, error, true),
+        Meaning::NotTested => (CheckResult::NotTested, "", false),
+        Meaning::Misconfigured => (CheckResult::ConfigError, error, false),
+    };
+    let gang_wait = outcome.gang_wait.as_ref().map(|wait| GangWait {
+        gang_id: wait.gang.clone(),
+        seconds: wait.waited.as_secs_f64(),
+    });
+    ReportCheckRequest {
+        node: node.to_owned(),
+        check: check.to_owned(),
+        result: result as i32,
+        error: error.to_owned(),
+        seconds: was_checked.then_some(took.as_secs_f64()),
+        gang_wait,
+    }
+}
+
+/// Sends it. A connector that is away, or that counts nothing, such as NVSentinel's, is no error.
+pub(crate) async fn send(socket: &Path, request: ReportCheckRequest) -> Result<(), String> {
+    let sent = async {
+        let address = format!("unix://{}", socket.display());
+        let endpoint = Endpoint::try_from(address).ok()?;
+        let channel = endpoint.connect().await.ok()?;
+        let mut client = PreflightServiceClient::new(channel);
+        client.report_check(request).await.err()
+    };
+    match tokio::time::timeout(ATTEMPT, sent).await {
+        Ok(Some(status)) if status.code() != Code::Unimplemented => {
+            Err(format!("{:?}: {}", status.code(), status.message()))
+        }
+        Ok(_) => Ok(()),
+        Err(_) => Err(format!("no answer within {ATTEMPT:?}")),
+    }
+}

@@ -1,0 +1,209 @@
+//! `dcgm-diag`: DCGM's diagnosis of exactly the GPUs of this container, by the host engine of the node.
+//!
+//! The container knows its GPUs by UUID, and the host engine by numbers of its own; `dcgmi` knows both.
+//! Numbers of this container would be other GPUs of the node.
+
+mod dcgmi;
+mod discovery;
+mod judge;
+mod result;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::environment::{BadVariable, Environment};
+use crate::outcome::{Finding, Outcome, Result as Meaning};
+use crate::verdict;
+use crate::worker::{Launcher, Libraries, Request, Said, SeenGpu, Worker};
+use dcgmi::{Dcgmi, Trouble};
+
+/// The agent of its events (NVSentinel's name).
+pub(crate) const AGENT: &str = "preflight-dcgm-diag";
+/// The check of what is about no single test. Those of tests begin so too (NVSentinel's names).
+pub(super) const CHECK: &str = "DcgmDiagnostic";
+/// The code where the diagnosis did not end in time.
+const TIMEOUT_CODE: &str = "DCGM_DIAG_TIMEOUT";
+/// The code where the host engine of another node answers.
+const OTHER_HOST: &str = "DCGM_WRONG_HOSTENGINE";
+
+/// The host engine where none is named (preflight configuration).
+const ADDRESS: &str = "nvidia-dcgm.gpu-operator.svc:5555";
+/// Attempts where the host engine is busy, and the seconds between them (NVSentinel's).
+const ATTEMPTS: u64 = 10;
+const INTERVAL_SECONDS: u64 = 10;
+
+struct Settings {
+    level: u64,
+    address: String,
+    dcgmi: PathBuf,
+    attempts: u64,
+    interval: Duration,
+    timeout: Duration,
+    libraries: Libraries,
+}
+
+/// A GPU by both names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct KnownGpu {
+    uuid: String,
+    /// The number of the host engine.
+    number: u32,
+}
+
+pub(crate) async fn execute(
+    environment: &Environment,
+    launcher: &Launcher,
+    stop: &CancellationToken,
+) -> Result<Outcome, BadVariable> {
+    let settings = Settings::read(environment)?;
+    let until = Instant::now() + settings.timeout;
+    let seen = tokio::select! {
+        seen = see(&settings, launcher, until) => seen,
+        () = stop.cancelled() => return Ok(stopped()),
+    };
+    let gpus = match seen {
+        Ok(gpus) => gpus,
+        Err(outcome) => return Ok(outcome),
+    };
+    let dcgmi = Dcgmi {
+        program: settings.dcgmi.clone(),
+        address: settings.address.clone(),
+        until,
+        stop: stop.clone(),
+    };
+    Ok(diagnose(&settings, &dcgmi, &gpus).await)
+}
+
+/// Returns the GPUs of this container.
+async fn see(
+    settings: &Settings,
+    launcher: &Launcher,
+    until: Instant,
+) -> Result<Vec<SeenGpu>, Outcome> {
+    let failed = |failure| verdict::outcome(CHECK, "NVML_ERROR", &failure, &[]);
+    let mut worker = Worker::start(launcher).map_err(failed)?;
+    let request = Request::Gpus(settings.libraries.clone());
+    match worker.ask(&request, until).await.map_err(failed)? {
+        Said::Gpus(gpus) if gpus.is_empty() => {
+            let text = "this container has no GPU that could be tested".to_owned();
+            Err(Outcome::misconfigured(text))
+        }
+        Said::Gpus(gpus) => Ok(gpus),
+        said => Err(Outcome::misconfigured(format!(
+            "a worker answered {said:?}"
+        ))),
+    }
+}
+
+/// Has the GPUs tested, as often as it takes until nobody else has them tested.
+async fn diagnose(settings: &Settings, dcgmi: &Dcgmi, gpus: &[SeenGpu]) -> Outcome {
+    let mut attempt = 1;
+    loop {
+        let tried = async {
+            let known = dcgmi.discover(gpus).await?;
+            let result = dcgmi.diagnose(settings.level, &known).await?;
+            Ok::<_, Trouble>((known, result))
+        };
+        match tried.await {
+            Ok::<_, Trouble>((known, result)) => {
+                return judge::outcome(settings.level, &known, result);
+            }
+            Err(trouble) if trouble.may_pass() && attempt < settings.attempts => {
+                tracing::info!(attempt, "the host engine cannot test now: {trouble}");
+            }
+            Err(trouble) => return end(&trouble, attempt),
+        }
+        attempt += 1;
+        tokio::select! {
+            () = tokio::time::sleep(settings.interval) => {}
+            () = dcgmi.stop.cancelled() => return stopped(),
+            () = tokio::time::sleep_until(dcgmi.until) => {
+                return end(&Trouble::Late { doing: "waiting for the host engine" }, attempt);
+            }
+        }
+    }
+}
+
+/// Returns the outcome where nothing was diagnosed. None of it says anything about a GPU.
+fn end(trouble: &Trouble, attempts: u64) -> Outcome {
+    let (result, code) = match trouble {
+        Trouble::Busy { code, .. } => (Meaning::NotTested, *code),
+        Trouble::Unreachable(_) => (Meaning::Failed, "DCGM_CONNECTIVITY_ERROR"),
+        Trouble::Late { .. } => (Meaning::Failed, TIMEOUT_CODE),
+        Trouble::OtherHost { .. } => (Meaning::Failed, OTHER_HOST),
+        Trouble::Stopped => return stopped(),
+        Trouble::NoProgram(text) => return Outcome::misconfigured(text.clone()),
+        Trouble::Unclear(_) => (Meaning::Failed, "DCGM_DIAG_ERROR"),
+    };
+    let mut text = trouble.to_string();
+    if attempts > 1 {
+        text.push_str(&format!(" ({attempts} attempts)"));
+    }
+    let finding = Finding::harmless(CHECK, code, text);
+    Outcome {
+        result,
+        ..Outcome::failed(finding)
+    }
+}
+
+/// Returns the outcome that nobody asks for any more.
+fn stopped() -> Outcome {
+    Outcome::failed(Finding::harmless(
+        CHECK,
+        "STOPPED",
+        "was stopped".to_owned(),
+    ))
+}
+
+// === impl Settings ===
+
+impl Settings {
+    fn read(environment: &Environment) -> Result<Self, BadVariable> {
+        let level = environment.whole("DCGM_DIAG_LEVEL", 2, (1, 4))?;
+        let attempts =
+            environment.whole("DCGM_DIAG_STATUS_RETRY_MAX_ATTEMPTS", ATTEMPTS, (1, 1000))?;
+        let interval = environment.whole(
+            "DCGM_DIAG_STATUS_RETRY_INTERVAL_SECONDS",
+            INTERVAL_SECONDS,
+            (0, 3600),
+        )?;
+        let address = environment.first(&["DCGM_HOSTENGINE_ADDR"]);
+        let dcgmi = environment.first(&["GPUWARDEN_DCGMI"]);
+        let timeout = environment.time(&["CHECK_TIMEOUT_SECONDS", "CHECK_TIMEOUT"])?;
+        Ok(Self {
+            level,
+            address: address.map_or(ADDRESS, |(_, address)| address).to_owned(),
+            dcgmi: PathBuf::from(dcgmi.map_or("dcgmi", |(_, path)| path)),
+            attempts,
+            interval: Duration::from_secs(interval),
+            timeout: timeout.unwrap_or_else(|| usual_time(level)),
+            libraries: Libraries::of(environment),
+        })
+    }
+}
+
+/// Returns the time that a level gets. By the preflight configuration it takes 30 s, 2 min, 15 min and
+/// 1 to 2 h.
+fn usual_time(level: u64) -> Duration {
+    Duration::from_secs(match level {
+        3 => 30 * 60,
+        4 => 3 * 3600,
+        _ => 300,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_level_gets_more_time_than_it_takes() {
+        let times = [(1, 30), (2, 120), (3, 900), (4, 7200)];
+        for (level, takes) in times {
+            assert!(usual_time(level).as_secs() * 10 >= takes * 14, "{level}");
+        }
+    }
+}

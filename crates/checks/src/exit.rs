@@ -1,0 +1,13 @@
+//! The exit codes of a check, as the preflight ADR has them.
+
+/// The check passed, or is not to stop the pod.
+pub const PASSED: u8 = 0;
+/// The check failed.
+pub const FAILED: u8 = 1;
+/// A setting is wrong; nothing was checked.
+pub const MISCONFIGURED: u8 = 2;
+
+/// Returns the exit code of a process that a signal asked to end.
+pub fn of_signal(signal: i32) -> u8 {
+    u8::try_from(128 + signal).unwrap_or(u8::MAX)
+}

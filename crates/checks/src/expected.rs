@@ -1,0 +1,266 @@
+//! The least bandwidth that passes: a number that was set, or a share of what such GPUs do on such a
+//! fabric, as others have published it (`data/bandwidth.tsv`).
+
+use crate::environment::{BadVariable, Environment};
+use crate::worker::SeenGpu;
+
+const TABLE: &str = include_str!("../data/bandwidth.tsv");
+/// The default for GPUs that are joined by PCIe alone, in gigabytes a second: what the preflight
+/// configuration says to set there.
+const PCIE: f64 = 15.0;
+
+/// The reach of an all-reduce.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Scope {
+    /// The GPUs of one node.
+    Node,
+    /// The GPUs of several nodes.
+    Gang,
+}
+
+/// The settings of a threshold.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct ThresholdSettings {
+    scope: Scope,
+    /// The number that was set.
+    absolute: Option<f64>,
+    /// The number where none was set.
+    default: f64,
+    percent: Option<u64>,
+    fabric: Option<String>,
+    skip: bool,
+}
+
+/// The least bandwidth that passes.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Threshold {
+    /// In gigabytes a second; `None`: any passes.
+    pub(crate) gb_s: Option<f64>,
+    /// Where it comes from, for people.
+    pub(crate) basis: String,
+}
+
+/// A row of the table.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Row {
+    product: &'static str,
+    fabric: &'static str,
+    scope: &'static str,
+    gb_s: f64,
+    source: &'static str,
+}
+
+// === impl ThresholdSettings ===
+
+impl ThresholdSettings {
+    /// Reads it from the environment; `names` are those of the absolute number.
+    pub(crate) fn read(
+        environment: &Environment,
+        scope: Scope,
+        names: &[&str],
+        default: f64,
+    ) -> Result<Self, BadVariable> {
+        let percent = environment.parsed(
+            &["GPUWARDEN_BW_PERCENT"],
+            "a whole number from 1 to 100: percent of the published bandwidth",
+            |text| {
+                text.parse()
+                    .ok()
+                    .filter(|percent| (1..=100).contains(percent))
+            },
+        )?;
+        let fabrics = fabrics();
+        let allowed = format!("one of {}", fabrics.join(", "));
+        let fabric = environment.parsed(&["GPUWARDEN_FABRIC"], &allowed, |text| {
+            let text = text.to_ascii_lowercase();
+            fabrics.contains(&text.as_str()).then_some(text)
+        })?;
+        Ok(Self {
+            scope,
+            absolute: environment.bandwidth(names)?,
+            default,
+            percent,
+            fabric,
+            skip: environment.yes("SKIP_BANDWIDTH_CHECK")?,
+        })
+    }
+
+    /// Returns the threshold for these GPUs.
+    pub(crate) fn of(&self, gpus: &[SeenGpu]) -> Threshold {
+        if self.skip {
+            return Threshold {
+                gb_s: None,
+                basis: "any is good enough, for SKIP_BANDWIDTH_CHECK is set".to_owned(),
+            };
+        }
+        let nvlink = gpus.iter().all(|gpu| gpu.nvlink);
+        let fabric = match (&self.fabric, self.scope) {
+            (Some(fabric), _) => Some(fabric.as_str()),
+            (None, Scope::Node) => Some(if nvlink { "nvlink" } else { "pcie" }),
+            (None, Scope::Gang) => None,
+        };
+        if let Some(percent) = self.percent
+            && let Some(row) = fabric.and_then(|fabric| self.row(gpus, fabric))
+        {
+            let share = u32::try_from(percent).unwrap_or(100);
+            return Threshold {
+                gb_s: Some(row.gb_s * f64::from(share) / 100.0),
+                basis: format!(
+                    "{percent} % of the {} GB/s that {} does over {} ({})",
+                    row.gb_s, row.product, row.fabric, row.source
+                ),
+            };
+        }
+        let (gb_s, basis) = match self.absolute {
+            Some(set) => (set, "as set"),
+            None if self.scope == Scope::Node && !gpus.is_empty() && !nvlink => {
+                (PCIE, "the default for GPUs without NVLink")
+            }
+            None => (self.default, "the default"),
+        };
+        let unknown = if self.percent.is_some() {
+            ", for no bandwidth of these GPUs on this fabric is known"
+        } else {
+            ""
+        };
+        Threshold {
+            gb_s: Some(gb_s),
+            basis: format!("{basis}{unknown}"),
+        }
+    }
+
+    /// Returns the row for these GPUs; the slowest where they are of several products.
+    fn row(&self, gpus: &[SeenGpu], fabric: &str) -> Option<Row> {
+        let scope = match self.scope {
+            Scope::Node => "node",
+            Scope::Gang => "gang",
+        };
+        let of_gpu = |gpu: &SeenGpu| {
+            let words: Vec<&str> = gpu.product.split([' ', '-', '_']).collect();
+            rows().find(|row| {
+                row.fabric == fabric && row.scope == scope && words.contains(&row.product)
+            })
+        };
+        let found: Vec<Row> = gpus.iter().map(of_gpu).collect::<Option<_>>()?;
+        found.into_iter().min_by(|a, b| a.gb_s.total_cmp(&b.gb_s))
+    }
+}
+
+// === impl Threshold ===
+
+impl Threshold {
+    /// Returns whether a bandwidth passes.
+    pub(crate) fn passes(&self, gb_s: f64) -> bool {
+        self.gb_s.is_none_or(|least| gb_s >= least)
+    }
+}
+
+fn rows() -> impl Iterator<Item = Row> {
+    TABLE.lines().skip(1).filter_map(|line| {
+        let mut fields = line.split('\t');
+        Some(Row {
+            product: fields.next()?,
+            fabric: fields.next()?,
+            scope: fields.next()?,
+            gb_s: fields.next()?.parse().ok()?,
+            source: fields.next()?,
+        })
+    })
+}
+
+fn fabrics() -> Vec<&'static str> {
+    let mut fabrics: Vec<&str> = rows().map(|row| row.fabric).collect();
+    fabrics.sort_unstable();
+    fabrics.dedup();
+    fabrics
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(scope: Scope, all: &[(&str, &str)]) -> Result<ThresholdSettings, BadVariable> {
+        let all = all.iter();
+        let environment: Environment = all
+            .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+            .collect();
+        ThresholdSettings::read(&environment, scope, &["BW_THRESHOLD_GBPS"], 150.0)
+    }
+
+    fn gpus(product: &str, nvlink: bool) -> Vec<SeenGpu> {
+        let gpu = SeenGpu {
+            uuid: String::new(),
+            pci: String::new(),
+            product: product.to_owned(),
+            nvlink,
+        };
+        vec![gpu.clone(), gpu]
+    }
+
+    #[test]
+    fn every_row_of_the_table_is_read_and_has_a_source() {
+        assert_eq!(rows().count(), TABLE.lines().count() - 1);
+        for row in rows() {
+            assert!(row.gb_s > 0.0 && row.source.len() > 10, "{row:?}");
+            assert!(["node", "gang"].contains(&row.scope), "{row:?}");
+        }
+        let places: std::collections::BTreeSet<_> = rows()
+            .map(|row| (row.product, row.fabric, row.scope))
+            .collect();
+        assert_eq!(places.len(), rows().count(), "a place has two rows");
+    }
+
+    #[test]
+    #[allow(clippy::type_complexity, reason = "a table")]
+    fn a_threshold_is_what_was_set_or_a_share_of_what_is_published() {
+        let h100 = gpus("NVIDIA H100 80GB HBM3", true);
+        let l40s = gpus("NVIDIA L40S", false);
+        let percent = ("GPUWARDEN_BW_PERCENT", "50");
+        let cases: [(Scope, &[(&str, &str)], &[SeenGpu], Option<f64>); 10] = [
+            (Scope::Node, &[], &h100, Some(150.0)),
+            (Scope::Node, &[], &[], Some(150.0)),
+            (Scope::Node, &[], &l40s, Some(15.0)),
+            (
+                Scope::Node,
+                &[("BW_THRESHOLD_GBPS", "40")],
+                &l40s,
+                Some(40.0),
+            ),
+            (Scope::Node, &[percent], &h100, Some(230.0)),
+            (
+                Scope::Node,
+                &[percent, ("BW_THRESHOLD_GBPS", "40")],
+                &h100,
+                Some(230.0),
+            ),
+            (
+                Scope::Node,
+                &[percent],
+                &gpus("NVIDIA H100 NVL", false),
+                Some(15.0),
+            ),
+            (Scope::Gang, &[percent], &h100, Some(150.0)),
+            (
+                Scope::Gang,
+                &[percent, ("GPUWARDEN_FABRIC", "EFA")],
+                &h100,
+                Some(167.5),
+            ),
+            (
+                Scope::Node,
+                &[percent, ("SKIP_BANDWIDTH_CHECK", "true")],
+                &h100,
+                None,
+            ),
+        ];
+        for (scope, set, gpus, expected) in cases {
+            let threshold = settings(scope, set).unwrap().of(gpus);
+            assert_eq!(threshold.gb_s, expected, "{set:?} {threshold:?}");
+        }
+        let refused = settings(Scope::Gang, &[("GPUWARDEN_FABRIC", "string")]).unwrap_err();
+        assert!(
+            refused.to_string().contains("efa, ib, mnnvl, nvlink, pcie"),
+            "{refused}"
+        );
+    }
+}

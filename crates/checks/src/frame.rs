@@ -1,0 +1,342 @@
+//! What all checks share: who reports where, a way to end that can be told by its exit code, and the
+//! signals that end a container.
+
+use std::fs::OpenOptions;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime};
+
+use contract::preflight::ReportCheckRequest;
+use contract::{EVENT_VERSION, HealthEvent, ProcessingStrategy};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+
+use crate::environment::{BadVariable, Environment};
+use crate::outcome::{Outcome, Result as Meaning};
+use crate::report::ReportError;
+use crate::worker::Launcher;
+use crate::{allreduce, count, dcgm_diag, exit, loopback, report};
+
+/// The variable with the name of the node.
+const NODE: &str = "NODE_NAME";
+/// The socket of the connector where none is named (preflight ADR).
+const SOCKET: &str = "/var/run/nvsentinel.sock";
+/// The file of the termination message where Kubernetes is not told another.
+const TERMINATION_LOG: &str = "/dev/termination-log";
+/// Longest termination message that the kubelet keeps, in bytes.
+const MAX_TERMINATION: usize = 4096;
+/// Time for which a failure is tried to be reported: the pod does not start anyway.
+const REPORT_FAILURE: Duration = Duration::from_secs(30);
+/// Time for which a pass is tried to be reported, for which the pod waits.
+const REPORT_PASS: Duration = Duration::from_secs(5);
+/// Time that a check gets to stop what it does when a signal came; the kubelet waits for 30 s.
+const GRACE: Duration = Duration::from_secs(15);
+
+/// A check.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Check {
+    /// DCGM's diagnosis of the GPUs of the pod.
+    DcgmDiag,
+    /// An all-reduce over all GPUs of the pod.
+    NcclLoopback,
+    /// An all-reduce over all GPUs of the gang.
+    NcclAllreduce,
+}
+
+/// The settings that all checks have.
+#[derive(Clone, Debug)]
+struct Common {
+    node: String,
+    socket: PathBuf,
+}
+
+/// The end of a check that was awaited.
+enum End {
+    Outcome(Outcome),
+    Signal(&'static str, i32),
+}
+
+// === impl Check ===
+
+impl Check {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::DcgmDiag, Self::NcclLoopback, Self::NcclAllreduce];
+
+    /// Returns its name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::DcgmDiag => "dcgm-diag",
+            Self::NcclLoopback => "nccl-loopback",
+            Self::NcclAllreduce => "nccl-allreduce",
+        }
+    }
+
+    /// Returns the agent and the component class of its events (NVSentinel's).
+    fn sender(self) -> (&'static str, &'static str) {
+        match self {
+            Self::DcgmDiag => (dcgm_diag::AGENT, "GPU"),
+            Self::NcclLoopback => (loopback::AGENT, "Node"),
+            Self::NcclAllreduce => (allreduce::AGENT, "Node"),
+        }
+    }
+
+    /// Does it. It stops by itself where `stop` is cancelled.
+    async fn execute(
+        self,
+        environment: &Environment,
+        launcher: &Launcher,
+        stop: &CancellationToken,
+    ) -> Result<Outcome, BadVariable> {
+        match self {
+            Self::DcgmDiag => dcgm_diag::execute(environment, launcher, stop).await,
+            Self::NcclLoopback => loopback::execute(environment, launcher, stop).await,
+            Self::NcclAllreduce => allreduce::execute(environment, launcher, stop).await,
+        }
+    }
+}
+
+/// Runs a check to its end: says on `out` how it went, reports it, writes the termination message, and
+/// returns the exit code. `launcher` starts the processes that call the vendor's libraries.
+pub async fn run(
+    check: Check,
+    environment: &Environment,
+    launcher: &Launcher,
+    out: &mut (dyn Write + Send),
+) -> u8 {
+    let log = environment.first(&["GPUWARDEN_TERMINATION_LOG"]);
+    let log = PathBuf::from(log.map_or(TERMINATION_LOG, |(_, path)| path));
+    let strategy = match strategy(environment) {
+        Ok(strategy) => strategy,
+        Err(error) => return refuse(check, environment, &error, false, &log, out).await,
+    };
+    let stores_only = strategy == ProcessingStrategy::StoreOnly;
+    let common = match common(environment) {
+        Ok(common) => common,
+        Err(error) => return refuse(check, environment, &error, stores_only, &log, out).await,
+    };
+    let begun = Instant::now();
+    let (outcome, error) = match ended(check, environment, launcher).await {
+        Ok(End::Outcome(outcome)) => {
+            let code = outcome.code.clone();
+            (outcome, code)
+        }
+        Ok(End::Signal(name, number)) => {
+            let text = format!("{name} ended the check before it was done");
+            say(check, "ended", "SIGNAL", &text, &log, out);
+            return exit::of_signal(number);
+        }
+        Err(error) => (misconfigured(&error), error.variable().to_owned()),
+    };
+    let counted = count::request(
+        check.name(),
+        &common.node,
+        &outcome,
+        &error,
+        begun.elapsed(),
+    );
+    let blank = blank(check, &common, strategy);
+    if report_outcome(check, &common.socket, &outcome, &blank).await {
+        count(check, &common.socket, counted).await;
+    }
+    conclude(check, &outcome, stores_only, &log, out)
+}
+
+/// Ends a check that has not been told who reports where.
+async fn refuse(
+    check: Check,
+    environment: &Environment,
+    error: &BadVariable,
+    stores_only: bool,
+    log: &Path,
+    out: &mut (dyn Write + Send),
+) -> u8 {
+    let outcome = misconfigured(error);
+    if let Ok(socket) = socket(environment) {
+        let node = environment.first(&[NODE]).map_or("", |(_, node)| node);
+        let took = Duration::ZERO;
+        let counted = count::request(check.name(), node, &outcome, error.variable(), took);
+        count(check, &socket, counted).await;
+    }
+    conclude(check, &outcome, stores_only, log, out)
+}
+
+/// Reports an outcome, and returns whether a connector is there, as far as that is known.
+async fn report_outcome(
+    check: Check,
+    socket: &Path,
+    outcome: &Outcome,
+    blank: &HealthEvent,
+) -> bool {
+    let within = if outcome.result == Meaning::Failed {
+        REPORT_FAILURE
+    } else {
+        REPORT_PASS
+    };
+    let findings = outcome.findings.iter().cloned();
+    let events: Vec<HealthEvent> = findings.map(|one| one.into_event(blank.clone())).collect();
+    if events.is_empty() {
+        return true;
+    }
+    let reported = report::report(socket, events, within).await;
+    if let Err(error) = &reported {
+        complain(check, &error.to_string());
+    }
+    matches!(reported, Ok(()) | Err(ReportError::Refused(_)))
+}
+
+/// Has a check counted.
+async fn count(check: Check, socket: &Path, counted: ReportCheckRequest) {
+    if let Err(error) = count::send(socket, counted).await {
+        complain(
+            check,
+            &format!("the connector does not count this check: {error}"),
+        );
+    }
+}
+
+/// Does a check until it ends by itself, or a signal asks for it.
+async fn ended(
+    check: Check,
+    environment: &Environment,
+    launcher: &Launcher,
+) -> Result<End, BadVariable> {
+    let kinds = [SignalKind::terminate(), SignalKind::interrupt()];
+    let (mut terminate, mut interrupt) = match kinds.map(signal) {
+        [Ok(terminate), Ok(interrupt)] => (terminate, interrupt),
+        [Err(error), _] | [_, Err(error)] => {
+            let text = format!("signals cannot be heard: {error}");
+            return Ok(End::Outcome(Outcome::misconfigured(text)));
+        }
+    };
+    let stop = CancellationToken::new();
+    let executed = check.execute(environment, launcher, &stop);
+    tokio::pin!(executed);
+    let signalled = tokio::select! {
+        outcome = &mut executed => {
+            return outcome.map(End::Outcome);
+        }
+        _ = terminate.recv() => End::Signal("SIGTERM", SignalKind::terminate().as_raw_value()),
+        _ = interrupt.recv() => End::Signal("SIGINT", SignalKind::interrupt().as_raw_value()),
+    };
+    stop.cancel();
+    if tokio::time::timeout(GRACE, executed).await.is_err() {
+        complain(check, "what it had begun does not end");
+    }
+    Ok(signalled)
+}
+
+fn misconfigured(error: &BadVariable) -> Outcome {
+    Outcome::misconfigured(error.to_string())
+}
+
+fn strategy(environment: &Environment) -> Result<ProcessingStrategy, BadVariable> {
+    let allowed = "EXECUTE_REMEDIATION or STORE_ONLY";
+    let strategy = environment.parsed(&["PROCESSING_STRATEGY"], allowed, |text| match text {
+        "EXECUTE_REMEDIATION" => Some(ProcessingStrategy::ExecuteRemediation),
+        "STORE_ONLY" => Some(ProcessingStrategy::StoreOnly),
+        _ => None,
+    })?;
+    Ok(strategy.unwrap_or(ProcessingStrategy::ExecuteRemediation))
+}
+
+fn common(environment: &Environment) -> Result<Common, BadVariable> {
+    Ok(Common {
+        node: environment.required(&[NODE], "the name of the node that this runs on")?,
+        socket: socket(environment)?,
+    })
+}
+
+fn socket(environment: &Environment) -> Result<PathBuf, BadVariable> {
+    let allowed = "the path of a socket, such as unix:///var/run/nvsentinel.sock";
+    let socket = environment.parsed(&["PLATFORM_CONNECTOR_SOCKET"], allowed, |text| {
+        let path = PathBuf::from(text.strip_prefix("unix://").unwrap_or(text));
+        path.is_absolute().then_some(path)
+    })?;
+    Ok(socket.unwrap_or_else(|| PathBuf::from(SOCKET)))
+}
+
+/// Returns an event that says who reports it, and when.
+fn blank(check: Check, common: &Common, strategy: ProcessingStrategy) -> HealthEvent {
+    let (agent, class) = check.sender();
+    HealthEvent {
+        version: EVENT_VERSION,
+        agent: agent.to_owned(),
+        component_class: class.to_owned(),
+        node_name: common.node.clone(),
+        processing_strategy: strategy as i32,
+        generated_timestamp: Some(prost_types::Timestamp::from(SystemTime::now())),
+        ..HealthEvent::default()
+    }
+}
+
+/// Says how a check has ended, and returns its exit code.
+fn conclude(
+    check: Check,
+    outcome: &Outcome,
+    stores_only: bool,
+    log: &Path,
+    out: &mut (dyn Write + Send),
+) -> u8 {
+    let (word, code) = match outcome.result {
+        Meaning::Passed => ("passed", exit::PASSED),
+        Meaning::Failed => ("failed", exit::FAILED),
+        Meaning::NotTested => ("not tested", exit::PASSED),
+        Meaning::Misconfigured => ("misconfigured", exit::MISCONFIGURED),
+    };
+    for finding in &outcome.findings {
+        if outcome.findings.len() > 1 {
+            let state = if finding.healthy { "well" } else { "not well" };
+            let line = format!("  {} {state}: {}", finding.check, finding.message);
+            // It fails only where nobody reads.
+            drop(writeln!(out, "{}", one_line(&line)));
+        }
+    }
+    say(check, word, &outcome.code, &outcome.text, log, out);
+    if stores_only && code != exit::PASSED {
+        complain(
+            check,
+            "exits 0 all the same, for PROCESSING_STRATEGY is STORE_ONLY",
+        );
+        return exit::PASSED;
+    }
+    code
+}
+
+/// Says the end of a check to a person, and to who reads the termination message.
+fn say(check: Check, word: &str, code: &str, text: &str, log: &Path, out: &mut (dyn Write + Send)) {
+    let text = one_line(text);
+    // It fails only where nobody reads.
+    drop(writeln!(out, "{}: {word}: {text}", check.name()).and_then(|()| out.flush()));
+    let mut message = format!("{code}: {text}");
+    message.truncate(domain::event::floor_char_boundary(
+        &message,
+        MAX_TERMINATION,
+    ));
+    match write(log, &message) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            complain(check, &format!("cannot write {}: {error}", log.display()));
+        }
+        _ => {}
+    }
+}
+
+/// Writes the termination message where there is a place for it.
+fn write(log: &Path, message: &str) -> io::Result<()> {
+    let mut file = OpenOptions::new().write(true).truncate(true).open(log)?;
+    file.write_all(message.as_bytes())
+}
+
+/// Says on standard error what is no result.
+fn complain(check: Check, text: &str) {
+    // It fails only where nobody reads.
+    drop(writeln!(
+        io::stderr(),
+        "{}: {}",
+        check.name(),
+        one_line(text)
+    ));
+}
+
+fn one_line(text: &str) -> String {
+    text.replace(['\n', '\r'], " ")
+}

@@ -1,0 +1,256 @@
+//! `gpuwarden check verify`: whether a check of somebody else keeps the contract, by running it as the
+//! webhook's container would: with the injected variables, and a connector of our own.
+//!
+//! It is run once as it would act (`EXECUTE_REMEDIATION`) and once where it must not (`STORE_ONLY`).
+
+use std::ffi::OsString;
+use std::io::{self, Write};
+use std::path::Path;
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
+
+use contract::{HealthEvent, ProcessingStrategy, RecommendedAction};
+use tokio::process::Command;
+
+use crate::exit;
+use crate::witness::Witness;
+
+/// The name of the node that the check is told.
+const NODE: &str = "verify-node";
+/// The variables that a check of a gang gets beside the others are not set: it is run alone.
+const STRATEGIES: [&str; 2] = ["EXECUTE_REMEDIATION", "STORE_ONLY"];
+
+/// The settings of a verification.
+#[derive(Clone, Debug)]
+pub struct VerifySettings {
+    /// The program of the check.
+    pub program: OsString,
+    /// Its arguments.
+    pub arguments: Vec<OsString>,
+    /// A run that takes longer has failed.
+    pub timeout: Duration,
+}
+
+/// A verification that could not be done.
+#[derive(Debug, thiserror::Error)]
+pub enum VerifyError {
+    /// There is no place for the connector's socket.
+    #[error("a connector cannot be played")]
+    Connector(#[source] io::Error),
+    /// The check cannot be run.
+    #[error("{} cannot be run", program.display())]
+    Program {
+        /// The program.
+        program: OsString,
+        /// The error of the system.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// A rule of the contract, and whether a run kept it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Rule {
+    text: &'static str,
+    /// What was seen instead.
+    broken: Option<String>,
+}
+
+/// One run of the check.
+struct Run {
+    strategy: &'static str,
+    /// `None`: it did not end in time.
+    status: Option<ExitStatus>,
+    events: Vec<HealthEvent>,
+}
+
+/// Runs a check, and writes a line for each rule of the contract. Returns the exit code: 0 where all are
+/// kept, else 1.
+pub async fn verify(
+    settings: &VerifySettings,
+    out: &mut (dyn Write + Send),
+) -> Result<u8, VerifyError> {
+    let mut kept = true;
+    for strategy in STRATEGIES {
+        let run = run(settings, strategy).await?;
+        for rule in rules(&run) {
+            kept &= rule.broken.is_none();
+            let line = match rule.broken {
+                None => format!("ok      {strategy}: {}", rule.text),
+                Some(broken) => format!("broken  {strategy}: {}: {broken}", rule.text),
+            };
+            // It fails only where nobody reads.
+            drop(writeln!(out, "{line}"));
+        }
+    }
+    let word = if kept { "keeps" } else { "breaks" };
+    let program = settings.program.display();
+    drop(writeln!(
+        out,
+        "{program} {word} the contract of preflight checks"
+    ));
+    Ok(if kept { exit::PASSED } else { exit::FAILED })
+}
+
+async fn run(settings: &VerifySettings, strategy: &'static str) -> Result<Run, VerifyError> {
+    let directory = tempfile::tempdir().map_err(VerifyError::Connector)?;
+    let witness = Witness::listen(directory.path()).map_err(VerifyError::Connector)?;
+    let mut child = command(settings, strategy, witness.socket())
+        .spawn()
+        .map_err(|source| VerifyError::Program {
+            program: settings.program.clone(),
+            source,
+        })?;
+    let status = match tokio::time::timeout(settings.timeout, child.wait()).await {
+        Ok(Ok(status)) => Some(status),
+        Ok(Err(source)) => {
+            return Err(VerifyError::Program {
+                program: settings.program.clone(),
+                source,
+            });
+        }
+        Err(_) => None,
+    };
+    Ok(Run {
+        strategy,
+        status,
+        events: witness.events(),
+    })
+}
+
+fn command(settings: &VerifySettings, strategy: &str, socket: &Path) -> Command {
+    let mut command = Command::new(&settings.program);
+    command
+        .args(&settings.arguments)
+        .env("NODE_NAME", NODE)
+        .env(
+            "PLATFORM_CONNECTOR_SOCKET",
+            format!("unix://{}", socket.display()),
+        )
+        .env("PROCESSING_STRATEGY", strategy)
+        .stdin(Stdio::null())
+        .kill_on_drop(true);
+    command
+}
+
+/// Returns the rules that a run has to keep.
+fn rules(run: &Run) -> Vec<Rule> {
+    let mut rules = vec![ends(run)];
+    let Some(code) = run.status.and_then(|status| status.code()) else {
+        return rules;
+    };
+    if code == i32::from(exit::MISCONFIGURED) {
+        return rules;
+    }
+    rules.push(Rule {
+        text: "sends at least one event to PLATFORM_CONNECTOR_SOCKET",
+        broken: run.events.is_empty().then(|| "it sent none".to_owned()),
+    });
+    rules.push(each(run, "each event has its required fields", |event| {
+        let problem = domain::event::validate(event).err();
+        problem.map(|problem| problem.to_string())
+    }));
+    rules.push(each(run, "each event is about NODE_NAME", |event| {
+        let other = event.node_name != NODE;
+        other.then(|| format!("one is about {:?}", event.node_name))
+    }));
+    rules.push(carries_strategy(run));
+    rules.push(each(
+        run,
+        "an event of a fault says its code and action",
+        |event| {
+            if event.is_healthy || !event.is_fatal {
+                return None;
+            }
+            let no_action = event.recommended_action == RecommendedAction::None as i32;
+            if event.error_code.is_empty() {
+                Some("a fatal one has no errorCode".to_owned())
+            } else {
+                no_action.then(|| "a fatal one has recommendedAction NONE".to_owned())
+            }
+        },
+    ));
+    rules.push(each(
+        run,
+        "a healthy event is not fatal and has no code",
+        |event| {
+            let odd = event.is_healthy && (event.is_fatal || !event.error_code.is_empty());
+            odd.then(|| "one is healthy and names a fault".to_owned())
+        },
+    ));
+    rules.extend(told_alike(run, code));
+    rules
+}
+
+/// Looks whether the events carry the strategy that the check was told.
+fn carries_strategy(run: &Run) -> Rule {
+    each(run, "each event carries PROCESSING_STRATEGY", |event| {
+        let wanted = ProcessingStrategy::from_str_name(run.strategy);
+        let told = ProcessingStrategy::try_from(event.processing_strategy).ok();
+        // None said is the usual one.
+        let told = told.map(|told| match told {
+            ProcessingStrategy::Unspecified => ProcessingStrategy::ExecuteRemediation,
+            told => told,
+        });
+        let name = contract::strategy_name(event.processing_strategy);
+        (told != wanted).then(|| format!("one carries {name}"))
+    })
+}
+
+/// Looks whether a run ends as it may.
+fn ends(run: &Run) -> Rule {
+    let codes: &[i32] = if run.strategy == "STORE_ONLY" {
+        &[0]
+    } else {
+        &[0, 1, 2]
+    };
+    let broken = match run.status {
+        None => Some("it did not end in time".to_owned()),
+        Some(status) => match status.code() {
+            Some(code) if codes.contains(&code) => None,
+            _ => Some(format!("it ended with {status}")),
+        },
+    };
+    Rule {
+        text: match codes {
+            [_] => "exits 0 whatever it finds",
+            _ => "exits 0 (passed), 1 (failed) or 2 (wrong settings)",
+        },
+        broken,
+    }
+}
+
+/// Looks whether exit code and events say the same.
+fn told_alike(run: &Run, code: i32) -> Option<Rule> {
+    if run.strategy == "STORE_ONLY" {
+        return None;
+    }
+    let healthy = run.events.iter().any(|event| event.is_healthy);
+    let fatal = run.events.iter().any(|event| event.is_fatal);
+    let unhealthy = run.events.iter().any(|event| !event.is_healthy);
+    Some(if code == 0 {
+        let broken = if fatal {
+            Some("it passed and sent a fatal one".to_owned())
+        } else {
+            // A check that could not test may say so, and let the pod start.
+            (!healthy && !unhealthy).then(|| "it sent none".to_owned())
+        };
+        Rule {
+            text: "a pass sends a healthy event, or one that is not fatal",
+            broken,
+        }
+    } else {
+        Rule {
+            text: "a failure sends an event that is not healthy",
+            broken: (!unhealthy).then(|| "all are healthy".to_owned()),
+        }
+    })
+}
+
+/// Looks at each event of a run.
+fn each(run: &Run, text: &'static str, problem: impl Fn(&HealthEvent) -> Option<String>) -> Rule {
+    Rule {
+        text,
+        broken: run.events.iter().find_map(problem),
+    }
+}

@@ -1,0 +1,63 @@
+//! Copies within a device, for a pod with one GPU, which has nobody to reduce with: whether its memory keeps
+//! what is written to it, and how fast it is.
+
+use std::mem::ManuallyDrop;
+
+use host::cuda::{Cuda, Device};
+
+use crate::numbers::{self, MOST_COMPARED, Numbers};
+
+use super::benchmark::settle;
+use super::{Benchmark, Failure, Measured};
+
+/// Measures copies within each device; for each size the time of the slowest.
+pub(super) fn copy(cuda: &Cuda, benchmark: &Benchmark) -> Result<Vec<Measured>, Failure> {
+    let mut slowest: Vec<Measured> = Vec::new();
+    for device in cuda.devices()? {
+        let measured = of_device(&device, benchmark)?;
+        if slowest.is_empty() {
+            slowest = measured;
+            continue;
+        }
+        for (slowest, measured) in slowest.iter_mut().zip(measured) {
+            slowest.seconds = slowest.seconds.max(measured.seconds);
+        }
+    }
+    Ok(slowest)
+}
+
+fn of_device(device: &Device, benchmark: &Benchmark) -> Result<Vec<Measured>, Failure> {
+    let mut measured = Vec::new();
+    for bytes in &benchmark.sizes {
+        let room = usize::try_from(*bytes).unwrap_or(usize::MAX);
+        // Not given back where something fails: that waits for work which may not end.
+        let mut from = ManuallyDrop::new(device.buffer(room)?);
+        let mut to = ManuallyDrop::new(device.buffer(room)?);
+        let stream = ManuallyDrop::new(device.stream()?);
+        let mut begin = ManuallyDrop::new(device.event()?);
+        let mut end = ManuallyDrop::new(device.event()?);
+
+        let count = usize::try_from((*bytes).min(MOST_COMPARED) / 4).unwrap_or_default();
+        let written = Numbers::of(1).brought(0, count);
+        from.write(&written)?;
+        settle(&from)?;
+        begin.record(&stream)?;
+        for _ in 0..benchmark.iterations.max(1) {
+            stream.copy(&from, &mut to)?;
+        }
+        end.record(&stream)?;
+        stream.synchronize()?;
+        let mut found = vec![0; written.len()];
+        to.read(&mut found)?;
+        numbers::compare(&written, &found).map_err(Failure::of_gpu(&device.pci()?))?;
+        measured.push(Measured {
+            bytes: *bytes,
+            seconds: f64::from(end.milliseconds_since(&begin)?)
+                / 1e3
+                / f64::from(benchmark.iterations.max(1)),
+        });
+        drop(ManuallyDrop::into_inner(from));
+        drop(ManuallyDrop::into_inner(to));
+    }
+    Ok(measured)
+}

@@ -1,0 +1,152 @@
+//! The child's side: answers one request after the other.
+
+use std::borrow::Cow;
+use std::io::{self, BufRead as _, BufReader, Write as _};
+use std::os::fd::AsFd as _;
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::thread;
+
+use host::cuda::Cuda;
+use host::library::{Listener, OpenError, Places};
+use host::nccl::Nccl;
+use host::nvml::{self, Nvml};
+use rustix::process::{Signal, getpid, kill_process};
+
+use super::{Failure, Libraries, Request, Said, SeenGpu, benchmark, copy};
+
+/// Says things to the parent.
+#[derive(Clone)]
+struct Speaker(Arc<Mutex<UnixStream>>);
+
+/// Is the whole of the child process. It returns where the parent is gone.
+pub fn run() -> io::Result<()> {
+    let socket = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
+    let speaker = Speaker(Arc::new(Mutex::new(socket.try_clone()?)));
+    let (requests, asked) = mpsc::channel();
+    thread::Builder::new()
+        .name("parent".to_owned())
+        .spawn(move || {
+            for line in BufReader::new(socket).lines().map_while(Result::ok) {
+                if requests.send(line).is_err() {
+                    break;
+                }
+            }
+            // Another thread may hang in the driver, which an orderly end would wait for.
+            if let Err(error) = kill_process(getpid(), Signal::KILL) {
+                tracing::error!(%error, "cannot end with the parent");
+            }
+        })?;
+    for line in asked {
+        let answer = match serde_json::from_str(&line) {
+            Ok(request) => answer(&request, &speaker).unwrap_or_else(Said::Failed),
+            Err(error) => Said::Failed(Failure::Crashed(format!("was asked {line:?}: {error}"))),
+        };
+        speaker.say(&answer)?;
+    }
+    Ok(())
+}
+
+fn answer(request: &Request, speaker: &Speaker) -> Result<Said, Failure> {
+    match request {
+        Request::Gpus(libraries) => gpus(libraries, speaker).map(Said::Gpus),
+        Request::Devices(libraries) => {
+            let devices = cuda(libraries, speaker)?.devices()?.len();
+            Ok(Said::Devices(u32::try_from(devices).unwrap_or(u32::MAX)))
+        }
+        Request::Id(libraries) => {
+            // It stays open, for whoever joins asks this process for the others.
+            let nccl = Box::leak(Box::new(nccl(libraries, speaker)?));
+            let id = nccl.unique_id().map_err(host::nccl::Error::from)?;
+            let digits = id.bytes().map(|byte| format!("{byte:02x}"));
+            Ok(Said::Id(digits.concat()))
+        }
+        Request::AllReduce(libraries, join, benchmark) => {
+            // Neither is closed: that would wait for work which may not end.
+            let cuda = Box::leak(Box::new(cuda(libraries, speaker)?));
+            let nccl = Box::leak(Box::new(nccl(libraries, speaker)?));
+            benchmark::all_reduce(cuda, nccl, join, benchmark).map(Said::Measured)
+        }
+        Request::Copy(libraries, benchmark) => {
+            let cuda = Box::leak(Box::new(cuda(libraries, speaker)?));
+            copy::copy(cuda, benchmark).map(Said::Measured)
+        }
+    }
+}
+
+/// Returns the GPUs that this container sees.
+fn gpus(libraries: &Libraries, speaker: &Speaker) -> Result<Vec<SeenGpu>, Failure> {
+    let places = libraries.places(libraries.nvml.as_ref());
+    let nvml = Nvml::open(&places, speaker.listener()).map_err(|error| match error {
+        nvml::OpenError::Library(error) => Failure::Library(error.to_string()),
+        error @ nvml::OpenError::NotUsable { .. } => Failure::Nvml(error.to_string()),
+    })?;
+    let inventory = nvml.inventory();
+    let inventory = inventory.map_err(|error| Failure::Nvml(error.to_string()))?;
+    if let Some(unreadable) = inventory.unreadable.first() {
+        return Err(Failure::Nvml(format!(
+            "GPU {} of this container does not answer: {}",
+            unreadable.index, unreadable.error
+        )));
+    }
+    let seen = inventory.gpus.into_iter().map(|gpu| SeenGpu {
+        nvlink: !gpu.nvlinks.is_empty(),
+        uuid: gpu.uuid,
+        pci: gpu.pci,
+        product: gpu.product,
+    });
+    Ok(seen.collect())
+}
+
+fn cuda(libraries: &Libraries, speaker: &Speaker) -> Result<Cuda, Failure> {
+    let places = libraries.places(libraries.cuda.as_ref());
+    Cuda::open(&places, speaker.listener()).map_err(|error| missing(&error))
+}
+
+fn nccl(libraries: &Libraries, speaker: &Speaker) -> Result<Nccl, Failure> {
+    let places = libraries.places(libraries.nccl.as_ref());
+    Nccl::open(&places, speaker.listener()).map_err(|error| missing(&error))
+}
+
+fn missing(error: &OpenError) -> Failure {
+    Failure::Library(error.to_string())
+}
+
+// === impl Libraries ===
+
+impl Libraries {
+    fn places(&self, path: Option<&std::path::PathBuf>) -> Places {
+        Places {
+            path: path.cloned(),
+            driver_root: self.driver_root.clone(),
+        }
+    }
+}
+
+// === impl Speaker ===
+
+impl Speaker {
+    /// Says something, in one write.
+    fn say(&self, said: &Said) -> io::Result<()> {
+        let mut line = serde_json::to_vec(said)?;
+        line.push(b'\n');
+        let mut socket = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        socket.write_all(&line)
+    }
+
+    /// Returns what says each call before it is made, but for those by which work is looked at.
+    fn listener(&self) -> Listener {
+        let speaker = self.clone();
+        let last = Mutex::new(None);
+        Box::new(move |call, device| {
+            let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
+            let is_look = matches!(call, "cudaStreamQuery" | "ncclCommGetAsyncError");
+            if last.replace((call, device)) == Some((call, device)) || is_look {
+                return;
+            }
+            let call = Cow::Borrowed(call);
+            // That nobody hears it is noticed with the next answer.
+            drop(speaker.say(&Said::Doing { call, device }));
+        })
+    }
+}

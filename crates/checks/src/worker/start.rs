@@ -1,0 +1,137 @@
+//! The check's side: starts a worker, asks it, and ends it whatever it does.
+
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::time::Duration;
+
+use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::net::UnixStream;
+use tokio::process::{Child, Command};
+use tokio::time::Instant;
+
+use super::{Failure, Request, Said};
+
+/// Time that a worker gets to be gone after it was killed: one that hangs in the driver is left behind.
+const GONE: Duration = Duration::from_secs(2);
+
+/// How a worker is started.
+#[derive(Clone, Debug)]
+pub struct Launcher {
+    /// The program.
+    pub program: PathBuf,
+    /// Its arguments.
+    pub arguments: Vec<OsString>,
+    /// Variables that it gets beside those of this process.
+    pub variables: Vec<(OsString, OsString)>,
+}
+
+/// A worker that runs. It is killed when this is dropped.
+pub(crate) struct Worker {
+    child: Child,
+    socket: BufReader<UnixStream>,
+    /// The call that was said last.
+    doing: Option<String>,
+    line: Vec<u8>,
+}
+
+// === impl Launcher ===
+
+impl Launcher {
+    /// Returns how this very program is started as a worker, also where its file was replaced since.
+    pub fn own() -> Self {
+        Self {
+            program: PathBuf::from("/proc/self/exe"),
+            arguments: vec!["check-worker".into()],
+            variables: Vec::new(),
+        }
+    }
+}
+
+// === impl Worker ===
+
+impl Worker {
+    pub(crate) fn start(launcher: &Launcher) -> Result<Self, Failure> {
+        let started = Self::spawn(launcher);
+        started.map_err(|error| {
+            let program = launcher.program.display();
+            Failure::Crashed(format!("cannot be started as {program}: {error}"))
+        })
+    }
+
+    fn spawn(launcher: &Launcher) -> io::Result<Self> {
+        let (ours, theirs) = std::os::unix::net::UnixStream::pair()?;
+        ours.set_nonblocking(true)?;
+        let child = Command::new(&launcher.program)
+            .args(&launcher.arguments)
+            .envs(launcher.variables.iter().map(|(name, value)| (name, value)))
+            .stdin(Stdio::from(OwnedFd::from(theirs)))
+            // The libraries write to it, and ours is for the result.
+            .stdout(Stdio::from(io::stderr().as_fd().try_clone_to_owned()?))
+            .kill_on_drop(true)
+            .spawn()?;
+        Ok(Self {
+            child,
+            socket: BufReader::new(UnixStream::from_std(ours)?),
+            doing: None,
+            line: Vec::new(),
+        })
+    }
+
+    /// Asks for something, and waits for the answer until then.
+    pub(crate) async fn ask(&mut self, request: &Request, until: Instant) -> Result<Said, Failure> {
+        let began = Instant::now();
+        let mut line = serde_json::to_vec(request)
+            .map_err(|error| Failure::Crashed(format!("cannot be asked: {error}")))?;
+        line.push(b'\n');
+        // Where it fails the worker is gone, which is noticed below.
+        drop(self.socket.write_all(&line).await);
+        match tokio::time::timeout_at(until, self.answer()).await {
+            Ok(Some(Said::Failed(failure))) => Err(failure),
+            Ok(Some(said)) => Ok(said),
+            Ok(None) => Err(Failure::Crashed(self.end().await)),
+            Err(_) => Err(Failure::Late {
+                seconds: began.elapsed().as_secs(),
+                doing: self.while_doing(),
+            }),
+        }
+    }
+
+    /// Returns the next answer; `None` where the worker has ended.
+    async fn answer(&mut self) -> Option<Said> {
+        loop {
+            self.line.clear();
+            let read = self.socket.read_until(b'\n', &mut self.line).await;
+            if !matches!(read, Ok(1..)) {
+                return None;
+            }
+            match serde_json::from_slice(&self.line) {
+                Ok(Said::Doing { call, device }) => {
+                    let device = device.map(|number| format!(" of device {number}"));
+                    self.doing = Some(format!("{call}{}", device.unwrap_or_default()));
+                }
+                Ok(said) => return Some(said),
+                Err(_) => return None,
+            }
+        }
+    }
+
+    /// Returns how it has ended.
+    async fn end(&mut self) -> String {
+        let status = tokio::time::timeout(GONE, self.child.wait()).await;
+        let status = match status {
+            Ok(Ok(status)) => format!("ended by itself ({status})"),
+            _ => "does not answer any more".to_owned(),
+        };
+        format!("{status}, {}", self.while_doing())
+    }
+
+    fn while_doing(&self) -> String {
+        match &self.doing {
+            Some(call) => format!("in {call}"),
+            None => "before its first call".to_owned(),
+        }
+    }
+}

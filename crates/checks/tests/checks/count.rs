@@ -1,0 +1,170 @@
+//! Each check has itself counted at the connector of its node, once, and waits for nobody who does not count.
+
+use contract::preflight::{CheckResult, ReportCheckRequest};
+use contract::proto::platform_connector_server::{PlatformConnector, PlatformConnectorServer};
+use contract::{HealthEvent, HealthEvents};
+use fakes::Scenario;
+use gpuwarden_checks::Check;
+use tokio::sync::mpsc;
+use tonic::{Request, Response, Status};
+
+use super::support::Container;
+
+/// Returns a container whose GPUs have a bandwidth, and whose message is small.
+fn container(gb_s: f64) -> Container {
+    let mut scenario = Scenario::healthy(2);
+    scenario.nccl.bandwidth_gb_s = gb_s;
+    let mut container = Container::new(&scenario);
+    container.set("TEST_SIZE_MB", "1");
+    container
+}
+
+/// Returns the only check that was counted: its name, node, result and error, and whether it took time.
+async fn counted(
+    container: &Container,
+    check: Check,
+) -> (String, String, CheckResult, String, bool) {
+    let ended = container.run(check).await;
+    let counted = container.witness.checks();
+    let [one] = &counted[..] else {
+        panic!("{counted:#?} {ended:#?}");
+    };
+    let ReportCheckRequest {
+        check, node, error, ..
+    } = one.clone();
+    assert!(one.gang_wait.is_none() && one.seconds.is_none_or(|seconds| seconds > 0.0));
+    (check, node, one.result(), error, one.seconds.is_some())
+}
+
+#[tokio::test]
+async fn each_end_of_a_check_is_counted_once_with_its_cause() {
+    let (loopback, allreduce) = (Check::NcclLoopback, Check::NcclAllreduce);
+    let none = ("BW_THRESHOLD_GBPS", "150");
+    for (check, gb_s, (name, value), node, result, error) in [
+        (loopback, 400.0, none, "gpu-7", CheckResult::Passed, ""),
+        (
+            loopback,
+            1.0,
+            none,
+            "gpu-7",
+            CheckResult::Failed,
+            "NCCL_BW_DEGRADED",
+        ),
+        (allreduce, 1.0, none, "gpu-7", CheckResult::NotTested, ""),
+        (
+            loopback,
+            1.0,
+            ("PROCESSING_STRATEGY", "STORE_ONLY"),
+            "gpu-7",
+            CheckResult::Failed,
+            "NCCL_BW_DEGRADED",
+        ),
+        (
+            loopback,
+            1.0,
+            ("TEST_SIZE_MB", "0"),
+            "gpu-7",
+            CheckResult::ConfigError,
+            "TEST_SIZE_MB",
+        ),
+        (
+            loopback,
+            1.0,
+            ("PROCESSING_STRATEGY", "ACT"),
+            "gpu-7",
+            CheckResult::ConfigError,
+            "PROCESSING_STRATEGY",
+        ),
+        (
+            loopback,
+            1.0,
+            ("NODE_NAME", ""),
+            "",
+            CheckResult::ConfigError,
+            "NODE_NAME",
+        ),
+        (
+            loopback,
+            1.0,
+            ("GPUWARDEN_NCCL_LIBRARY", "/nowhere/libnccl.so.2"),
+            "gpu-7",
+            CheckResult::ConfigError,
+            "CONFIGURATION",
+        ),
+    ] {
+        let mut container = container(gb_s);
+        container.set(name, value);
+        let was_checked = matches!(result, CheckResult::Passed | CheckResult::Failed);
+        let told = (
+            check.name().to_owned(),
+            node.to_owned(),
+            result,
+            error.to_owned(),
+            was_checked,
+        );
+        assert_eq!(counted(&container, check).await, told, "{name}={value}");
+    }
+}
+
+/// A connector of NVSentinel, which takes events and counts no checks.
+struct Other(mpsc::UnboundedSender<HealthEvent>);
+
+#[tonic::async_trait]
+impl PlatformConnector for Other {
+    async fn health_event_occurred_v1(
+        &self,
+        request: Request<HealthEvents>,
+    ) -> Result<Response<()>, Status> {
+        for event in request.into_inner().events {
+            self.0.send(event).unwrap();
+        }
+        Ok(Response::new(()))
+    }
+}
+
+#[tokio::test]
+async fn nothing_is_said_of_a_connector_that_counts_no_checks() {
+    let mut container = container(400.0);
+    let socket = container.file("other.sock");
+    let listener = runtime::unix_grpc::bind(&socket, 0o666).unwrap();
+    let (sender, mut events) = mpsc::unbounded_channel();
+    let served = tonic::transport::Server::builder()
+        .add_service(PlatformConnectorServer::new(Other(sender)))
+        .serve_with_incoming(runtime::unix_grpc::incoming(listener));
+    let serving = tokio::spawn(served);
+    container.set("PLATFORM_CONNECTOR_SOCKET", socket.to_str().unwrap());
+    let output = container
+        .command(Check::NcclLoopback)
+        .output()
+        .await
+        .unwrap();
+    serving.abort();
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{told}");
+    assert!(events.recv().await.unwrap().is_healthy);
+    assert!(
+        told.contains("nccl-loopback: passed") && !told.contains("count"),
+        "{told}"
+    );
+}
+
+#[tokio::test]
+async fn a_connector_that_hangs_is_said_and_changes_no_exit_code() {
+    let mut container = container(400.0);
+    let socket = container.file("hangs.sock");
+    // Nobody accepts what waits here.
+    let _listener = runtime::unix_grpc::bind(&socket, 0o666).unwrap();
+    container.set("PLATFORM_CONNECTOR_SOCKET", socket.to_str().unwrap());
+    // Outside of a gang it has no events.
+    let output = container
+        .command(Check::NcclAllreduce)
+        .output()
+        .await
+        .unwrap();
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{told}");
+    assert!(
+        told.contains("the connector does not count this check: no answer within 2s"),
+        "{told}"
+    );
+}

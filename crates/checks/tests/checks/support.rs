@@ -1,0 +1,172 @@
+//! A container in which a check runs.
+
+use std::collections::BTreeMap;
+use std::env;
+use std::ffi::OsString;
+use std::fs;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use contract::HealthEvent;
+use fakes::Scenario;
+use gpuwarden_checks::environment::Environment;
+use gpuwarden_checks::witness::Witness;
+use gpuwarden_checks::{Check, Launcher};
+
+/// Set for a process of the test program that is to be a worker.
+const WORKER: &str = "GPUWARDEN_TEST_WORKER";
+/// Set for one that is to be a check, with its name.
+const CHECK: &str = "GPUWARDEN_TEST_CHECK";
+
+/// No test, but the door to the process that calls the fake libraries.
+#[test]
+fn worker_process() {
+    if env::var_os(WORKER).is_some() {
+        gpuwarden_checks::worker::run().unwrap();
+    }
+}
+
+/// No test, but the door to a process that is a check.
+#[test]
+#[allow(clippy::exit)]
+fn check_process() {
+    if let Ok(name) = env::var(CHECK) {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        let environment = Environment::of_process();
+        let (launcher, mut out) = (launcher(), std::io::stderr());
+        let run = gpuwarden_checks::run(check(&name), &environment, &launcher, &mut out);
+        let code = runtime.block_on(run);
+        // The harness has an exit code of its own.
+        std::process::exit(code.into());
+    }
+}
+
+pub(super) fn check(name: &str) -> Check {
+    let mut all = Check::ALL.into_iter();
+    all.find(|check| check.name() == name).unwrap()
+}
+
+/// Returns how the test program is started as a worker.
+pub(super) fn launcher() -> Launcher {
+    Launcher {
+        program: env::current_exe().unwrap(),
+        arguments: door("worker_process"),
+        variables: vec![(WORKER.into(), "1".into())],
+    }
+}
+
+/// Returns how the test program is started as a check: a variable, the program, its arguments.
+pub(super) fn as_check(check: Check) -> (OsString, OsString, Vec<OsString>) {
+    let variable = format!("{CHECK}={}", check.name());
+    let program = env::current_exe().unwrap();
+    (variable.into(), program.into(), door("check_process"))
+}
+
+fn door(name: &str) -> Vec<OsString> {
+    let name = format!("support::{name}");
+    let arguments = ["--exact", &name, "--nocapture", "--test-threads=1"];
+    arguments.map(Into::into).into()
+}
+
+/// A container, with GPUs and a connector.
+pub(super) struct Container {
+    pub(super) witness: Witness,
+    pub(super) variables: BTreeMap<String, String>,
+    pub(super) directory: tempfile::TempDir,
+}
+
+/// The end of a check.
+#[derive(Debug)]
+pub(super) struct Ended {
+    pub(super) code: u8,
+    pub(super) out: String,
+    pub(super) termination: String,
+    pub(super) events: Vec<HealthEvent>,
+}
+
+impl Container {
+    /// Returns one with these GPUs.
+    pub(super) fn new(scenario: &Scenario) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        fakes::install(directory.path(), scenario).unwrap();
+        let witness = Witness::listen(directory.path()).unwrap();
+        let mut container = Self {
+            witness,
+            variables: BTreeMap::new(),
+            directory,
+        };
+        let termination = container.file("termination-log");
+        fs::write(&termination, "").unwrap();
+        let socket = format!("unix://{}", container.witness.socket().display());
+        container.set("NODE_NAME", "gpu-7");
+        container.set("PLATFORM_CONNECTOR_SOCKET", &socket);
+        for (name, file) in [
+            ("GPUWARDEN_CUDA_LIBRARY", fakes::CUDA_LIBRARY),
+            ("GPUWARDEN_NCCL_LIBRARY", fakes::NCCL_LIBRARY),
+            ("GPUWARDEN_NVML_LIBRARY", fakes::LIBRARY),
+            ("GPUWARDEN_TERMINATION_LOG", "termination-log"),
+        ] {
+            let path = container.file(file).display().to_string();
+            container.set(name, &path);
+        }
+        container
+    }
+
+    pub(super) fn set(&mut self, name: &str, value: &str) -> &mut Self {
+        self.variables.insert(name.to_owned(), value.to_owned());
+        self
+    }
+
+    pub(super) fn file(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// Runs a check to its end.
+    pub(super) async fn run(&self, check: Check) -> Ended {
+        let environment: Environment = self.variables.clone().into_iter().collect();
+        let mut out = Vec::new();
+        let before = self.witness.events().len();
+        let code = gpuwarden_checks::run(check, &environment, &launcher(), &mut out).await;
+        Ended {
+            code,
+            out: String::from_utf8(out).unwrap(),
+            termination: fs::read_to_string(self.file("termination-log")).unwrap(),
+            events: self.witness.events().split_off(before),
+        }
+    }
+
+    /// Returns a check as a process of its own, with the variables.
+    pub(super) fn command(&self, check: Check) -> tokio::process::Command {
+        let mut command = tokio::process::Command::new(env::current_exe().unwrap());
+        command
+            .args(door("check_process"))
+            .env(CHECK, check.name())
+            .envs(&self.variables)
+            .stdin(std::process::Stdio::null())
+            .kill_on_drop(true);
+        command
+    }
+}
+
+impl Ended {
+    /// Returns the only event.
+    pub(super) fn event(&self) -> &HealthEvent {
+        assert_eq!(self.events.len(), 1, "{self:#?}");
+        &self.events[0]
+    }
+}
+
+/// Waits for a state of something else.
+pub(super) async fn wait_for(state: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !state() {
+        assert!(
+            begun.elapsed() < Duration::from_secs(60),
+            "it does not come about"
+        );
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}

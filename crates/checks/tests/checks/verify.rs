@@ -1,0 +1,172 @@
+//! `verify`: our own checks keep the contract, and each way to break it is told.
+
+use std::ffi::OsString;
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use fakes::Scenario;
+use gpuwarden_checks::Check;
+use gpuwarden_checks::verify::{VerifySettings, verify};
+
+use super::support::{self, Container};
+
+async fn verified(settings: &VerifySettings) -> (u8, String) {
+    let mut out = Vec::new();
+    let code = verify(settings, &mut out).await.unwrap();
+    (code, String::from_utf8(out).unwrap())
+}
+
+/// Returns a check of ours in a container, as a command.
+fn own(container: &Container, check: Check) -> VerifySettings {
+    let mut arguments: Vec<OsString> = Vec::new();
+    for (name, value) in &container.variables {
+        arguments.push(format!("{name}={value}").into());
+    }
+    arguments.retain(|argument| {
+        let text = argument.to_string_lossy();
+        !text.starts_with("NODE_NAME=") && !text.starts_with("PLATFORM_CONNECTOR_SOCKET=")
+    });
+    let (variable, program, rest) = support::as_check(check);
+    arguments.push(variable);
+    arguments.push(program);
+    arguments.extend(rest);
+    VerifySettings {
+        program: "env".into(),
+        arguments,
+        timeout: Duration::from_secs(120),
+    }
+}
+
+/// Returns a shell script as a check.
+fn script(text: &str, timeout: Duration) -> VerifySettings {
+    VerifySettings {
+        program: "sh".into(),
+        arguments: vec!["-c".into(), text.into()],
+        timeout,
+    }
+}
+
+#[tokio::test]
+async fn our_own_checks_keep_the_contract_whether_they_pass_or_fail() {
+    for (gb_s, word) in [
+        (400.0, "a pass sends a healthy event"),
+        (1.0, "a failure sends an event"),
+    ] {
+        let mut scenario = Scenario::healthy(2);
+        scenario.nccl.bandwidth_gb_s = gb_s;
+        let mut container = Container::new(&scenario);
+        container.set("TEST_SIZE_MB", "1");
+        let (code, out) = verified(&own(&container, Check::NcclLoopback)).await;
+        assert_eq!(code, 0, "{out}");
+        assert!(
+            out.contains(&format!("ok      EXECUTE_REMEDIATION: {word}")),
+            "{out}"
+        );
+        assert!(
+            out.contains("ok      STORE_ONLY: exits 0 whatever it finds"),
+            "{out}"
+        );
+        assert!(
+            out.ends_with("env keeps the contract of preflight checks\n"),
+            "{out}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn each_breach_of_the_contract_is_told() {
+    for (text, told) in [
+        (
+            "exit 0",
+            "sends at least one event to PLATFORM_CONNECTOR_SOCKET: it sent none",
+        ),
+        (
+            "exit 3",
+            "exits 0 (passed), 1 (failed) or 2 (wrong settings): it ended with exit status: 3",
+        ),
+        ("kill -9 $$", "it ended with signal: 9"),
+        (
+            "exit 1",
+            "broken  STORE_ONLY: exits 0 whatever it finds: it ended with exit status: 1",
+        ),
+        ("sleep 60", "it did not end in time"),
+    ] {
+        let (code, out) = verified(&script(text, Duration::from_secs(1))).await;
+        assert_eq!(code, 1, "{text}: {out}");
+        assert!(out.contains(told), "{text}: {out}");
+        assert!(
+            out.ends_with("sh breaks the contract of preflight checks\n"),
+            "{out}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_check_is_told_the_injected_variables() {
+    let text = r#"test "$NODE_NAME" = verify-node && test -S "${PLATFORM_CONNECTOR_SOCKET#unix://}" || exit 9
+                  test "$PROCESSING_STRATEGY" = STORE_ONLY && exit 0; exit 2"#;
+    let (_, out) = verified(&script(text, Duration::from_secs(10))).await;
+    assert!(
+        out.contains("ok      EXECUTE_REMEDIATION: exits 0 (passed), 1 (failed) or 2"),
+        "{out}"
+    );
+    assert!(out.contains("ok      STORE_ONLY: exits 0"), "{out}");
+}
+
+#[tokio::test]
+async fn a_check_that_cannot_be_run_is_no_verdict() {
+    let settings = VerifySettings {
+        program: "/nowhere/check".into(),
+        arguments: Vec::new(),
+        timeout: Duration::from_secs(1),
+    };
+    let error = verify(&settings, &mut Vec::new()).await.unwrap_err();
+    assert_eq!(error.to_string(), "/nowhere/check cannot be run");
+}
+
+/// The worked example of the documentation, with stubs of the stock generator.
+#[tokio::test]
+async fn the_example_of_the_documentation_keeps_the_contract() {
+    let Some(python) = testkit::require(testkit::Component::PythonGrpc) else {
+        return;
+    };
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let page = fs::read_to_string(root.join("docs/preflight-checks.md")).unwrap();
+    let (_, example) = page.split_once("```python\n").unwrap();
+    let (example, _) = example.split_once("```").unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    fs::write(directory.path().join("check.py"), example).unwrap();
+    let made = std::process::Command::new(&python)
+        .args([
+            "-m",
+            "grpc_tools.protoc",
+            "--python_out=.",
+            "--grpc_python_out=.",
+            "-I",
+        ])
+        .arg(root.join("proto"))
+        .arg("health_event.proto")
+        .current_dir(directory.path())
+        .status();
+    assert!(made.unwrap().success());
+    // One directory has room enough, the other one none.
+    for (scratch, word) in [
+        ("/", "a pass sends a healthy event"),
+        ("/proc", "a failure sends an event"),
+    ] {
+        let settings = VerifySettings {
+            program: "env".into(),
+            arguments: vec![
+                format!("SCRATCH={scratch}").into(),
+                "SCRATCH_GB=0.001".into(),
+                python.clone().into(),
+                directory.path().join("check.py").into(),
+            ],
+            timeout: Duration::from_secs(60),
+        };
+        let (code, out) = verified(&settings).await;
+        assert_eq!(code, 0, "{out}");
+        assert!(out.contains(word), "{out}");
+    }
+}

@@ -1,0 +1,116 @@
+//! Objects of any kind, as the JSON that they are: for kinds that are named by an operator, or whose
+//! versions differ in what matters.
+
+use kube::api::{DeleteParams, GetParams, PostParams};
+use kube::core::Request;
+use serde_json::Value;
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use crate::connect::Cluster;
+use crate::error::{ApiError, found};
+use crate::kind::Kind;
+use crate::pace::Urgency;
+use crate::request::ask;
+use crate::watch::{Selection, Signal};
+
+// === impl Cluster ===
+
+impl Cluster {
+    /// Returns the versions of an API group that the API server serves; none where it has no such group.
+    pub async fn served_versions(&self, group: &str) -> Result<Vec<String>, ApiError> {
+        let request = http::Request::get(format!("/apis/{group}")).body(Vec::new());
+        let request = request.map_err(kube::core::request::Error::BuildRequest);
+        let answer: Option<Value> = found(ask(&self.client(Urgency::Act), request).await)?;
+        let versions = answer.and_then(|answer| answer.get("versions")?.as_array().cloned());
+        let versions = versions.unwrap_or_default().into_iter();
+        Ok(versions
+            .filter_map(|version| Some(version.get("version")?.as_str()?.to_owned()))
+            .collect())
+    }
+
+    /// Reads an object; `None` where it does not exist, or nobody serves its kind.
+    pub async fn object(
+        &self,
+        kind: &Kind,
+        namespace: Option<&str>,
+        name: &str,
+    ) -> Result<Option<Value>, ApiError> {
+        let request = Request::new(kind.path(namespace)).get(name, &GetParams::default());
+        found(ask(&self.client(Urgency::Act), request).await)
+    }
+
+    /// Makes an object and returns it. The error is [`ApiError::Conflict`] where it is there already.
+    pub async fn create_object(
+        &self,
+        kind: &Kind,
+        namespace: Option<&str>,
+        object: &Value,
+    ) -> Result<Value, ApiError> {
+        let body = serde_json::to_vec(object).map_err(ApiError::unavailable)?;
+        let request = Request::new(kind.path(namespace)).create(&PostParams::default(), body);
+        Ok(ask(&self.client(Urgency::Act), request).await?)
+    }
+
+    /// Replaces an object and returns it. The error is [`ApiError::Conflict`] where it is not in the
+    /// version any more that `object` names.
+    pub async fn replace_object(
+        &self,
+        kind: &Kind,
+        namespace: Option<&str>,
+        name: &str,
+        object: &Value,
+    ) -> Result<Value, ApiError> {
+        let body = serde_json::to_vec(object).map_err(ApiError::unavailable)?;
+        let request =
+            Request::new(kind.path(namespace)).replace(name, &PostParams::default(), body);
+        Ok(ask(&self.client(Urgency::Act), request).await?)
+    }
+
+    /// Replaces the status of an object; the error is [`ApiError::Conflict`] where it is not in the
+    /// version any more that `object` names.
+    pub async fn replace_status(
+        &self,
+        kind: &Kind,
+        namespace: &str,
+        name: &str,
+        object: &Value,
+    ) -> Result<(), ApiError> {
+        let body = serde_json::to_vec(object).map_err(ApiError::unavailable)?;
+        let request = Request::new(kind.path(Some(namespace)));
+        let request = request.replace_subresource("status", name, &PostParams::default(), body);
+        let replaced: Value = ask(&self.client(Urgency::Tell), request).await?;
+        drop(replaced);
+        Ok(())
+    }
+
+    /// Deletes an object that has this uid; one that is gone is none to delete.
+    pub async fn delete_object(
+        &self,
+        kind: &Kind,
+        namespace: Option<&str>,
+        name: &str,
+        uid: &str,
+    ) -> Result<(), ApiError> {
+        let params = DeleteParams::default().preconditions(kube::api::Preconditions {
+            uid: Some(uid.to_owned()),
+            resource_version: None,
+        });
+        let request = Request::new(kind.path(namespace)).delete(name, &params);
+        let gone: Option<Value> = found(ask(&self.client(Urgency::Act), request).await)?;
+        drop(gone);
+        Ok(())
+    }
+
+    /// Watches the objects of a kind: those that a label selector selects, or the one of a name.
+    /// Must be called within a tokio runtime. Takes the permissions `list` and `watch`.
+    pub fn watch_objects(
+        &self,
+        kind: &Kind,
+        namespace: Option<&str>,
+        select: impl FnOnce(Selection) -> Selection,
+        cancel: CancellationToken,
+    ) -> mpsc::Receiver<Signal<Value>> {
+        self.watch(select(Selection::of_kind(kind, namespace)), cancel)
+    }
+}

@@ -1,0 +1,60 @@
+//! The service by which preflight checks are counted. A check is gone after a minute, and the process that
+//! serves the connector stays.
+//!
+//! Any user of the machine may call it, as pods do: a count is for graphs, and nothing acts on it.
+
+use contract::preflight::preflight_service_server::{PreflightService, PreflightServiceServer};
+use contract::preflight::{CheckResult, ReportCheckRequest, ReportCheckResponse};
+use tonic::{Request, Response, Status};
+
+use super::reached_by;
+use crate::Connector;
+
+/// Largest request, in bytes: it has a few names and numbers.
+const MAX_REQUEST_BYTES: usize = 16 * 1024;
+
+/// The service behind the admission of the connector.
+pub(super) struct Counting {
+    connector: Connector,
+}
+
+pub(super) fn service(connector: Connector) -> PreflightServiceServer<Counting> {
+    PreflightServiceServer::new(Counting { connector }).max_decoding_message_size(MAX_REQUEST_BYTES)
+}
+
+/// Returns what is wrong with a request.
+fn problem(told: &ReportCheckRequest) -> Option<&'static str> {
+    let is_time = |seconds: f64| seconds.is_finite() && seconds >= 0.0;
+    let wait = told.gang_wait.as_ref();
+    if told.check.is_empty() {
+        Some("check is empty; it must be the name of the check")
+    } else if told.result == CheckResult::Unspecified as i32 {
+        Some("result is not set")
+    } else if !told.seconds.is_none_or(is_time) {
+        Some("seconds must be a number that is not below 0")
+    } else if !wait.is_none_or(|wait| is_time(wait.seconds)) {
+        Some("gang_wait.seconds must be a number that is not below 0")
+    } else {
+        None
+    }
+}
+
+// === impl Counting ===
+
+#[tonic::async_trait]
+impl PreflightService for Counting {
+    async fn report_check(
+        &self,
+        mut request: Request<ReportCheckRequest>,
+    ) -> Result<Response<ReportCheckResponse>, Status> {
+        let caller = reached_by(&mut request)?;
+        let told = request.into_inner();
+        let node = self.connector.nodes.meant(&caller, &told.node);
+        let node = node.map_err(Status::permission_denied)?;
+        if let Some(problem) = problem(&told) {
+            return Err(Status::invalid_argument(problem));
+        }
+        self.connector.checks.count(&told, node);
+        Ok(Response::new(ReportCheckResponse {}))
+    }
+}

@@ -1,0 +1,167 @@
+//! An expression that gives a number: how many members a gang has.
+
+use std::sync::Arc;
+
+use cel::{Context, ExecutionError, Program, Value as CelValue};
+use serde::{Serialize, Serializer};
+use serde_json::{Value, json};
+
+use super::{
+    COMPILE_STACK, CompileError, ENVIRONMENT, MAX_DEPTH, check, first, on_stack, one_line,
+};
+
+/// Longest expression (bytes): it names a field, and may choose between two.
+const MAX_BYTES: usize = 1024;
+
+/// An expression over one object that gives a whole number. It has no loops, so that it costs little
+/// whatever the object holds.
+#[derive(Clone)]
+pub struct CountExpression {
+    /// Its text.
+    pub expression: String,
+    variable: &'static str,
+    program: Arc<Program>,
+}
+
+// === impl CountExpression ===
+
+impl CountExpression {
+    /// Compiles an expression over the variable of this name. The error is for its author.
+    pub fn compile(variable: &'static str, expression: &str) -> Result<Self, CompileError> {
+        if expression.len() > MAX_BYTES {
+            let found = expression.len();
+            return Err(CompileError::Wrong(format!(
+                "has {found} bytes, at most {MAX_BYTES} are taken"
+            )));
+        }
+        on_stack(COMPILE_STACK, || Self::compile_here(variable, expression))
+            .map_err(CompileError::NoThread)?
+            .unwrap_or_else(|| Err("cannot be compiled: the CEL library fails on it".to_owned()))
+            .map_err(CompileError::Wrong)
+    }
+
+    fn compile_here(variable: &'static str, expression: &str) -> Result<Self, String> {
+        let program = ENVIRONMENT
+            .compile(expression)
+            .map_err(|error| format!("does not parse: {}", first(&error)))?;
+        let depth = check::depth(program.expression());
+        if depth > MAX_DEPTH {
+            return Err(format!(
+                "is nested {depth} deep, at most {MAX_DEPTH} are taken"
+            ));
+        }
+        if check::loops(program.expression()) > 0 {
+            return Err("has a loop (all, exists, map, filter ...); name a field".to_owned());
+        }
+        let compiled = Self {
+            expression: expression.to_owned(),
+            variable,
+            program: Arc::new(program),
+        };
+        // A name that does not exist is found here; a missing key is the object's matter.
+        match compiled.evaluate(&json!({})) {
+            Err(ExecutionError::UndeclaredReference(name)) => Err(format!(
+                "unknown name '{name}'; the one variable here is '{variable}'"
+            )),
+            _ => Ok(compiled),
+        }
+    }
+
+    /// Returns the number for an object; the error says why there is none.
+    pub fn count(&self, object: &Value) -> Result<i64, String> {
+        match self.evaluate(object) {
+            Ok(CelValue::Int(count)) => Ok(count),
+            Ok(CelValue::UInt(count)) => {
+                i64::try_from(count).map_err(|_| format!("{count} is too many"))
+            }
+            Ok(other) => Err(format!("gives a {}, not a whole number", other.type_of())),
+            Err(error) => Err(one_line(&error.to_string())),
+        }
+    }
+
+    fn evaluate(&self, object: &Value) -> Result<CelValue, ExecutionError> {
+        let mut context = Context::with_env(ENVIRONMENT.clone());
+        let value = cel::to_value(Signed(object)).unwrap_or(CelValue::Null);
+        context.add_variable_from_value(self.variable, value);
+        self.program.execute(&context)
+    }
+}
+
+/// JSON whose whole numbers have a sign, as CEL counts them in an expression: it does not reckon with
+/// numbers of both kinds.
+struct Signed<'a>(&'a Value);
+
+impl Serialize for Signed<'_> {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        match self.0 {
+            Value::Number(number) => match number.as_i64() {
+                Some(number) => to.serialize_i64(number),
+                None => number.serialize(to),
+            },
+            Value::Array(list) => to.collect_seq(list.iter().map(Signed)),
+            Value::Object(map) => {
+                to.collect_map(map.iter().map(|(key, value)| (key, Signed(value))))
+            }
+            other => other.serialize(to),
+        }
+    }
+}
+
+impl std::fmt::Debug for CountExpression {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("CountExpression")
+            .field(&self.expression)
+            .finish()
+    }
+}
+
+impl PartialEq for CountExpression {
+    fn eq(&self, other: &Self) -> bool {
+        self.expression == other.expression && self.variable == other.variable
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_field_is_counted_and_what_is_no_number_is_said() {
+        let group = json!({"spec": {"minMember": 4, "name": "x", "half": 0.5}});
+        for (expression, expected) in [
+            ("podGroup.spec.minMember", Ok(4)),
+            (
+                "has(podGroup.spec.replicas) ? podGroup.spec.replicas : podGroup.spec.minMember",
+                Ok(4),
+            ),
+            ("podGroup.spec.minMember * 2", Ok(8)),
+            ("podGroup.spec.name", Err("not a whole number")),
+            ("podGroup.spec.half", Err("not a whole number")),
+            ("podGroup.status.size", Err("status")),
+        ] {
+            let compiled = CountExpression::compile("podGroup", expression).expect(expression);
+            match (compiled.count(&group), expected) {
+                (Ok(count), Ok(expected)) => assert_eq!(count, expected, "{expression}"),
+                (Err(error), Err(part)) => assert!(error.contains(part), "{expression}: {error}"),
+                (got, _) => panic!("{expression}: {got:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_is_found_when_it_is_compiled() {
+        for (expression, part) in [
+            ("podGroup.spec.", "does not parse"),
+            (
+                "group.spec.minMember",
+                "the one variable here is 'podGroup'",
+            ),
+            ("podGroup.spec.all(x, x > 1)", "has a loop"),
+            (&"(".repeat(500), "does not parse"),
+            (&"x".repeat(2000), "at most 1024"),
+        ] {
+            let error = CountExpression::compile("podGroup", expression).expect_err(expression);
+            assert!(error.to_string().contains(part), "{expression}: {error}");
+        }
+    }
+}

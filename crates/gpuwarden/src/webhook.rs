@@ -1,0 +1,215 @@
+//! `gpuwarden webhook`: puts preflight checks into pods, and keeps what their gangs need.
+
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use cli::{Reached, WebhookSettings};
+use cluster::Cluster;
+use runtime::logging;
+use runtime::tls::{CertificateFiles, ClientCertificates, ServerTls};
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use webhook::admission::Admission;
+use webhook::certificates::{CertificateKeeper, CertificatePlan};
+use webhook::discoveries::Discoveries;
+use webhook::facts::Facts;
+use webhook::gangs::GangKeeper;
+use webhook::registration::{NAME, Place, Registration};
+use webhook::rendezvous::Rendezvous;
+use webhook::server::WebhookServer;
+
+use crate::parts;
+use crate::tasks::Tasks;
+
+/// The port of the webhook's Service.
+const SERVICE_PORT: u16 = 443;
+
+/// Runs until SIGTERM or SIGINT, or until a part of it fails.
+pub(crate) async fn run(settings: WebhookSettings) -> anyhow::Result<ExitCode> {
+    let metrics = parts::start_logging(&settings.log, settings.log_format)?;
+    let told = parts::until_told();
+    let cluster = Arc::new(Cluster::connect(settings.cluster.clone()).await?);
+    let config = Arc::new(settings.preflight.clone());
+    let mut tasks = Tasks::default();
+
+    let listener = listen(settings.listen, "--listen").await?;
+    let open = listen(settings.metrics_listen, "--metrics-listen").await?;
+    let (facts, following) = Facts::new(Arc::clone(&cluster), tasks.done());
+    tasks.worker("the device classes", following);
+    let discoveries = Discoveries::new(config.discovery.clone());
+    let configs = discoveries
+        .clone()
+        .follow(Arc::clone(&cluster), tasks.done());
+    tasks.worker("the PreflightConfigs", configs);
+    let mut admission = Admission::new(Arc::clone(&config), discoveries, facts.clone(), &metrics);
+    let certificate = Certificate::open(&settings, &cluster, &mut tasks).await?;
+    if config.coordination.enabled {
+        if let Some(own) = &certificate.own {
+            let at = rendezvous(&settings, own, &certificate.tls, &cluster, &mut tasks).await?;
+            admission = admission.with_rendezvous(at, own.authorities.clone());
+        }
+        let me = identity(&listener)?;
+        let cluster = Arc::clone(&cluster);
+        let gangs = GangKeeper::new(cluster, facts, &admission, &settings.namespace, me);
+        tasks.writer("the gangs", gangs.run(tasks.done()));
+    }
+    let server = WebhookServer::new(admission, metrics);
+    greet(&settings, &listener, &open)?;
+    let (serving, cancel, drain) = (server.clone(), tasks.no_more(), settings.drain);
+    tasks.input("the webhook", async move {
+        serving
+            .serve(listener, certificate.tls, drain, cancel)
+            .await;
+    });
+    tasks.worker("the metrics", server.serve_metrics(open, tasks.done()));
+    let ended = tasks.until_told_or_failed(told).await;
+    // Longer than the drain, and than a request that is under way at its end.
+    tasks
+        .end_within(drain + Duration::from_secs(2), async {})
+        .await;
+    ended.map(|()| ExitCode::SUCCESS)
+}
+
+/// The certificate of the webhook.
+struct Certificate {
+    tls: Arc<ServerTls>,
+    /// `None` where it is somebody else's.
+    own: Option<OwnCertificate>,
+}
+
+/// A certificate that is made here.
+struct OwnCertificate {
+    authorities: watch::Receiver<String>,
+    gang_key: String,
+    /// The name or address that it is for.
+    host: String,
+}
+
+impl Certificate {
+    /// Takes what is configured; where it is our own, tasks keep it and the registration.
+    async fn open(
+        settings: &WebhookSettings,
+        cluster: &Arc<Cluster>,
+        tasks: &mut Tasks,
+    ) -> anyhow::Result<Self> {
+        let (place, host, ends_with_us) = match &settings.reached {
+            Reached::Elsewhere(files) => {
+                let tls = server_tls(files.clone())?;
+                return Ok(Self { tls, own: None });
+            }
+            Reached::Service(name) => {
+                let namespace = settings.namespace.clone();
+                let host = format!("{name}.{namespace}.svc");
+                let place = Place::Service {
+                    namespace,
+                    name: name.clone(),
+                    port: SERVICE_PORT,
+                };
+                (place, host, false)
+            }
+            Reached::Url { url, host, keep } => (Place::Url(url.clone()), host.clone(), !keep),
+        };
+        let plan = CertificatePlan {
+            names: vec![host.clone()],
+            lifetime: settings.certificate_lifetime,
+        };
+        let keeper =
+            CertificateKeeper::open(Arc::clone(cluster), &settings.namespace, plan).await?;
+        let tls = server_tls(keeper.files())?;
+        let own = OwnCertificate {
+            authorities: keeper.authorities(),
+            gang_key: keeper.gang_key(),
+            host,
+        };
+        let registration = Registration {
+            cluster: Arc::clone(cluster),
+            place,
+            config: Arc::new(settings.preflight.clone()),
+            failure_policy: settings.failure_policy,
+            own_namespace: settings.namespace.clone(),
+            authorities: keeper.authorities(),
+            ends_with_us,
+        };
+        // The registration goes first: what it names still answers for a while.
+        tasks.input("the registration", registration.run(tasks.no_more()));
+        tasks.worker("the certificate", keeper.run(tasks.done()));
+        Ok(Self {
+            tls,
+            own: Some(own),
+        })
+    }
+}
+
+/// Starts the rendezvous of gangs, and returns its address for pods.
+async fn rendezvous(
+    settings: &WebhookSettings,
+    own: &OwnCertificate,
+    tls: &Arc<ServerTls>,
+    cluster: &Arc<Cluster>,
+    tasks: &mut Tasks,
+) -> anyhow::Result<String> {
+    let listener = listen(settings.rendezvous_listen, "--rendezvous-listen").await?;
+    let port = listener.local_addr()?.port();
+    let host = if own.host.contains(':') {
+        format!("[{}]", own.host)
+    } else {
+        own.host.clone()
+    };
+    let url = settings.rendezvous_url.clone();
+    let rendezvous = Rendezvous::new(Arc::clone(cluster), &own.gang_key);
+    let serving = rendezvous.serve(listener, Arc::clone(tls), tasks.no_more());
+    tasks.input("the rendezvous", serving);
+    Ok(url.unwrap_or_else(|| format!("https://{host}:{port}")))
+}
+
+fn server_tls(files: CertificateFiles) -> anyhow::Result<Arc<ServerTls>> {
+    Ok(Arc::new(ServerTls::load(files, ClientCertificates::None)?))
+}
+
+async fn listen(address: std::net::SocketAddr, flag: &str) -> anyhow::Result<TcpListener> {
+    let listening = TcpListener::bind(address).await;
+    listening.with_context(|| format!("cannot listen on {address}; {flag} chooses another address"))
+}
+
+/// Returns a name that no other process has: host, port and process.
+fn identity(listener: &TcpListener) -> anyhow::Result<String> {
+    let host = host::identity::host_name().unwrap_or_else(|| "webhook".to_owned());
+    let port = listener.local_addr()?.port();
+    Ok(format!(
+        "{host}-{port}-{}-{}",
+        std::process::id(),
+        parts::CLOCK().as_millisecond()
+    ))
+}
+
+/// Writes what a person sees first.
+fn greet(
+    settings: &WebhookSettings,
+    listener: &TcpListener,
+    open: &TcpListener,
+) -> anyhow::Result<()> {
+    let (address, open) = (listener.local_addr()?, open.local_addr()?);
+    let version = env!("CARGO_PKG_VERSION");
+    let reached = match &settings.reached {
+        Reached::Service(name) => format!("{NAME}, by the Service {name}"),
+        Reached::Url { url, .. } => format!("{NAME}, by {url}"),
+        Reached::Elsewhere(_) => "somebody else's".to_owned(),
+    };
+    let checks: Vec<&str> = settings
+        .preflight
+        .checks
+        .iter()
+        .map(|check| &*check.name)
+        .collect();
+    logging::tell(format!(
+        "gpuwarden {version} webhook: preflight checks for pods with GPUs\n\
+         admission    https://{address}/mutate\n\
+         metrics      http://{open}/metrics\n\
+         registration {reached}\n\
+         checks       {}",
+        checks.join(", ")
+    ));
+    Ok(())
+}

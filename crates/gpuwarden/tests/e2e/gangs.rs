@@ -1,0 +1,408 @@
+//! Gangs of pods: each form of them on the version of Kubernetes that has it, and their meeting.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{ConfigMap, Pod};
+use kube::Client;
+use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
+use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
+use serde_json::{Value, json};
+use testkit::{Balancer, ControlPlane, Options, Program, Version, wait_for};
+
+use crate::player::play;
+use crate::support::SOON;
+use crate::webhook::{
+    ALLREDUCE, DIAG, LOOPBACK, NAMESPACE, Webhook, create, names, opted_in, pod, registered,
+};
+
+/// A control plane that serves a version of the API of gangs, if one is named.
+pub(crate) fn serving(version: &str) -> Options {
+    if version.is_empty() {
+        return Options::default();
+    }
+    let serve = format!("--runtime-config=scheduling.k8s.io/{version}=true");
+    let gate = "--feature-gates=GenericWorkload=true";
+    Options::default()
+        .arg(Program::ApiServer, serve)
+        .arg(Program::ApiServer, gate)
+}
+
+async fn plane(version: Version, serve: &str) -> anyhow::Result<Option<testkit::Private>> {
+    let Some(plane) = ControlPlane::private(version, serving(serve)).await? else {
+        return Ok(None);
+    };
+    plane.namespace(NAMESPACE).await?;
+    Ok(Some(plane))
+}
+
+/// Gives a pod an address, as its kubelet does.
+pub(crate) async fn give_address(
+    client: &Client,
+    namespace: &str,
+    pod: &str,
+    ip: &str,
+) -> anyhow::Result<()> {
+    let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
+    let status = json!({"status": {"podIP": ip, "podIPs": [{"ip": ip}]}});
+    pods.patch_status(pod, &PatchParams::default(), &Patch::Merge(status))
+        .await?;
+    Ok(())
+}
+
+async fn roster(
+    client: &Client,
+    namespace: &str,
+    name: &str,
+) -> Result<BTreeMap<String, String>, String> {
+    let maps: Api<ConfigMap> = Api::namespaced(client.clone(), namespace);
+    let map = maps.get(name).await.map_err(|error| error.to_string())?;
+    Ok(map.data.unwrap_or_default())
+}
+
+/// Waits until the gang's peers are these, as `pod;address;rank`.
+pub(crate) async fn peers(
+    client: &Client,
+    namespace: &str,
+    map: &str,
+    expected: &[&str],
+) -> anyhow::Result<()> {
+    wait_for("the peers", SOON, || async {
+        let data = roster(client, namespace, map).await?;
+        let found = data.get("peers").cloned().unwrap_or_default();
+        let cut = |line: &str| line.rsplit_once(';').map(|(rest, _)| rest.to_owned());
+        let found: Vec<_> = found.lines().filter_map(cut).collect();
+        if found == expected {
+            Ok(())
+        } else {
+            Err(format!("{data:?}"))
+        }
+    })
+    .await
+}
+
+/// The gang of a version: the API that is served, the object that says the size, the field of pods.
+struct GangForm {
+    version: Version,
+    serve: &'static str,
+    plural: &'static str,
+    object: fn(u32) -> Value,
+    pod: Value,
+    id: &'static str,
+}
+
+async fn a_gang_forms(form: GangForm) -> anyhow::Result<()> {
+    let Some(plane) = plane(form.version, form.serve).await? else {
+        return Ok(());
+    };
+    let balancer = Balancer::start().await?;
+    let webhook = Webhook::start(&plane, &format!("https://{}", balancer.address()), &[]).await?;
+    balancer.send_to(&[webhook.address]);
+    registered(&plane).await?;
+    let (client, namespace) = (plane.client().await?, opted_in(&plane).await?);
+    let kind = (form.object)(2)["kind"]
+        .as_str()
+        .unwrap_or_default()
+        .to_owned();
+    let kind = GroupVersionKind::gvk("scheduling.k8s.io", form.serve, &kind);
+    let kind = ApiResource::from_gvk_with_plural(&kind, form.plural);
+    let groups: Api<DynamicObject> = Api::namespaced_with(client.clone(), &namespace, &kind);
+    let group: DynamicObject = serde_json::from_value((form.object)(2))?;
+    let group = groups.create(&PostParams::default(), &group).await?;
+
+    let limits = json!({"nvidia.com/gpu": "8", "nvidia.com/mlnxnics": "8"});
+    let member = |name: &str| {
+        let mut pod = pod(name, limits.clone());
+        for (key, value) in form.pod.as_object().into_iter().flatten() {
+            pod["spec"][key] = value.clone();
+        }
+        pod
+    };
+    for name in ["w-b", "w-a"] {
+        let made = create(&client, &namespace, &member(name)).await?;
+        assert_eq!(names(&made, "initContainers"), [DIAG, LOOPBACK, ALLREDUCE]);
+    }
+    let id = form.id.replace("NAMESPACE", &namespace);
+    let map = format!("preflight-{id}");
+    // It is there before anybody has an address.
+    peers(&client, &namespace, &map, &[]).await?;
+    give_address(&client, &namespace, "w-b", "10.0.0.2").await?;
+    peers(&client, &namespace, &map, &["w-b;10.0.0.2;0"]).await?;
+    give_address(&client, &namespace, "w-a", "10.0.0.1").await?;
+    peers(
+        &client,
+        &namespace,
+        &map,
+        &["w-a;10.0.0.1;0", "w-b;10.0.0.2;1"],
+    )
+    .await?;
+    let data = roster(&client, &namespace, &map)
+        .await
+        .map_err(anyhow::Error::msg)?;
+    assert_eq!(data["expected_count"], "2");
+    assert_eq!(data["master_addr"], "10.0.0.1");
+    assert_eq!(data["master_port"], "29500");
+    assert_eq!(data["gang_id"], id);
+    assert!(
+        data["peers"].ends_with(&format!(";1;{ALLREDUCE}")),
+        "{data:?}"
+    );
+    let maps: Api<ConfigMap> = Api::namespaced(client.clone(), &namespace);
+    let owners = maps
+        .get(&map)
+        .await?
+        .metadata
+        .owner_references
+        .unwrap_or_default();
+    assert_eq!(
+        owners.first().map(|owner| &owner.uid),
+        group.metadata.uid.as_ref()
+    );
+
+    // A surplus pod takes nobody's rank; where one goes, it has a place.
+    create(&client, &namespace, &member("w-0")).await?;
+    give_address(&client, &namespace, "w-0", "10.0.0.3").await?;
+    let pods: Api<Pod> = Api::namespaced(client.clone(), &namespace);
+    let now = DeleteParams::default().grace_period(0);
+    pods.delete("w-b", &now).await?;
+    peers(
+        &client,
+        &namespace,
+        &map,
+        &["w-0;10.0.0.3;0", "w-a;10.0.0.1;1"],
+    )
+    .await?;
+
+    // 1.37 lets a gang grow.
+    if form.version == Version::V1_37 {
+        create(&client, &namespace, &member("w-c")).await?;
+        give_address(&client, &namespace, "w-c", "10.0.0.4").await?;
+        let grown = json!({"spec": (form.object)(3)["spec"]});
+        let name = group.metadata.name.unwrap_or_default();
+        groups
+            .patch(&name, &PatchParams::default(), &Patch::Merge(grown))
+            .await?;
+        let three = ["w-0;10.0.0.3;0", "w-a;10.0.0.1;1", "w-c;10.0.0.4;2"];
+        peers(&client, &namespace, &map, &three).await?;
+    }
+    webhook.end().await
+}
+
+#[tokio::test]
+async fn a_gang_of_1_37_forms() -> anyhow::Result<()> {
+    a_gang_forms(GangForm {
+        version: Version::V1_37,
+        serve: "v1beta1",
+        plural: "podgroups",
+        object: |count| {
+            json!({
+                "apiVersion": "scheduling.k8s.io/v1beta1",
+                "kind": "PodGroup",
+                "metadata": {"name": "workers"},
+                "spec": {"schedulingPolicy": {"gang": {"minCount": count}}},
+            })
+        },
+        pod: json!({"schedulingGroup": {"podGroupName": "workers"}}),
+        id: "kubernetes-NAMESPACE-workers",
+    })
+    .await
+}
+
+#[tokio::test]
+async fn a_gang_of_1_36_forms() -> anyhow::Result<()> {
+    a_gang_forms(GangForm {
+        version: Version::V1_36,
+        serve: "v1alpha2",
+        plural: "podgroups",
+        object: |count| {
+            json!({
+                "apiVersion": "scheduling.k8s.io/v1alpha2",
+                "kind": "PodGroup",
+                "metadata": {"name": "workers"},
+                "spec": {"schedulingPolicy": {"gang": {"minCount": count}}},
+            })
+        },
+        pod: json!({"schedulingGroup": {"podGroupName": "workers"}}),
+        id: "kubernetes-NAMESPACE-workers",
+    })
+    .await
+}
+
+#[tokio::test]
+async fn a_gang_of_1_35_forms() -> anyhow::Result<()> {
+    a_gang_forms(GangForm {
+        version: Version::V1_35,
+        serve: "v1alpha1",
+        plural: "workloads",
+        object: |count| {
+            json!({
+                "apiVersion": "scheduling.k8s.io/v1alpha1",
+                "kind": "Workload",
+                "metadata": {"name": "job"},
+                "spec": {"podGroups": [{"name": "workers", "policy": {"gang": {"minCount": count}}}]},
+            })
+        },
+        pod: json!({"workloadRef": {"name": "job", "podGroup": "workers"}}),
+        id: "kubernetes-NAMESPACE-job-workers",
+    })
+    .await
+}
+
+pub(crate) const CRD: &str =
+    include_str!("../../../../examples/kubernetes/preflight-config-crd.yaml");
+
+/// A kind of another scheduler, as its own definition has it in what counts here.
+const POD_GROUPS: &str = r"
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: {name: podgroups.scheduling.volcano.sh}
+spec:
+  group: scheduling.volcano.sh
+  scope: Namespaced
+  names: {kind: PodGroup, listKind: PodGroupList, plural: podgroups, singular: podgroup}
+  versions:
+    - name: v1beta1
+      served: true
+      storage: true
+      schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}
+";
+
+/// Applies manifests as a person would.
+pub(crate) async fn apply(plane: &ControlPlane, manifests: &str) -> anyhow::Result<()> {
+    let file = tempfile::NamedTempFile::new()?;
+    std::fs::write(file.path(), manifests)?;
+    let path = file.path().display().to_string();
+    // A kind is served a moment after it is defined.
+    wait_for("the manifests", SOON, || {
+        plane.kubectl(["apply", "-f", &path])
+    })
+    .await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_namespace_says_itself_how_its_gangs_are_known() -> anyhow::Result<()> {
+    let Some(plane) = plane(Version::LATEST, "").await? else {
+        return Ok(());
+    };
+    apply(&plane, CRD).await?;
+    apply(&plane, POD_GROUPS).await?;
+    let balancer = Balancer::start().await?;
+    let url = format!("https://{}", balancer.address());
+    let webhook = Webhook::start(&plane, &url, &[]).await?;
+    balancer.send_to(&[webhook.address]);
+    registered(&plane).await?;
+    let (client, namespace) = (plane.client().await?, opted_in(&plane).await?);
+    let metadata = format!("metadata: {{name: own, namespace: {namespace}}}");
+    let config = format!(
+        "apiVersion: preflight.nvsentinel.nvidia.com/v1alpha1\nkind: PreflightConfig\n{metadata}\nspec:\n  \
+         gangDiscovery:\n    name: volcano\n    annotationKeys: [scheduling.k8s.io/group-name]\n    \
+         podGroupGVR: {{group: scheduling.volcano.sh, version: v1beta1, resource: podgroups}}\n"
+    );
+    let group = format!(
+        "apiVersion: scheduling.volcano.sh/v1beta1\nkind: PodGroup\n{metadata}\nspec: {{minMember: 3}}\n"
+    );
+    apply(&plane, &format!("{config}---\n{group}")).await?;
+    let used = [
+        "get",
+        "pfc",
+        "own",
+        "-n",
+        &namespace,
+        "-o",
+        "jsonpath={.status.conditions[0].reason}",
+    ];
+    wait_for("the word that it is used", SOON, || async {
+        match plane.kubectl(used).await {
+            Ok(said) if said == "DiscovererActive" => Ok(()),
+            other => Err(format!("{other:?}")),
+        }
+    })
+    .await?;
+    let mut member = pod(
+        "m-0",
+        json!({"nvidia.com/gpu": "1", "nvidia.com/mlnxnics": "1"}),
+    );
+    member["metadata"]["annotations"] = json!({"scheduling.k8s.io/group-name": "own"});
+    let made = create(&client, &namespace, &member).await?;
+    assert_eq!(names(&made, "initContainers"), [DIAG, ALLREDUCE]);
+    let map = format!("preflight-volcano-{namespace}-own");
+    give_address(&client, &namespace, "m-0", "10.0.0.1").await?;
+    peers(&client, &namespace, &map, &["m-0;10.0.0.1;0"]).await?;
+    let data = roster(&client, &namespace, &map)
+        .await
+        .map_err(anyhow::Error::msg)?;
+    assert_eq!(data["expected_count"], "3");
+    webhook.end().await
+}
+
+/// Three pods of a gang hear of each other by the rendezvous, in a container whose files the kubelet has not
+/// brought yet, and reduce over TCP under the gang's secret.
+#[tokio::test]
+async fn the_pods_of_a_gang_meet_at_the_rendezvous() -> anyhow::Result<()> {
+    let Some(plane) = plane(Version::LATEST, "").await? else {
+        return Ok(());
+    };
+    let balancer = Balancer::start().await?;
+    let url = format!("https://{}", balancer.address());
+    let config = "image: registry.example/gpuwarden:1\ngangDiscovery: {method: labels, labels: \
+                  {gangIdLabel: gang, gangSizeLabel: size}}\ngangCoordination: {masterPort: 29511}\n";
+    let webhook = Webhook::start_with(&plane, &url, config, &[]).await?;
+    balancer.send_to(&[webhook.address]);
+    registered(&plane).await?;
+    let (client, namespace) = (plane.client().await?, opted_in(&plane).await?);
+    let pods: Api<DynamicObject> = Api::namespaced_with(
+        client.clone(),
+        &namespace,
+        &ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk("", "v1", "Pod"), "pods"),
+    );
+    let more = [
+        ("GPUWARDEN_COLLECTIVE", "tcp"),
+        ("MESSAGE_SIZES", "1M"),
+        ("BENCHMARK_ITERS", "2"),
+        ("WARMUP_ITERS", "1"),
+        ("SKIP_BANDWIDTH_CHECK", "true"),
+        ("GANG_TIMEOUT_SECONDS", "60"),
+        ("PROCESSING_STRATEGY", "EXECUTE_REMEDIATION"),
+    ];
+    let mut members = Vec::new();
+    for number in 1..=3 {
+        let name = format!("m-{number}");
+        let mut member = pod(
+            &name,
+            json!({"nvidia.com/gpu": "1", "nvidia.com/mlnxnics": "1"}),
+        );
+        member["metadata"]["labels"] = json!({"gang": "g", "size": "3"});
+        create(&client, &namespace, &member).await?;
+        give_address(&client, &namespace, &name, &format!("127.77.0.{number}")).await?;
+        members.push(serde_json::to_value(pods.get(&name).await?)?);
+    }
+    let ends = futures::future::join_all(
+        members
+            .iter()
+            .map(|pod| play(&plane, pod, ALLREDUCE, &more)),
+    );
+    for end in ends.await {
+        let end = end?;
+        let said = String::from_utf8_lossy(&end.stdout) + String::from_utf8_lossy(&end.stderr);
+        assert_eq!(end.status.code(), Some(0), "{said}\n{}", webhook.log());
+        assert!(
+            said.contains("3 members") || said.contains("passed"),
+            "{said}"
+        );
+    }
+
+    // Who is of no gang is told of none, whatever token it has.
+    let mut stranger = members[0].clone();
+    let lone = create(&client, &namespace, &pod("stranger", json!({"cpu": "1"}))).await?;
+    stranger["metadata"]["name"] = lone["metadata"]["name"].clone();
+    let more: Vec<_> = more
+        .into_iter()
+        .filter(|(name, _)| *name != "GANG_TIMEOUT_SECONDS")
+        .collect();
+    let more = [more, vec![("GANG_TIMEOUT_SECONDS", "3")]].concat();
+    let end = play(&plane, &stranger, ALLREDUCE, &more).await?;
+    let said = String::from_utf8_lossy(&end.stdout) + String::from_utf8_lossy(&end.stderr);
+    assert!(!said.contains("127.77.0.2"), "{said}");
+    assert_eq!(end.status.code(), Some(1), "{said}");
+    webhook.end().await
+}

@@ -1,0 +1,287 @@
+//! The example manifests of the webhook: they are taken by a real API server, and their account may do all
+//! that the webhook does, and no more.
+
+use std::path::{Path, PathBuf};
+
+use kube::Client;
+use kube::api::PostParams;
+use serde_json::{Value, json};
+use testkit::{Balancer, ControlPlane, Version, wait_for};
+
+use crate::gangs::{CRD, apply, give_address, peers, serving};
+use crate::support::SOON;
+use crate::webhook::{
+    ALLREDUCE, DIAG, LOOPBACK, Webhook, claims, create, names, opted_in, pod, registered,
+};
+
+const MANIFEST: &str = include_str!("../../../../examples/kubernetes/preflight.yaml");
+const NETWORK: &str = include_str!("../../../../examples/kubernetes/preflight-network.yaml");
+const ACCOUNT: &str = "gpuwarden-webhook";
+const INSTALLED_IN: &str = "gpuwarden";
+
+async fn plane(version: Version, serve: &str) -> anyhow::Result<Option<testkit::Private>> {
+    let Some(plane) = ControlPlane::private(version, serving(serve)).await? else {
+        return Ok(None);
+    };
+    plane.namespace(INSTALLED_IN).await?;
+    Ok(Some(plane))
+}
+
+/// Returns a kubeconfig by which the account of the example speaks.
+async fn kubeconfig(plane: &ControlPlane, into: &Path) -> anyhow::Result<PathBuf> {
+    let token = ["create", "token", ACCOUNT, "-n", INSTALLED_IN];
+    let token = plane.kubectl(token).await?;
+    let config = plane
+        .kubectl(["config", "view", "--raw", "-o", "json"])
+        .await?;
+    let mut config: Value = serde_json::from_str(&config)?;
+    config["users"][0]["user"] = json!({"token": token.trim()});
+    let path = into.join("kubeconfig");
+    std::fs::write(&path, config.to_string())?;
+    Ok(path)
+}
+
+/// Whether the account may do this: verb, API group, resource, name and namespace, where empty is any.
+async fn may(
+    client: &Client,
+    [verb, group, resource, name, namespace]: [&str; 5],
+) -> anyhow::Result<bool> {
+    let review = json!({
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SubjectAccessReview",
+        "spec": {
+            "user": format!("system:serviceaccount:{INSTALLED_IN}:{ACCOUNT}"),
+            "resourceAttributes": {
+                "verb": verb, "group": group, "resource": resource, "name": name,
+                "namespace": namespace,
+            },
+        },
+    });
+    let path = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
+    let request = kube::core::Request::new(path);
+    let request = request.create(&PostParams::default(), serde_json::to_vec(&review)?)?;
+    let answer: Value = client.request(request).await?;
+    Ok(answer["status"]["allowed"] == true)
+}
+
+fn group(namespace: &str) -> String {
+    format!(
+        "apiVersion: scheduling.k8s.io/v1beta1\nkind: PodGroup\n\
+         metadata: {{name: workers, namespace: {namespace}}}\n\
+         spec: {{schedulingPolicy: {{gang: {{minCount: 2}}}}}}\n"
+    )
+}
+
+fn preflight_config(namespace: &str) -> String {
+    format!(
+        "apiVersion: preflight.nvsentinel.nvidia.com/v1alpha1\nkind: PreflightConfig\n\
+         metadata: {{name: own, namespace: {namespace}}}\n\
+         spec: {{gangDiscovery: {{method: workloadRef}}}}\n"
+    )
+}
+
+/// Looks at the registration, whose webhook is only tried out: by an address, and failing open.
+async fn is_registered_rightly(plane: &ControlPlane) -> anyhow::Result<()> {
+    let name = "gpuwarden-preflight";
+    let shown = ["get", "mutatingwebhookconfiguration", name, "-o", "json"];
+    let registration: Value = serde_json::from_str(&plane.kubectl(shown).await?)?;
+    let webhook = &registration["webhooks"][0];
+    for (key, expected) in [
+        ("name", json!("preflight.nvsentinel.nvidia.com")),
+        ("failurePolicy", json!("Ignore")),
+        ("sideEffects", json!("None")),
+        ("admissionReviewVersions", json!(["v1"])),
+        ("reinvocationPolicy", json!("IfNeeded")),
+        // The API server's word for none.
+        ("objectSelector", json!({})),
+    ] {
+        assert_eq!(webhook[key], expected, "{key}: {webhook}");
+    }
+    assert_eq!(webhook["rules"][0]["operations"], json!(["CREATE"]));
+    assert_eq!(webhook["rules"][0]["resources"], json!(["pods"]));
+    let selector = &webhook["namespaceSelector"];
+    let label = json!({"nvsentinel.nvidia.com/preflight": "enabled"});
+    assert_eq!(selector["matchLabels"], label);
+    let never = json!([
+        "nvsentinel",
+        "kube-system",
+        "kube-public",
+        "kube-node-lease",
+        INSTALLED_IN
+    ]);
+    let by_name = json!([
+        {"key": "kubernetes.io/metadata.name", "operator": "NotIn", "values": never},
+    ]);
+    assert_eq!(selector["matchExpressions"], by_name);
+    Ok(())
+}
+
+/// Has the webhook look up a claim, and the level of a namespace.
+async fn looks_up(plane: &ControlPlane, client: &Client, namespace: &str) -> anyhow::Result<()> {
+    claims(client, namespace).await?;
+    let mut claimed = pod("claimed", json!({}));
+    claimed["spec"]["resourceClaims"] = json!([{"name": "g", "resourceClaimTemplateName": "gpus"}]);
+    claimed["spec"]["containers"][0]["resources"] = json!({"claims": [{"name": "g"}]});
+    let made = create(client, namespace, &claimed).await?;
+    assert_eq!(names(&made, "initContainers"), [DIAG, LOOPBACK]);
+    // Who may not read namespaces would not know it.
+    let strict = opted_in(plane).await?;
+    let baseline = "pod-security.kubernetes.io/enforce=baseline";
+    plane
+        .kubectl(["label", "namespace", &strict, baseline])
+        .await?;
+    let made = create(
+        client,
+        &strict,
+        &pod("strict", json!({"nvidia.com/gpu": "1"})),
+    )
+    .await?;
+    assert_eq!(names(&made, "initContainers"), [] as [&str; 0]);
+    Ok(())
+}
+
+/// Has it bring a gang together.
+async fn keeps_a_gang(
+    plane: &ControlPlane,
+    client: &Client,
+    namespace: &str,
+) -> anyhow::Result<()> {
+    apply(plane, &group(namespace)).await?;
+    for name in ["w-a", "w-b"] {
+        let limits = json!({"nvidia.com/gpu": "8", "nvidia.com/mlnxnics": "8"});
+        let mut member = pod(name, limits);
+        member["spec"]["schedulingGroup"] = json!({"podGroupName": "workers"});
+        let made = create(client, namespace, &member).await?;
+        assert_eq!(names(&made, "initContainers"), [DIAG, LOOPBACK, ALLREDUCE]);
+    }
+    give_address(client, namespace, "w-a", "10.0.0.1").await?;
+    give_address(client, namespace, "w-b", "10.0.0.2").await?;
+    let map = format!("preflight-kubernetes-{namespace}-workers");
+    let both = ["w-a;10.0.0.1;0", "w-b;10.0.0.2;1"];
+    peers(client, namespace, &map, &both).await?;
+    Ok(())
+}
+
+/// A claim, a gang from its first pod to its `ConfigMap`, a namespace's own way of gangs, and new
+/// certificates.
+#[tokio::test]
+async fn the_account_of_the_example_may_do_all_that_the_webhook_does() -> anyhow::Result<()> {
+    let Some(plane) = plane(Version::V1_37, "v1beta1").await? else {
+        return Ok(());
+    };
+    apply(&plane, CRD).await?;
+    apply(&plane, MANIFEST).await?;
+    let directory = tempfile::tempdir()?;
+    let speaks = kubeconfig(&plane, directory.path()).await?;
+    let configured = [
+        "get",
+        "configmap",
+        ACCOUNT,
+        "-n",
+        INSTALLED_IN,
+        "-o",
+        "jsonpath={.data.config\\.yaml}",
+    ];
+    let config = plane.kubectl(configured).await?;
+    let balancer = Balancer::start().await?;
+    let url = format!("https://{}", balancer.address());
+    let flags = [
+        "--namespace",
+        INSTALLED_IN,
+        "--keep-registration",
+        "--certificate-lifetime",
+        "10s",
+    ];
+    let webhook = Webhook::start_as(&speaks, &url, &config, &flags).await?;
+    balancer.send_to(&[webhook.address]);
+    registered(&plane).await?;
+    let (client, namespace) = (plane.client().await?, opted_in(&plane).await?);
+
+    is_registered_rightly(&plane).await?;
+    looks_up(&plane, &client, &namespace).await?;
+    keeps_a_gang(&plane, &client, &namespace).await?;
+    apply(&plane, &preflight_config(&namespace)).await?;
+    let ready = "jsonpath={.status.conditions[0].status}";
+    wait_for("the word on the PreflightConfig", SOON, || async {
+        let said = [
+            "get",
+            "preflightconfig",
+            "own",
+            "-n",
+            &namespace,
+            "-o",
+            ready,
+        ];
+        match plane.kubectl(said).await {
+            Ok(said) if said == "True" => Ok(()),
+            other => Err(format!("{other:?}")),
+        }
+    })
+    .await?;
+    wait_for("another certificate", SOON, || async {
+        match webhook.log().matches("a new certificate is made").count() {
+            0 | 1 => Err(webhook.log()),
+            _ => Ok(()),
+        }
+    })
+    .await?;
+    let log = webhook.log();
+    assert!(!log.to_lowercase().contains("forbidden"), "{log}");
+    assert!(!log.contains("cannot"), "{log}");
+    webhook.end().await
+}
+
+#[tokio::test]
+async fn the_account_of_the_example_may_do_no_more() -> anyhow::Result<()> {
+    let Some(plane) = plane(Version::LATEST, "").await? else {
+        return Ok(());
+    };
+    apply(&plane, MANIFEST).await?;
+    let client = plane.client().await?;
+    let (secret, webhooks) = ("gpuwarden-webhook-tls", "mutatingwebhookconfigurations");
+    let admission = "admissionregistration.k8s.io";
+    for (asked, expected) in [
+        (["get", "", "secrets", secret, INSTALLED_IN], true),
+        (["delete", "", "configmaps", "preflight-a", "default"], true),
+        (
+            ["create", "authentication.k8s.io", "tokenreviews", "", ""],
+            true,
+        ),
+        (
+            ["get", "scheduling.volcano.sh", "podgroups", "a", "default"],
+            true,
+        ),
+        (
+            ["get", "scheduling.run.ai", "podgroups", "a", "default"],
+            true,
+        ),
+        (["get", "kueue.x-k8s.io", "workloads", "a", "default"], true),
+        (
+            ["get", "scheduling.k8s.io", "workloads", "a", "default"],
+            true,
+        ),
+        (["get", "", "secrets", "another", INSTALLED_IN], false),
+        (["get", "", "secrets", secret, "default"], false),
+        (["list", "", "secrets", "", INSTALLED_IN], false),
+        (["delete", "", "secrets", secret, INSTALLED_IN], false),
+        (["create", "", "secrets", "", "default"], false),
+        (["update", admission, webhooks, "another", ""], false),
+        (
+            ["delete", admission, webhooks, "gpuwarden-preflight", ""],
+            false,
+        ),
+        (["create", "", "pods", "", "default"], false),
+        (["patch", "", "pods", "a", "default"], false),
+        (["get", "", "nodes", "a", ""], false),
+    ] {
+        assert_eq!(may(&client, asked).await?, expected, "{asked:?}");
+    }
+    // What is for namespaces of workloads is taken, too.
+    let file = tempfile::NamedTempFile::new()?;
+    std::fs::write(file.path(), NETWORK)?;
+    let path = file.path().display().to_string();
+    plane
+        .kubectl(["apply", "-n", "default", "-f", &path])
+        .await?;
+    Ok(())
+}

@@ -1,0 +1,461 @@
+//! The preflight webhook on a real API server: which pods get which checks, gangs, and that no pod is
+//! refused while replicas and certificates change.
+
+use std::io::Write as _;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail};
+use kube::Client;
+use kube::api::{Api, PostParams};
+use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use testkit::{Balancer, ControlPlane, NodeBuilder, Options, Version, binary, unique, wait_for};
+
+use crate::player::{note_end, play};
+use crate::support::{SOON, Scene};
+
+const CONFIG: &str = "image: registry.example/gpuwarden:1\n";
+pub(crate) const NAMESPACE: &str = "gpuwarden-webhook-test";
+
+/// A `gpuwarden webhook` process; it is killed when it is dropped.
+pub(crate) struct Webhook {
+    child: Child,
+    home: TempDir,
+    pub(crate) address: SocketAddr,
+}
+
+impl Webhook {
+    /// Starts one that registers by `url` and waits until it answers.
+    pub(crate) async fn start(
+        plane: &ControlPlane,
+        url: &str,
+        more: &[&str],
+    ) -> anyhow::Result<Self> {
+        Self::start_with(plane, url, CONFIG, more).await
+    }
+
+    pub(crate) async fn start_with(
+        plane: &ControlPlane,
+        url: &str,
+        config: &str,
+        more: &[&str],
+    ) -> anyhow::Result<Self> {
+        let namespace = ["--namespace", NAMESPACE];
+        let flags: Vec<&str> = namespace.iter().chain(more).copied().collect();
+        Self::start_as(plane.kubeconfig(), url, config, &flags).await
+    }
+
+    /// Starts one by the account of a kubeconfig.
+    pub(crate) async fn start_as(
+        kubeconfig: &Path,
+        url: &str,
+        config: &str,
+        more: &[&str],
+    ) -> anyhow::Result<Self> {
+        let home = tempfile::tempdir()?;
+        let file = home.path().join("preflight.yaml");
+        std::fs::write(&file, config)?;
+        let output = std::fs::File::create(home.path().join("log"))?;
+        let child = Command::new(binary()?)
+            .arg("webhook")
+            .arg("--config")
+            .arg(&file)
+            .arg("--kubeconfig")
+            .arg(kubeconfig)
+            .args(["--listen", "127.0.0.1:0"])
+            .args([
+                "--metrics-listen",
+                "127.0.0.1:0",
+                "--rendezvous-listen",
+                "127.0.0.1:0",
+            ])
+            .args(["--register-url", url])
+            .args(more)
+            .stdout(output.try_clone()?)
+            .stderr(output)
+            .spawn()?;
+        let mut webhook = Self {
+            child,
+            home,
+            address: SocketAddr::from(([0; 4], 0)),
+        };
+        webhook.address = wait_for("the address of the webhook", SOON, || async {
+            webhook.greeted()
+        })
+        .await
+        .with_context(|| webhook.log())?;
+        Ok(webhook)
+    }
+
+    pub(crate) fn log(&self) -> String {
+        std::fs::read_to_string(self.home.path().join("log")).unwrap_or_default()
+    }
+
+    fn greeted(&self) -> Result<SocketAddr, String> {
+        let log = self.log();
+        let line = log
+            .lines()
+            .find_map(|line| line.strip_prefix("admission    https://"));
+        let address = line.and_then(|line| line.strip_suffix("/mutate")?.parse().ok());
+        address.ok_or(log)
+    }
+
+    async fn metrics(&self) -> anyhow::Result<String> {
+        let log = self.log();
+        let address = log
+            .lines()
+            .find_map(|line| line.strip_prefix("metrics      ")?.strip_suffix("/metrics"));
+        testkit::get(address.context("an address of metrics")?, "/metrics").await
+    }
+
+    /// Asks it to end, and waits until it has.
+    pub(crate) async fn end(mut self) -> anyhow::Result<()> {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM)?;
+        let child = &mut self.child;
+        let status = wait_for("the end of the webhook", SOON, || {
+            let ended = child.try_wait().ok().flatten();
+            async move { ended.ok_or("it runs") }
+        });
+        let status = status.await?;
+        if !status.success() {
+            bail!("{status}\n{}", self.log());
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Webhook {
+    fn drop(&mut self) {
+        drop(self.child.kill());
+        drop(self.child.wait());
+        if std::thread::panicking() {
+            drop(writeln!(std::io::stderr(), "{}", self.log()));
+        }
+    }
+}
+
+/// A control plane for a webhook.
+async fn plane() -> anyhow::Result<Option<testkit::Private>> {
+    let Some(plane) = ControlPlane::private(Version::LATEST, Options::default()).await? else {
+        return Ok(None);
+    };
+    plane.namespace(NAMESPACE).await?;
+    Ok(Some(plane))
+}
+
+/// A namespace whose pods get checks.
+pub(crate) async fn opted_in(plane: &ControlPlane) -> anyhow::Result<String> {
+    let name = unique("training");
+    plane.namespace(&name).await?;
+    let label = "nvsentinel.nvidia.com/preflight=enabled";
+    plane.kubectl(["label", "namespace", &name, label]).await?;
+    Ok(name)
+}
+
+pub(crate) fn pod(name: &str, limits: impl Into<Value>) -> Value {
+    let limits: Value = limits.into();
+    json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name},
+        "spec": {
+            "containers": [{"name": "main", "image": "training", "resources": {"limits": limits}}],
+        },
+    })
+}
+
+pub(crate) async fn create(client: &Client, namespace: &str, pod: &Value) -> anyhow::Result<Value> {
+    // Not a typed pod: that has no field for the gangs of 1.35.
+    let body = serde_json::to_vec(pod)?;
+    let request = kube::core::Request::new(format!("/api/v1/namespaces/{namespace}/pods"));
+    let request = request.create(&PostParams::default(), body)?;
+    Ok(client.request(request).await?)
+}
+
+pub(crate) fn names(pod: &Value, list: &str) -> Vec<String> {
+    let list = pod["spec"][list].as_array().cloned().unwrap_or_default();
+    list.iter()
+        .filter_map(|one| Some(one["name"].as_str()?.to_owned()))
+        .collect()
+}
+
+pub(crate) const DIAG: &str = "preflight-dcgm-diag";
+pub(crate) const LOOPBACK: &str = "preflight-nccl-loopback";
+pub(crate) const ALLREDUCE: &str = "preflight-nccl-allreduce";
+
+#[tokio::test]
+async fn pods_get_the_checks_that_can_say_something() -> anyhow::Result<()> {
+    let Some(plane) = plane().await? else {
+        return Ok(());
+    };
+    let balancer = Balancer::start().await?;
+    let url = format!("https://{}", balancer.address());
+    let webhook = Webhook::start(&plane, &url, &[]).await?;
+    balancer.send_to(&[webhook.address]);
+    registered(&plane).await?;
+    let (client, namespace) = (plane.client().await?, opted_in(&plane).await?);
+
+    for (name, limits, expected) in [
+        ("no-gpu", json!({"cpu": "1"}), vec![]),
+        ("one", json!({"nvidia.com/gpu": "1"}), vec![DIAG]),
+        (
+            "several",
+            json!({"nvidia.com/gpu": "8"}),
+            vec![DIAG, LOOPBACK],
+        ),
+    ] {
+        let made = create(&client, &namespace, &pod(name, limits)).await?;
+        assert_eq!(names(&made, "initContainers"), expected, "{name}");
+    }
+
+    // By claims, also where the class stands for a resource.
+    claims(&client, &namespace).await?;
+    let mut claimed = pod("claimed", json!({}));
+    claimed["spec"]["resourceClaims"] = json!([{"name": "g", "resourceClaimTemplateName": "gpus"}]);
+    claimed["spec"]["containers"][0]["resources"] = json!({"claims": [{"name": "g"}]});
+    let made = create(&client, &namespace, &claimed).await?;
+    assert_eq!(names(&made, "initContainers"), [DIAG, LOOPBACK]);
+    let claims = &made["spec"]["initContainers"][0]["resources"]["claims"];
+    assert_eq!(*claims, json!([{"name": "g"}]));
+    let by_class = pod("by-class", json!({"vendor.example/gpu": "1"}));
+    let made = create(&client, &namespace, &by_class).await?;
+    assert_eq!(names(&made, "initContainers"), [DIAG]);
+
+    // What the API server would reject of a check that asked for more.
+    let mut bounded = pod("bounded", json!({"nvidia.com/gpu": "1"}));
+    bounded["spec"]["resources"] = json!({"requests": {"cpu": "50m", "memory": "64Mi"}});
+    let made = create(&client, &namespace, &bounded).await?;
+    assert_eq!(names(&made, "initContainers"), [DIAG]);
+    let limits = json!({"nvidia.com/gpu": "1", "cpu": "2", "memory": "1Gi"});
+    let made = create(&client, &namespace, &pod("guaranteed", limits)).await?;
+    assert_eq!(made["status"]["qosClass"], "Guaranteed");
+
+    // Who names what there is not learns it.
+    let mut wrong = pod("wrong", json!({"nvidia.com/gpu": "1"}));
+    wrong["metadata"]["annotations"] = json!({"nvsentinel.nvidia.com/preflight-checks": "dcgm"});
+    let error = create(&client, &namespace, &wrong)
+        .await
+        .expect_err("it is denied");
+    assert!(
+        error
+            .to_string()
+            .contains("which is not known; there are: preflight-"),
+        "{error}"
+    );
+
+    let elsewhere = unique("plain");
+    plane.namespace(&elsewhere).await?;
+    let made = create(
+        &client,
+        &elsewhere,
+        &pod("plain", json!({"nvidia.com/gpu": "8"})),
+    )
+    .await?;
+    assert_eq!(names(&made, "initContainers"), [] as [&str; 0]);
+
+    // What the API server would refuse for what we add.
+    let strict = opted_in(&plane).await?;
+    let label = "pod-security.kubernetes.io/enforce=baseline";
+    plane
+        .kubectl(["label", "namespace", &strict, label])
+        .await?;
+    let made = create(
+        &client,
+        &strict,
+        &pod("strict", json!({"nvidia.com/gpu": "8"})),
+    )
+    .await?;
+    assert_eq!(names(&made, "initContainers"), [] as [&str; 0]);
+
+    let metrics = webhook.metrics().await?;
+    for line in [
+        "preflight_injection_total{result=\"injected\"} ",
+        "preflight_injection_total{result=\"skipped\"} ",
+        "preflight_injection_total{result=\"denied\"} 1",
+        "preflight_webhook_latency_seconds_count ",
+    ] {
+        let mut lines = metrics.lines();
+        let found = lines.find_map(|found| found.strip_prefix(line));
+        assert!(found.is_some_and(|count| count != "0"), "{line}: {metrics}");
+    }
+
+    // Its end takes the registration along: no pod waits for nobody.
+    webhook.end().await?;
+    let made = create(
+        &client,
+        &namespace,
+        &pod("after", json!({"nvidia.com/gpu": "8"})),
+    )
+    .await?;
+    assert_eq!(names(&made, "initContainers"), [] as [&str; 0]);
+    let left = plane
+        .kubectl(["get", "mutatingwebhookconfigurations", "-o", "name"])
+        .await?;
+    assert_eq!(left, "");
+    Ok(())
+}
+
+/// Waits until the API server asks: it hears of a registration a little later.
+pub(crate) async fn registered(plane: &ControlPlane) -> anyhow::Result<()> {
+    let (client, namespace) = (plane.client().await?, opted_in(plane).await?);
+    wait_for("a pod that gets checks", SOON, || async {
+        let probe = pod(&unique("probe"), json!({"nvidia.com/gpu": "1"}));
+        let made = create(&client, &namespace, &probe).await;
+        let made = made.map_err(|error| error.to_string())?;
+        let found = names(&made, "initContainers");
+        if found.is_empty() {
+            Err("it has none".to_owned())
+        } else {
+            Ok(())
+        }
+    })
+    .await
+}
+
+pub(crate) async fn claims(client: &Client, namespace: &str) -> anyhow::Result<()> {
+    let object = |kind: &str, plural: &str| {
+        let kind = GroupVersionKind::gvk("resource.k8s.io", "v1", kind);
+        ApiResource::from_gvk_with_plural(&kind, plural)
+    };
+    let classes: Api<DynamicObject> =
+        Api::all_with(client.clone(), &object("DeviceClass", "deviceclasses"));
+    let class: DynamicObject = serde_json::from_value(json!({
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "DeviceClass",
+        "metadata": {"name": "gpu.nvidia.com"},
+        "spec": {"extendedResourceName": "vendor.example/gpu"},
+    }))?;
+    classes.create(&PostParams::default(), &class).await?;
+    let kind = object("ResourceClaimTemplate", "resourceclaimtemplates");
+    let templates: Api<DynamicObject> = Api::namespaced_with(client.clone(), namespace, &kind);
+    let request =
+        json!({"name": "gpu", "exactly": {"deviceClassName": "gpu.nvidia.com", "count": 2}});
+    let template: DynamicObject = serde_json::from_value(json!({
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaimTemplate",
+        "metadata": {"name": "gpus"},
+        "spec": {"spec": {"devices": {"requests": [request]}}},
+    }))?;
+    templates.create(&PostParams::default(), &template).await?;
+    // The webhook follows device classes by a watch.
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn replicas_and_certificates_change_and_no_pod_is_refused() -> anyhow::Result<()> {
+    let Some(plane) = plane().await? else {
+        return Ok(());
+    };
+    let balancer = Balancer::start().await?;
+    let url = format!("https://{}", balancer.address());
+    let flags = [
+        "--keep-registration",
+        "--failure-policy",
+        "Fail",
+        "--certificate-lifetime",
+        "10s",
+        "--drain",
+        "2s",
+    ];
+    let first = Webhook::start(&plane, &url, &flags).await?;
+    let second = Webhook::start(&plane, &url, &flags).await?;
+    balancer.send_to(&[first.address, second.address]);
+    registered(&plane).await?;
+    let (client, namespace) = (plane.client().await?, opted_in(&plane).await?);
+
+    let creating = {
+        let (client, namespace) = (client.clone(), namespace.clone());
+        tokio::spawn(async move {
+            let mut made = 0_u32;
+            let until = Instant::now() + Duration::from_secs(25);
+            while Instant::now() < until {
+                let pod = pod(&format!("p-{made}"), json!({"nvidia.com/gpu": "2"}));
+                let pod = create(&client, &namespace, &pod).await?;
+                anyhow::ensure!(names(&pod, "initContainers") == [DIAG, LOOPBACK]);
+                made += 1;
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+            Ok(made)
+        })
+    };
+    // A roll-out as a Deployment does it: the next is there before the last goes.
+    let third = Webhook::start(&plane, &url, &flags).await?;
+    balancer.send_to(&[second.address, third.address]);
+    first.end().await?;
+    let fourth = Webhook::start(&plane, &url, &flags).await?;
+    balancer.send_to(&[third.address, fourth.address]);
+    second.end().await?;
+    let made: u32 = creating.await??;
+    let logs = fourth.log() + &third.log();
+    let certificates = logs.matches("a new certificate is made").count();
+    assert!(certificates >= 2, "{logs}");
+    assert!(made > 100, "{made} pods");
+    third.end().await?;
+    fourth.end().await
+}
+
+/// The links between the GPUs of a pod are slow: the pod does not start, its node goes out of service, and
+/// comes back when the same check passes.
+#[tokio::test]
+async fn a_pod_on_bad_links_does_not_start_and_its_node_goes_out() -> anyhow::Result<()> {
+    let Some(plane) = plane().await? else {
+        return Ok(());
+    };
+    let balancer = Balancer::start().await?;
+    let url = format!("https://{}", balancer.address());
+    let webhook = Webhook::start(&plane, &url, &[]).await?;
+    balancer.send_to(&[webhook.address]);
+    registered(&plane).await?;
+    // kwok would complete the containers by itself.
+    let scene = Scene::new(&plane, NodeBuilder::without_kubelet, |launch| launch).await?;
+    let (client, namespace) = (plane.client().await?, opted_in(&plane).await?);
+    let mut asked = pod("slow", json!({"nvidia.com/gpu": "2"}));
+    asked["spec"]["nodeName"] = scene.node.clone().into();
+    let made = create(&client, &namespace, &asked).await?;
+
+    let gpus = tempfile::tempdir()?;
+    let library = |name: &str| gpus.path().join(name).display().to_string();
+    let socket = format!("unix://{}", scene.product.socket().display());
+    let (cuda, nccl) = (library(fakes::CUDA_LIBRARY), library(fakes::NCCL_LIBRARY));
+    let nvml = library(fakes::LIBRARY);
+    let more = [
+        ("NODE_NAME", &*scene.node),
+        ("PLATFORM_CONNECTOR_SOCKET", &*socket),
+        ("GPUWARDEN_CUDA_LIBRARY", &*cuda),
+        ("GPUWARDEN_NCCL_LIBRARY", &*nccl),
+        ("GPUWARDEN_NVML_LIBRARY", &*nvml),
+        ("TEST_SIZE_MB", "1"),
+    ];
+    let mut links = fakes::Scenario::healthy(2);
+    links.nccl.bandwidth_gb_s = 20.0;
+    fakes::install(gpus.path(), &links)?;
+    let end = play(&plane, &made, LOOPBACK, &more).await?;
+    let said = String::from_utf8_lossy(&end.stdout) + String::from_utf8_lossy(&end.stderr);
+    assert_eq!(end.status.code(), Some(1), "{said}");
+    note_end(&client, &made, LOOPBACK, 1).await?;
+    let shown = plane
+        .kubectl(["get", "pod", "slow", "-n", &namespace, "--no-headers"])
+        .await?;
+    assert!(shown.contains("Init:Error"), "{shown}");
+    scene.cordoned().await?;
+    let events = scene.product.client(["events", "-o", "json"]).await?;
+    assert!(events.expect(0)?.contains("NCCL_BW_DEGRADED"), "{events:?}");
+
+    links.nccl.bandwidth_gb_s = 400.0;
+    fakes::write(gpus.path(), &links)?;
+    let end = play(&plane, &made, LOOPBACK, &more).await?;
+    assert_eq!(
+        end.status.code(),
+        Some(0),
+        "{}",
+        String::from_utf8_lossy(&end.stderr)
+    );
+    scene.restored().await?;
+    webhook.end().await
+}

@@ -1,0 +1,549 @@
+//! The configuration of preflight: which containers are put into which pods, and how gangs are known.
+//!
+//! It is NVSentinel's file (YAML), the values of its chart under `preflight`, or the keys that ADR-026
+//! has under `preflight-injector`. Where two keys say the same thing, the one of the configuration
+//! document goes before the one of the ADR.
+
+mod container;
+mod discovery;
+mod older;
+
+use std::time::Duration;
+
+use jiff::SignedDuration;
+use serde::{Deserialize, Deserializer, de};
+use serde_json::{Map, Value};
+
+pub use container::CheckContainer;
+pub use discovery::{Discovery, MinCount, PodGroups, Resource};
+
+use crate::glob::Glob;
+
+/// Largest configuration (bytes): what a `ConfigMap` can hold.
+pub const MAX_CONFIG_BYTES: usize = 1024 * 1024;
+/// Most checks. Each is a container of every pod that gets them, and an object in etcd has 1.5 MB.
+pub const MAX_CHECKS: usize = 32;
+
+/// Shortest time for a check: it takes whole seconds.
+const MIN_CHECK_TIMEOUT: Duration = Duration::from_secs(1);
+/// Longest time for a check, as the checks have it.
+const MAX_CHECK_TIMEOUT: Duration = Duration::from_secs(7 * 24 * 3600);
+
+/// The network devices of Mellanox, of Amazon (EFA), and of Google's GPU machines.
+const NETWORK_RESOURCES: [&str; 2] = ["nvidia.com/mlnxnics", "vpc.amazonaws.com/efa"];
+/// Google's names differ by the number of the card alone, from 0 on; so many there are.
+const GOOGLE_NICS: usize = 8;
+const ENV_PATTERNS: [&str; 6] = [
+    "NCCL_*",
+    "FI_*",
+    "LD_LIBRARY_PATH",
+    "UCX_*",
+    "TORCH_NCCL_*",
+    "CUDA_DEVICE_ORDER",
+];
+const MOUNT_PATTERNS: [&str; 7] = [
+    "host-opt-amazon*",
+    "host-libefa*",
+    "host-libibverbs*",
+    "amazon-efa*",
+    "nvtcpxo-*",
+    "nccl-*",
+    "dev-shm",
+];
+const EXCLUDED_NAMESPACES: [&str; 4] = [
+    "nvsentinel",
+    "kube-system",
+    "kube-public",
+    "kube-node-lease",
+];
+/// The socket of the connector on a node, as the chart has it.
+const CONNECTOR_SOCKET: &str = "unix:///var/run/nvsentinel.sock";
+
+/// An error of a configuration that cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{place}: {what}")]
+pub struct ConfigError {
+    /// The file, or the object.
+    pub place: String,
+    /// The problem, and what to do.
+    pub what: String,
+}
+
+/// What the injected containers are, and which pods get them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Config {
+    /// The checks, in the order in which they run.
+    pub checks: Vec<CheckContainer>,
+    /// The names of the resources and device classes that are GPUs.
+    pub gpus: Devices,
+    /// The names of the resources and device classes that are network devices.
+    pub networks: Devices,
+    /// The value of `PLATFORM_CONNECTOR_SOCKET`.
+    pub connector_socket: String,
+    /// The value of `PROCESSING_STRATEGY`.
+    pub processing_strategy: String,
+    /// Checks come before a pod's own init containers, not after.
+    pub prepend: bool,
+    /// Names of secrets that pods get to pull the checks' images.
+    pub image_pull_secrets: Vec<String>,
+    /// The variables of users' containers that checks get.
+    pub env_patterns: Vec<Glob>,
+    /// The volume mounts of users' containers that checks get.
+    pub mount_patterns: Vec<Glob>,
+    /// How the gang of a pod is known.
+    pub discovery: Discovery,
+    /// What gangs get.
+    pub coordination: Coordination,
+    /// Namespaces that never get checks.
+    pub excluded_namespaces: Vec<String>,
+    /// The only namespaces that get checks; empty for those of the selector.
+    pub namespaces: Vec<String>,
+    /// The selector of namespaces in the webhook's registration.
+    pub namespace_selector: Value,
+    /// The selector of pods in the webhook's registration, if there is one.
+    pub object_selector: Option<Value>,
+    /// Whether pods wait (`Fail`) or start unchecked (`Ignore`) while no webhook answers.
+    pub failure_policy: FailurePolicy,
+    /// Checks run only where they can say something: gang checks in gangs, loopback with two GPUs or
+    /// more. Where false, every check runs in every pod, as the documents have it.
+    pub gate_checks: bool,
+    /// A check gets the largest number of GPUs that one container has, not those of all containers.
+    pub largest_container: bool,
+    /// Pods are denied where Pod Security forbids what their checks need; otherwise they start without.
+    pub deny_forbidden: bool,
+    /// The value of `CHECK_TIMEOUT_SECONDS`; `None` for the defaults of the checks.
+    pub check_timeout: Option<Duration>,
+}
+
+/// Names of one kind of device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Devices {
+    /// Extended resources.
+    pub resources: Vec<String>,
+    /// Device classes of dynamic resource allocation.
+    pub classes: Vec<String>,
+}
+
+/// What gangs get.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Coordination {
+    /// Gangs are looked for at all.
+    pub enabled: bool,
+    /// Longest wait for all members.
+    pub timeout: Duration,
+    /// The TCP port of rank 0.
+    pub master_port: u16,
+    /// The place of the gang's `ConfigMap` in a check.
+    pub mount_path: String,
+    /// A `ConfigMap` with NCCL's topology file `topo.xml`, of the same namespace.
+    pub topology_config_map: Option<String>,
+    /// Host paths that checks of gangs get.
+    pub host_paths: Vec<HostPath>,
+    /// Volumes of the pod that checks of gangs get.
+    pub volume_mounts: Vec<VolumeMount>,
+    /// Checks of gangs get every claim of the pod, not only those of GPUs and network devices.
+    pub mirror_claims: bool,
+}
+
+/// A path of the host, mounted into a check.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct HostPath {
+    /// Name of the volume.
+    pub name: String,
+    /// The path on the host.
+    pub host_path: String,
+    /// The path in the check.
+    pub mount_path: String,
+    /// The check cannot write there.
+    #[serde(default = "yes")]
+    pub read_only: bool,
+    /// The kind of the path, such as `Directory`; not checked by the kubelet where `None`.
+    #[serde(default)]
+    pub host_path_type: Option<String>,
+}
+
+/// A volume that the pod has, mounted into a check.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct VolumeMount {
+    /// Name of the volume.
+    pub name: String,
+    /// The path in the check.
+    pub mount_path: String,
+    /// The check cannot write there.
+    #[serde(default = "yes")]
+    pub read_only: bool,
+}
+
+/// What becomes of pods while no webhook answers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+pub enum FailurePolicy {
+    /// They are not created.
+    #[default]
+    Fail,
+    /// They start without checks.
+    Ignore,
+}
+
+/// The keys of the file.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Keys {
+    #[serde(default)]
+    init_containers: Option<Vec<container::Entry>>,
+    /// The checks of ADR-026.
+    #[serde(default)]
+    checks: Option<Vec<container::Entry>>,
+    #[serde(default)]
+    image: Option<container::Image>,
+    #[serde(default)]
+    gpu_resource_names: Option<Vec<String>>,
+    #[serde(default)]
+    network_resource_names: Option<Vec<String>>,
+    #[serde(default = "connector_socket")]
+    connector_socket: String,
+    #[serde(default)]
+    processing_strategy: Strategy,
+    #[serde(default)]
+    init_container_placement: Placement,
+    #[serde(default, alias = "injectedImagePullSecrets")]
+    image_pull_secrets: Vec<Secret>,
+    #[serde(default)]
+    nccl_env_patterns: Option<Vec<Glob>>,
+    #[serde(default)]
+    volume_mount_patterns: Option<Vec<Glob>>,
+    #[serde(default)]
+    nccl_allreduce_extra_env: Vec<Value>,
+    #[serde(default)]
+    gang_discovery: discovery::Entry,
+    #[serde(default)]
+    gang_coordination: CoordinationKeys,
+    #[serde(default)]
+    namespace_selector: Option<Value>,
+    #[serde(default)]
+    object_selector: Option<Value>,
+    #[serde(default = "yes")]
+    gate_checks: bool,
+    #[serde(default)]
+    resource_mode: ResourceMode,
+    #[serde(default)]
+    pod_security: PodSecurity,
+    #[serde(default, deserialize_with = "duration")]
+    check_timeout: Option<Duration>,
+    /// Read by the chart: whether the webhook is there at all.
+    #[serde(default, rename = "enabled")]
+    _enabled: Option<bool>,
+    #[serde(flatten)]
+    older: older::Keys,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+struct CoordinationKeys {
+    enabled: bool,
+    #[serde(deserialize_with = "duration")]
+    timeout: Option<Duration>,
+    master_port: u16,
+    config_map_mount_path: String,
+    nccl_topo_config_map: String,
+    /// The chart makes a `ConfigMap` of these, which is not done here.
+    nccl_topo_data: String,
+    nccl_topo_shape: String,
+    extra_host_path_mounts: Vec<HostPath>,
+    extra_volume_mounts: Vec<VolumeMount>,
+    mirror_resource_claims: bool,
+}
+
+#[derive(Deserialize, Clone, Copy, Default)]
+enum Strategy {
+    #[default]
+    #[serde(rename = "EXECUTE_REMEDIATION")]
+    Execute,
+    #[serde(rename = "STORE_ONLY")]
+    Store,
+}
+
+#[derive(Deserialize, Clone, Copy, Default, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+enum Placement {
+    #[default]
+    Append,
+    Prepend,
+}
+
+#[derive(Deserialize, Clone, Copy, Default, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+enum ResourceMode {
+    #[default]
+    Sum,
+    Max,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Secret {
+    Name(String),
+    Object { name: String },
+}
+
+/// What becomes of pods whose namespace forbids paths of the host, which checks need.
+#[derive(Deserialize, Clone, Copy, Default, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+enum PodSecurity {
+    /// They start without checks.
+    #[default]
+    Skip,
+    /// They are denied.
+    Deny,
+}
+
+// === impl Config ===
+
+impl Config {
+    /// Reads a configuration; `place` names it in errors.
+    pub fn parse(text: &str, place: &str) -> Result<Self, ConfigError> {
+        let wrong = |what: String| ConfigError {
+            place: place.to_owned(),
+            what,
+        };
+        if text.len() > MAX_CONFIG_BYTES {
+            let found = text.len();
+            return Err(wrong(format!(
+                "has {found} bytes, at most {MAX_CONFIG_BYTES} are read"
+            )));
+        }
+        let read: Value = from_yaml(text).map_err(&wrong)?;
+        let keys = match read {
+            // An empty file is one without keys.
+            Value::Null => from_yaml("{}"),
+            Value::Object(keys) if is_wrapped(&keys) => {
+                from_yaml::<Wrapped>(text).map(|wrapped| wrapped.keys)
+            }
+            _ => from_yaml(text),
+        };
+        Self::from_keys(keys.map_err(&wrong)?).map_err(wrong)
+    }
+
+    fn from_keys(keys: Keys) -> Result<Self, String> {
+        let older = keys.older;
+        let checks = container::checks(
+            keys.init_containers,
+            keys.checks,
+            keys.image.as_ref(),
+            &older,
+            &keys.nccl_allreduce_extra_env,
+        )?;
+        let coordination = keys.gang_coordination;
+        let timeout = coordination.timeout.or(older.gang_timeout);
+        Ok(Self {
+            checks,
+            gpus: older.gpu_detection.devices(
+                keys.gpu_resource_names,
+                || vec!["nvidia.com/gpu".to_owned()],
+                &["gpu.nvidia.com"],
+            ),
+            networks: older.network_detection.devices(
+                keys.network_resource_names,
+                network_resources,
+                &[],
+            ),
+            connector_socket: keys.connector_socket,
+            processing_strategy: match keys.processing_strategy {
+                Strategy::Execute => "EXECUTE_REMEDIATION".to_owned(),
+                Strategy::Store => "STORE_ONLY".to_owned(),
+            },
+            prepend: keys.init_container_placement == Placement::Prepend,
+            image_pull_secrets: keys
+                .image_pull_secrets
+                .into_iter()
+                .map(Secret::name)
+                .collect(),
+            env_patterns: keys
+                .nccl_env_patterns
+                .unwrap_or_else(|| globs(&ENV_PATTERNS)),
+            mount_patterns: keys
+                .volume_mount_patterns
+                .unwrap_or_else(|| globs(&MOUNT_PATTERNS)),
+            discovery: keys.gang_discovery.discovery()?,
+            coordination: coordination.read(timeout.unwrap_or(GANG_TIMEOUT))?,
+            excluded_namespaces: older
+                .exclude_namespaces
+                .unwrap_or_else(|| names(&EXCLUDED_NAMESPACES)),
+            // Who names namespaces has chosen.
+            namespace_selector: match keys.namespace_selector {
+                Some(selector) => selector,
+                None if older.namespaces.is_empty() => labelled(),
+                None => serde_json::json!({}),
+            },
+            namespaces: older.namespaces,
+            object_selector: keys
+                .object_selector
+                .filter(|selector| selector.as_object().is_some_and(|keys| !keys.is_empty())),
+            failure_policy: older.webhook.failure_policy,
+            gate_checks: keys.gate_checks,
+            largest_container: keys.resource_mode == ResourceMode::Max,
+            deny_forbidden: keys.pod_security == PodSecurity::Deny,
+            check_timeout: check_timeout(keys.check_timeout)?,
+        })
+    }
+
+    /// Returns the check of this name.
+    pub fn check(&self, name: &str) -> Option<&CheckContainer> {
+        self.checks.iter().find(|check| check.name == name)
+    }
+}
+
+// === impl CoordinationKeys ===
+
+impl Default for CoordinationKeys {
+    fn default() -> Self {
+        Self {
+            enabled: true,
+            timeout: None,
+            master_port: 29500,
+            config_map_mount_path: "/etc/preflight".to_owned(),
+            nccl_topo_config_map: String::new(),
+            nccl_topo_data: String::new(),
+            nccl_topo_shape: String::new(),
+            extra_host_path_mounts: Vec::new(),
+            extra_volume_mounts: Vec::new(),
+            mirror_resource_claims: true,
+        }
+    }
+}
+
+/// Longest wait for a gang, where the configuration says nothing.
+const GANG_TIMEOUT: Duration = Duration::from_secs(600);
+
+impl CoordinationKeys {
+    fn read(self, timeout: Duration) -> Result<Coordination, String> {
+        let paths = self
+            .extra_host_path_mounts
+            .iter()
+            .map(|one| &one.mount_path);
+        let paths = paths.chain(self.extra_volume_mounts.iter().map(|one| &one.mount_path));
+        for path in paths.chain([&self.config_map_mount_path]) {
+            if !path.starts_with('/') {
+                return Err(format!(
+                    "gangCoordination: the mount path {path:?} does not begin with a slash"
+                ));
+            }
+        }
+        if !self.nccl_topo_data.is_empty() || !self.nccl_topo_shape.is_empty() {
+            return Err(
+                "gangCoordination: ncclTopoData and ncclTopoShape are not carried out; make a ConfigMap with \
+                 the file topo.xml in each namespace, and name it by ncclTopoConfigMap"
+                    .into(),
+            );
+        }
+        if self.master_port == 0 {
+            return Err(
+                "gangCoordination.masterPort: 0 is no port; name one from 1 to 65535".into(),
+            );
+        }
+        Ok(Coordination {
+            enabled: self.enabled,
+            timeout,
+            master_port: self.master_port,
+            mount_path: self.config_map_mount_path,
+            topology_config_map: Some(self.nccl_topo_config_map).filter(|name| !name.is_empty()),
+            host_paths: self.extra_host_path_mounts,
+            volume_mounts: self.extra_volume_mounts,
+            mirror_claims: self.mirror_resource_claims,
+        })
+    }
+}
+
+// === impl Secret ===
+
+impl Secret {
+    fn name(self) -> String {
+        match self {
+            Self::Name(name) | Self::Object { name } => name,
+        }
+    }
+}
+
+/// The values of a chart, of which one key is ours.
+#[derive(Deserialize)]
+struct Wrapped {
+    #[serde(rename = "preflight", alias = "preflight-injector")]
+    keys: Keys,
+}
+
+fn is_wrapped(keys: &Map<String, Value>) -> bool {
+    keys.contains_key("preflight") || keys.contains_key("preflight-injector")
+}
+
+/// Returns the time for a check, if the checks take it.
+fn check_timeout(timeout: Option<Duration>) -> Result<Option<Duration>, String> {
+    let range = MIN_CHECK_TIMEOUT..=MAX_CHECK_TIMEOUT;
+    match timeout.filter(|timeout| !range.contains(timeout)) {
+        Some(_) => Err("checkTimeout: write a time from 1s to 168h".to_owned()),
+        None => Ok(timeout),
+    }
+}
+
+fn from_yaml<T: de::DeserializeOwned>(text: &str) -> Result<T, String> {
+    serde_saphyr::from_str(text).map_err(|error| error.to_string())
+}
+
+fn labelled() -> Value {
+    serde_json::json!({"matchLabels": {"nvsentinel.nvidia.com/preflight": "enabled"}})
+}
+
+fn network_resources() -> Vec<String> {
+    let google = (0..GOOGLE_NICS).flat_map(|card| {
+        [
+            format!("networking.gke.io.networks/gpu-nic{card}"),
+            format!("networking.gke.io.networks/gpu-nic{card}.IP"),
+        ]
+    });
+    names(&NETWORK_RESOURCES)
+        .into_iter()
+        .chain(google)
+        .collect()
+}
+
+fn connector_socket() -> String {
+    CONNECTOR_SOCKET.to_owned()
+}
+
+fn yes() -> bool {
+    true
+}
+
+fn names(names: &[&str]) -> Vec<String> {
+    names.iter().copied().map(str::to_owned).collect()
+}
+
+fn globs(patterns: &[&str]) -> Vec<Glob> {
+    patterns.iter().copied().map(Glob::from).collect()
+}
+
+/// Reads `10m`, `300s`, or a number of seconds.
+fn duration<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Duration>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Form {
+        Seconds(u32),
+        Text(String),
+    }
+    let text = match Option::<Form>::deserialize(from)? {
+        None => return Ok(None),
+        Some(Form::Seconds(seconds)) => return Ok(Some(Duration::from_secs(seconds.into()))),
+        Some(Form::Text(text)) => text,
+    };
+    let read = text.parse::<SignedDuration>().ok();
+    let read = read.and_then(|read| Duration::try_from(read).ok());
+    match read.filter(|read| !read.is_zero()) {
+        Some(read) => Ok(Some(read)),
+        None => Err(de::Error::custom(format!(
+            "{text:?} is no time; write 10m, 300s or a number of seconds"
+        ))),
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -1,0 +1,288 @@
+//! The containers of the checks, as the configuration has them.
+
+use std::collections::BTreeSet;
+
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use super::{MAX_CHECKS, older, yes};
+
+/// Longest name of a container in Kubernetes (bytes).
+const MAX_NAME_BYTES: usize = 63;
+
+/// The checks of this program, and the command that each is.
+const OWN: [(&str, &str); 3] = [
+    ("preflight-dcgm-diag", "dcgm-diag"),
+    ("preflight-nccl-loopback", LOOPBACK),
+    ("preflight-nccl-allreduce", ALLREDUCE),
+];
+const LOOPBACK: &str = "nccl-loopback";
+const ALLREDUCE: &str = "nccl-allreduce";
+
+/// A check: a container, and when it runs.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CheckContainer {
+    /// The name of the container.
+    pub name: String,
+    /// The container as Kubernetes takes it.
+    pub container: Map<String, Value>,
+    /// The check runs in pods that name none.
+    pub default_enabled: bool,
+    /// The check gets variables of users' containers.
+    pub inherits_env: bool,
+    /// The check gets volume mounts of users' containers.
+    pub inherits_mounts: bool,
+    /// The check says something in a gang only.
+    pub gang_only: bool,
+    /// The check says something with so many GPUs or more only.
+    pub min_gpus: u32,
+}
+
+/// An element of `initContainers` or `checks`.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Entry {
+    name: String,
+    #[serde(default)]
+    image: Option<Image>,
+    #[serde(default = "yes")]
+    default_enabled: bool,
+    #[serde(default = "yes")]
+    inherit_user_env: bool,
+    #[serde(default = "yes")]
+    inherit_user_volume_mounts: bool,
+    #[serde(default)]
+    gang_only: Option<bool>,
+    #[serde(default)]
+    min_gpus: Option<u32>,
+    #[serde(flatten)]
+    container: Map<String, Value>,
+}
+
+/// An image: its whole name, or its parts.
+#[derive(Deserialize, Clone)]
+#[serde(untagged)]
+pub(crate) enum Image {
+    Name(String),
+    Parts {
+        repository: String,
+        #[serde(default)]
+        tag: String,
+        #[serde(default, rename = "pullPolicy")]
+        pull_policy: Option<String>,
+    },
+}
+
+/// Returns the checks. `named` are those of the configuration document's key, `adr` those of the
+/// ADR's; without any, all of this program's run in `image`.
+pub(super) fn checks(
+    named: Option<Vec<Entry>>,
+    adr: Option<Vec<Entry>>,
+    image: Option<&Image>,
+    older: &older::Keys,
+    allreduce_env: &[Value],
+) -> Result<Vec<CheckContainer>, String> {
+    let own = || OWN.iter().map(|(name, _)| Entry::own(name)).collect();
+    let prefixed = |adr: Vec<Entry>| adr.iter().map(Entry::with_prefix).collect();
+    let (entries, key): (Vec<Entry>, &str) = match (named, adr) {
+        (Some(entries), _) => (entries, "initContainers"),
+        (None, Some(adr)) => (prefixed(adr), "checks"),
+        (None, None) => (own(), "initContainers"),
+    };
+    if entries.is_empty() || entries.len() > MAX_CHECKS {
+        let found = entries.len();
+        return Err(format!(
+            "{key} has {found} checks; one is needed, and at most {MAX_CHECKS} are taken"
+        ));
+    }
+    let mut names = BTreeSet::new();
+    let mut checks = Vec::new();
+    for entry in entries {
+        let name = entry.name.clone();
+        if !is_container_name(&name) {
+            return Err(format!(
+                "{key}: {name:?} is no name for a container: small letters, digits and dashes, 63 at \
+                 most"
+            ));
+        }
+        if !names.insert(name.clone()) {
+            return Err(format!(
+                "{key}: two checks have the name {name}; give each its own"
+            ));
+        }
+        let check = entry.check(image).and_then(|mut check| {
+            check.add_env(older, allreduce_env)?;
+            Ok(check)
+        });
+        checks.push(check.map_err(|what| format!("{key}, {name}: {what}"))?);
+    }
+    Ok(checks)
+}
+
+// === impl Entry ===
+
+impl Entry {
+    fn own(name: &str) -> Self {
+        Self {
+            name: name.to_owned(),
+            image: None,
+            default_enabled: true,
+            inherit_user_env: true,
+            inherit_user_volume_mounts: true,
+            gang_only: None,
+            min_gpus: None,
+            container: Map::new(),
+        }
+    }
+
+    /// Returns an entry of ADR-026's `checks`, whose containers have a prefix to their name.
+    fn with_prefix(&self) -> Self {
+        let mut entry = Self::own(&format!("preflight-{}", self.name));
+        entry.image.clone_from(&self.image);
+        entry.default_enabled = self.default_enabled;
+        entry.container.clone_from(&self.container);
+        entry
+    }
+
+    fn check(self, image: Option<&Image>) -> Result<CheckContainer, String> {
+        let own = OWN.iter().find(|(name, _)| *name == self.name);
+        let own = own.map(|(_, command)| *command);
+        let mut container = self.container;
+        container.insert("name".to_owned(), self.name.clone().into());
+        match (self.image, image, own) {
+            (Some(image), ..) => image.write(&mut container),
+            (None, Some(image), Some(command)) => {
+                image.write(&mut container);
+                let all = json!(["gpuwarden", "check", command]);
+                container.entry("command").or_insert(all);
+            }
+            (None, Some(_), None) => {
+                return Err("`image` is missing; the common one has only our own checks".into());
+            }
+            (None, None, _) => {
+                return Err(
+                    "`image` is missing: name one here, or one for all of our own checks by the key \
+                     `image` of the file"
+                        .into(),
+                );
+            }
+        }
+        for (key, is_right) in [
+            ("env", container.get("env").is_none_or(Value::is_array)),
+            (
+                "volumeMounts",
+                container.get("volumeMounts").is_none_or(Value::is_array),
+            ),
+            (
+                "resources",
+                container.get("resources").is_none_or(Value::is_object),
+            ),
+        ] {
+            if !is_right {
+                return Err(format!("`{key}` has another form than in a container"));
+            }
+        }
+        Ok(CheckContainer {
+            gang_only: self.gang_only.unwrap_or(own == Some(ALLREDUCE)),
+            min_gpus: self
+                .min_gpus
+                .unwrap_or(if own == Some(LOOPBACK) { 2 } else { 1 }),
+            name: self.name,
+            container,
+            default_enabled: self.default_enabled,
+            inherits_env: self.inherit_user_env,
+            inherits_mounts: self.inherit_user_volume_mounts,
+        })
+    }
+}
+
+// === impl CheckContainer ===
+
+impl CheckContainer {
+    /// Returns whether it is a check of this program, not one of another image.
+    pub fn is_ours(&self) -> bool {
+        let command = self
+            .container
+            .get("command")
+            .and_then(|it| it.get(0)?.as_str());
+        command.is_some_and(|command| command.rsplit('/').next() == Some("gpuwarden"))
+    }
+
+    /// Returns whether it measures between the nodes of a gang.
+    pub fn is_allreduce(&self) -> bool {
+        self.name.ends_with(ALLREDUCE)
+    }
+
+    /// Adds the variables for which ADR-026 has keys of their own. The container's own go first.
+    fn add_env(&mut self, older: &older::Keys, allreduce: &[Value]) -> Result<(), String> {
+        let mut added: Vec<Value> = Vec::new();
+        let mut add = |name: &str, value: Option<String>| {
+            added.extend(value.map(|value| json!({"name": name, "value": value})));
+        };
+        if self.name.ends_with("dcgm-diag") {
+            add("DCGM_HOSTENGINE_ADDR", older.dcgm.hostengine_addr.clone());
+            add(
+                "DCGM_DIAG_LEVEL",
+                older.dcgm.diag_level.map(|level| level.to_string()),
+            );
+        } else if self.name.ends_with(LOOPBACK) {
+            add(
+                "BW_THRESHOLD_GBPS",
+                older.nccl.loopback.map(|limit| limit.to_string()),
+            );
+        } else if self.is_allreduce() {
+            add(
+                "BW_THRESHOLD_GBPS",
+                older.nccl.allreduce.map(|limit| limit.to_string()),
+            );
+            added.extend(allreduce.iter().cloned());
+        }
+        let env = self.container.entry("env").or_insert_with(|| json!([]));
+        let Some(env) = env.as_array_mut() else {
+            return Err("`env` is no list".into());
+        };
+        for variable in added {
+            let name = crate::field::name(&variable);
+            if name.is_empty() {
+                return Err(format!("the variable {variable} has no name"));
+            }
+            if env.iter().all(|own| crate::field::name(own) != name) {
+                env.push(variable);
+            }
+        }
+        Ok(())
+    }
+}
+
+// === impl Image ===
+
+impl Image {
+    fn write(&self, container: &mut Map<String, Value>) {
+        let name = match self {
+            Self::Name(name) => name.clone(),
+            Self::Parts {
+                repository, tag, ..
+            } if tag.is_empty() => repository.clone(),
+            Self::Parts {
+                repository, tag, ..
+            } => format!("{repository}:{tag}"),
+        };
+        container.insert("image".to_owned(), name.into());
+        if let Self::Parts {
+            pull_policy: Some(policy),
+            ..
+        } = self
+        {
+            container.insert("imagePullPolicy".to_owned(), policy.clone().into());
+        }
+    }
+}
+
+fn is_container_name(name: &str) -> bool {
+    let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+    let bytes = name.as_bytes();
+    let ends = bytes.first().zip(bytes.last());
+    bytes.len() <= MAX_NAME_BYTES
+        && ends.is_some_and(|(first, last)| inner(*first) && inner(*last))
+        && bytes.iter().all(|byte| inner(*byte) || *byte == b'-')
+}

@@ -1,0 +1,210 @@
+//! How the gang of a pod is known.
+
+use domain::policy::CountExpression;
+use serde::Deserialize;
+use serde_json::Value;
+
+/// How the gang of a pod is known.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub enum Discovery {
+    /// By Kubernetes' own fields: `spec.workloadRef` (1.35) or `spec.schedulingGroup` (1.36 and later).
+    #[default]
+    Native,
+    /// By the name of an object that says how many members there are.
+    PodGroups(PodGroups),
+    /// By Kueue's marks, with its workload or its pod group.
+    Kueue,
+    /// By two labels of the pod: the gang's name, and its size.
+    Labels {
+        /// The key of the gang's name.
+        id: String,
+        /// The key of its size.
+        size: String,
+    },
+}
+
+/// Gangs whose pods name an object, such as the `PodGroup` of Volcano.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PodGroups {
+    /// The name of this way, in the gang's id and in logs.
+    pub name: String,
+    /// Annotations of the pod with the object's name, the first that is there counts.
+    pub annotations: Vec<String>,
+    /// Labels of the pod with the object's name, where no annotation has it.
+    pub labels: Vec<String>,
+    /// The kind of the object.
+    pub resource: Resource,
+    /// How many members it asks for.
+    pub min_count: MinCount,
+}
+
+/// How many members an object asks for: an expression over the variable `podGroup`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MinCount(CountExpression);
+
+/// A kind of objects, as the API server has it in its paths.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Resource {
+    /// The API group.
+    pub group: String,
+    /// The version.
+    pub version: String,
+    /// The resource: the plural in small letters.
+    pub resource: String,
+}
+
+// === impl Discovery ===
+
+impl Discovery {
+    /// Reads the value of `gangDiscovery`; the error is for its author.
+    pub fn from_json(keys: &Value) -> Result<Self, String> {
+        let keys = Option::<Entry>::deserialize(keys);
+        let keys = keys.map_err(|error| format!("gangDiscovery: {error}"))?;
+        keys.unwrap_or_default().discovery()
+    }
+
+    /// Returns its name, which begins the ids of gangs.
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Native => "kubernetes",
+            Self::PodGroups(groups) => &groups.name,
+            Self::Kueue => "kueue",
+            Self::Labels { .. } => "labels",
+        }
+    }
+}
+
+/// The keys of `gangDiscovery`.
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub(crate) struct Entry {
+    name: String,
+    annotation_keys: Vec<String>,
+    label_keys: Vec<String>,
+    #[serde(rename = "podGroupGVR")]
+    pod_group_gvr: Option<Resource>,
+    min_count_expr: Option<String>,
+    method: Option<Method>,
+    labels: Option<LabelKeys>,
+}
+
+#[derive(Deserialize, Clone, Copy, PartialEq, Eq)]
+#[serde(rename_all = "camelCase")]
+enum Method {
+    WorkloadRef,
+    Volcano,
+    Kueue,
+    Labels,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct LabelKeys {
+    gang_id_label: String,
+    gang_size_label: String,
+}
+
+// === impl MinCount ===
+
+impl MinCount {
+    /// The expression where the configuration has none.
+    pub const DEFAULT: &str = "podGroup.spec.minMember";
+
+    /// Reads an expression; the error is for its author.
+    pub fn parse(expression: &str) -> Result<Self, String> {
+        let compiled = CountExpression::compile("podGroup", expression);
+        compiled.map(Self).map_err(|error| error.to_string())
+    }
+
+    /// Returns the text of the expression.
+    pub fn expression(&self) -> &str {
+        &self.0.expression
+    }
+
+    /// Returns the number that an object asks for; the error says why there is none.
+    pub fn count(&self, object: &Value) -> Result<i64, String> {
+        self.0.count(object)
+    }
+}
+
+// === impl Entry ===
+
+impl Entry {
+    /// Returns what the keys say; the error says what is missing.
+    pub(crate) fn discovery(self) -> Result<Discovery, String> {
+        let is_object = !self.name.is_empty() || self.pod_group_gvr.is_some();
+        match self.method {
+            Some(_) if is_object => Err(
+                "gangDiscovery: `method` and the keys of a PodGroup (`name`, `podGroupGVR`) are two \
+                 ways; leave one out"
+                    .into(),
+            ),
+            Some(Method::WorkloadRef) => Ok(Discovery::Native),
+            Some(Method::Volcano) => Ok(Discovery::PodGroups(volcano()?)),
+            Some(Method::Kueue) => Ok(Discovery::Kueue),
+            Some(Method::Labels) => match self.labels {
+                Some(keys) => Ok(Discovery::Labels {
+                    id: keys.gang_id_label,
+                    size: keys.gang_size_label,
+                }),
+                None => Err(
+                    "gangDiscovery: the method `labels` needs `labels.gangIdLabel` and \
+                     `labels.gangSizeLabel`"
+                        .into(),
+                ),
+            },
+            None if is_object => self.pod_groups().map(Discovery::PodGroups),
+            None if self.annotation_keys.is_empty() && self.label_keys.is_empty() => {
+                Ok(Discovery::Native)
+            }
+            None => Err("gangDiscovery: `name` and `podGroupGVR` are missing".into()),
+        }
+    }
+
+    fn pod_groups(self) -> Result<PodGroups, String> {
+        let Some(resource) = self.pod_group_gvr else {
+            return Err(
+                "gangDiscovery: `podGroupGVR` is missing (group, version, resource)".into(),
+            );
+        };
+        if self.name.is_empty() {
+            return Err("gangDiscovery: `name` is missing; it begins the ids of gangs".into());
+        }
+        if self.annotation_keys.is_empty() && self.label_keys.is_empty() {
+            return Err(
+                "gangDiscovery: `annotationKeys` or `labelKeys` must say where a pod names its group"
+                    .into(),
+            );
+        }
+        let expression = self.min_count_expr.as_deref();
+        let min_count = MinCount::parse(expression.unwrap_or(MinCount::DEFAULT))
+            .map_err(|what| format!("gangDiscovery.minCountExpr: {what}"))?;
+        Ok(PodGroups {
+            name: self.name,
+            annotations: self.annotation_keys,
+            labels: self.label_keys,
+            resource,
+            min_count,
+        })
+    }
+}
+
+/// Returns how Volcano marks its pods: the annotation of its own, and that of Kubernetes' earlier
+/// schedulers, which it sets as well.
+fn volcano() -> Result<PodGroups, String> {
+    Ok(PodGroups {
+        name: "volcano".to_owned(),
+        annotations: vec![
+            "scheduling.k8s.io/group-name".to_owned(),
+            "volcano.sh/pod-group".to_owned(),
+        ],
+        labels: Vec::new(),
+        resource: Resource {
+            group: "scheduling.volcano.sh".to_owned(),
+            version: "v1beta1".to_owned(),
+            resource: "podgroups".to_owned(),
+        },
+        min_count: MinCount::parse(MinCount::DEFAULT)?,
+    })
+}

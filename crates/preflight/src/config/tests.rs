@@ -1,0 +1,348 @@
+use super::*;
+
+/// The configuration of NVSentinel's chart with its three checks.
+pub(crate) const REFERENCE: &str = r#"
+initContainers:
+  - name: preflight-dcgm-diag
+    image: ghcr.io/nvidia/nvsentinel/preflight-dcgm-diag:v1.14.0
+    env:
+      - name: DCGM_HOSTENGINE_ADDR
+        value: "nvidia-dcgm.gpu-operator.svc:5555"
+      - name: DCGM_DIAG_LEVEL
+        value: "2"
+    volumeMounts:
+      - name: nvsentinel-socket
+        mountPath: /var/run
+  - name: preflight-nccl-loopback
+    image: ghcr.io/nvidia/nvsentinel/preflight-nccl-loopback:v1.14.0
+    env:
+      - name: BW_THRESHOLD_GBPS
+        value: "150"
+    volumeMounts:
+      - name: nvsentinel-socket
+        mountPath: /var/run
+  - name: preflight-nccl-allreduce
+    image: ghcr.io/nvidia/nvsentinel/preflight-nccl-allreduce:v1.14.0
+    defaultEnabled: false
+    inheritUserEnv: true
+    inheritUserVolumeMounts: true
+    securityContext:
+      capabilities:
+        add: ["IPC_LOCK"]
+    env:
+      - name: MESSAGE_SIZES
+        value: "4G"
+    volumeMounts:
+      - name: nvsentinel-socket
+        mountPath: /var/run
+gpuResourceNames: ["nvidia.com/gpu"]
+networkResourceNames: ["nvidia.com/mlnxnics", "vpc.amazonaws.com/efa"]
+connectorSocket: "unix:///var/run/nvsentinel.sock"
+processingStrategy: EXECUTE_REMEDIATION
+initContainerPlacement: append
+imagePullSecrets:
+  - name: registry
+ncclEnvPatterns: ["NCCL_*", "FI_*", "LD_LIBRARY_PATH"]
+volumeMountPatterns: ["nccl-*", "dev-shm"]
+gangDiscovery:
+  name: volcano
+  annotationKeys: ["scheduling.k8s.io/group-name"]
+  podGroupGVR: {group: scheduling.volcano.sh, version: v1beta1, resource: podgroups}
+  minCountExpr: podGroup.spec.minMember
+gangCoordination:
+  enabled: true
+  timeout: 10m
+  masterPort: 29500
+  configMapMountPath: /etc/preflight
+  ncclTopoConfigMap: ""
+  ncclTopoData: ""
+  extraHostPathMounts:
+    - {name: host-opt-amazon, hostPath: /opt/amazon, mountPath: /opt/amazon, readOnly: true}
+  extraVolumeMounts: []
+  mirrorResourceClaims: true
+"#;
+
+fn parsed(text: &str) -> Config {
+    Config::parse(text, "config.yaml").unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn env(check: &CheckContainer, name: &str) -> Option<String> {
+    let env = Value::Object(check.container.clone());
+    let env = crate::field::list(&env, "/env");
+    let found = env.iter().find(|one| crate::field::name(one) == name)?;
+    Some(found.get("value")?.as_str()?.to_owned())
+}
+
+#[test]
+fn the_configuration_of_the_chart_loads_unchanged() {
+    let config = parsed(REFERENCE);
+    let names: Vec<&str> = config.checks.iter().map(|check| &*check.name).collect();
+    assert_eq!(
+        names,
+        [
+            "preflight-dcgm-diag",
+            "preflight-nccl-loopback",
+            "preflight-nccl-allreduce"
+        ]
+    );
+    let enabled: Vec<bool> = config
+        .checks
+        .iter()
+        .map(|check| check.default_enabled)
+        .collect();
+    assert_eq!(enabled, [true, true, false]);
+    assert_eq!(
+        env(&config.checks[0], "DCGM_DIAG_LEVEL").as_deref(),
+        Some("2")
+    );
+    assert!(config.checks[2].container.contains_key("securityContext"));
+    assert!(!config.checks[2].container.contains_key("inheritUserEnv"));
+    assert_eq!(config.image_pull_secrets, ["registry"]);
+    assert_eq!(config.coordination.timeout, Duration::from_secs(600));
+    assert_eq!(config.coordination.host_paths[0].host_path, "/opt/amazon");
+    assert!(matches!(config.discovery, Discovery::PodGroups(_)));
+    assert!(!config.prepend);
+}
+
+#[test]
+fn defaults_are_those_of_the_documents() {
+    let config = parsed("image: registry.example/gpuwarden:1\n");
+    let images: Vec<_> = config
+        .checks
+        .iter()
+        .map(|check| &check.container["image"])
+        .collect();
+    assert_eq!(images, ["registry.example/gpuwarden:1"; 3]);
+    assert_eq!(
+        config.checks[1].container["command"],
+        serde_json::json!(["gpuwarden", "check", "nccl-loopback"])
+    );
+    assert_eq!(config.checks[1].min_gpus, 2);
+    assert!(config.checks[2].gang_only);
+    assert_eq!(config.gpus.resources, ["nvidia.com/gpu"]);
+    assert_eq!(config.networks.resources.len(), 18);
+    let first = "networking.gke.io.networks/gpu-nic0.IP";
+    assert!(config.networks.resources.iter().any(|one| one == first));
+    assert_eq!(config.connector_socket, "unix:///var/run/nvsentinel.sock");
+    assert_eq!(config.processing_strategy, "EXECUTE_REMEDIATION");
+    assert_eq!(config.discovery, Discovery::Native);
+    assert_eq!(config.coordination.master_port, 29500);
+    assert_eq!(config.coordination.mount_path, "/etc/preflight");
+    assert!(config.gate_checks && !config.largest_container);
+    assert_eq!(config.failure_policy, FailurePolicy::Fail);
+    assert_eq!(config.excluded_namespaces.len(), 4);
+    assert!(
+        config
+            .env_patterns
+            .iter()
+            .any(|one| one.matches("TORCH_NCCL_BLOCKING_WAIT"))
+    );
+    assert!(
+        config
+            .mount_patterns
+            .iter()
+            .any(|one| one.matches("nvtcpxo-libraries"))
+    );
+}
+
+#[test]
+fn the_keys_of_the_adr_are_aliases() {
+    let config = parsed(
+        r#"
+preflight-injector:
+  enabled: true
+  checks:
+    - name: dcgm-diag
+      image: registry.example/dcgm:v1
+    - name: nccl-loopback
+      image: {repository: registry.example/loopback, tag: v2}
+    - name: nccl-allreduce
+      image: registry.example/allreduce:v3
+    - name: bandwidth-check
+      image: registry.example/third:v1
+  dcgm: {hostengineAddr: "dcgm.example:5555", diagLevel: 1}
+  nccl: {loopbackThresholdGBps: 10.0, allreduceThresholdGBps: 5.5}
+  checkTimeout: "300s"
+  gangTimeout: "90s"
+  gangDiscovery:
+    method: labels
+    labels: {gangIdLabel: app.example/gang, gangSizeLabel: app.example/size}
+  gpuDetection: {resourceNames: [nvidia.com/gpu, nvidia.com/mig-3g], deviceClasses: [gpu.nvidia.com]}
+  networkDetection: {resourceNames: [nvidia.com/mlnxnics], deviceClasses: [rdma.nvidia.com]}
+  ncclEnvPatterns: ["OMPI_*"]
+  ncclTopology:
+    instanceTypeMapping: {p5.48xlarge: aws-p5.48xlarge.xml}
+    enableFallback: false
+  namespaces: [training]
+  excludeNamespaces: [kube-system]
+  webhook: {failurePolicy: Ignore, certProvider: cert-manager}
+"#,
+    );
+    let names: Vec<&str> = config.checks.iter().map(|check| &*check.name).collect();
+    assert_eq!(
+        names,
+        [
+            "preflight-dcgm-diag",
+            "preflight-nccl-loopback",
+            "preflight-nccl-allreduce",
+            "preflight-bandwidth-check"
+        ]
+    );
+    assert_eq!(
+        config.checks[1].container["image"],
+        "registry.example/loopback:v2"
+    );
+    for (check, name, value) in [
+        (0, "DCGM_HOSTENGINE_ADDR", "dcgm.example:5555"),
+        (0, "DCGM_DIAG_LEVEL", "1"),
+        (1, "BW_THRESHOLD_GBPS", "10"),
+        (2, "BW_THRESHOLD_GBPS", "5.5"),
+    ] {
+        assert_eq!(
+            env(&config.checks[check], name).as_deref(),
+            Some(value),
+            "{name}"
+        );
+    }
+    assert_eq!(config.check_timeout, Some(Duration::from_secs(300)));
+    assert_eq!(config.coordination.timeout, Duration::from_secs(90));
+    assert_eq!(
+        config.gpus.resources,
+        ["nvidia.com/gpu", "nvidia.com/mig-3g"]
+    );
+    assert_eq!(config.networks.classes, ["rdma.nvidia.com"]);
+    assert_eq!(config.failure_policy, FailurePolicy::Ignore);
+    assert_eq!(config.namespaces, ["training"]);
+    assert_eq!(config.excluded_namespaces, ["kube-system"]);
+    let Discovery::Labels { id, size } = config.discovery else {
+        panic!("{:?}", config.discovery);
+    };
+    assert_eq!((&*id, &*size), ("app.example/gang", "app.example/size"));
+}
+
+#[test]
+fn the_keys_of_the_document_go_before_those_of_the_adr() {
+    let config = parsed(
+        "image: i\ngpuResourceNames: [a]\ngpuDetection: {resourceNames: [b]}\n\
+         gangCoordination: {timeout: 5m}\ngangTimeout: 60s\n\
+         dcgm: {diagLevel: 1}\n\
+         initContainers: [{name: preflight-dcgm-diag, env: [{name: DCGM_DIAG_LEVEL, value: '3'}]}]\n",
+    );
+    assert_eq!(config.gpus.resources, ["a"]);
+    assert_eq!(config.coordination.timeout, Duration::from_secs(300));
+    assert_eq!(
+        env(&config.checks[0], "DCGM_DIAG_LEVEL").as_deref(),
+        Some("3")
+    );
+}
+
+#[test]
+fn the_schedulers_of_the_documents_are_known() {
+    for (discovery, name) in [
+        ("{method: volcano}", "volcano"),
+        (
+            "{name: osmo-with-kai, labelKeys: [osmo.group_uuid], podGroupGVR: {group: \
+             scheduling.run.ai, version: v2alpha2, resource: podgroups}}",
+            "osmo-with-kai",
+        ),
+    ] {
+        let config = parsed(&format!("image: i\ngangDiscovery: {discovery}\n"));
+        let Discovery::PodGroups(groups) = config.discovery else {
+            panic!("{:?}", config.discovery);
+        };
+        assert_eq!(groups.name, name);
+        assert_eq!(groups.min_count, gang_default());
+    }
+    assert_eq!(
+        parsed("image: i\ngangDiscovery: {}\n").discovery,
+        Discovery::Native
+    );
+    let config = parsed("image: i\ngangDiscovery: {method: workloadRef}\n");
+    assert_eq!(config.discovery, Discovery::Native);
+    let config = parsed("image: i\ngangDiscovery: {method: kueue}\n");
+    assert_eq!(config.discovery, Discovery::Kueue);
+}
+
+fn gang_default() -> MinCount {
+    MinCount::parse(MinCount::DEFAULT).expect("an expression")
+}
+
+#[test]
+fn what_is_wrong_is_said_with_its_place() {
+    let long = format!("image: {}", "x".repeat(MAX_CONFIG_BYTES));
+    let many: Vec<String> = (0..40)
+        .map(|number| format!("  - {{name: check-{number}, image: i}}\n"))
+        .collect();
+    let many = many.concat();
+    for (text, part) in [
+        ("", "`image` is missing"),
+        ("image: [", "line"),
+        ("- a\n- b\n", "config.yaml"),
+        ("image: i\ninitContainer: []\n", "initContainer"),
+        ("image: i\ninitContainers: []\n", "has 0 checks"),
+        (&format!("initContainers:\n{many}"), "at most 32"),
+        (
+            "initContainers: [{name: a, image: i}, {name: a, image: i}]",
+            "two checks have the name a",
+        ),
+        (
+            "initContainers: [{name: Big_Name, image: i}]",
+            "no name for a container",
+        ),
+        (
+            "image: i\ninitContainers: [{name: third}]",
+            "`image` is missing",
+        ),
+        (
+            "initContainers: [{name: a, image: i, env: {A: b}}]",
+            "`env` has another form",
+        ),
+        ("image: i\nprocessingStrategy: NEVER", "NEVER"),
+        ("image: i\ninitContainerPlacement: middle", "middle"),
+        (
+            "image: i\ngangCoordination: {ncclTopoShape: ndv5}",
+            "name it by ncclTopoConfigMap",
+        ),
+        ("image: i\ncheckTimeout: 500ms", "from 1s to 168h"),
+        (
+            "image: i\ngangCoordination: {timeout: soon}",
+            "\"soon\" is no time",
+        ),
+        ("image: i\ngangCoordination: {timeout: -5m}", "is no time"),
+        ("image: i\ngangCoordination: {masterPort: 70000}", "70000"),
+        (
+            "image: i\ngangCoordination: {masterPort: 0}",
+            "0 is no port",
+        ),
+        (
+            "image: i\ngangCoordination: {configMapMountPath: etc}",
+            "does not begin with a slash",
+        ),
+        ("image: i\ngangDiscovery: {method: labels}", "gangIdLabel"),
+        (
+            "image: i\ngangDiscovery: {name: x}",
+            "`podGroupGVR` is missing",
+        ),
+        (
+            "image: i\ngangDiscovery: {annotationKeys: [a]}",
+            "`podGroupGVR` are missing",
+        ),
+        (
+            "image: i\ngangDiscovery: {name: x, labelKeys: [a], podGroupGVR: {group: g, version: v, \
+             resource: r}, minCountExpr: 'podGroup.spec.'}",
+            "minCountExpr: does not parse",
+        ),
+        (
+            "image: i\ngangDiscovery: {method: kueue, name: x}",
+            "two ways",
+        ),
+        (&long, "at most 1048576 are read"),
+    ] {
+        let error = Config::parse(text, "config.yaml").expect_err(&text[..text.len().min(80)]);
+        let error = error.to_string();
+        assert!(
+            error.starts_with("config.yaml: ") && error.contains(part),
+            "{error}"
+        );
+    }
+}

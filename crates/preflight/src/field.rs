@@ -1,0 +1,30 @@
+//! Fields of an object of Kubernetes that is JSON.
+
+use serde_json::Value;
+
+/// Returns the elements of the list at `pointer`; none where there is no list.
+pub(crate) fn list<'a>(object: &'a Value, pointer: &str) -> &'a [Value] {
+    let found = object.pointer(pointer).and_then(Value::as_array);
+    found.map_or(&[], Vec::as_slice)
+}
+
+/// Returns the text at `pointer`, if it is a text that is not empty.
+pub(crate) fn text<'a>(object: &'a Value, pointer: &str) -> Option<&'a str> {
+    let found = object.pointer(pointer).and_then(Value::as_str);
+    found.filter(|text| !text.is_empty())
+}
+
+/// Returns the value of a label (`/metadata/labels`) or an annotation (`/metadata/annotations`) that
+/// is not empty.
+pub(crate) fn mark<'a>(object: &'a Value, place: &str, key: &str) -> Option<&'a str> {
+    let marks = object.pointer(place)?;
+    marks.get(key)?.as_str().filter(|text| !text.is_empty())
+}
+
+/// Returns the name of a container, a volume or whatever else has one.
+pub(crate) fn name(object: &Value) -> &str {
+    object
+        .get("name")
+        .and_then(Value::as_str)
+        .unwrap_or_default()
+}

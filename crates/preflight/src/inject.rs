@@ -1,0 +1,242 @@
+//! Injection decides which checks a pod gets, and makes the JSON patch that puts them in.
+
+mod container;
+mod volumes;
+
+use serde_json::{Value, json};
+
+use crate::config::{CheckContainer, Config};
+use crate::field;
+use crate::gang::Gang;
+use crate::rendezvous::RendezvousPlace;
+use crate::resources::DevicesOfPod;
+use crate::roster;
+use volumes::Volumes;
+
+/// Annotation of a pod: the checks that it wants, with commas, in their order; empty for none.
+pub const CHECKS_ANNOTATION: &str = "nvsentinel.nvidia.com/preflight-checks";
+
+/// A reason why a pod is denied, for whoever created it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Refusal(String);
+
+/// What a pod becomes.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Injection {
+    /// The operations of a JSON patch, none where the pod stays as it is.
+    pub patch: Vec<Value>,
+    /// Notes for whoever created the pod.
+    pub warnings: Vec<String>,
+    /// The names of the checks, in their order.
+    pub checks: Vec<String>,
+}
+
+/// A pod, and what is known of it.
+#[derive(Clone, Copy)]
+pub struct Candidate<'a> {
+    /// The pod as it is to be created.
+    pub pod: &'a Value,
+    /// Its devices.
+    pub devices: &'a DevicesOfPod,
+    /// Its gang.
+    pub gang: Option<&'a Gang>,
+    /// The level of Pod Security that the namespace enforces, if it forbids paths of the host.
+    pub forbidden_by: Option<&'a str>,
+    /// The rendezvous of gangs, if there is one.
+    pub rendezvous: Option<&'a RendezvousPlace>,
+}
+
+/// Returns what a pod becomes that has GPUs.
+pub fn inject(candidate: Candidate<'_>, config: &Config) -> Result<Injection, Refusal> {
+    let mut injection = Injection::default();
+    if field::text(candidate.pod, "/spec/os/name") == Some("windows") {
+        return Ok(injection);
+    }
+    let checks = selected(candidate, config, &mut injection.warnings)?;
+    let checks = missing(checks, candidate.pod, &mut injection.warnings);
+    if checks.is_empty() {
+        return Ok(injection);
+    }
+    if let Some(level) = candidate.forbidden_by {
+        let why = format!(
+            "the namespace enforces Pod Security `{level}`, which forbids the path of the host by which \
+             preflight checks report"
+        );
+        if config.deny_forbidden {
+            return Err(Refusal(format!(
+                "{why}; leave the checks out by the annotation {CHECKS_ANNOTATION}: \"\""
+            )));
+        }
+        // The API server would refuse the pod for what we add.
+        injection
+            .warnings
+            .push(format!("no preflight checks: {why}"));
+        return Ok(injection);
+    }
+    injection.checks = checks.iter().map(|check| check.name.clone()).collect();
+    let mut volumes = Volumes::new(candidate, config);
+    let containers: Vec<Value> = checks
+        .into_iter()
+        .map(|check| {
+            container::build(
+                check,
+                candidate,
+                config,
+                &mut volumes,
+                &mut injection.warnings,
+            )
+        })
+        .collect();
+    let prepend = config.prepend;
+    let mut patch = add(candidate.pod, "initContainers", containers, prepend);
+    patch.extend(add(candidate.pod, "volumes", volumes.added(), false));
+    let secrets = pull_secrets(candidate.pod, config);
+    patch.extend(add(candidate.pod, "imagePullSecrets", secrets, false));
+    if let Some(gang) = candidate.gang.filter(|_| config.coordination.enabled) {
+        patch.push(label(candidate.pod, &gang.id()));
+    }
+    injection.patch = patch;
+    Ok(injection)
+}
+
+/// Returns the names of the checks by which the members of a gang must agree: the init containers that are
+/// checks, in their order; of those only the ones that meet the others, where the rest depends on the pod
+/// ([`Config::gate_checks`]).
+pub fn checks_of(pod: &Value, config: &Config) -> Vec<String> {
+    let containers = field::list(pod, "/spec/initContainers").iter();
+    let known = containers.filter_map(|container| config.check(field::name(container)));
+    let counted = known.filter(|check| check.gang_only || !config.gate_checks);
+    counted.map(|check| check.name.clone()).collect()
+}
+
+/// Returns the checks for a pod.
+fn selected<'a>(
+    candidate: Candidate<'_>,
+    config: &'a Config,
+    warnings: &mut Vec<String>,
+) -> Result<Vec<&'a CheckContainer>, Refusal> {
+    let annotation = candidate.pod.pointer("/metadata/annotations");
+    let wanted = annotation.and_then(|all| all.get(CHECKS_ANNOTATION)?.as_str());
+    let Some(wanted) = wanted else {
+        let on = config.checks.iter().filter(|check| check.default_enabled);
+        return Ok(on
+            .filter(|check| useless(check, candidate, config).is_none())
+            .collect());
+    };
+    let mut checks: Vec<&CheckContainer> = Vec::new();
+    for name in wanted.split(',').map(str::trim) {
+        if name.is_empty() && wanted.trim().is_empty() {
+            return Ok(checks);
+        }
+        let Some(check) = config.check(name) else {
+            let known: Vec<_> = config.checks.iter().map(|check| &*check.name).collect();
+            return Err(Refusal(format!(
+                "the annotation {CHECKS_ANNOTATION} names the check {name:?}, which is not known; there \
+                 are: {}",
+                known.join(", ")
+            )));
+        };
+        if checks.iter().any(|there| there.name == check.name) {
+            return Err(Refusal(format!(
+                "the annotation {CHECKS_ANNOTATION} names the check {name} twice"
+            )));
+        }
+        checks.push(check);
+    }
+    // Whoever names a check wants it; only what cannot run is left out.
+    checks.retain(|check| {
+        let why = useless(check, candidate, config).filter(|_| check.gang_only);
+        if let Some(why) = &why {
+            warnings.push(format!("the check {} is left out: {why}", check.name));
+        }
+        why.is_none()
+    });
+    Ok(checks)
+}
+
+/// Returns why a check says nothing in a pod.
+fn useless(check: &CheckContainer, candidate: Candidate<'_>, config: &Config) -> Option<String> {
+    if !config.gate_checks {
+        return None;
+    }
+    if check.gang_only && candidate.gang.is_none() {
+        return Some("the pod is in no gang".to_owned());
+    }
+    let needs_network =
+        !config.networks.resources.is_empty() || !config.networks.classes.is_empty();
+    if check.is_allreduce() && needs_network && !candidate.devices.has_network {
+        return Some("the pod has no network device, and is not on the host's network".to_owned());
+    }
+    let gpus = candidate.devices.gpus;
+    let few = gpus.filter(|gpus| *gpus < u64::from(check.min_gpus))?;
+    Some(format!(
+        "the pod has {few} GPUs, it takes {}",
+        check.min_gpus
+    ))
+}
+
+/// Returns the checks that the pod does not have yet: it may be a copy of one that has them, or another
+/// webhook may have had us asked again, after it has changed their images.
+fn missing<'a>(
+    mut checks: Vec<&'a CheckContainer>,
+    pod: &Value,
+    warnings: &mut Vec<String>,
+) -> Vec<&'a CheckContainer> {
+    for place in ["/spec/initContainers", "/spec/containers"] {
+        for container in field::list(pod, place) {
+            let name = field::name(container);
+            let before = checks.len();
+            checks.retain(|check| check.name != name);
+            if checks.len() < before && place == "/spec/containers" {
+                warnings.push(format!(
+                    "the check {name} is left out: a container of the pod has its name"
+                ));
+            }
+        }
+    }
+    checks
+}
+
+fn pull_secrets(pod: &Value, config: &Config) -> Vec<Value> {
+    let there = field::list(pod, "/spec/imagePullSecrets");
+    let new = config.image_pull_secrets.iter();
+    let new = new.filter(|name| there.iter().all(|secret| field::name(secret) != *name));
+    new.map(|name| json!({"name": name})).collect()
+}
+
+/// Returns the operation that marks a pod as one of a gang, by which it is followed.
+fn label(pod: &Value, gang_id: &str) -> Value {
+    let value = roster::gang_label(gang_id);
+    let labels = pod.pointer("/metadata/labels");
+    if labels.is_some_and(Value::is_object) {
+        let key = roster::GANG_ID_LABEL.replace('/', "~1");
+        json!({"op": "add", "path": format!("/metadata/labels/{key}"), "value": value})
+    } else {
+        json!({"op": "add", "path": "/metadata/labels", "value": {roster::GANG_ID_LABEL: value}})
+    }
+}
+
+/// Returns the operations that add elements to a list of the pod's `spec`.
+fn add(pod: &Value, list: &str, elements: Vec<Value>, prepend: bool) -> Vec<Value> {
+    let path = format!("/spec/{list}");
+    if elements.is_empty() {
+        return Vec::new();
+    }
+    // An empty list may be said as none, or as null.
+    if field::list(pod, &path).is_empty() {
+        return vec![json!({"op": "add", "path": path, "value": elements})];
+    }
+    let operation = |(place, element): (usize, Value)| {
+        let path = if prepend {
+            format!("{path}/{place}")
+        } else {
+            format!("{path}/-")
+        };
+        json!({"op": "add", "path": path, "value": element})
+    };
+    elements.into_iter().enumerate().map(operation).collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,303 @@
+//! The container of one check: what the configuration has, what preflight adds, and what it takes over
+//! from the user's containers.
+
+use serde_json::{Map, Value, json};
+
+use super::Candidate;
+use super::volumes::{GANG, SHARED_MEMORY, SOCKET, TOKEN, TOKEN_FILE, TOPOLOGY, Volumes};
+use crate::config::{CheckContainer, Config};
+use crate::field;
+use crate::gang::Gang;
+use crate::rendezvous::{self, RendezvousPlace};
+use crate::resources::DevicesOfPod;
+use crate::roster::config_map_name;
+
+/// Directory with NCCL's topology file in a check of a gang.
+const TOPOLOGY_DIRECTORY: &str = "/etc/nccl";
+/// Directory with the token of a pod in a check of a gang.
+const TOKEN_DIRECTORY: &str = "/var/run/secrets/gpuwarden";
+const TOPOLOGY_FILE: &str = "NCCL_TOPO_FILE";
+/// The user of a check that must not be root, as distroless images have it.
+const NOBODY: i64 = 65532;
+const SHARED_MEMORY_PATH: &str = "/dev/shm";
+
+/// A check that is being built.
+struct Draft<'a> {
+    pod: &'a Value,
+    env: Vec<Value>,
+    mounts: Vec<Value>,
+}
+
+/// Returns the container of a check.
+pub(super) fn build(
+    check: &CheckContainer,
+    candidate: Candidate<'_>,
+    config: &Config,
+    volumes: &mut Volumes<'_>,
+    warnings: &mut Vec<String>,
+) -> Value {
+    let gang = candidate.gang.filter(|_| config.coordination.enabled);
+    let own = Value::Object(check.container.clone());
+    let mut draft = Draft {
+        pod: candidate.pod,
+        env: field::list(&own, "/env").to_vec(),
+        mounts: Vec::new(),
+    };
+    for mount in field::list(&own, "/volumeMounts") {
+        let wanted = field::name(mount);
+        match volumes.named(wanted) {
+            Some(name) => draft.mount_as(mount, &name),
+            None => warnings.push(format!(
+                "the check {} mounts the volume {wanted}, which the pod does not have; it runs without",
+                check.name
+            )),
+        }
+    }
+    draft.common(config, volumes);
+    if let Some(gang) = gang {
+        draft.gang(gang, config, volumes);
+        if let Some(place) = candidate.rendezvous.filter(|_| check.is_ours()) {
+            draft.rendezvous(place, gang, volumes);
+        }
+    }
+    if check.inherits_env {
+        draft.inherit_env(config);
+    }
+    if check.inherits_mounts {
+        draft.inherit_mounts(config);
+    }
+    // After what is inherited: a user's own shared memory goes first.
+    let several = config.gate_checks && candidate.devices.gpus != Some(1);
+    if gang.is_some() || several {
+        draft.mount_ours(SHARED_MEMORY, SHARED_MEMORY_PATH, false, volumes);
+    }
+    let claims = if gang.is_some() && config.coordination.mirror_claims {
+        DevicesOfPod::all_claims(candidate.pod, config)
+    } else {
+        candidate.devices.claims.clone()
+    };
+    let resources =
+        candidate
+            .devices
+            .resources(own.get("resources"), &claims, candidate.pod, config);
+    let mut container: Map<String, Value> = check.container.clone();
+    container.insert("env".to_owned(), draft.env.into());
+    container.insert("volumeMounts".to_owned(), draft.mounts.into());
+    container.insert("resources".to_owned(), resources);
+    if let Some(context) = as_nobody(check, candidate.pod) {
+        container.insert("securityContext".to_owned(), context);
+    }
+    container.into()
+}
+
+/// Returns the security context of a check in a pod that must not be root, and names no user: it relies on
+/// its own image, and the kubelet would not start one whose image says nothing.
+fn as_nobody(check: &CheckContainer, pod: &Value) -> Option<Value> {
+    let of_pod = pod.pointer("/spec/securityContext")?;
+    let own = check.container.get("securityContext");
+    let names_user = |context: &Value| context.get("runAsUser").is_some();
+    let must = of_pod.get("runAsNonRoot") == Some(&Value::Bool(true));
+    if !must || names_user(of_pod) || own.is_some_and(names_user) {
+        return None;
+    }
+    let mut context = own.cloned().unwrap_or_else(|| json!({}));
+    context
+        .as_object_mut()?
+        .insert("runAsUser".to_owned(), NOBODY.into());
+    Some(context)
+}
+
+/// Returns the directory in which the connector's socket is in a check.
+fn socket_directory(config: &Config) -> &str {
+    let path = config.connector_socket.strip_prefix("unix://");
+    let path = path.unwrap_or(&config.connector_socket);
+    let directory = path.rsplit_once('/').map(|(directory, _)| directory);
+    directory
+        .filter(|directory| !directory.is_empty())
+        .unwrap_or("/var/run")
+}
+
+// === impl Draft ===
+
+impl Draft<'_> {
+    /// Adds a variable; one that is there stays.
+    fn set(&mut self, variable: Value) {
+        let name = field::name(&variable);
+        if self.env.iter().all(|there| field::name(there) != name) {
+            self.env.push(variable);
+        }
+    }
+
+    fn set_text(&mut self, name: &str, value: &str) {
+        self.set(json!({"name": name, "value": value}));
+    }
+
+    fn set_field(&mut self, name: &str, path: &str) {
+        self.set(json!({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}));
+    }
+
+    fn has(&self, name: &str) -> bool {
+        self.env.iter().any(|there| field::name(there) == name)
+    }
+
+    /// Adds a mount of a volume under its name in the pod; the place of one that is there stays.
+    fn mount_as(&mut self, mount: &Value, name: &str) {
+        let place = |mount: &Value| {
+            let path = field::text(mount, "/mountPath").unwrap_or_default();
+            path.trim_end_matches('/').to_owned()
+        };
+        if self.mounts.iter().any(|there| place(there) == place(mount)) {
+            return;
+        }
+        let mut mount = mount.clone();
+        if let Some(mount) = mount.as_object_mut() {
+            mount.insert("name".to_owned(), name.into());
+        }
+        self.mounts.push(mount);
+    }
+
+    fn mount_ours(&mut self, volume: &str, path: &str, read_only: bool, volumes: &mut Volumes<'_>) {
+        let is_free = |there: &Value| field::text(there, "/mountPath") != Some(path);
+        if !self.mounts.iter().all(is_free) {
+            return;
+        }
+        let mut mount = json!({"mountPath": path});
+        if let (true, Some(mount)) = (read_only, mount.as_object_mut()) {
+            mount.insert("readOnly".to_owned(), true.into());
+        }
+        if let Some(name) = volumes.named(volume) {
+            self.mount_as(&mount, &name);
+        }
+    }
+
+    /// Adds what every check gets.
+    fn common(&mut self, config: &Config, volumes: &mut Volumes<'_>) {
+        self.set_field("NODE_NAME", "spec.nodeName");
+        self.set_text("PLATFORM_CONNECTOR_SOCKET", &config.connector_socket);
+        self.set_text("PROCESSING_STRATEGY", &config.processing_strategy);
+        if let Some(timeout) = config.check_timeout {
+            self.set_text("CHECK_TIMEOUT_SECONDS", &timeout.as_secs().to_string());
+        }
+        let socket = volumes.named(SOCKET[0]);
+        let is_mounted = |there: &Value| Some(field::name(there)) == socket.as_deref();
+        if !self.mounts.iter().any(is_mounted) {
+            self.mount_ours(SOCKET[0], socket_directory(config), false, volumes);
+        }
+    }
+
+    /// Adds what a check of a gang gets.
+    fn gang(&mut self, gang: &Gang, config: &Config, volumes: &mut Volumes<'_>) {
+        let coordination = &config.coordination;
+        self.set_text("GANG_ID", &gang.id());
+        self.set_text("GANG_CONFIG_DIR", &coordination.mount_path);
+        self.set_text(
+            "GANG_TIMEOUT_SECONDS",
+            &coordination.timeout.as_secs().to_string(),
+        );
+        self.set_text("MASTER_PORT", &coordination.master_port.to_string());
+        self.set_field("POD_NAME", "metadata.name");
+        self.set_field("POD_IP", "status.podIP");
+        self.mount_ours(GANG[0], &coordination.mount_path, true, volumes);
+        for (at, path) in coordination.host_paths.iter().enumerate() {
+            let mount = json!({"mountPath": path.mount_path, "readOnly": path.read_only});
+            if let Some(name) = volumes.host_path(at) {
+                self.mount_as(&mount, &name);
+            }
+        }
+        for mount in &coordination.volume_mounts {
+            if let Some(name) = volumes.named(&mount.name) {
+                let place = json!({"mountPath": mount.mount_path, "readOnly": mount.read_only});
+                self.mount_as(&place, &name);
+            }
+        }
+        let users = users_variable(self.pod, TOPOLOGY_FILE).is_some();
+        if coordination.topology_config_map.is_some() && !users && !self.has(TOPOLOGY_FILE) {
+            self.mount_ours(TOPOLOGY, TOPOLOGY_DIRECTORY, true, volumes);
+            self.set_text(TOPOLOGY_FILE, &format!("{TOPOLOGY_DIRECTORY}/topo.xml"));
+        }
+    }
+
+    /// Adds what a check asks the rendezvous with.
+    fn rendezvous(&mut self, place: &RendezvousPlace, gang: &Gang, volumes: &mut Volumes<'_>) {
+        let map = config_map_name(&gang.id());
+        let url = format!(
+            "{}/gangs/{}/{map}",
+            place.url.trim_end_matches('/'),
+            gang.namespace
+        );
+        self.set_text(rendezvous::URL_VARIABLE, &url);
+        self.set_text(rendezvous::AUTHORITIES_VARIABLE, &place.authorities);
+        self.set_text(
+            rendezvous::TOKEN_VARIABLE,
+            &format!("{TOKEN_DIRECTORY}/{TOKEN_FILE}"),
+        );
+        self.mount_ours(TOKEN, TOKEN_DIRECTORY, true, volumes);
+    }
+
+    /// Adds the variables of the user's containers that the configuration names; of two with one name
+    /// the first container's.
+    fn inherit_env(&mut self, config: &Config) {
+        for container in field::list(self.pod, "/spec/containers") {
+            for variable in field::list(container, "/env") {
+                let name = field::name(variable);
+                let mut patterns = config.env_patterns.iter();
+                if patterns.any(|pattern| pattern.matches(name)) && self.is_whole(variable) {
+                    self.set(variable.clone());
+                }
+            }
+        }
+    }
+
+    /// Returns whether all variables are here that the value of one names, as `$(NAME)`.
+    fn is_whole(&self, variable: &Value) -> bool {
+        let value = field::text(variable, "/value").unwrap_or_default();
+        let mut named = value.split("$(").skip(1);
+        named.all(|rest| rest.split_once(')').is_none_or(|(name, _)| self.has(name)))
+    }
+
+    /// Adds the mounts of the user's containers that the configuration names, and the one behind the
+    /// user's topology file.
+    fn inherit_mounts(&mut self, config: &Config) {
+        for container in field::list(self.pod, "/spec/containers") {
+            let file = users_variable(container, TOPOLOGY_FILE);
+            for mount in field::list(container, "/volumeMounts") {
+                let name = field::name(mount);
+                let path = field::text(mount, "/mountPath").unwrap_or_default();
+                let is_named = config
+                    .mount_patterns
+                    .iter()
+                    .any(|pattern| pattern.matches(name));
+                let holds_file = file.is_some_and(|file| is_below(file, path));
+                if (is_named || holds_file) && mount.get("subPathExpr").is_none() {
+                    self.mount_as(&without_propagation(mount), name);
+                }
+            }
+        }
+    }
+}
+
+/// Returns the mount without what a container needs privileges for.
+fn without_propagation(mount: &Value) -> Value {
+    let mut mount = mount.clone();
+    if let Some(fields) = mount.as_object_mut() {
+        let is_both = fields.get("mountPropagation") == Some(&json!("Bidirectional"));
+        fields.retain(|key, _| !(is_both && key == "mountPropagation"));
+    }
+    mount
+}
+
+/// Returns the value of a variable of a container, or of any container of a pod.
+fn users_variable<'a>(of: &'a Value, name: &str) -> Option<&'a str> {
+    let of_container = |container: &'a Value| {
+        let env = field::list(container, "/env").iter();
+        let mut named = env.filter(|variable| field::name(variable) == name);
+        named.next().and_then(|found| field::text(found, "/value"))
+    };
+    let mut containers = field::list(of, "/spec/containers").iter();
+    of_container(of).or_else(|| containers.find_map(of_container))
+}
+
+fn is_below(file: &str, directory: &str) -> bool {
+    let rest = file.strip_prefix(directory.trim_end_matches('/'));
+    rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+}

@@ -1,0 +1,114 @@
+//! Quantities of Kubernetes, such as `100m`, `500Mi` or `1e3`.
+
+/// The suffixes of a quantity, and what each multiplies by, in thousandths.
+const SUFFIXES: [(&str, i128); 13] = [
+    ("Ki", 1000 << 10),
+    ("Mi", 1000 << 20),
+    ("Gi", 1000 << 30),
+    ("Ti", 1000 << 40),
+    ("Pi", 1000 << 50),
+    ("Ei", 1000 << 60),
+    ("m", 1),
+    ("k", 1_000_000),
+    ("M", 1_000_000_000),
+    ("G", 1_000_000_000_000),
+    ("T", 1_000_000_000_000_000),
+    ("P", 1_000_000_000_000_000_000),
+    ("E", 1_000_000_000_000_000_000_000),
+];
+
+/// Longest quantity (bytes); what Kubernetes itself writes has at most 20.
+const MAX_BYTES: usize = 40;
+/// Largest exponent, either way. Kubernetes itself ends at 10^18.
+const MAX_EXPONENT: i32 = 24;
+
+/// Returns a quantity in thousandths of its unit, rounded up; `None` if the text is none.
+pub fn millis(text: &str) -> Option<i128> {
+    if text.len() > MAX_BYTES {
+        return None;
+    }
+    let suffix = SUFFIXES.iter().find_map(|(suffix, factor)| {
+        let number = text.strip_suffix(suffix)?;
+        Some((number, *factor))
+    });
+    let (number, factor) = suffix.unwrap_or((text, 1000));
+    let (number, exponent) = match number.split_once(['e', 'E']) {
+        // `1e3`; a suffix beside an exponent is none.
+        Some((number, exponent)) if suffix.is_none() => (number, exponent.parse().ok()?),
+        Some(_) => return None,
+        None => (number, 0),
+    };
+    let (whole, part) = number.split_once('.').unwrap_or((number, ""));
+    let digits = format!("{whole}{part}");
+    let exponent = exponent - i32::try_from(part.len()).ok()?;
+    if digits.is_empty() || exponent.abs() > MAX_EXPONENT {
+        return None;
+    }
+    let value = digits.parse::<i128>().ok()?.checked_mul(factor)?;
+    let power = 10_i128.pow(exponent.unsigned_abs());
+    if exponent >= 0 {
+        value.checked_mul(power)
+    } else {
+        Some(value.div_euclid(power) + i128::from(value.rem_euclid(power) > 0))
+    }
+}
+
+/// Returns so many thousandths as a quantity.
+pub fn text(millis: i128) -> String {
+    if millis % 1000 == 0 {
+        (millis / 1000).to_string()
+    } else {
+        format!("{millis}m")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_kubernetes_writes_is_read() {
+        for (quantity, expected) in [
+            ("0", 0),
+            ("8", 8_000),
+            ("100m", 100),
+            ("0.1", 100),
+            ("1.5", 1_500),
+            (".5", 500),
+            ("1Ki", 1_024_000),
+            ("500Mi", 524_288_000_000),
+            ("1e3", 1_000_000),
+            ("1E", 1_000_000_000_000_000_000_000),
+            ("2E3", 2_000_000),
+            ("0.0001", 1),
+            ("-2", -2_000),
+        ] {
+            assert_eq!(millis(quantity), Some(expected), "{quantity}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_quantity_is_none() {
+        for wrong in [
+            "",
+            "Mi",
+            "x",
+            "1 Gi",
+            "1e",
+            "1e9Mi",
+            "1e99",
+            "1.2.3",
+            "--1",
+            &"9".repeat(60),
+        ] {
+            assert_eq!(millis(wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_quantity_is_written_as_it_is_read() {
+        for value in [0, 1, 100, 1000, 524_288_000_000] {
+            assert_eq!(millis(&text(value)), Some(value));
+        }
+    }
+}

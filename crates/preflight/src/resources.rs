@@ -1,0 +1,396 @@
+//! What the checks of a pod get of its devices, processors and memory.
+//!
+//! A check must see every GPU that the pod gets, and must never make a pod unschedulable that was
+//! schedulable: the scheduler gives an init container nothing beyond what the containers that start
+//! after it get anyway.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::{Map, Value, json};
+
+use crate::config::{Config, Devices};
+use crate::{field, quantity};
+
+/// Prefix of the resource by which a device class is asked for like an extended resource.
+const IMPLICIT: &str = "deviceclass.resource.kubernetes.io/";
+/// What a check asks for where checks get what the largest container has (`resourceMode: max`), as
+/// in NVSentinel.
+const DEFAULT_REQUESTS: [(&str, &str); 2] = [("cpu", "100m"), ("memory", "500Mi")];
+
+/// What the cluster says of claims and device classes that pods name.
+#[derive(Clone, Debug, Default)]
+pub struct ClusterClaims {
+    /// The `spec` of claims, by name of those of the pod's namespace.
+    pub claims: BTreeMap<String, Value>,
+    /// The `spec.spec` of claim templates, likewise.
+    pub templates: BTreeMap<String, Value>,
+    /// Device class by the extended resource that stands for it (`spec.extendedResourceName`).
+    pub classes: BTreeMap<String, String>,
+}
+
+/// The devices of a pod, as far as its checks get them.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct DevicesOfPod {
+    /// Extended resources and how many.
+    pub extended: BTreeMap<String, u64>,
+    /// Elements of `resources.claims`.
+    pub claims: Vec<Value>,
+    /// The number of GPUs; `None` where a claim does not say.
+    pub gpus: Option<u64>,
+    /// The pod has network devices.
+    pub has_network: bool,
+}
+
+/// A kind of device.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Gpu,
+    Network,
+}
+
+/// The number of devices of a claim.
+struct Claimed {
+    gpus: Option<u64>,
+    is_gpu: bool,
+    is_network: bool,
+}
+
+// === impl DevicesOfPod ===
+
+impl DevicesOfPod {
+    /// Returns the devices of a pod; `None` if it has no GPU.
+    pub fn of(pod: &Value, config: &Config, cluster: &ClusterClaims) -> Option<Self> {
+        let mut found = Self {
+            gpus: Some(0),
+            ..Self::default()
+        };
+        let mut has_gpu = false;
+        for (resource, kind) in extended_resources(pod, config, cluster) {
+            let count = shared(pod, &resource, config);
+            if count == 0 {
+                continue;
+            }
+            match kind {
+                Kind::Gpu => {
+                    has_gpu = true;
+                    found.gpus = found.gpus.map(|gpus| gpus.saturating_add(count));
+                }
+                Kind::Network => found.has_network = true,
+            }
+            found.extended.insert(resource, count);
+        }
+        for claim in field::list(pod, "/spec/resourceClaims") {
+            let Some(claimed) = claimed(claim, config, cluster) else {
+                continue;
+            };
+            let uses = uses_of(pod, field::name(claim), config);
+            if uses.is_empty() {
+                continue;
+            }
+            if claimed.is_gpu {
+                has_gpu = true;
+                found.gpus = found.gpus.zip(claimed.gpus).map(|(one, other)| one + other);
+            }
+            found.has_network |= claimed.is_network;
+            found.claims.extend(uses);
+        }
+        let is_host = pod.pointer("/spec/hostNetwork") == Some(&Value::Bool(true));
+        found.has_network |= is_host;
+        has_gpu.then_some(found)
+    }
+
+    /// Returns the elements of `resources.claims` for all claims of the pod.
+    pub fn all_claims(pod: &Value, config: &Config) -> Vec<Value> {
+        let claims = field::list(pod, "/spec/resourceClaims").iter();
+        claims
+            .flat_map(|claim| uses_of(pod, field::name(claim), config))
+            .collect()
+    }
+
+    /// Returns `resources` of a check: its own from the configuration, within what the pod gets
+    /// anyway, and the devices.
+    pub fn resources(
+        &self,
+        own: Option<&Value>,
+        claims: &[Value],
+        pod: &Value,
+        config: &Config,
+    ) -> Value {
+        let mut resources = own.and_then(Value::as_object).cloned().unwrap_or_default();
+        let mut requests = part(&resources, "requests");
+        let mut limits = part(&resources, "limits");
+        for resource in ["cpu", "memory"] {
+            let (request, limit) = compute(resource, &requests, &limits, pod, config);
+            set(&mut requests, resource, request);
+            set(&mut limits, resource, limit);
+        }
+        for (resource, count) in &self.extended {
+            requests.insert(resource.clone(), count.to_string().into());
+            limits.insert(resource.clone(), count.to_string().into());
+        }
+        for (key, part) in [("requests", requests), ("limits", limits)] {
+            if part.is_empty() {
+                resources.remove(key);
+            } else {
+                resources.insert(key.to_owned(), part.into());
+            }
+        }
+        if !claims.is_empty() {
+            resources.insert("claims".to_owned(), claims.into());
+        }
+        resources.into()
+    }
+}
+
+/// Returns the names of the claims and claim templates that a pod names, which have to be known
+/// before its devices are: those of `resourceClaimName`, and of `resourceClaimTemplateName`.
+pub fn claims_named(pod: &Value) -> (BTreeSet<String>, BTreeSet<String>) {
+    let named = |key: &str| {
+        let claims = field::list(pod, "/spec/resourceClaims").iter();
+        let names = claims.filter_map(|claim| claim.get(key)?.as_str());
+        names.map(str::to_owned).collect()
+    };
+    (
+        named("resourceClaimName"),
+        named("resourceClaimTemplateName"),
+    )
+}
+
+/// Returns the extended resources of a pod that are GPUs or network devices.
+fn extended_resources(
+    pod: &Value,
+    config: &Config,
+    cluster: &ClusterClaims,
+) -> BTreeMap<String, Kind> {
+    let mut found = BTreeMap::new();
+    for (devices, kind) in [(&config.gpus, Kind::Gpu), (&config.networks, Kind::Network)] {
+        for container in field::list(pod, "/spec/containers") {
+            for place in ["/resources/limits", "/resources/requests"] {
+                let asked = container.pointer(place).and_then(Value::as_object);
+                let names = asked.into_iter().flat_map(Map::keys);
+                let wanted = names.filter(|name| is_one_of(name, devices, cluster));
+                found.extend(wanted.map(|name| (name.clone(), kind)));
+            }
+        }
+    }
+    found
+}
+
+fn is_one_of(resource: &str, devices: &Devices, cluster: &ClusterClaims) -> bool {
+    let class = resource.strip_prefix(IMPLICIT);
+    let class = class.or_else(|| cluster.classes.get(resource).map(String::as_str));
+    devices.resources.iter().any(|known| known == resource)
+        || class.is_some_and(|class| devices.classes.iter().any(|known| known == class))
+}
+
+/// Returns how many of a resource a check may share with the containers that start after it.
+fn shared(pod: &Value, resource: &str, config: &Config) -> u64 {
+    let counts = later_containers(pod, config).into_iter().map(|container| {
+        let count = ["/resources/limits", "/resources/requests"]
+            .into_iter()
+            .filter_map(|place| amount(container.pointer(place)?.get(resource)?));
+        // Devices are whole.
+        let millis = count.map(|(millis, _)| millis).max().unwrap_or_default();
+        u64::try_from(millis / 1000).unwrap_or_default()
+    });
+    if config.largest_container {
+        let containers = field::list(pod, "/spec/containers").len();
+        counts.take(containers).max().unwrap_or_default()
+    } else {
+        counts.fold(0, u64::saturating_add)
+    }
+}
+
+/// Returns the containers that start after the checks and run to the pod's end: those of the pod, and
+/// the sidecars among its init containers where the checks go before them.
+fn later_containers<'a>(pod: &'a Value, config: &Config) -> Vec<&'a Value> {
+    let containers = field::list(pod, "/spec/containers").iter();
+    let sidecars = field::list(pod, "/spec/initContainers").iter();
+    let sidecars = sidecars.filter(|one| {
+        config.prepend && one.get("restartPolicy").and_then(Value::as_str) == Some("Always")
+    });
+    containers.chain(sidecars).collect()
+}
+
+/// Returns the uses that the containers which start after the checks make of a claim: all of it, or
+/// single requests.
+fn uses_of(pod: &Value, claim: &str, config: &Config) -> Vec<Value> {
+    let mut requests = BTreeSet::new();
+    for container in later_containers(pod, config) {
+        for used in field::list(container, "/resources/claims") {
+            if field::name(used) == claim {
+                let request = used.get("request").and_then(Value::as_str);
+                requests.insert(request.map(str::to_owned));
+            }
+        }
+    }
+    if requests.contains(&None) {
+        return vec![json!({"name": claim})];
+    }
+    let requests = requests.into_iter().flatten();
+    requests
+        .map(|request| json!({"name": claim, "request": request}))
+        .collect()
+}
+
+/// Returns what an element of `spec.resourceClaims` claims; `None` where that is no GPU and no network
+/// device, or is not known.
+fn claimed(claim: &Value, config: &Config, cluster: &ClusterClaims) -> Option<Claimed> {
+    let spec = match field::text(claim, "/resourceClaimName") {
+        Some(name) => cluster.claims.get(name),
+        None => cluster
+            .templates
+            .get(field::text(claim, "/resourceClaimTemplateName")?),
+    }?;
+    let mut found = Claimed {
+        gpus: Some(0),
+        is_gpu: false,
+        is_network: false,
+    };
+    for request in field::list(spec, "/devices/requests") {
+        match kind_of(request, config) {
+            Some((Kind::Gpu, count)) => {
+                found.is_gpu = true;
+                found.gpus = found.gpus.zip(count).map(|(one, other)| one + other);
+            }
+            Some((Kind::Network, _)) => found.is_network = true,
+            None => {}
+        }
+    }
+    (found.is_gpu || found.is_network).then_some(found)
+}
+
+/// Returns the kind of device that a request asks for, and how many; `None` for other devices, and
+/// where it gives its pod access to devices that others use (`adminAccess`). Of alternatives
+/// (`firstAvailable`) all must be of one kind, for nobody knows yet which the pod gets.
+fn kind_of(request: &Value, config: &Config) -> Option<(Kind, Option<u64>)> {
+    let alternatives = field::list(request, "/firstAvailable");
+    if let Some((first, rest)) = alternatives.split_first() {
+        let (kind, count) = of_class(first, config)?;
+        let mut same = Some(count);
+        for other in rest {
+            let (other_kind, other_count) = of_class(other, config)?;
+            if other_kind != kind {
+                return None;
+            }
+            same = same.filter(|count| *count == other_count);
+        }
+        return Some((kind, same.flatten()));
+    }
+    // Earlier versions have the fields of `exactly` in the request itself.
+    of_class(request.get("exactly").unwrap_or(request), config)
+}
+
+fn of_class(request: &Value, config: &Config) -> Option<(Kind, Option<u64>)> {
+    if request.get("adminAccess") == Some(&Value::Bool(true)) {
+        return None;
+    }
+    let class = field::text(request, "/deviceClassName")?;
+    let is = |devices: &Devices| devices.classes.iter().any(|known| known == class);
+    let kind = match () {
+        () if is(&config.gpus) => Kind::Gpu,
+        () if is(&config.networks) => Kind::Network,
+        () => return None,
+    };
+    let all = field::text(request, "/allocationMode") == Some("All");
+    let count = request.get("count").map_or(Some(1), Value::as_u64);
+    Some((kind, count.filter(|_| !all)))
+}
+
+fn part(resources: &Map<String, Value>, key: &str) -> Map<String, Value> {
+    let part = resources.get(key).and_then(Value::as_object);
+    part.cloned().unwrap_or_default()
+}
+
+fn set(part: &mut Map<String, Value>, resource: &str, value: Option<String>) {
+    match value {
+        Some(value) => part.insert(resource.to_owned(), value.into()),
+        None => part.remove(resource),
+    };
+}
+
+/// An amount in thousandths, and as it is written.
+type Amount = (i128, String);
+
+/// Returns a check's request and limit of processors or memory.
+///
+/// A check without its own gets what the largest container has, so that it changes neither the quality
+/// of service of the pod nor what quotas and limit ranges say of it. More than the later containers
+/// have together is never asked for.
+fn compute(
+    resource: &str,
+    requests: &Map<String, Value>,
+    limits: &Map<String, Value>,
+    pod: &Value,
+    config: &Config,
+) -> (Option<String>, Option<String>) {
+    let containers = field::list(pod, "/spec/containers").iter();
+    let asked: Vec<_> = containers
+        .map(|container| asked_for(container, resource))
+        .collect();
+    let all_limited = !asked.is_empty() && asked.iter().all(|(_, limit)| limit.is_some());
+    let is_guaranteed = all_limited
+        && asked.iter().all(|(request, limit)| {
+            let millis = |amount: &Option<Amount>| amount.as_ref().map(|(millis, _)| *millis);
+            millis(request) == millis(limit)
+        });
+    let is_own = requests.contains_key(resource) || limits.contains_key(resource);
+    let (request, limit) = if is_own && !is_guaranteed {
+        let limit = limits.get(resource).and_then(amount);
+        (
+            requests
+                .get(resource)
+                .and_then(amount)
+                .or_else(|| limit.clone()),
+            limit,
+        )
+    } else if config.largest_container && !is_guaranteed {
+        let default = DEFAULT_REQUESTS.iter().find(|(name, _)| *name == resource);
+        (
+            default.and_then(|(_, value)| amount(&(*value).into())),
+            None,
+        )
+    } else {
+        let request = asked
+            .iter()
+            .filter_map(|(request, _)| request.clone())
+            .max();
+        let limit = asked.iter().filter_map(|(_, limit)| limit.clone()).max();
+        (request, limit.filter(|_| all_limited))
+    };
+    // The bound of the whole pod, where it has one, holds for the sum of what its containers ask for.
+    let of_containers = asked.iter().filter_map(|(request, _)| request.as_ref());
+    let together: i128 = of_containers.map(|(millis, _)| *millis).sum();
+    let whole = pod.pointer("/spec/resources/requests");
+    let whole = whole.and_then(|whole| amount(whole.get(resource)?));
+    let most = whole.map_or(together, |(whole, _)| together.min(whole));
+    let request = request.map(|(request, text)| {
+        if request > most {
+            (most, quantity::text(most))
+        } else {
+            (request, text)
+        }
+    });
+    // Without a request of its own a container asks for its limit.
+    let request = request.filter(|(request, _)| *request > 0 || limit.is_some());
+    (request.map(|(_, text)| text), limit.map(|(_, text)| text))
+}
+
+/// Returns request and limit of a container. Where only a limit is said, it is the request.
+fn asked_for(container: &Value, resource: &str) -> (Option<Amount>, Option<Amount>) {
+    let of = |place| amount(container.pointer(place)?.get(resource)?);
+    let limit = of("/resources/limits");
+    (of("/resources/requests").or_else(|| limit.clone()), limit)
+}
+
+fn amount(value: &Value) -> Option<Amount> {
+    let text = match value {
+        Value::String(text) => text.clone(),
+        Value::Number(number) => number.to_string(),
+        _ => return None,
+    };
+    Some((quantity::millis(&text)?, text))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,186 @@
+//! What a pod that is created becomes.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use preflight::config::Config;
+use preflight::gang::Gang;
+use preflight::inject::{Candidate, Injection, inject};
+use preflight::rendezvous::RendezvousPlace;
+use preflight::resources::DevicesOfPod;
+use runtime::metrics::Metrics;
+use serde_json::Value;
+use tokio::sync::watch;
+
+use crate::discoveries::Discoveries;
+use crate::facts::Facts;
+use crate::metrics::WebhookMetrics;
+use crate::review::{BadReview, Question};
+
+/// Answers the questions of API servers. Cheap to clone.
+#[derive(Clone)]
+pub struct Admission {
+    config: Arc<Config>,
+    discoveries: Discoveries,
+    facts: Facts,
+    /// The rendezvous, if there is one, as its authorities change.
+    rendezvous: Option<(String, watch::Receiver<String>)>,
+    metrics: Arc<WebhookMetrics>,
+}
+
+/// What became of a pod: for the metrics, and the answer.
+type Answer = (&'static str, Value);
+
+// === impl Admission ===
+
+impl Admission {
+    /// Returns who answers by a configuration.
+    pub fn new(
+        config: Arc<Config>,
+        discoveries: Discoveries,
+        facts: Facts,
+        metrics: &Metrics,
+    ) -> Self {
+        Self {
+            config,
+            discoveries,
+            facts,
+            rendezvous: None,
+            metrics: Arc::new(WebhookMetrics::registered(metrics)),
+        }
+    }
+
+    /// Tells pods of gangs of a rendezvous at `url`, whose certificate has these authorities.
+    #[must_use]
+    pub fn with_rendezvous(self, url: String, authorities: watch::Receiver<String>) -> Self {
+        let rendezvous = Some((url, authorities));
+        Self { rendezvous, ..self }
+    }
+
+    /// Returns the configuration.
+    pub(crate) fn config(&self) -> Arc<Config> {
+        Arc::clone(&self.config)
+    }
+
+    /// Returns how gangs are known.
+    pub(crate) fn discoveries(&self) -> Discoveries {
+        self.discoveries.clone()
+    }
+
+    /// Returns the metrics.
+    pub(crate) fn metrics(&self) -> Arc<WebhookMetrics> {
+        Arc::clone(&self.metrics)
+    }
+
+    /// Returns whether all is known that answers take.
+    pub(crate) fn is_ready(&self) -> bool {
+        self.facts.are_known()
+    }
+
+    /// Returns the answer to a question. Nothing is written in the cluster for it, so that a question
+    /// about a dry run has the same one.
+    pub(crate) async fn answer(&self, body: &[u8]) -> Result<Value, BadReview> {
+        let began = Instant::now();
+        let answered = match Question::parse(body) {
+            Ok(question) => Ok(self.judge(&question).await),
+            Err(bad) => Err(bad),
+        };
+        let outcome = answered
+            .as_ref()
+            .map_or("bad_request", |(outcome, _)| outcome);
+        let counter = self
+            .metrics
+            .injections
+            .get_or_create(&[("result", outcome)]);
+        counter.inc();
+        self.metrics.latency.observe(began.elapsed().as_secs_f64());
+        answered.map(|(_, answer)| answer)
+    }
+
+    async fn judge(&self, question: &Question) -> Answer {
+        let unchanged = Injection::default();
+        let namespace = &question.namespace;
+        if !question.is_new_pod() || !self.concerns(namespace) {
+            return ("skipped", question.changed(&unchanged));
+        }
+        let pod = &question.object;
+        let claims = match self.facts.claims(pod, namespace).await {
+            Ok(claims) => claims,
+            Err(why) => return unknown(question, &why),
+        };
+        let Some(devices) = DevicesOfPod::of(pod, &self.config, &claims) else {
+            return ("skipped", question.changed(&unchanged));
+        };
+        let (gang, warning) = self.gang(pod, namespace).await;
+        let forbidden_by = match self.facts.forbids_host_paths(namespace).await {
+            Ok(level) => level,
+            Err(why) => return unknown(question, &why),
+        };
+        let rendezvous = self.rendezvous.as_ref();
+        let rendezvous = rendezvous.map(|(url, authorities)| RendezvousPlace {
+            url: url.clone(),
+            authorities: authorities.borrow().clone(),
+        });
+        let candidate = Candidate {
+            pod,
+            devices: &devices,
+            gang: gang.as_ref(),
+            forbidden_by: forbidden_by.as_deref(),
+            rendezvous: rendezvous.as_ref(),
+        };
+        match inject(candidate, &self.config) {
+            Ok(mut injection) => {
+                injection.warnings.extend(warning);
+                let outcome = if injection.patch.is_empty() {
+                    "skipped"
+                } else {
+                    "injected"
+                };
+                (outcome, question.changed(&injection))
+            }
+            Err(refusal) => {
+                tracing::info!("a pod in {namespace} is denied: {refusal}");
+                ("denied", question.denied(&refusal.to_string()))
+            }
+        }
+    }
+
+    /// Returns whether pods of a namespace get checks, as far as the registration's selectors, which an
+    /// operator may have changed, let them come here.
+    fn concerns(&self, namespace: &str) -> bool {
+        let is = |names: &[String]| names.iter().any(|name| name == namespace);
+        let (only, never) = (&self.config.namespaces, &self.config.excluded_namespaces);
+        !is(never) && (only.is_empty() || is(only))
+    }
+
+    /// Returns the gang of a pod, and what is wrong with what the pod says of it.
+    async fn gang(&self, pod: &Value, namespace: &str) -> (Option<Gang>, Option<String>) {
+        if !self.config.coordination.enabled {
+            return (None, None);
+        }
+        let by = self.discoveries.of(namespace);
+        match Gang::of(pod, namespace, &by) {
+            Ok(Some(gang)) => {
+                let is_gang = self.facts.is_gang(&gang, &by).await;
+                (Some(gang).filter(|_| is_gang), None)
+            }
+            Ok(None) => (None, None),
+            Err(why) => (
+                None,
+                Some(format!("no preflight checks of the gang: {why}")),
+            ),
+        }
+    }
+}
+
+/// Returns the answer where what it takes cannot be learnt: the pod starts unchecked, for it is not to wait
+/// for what may never be known.
+fn unknown(question: &Question, why: &str) -> Answer {
+    let namespace = &question.namespace;
+    tracing::warn!("a pod in {namespace} gets no preflight checks: {why}");
+    let unchanged = Injection {
+        warnings: vec![format!("no preflight checks: {why}")],
+        ..Injection::default()
+    };
+    ("unknown", question.changed(&unchanged))
+}

@@ -1,0 +1,452 @@
+//! The certificate by which API servers know the webhook: made here, kept in a Secret that all replicas
+//! share, and made anew before it ends.
+//!
+//! An authority of our own signs it. API servers are told of the authority by the registration
+//! ([`crate::registration`]), so a new certificate is used only when they can know its authority: it is
+//! first in the Secret, then in the registration, and then served.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
+use cluster::{ApiError, Cluster, Kind, Signal};
+use contract::keys;
+use jiff::{SignedDuration, Timestamp};
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose,
+};
+use runtime::logging::{Trouble, chain};
+use runtime::tls::{CertificateFiles, Validity};
+use serde_json::{Value, json};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+/// The Secret.
+pub const SECRET: &str = "gpuwarden-webhook-tls";
+/// Time for which a certificate is good, unless told otherwise.
+pub const LIFETIME: Duration = Duration::from_secs(90 * 24 * 3600);
+/// An authority lives for so many certificates.
+const AUTHORITY_LIVES: i32 = 40;
+/// A certificate or an authority is made anew when less than this part of its time is left.
+const RENEW_AT: i32 = 3;
+/// The clocks of API servers may be behind by so much.
+const CLOCKS: SignedDuration = SignedDuration::from_hours(1);
+/// Time that API servers get to hear of a new authority before it is relied on.
+const HEARD: Duration = Duration::from_secs(5);
+/// Longest pause between two looks at how much time is left.
+const LOOK: Duration = Duration::from_secs(3600);
+/// Pause after a failure.
+const RETRY: Duration = Duration::from_secs(2);
+/// Authorities that API servers are told of: the one in use, and the one before.
+const AUTHORITIES: usize = 2;
+
+const AUTHORITY: &str = "ca.crt";
+const AUTHORITY_KEY: &str = "ca.key";
+const CERTIFICATE: &str = "tls.crt";
+const KEY: &str = "tls.key";
+const GANG_KEY: &str = "gang.key";
+/// Length of the key of gangs' secrets (bytes).
+const GANG_KEY_BYTES: usize = 32;
+/// Annotation of the Secret: the names that the certificate is for, with commas.
+const NAMES: &str = "gpuwarden.dev/certificate-names";
+const END: &str = "-----END CERTIFICATE-----";
+
+/// An error of keeping the certificate.
+#[derive(Debug, thiserror::Error)]
+pub enum CertificateError {
+    /// The Secret cannot be read or written.
+    #[error("the Secret {SECRET} cannot be read or written")]
+    Api(#[from] ApiError),
+    /// A certificate cannot be made.
+    #[error("a certificate cannot be made")]
+    Make(#[from] rcgen::Error),
+    /// The files for the server cannot be written.
+    #[error("cannot write below {}", path.display())]
+    Write {
+        /// The directory.
+        path: PathBuf,
+        /// The error of the system.
+        source: std::io::Error,
+    },
+}
+
+/// Certificates and keys, in PEM form.
+#[derive(Clone, PartialEq, Eq)]
+struct Pair {
+    /// The authority, and those before it.
+    authorities: String,
+    authority_key: String,
+    certificate: String,
+    key: String,
+    /// The names that the certificate is for.
+    names: BTreeSet<String>,
+    /// The key under which gangs get their secrets, as a text.
+    gang_key: String,
+}
+
+/// The names and times of certificates.
+#[derive(Clone, Debug)]
+pub struct CertificatePlan {
+    /// The names or addresses by which API servers reach the webhook.
+    pub names: Vec<String>,
+    /// Time for which a certificate is good.
+    pub lifetime: Duration,
+}
+
+/// Keeps the certificate.
+pub struct CertificateKeeper {
+    cluster: Arc<Cluster>,
+    namespace: String,
+    plan: CertificatePlan,
+    /// The directory with the files that are served.
+    directory: tempfile::TempDir,
+    pair: Pair,
+    authorities: watch::Sender<String>,
+}
+
+// === impl CertificateKeeper ===
+
+impl CertificateKeeper {
+    /// Takes the certificate from the Secret, or makes one, and writes it to files for the server.
+    pub async fn open(
+        cluster: Arc<Cluster>,
+        namespace: &str,
+        plan: CertificatePlan,
+    ) -> Result<Self, CertificateError> {
+        let directory = tempfile::tempdir().map_err(|source| CertificateError::Write {
+            path: std::env::temp_dir(),
+            source,
+        })?;
+        let pair = shared(&cluster, namespace, &plan, None).await?;
+        let (authorities, _) = watch::channel(pair.authorities.clone());
+        let keeper = Self {
+            cluster,
+            namespace: namespace.to_owned(),
+            plan,
+            directory,
+            pair,
+            authorities,
+        };
+        keeper.write()?;
+        Ok(keeper)
+    }
+
+    /// Returns the files of the certificate, which change as it does: one with both, so that they fit.
+    pub fn files(&self) -> CertificateFiles {
+        CertificateFiles {
+            certificate: self.file(),
+            key: self.file(),
+        }
+    }
+
+    fn file(&self) -> PathBuf {
+        self.directory.path().join("tls.pem")
+    }
+
+    /// Returns the key under which gangs get their secrets.
+    pub fn gang_key(&self) -> String {
+        self.pair.gang_key.clone()
+    }
+
+    /// Returns the authorities that API servers are to trust, as they change.
+    pub fn authorities(&self) -> watch::Receiver<String> {
+        self.authorities.subscribe()
+    }
+
+    /// Keeps the certificate until `cancel`: follows the Secret, and makes the next in time.
+    pub async fn run(mut self, cancel: CancellationToken) {
+        let kind = secrets();
+        let named = |all: cluster::Selection| all.named(SECRET);
+        let mut changes =
+            self.cluster
+                .watch_objects(&kind, Some(&self.namespace), named, cancel.clone());
+        let keep = async {
+            let mut trouble = Trouble::default();
+            loop {
+                let looked = self.look().await;
+                let pause = match &looked {
+                    Ok(()) => self.pause(),
+                    Err(_) => RETRY,
+                };
+                trouble.note(looked.map_err(|error| chain(&error)));
+                // Whatever happens to the Secret is a reason to look.
+                tokio::select! {
+                    () = tokio::time::sleep(pause) => {}
+                    () = until_changed(&mut changes) => {}
+                }
+            }
+        };
+        cancel.run_until_cancelled(keep).await;
+    }
+
+    /// Takes over what is in the Secret, or what is to be there.
+    async fn look(&mut self) -> Result<(), CertificateError> {
+        let before = Some(&self.pair);
+        let pair = shared(&self.cluster, &self.namespace, &self.plan, before).await?;
+        let is_new = pair.certificate != self.pair.certificate;
+        let has_new_authority = pair.authorities != self.pair.authorities;
+        self.pair = pair;
+        if has_new_authority {
+            self.authorities.send_replace(self.pair.authorities.clone());
+            tokio::time::sleep(HEARD).await;
+        }
+        if is_new {
+            self.write()?;
+        }
+        Ok(())
+    }
+
+    /// Returns the time until the next certificate is to be made, or less.
+    fn pause(&self) -> Duration {
+        let left = times(&self.pair.certificate).map(|(_, renew_at)| renew_at);
+        let left = left.map(|at| at.duration_since(Timestamp::now()));
+        let left = left.and_then(|left| Duration::try_from(left).ok());
+        left.unwrap_or(RETRY).clamp(Duration::from_secs(1), LOOK)
+    }
+
+    /// Writes the file, as a whole. Its directory is for nobody else.
+    fn write(&self) -> Result<(), CertificateError> {
+        let (file, text) = (self.file(), self.pair.certificate.clone() + &self.pair.key);
+        let new = file.with_extension("new");
+        let wrote = std::fs::write(&new, text).and_then(|()| std::fs::rename(&new, &file));
+        wrote.map_err(|source| CertificateError::Write {
+            path: self.directory.path().to_owned(),
+            source,
+        })
+    }
+}
+
+/// Waits for a change of the Secret.
+async fn until_changed(changes: &mut tokio::sync::mpsc::Receiver<Signal<Value>>) {
+    loop {
+        match changes.recv().await {
+            Some(Signal::Applied(_) | Signal::Deleted(_)) => return,
+            Some(_) => {}
+            // It ends with the process.
+            None => std::future::pending().await,
+        }
+    }
+}
+
+/// Returns what is in the Secret where that is good for long enough; otherwise puts it there: `ours`
+/// while that is good, or else a new one. Of several replicas the first one's holds.
+async fn shared(
+    cluster: &Cluster,
+    namespace: &str,
+    plan: &CertificatePlan,
+    ours: Option<&Pair>,
+) -> Result<Pair, CertificateError> {
+    let kind = secrets();
+    loop {
+        let secret = cluster.object(&kind, Some(namespace), SECRET).await?;
+        let there = secret.as_ref().and_then(Pair::of);
+        let now = Timestamp::now();
+        if let Some(there) = there.as_ref().filter(|there| there.is_good(plan, now)) {
+            return Ok(there.clone());
+        }
+        let next = match ours.filter(|ours| there.is_none() && ours.is_good(plan, now)) {
+            Some(ours) => ours.clone(),
+            None => Pair::next(there.as_ref().or(ours), plan, now)?,
+        };
+        let (version, written) = match &secret {
+            None => {
+                let object = next.secret(namespace, None);
+                (
+                    "",
+                    cluster.create_object(&kind, Some(namespace), &object).await,
+                )
+            }
+            Some(secret) => {
+                let version = secret.pointer("/metadata/resourceVersion");
+                let version = version.and_then(Value::as_str).unwrap_or_default();
+                let object = next.secret(namespace, Some(version));
+                let replaced = cluster.replace_object(&kind, Some(namespace), SECRET, &object);
+                (version, replaced.await)
+            }
+        };
+        match written {
+            Ok(secret) => {
+                tracing::info!(names = ?plan.names, before = version, "a new certificate is made");
+                return Ok(Pair::of(&secret).unwrap_or(next));
+            }
+            // Another replica was first.
+            Err(ApiError::Conflict { .. }) => tokio::time::sleep(RETRY / 10).await,
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+fn secrets() -> Kind {
+    Kind::new("", "v1", "secrets")
+}
+
+// === impl Pair ===
+
+impl Pair {
+    /// Reads a Secret.
+    fn of(secret: &Value) -> Option<Self> {
+        let text = |key: &str| {
+            let data = secret.get("data")?.get(key)?.as_str()?;
+            String::from_utf8(BASE64_STANDARD.decode(data).ok()?).ok()
+        };
+        let names = secret
+            .pointer("/metadata/annotations")?
+            .get(NAMES)?
+            .as_str()?;
+        Some(Self {
+            authorities: text(AUTHORITY)?,
+            authority_key: text(AUTHORITY_KEY)?,
+            certificate: text(CERTIFICATE)?,
+            key: text(KEY)?,
+            // One that lacks it has a good authority all the same.
+            gang_key: text(GANG_KEY).unwrap_or_default(),
+            names: names.split(',').map(str::to_owned).collect(),
+        })
+    }
+
+    fn secret(&self, namespace: &str, version: Option<&str>) -> Value {
+        let data = [
+            (AUTHORITY, &self.authorities),
+            (AUTHORITY_KEY, &self.authority_key),
+            (CERTIFICATE, &self.certificate),
+            (KEY, &self.key),
+            (GANG_KEY, &self.gang_key),
+        ];
+        let data = data.map(|(key, text)| (key, BASE64_STANDARD.encode(text)));
+        let data: BTreeMap<_, _> = data.into();
+        let names: Vec<&str> = self.names.iter().map(String::as_str).collect();
+        json!({
+            "apiVersion": "v1",
+            "kind": "Secret",
+            "type": "Opaque",
+            "metadata": {
+                "name": SECRET,
+                "namespace": namespace,
+                "resourceVersion": version,
+                "labels": {keys::MANAGED_BY_LABEL: keys::MANAGED_BY},
+                "annotations": {NAMES: names.join(",")},
+            },
+            "data": data,
+        })
+    }
+
+    /// Returns whether certificate and authority have enough time left, and the certificate is for the
+    /// names that are planned.
+    fn is_good(&self, plan: &CertificatePlan, now: Timestamp) -> bool {
+        let has_time =
+            |pem: &str| times(pem).is_some_and(|(from, renew_at)| from <= now && now < renew_at);
+        let is_whole = !self.gang_key.is_empty() && self.is_for(plan);
+        is_whole && has_time(&self.authorities) && has_time(&self.certificate)
+    }
+
+    fn is_for(&self, plan: &CertificatePlan) -> bool {
+        plan.names.iter().all(|name| self.names.contains(name))
+    }
+
+    /// Makes the next certificate; `before` gives its authority while that is good.
+    fn next(
+        before: Option<&Self>,
+        plan: &CertificatePlan,
+        now: Timestamp,
+    ) -> Result<Self, rcgen::Error> {
+        let lifetime = SignedDuration::try_from(plan.lifetime).unwrap_or(SignedDuration::MAX);
+        let good = |pem: &str| times(pem).is_some_and(|(_, renew_at)| now < renew_at);
+        let known = before.filter(|before| good(&before.authorities));
+        let known = known.and_then(|before| {
+            let key = KeyPair::from_pem(&before.authority_key).ok()?;
+            Some((key, before.authorities.clone()))
+        });
+        let params = authority_params(now, lifetime.saturating_mul(AUTHORITY_LIVES));
+        let (authority_key, authorities) = if let Some(known) = known {
+            known
+        } else {
+            let key = KeyPair::generate()?;
+            let new = params.self_signed(&key)?.pem();
+            let older = before.map(|before| before.authorities.as_str());
+            (key, bundle(&new, older.unwrap_or_default()))
+        };
+        let authority_pem = authority_key.serialize_pem();
+        let issuer = Issuer::new(params, authority_key);
+        let key = KeyPair::generate()?;
+        // Replicas that are reached by other names go on with it.
+        let names = before.map(|before| before.names.clone());
+        let mut names = names.unwrap_or_default();
+        names.extend(plan.names.iter().cloned());
+        let certificate = server_params(&names, now, lifetime)?.signed_by(&key, &issuer)?;
+        Ok(Self {
+            authorities,
+            authority_key: authority_pem,
+            certificate: certificate.pem(),
+            key: key.serialize_pem(),
+            names,
+            gang_key: match before.filter(|before| !before.gang_key.is_empty()) {
+                Some(before) => before.gang_key.clone(),
+                None => random_key()?,
+            },
+        })
+    }
+}
+
+/// Returns a key that nobody can guess.
+fn random_key() -> Result<String, rcgen::Error> {
+    let mut bytes = [0; GANG_KEY_BYTES];
+    let filled = ring::rand::SecureRandom::fill(&ring::rand::SystemRandom::new(), &mut bytes);
+    filled.map_err(|_| rcgen::Error::RingUnspecified)?;
+    Ok(BASE64_STANDARD.encode(bytes))
+}
+
+fn authority_params(now: Timestamp, lifetime: SignedDuration) -> CertificateParams {
+    let mut params = CertificateParams::default();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+    let name = "gpuwarden preflight webhook";
+    params.distinguished_name.push(DnType::CommonName, name);
+    set_times(&mut params, now, lifetime);
+    params
+}
+
+fn server_params(
+    names: &BTreeSet<String>,
+    now: Timestamp,
+    lifetime: SignedDuration,
+) -> Result<CertificateParams, rcgen::Error> {
+    let mut params = CertificateParams::new(names.iter().cloned().collect::<Vec<_>>())?;
+    let name = names.first().map_or("webhook", String::as_str);
+    params.distinguished_name.push(DnType::CommonName, name);
+    params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+    set_times(&mut params, now, lifetime);
+    Ok(params)
+}
+
+fn set_times(params: &mut CertificateParams, now: Timestamp, lifetime: SignedDuration) {
+    let system = |at: Timestamp| std::time::SystemTime::from(at).into();
+    let until = now.saturating_add(lifetime).unwrap_or(Timestamp::MAX);
+    params.not_before = system(now.saturating_sub(CLOCKS).unwrap_or(Timestamp::MIN));
+    params.not_after = system(until);
+}
+
+/// Returns when a certificate begins, and when the next is to be made.
+fn times(pem: &str) -> Option<(Timestamp, Timestamp)> {
+    let validity = Validity::of_pem(pem)?;
+    // Its beginning was set back for others' clocks.
+    let whole = validity.whole().saturating_sub(CLOCKS);
+    let renew_at = validity.until.checked_sub(whole / RENEW_AT).ok()?;
+    Some((validity.from, renew_at))
+}
+
+/// Returns a new authority and the newest of those before.
+fn bundle(new: &str, before: &str) -> String {
+    let older = before.split_inclusive(END).filter(|one| one.contains(END));
+    let older = older.take(AUTHORITIES - 1).map(str::trim);
+    let mut all = vec![new.trim()];
+    all.extend(older);
+    all.join("\n") + "\n"
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,285 @@
+//! What the cluster says of the claims, device classes and gangs that pods name.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use cluster::{Cluster, Kind, Signal};
+use preflight::config::Discovery;
+use preflight::gang::{Gang, Size, SizeFrom};
+use preflight::resources::{ClusterClaims, claims_named};
+use runtime::logging::chain;
+use serde_json::{Value, json};
+use tokio::sync::watch;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+/// Longest wait for all answers that one pod takes. The API server waits 10 s for us.
+const DEADLINE: Duration = Duration::from_secs(3);
+/// Time for which an answer is good. What claims ask for never changes, but one of the same name may
+/// take their place.
+const FRESH: Duration = Duration::from_secs(10);
+/// Answers that are kept. A pod of a job has a claim of its own, or shares a template with many.
+const MAX_ANSWERS: usize = 4096;
+/// Answers beyond which those that are no good any more are let go each time.
+const MANY_ANSWERS: usize = 256;
+/// The parts of an object that are kept; a large one is kept for a few seconds only.
+const NEEDED: [&str; 5] = [
+    "/apiVersion",
+    "/kind",
+    "/metadata/name",
+    "/metadata/uid",
+    "/metadata/labels",
+];
+/// Versions of the API of claims, the newest first.
+const VERSIONS: [&str; 3] = ["v1", "v1beta2", "v1beta1"];
+const GROUP: &str = "resource.k8s.io";
+/// Label of a namespace: the level of Pod Security that its pods have to keep.
+const ENFORCED: &str = "pod-security.kubernetes.io/enforce";
+/// The levels that forbid volumes of the host.
+const FORBIDDING: [&str; 2] = ["baseline", "restricted"];
+/// Pause before versions that nobody serves are asked for again.
+const ASK_AGAIN: Duration = Duration::from_secs(60);
+
+/// The part of an object that is asked for, by kind, namespace and name.
+type Key = (Kind, String, String);
+
+/// What the cluster says of what pods name. Cheap to clone.
+#[derive(Clone)]
+pub struct Facts {
+    cluster: Arc<Cluster>,
+    answers: Arc<Mutex<Answers>>,
+    classes: watch::Receiver<Option<Arc<Classes>>>,
+}
+
+/// The objects that were asked for, and when.
+type Answers = HashMap<Key, (Instant, Arc<Value>)>;
+
+/// The device classes that stand for extended resources.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Classes {
+    /// The version of the API of claims; `None` where nobody serves it.
+    version: Option<&'static str>,
+    /// Class by resource.
+    by_resource: BTreeMap<String, String>,
+}
+
+// === impl Facts ===
+
+impl Facts {
+    /// Returns what is known, which is nothing until the device classes are listed, and the task that
+    /// follows them.
+    pub fn new(
+        cluster: Arc<Cluster>,
+        cancel: CancellationToken,
+    ) -> (Self, impl Future<Output = ()>) {
+        let (sender, classes) = watch::channel(None);
+        let following = follow_classes(Arc::clone(&cluster), sender, cancel);
+        let facts = Self {
+            cluster,
+            answers: Arc::default(),
+            classes,
+        };
+        (facts, following)
+    }
+
+    /// Returns whether the device classes are known.
+    pub fn are_known(&self) -> bool {
+        self.classes.borrow().is_some()
+    }
+
+    /// Returns what the claims of a pod ask for. The error says what is not known.
+    pub async fn claims(&self, pod: &Value, namespace: &str) -> Result<ClusterClaims, String> {
+        let classes = self.classes.borrow().clone().unwrap_or_default();
+        let mut known = ClusterClaims {
+            classes: classes.by_resource.clone(),
+            ..ClusterClaims::default()
+        };
+        let (claims, templates) = claims_named(pod);
+        let Some(version) = classes.version else {
+            return Ok(known);
+        };
+        let until = Instant::now() + DEADLINE;
+        for (names, resource, spec, into) in [
+            (claims, "resourceclaims", "/spec", &mut known.claims),
+            (
+                templates,
+                "resourceclaimtemplates",
+                "/spec/spec",
+                &mut known.templates,
+            ),
+        ] {
+            let kind = Kind::new(GROUP, version, resource);
+            for name in names {
+                let found = self.object(&kind, Some(namespace), &name, until).await?;
+                let spec = found.as_deref().and_then(|object| object.pointer(spec));
+                into.extend(spec.map(|spec| (name, spec.clone())));
+            }
+        }
+        Ok(known)
+    }
+
+    /// Returns the level of Pod Security that a namespace enforces, if it forbids paths of the host. The
+    /// error says why that is not known.
+    pub(crate) async fn forbids_host_paths(
+        &self,
+        namespace: &str,
+    ) -> Result<Option<String>, String> {
+        let kind = Kind::new("", "v1", "namespaces");
+        let until = Instant::now() + DEADLINE;
+        let found = self.object(&kind, None, namespace, until).await?;
+        let labels = found.as_ref().and_then(|it| it.pointer("/metadata/labels"));
+        let level = labels.and_then(|labels| labels.get(ENFORCED)?.as_str());
+        let level = level.filter(|level| FORBIDDING.contains(level));
+        Ok(level.map(str::to_owned))
+    }
+
+    /// Returns the object that says the size of a gang; `None` if there is none yet.
+    pub(crate) async fn gang_object(&self, gang: &Gang) -> Result<Option<Arc<Value>>, String> {
+        let SizeFrom::Object { kinds, name, .. } = &gang.size else {
+            return Ok(None);
+        };
+        let until = Instant::now() + DEADLINE;
+        for kind in kinds {
+            let kind = Kind::new(&kind.group, &kind.version, &kind.resource);
+            let found = self
+                .object(&kind, Some(&gang.namespace), name, until)
+                .await?;
+            if found.is_some() {
+                return Ok(found);
+            }
+        }
+        Ok(None)
+    }
+
+    /// Returns whether the pods of what names itself a gang are scheduled together. So long as nobody
+    /// says otherwise, they are.
+    pub(crate) async fn is_gang(&self, gang: &Gang, by: &Discovery) -> bool {
+        let object = self.gang_object(gang).await.ok().flatten();
+        let size = object.map(|object| gang.size_in(&object, by));
+        !matches!(size, Some(Ok(Size::NoGang)))
+    }
+
+    async fn object(
+        &self,
+        kind: &Kind,
+        namespace: Option<&str>,
+        name: &str,
+        until: Instant,
+    ) -> Result<Option<Arc<Value>>, String> {
+        let key = (
+            kind.clone(),
+            namespace.unwrap_or_default().to_owned(),
+            name.to_owned(),
+        );
+        if let Some(object) = self.kept(&key) {
+            return Ok(Some(object));
+        }
+        let asked = self.cluster.object(kind, namespace, name);
+        match tokio::time::timeout_at(until, asked).await {
+            // What is not there may come at any moment, and is asked for again.
+            Ok(Ok(object)) => Ok(object.map(|object| self.keep(key, Arc::new(needed(&object))))),
+            Ok(Err(error)) => Err(format!("{} {name}: {}", kind.resource, chain(&error))),
+            Err(_) => Err(format!("{} {name}: no answer in time", kind.resource)),
+        }
+    }
+
+    fn kept(&self, key: &Key) -> Option<Arc<Value>> {
+        let mut answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
+        let (at, object) = answers.get_mut(key)?;
+        if at.elapsed() >= FRESH {
+            // One asks anew; the others go on with this one, and do not all ask at once.
+            *at = Instant::now();
+            return None;
+        }
+        Some(Arc::clone(object))
+    }
+
+    fn keep(&self, key: Key, object: Arc<Value>) -> Arc<Value> {
+        let mut answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
+        if answers.len() >= MANY_ANSWERS {
+            answers.retain(|_, (at, _)| at.elapsed() < FRESH);
+        }
+        if answers.len() < MAX_ANSWERS {
+            answers.insert(key, (Instant::now(), Arc::clone(&object)));
+        }
+        object
+    }
+}
+
+/// Returns the parts of an object that somebody looks at.
+fn needed(object: &Value) -> Value {
+    let part = |pointer: &str| object.pointer(pointer).cloned().unwrap_or_default();
+    let [api_version, kind, name, uid, labels] = NEEDED.map(part);
+    json!({
+        "apiVersion": api_version, "kind": kind, "spec": object.get("spec"),
+        "metadata": {"name": name, "uid": uid, "labels": labels},
+    })
+}
+
+/// Follows the device classes until `cancel`.
+async fn follow_classes(
+    cluster: Arc<Cluster>,
+    known: watch::Sender<Option<Arc<Classes>>>,
+    cancel: CancellationToken,
+) {
+    let follow = async {
+        let version = loop {
+            match served(&cluster).await {
+                Ok(Some(version)) => break version,
+                Ok(None) => {
+                    known.send_replace(Some(Arc::default()));
+                    tokio::time::sleep(ASK_AGAIN).await;
+                }
+                Err(why) => {
+                    tracing::warn!("device classes are not known yet: {why}");
+                    tokio::time::sleep(Duration::from_secs(1)).await;
+                }
+            }
+        };
+        let kind = Kind::new(GROUP, version, "deviceclasses");
+        let mut signals = cluster.watch_objects(&kind, None, |all| all, cancel.clone());
+        // By class; so that a class that goes away takes its resource along.
+        let mut resources: BTreeMap<String, String> = BTreeMap::new();
+        let mut listed = false;
+        while let Some(signal) = signals.recv().await {
+            match signal {
+                // Until the list is whole, what was known holds.
+                Signal::Restarted => {
+                    resources.clear();
+                    listed = false;
+                }
+                Signal::Listed => listed = true,
+                Signal::Applied(class) => {
+                    let name = class.pointer("/metadata/name").and_then(Value::as_str);
+                    let resource = class.pointer("/spec/extendedResourceName");
+                    let resource = resource.and_then(Value::as_str);
+                    if let Some(name) = name {
+                        resources.remove(name);
+                        resources.extend(resource.map(|it| (name.to_owned(), it.to_owned())));
+                    }
+                }
+                Signal::Deleted(name) => drop(resources.remove(&name)),
+                Signal::Failing { .. } | Signal::Recovered => continue,
+            }
+            if listed {
+                let by_resource = resources.iter();
+                let by_resource = by_resource.map(|(class, it)| (it.clone(), class.clone()));
+                known.send_replace(Some(Arc::new(Classes {
+                    version: Some(version),
+                    by_resource: by_resource.collect(),
+                })));
+            }
+        }
+    };
+    cancel.run_until_cancelled(follow).await;
+}
+
+/// Returns the version in which the cluster serves claims; `None` where it serves none.
+async fn served(cluster: &Cluster) -> Result<Option<&'static str>, String> {
+    let served = cluster.served_versions(GROUP).await;
+    let served = served.map_err(|error| chain(&error))?;
+    Ok(VERSIONS
+        .into_iter()
+        .find(|version| served.iter().any(|one| one == version)))
+}

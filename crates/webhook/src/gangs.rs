@@ -1,0 +1,265 @@
+//! The `ConfigMap`s by which the pods of a gang find each other, kept by the replica that leads.
+//!
+//! Pods of gangs carry a label. Each change of one is a reason to look at its gang: who is there, how many
+//! are needed, and what the `ConfigMap` says. What it is to say follows from that (`preflight::roster`), and
+//! is written only where it still is as it was seen.
+
+mod board;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use cluster::{ApiError, Cluster, Kind, LeaseName, Signal};
+use preflight::config::Config;
+use preflight::gang::{Size, SizeFrom};
+use preflight::roster::{GANG_ID_LABEL, MANAGED_BY, MANAGED_BY_LABEL};
+use runtime::logging::{Seldom, chain};
+use serde_json::{Value, json};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use crate::discoveries::Discoveries;
+use crate::facts::Facts;
+use crate::metrics::WebhookMetrics;
+use board::{Board, GangKey, Look};
+
+/// Name of the Lease whose holder keeps the `ConfigMap`s.
+pub const LEASE: &str = "gpuwarden-webhook";
+/// Time between two looks at gangs of which nothing is heard: the object that says how many members are
+/// needed may change, and a `ConfigMap` may be left over.
+const LOOK: Duration = Duration::from_secs(10);
+/// Pause after a failure.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// Keeps the `ConfigMap`s.
+pub struct GangKeeper {
+    /// The cluster.
+    pub cluster: Arc<Cluster>,
+    /// The configuration.
+    pub config: Arc<Config>,
+    /// How gangs are known.
+    pub discoveries: Discoveries,
+    /// What the cluster says of gangs.
+    pub facts: Facts,
+    /// The namespace of the Lease.
+    pub namespace: String,
+    /// A name of this process that no other has.
+    pub identity: String,
+    pub(crate) metrics: Arc<WebhookMetrics>,
+}
+
+// === impl GangKeeper ===
+
+impl GangKeeper {
+    /// Returns who keeps the gangs of pods that `admission` lets in.
+    pub fn new(
+        cluster: Arc<Cluster>,
+        facts: Facts,
+        admission: &crate::admission::Admission,
+        namespace: &str,
+        identity: String,
+    ) -> Self {
+        Self {
+            cluster,
+            config: admission.config(),
+            discoveries: admission.discoveries(),
+            facts,
+            namespace: namespace.to_owned(),
+            identity,
+            metrics: admission.metrics(),
+        }
+    }
+
+    /// Keeps the `ConfigMap`s while it leads, until `cancel`. Who does not lead waits.
+    pub async fn run(self, cancel: CancellationToken) {
+        let name = LeaseName {
+            namespace: self.namespace.clone(),
+            name: LEASE.to_owned(),
+        };
+        let failed = Seldom::default();
+        for term in 0_u64.. {
+            // A name that nobody has had: whoever lost the lead stands as another.
+            let me = format!("{}-{term}", self.identity);
+            let mut candidate = match self.cluster.candidate(name.clone(), me) {
+                Ok(candidate) => candidate,
+                Err(error) => {
+                    if failed.now().is_some() {
+                        tracing::error!(err = chain(&error), "gangs cannot be kept");
+                    }
+                    tokio::time::sleep(RETRY).await;
+                    continue;
+                }
+            };
+            let Some(tenure) = cancel.run_until_cancelled(candidate.elected()).await else {
+                return candidate.resign().await;
+            };
+            tracing::info!("this replica keeps the gangs");
+            let leading = Arc::new(self.cluster.under(&tenure));
+            tokio::select! {
+                () = self.keep(&leading, &cancel) => return candidate.resign().await,
+                deposed = candidate.keep() => {
+                    tracing::warn!("{deposed}: another replica keeps the gangs");
+                }
+            }
+        }
+    }
+
+    /// Follows pods and `ConfigMap`s until `cancel`.
+    async fn keep(&self, cluster: &Cluster, cancel: &CancellationToken) {
+        let over = cancel.child_token();
+        // Also where the lead is lost, and this is dropped.
+        let _guard = over.clone().drop_guard();
+        let managed = format!("{MANAGED_BY_LABEL}={MANAGED_BY}");
+        let mut pods = cluster.watch_objects(
+            &kind("pods"),
+            None,
+            |all| all.with_labels(GANG_ID_LABEL),
+            over.clone(),
+        );
+        let mut maps = cluster.watch_objects(
+            &kind("configmaps"),
+            None,
+            |all| all.with_labels(&managed),
+            over,
+        );
+        let mut board = Board::default();
+        let mut next = tokio::time::Instant::now() + LOOK;
+        loop {
+            tokio::select! {
+                () = cancel.cancelled() => return,
+                Some(signal) = pods.recv() => {
+                    board.pod(signal, &self.config, &self.discoveries);
+                    drain(&mut pods, |signal| board.pod(signal, &self.config, &self.discoveries));
+                }
+                Some(signal) = maps.recv() => {
+                    board.map(signal);
+                    drain(&mut maps, |signal| board.map(signal));
+                }
+                () = tokio::time::sleep_until(next) => {
+                    board.all_again();
+                    next = tokio::time::Instant::now() + LOOK;
+                }
+            }
+            if !board.is_listed() {
+                continue;
+            }
+            while let Some(key) = board.next() {
+                if cancel.is_cancelled() {
+                    return;
+                }
+                if let Err(error) = self.look_at(cluster, &mut board, &key).await {
+                    tracing::warn!(gang = %key, err = chain(&error), "it is tried again");
+                    board.again(key);
+                    next = next.min(tokio::time::Instant::now() + RETRY);
+                    break;
+                }
+            }
+            self.metrics.gangs.set(board.gangs());
+            self.metrics.surplus.set(board.surplus());
+        }
+    }
+
+    /// Looks at a gang, and writes its `ConfigMap` if that is to say something else.
+    async fn look_at(
+        &self,
+        cluster: &Cluster,
+        board: &mut Board,
+        key: &GangKey,
+    ) -> Result<(), ApiError> {
+        let Some(gang) = board.gang(key) else {
+            return self.clean_up(cluster, board, key).await;
+        };
+        let told = match &gang.size {
+            SizeFrom::Pods(size) => Ok((Some(Size::Members(*size)), None)),
+            SizeFrom::Object { .. } => self.size(&gang).await,
+        };
+        let (size, owner) = match told {
+            Ok(told) => told,
+            // What is not known is not guessed: a gang of who happens to be there would be none.
+            Err(why) => {
+                tracing::warn!(gang = %gang, "how many members it has is not known: {why}");
+                return Ok(());
+            }
+        };
+        let expected = match size {
+            Some(Size::Members(count)) => count,
+            Some(Size::NoGang) => 1,
+            Some(Size::NotSaid) => board.pods(key),
+            None => 0,
+        };
+        let Look { map, is_new } = board.look(key, &gang, expected, owner, &self.config);
+        let Some(map) = map else {
+            return Ok(());
+        };
+        let (configs, namespace) = (kind("configmaps"), Some(&*key.namespace));
+        let written = if is_new {
+            cluster.create_object(&configs, namespace, &map).await
+        } else {
+            cluster
+                .replace_object(&configs, namespace, &key.name, &map)
+                .await
+        };
+        match written {
+            Ok(map) => {
+                board.wrote(key, map);
+                Ok(())
+            }
+            // The watch brings what it is now.
+            Err(ApiError::Conflict { .. }) => Ok(()),
+            // The namespace is going away.
+            Err(ApiError::Forbidden {
+                status: 403,
+                message,
+            }) if message.contains("terminat") => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Returns what the object of a gang says of its size, if it is there, and the reference to it as an
+    /// owner. The error says why that is not known.
+    async fn size(
+        &self,
+        gang: &preflight::gang::Gang,
+    ) -> Result<(Option<Size>, Option<Value>), String> {
+        let Some(object) = self.facts.gang_object(gang).await? else {
+            return Ok((None, None));
+        };
+        let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str);
+        let owner = text("/metadata/uid").zip(text("/metadata/name"));
+        let owner = owner.map(|(uid, name)| {
+            json!({
+                "apiVersion": text("/apiVersion"), "kind": text("/kind"), "name": name, "uid": uid,
+            })
+        });
+        let by = self.discoveries.of(&gang.namespace);
+        let size = gang.size_in(&object, &by).map_err(|why| why.to_string())?;
+        Ok((Some(size), owner))
+    }
+
+    /// Deletes the `ConfigMap` of a gang that has no pods any more.
+    async fn clean_up(
+        &self,
+        cluster: &Cluster,
+        board: &mut Board,
+        key: &GangKey,
+    ) -> Result<(), ApiError> {
+        if let Some(uid) = board.left_over(key) {
+            let (maps, namespace) = (kind("configmaps"), Some(&*key.namespace));
+            cluster
+                .delete_object(&maps, namespace, &key.name, &uid)
+                .await?;
+        }
+        Ok(())
+    }
+}
+
+/// Takes in all that waits, so that a gang is looked at once for many changes.
+fn drain(signals: &mut mpsc::Receiver<Signal<Value>>, mut take: impl FnMut(Signal<Value>)) {
+    while let Ok(signal) = signals.try_recv() {
+        take(signal);
+    }
+}
+
+fn kind(resource: &str) -> Kind {
+    Kind::new("", "v1", resource)
+}

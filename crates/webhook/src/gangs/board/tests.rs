@@ -1,0 +1,137 @@
+use super::*;
+
+const MAP: &str = "preflight-labels-training-g";
+
+fn config() -> Config {
+    let text = "image: i\ngangDiscovery: {method: labels, labels: {gangIdLabel: gang, gangSizeLabel: size}}\n";
+    Config::parse(text, "test").expect("a configuration")
+}
+
+fn by() -> Discoveries {
+    Discoveries::new(config().discovery)
+}
+
+fn pod(name: &str, address: Option<&str>) -> Value {
+    json!({
+        "metadata": {"namespace": "training", "name": name, "labels": {"gang": "g", "size": "2"}},
+        "spec": {"initContainers": [{"name": "preflight-dcgm-diag"}, {"name": "preflight-nccl-allreduce"}]},
+        "status": {"phase": "Pending", "podIP": address},
+    })
+}
+
+fn key() -> GangKey {
+    GangKey {
+        namespace: "training".into(),
+        name: MAP.into(),
+    }
+}
+
+/// A board that has listed these pods, and no `ConfigMap`.
+fn board(pods: &[Value]) -> Board {
+    let mut board = Board::default();
+    relist(&mut board, pods);
+    assert!(!board.is_listed());
+    board.map(Signal::Restarted);
+    board.map(Signal::Listed);
+    assert!(board.is_listed());
+    board
+}
+
+fn relist(board: &mut Board, pods: &[Value]) {
+    board.pod(Signal::Restarted, &config(), &by());
+    for pod in pods {
+        board.pod(Signal::Applied(Arc::new(pod.clone())), &config(), &by());
+    }
+    board.pod(Signal::Listed, &config(), &by());
+}
+
+/// Looks at the gang, and takes what is written as written. Returns the peers.
+fn write(board: &mut Board) -> Option<String> {
+    while board.next().is_some() {}
+    let gang = board.gang(&key())?;
+    let look = board.look(&key(), &gang, 2, None, &config());
+    let map = look.map?;
+    let peers = map["data"]["peers"].as_str().map(str::to_owned);
+    board.wrote(&key(), map);
+    peers
+}
+
+#[test]
+fn a_gang_is_written_when_it_changes_and_not_again() {
+    let mut board = board(&[pod("b", Some("10.0.0.2")), pod("a", None)]);
+    assert_eq!(board.next(), Some(key()));
+    // The others depend on the pod, and are done alone.
+    let checks = "preflight-nccl-allreduce";
+    assert_eq!(write(&mut board), Some(format!("b;10.0.0.2;0;{checks}")));
+    assert_eq!(write(&mut board), None);
+    board.pod(
+        Signal::Applied(Arc::new(pod("a", Some("10.0.0.1")))),
+        &config(),
+        &by(),
+    );
+    let both = format!("a;10.0.0.1;0;{checks}\nb;10.0.0.2;1;{checks}");
+    assert_eq!(write(&mut board), Some(both));
+    assert_eq!((board.gangs(), board.surplus()), (1, 0));
+    board.pod(
+        Signal::Applied(Arc::new(pod("0", Some("10.0.0.9")))),
+        &config(),
+        &by(),
+    );
+    assert_eq!(write(&mut board), None, "a surplus pod changes nothing");
+    assert_eq!(board.surplus(), 1);
+}
+
+#[test]
+fn pods_that_are_over_or_that_a_list_lacks_are_gone() {
+    let both = [pod("a", Some("10.0.0.1")), pod("b", Some("10.0.0.2"))];
+    let mut board = board(&both);
+    write(&mut board);
+    let mut failed = pod("b", Some("10.0.0.2"));
+    failed["status"]["phase"] = "Failed".into();
+    board.pod(Signal::Applied(Arc::new(failed)), &config(), &by());
+    assert_eq!(board.pods(&key()), 1);
+    relist(&mut board, &both);
+    assert_eq!(board.pods(&key()), 2);
+    relist(&mut board, &both[..1]);
+    assert_eq!(board.pods(&key()), 1);
+    board.pod(Signal::Deleted("training/a".into()), &config(), &by());
+    assert_eq!(board.pods(&key()), 0);
+    assert!(board.gang(&key()).is_none());
+}
+
+#[test]
+fn what_another_wrote_into_the_map_is_put_right_and_other_maps_are_left_alone() {
+    let mut board = board(&[pod("a", Some("10.0.0.1")), pod("b", Some("10.0.0.2"))]);
+    let right = write(&mut board).expect("the peers");
+    let map = |name: &str, peers: &str| {
+        let metadata = json!({"namespace": "training", "name": name, "uid": "u"});
+        Arc::new(json!({"metadata": metadata, "data": {"peers": peers}}))
+    };
+    board.map(Signal::Applied(map(MAP, "nonsense")));
+    assert_eq!(write(&mut board).as_ref(), Some(&right));
+    while board.next().is_some() {}
+    board.map(Signal::Applied(map("somebody-elses", "nonsense")));
+    assert_eq!(board.next(), None);
+    board.map(Signal::Deleted(format!("training/{MAP}")));
+    assert_eq!(
+        write(&mut board),
+        Some(right),
+        "one that was deleted is made again"
+    );
+}
+
+#[test]
+fn the_map_of_a_gang_without_pods_is_kept_for_a_while() {
+    let mut board = board(&[pod("a", Some("10.0.0.1"))]);
+    write(&mut board);
+    board.pod(Signal::Deleted("training/a".into()), &config(), &by());
+    assert_eq!(board.left_over(&key()), None);
+    let known = board.gangs.get_mut(&key()).expect("the gang");
+    known.empty_since = Instant::now().checked_sub(KEPT);
+    let map = json!({"metadata": {"uid": "u"}});
+    known.map = Some(Arc::new(map));
+    assert_eq!(board.left_over(&key()).as_deref(), Some("u"));
+    board.map(Signal::Deleted(format!("training/{MAP}")));
+    assert_eq!(board.left_over(&key()), None);
+    assert!(board.gangs.is_empty(), "it is forgotten");
+}

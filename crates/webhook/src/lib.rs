@@ -1,0 +1,17 @@
+//! The preflight webhook: it puts checks into pods that are created, and tells the pods of a gang of
+//! each other.
+//!
+//! What a pod becomes is decided in `preflight`; this room asks the cluster what that takes, answers the
+//! API server, keeps the certificate and the registration by which the API server finds it, and keeps
+//! the `ConfigMap`s of gangs.
+
+pub mod admission;
+pub mod certificates;
+pub mod discoveries;
+pub mod facts;
+pub mod gangs;
+mod metrics;
+pub mod registration;
+pub mod rendezvous;
+mod review;
+pub mod server;

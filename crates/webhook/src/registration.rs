@@ -1,0 +1,268 @@
+//! The registration by which API servers find the webhook: a `MutatingWebhookConfiguration`, kept as it is
+//! to be, with the authorities of our certificate in it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
+use cluster::{ApiError, Cluster, Kind};
+use contract::keys;
+use preflight::config::{Config, FailurePolicy};
+use runtime::logging::{Trouble, chain};
+use serde_json::{Value, json};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+/// Name of the registration.
+pub const NAME: &str = "gpuwarden-preflight";
+/// Name of its webhook, as NVSentinel has it.
+const WEBHOOK: &str = "preflight.nvsentinel.nvidia.com";
+/// Time between two looks at whether it still is as it is to be.
+const LOOK: Duration = Duration::from_secs(30);
+/// Pause after a failure.
+const RETRY: Duration = Duration::from_secs(2);
+/// Time for which an API server waits for an answer (seconds).
+const TIMEOUT: u32 = 10;
+/// The path of the webhook.
+const PATH: &str = "/mutate";
+/// Label of every namespace: its name.
+const NAMESPACE_NAME: &str = "kubernetes.io/metadata.name";
+
+/// The place at which API servers find the webhook.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// A Service of the cluster.
+    Service {
+        /// Its namespace.
+        namespace: String,
+        /// Its name.
+        name: String,
+        /// Its port.
+        port: u16,
+    },
+    /// An address, such as `https://127.0.0.1:8443`.
+    Url(String),
+}
+
+/// Keeps the registration.
+pub struct Registration {
+    /// The cluster.
+    pub cluster: Arc<Cluster>,
+    /// The place of the webhook.
+    pub place: Place,
+    /// What pods get checks, and what becomes of them without a webhook.
+    pub config: Arc<Config>,
+    /// Goes before the configuration's word.
+    pub failure_policy: Option<FailurePolicy>,
+    /// The namespace of the webhook, whose own pods never wait for it.
+    pub own_namespace: String,
+    /// The authorities of our certificate, as they change.
+    pub authorities: watch::Receiver<String>,
+    /// Take it away at the end: nobody answers then.
+    pub ends_with_us: bool,
+}
+
+// === impl Registration ===
+
+impl Registration {
+    /// Keeps it as it is to be until `cancel`.
+    pub async fn run(mut self, cancel: CancellationToken) {
+        let mut authorities = self.authorities.clone();
+        let keep = async {
+            let mut trouble = Trouble::default();
+            loop {
+                let kept = self.keep().await;
+                let pause = if kept.is_ok() { LOOK } else { RETRY };
+                trouble.note(kept.map_err(|error| {
+                    format!("the registration {NAME} cannot be kept: {}", chain(&error))
+                }));
+                tokio::select! {
+                    () = tokio::time::sleep(pause) => {}
+                    Ok(()) = authorities.changed() => {}
+                }
+            }
+        };
+        cancel.run_until_cancelled(keep).await;
+        if self.ends_with_us
+            && let Err(error) = self.remove().await
+        {
+            let error = chain(&error);
+            tracing::warn!(error, "the registration {NAME} could not be taken away");
+        }
+    }
+
+    async fn keep(&mut self) -> Result<(), ApiError> {
+        let kind = kind();
+        let wanted = self.wanted();
+        let Some(mut there) = self.cluster.object(&kind, None, NAME).await? else {
+            let created = self.cluster.create_object(&kind, None, &wanted).await;
+            return match created {
+                Ok(_) => {
+                    tracing::info!("the webhook is registered as {NAME}");
+                    Ok(())
+                }
+                // Another replica was first.
+                Err(ApiError::Conflict { .. }) => Ok(()),
+                Err(error) => Err(error),
+            };
+        };
+        if is_as_wanted(&there["webhooks"], &wanted["webhooks"]) {
+            return Ok(());
+        }
+        there["webhooks"] = wanted["webhooks"].clone();
+        self.cluster
+            .replace_object(&kind, None, NAME, &there)
+            .await?;
+        Ok(())
+    }
+
+    async fn remove(&self) -> Result<(), ApiError> {
+        let there = self.cluster.object(&kind(), None, NAME).await?;
+        let uid = there
+            .as_ref()
+            .and_then(|it| it.pointer("/metadata/uid")?.as_str());
+        match uid {
+            Some(uid) => self.cluster.delete_object(&kind(), None, NAME, uid).await,
+            None => Ok(()),
+        }
+    }
+
+    fn wanted(&self) -> Value {
+        let authorities = BASE64_STANDARD.encode(self.authorities.borrow().as_bytes());
+        let client = match &self.place {
+            Place::Service {
+                namespace,
+                name,
+                port,
+            } => json!({
+                "service": {"namespace": namespace, "name": name, "port": port, "path": PATH},
+                "caBundle": authorities,
+            }),
+            Place::Url(url) => json!({
+                "url": format!("{}{PATH}", url.trim_end_matches('/')),
+                "caBundle": authorities,
+            }),
+        };
+        let policy = self.failure_policy.unwrap_or(self.config.failure_policy);
+        let webhook = json!({
+            "name": WEBHOOK,
+            "clientConfig": client,
+            "rules": [{
+                "apiGroups": [""],
+                "apiVersions": ["v1"],
+                "resources": ["pods"],
+                "operations": ["CREATE"],
+                "scope": "Namespaced",
+            }],
+            "namespaceSelector": self.namespaces(),
+            "objectSelector": self.config.object_selector.clone().unwrap_or_else(|| json!({})),
+            "failurePolicy": match policy {
+                FailurePolicy::Fail => "Fail",
+                FailurePolicy::Ignore => "Ignore",
+            },
+            "matchPolicy": "Equivalent",
+            "sideEffects": "None",
+            "admissionReviewVersions": ["v1"],
+            "timeoutSeconds": TIMEOUT,
+            // Another webhook may give a pod its GPUs after us; who has its checks keeps them.
+            "reinvocationPolicy": "IfNeeded",
+        });
+        json!({
+            "apiVersion": "admissionregistration.k8s.io/v1",
+            "kind": "MutatingWebhookConfiguration",
+            "metadata": {
+                "name": NAME,
+                "labels": {keys::MANAGED_BY_LABEL: keys::MANAGED_BY},
+            },
+            "webhooks": [webhook],
+        })
+    }
+
+    /// Returns the selector of namespaces: the configured one, without those that never get checks.
+    fn namespaces(&self) -> Value {
+        let mut selector = self.config.namespace_selector.clone();
+        let mut never = self.config.excluded_namespaces.clone();
+        never.push(self.own_namespace.clone());
+        let mut more = vec![(NAMESPACE_NAME, "NotIn", never)];
+        if !self.config.namespaces.is_empty() {
+            more.push((NAMESPACE_NAME, "In", self.config.namespaces.clone()));
+        }
+        let more = more.into_iter().map(
+            |(key, operator, values)| json!({"key": key, "operator": operator, "values": values}),
+        );
+        if let Some(selector) = selector.as_object_mut() {
+            let expressions = selector.entry("matchExpressions").or_insert(Value::Null);
+            if expressions.is_null() {
+                *expressions = json!([]);
+            }
+            if let Some(expressions) = expressions.as_array_mut() {
+                expressions.extend(more);
+            }
+        }
+        selector
+    }
+}
+
+fn kind() -> Kind {
+    let group = "admissionregistration.k8s.io";
+    Kind::new(group, "v1", "mutatingwebhookconfigurations")
+}
+
+/// Returns whether webhooks are as wanted. A selector that has more than that selects less.
+fn is_as_wanted(there: &Value, wanted: &Value) -> bool {
+    let selectors = |webhooks: &Value| {
+        let all = webhooks.as_array().into_iter().flatten();
+        let both = ["namespaceSelector", "objectSelector"];
+        let all = all.flat_map(|webhook| both.map(|key| webhook[key].clone()));
+        all.collect::<Vec<_>>()
+    };
+    contains(there, wanted) && selectors(there) == selectors(wanted)
+}
+
+/// Returns whether an object has all that is wanted; the API server adds its defaults.
+fn contains(there: &Value, wanted: &Value) -> bool {
+    match (there, wanted) {
+        (Value::Object(there), Value::Object(wanted)) => wanted
+            .iter()
+            .all(|(key, value)| there.get(key).is_some_and(|there| contains(there, value))),
+        (Value::Array(there), Value::Array(wanted)) => {
+            there.len() == wanted.len()
+                && there
+                    .iter()
+                    .zip(wanted)
+                    .all(|(one, other)| contains(one, other))
+        }
+        _ => there == wanted,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_api_server_adds_is_left() {
+        let there =
+            json!([{"name": "a", "matchPolicy": "Equivalent", "rules": [{"scope": "*", "x": 1}]}]);
+        for (wanted, holds) in [
+            (json!([{"name": "a", "rules": [{"scope": "*"}]}]), true),
+            (
+                json!([{"name": "a", "rules": [{"scope": "Namespaced"}]}]),
+                false,
+            ),
+            (json!([{"name": "a", "timeoutSeconds": 10}]), false),
+            (json!([]), false),
+        ] {
+            assert_eq!(contains(&there, &wanted), holds, "{wanted}");
+        }
+    }
+
+    #[test]
+    fn a_selector_that_was_narrower_is_widened() {
+        let webhook = |labels: Value| json!([{"namespaceSelector": labels, "objectSelector": {}}]);
+        let narrow = webhook(json!({"matchLabels": {"a": "b"}}));
+        assert!(is_as_wanted(&narrow, &narrow));
+        assert!(!is_as_wanted(&narrow, &webhook(json!({}))));
+    }
+}

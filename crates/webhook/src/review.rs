@@ -1,0 +1,107 @@
+//! `AdmissionReview`, the question of an API server and the answer to it (`admission.k8s.io/v1`).
+
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
+use preflight::inject::Injection;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+/// The version of question and answer.
+const API_VERSION: &str = "admission.k8s.io/v1";
+/// Most warnings of an answer; the API server cuts what has more than 4096 bytes.
+const MAX_WARNINGS: usize = 10;
+
+/// A question that is none.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the body is no AdmissionReview of {API_VERSION} with a request: {0}")]
+pub(crate) struct BadReview(String);
+
+/// A question: may this object be created?
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Question {
+    uid: String,
+    #[serde(default)]
+    pub(crate) namespace: String,
+    #[serde(default)]
+    operation: String,
+    #[serde(default)]
+    sub_resource: String,
+    #[serde(default)]
+    resource: Resource,
+    /// The object as it is to be created.
+    #[serde(default)]
+    pub(crate) object: Value,
+}
+
+#[derive(Debug, Default, Deserialize)]
+struct Resource {
+    #[serde(default)]
+    group: String,
+    #[serde(default)]
+    resource: String,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Review {
+    api_version: String,
+    kind: String,
+    request: Question,
+}
+
+// === impl Question ===
+
+impl Question {
+    /// Reads a question.
+    pub(crate) fn parse(body: &[u8]) -> Result<Self, BadReview> {
+        let review: Review =
+            serde_json::from_slice(body).map_err(|error| BadReview(error.to_string()))?;
+        let (kind, version) = (review.kind, review.api_version);
+        if kind != "AdmissionReview" || version != API_VERSION {
+            return Err(BadReview(format!("it is a {kind} of {version}")));
+        }
+        if review.request.uid.is_empty() {
+            return Err(BadReview("the request has no uid".to_owned()));
+        }
+        Ok(review.request)
+    }
+
+    /// Returns whether a pod is to be created, and no part of one.
+    pub(crate) fn is_new_pod(&self) -> bool {
+        self.operation == "CREATE"
+            && self.resource.group.is_empty()
+            && self.resource.resource == "pods"
+            && self.sub_resource.is_empty()
+    }
+
+    /// Returns the answer that changes the object.
+    pub(crate) fn changed(&self, injection: &Injection) -> Value {
+        let mut response = json!({"uid": self.uid, "allowed": true});
+        let mut add = |key: &str, value: Value| {
+            if let Some(response) = response.as_object_mut() {
+                response.insert(key.to_owned(), value);
+            }
+        };
+        if !injection.patch.is_empty() {
+            let patch = Value::from(injection.patch.clone()).to_string();
+            add("patchType", "JSONPatch".into());
+            add("patch", BASE64_STANDARD.encode(patch).into());
+        }
+        let warnings: Vec<_> = injection.warnings.iter().take(MAX_WARNINGS).collect();
+        if !warnings.is_empty() {
+            add("warnings", json!(warnings));
+        }
+        answer(&response)
+    }
+
+    /// Returns the answer that the object may not be created, with a reason for whoever tries.
+    pub(crate) fn denied(&self, why: &str) -> Value {
+        let status = json!({"code": 422, "reason": "Invalid", "message": why});
+        answer(&json!({"uid": self.uid, "allowed": false, "status": status}))
+    }
+}
+
+fn answer(response: &Value) -> Value {
+    json!({"apiVersion": API_VERSION, "kind": "AdmissionReview", "response": response})
+}

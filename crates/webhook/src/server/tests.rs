@@ -1,0 +1,258 @@
+//! What the server answers, also to what is no question; the cluster is away all the while.
+
+use std::net::SocketAddr;
+
+use cluster::{Cluster, ConnectOptions};
+use preflight::config::{Config, Discovery};
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+
+use super::*;
+use crate::discoveries::Discoveries;
+use crate::facts::Facts;
+
+/// A cluster that nobody answers for.
+const KUBECONFIG: &str = r"
+apiVersion: v1
+kind: Config
+current-context: away
+contexts: [{name: away, context: {cluster: away, user: nobody}}]
+clusters: [{name: away, cluster: {server: 'http://127.0.0.1:1'}}]
+users: [{name: nobody, user: {}}]
+";
+
+/// A server; it ends when this is dropped.
+struct Server {
+    address: SocketAddr,
+    metrics: SocketAddr,
+    _over: tokio_util::sync::DropGuard,
+}
+
+impl Server {
+    async fn start() -> Self {
+        Self::with("").await
+    }
+
+    async fn with(more: &str) -> Self {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        std::fs::write(file.path(), KUBECONFIG).expect("a kubeconfig");
+        let options = ConnectOptions {
+            kubeconfig: Some(file.path().to_owned()),
+            ..ConnectOptions::default()
+        };
+        let cluster = Arc::new(Cluster::connect(options).await.expect("a client"));
+        let over = CancellationToken::new();
+        // The device classes are not followed, so they stay unknown.
+        let (facts, _following) = Facts::new(cluster, over.clone());
+        let config = format!("image: registry.example/gpuwarden:1\n{more}");
+        let config = Config::parse(&config, "config.yaml");
+        let metrics = Metrics::default();
+        let admission = Admission::new(
+            Arc::new(config.expect("a configuration")),
+            Discoveries::new(Discovery::Native),
+            facts,
+            &metrics,
+        );
+        let port = async || TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let (listener, open) = (port().await, port().await);
+        let address = listener.local_addr().expect("an address");
+        let metrics_at = open.local_addr().expect("an address");
+        let server = WebhookServer::new(admission, metrics);
+        let routes = server.routes();
+        tokio::spawn(http_server::serve(listener, None, routes, over.clone()));
+        tokio::spawn(server.serve_metrics(open, over.clone()));
+        Self {
+            address,
+            metrics: metrics_at,
+            _over: over.drop_guard(),
+        }
+    }
+
+    /// Returns status and body of an answer.
+    async fn ask(&self, method: &str, path: &str, body: &[u8]) -> (u16, String) {
+        let at = if path == "/metrics" {
+            self.metrics
+        } else {
+            self.address
+        };
+        let mut connection = TcpStream::connect(at).await.expect("a server");
+        let head = format!(
+            "{method} {path} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\nContent-Type: \
+             application/json\r\nContent-Length: {}\r\n\r\n",
+            at,
+            body.len()
+        );
+        connection.write_all(head.as_bytes()).await.expect("a head");
+        // Of what is too long the server reads no end.
+        drop(connection.write_all(body).await);
+        let mut answer = Vec::new();
+        drop(connection.read_to_end(&mut answer).await);
+        let answer = String::from_utf8_lossy(&answer);
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));
+        let status = head.split(' ').nth(1).and_then(|code| code.parse().ok());
+        (status.unwrap_or_default(), body.to_owned())
+    }
+
+    async fn answer(&self, review: &Value) -> Value {
+        let (status, body) = self
+            .ask("POST", "/mutate", review.to_string().as_bytes())
+            .await;
+        assert_eq!(status, 200, "{body}");
+        serde_json::from_str(&body).expect("an answer")
+    }
+}
+
+/// A question about a new pod, with other fields in its request.
+fn review(more: &Value) -> Value {
+    let mut request = json!({
+        "uid": "u-1",
+        "namespace": "training",
+        "operation": "CREATE",
+        "resource": {"group": "", "version": "v1", "resource": "pods"},
+        "object": {
+            "metadata": {"name": "p"},
+            "spec": {"containers": [
+                {"name": "main", "resources": {"limits": {"nvidia.com/gpu": "1"}}},
+            ]},
+        },
+    });
+    for (key, value) in more.as_object().into_iter().flatten() {
+        request[key] = value.clone();
+    }
+    json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": request})
+}
+
+#[tokio::test]
+async fn what_is_no_question_is_refused_with_the_reason() {
+    let server = Server::start().await;
+    let with = |key: &str, value: Value| {
+        let mut review = review(&json!({}));
+        review[key] = value;
+        review.to_string()
+    };
+    let deep = format!("{{\"request\":{{\"object\":{}", "[".repeat(100_000));
+    for (body, part) in [
+        (String::new(), "EOF"),
+        ("{".to_owned(), "EOF"),
+        ("pod".to_owned(), "expected value"),
+        ("[]".to_owned(), "invalid length"),
+        ("null".to_owned(), "invalid type: null"),
+        ("{}".to_owned(), "missing field"),
+        (with("kind", json!("Pod")), "it is a Pod"),
+        (with("kind", json!(7)), "invalid type"),
+        (
+            with("apiVersion", json!("admission.k8s.io/v1beta1")),
+            "of admission.k8s.io/v1beta1",
+        ),
+        (with("request", Value::Null), "invalid type: null"),
+        (with("request", json!({})), "missing field `uid`"),
+        (with("request", json!({"uid": ""})), "has no uid"),
+        (with("request", json!({"uid": 7})), "invalid type"),
+        (review(&json!({"operation": 7})).to_string(), "invalid type"),
+        (deep, "recursion limit"),
+    ] {
+        for path in ["/mutate", "/mutate-pod"] {
+            let (status, said) = server.ask("POST", path, body.as_bytes()).await;
+            let body = &body[..body.len().min(200)];
+            assert_eq!(status, 400, "{body}: {said}");
+            assert!(said.contains(part), "{body}: {said}");
+        }
+    }
+    let not_utf_8 = b"{\"kind\": \"\xff\"}";
+    assert_eq!(server.ask("POST", "/mutate", not_utf_8).await.0, 400);
+    let huge = vec![b' '; MAX_QUESTION_BYTES + 1];
+    assert_eq!(server.ask("POST", "/mutate", &huge).await.0, 413);
+    assert_eq!(server.ask("GET", "/mutate", b"").await.0, 405);
+    assert_eq!(server.ask("POST", "/validate", b"{}").await.0, 404);
+    // It goes on.
+    assert_eq!(server.ask("GET", "/healthz", b"").await.0, 200);
+}
+
+#[tokio::test]
+async fn what_gets_no_checks_may_be_created_as_it_is() {
+    let server = Server::start().await;
+    let config_maps = json!({"group": "", "version": "v1", "resource": "configmaps"});
+    let other_pods = json!({"group": "metrics.k8s.io", "version": "v1", "resource": "pods"});
+    for more in [
+        json!({"object": null}),
+        json!({"object": "pod"}),
+        json!({"object": []}),
+        json!({"object": {"spec": {"containers": 7}}}),
+        json!({"object": {"spec": {"containers": [null, {"resources": []}]}}}),
+        json!({"operation": "UPDATE"}),
+        json!({"operation": "DELETE", "object": null}),
+        json!({"operation": "LATER"}),
+        json!({"subResource": "ephemeralcontainers"}),
+        json!({"resource": config_maps}),
+        json!({"resource": other_pods}),
+        json!({"resource": {}}),
+        json!({"namespace": "kube-system"}),
+    ] {
+        let answer = server.answer(&review(&more)).await;
+        let expected = json!({
+            "apiVersion": "admission.k8s.io/v1",
+            "kind": "AdmissionReview",
+            "response": {"uid": "u-1", "allowed": true},
+        });
+        assert_eq!(answer, expected, "{more}");
+    }
+}
+
+/// Also in a dry run, and with fields that nobody knows.
+#[tokio::test]
+async fn a_pod_starts_unchecked_while_the_cluster_does_not_say_what_it_may_have() {
+    let server = Server::start().await;
+    for more in [
+        json!({}),
+        json!({"dryRun": true}),
+        json!({"of-tomorrow": {"a": [1]}, "oldObject": null, "options": {}}),
+    ] {
+        let answer = server.answer(&review(&more)).await;
+        let response = &answer["response"];
+        assert_eq!(response["allowed"], true, "{answer}");
+        assert_eq!(response["patch"], json!(null), "{answer}");
+        let warning = response["warnings"][0].as_str().unwrap_or_default();
+        assert!(
+            warning.starts_with("no preflight checks: namespaces "),
+            "{answer}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn namespaces_are_chosen_and_left_out_by_name() {
+    let server = Server::with("namespaces: [training, both]\nexcludeNamespaces: [both]\n").await;
+    for (namespace, gets_checks) in [("training", true), ("another", false), ("both", false)] {
+        let answer = server
+            .answer(&review(&json!({"namespace": namespace})))
+            .await;
+        // The cluster is away: whose pods are to get checks is told why they get none.
+        let response = &answer["response"];
+        let is_told = response.get("warnings").is_some();
+        assert_eq!(is_told, gets_checks, "{namespace}");
+    }
+}
+
+#[tokio::test]
+async fn probes_and_metrics_say_how_it_does() {
+    let server = Server::start().await;
+    server.answer(&review(&json!({}))).await;
+    server.answer(&review(&json!({"object": {}}))).await;
+    assert_eq!(server.ask("POST", "/mutate", b"{").await.0, 400);
+    let (status, metrics) = server.ask("GET", "/metrics", b"").await;
+    assert_eq!(status, 200);
+    for line in [
+        "preflight_injection_total{result=\"unknown\"} 1",
+        "preflight_injection_total{result=\"skipped\"} 1",
+        "preflight_injection_total{result=\"bad_request\"} 1",
+        "preflight_webhook_latency_seconds_count 3",
+    ] {
+        assert!(metrics.contains(line), "{line}: {metrics}");
+    }
+    assert_eq!(server.ask("GET", "/healthz", b"").await.0, 200);
+    // It lives, and does not know the device classes.
+    let (status, said) = server.ask("GET", "/readyz", b"").await;
+    assert_eq!(status, 503);
+    assert!(said.contains("device classes"), "{said}");
+}

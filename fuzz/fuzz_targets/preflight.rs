@@ -1,0 +1,8 @@
+//! `bodies/preflight.rs`, as a target of the fuzzer.
+
+#![no_main]
+
+#[path = "../bodies/preflight.rs"]
+mod body;
+
+libfuzzer_sys::fuzz_target!(|input: &str| body::run(input));

@@ -1,0 +1,70 @@
+//! A balancer of TCP connections: replicas behind one address, as a Service has them.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::AbortHandle;
+
+/// A balancer on a free port of this machine; it ends when it is dropped.
+pub struct Balancer {
+    address: SocketAddr,
+    replicas: Arc<Mutex<Vec<SocketAddr>>>,
+    accepting: AbortHandle,
+}
+
+// === impl Balancer ===
+
+impl Balancer {
+    /// Starts one without replicas. Must be called within a tokio runtime.
+    pub async fn start() -> anyhow::Result<Self> {
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let address = listener.local_addr()?;
+        let replicas: Arc<Mutex<Vec<SocketAddr>>> = Arc::default();
+        let known = Arc::clone(&replicas);
+        let accepting = tokio::spawn(async move {
+            for turn in 0_usize.. {
+                let Ok((client, _)) = listener.accept().await else {
+                    return;
+                };
+                let mut replicas = known.lock().unwrap_or_else(PoisonError::into_inner).clone();
+                let count = replicas.len().max(1);
+                replicas.rotate_left(turn % count);
+                tokio::spawn(connect(client, replicas));
+            }
+        });
+        Ok(Self {
+            address,
+            replicas,
+            accepting: accepting.abort_handle(),
+        })
+    }
+
+    /// Returns its address.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Sends new connections to these replicas from now on, in turns; those that are open stay.
+    pub fn send_to(&self, replicas: &[SocketAddr]) {
+        let mut known = self.replicas.lock().unwrap_or_else(PoisonError::into_inner);
+        *known = replicas.to_vec();
+    }
+}
+
+impl Drop for Balancer {
+    fn drop(&mut self) {
+        self.accepting.abort();
+    }
+}
+
+/// Connects a client with the first replica that takes the connection.
+async fn connect(mut client: TcpStream, replicas: Vec<SocketAddr>) {
+    for replica in replicas {
+        if let Ok(mut server) = TcpStream::connect(replica).await {
+            // It ends when either does.
+            drop(tokio::io::copy_bidirectional(&mut client, &mut server).await);
+            return;
+        }
+    }
+}
