@@ -1,24 +1,30 @@
 //! The functions of NCCL that gpuwarden calls, as `nccl.h` declares them. An all-reduce takes the time that
-//! its bytes take at the bandwidth of the scenario; ranks of other processes are taken to be there, and
-//! bring nothing.
+//! its bytes take at the bandwidth of the scenario, the slowest one where ranks are in several processes,
+//! which meet by [`exchange`].
 
 #![allow(unsafe_code, reason = "exports the functions of a C library")]
 #![allow(non_snake_case, reason = "the names of nccl.h")]
+
+mod exchange;
 
 use std::cell::{Cell, RefCell};
 use std::collections::hash_map::RandomState;
 use std::ffi::{CStr, c_char, c_int, c_uint};
 use std::hash::{BuildHasher as _, Hasher as _};
+use std::os::unix::ffi::OsStrExt as _;
 use std::time::Duration;
 
 use crate::cuda::selected;
 use crate::cuda::work::{Memory, Rank, Work, work};
-use crate::nvml::{behave, current};
-use crate::scenario::Scenario;
+use crate::nvml::{behave, current, directory};
+use crate::scenario::{FakeNccl, Scenario};
+use exchange::Part;
 
 const OK: u32 = 0;
+const SYSTEM_ERROR: u32 = 2;
 const INVALID_ARGUMENT: u32 = 4;
 const INVALID_USAGE: u32 = 5;
+const REMOTE_ERROR: u32 = 6;
 
 /// The texts of the codes, in their order from 0 on.
 const TEXTS: [&CStr; 8] = [
@@ -207,9 +213,22 @@ fn all_reduce(work: &mut Work, scenario: &Scenario, parts: &[Reduce]) -> Result<
             ));
         }
     }
-    if first.kind == FLOAT32 {
-        reckon(work, scenario, parts, ranks);
+    let numbers = if first.kind == FLOAT32 {
+        reckon(work, parts)
+    } else {
+        Vec::new()
+    };
+    let mut whole = Part {
+        ranks: u32::try_from(parts.len()).unwrap_or(u32::MAX),
+        gb_s: bandwidth(&scenario.nccl),
+        numbers,
+    };
+    if whole.ranks < ranks {
+        let together = exchange::with_others(group, ranks, first.operation, whole);
+        whole =
+            together.map_err(|_| (REMOTE_ERROR, c"the process that named the group is gone"))?;
     }
+    tell(work, scenario, parts, &whole);
     let ranks = f64::from(ranks);
     // Each GPU sends and receives so many times what it brings; one alone copies it.
     let times = if ranks > 1.0 {
@@ -217,15 +236,21 @@ fn all_reduce(work: &mut Work, scenario: &Scenario, parts: &[Reduce]) -> Result<
     } else {
         1.0
     };
-    let seconds = bytes as f64 * times / (scenario.nccl.bandwidth_gb_s * 1e9);
+    let seconds = bytes as f64 * times / (whole.gb_s * 1e9);
     let streams: Vec<(usize, usize)> = parts.iter().map(|part| (part.stream, part.rank)).collect();
     work.occupy(&streams, Duration::try_from_secs_f64(seconds).ok());
     Ok(())
 }
 
-/// Reduces the numbers that are kept.
-#[allow(clippy::cast_precision_loss, reason = "a number of ranks")]
-fn reckon(work: &mut Work, scenario: &Scenario, parts: &[Reduce], ranks: u32) {
+/// Returns the bandwidth in this process.
+fn bandwidth(nccl: &FakeNccl) -> f64 {
+    let mut slowed = nccl.slowed_by.iter();
+    let slowed = slowed.find(|(name, _)| std::env::var_os(name).is_some());
+    slowed.map_or(nccl.bandwidth_gb_s, |(_, gb_s)| *gb_s)
+}
+
+/// Reduces the numbers that are kept in this process.
+fn reckon(work: &Work, parts: &[Reduce]) -> Vec<f32> {
     let kept = parts.iter().filter_map(|part| work.memory.get(&part.send));
     let kept = kept.map(Memory::kept).max().unwrap_or_default();
     // Behind what was written all is alike; a little of it is reckoned.
@@ -238,29 +263,27 @@ fn reckon(work: &mut Work, scenario: &Scenario, parts: &[Reduce], ranks: u32) {
         let beginning = memory.beginning(bytes);
         let (numbers, _) = beginning.as_chunks::<4>();
         let numbers = numbers.iter().map(|bytes| f32::from_ne_bytes(*bytes));
-        if result.is_empty() {
-            result = numbers.collect();
-            continue;
-        }
-        for (result, number) in result.iter_mut().zip(numbers) {
-            *result = match part.operation {
-                1 => *result * number,
-                2 => result.max(number),
-                3 => result.min(number),
-                _ => *result + number,
-            };
-        }
+        exchange::combine(&mut result, numbers.collect(), part.operation);
     }
+    result
+}
+
+/// Writes the result to the devices of this process.
+#[allow(clippy::cast_precision_loss, reason = "a number of ranks")]
+fn tell(work: &mut Work, scenario: &Scenario, parts: &[Reduce], whole: &Part) {
     for part in parts {
         let average = part.operation == 4;
-        let told = result.iter().map(|number| {
+        let told = whole.numbers.iter().map(|number| {
             if average {
-                *number / ranks as f32
+                *number / whole.ranks as f32
             } else {
                 *number
             }
         });
         let told: Vec<u8> = told.flat_map(f32::to_ne_bytes).collect();
+        if told.is_empty() {
+            continue;
+        }
         if let Some(memory) = work.memory.get_mut(&part.receive) {
             memory.write(&told);
             if scenario.gpu(memory.gpu).corrupts {
@@ -284,11 +307,17 @@ extern "C" fn ncclGetVersion(version: *mut c_int) -> u32 {
 #[unsafe(no_mangle)]
 extern "C" fn ncclGetUniqueId(id: *mut Id) -> u32 {
     answer("ncclGetUniqueId", |_| {
-        let mut bytes = [0; 128];
-        for chunk in bytes.as_chunks_mut::<8>().0 {
-            *chunk = RandomState::new().build_hasher().finish().to_ne_bytes();
+        let random = RandomState::new().build_hasher().finish();
+        let path = directory().join(format!("nccl-{random:016x}"));
+        let mut name = [0; 128];
+        let text = path.as_os_str().as_bytes();
+        // A path that is too long is none of a socket either.
+        exchange::listen(&path)
+            .map_err(|_| (SYSTEM_ERROR, c"nobody can listen beside this library"))?;
+        for (into, byte) in name.iter_mut().zip(text) {
+            *into = *byte;
         }
-        write(id, Id(bytes))
+        write(id, Id(name))
     })
 }
 

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use crate::code;
 use crate::scenario::{Behaviour, FakeGpu, FakePartition, Scenario};
-pub(crate) use state::current;
+pub(crate) use state::{current, directory};
 use state::{is_open, set_open};
 
 /// The signal of a segmentation fault.

@@ -94,6 +94,9 @@ pub struct FakeNccl {
     pub bandwidth_gb_s: f64,
     /// The error of work that has begun, as a code of NCCL: 6 is a rank elsewhere that is gone.
     pub async_error: u32,
+    /// The bandwidth instead of that in a process that has a variable, by its name.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub slowed_by: BTreeMap<String, f64>,
 }
 
 /// All that a fake DCGM tells.
@@ -362,6 +365,7 @@ impl Default for FakeNccl {
             version: 22_809,
             bandwidth_gb_s: 480.0,
             async_error: 0,
+            slowed_by: BTreeMap::new(),
         }
     }
 }
@@ -454,11 +458,15 @@ impl Scenario {
         if self.gpus > MAX_GPUS {
             return Err(format!("gpus is {}, at most {MAX_GPUS}", self.gpus));
         }
-        let bandwidth = self.nccl.bandwidth_gb_s;
-        if !bandwidth.is_finite() || bandwidth < 0.0 {
-            return Err(format!(
-                "nccl.bandwidth_gb_s is {bandwidth}; it is a number of gigabytes a second, or 0"
-            ));
+        let slowed = self.nccl.slowed_by.iter();
+        let slowed = slowed.map(|(name, gb_s)| (format!("slowed_by.{name}"), *gb_s));
+        let usual = ("bandwidth_gb_s".to_owned(), self.nccl.bandwidth_gb_s);
+        for (name, gb_s) in slowed.chain([usual]) {
+            if !gb_s.is_finite() || gb_s < 0.0 {
+                return Err(format!(
+                    "nccl.{name} is {gb_s}; it is a number of gigabytes a second, or 0"
+                ));
+            }
         }
         let mut seen = BTreeSet::new();
         for gpu in &self.gpu {

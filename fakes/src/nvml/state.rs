@@ -72,7 +72,7 @@ pub(crate) fn current() -> Arc<Scenario> {
 }
 
 /// Returns the directory from which this library was loaded.
-pub(super) fn directory() -> &'static Path {
+pub(crate) fn directory() -> &'static Path {
     static DIRECTORY: OnceLock<PathBuf> = OnceLock::new();
     DIRECTORY.get_or_init(|| {
         // SAFETY: Pointers and nothing else.

@@ -48,6 +48,10 @@ fn a_wrong_scenario_is_refused_by_what_is_wrong_in_it() {
         ("[[event]]\ngpu = 8\nxid = 79", "an event is about gpu 8"),
         ("[[event]]\ngpu = 0", "either xid or kind"),
         ("[nccl]\nbandwidth_gb_s = -1.0", "nccl.bandwidth_gb_s is -1"),
+        (
+            "[nccl.slowed_by]\nNCCL_ALGO = -1.0",
+            "nccl.slowed_by.NCCL_ALGO is -1",
+        ),
         ("[nccl]\nbandwidth_gb_s = nan", "nccl.bandwidth_gb_s is NaN"),
         ("[nccl]\nbandwith = 1.0", "line 2"),
         ("[cuda]\nruntime_version = \"13.0\"", "line 2"),

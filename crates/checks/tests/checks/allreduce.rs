@@ -216,7 +216,58 @@ async fn a_gang_forms_and_passes_and_each_member_reports_its_own_node() {
     }
 }
 
-/// The same with NCCL, on the GPUs of one pod: fakes of several processes do not reduce together.
+/// Returns a gang that reduces by NCCL, each pod with two GPUs of its own, of which these are the bandwidths.
+fn by_nccl(gb_s: [f64; 3]) -> Pods {
+    let mut pods = Pods::here(3);
+    pods.set("GPUWARDEN_COLLECTIVE", "nccl")
+        .set("BW_THRESHOLD_GBPS", "");
+    for (pod, gb_s) in pods.containers.iter().zip(gb_s) {
+        let mut scenario = Scenario::healthy(2);
+        scenario.nccl.bandwidth_gb_s = gb_s;
+        fakes::write(pod.directory.path(), &scenario).unwrap();
+    }
+    pods
+}
+
+/// Asserts that the second of three pods, and nobody else, is to blame.
+fn assert_blames_the_second(ends: &[Ended], code: &str) {
+    for (rank, ended) in ends.iter().enumerate() {
+        assert_eq!(ended.code, Some(1), "{ended:#?}");
+        assert!(
+            ended.told.contains("; to blame: pod-1 on node-1"),
+            "{ended:#?}"
+        );
+        assert_eq!(ended.events.len(), usize::from(rank == 1), "{ended:#?}");
+    }
+    let event = only(&ends[1]);
+    assert_eq!(event.error_code, [code], "{event:#?}");
+    assert!(event.is_fatal && event.node_name == "node-1", "{event:#?}");
+}
+
+#[tokio::test]
+async fn pods_reduce_together_by_nccl_and_the_one_with_slow_gpus_is_named() {
+    for ended in by_nccl([200.0; 3]).run().await {
+        assert_eq!(ended.code, Some(0), "{ended:#?}");
+        assert!(only(&ended).is_healthy, "{ended:#?}");
+        let told = "passed: 6 devices reduce with a bus bandwidth of ";
+        assert!(ended.told.contains(told), "{ended:#?}");
+    }
+    let ends = by_nccl([200.0, 50.0, 200.0]).run().await;
+    assert_blames_the_second(&ends, "NCCL_ALLREDUCE_BW_DEGRADED");
+}
+
+#[tokio::test]
+async fn the_pod_whose_gpu_reduces_wrongly_is_named() {
+    let pods = by_nccl([200.0; 3]);
+    let mut scenario = Scenario::healthy(2);
+    scenario.gpu_mut(0).corrupts = true;
+    fakes::write(pods.containers[1].directory.path(), &scenario).unwrap();
+    let ends = pods.run().await;
+    assert_blames_the_second(&ends, "NCCL_ALLREDUCE_ERROR");
+    assert_eq!(only(&ends[1]).metadata["nccl_error"], "WRONG_RESULT");
+}
+
+/// The GPUs of one pod.
 #[tokio::test]
 async fn one_pod_reduces_by_nccl() {
     let pods = Pods::here(1);
