@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use contract::RecommendedAction;
+use preflight::inject::INHERITED_VARIABLE;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -37,27 +38,13 @@ pub(crate) const TIMEOUT: Duration = Duration::from_secs(300);
 const WARMUPS: u32 = 5;
 const ITERATIONS: u32 = 20;
 
-/// Variables of NCCL by which a message goes another way than the fastest: a pod that sets one is slow on
-/// good links too, and its node is not to blame.
-const LIMITING: [&str; 9] = [
-    "NCCL_P2P_DISABLE",
-    "NCCL_P2P_LEVEL",
-    "NCCL_NVLS_ENABLE",
-    "NCCL_ALGO",
-    "NCCL_PROTO",
-    "NCCL_MIN_NCHANNELS",
-    "NCCL_MAX_NCHANNELS",
-    "NCCL_MAX_CTAS",
-    "NCCL_BUFFSIZE",
-];
-
 struct Settings {
     libraries: Libraries,
     threshold: ThresholdSettings,
     sizes: Vec<u64>,
     timeout: Duration,
-    /// The variables that are set by which NCCL goes other ways than the best.
-    limiting: Vec<&'static str>,
+    /// The variables that are the user's, and may slow NCCL down on good links.
+    inherited: Vec<String>,
 }
 
 /// What was measured.
@@ -74,22 +61,72 @@ pub(crate) async fn execute(
 ) -> Result<Outcome, BadVariable> {
     let settings = Settings::read(environment)?;
     let until = Instant::now() + settings.timeout;
+    let (first, is_wrong) = test(&settings, launcher, until, stop).await;
+    let is_fatal = first.findings.iter().any(|finding| finding.fatal);
+    // A wrong sum is a fault with any variables.
+    if settings.inherited.is_empty() || is_wrong || !is_fatal {
+        return Ok(first);
+    }
+    let names = settings.inherited.join(", ");
+    tracing::warn!("measures again without {names}: {}", first.text);
+    let launcher = launcher.without(&settings.inherited);
+    let (second, _) = test(&settings, &launcher, until, stop).await;
+    Ok(of_both(&first, second, &names))
+}
+
+/// Tests once; returns also whether a sum was wrong.
+async fn test(
+    settings: &Settings,
+    launcher: &Launcher,
+    until: Instant,
+    stop: &CancellationToken,
+) -> (Outcome, bool) {
     let mut gpus = Vec::new();
     let measured = tokio::select! {
-        measured = measure(&settings, launcher, until, &mut gpus) => measured,
+        measured = measure(settings, launcher, until, &mut gpus) => measured,
         () = stop.cancelled() => Err(Failure::Crashed("was stopped".to_owned())),
     };
-    Ok(match measured {
-        Ok((devices, measured)) => judge(
-            &settings,
-            &Figures {
+    match measured {
+        Ok((devices, measured)) => {
+            let figures = Figures {
                 devices,
                 gpus,
                 measured,
-            },
-        ),
-        Err(failure) => verdict::outcome(CHECK, TEST_ERROR, &failure, &gpus),
-    })
+            };
+            (judge(settings, &figures), false)
+        }
+        Err(failure) => {
+            let is_wrong = matches!(failure, Failure::Wrong { .. });
+            (
+                verdict::outcome(CHECK, TEST_ERROR, &failure, &gpus),
+                is_wrong,
+            )
+        }
+    }
+}
+
+/// Returns what two tests mean, the second without the variables of the user: only that one says something of
+/// the node.
+fn of_both(first: &Outcome, mut second: Outcome, names: &str) -> Outcome {
+    let (text, of_first) = (&second.text, &first.text);
+    let text = match second.findings.first() {
+        Some(finding) if finding.healthy => {
+            format!("{text}; measured without the pod's {names}, with which {of_first}")
+        }
+        Some(finding) if finding.fatal => {
+            format!("{text}; measured without the pod's {names}, too")
+        }
+        _ => {
+            let text = format!(
+                "{of_first}; this may be for the pod's {names}, without which there is no result: {text}"
+            );
+            return Outcome::failed(Finding::harmless(CHECK, &first.code, text));
+        }
+    };
+    if let Some(finding) = second.findings.first_mut() {
+        finding.message.clone_from(&text);
+    }
+    Outcome { text, ..second }
 }
 
 /// Measures; what is seen of the GPUs is noted also where that fails.
@@ -163,22 +200,24 @@ fn judge(settings: &Settings, figures: &Figures) -> Outcome {
     let threshold = settings.threshold.of(&figures.gpus);
     let gb_s = largest.bus_bandwidth(figures.devices);
     let text = told(figures.devices, &product, largest, gb_s, &threshold);
-    let metadata = vec![
-        ("bandwidth_gb_s".to_owned(), format!("{gb_s:.2}")),
-        ("message_bytes".to_owned(), largest.bytes.to_string()),
-        ("gpus".to_owned(), figures.devices.to_string()),
+    let metadata = [
+        ("bandwidth_gb_s", format!("{gb_s:.2}")),
+        ("message_bytes", largest.bytes.to_string()),
+        ("gpus", figures.devices.to_string()),
+        // What nccl-tests write beside these.
+        ("count", (largest.bytes / 4).to_string()),
+        ("type", "float".to_owned()),
+        ("redop", "sum".to_owned()),
+        ("time_us", format!("{:.2}", largest.seconds * 1e6)),
+        ("algbw_gb_s", format!("{:.2}", largest.bandwidth())),
     ];
+    let metadata = metadata
+        .map(|(name, value)| (name.to_owned(), value))
+        .into();
     if threshold.passes(gb_s) {
         let mut finding = Finding::healthy(CHECK, text.clone());
         finding.metadata = metadata;
         return Outcome::passed(text, vec![finding]);
-    }
-    if !settings.limiting.is_empty() {
-        let names = settings.limiting.join(", ");
-        let text = format!("{text}; {names} is set, which may be why");
-        let mut finding = Finding::harmless(CHECK, BANDWIDTH_DEGRADED, text);
-        finding.metadata = metadata;
-        return Outcome::failed(finding);
     }
     Outcome::failed(Finding {
         check: CHECK.to_owned(),
@@ -224,9 +263,11 @@ impl Settings {
             threshold: ThresholdSettings::read(environment, Scope::Node, &names, THRESHOLD)?,
             sizes: environment.sizes("MESSAGE_SIZES", &[megabytes << 20])?,
             timeout: timeout.unwrap_or(TIMEOUT),
-            limiting: LIMITING
+            inherited: environment
+                .first(&[INHERITED_VARIABLE])
                 .into_iter()
-                .filter(|name| environment.first(&[name]).is_some())
+                .flat_map(|(_, names)| names.split(','))
+                .map(str::to_owned)
                 .collect(),
         })
     }
@@ -244,5 +285,26 @@ mod tests {
         assert_eq!(settings.threshold.of(&[]).gb_s, Some(150.0));
         assert_eq!(settings.timeout, Duration::from_secs(300));
         assert_eq!((WARMUPS, ITERATIONS), (5, 20));
+    }
+
+    #[test]
+    fn without_a_second_result_a_pods_own_variables_keep_its_node_from_blame() {
+        let failed = |code: &str, fatal| {
+            Outcome::failed(Finding {
+                fatal,
+                ..Finding::harmless(CHECK, code, format!("{code} came out"))
+            })
+        };
+        let first = failed(BANDWIDTH_DEGRADED, true);
+        let both = of_both(&first, failed(TEST_ERROR, false), "NCCL_ALGO");
+        assert_eq!(both.code, BANDWIDTH_DEGRADED);
+        assert_eq!(
+            both.text,
+            "NCCL_BW_DEGRADED came out; this may be for the pod's NCCL_ALGO, without which there is no \
+             result: NCCL_TEST_ERROR came out"
+        );
+        assert!(!both.findings[0].fatal);
+        let both = of_both(&first, failed(TEST_ERROR, true), "NCCL_ALGO");
+        assert!(both.findings[0].fatal && both.code == TEST_ERROR);
     }
 }

@@ -223,21 +223,25 @@ impl Operation {
 // === impl Measured ===
 
 impl Measured {
-    /// Returns the bandwidth at each rank in gigabytes a second, as nccl-tests reckon it (`busbw`): an
-    /// all-reduce sends and receives each byte `2 (n - 1) / n` times.
+    /// Returns the gigabytes of the message a second (`algbw` of nccl-tests).
     #[expect(
         clippy::cast_precision_loss,
         reason = "a message is far smaller than what a number with a point holds"
     )]
+    pub(crate) fn bandwidth(&self) -> f64 {
+        self.bytes as f64 / self.seconds / 1e9
+    }
+
+    /// Returns the bandwidth at each rank in gigabytes a second, as nccl-tests reckon it (`busbw`): an
+    /// all-reduce sends and receives each byte `2 (n - 1) / n` times.
     pub(crate) fn bus_bandwidth(&self, ranks: u32) -> f64 {
         let ranks = f64::from(ranks);
-        self.bytes as f64 / self.seconds / 1e9 * 2.0 * (ranks - 1.0) / ranks
+        self.bandwidth() * 2.0 * (ranks - 1.0) / ranks
     }
 
     /// Returns the bandwidth of a copy, which reads and writes each byte, in gigabytes a second.
-    #[expect(clippy::cast_precision_loss, reason = "as above")]
     pub(crate) fn copy_bandwidth(&self) -> f64 {
-        self.bytes as f64 * 2.0 / self.seconds / 1e9
+        self.bandwidth() * 2.0
     }
 }
 

@@ -16,6 +16,10 @@ use volumes::Volumes;
 /// Annotation of a pod: the checks that it wants, with commas, in their order; empty for none.
 pub const CHECKS_ANNOTATION: &str = "nvsentinel.nvidia.com/preflight-checks";
 
+/// The variable by which a check of ours knows which of its variables are the user's, with commas between
+/// them.
+pub const INHERITED_VARIABLE: &str = "GPUWARDEN_INHERITED_ENV";
+
 /// A reason why a pod is denied, for whoever created it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]

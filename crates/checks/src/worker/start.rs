@@ -26,6 +26,8 @@ pub struct Launcher {
     pub arguments: Vec<OsString>,
     /// Variables that it gets beside those of this process.
     pub variables: Vec<(OsString, OsString)>,
+    /// Variables of this process that it does not get.
+    pub left_out: Vec<OsString>,
 }
 
 /// A worker that runs. It is killed when this is dropped.
@@ -46,7 +48,15 @@ impl Launcher {
             program: PathBuf::from("/proc/self/exe"),
             arguments: vec!["check-worker".into()],
             variables: Vec::new(),
+            left_out: Vec::new(),
         }
+    }
+
+    /// Returns how a worker is started that does not get these variables of this process.
+    pub(crate) fn without(&self, names: &[String]) -> Self {
+        let mut launcher = self.clone();
+        launcher.left_out.extend(names.iter().map(OsString::from));
+        launcher
     }
 }
 
@@ -64,7 +74,11 @@ impl Worker {
     fn spawn(launcher: &Launcher) -> io::Result<Self> {
         let (ours, theirs) = std::os::unix::net::UnixStream::pair()?;
         ours.set_nonblocking(true)?;
-        let child = Command::new(&launcher.program)
+        let mut command = Command::new(&launcher.program);
+        for name in &launcher.left_out {
+            command.env_remove(name);
+        }
+        let child = command
             .args(&launcher.arguments)
             .envs(launcher.variables.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::from(OwnedFd::from(theirs)))

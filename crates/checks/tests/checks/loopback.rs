@@ -1,5 +1,6 @@
 //! `nccl-loopback`, and with it what all checks share.
 
+use std::process::Output;
 use std::time::Duration;
 
 use contract::{ProcessingStrategy, RecommendedAction};
@@ -58,6 +59,22 @@ async fn gpus_that_are_fast_enough_pass_and_say_so() {
     assert_eq!(ended.out.lines().count(), 1, "{}", ended.out);
     let gb_s: f64 = event.metadata["bandwidth_gb_s"].parse().unwrap();
     assert!((399.0..=401.0).contains(&gb_s), "{gb_s}");
+    // The columns of nccl-tests: 1 MiB in so many microseconds is algbw, 14/8 of which is busbw.
+    let number = |name: &str| event.metadata[name].parse::<f64>().unwrap();
+    assert_eq!(
+        (number("message_bytes"), number("count")),
+        (1_048_576.0, 262_144.0)
+    );
+    assert_eq!(
+        (&*event.metadata["type"], &*event.metadata["redop"]),
+        ("float", "sum")
+    );
+    let algbw = 1_048.576 / number("time_us");
+    assert!((number("algbw_gb_s") - algbw).abs() < 1.0, "{event:#?}");
+    assert!(
+        (number("algbw_gb_s") * 14.0 / 8.0 - gb_s).abs() < 1.0,
+        "{event:#?}"
+    );
     assert!(
         ended.termination.starts_with("PASSED: 8 GPUs"),
         "{}",
@@ -438,18 +455,57 @@ fn workers_of(check: Pid) -> usize {
         .count()
 }
 
+/// Runs a check as a process with the variables of a pod, of which the named ones are the user's.
+async fn with_users(container: &mut Container, variables: &[(&str, &str)], users: &str) -> Output {
+    for (name, value) in variables {
+        container.set(name, value);
+    }
+    container.set("GPUWARDEN_INHERITED_ENV", users);
+    container.command(LOOPBACK).output().await.unwrap()
+}
+
 #[tokio::test]
-async fn a_pod_that_slows_nccl_down_itself_blames_no_node() {
-    let mut container = container(&with_bandwidth(8, 20.0));
-    let ended = container.run(LOOPBACK).await;
-    assert!(ended.event().is_fatal, "{ended:#?}");
-    container.set("NCCL_P2P_DISABLE", "1");
-    let ended = container.run(LOOPBACK).await;
-    let event = ended.event();
-    assert_eq!((ended.code, event.is_fatal), (1, false), "{ended:#?}");
-    assert_eq!(event.recommended_action, RecommendedAction::None as i32);
+async fn a_pod_that_slows_nccl_down_itself_blames_no_node_and_starts() {
+    let mut scenario = with_bandwidth(8, 400.0);
+    let slowed = [("NCCL_P2P_DISABLE".to_owned(), 20.0)];
+    scenario.nccl.slowed_by.extend(slowed);
+    let mut slow = container(&scenario);
+    let users = [("NCCL_P2P_DISABLE", "1"), ("NCCL_DEBUG", "WARN")];
+    let ended = with_users(&mut slow, &users, "NCCL_DEBUG,NCCL_P2P_DISABLE").await;
+    assert_eq!(ended.status.code(), Some(0), "{ended:?}");
+    let event = slow.witness.events().pop().unwrap();
+    assert!(event.is_healthy && !event.is_fatal, "{event:#?}");
+    for text in [
+        "at least 150 GB/s is wanted (the default); measured without the pod's NCCL_DEBUG, \
+         NCCL_P2P_DISABLE, with which 8 GPUs",
+        "below the 150 GB/s",
+    ] {
+        assert!(event.message.contains(text), "{text}: {event:#?}");
+    }
+
+    // What the configuration of the check sets is no user's.
+    let ended = with_users(&mut slow, &users, "NCCL_DEBUG").await;
+    assert_eq!(ended.status.code(), Some(1), "{ended:?}");
+    let event = slow.witness.events().pop().unwrap();
+    assert!(event.is_fatal, "{event:#?}");
     assert!(
-        event.message.contains("NCCL_P2P_DISABLE is set"),
+        event
+            .message
+            .ends_with("; measured without the pod's NCCL_DEBUG, too"),
+        "{event:#?}"
+    );
+}
+
+#[tokio::test]
+async fn a_wrong_sum_is_a_fault_with_any_variables() {
+    let mut scenario = with_bandwidth(2, 400.0);
+    scenario.gpu_mut(1).corrupts = true;
+    let mut wrong = container(&scenario);
+    let ended = with_users(&mut wrong, &[("NCCL_ALGO", "Tree")], "NCCL_ALGO").await;
+    assert_eq!(ended.status.code(), Some(1), "{ended:?}");
+    let event = wrong.witness.events().pop().unwrap();
+    assert!(
+        event.is_fatal && !event.message.contains("NCCL_ALGO"),
         "{event:#?}"
     );
 }

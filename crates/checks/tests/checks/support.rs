@@ -55,6 +55,7 @@ pub(super) fn launcher() -> Launcher {
         program: env::current_exe().unwrap(),
         arguments: door("worker_process"),
         variables: vec![(WORKER.into(), "1".into())],
+        left_out: Vec::new(),
     }
 }
 

@@ -3,8 +3,8 @@
 
 use serde_json::{Map, Value, json};
 
-use super::Candidate;
 use super::volumes::{GANG, SHARED_MEMORY, SOCKET, TOKEN, TOKEN_FILE, TOPOLOGY, Volumes};
+use super::{Candidate, INHERITED_VARIABLE};
 use crate::config::{CheckContainer, Config};
 use crate::field;
 use crate::gang::Gang;
@@ -16,6 +16,7 @@ use crate::roster::config_map_name;
 const TOPOLOGY_DIRECTORY: &str = "/etc/nccl";
 /// Directory with the token of a pod in a check of a gang.
 const TOKEN_DIRECTORY: &str = "/var/run/secrets/gpuwarden";
+const LIBRARY_PATH: &str = "LD_LIBRARY_PATH";
 const TOPOLOGY_FILE: &str = "NCCL_TOPO_FILE";
 /// The user of a check that must not be root, as distroless images have it.
 const NOBODY: i64 = 65532;
@@ -61,7 +62,10 @@ pub(super) fn build(
         }
     }
     if check.inherits_env {
-        draft.inherit_env(config);
+        let inherited = draft.inherit_env(config);
+        if check.is_ours() && !inherited.is_empty() {
+            draft.set_text(INHERITED_VARIABLE, &inherited.join(","));
+        }
     }
     if check.inherits_mounts {
         draft.inherit_mounts(config);
@@ -122,8 +126,7 @@ fn socket_directory(config: &Config) -> &str {
 impl Draft<'_> {
     /// Adds a variable; one that is there stays.
     fn set(&mut self, variable: Value) {
-        let name = field::name(&variable);
-        if self.env.iter().all(|there| field::name(there) != name) {
+        if !self.has(field::name(&variable)) {
             self.env.push(variable);
         }
     }
@@ -235,17 +238,23 @@ impl Draft<'_> {
     }
 
     /// Adds the variables of the user's containers that the configuration names; of two with one name
-    /// the first container's.
-    fn inherit_env(&mut self, config: &Config) {
+    /// the first container's. Returns their names, but for that of the path of libraries, without which
+    /// they may not be found.
+    fn inherit_env(&mut self, config: &Config) -> Vec<String> {
+        let mut inherited = Vec::new();
         for container in field::list(self.pod, "/spec/containers") {
             for variable in field::list(container, "/env") {
                 let name = field::name(variable);
                 let mut patterns = config.env_patterns.iter();
-                if patterns.any(|pattern| pattern.matches(name)) && self.is_whole(variable) {
+                let is_named = patterns.any(|pattern| pattern.matches(name));
+                if is_named && self.is_whole(variable) && !self.has(name) {
                     self.set(variable.clone());
+                    inherited.push(name.to_owned());
                 }
             }
         }
+        inherited.retain(|name| name != LIBRARY_PATH);
+        inherited
     }
 
     /// Returns whether all variables are here that the value of one names, as `$(NAME)`.

@@ -326,6 +326,7 @@ fn the_users_fabric_settings_are_taken_over() {
         {"name": "NCCL_TOPO_FILE", "value": "/config/topo/nd.xml"},
         {"name": "BW_THRESHOLD_GBPS", "value": "1"},
         {"name": "SECRET", "value": "x"},
+        {"name": "LD_LIBRARY_PATH", "value": "/plugin"},
     ]);
     pod["spec"]["containers"][0]["volumeMounts"] = json!([
         {"name": "nccl-plugin", "mountPath": "/plugin", "mountPropagation": "Bidirectional"},
@@ -351,6 +352,11 @@ fn the_users_fabric_settings_are_taken_over() {
     assert_eq!(value(check, "UCX_TLS"), Some("rc"));
     assert_eq!(value(check, "BW_THRESHOLD_GBPS"), Some("15"));
     assert_eq!(value(check, "SECRET"), None);
+    // The check can do without them, but for the path of libraries.
+    assert_eq!(
+        value(check, "GPUWARDEN_INHERITED_ENV"),
+        Some("NCCL_DEBUG,NCCL_TOPO_FILE,UCX_TLS")
+    );
     let plugin = json!({"name": "nccl-plugin", "mountPath": "/plugin"});
     assert_eq!(
         check["volumeMounts"],
