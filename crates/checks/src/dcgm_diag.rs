@@ -107,31 +107,29 @@ async fn diagnose(settings: &Settings, dcgmi: &Dcgmi, gpus: &[SeenGpu]) -> Outco
             let result = dcgmi.diagnose(settings.level, &known).await?;
             Ok::<_, Trouble>((known, result))
         };
-        match tried.await {
+        let trouble = match tried.await {
             Ok::<_, Trouble>((known, result)) => {
                 return judge::outcome(settings.level, &known, result);
             }
-            Err(trouble) if trouble.may_pass() && attempt < settings.attempts => {
-                tracing::info!(attempt, "the host engine cannot test now: {trouble}");
-            }
+            Err(trouble) if trouble.may_pass() && attempt < settings.attempts => trouble,
             Err(trouble) => return end(&trouble, attempt),
-        }
-        attempt += 1;
+        };
+        tracing::info!(attempt, "the host engine cannot test now: {trouble}");
         tokio::select! {
             () = tokio::time::sleep(settings.interval) => {}
             () = dcgmi.stop.cancelled() => return stopped(),
-            () = tokio::time::sleep_until(dcgmi.until) => {
-                return end(&Trouble::Late { doing: "waiting for the host engine" }, attempt);
-            }
+            () = tokio::time::sleep_until(dcgmi.until) => return end(&trouble, attempt),
         }
+        attempt += 1;
     }
 }
 
-/// Returns the outcome where nothing was diagnosed. None of it says anything about a GPU.
+/// Returns the outcome where nothing was diagnosed. None of it says anything about a GPU, and a host engine
+/// that is busy or away is no reason to stop a pod.
 fn end(trouble: &Trouble, attempts: u64) -> Outcome {
     let (result, code) = match trouble {
         Trouble::Busy { code, .. } => (Meaning::NotTested, *code),
-        Trouble::Unreachable(_) => (Meaning::Failed, "DCGM_CONNECTIVITY_ERROR"),
+        Trouble::Unreachable { .. } => (Meaning::NotTested, "DCGM_CONNECTIVITY_ERROR"),
         Trouble::Late { .. } => (Meaning::Failed, TIMEOUT_CODE),
         Trouble::OtherHost { .. } => (Meaning::Failed, OTHER_HOST),
         Trouble::Stopped => return stopped(),

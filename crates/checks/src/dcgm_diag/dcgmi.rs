@@ -50,8 +50,8 @@ pub(super) struct Dcgmi {
 pub(super) enum Trouble {
     #[error("the host engine is busy: {text}")]
     Busy { code: &'static str, text: String },
-    #[error("the host engine does not answer: {0}")]
-    Unreachable(String),
+    #[error("the host engine at {address} does not answer: {text}")]
+    Unreachable { address: String, text: String },
     #[error("the time is over while {doing}")]
     Late { doing: &'static str },
     #[error(
@@ -83,12 +83,13 @@ struct Ended {
 impl Dcgmi {
     /// Returns the numbers by which the host engine knows GPUs.
     pub(super) async fn discover(&self, gpus: &[SeenGpu]) -> Result<Vec<KnownGpu>, Trouble> {
-        let ended = self
-            .run("asking for its GPUs", &["discovery", "-l"])
-            .await?;
+        let ended = match self.run("asking", &["discovery", "-l"]).await {
+            Err(Trouble::Late { .. }) => return Err(self.unreachable("no answer in time")),
+            ended => ended?,
+        };
         let known = discovery::read(&ended.out);
         if known.is_empty() {
-            return Err(ended.trouble());
+            return Err(self.trouble(&ended));
         }
         let find = |gpu: &SeenGpu| {
             let found = known.iter().find(|known| known.uuid == gpu.uuid).cloned();
@@ -113,7 +114,30 @@ impl Dcgmi {
         let ended = self.run("diagnosing", &arguments).await?;
         let diagnosis = Diagnosis::read(&ended.out).filter(|diagnosis| !diagnosis.tests.is_empty());
         // It ends with an error where a test fails, so that says nothing.
-        diagnosis.ok_or_else(|| ended.trouble())
+        diagnosis.ok_or_else(|| self.trouble(&ended))
+    }
+
+    /// Returns what its texts say about why there is no result.
+    fn trouble(&self, ended: &Ended) -> Trouble {
+        let text = format!("{} {}", ended.out.trim(), ended.errors.trim());
+        let mut text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+        let lower = text.to_ascii_lowercase();
+        text.truncate(domain::event::floor_char_boundary(&text, MOST_TEXT));
+        if let Some((_, code)) = BUSY.iter().find(|(words, _)| lower.contains(words)) {
+            return Trouble::Busy { code, text };
+        }
+        if UNREACHABLE.iter().any(|words| lower.contains(words)) {
+            return self.unreachable(&text);
+        }
+        let status = ended.status;
+        Trouble::Unclear(format!("dcgmi ended ({status}) and said: {text}"))
+    }
+
+    fn unreachable(&self, text: &str) -> Trouble {
+        Trouble::Unreachable {
+            address: self.address.clone(),
+            text: text.to_owned(),
+        }
     }
 
     async fn run(&self, doing: &'static str, arguments: &[&str]) -> Result<Ended, Trouble> {
@@ -180,30 +204,11 @@ async fn text(output: Option<impl AsyncRead + Unpin>) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-// === impl Ended ===
-
-impl Ended {
-    /// Returns what its texts say about why there is no result.
-    fn trouble(&self) -> Trouble {
-        let text = format!("{} {}", self.out.trim(), self.errors.trim());
-        let mut text = text.split_whitespace().collect::<Vec<_>>().join(" ");
-        let lower = text.to_ascii_lowercase();
-        text.truncate(domain::event::floor_char_boundary(&text, MOST_TEXT));
-        if let Some((_, code)) = BUSY.iter().find(|(words, _)| lower.contains(words)) {
-            return Trouble::Busy { code, text };
-        }
-        if UNREACHABLE.iter().any(|words| lower.contains(words)) {
-            return Trouble::Unreachable(text);
-        }
-        Trouble::Unclear(format!("dcgmi ended ({}) and said: {text}", self.status))
-    }
-}
-
 // === impl Trouble ===
 
 impl Trouble {
     /// Returns whether another attempt may succeed.
     pub(super) fn may_pass(&self) -> bool {
-        matches!(self, Self::Busy { .. } | Self::Unreachable(_))
+        matches!(self, Self::Busy { .. } | Self::Unreachable { .. })
     }
 }

@@ -21,7 +21,9 @@ const SCRIPT: &str = r#"#!/bin/sh
 here=$(dirname "$0")
 echo "$@" >> "$here/calls"
 case "$1" in
-discovery) cat "$here/discovery"; exit 0 ;;
+discovery)
+    if [ -e "$here/silent" ]; then exec sleep 60; fi
+    cat "$here/discovery"; exit 0 ;;
 esac
 attempt=$(grep -c '^diag' "$here/calls")
 if [ -e "$here/hang" ]; then
@@ -310,11 +312,6 @@ async fn a_busy_host_engine_is_asked_again_and_never_blamed() {
 async fn what_says_nothing_of_the_gpus_blames_none() {
     for (discovery, diag, code) in [
         (
-            "Error: unable to establish a connection to the specified host: dcgm.example:5555",
-            "",
-            "DCGM_CONNECTIVITY_ERROR",
-        ),
-        (
             "| 10 | Device UUID: GPU-00000000-0000-0000-0000-000000000010 |",
             "Segmentation fault",
             "DCGM_DIAG_ERROR",
@@ -341,6 +338,36 @@ async fn what_says_nothing_of_the_gpus_blames_none() {
             !event.is_fatal && event.recommended_action == 0,
             "{event:#?}"
         );
+    }
+}
+
+/// NVSentinel calls it a fatal fault of the node.
+#[tokio::test]
+async fn a_host_engine_that_is_away_stops_no_pod_and_is_named() {
+    let refused =
+        "Error: unable to establish a connection to the specified host: dcgm.example:5555";
+    for (is_silent, text) in [(false, "unable to establish"), (true, "no answer in time")] {
+        let mut diagnosed = Diagnosed::new(1);
+        diagnosed
+            .container
+            .set("DCGM_DIAG_STATUS_RETRY_MAX_ATTEMPTS", "2");
+        diagnosed.says("discovery", refused);
+        if is_silent {
+            diagnosed.says("silent", "");
+            diagnosed.container.set("CHECK_TIMEOUT_SECONDS", "2");
+        }
+        let ended = diagnosed.container.run(DIAG).await;
+        assert_eq!(ended.code, 0, "{ended:#?}");
+        let told = "dcgm-diag: not tested: the host engine at dcgm.example:5555 does not answer: ";
+        assert!(
+            ended.out.starts_with(told) && ended.out.contains(text),
+            "{ended:#?}"
+        );
+        let event = ended.event();
+        assert_eq!(event.error_code, ["DCGM_CONNECTIVITY_ERROR"]);
+        assert!(!event.is_healthy && !event.is_fatal, "{event:#?}");
+        assert_eq!(event.recommended_action, RecommendedAction::None as i32);
+        assert!(event.message.contains("dcgm.example:5555"), "{event:#?}");
     }
 }
 
