@@ -23,6 +23,9 @@ use clap::{Parser, ValueEnum};
 use cli::bench::{Figure, OutputArgs, mib, progress, show, watch};
 use nodes::with_nodes;
 
+/// Says why a benchmark did not run.
+const NO_CLUSTER: &str = "not run: it needs a test cluster: name one with --kubeconfig FILE";
+
 /// Measure the product under a load, each figure beside a baseline of the same run.
 #[derive(Parser, Clone, Debug)]
 #[command(name = "cargo xtask bench", bin_name = "cargo xtask bench")]
@@ -32,8 +35,8 @@ struct Args {
     /// Only this benchmark; without it, all that can run here.
     #[arg(value_enum, value_name = "NAME")]
     name: Option<Benchmark>,
-    /// Kubeconfig of a test cluster, for all but `storm`, `gpus` and `binary`: they make nodes, or
-    /// pods, of their own, load the API server, and delete them.
+    /// Kubeconfig of a test cluster, for all but `storm`, `gpus`, `binary` and the first figure of
+    /// `preflight`: they make nodes, or pods, of their own, load the API server, and delete them.
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
     /// Context of the kubeconfig [default: its current one].
@@ -70,7 +73,8 @@ enum Benchmark {
     Taint,
     /// The needs of an agent of GPUs, the job gate, and many watchers of the Device API.
     Gpus,
-    /// Questions to the preflight webhook, 1,000 per second, and gangs from the last address on.
+    /// The start of a preflight check; questions to the webhook, 1,000 per second; gangs from the last
+    /// address on.
     Preflight,
     /// Size of the executable.
     Binary,
@@ -89,11 +93,10 @@ async fn main() -> anyhow::Result<ExitCode> {
         let name = name.get_name();
         let needs_cluster = !matches!(
             benchmark,
-            Benchmark::Storm | Benchmark::Gpus | Benchmark::Binary
+            Benchmark::Storm | Benchmark::Gpus | Benchmark::Binary | Benchmark::Preflight
         );
         if needs_cluster && args.kubeconfig.is_none() {
-            let missing = "not run: it needs a test cluster: name one with --kubeconfig FILE";
-            rows.push(Figure::absent(name, missing.to_owned()));
+            rows.push(Figure::absent(name, NO_CLUSTER.to_owned()));
             if args.name.is_some() {
                 code = ExitCode::FAILURE;
             }

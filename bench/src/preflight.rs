@@ -1,10 +1,11 @@
-//! The preflight webhook: questions of API servers straight to it, at a fixed pace, and gangs on a real control
-//! plane from the last address to the whole `ConfigMap`.
+//! Preflight: the start of a check; questions of API servers straight to the webhook, at a fixed pace; and gangs
+//! on a real control plane from the last address to the whole `ConfigMap`.
 //!
-//! It makes two namespaces, a kind of `PodGroup` and a registration of its own, and deletes them. No pod of it is
+//! But for the first, which needs no cluster, it makes two namespaces, a kind of `PodGroup` and a registration of its own, and deletes them. No pod of it is
 //! ever scheduled.
 
 mod admission;
+mod start;
 
 use std::fs;
 use std::net::TcpListener;
@@ -26,7 +27,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::process::{Child, Command};
 
-use crate::Args;
+use crate::{Args, NO_CLUSTER};
 
 /// Namespace of the webhook, whose own pods get no checks.
 const NAME: &str = "gpuwarden-bench-preflight";
@@ -54,7 +55,11 @@ gangDiscovery:
 ";
 
 pub(crate) async fn run(args: &Args, rows: &mut Vec<Figure>) -> anyhow::Result<()> {
-    let path = args.kubeconfig.as_ref().context("no kubeconfig is named")?;
+    rows.push(start::run().await?);
+    let Some(path) = &args.kubeconfig else {
+        rows.push(Figure::absent("preflight", NO_CLUSTER.to_owned()));
+        return Ok(());
+    };
     let client = cluster_client(path, args.context.as_deref()).await?;
     let made = prepare(&client).await;
     let measured = match made {
