@@ -16,13 +16,15 @@ use crate::outcome::{Outcome, Result as Meaning};
 /// Time for the attempt: the pod waits for it.
 const ATTEMPT: Duration = Duration::from_secs(2);
 
-/// Returns what is counted of a check on a node. `error` is the cause where the check did not pass.
+/// Returns what is counted of a check on a node. `error` is the cause where the check did not pass, and
+/// `gpus` are those of which a pass is to be remembered.
 pub(crate) fn request(
     check: &str,
     node: &str,
     outcome: &Outcome,
     error: &str,
     took: Duration,
+    gpus: Vec<String>,
 ) -> ReportCheckRequest {
     let (result, error, was_checked) = match outcome.result {
         Meaning::Passed => (CheckResult::Passed, "", true),
@@ -41,6 +43,11 @@ pub(crate) fn request(
         error: error.to_owned(),
         seconds: was_checked.then_some(took.as_secs_f64()),
         gang_wait,
+        gpu_uuids: if result == CheckResult::Passed {
+            gpus
+        } else {
+            Vec::new()
+        },
     }
 }
 

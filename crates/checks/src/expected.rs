@@ -193,6 +193,7 @@ mod tests {
             pci: String::new(),
             product: product.to_owned(),
             nvlink,
+            partitions: Vec::new(),
         };
         vec![gpu.clone(), gpu]
     }

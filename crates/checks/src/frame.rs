@@ -6,8 +6,9 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
-use contract::preflight::ReportCheckRequest;
+use contract::preflight::{FindPassRequest, ReportCheckRequest};
 use contract::{EVENT_VERSION, HealthEvent, ProcessingStrategy};
+use preflight::inject::RESULT_CACHE_VARIABLE;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
@@ -15,7 +16,7 @@ use crate::environment::{BadVariable, Environment};
 use crate::outcome::{Outcome, Result as Meaning};
 use crate::report::ReportError;
 use crate::worker::Launcher;
-use crate::{allreduce, count, dcgm_diag, exit, loopback, report};
+use crate::{allreduce, cache, count, dcgm_diag, exit, loopback, report};
 
 /// The variable with the name of the node.
 const NODE: &str = "NODE_NAME";
@@ -48,6 +49,8 @@ pub enum Check {
 struct Common {
     node: String,
     socket: PathBuf,
+    /// How long a pass counts for the same GPUs; `None`: a check always runs.
+    cache: Option<Duration>,
 }
 
 /// The end of a check that was awaited.
@@ -115,7 +118,9 @@ pub async fn run(
         Err(error) => return refuse(check, environment, &error, stores_only, &log, out).await,
     };
     let begun = Instant::now();
-    let (outcome, error) = match ended(check, environment, launcher).await {
+    let mut gpus = Vec::new();
+    let ended = ended(check, &common, environment, launcher, &mut gpus).await;
+    let (outcome, error) = match ended {
         Ok(End::Outcome(outcome)) => {
             let code = outcome.code.clone();
             (outcome, code)
@@ -133,6 +138,7 @@ pub async fn run(
         &outcome,
         &error,
         begun.elapsed(),
+        gpus,
     );
     let blank = blank(check, &common, strategy);
     if report_outcome(check, &common.socket, &outcome, &blank).await {
@@ -154,7 +160,8 @@ async fn refuse(
     if let Ok(socket) = socket(environment) {
         let node = environment.first(&[NODE]).map_or("", |(_, node)| node);
         let took = Duration::ZERO;
-        let counted = count::request(check.name(), node, &outcome, error.variable(), took);
+        let variable = error.variable();
+        let counted = count::request(check.name(), node, &outcome, variable, took, Vec::new());
         count(check, &socket, counted).await;
     }
     conclude(check, &outcome, stores_only, log, out)
@@ -194,11 +201,14 @@ async fn count(check: Check, socket: &Path, counted: ReportCheckRequest) {
     }
 }
 
-/// Does a check until it ends by itself, or a signal asks for it.
+/// Does a check until it ends by itself, or a signal asks for it. Notes for which GPUs its pass is to be
+/// remembered.
 async fn ended(
     check: Check,
+    common: &Common,
     environment: &Environment,
     launcher: &Launcher,
+    gpus: &mut Vec<String>,
 ) -> Result<End, BadVariable> {
     let kinds = [SignalKind::terminate(), SignalKind::interrupt()];
     let (mut terminate, mut interrupt) = match kinds.map(signal) {
@@ -209,7 +219,25 @@ async fn ended(
         }
     };
     let stop = CancellationToken::new();
-    let executed = check.execute(environment, launcher, &stop);
+    let executed = async {
+        // A gang has to test together.
+        let longest = common.cache.filter(|_| check != Check::NcclAllreduce);
+        if let Some(longest) = longest {
+            tokio::select! {
+                known = cache::gpus(environment, launcher) => *gpus = known,
+                () = stop.cancelled() => {}
+            }
+            let request = FindPassRequest {
+                node: common.node.clone(),
+                check: check.name().to_owned(),
+                gpu_uuids: gpus.clone(),
+            };
+            if let Some(outcome) = cache::passed(&common.socket, request, longest).await {
+                return Ok(outcome);
+            }
+        }
+        check.execute(environment, launcher, &stop).await
+    };
     tokio::pin!(executed);
     let signalled = tokio::select! {
         outcome = &mut executed => {
@@ -243,6 +271,7 @@ fn common(environment: &Environment) -> Result<Common, BadVariable> {
     Ok(Common {
         node: environment.required(&[NODE], "the name of the node that this runs on")?,
         socket: socket(environment)?,
+        cache: environment.time(&[RESULT_CACHE_VARIABLE])?,
     })
 }
 

@@ -3,10 +3,12 @@
 //!
 //! Each runs once, as an init container. Its settings are environment variables ([`environment`]); it ends
 //! with an exit code, one line for a person, one line in the termination message, and health events at the
-//! node's connector ([`report`]), which counts it, too ([`count`]). [`frame`] is what all of them share. Calls of the vendor's libraries are
-//! made in a child process ([`worker`]), which may hang or crash.
+//! node's connector ([`report`]), which counts it, too ([`count`]), and may know that it has passed lately
+//! ([`cache`]). [`frame`] is what all of them share. Calls of the vendor's libraries are made in a child
+//! process ([`worker`]), which may hang or crash.
 
 mod allreduce;
+mod cache;
 mod count;
 mod dcgm_diag;
 pub mod environment;

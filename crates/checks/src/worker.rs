@@ -80,6 +80,8 @@ pub(crate) struct SeenGpu {
     pub(crate) product: String,
     /// True if it has NVLinks that lead somewhere.
     pub(crate) nvlink: bool,
+    /// The UUIDs of its partitions.
+    pub(crate) partitions: Vec<String>,
 }
 
 /// The place of a process in a group.

@@ -19,6 +19,7 @@ mod forward;
 mod metrics;
 pub mod outbox;
 mod pace;
+mod passes;
 mod pipeline;
 mod refusal;
 mod server;
@@ -58,6 +59,7 @@ pub struct Connector {
     pipeline: Option<Arc<Pipeline>>,
     metrics: metrics::ConnectorMetrics,
     checks: metrics::PreflightMetrics,
+    passes: passes::Passes,
     /// Batches from the end of their checks until they are stored, or are known not to be.
     queue: WorkQueue,
     refusals: Arc<Seldom>,
@@ -131,6 +133,7 @@ impl Connector {
             pipeline: None,
             metrics: metrics::ConnectorMetrics::new(metrics),
             checks: metrics::PreflightMetrics::registered(metrics),
+            passes: passes::Passes::default(),
             queue: WorkQueue::new(metrics, QUEUE, "batches of events for the store"),
             refusals: Arc::default(),
             clock,
@@ -192,6 +195,9 @@ impl Connector {
         if !refused.is_empty() {
             self.metrics.refused(&refused);
             refusal::log(&self.refusals, caller, &refused);
+        }
+        for new in good.iter().filter(|new| !new.event.is_healthy) {
+            self.passes.forget(&new.event);
         }
         let stored = good.len();
         let recovered = recoveries_in(&good);

@@ -8,6 +8,7 @@ mod container;
 mod discovery;
 mod older;
 
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use jiff::SignedDuration;
@@ -24,10 +25,8 @@ pub const MAX_CONFIG_BYTES: usize = 1024 * 1024;
 /// Most checks. Each is a container of every pod that gets them, and an object in etcd has 1.5 MB.
 pub const MAX_CHECKS: usize = 32;
 
-/// Shortest time for a check: it takes whole seconds.
-const MIN_CHECK_TIMEOUT: Duration = Duration::from_secs(1);
-/// Longest time for a check, as the checks have it.
-const MAX_CHECK_TIMEOUT: Duration = Duration::from_secs(7 * 24 * 3600);
+/// Times that the checks take: they take whole seconds.
+const TIMES: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(7 * 24 * 3600);
 
 /// The network devices of Mellanox, of Amazon (EFA), and of Google's GPU machines.
 const NETWORK_RESOURCES: [&str; 2] = ["nvidia.com/mlnxnics", "vpc.amazonaws.com/efa"];
@@ -113,6 +112,9 @@ pub struct Config {
     pub deny_forbidden: bool,
     /// The value of `CHECK_TIMEOUT_SECONDS`; `None` for the defaults of the checks.
     pub check_timeout: Option<Duration>,
+    /// How long a check that passed on a node is not repeated there for the same GPUs; `None`: each pod is
+    /// tested.
+    pub result_cache: Option<Duration>,
 }
 
 /// Names of one kind of device.
@@ -231,6 +233,8 @@ struct Keys {
     pod_security: PodSecurity,
     #[serde(default, deserialize_with = "duration")]
     check_timeout: Option<Duration>,
+    #[serde(default, deserialize_with = "duration")]
+    result_cache: Option<Duration>,
     /// Read by the chart: whether the webhook is there at all.
     #[serde(default, rename = "enabled")]
     _enabled: Option<bool>,
@@ -384,7 +388,8 @@ impl Config {
             gate_checks: keys.gate_checks,
             largest_container: keys.resource_mode == ResourceMode::Max,
             deny_forbidden: keys.pod_security == PodSecurity::Deny,
-            check_timeout: check_timeout(keys.check_timeout)?,
+            check_timeout: in_range("checkTimeout", keys.check_timeout)?,
+            result_cache: in_range("resultCache", keys.result_cache)?,
         })
     }
 
@@ -476,12 +481,11 @@ fn is_wrapped(keys: &Map<String, Value>) -> bool {
     keys.contains_key("preflight") || keys.contains_key("preflight-injector")
 }
 
-/// Returns the time for a check, if the checks take it.
-fn check_timeout(timeout: Option<Duration>) -> Result<Option<Duration>, String> {
-    let range = MIN_CHECK_TIMEOUT..=MAX_CHECK_TIMEOUT;
-    match timeout.filter(|timeout| !range.contains(timeout)) {
-        Some(_) => Err("checkTimeout: write a time from 1s to 168h".to_owned()),
-        None => Ok(timeout),
+/// Returns a time for the checks, if they take it.
+fn in_range(key: &str, time: Option<Duration>) -> Result<Option<Duration>, String> {
+    match time.filter(|time| !TIMES.contains(time)) {
+        Some(_) => Err(format!("{key}: write a time from 1s to 168h")),
+        None => Ok(time),
     }
 }
 

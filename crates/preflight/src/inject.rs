@@ -20,6 +20,9 @@ pub const CHECKS_ANNOTATION: &str = "nvsentinel.nvidia.com/preflight-checks";
 /// them.
 pub const INHERITED_VARIABLE: &str = "GPUWARDEN_INHERITED_ENV";
 
+/// The variable by which a check of ours knows how long a pass of before counts for the same GPUs.
+pub const RESULT_CACHE_VARIABLE: &str = "GPUWARDEN_RESULT_CACHE_SECONDS";
+
 /// A reason why a pod is denied, for whoever created it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]

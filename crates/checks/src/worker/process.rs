@@ -91,6 +91,7 @@ fn gpus(libraries: &Libraries, speaker: &Speaker) -> Result<Vec<SeenGpu>, Failur
     }
     let seen = inventory.gpus.into_iter().map(|gpu| SeenGpu {
         nvlink: !gpu.nvlinks.is_empty(),
+        partitions: gpu.mig_devices.into_iter().map(|one| one.uuid).collect(),
         uuid: gpu.uuid,
         pci: gpu.pci,
         product: gpu.product,

@@ -133,6 +133,8 @@ async fn nothing_is_said_of_a_connector_that_counts_no_checks() {
         .serve_with_incoming(runtime::unix_grpc::incoming(listener));
     let serving = tokio::spawn(served);
     container.set("PLATFORM_CONNECTOR_SOCKET", socket.to_str().unwrap());
+    // Nor does it remember their passes.
+    container.set("GPUWARDEN_RESULT_CACHE_SECONDS", "1m");
     let output = container
         .command(Check::NcclLoopback)
         .output()
@@ -167,4 +169,74 @@ async fn a_connector_that_hangs_is_said_and_changes_no_exit_code() {
         told.contains("the connector does not count this check: no answer within 2s"),
         "{told}"
     );
+}
+
+#[tokio::test]
+async fn a_check_that_has_passed_lately_for_the_same_gpus_is_left_out() {
+    let mut container = container(400.0);
+    container.set("GPUWARDEN_RESULT_CACHE_SECONDS", "1m");
+    let loopback = Check::NcclLoopback;
+    let ended = container.run(loopback).await;
+    assert_eq!((ended.code, ended.events.len()), (0, 1), "{ended:#?}");
+    let uuid = |index| format!("GPU-fa4e0000-0000-4000-8000-{index:012x}");
+    assert_eq!(container.witness.checks()[0].gpu_uuids, [uuid(0), uuid(1)]);
+
+    // The witness says that it was 7 s ago.
+    let ended = container.run(loopback).await;
+    assert_eq!((ended.code, ended.events.len()), (0, 0), "{ended:#?}");
+    assert!(
+        ended.out.starts_with(
+            "nccl-loopback: not tested: the check has passed 7 s ago on this node with the same GPUs"
+        ),
+        "{}",
+        ended.out
+    );
+    let last = container.witness.checks().pop().unwrap();
+    assert_eq!(last.result(), CheckResult::NotTested);
+    assert_eq!(last.gpu_uuids, [""; 0]);
+
+    let tests = async |container: &Container| container.run(loopback).await.events.len() == 1;
+    container.set("GPUWARDEN_RESULT_CACHE_SECONDS", "6");
+    assert!(tests(&container).await, "a pass that is too old");
+    container.set("GPUWARDEN_RESULT_CACHE_SECONDS", "");
+    assert!(tests(&container).await, "switched off");
+    let last = container.witness.checks().pop().unwrap();
+    assert_eq!(last.gpu_uuids, [""; 0], "a pass that nobody asks for");
+    container.set("GPUWARDEN_RESULT_CACHE_SECONDS", "1m");
+    fakes::write(container.directory.path(), &Scenario::healthy(3)).unwrap();
+    assert!(tests(&container).await, "other GPUs");
+    let mut blind = Scenario::healthy(2);
+    let fails = fakes::Behaviour::Code(999);
+    blind.calls.insert("nvmlInit_v2".to_owned(), fails);
+    fakes::write(container.directory.path(), &blind).unwrap();
+    assert!(tests(&container).await, "GPUs that nobody can name");
+}
+
+/// Gangs have to test together, and a connector may be away.
+#[tokio::test]
+async fn in_doubt_a_check_runs() {
+    let mut container = container(400.0);
+    container.set("GPUWARDEN_RESULT_CACHE_SECONDS", "1m");
+    for _ in 0..2 {
+        let ended = container.run(Check::NcclAllreduce).await;
+        assert!(
+            ended.out.contains("this pod is in no gang"),
+            "{}",
+            ended.out
+        );
+    }
+    container.set("GPUWARDEN_RESULT_CACHE_SECONDS", "soon");
+    let ended = container.run(Check::NcclLoopback).await;
+    assert_eq!(ended.code, 2, "{ended:#?}");
+    assert!(
+        ended
+            .out
+            .contains("GPUWARDEN_RESULT_CACHE_SECONDS is \"soon\"; it must be a time"),
+        "{}",
+        ended.out
+    );
+    container.set("GPUWARDEN_RESULT_CACHE_SECONDS", "1m");
+    container.set("PLATFORM_CONNECTOR_SOCKET", "/nowhere/connector.sock");
+    let ended = container.run(Check::NcclLoopback).await;
+    assert!(ended.out.contains("passed: 2 GPUs"), "{}", ended.out);
 }

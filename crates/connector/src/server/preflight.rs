@@ -1,14 +1,20 @@
-//! The service by which preflight checks are counted. A check is gone after a minute, and the process that
-//! serves the connector stays.
+//! The service by which preflight checks are counted, and their passes remembered. A check is gone after a
+//! minute, and the process that serves the connector stays.
 //!
-//! Any user of the machine may call it, as pods do: a count is for graphs, and nothing acts on it.
+//! Any user of the machine may call it, as pods do: a count is for graphs, and a pass can leave a check out,
+//! where a site wants that.
+
+use std::time::Instant;
 
 use contract::preflight::preflight_service_server::{PreflightService, PreflightServiceServer};
-use contract::preflight::{CheckResult, ReportCheckRequest, ReportCheckResponse};
+use contract::preflight::{
+    CheckResult, FindPassRequest, FindPassResponse, ReportCheckRequest, ReportCheckResponse,
+};
 use tonic::{Request, Response, Status};
 
 use super::reached_by;
 use crate::Connector;
+use crate::passes::Tested;
 
 /// Largest request, in bytes: it has a few names and numbers.
 const MAX_REQUEST_BYTES: usize = 16 * 1024;
@@ -55,6 +61,26 @@ impl PreflightService for Counting {
             return Err(Status::invalid_argument(problem));
         }
         self.connector.checks.count(&told, node);
+        if told.result() == CheckResult::Passed
+            && let Some(tested) = Tested::new(node, &told.check, &told.gpu_uuids)
+        {
+            self.connector.passes.note(tested, Instant::now());
+        }
         Ok(Response::new(ReportCheckResponse {}))
+    }
+
+    async fn find_pass(
+        &self,
+        mut request: Request<FindPassRequest>,
+    ) -> Result<Response<FindPassResponse>, Status> {
+        let caller = reached_by(&mut request)?;
+        let asked = request.into_inner();
+        let node = self.connector.nodes.meant(&caller, &asked.node);
+        let node = node.map_err(Status::permission_denied)?;
+        let tested = Tested::new(node, &asked.check, &asked.gpu_uuids);
+        let age = tested.and_then(|tested| self.connector.passes.age(&tested, Instant::now()));
+        Ok(Response::new(FindPassResponse {
+            age_seconds: age.map(|age| age.as_secs_f64()),
+        }))
     }
 }

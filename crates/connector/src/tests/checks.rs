@@ -1,7 +1,7 @@
 //! Preflight checks that are counted over the socket.
 
 use contract::preflight::preflight_service_client::PreflightServiceClient;
-use contract::preflight::{CheckResult, GangWait, ReportCheckRequest};
+use contract::preflight::{CheckResult, FindPassRequest, GangWait, ReportCheckRequest};
 
 use super::*;
 
@@ -19,6 +19,7 @@ fn failed() -> ReportCheckRequest {
         error: "DCGM_FR_MEMORY".into(),
         seconds: Some(20.0),
         gang_wait: None,
+        gpu_uuids: Vec::new(),
     }
 }
 
@@ -99,4 +100,66 @@ async fn what_cannot_be_counted_is_refused_by_name() {
     assert_eq!(refused.code(), Code::OutOfRange, "{refused}");
     let text = served.metrics.encode();
     assert!(!text.contains("preflight_check_total{"), "{text}");
+}
+
+#[tokio::test]
+async fn a_pass_is_known_until_a_fault_comes_in() {
+    let served = Served::new();
+    let mut client = client(&served).await;
+    let gpus = vec!["GPU-a".to_owned()];
+    let asked = FindPassRequest {
+        node: String::new(),
+        check: "dcgm-diag".into(),
+        gpu_uuids: gpus.clone(),
+    };
+    let told = |result: CheckResult, node: &str| ReportCheckRequest {
+        node: node.into(),
+        result: result as i32,
+        gpu_uuids: gpus.clone(),
+        ..failed()
+    };
+    let mut age = async |asked: &FindPassRequest| {
+        let found = client.find_pass(asked.clone()).await;
+        found.map(|found| found.into_inner().age_seconds)
+    };
+    assert_eq!(age(&asked).await.unwrap(), None);
+    let mut reporter = self::client(&served).await;
+    reporter
+        .report_check(told(CheckResult::Failed, "n1"))
+        .await
+        .unwrap();
+    reporter
+        .report_check(told(CheckResult::Passed, "n2"))
+        .await
+        .unwrap_err();
+    assert_eq!(age(&asked).await.unwrap(), None);
+    reporter
+        .report_check(told(CheckResult::Passed, "n1"))
+        .await
+        .unwrap();
+    let known = age(&asked).await.unwrap();
+    assert!(
+        known.is_some_and(|age| (0.0..60.0).contains(&age)),
+        "{known:?}"
+    );
+    let foreign = FindPassRequest {
+        node: "n2".into(),
+        ..asked.clone()
+    };
+    assert_eq!(
+        age(&foreign).await.unwrap_err().code(),
+        Code::PermissionDenied
+    );
+
+    let mut monitor = served.client().await;
+    let well = HealthEvent {
+        is_healthy: true,
+        ..event("0")
+    };
+    let well = monitor.health_event_occurred_v1(batch(vec![well]));
+    well.await.unwrap();
+    assert!(age(&asked).await.unwrap().is_some());
+    let fault = monitor.health_event_occurred_v1(batch(vec![event("0")]));
+    fault.await.unwrap();
+    assert_eq!(age(&asked).await.unwrap(), None);
 }

@@ -20,6 +20,10 @@ pub struct ReportCheckRequest {
     /// Absent: the pod is in no gang, or the gang did not form.
     #[prost(message, optional, tag = "6")]
     pub gang_wait: ::core::option::Option<GangWait>,
+    /// The UUIDs of the GPUs, and of their partitions, that a check has tested which passed. Empty: the pass is
+    /// not to be remembered.
+    #[prost(string, repeated, tag = "7")]
+    pub gpu_uuids: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 /// The wait of a pod for its gang.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -33,6 +37,24 @@ pub struct GangWait {
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ReportCheckResponse {}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct FindPassRequest {
+    /// The node. Empty: that of the connector.
+    #[prost(string, tag = "1")]
+    pub node: ::prost::alloc::string::String,
+    /// The name of the check.
+    #[prost(string, tag = "2")]
+    pub check: ::prost::alloc::string::String,
+    /// The UUIDs of the GPUs, and of their partitions, that are to be tested.
+    #[prost(string, repeated, tag = "3")]
+    pub gpu_uuids: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+}
+#[derive(Clone, Copy, PartialEq, ::prost::Message)]
+pub struct FindPassResponse {
+    /// How long ago the check has passed, in seconds. Absent: no pass is known.
+    #[prost(double, optional, tag = "1")]
+    pub age_seconds: ::core::option::Option<f64>,
+}
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum CheckResult {
@@ -177,6 +199,33 @@ pub mod preflight_service_client {
                 .insert(GrpcMethod::new("gpuwarden.v1.PreflightService", "ReportCheck"));
             self.inner.unary(req, path, codec).await
         }
+        /// Says when a check has last passed on a node for exactly these GPUs. A pass is forgotten with the process
+        /// that remembers it, and with a fault of its GPUs or of its node. It is a caller's word, so whoever reaches
+        /// the socket can have a check left out.
+        pub async fn find_pass(
+            &mut self,
+            request: impl tonic::IntoRequest<super::FindPassRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::FindPassResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/gpuwarden.v1.PreflightService/FindPass",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("gpuwarden.v1.PreflightService", "FindPass"));
+            self.inner.unary(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -198,6 +247,16 @@ pub mod preflight_service_server {
             request: tonic::Request<super::ReportCheckRequest>,
         ) -> std::result::Result<
             tonic::Response<super::ReportCheckResponse>,
+            tonic::Status,
+        >;
+        /// Says when a check has last passed on a node for exactly these GPUs. A pass is forgotten with the process
+        /// that remembers it, and with a fault of its GPUs or of its node. It is a caller's word, so whoever reaches
+        /// the socket can have a check left out.
+        async fn find_pass(
+            &self,
+            request: tonic::Request<super::FindPassRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::FindPassResponse>,
             tonic::Status,
         >;
     }
@@ -309,6 +368,51 @@ pub mod preflight_service_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = ReportCheckSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/gpuwarden.v1.PreflightService/FindPass" => {
+                    #[allow(non_camel_case_types)]
+                    struct FindPassSvc<T: PreflightService>(pub Arc<T>);
+                    impl<
+                        T: PreflightService,
+                    > tonic::server::UnaryService<super::FindPassRequest>
+                    for FindPassSvc<T> {
+                        type Response = super::FindPassResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::FindPassRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as PreflightService>::find_pass(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = FindPassSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

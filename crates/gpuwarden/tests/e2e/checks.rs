@@ -54,3 +54,30 @@ async fn metrics_tell_of_checks_that_are_gone() -> anyhow::Result<()> {
     }
     Ok(())
 }
+
+/// Runs a check that need not test what has passed within an hour; returns whether it has.
+async fn tests(product: &Product, gpus: &Path) -> anyhow::Result<bool> {
+    let log = gpus.join("termination-log");
+    std::fs::write(&log, "")?;
+    let set = ("GPUWARDEN_RESULT_CACHE_SECONDS", "3600");
+    assert_eq!(check(product, gpus, set).await?, Some(0));
+    let told = std::fs::read_to_string(&log)?;
+    assert!(told.starts_with("PASSED"), "{told}");
+    Ok(!told.starts_with("PASSED_BEFORE: "))
+}
+
+#[tokio::test]
+async fn a_pass_counts_until_a_fault_is_reported() -> anyhow::Result<()> {
+    let mut product = Launch::new()?.node_name(NODE).start().await?;
+    let gpus = tempfile::tempdir()?;
+    fakes::install(gpus.path(), &fakes::Scenario::healthy(2))?;
+    let gpus = gpus.path();
+    assert!(tests(&product, gpus).await?, "nothing is known yet");
+    assert!(!tests(&product, gpus).await?, "it has passed");
+    product.client(["inject", "xid", "48"]).await?.expect(0)?;
+    assert!(tests(&product, gpus).await?, "a fault has come in");
+    assert!(!tests(&product, gpus).await?, "it has passed again");
+    product.restart().await?;
+    assert!(tests(&product, gpus).await?, "a new start forgets");
+    Ok(())
+}

@@ -303,7 +303,14 @@ fn what_is_wrong_is_said_with_its_place() {
             "image: i\ngangCoordination: {ncclTopoShape: ndv5}",
             "name it by ncclTopoConfigMap",
         ),
-        ("image: i\ncheckTimeout: 500ms", "from 1s to 168h"),
+        (
+            "image: i\ncheckTimeout: 500ms",
+            "checkTimeout: write a time from 1s to 168h",
+        ),
+        (
+            "image: i\nresultCache: 169h",
+            "resultCache: write a time from 1s to 168h",
+        ),
         (
             "image: i\ngangCoordination: {timeout: soon}",
             "\"soon\" is no time",

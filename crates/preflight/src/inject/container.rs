@@ -4,7 +4,7 @@
 use serde_json::{Map, Value, json};
 
 use super::volumes::{GANG, SHARED_MEMORY, SOCKET, TOKEN, TOKEN_FILE, TOPOLOGY, Volumes};
-use super::{Candidate, INHERITED_VARIABLE};
+use super::{Candidate, INHERITED_VARIABLE, RESULT_CACHE_VARIABLE};
 use crate::config::{CheckContainer, Config};
 use crate::field;
 use crate::gang::Gang;
@@ -55,6 +55,12 @@ pub(super) fn build(
         }
     }
     draft.common(config, volumes);
+    if let Some(longest) = config
+        .result_cache
+        .filter(|_| check.is_ours() && !check.gang_only)
+    {
+        draft.set_text(RESULT_CACHE_VARIABLE, &longest.as_secs().to_string());
+    }
     if let Some(gang) = gang {
         draft.gang(gang, config, volumes);
         if let Some(place) = candidate.rendezvous.filter(|_| check.is_ours()) {

@@ -374,6 +374,21 @@ fn the_users_fabric_settings_are_taken_over() {
 }
 
 #[test]
+fn checks_of_one_pod_learn_how_long_a_pass_counts() {
+    let off = injected(&in_gang(pod(8)), &config(OURS));
+    let on = config(&format!("{OURS}resultCache: 30m\n"));
+    let on = injected(&in_gang(pod(8)), &on);
+    for (check, seconds) in [Some("1800"), Some("1800"), None].into_iter().enumerate() {
+        let variable = "GPUWARDEN_RESULT_CACHE_SECONDS";
+        assert_eq!(
+            value(&on["spec"]["initContainers"][check], variable),
+            seconds
+        );
+        assert_eq!(value(&off["spec"]["initContainers"][check], variable), None);
+    }
+}
+
+#[test]
 fn names_that_a_pod_uses_are_left_to_it() {
     let config = config(OURS);
     let mut taken = pod(1);
