@@ -258,6 +258,14 @@ mod tests {
             let threshold = settings(scope, set).unwrap().of(gpus);
             assert_eq!(threshold.gb_s, expected, "{set:?} {threshold:?}");
         }
+        // The preflight ADR has measured 164 to 169 GB/s with A100 over InfiniBand.
+        let ib = [("GPUWARDEN_BW_PERCENT", "100"), ("GPUWARDEN_FABRIC", "ib")];
+        let a100 = gpus("NVIDIA A100-SXM4-80GB", true);
+        let threshold = settings(Scope::Gang, &ib).unwrap().of(&a100);
+        assert!(
+            threshold.passes(168.0) && !threshold.passes(160.0),
+            "{threshold:?}"
+        );
         let refused = settings(Scope::Gang, &[("GPUWARDEN_FABRIC", "string")]).unwrap_err();
         assert!(
             refused.to_string().contains("efa, ib, mnnvl, nvlink, pcie"),
