@@ -217,10 +217,20 @@ fn all_reduce(work: &mut Work, scenario: &Scenario, parts: &[Reduce]) -> Result<
     } else {
         1.0
     };
-    let seconds = bytes as f64 * times / (scenario.nccl.bandwidth_gb_s * 1e9);
+    let with_topology = scenario.nccl.bandwidth_with_topology_gb_s;
+    let gb_s = with_topology.filter(|_| has_topology());
+    let gb_s = gb_s.unwrap_or(scenario.nccl.bandwidth_gb_s);
+    let seconds = bytes as f64 * times / (gb_s * 1e9);
     let streams: Vec<(usize, usize)> = parts.iter().map(|part| (part.stream, part.rank)).collect();
     work.occupy(&streams, Duration::try_from_secs_f64(seconds).ok());
     Ok(())
+}
+
+/// Returns whether there is a topology file.
+fn has_topology() -> bool {
+    let file = std::env::var_os("NCCL_TOPO_FILE");
+    let text = file.and_then(|file| std::fs::read_to_string(file).ok());
+    text.is_some_and(|text| text.starts_with("<system version=\"1\""))
 }
 
 /// Reduces the numbers that are kept.
