@@ -244,9 +244,19 @@ fn all_reduce(work: &mut Work, scenario: &Scenario, parts: &[Reduce]) -> Result<
 
 /// Returns the bandwidth in this process.
 fn bandwidth(nccl: &FakeNccl) -> f64 {
+    if let Some(gb_s) = nccl.bandwidth_with_topology_gb_s.filter(|_| has_topology()) {
+        return gb_s;
+    }
     let mut slowed = nccl.slowed_by.iter();
     let slowed = slowed.find(|(name, _)| std::env::var_os(name).is_some());
     slowed.map_or(nccl.bandwidth_gb_s, |(_, gb_s)| *gb_s)
+}
+
+/// Returns whether there is a topology file.
+fn has_topology() -> bool {
+    let file = std::env::var_os("NCCL_TOPO_FILE");
+    let text = file.and_then(|file| std::fs::read_to_string(file).ok());
+    text.is_some_and(|text| text.starts_with("<system version=\"1\""))
 }
 
 /// Reduces the numbers that are kept in this process.

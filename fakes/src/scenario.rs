@@ -92,6 +92,8 @@ pub struct FakeNccl {
     /// Bandwidth of an all-reduce in gigabytes a second, at each GPU (`busbw` of nccl-tests); with 0 it
     /// never ends.
     pub bandwidth_gb_s: f64,
+    /// The same where `NCCL_TOPO_FILE` names a topology file.
+    pub bandwidth_with_topology_gb_s: Option<f64>,
     /// The error of work that has begun, as a code of NCCL: 6 is a rank elsewhere that is gone.
     pub async_error: u32,
     /// The bandwidth instead of that in a process that has a variable, by its name.
@@ -364,6 +366,7 @@ impl Default for FakeNccl {
         Self {
             version: 22_809,
             bandwidth_gb_s: 480.0,
+            bandwidth_with_topology_gb_s: None,
             async_error: 0,
             slowed_by: BTreeMap::new(),
         }

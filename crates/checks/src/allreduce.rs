@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! gang         waits until the files of the gang name all members
+//! topology     chooses the topology file that NCCL gets
 //! coordinator  (rank 0 only) gathers them over TCP, orders tests, asks search who is next
 //! member       does what rank 0 says by a collective, and hears the verdict
 //! ```
@@ -16,6 +17,7 @@ mod member;
 mod messages;
 mod rendezvous;
 mod search;
+mod topology;
 mod wire;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -23,6 +25,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use contract::RecommendedAction;
+use preflight::rendezvous::Topology;
 use tokio::net::TcpListener;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -53,6 +56,8 @@ const INIT_FAILED: &str = "NCCL_ALLREDUCE_INIT_FAILED";
 const FAILED: &str = "NCCL_ALLREDUCE_ERROR";
 const GANG_CONFIG: &str = "NCCL_GANG_CONFIG_ERROR";
 const GANG_TIMEOUT: &str = "NCCL_GANG_TIMEOUT";
+/// Nothing may be measured without a topology file, and a machine has none.
+const NO_TOPOLOGY: &str = "NO_TOPOLOGY";
 
 /// Where nothing else is set (preflight configuration): gigabytes a second, size of the message,
 /// iterations, and the time for the gang to form.
@@ -79,6 +84,7 @@ struct Settings {
     secret: Option<Vec<u8>>,
     /// True if sockets and processors are to reduce, and no GPUs.
     tcp: bool,
+    topology: topology::Settings,
 }
 
 pub(crate) async fn execute(
@@ -133,12 +139,13 @@ async fn check(settings: &Settings, launcher: &Launcher) -> Outcome {
 /// Takes part in the gang by NCCL, or by TCP where that is set.
 async fn reduce(settings: &Settings, launcher: &Launcher, gang: &Gang, formed: Instant) -> Outcome {
     if !settings.tcp {
-        let nccl = Nccl::new(launcher.clone(), settings.libraries.clone());
-        return take_part(settings, gang, nccl, formed).await;
+        let (told, file) = settings.topology.choose(gang.topology.as_ref());
+        let nccl = Nccl::new(launcher.clone(), settings.libraries.clone(), file);
+        return take_part(settings, gang, nccl, told, formed).await;
     }
     let own = gang.members.get(gang.rank).map(|member| member.address);
     match Tcp::listen(own.unwrap_or(gang.master.ip())).await {
-        Ok(tcp) => take_part(settings, gang, tcp, formed).await,
+        Ok(tcp) => take_part(settings, gang, tcp, None, formed).await,
         Err(error) => wrong(format!("cannot listen at this pod's address: {error}")),
     }
 }
@@ -148,6 +155,7 @@ async fn take_part(
     settings: &Settings,
     gang: &Gang,
     mut collective: impl Collective,
+    topology: Option<Topology>,
     formed: Instant,
 ) -> Outcome {
     let (devices, gpus) = match collective.devices(Instant::now() + settings.timeout).await {
@@ -173,6 +181,7 @@ async fn take_part(
         node: settings.node.clone(),
         devices,
         endpoint: collective.endpoint(),
+        topology,
     };
     let master = gang.members.first().map(|member| member.pod.as_str());
     let master = (master.unwrap_or_default(), gang.master);
@@ -267,6 +276,11 @@ fn judge(told: &Verdict) -> Outcome {
             ..unformed(code, told.text.clone())
         },
         Kind::Missing => unformed(GANG_TIMEOUT, told.text.clone()),
+        Kind::Untested => Outcome {
+            result: Meaning::NotTested,
+            findings: Vec::new(),
+            ..unformed(NO_TOPOLOGY, told.text.clone())
+        },
     }
 }
 
@@ -325,6 +339,7 @@ impl Settings {
             libraries: Libraries::of(environment),
             secret: secret(environment)?,
             tcp: tcp.unwrap_or(false),
+            topology: topology::Settings::read(environment)?,
         })
     }
 }

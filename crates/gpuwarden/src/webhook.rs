@@ -47,7 +47,13 @@ pub(crate) async fn run(settings: WebhookSettings) -> anyhow::Result<ExitCode> {
     let certificate = Certificate::open(&settings, &cluster, &mut tasks).await?;
     if config.coordination.enabled {
         if let Some(own) = &certificate.own {
-            let at = rendezvous(&settings, own, &certificate.tls, &cluster, &mut tasks).await?;
+            let rendezvous = Rendezvous::new(
+                Arc::clone(&cluster),
+                &own.gang_key,
+                facts.clone(),
+                config.topologies.clone(),
+            );
+            let at = serve(rendezvous, &settings, own, &certificate.tls, &mut tasks).await?;
             admission = admission.with_rendezvous(at, own.authorities.clone());
         }
         let me = identity(&listener)?;
@@ -143,11 +149,11 @@ impl Certificate {
 }
 
 /// Starts the rendezvous of gangs, and returns its address for pods.
-async fn rendezvous(
+async fn serve(
+    rendezvous: Rendezvous,
     settings: &WebhookSettings,
     own: &OwnCertificate,
     tls: &Arc<ServerTls>,
-    cluster: &Arc<Cluster>,
     tasks: &mut Tasks,
 ) -> anyhow::Result<String> {
     let listener = listen(settings.rendezvous_listen, "--rendezvous-listen").await?;
@@ -158,7 +164,6 @@ async fn rendezvous(
         own.host.clone()
     };
     let url = settings.rendezvous_url.clone();
-    let rendezvous = Rendezvous::new(Arc::clone(cluster), &own.gang_key);
     let serving = rendezvous.serve(listener, Arc::clone(tls), tasks.no_more());
     tasks.input("the rendezvous", serving);
     Ok(url.unwrap_or_else(|| format!("https://{host}:{port}")))

@@ -19,6 +19,7 @@ pub use container::CheckContainer;
 pub use discovery::{Discovery, MinCount, PodGroups, Resource};
 
 use crate::glob::Glob;
+use crate::topology::{self, Topologies};
 
 /// Largest configuration (bytes): what a `ConfigMap` can hold.
 pub const MAX_CONFIG_BYTES: usize = 1024 * 1024;
@@ -93,6 +94,8 @@ pub struct Config {
     pub discovery: Discovery,
     /// What gangs get.
     pub coordination: Coordination,
+    /// Which topology file of NCCL the machines of an instance type have.
+    pub topologies: Topologies,
     /// Namespaces that never get checks.
     pub excluded_namespaces: Vec<String>,
     /// The only namespaces that get checks; empty for those of the selector.
@@ -139,6 +142,8 @@ pub struct Coordination {
     pub mount_path: String,
     /// A `ConfigMap` with NCCL's topology file `topo.xml`, of the same namespace.
     pub topology_config_map: Option<String>,
+    /// The name of the topology file of all machines.
+    pub topology_file: Option<String>,
     /// Host paths that checks of gangs get.
     pub host_paths: Vec<HostPath>,
     /// Volumes of the pod that checks of gangs get.
@@ -251,7 +256,7 @@ struct CoordinationKeys {
     master_port: u16,
     config_map_mount_path: String,
     nccl_topo_config_map: String,
-    /// The chart makes a `ConfigMap` of these, which is not done here.
+    /// The chart makes a `ConfigMap` of it, which is not done here.
     nccl_topo_data: String,
     nccl_topo_shape: String,
     extra_host_path_mounts: Vec<HostPath>,
@@ -371,6 +376,7 @@ impl Config {
                 .unwrap_or_else(|| globs(&MOUNT_PATTERNS)),
             discovery: keys.gang_discovery.discovery()?,
             coordination: coordination.read(timeout.unwrap_or(GANG_TIMEOUT))?,
+            topologies: older.nccl_topology.read()?,
             excluded_namespaces: older
                 .exclude_namespaces
                 .unwrap_or_else(|| names(&EXCLUDED_NAMESPACES)),
@@ -435,13 +441,15 @@ impl CoordinationKeys {
                 ));
             }
         }
-        if !self.nccl_topo_data.is_empty() || !self.nccl_topo_shape.is_empty() {
+        if !self.nccl_topo_data.is_empty() {
             return Err(
-                "gangCoordination: ncclTopoData and ncclTopoShape are not carried out; make a ConfigMap with \
-                 the file topo.xml in each namespace, and name it by ncclTopoConfigMap"
+                "gangCoordination: ncclTopoData is not carried out; make a ConfigMap with the file topo.xml in \
+                 each namespace, and name it by ncclTopoConfigMap"
                     .into(),
             );
         }
+        let shape = Some(&*self.nccl_topo_shape).filter(|shape| !shape.is_empty());
+        let topology_file = shape.map(topology::of_shape).transpose();
         if self.master_port == 0 {
             return Err(
                 "gangCoordination.masterPort: 0 is no port; name one from 1 to 65535".into(),
@@ -453,6 +461,8 @@ impl CoordinationKeys {
             master_port: self.master_port,
             mount_path: self.config_map_mount_path,
             topology_config_map: Some(self.nccl_topo_config_map).filter(|name| !name.is_empty()),
+            topology_file: topology_file
+                .map_err(|why| format!("gangCoordination.ncclTopoShape: {why}"))?,
             host_paths: self.extra_host_path_mounts,
             volume_mounts: self.extra_volume_mounts,
             mirror_claims: self.mirror_resource_claims,

@@ -13,3 +13,4 @@ pub mod quantity;
 pub mod rendezvous;
 pub mod resources;
 pub mod roster;
+pub mod topology;

@@ -34,4 +34,22 @@ pub struct Answer {
     /// The gang's secret, in base64, once the gang is whole.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub secret: Option<String>,
+    /// The topology file of the pod's machine, once the gang is whole; `None` where NCCL is to look for itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub topology: Option<Topology>,
+}
+
+/// What is known of the topology file of NCCL that a machine has.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Topology {
+    /// There is one.
+    File {
+        /// Its name.
+        name: String,
+        /// Without it nothing is to be measured.
+        required: bool,
+    },
+    /// There is none, and nothing is to be measured; why so.
+    Missing(String),
 }

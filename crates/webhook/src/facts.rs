@@ -1,4 +1,4 @@
-//! What the cluster says of the claims, device classes and gangs that pods name.
+//! What the cluster says of the claims, device classes and gangs that pods name, and of their nodes.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -132,6 +132,20 @@ impl Facts {
         let level = labels.and_then(|labels| labels.get(ENFORCED)?.as_str());
         let level = level.filter(|level| FORBIDDING.contains(level));
         Ok(level.map(str::to_owned))
+    }
+
+    /// Returns a label of a node, if it has it. The error says why that is not known.
+    pub(crate) async fn label_of_node(
+        &self,
+        node: &str,
+        label: &str,
+    ) -> Result<Option<String>, String> {
+        let kind = Kind::new("", "v1", "nodes");
+        let until = Instant::now() + DEADLINE;
+        let found = self.object(&kind, None, node, until).await?;
+        let labels = found.as_ref().and_then(|it| it.pointer("/metadata/labels"));
+        let label = labels.and_then(|labels| labels.get(label)?.as_str());
+        Ok(label.map(str::to_owned))
     }
 
     /// Returns the object that says the size of a gang; `None` if there is none yet.

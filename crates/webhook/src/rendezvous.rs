@@ -14,10 +14,12 @@ use axum::routing::get;
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use cluster::{Cluster, Kind, Signal, TokenError, TokenOwner};
-use preflight::rendezvous::{AUDIENCE, Answer};
+use preflight::rendezvous::{AUDIENCE, Answer, Topology};
 use preflight::roster::{MANAGED_BY, MANAGED_BY_LABEL, PREFIX, Roster};
+use preflight::topology::Topologies;
 use ring::hmac;
 use runtime::http_server;
+use runtime::logging::Seldom;
 use runtime::tls::ServerTls;
 use serde::Deserialize;
 use serde_json::Value;
@@ -25,6 +27,8 @@ use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+
+use crate::facts::Facts;
 
 /// Longest wait that a pod may ask for. Its connection is kept so long.
 const MAX_WAIT: Duration = Duration::from_secs(20);
@@ -55,6 +59,9 @@ pub struct Rendezvous {
     /// same API server.
     reviews: Arc<Semaphore>,
     tokens: Arc<Mutex<Tokens>>,
+    facts: Facts,
+    topologies: Arc<Topologies>,
+    unread: Arc<Seldom>,
 }
 
 /// When a token was good, and whose it is, by its digest.
@@ -65,6 +72,7 @@ type Tokens = BTreeMap<Vec<u8>, (Instant, Pod)>;
 struct Pod {
     namespace: String,
     name: String,
+    node: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -78,7 +86,7 @@ struct Waiting {
 
 impl Rendezvous {
     /// Returns a rendezvous whose gangs get secrets under a key.
-    pub fn new(cluster: Arc<Cluster>, key: &str) -> Self {
+    pub fn new(cluster: Arc<Cluster>, key: &str, facts: Facts, topologies: Topologies) -> Self {
         Self {
             cluster,
             key: Arc::new(hmac::Key::new(hmac::HMAC_SHA256, key.as_bytes())),
@@ -87,6 +95,9 @@ impl Rendezvous {
             waiting: Arc::new(Semaphore::new(MAX_WAITING)),
             reviews: Arc::new(Semaphore::new(MAX_REVIEWS)),
             tokens: Arc::default(),
+            facts,
+            topologies: Arc::new(topologies),
+            unread: Arc::default(),
         }
     }
 
@@ -166,6 +177,7 @@ impl Rendezvous {
         Answer {
             data: roster.data(),
             full: false,
+            topology: None,
             secret: Some(BASE64_STANDARD.encode(secret.as_ref())).filter(|_| roster.is_complete()),
         }
     }
@@ -182,6 +194,24 @@ impl Rendezvous {
             let changed = tokio::time::timeout_at(until, changes.changed());
             if answer.secret.is_some() || !matches!(changed.await, Ok(Ok(()))) {
                 return answer;
+            }
+        }
+    }
+
+    /// Returns what is known of the topology file of the machine of a pod, which itself may not read its node.
+    async fn topology(&self, pod: &Pod) -> Option<Topology> {
+        let (by, label) = (&self.topologies, &self.topologies.label);
+        let Some(node) = &pod.node else {
+            return by.of(Err("the token does not say the node of its pod"));
+        };
+        match self.facts.label_of_node(node, label).await {
+            Ok(Some(name)) => by.of(Ok(&name)),
+            Ok(None) => by.of(Err(&format!("{node} has no label {label}"))),
+            Err(why) => {
+                if self.unread.now().is_some() {
+                    tracing::warn!("the topology file of a machine is not known: {why}");
+                }
+                by.of(Err(&why))
             }
         }
     }
@@ -242,7 +272,10 @@ async fn gang(
         return (StatusCode::FORBIDDEN, what).into_response();
     }
     let wait = Duration::from_secs(waiting.wait).min(MAX_WAIT);
-    let answer = rendezvous.wait(&(namespace, name), &pod.name, wait).await;
+    let mut answer = rendezvous.wait(&(namespace, name), &pod.name, wait).await;
+    if answer.secret.is_some() {
+        answer.topology = rendezvous.topology(&pod).await;
+    }
     axum::Json(answer).into_response()
 }
 
@@ -255,6 +288,7 @@ impl Pod {
         Some(Self {
             namespace: namespace.to_owned(),
             name: owner.pod_name?,
+            node: owner.node_name,
         })
     }
 }

@@ -24,6 +24,9 @@ pub(super) trait Collective {
     /// Takes part in a test.
     async fn test(&mut self, test: &Test, until: Instant) -> Result<Vec<Measured>, Failure>;
 
+    /// Goes on without the topology file that was chosen for this machine.
+    fn without_topology(&mut self);
+
     /// Forgets the group: its test is over for everybody, or nobody waits for it any more.
     fn over(&mut self);
 }

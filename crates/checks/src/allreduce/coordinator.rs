@@ -7,6 +7,7 @@ mod verdicts;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use preflight::rendezvous::Topology;
 use preflight::roster::Member;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
@@ -26,7 +27,8 @@ const SEARCH: (u32, u32) = (5, 1);
 const CONFIRM: Duration = Duration::from_secs(15);
 /// Shortest time for a test of the search where the gang hangs: its processes have to start and to meet.
 const SHORTEST: Duration = Duration::from_secs(10);
-/// The part of the time that the first test of all gets, as one of so many.
+/// The part of the time that a test of all gets, as one of so many; there are two where the first was with
+/// topology files.
 const FIRST_PART: u32 = 3;
 /// Time for the others to fail after the first: theirs may say more.
 const ECHO: Duration = Duration::from_secs(1);
@@ -168,16 +170,22 @@ impl Coordinator {
     async fn examine(&mut self, plan: &Plan) -> Vec<Verdict> {
         self.gone.clear();
         let end = Instant::now() + plan.timeout;
-        let all: Vec<usize> = (0..self.members.len()).collect();
-        let measured = self
-            .test(
-                &all,
-                &plan.benchmark,
-                Instant::now() + plan.timeout / FIRST_PART,
-            )
-            .await;
-        let whole = self.judge(&all, measured, plan);
-        let text = verdicts::told(&whole, self.ranks(&all), plan);
+        let topologies = match self.topologies() {
+            Ok(files) => files,
+            Err(why) => return self.names.untested(&why),
+        };
+        let (mut whole, mut text) = self.whole(plan).await;
+        if !whole.passes && !topologies.is_empty() && self.gone.is_empty() {
+            // A file may be wrong of a machine: what it brings about blames nobody.
+            let files = topologies.into_iter().collect::<Vec<_>>().join(", ");
+            tracing::warn!("the gang fails with the topology file {files}: {text}");
+            for member in 0..self.members.len() {
+                self.say(member, &FromRank0::WithoutTopology).await;
+            }
+            let before = text;
+            (whole, text) = self.whole(plan).await;
+            text = format!("{text}; this without the topology file {files}, with which {before}");
+        }
         if whole.passes {
             return self.names.all(Kind::Passed, &text, &whole);
         }
@@ -195,6 +203,29 @@ impl Coordinator {
         }
         let text = format!("{text}; who is to blame was not found in time");
         self.names.all(Kind::Unclear, &text, &whole)
+    }
+
+    /// Tests all together; returns what came out, and the same in words.
+    async fn whole(&mut self, plan: &Plan) -> (Judged, String) {
+        let all: Vec<usize> = (0..self.members.len()).collect();
+        let until = Instant::now() + plan.timeout / FIRST_PART;
+        let measured = self.test(&all, &plan.benchmark, until).await;
+        let whole = self.judge(&all, measured, plan);
+        let text = verdicts::told(&whole, self.ranks(&all), plan);
+        (whole, text)
+    }
+
+    /// Returns the topology files that members have. The error says why nothing may be tested.
+    fn topologies(&self) -> Result<BTreeSet<String>, String> {
+        let mut files = BTreeSet::new();
+        for hello in self.members.iter().flatten().map(|joined| &joined.hello) {
+            match &hello.topology {
+                Some(Topology::File { name, .. }) => drop(files.insert(name.clone())),
+                Some(Topology::Missing(why)) => return Err(format!("{}: {why}", hello.node)),
+                None => {}
+            }
+        }
+        Ok(files)
     }
 
     /// Searches for who is to blame; `None` where the time is over, or a member goes away. `hangs` says
@@ -412,3 +443,6 @@ impl Coordinator {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

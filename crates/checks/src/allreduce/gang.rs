@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use preflight::rendezvous::Topology;
 use preflight::roster::{Member, Roster};
 use tokio::time::Instant;
 
@@ -29,6 +30,8 @@ pub(super) struct Gang {
     pub(super) master: SocketAddr,
     /// The gang's secret, if a rendezvous has told it.
     pub(super) secret: Option<Vec<u8>>,
+    /// The topology file of this machine, if a rendezvous has told of it.
+    pub(super) topology: Option<Topology>,
 }
 
 /// There is no gang.
@@ -80,6 +83,7 @@ pub(super) async fn wait(places: &Places, pod: &str, until: Instant) -> Result<G
             }
             look(&told.roster, pod).map(|gang| Gang {
                 secret: told.secret,
+                topology: told.topology,
                 ..gang
             })
         });
@@ -114,6 +118,7 @@ fn of_files(directory: &Path) -> Result<Told, String> {
         roster,
         full: false,
         secret: None,
+        topology: None,
     })
 }
 
@@ -168,6 +173,7 @@ fn look(roster: &Roster, pod: &str) -> Result<Gang, GangError> {
         rank,
         master: SocketAddr::new(master, roster.master_port),
         secret: None,
+        topology: None,
         members,
     })
 }

@@ -137,6 +137,10 @@ async fn follow(
                 collective.over();
                 continue;
             }
+            FromRank0::WithoutTopology => {
+                collective.without_topology();
+                continue;
+            }
             FromRank0::Lead { step } => tokio::select! {
                 group = collective.lead(until()) => Ok(FromMember::Group { step, group }),
                 other = line.heard.recv() => Err(other),

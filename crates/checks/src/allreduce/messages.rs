@@ -2,12 +2,13 @@
 
 use std::net::SocketAddr;
 
+use preflight::rendezvous::Topology;
 use serde::{Deserialize, Serialize};
 
 use crate::worker::{Benchmark, Failure, Measured};
 
 /// The version of what is said: all members of a gang run the same image, or are told.
-pub(super) const PROTOCOL: u32 = 1;
+pub(super) const PROTOCOL: u32 = 2;
 
 /// What a member says.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -38,6 +39,8 @@ pub(super) struct Hello {
     pub(super) devices: u32,
     /// The place where others of a group reach it, where they have to.
     pub(super) endpoint: Option<SocketAddr>,
+    /// The topology file that was chosen for its machine; `None` where NCCL is left to itself.
+    pub(super) topology: Option<Topology>,
 }
 
 /// What rank 0 says.
@@ -50,6 +53,8 @@ pub(super) enum FromRank0 {
     Test(Test),
     /// A test is over for everybody.
     Over { step: u64 },
+    /// What follows is tested without topology files.
+    WithoutTopology,
     /// The end.
     Verdict(Verdict),
 }
@@ -99,4 +104,6 @@ pub(super) enum Kind {
     Unclear,
     /// Members are not there.
     Missing,
+    /// There is nothing that may be tested.
+    Untested,
 }

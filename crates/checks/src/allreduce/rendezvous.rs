@@ -11,7 +11,7 @@ use hyper::body::Bytes;
 use hyper::header::{AUTHORIZATION, HOST};
 use hyper::{Request, StatusCode, Uri};
 use hyper_util::rt::TokioIo;
-use preflight::rendezvous::{AUTHORITIES_VARIABLE, Answer, TOKEN_VARIABLE, URL_VARIABLE};
+use preflight::rendezvous::{AUTHORITIES_VARIABLE, Answer, TOKEN_VARIABLE, Topology, URL_VARIABLE};
 use preflight::roster::Roster;
 use runtime::logging::chain;
 use rustls::pki_types::pem::PemObject as _;
@@ -45,6 +45,8 @@ pub(super) struct Told {
     pub(super) full: bool,
     /// The gang's secret, once the gang is whole.
     pub(super) secret: Option<Vec<u8>>,
+    /// The topology file of this machine, as far as it is known.
+    pub(super) topology: Option<Topology>,
 }
 
 /// Returns a client's side of TLS that trusts these authorities, in PEM form. Not by a file: a container may
@@ -104,6 +106,7 @@ impl Place {
             roster: roster.map_err(|error| error.to_string())?,
             full: answer.full,
             secret: secret.transpose().map_err(|error| error.to_string())?,
+            topology: answer.topology,
         })
     }
 

@@ -300,6 +300,32 @@ async fn one_pod_reduces_by_nccl() {
 }
 
 #[tokio::test]
+async fn a_slow_result_with_a_topology_file_of_ours_is_measured_again_without_it() {
+    let mut pods = Pods::here(1);
+    let mut scenario = Scenario::healthy(4);
+    let users = pods.files.path().join("users.xml");
+    fs::write(&users, "<system version=\"1\"></system>").unwrap();
+    pods.set("GPUWARDEN_COLLECTIVE", "nccl")
+        .set("BW_THRESHOLD_GBPS", "100")
+        .set("GPUWARDEN_NCCL_TOPOLOGY", "azure-ndv5.xml");
+    let again = "; this without the topology file azure-ndv5.xml, with which 4 devices reduce";
+    for (without, with, file, code, is_again) in [
+        (480.0, 40.0, "", 0, true),
+        (40.0, 480.0, "", 0, false),
+        (40.0, 40.0, "", 1, true),
+        // The user's counts as it is.
+        (480.0, 40.0, users.to_str().unwrap(), 1, false),
+    ] {
+        scenario.nccl.bandwidth_gb_s = without;
+        scenario.nccl.bandwidth_with_topology_gb_s = Some(with);
+        fakes::write(pods.containers[0].directory.path(), &scenario).unwrap();
+        let ended = pods.set("NCCL_TOPO_FILE", file).run().await;
+        assert_eq!(ended[0].code, Some(code), "{ended:#?}");
+        assert_eq!(ended[0].told.contains(again), is_again, "{ended:#?}");
+    }
+}
+
+#[tokio::test]
 async fn a_member_that_does_not_come_is_named_and_nobody_blamed() {
     let mut pods = Pods::here(3);
     pods.set("GANG_TIMEOUT_SECONDS", "4");
@@ -422,6 +448,11 @@ async fn a_bad_setting_is_a_configuration_error_that_names_it() {
             "GANG_SECRET_FILE",
             "/nowhere",
             "GANG_SECRET_FILE is \"/nowhere\"; it must be a file that can be read",
+        ),
+        (
+            "GPUWARDEN_NCCL_TOPOLOGY",
+            "../topo.xml",
+            "GPUWARDEN_NCCL_TOPOLOGY is \"../topo.xml\"; it must be the name of a file",
         ),
     ] {
         let mut pods = Pods::here(1);

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1::{ConfigMap, Pod};
+use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod};
 use kube::Client;
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
 use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
@@ -404,5 +404,62 @@ async fn the_pods_of_a_gang_meet_at_the_rendezvous() -> anyhow::Result<()> {
     let said = String::from_utf8_lossy(&end.stdout) + String::from_utf8_lossy(&end.stderr);
     assert!(!said.contains("127.77.0.2"), "{said}");
     assert_eq!(end.status.code(), Some(1), "{said}");
+    webhook.end().await
+}
+
+/// A pod may not read its node: the webhook tells it which topology file its machine has.
+#[tokio::test]
+async fn a_pod_hears_which_topology_file_its_machine_has() -> anyhow::Result<()> {
+    let Some(plane) = plane(Version::LATEST, "").await? else {
+        return Ok(());
+    };
+    let balancer = Balancer::start().await?;
+    let url = format!("https://{}", balancer.address());
+    let config = "image: registry.example/gpuwarden:1\ngangDiscovery: {method: labels, labels: \
+                  {gangIdLabel: gang, gangSizeLabel: size}}\ngangCoordination: {masterPort: 29512}\n\
+                  ncclTopology: {instanceTypeMapping: {known: azure-ndv5.xml}, enableFallback: false}\n";
+    let webhook = Webhook::start_with(&plane, &url, config, &[]).await?;
+    balancer.send_to(&[webhook.address]);
+    registered(&plane).await?;
+    let (client, namespace) = (plane.client().await?, opted_in(&plane).await?);
+    let gpus = tempfile::tempdir()?;
+    fakes::install(gpus.path(), &fakes::Scenario::healthy(2))?;
+    let library = |name: &str| gpus.path().join(name).display().to_string();
+    let (cuda, nccl) = (library(fakes::CUDA_LIBRARY), library(fakes::NCCL_LIBRARY));
+    let more = [
+        ("GPUWARDEN_CUDA_LIBRARY", &*cuda),
+        ("GPUWARDEN_NCCL_LIBRARY", &*nccl),
+        ("GPUWARDEN_NVML_LIBRARY", &*library(fakes::LIBRARY)),
+        ("MESSAGE_SIZES", "1M"),
+    ];
+    for (instance_type, expected) in [
+        ("known", "name=\"azure-ndv5.xml\""),
+        ("other", "no topology file for the instance type \"other\""),
+    ] {
+        let node = json!({
+            "apiVersion": "v1", "kind": "Node",
+            "metadata": {"name": instance_type,
+                "labels": {"node.kubernetes.io/instance-type": instance_type}},
+        });
+        let nodes: Api<Node> = Api::all(client.clone());
+        nodes
+            .create(&PostParams::default(), &serde_json::from_value(node)?)
+            .await?;
+        let limits = json!({"nvidia.com/gpu": "2", "nvidia.com/mlnxnics": "1"});
+        let mut member = pod(&format!("on-{instance_type}"), limits);
+        member["metadata"]["labels"] = json!({"gang": instance_type, "size": "1"});
+        member["spec"]["nodeName"] = instance_type.into();
+        let mut member = create(&client, &namespace, &member).await?;
+        let name = member["metadata"]["name"]
+            .as_str()
+            .unwrap_or_default()
+            .to_owned();
+        give_address(&client, &namespace, &name, "127.77.1.1").await?;
+        member["status"] = json!({"podIP": "127.77.1.1"});
+        let end = play(&plane, &member, ALLREDUCE, &more).await?;
+        let said = String::from_utf8_lossy(&end.stdout) + String::from_utf8_lossy(&end.stderr);
+        assert_eq!(end.status.code(), Some(0), "{said}\n{}", webhook.log());
+        assert!(said.contains(expected), "{said}\n{}", webhook.log());
+    }
     webhook.end().await
 }

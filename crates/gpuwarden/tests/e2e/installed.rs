@@ -272,7 +272,9 @@ async fn the_account_of_the_example_may_do_no_more() -> anyhow::Result<()> {
         ),
         (["create", "", "pods", "", "default"], false),
         (["patch", "", "pods", "a", "default"], false),
-        (["get", "", "nodes", "a", ""], false),
+        (["get", "", "nodes", "a", ""], true),
+        (["list", "", "nodes", "", ""], false),
+        (["patch", "", "nodes", "a", ""], false),
     ] {
         assert_eq!(may(&client, asked).await?, expected, "{asked:?}");
     }

@@ -7,6 +7,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::{Devices, FailurePolicy, duration};
+use crate::topology;
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -21,9 +22,8 @@ pub(super) struct Keys {
     pub(super) gpu_detection: Detection,
     #[serde(default)]
     pub(super) network_detection: Detection,
-    /// Topology files by instance type are not carried out yet: there are none of ours.
-    #[serde(default, rename = "ncclTopology")]
-    _nccl_topology: Value,
+    #[serde(default)]
+    pub(super) nccl_topology: topology::Keys,
     #[serde(default)]
     pub(super) namespaces: Vec<String>,
     #[serde(default)]

@@ -1,4 +1,5 @@
 use super::*;
+use crate::rendezvous::Topology;
 
 /// The configuration of NVSentinel's chart with its three checks.
 pub(crate) const REFERENCE: &str = r#"
@@ -211,6 +212,13 @@ preflight-injector:
         ["nvidia.com/gpu", "nvidia.com/mig-3g"]
     );
     assert_eq!(config.networks.classes, ["rdma.nvidia.com"]);
+    let topology = |name| config.topologies.of(Ok(name));
+    let of_p5 = Topology::File {
+        name: "aws-p5.48xlarge.xml".to_owned(),
+        required: true,
+    };
+    assert_eq!(topology("p5.48xlarge"), Some(of_p5));
+    assert!(matches!(topology("other"), Some(Topology::Missing(_))));
     assert_eq!(config.failure_policy, FailurePolicy::Ignore);
     assert_eq!(config.namespaces, ["training"]);
     assert_eq!(config.excluded_namespaces, ["kube-system"]);
@@ -300,7 +308,7 @@ fn what_is_wrong_is_said_with_its_place() {
         ("image: i\nprocessingStrategy: NEVER", "NEVER"),
         ("image: i\ninitContainerPlacement: middle", "middle"),
         (
-            "image: i\ngangCoordination: {ncclTopoShape: ndv5}",
+            "image: i\ngangCoordination: {ncclTopoData: <system>}",
             "name it by ncclTopoConfigMap",
         ),
         (
@@ -311,6 +319,14 @@ fn what_is_wrong_is_said_with_its_place() {
             "image: i\nresultCache: 169h",
             "resultCache: write a time from 1s to 168h",
         ),
+            "image: i\ngangCoordination: {ncclTopoShape: ndv6}",
+            "gangCoordination.ncclTopoShape: \"ndv6\" is no shape; write ndv4 or ndv5",
+        ),
+        (
+            "image: i\nncclTopology: {instanceTypeMapping: {x1: ../x.xml}}",
+            "\"../x.xml\" of x1 is no name of a file",
+        ),
+        ("image: i\nncclTopology: {fallback: true}", "fallback"),
         (
             "image: i\ngangCoordination: {timeout: soon}",
             "\"soon\" is no time",

@@ -11,6 +11,7 @@ use crate::gang::Gang;
 use crate::rendezvous::{self, RendezvousPlace};
 use crate::resources::DevicesOfPod;
 use crate::roster::config_map_name;
+use crate::topology;
 
 /// Directory with NCCL's topology file in a check of a gang.
 const TOPOLOGY_DIRECTORY: &str = "/etc/nccl";
@@ -223,6 +224,9 @@ impl Draft<'_> {
         if coordination.topology_config_map.is_some() && !users && !self.has(TOPOLOGY_FILE) {
             self.mount_ours(TOPOLOGY, TOPOLOGY_DIRECTORY, true, volumes);
             self.set_text(TOPOLOGY_FILE, &format!("{TOPOLOGY_DIRECTORY}/topo.xml"));
+        }
+        if let Some(file) = &coordination.topology_file {
+            self.set_text(topology::VARIABLE, file);
         }
     }
 

@@ -218,7 +218,7 @@ fn a_check_knows_its_node_and_where_to_report() {
 #[test]
 fn a_check_of_a_gang_knows_where_its_peers_stand() {
     let config = config(&format!(
-        "{OURS}gangCoordination: {{ncclTopoConfigMap: topology}}\n"
+        "{OURS}gangCoordination: {{ncclTopoConfigMap: topology, ncclTopoShape: ndv5}}\n"
     ));
     let pod = injected(&in_gang(pod(8)), &config);
     let check = &pod["spec"]["initContainers"][2];
@@ -228,6 +228,7 @@ fn a_check_of_a_gang_knows_where_its_peers_stand() {
         ("GANG_TIMEOUT_SECONDS", "600"),
         ("MASTER_PORT", "29500"),
         ("NCCL_TOPO_FILE", "/etc/nccl/topo.xml"),
+        ("GPUWARDEN_NCCL_TOPOLOGY", "azure-ndv5.xml"),
     ] {
         assert_eq!(value(check, name), Some(expected), "{name}");
     }

@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use tokio::time::Instant;
 
 use super::super::messages::Test;
+use super::super::topology::{self, File};
 use super::Collective;
 use crate::worker::{Failure, Join, Launcher, Libraries, Measured, Request, Said, SeenGpu, Worker};
 
@@ -13,6 +14,8 @@ use crate::worker::{Failure, Join, Launcher, Libraries, Measured, Request, Said,
 pub(in super::super) struct Nccl {
     launcher: Launcher,
     libraries: Libraries,
+    /// The topology file that NCCL is given; `None` where it is left to itself.
+    topology: Option<File>,
     /// The process of the group that is under way.
     worker: Option<Worker>,
 }
@@ -20,18 +23,33 @@ pub(in super::super) struct Nccl {
 // === impl Nccl ===
 
 impl Nccl {
-    pub(in super::super) fn new(launcher: Launcher, libraries: Libraries) -> Self {
+    pub(in super::super) fn new(
+        launcher: Launcher,
+        libraries: Libraries,
+        topology: Option<File>,
+    ) -> Self {
         Self {
             launcher,
             libraries,
+            topology,
             worker: None,
         }
+    }
+
+    /// Returns how a process is started, which alone gets the topology file.
+    fn launcher(&self) -> Launcher {
+        let mut launcher = self.launcher.clone();
+        if let Some(file) = &self.topology {
+            let path = file.path.clone().into();
+            launcher.variables.push((topology::USERS.into(), path));
+        }
+        launcher
     }
 
     async fn ask(&mut self, request: &Request, until: Instant) -> Result<Said, Failure> {
         let worker = match self.worker.take() {
             Some(worker) => worker,
-            None => Worker::start(&self.launcher)?,
+            None => Worker::start(&self.launcher())?,
         };
         self.worker.insert(worker).ask(request, until).await
     }
@@ -87,6 +105,11 @@ impl Collective for Nccl {
             Said::Measured(measured) => Ok(measured),
             said => Err(said.unexpected()),
         }
+    }
+
+    fn without_topology(&mut self) {
+        self.over();
+        self.topology = None;
     }
 
     fn over(&mut self) {

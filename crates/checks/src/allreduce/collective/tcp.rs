@@ -130,6 +130,8 @@ impl Collective for Tcp {
         })
     }
 
+    fn without_topology(&mut self) {}
+
     fn over(&mut self) {}
 }
 

@@ -61,6 +61,17 @@ impl Names {
         self.0.iter().map(|_| verdict.clone()).collect()
     }
 
+    /// Returns that nothing may be tested.
+    pub(super) fn untested(&self, why: &str) -> Vec<Verdict> {
+        let verdict = Verdict {
+            kind: Kind::Untested,
+            text: format!("nothing is measured, for enableFallback is false: {why}"),
+            gb_s: None,
+            failure: None,
+        };
+        self.0.iter().map(|_| verdict.clone()).collect()
+    }
+
     /// Returns that members are not there.
     pub(super) fn missing(&self, missing: &[usize]) -> Vec<Verdict> {
         let there = self.0.len() - missing.len();
