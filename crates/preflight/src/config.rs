@@ -17,7 +17,7 @@ use serde_json::{Map, Value};
 pub use container::CheckContainer;
 pub use discovery::{Discovery, MinCount, PodGroups, Resource};
 
-use crate::glob::Glob;
+use domain::glob::Glob;
 
 /// Largest configuration (bytes): what a `ConfigMap` can hold.
 pub const MAX_CONFIG_BYTES: usize = 1024 * 1024;
