@@ -46,6 +46,14 @@ pub enum ApiError {
         /// The wait after which to try again, if it says so.
         retry_after: Option<Duration>,
     },
+    /// A disruption budget keeps a pod where it is.
+    #[error("{message}")]
+    Held {
+        /// The message of the API server.
+        message: String,
+        /// The wait after which to try again, if it says so.
+        retry_after: Option<Duration>,
+    },
     /// The API server cannot be reached, did not answer in time, is in trouble itself, or its
     /// answer cannot be read. A change may have been made all the same: then a second try of
     /// a conditional one ends as [`ApiError::Conflict`].
@@ -69,7 +77,10 @@ impl ApiError {
     /// with a fresh look, otherwise after waiting.
     pub fn is_retryable(&self) -> bool {
         match self {
-            Self::Conflict { .. } | Self::Throttled { .. } | Self::Unavailable { .. } => true,
+            Self::Conflict { .. }
+            | Self::Throttled { .. }
+            | Self::Held { .. }
+            | Self::Unavailable { .. } => true,
             Self::NotFound { .. }
             | Self::Forbidden { .. }
             | Self::Invalid { .. }
@@ -86,7 +97,7 @@ impl ApiError {
     pub fn status(&self) -> Option<u16> {
         match self {
             Self::NotFound { .. } => Some(404),
-            Self::Throttled { .. } => Some(429),
+            Self::Throttled { .. } | Self::Held { .. } => Some(429),
             Self::Conflict { status }
             | Self::Forbidden { status, .. }
             | Self::Invalid { status, .. } => Some(*status),
@@ -118,12 +129,17 @@ impl From<kube::Error> for ApiError {
 impl From<Status> for ApiError {
     fn from(answer: Status) -> Self {
         let retry_after = retry_after(&answer);
+        let held = is_held(&answer);
         let Status {
             code: status,
             message,
             ..
         } = answer;
         match status {
+            _ if held => Self::Held {
+                message,
+                retry_after,
+            },
             401 | 403 => Self::Forbidden { status, message },
             404 => Self::NotFound { message },
             409 => Self::Conflict { status },
@@ -151,6 +167,16 @@ pub(crate) fn found<T>(result: Result<T, kube::Error>) -> Result<Option<T>, ApiE
 pub(crate) fn retry_after(answer: &Status) -> Option<Duration> {
     let seconds = answer.details.as_ref()?.retry_after_seconds;
     (seconds > 0).then(|| Duration::from_secs(seconds.into()))
+}
+
+/// Returns whether a disruption budget, and no want of capacity, refuses the eviction of a pod.
+pub(crate) fn is_held(answer: &Status) -> bool {
+    let causes = answer.details.iter().flat_map(|details| &details.causes);
+    // Of a pod that several budgets protect the API server says that it is an error of its own.
+    causes
+        .map(|cause| cause.reason.as_str())
+        .any(|reason| reason == "DisruptionBudget")
+        || answer.message.contains("more than one PodDisruptionBudget")
 }
 
 #[cfg(test)]

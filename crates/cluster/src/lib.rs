@@ -12,6 +12,7 @@ mod config_map;
 mod connect;
 mod counters;
 mod devices;
+mod drain;
 mod error;
 mod event;
 #[cfg(test)]
@@ -36,6 +37,7 @@ pub use config_map::{ConfigMap, ConfigMapChange, ConfigMapEvent};
 pub use connect::{Cluster, ConnectError, ConnectOptions};
 pub use counters::Requests;
 pub use devices::{DeviceApi, DeviceEvent};
+pub use drain::PodWatches;
 pub use error::ApiError;
 pub use event::Event;
 pub use kind::Kind;

@@ -18,7 +18,7 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 use tower::{Layer, ServiceExt as _, service_fn};
 
-use crate::error::retry_after;
+use crate::error::{is_held, retry_after};
 use crate::layer::{Http, NoAnswer};
 
 /// The limit at the start. Near it a small API server is busy, and requests of a larger one
@@ -264,7 +264,9 @@ impl Turn {
     /// Takes in what became of the request.
     fn ended(self, result: &Result<Response<Body>, kube::Error>) {
         match result {
-            Err(kube::Error::Api(status)) if matches!(status.code, 429 | 500..) => {
+            Err(kube::Error::Api(status))
+                if matches!(status.code, 429 | 500..) && !is_held(status) =>
+            {
                 self.overloaded(retry_after(status));
             }
             Ok(_) | Err(kube::Error::Api(_)) => self.answered(),

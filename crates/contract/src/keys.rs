@@ -32,6 +32,10 @@ pub const CORDONED_BY_VALUE: &str = "NVSentinel";
 pub const STATE_LABEL: &str = "dgxc.nvidia.com/nvsentinel-state";
 /// Value of [`STATE_LABEL`] from the quarantine on, until draining starts.
 pub const STATE_QUARANTINED: &str = "quarantined";
+/// Value of [`STATE_LABEL`] while pods leave the node.
+pub const STATE_DRAINING: &str = "draining";
+/// Value of [`STATE_LABEL`] once all pods that are to leave have left.
+pub const STATE_DRAINED: &str = "drain-succeeded";
 
 /// Label with which an operator takes a node out of gpuwarden's hands (value `false`).
 pub const MANAGED_LABEL: &str = "k8saas.nvidia.com/ManagedByNVSentinel";

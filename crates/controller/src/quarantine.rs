@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use cluster::Cluster;
 use domain::brake::NodeLabel;
+use domain::drain::DrainConfig;
 use domain::fleet::{Fleet, FleetInput, Settings};
 use domain::mode::Mode;
 use domain::status::StatusUpdate;
@@ -32,6 +33,8 @@ use tokio_util::sync::CancellationToken;
 mod apply;
 mod ask;
 mod devices;
+mod drain;
+mod drain_metrics;
 mod intake;
 mod journal;
 mod metrics;
@@ -53,6 +56,8 @@ use crate::conditions::Board;
 
 use apply::Applied;
 use devices::{Changed, DeviceTaints};
+use drain::{Drains, Removed};
+use drain_metrics::DrainMetrics;
 use intake::{FeedFailure, SaveState};
 use journal::{JOURNAL_QUEUE, Journal};
 use metrics::QuarantineMetrics;
@@ -84,6 +89,8 @@ pub struct QuarantineConfig {
     pub sources: Sources,
     /// True if the brake holds nodes back; without it only a pause does.
     pub brake: bool,
+    /// What is wished for the pods of nodes that are out; `None`: they stay.
+    pub drain: Option<Arc<DrainConfig>>,
     /// Label of GPU nodes, whose number the brake's percentages are of.
     pub gpu_label: NodeLabel,
     /// Namespace of the `ConfigMaps` in which people set the circuit breaker and a pause.
@@ -121,6 +128,10 @@ pub struct Quarantine {
     /// The watch of single devices, and their rules.
     devices: DeviceTaints,
     changing: JoinSet<Changed>,
+    /// The watches of pods; `None`: there is no cluster.
+    drains: Option<Drains>,
+    removing: JoinSet<Removed>,
+    drain_metrics: DrainMetrics,
     /// Questions to the store that are under way; each ends with its answer.
     asking: JoinSet<FleetInput>,
     journal: Journal,
@@ -150,6 +161,7 @@ impl Quarantine {
         let (view, view_receiver) = watch::channel(Arc::new(FleetView::default()));
         let (journal, queue) = mpsc::channel(JOURNAL_QUEUE);
         let (statuses, status_queue) = mpsc::channel(STATUS_QUEUE);
+        let drain_metrics = DrainMetrics::new(metrics);
         let metrics = QuarantineMetrics::new(metrics);
         let (ask, questions) = mpsc::channel(MAX_QUESTIONS);
         let handles = Handles {
@@ -172,6 +184,7 @@ impl Quarantine {
             since: identity.since,
             brake: config.brake,
             gpu_label: config.gpu_label,
+            drain: config.drain,
             retention: config.retention,
             returns_wait: true,
         };
@@ -194,6 +207,9 @@ impl Quarantine {
             applying: JoinSet::new(),
             devices: DeviceTaints::default(),
             changing: JoinSet::new(),
+            drains: None,
+            removing: JoinSet::new(),
+            drain_metrics,
             asking: JoinSet::new(),
             journal: Journal::new(journal),
             statuses,
@@ -216,6 +232,10 @@ impl Quarantine {
             .map(|cluster| Switches::new(cluster, self.namespace.clone(), &cancel));
         self.take_switches();
         self.watch_devices(&cancel);
+        let (drains, mut pod_events) = (self.cluster.as_ref())
+            .map(|cluster| Drains::new(cluster, &cancel))
+            .unzip();
+        self.drains = drains;
         self.load().await;
         self.take_in().await;
         loop {
@@ -250,6 +270,11 @@ impl Quarantine {
                     None => break, // The same.
                 },
                 Some(done) = self.changing.join_next() => self.rule_changed(done),
+                event = nodes::receive(&mut pod_events) => match event {
+                    Some(event) => self.pod_events(event, &mut pod_events),
+                    None => break, // The same.
+                },
+                Some(done) = self.removing.join_next() => self.pod_removed(done),
                 Some(done) = self.asking.join_next() => self.asked(done),
                 arrival = arrival(&mut self.switches) => match arrival {
                     Some(arrival) => self.switched(arrival),
@@ -275,6 +300,9 @@ impl Quarantine {
         }
         while let Some(done) = self.changing.join_next().await {
             self.rule_changed(done);
+        }
+        while let Some(done) = self.removing.join_next().await {
+            self.pod_removed(done);
         }
         self.save().await;
     }

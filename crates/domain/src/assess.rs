@@ -34,12 +34,23 @@ pub struct Desired {
     pub rule_sets: Vec<String>,
     /// Taints that single devices of it should carry, of each one per key.
     pub devices: BTreeMap<DeviceId, Vec<DeviceTaint>>,
+    /// How far its pods should have left; `None`: they stay.
+    pub drain: Option<DrainStage>,
     /// The events of the faults for which it is wanted, gravest first.
     pub events: Vec<CountedEvent>,
     /// The name of who counts as having cordoned the node, where a sender's override forces it.
     pub forced_by: Option<String>,
     /// The decision about each open fault, gravest first.
     pub rulings: Vec<FaultRuling>,
+}
+
+/// A stage of the drain of a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DrainStage {
+    /// Pods leave it.
+    Draining,
+    /// All pods that were to leave have left.
+    Drained,
 }
 
 /// The decision about one open fault. Displayed for people.
@@ -283,6 +294,15 @@ impl Desired {
     /// Returns whether the node as a whole is to be taken out of service.
     pub fn takes_node_out(&self) -> bool {
         self.cordon || !self.taints.is_empty()
+    }
+
+    /// Returns whether any event for which the node is out leaves its pods to the drain: `Some(true)`
+    /// where one asks that no pod is waited for, `None` where all ask that they stay.
+    pub fn drains(&self) -> Option<bool> {
+        let overrides = |one: &CountedEvent| one.event.drain_overrides.unwrap_or_default();
+        let mut asks = self.events.iter().map(overrides).filter(|one| !one.skip);
+        let first = asks.next()?;
+        Some(first.force || asks.any(|one| one.force))
     }
 
     /// Adds the taint of the data-flow document, with the gravest fault's check as value.

@@ -19,6 +19,7 @@ use jiff::{SignedDuration, Timestamp};
 use crate::assess::{Desired, Dismissal, assess};
 use crate::brake::{DOUBT, Hold, NodeLabel};
 use crate::device::NodeDevices;
+use crate::drain::DrainConfig;
 use crate::event::Record;
 use crate::fault::{Change, Fault, FaultBook};
 use crate::journal::Entry;
@@ -34,6 +35,7 @@ mod brake;
 mod claim;
 mod departed;
 mod devices;
+mod drain;
 mod entry;
 mod io;
 mod kept;
@@ -45,6 +47,7 @@ mod situation;
 pub use brake::Switched;
 pub use claim::Owns;
 pub use devices::{DeviceInput, DeviceWatch, PlannedRule};
+pub use drain::{PlannedRemoval, PodNews, RemovalAnswer};
 pub use io::{Effect, FleetInput, InStore, Level, PatchAnswer, Planned, Purpose, RuleSetOutcome};
 pub use kept::{Kept, Unsaved};
 pub use seen::LIST_TAKES;
@@ -73,6 +76,8 @@ pub struct Settings {
     pub brake: bool,
     /// The label of GPU nodes. The brake's percentages are of their number.
     pub gpu_label: NodeLabel,
+    /// What is wished for the pods of nodes that are out; `None`: they stay.
+    pub drain: Option<Arc<DrainConfig>>,
     /// Age of the newest report of a node from which on its faults are dropped, where the cluster
     /// has no such node any more.
     pub retention: SignedDuration,
@@ -185,6 +190,8 @@ impl Fleet {
             FleetInput::RuleAnswered { node, rule, result } => {
                 self.rule_answered(&node, rule, result);
             }
+            FleetInput::Pods { node, news } => self.take_pods(&node, news),
+            FleetInput::Removed { node, uid, answer } => self.removal_answered(&node, &uid, answer),
             FleetInput::AnswersLost => self.answers_lost(),
             FleetInput::Found { node, found } => self.found(&node, found),
             FleetInput::Appended { node, result } => self.appended(&node, result),
@@ -315,6 +322,7 @@ impl Fleet {
         for entry in self.nodes.values_mut() {
             entry.session.clock_put_back(now);
             entry.rules.clock_put_back(now);
+            entry.drain.clock_put_back(now);
             entry.patch.in_doubt = entry.patch.in_doubt.map(|_| now + DOUBT);
             entry.patch.answered_at = entry.patch.answered_at.map(|at| at.min(now));
             doubt = doubt.or(entry.patch.in_doubt);
@@ -389,6 +397,7 @@ impl Fleet {
         let entry = self.nodes.get(name);
         let session = entry.and_then(|entry| entry.session.wake_at());
         let rules = entry.and_then(|entry| entry.rules.wake_at());
+        let drain = entry.and_then(|entry| entry.drain.wake_at());
         // Then it is no longer shown.
         let notices = self
             .book
@@ -399,6 +408,7 @@ impl Fleet {
         let at = session
             .into_iter()
             .chain(rules)
+            .chain(drain)
             .chain(notices)
             .filter(|at| *at > now)
             .min();

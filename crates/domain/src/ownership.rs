@@ -126,6 +126,12 @@ pub struct SessionMark {
         skip_serializing_if = "Option::is_none"
     )]
     pub phase_since: Option<Timestamp>,
+    /// The drain of the node, if it was begun.
+    #[serde(
+        deserialize_with = "or_nothing",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub drain: Option<DrainMark>,
     /// Until when the node waits to be given back, if it does.
     #[serde(
         deserialize_with = "or_nothing",
@@ -135,6 +141,16 @@ pub struct SessionMark {
     /// The times at which the node had come back to service, of late, before the session began.
     #[serde(deserialize_with = "or_nothing", skip_serializing_if = "Vec::is_empty")]
     pub returns: Vec<Timestamp>,
+}
+
+/// The drain of a node, as its session says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DrainMark {
+    /// The time at which it began.
+    pub since: Timestamp,
+    /// The time at which all pods that were to leave had left; `None` while some are there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub done: Option<Timestamp>,
 }
 
 /// Reads what can be done without: text that does not parse costs itself, and not the rest of the
@@ -272,6 +288,19 @@ impl Ownership {
         self.taints
             .iter()
             .any(|applied| applied.taint == *taint && !applied.pre_existing)
+    }
+}
+
+// === impl DrainMark ===
+
+impl DrainMark {
+    /// Returns the value of [`keys::STATE_LABEL`] of a node in quarantine with this drain.
+    pub(crate) fn state(mark: Option<Self>) -> &'static str {
+        match mark {
+            None => keys::STATE_QUARANTINED,
+            Some(Self { done: None, .. }) => keys::STATE_DRAINING,
+            Some(Self { done: Some(_), .. }) => keys::STATE_DRAINED,
+        }
     }
 }
 

@@ -15,6 +15,8 @@
 //! | yes, but held back | no | Held | |
 //! | yes | no | Quarantining | a patch that takes the node out |
 //! | yes | yes | Quarantined | a patch, where it is not what is wanted now |
+//! | yes, and its pods are to leave | yes | Draining | the same; its pods are evicted ([`crate::fleet`]) |
+//! | yes, and they have left | yes | Drained | the same |
 //! | no | yes | Releasing | after the wait, a patch that gives the node back |
 //! | | yes, and a person ends it | Releasing | a patch that cleans up |
 //!
@@ -44,7 +46,7 @@ use serde_json::Value;
 use crate::future::FutureTimes;
 use crate::journal::EntryKind;
 use crate::node::{NodeChange, NodeView};
-use crate::ownership::{Maker, Ownership, released_at};
+use crate::ownership::{DrainMark, Maker, Ownership, released_at};
 use crate::policy::Policy;
 use change::Draft;
 pub use dismissal::dismissal;
@@ -112,6 +114,10 @@ pub enum Phase {
     Quarantining,
     /// The node is out of service.
     Quarantined,
+    /// The node is out of service, and pods leave it.
+    Draining,
+    /// The node is out of service, and all pods that were to leave have left.
+    Drained,
     /// The node is to be given back; not yet seen there.
     Releasing,
 }
@@ -292,7 +298,7 @@ impl Session {
 
     /// Returns the id of the session that the node carries, as of the last step.
     pub fn on_the_node(&self) -> Option<&str> {
-        let there = matches!(self.phase, Phase::Quarantined | Phase::Releasing);
+        let there = self.phase.is_out() || self.phase == Phase::Releasing;
         self.id.as_deref().filter(|_| there)
     }
 
@@ -401,7 +407,10 @@ impl Session {
                 "a person: the API server has not taken the change for over a minute; \
                  it is tried again every 30 s"
             }
-            (Phase::Quarantined, _) => "the recovery of its faults, or a release by hand",
+            (Phase::Quarantined | Phase::Drained, _) => {
+                "the recovery of its faults, or a release by hand"
+            }
+            (Phase::Draining, _) => "its pods to leave",
         };
         awaits.to_owned()
     }
@@ -410,6 +419,20 @@ impl Session {
 // === impl Phase ===
 
 impl Phase {
+    /// Returns the phase of a node that is out of service, by what it says of its drain.
+    fn of_drain(mark: Option<DrainMark>) -> Self {
+        match mark {
+            None => Self::Quarantined,
+            Some(DrainMark { done: None, .. }) => Self::Draining,
+            Some(DrainMark { done: Some(_), .. }) => Self::Drained,
+        }
+    }
+
+    /// Returns whether the node is out of service, and no change of that is wanted.
+    pub fn is_out(self) -> bool {
+        matches!(self, Self::Quarantined | Self::Draining | Self::Drained)
+    }
+
     /// Returns the phase's name, as serialised.
     pub fn name(self) -> &'static str {
         match self {
@@ -417,6 +440,8 @@ impl Phase {
             Self::Held => "held",
             Self::Quarantining => "quarantining",
             Self::Quarantined => "quarantined",
+            Self::Draining => "draining",
+            Self::Drained => "drained",
             Self::Releasing => "releasing",
         }
     }

@@ -178,6 +178,10 @@ pub enum NodeState {
     Quarantining,
     /// It is out of service.
     Quarantined,
+    /// Out of service, and pods leave it.
+    Draining,
+    /// Out of service, and all pods that were to leave have left.
+    Drained,
     /// Single devices of it are out of service, and it is not.
     PartlyQuarantined,
     /// It is being given back.
@@ -358,9 +362,19 @@ impl NodeState {
             Self::Held => "held",
             Self::Quarantining => "quarantining",
             Self::Quarantined => "quarantined",
+            Self::Draining => "draining",
+            Self::Drained => "drained",
             Self::PartlyQuarantined => "partly-quarantined",
             Self::Releasing => "releasing",
         }
+    }
+
+    /// Returns whether the node as a whole is out of service.
+    pub fn is_out(self) -> bool {
+        matches!(
+            self,
+            Self::Quarantined | Self::Draining | Self::Drained | Self::Releasing
+        )
     }
 
     /// Returns the state by the open faults, without notices, and the session's phase.
@@ -369,6 +383,8 @@ impl NodeState {
             Some(Phase::Held) => Self::Held,
             Some(Phase::Quarantining) => Self::Quarantining,
             Some(Phase::Quarantined) => Self::Quarantined,
+            Some(Phase::Draining) => Self::Draining,
+            Some(Phase::Drained) => Self::Drained,
             Some(Phase::Releasing) => Self::Releasing,
             Some(Phase::Idle) | None if faults.iter().any(|fault| fault.event.is_fatal) => {
                 Self::Unhealthy

@@ -26,6 +26,8 @@ mod device_taints;
 mod devices;
 #[path = "e2e/doctor.rs"]
 mod doctor;
+#[path = "e2e/drain.rs"]
+mod drain;
 #[path = "e2e/forward.rs"]
 mod forward;
 #[path = "e2e/gangs.rs"]

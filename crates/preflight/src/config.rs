@@ -18,7 +18,8 @@ use serde_json::{Map, Value};
 pub use container::CheckContainer;
 pub use discovery::{Discovery, MinCount, PodGroups, Resource};
 
-use crate::glob::Glob;
+use domain::glob::Glob;
+
 use crate::topology::{self, Topologies};
 
 /// Largest configuration (bytes): what a `ConfigMap` can hold.

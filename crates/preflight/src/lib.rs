@@ -7,7 +7,6 @@
 pub mod config;
 mod field;
 pub mod gang;
-pub mod glob;
 pub mod inject;
 pub mod quantity;
 pub mod rendezvous;

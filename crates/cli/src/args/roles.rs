@@ -305,6 +305,14 @@ group! {
         #[arg(long, env = "GPUWARDEN_QUARANTINE", num_args = 0..=1,
               default_missing_value = "true", value_name = "BOOL")]
         pub quarantine: Option<bool>,
+        /// Beside --quarantine: have the pods of nodes leave that are out of service.
+        #[arg(long, env = "GPUWARDEN_DRAIN", num_args = 0..=1, default_missing_value = "true",
+              value_name = "BOOL")]
+        pub drain: Option<bool>,
+        /// The file that says how the pods of each namespace leave: `NVSentinel`'s for its node
+        /// drainer, in TOML [default: each is waited for until it has ended].
+        #[arg(long, env = "GPUWARDEN_DRAIN_CONFIG", value_name = "FILE")]
+        pub drain_config: Option<PathBuf>,
         /// Beside an acting switch: decide and show, but write nothing in the cluster.
         #[arg(long, env = "GPUWARDEN_DRY_RUN", num_args = 0..=1, default_missing_value = "true",
               value_name = "BOOL")]

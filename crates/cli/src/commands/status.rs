@@ -288,7 +288,7 @@ fn gravity(state: NodeState) -> u8 {
         NodeState::Unhealthy => 0,
         NodeState::Held => 1,
         NodeState::Quarantining => 2,
-        NodeState::Quarantined => 3,
+        NodeState::Quarantined | NodeState::Draining | NodeState::Drained => 3,
         NodeState::PartlyQuarantined => 4,
         NodeState::Releasing => 5,
         NodeState::Degraded => 6,

@@ -9,6 +9,7 @@ use contract::keys;
 use controller::ingest::{ServiceAccount, TokenRules};
 use controller::policy::PolicySource;
 use domain::brake::NodeLabel;
+use domain::drain::DrainConfig;
 pub use domain::mode::Mode;
 use host::kernel_log::Spec;
 use jiff::SignedDuration;
@@ -103,6 +104,8 @@ pub struct ActSettings {
     pub cluster: Option<ConnectOptions>,
     /// The mode, which says what may be done in the cluster.
     pub mode: Mode,
+    /// The wishes for the pods of nodes that are out of service; `None`: they stay.
+    pub drain: Option<DrainConfig>,
     /// The reports that are written on the nodes.
     pub reports: ReportSettings,
     /// The place of the policy.
@@ -274,6 +277,7 @@ impl ActSettings {
                  --kubeconfig FILE or --context NAME",
             ));
         }
+        let drain = drain(&args, mode)?;
         let reports = ReportSettings::resolve(&args, mode)?;
         Ok(Self {
             connector_config: args.connector_config,
@@ -281,6 +285,7 @@ impl ActSettings {
             store_size,
             cluster,
             mode,
+            drain,
             reports,
             policy,
             circuit_breaker: args.circuit_breaker.unwrap_or(true),
@@ -309,6 +314,34 @@ fn mode(args: &ActArgs, in_cluster: bool) -> Result<Mode, SettingsError> {
         (true, false, false) => return Ok(Mode::Quarantine),
     };
     Err(SettingsError::Conflict(conflict))
+}
+
+/// Returns what is wished for the pods of nodes that are out, where they are to leave.
+fn drain(args: &ActArgs, mode: Mode) -> Result<Option<DrainConfig>, SettingsError> {
+    if !args.drain.unwrap_or(false) {
+        if args.drain_config.is_some() {
+            return Err(SettingsError::Conflict(
+                "--drain-config stands beside --drain: add it, or remove the file",
+            ));
+        }
+        return Ok(None);
+    }
+    if !mode.decides() {
+        return Err(SettingsError::Conflict(
+            "--drain stands beside --quarantine: pods leave the nodes that it takes out",
+        ));
+    }
+    let Some(path) = &args.drain_config else {
+        return Ok(Some(DrainConfig::default()));
+    };
+    let source = path.display().to_string();
+    let wrong = |what: String| SettingsError::value("--drain-config", &source, what);
+    let text =
+        std::fs::read_to_string(path).map_err(|error| wrong(format!("cannot be read: {error}")))?;
+    let config = DrainConfig::parse(&text, &source);
+    config
+        .map(Some)
+        .map_err(|error| wrong(format!("is not right:\n{error}")))
 }
 
 /// Reads the place of the policy: a file, a preset, or a key of a `ConfigMap`.

@@ -259,6 +259,56 @@ fn dry_run_stands_beside_quarantine() {
 }
 
 #[test]
+fn a_drain_stands_beside_quarantine_and_its_file_is_read_at_once() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(&file, "evictionTimeoutInSeconds = \"7\"").unwrap();
+    let path = file.path().to_owned();
+    let drains = |edit: &dyn Fn(&mut ActArgs)| {
+        run("", |args| {
+            args.act.kubeconfig = Some("/k".into());
+            edit(&mut args.act);
+        })
+        .map(|settings| {
+            settings
+                .act
+                .drain
+                .map(|drain| drain.eviction_grace.as_secs())
+        })
+        .map_err(|error| error.to_string())
+    };
+    assert_eq!(drains(&|act| act.quarantine = Some(true)), Ok(None));
+    let both = |act: &mut ActArgs| (act.quarantine, act.drain) = (Some(true), Some(true));
+    assert_eq!(drains(&both), Ok(Some(300)));
+    let with_file = |act: &mut ActArgs| {
+        both(act);
+        act.drain_config = Some(path.clone());
+    };
+    assert_eq!(drains(&with_file), Ok(Some(7)));
+    let alone = drains(&|act| act.drain = Some(true)).unwrap_err();
+    assert!(
+        alone.contains("--drain stands beside --quarantine"),
+        "{alone}"
+    );
+    let file_alone = drains(&|act| act.drain_config = Some("/d".into())).unwrap_err();
+    assert!(
+        file_alone.contains("--drain-config stands beside --drain"),
+        "{file_alone}"
+    );
+    let absent = drains(&|act| {
+        both(act);
+        act.drain_config = Some("/none/d.toml".into());
+    });
+    assert!(
+        absent
+            .unwrap_err()
+            .contains("\"/none/d.toml\": cannot be read")
+    );
+    std::fs::write(&file, "modes = 1").unwrap();
+    let wrong = drains(&with_file).unwrap_err();
+    assert!(wrong.contains(":1: unknown field `modes`"), "{wrong}");
+}
+
+#[test]
 fn an_agent_knows_its_controller_and_can_say_who_it_is() {
     type Edit = fn(&mut DeliveryArgs);
     let agent = |edit: fn(&mut DeliveryArgs)| {

@@ -77,7 +77,7 @@ pub(super) fn how_to_clear(status: &NodeStatus, data_dir: Option<&str>) -> Vec<S
         return lines;
     }
     // While it is being quarantined there is nothing to uncordon yet.
-    let held = (status.session.as_ref()).filter(|session| session.phase == Phase::Quarantined);
+    let held = (status.session.as_ref()).filter(|session| session.phase.is_out());
     if let Some(session) = held.filter(|_| status.in_cluster != Some(false)) {
         // Where it was not we who cordoned the node, an uncordon ends nothing.
         let command = if session.cordoned {

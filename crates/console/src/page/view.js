@@ -12,13 +12,15 @@ const STATES = {
   held: ["bad", "held back"],
   quarantining: ["warn", "being quarantined"],
   quarantined: ["warn", "quarantined"],
+  draining: ["warn", "being drained"],
+  drained: ["warn", "drained"],
   "partly-quarantined": ["warn", "in service but for devices"],
   releasing: ["warn", "being released"],
   "no-fault-known": ["muted", "no fault known"],
 };
 
 const GRAVEST_FIRST = [
-  "unhealthy", "held", "quarantining", "quarantined", "partly-quarantined", "releasing", "degraded", "no-fault-known", "healthy",
+  "unhealthy", "held", "quarantining", "quarantined", "draining", "drained", "partly-quarantined", "releasing", "degraded", "no-fault-known", "healthy",
 ];
 
 const SOURCE_STATES = {
@@ -99,7 +101,7 @@ function headline(status) {
     const still = !serving ? "" : sick.length === 1 ? " and is still in service" : " and are still in service";
     return ["bad", who(sick, "has a fatal fault", "have a fatal fault") + still];
   }
-  const out = of("quarantined", "quarantining");
+  const out = of("quarantined", "quarantining", "draining", "drained");
   if (out.length > 0) {
     return ["warn", who(out, "is out of service", "are out of service")];
   }

@@ -29,6 +29,8 @@ impl Quarantine {
         match effect {
             Effect::Patch(planned) => self.apply(*planned),
             Effect::Rule(planned) => self.change_rule(*planned),
+            Effect::Pods { node, follow } => self.tell_of_pods(node, follow),
+            Effect::Remove(planned) => self.remove_pod(*planned),
             Effect::LookUp { node, ids } => self.look_up(node, ids),
             Effect::Append {
                 node,

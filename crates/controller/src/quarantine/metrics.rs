@@ -10,7 +10,7 @@ use contract::keys;
 use domain::fleet::RuleSetOutcome;
 use domain::node::NodeChange;
 use domain::session::Intent;
-use domain::view::{FleetView, NodeState};
+use domain::view::FleetView;
 use jiff::SignedDuration;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -281,7 +281,7 @@ impl QuarantineMetrics {
         let now: BTreeSet<String> = view
             .nodes
             .iter()
-            .filter(|node| matches!(node.state, NodeState::Quarantined | NodeState::Releasing))
+            .filter(|node| node.state.is_out())
             // Another's is in the metrics of the other.
             .filter(|node| (node.session.as_ref()).is_none_or(|one| one.another.is_none()))
             .map(|node| node.name.clone())

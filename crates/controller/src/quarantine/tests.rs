@@ -99,6 +99,7 @@ impl Bench {
             owns: Owns::All,
             sources: Sources::default(),
             brake: false,
+            drain: None,
             gpu_label: NodeLabel::parse("gpu=true").unwrap(),
             namespace: "gpuwarden".to_owned(),
             retention: SignedDuration::from_hours(30 * 24),

@@ -8,6 +8,7 @@ use jiff::Timestamp;
 
 use super::InStore;
 use super::devices::RuleState;
+use super::drain::DrainState;
 use crate::assess::FaultRuling;
 use crate::brake::{Hold, Out};
 use crate::node::{NodeChange, NodeView};
@@ -31,6 +32,8 @@ pub(super) struct NodeEntry {
     pub(super) session: Session,
     /// The changes of the rules that taint its devices.
     pub(super) rules: RuleState,
+    /// The drain of its pods.
+    pub(super) drain: DrainState,
     /// Its events that wait for the status of their record.
     pub(super) reports: Reports,
     /// The patch that is made on it.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use contract::HealthEvent;
 use jiff::{SignedDuration, Timestamp};
 
-use super::{DeviceInput, PlannedRule, Switched};
+use super::{DeviceInput, PlannedRemoval, PlannedRule, PodNews, RemovalAnswer, Switched};
 use crate::device::Rule;
 use crate::event::Record;
 use crate::fault::Rereading;
@@ -54,6 +54,22 @@ pub enum FleetInput {
         rule: String,
         /// The rule as it is now, `None` where it is gone; or why the change was not made.
         result: Result<Option<Box<Rule>>, Failure>,
+    },
+    /// News of the pods of a node of which an [`Effect::Pods`] asks to be told.
+    Pods {
+        /// The node.
+        node: String,
+        /// The news.
+        news: PodNews,
+    },
+    /// The answer to an [`Effect::Remove`].
+    Removed {
+        /// The node.
+        node: String,
+        /// Uid of the pod.
+        uid: String,
+        /// The answer.
+        answer: RemovalAnswer,
     },
     /// A patch or a question has ended without an answer, and nobody knows of which node.
     AnswersLost,
@@ -119,6 +135,16 @@ pub enum Effect {
     Patch(Box<Planned>),
     /// Change a rule that taints a device. Asks for a [`FleetInput::RuleAnswered`].
     Rule(Box<PlannedRule>),
+    /// Tell of the pods of a node, all of them first, or do not tell of them any more. Asks for
+    /// [`FleetInput::Pods`].
+    Pods {
+        /// The node.
+        node: String,
+        /// True: tell of them.
+        follow: bool,
+    },
+    /// Remove a pod from its node. Asks for a [`FleetInput::Removed`].
+    Remove(Box<PlannedRemoval>),
     /// Look events up in the store. Asks for a [`FleetInput::Found`].
     LookUp {
         /// The node that lists them.

@@ -44,6 +44,7 @@ impl Fleet {
             self.forget_notices(&name);
             if self.settings.mode.decides() {
                 self.look_at(&name, &policy);
+                self.follow_pods(&name);
                 looked_at.push(name.clone());
             }
             let entry = self.nodes.get(&name);
@@ -89,6 +90,7 @@ impl Fleet {
             return; // Looked at again when the answer is there.
         }
         let Some(observed) = entry.observed.clone() else {
+            self.forget_wish_for_pods(name);
             self.brake.forget(name);
             self.forget_reports(name);
             if self.settings.cluster {
@@ -105,13 +107,16 @@ impl Fleet {
         if claim != Claim::Ours {
             self.brake.forget(name);
             if claim == Claim::Anothers {
+                self.forget_wish_for_pods(name);
                 self.forget_reports(name);
             }
             self.showing.news = true;
             return;
         }
+        self.forget_wish_for_pods(name);
         self.note_choice(&observed.view, policy);
-        let desired = self.desired(name);
+        let mut desired = self.desired(name);
+        desired.drain = self.drain_stage(name, own, &desired);
         self.look_at_reports(&observed, &desired);
         if desired.wanted() && self.entry(name).in_service() {
             // To be taken out: the brake has a say. It is asked about all at once.
@@ -138,6 +143,7 @@ impl Fleet {
         desired: &Desired,
         hold: Option<&Hold>,
     ) {
+        let before = self.entry(name).session.phase;
         let effects = self.step(name, Some(observed), policy, desired, hold);
         let returns_wait = self.settings.returns_wait;
         let entry = self.entry(name);
@@ -167,6 +173,8 @@ impl Fleet {
             }
         }
         self.look_at_rules(name, desired);
+        let begins = before != Phase::Draining;
+        self.look_at_pods(name, observed, desired, begins);
         self.set_wake(name);
         self.showing.news = true;
     }

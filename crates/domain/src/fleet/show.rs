@@ -150,11 +150,18 @@ impl Fleet {
         if entry.claim.unanswered {
             return "the event store, which does not answer whose the session is".to_owned();
         }
-        if entry.session.phase == Phase::Quarantined
+        if entry.session.phase.is_out()
             && self.book.faults(name).is_empty()
             && self.book.misses_monitors(name)
         {
             return "reports of monitors that found no room, to be read again".to_owned();
+        }
+        if let Some(awaits) = entry
+            .drain
+            .awaits()
+            .filter(|_| entry.session.phase.is_out())
+        {
+            return awaits.to_owned();
         }
         entry.session.awaits(entry.view.is_some())
     }

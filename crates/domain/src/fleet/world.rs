@@ -12,11 +12,12 @@ use serde_json::json;
 
 use super::{
     DeviceInput, DeviceWatch, Effect, Fleet, FleetInput, InStore, Kept, Owns, PatchAnswer, Planned,
-    PlannedRule, Purpose, Settings,
+    PlannedRemoval, PlannedRule, PodNews, Purpose, Settings,
 };
 use crate::assess::Desired;
 use crate::brake::NodeLabel;
 use crate::device::{GPU_DRIVER, Rule, RuleChange, Slice, SliceDevice};
+use crate::drain::PodView;
 use crate::event::{Record, normalise};
 use crate::journal::Entry;
 use crate::mode::Mode;
@@ -52,6 +53,8 @@ pub(crate) struct Looked {
     pub(crate) notes: Vec<Entry>,
     /// Changes of rules, which are made at once.
     pub(crate) rules: Vec<RuleChange>,
+    /// Pods to be removed, which nobody answers.
+    pub(crate) removals: Vec<PlannedRemoval>,
     pub(crate) statuses: Vec<StatusUpdate>,
     /// The purposes for which events were appended.
     pub(crate) appended: Vec<Purpose>,
@@ -66,6 +69,8 @@ pub(crate) struct World {
     pub(crate) rules: BTreeMap<String, Rule>,
     /// True while changes of rules are lost on their way, as those of a process that ends.
     pub(crate) loses_rules: bool,
+    /// The pods of `n1`, which are told while somebody wants to know them.
+    pub(crate) pods: BTreeMap<String, PodView>,
     /// The nodes as they are.
     pub(crate) nodes: BTreeMap<String, NodeView>,
     pub(crate) now: Timestamp,
@@ -95,6 +100,7 @@ impl World {
             stored: Vec::new(),
             rules: BTreeMap::new(),
             loses_rules: false,
+            pods: BTreeMap::new(),
             nodes: nodes.collect(),
             now,
         }
@@ -311,6 +317,11 @@ impl World {
                             self.change_rule(&planned);
                         }
                     }
+                    Effect::Remove(planned) => looked.removals.push(*planned),
+                    Effect::Pods { follow: true, .. } => {
+                        asked = true;
+                        self.list_pods();
+                    }
                     Effect::Status(status) => looked.statuses.push(status),
                     Effect::LookUp { node, ids } => {
                         asked = true;
@@ -366,6 +377,21 @@ impl World {
         };
         let node = node.clone();
         self.take(FleetInput::RuleAnswered { node, rule, result });
+    }
+
+    /// Has the controller list the pods of `n1`.
+    pub(crate) fn list_pods(&mut self) {
+        self.tell(PodNews::ListBegun);
+        for pod in self.pods.clone().into_values() {
+            self.tell(PodNews::Seen(Box::new(pod)));
+        }
+        self.tell(PodNews::Listed);
+    }
+
+    /// Has the controller hear of a pod of `n1`.
+    pub(crate) fn tell(&mut self, news: PodNews) {
+        let node = "n1".to_owned();
+        self.take(FleetInput::Pods { node, news });
     }
 
     /// Has the controller see all rules, and that `n1` has so many GPUs.
@@ -497,6 +523,7 @@ pub(crate) fn settings() -> Settings {
         brake: false,
         gpu_label: NodeLabel::parse("gpu=true").unwrap(),
         retention: SignedDuration::from_hours(24 * 30),
+        drain: None,
         returns_wait: true,
     }
 }

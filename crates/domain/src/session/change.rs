@@ -7,11 +7,11 @@ use jiff::Timestamp;
 use serde_json::Value;
 
 use super::Marks;
-use crate::assess::{CountedEvent, Desired};
+use crate::assess::{CountedEvent, Desired, DrainStage};
 use crate::event::floor_char_boundary;
 use crate::node::{LABEL_VALUE_BYTES, NodeChange, NodeView, Taint, label_value};
 use crate::ownership::{
-    AppliedTaint, ByHand, CORDON_TIME, Ownership, SessionAnnotation, SessionMark,
+    AppliedTaint, ByHand, CORDON_TIME, DrainMark, Ownership, SessionAnnotation, SessionMark,
 };
 
 /// Longest message that an event keeps in the node annotation, in bytes.
@@ -97,7 +97,7 @@ impl<'a> Draft<'a> {
     /// Returns the change that notes on the node until when it waits to be given back: it is not
     /// given back earlier by who has lost what it knew.
     pub(super) fn note_wait(mut self) -> NodeChange {
-        self.write_session(BTreeMap::new());
+        self.write_session(BTreeMap::new(), self.own.mark.drain);
         self.change
     }
 
@@ -141,9 +141,20 @@ impl<'a> Draft<'a> {
         let mut labels = BTreeMap::new();
         // Where only devices are out, nothing on the node says to others that it is.
         let (was_out, is_out) = (self.own.takes_node_out(), desired.takes_node_out());
-        if is_out && !was_out {
-            let state = keys::STATE_QUARANTINED.to_owned();
-            labels.insert(keys::STATE_LABEL.to_owned(), state);
+        let before = self.own.mark.drain;
+        let drain = desired.drain.map(|stage| {
+            let mut mark = before.unwrap_or(DrainMark {
+                since: self.now,
+                done: None,
+            });
+            if stage == DrainStage::Drained {
+                mark.done.get_or_insert(self.now);
+            }
+            mark
+        });
+        let state = DrainMark::state(drain);
+        if is_out && (!was_out || DrainMark::state(before) != state) {
+            labels.insert(keys::STATE_LABEL.to_owned(), state.to_owned());
         }
         if was_out && !is_out {
             self.restore_labels(|label| label == keys::STATE_LABEL);
@@ -166,7 +177,7 @@ impl<'a> Draft<'a> {
         } else if was_out && !is_out {
             self.remove_document();
         }
-        self.write_session(labels);
+        self.write_session(labels, drain);
     }
 
     /// Cordons the node, and adds the labels that say so.
@@ -300,7 +311,7 @@ impl<'a> Draft<'a> {
     }
 
     /// Sets labels, and writes the session annotation, which keeps what they replace.
-    fn write_session(&mut self, labels: BTreeMap<String, String>) {
+    fn write_session(&mut self, labels: BTreeMap<String, String>, drain: Option<DrainMark>) {
         let (own, marks) = (self.own, self.marks);
         // A session of NVSentinel keeps its own form.
         let mut replaced = own.replaced_labels.clone();
@@ -315,6 +326,7 @@ impl<'a> Draft<'a> {
             return;
         };
         let mut mark = own.mark.clone();
+        mark.drain = drain;
         // Signed anew by whoever keeps it from here on; see `Ownership::kept_by_another`.
         if marks.store.is_some() && mark.by == marks.maker && mark.store != marks.store {
             (mark.store, mark.taken_over) = (marks.store.clone(), Some(self.now));

@@ -65,11 +65,17 @@ pub fn step(
         (Some(own), Some(ending)) => step.stand_down(node, &own, &ending, desired, marks, now),
         (Some(own), None) if wanted => {
             let waited = step.session.back_at.take().is_some();
-            let since = (own.in_phase_since(now))
-                .filter(|_| !waited && step.session.phase != Phase::Releasing)
-                .unwrap_or(now);
-            step.enter(Phase::Quarantined, desired, since, "seen on the node");
-            let own = own.in_phase(step.session.since, None);
+            let drain = own.mark.drain;
+            let since = match drain {
+                Some(mark) => mark.done.unwrap_or(mark.since).min(now),
+                None => (own.in_phase_since(now))
+                    .filter(|_| !waited && step.session.phase != Phase::Releasing)
+                    .unwrap_or(now),
+            };
+            step.enter(Phase::of_drain(drain), desired, since, "seen on the node");
+            // A drain says itself since when.
+            let own_since = own.since.filter(|_| drain.is_some());
+            let own = own.in_phase(own_since.unwrap_or(step.session.since), None);
             let change = Draft::new(node, &own, marks, now).update(desired, released_at);
             step.drive(Intent::Update, change, now);
         }
@@ -142,10 +148,7 @@ impl Step {
     fn enter(&mut self, phase: Phase, desired: &Desired, since: Timestamp, why: &str) {
         let session = &mut self.session;
         let from = session.phase;
-        session.watched = matches!(
-            phase,
-            Phase::Quarantining | Phase::Quarantined | Phase::Releasing
-        );
+        session.watched = phase.is_out() || matches!(phase, Phase::Quarantining | Phase::Releasing);
         let id = session.id.clone();
         match phase {
             Phase::Idle => {

@@ -112,6 +112,9 @@ pub(super) fn of(installation: &Installation) -> Vec<Need> {
     if acts && has_pods {
         needs.extend(of_pods());
     }
+    if act.drain.is_some() {
+        needs.extend(of_drain(acts));
+    }
     let ingest = installation.ingest.as_ref();
     if ingest.is_some_and(|ingest| matches!(ingest.transport, Transport::Tls { .. })) {
         needs.push(Need {
@@ -124,6 +127,34 @@ pub(super) fn of(installation: &Installation) -> Vec<Need> {
         });
     }
     needs
+}
+
+/// Returns the needs of a drain, which in a dry run removes nothing.
+fn of_drain(acts: bool) -> Vec<Need> {
+    let need = |name, resource, verbs, why| Need {
+        name,
+        resource,
+        verbs,
+        why,
+        ..Need::default()
+    };
+    let seen = need(
+        "drained-pods",
+        "pods",
+        if acts {
+            &["list", "watch", "delete"]
+        } else {
+            &["list", "watch"]
+        },
+        "without it the pods of nodes that are drained are not seen, or not deleted at last",
+    );
+    let evicted = need(
+        "evictions",
+        "pods/eviction",
+        &["create"],
+        "without it no pod leaves a node that is drained",
+    );
+    [seen].into_iter().chain(acts.then_some(evicted)).collect()
 }
 
 /// Returns the needs for writing on pods which GPUs they have.

@@ -43,6 +43,7 @@ fn config(mode: Mode, store: &Arc<dyn EventStore>) -> QuarantineConfig {
         owns: Owns::All,
         sources: Sources::default(),
         brake: false,
+        drain: None,
         gpu_label: NodeLabel::parse("gpu=true").unwrap(),
         namespace: "gpuwarden".to_owned(),
         board: None,

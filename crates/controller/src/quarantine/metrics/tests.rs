@@ -1,7 +1,7 @@
 use contract::keys::UNCORDONED_MANUALLY;
 use domain::node::Taint;
 use domain::policy::Policy;
-use domain::view::{BrakeView, DeviceView, NodeStatus};
+use domain::view::{BrakeView, DeviceView, NodeState, NodeStatus};
 
 use super::*;
 

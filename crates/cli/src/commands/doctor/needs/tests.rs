@@ -68,6 +68,19 @@ fn device_taints_need_what_they_read_and_write() {
 }
 
 #[test]
+fn a_drain_sees_and_removes_pods_and_in_a_dry_run_sees_them_only() {
+    let described = |acts| -> Vec<String> {
+        let needs = of_drain(acts).into_iter();
+        needs.map(|need| need.described(need.verbs)).collect()
+    };
+    assert_eq!(described(false), ["list, watch pods"]);
+    assert_eq!(
+        described(true),
+        ["list, watch, delete pods", "create pods/eviction"]
+    );
+}
+
+#[test]
 fn each_mode_needs_what_it_does_and_no_more() {
     let nodes = "list, watch nodes";
     let act_on_nodes = "list, watch, patch nodes";

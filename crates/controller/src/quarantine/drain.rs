@@ -1,0 +1,154 @@
+//! Drains: has the pods of nodes told, and removes those that are to leave.
+
+use std::time::Instant;
+
+use cluster::{ApiError, PodWatches};
+use domain::fleet::{FleetInput, PlannedRemoval, PodNews, RemovalAnswer};
+use jiff::SignedDuration;
+use runtime::logging::chain;
+use tokio::sync::mpsc;
+use tokio::task::JoinError;
+use tokio_util::sync::CancellationToken;
+
+use super::{Quarantine, ROUND};
+
+/// The pods of nodes that are drained.
+pub(super) struct Drains {
+    watches: PodWatches,
+    cancel: CancellationToken,
+}
+
+/// A removal that was answered.
+pub(super) struct Removed {
+    planned: PlannedRemoval,
+    result: Result<(), ApiError>,
+    took: std::time::Duration,
+}
+
+/// The news of pods, each with the name of its node.
+pub(super) type PodEvents = mpsc::Receiver<(String, PodNews)>;
+
+// === impl Drains ===
+
+impl Drains {
+    /// Returns what tells of no node yet, and where its news come.
+    pub(super) fn new(cluster: &cluster::Cluster, cancel: &CancellationToken) -> (Self, PodEvents) {
+        let (watches, news) = PodWatches::new(cluster);
+        let cancel = cancel.clone();
+        (Self { watches, cancel }, news)
+    }
+}
+
+impl Quarantine {
+    /// Has the pods of a node told, or not told any more.
+    pub(super) fn tell_of_pods(&mut self, node: String, follow: bool) {
+        let Some(drains) = &mut self.drains else {
+            return; // Without a cluster nothing is drained.
+        };
+        if !follow {
+            drains.watches.leave(&node);
+            return;
+        }
+        if let Err(error) = drains.watches.follow(&node, &drains.cancel) {
+            let why = chain(&error);
+            tracing::warn!(
+                node,
+                err = why,
+                "the pods of a node that is drained cannot be watched"
+            );
+            self.take(FleetInput::Pods {
+                node,
+                news: PodNews::Failing(why),
+            });
+        }
+    }
+
+    /// Takes news of pods in, and what else has been told by now.
+    pub(super) fn pod_events(&mut self, first: (String, PodNews), events: &mut Option<PodEvents>) {
+        let mut next = Some(first);
+        for _ in 0..ROUND {
+            let Some((node, news)) = next else {
+                return;
+            };
+            self.take(FleetInput::Pods { node, news });
+            next = events.as_mut().and_then(|events| events.try_recv().ok());
+        }
+        if let Some((node, news)) = next {
+            self.take(FleetInput::Pods { node, news });
+        }
+    }
+
+    /// Starts the removal of a pod.
+    pub(super) fn remove_pod(&mut self, planned: PlannedRemoval) {
+        let Some(cluster) = self.cluster.clone() else {
+            return; // Without one nothing is planned.
+        };
+        self.removing.spawn(async move {
+            let began = Instant::now();
+            let result = cluster.remove_pod(&planned).await;
+            let took = began.elapsed();
+            Removed {
+                planned,
+                result,
+                took,
+            }
+        });
+    }
+
+    /// Takes the answer to the removal of a pod in.
+    pub(super) fn pod_removed(&mut self, done: Result<Removed, JoinError>) {
+        let Removed {
+            planned,
+            result,
+            took,
+        } = match done {
+            Ok(removed) => removed,
+            Err(error) => {
+                // A bug. Which node it was is not known: all are looked at again.
+                tracing::error!(err = %error, "the removal of a pod ended without an answer");
+                self.metrics.error("patch_panicked");
+                self.take(FleetInput::AnswersLost);
+                return;
+            }
+        };
+        let PlannedRemoval {
+            node,
+            namespace,
+            name,
+            uid,
+            evict,
+            ..
+        } = planned;
+        self.drain_metrics
+            .removed(&node, &namespace, evict.is_some(), &result, took);
+        if let Err(error) = &result {
+            let err = chain(error);
+            tracing::debug!(node, namespace, pod = name, err = %err, "a pod is not removed");
+        }
+        let answer = answer(result);
+        self.take(FleetInput::Removed { node, uid, answer });
+    }
+}
+
+fn answer(result: Result<(), ApiError>) -> RemovalAnswer {
+    let signed = |wait| SignedDuration::try_from(wait).ok();
+    match result {
+        Ok(()) => RemovalAnswer::Taken,
+        // Also where another pod has its name now.
+        Err(ApiError::NotFound { .. } | ApiError::Conflict { .. }) => RemovalAnswer::Gone,
+        Err(ApiError::Held {
+            message,
+            retry_after,
+        }) => RemovalAnswer::Held {
+            why: message,
+            retry_after: retry_after.and_then(signed),
+        },
+        Err(error) => RemovalAnswer::Failed {
+            why: chain(&error),
+            retry_after: match error {
+                ApiError::Throttled { retry_after } => retry_after.and_then(signed),
+                _ => None,
+            },
+        },
+    }
+}

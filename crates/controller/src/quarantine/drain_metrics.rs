@@ -1,0 +1,71 @@
+//! Metrics of drains. The names are NVSentinel's.
+
+use std::time::Duration;
+
+use cluster::ApiError;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::histogram::Histogram;
+use runtime::metrics::{Labels, Metrics};
+
+/// From half the time of an idle API server on (seconds).
+const BUCKETS: [f64; 11] = [
+    0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
+];
+
+pub(super) struct DrainMetrics {
+    errors: Family<Labels<2, String>, Counter>,
+    evicted: Family<Labels<1, String>, Counter>,
+    deleted: Family<Labels<2, String>, Counter>,
+    took: Histogram,
+}
+
+// === impl DrainMetrics ===
+
+impl DrainMetrics {
+    pub(super) fn new(metrics: &Metrics) -> Self {
+        let drainer = metrics.with_prefix("node_drainer");
+        Self {
+            errors: drainer.family("processing_errors", "Pods that were not removed, by reason"),
+            deleted: drainer.family(
+                "force_delete_pods_after_timeout",
+                "Pods that were deleted without time to end",
+            ),
+            evicted: metrics.family("gpuwarden_drain_evictions", "Pods that were evicted"),
+            took: metrics.histogram(
+                "gpuwarden_drain_removal_duration_seconds",
+                "From the request to remove a pod to its answer",
+                BUCKETS,
+            ),
+        }
+    }
+
+    /// Counts the answer to the removal of a pod: evicted, or else deleted without time to end.
+    pub(super) fn removed(
+        &self,
+        node: &str,
+        namespace: &str,
+        evict: bool,
+        result: &Result<(), ApiError>,
+        took: Duration,
+    ) {
+        self.took.observe(took.as_secs_f64());
+        let node = ("node", node.to_owned());
+        let kind = match (result, evict) {
+            (Ok(()), true) => {
+                self.evicted.get_or_create(&[node]).inc();
+                return;
+            }
+            (Ok(()), false) => {
+                let labels = [node, ("namespace", namespace.to_owned())];
+                self.deleted.get_or_create(&labels).inc();
+                return;
+            }
+            (Err(ApiError::Held { .. }), _) => "PDB_blocking_eviction_error",
+            (Err(_), true) => "immediate_eviction_error",
+            (Err(_), false) => "pods_force_deletion_error",
+        };
+        let labels = [("error_type", kind.to_owned()), node];
+        self.errors.get_or_create(&labels).inc();
+    }
+}

@@ -1,0 +1,240 @@
+//! What becomes of the pods of a node that is drained.
+//!
+//! [`fate`] is asked about each pod for itself: what the configuration wishes for its namespace, and the
+//! pod as it is, say what comes next. So a namespace that waits holds up no other one, and whoever asks
+//! again after a restart gets the same answer. What was tried and failed is remembered by
+//! [`crate::fleet`].
+
+use std::fmt;
+
+use jiff::{SignedDuration, Timestamp};
+use serde::{Deserialize, Serialize};
+
+mod config;
+
+pub use config::{DrainConfig, MAX_CONFIG_BYTES};
+
+/// Time by which a pod may outlast its grace before it counts as stuck: a kubelet that is busy reports
+/// late.
+pub const SLACK: SignedDuration = SignedDuration::from_secs(60);
+/// Grace of a pod that names none, as Kubernetes has it.
+const DEFAULT_GRACE: SignedDuration = SignedDuration::from_secs(30);
+
+/// A pod of a node, as the drain sees it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PodView {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Its uid, which no later pod of the same name has.
+    pub uid: String,
+    /// True once all its containers have ended for good (phase `Succeeded` or `Failed`).
+    pub finished: bool,
+    /// True if a `DaemonSet` owns it, which would make it again at once.
+    pub of_daemon_set: bool,
+    /// True if the kubelet runs it from a file of the machine, and the API server has its mirror only.
+    pub is_static: bool,
+    /// True if it has GPUs, by what it asks for or by the devices that it was given.
+    pub has_gpus: bool,
+    /// The time that it may take to end (`terminationGracePeriodSeconds`), where it names one.
+    pub grace: Option<SignedDuration>,
+    /// The time by which it is to have ended, where it is being deleted (`deletionTimestamp`).
+    pub ends_by: Option<Timestamp>,
+    /// Since when it is not ready, where it is not.
+    pub unready_since: Option<Timestamp>,
+}
+
+/// A way in which the pods of a namespace leave a node. The names are NVSentinel's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum DrainMode {
+    /// They are evicted at once.
+    Immediate,
+    /// They are waited for until they end by themselves.
+    AllowCompletion,
+    /// They are waited for until a time, then evicted, and at last deleted.
+    DeleteAfterTimeout,
+}
+
+/// The drain of a node that is under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Drain {
+    /// The time at which it began.
+    pub since: Timestamp,
+    /// True if a sender asks that no pod is waited for (`drainOverrides.force`).
+    pub force: bool,
+}
+
+/// A decision about a pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// It stays, and the drain does not wait for it.
+    Stays(Stay),
+    /// It leaves in this mode, and this comes next.
+    Leaves(DrainMode, Next),
+}
+
+/// A reason why a pod stays on a node that is drained. Displayed for people.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stay {
+    /// It has ended.
+    Finished,
+    /// A `DaemonSet` owns it.
+    DaemonSet,
+    /// The kubelet runs it from a file.
+    Static,
+    /// Its namespace is one of the system's.
+    System,
+    /// The configuration names no mode for its namespace.
+    NoMode,
+    /// It has no GPU, and only pods with GPUs are drained.
+    NoGpu,
+}
+
+/// The next thing that happens to a pod that leaves. Displayed for people.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// It is evicted, and has so long to end.
+    Evict(SignedDuration),
+    /// It is deleted whatever protects it, without any time to end.
+    Delete,
+    /// It is waited for until then; `None`: until it has ended.
+    Wait(Option<Timestamp>),
+    /// It is ending, and has time until then.
+    Ends(Timestamp),
+    /// It has not ended in its time. The kubelet does not say that its containers are gone.
+    Stuck,
+}
+
+/// Returns what becomes of `pod` now.
+pub fn fate(pod: &PodView, drain: Drain, config: &DrainConfig, now: Timestamp) -> Fate {
+    let mode = match stays(pod, config) {
+        Err(stay) => return Fate::Stays(stay),
+        Ok(_) if drain.force => DrainMode::Immediate,
+        Ok(mode) => mode,
+    };
+    let later = |at: Timestamp, by| at.checked_add(by).unwrap_or(Timestamp::MAX);
+    let deadline = later(drain.since, config.delete_after);
+    let evict = Next::Evict(
+        pod.grace
+            .unwrap_or(DEFAULT_GRACE)
+            .min(config.eviction_grace),
+    );
+    // Time to end it has had by then, whether its eviction was let through or not.
+    let last = later(later(deadline, config.eviction_grace), SLACK);
+    let deletes = mode == DrainMode::DeleteAfterTimeout && now >= last;
+    let idle = pod
+        .unready_since
+        .is_some_and(|since| now >= later(since, config.unready_after));
+    let next = match (mode, pod.ends_by) {
+        _ if deletes => Next::Delete,
+        (_, Some(ends_by)) if now < later(ends_by, SLACK) => Next::Ends(later(ends_by, SLACK)),
+        (_, Some(_)) => Next::Stuck,
+        (DrainMode::Immediate, None) => evict,
+        // What is not ready for so long does no work that is worth waiting for.
+        (_, None) if idle => evict,
+        (DrainMode::AllowCompletion, None) => Next::Wait(None),
+        (DrainMode::DeleteAfterTimeout, None) if now < deadline => Next::Wait(Some(deadline)),
+        (DrainMode::DeleteAfterTimeout, None) => evict,
+    };
+    Fate::Leaves(mode, next)
+}
+
+/// Returns the mode in which a pod leaves, or why it stays.
+fn stays(pod: &PodView, config: &DrainConfig) -> Result<DrainMode, Stay> {
+    if pod.finished {
+        return Err(Stay::Finished);
+    }
+    if pod.is_static {
+        return Err(Stay::Static);
+    }
+    if pod.of_daemon_set {
+        return Err(Stay::DaemonSet);
+    }
+    if config.is_system(&pod.namespace) {
+        return Err(Stay::System);
+    }
+    if config.only_gpu_pods && !pod.has_gpus {
+        return Err(Stay::NoGpu);
+    }
+    config.mode_of(&pod.namespace).ok_or(Stay::NoMode)
+}
+
+/// Returns when [`fate`] is to be asked again about `pod` even if nothing happens.
+pub fn wake_at(pod: &PodView, next: Next, drain: Drain, config: &DrainConfig) -> Option<Timestamp> {
+    let later = |at: Timestamp, by| at.checked_add(by).ok();
+    let idle = pod
+        .unready_since
+        .and_then(|since| later(since, config.unready_after));
+    match next {
+        Next::Wait(until) => [until, idle].into_iter().flatten().min(),
+        Next::Ends(until) => Some(until),
+        // The last resort of one mode; of the others nothing changes by time alone.
+        Next::Evict(_) | Next::Stuck => later(drain.since, config.delete_after)
+            .and_then(|at| later(at, config.eviction_grace))
+            .and_then(|at| later(at, SLACK)),
+        Next::Delete => None,
+    }
+}
+
+// === impl PodView ===
+
+impl PodView {
+    /// Returns its name with its namespace: `NAMESPACE/NAME`.
+    pub fn title(&self) -> String {
+        format!("{}/{}", self.namespace, self.name)
+    }
+}
+
+// === impl DrainMode ===
+
+impl DrainMode {
+    /// All modes.
+    pub const ALL: [Self; 3] = [
+        Self::Immediate,
+        Self::AllowCompletion,
+        Self::DeleteAfterTimeout,
+    ];
+
+    /// Returns the mode's name, as NVSentinel writes it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Immediate => "Immediate",
+            Self::AllowCompletion => "AllowCompletion",
+            Self::DeleteAfterTimeout => "DeleteAfterTimeout",
+        }
+    }
+}
+
+// === impl Stay ===
+
+impl fmt::Display for Stay {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Finished => "it has ended",
+            Self::DaemonSet => "a DaemonSet owns it",
+            Self::Static => "the kubelet runs it from a file",
+            Self::System => "its namespace is one of the system's",
+            Self::NoMode => "the configuration names no mode for its namespace",
+            Self::NoGpu => "it has no GPU, and only pods with GPUs are drained",
+        })
+    }
+}
+
+// === impl Next ===
+
+impl fmt::Display for Next {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Evict(grace) => write!(f, "is evicted, with {} s to end", grace.as_secs()),
+            Self::Delete => f.write_str("is deleted, without time to end"),
+            Self::Wait(None) => f.write_str("is waited for until it has ended"),
+            Self::Wait(Some(until)) => write!(f, "is waited for until {until:.0}"),
+            Self::Ends(until) => write!(f, "is ending, until {until:.0}"),
+            Self::Stuck => f.write_str("has not ended in its time"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

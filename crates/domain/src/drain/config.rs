@@ -1,0 +1,237 @@
+//! The configuration of drains: NVSentinel's file for its node drainer, and keys of our own.
+
+use contract::findings::{FileError, Findings};
+use jiff::SignedDuration;
+use regex::Regex;
+use serde::Deserialize;
+use toml::Spanned;
+
+use super::DrainMode;
+use crate::glob::Glob;
+
+/// Largest configuration, in bytes: what a `ConfigMap` can hold.
+pub const MAX_CONFIG_BYTES: usize = 1024 * 1024;
+
+/// Namespaces whose pods stay where nothing else is said: NVSentinel's, and our own.
+const SYSTEM_NAMESPACES: [&str; 7] = [
+    "nvsentinel",
+    "gpuwarden",
+    "kube-system",
+    "gpu-operator",
+    "gmp-system",
+    "network-operator",
+    "skyhook",
+];
+/// Longest time that a pod is given to end.
+const EVICTION_GRACE: SignedDuration = SignedDuration::from_secs(300);
+/// Time for which pods are waited for before they are deleted.
+const DELETE_AFTER: SignedDuration = SignedDuration::from_mins(60);
+/// Time after which a pod that is not ready is not waited for.
+const UNREADY_AFTER: SignedDuration = SignedDuration::from_mins(5);
+/// Time after which a person is asked about pods that are waited for.
+const ASK_AFTER: SignedDuration = SignedDuration::from_hours(24);
+/// Largest number in the file, of any unit: more than a year of minutes.
+const MAX_NUMBER: i64 = 1_000_000;
+
+/// What is wished for the pods of a node that is drained.
+#[derive(Clone, Debug)]
+pub struct DrainConfig {
+    /// Longest time that a pod is given to end; a shorter one of its own holds.
+    pub eviction_grace: SignedDuration,
+    /// Time from the begin of the drain for which pods of
+    /// [`DeleteAfterTimeout`](DrainMode::DeleteAfterTimeout) are waited for.
+    pub delete_after: SignedDuration,
+    /// Time after which a pod that is not ready is not waited for.
+    pub unready_after: SignedDuration,
+    /// Time from the begin of the drain after which a person is asked about pods that are waited for.
+    pub ask_after: SignedDuration,
+    /// True if only pods with GPUs are drained.
+    pub only_gpu_pods: bool,
+    /// The namespaces whose pods stay; `None`: [`SYSTEM_NAMESPACES`].
+    system: Option<Regex>,
+    /// The first that fits a namespace counts.
+    namespaces: Vec<(Glob, DrainMode)>,
+}
+
+/// The keys of the file.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct File {
+    eviction_timeout_in_seconds: Option<Spanned<Number>>,
+    system_namespaces: Option<Spanned<String>>,
+    delete_after_timeout_minutes: Option<Spanned<i64>>,
+    not_ready_timeout_minutes: Option<Spanned<i64>>,
+    /// Our own.
+    allow_completion_timeout_minutes: Option<Spanned<i64>>,
+    #[serde(rename = "drainGPUPods", default)]
+    drain_gpu_pods: bool,
+    partial_drain_enabled: Option<Spanned<bool>>,
+    user_namespaces: Option<Vec<Namespaces>>,
+    custom_drain: Option<Spanned<CustomDrain>>,
+}
+
+/// A number, which NVSentinel writes as text.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Number {
+    Number(i64),
+    Text(String),
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Namespaces {
+    name: String,
+    mode: Spanned<String>,
+}
+
+/// The table of NVSentinel's drains by somebody else, whose other keys matter only where it is on.
+#[derive(Deserialize)]
+struct CustomDrain {
+    #[serde(default)]
+    enabled: bool,
+}
+
+// === impl DrainConfig ===
+
+impl Default for DrainConfig {
+    fn default() -> Self {
+        Self {
+            eviction_grace: EVICTION_GRACE,
+            delete_after: DELETE_AFTER,
+            unready_after: UNREADY_AFTER,
+            ask_after: ASK_AFTER,
+            only_gpu_pods: false,
+            system: None,
+            namespaces: vec![(Glob::from("*"), DrainMode::AllowCompletion)],
+        }
+    }
+}
+
+impl DrainConfig {
+    /// Reads a configuration. `source` names the file in errors, which tell all that is wrong.
+    pub fn parse(text: &str, source: &str) -> Result<Self, FileError> {
+        let mut findings = Findings::new(text, source);
+        if text.len() > MAX_CONFIG_BYTES {
+            let found = text.len();
+            let what = format!("it has {found} bytes, at most {MAX_CONFIG_BYTES} are taken");
+            return Err(findings.stop(0, &what));
+        }
+        let file: File = findings.parse()?;
+        let default = Self::default();
+        let config = Self {
+            eviction_grace: file.eviction_timeout_in_seconds.map_or(
+                default.eviction_grace,
+                |number| {
+                    let at = number.span().start;
+                    let seconds = match number.into_inner() {
+                        Number::Number(number) => Some(number),
+                        Number::Text(text) => text.trim().parse().ok(),
+                    };
+                    let seconds = seconds.filter(|number| (1..=MAX_NUMBER).contains(number));
+                    if seconds.is_none() {
+                        let what = format!(
+                            "evictionTimeoutInSeconds: a whole number of seconds from 1 to \
+                             {MAX_NUMBER} belongs here, such as \"60\""
+                        );
+                        findings.at(at, &what);
+                    }
+                    SignedDuration::from_secs(seconds.unwrap_or_default())
+                },
+            ),
+            delete_after: minutes(
+                "deleteAfterTimeoutMinutes",
+                file.delete_after_timeout_minutes,
+                default.delete_after,
+                &mut findings,
+            ),
+            unready_after: minutes(
+                "notReadyTimeoutMinutes",
+                file.not_ready_timeout_minutes,
+                default.unready_after,
+                &mut findings,
+            ),
+            ask_after: minutes(
+                "allowCompletionTimeoutMinutes",
+                file.allow_completion_timeout_minutes,
+                default.ask_after,
+                &mut findings,
+            ),
+            only_gpu_pods: file.drain_gpu_pods,
+            system: file.system_namespaces.and_then(|pattern| {
+                let regex = Regex::new(pattern.get_ref());
+                if let Err(error) = &regex {
+                    let what = format!("systemNamespaces is no regular expression: {error}");
+                    findings.at(pattern.span().start, &what);
+                }
+                regex.ok()
+            }),
+            namespaces: file.user_namespaces.map_or(default.namespaces, |entries| {
+                let entry =
+                    |one: Namespaces| (Glob::from(one.name), mode(&one.mode, &mut findings));
+                entries.into_iter().map(entry).collect()
+            }),
+        };
+        if let Some(partial) = file.partial_drain_enabled.filter(|one| *one.get_ref()) {
+            findings.at(
+                partial.span().start,
+                "partialDrainEnabled: nodes are drained as a whole only; write false",
+            );
+        }
+        if let Some(custom) = file.custom_drain.filter(|one| one.get_ref().enabled) {
+            findings.at(
+                custom.span().start,
+                "customDrain: a drain by a custom resource is not supported; write enabled = false, \
+                 and name modes below [[userNamespaces]]",
+            );
+        }
+        findings.result(config)
+    }
+
+    /// Returns whether the pods of `namespace` stay, because it is one of the system's.
+    pub fn is_system(&self, namespace: &str) -> bool {
+        match &self.system {
+            Some(pattern) => pattern.is_match(namespace),
+            None => SYSTEM_NAMESPACES.contains(&namespace),
+        }
+    }
+
+    /// Returns the mode of the first entry that fits `namespace`.
+    pub fn mode_of(&self, namespace: &str) -> Option<DrainMode> {
+        let mut namespaces = self.namespaces.iter();
+        let found = namespaces.find(|(name, _)| name.matches(namespace));
+        found.map(|(_, mode)| *mode)
+    }
+}
+
+/// Reads a number of minutes; 0 stands for the default, as in NVSentinel.
+fn minutes(
+    key: &str,
+    value: Option<Spanned<i64>>,
+    default: SignedDuration,
+    findings: &mut Findings<'_>,
+) -> SignedDuration {
+    let Some(value) = value.filter(|value| *value.get_ref() != 0) else {
+        return default;
+    };
+    if (1..=MAX_NUMBER).contains(value.get_ref()) {
+        return SignedDuration::from_mins(*value.get_ref());
+    }
+    let what = format!("{key}: a whole number of minutes from 0 to {MAX_NUMBER} belongs here");
+    findings.at(value.span().start, &what);
+    default
+}
+
+fn mode(name: &Spanned<String>, findings: &mut Findings<'_>) -> DrainMode {
+    let found = DrainMode::ALL
+        .into_iter()
+        .find(|mode| mode.name() == name.get_ref());
+    found.unwrap_or_else(|| {
+        let what = format!(
+            "the mode {:?} is unknown; it is Immediate, AllowCompletion or DeleteAfterTimeout",
+            name.get_ref()
+        );
+        findings.at(name.span().start, &what);
+        DrainMode::AllowCompletion
+    })
+}

@@ -1,0 +1,269 @@
+use super::*;
+
+fn at(second: i64) -> Timestamp {
+    Timestamp::from_second(second).unwrap()
+}
+
+fn secs(seconds: i64) -> SignedDuration {
+    SignedDuration::from_secs(seconds)
+}
+
+fn pod(namespace: &str) -> PodView {
+    PodView {
+        namespace: namespace.to_owned(),
+        name: "p".to_owned(),
+        uid: "u".to_owned(),
+        ..PodView::default()
+    }
+}
+
+const BEGUN: Drain = Drain {
+    since: Timestamp::UNIX_EPOCH,
+    force: false,
+};
+
+fn config() -> DrainConfig {
+    let text = r#"
+        evictionTimeoutInSeconds = "60"
+        deleteAfterTimeoutMinutes = 10
+        [[userNamespaces]]
+        name = "web-*"
+        mode = "Immediate"
+        [[userNamespaces]]
+        name = "batch"
+        mode = "DeleteAfterTimeout"
+        [[userNamespaces]]
+        name = "training"
+        mode = "AllowCompletion"
+        [[userNamespaces]]
+        name = "web-late"
+        mode = "AllowCompletion"
+    "#;
+    DrainConfig::parse(text, "drain.toml").unwrap()
+}
+
+#[test]
+fn each_pod_is_decided_about_for_itself() {
+    use DrainMode::{AllowCompletion, DeleteAfterTimeout, Immediate};
+    let config = config();
+    let pods = [
+        (pod("web-1"), Fate::Leaves(Immediate, Next::Evict(secs(30)))),
+        // The first entry that fits counts.
+        (
+            pod("web-late"),
+            Fate::Leaves(Immediate, Next::Evict(secs(30))),
+        ),
+        (
+            pod("training"),
+            Fate::Leaves(AllowCompletion, Next::Wait(None)),
+        ),
+        (
+            pod("batch"),
+            Fate::Leaves(DeleteAfterTimeout, Next::Wait(Some(at(600)))),
+        ),
+        (pod("other"), Fate::Stays(Stay::NoMode)),
+        (pod("kube-system"), Fate::Stays(Stay::System)),
+        (
+            PodView {
+                of_daemon_set: true,
+                ..pod("web-1")
+            },
+            Fate::Stays(Stay::DaemonSet),
+        ),
+        (
+            PodView {
+                is_static: true,
+                ..pod("web-1")
+            },
+            Fate::Stays(Stay::Static),
+        ),
+        (
+            PodView {
+                finished: true,
+                ..pod("web-1")
+            },
+            Fate::Stays(Stay::Finished),
+        ),
+    ];
+    for (pod, expected) in pods {
+        assert_eq!(fate(&pod, BEGUN, &config, at(100)), expected, "{pod:?}");
+    }
+    let forced = Drain {
+        force: true,
+        ..BEGUN
+    };
+    for namespace in ["training", "batch"] {
+        let expected = Fate::Leaves(Immediate, Next::Evict(secs(30)));
+        assert_eq!(fate(&pod(namespace), forced, &config, at(100)), expected);
+    }
+    // Force does not reach what never leaves.
+    assert_eq!(
+        fate(&pod("other"), forced, &config, at(100)),
+        Fate::Stays(Stay::NoMode)
+    );
+}
+
+#[test]
+fn the_pods_own_grace_holds_up_to_the_limit() {
+    for (own, expected) in [(None, 30), (Some(5), 5), (Some(0), 0), (Some(3600), 60)] {
+        let pod = PodView {
+            grace: own.map(secs),
+            ..pod("web-1")
+        };
+        let next = Fate::Leaves(DrainMode::Immediate, Next::Evict(secs(expected)));
+        assert_eq!(fate(&pod, BEGUN, &config(), at(0)), next);
+    }
+}
+
+#[test]
+fn who_is_deleted_at_last_was_asked_to_end_before() {
+    let (config, pod) = (config(), pod("batch"));
+    let next = |pod: &PodView, second| match fate(pod, BEGUN, &config, at(second)) {
+        Fate::Leaves(_, next) => next,
+        stays @ Fate::Stays(_) => panic!("{stays:?}"),
+    };
+    assert_eq!(next(&pod, 599), Next::Wait(Some(at(600))));
+    assert_eq!(next(&pod, 600), Next::Evict(secs(30)));
+    // Nothing let its eviction through.
+    assert_eq!(next(&pod, 719), Next::Evict(secs(30)));
+    assert_eq!(next(&pod, 720), Next::Delete);
+    let ending = PodView {
+        ends_by: Some(at(630)),
+        ..pod.clone()
+    };
+    assert_eq!(next(&ending, 689), Next::Ends(at(690)));
+    assert_eq!(next(&ending, 690), Next::Stuck);
+    assert_eq!(next(&ending, 720), Next::Delete);
+    // It is asked about again just when something changes.
+    let wake = |pod: &PodView, second| wake_at(pod, next(pod, second), BEGUN, &config);
+    assert_eq!(wake(&pod, 0), Some(at(600)));
+    assert_eq!(wake(&pod, 600), Some(at(720)));
+    assert_eq!(wake(&ending, 630), Some(at(690)));
+    assert_eq!(wake(&ending, 690), Some(at(720)));
+    assert_eq!(wake(&pod, 720), None);
+}
+
+#[test]
+fn a_pod_that_somebody_deletes_counts_as_gone_when_it_is_gone() {
+    let config = config();
+    let ending = PodView {
+        ends_by: Some(at(50)),
+        ..pod("training")
+    };
+    let fate = |second| fate(&ending, BEGUN, &config, at(second));
+    let mode = DrainMode::AllowCompletion;
+    assert_eq!(fate(0), Fate::Leaves(mode, Next::Ends(at(110))));
+    // It may still write: only a person knows.
+    assert_eq!(fate(110), Fate::Leaves(mode, Next::Stuck));
+    assert_eq!(fate(1_000_000), Fate::Leaves(mode, Next::Stuck));
+}
+
+#[test]
+fn a_pod_that_does_no_work_is_not_waited_for() {
+    let config = config();
+    for namespace in ["training", "batch"] {
+        let pod = PodView {
+            unready_since: Some(at(10)),
+            ..pod(namespace)
+        };
+        let fate = |second| fate(&pod, BEGUN, &config, at(second));
+        let Fate::Leaves(_, next @ Next::Wait(_)) = fate(309) else {
+            panic!("{:?}", fate(309));
+        };
+        assert_eq!(wake_at(&pod, next, BEGUN, &config), Some(at(310)));
+        let Fate::Leaves(_, Next::Evict(_)) = fate(310) else {
+            panic!("{:?}", fate(310));
+        };
+    }
+}
+
+#[test]
+fn only_pods_with_gpus_leave_where_that_is_asked_for() {
+    let config = DrainConfig::parse(
+        "drainGPUPods = true\n[[userNamespaces]]\nname = \"*\"\nmode = \"Immediate\"",
+        "d",
+    )
+    .unwrap();
+    assert_eq!(
+        fate(&pod("a"), BEGUN, &config, at(0)),
+        Fate::Stays(Stay::NoGpu)
+    );
+    let with = PodView {
+        has_gpus: true,
+        ..pod("a")
+    };
+    assert!(matches!(
+        fate(&with, BEGUN, &config, at(0)),
+        Fate::Leaves(..)
+    ));
+}
+
+#[test]
+fn the_charts_configuration_of_nvsentinel_loads() {
+    // As its chart renders it, custom drain off.
+    let text = r#"
+        evictionTimeoutInSeconds = "60"
+        systemNamespaces = "^(nvsentinel|kube-system|gpu-operator|gmp-system|network-operator|skyhook)$"
+        deleteAfterTimeoutMinutes = 60
+        notReadyTimeoutMinutes = 5
+        drainGPUPods = false
+        partialDrainEnabled = false
+        [[userNamespaces]]
+        name = "*"
+        mode = "AllowCompletion"
+        [customDrain]
+        enabled = false
+        timeout = "30m"
+    "#;
+    let config = DrainConfig::parse(text, "c").unwrap();
+    assert_eq!(config.eviction_grace, secs(60));
+    assert_eq!(config.mode_of("any"), Some(DrainMode::AllowCompletion));
+    assert!(config.is_system("skyhook") && !config.is_system("gpuwarden"));
+    // To say nothing of namespaces means no others than to have no file.
+    let silent = DrainConfig::parse("", "c").unwrap();
+    assert_eq!(silent.mode_of("any"), Some(DrainMode::AllowCompletion));
+    let none = DrainConfig::parse("userNamespaces = []", "c").unwrap();
+    assert_eq!(none.mode_of("any"), None);
+    let default = DrainConfig::default();
+    assert!(default.is_system("gpuwarden") && !default.is_system("default"));
+}
+
+#[test]
+fn what_is_wrong_is_said_all_at_once_with_its_line() {
+    let table = [
+        (
+            "evictionTimeoutInSeconds = \"30m\"\ndeleteAfterTimeoutMinutes = -1\n\
+             systemNamespaces = \"(\"\npartialDrainEnabled = true\n\
+             [[userNamespaces]]\nname = \"*\"\nmode = \"Gently\"\n[customDrain]\nenabled = true",
+            &[
+                "d:1: evictionTimeoutInSeconds: a whole number of seconds from 1 to",
+                "d:2: deleteAfterTimeoutMinutes: a whole number of minutes from 0 to",
+                "d:3: systemNamespaces is no regular expression",
+                "d:7: the mode \"Gently\" is unknown; it is Immediate,",
+                "d:4: partialDrainEnabled: nodes are drained as a whole only",
+                "d:8: customDrain: a drain by a custom resource is not supported",
+            ][..],
+        ),
+        (
+            "evictionTimeout = 3",
+            &["d:1: unknown field `evictionTimeout`, expected one of"],
+        ),
+        (
+            "[[userNamespaces]]\nname = \"*\"",
+            &["d:1: missing field `mode`"],
+        ),
+        (
+            "deleteAfterTimeoutMinutes = 99999999999",
+            &["d:1: deleteAfterTimeoutMinutes: a whole"],
+        ),
+    ];
+    for (text, expected) in table {
+        let error = DrainConfig::parse(text, "d").unwrap_err();
+        assert_eq!(error.findings.len(), expected.len(), "{error}");
+        for (finding, expected) in error.findings.iter().zip(expected) {
+            assert!(finding.starts_with(expected), "{finding}\n{expected}");
+        }
+    }
+    let large = " ".repeat(MAX_CONFIG_BYTES + 1);
+    assert!(DrainConfig::parse(&large, "d").is_err());
+}

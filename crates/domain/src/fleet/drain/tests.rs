@@ -1,0 +1,354 @@
+use std::sync::Arc;
+
+use contract::{BehaviourOverrides, keys};
+use jiff::SignedDuration;
+
+use super::*;
+use crate::fleet::world::{Fate as PatchFate, Looked, Restart, World, event, settings};
+use crate::fleet::{FleetInput, Settings};
+use crate::node::NodeView;
+use crate::policy::Policy;
+use crate::session::{Intent, Phase};
+use crate::view::NodeState;
+
+mod simulator;
+
+const CONFIG: &str = r#"
+    evictionTimeoutInSeconds = "60"
+    deleteAfterTimeoutMinutes = 10
+    [[userNamespaces]]
+    name = "now"
+    mode = "Immediate"
+    [[userNamespaces]]
+    name = "late"
+    mode = "DeleteAfterTimeout"
+    [[userNamespaces]]
+    name = "jobs"
+    mode = "AllowCompletion"
+"#;
+
+/// Settings of a controller that drains.
+fn drains() -> Settings {
+    let config = DrainConfig::parse(CONFIG, "d").unwrap();
+    Settings {
+        drain: Some(Arc::new(config)),
+        ..settings()
+    }
+}
+
+fn world_with(settings: Settings, pods: &[&str]) -> World {
+    let mut world = World::with(settings, &Policy::builtin(), [NodeView::unknown("n1")]);
+    for title in pods {
+        add(&mut world, title);
+    }
+    world.restart(Restart::Nothing);
+    world
+}
+
+fn world(pods: &[&str]) -> World {
+    world_with(drains(), pods)
+}
+
+fn add(world: &mut World, title: &str) {
+    let (namespace, name) = title.split_once('/').unwrap();
+    let pod = PodView {
+        namespace: namespace.to_owned(),
+        name: name.to_owned(),
+        uid: format!("uid-{name}"),
+        ..PodView::default()
+    };
+    world.pods.insert(title.to_owned(), pod);
+}
+
+/// Looks until the node says that it is being drained. Returns the last look.
+fn begin(world: &mut World) -> Looked {
+    world.fault(0);
+    for _ in 0..5 {
+        let looked = world.look(PatchFate::Made);
+        if world.phase() == Phase::Draining && looked.patch().is_none() {
+            return looked;
+        }
+    }
+    panic!("{:?}", world.phase());
+}
+
+fn removed(looked: &Looked) -> Vec<String> {
+    let title = |one: &PlannedRemoval| {
+        let how = if one.evict.is_some() {
+            "evict"
+        } else {
+            "delete"
+        };
+        format!("{how} {}/{}", one.namespace, one.name)
+    };
+    looked.removals.iter().map(title).collect()
+}
+
+fn answer(world: &mut World, name: &str, answer: RemovalAnswer) {
+    let (node, uid) = ("n1".to_owned(), format!("uid-{name}"));
+    world.take(FleetInput::Removed { node, uid, answer });
+}
+
+fn gone(world: &mut World, title: &str) {
+    world.pods.remove(title);
+    world.tell(PodNews::Gone(title.to_owned()));
+}
+
+fn state(world: &World) -> Option<&str> {
+    world["n1"]
+        .labels
+        .get(keys::STATE_LABEL)
+        .map(String::as_str)
+}
+
+fn awaits(world: &World) -> String {
+    world.fleet.status("n1").unwrap().session.unwrap().awaits
+}
+
+#[test]
+fn a_node_is_drained_as_its_namespaces_wish_and_given_back_as_it_was() {
+    let mut world = world(&["now/a", "late/b", "jobs/c", "kube-system/d", "other/e"]);
+    let before = world["n1"].clone();
+    let looked = begin(&mut world);
+    assert_eq!(state(&world), Some("draining"));
+    // One that waits holds up no other one.
+    assert_eq!(removed(&looked), ["evict now/a"]);
+    assert_eq!(
+        looked.removals[0].evict,
+        Some(SignedDuration::from_secs(30))
+    );
+    let said = looked
+        .notes
+        .iter()
+        .find(|one| one.text.starts_with("the drain begins"));
+    assert_eq!(
+        said.unwrap().text,
+        "the drain begins: AllowCompletion: jobs/c; DeleteAfterTimeout: late/b; Immediate: now/a; \
+         stays, its namespace is one of the system's: kube-system/d; stays, the configuration names \
+         no mode for its namespace: other/e"
+    );
+    assert_eq!(world.fleet.status("n1").unwrap().state, NodeState::Draining);
+    // It is asked for once.
+    assert!(removed(&world.look(PatchFate::Made)).is_empty());
+    answer(&mut world, "a", RemovalAnswer::Taken);
+    gone(&mut world, "now/a");
+    gone(&mut world, "jobs/c");
+    let looked = world.look(PatchFate::Made);
+    assert!(removed(&looked).is_empty() && looked.patch().is_none());
+    assert!(awaits(&world).starts_with("a pod to leave: late/b is waited for until"));
+    world.now += SignedDuration::from_mins(10);
+    assert_eq!(
+        removed(&world.look_unseen(PatchFate::Made)),
+        ["evict late/b"]
+    );
+    answer(&mut world, "b", RemovalAnswer::Taken);
+    gone(&mut world, "late/b");
+    assert_eq!(
+        world.look_unseen(PatchFate::Made).patch().unwrap().intent,
+        Intent::Update
+    );
+    assert_eq!(
+        (state(&world), world.phase()),
+        (Some("drain-succeeded"), Phase::Draining)
+    );
+    world.settle_now();
+    assert_eq!(world.phase(), Phase::Drained);
+    world.recovery(0);
+    world.settle();
+    assert_eq!(
+        (&world["n1"].labels, &world["n1"].annotations),
+        (&before.labels, &before.annotations)
+    );
+    assert!(!world["n1"].unschedulable);
+}
+
+#[test]
+fn a_node_without_pods_that_leave_is_drained_at_once() {
+    let mut world = world(&["kube-system/a"]);
+    world.fault(0);
+    world.look(PatchFate::Made);
+    assert_eq!(state(&world), Some("quarantined"));
+    world.settle_now();
+    assert_eq!(
+        (state(&world), world.phase()),
+        (Some("drain-succeeded"), Phase::Drained)
+    );
+    // A pod that comes later is not the drain's.
+    add(&mut world, "now/b");
+    world.list_pods();
+    assert!(removed(&world.look(PatchFate::Made)).is_empty());
+}
+
+#[test]
+fn who_uncordons_or_releases_stops_the_drain_at_once() {
+    for by in ["uncordon", "release", "recovery"] {
+        let mut world = world(&["now/a", "now/b"]);
+        assert_eq!(removed(&begin(&mut world)).len(), 2);
+        answer(
+            &mut world,
+            "a",
+            RemovalAnswer::Held {
+                why: "budget".into(),
+                retry_after: None,
+            },
+        );
+        match by {
+            "uncordon" => world["n1"].unschedulable = false,
+            "release" => world.annotate(keys::RELEASE, "{}"),
+            _ => world.recovery(0),
+        }
+        world.now += SignedDuration::from_mins(5);
+        assert!(removed(&world.look(PatchFate::Made)).is_empty(), "{by}");
+        world.settle();
+        assert_eq!((state(&world), world.phase()), (None, Phase::Idle), "{by}");
+    }
+}
+
+#[test]
+fn a_budget_holds_its_pod_alone_and_a_person_is_asked_once() {
+    let mut world = world(&["now/a", "now/b"]);
+    begin(&mut world);
+    let held = RemovalAnswer::Held {
+        why: "its budget".into(),
+        retry_after: None,
+    };
+    answer(&mut world, "a", held.clone());
+    answer(&mut world, "b", RemovalAnswer::Taken);
+    gone(&mut world, "now/b");
+    let (mut tries, mut asked) = (0, Vec::new());
+    for _ in 0..900 {
+        let looked = world.look(PatchFate::Made);
+        for one in removed(&looked) {
+            assert_eq!(one, "evict now/a");
+            tries += 1;
+            answer(&mut world, "a", held.clone());
+        }
+        let notes = looked
+            .notes
+            .into_iter()
+            .filter(|one| one.kind == EntryKind::Attention);
+        asked.extend(notes.map(|one| one.text));
+    }
+    assert!((30..60).contains(&tries), "{tries}");
+    assert_eq!(
+        asked,
+        ["the drain does not get on: now/a: its budget; end the pods by hand, or release the node"]
+    );
+    assert!(
+        awaits(&world).ends_with("Immediate (its budget)"),
+        "{}",
+        awaits(&world)
+    );
+}
+
+#[test]
+fn a_sender_says_whether_pods_stay_or_are_not_waited_for() {
+    let overrides = |force, skip| Some(BehaviourOverrides { force, skip });
+    let report = |world: &mut World, gpu: &str, overrides| {
+        world.tick();
+        let mut event = event("GpuMemWatch", &[("GPU", gpu)], true, false);
+        event.drain_overrides = overrides;
+        world.store(event, world.now)
+    };
+    let mut world = world(&["jobs/a"]);
+    report(&mut world, "0", overrides(false, true));
+    world.settle_now();
+    assert_eq!(
+        (state(&world), world.phase()),
+        (Some("quarantined"), Phase::Quarantined)
+    );
+    // Another fault does not ask for that.
+    report(&mut world, "1", None);
+    world.settle_now();
+    assert_eq!(state(&world), Some("draining"));
+    assert!(removed(&world.look(PatchFate::Made)).is_empty());
+    report(&mut world, "2", overrides(true, false));
+    let looked: Vec<String> = (0..3)
+        .flat_map(|_| removed(&world.look(PatchFate::Made)))
+        .collect();
+    assert_eq!(looked, ["evict jobs/a"]);
+}
+
+#[test]
+fn the_switch_can_be_taken_back_and_nothing_stays_half_done() {
+    let mut world = world(&["now/a"]);
+    begin(&mut world);
+    world.settings = settings();
+    world.restart(Restart::All);
+    let patches = world.settle_now();
+    assert_eq!(
+        (patches.as_slice(), state(&world)),
+        (&[Intent::Update][..], Some("quarantined"))
+    );
+    assert!(removed(&world.look(PatchFate::Made)).is_empty());
+    world.settings = drains();
+    world.restart(Restart::Nothing);
+    world.settle_now();
+    assert_eq!(state(&world), Some("draining"));
+    // What is done stays so.
+    gone(&mut world, "now/a");
+    world.settle_now();
+    world.settings = settings();
+    world.restart(Restart::All);
+    assert!(world.settle_now().is_empty());
+    assert_eq!(state(&world), Some("drain-succeeded"));
+}
+
+#[test]
+fn a_dry_run_removes_nothing_and_comes_to_its_end() {
+    let settings = Settings {
+        mode: Mode::DryRun,
+        ..drains()
+    };
+    let mut world = world_with(settings, &["now/a", "kube-system/b"]);
+    let before = world["n1"].clone();
+    world.fault(0);
+    let mut said = Vec::new();
+    for _ in 0..6 {
+        let looked = world.look(PatchFate::Made);
+        assert!(looked.removals.is_empty() && looked.patch().is_none());
+        said.extend(looked.notes.into_iter().map(|one| one.text));
+    }
+    assert!(
+        said.iter()
+            .any(|text| text == "dry run: pod now/a is evicted, with 30 s to end (Immediate)")
+    );
+    assert_eq!(world.phase(), Phase::Drained);
+    assert_eq!(world["n1"].labels, before.labels);
+}
+
+#[test]
+fn at_most_eight_pods_of_a_node_leave_at_once() {
+    let titles: Vec<String> = (0..20).map(|index| format!("now/p{index:02}")).collect();
+    let titles: Vec<&str> = titles.iter().map(String::as_str).collect();
+    let mut world = world(&titles);
+    let mut removals = begin(&mut world).removals;
+    let mut seen = 0;
+    for _ in 0..40 {
+        assert!(removals.len() <= MAX_AT_ONCE);
+        seen += removals.len();
+        for one in std::mem::take(&mut removals) {
+            answer(&mut world, &one.name, RemovalAnswer::Taken);
+            gone(&mut world, &format!("now/{}", one.name));
+        }
+        removals = world.look(PatchFate::Made).removals;
+    }
+    assert_eq!((seen, world.phase()), (20, Phase::Drained));
+}
+
+#[test]
+fn while_pods_cannot_be_read_nothing_is_drained_and_it_says_why() {
+    let mut world = world(&["now/a"]);
+    begin(&mut world);
+    world.restart(Restart::All);
+    world.tell(PodNews::Failing("403".into()));
+    // Its pods are told by the next look; before that the state is that of the node.
+    let looked = world.look(PatchFate::Made);
+    assert!(looked.patch().is_none());
+    assert_eq!(state(&world), Some("draining"));
+    world.take(FleetInput::Pods {
+        node: "n2".into(),
+        news: PodNews::Listed,
+    });
+    assert!(!world.fleet.knows("n2"));
+}
