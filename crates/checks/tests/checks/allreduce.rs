@@ -187,6 +187,8 @@ async fn a_gang_forms_and_passes_and_each_member_reports_its_own_node() {
     for operation in ["sum", "prod", "min", "max", "avg"] {
         let members = if operation == "sum" { 4 } else { 2 };
         let mut pods = Pods::here(members);
+        // It is not about speed, and the machine may have other things to do.
+        pods.set("BW_THRESHOLD_GBPS", "0.00001");
         let ended = pods.set("NCCL_REDUCE_OP", operation).run().await;
         for (rank, ended) in ended.iter().enumerate() {
             assert_eq!(ended.code, Some(0), "{operation}: {ended:#?}");

@@ -319,6 +319,7 @@ fn what_is_wrong_is_said_with_its_place() {
             "image: i\nresultCache: 169h",
             "resultCache: write a time from 1s to 168h",
         ),
+        (
             "image: i\ngangCoordination: {ncclTopoShape: ndv6}",
             "gangCoordination.ncclTopoShape: \"ndv6\" is no shape; write ndv4 or ndv5",
         ),
