@@ -14,10 +14,13 @@ use axum::routing::get;
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use cluster::{Cluster, Kind, Signal, TokenError, TokenOwner};
+use connector::Connector;
+use preflight::config::Config;
 use preflight::rendezvous::{AUDIENCE, Answer};
-use preflight::roster::{MANAGED_BY, MANAGED_BY_LABEL, PREFIX, Roster};
+use preflight::roster::{MANAGED_BY, MANAGED_BY_LABEL, PREFIX, Roster, STARTED};
 use ring::hmac;
 use runtime::http_server;
+use runtime::logging::chain;
 use runtime::tls::ServerTls;
 use serde::Deserialize;
 use serde_json::Value;
@@ -25,6 +28,8 @@ use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+
+use crate::reports;
 
 /// Longest wait that a pod may ask for. Its connection is kept so long.
 const MAX_WAIT: Duration = Duration::from_secs(20);
@@ -55,6 +60,8 @@ pub struct Rendezvous {
     /// same API server.
     reviews: Arc<Semaphore>,
     tokens: Arc<Mutex<Tokens>>,
+    /// Where reports of checks go, if they go anywhere.
+    reports: Option<(Connector, Arc<Config>)>,
 }
 
 /// When a token was good, and whose it is, by its digest.
@@ -62,9 +69,9 @@ type Tokens = BTreeMap<Vec<u8>, (Instant, Pod)>;
 
 /// A pod that asks.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Pod {
-    namespace: String,
-    name: String,
+pub(crate) struct Pod {
+    pub(crate) namespace: String,
+    pub(crate) name: String,
 }
 
 #[derive(Deserialize)]
@@ -87,7 +94,21 @@ impl Rendezvous {
             waiting: Arc::new(Semaphore::new(MAX_WAITING)),
             reviews: Arc::new(Semaphore::new(MAX_REVIEWS)),
             tokens: Arc::default(),
+            reports: None,
         }
+    }
+
+    /// Takes reports of checks too, which the connector brings to the controller.
+    #[must_use]
+    pub fn with_reports(self, connector: Connector, config: Arc<Config>) -> Self {
+        let reports = Some((connector, config));
+        Self { reports, ..self }
+    }
+
+    /// Returns where reports of checks go, and which checks there are.
+    pub(crate) fn reports(&self) -> Option<(&Connector, &Config)> {
+        let (connector, config) = self.reports.as_ref()?;
+        Some((connector, config))
     }
 
     /// Serves until `cancel`, and follows the `ConfigMap`s of gangs.
@@ -99,6 +120,7 @@ impl Rendezvous {
     ) {
         let routes = Router::new()
             .route("/gangs/{namespace}/{name}", get(gang))
+            .merge(reports::routes())
             .with_state(self.clone());
         let serving = http_server::serve(listener, Some(tls), routes, cancel.clone());
         tokio::join!(serving, self.follow(cancel));
@@ -170,7 +192,7 @@ impl Rendezvous {
         }
     }
 
-    /// Waits until the gang is whole, or until it is time to answer.
+    /// Waits until the gang is whole or has started, or until it is time to answer.
     async fn wait(&self, key: &Key, pod: &str, wait: Duration) -> Answer {
         let mut changes = self.changed.subscribe();
         let Ok(_turn) = self.waiting.try_acquire() else {
@@ -180,9 +202,38 @@ impl Rendezvous {
         loop {
             let answer = self.tell(key, pod);
             let changed = tokio::time::timeout_at(until, changes.changed());
-            if answer.secret.is_some() || !matches!(changed.await, Ok(Ok(()))) {
+            let is_settled = answer.secret.is_some() || answer.data.contains_key(STARTED);
+            if is_settled || !matches!(changed.await, Ok(Ok(()))) {
                 return answer;
             }
+        }
+    }
+
+    /// Returns the pod whose token a request has. The error is the answer where it has none that is good.
+    pub(crate) async fn asker(&self, headers: &HeaderMap) -> Result<Pod, (StatusCode, String)> {
+        let token = headers
+            .get(header::AUTHORIZATION)
+            .and_then(|value| value.to_str().ok());
+        let Some(token) = token.and_then(|value| value.strip_prefix("Bearer ")) else {
+            let what = "a token of the pod's ServiceAccount is needed";
+            return Err((StatusCode::UNAUTHORIZED, what.to_owned()));
+        };
+        match self.pod(token.trim()).await {
+            Ok(pod) => Ok(pod),
+            Err(TokenError::Invalid { why }) => Err((StatusCode::UNAUTHORIZED, why)),
+            Err(TokenError::Api(error)) => Err((StatusCode::SERVICE_UNAVAILABLE, chain(&error))),
+        }
+    }
+
+    /// Returns a pod as the API server has it now.
+    pub(crate) async fn object(&self, pod: &Pod) -> Result<Value, (StatusCode, String)> {
+        let kind = Kind::new("", "v1", "pods");
+        let _turn = self.reviews.acquire().await;
+        let read = self.cluster.object(&kind, Some(&pod.namespace), &pod.name);
+        match read.await {
+            Ok(Some(pod)) => Ok(pod),
+            Ok(None) => Err((StatusCode::FORBIDDEN, "the pod is gone".to_owned())),
+            Err(error) => Err((StatusCode::SERVICE_UNAVAILABLE, chain(&error))),
         }
     }
 
@@ -220,22 +271,9 @@ async fn gang(
     Query(waiting): Query<Waiting>,
     headers: HeaderMap,
 ) -> Response {
-    let token = headers
-        .get(header::AUTHORIZATION)
-        .and_then(|value| value.to_str().ok());
-    let Some(token) = token.and_then(|value| value.strip_prefix("Bearer ")) else {
-        let what = "a token of the pod's ServiceAccount is needed\n";
-        return (StatusCode::UNAUTHORIZED, what).into_response();
-    };
-    let pod = match rendezvous.pod(token.trim()).await {
+    let pod = match rendezvous.asker(&headers).await {
         Ok(pod) => pod,
-        Err(TokenError::Invalid { why }) => {
-            return (StatusCode::UNAUTHORIZED, format!("{why}\n")).into_response();
-        }
-        Err(TokenError::Api(error)) => {
-            let what = format!("{}\n", runtime::logging::chain(&error));
-            return (StatusCode::SERVICE_UNAVAILABLE, what).into_response();
-        }
+        Err((status, what)) => return (status, format!("{what}\n")).into_response(),
     };
     if pod.namespace != namespace {
         let what = "a pod is told of gangs of its own namespace only\n";
