@@ -13,6 +13,5 @@ pub mod gangs;
 mod metrics;
 pub mod registration;
 pub mod rendezvous;
-mod reports;
 mod review;
 pub mod server;

@@ -1,6 +1,8 @@
 //! The rendezvous: pods of a gang ask here for each other, and hear of it at once, where the kubelet brings
 //! them a changed `ConfigMap` after a minute. It tells what the `ConfigMap` says, and the gang's secret, which
-//! stands nowhere else.
+//! stands nowhere else. Checks that cannot report on their node report here, too.
+
+mod reports;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -28,8 +30,6 @@ use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-
-use crate::reports;
 
 /// Longest wait that a pod may ask for. Its connection is kept so long.
 const MAX_WAIT: Duration = Duration::from_secs(20);
@@ -69,9 +69,9 @@ type Tokens = BTreeMap<Vec<u8>, (Instant, Pod)>;
 
 /// A pod that asks.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Pod {
-    pub(crate) namespace: String,
-    pub(crate) name: String,
+struct Pod {
+    namespace: String,
+    name: String,
 }
 
 #[derive(Deserialize)]
@@ -106,7 +106,7 @@ impl Rendezvous {
     }
 
     /// Returns where reports of checks go, and which checks there are.
-    pub(crate) fn reports(&self) -> Option<(&Connector, &Config)> {
+    fn reports(&self) -> Option<(&Connector, &Config)> {
         let (connector, config) = self.reports.as_ref()?;
         Some((connector, config))
     }
@@ -210,7 +210,7 @@ impl Rendezvous {
     }
 
     /// Returns the pod whose token a request has. The error is the answer where it has none that is good.
-    pub(crate) async fn asker(&self, headers: &HeaderMap) -> Result<Pod, (StatusCode, String)> {
+    async fn asker(&self, headers: &HeaderMap) -> Result<Pod, (StatusCode, String)> {
         let token = headers
             .get(header::AUTHORIZATION)
             .and_then(|value| value.to_str().ok());
@@ -226,7 +226,7 @@ impl Rendezvous {
     }
 
     /// Returns a pod as the API server has it now.
-    pub(crate) async fn object(&self, pod: &Pod) -> Result<Value, (StatusCode, String)> {
+    async fn object(&self, pod: &Pod) -> Result<Value, (StatusCode, String)> {
         let kind = Kind::new("", "v1", "pods");
         let _turn = self.reviews.acquire().await;
         let read = self.cluster.object(&kind, Some(&pod.namespace), &pod.name);

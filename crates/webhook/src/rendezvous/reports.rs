@@ -20,7 +20,7 @@ use prost::Message;
 use runtime::logging::chain;
 use serde_json::Value;
 
-use crate::rendezvous::Rendezvous;
+use super::Rendezvous;
 
 /// Largest report (bytes). A diagnosis of 16 GPUs of which each fails each test is less.
 const MAX_REPORT: usize = 512 * 1024;
@@ -29,7 +29,7 @@ const MAX_REPORT: usize = 512 * 1024;
 type Refusal = (StatusCode, String);
 
 /// Returns the routes of reports, which the rendezvous lets in.
-pub(crate) fn routes() -> Router<Rendezvous> {
+pub(super) fn routes() -> Router<Rendezvous> {
     Router::new()
         .route(EVENTS_PATH, post(events))
         .route(COUNTS_PATH, post(count))
@@ -131,9 +131,43 @@ fn node(pod: &Value, config: &Config) -> Result<String, &'static str> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use axum::http::{HeaderValue, header};
+    use connector::{AcceptNodes, Direct, token_header};
+    use jiff::Timestamp;
+    use runtime::metrics::Metrics;
+    use runtime::tcp_grpc;
     use serde_json::json;
 
     use super::*;
+
+    #[tokio::test]
+    async fn a_report_is_taken_from_nobody_whom_the_api_server_does_not_name() {
+        let cluster = crate::server::tests::away().await;
+        let config = Config::parse("image: i", "test").expect("a configuration");
+        let rendezvous = Rendezvous::new(cluster, "key");
+        let mut headers = HeaderMap::new();
+        let refused = async |rendezvous: &Rendezvous, headers: &HeaderMap| {
+            let taken = take_events(rendezvous, headers, &Bytes::new()).await;
+            taken.expect_err("no report").0
+        };
+        // Nobody would bring it on.
+        let status = refused(&rendezvous, &headers).await;
+        assert_eq!(status, StatusCode::NOT_FOUND);
+        let channel = tcp_grpc::channel("http://127.0.0.1:1", None).expect("an address");
+        let direct = Direct::new(channel, token_header(None));
+        let nodes = AcceptNodes::Own(String::new());
+        let connector = Connector::new(direct, nodes, &Metrics::default(), Timestamp::now);
+        let rendezvous = rendezvous.with_reports(connector, Arc::new(config));
+        let status = refused(&rendezvous, &headers).await;
+        assert_eq!(status, StatusCode::UNAUTHORIZED);
+        // Nobody says whose it is: the check tries again.
+        let token = HeaderValue::from_static("Bearer abc");
+        headers.insert(header::AUTHORIZATION, token);
+        let status = refused(&rendezvous, &headers).await;
+        assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
+    }
 
     #[test]
     fn a_pod_with_checks_speaks_for_the_node_that_the_api_server_names() {
