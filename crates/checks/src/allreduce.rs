@@ -93,13 +93,8 @@ pub(crate) async fn execute(
     stop: &CancellationToken,
 ) -> Result<Outcome, BadVariable> {
     if environment.first(&["GANG_CONFIG_DIR", "GANG_ID"]).is_none() {
-        return Ok(Outcome {
-            result: Meaning::NotTested,
-            code: "NO_GANG".to_owned(),
-            text: "this pod is in no gang, so there is nobody to reduce with".to_owned(),
-            findings: Vec::new(),
-            gang_wait: None,
-        });
+        let text = "this pod is in no gang, so there is nobody to reduce with";
+        return Ok(not_tested("NO_GANG", text.to_owned()));
     }
     let settings = Settings::read(environment)?;
     Ok(tokio::select! {
@@ -116,15 +111,8 @@ async fn check(settings: &Settings, launcher: &Launcher) -> Outcome {
         Err(GangError::Missing(text)) => return unformed(GANG_TIMEOUT, text),
         Err(GangError::Wrong(text)) => return wrong(text),
         // The others have tested without it: there is nobody left to reduce with.
-        Err(GangError::Full(text)) => {
-            return Outcome {
-                result: Meaning::NotTested,
-                code: "NO_PLACE".to_owned(),
-                text,
-                findings: Vec::new(),
-                gang_wait: None,
-            };
-        }
+        Err(GangError::Full(text)) => return not_tested("NO_PLACE", text),
+        Err(GangError::Started(text)) => return not_tested("STARTED", text),
     };
     let gang_wait = Some(GangWait {
         gang: gang.id.clone(),
@@ -190,13 +178,20 @@ async fn take_part(
     let until = || Instant::now() + settings.timeout;
     let heard = member::take_part(&mut collective, hello, master, &key, formed, until);
     let end = formed + settings.timeout + BEYOND;
-    let outcome = match tokio::time::timeout_at(end, heard).await {
-        Ok(Ok(verdict)) => judge(&verdict),
-        Ok(Err(error)) => unformed(GANG_TIMEOUT, error.to_string()),
-        Err(_) => unformed(TIMEOUT, "rank 0 does not say what came out".to_owned()),
+    let (outcome, suspects) = match tokio::time::timeout_at(end, heard).await {
+        Ok(Ok(verdict)) => (judge(&verdict), verdict.suspects),
+        Ok(Err(error)) => (unformed(GANG_TIMEOUT, error.to_string()), vec![0]),
+        Err(_) => {
+            let text = "rank 0 does not say what came out".to_owned();
+            (unformed(TIMEOUT, text), vec![0])
+        }
     };
     collective.over();
     drop(collective);
+    let outcome = match gang.not_reached(&suspects).await {
+        Some(text) => outcome.and(&text),
+        None => outcome,
+    };
     if let Some(coordinating) = coordinating
         && let Err(error) = coordinating.await
     {
@@ -281,6 +276,15 @@ fn judge(told: &Verdict) -> Outcome {
             findings: Vec::new(),
             ..unformed(NO_TOPOLOGY, told.text.clone())
         },
+    }
+}
+
+/// Returns that there is nobody to test with, for which the pod is not stopped.
+fn not_tested(code: &str, text: String) -> Outcome {
+    Outcome {
+        result: Meaning::NotTested,
+        findings: Vec::new(),
+        ..unformed(code, text)
     }
 }
 

@@ -1,5 +1,5 @@
-//! Has a check counted at the connector of its node, which shows the counts as metrics: nobody could ask the
-//! check itself, which is gone by then.
+//! Has a check counted at the connector of its node, or where it has none at the webhook, which show the counts
+//! as metrics: nobody could ask the check itself, which is gone by then.
 //!
 //! Counts are worth no wait: there is one attempt.
 
@@ -8,10 +8,15 @@ use std::time::Duration;
 
 use contract::preflight::preflight_service_client::PreflightServiceClient;
 use contract::preflight::{CheckResult, GangWait, ReportCheckRequest};
+use hyper::{Method, StatusCode};
+use preflight::rendezvous::COUNTS_PATH;
+use prost::Message as _;
 use tonic::Code;
 use tonic::transport::Endpoint;
 
 use crate::outcome::{Outcome, Result as Meaning};
+use crate::report::Way;
+use crate::webhook::{Webhook, refusal};
 
 /// Time for the attempt: the pod waits for it.
 const ATTEMPT: Duration = Duration::from_secs(2);
@@ -52,19 +57,39 @@ pub(crate) fn request(
 }
 
 /// Sends it. A connector that is away, or that counts nothing, such as NVSentinel's, is no error.
-pub(crate) async fn send(socket: &Path, request: ReportCheckRequest) -> Result<(), String> {
+pub(crate) async fn send(way: &Way, request: ReportCheckRequest) -> Result<(), String> {
     let sent = async {
-        let address = format!("unix://{}", socket.display());
-        let endpoint = Endpoint::try_from(address).ok()?;
-        let channel = endpoint.connect().await.ok()?;
-        let mut client = PreflightServiceClient::new(channel);
-        client.report_check(request).await.err()
+        match way {
+            Way::Socket(socket) => tell(socket, request).await,
+            Way::Webhook(webhook) => post(webhook, &request).await,
+        }
     };
-    match tokio::time::timeout(ATTEMPT, sent).await {
-        Ok(Some(status)) if status.code() != Code::Unimplemented => {
+    let sent = tokio::time::timeout(ATTEMPT, sent).await;
+    sent.unwrap_or_else(|_| Err(format!("no answer within {ATTEMPT:?}")))
+}
+
+async fn tell(socket: &Path, request: ReportCheckRequest) -> Result<(), String> {
+    let address = format!("unix://{}", socket.display());
+    let Ok(endpoint) = Endpoint::try_from(address) else {
+        return Ok(());
+    };
+    let Ok(channel) = endpoint.connect().await else {
+        return Ok(());
+    };
+    let mut client = PreflightServiceClient::new(channel);
+    match client.report_check(request).await {
+        Err(status) if status.code() != Code::Unimplemented => {
             Err(format!("{:?}: {}", status.code(), status.message()))
         }
-        Ok(_) => Ok(()),
-        Err(_) => Err(format!("no answer within {ATTEMPT:?}")),
+        _ => Ok(()),
     }
+}
+
+async fn post(webhook: &Webhook, request: &ReportCheckRequest) -> Result<(), String> {
+    let body = request.encode_to_vec();
+    let (status, body) = webhook.ask(Method::POST, COUNTS_PATH, body).await?;
+    if status == StatusCode::OK {
+        return Ok(());
+    }
+    Err(refusal(status, &body))
 }

@@ -14,14 +14,12 @@ use tokio_util::sync::CancellationToken;
 
 use crate::environment::{BadVariable, Environment};
 use crate::outcome::{Outcome, Result as Meaning};
-use crate::report::ReportError;
+use crate::report::{ReportError, Way};
 use crate::worker::Launcher;
 use crate::{allreduce, cache, count, dcgm_diag, exit, loopback, report};
 
 /// The variable with the name of the node.
 const NODE: &str = "NODE_NAME";
-/// The socket of the connector where none is named (preflight ADR).
-const SOCKET: &str = "/var/run/nvsentinel.sock";
 /// The file of the termination message where Kubernetes is not told another.
 const TERMINATION_LOG: &str = "/dev/termination-log";
 /// Longest termination message that the kubelet keeps, in bytes.
@@ -45,10 +43,9 @@ pub enum Check {
 }
 
 /// The settings that all checks have.
-#[derive(Clone, Debug)]
 struct Common {
     node: String,
-    socket: PathBuf,
+    way: Way,
     /// How long a pass counts for the same GPUs; `None`: a check always runs.
     cache: Option<Duration>,
 }
@@ -141,8 +138,8 @@ pub async fn run(
         gpus,
     );
     let blank = blank(check, &common, strategy);
-    if report_outcome(check, &common.socket, &outcome, &blank).await {
-        count(check, &common.socket, counted).await;
+    if report_outcome(check, &common.way, &outcome, &blank).await {
+        count(check, &common.way, counted).await;
     }
     conclude(check, &outcome, stores_only, &log, out)
 }
@@ -157,23 +154,18 @@ async fn refuse(
     out: &mut (dyn Write + Send),
 ) -> u8 {
     let outcome = misconfigured(error);
-    if let Ok(socket) = socket(environment) {
+    if let Ok(way) = Way::read(environment) {
         let node = environment.first(&[NODE]).map_or("", |(_, node)| node);
         let took = Duration::ZERO;
         let variable = error.variable();
         let counted = count::request(check.name(), node, &outcome, variable, took, Vec::new());
-        count(check, &socket, counted).await;
+        count(check, &way, counted).await;
     }
     conclude(check, &outcome, stores_only, log, out)
 }
 
 /// Reports an outcome, and returns whether a connector is there, as far as that is known.
-async fn report_outcome(
-    check: Check,
-    socket: &Path,
-    outcome: &Outcome,
-    blank: &HealthEvent,
-) -> bool {
+async fn report_outcome(check: Check, way: &Way, outcome: &Outcome, blank: &HealthEvent) -> bool {
     let within = if outcome.result == Meaning::Failed {
         REPORT_FAILURE
     } else {
@@ -184,7 +176,7 @@ async fn report_outcome(
     if events.is_empty() {
         return true;
     }
-    let reported = report::report(socket, events, within).await;
+    let reported = report::report(way, events, within).await;
     if let Err(error) = &reported {
         complain(check, &error.to_string());
     }
@@ -192,8 +184,8 @@ async fn report_outcome(
 }
 
 /// Has a check counted.
-async fn count(check: Check, socket: &Path, counted: ReportCheckRequest) {
-    if let Err(error) = count::send(socket, counted).await {
+async fn count(check: Check, way: &Way, counted: ReportCheckRequest) {
+    if let Err(error) = count::send(way, counted).await {
         complain(
             check,
             &format!("the connector does not count this check: {error}"),
@@ -222,7 +214,7 @@ async fn ended(
     let executed = async {
         // A gang has to test together.
         let longest = common.cache.filter(|_| check != Check::NcclAllreduce);
-        if let Some(longest) = longest {
+        if let (Some(longest), Way::Socket(socket)) = (longest, &common.way) {
             tokio::select! {
                 known = cache::gpus(environment, launcher) => *gpus = known,
                 () = stop.cancelled() => {}
@@ -232,7 +224,7 @@ async fn ended(
                 check: check.name().to_owned(),
                 gpu_uuids: gpus.clone(),
             };
-            if let Some(outcome) = cache::passed(&common.socket, request, longest).await {
+            if let Some(outcome) = cache::passed(socket, request, longest).await {
                 return Ok(outcome);
             }
         }
@@ -270,18 +262,9 @@ fn strategy(environment: &Environment) -> Result<ProcessingStrategy, BadVariable
 fn common(environment: &Environment) -> Result<Common, BadVariable> {
     Ok(Common {
         node: environment.required(&[NODE], "the name of the node that this runs on")?,
-        socket: socket(environment)?,
+        way: Way::read(environment)?,
         cache: environment.time(&[RESULT_CACHE_VARIABLE])?,
     })
-}
-
-fn socket(environment: &Environment) -> Result<PathBuf, BadVariable> {
-    let allowed = "the path of a socket, such as unix:///var/run/nvsentinel.sock";
-    let socket = environment.parsed(&["PLATFORM_CONNECTOR_SOCKET"], allowed, |text| {
-        let path = PathBuf::from(text.strip_prefix("unix://").unwrap_or(text));
-        path.is_absolute().then_some(path)
-    })?;
-    Ok(socket.unwrap_or_else(|| PathBuf::from(SOCKET)))
 }
 
 /// Returns an event that says who reports it, and when.

@@ -21,6 +21,7 @@ mod outcome;
 mod report;
 mod verdict;
 pub mod verify;
+mod webhook;
 pub mod witness;
 pub mod worker;
 

@@ -80,6 +80,16 @@ impl Outcome {
         }
     }
 
+    /// Says more, after what it says already.
+    pub(crate) fn and(mut self, text: &str) -> Self {
+        let messages = self.findings.iter_mut().map(|finding| &mut finding.message);
+        for told in messages.chain([&mut self.text]) {
+            told.push_str("; ");
+            told.push_str(text);
+        }
+        self
+    }
+
     /// Returns that nothing was tested, by a setting that cannot be meant.
     pub(crate) fn misconfigured(text: String) -> Self {
         Self {

@@ -1,20 +1,35 @@
 //! Brings the events of a check to the connector of its node, over the Unix socket that is mounted into
-//! the pod.
+//! the pod, or where it has none to the webhook, which brings them to the controller.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use contract::proto::platform_connector_client::PlatformConnectorClient;
 use contract::{EVENT_VERSION, HealthEvent, HealthEvents};
+use hyper::{Method, StatusCode};
+use preflight::rendezvous::{EVENTS_PATH, REPORT_VARIABLE};
+use prost::Message as _;
 use runtime::backoff::Backoff;
 use tokio::time::Instant;
 use tonic::transport::Endpoint;
 use tonic::{Code, Status};
 
+use crate::environment::{BadVariable, Environment};
+use crate::webhook::{Webhook, refusal};
+
 /// First and longest pause between two attempts.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(5));
 /// Longest time for one attempt: a connector that hangs is asked again.
 const ATTEMPT: Duration = Duration::from_secs(10);
+
+/// Where a check reports.
+#[derive(Clone)]
+pub(crate) enum Way {
+    /// The socket of the connector of its node.
+    Socket(PathBuf),
+    /// The webhook.
+    Webhook(Webhook),
+}
 
 /// The events were not taken.
 #[derive(Debug, thiserror::Error)]
@@ -34,9 +49,31 @@ pub(crate) enum ReportError {
     Late { within: Duration, last: String },
 }
 
+/// The socket of the connector where none is named (preflight ADR).
+const SOCKET: &str = "/var/run/nvsentinel.sock";
+
+// === impl Way ===
+
+impl Way {
+    /// Reads where to report.
+    pub(crate) fn read(environment: &Environment) -> Result<Self, BadVariable> {
+        if let Some(webhook) = Webhook::read(environment, REPORT_VARIABLE)? {
+            return Ok(Self::Webhook(webhook));
+        }
+        let allowed = "the path of a socket, such as unix:///var/run/nvsentinel.sock";
+        let socket = environment.parsed(&["PLATFORM_CONNECTOR_SOCKET"], allowed, |text| {
+            let path = PathBuf::from(text.strip_prefix("unix://").unwrap_or(text));
+            path.is_absolute().then_some(path)
+        })?;
+        Ok(Self::Socket(
+            socket.unwrap_or_else(|| PathBuf::from(SOCKET)),
+        ))
+    }
+}
+
 /// Sends events, and tries again until they are taken or the time is over.
 pub(crate) async fn report(
-    socket: &Path,
+    way: &Way,
     events: Vec<HealthEvent>,
     within: Duration,
 ) -> Result<(), ReportError> {
@@ -47,7 +84,13 @@ pub(crate) async fn report(
         events,
     };
     loop {
-        let attempt = tokio::time::timeout(ATTEMPT, send(socket, events.clone()));
+        let sent = async {
+            match way {
+                Way::Socket(socket) => send(socket, events.clone()).await,
+                Way::Webhook(webhook) => post(webhook, &events).await,
+            }
+        };
+        let attempt = tokio::time::timeout(ATTEMPT, sent);
         let last = match tokio::time::timeout_at(end, attempt).await {
             Ok(Ok(Ok(()))) => return Ok(()),
             Ok(Ok(Err(Problem::Refused(text)))) => return Err(ReportError::Refused(text)),
@@ -57,9 +100,7 @@ pub(crate) async fn report(
         let next = Instant::now() + backoff.pause();
         if next >= end {
             return Err(match last {
-                Problem::Absent => ReportError::Absent {
-                    socket: socket.to_owned(),
-                },
+                Problem::Absent(socket) => ReportError::Absent { socket },
                 Problem::Refused(last) | Problem::Failed(last) => {
                     ReportError::Late { within, last }
                 }
@@ -71,7 +112,7 @@ pub(crate) async fn report(
 
 /// The reason why an attempt did not succeed.
 enum Problem {
-    Absent,
+    Absent(PathBuf),
     /// It would not be taken another time either.
     Refused(String),
     Failed(String),
@@ -79,12 +120,29 @@ enum Problem {
 
 async fn send(socket: &Path, events: HealthEvents) -> Result<(), Problem> {
     let address = format!("unix://{}", socket.display());
-    let endpoint = Endpoint::try_from(address).map_err(|_| Problem::Absent)?;
-    let channel = endpoint.connect().await.map_err(|_| Problem::Absent)?;
+    let endpoint = Endpoint::try_from(address).map_err(|_| Problem::Absent(socket.to_owned()))?;
+    let channel = endpoint.connect().await;
+    let channel = channel.map_err(|_| Problem::Absent(socket.to_owned()))?;
     let answer = PlatformConnectorClient::new(channel)
         .health_event_occurred_v1(events)
         .await;
     answer.map(drop).map_err(|status| problem(&status))
+}
+
+async fn post(webhook: &Webhook, events: &HealthEvents) -> Result<(), Problem> {
+    let body = events.encode_to_vec();
+    match webhook.ask(Method::POST, EVENTS_PATH, body).await {
+        Ok((StatusCode::OK, _)) => Ok(()),
+        Ok((status, body)) if is_final(status) => Err(Problem::Refused(refusal(status, &body))),
+        Ok((status, body)) => Err(Problem::Failed(refusal(status, &body))),
+        Err(why) => Err(Problem::Failed(format!("{}: {why}", webhook.uri()))),
+    }
+}
+
+/// Returns whether an answer would be the same another time. A token may not be known yet.
+fn is_final(status: StatusCode) -> bool {
+    let may_pass = [StatusCode::UNAUTHORIZED, StatusCode::TOO_MANY_REQUESTS];
+    status.is_client_error() && !may_pass.contains(&status)
 }
 
 fn problem(status: &Status) -> Problem {

@@ -16,6 +16,14 @@ pub enum Caller {
     Monitor,
     /// A process on this machine, over the Unix socket. Any user may use it.
     Local(UnixPeer),
+    /// A pod that has proven its name, namespace and name, and that its node is this one. It weighs as
+    /// a user of that machine.
+    Pod {
+        /// The node that it runs on.
+        node: String,
+        /// Its namespace and name, such as `training/worker-0`.
+        name: String,
+    },
     /// The agent of a node that has proven its name.
     Node(String),
     /// A monitor that watches nodes from elsewhere (a cloud's API, Kubernetes objects), has
@@ -56,8 +64,8 @@ impl AcceptNodes {
                 "{node:?} is another node than this one, {own:?}; report it on its own machine, or \
                  start gpuwarden with --accept-nodes any where this one collects for others"
             )),
-            (Caller::Node(own), _) if own == node => Ok(()),
-            (Caller::Node(own), _) => Err(format!(
+            (Caller::Node(own) | Caller::Pod { node: own, .. }, _) if own == node => Ok(()),
+            (Caller::Node(own) | Caller::Pod { node: own, .. }, _) => Err(format!(
                 "{node:?} is another node than the sender, {own:?}; a node speaks for itself only"
             )),
         }
@@ -75,7 +83,8 @@ impl Caller {
     /// Returns how many metadata entries were taken off.
     ///
     /// Keeps what a node's agent has noted of the reporter of an event that it brings:
-    /// a node speaks for itself, and cannot but be believed about its own processes.
+    /// a node speaks for itself, and cannot but be believed about its own processes. A central
+    /// monitor may say that it brings the word of a pod, which weighs less than its own.
     pub(super) fn sign(&self, event: &mut HealthEvent) -> usize {
         let noted = Reporter::of(event);
         event.metadata.remove(keys::META_REPORTED_BY);
@@ -86,6 +95,10 @@ impl Caller {
         let taken_off = before - event.metadata.len();
         let reporter = match self {
             Self::Node(_) => noted.unwrap_or(Reporter::Node),
+            Self::Central(_) => match noted {
+                Some(pod @ Reporter::Pod(_)) => pod,
+                _ => self.reporter(),
+            },
             other => other.reporter(),
         };
         reporter.note_in(event);
@@ -99,7 +112,9 @@ impl Caller {
             // Agents that are tried out without TLS are heard as others are.
             Self::Monitor | Self::Node(_) | Self::Anybody => true,
             Self::Local(peer) if peer.is_operator => true,
-            Self::Local(_) | Self::Central(_) => !key.starts_with(keys::OWN_PREFIX),
+            Self::Local(_) | Self::Pod { .. } | Self::Central(_) => {
+                !key.starts_with(keys::OWN_PREFIX)
+            }
         }
     }
 
@@ -117,6 +132,7 @@ impl Caller {
                     Reporter::User(process)
                 }
             }
+            Self::Pod { name, .. } => Reporter::Pod(name.clone()),
             Self::Node(_) => Reporter::Node,
             Self::Central(name) => Reporter::Central(name.clone()),
             Self::Anybody => Reporter::Central("anybody on this machine".to_owned()),
@@ -139,6 +155,13 @@ mod tests {
 
     use super::*;
 
+    fn pod(node: &str) -> Caller {
+        Caller::Pod {
+            node: node.to_owned(),
+            name: "training/a".to_owned(),
+        }
+    }
+
     #[test]
     fn who_may_speak_for_whom() {
         let peer = UnixPeer {
@@ -158,6 +181,8 @@ mod tests {
             (Caller::Node("n2".into()), &own, "n1", false),
             // What local processes may do says nothing about nodes.
             (Caller::Node("n2".into()), &AcceptNodes::Any, "n1", false),
+            (pod("n2"), &AcceptNodes::Any, "n2", true),
+            (pod("n2"), &AcceptNodes::Any, "n1", false),
             (Caller::Central("cloud".into()), &own, "n2", true),
             (Caller::Anybody, &own, "n2", true),
         ];
@@ -182,6 +207,7 @@ mod tests {
             (Caller::Monitor, 2, "monitor"),
             (local(true), 2, "operator uid=0 pid=7"),
             (local(false), 1, "user uid=0 pid=7"),
+            (pod("n1"), 1, "pod training/a"),
             (Caller::Node("n1".into()), 2, "user uid=9"),
             (Caller::Central("cloud".into()), 1, "central cloud"),
             (Caller::Anybody, 2, "central anybody on this machine"),
@@ -201,6 +227,11 @@ mod tests {
             assert_eq!(event.metadata[keys::META_REPORTED_BY], reporter);
             assert_eq!(event.metadata.len(), left + 1, "{caller}: {event:?}");
         }
+        // Who brings the word of a pod may say so; it weighs less.
+        let mut brought = HealthEvent::default();
+        pod("n1").sign(&mut brought);
+        Caller::Central("webhook".into()).sign(&mut brought);
+        assert_eq!(brought.metadata[keys::META_REPORTED_BY], "pod training/a");
         let mut unsigned = HealthEvent::default();
         Caller::Node("n1".into()).sign(&mut unsigned);
         assert_eq!(unsigned.metadata[keys::META_REPORTED_BY], "node");
@@ -222,6 +253,7 @@ mod tests {
             Caller::Monitor,
             local(true),
             local(false),
+            pod("n1"),
             Caller::Node("n1".into()),
             Caller::Central("cloud".into()),
         ];

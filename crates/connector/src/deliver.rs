@@ -18,7 +18,7 @@
 //! A request may arrive twice. Events carry the id and the time that they were accepted
 //! with, so the store takes each once.
 
-mod answer;
+pub(crate) mod answer;
 mod header;
 mod metrics;
 mod pauses;

@@ -8,6 +8,7 @@
 //! - [`Caller`], [`AcceptNodes`]: who sends, and for which nodes they may speak.
 //! - [`ConnectorConfig`], [`Pipeline`]: what is done to events on their way.
 //! - [`Sink`]: where accepted events go; [`outbox`]: the one of a node without a store.
+//! - [`Direct`]: where they go straight to a controller, and nothing is kept here.
 //! - [`Delivery`], [`Forwarding`]: what brings events on to a controller, or to another service.
 //! - [`serve`], [`service`]: the gRPC side.
 
@@ -15,6 +16,7 @@ mod addressee;
 mod caller;
 mod config;
 mod deliver;
+mod direct;
 mod forward;
 mod metrics;
 pub mod outbox;
@@ -26,7 +28,9 @@ mod server;
 mod sink;
 
 use std::sync::Arc;
+use std::time::Instant;
 
+use contract::preflight::{CheckResult, ReportCheckRequest};
 use contract::{HealthEvent, HealthEvents};
 use diagnosis::fold::Sightings;
 use domain::event::{self, MAX_EVENTS, Problem};
@@ -41,6 +45,7 @@ use tokio::sync::broadcast;
 pub use caller::{AcceptNodes, Caller};
 pub use config::{ConfigError, ConnectorConfig};
 pub use deliver::{Delivery, DeliveryStatus, Header, token_header};
+pub use direct::Direct;
 pub use forward::{ForwardError, ForwardStatus, ForwardTarget, Forwarding, TargetTls};
 pub use pipeline::{NodeLookup, Pipeline};
 pub use refusal::{Reason, Refused};
@@ -108,6 +113,17 @@ pub enum AcceptError {
     /// The sink did not take them. Sending the batch again is safe.
     #[error("the events were not taken")]
     Sink(#[source] SinkError),
+}
+
+/// The reason why a check was not counted.
+#[derive(Debug, thiserror::Error)]
+pub enum Uncounted {
+    /// The caller does not speak for that node.
+    #[error("{0}")]
+    ForeignNode(String),
+    /// A field has a value that it cannot have.
+    #[error("{0}")]
+    Invalid(&'static str),
 }
 
 /// NVSentinel's queue before its store. Here a call waits until its events are stored.
@@ -184,7 +200,11 @@ impl Connector {
             self.metrics.not_taken(found, "too_many");
             return Err(AcceptError::TooMany { found });
         }
-        let is_user = matches!(caller, Caller::Local(peer) if !peer.is_operator);
+        let is_user = match caller {
+            Caller::Local(peer) => !peer.is_operator,
+            Caller::Pod { .. } => true,
+            _ => false,
+        };
         if is_user && !self.users.take(found) {
             self.metrics.not_taken(found, "too_fast");
             return Err(AcceptError::TooFast { found });
@@ -225,6 +245,22 @@ impl Connector {
             return Ok(appended);
         }
         Err(AcceptError::Refused { refused, stored })
+    }
+
+    /// Counts a check that `caller` says has ended. The error says what is wrong with what it says.
+    pub fn count_check(&self, told: &ReportCheckRequest, caller: &Caller) -> Result<(), Uncounted> {
+        let node = self.nodes.meant(caller, &told.node);
+        let node = node.map_err(Uncounted::ForeignNode)?;
+        if let Some(problem) = server::problem(told) {
+            return Err(Uncounted::Invalid(problem));
+        }
+        self.checks.count(told, node);
+        if told.result() == CheckResult::Passed
+            && let Some(tested) = passes::Tested::new(node, &told.check, &told.gpu_uuids)
+        {
+            self.passes.note(tested, Instant::now());
+        }
+        Ok(())
     }
 
     /// Returns the events that are good, signed and named, and what is wrong with the others.
@@ -323,7 +359,7 @@ fn received_at(event: &mut HealthEvent, caller: &Caller, now: Timestamp) -> Time
         Caller::Monitor => told.unwrap_or_else(|| Sightings::of(event, now).last),
         Caller::Node(_) | Caller::Central(_) | Caller::Anybody => told.unwrap_or(now),
         // Whoever could date what they report could have it dismissed in advance.
-        Caller::Local(_) => now,
+        Caller::Local(_) | Caller::Pod { .. } => now,
     };
     event::accepted_at(event, told, now)
 }

@@ -21,6 +21,7 @@ mod preflight;
 use admission::Reached;
 
 pub use admission::Admission;
+pub(crate) use preflight::problem;
 
 /// Largest request, in bytes: the default limit of gRPC receivers, which senders know.
 ///

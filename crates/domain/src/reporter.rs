@@ -20,6 +20,8 @@ pub enum Reporter {
     Operator(Process),
     /// Another process on the event's machine. Root of a container is one of these.
     User(Process),
+    /// A pod on the event's machine, by its namespace and name, whose word a central monitor brings.
+    Pod(String),
     /// The agent of the event's node, over the network, which does not say who told it.
     Node,
     /// A monitor that watches nodes from elsewhere, by the name that it has proven.
@@ -81,7 +83,7 @@ impl Reporter {
     /// Returns what the reporter's word weighs.
     pub fn authority(&self) -> Authority {
         match self {
-            Self::User(_) => Authority::User,
+            Self::User(_) | Self::Pod(_) => Authority::User,
             Self::Monitor | Self::Operator(_) | Self::Node | Self::Central(_) => Authority::Trusted,
         }
     }
@@ -92,6 +94,7 @@ impl Reporter {
             Self::Monitor => "monitor".to_owned(),
             Self::Operator(process) => format!("operator {}", process.mark()),
             Self::User(process) => format!("user {}", process.mark()),
+            Self::Pod(name) => format!("pod {name}"),
             Self::Node => "node".to_owned(),
             Self::Central(name) => format!("central {name}"),
         }
@@ -103,6 +106,7 @@ impl Reporter {
             "monitor" if rest.is_empty() => Some(Self::Monitor),
             "operator" => Process::parse(rest).map(Self::Operator),
             "user" => Process::parse(rest).map(Self::User),
+            "pod" => Some(Self::Pod(rest.to_owned())),
             "node" if rest.is_empty() => Some(Self::Node),
             "central" => Some(Self::Central(rest.to_owned())),
             _ => None,
@@ -116,6 +120,7 @@ impl fmt::Display for Reporter {
         match self {
             Self::Monitor => f.write_str("a monitor of ours"),
             Self::Operator(process) | Self::User(process) => process.fmt(f),
+            Self::Pod(name) => write!(f, "pod {name}"),
             Self::Node => f.write_str("the node's agent"),
             Self::Central(name) => write!(f, "central monitor {name}"),
         }
@@ -173,6 +178,7 @@ mod tests {
             (Reporter::Operator(process(Some(7))), Authority::Trusted),
             (Reporter::User(process(Some(7))), Authority::User),
             (Reporter::User(process(None)), Authority::User),
+            (Reporter::Pod("training/a".into()), Authority::User),
             (Reporter::Node, Authority::Trusted),
             (Reporter::Central("k8s sa".into()), Authority::Trusted),
         ];

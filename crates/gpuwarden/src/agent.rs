@@ -5,15 +5,13 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use agent::faults::FaultAsker;
-use anyhow::Context as _;
-use cli::{AgentSettings, DeliverySettings, Mode};
+use cli::{AgentSettings, Mode};
 use connector::outbox::{Limits, Outbox};
 use connector::{Connector, Delivery};
 use console::api::Role;
 use console::{AgentPart, Console};
+use runtime::logging;
 use runtime::sources::Sources;
-use runtime::tls::ClientTls;
-use runtime::{logging, tcp_grpc};
 
 use crate::gpus;
 use crate::parts::{self, CLOCK, Front};
@@ -34,7 +32,7 @@ pub(crate) async fn run(settings: AgentSettings) -> anyhow::Result<ExitCode> {
         bytes: delivery.outbox_size,
         ..Limits::default()
     };
-    let channel = channel(delivery)?;
+    let channel = parts::controller_channel(delivery)?;
     let outbox = Outbox::open(&process.data_dir, limits, &metrics)?;
     let mut front = Front::open(process, &node.socket, node.socket_mode, &devices.socket).await?;
     let endpoint = front.endpoint.clone();
@@ -99,17 +97,6 @@ pub(crate) async fn run(settings: AgentSettings) -> anyhow::Result<ExitCode> {
     let ends = tasks.until_told_or_failed(parts::until_told()).await;
     tasks.end(outbox.close(), process).await;
     ends.map(|()| ExitCode::SUCCESS)
-}
-
-fn channel(settings: &DeliverySettings) -> anyhow::Result<tonic::transport::Channel> {
-    let tls = match settings.authority.clone() {
-        Some(authority) => Some(Arc::new(ClientTls::load(
-            authority,
-            settings.certificate.clone(),
-        )?)),
-        None => None,
-    };
-    tcp_grpc::channel(&settings.controller, tls).context("--controller")
 }
 
 /// Writes what a person sees first.

@@ -10,7 +10,8 @@ use agent::pods::{PodGpuReporter, Tell};
 use agent::providers::ProviderMonitor;
 use anyhow::Context as _;
 use cli::{
-    ActSettings, DeviceNetwork, DeviceSettings, Endpoint, Mode, NodeSettings, ProcessSettings,
+    ActSettings, DeliverySettings, DeviceNetwork, DeviceSettings, Endpoint, Mode, NodeSettings,
+    ProcessSettings,
 };
 use cluster::Cluster;
 use connector::{AcceptNodes, Connector, Forwarding, NodeLookup, Pipeline};
@@ -23,8 +24,8 @@ use jiff::Timestamp;
 use runtime::logging::LogFormat;
 use runtime::metrics::Metrics;
 use runtime::sources::Sources;
-use runtime::tls::{ClientCertificates, ServerTls};
-use runtime::{descriptors, logging};
+use runtime::tls::{ClientCertificates, ClientTls, ServerTls};
+use runtime::{descriptors, logging, tcp_grpc};
 use store::EventStore;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
@@ -54,6 +55,20 @@ pub(crate) struct Intake {
     pub(crate) limits: Limits,
     /// The delivery to another service, where one is configured.
     pub(crate) forwarding: Option<Forwarding>,
+}
+
+/// Returns the connection to the controller, which is made when it is needed.
+pub(crate) fn controller_channel(
+    settings: &DeliverySettings,
+) -> anyhow::Result<tonic::transport::Channel> {
+    let tls = match settings.authority.clone() {
+        Some(authority) => Some(Arc::new(ClientTls::load(
+            authority,
+            settings.certificate.clone(),
+        )?)),
+        None => None,
+    };
+    tcp_grpc::channel(&settings.controller, tls).context("--controller")
 }
 
 /// Starts logging, and takes as many file descriptors as the process may have. Returns where

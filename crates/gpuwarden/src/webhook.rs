@@ -7,7 +7,9 @@ use std::time::Duration;
 use anyhow::Context as _;
 use cli::{Reached, WebhookSettings};
 use cluster::Cluster;
+use connector::{AcceptNodes, Connector, Direct};
 use runtime::logging;
+use runtime::metrics::Metrics;
 use runtime::tls::{CertificateFiles, ClientCertificates, ServerTls};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -43,22 +45,28 @@ pub(crate) async fn run(settings: WebhookSettings) -> anyhow::Result<ExitCode> {
         .clone()
         .follow(Arc::clone(&cluster), tasks.done());
     tasks.worker("the PreflightConfigs", configs);
+    let connector = connector(&settings, &metrics)?;
     let mut admission = Admission::new(Arc::clone(&config), discoveries, facts.clone(), &metrics);
     let certificate = Certificate::open(&settings, &cluster, &mut tasks).await?;
-    if config.coordination.enabled {
-        if let Some(own) = &certificate.own {
-            let rendezvous = Rendezvous::new(
-                Arc::clone(&cluster),
-                &own.gang_key,
-                facts.clone(),
-                config.topologies.clone(),
-            );
-            let at = serve(rendezvous, &settings, own, &certificate.tls, &mut tasks).await?;
-            admission = admission.with_rendezvous(at, own.authorities.clone());
+    if let Some(own) = &certificate.own {
+        let mut rendezvous = Rendezvous::new(
+            Arc::clone(&cluster),
+            &own.gang_key,
+            facts.clone(),
+            config.topologies.clone(),
+        );
+        if let Some(connector) = &connector {
+            rendezvous = rendezvous.with_reports(connector.clone(), Arc::clone(&config));
         }
+        let at = serve_pods(&settings, own, rendezvous, &certificate.tls, &mut tasks).await?;
+        let authorities = own.authorities.clone();
+        admission = admission.with_rendezvous(at, authorities, connector.is_some());
+    }
+    if config.coordination.enabled {
         let me = identity(&listener)?;
         let cluster = Arc::clone(&cluster);
-        let gangs = GangKeeper::new(cluster, facts, &admission, &settings.namespace, me);
+        let gangs = GangKeeper::new(cluster, facts, &admission, &settings.namespace, me)
+            .with_connector(connector);
         tasks.writer("the gangs", gangs.run(tasks.done()));
     }
     let server = WebhookServer::new(admission, metrics);
@@ -148,11 +156,24 @@ impl Certificate {
     }
 }
 
-/// Starts the rendezvous of gangs, and returns its address for pods.
-async fn serve(
-    rendezvous: Rendezvous,
+/// Returns the connector that brings what pods say straight to the controller, if one is named.
+fn connector(settings: &WebhookSettings, metrics: &Metrics) -> anyhow::Result<Option<Connector>> {
+    let Some(delivery) = &settings.delivery else {
+        return Ok(None);
+    };
+    let channel = parts::controller_channel(delivery)?;
+    let header = connector::token_header(delivery.token_file.clone());
+    // There are no users of this machine here.
+    let nobody = AcceptNodes::Own(String::new());
+    let direct = Direct::new(channel, header);
+    Ok(Some(Connector::new(direct, nobody, metrics, parts::CLOCK)))
+}
+
+/// Starts what pods ask and report to, and returns its address for them.
+async fn serve_pods(
     settings: &WebhookSettings,
     own: &OwnCertificate,
+    rendezvous: Rendezvous,
     tls: &Arc<ServerTls>,
     tasks: &mut Tasks,
 ) -> anyhow::Result<String> {

@@ -60,6 +60,8 @@ mod policy_tools;
 mod quarantine;
 #[path = "e2e/replay.rs"]
 mod replay;
+#[path = "e2e/reports.rs"]
+mod reports;
 #[path = "e2e/rivals.rs"]
 mod rivals;
 #[path = "e2e/support.rs"]

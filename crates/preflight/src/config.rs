@@ -112,8 +112,9 @@ pub struct Config {
     pub gate_checks: bool,
     /// A check gets the largest number of GPUs that one container has, not those of all containers.
     pub largest_container: bool,
-    /// Pods are denied where Pod Security forbids what their checks need; otherwise they start without.
-    pub deny_forbidden: bool,
+    /// What becomes of pods where Pod Security forbids what their checks need. Where `None`, their checks
+    /// report to the webhook if that has a way to the controller, and they start without checks otherwise.
+    pub pod_security: Option<PodSecurity>,
     /// The value of `CHECK_TIMEOUT_SECONDS`; `None` for the defaults of the checks.
     pub check_timeout: Option<Duration>,
     /// How long a check that passed on a node is not repeated there for the same GPUs; `None`: each pod is
@@ -194,6 +195,18 @@ pub enum FailurePolicy {
     Ignore,
 }
 
+/// What becomes of pods whose namespace forbids paths of the host, by which checks report.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PodSecurity {
+    /// Their checks report to the webhook, which brings it to the controller.
+    Https,
+    /// They start without checks.
+    Skip,
+    /// They are denied.
+    Deny,
+}
+
 /// The keys of the file.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -236,7 +249,7 @@ struct Keys {
     #[serde(default)]
     resource_mode: ResourceMode,
     #[serde(default)]
-    pod_security: PodSecurity,
+    pod_security: Option<PodSecurity>,
     #[serde(default, deserialize_with = "duration")]
     check_timeout: Option<Duration>,
     #[serde(default, deserialize_with = "duration")]
@@ -295,17 +308,6 @@ enum ResourceMode {
 enum Secret {
     Name(String),
     Object { name: String },
-}
-
-/// What becomes of pods whose namespace forbids paths of the host, which checks need.
-#[derive(Deserialize, Clone, Copy, Default, PartialEq, Eq)]
-#[serde(rename_all = "lowercase")]
-enum PodSecurity {
-    /// They start without checks.
-    #[default]
-    Skip,
-    /// They are denied.
-    Deny,
 }
 
 // === impl Config ===
@@ -394,7 +396,7 @@ impl Config {
             failure_policy: older.webhook.failure_policy,
             gate_checks: keys.gate_checks,
             largest_container: keys.resource_mode == ResourceMode::Max,
-            deny_forbidden: keys.pod_security == PodSecurity::Deny,
+            pod_security: keys.pod_security,
             check_timeout: in_range("checkTimeout", keys.check_timeout)?,
             result_cache: in_range("resultCache", keys.result_cache)?,
         })

@@ -5,7 +5,7 @@ mod volumes;
 
 use serde_json::{Value, json};
 
-use crate::config::{CheckContainer, Config};
+use crate::config::{CheckContainer, Config, PodSecurity};
 use crate::field;
 use crate::gang::Gang;
 use crate::rendezvous::RendezvousPlace;
@@ -54,6 +54,17 @@ pub struct Candidate<'a> {
     pub rendezvous: Option<&'a RendezvousPlace>,
 }
 
+// === impl Candidate ===
+
+impl<'a> Candidate<'a> {
+    /// Returns the webhook that checks report to, where they cannot report to the connector of their node.
+    fn reports_to(&self) -> Option<&'a RendezvousPlace> {
+        let is_confined = self.forbidden_by.is_some();
+        self.rendezvous
+            .filter(|place| is_confined && place.takes_reports)
+    }
+}
+
 /// Returns what a pod becomes that has GPUs.
 pub fn inject(candidate: Candidate<'_>, config: &Config) -> Result<Injection, Refusal> {
     let mut injection = Injection::default();
@@ -65,20 +76,8 @@ pub fn inject(candidate: Candidate<'_>, config: &Config) -> Result<Injection, Re
     if checks.is_empty() {
         return Ok(injection);
     }
-    if let Some(level) = candidate.forbidden_by {
-        let why = format!(
-            "the namespace enforces Pod Security `{level}`, which forbids the path of the host by which \
-             preflight checks report"
-        );
-        if config.deny_forbidden {
-            return Err(Refusal(format!(
-                "{why}; leave the checks out by the annotation {CHECKS_ANNOTATION}: \"\""
-            )));
-        }
-        // The API server would refuse the pod for what we add.
-        injection
-            .warnings
-            .push(format!("no preflight checks: {why}"));
+    let checks = allowed(checks, candidate, config, &mut injection.warnings)?;
+    if checks.is_empty() {
         return Ok(injection);
     }
     injection.checks = checks.iter().map(|check| check.name.clone()).collect();
@@ -115,6 +114,46 @@ pub fn checks_of(pod: &Value, config: &Config) -> Vec<String> {
     let known = containers.filter_map(|container| config.check(field::name(container)));
     let counted = known.filter(|check| check.gang_only || !config.gate_checks);
     counted.map(|check| check.name.clone()).collect()
+}
+
+/// Returns how a pod's checks of the gang have ended, as the kubelet tells it: in `state` what ended and was
+/// not started again, in `lastState` what was. `None` stands for one of which that says nothing.
+fn ends<'a>(
+    pod: &'a Value,
+    config: &Config,
+    state: &'static str,
+) -> impl Iterator<Item = Option<&'a Value>> {
+    let containers = field::list(pod, "/spec/initContainers").iter();
+    let checks = containers.map(field::name).filter(|name| {
+        let check = config.check(name);
+        check.is_some_and(|check| check.gang_only)
+    });
+    checks.map(move |name| {
+        let statuses = field::list(pod, "/status/initContainerStatuses").iter();
+        let mut of_check = statuses.filter(|status| field::name(status) == name);
+        of_check.next()?.get(state)?.get("terminated")
+    })
+}
+
+/// Returns whether a pod has a check, as far as the names of its init containers tell.
+pub fn has_checks(pod: &Value, config: &Config) -> bool {
+    let mut containers = field::list(pod, "/spec/initContainers").iter();
+    containers.any(|container| config.check(field::name(container)).is_some())
+}
+
+/// Returns whether a pod has been through its checks of the gang, and comes back to none of them.
+pub fn is_through(pod: &Value, config: &Config) -> bool {
+    let mut ends = ends(pod, config, "state").peekable();
+    ends.peek().is_some() && ends.all(|end| end.is_some_and(|end| end["exitCode"] == 0))
+}
+
+/// Returns when a pod's check of the gang has ended last, and its termination message.
+pub fn last_end<'a>(pod: &'a Value, config: &Config) -> Option<(&'a str, &'a str)> {
+    let all = ends(pod, config, "state").chain(ends(pod, config, "lastState"));
+    all.flatten().find_map(|end| {
+        let at = field::text(end, "/finishedAt")?;
+        Some((at, field::text(end, "/message").unwrap_or_default()))
+    })
 }
 
 /// Returns the checks for a pod.
@@ -203,6 +242,43 @@ fn missing<'a>(
         }
     }
     checks
+}
+
+/// Returns the checks that Pod Security allows: where it forbids paths of the host, those that report to the
+/// webhook, if that takes reports.
+fn allowed<'a>(
+    mut checks: Vec<&'a CheckContainer>,
+    candidate: Candidate<'_>,
+    config: &Config,
+    warnings: &mut Vec<String>,
+) -> Result<Vec<&'a CheckContainer>, Refusal> {
+    let Some(level) = candidate.forbidden_by else {
+        return Ok(checks);
+    };
+    let why = format!(
+        "the namespace enforces Pod Security `{level}`, which forbids the path of the host by which \
+         preflight checks report"
+    );
+    match config.pod_security {
+        Some(PodSecurity::Deny) => Err(Refusal(format!(
+            "{why}; leave the checks out by the annotation {CHECKS_ANNOTATION}: \"\""
+        ))),
+        None | Some(PodSecurity::Https) if candidate.reports_to().is_some() => {
+            checks.retain(|check| {
+                if !check.is_ours() {
+                    let name = &check.name;
+                    warnings.push(format!("the check {name} is left out: {why}"));
+                }
+                check.is_ours()
+            });
+            Ok(checks)
+        }
+        // The API server would refuse the pod for what we add.
+        _ => {
+            warnings.push(format!("no preflight checks: {why}"));
+            Ok(Vec::new())
+        }
+    }
 }
 
 fn pull_secrets(pod: &Value, config: &Config) -> Vec<Value> {

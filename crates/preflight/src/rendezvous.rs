@@ -1,4 +1,5 @@
-//! What a pod of a gang asks the webhook for, and what it is told.
+//! What a pod of a gang asks the webhook for, what it is told, and what it leaves in its termination message
+//! for the webhook.
 
 use std::collections::BTreeMap;
 
@@ -13,6 +14,13 @@ pub const AUTHORITIES_VARIABLE: &str = "GANG_RENDEZVOUS_CA";
 /// Variable of a check: the file with its token.
 pub const TOKEN_VARIABLE: &str = "GANG_RENDEZVOUS_TOKEN_FILE";
 
+/// Variable of a check: where it reports, if it cannot reach the connector of its node.
+pub const REPORT_VARIABLE: &str = "GPUWARDEN_REPORT_URL";
+/// Path under which it does.
+pub const EVENTS_PATH: &str = "/events";
+/// Path under which it has itself counted.
+pub const COUNTS_PATH: &str = "/counts";
+
 /// Where pods find the rendezvous.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RendezvousPlace {
@@ -20,6 +28,8 @@ pub struct RendezvousPlace {
     pub url: String,
     /// The authorities of its certificate, in PEM form.
     pub authorities: String,
+    /// It brings what checks report to the controller.
+    pub takes_reports: bool,
 }
 
 /// What a pod is told of its gang.
@@ -52,4 +62,36 @@ pub enum Topology {
     },
     /// There is none, and nothing is to be measured; why so.
     Missing(String),
+}
+
+/// Stands in a termination message before the members of the gang that were not reached.
+const NOT_REACHED: &str = "not reached from here: ";
+
+/// Returns what a check adds to its words about members of the gang that it does not reach.
+pub fn not_reached(pods: &[&str]) -> String {
+    format!("{NOT_REACHED}{}", pods.join(", "))
+}
+
+/// Returns the members of the gang that a termination message says were not reached.
+pub fn named_not_reached(message: &str) -> Vec<&str> {
+    let named = message.rsplit_once(NOT_REACHED);
+    let named = named.map_or("", |(_, named)| named).split(", ");
+    named.map(str::trim).filter(|pod| !pod.is_empty()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_is_not_reached_is_read_from_a_termination_message() {
+        let message = format!(
+            "NCCL_GANG_TIMEOUT: b is missing; {}",
+            not_reached(&["b", "c-1"])
+        );
+        assert_eq!(named_not_reached(&message), ["b", "c-1"]);
+        for message in ["", "NCCL_GANG_TIMEOUT: b is missing", NOT_REACHED] {
+            assert_eq!(named_not_reached(message), [""; 0], "{message}");
+        }
+    }
 }

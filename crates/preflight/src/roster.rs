@@ -26,6 +26,11 @@ const PEERS: &str = "peers";
 const MASTER_ADDR: &str = "master_addr";
 const MASTER_PORT: &str = "master_port";
 const GANG_ID: &str = "gang_id";
+/// Key: a member that has been through the gang's checks. Who comes after that has nobody to test with.
+pub const STARTED: &str = "started";
+/// Keys that ADR-026 names beside those of the configuration document: the ranks by pod, and the size.
+const RANK: &str = "rank";
+const WORLD_SIZE: &str = "world_size";
 
 /// A member of a gang.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,6 +54,8 @@ pub struct Roster {
     pub master_port: u16,
     /// The members; the place of one is its rank.
     pub members: Vec<Member>,
+    /// A member that has been through the gang's checks, and comes back to none.
+    pub started: Option<String>,
 }
 
 /// An error of a `ConfigMap` that cannot be read.
@@ -101,11 +108,12 @@ fn digest(text: &str) -> String {
 impl Roster {
     /// Returns the data of the `ConfigMap`.
     pub fn data(&self) -> BTreeMap<String, String> {
-        let mut peers = String::new();
+        let (mut peers, mut ranks) = (String::new(), String::new());
         for (rank, member) in self.members.iter().enumerate() {
             let checks = member.checks.as_deref().unwrap_or_default();
             let (pod, address) = (&member.pod, member.address);
             peers.push_str(&format!("{pod};{address};{rank};{checks}\n"));
+            ranks.push_str(&format!("{pod};{rank}\n"));
         }
         let master = self.members.first();
         let master = master.map(|first| first.address.to_string());
@@ -115,8 +123,14 @@ impl Roster {
             (MASTER_ADDR, master.unwrap_or_default()),
             (MASTER_PORT, self.master_port.to_string()),
             (GANG_ID, self.gang_id.clone()),
+            (RANK, ranks.trim_end().to_owned()),
+            (WORLD_SIZE, self.expected.to_string()),
         ];
-        entries.map(|(key, value)| (key.to_owned(), value)).into()
+        let started = self.started.clone().map(|pod| (STARTED, pod));
+        let entries = entries.into_iter().chain(started);
+        entries
+            .map(|(key, value)| (key.to_owned(), value))
+            .collect()
     }
 
     /// Reads the data of a `ConfigMap`, or the files that it becomes in a pod: `value` returns that of
@@ -143,6 +157,7 @@ impl Roster {
             expected,
             master_port: u16::try_from(port).unwrap_or_default(),
             members: members(&value(PEERS))?,
+            started: Some(value(STARTED).trim().to_owned()).filter(|pod| !pod.is_empty()),
         })
     }
 

@@ -25,6 +25,8 @@ pub struct Admission {
     facts: Facts,
     /// The rendezvous, if there is one, as its authorities change.
     rendezvous: Option<(String, watch::Receiver<String>)>,
+    /// Checks can report there.
+    takes_reports: bool,
     metrics: Arc<WebhookMetrics>,
 }
 
@@ -46,15 +48,25 @@ impl Admission {
             discoveries,
             facts,
             rendezvous: None,
+            takes_reports: false,
             metrics: Arc::new(WebhookMetrics::registered(metrics)),
         }
     }
 
-    /// Tells pods of gangs of a rendezvous at `url`, whose certificate has these authorities.
+    /// Tells pods of a rendezvous at `url`, whose certificate has these authorities, and whether it takes
+    /// reports of checks.
     #[must_use]
-    pub fn with_rendezvous(self, url: String, authorities: watch::Receiver<String>) -> Self {
-        let rendezvous = Some((url, authorities));
-        Self { rendezvous, ..self }
+    pub fn with_rendezvous(
+        self,
+        url: String,
+        authorities: watch::Receiver<String>,
+        takes_reports: bool,
+    ) -> Self {
+        Self {
+            rendezvous: Some((url, authorities)),
+            takes_reports,
+            ..self
+        }
     }
 
     /// Returns the configuration.
@@ -120,6 +132,7 @@ impl Admission {
         let rendezvous = rendezvous.map(|(url, authorities)| RendezvousPlace {
             url: url.clone(),
             authorities: authorities.borrow().clone(),
+            takes_reports: self.takes_reports,
         });
         let candidate = Candidate {
             pod,

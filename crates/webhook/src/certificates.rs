@@ -25,6 +25,8 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use crate::registration;
+
 /// The Secret.
 pub const SECRET: &str = "gpuwarden-webhook-tls";
 /// Time for which a certificate is good, unless told otherwise.
@@ -35,7 +37,7 @@ const AUTHORITY_LIVES: i32 = 40;
 const RENEW_AT: i32 = 3;
 /// The clocks of API servers may be behind by so much.
 const CLOCKS: SignedDuration = SignedDuration::from_hours(1);
-/// Time that API servers get to hear of a new authority before it is relied on.
+/// Time that API servers get to hear of a registration that has a new authority before that is relied on.
 const HEARD: Duration = Duration::from_secs(5);
 /// Longest pause between two looks at how much time is left.
 const LOOK: Duration = Duration::from_secs(3600);
@@ -188,16 +190,36 @@ impl CertificateKeeper {
         let before = Some(&self.pair);
         let pair = shared(&self.cluster, &self.namespace, &self.plan, before).await?;
         let is_new = pair.certificate != self.pair.certificate;
+        let served = Validity::of_pem(&self.pair.certificate).map(|validity| validity.until);
         let has_new_authority = pair.authorities != self.pair.authorities;
         self.pair = pair;
         if has_new_authority {
             self.authorities.send_replace(self.pair.authorities.clone());
-            tokio::time::sleep(HEARD).await;
+            self.until_registered(served).await;
         }
         if is_new {
             self.write()?;
         }
         Ok(())
+    }
+
+    /// Waits until the registration has our authorities, and API servers have heard of it: at most until what
+    /// is served now has ended, and is of no use.
+    async fn until_registered(&self, served_until: Option<Timestamp>) {
+        while served_until.is_some_and(|until| Timestamp::now() < until) {
+            match registration::has(&self.cluster, &self.pair.authorities).await {
+                Ok(true) => return tokio::time::sleep(HEARD).await,
+                Ok(false) => {}
+                Err(error) => {
+                    let error = chain(&error);
+                    tracing::warn!(
+                        error,
+                        "whether the new authority is registered is not known"
+                    );
+                }
+            }
+            tokio::time::sleep(RETRY).await;
+        }
     }
 
     /// Returns the time until the next certificate is to be made, or less.

@@ -4,14 +4,18 @@
 //! are needed, and what the `ConfigMap` says. What it is to say follows from that (`preflight::roster`), and
 //! is written only where it still is as it was seen.
 
+mod accused;
 mod board;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use cluster::{ApiError, Cluster, Kind, LeaseName, Signal};
+use connector::{Caller, Connector};
+use contract::{EVENT_VERSION, HealthEvent, HealthEvents, RecommendedAction};
 use preflight::config::Config;
-use preflight::gang::{Size, SizeFrom};
+use preflight::gang::{Gang, Size, SizeFrom};
+use preflight::resources::DevicesOfPod;
 use preflight::roster::{GANG_ID_LABEL, MANAGED_BY, MANAGED_BY_LABEL};
 use runtime::logging::{Seldom, chain};
 use serde_json::{Value, json};
@@ -21,7 +25,7 @@ use tokio_util::sync::CancellationToken;
 use crate::discoveries::Discoveries;
 use crate::facts::Facts;
 use crate::metrics::WebhookMetrics;
-use board::{Board, GangKey, Look};
+use board::{Board, GangKey, Look, is_over};
 
 /// Name of the Lease whose holder keeps the `ConfigMap`s.
 pub const LEASE: &str = "gpuwarden-webhook";
@@ -45,6 +49,8 @@ pub struct GangKeeper {
     pub namespace: String,
     /// A name of this process that no other has.
     pub identity: String,
+    /// The way to the controller, if there is one.
+    pub connector: Option<Connector>,
     pub(crate) metrics: Arc<WebhookMetrics>,
 }
 
@@ -66,8 +72,15 @@ impl GangKeeper {
             facts,
             namespace: namespace.to_owned(),
             identity,
+            connector: None,
             metrics: admission.metrics(),
         }
+    }
+
+    /// Reports to a controller whom gangs do not reach.
+    #[must_use]
+    pub fn with_connector(self, connector: Option<Connector>) -> Self {
+        Self { connector, ..self }
     }
 
     /// Keeps the `ConfigMap`s while it leads, until `cancel`. Who does not lead waits.
@@ -153,6 +166,7 @@ impl GangKeeper {
                     next = next.min(tokio::time::Instant::now() + RETRY);
                     break;
                 }
+                self.tell_of_accused(&mut board, &key).await;
             }
             self.metrics.gangs.set(board.gangs());
             self.metrics.surplus.set(board.surplus());
@@ -182,7 +196,13 @@ impl GangKeeper {
             }
         };
         let expected = match size {
-            Some(Size::Members(count)) => count,
+            Some(Size::Members(count)) => {
+                if board.is_short(key, count) {
+                    let without = self.without_gpus(cluster, &gang).await;
+                    board.count_without_gpus(key, without);
+                }
+                board.with_gpus(key, count)
+            }
             Some(Size::NoGang) => 1,
             Some(Size::NotSaid) => board.pods(key),
             None => 0,
@@ -217,10 +237,7 @@ impl GangKeeper {
 
     /// Returns what the object of a gang says of its size, if it is there, and the reference to it as an
     /// owner. The error says why that is not known.
-    async fn size(
-        &self,
-        gang: &preflight::gang::Gang,
-    ) -> Result<(Option<Size>, Option<Value>), String> {
+    async fn size(&self, gang: &Gang) -> Result<(Option<Size>, Option<Value>), String> {
         let Some(object) = self.facts.gang_object(gang).await? else {
             return Ok((None, None));
         };
@@ -234,6 +251,73 @@ impl GangKeeper {
         let by = self.discoveries.of(&gang.namespace);
         let size = gang.size_in(&object, &by).map_err(|why| why.to_string())?;
         Ok((Some(size), owner))
+    }
+
+    /// Reports the members of a gang that a majority of it does not reach. What the controller does not take
+    /// is reported at the next look.
+    async fn tell_of_accused(&self, board: &mut Board, key: &GangKey) {
+        let Some(gang) = board.gang(key) else {
+            return;
+        };
+        for accused in board.accused(key, self.config.coordination.timeout) {
+            let message = format!(
+                "{} of {} members of the gang {gang} do not reach {}, which says nothing itself: {}",
+                accused.by.len(),
+                accused.members,
+                accused.pod,
+                accused.by.join(", ")
+            );
+            if let Some(connector) = &self.connector {
+                let first = accused.by.first().map_or("", String::as_str);
+                let caller = Caller::Pod {
+                    node: accused.node.clone(),
+                    name: format!("{}/{first}", key.namespace),
+                };
+                let event = not_reached(&accused.node, &message);
+                if let Err(error) = connector.accept(event, &caller).await {
+                    let error = chain(&error);
+                    tracing::warn!(
+                        node = accused.node,
+                        error,
+                        "{message}; it is not reported yet"
+                    );
+                    continue;
+                }
+            }
+            tracing::warn!(node = accused.node, "{message}");
+            self.metrics.unreached.inc();
+            board.told_of(key, &accused.pod);
+        }
+    }
+
+    /// Returns the number of members of a gang that have no GPUs, such as a launcher. They get no checks and
+    /// carry no label, so they are looked for in the gang's namespace.
+    async fn without_gpus(&self, cluster: &Cluster, gang: &Gang) -> u32 {
+        let over = CancellationToken::new();
+        let _guard = over.clone().drop_guard();
+        let namespace = Some(&*gang.namespace);
+        let mut pods = cluster.watch_objects(&kind("pods"), namespace, |all| all, over);
+        let mut count = 0;
+        while let Some(signal) = pods.recv().await {
+            match signal {
+                Signal::Restarted => count = 0,
+                Signal::Applied(pod) => count += u32::from(self.is_without_gpus(&pod, gang).await),
+                // What cannot be listed now is counted the next time.
+                Signal::Listed | Signal::Failing { .. } => break,
+                Signal::Deleted(_) | Signal::Recovered => {}
+            }
+        }
+        count
+    }
+
+    async fn is_without_gpus(&self, pod: &Value, gang: &Gang) -> bool {
+        let by = self.discoveries.of(&gang.namespace);
+        let of_gang = Gang::of(pod, &gang.namespace, &by).ok().flatten();
+        if is_over(pod) || of_gang.is_none_or(|other| other.id() != gang.id()) {
+            return false;
+        }
+        let claims = self.facts.claims(pod, &gang.namespace).await;
+        claims.is_ok_and(|claims| DevicesOfPod::of(pod, &self.config, &claims).is_none())
     }
 
     /// Deletes the `ConfigMap` of a gang that has no pods any more.
@@ -250,6 +334,26 @@ impl GangKeeper {
                 .await?;
         }
         Ok(())
+    }
+}
+
+/// Returns what is reported of a node whose pod a gang does not reach: as its own check would say that the
+/// gang has not formed, so that the next one that passes there ends it.
+fn not_reached(node: &str, message: &str) -> HealthEvents {
+    let event = HealthEvent {
+        version: EVENT_VERSION,
+        agent: "preflight-nccl-allreduce".to_owned(),
+        component_class: "Node".to_owned(),
+        check_name: "NCCLAllReduceTest".to_owned(),
+        recommended_action: RecommendedAction::None as i32,
+        error_code: vec!["NCCL_GANG_TIMEOUT".to_owned()],
+        message: message.to_owned(),
+        node_name: node.to_owned(),
+        ..HealthEvent::default()
+    };
+    HealthEvents {
+        version: EVENT_VERSION,
+        events: vec![event],
     }
 }
 

@@ -20,5 +20,7 @@ runtime::metrics! {
         pub(crate) gangs: Gauge = "gpuwarden_preflight_gangs",
         /// Pods beyond the size of their gang.
         pub(crate) surplus: Gauge = "gpuwarden_preflight_surplus_pods",
+        /// Members of gangs that a majority of their gang did not reach.
+        pub(crate) unreached: Counter = "gpuwarden_preflight_unreached_members",
     }
 }

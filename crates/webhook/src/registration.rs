@@ -145,7 +145,7 @@ impl Registration {
             }),
         };
         let policy = self.failure_policy.unwrap_or(self.config.failure_policy);
-        let webhook = json!({
+        let mut webhook = json!({
             "name": WEBHOOK,
             "clientConfig": client,
             "rules": [{
@@ -156,7 +156,6 @@ impl Registration {
                 "scope": "Namespaced",
             }],
             "namespaceSelector": self.namespaces(),
-            "objectSelector": self.config.object_selector.clone().unwrap_or_else(|| json!({})),
             "failurePolicy": match policy {
                 FailurePolicy::Fail => "Fail",
                 FailurePolicy::Ignore => "Ignore",
@@ -168,6 +167,9 @@ impl Registration {
             // Another webhook may give a pod its GPUs after us; who has its checks keeps them.
             "reinvocationPolicy": "IfNeeded",
         });
+        if let Some(selector) = &self.config.object_selector {
+            webhook["objectSelector"] = selector.clone();
+        }
         json!({
             "apiVersion": "admissionregistration.k8s.io/v1",
             "kind": "MutatingWebhookConfiguration",
@@ -204,6 +206,15 @@ impl Registration {
     }
 }
 
+/// Returns whether API servers are told of these authorities: the registration has them.
+pub(crate) async fn has(cluster: &Cluster, authorities: &str) -> Result<bool, ApiError> {
+    let there = cluster.object(&kind(), None, NAME).await?;
+    let wanted = BASE64_STANDARD.encode(authorities.as_bytes());
+    let bundle = "/webhooks/0/clientConfig/caBundle";
+    let there = there.as_ref().and_then(|it| it.pointer(bundle)?.as_str());
+    Ok(there == Some(&*wanted))
+}
+
 fn kind() -> Kind {
     let group = "admissionregistration.k8s.io";
     Kind::new(group, "v1", "mutatingwebhookconfigurations")
@@ -214,7 +225,10 @@ fn is_as_wanted(there: &Value, wanted: &Value) -> bool {
     let selectors = |webhooks: &Value| {
         let all = webhooks.as_array().into_iter().flatten();
         let both = ["namespaceSelector", "objectSelector"];
-        let all = all.flat_map(|webhook| both.map(|key| webhook[key].clone()));
+        // The API server writes one that selects all where there is none.
+        let of =
+            |webhook: &Value, key: &str| webhook.get(key).cloned().unwrap_or_else(|| json!({}));
+        let all = all.flat_map(|webhook| both.map(|key| of(webhook, key)));
         all.collect::<Vec<_>>()
     };
     contains(there, wanted) && selectors(there) == selectors(wanted)
@@ -264,5 +278,36 @@ mod tests {
         let narrow = webhook(json!({"matchLabels": {"a": "b"}}));
         assert!(is_as_wanted(&narrow, &narrow));
         assert!(!is_as_wanted(&narrow, &webhook(json!({}))));
+        // One that is not written is the API server's, which selects all.
+        let unwritten = json!([{"namespaceSelector": {"matchLabels": {"a": "b"}}}]);
+        assert!(is_as_wanted(&narrow, &unwritten));
+        let by_object = json!([{"namespaceSelector": {"matchLabels": {"a": "b"}}, "objectSelector": {"x": "y"}}]);
+        assert!(!is_as_wanted(&by_object, &unwritten));
+    }
+
+    #[tokio::test]
+    async fn a_selector_of_objects_is_written_only_where_one_is_given() {
+        for (given, expected) in [
+            ("", None),
+            ("objectSelector: {}\n", None),
+            (
+                "objectSelector: {matchLabels: {a: b}}\n",
+                Some(json!({"matchLabels": {"a": "b"}})),
+            ),
+        ] {
+            let config = Config::parse(&format!("image: i\n{given}"), "test");
+            let registration = Registration {
+                cluster: crate::server::tests::away().await,
+                place: Place::Url("https://127.0.0.1:8443".to_owned()),
+                config: Arc::new(config.expect("a configuration")),
+                failure_policy: None,
+                own_namespace: "own".to_owned(),
+                authorities: watch::channel(String::new()).1,
+                ends_with_us: false,
+            };
+            let wanted = registration.wanted();
+            let selector = wanted["webhooks"][0].get("objectSelector");
+            assert_eq!(selector, expected.as_ref(), "{given}");
+        }
     }
 }

@@ -1,6 +1,8 @@
 //! The rendezvous: pods of a gang ask here for each other, and hear of it at once, where the kubelet brings
 //! them a changed `ConfigMap` after a minute. It tells what the `ConfigMap` says, and the gang's secret, which
-//! stands nowhere else.
+//! stands nowhere else. Checks that cannot report on their node report here, too.
+
+mod reports;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,12 +16,14 @@ use axum::routing::get;
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use cluster::{Cluster, Kind, Signal, TokenError, TokenOwner};
+use connector::Connector;
+use preflight::config::Config;
 use preflight::rendezvous::{AUDIENCE, Answer, Topology};
-use preflight::roster::{MANAGED_BY, MANAGED_BY_LABEL, PREFIX, Roster};
+use preflight::roster::{MANAGED_BY, MANAGED_BY_LABEL, PREFIX, Roster, STARTED};
 use preflight::topology::Topologies;
 use ring::hmac;
 use runtime::http_server;
-use runtime::logging::Seldom;
+use runtime::logging::{Seldom, chain};
 use runtime::tls::ServerTls;
 use serde::Deserialize;
 use serde_json::Value;
@@ -62,6 +66,8 @@ pub struct Rendezvous {
     facts: Facts,
     topologies: Arc<Topologies>,
     unread: Arc<Seldom>,
+    /// Where reports of checks go, if they go anywhere.
+    reports: Option<(Connector, Arc<Config>)>,
 }
 
 /// When a token was good, and whose it is, by its digest.
@@ -98,7 +104,21 @@ impl Rendezvous {
             facts,
             topologies: Arc::new(topologies),
             unread: Arc::default(),
+            reports: None,
         }
+    }
+
+    /// Takes reports of checks too, which the connector brings to the controller.
+    #[must_use]
+    pub fn with_reports(self, connector: Connector, config: Arc<Config>) -> Self {
+        let reports = Some((connector, config));
+        Self { reports, ..self }
+    }
+
+    /// Returns where reports of checks go, and which checks there are.
+    fn reports(&self) -> Option<(&Connector, &Config)> {
+        let (connector, config) = self.reports.as_ref()?;
+        Some((connector, config))
     }
 
     /// Serves until `cancel`, and follows the `ConfigMap`s of gangs.
@@ -110,6 +130,7 @@ impl Rendezvous {
     ) {
         let routes = Router::new()
             .route("/gangs/{namespace}/{name}", get(gang))
+            .merge(reports::routes())
             .with_state(self.clone());
         let serving = http_server::serve(listener, Some(tls), routes, cancel.clone());
         tokio::join!(serving, self.follow(cancel));
@@ -182,7 +203,7 @@ impl Rendezvous {
         }
     }
 
-    /// Waits until the gang is whole, or until it is time to answer.
+    /// Waits until the gang is whole or has started, or until it is time to answer.
     async fn wait(&self, key: &Key, pod: &str, wait: Duration) -> Answer {
         let mut changes = self.changed.subscribe();
         let Ok(_turn) = self.waiting.try_acquire() else {
@@ -192,7 +213,8 @@ impl Rendezvous {
         loop {
             let answer = self.tell(key, pod);
             let changed = tokio::time::timeout_at(until, changes.changed());
-            if answer.secret.is_some() || !matches!(changed.await, Ok(Ok(()))) {
+            let is_settled = answer.secret.is_some() || answer.data.contains_key(STARTED);
+            if is_settled || !matches!(changed.await, Ok(Ok(()))) {
                 return answer;
             }
         }
@@ -213,6 +235,34 @@ impl Rendezvous {
                 }
                 by.of(Err(&why))
             }
+        }
+    }
+
+    /// Returns the pod whose token a request has. The error is the answer where it has none that is good.
+    async fn asker(&self, headers: &HeaderMap) -> Result<Pod, (StatusCode, String)> {
+        let token = headers
+            .get(header::AUTHORIZATION)
+            .and_then(|value| value.to_str().ok());
+        let Some(token) = token.and_then(|value| value.strip_prefix("Bearer ")) else {
+            let what = "a token of the pod's ServiceAccount is needed";
+            return Err((StatusCode::UNAUTHORIZED, what.to_owned()));
+        };
+        match self.pod(token.trim()).await {
+            Ok(pod) => Ok(pod),
+            Err(TokenError::Invalid { why }) => Err((StatusCode::UNAUTHORIZED, why)),
+            Err(TokenError::Api(error)) => Err((StatusCode::SERVICE_UNAVAILABLE, chain(&error))),
+        }
+    }
+
+    /// Returns a pod as the API server has it now.
+    async fn object(&self, pod: &Pod) -> Result<Value, (StatusCode, String)> {
+        let kind = Kind::new("", "v1", "pods");
+        let _turn = self.reviews.acquire().await;
+        let read = self.cluster.object(&kind, Some(&pod.namespace), &pod.name);
+        match read.await {
+            Ok(Some(pod)) => Ok(pod),
+            Ok(None) => Err((StatusCode::FORBIDDEN, "the pod is gone".to_owned())),
+            Err(error) => Err((StatusCode::SERVICE_UNAVAILABLE, chain(&error))),
         }
     }
 
@@ -250,22 +300,9 @@ async fn gang(
     Query(waiting): Query<Waiting>,
     headers: HeaderMap,
 ) -> Response {
-    let token = headers
-        .get(header::AUTHORIZATION)
-        .and_then(|value| value.to_str().ok());
-    let Some(token) = token.and_then(|value| value.strip_prefix("Bearer ")) else {
-        let what = "a token of the pod's ServiceAccount is needed\n";
-        return (StatusCode::UNAUTHORIZED, what).into_response();
-    };
-    let pod = match rendezvous.pod(token.trim()).await {
+    let pod = match rendezvous.asker(&headers).await {
         Ok(pod) => pod,
-        Err(TokenError::Invalid { why }) => {
-            return (StatusCode::UNAUTHORIZED, format!("{why}\n")).into_response();
-        }
-        Err(TokenError::Api(error)) => {
-            let what = format!("{}\n", runtime::logging::chain(&error));
-            return (StatusCode::SERVICE_UNAVAILABLE, what).into_response();
-        }
+        Err((status, what)) => return (status, format!("{what}\n")).into_response(),
     };
     if pod.namespace != namespace {
         let what = "a pod is told of gangs of its own namespace only\n";

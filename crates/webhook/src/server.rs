@@ -143,4 +143,4 @@ async fn metrics(State(server): State<WebhookServer>) -> Response {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

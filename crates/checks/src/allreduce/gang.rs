@@ -1,12 +1,14 @@
 //! The gang, as the files of its `ConfigMap` in the container tell of it.
 
 use std::fs;
+use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use preflight::rendezvous::Topology;
+use preflight::rendezvous::{self, Topology};
 use preflight::roster::{Member, Roster};
+use tokio::net::TcpStream;
 use tokio::time::Instant;
 
 use super::rendezvous::{Place, Told};
@@ -15,9 +17,17 @@ use super::rendezvous::{Place, Told};
 const LOOK: Duration = Duration::from_millis(500);
 /// Time for which a pod waits for a place in a gang that is full: one of its members may be on its way out.
 const SURPLUS: Duration = Duration::from_secs(60);
+/// Time for which a pod that comes after the gang has started looks whether that stays so. Where all pods of
+/// a gang are made anew, the first of them may still see some that are on their way out.
+const RESTART: Duration = Duration::from_secs(10);
+/// The same where the files tell it, which are as old as the kubelet's last look.
+const STALE: Duration = Duration::from_secs(90);
 /// Time after which the files are looked at if no rendezvous has answered: by then the kubelet has brought
 /// what they are now.
 const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Time in which a member that can be reached answers a call.
+const REACH: Duration = Duration::from_secs(3);
 
 /// The gang, once all of it is known.
 #[derive(Clone, Debug)]
@@ -43,6 +53,9 @@ pub(super) enum GangError {
     /// It is whole without this pod, and stays so.
     #[error("{0}")]
     Full(String),
+    /// Others of it have been through this check, and do not come back.
+    #[error("{0}")]
+    Started(String),
     /// It has not formed in time.
     #[error("{0}")]
     Missing(String),
@@ -56,18 +69,52 @@ pub(super) struct Places {
     pub(super) rendezvous: Option<Place>,
 }
 
+// === impl Gang ===
+
+impl Gang {
+    /// Calls members, and returns in words which of them do not answer from here, so that the webhook can
+    /// compare who reaches whom. Who refuses the call is there.
+    pub(super) async fn not_reached(&self, suspects: &[usize]) -> Option<String> {
+        let others = suspects.iter().filter(|rank| **rank != self.rank);
+        let calls: Vec<_> = others
+            .filter_map(|rank| self.members.get(*rank))
+            .map(|member| {
+                let address = SocketAddr::new(member.address, self.master.port());
+                (member, tokio::spawn(is_reached(address)))
+            })
+            .collect();
+        let mut silent = Vec::new();
+        for (member, call) in calls {
+            if !call.await.unwrap_or(true) {
+                silent.push(&*member.pod);
+            }
+        }
+        (!silent.is_empty()).then(|| rendezvous::not_reached(&silent))
+    }
+}
+
+async fn is_reached(address: SocketAddr) -> bool {
+    match tokio::time::timeout(REACH, TcpStream::connect(address)).await {
+        Ok(Ok(_)) => true,
+        Ok(Err(error)) => error.kind() == ErrorKind::ConnectionRefused,
+        Err(_) => false,
+    }
+}
+
 /// Waits until all members are known.
 ///
 /// The files are looked at where there is no rendezvous, or where none has answered for a while: a gang
 /// of which some know the secret, and some do not, does not come together.
 pub(super) async fn wait(places: &Places, pod: &str, until: Instant) -> Result<Gang, GangError> {
     let mut answered_at = Instant::now();
-    let mut full_since = None;
+    let mut without_place_since = None;
     loop {
+        let mut is_fresh = false;
         let told = match &places.rendezvous {
             Some(place) => match tokio::time::timeout_at(until, place.ask()).await {
                 Ok(Ok(told)) => {
                     answered_at = Instant::now();
+                    is_fresh = true;
                     Ok(told)
                 }
                 Ok(Err(why)) if answered_at.elapsed() < PATIENCE => Err(why),
@@ -90,15 +137,23 @@ pub(super) async fn wait(places: &Places, pod: &str, until: Instant) -> Result<G
         let (state, is_readable) = match looked {
             Ok(Ok(gang)) => return Ok(gang),
             Ok(Err(GangError::Wrong(why))) => return Err(GangError::Wrong(why)),
-            Ok(Err(GangError::Full(why))) => {
-                let since = full_since.get_or_insert_with(Instant::now);
-                if since.elapsed() >= SURPLUS || Instant::now() + LOOK > until {
-                    return Err(GangError::Full(why));
+            Ok(Err(GangError::Missing(state))) => {
+                without_place_since = None;
+                (state, true)
+            }
+            Ok(Err(error)) => {
+                let patience = match error {
+                    GangError::Started(_) if is_fresh => RESTART,
+                    GangError::Started(_) => STALE,
+                    _ => SURPLUS,
+                };
+                let since = without_place_since.get_or_insert_with(Instant::now);
+                if since.elapsed() >= patience || Instant::now() + LOOK > until {
+                    return Err(error);
                 }
                 tokio::time::sleep(LOOK).await;
                 continue;
             }
-            Ok(Err(GangError::Missing(state))) => (state, true),
             // The next look may find it whole.
             Err(error) => (error, places.rendezvous.is_some()),
         };
@@ -129,6 +184,13 @@ fn read(directory: &Path) -> Result<Roster, String> {
 
 /// Returns the gang, or what is not there of it.
 fn look(roster: &Roster, pod: &str) -> Result<Gang, GangError> {
+    if let Some(other) = roster.started.as_ref().filter(|other| *other != pod) {
+        let text = format!(
+            "the gang has started: {other} has been through this check and does not come back to it, so \
+             there is nobody to reduce with"
+        );
+        return Err(GangError::Started(text));
+    }
     if let Some((one, other)) = roster.disagreement() {
         let checks = |member: &Member| member.checks.clone().unwrap_or_default();
         return Err(GangError::Wrong(format!(
@@ -252,6 +314,17 @@ mod tests {
                 ],
                 "a-0",
                 "Wrong(\"the members of the gang wait for different checks: a-0 has \\\"x,y\\\", and a-1 has \\\"y\\\"",
+            ),
+            (
+                &[("expected_count", "3"), ("peers", two), ("started", "a-1")],
+                "a-0",
+                "Started(\"the gang has started: a-1 has been through this check",
+            ),
+            // Its own word of an earlier life.
+            (
+                &[("expected_count", "3"), ("peers", two), ("started", "a-0")],
+                "a-0",
+                "Missing(\"1 of 3",
             ),
             (&[("expected_count", "many")], "a-0", "expected_count"),
             (

@@ -86,6 +86,10 @@ pub(super) struct Verdict {
     pub(super) gb_s: Option<f64>,
     /// The reason for which the gang fails, where it is no bandwidth.
     pub(super) failure: Option<Failure>,
+    /// The ranks of those who are missing or to blame, as far as a text names them: who hears it looks
+    /// whether it reaches them.
+    #[serde(default)]
+    pub(super) suspects: Vec<usize>,
 }
 
 /// The meaning for the member.

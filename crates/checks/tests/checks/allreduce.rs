@@ -563,6 +563,30 @@ async fn rank_0_is_named_too_where_it_is_the_slow_one() {
     }
 }
 
+/// Members compare whom they reach; of one that refuses the call nothing is said.
+#[tokio::test]
+async fn a_member_that_is_cut_off_is_said_not_to_be_reached() {
+    let _alone = ALONE.lock().await;
+    let Some(network) = network(3) else {
+        return;
+    };
+    for is_cut in [false, true] {
+        if is_cut {
+            network.cut(0, 2);
+            network.cut(1, 2);
+        }
+        let mut pods = Pods::on(&network, 3);
+        pods.set("GANG_TIMEOUT_SECONDS", "4");
+        for ended in pods.end(vec![(0, pods.start(0)), (1, pods.start(1))]).await {
+            let message = &only(&ended).message;
+            assert!(message.contains("missing: pod-2"), "{ended:#?}");
+            let named = preflight::rendezvous::named_not_reached(message);
+            assert_eq!(named == ["pod-2"], is_cut, "{ended:#?}");
+            assert_eq!(ended.code, Some(1), "{ended:#?}");
+        }
+    }
+}
+
 #[tokio::test]
 async fn a_broken_way_between_two_is_named_and_neither_blamed_alone() {
     let _alone = ALONE.lock().await;

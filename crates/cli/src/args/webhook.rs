@@ -34,6 +34,28 @@ pub struct WebhookArgs {
     /// port of --rendezvous-listen].
     #[arg(long, env = "GPUWARDEN_WEBHOOK_RENDEZVOUS_URL", value_name = "URL")]
     pub rendezvous_url: Option<String>,
+    /// Address of the controller, such as `https://controller.example:50051`. Then checks of pods that
+    /// Pod Security lets mount nothing of the host report by the webhook, and members of gangs that
+    /// nobody reaches are reported. The controller has to name the account of the webhook in its
+    /// --central-monitors.
+    #[arg(long, env = "GPUWARDEN_CONTROLLER", value_name = "URL")]
+    pub controller: Option<String>,
+    /// Certificates of the authority that the controller is trusted by (PEM).
+    #[arg(
+        long,
+        env = "GPUWARDEN_TLS_CA",
+        value_name = "FILE",
+        requires = "controller"
+    )]
+    pub tls_ca: Option<PathBuf>,
+    /// `ServiceAccount` token by which the controller knows the webhook; read for every request.
+    #[arg(
+        long,
+        env = "GPUWARDEN_TOKEN_FILE",
+        value_name = "FILE",
+        requires = "controller"
+    )]
+    pub token_file: Option<PathBuf>,
     /// Kubeconfig of the cluster [default: that of the pod, where this is one].
     #[arg(long, env = "GPUWARDEN_KUBECONFIG", value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,

@@ -384,7 +384,7 @@ fn is_object_name(text: &str) -> bool {
 // === impl DeliverySettings ===
 
 impl DeliverySettings {
-    pub(super) fn resolve(args: DeliveryArgs) -> Result<Self, SettingsError> {
+    pub(in crate::settings) fn resolve(args: DeliveryArgs) -> Result<Self, SettingsError> {
         let controller = args.controller.ok_or(SettingsError::Conflict(
             "an agent needs a controller: name it with --controller https://HOST:50051 (a machine \
              on its own is watched by 'gpuwarden run')",

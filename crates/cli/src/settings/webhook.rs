@@ -5,13 +5,13 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use cluster::ConnectOptions;
-use preflight::config::{Config, ConfigError, FailurePolicy};
+use preflight::config::{Config, ConfigError, FailurePolicy, PodSecurity};
 use runtime::logging::LogFormat;
 use runtime::tls::CertificateFiles;
 
 use super::parts::log_format;
-use super::{SettingsError, amount, connect_options, namespace};
-use crate::args::{FailurePolicyArg, WebhookArgs};
+use super::{DeliverySettings, SettingsError, amount, connect_options, namespace};
+use crate::args::{DeliveryArgs, FailurePolicyArg, WebhookArgs};
 
 /// Shortest life of a certificate: a third of it is the time in which the next one is made.
 const MIN_LIFETIME: Duration = Duration::from_secs(10);
@@ -37,6 +37,8 @@ pub struct WebhookSettings {
     pub namespace: String,
     /// Where API servers find the webhook, and whose certificate it shows.
     pub reached: Reached,
+    /// The way to the controller, if there is one.
+    pub delivery: Option<DeliverySettings>,
     /// What becomes of pods while no webhook answers, where it is not the configuration that says so.
     pub failure_policy: Option<FailurePolicy>,
     /// Time for which a certificate that is made here is good.
@@ -99,8 +101,17 @@ impl WebhookSettings {
             },
             (None, None) => Reached::Service(args.service),
         };
+        let delivery = delivery(args.controller, args.tls_ca, args.token_file)?;
+        let takes_reports = delivery.is_some() && !matches!(reached, Reached::Elsewhere(_));
+        if preflight.pod_security == Some(PodSecurity::Https) && !takes_reports {
+            return Err(SettingsError::Conflict(
+                "podSecurity: https needs --controller, and a certificate that is made here (no \
+                 --tls-cert): by that way checks report",
+            ));
+        }
         Ok(Self {
             preflight,
+            delivery,
             listen: args.listen,
             metrics_listen: args.metrics_listen,
             rendezvous_listen: args.rendezvous_listen,
@@ -118,6 +129,30 @@ impl WebhookSettings {
             log_format: log_format(args.log_format.as_deref())?,
         })
     }
+}
+
+/// Returns the way to the controller.
+fn delivery(
+    controller: Option<String>,
+    tls_ca: Option<PathBuf>,
+    token_file: Option<PathBuf>,
+) -> Result<Option<DeliverySettings>, SettingsError> {
+    let Some(address) = &controller else {
+        return Ok(None);
+    };
+    if address.starts_with("https:") && token_file.is_none() {
+        return Err(SettingsError::Conflict(
+            "nothing tells the controller who this is: add --token-file FILE, with a token for the audience \
+             gpuwarden",
+        ));
+    }
+    DeliverySettings::resolve(DeliveryArgs {
+        controller,
+        tls_ca,
+        token_file,
+        ..DeliveryArgs::default()
+    })
+    .map(Some)
 }
 
 fn read(path: &PathBuf) -> Result<Config, SettingsError> {
@@ -157,6 +192,25 @@ fn host(url: &str, flag: &'static str) -> Result<String, SettingsError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_way_to_the_controller_is_by_a_token() {
+        let path = |name: &str| Some(PathBuf::from(name));
+        let url = |text: &str| Some(text.to_owned());
+        assert_eq!(delivery(None, path("ca"), None).expect("none"), None);
+        for (ca, token, part) in [
+            (path("ca"), None, "--token-file"),
+            (None, path("token"), "--tls-ca"),
+        ] {
+            let error = delivery(url("https://c:50051"), ca, token).expect_err(part);
+            assert!(error.to_string().contains(part), "{error}");
+        }
+        let whole = delivery(url("https://c:50051"), path("ca"), path("token"));
+        assert_eq!(
+            whole.expect("a way").map(|it| it.controller),
+            url("https://c:50051")
+        );
+    }
 
     #[test]
     fn the_host_of_an_address_is_what_the_certificate_is_for() {

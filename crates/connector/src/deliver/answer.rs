@@ -7,7 +7,7 @@ use crate::refusal;
 
 /// The reason why a request was not taken.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum NotTaken {
+pub(crate) enum NotTaken {
     /// Something that may pass, whatever the events are.
     Again,
     /// The receiver failed: over something in it, or altogether.
@@ -24,7 +24,7 @@ pub(super) enum NotTaken {
 /// batch of one. Whatever else the controller or something before it says may pass: a
 /// wrong token, a missing permission, a proxy. To take those for refusals would throw
 /// events away.
-pub(super) fn judge(status: &Status, events: usize) -> NotTaken {
+pub(crate) fn judge(status: &Status, events: usize) -> NotTaken {
     if tcp_grpc::is_refused(status) {
         return NotTaken::Again;
     }
@@ -46,7 +46,7 @@ pub(super) fn judge(status: &Status, events: usize) -> NotTaken {
 }
 
 /// Returns a status with the causes that tonic hides.
-pub(super) fn describe(status: &Status) -> String {
+pub(crate) fn describe(status: &Status) -> String {
     let mut text = format!("{}: {}", status.code(), status.message());
     let mut source = std::error::Error::source(status);
     while let Some(cause) = source {

@@ -84,7 +84,7 @@ impl<S> Admission<S> {
         };
         let user = match &caller {
             Caller::Local(peer) => peer.sharing_user(),
-            Caller::Monitor | Caller::Node(_) | Caller::Central(_) | Caller::Anybody => None,
+            _ => None,
         };
         let turn = self.requests.take(user, 1);
         let turn = turn.ok_or_else(|| busy(MAX_IN_FLIGHT, "requests"))?;

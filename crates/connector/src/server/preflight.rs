@@ -13,8 +13,8 @@ use contract::preflight::{
 use tonic::{Request, Response, Status};
 
 use super::reached_by;
-use crate::Connector;
 use crate::passes::Tested;
+use crate::{Connector, Uncounted};
 
 /// Largest request, in bytes: it has a few names and numbers.
 const MAX_REQUEST_BYTES: usize = 16 * 1024;
@@ -29,7 +29,7 @@ pub(super) fn service(connector: Connector) -> PreflightServiceServer<Counting> 
 }
 
 /// Returns what is wrong with a request.
-fn problem(told: &ReportCheckRequest) -> Option<&'static str> {
+pub(crate) fn problem(told: &ReportCheckRequest) -> Option<&'static str> {
     let is_time = |seconds: f64| seconds.is_finite() && seconds >= 0.0;
     let wait = told.gang_wait.as_ref();
     if told.check.is_empty() {
@@ -55,18 +55,11 @@ impl PreflightService for Counting {
     ) -> Result<Response<ReportCheckResponse>, Status> {
         let caller = reached_by(&mut request)?;
         let told = request.into_inner();
-        let node = self.connector.nodes.meant(&caller, &told.node);
-        let node = node.map_err(Status::permission_denied)?;
-        if let Some(problem) = problem(&told) {
-            return Err(Status::invalid_argument(problem));
+        match self.connector.count_check(&told, &caller) {
+            Ok(()) => Ok(Response::new(ReportCheckResponse {})),
+            Err(Uncounted::ForeignNode(what)) => Err(Status::permission_denied(what)),
+            Err(Uncounted::Invalid(what)) => Err(Status::invalid_argument(what)),
         }
-        self.connector.checks.count(&told, node);
-        if told.result() == CheckResult::Passed
-            && let Some(tested) = Tested::new(node, &told.check, &told.gpu_uuids)
-        {
-            self.connector.passes.note(tested, Instant::now());
-        }
-        Ok(Response::new(ReportCheckResponse {}))
     }
 
     async fn find_pass(

@@ -26,26 +26,31 @@ pub(crate) struct Apart {
 }
 
 /// Certificates of both sides, in a directory.
-struct Tls {
+pub(crate) struct Tls {
     directory: TempDir,
     /// Of the controller, so that it comes back where it was.
     port: TcpSocket,
 }
 
 impl Tls {
-    fn new() -> anyhow::Result<Self> {
+    pub(crate) fn new() -> anyhow::Result<Self> {
         Ok(Self {
             directory: TempDir::new()?,
             port: own_port()?,
         })
     }
 
-    fn path(&self, name: &str) -> std::path::PathBuf {
+    pub(crate) fn path(&self, name: &str) -> std::path::PathBuf {
         self.directory.path().join(name)
     }
 
+    /// The address of the controller.
+    pub(crate) fn address(&self) -> anyhow::Result<String> {
+        Ok(format!("https://{}", self.port.local_addr()?))
+    }
+
     /// Gives both sides certificates of a new authority.
-    fn rotate(&self, node: &str) -> anyhow::Result<()> {
+    pub(crate) fn rotate(&self, node: &str) -> anyhow::Result<()> {
         let authority = Authority::new("gpuwarden")?;
         let directory = self.directory.path();
         let agent = authority.sign(Purpose::Client, &format!("system:node:{node}"), &[])?;
@@ -56,7 +61,7 @@ impl Tls {
         Ok(())
     }
 
-    fn controller(&self, plane: &ControlPlane) -> anyhow::Result<Launch> {
+    pub(crate) fn controller(&self, plane: &ControlPlane) -> anyhow::Result<Launch> {
         // Killed, it is not to wait for its own Lease: `leader.rs` is about that.
         Ok(Launch::controller()?
             .kubeconfig(plane.kubeconfig())
@@ -72,10 +77,7 @@ impl Tls {
     fn agent(&self, node: &str) -> anyhow::Result<Launch> {
         Ok(Launch::agent()?
             .node_name(node)
-            .option(
-                "--controller",
-                format!("https://{}", self.port.local_addr()?),
-            )
+            .option("--controller", self.address()?)
             .option("--tls-ca", self.path("ca.crt")))
     }
 

@@ -9,7 +9,7 @@ use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
 use serde_json::{Value, json};
 use testkit::{Balancer, ControlPlane, Options, Program, Version, wait_for};
 
-use crate::player::play;
+use crate::player::{note_end, play};
 use crate::support::SOON;
 use crate::webhook::{
     ALLREDUCE, DIAG, LOOPBACK, NAMESPACE, Webhook, create, names, opted_in, pod, registered,
@@ -335,6 +335,94 @@ async fn a_namespace_says_itself_how_its_gangs_are_known() -> anyhow::Result<()>
     webhook.end().await
 }
 
+/// A pod that takes the place of a member when the gang has passed starts, and learns why it is not tested.
+async fn replaced(
+    plane: &ControlPlane,
+    members: &[Value],
+    more: &[(&str, &str)],
+) -> anyhow::Result<()> {
+    let client = plane.client().await?;
+    let namespace = members[0]["metadata"]["namespace"].as_str();
+    let namespace = namespace.unwrap_or_default().to_owned();
+    for member in members {
+        note_end(&client, member, ALLREDUCE, 0).await?;
+    }
+    let pods: Api<DynamicObject> = Api::namespaced_with(
+        client.clone(),
+        &namespace,
+        &ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk("", "v1", "Pod"), "pods"),
+    );
+    let now = DeleteParams::default().grace_period(0);
+    pods.delete("m-3", &now).await?;
+    member_of_g(&client, &namespace, "m-4", 4).await?;
+    let member = serde_json::to_value(pods.get("m-4").await?)?;
+    let end = play(plane, &member, ALLREDUCE, more).await?;
+    let said = String::from_utf8_lossy(&end.stdout) + String::from_utf8_lossy(&end.stderr);
+    assert_eq!(end.status.code(), Some(0), "{said}");
+    assert!(
+        said.contains("not tested: the gang has started: m-1 has been through this check"),
+        "{said}"
+    );
+
+    // All of them anew: they test again.
+    for name in ["m-1", "m-2", "m-4"] {
+        pods.delete(name, &now).await?;
+    }
+    let mut anew = Vec::new();
+    for number in 1..=3 {
+        let name = format!("m-{number}");
+        member_of_g(&client, &namespace, &name, number).await?;
+        anew.push(serde_json::to_value(pods.get(&name).await?)?);
+    }
+    let ends = anew.iter().map(|pod| play(plane, pod, ALLREDUCE, more));
+    for end in futures::future::join_all(ends).await {
+        let end = end?;
+        let said = String::from_utf8_lossy(&end.stdout) + String::from_utf8_lossy(&end.stderr);
+        assert!(said.contains("passed: 3 devices reduce"), "{said}");
+    }
+    Ok(())
+}
+
+/// Makes a member of the gang `g` of three.
+async fn member_of_g(
+    client: &Client,
+    namespace: &str,
+    name: &str,
+    number: u8,
+) -> anyhow::Result<()> {
+    let mut member = pod(
+        name,
+        json!({"nvidia.com/gpu": "1", "nvidia.com/mlnxnics": "1"}),
+    );
+    member["metadata"]["labels"] = json!({"gang": "g", "size": "3"});
+    create(client, namespace, &member).await?;
+    give_address(client, namespace, name, &format!("127.77.0.{number}")).await
+}
+
+/// A launcher counts as a member, and has no GPUs: it stays as it is, and its gang forms without it.
+async fn a_launcher_without_gpus(plane: &ControlPlane) -> anyhow::Result<()> {
+    let (client, namespace) = (plane.client().await?, opted_in(plane).await?);
+    let mut launcher = pod("launcher", json!({"cpu": "1"}));
+    launcher["metadata"]["labels"] = json!({"gang": "g", "size": "3"});
+    let made = create(&client, &namespace, &launcher).await?;
+    assert_eq!(made["metadata"]["labels"], launcher["metadata"]["labels"]);
+    assert_eq!(names(&made, "initContainers"), [""; 0]);
+    for (name, number) in [("w-0", 1), ("w-1", 2)] {
+        member_of_g(&client, &namespace, name, number).await?;
+    }
+    let map = format!("preflight-labels-{namespace}-g");
+    let both = ["w-0;127.77.0.1;0", "w-1;127.77.0.2;1"];
+    peers(&client, &namespace, &map, &both).await?;
+    wait_for("a gang of two", SOON, || async {
+        let data = roster(&client, &namespace, &map).await?;
+        match data.get("expected_count").map(String::as_str) {
+            Some("2") => Ok(()),
+            _ => Err(format!("{data:?}")),
+        }
+    })
+    .await
+}
+
 /// Three pods of a gang hear of each other by the rendezvous, in a container whose files the kubelet has not
 /// brought yet, and reduce over TCP under the gang's secret.
 #[tokio::test]
@@ -367,13 +455,7 @@ async fn the_pods_of_a_gang_meet_at_the_rendezvous() -> anyhow::Result<()> {
     let mut members = Vec::new();
     for number in 1..=3 {
         let name = format!("m-{number}");
-        let mut member = pod(
-            &name,
-            json!({"nvidia.com/gpu": "1", "nvidia.com/mlnxnics": "1"}),
-        );
-        member["metadata"]["labels"] = json!({"gang": "g", "size": "3"});
-        create(&client, &namespace, &member).await?;
-        give_address(&client, &namespace, &name, &format!("127.77.0.{number}")).await?;
+        member_of_g(&client, &namespace, &name, number).await?;
         members.push(serde_json::to_value(pods.get(&name).await?)?);
     }
     let ends = futures::future::join_all(
@@ -391,6 +473,8 @@ async fn the_pods_of_a_gang_meet_at_the_rendezvous() -> anyhow::Result<()> {
         );
     }
 
+    replaced(&plane, &members, &more).await?;
+
     // Who is of no gang is told of none, whatever token it has.
     let mut stranger = members[0].clone();
     let lone = create(&client, &namespace, &pod("stranger", json!({"cpu": "1"}))).await?;
@@ -404,6 +488,7 @@ async fn the_pods_of_a_gang_meet_at_the_rendezvous() -> anyhow::Result<()> {
     let said = String::from_utf8_lossy(&end.stdout) + String::from_utf8_lossy(&end.stderr);
     assert!(!said.contains("127.77.0.2"), "{said}");
     assert_eq!(end.status.code(), Some(1), "{said}");
+    a_launcher_without_gpus(&plane).await?;
     webhook.end().await
 }
 

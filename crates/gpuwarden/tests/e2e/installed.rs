@@ -270,6 +270,7 @@ async fn the_account_of_the_example_may_do_no_more() -> anyhow::Result<()> {
             ["delete", admission, webhooks, "gpuwarden-preflight", ""],
             false,
         ),
+        (["get", "", "pods", "a", "default"], true),
         (["create", "", "pods", "", "default"], false),
         (["patch", "", "pods", "a", "default"], false),
         (["get", "", "nodes", "a", ""], true),

@@ -8,13 +8,18 @@ use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
+use k8s_openapi::ByteString;
 use kube::Client;
 use kube::api::{Api, PostParams};
 use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use testkit::{Balancer, ControlPlane, NodeBuilder, Options, Version, binary, unique, wait_for};
+use testkit::{
+    Authority, Balancer, ControlPlane, NodeBuilder, Options, Purpose, Version, binary, unique,
+    wait_for,
+};
 
+use crate::gangs::apply;
 use crate::player::{note_end, play};
 use crate::support::{SOON, Scene};
 
@@ -56,6 +61,16 @@ impl Webhook {
         config: &str,
         more: &[&str],
     ) -> anyhow::Result<Self> {
+        let flags = [&["--register-url", url], more].concat();
+        Self::start_reached(kubeconfig, config, &flags).await
+    }
+
+    /// Starts one that these flags say how it is reached.
+    async fn start_reached(
+        kubeconfig: &Path,
+        config: &str,
+        flags: &[&str],
+    ) -> anyhow::Result<Self> {
         let home = tempfile::tempdir()?;
         let file = home.path().join("preflight.yaml");
         std::fs::write(&file, config)?;
@@ -73,8 +88,7 @@ impl Webhook {
                 "--rendezvous-listen",
                 "127.0.0.1:0",
             ])
-            .args(["--register-url", url])
-            .args(more)
+            .args(flags)
             .stdout(output.try_clone()?)
             .stderr(output)
             .spawn()?;
@@ -398,6 +412,69 @@ async fn replicas_and_certificates_change_and_no_pod_is_refused() -> anyhow::Res
     assert!(made > 100, "{made} pods");
     third.end().await?;
     fourth.end().await
+}
+
+/// Registers the webhook as whoever makes its certificate does.
+async fn register(plane: &ControlPlane, url: &str, authority: &Authority) -> anyhow::Result<()> {
+    let registration = json!({
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "MutatingWebhookConfiguration",
+        "metadata": {"name": "somebody-elses"},
+        "webhooks": [{
+            "name": "preflight.nvsentinel.nvidia.com",
+            "clientConfig": {
+                "url": format!("{url}/mutate"),
+                "caBundle": ByteString(authority.pem().into()),
+            },
+            "rules": [{
+                "apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"],
+                "operations": ["CREATE"],
+            }],
+            "namespaceSelector": {"matchLabels": {"nvsentinel.nvidia.com/preflight": "enabled"}},
+            "failurePolicy": "Fail",
+            "sideEffects": "None",
+            "admissionReviewVersions": ["v1"],
+        }],
+    });
+    apply(plane, &registration.to_string()).await
+}
+
+/// cert-manager, and the service CA of `OpenShift`, keep files in the pod and the authority in the registration.
+#[tokio::test]
+async fn a_certificate_of_somebody_else_is_served_as_it_changes() -> anyhow::Result<()> {
+    let Some(plane) = plane().await? else {
+        return Ok(());
+    };
+    let (balancer, files) = (Balancer::start().await?, tempfile::tempdir()?);
+    let url = format!("https://{}", balancer.address());
+    let sign = || {
+        let authority = Authority::new("somebody else")?;
+        let signed = authority.sign(Purpose::Server, "webhook", &["127.0.0.1"])?;
+        signed.write(files.path(), "webhook")?;
+        anyhow::Ok(authority)
+    };
+    let authority = sign()?;
+    let file = |name: &str| files.path().join(name).display().to_string();
+    let flags = [
+        "--namespace",
+        NAMESPACE,
+        "--tls-cert",
+        &file("webhook.crt"),
+        "--tls-key",
+        &file("webhook.key"),
+    ];
+    let webhook = Webhook::start_reached(plane.kubeconfig(), CONFIG, &flags).await?;
+    balancer.send_to(&[webhook.address]);
+    register(&plane, &url, &authority).await?;
+    registered(&plane).await?;
+
+    register(&plane, &url, &sign()?).await?;
+    registered(&plane).await?;
+    let there = ["get", "mutatingwebhookconfigurations", "-o", "name"];
+    let there = plane.kubectl(there).await?;
+    assert!(there.trim().ends_with("/somebody-elses"), "{there}");
+    assert_eq!(there.lines().count(), 1, "{there}");
+    webhook.end().await
 }
 
 /// The links between the GPUs of a pod are slow: the pod does not start, its node goes out of service, and

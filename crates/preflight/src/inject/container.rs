@@ -45,8 +45,12 @@ pub(super) fn build(
         env: field::list(&own, "/env").to_vec(),
         mounts: Vec::new(),
     };
+    let reports_to = candidate.reports_to();
     for mount in field::list(&own, "/volumeMounts") {
         let wanted = field::name(mount);
+        if reports_to.is_some() && SOCKET.contains(&wanted) {
+            continue;
+        }
         match volumes.named(wanted) {
             Some(name) => draft.mount_as(mount, &name),
             None => warnings.push(format!(
@@ -55,15 +59,16 @@ pub(super) fn build(
             )),
         }
     }
-    draft.common(config, volumes);
+    draft.common(reports_to, config, volumes);
+    // Passes are remembered by the connector of the node.
     if let Some(longest) = config
         .result_cache
-        .filter(|_| check.is_ours() && !check.gang_only)
+        .filter(|_| check.is_ours() && !check.gang_only && reports_to.is_none())
     {
         draft.set_text(RESULT_CACHE_VARIABLE, &longest.as_secs().to_string());
     }
     if let Some(gang) = gang {
-        draft.gang(gang, config, volumes);
+        draft.gang(gang, reports_to.is_none(), config, volumes);
         if let Some(place) = candidate.rendezvous.filter(|_| check.is_ours()) {
             draft.rendezvous(place, gang, volumes);
         }
@@ -95,7 +100,11 @@ pub(super) fn build(
     container.insert("env".to_owned(), draft.env.into());
     container.insert("volumeMounts".to_owned(), draft.mounts.into());
     container.insert("resources".to_owned(), resources);
-    if let Some(context) = as_nobody(check, candidate.pod) {
+    let context = match reports_to {
+        Some(_) => Some(confined(check, candidate.pod)),
+        None => as_nobody(check, candidate.pod),
+    };
+    if let Some(context) = context {
         container.insert("securityContext".to_owned(), context);
     }
     container.into()
@@ -116,6 +125,30 @@ fn as_nobody(check: &CheckContainer, pod: &Value) -> Option<Value> {
         .as_object_mut()?
         .insert("runAsUser".to_owned(), NOBODY.into());
     Some(context)
+}
+
+/// Returns the security context of a check where the strictest level of Pod Security is to be kept.
+fn confined(check: &CheckContainer, pod: &Value) -> Value {
+    let own = check.container.get("securityContext");
+    let users = [own, pod.pointer("/spec/securityContext")];
+    let mut users = users
+        .into_iter()
+        .flatten()
+        .filter_map(|context| context.get("runAsUser")?.as_i64());
+    let mut context = own.and_then(Value::as_object).cloned().unwrap_or_default();
+    context.remove("privileged");
+    context.remove("procMount");
+    let user = users.find(|user| *user != 0).unwrap_or(NOBODY);
+    for (key, value) in [
+        ("allowPrivilegeEscalation", json!(false)),
+        ("capabilities", json!({"drop": ["ALL"]})),
+        ("runAsNonRoot", json!(true)),
+        ("runAsUser", json!(user)),
+        ("seccompProfile", json!({"type": "RuntimeDefault"})),
+    ] {
+        context.insert(key.to_owned(), value);
+    }
+    context.into()
 }
 
 /// Returns the directory in which the connector's socket is in a check.
@@ -181,12 +214,27 @@ impl Draft<'_> {
     }
 
     /// Adds what every check gets.
-    fn common(&mut self, config: &Config, volumes: &mut Volumes<'_>) {
+    fn common(
+        &mut self,
+        reports_to: Option<&RendezvousPlace>,
+        config: &Config,
+        volumes: &mut Volumes<'_>,
+    ) {
         self.set_field("NODE_NAME", "spec.nodeName");
-        self.set_text("PLATFORM_CONNECTOR_SOCKET", &config.connector_socket);
+        match reports_to {
+            Some(place) => {
+                let url = place.url.trim_end_matches('/');
+                self.set_text(rendezvous::REPORT_VARIABLE, url);
+                self.token(place, volumes);
+            }
+            None => self.set_text("PLATFORM_CONNECTOR_SOCKET", &config.connector_socket),
+        }
         self.set_text("PROCESSING_STRATEGY", &config.processing_strategy);
         if let Some(timeout) = config.check_timeout {
             self.set_text("CHECK_TIMEOUT_SECONDS", &timeout.as_secs().to_string());
+        }
+        if reports_to.is_some() {
+            return;
         }
         let socket = volumes.named(SOCKET[0]);
         let is_mounted = |there: &Value| Some(field::name(there)) == socket.as_deref();
@@ -196,7 +244,13 @@ impl Draft<'_> {
     }
 
     /// Adds what a check of a gang gets.
-    fn gang(&mut self, gang: &Gang, config: &Config, volumes: &mut Volumes<'_>) {
+    fn gang(
+        &mut self,
+        gang: &Gang,
+        may_have_host_paths: bool,
+        config: &Config,
+        volumes: &mut Volumes<'_>,
+    ) {
         let coordination = &config.coordination;
         self.set_text("GANG_ID", &gang.id());
         self.set_text("GANG_CONFIG_DIR", &coordination.mount_path);
@@ -208,7 +262,8 @@ impl Draft<'_> {
         self.set_field("POD_NAME", "metadata.name");
         self.set_field("POD_IP", "status.podIP");
         self.mount_ours(GANG[0], &coordination.mount_path, true, volumes);
-        for (at, path) in coordination.host_paths.iter().enumerate() {
+        let paths = coordination.host_paths.iter().enumerate();
+        for (at, path) in paths.filter(|_| may_have_host_paths) {
             let mount = json!({"mountPath": path.mount_path, "readOnly": path.read_only});
             if let Some(name) = volumes.host_path(at) {
                 self.mount_as(&mount, &name);
@@ -239,6 +294,11 @@ impl Draft<'_> {
             gang.namespace
         );
         self.set_text(rendezvous::URL_VARIABLE, &url);
+        self.token(place, volumes);
+    }
+
+    /// Adds what the webhook is known by, and the pod to it.
+    fn token(&mut self, place: &RendezvousPlace, volumes: &mut Volumes<'_>) {
         self.set_text(rendezvous::AUTHORITIES_VARIABLE, &place.authorities);
         self.set_text(
             rendezvous::TOKEN_VARIABLE,

@@ -38,7 +38,10 @@ fn tried(pod: &Value, config: &Config) -> Result<Injection, Refusal> {
 
 /// Returns the pod as it is after the patch.
 fn injected(pod: &Value, config: &Config) -> Value {
-    let injection = tried(pod, config).expect("no refusal");
+    patched(pod, tried(pod, config).expect("no refusal"))
+}
+
+fn patched(pod: &Value, injection: Injection) -> Value {
     let patch = serde_json::from_value::<json_patch::Patch>(injection.patch.into());
     let mut pod = pod.clone();
     json_patch::patch(&mut pod, &patch.expect("a patch")).expect("a patch that fits");
@@ -494,6 +497,74 @@ fn where_pod_security_forbids_what_checks_need_a_pod_starts_without_or_is_denied
             }
             Err(refusal) => assert!(is_denied && refusal.to_string().contains("annotation")),
         }
+    }
+}
+
+#[test]
+fn where_host_paths_are_forbidden_checks_report_to_the_webhook() {
+    let mut pod = pod(8);
+    pod["spec"]["securityContext"] = json!({"runAsUser": 0, "fsGroup": 7});
+    let place = RendezvousPlace {
+        url: "https://w:8444/".to_owned(),
+        authorities: "PEM".to_owned(),
+        takes_reports: true,
+    };
+    let lock = "initContainers:\n  - name: preflight-nccl-loopback\n    image: i\n    command: [gpuwarden]\n    \
+                securityContext: {privileged: true, capabilities: {add: [IPC_LOCK]}}\n    volumeMounts: \
+                [{name: nvsentinel-socket, mountPath: /var/run}]\n  - {name: other, image: o}\n";
+    for (word, takes_reports, is_checked) in [
+        ("", true, true),
+        ("podSecurity: https\n", true, true),
+        ("", false, false),
+        ("podSecurity: skip\n", true, false),
+    ] {
+        let config = config(&format!("{lock}{word}"));
+        let devices = DevicesOfPod::of(&pod, &config, &ClusterClaims::default()).expect("GPUs");
+        let place = RendezvousPlace {
+            takes_reports,
+            ..place.clone()
+        };
+        let candidate = Candidate {
+            pod: &pod,
+            devices: &devices,
+            gang: None,
+            forbidden_by: Some("restricted"),
+            rendezvous: Some(&place),
+        };
+        let injection = inject(candidate, &config).expect("no refusal");
+        assert_eq!(
+            !injection.patch.is_empty(),
+            is_checked,
+            "{word} {takes_reports}"
+        );
+        if !is_checked {
+            continue;
+        }
+        // Whose image knows no other way than the socket has no way.
+        assert_eq!(injection.checks, ["preflight-nccl-loopback"]);
+        assert!(injection.warnings.iter().any(|it| it.contains("other")));
+        let after = patched(&pod, injection);
+        let check = &after["spec"]["initContainers"][0];
+        assert_eq!(value(check, "GPUWARDEN_REPORT_URL"), Some("https://w:8444"));
+        assert_eq!(value(check, "GANG_RENDEZVOUS_CA"), Some("PEM"));
+        assert_eq!(value(check, "PLATFORM_CONNECTOR_SOCKET"), None);
+        let context = json!({
+            "allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]}, "runAsNonRoot": true,
+            "runAsUser": 65532, "seccompProfile": {"type": "RuntimeDefault"},
+        });
+        assert_eq!(check["securityContext"], context);
+        let volumes = after["spec"]["volumes"].as_array().expect("volumes");
+        assert!(
+            volumes
+                .iter()
+                .all(|volume| volume.get("hostPath").is_none()),
+            "{volumes:?}"
+        );
+        assert!(
+            volumes
+                .iter()
+                .any(|volume| volume.get("projected").is_some())
+        );
     }
 }
 

@@ -43,6 +43,7 @@ fn what_is_written_is_read() {
         expected: 2,
         master_port: 29500,
         members: vec![member("pod-0", "10.0.1.5"), member("pod-1", "fd00::7")],
+        started: Some("pod-1".to_owned()),
     };
     let data = roster.data();
     assert_eq!(
@@ -52,6 +53,10 @@ fn what_is_written_is_read() {
     );
     assert_eq!(data["master_addr"], "10.0.1.5");
     assert_eq!(data["expected_count"], "2");
+    assert_eq!(
+        (&*data["world_size"], &*data["rank"]),
+        ("2", "pod-0;0\npod-1;1")
+    );
     let read = Roster::parse(|key| data.get(key).cloned());
     assert_eq!(read, Ok(roster));
 }

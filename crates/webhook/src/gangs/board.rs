@@ -8,18 +8,24 @@ use std::time::{Duration, Instant};
 
 use cluster::Signal;
 use preflight::config::Config;
-use preflight::gang::Gang;
-use preflight::inject::checks_of;
+use preflight::gang::{Gang, SizeFrom};
+use preflight::inject::{checks_of, is_through};
 use preflight::roster::{
     GANG_ID_LABEL, MANAGED_BY, MANAGED_BY_LABEL, Member, PREFIX, Roster, config_map_name,
     gang_label,
 };
 use serde_json::{Value, json};
 
+use super::accused::{Accused, Dock, Word};
 use crate::discoveries::Discoveries;
 
 /// Time for which the `ConfigMap` of a gang without pods is kept: its pods may be made anew.
 const KEPT: Duration = Duration::from_secs(60);
+
+/// Time for which no pod of a gang has come, after which those without GPUs are looked for that it may be
+/// short of. It is doubled each time, up to [`MOST_LOOKS`] times.
+const SETTLED: Duration = Duration::from_secs(5);
+const MOST_LOOKS: u32 = 5;
 
 /// A gang, by the namespace and name of its `ConfigMap`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -57,12 +63,22 @@ struct Known {
     map: Option<Arc<Value>>,
     empty_since: Option<Instant>,
     surplus: BTreeSet<String>,
+    /// Members that have no GPUs, as they were counted last: they have no checks, and never come.
+    without_gpus: u32,
+    /// The time at which they are to be counted next, where the gang is short of members, and how often
+    /// they were.
+    count_at: Option<Instant>,
+    counted: u32,
+    dock: Dock,
 }
 
 struct Pod {
     /// `None` until it has one.
     address: Option<IpAddr>,
     checks: String,
+    /// It has been through the gang's checks.
+    is_through: bool,
+    word: Word,
 }
 
 // === impl Board ===
@@ -92,8 +108,7 @@ impl Board {
         };
         let full = format!("{namespace}/{name}");
         self.pods_missing.remove(&full);
-        let is_over = matches!(text("/status/phase"), Some("Succeeded" | "Failed"));
-        if is_over || text("/metadata/deletionTimestamp").is_some() {
+        if is_over(pod) {
             return self.gone(&full);
         }
         let Ok(Some(gang)) = Gang::of(pod, namespace, &by.of(namespace)) else {
@@ -104,14 +119,31 @@ impl Board {
             name: config_map_name(&gang.id()),
         };
         let known = self.gangs.entry(key.clone()).or_default();
+        let others = known.pods.keys().any(|pod| pod != name);
+        if let Some(first) = known
+            .gang
+            .as_ref()
+            .filter(|first| others && !is_same(first, &gang))
+        {
+            tracing::warn!(
+                pod = full, map = %key, first = ?first.size, second = ?gang.size,
+                "two gangs have names that are written alike: the pods of the second find nobody"
+            );
+            return self.gone(&full);
+        }
         known.gang = Some(gang);
         known.empty_since = None;
         let address = text("/status/podIP").and_then(|address| address.parse().ok());
         let pod = Pod {
             address,
             checks: checks_of(pod, config).join(","),
+            is_through: is_through(pod, config),
+            word: Word::of(pod, config),
         };
-        known.pods.insert(name.to_owned(), pod);
+        if known.pods.insert(name.to_owned(), pod).is_none() {
+            known.count_at = Some(Instant::now() + SETTLED);
+            known.counted = 0;
+        }
         self.of_pod.insert(full, key.clone());
         self.to_look_at.insert(key);
     }
@@ -214,6 +246,48 @@ impl Board {
         u32::try_from(pods).unwrap_or(u32::MAX)
     }
 
+    /// Returns whether the members of a gang without GPUs are to be counted, because it is short of others.
+    pub(super) fn is_short(&self, key: &GangKey, expected: u32) -> bool {
+        let Some(known) = self.gangs.get(key) else {
+            return false;
+        };
+        let there = self.pods(key).saturating_add(known.without_gpus);
+        there < expected && known.count_at.is_some_and(|at| at <= Instant::now())
+    }
+
+    /// Notes how many members of a gang have no GPUs.
+    pub(super) fn count_without_gpus(&mut self, key: &GangKey, count: u32) {
+        if let Some(known) = self.gangs.get_mut(key) {
+            known.without_gpus = count;
+            known.counted = (known.counted + 1).min(MOST_LOOKS);
+            known.count_at = Some(Instant::now() + SETTLED * 2_u32.pow(known.counted));
+        }
+    }
+
+    /// Returns how many members of a gang can have checks, of those that are expected.
+    pub(super) fn with_gpus(&self, key: &GangKey, expected: u32) -> u32 {
+        let without = self.gangs.get(key).map_or(0, |known| known.without_gpus);
+        expected.saturating_sub(without).max(1)
+    }
+
+    /// Returns the members of a gang that are to be told of, because a majority does not reach them.
+    pub(super) fn accused(&mut self, key: &GangKey, round: Duration) -> Vec<Accused> {
+        let Some(known) = self.gangs.get_mut(key) else {
+            return Vec::new();
+        };
+        let members = known.pods.iter();
+        let members = members.filter(|(name, _)| !known.surplus.contains(*name));
+        let words = members.map(|(name, pod)| (name.as_str(), &pod.word));
+        known.dock.due(&words.collect(), round)
+    }
+
+    /// Notes that a member was told of.
+    pub(super) fn told_of(&mut self, key: &GangKey, pod: &str) {
+        if let Some(known) = self.gangs.get_mut(key) {
+            known.dock.told(pod);
+        }
+    }
+
     /// Returns the number of gangs that have pods.
     pub(super) fn gangs(&self) -> i64 {
         let there = self.gangs.values().filter(|known| !known.pods.is_empty());
@@ -255,7 +329,8 @@ impl Board {
         let mut roster = roster.unwrap_or_default();
         roster.gang_id = gang.id();
         roster.master_port = config.coordination.master_port;
-        let (roster, surplus) = roster.with(members.collect(), expected);
+        let (mut roster, surplus) = roster.with(members.collect(), expected);
+        roster.started = known.started(&roster);
         known.note_surplus(surplus, &roster);
         let wanted = json!(roster.data());
         let is_new = known.map.is_none();
@@ -317,6 +392,17 @@ impl Board {
 // === impl Known ===
 
 impl Known {
+    /// Returns a member that has been through the gang's checks: the one that was named before, if it
+    /// still is one, so that not each that ends is a change.
+    fn started(&self, roster: &Roster) -> Option<String> {
+        let members = roster.members.iter().map(|member| &member.pod);
+        let through = members.filter(|pod| self.pods.get(*pod).is_some_and(|pod| pod.is_through));
+        let through: Vec<&String> = through.collect();
+        let before = roster.started.as_ref();
+        let kept = before.filter(|before| through.contains(before));
+        kept.or(through.first().copied()).cloned()
+    }
+
     /// Notes who has no place in the gang, and says who is new among them.
     fn note_surplus(&mut self, surplus: Vec<Member>, roster: &Roster) {
         let names: BTreeSet<String> = surplus.into_iter().map(|member| member.pod).collect();
@@ -329,6 +415,23 @@ impl Known {
         }
         self.surplus = names;
     }
+}
+
+/// Returns whether two gangs are one. Dashes join the names of which their ids are made, and stand for what a
+/// name of Kubernetes cannot have, so that two ids, or their `ConfigMap`s, may be written alike.
+fn is_same(one: &Gang, other: &Gang) -> bool {
+    let object = |gang: &Gang| match &gang.size {
+        SizeFrom::Object { name, group, .. } => Some((name.clone(), group.clone())),
+        SizeFrom::Pods(_) => None,
+    };
+    one.id() == other.id() && object(one) == object(other)
+}
+
+/// Returns whether a pod has ended, or is about to.
+pub(super) fn is_over(pod: &Value) -> bool {
+    let text = |pointer: &str| pod.pointer(pointer).and_then(Value::as_str);
+    let has_ended = matches!(text("/status/phase"), Some("Succeeded" | "Failed"));
+    has_ended || text("/metadata/deletionTimestamp").is_some()
 }
 
 impl fmt::Display for GangKey {

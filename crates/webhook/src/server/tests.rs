@@ -22,6 +22,17 @@ clusters: [{name: away, cluster: {server: 'http://127.0.0.1:1'}}]
 users: [{name: nobody, user: {}}]
 ";
 
+/// Returns a cluster that nobody answers for.
+pub(crate) async fn away() -> Arc<Cluster> {
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    std::fs::write(file.path(), KUBECONFIG).expect("a kubeconfig");
+    let options = ConnectOptions {
+        kubeconfig: Some(file.path().to_owned()),
+        ..ConnectOptions::default()
+    };
+    Arc::new(Cluster::connect(options).await.expect("a client"))
+}
+
 /// A server; it ends when this is dropped.
 struct Server {
     address: SocketAddr,
@@ -35,13 +46,7 @@ impl Server {
     }
 
     async fn with(more: &str) -> Self {
-        let file = tempfile::NamedTempFile::new().expect("a file");
-        std::fs::write(file.path(), KUBECONFIG).expect("a kubeconfig");
-        let options = ConnectOptions {
-            kubeconfig: Some(file.path().to_owned()),
-            ..ConnectOptions::default()
-        };
-        let cluster = Arc::new(Cluster::connect(options).await.expect("a client"));
+        let cluster = away().await;
         let over = CancellationToken::new();
         // The device classes are not followed, so they stay unknown.
         let (facts, _following) = Facts::new(cluster, over.clone());

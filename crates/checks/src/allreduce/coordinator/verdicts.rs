@@ -57,6 +57,7 @@ impl Names {
             text: text.to_owned(),
             gb_s: whole.gb_s,
             failure: whole.failure.clone(),
+            suspects: Vec::new(),
         };
         self.0.iter().map(|_| verdict.clone()).collect()
     }
@@ -68,6 +69,7 @@ impl Names {
             text: format!("nothing is measured, for enableFallback is false: {why}"),
             gb_s: None,
             failure: None,
+            suspects: Vec::new(),
         };
         self.0.iter().map(|_| verdict.clone()).collect()
     }
@@ -85,6 +87,7 @@ impl Names {
             ),
             gb_s: None,
             failure: None,
+            suspects: missing.iter().take(NAMED).copied().collect(),
         };
         self.0.iter().map(|_| verdict.clone()).collect()
     }
@@ -110,6 +113,7 @@ impl Names {
         let nobody = found.culprits.is_empty() && found.pairs.is_empty();
         let mut verdicts = self.all(Kind::Innocent, &text, whole);
         for (rank, verdict) in verdicts.iter_mut().enumerate() {
+            verdict.suspects = culprits.iter().take(NAMED).copied().collect();
             let in_pair = found
                 .pairs
                 .iter()

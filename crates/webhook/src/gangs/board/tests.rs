@@ -81,6 +81,105 @@ fn a_gang_is_written_when_it_changes_and_not_again() {
     assert_eq!(board.surplus(), 1);
 }
 
+/// A pod that has ended its checks of the gang with a code.
+fn ended(name: &str, address: &str, code: i32) -> Value {
+    let mut pod = pod(name, Some(address));
+    let state = json!({"terminated": {"exitCode": code}});
+    let status = json!({"name": "preflight-nccl-allreduce", "state": state});
+    pod["status"]["initContainerStatuses"] = json!([status]);
+    pod
+}
+
+/// Returns who of the gang is said to have started.
+fn started(board: &mut Board) -> Option<String> {
+    write(board);
+    let known = board.gangs.get(&key())?;
+    let named = known.map.as_ref()?.pointer("/data/started")?;
+    named.as_str().map(str::to_owned)
+}
+
+fn apply(board: &mut Board, pod: Value) {
+    board.pod(Signal::Applied(Arc::new(pod)), &config(), &by());
+}
+
+#[test]
+fn who_replaces_a_member_of_a_gang_that_has_passed_is_told_so() {
+    let mut board = board(&[pod("a", Some("10.0.0.1")), pod("b", Some("10.0.0.2"))]);
+    apply(&mut board, ended("a", "10.0.0.1", 1));
+    assert_eq!(started(&mut board), None, "who fails comes again");
+    apply(&mut board, ended("b", "10.0.0.2", 0));
+    apply(&mut board, ended("a", "10.0.0.1", 0));
+    assert_eq!(started(&mut board).as_deref(), Some("a"));
+    board.pod(Signal::Deleted("training/a".into()), &config(), &by());
+    apply(&mut board, pod("c", Some("10.0.0.3")));
+    assert_eq!(started(&mut board).as_deref(), Some("b"));
+    // All of them anew: they test again.
+    board.pod(Signal::Deleted("training/b".into()), &config(), &by());
+    apply(&mut board, pod("d", Some("10.0.0.4")));
+    assert_eq!(started(&mut board), None);
+    // So do those whose containers start again in place.
+    apply(&mut board, ended("c", "10.0.0.3", 0));
+    assert_eq!(started(&mut board).as_deref(), Some("c"));
+    let mut again = ended("c", "10.0.0.3", 0);
+    again["status"]["initContainerStatuses"][0]["state"] = json!({"running": {}});
+    apply(&mut board, again);
+    assert_eq!(started(&mut board), None);
+}
+
+#[test]
+fn members_without_gpus_are_counted_out_of_a_gang_that_is_short_of_others() {
+    let mut board = board(&[pod("a", Some("10.0.0.1"))]);
+    assert!(!board.is_short(&key(), 2), "others may be on their way");
+    let settle = |board: &mut Board| {
+        let known = board.gangs.get_mut(&key()).expect("the gang");
+        known.count_at = known.count_at.map(|_| Instant::now());
+    };
+    settle(&mut board);
+    assert!(board.is_short(&key(), 2));
+    board.count_without_gpus(&key(), 1);
+    assert_eq!(board.with_gpus(&key(), 2), 1);
+    assert_eq!(board.with_gpus(&key(), 1), 1, "one member has checks");
+    settle(&mut board);
+    assert!(!board.is_short(&key(), 2), "it is whole");
+    assert!(board.is_short(&key(), 3));
+    board.count_without_gpus(&key(), 1);
+    assert!(!board.is_short(&key(), 3), "it is not asked all the time");
+    // Who has GPUs after all makes it whole without being counted again.
+    apply(&mut board, pod("b", Some("10.0.0.2")));
+    settle(&mut board);
+    assert!(!board.is_short(&key(), 3));
+}
+
+#[test]
+fn of_two_gangs_that_are_written_alike_the_first_is_kept_apart() {
+    let of = |name: &str, gang: &str, address: &str| {
+        let mut pod = pod(name, Some(address));
+        pod["metadata"]["labels"]["gang"] = gang.into();
+        pod
+    };
+    let mut board = board(&[of("a", "g.1", "10.0.0.1"), of("b", "g-1", "10.0.0.2")]);
+    let key = GangKey {
+        name: "preflight-labels-training-g-1".into(),
+        ..key()
+    };
+    assert_eq!(board.pods(&key), 1);
+    assert_eq!(
+        board.gang(&key).map(|gang| gang.name).as_deref(),
+        Some("g.1")
+    );
+    apply(&mut board, of("c", "g.1", "10.0.0.3"));
+    assert_eq!(board.pods(&key), 2);
+    // The name is free again.
+    for pod in ["training/a", "training/c"] {
+        board.pod(Signal::Deleted(pod.into()), &config(), &by());
+    }
+    apply(&mut board, of("b", "g-1", "10.0.0.2"));
+    assert_eq!(
+        board.gang(&key).map(|gang| gang.name).as_deref(),
+        Some("g-1")
+    );
+}
+
 #[test]
 fn pods_that_are_over_or_that_a_list_lacks_are_gone() {
     let both = [pod("a", Some("10.0.0.1")), pod("b", Some("10.0.0.2"))];

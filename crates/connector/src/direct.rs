@@ -1,0 +1,75 @@
+//! A way to a controller on which nothing is kept: events are stored there when they count as taken. It is for
+//! who brings others' words, which these keep and send again.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use contract::proto::platform_connector_client::PlatformConnectorClient;
+use contract::{EVENT_VERSION, HealthEvents};
+use store::{Appended, NewEvent};
+use tonic::transport::Channel;
+use tonic::{Request, Status};
+
+use crate::deliver::Header;
+use crate::deliver::answer::{NotTaken, describe, judge};
+use crate::{Sink, SinkError};
+
+/// Longest wait for the controller.
+const DEADLINE: Duration = Duration::from_secs(10);
+
+/// A sink that is a controller. It says of each event that it was stored now: the controller knows better.
+pub struct Direct {
+    client: PlatformConnectorClient<Channel>,
+    header: Header,
+}
+
+// === impl Direct ===
+
+impl Direct {
+    /// Returns the way to a controller; `header` says who we are.
+    pub fn new(controller: Channel, header: Header) -> Self {
+        Self {
+            client: PlatformConnectorClient::new(controller),
+            header,
+        }
+    }
+
+    async fn send(&self, events: HealthEvents) -> Result<(), Status> {
+        let mut request = Request::new(events);
+        request.set_timeout(DEADLINE);
+        if let Some(value) = (self.header)().map_err(Status::unavailable)? {
+            request.metadata_mut().insert("authorization", value);
+        }
+        let mut client = self.client.clone();
+        let sent = client.health_event_occurred_v1(request);
+        let answer = tokio::time::timeout(DEADLINE, sent).await;
+        let late = |_| Err(Status::deadline_exceeded("no answer in time"));
+        answer.unwrap_or_else(late).map(drop)
+    }
+}
+
+#[async_trait]
+impl Sink for Direct {
+    async fn append(&self, events: Vec<NewEvent>) -> Result<Vec<Appended>, SinkError> {
+        let count = events.len();
+        let ids = events.iter().map(|new| new.event.id.clone());
+        let appended = ids.map(|id| Appended {
+            id,
+            seq: 0.into(),
+            new: true,
+        });
+        let appended: Vec<Appended> = appended.collect();
+        let events = HealthEvents {
+            version: EVENT_VERSION,
+            events: events.into_iter().map(|new| new.event).collect(),
+        };
+        let Err(status) = self.send(events).await else {
+            return Ok(appended);
+        };
+        let why = describe(&status).into();
+        Err(match judge(&status, count) {
+            NotTaken::Split | NotTaken::Refused(_) => SinkError::Failed(why),
+            NotTaken::Again | NotTaken::Failed => SinkError::Unavailable(why),
+        })
+    }
+}
