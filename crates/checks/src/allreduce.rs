@@ -383,7 +383,8 @@ mod tests {
             (20, 5)
         );
         assert_eq!(settings.benchmark.operation, Operation::Sum);
-        assert_eq!(settings.threshold.of(&[]).gb_s, Some(100.0));
+        // It is of eight GPUs in a pod; these are none.
+        assert_eq!((THRESHOLD, settings.threshold.of(&[]).gb_s), (100.0, None));
         assert_eq!(settings.form, Duration::from_secs(600));
         assert_eq!(settings.timeout, Duration::from_secs(300));
         assert!(!settings.tcp && settings.secret.is_none());

@@ -9,6 +9,12 @@ const TABLE: &str = include_str!("../data/bandwidth.tsv");
 /// configuration says to set there.
 const PCIE: f64 = 15.0;
 
+/// GPUs of one node below which the default is not what healthy ones do: two that face each other on a board
+/// without a switch have a third of their links between them.
+const FEW: usize = 4;
+/// GPUs of the machines of which the numbers for gangs are.
+const WHOLE: u32 = 8;
+
 /// The reach of an all-reduce.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scope {
@@ -102,21 +108,37 @@ impl ThresholdSettings {
         if let Some(percent) = self.percent
             && let Some(row) = fabric.and_then(|fabric| self.row(gpus, fabric))
         {
-            let share = u32::try_from(percent).unwrap_or(100);
+            let share = f64::from(u32::try_from(percent).unwrap_or(100)) / 100.0;
+            // A pod with a part of a machine's GPUs has that part of its network cards.
+            let part = match (self.scope, u32::try_from(gpus.len())) {
+                (Scope::Gang, Ok(found)) => (f64::from(found) / f64::from(WHOLE)).min(1.0),
+                _ => 1.0,
+            };
             return Threshold {
-                gb_s: Some(row.gb_s * f64::from(share) / 100.0),
+                gb_s: Some(row.gb_s * share * part),
                 basis: format!(
                     "{percent} % of the {} GB/s that {} does over {} ({})",
                     row.gb_s, row.product, row.fabric, row.source
                 ),
             };
         }
-        let (gb_s, basis) = match self.absolute {
-            Some(set) => (set, "as set"),
-            None if self.scope == Scope::Node && !gpus.is_empty() && !nvlink => {
-                (PCIE, "the default for GPUs without NVLink")
-            }
-            None => (self.default, "the default"),
+        let (gb_s, basis) = match (self.absolute, self.scope) {
+            (Some(set), _) => (Some(set), "as set"),
+            (None, Scope::Node) => match fabric.and_then(|fabric| self.row(gpus, fabric)) {
+                // Bridged or of another board, healthy ones may do less than the default.
+                None => (None, "none is set, and none is known of these GPUs"),
+                Some(_) if !nvlink => (Some(PCIE), "the default for GPUs without NVLink"),
+                Some(_) if gpus.len() < FEW => (
+                    Some(self.default / 3.0),
+                    "a third of the default, for so few GPUs",
+                ),
+                Some(_) => (Some(self.default), "the default"),
+            },
+            (None, Scope::Gang) if gpus.len() < WHOLE as usize => (
+                None,
+                "none is set, and the default is for eight GPUs in a pod",
+            ),
+            (None, Scope::Gang) => (Some(self.default), "the default"),
         };
         let unknown = if self.percent.is_some() {
             ", for no bandwidth of these GPUs on this fabric is known"
@@ -124,7 +146,7 @@ impl ThresholdSettings {
             ""
         };
         Threshold {
-            gb_s: Some(gb_s),
+            gb_s,
             basis: format!("{basis}{unknown}"),
         }
     }
@@ -137,7 +159,10 @@ impl ThresholdSettings {
         };
         let of_gpu = |gpu: &SeenGpu| {
             let words: Vec<&str> = gpu.product.split([' ', '-', '_']).collect();
-            rows().find(|row| {
+            // Those have bridges between two, or none, where the others have a switch.
+            let is_card = words.contains(&"NVL") || words.contains(&"PCIe");
+            let mut rows = rows().filter(|row| row.fabric != "nvlink" || !is_card);
+            rows.find(|row| {
                 row.fabric == fabric && row.scope == scope && words.contains(&row.product)
             })
         };
@@ -195,7 +220,29 @@ mod tests {
             nvlink,
             partitions: Vec::new(),
         };
-        vec![gpu.clone(), gpu]
+        vec![gpu; 8]
+    }
+
+    #[test]
+    fn healthy_gpus_of_which_nothing_is_known_are_held_to_no_default() {
+        let node = |gpus: &[SeenGpu]| settings(Scope::Node, &[]).unwrap().of(gpus).gb_s;
+        // Two of a board without a switch; bridged cards; what nobody has published; no NVML.
+        let h100 = gpus("NVIDIA H100 80GB HBM3", true);
+        assert_eq!(node(&h100[..2]), Some(50.0));
+        for (product, nvlink) in [
+            ("NVIDIA H100 NVL", true),
+            ("NVIDIA A100-PCIE-80GB", false),
+            ("NVIDIA A40", true),
+            ("NVIDIA L4", false),
+        ] {
+            assert_eq!(node(&gpus(product, nvlink)), None, "{product}");
+        }
+        assert_eq!(node(&[]), None);
+        let gang = |gpus: &[SeenGpu], all| settings(Scope::Gang, all).unwrap().of(gpus).gb_s;
+        assert_eq!(gang(&h100, &[]), Some(150.0));
+        assert_eq!(gang(&h100[..1], &[]), None);
+        let ib = [("GPUWARDEN_BW_PERCENT", "100"), ("GPUWARDEN_FABRIC", "ib")];
+        assert_eq!(gang(&h100[..4], &ib), Some(75.0));
     }
 
     #[test]
@@ -219,7 +266,7 @@ mod tests {
         let percent = ("GPUWARDEN_BW_PERCENT", "50");
         let cases: [(Scope, &[(&str, &str)], &[SeenGpu], Option<f64>); 10] = [
             (Scope::Node, &[], &h100, Some(150.0)),
-            (Scope::Node, &[], &[], Some(150.0)),
+            (Scope::Node, &[], &[], None),
             (Scope::Node, &[], &l40s, Some(15.0)),
             (
                 Scope::Node,
@@ -238,7 +285,7 @@ mod tests {
                 Scope::Node,
                 &[percent],
                 &gpus("NVIDIA H100 NVL", false),
-                Some(15.0),
+                None,
             ),
             (Scope::Gang, &[percent], &h100, Some(150.0)),
             (

@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::environment::{BadVariable, Environment};
 use crate::expected::{Scope, Threshold, ThresholdSettings};
-use crate::outcome::{Finding, Outcome};
+use crate::outcome::{Finding, Outcome, Result as Meaning};
 use crate::verdict;
 use crate::worker::{
     Benchmark, Failure, Join, Launcher, Libraries, Measured, Operation, Request, Said, SeenGpu,
@@ -62,9 +62,9 @@ pub(crate) async fn execute(
     let settings = Settings::read(environment)?;
     let until = Instant::now() + settings.timeout;
     let (first, is_wrong) = test(&settings, launcher, until, stop).await;
-    let is_fatal = first.findings.iter().any(|finding| finding.fatal);
+    let has_passed = first.result == Meaning::Passed;
     // A wrong sum is a fault with any variables.
-    if settings.inherited.is_empty() || is_wrong || !is_fatal {
+    if settings.inherited.is_empty() || is_wrong || has_passed {
         return Ok(first);
     }
     let names = settings.inherited.join(", ");
@@ -194,7 +194,7 @@ fn judge(settings: &Settings, figures: &Figures) -> Outcome {
             largest.bytes,
             largest.copy_bandwidth()
         );
-        let finding = Finding::healthy(CHECK, text.clone());
+        let finding = Finding::healthy(CHECK, text.clone()).about_gpus(&figures.gpus);
         return Outcome::passed(text, vec![finding]);
     }
     let threshold = settings.threshold.of(&figures.gpus);
@@ -215,11 +215,11 @@ fn judge(settings: &Settings, figures: &Figures) -> Outcome {
         .map(|(name, value)| (name.to_owned(), value))
         .into();
     if threshold.passes(gb_s) {
-        let mut finding = Finding::healthy(CHECK, text.clone());
+        let mut finding = Finding::healthy(CHECK, text.clone()).about_gpus(&figures.gpus);
         finding.metadata = metadata;
         return Outcome::passed(text, vec![finding]);
     }
-    Outcome::failed(Finding {
+    let finding = Finding {
         check: CHECK.to_owned(),
         fatal: true,
         action: RecommendedAction::ContactSupport,
@@ -227,7 +227,8 @@ fn judge(settings: &Settings, figures: &Figures) -> Outcome {
         message: text,
         metadata,
         ..Finding::default()
-    })
+    };
+    Outcome::failed(finding.about_gpus(&figures.gpus))
 }
 
 fn told(
@@ -282,7 +283,7 @@ mod tests {
     fn the_defaults_are_those_of_the_documents() {
         let settings = Settings::read(&Environment::default()).unwrap();
         assert_eq!(settings.sizes, [256 << 20]);
-        assert_eq!(settings.threshold.of(&[]).gb_s, Some(150.0));
+        assert_eq!((THRESHOLD, settings.threshold.of(&[]).gb_s), (150.0, None));
         assert_eq!(settings.timeout, Duration::from_secs(300));
         assert_eq!((WARMUPS, ITERATIONS), (5, 20));
     }

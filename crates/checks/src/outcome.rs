@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use contract::{Entity, HealthEvent, RecommendedAction, keys};
 
+use crate::worker::SeenGpu;
+
 /// The meaning of an outcome for the pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Result {
@@ -129,6 +131,12 @@ impl Finding {
     pub(crate) fn about_gpu(mut self, uuid: &str) -> Self {
         self.entities.push((keys::ENTITY_GPU_UUID, uuid.to_owned()));
         self
+    }
+
+    /// Names the GPUs that it is about: a later pass of others ends nothing of it.
+    pub(crate) fn about_gpus(self, gpus: &[SeenGpu]) -> Self {
+        gpus.iter()
+            .fold(self, |finding, gpu| finding.about_gpu(&gpu.uuid))
     }
 
     /// Writes it into an event that says who reports it.

@@ -74,12 +74,14 @@ pub(crate) fn outcome(check: &str, code: &str, failure: &Failure, gpus: &[SeenGp
         metadata: vec![(NCCL_ERROR.to_owned(), verdict.error.to_owned())],
         ..Finding::default()
     };
-    if let Failure::Wrong { pci, .. } = failure {
-        finding = match gpus.iter().find(|gpu| gpu.pci == *pci) {
-            Some(gpu) => finding.about_gpu(&gpu.uuid),
-            None => finding,
-        };
-    }
+    let one = match failure {
+        Failure::Wrong { pci, .. } => gpus.iter().find(|gpu| gpu.pci == *pci),
+        _ => None,
+    };
+    finding = match one {
+        Some(gpu) => finding.about_gpu(&gpu.uuid),
+        None => finding.about_gpus(gpus),
+    };
     Outcome::failed(finding)
 }
 

@@ -12,6 +12,21 @@ use crate::outcome::{Finding, Outcome, Result as Meaning};
 
 /// The severities of DCGM with which a failure is one of the hardware.
 const GRAVE: [&str; 3] = ["ISOLATE", "RESET", "TRIAGE"];
+/// Failures that DCGM rates as grave, and that say that a test could not be made: something else uses or limits the GPU,
+/// or DCGM is not installed as it should be.
+const NOT_OF_HARDWARE: [&str; 11] = [
+    "DCGM_FR_CANNOT_OPEN_LIB",
+    "DCGM_FR_GRAPHICS_PROCESSES",
+    "DCGM_FR_INTERNAL",
+    "DCGM_FR_MEMORY_ALLOC",
+    "DCGM_FR_TARGET_POWER",
+    "DCGM_FR_DCGM_API",
+    "DCGM_FR_MEMORY_ALLOC_HOST",
+    "DCGM_FR_EUD_BINARY_PERMISSIONS",
+    "DCGM_FR_EUD_NON_ROOT_USER",
+    "DCGM_FR_BINARY_PERMISSIONS",
+    "DCGM_FR_RETEST_REQUESTED",
+];
 /// The severities by their numbers, from 0 on (`dcgmErrorSeverity_t` of `dcgm_errors.h`).
 const SEVERITIES: [&str; 7] = [
     "NONE", "MONITOR", "ISOLATE", "UNKNOWN", "TRIAGE", "CONFIG", "RESET",
@@ -169,7 +184,7 @@ fn judge(problem: &Problem) -> Judged {
         Some(row) => Judged {
             code: Some(row.name.to_string()),
             action: catalog.judge_dcgm(&row.name).action,
-            grave: GRAVE.contains(&&*row.severity),
+            grave: GRAVE.contains(&&*row.severity) && !NOT_OF_HARDWARE.contains(&&*row.name),
         },
         // Newer than our table.
         None => Judged {
@@ -304,6 +319,20 @@ mod tests {
 
     #[test]
     fn each_severity_decides_whether_a_failure_is_fatal() {
+        // Of a GPU that others use, by time-slicing, and of how DCGM was installed.
+        let no_fault = |name: &str| {
+            let mut words = [
+                "ALLOC",
+                "PROCESSES",
+                "PERMISSIONS",
+                "NON_ROOT",
+                "INTERNAL",
+                "DCGM_API",
+            ]
+            .into_iter()
+            .chain(["OPEN_LIB", "RETEST", "TARGET_POWER"]);
+            words.any(|word| name.contains(word))
+        };
         for row in Catalog::builtin().dcgms() {
             let Some(code) = row.code.filter(|code| *code != 0) else {
                 continue;
@@ -316,7 +345,8 @@ mod tests {
             )]);
             let finding = &ended.findings[0];
             assert_eq!(finding.code, row.name, "{row:?}");
-            assert_eq!(finding.fatal, GRAVE.contains(&&*row.severity), "{row:?}");
+            let grave = GRAVE.contains(&&*row.severity) && !no_fault(&row.name);
+            assert_eq!(finding.fatal, grave, "{row:?}");
             assert_eq!(finding.action, row.action, "{row:?}");
             assert_eq!(finding.entities, [("GPU_UUID", "GPU-6".to_owned())]);
         }

@@ -47,7 +47,11 @@ async fn gpus_that_are_fast_enough_pass_and_say_so() {
         event.processing_strategy,
         ProcessingStrategy::ExecuteRemediation as i32
     );
-    assert!(event.generated_timestamp.is_some() && event.entities_impacted.is_empty());
+    assert!(event.generated_timestamp.is_some());
+    // A pass says something of these GPUs, and ends nothing of others.
+    assert_eq!(event.entities_impacted.len(), 8);
+    let is_gpu = |one: &contract::Entity| one.entity_type == "GPU_UUID";
+    assert!(event.entities_impacted.iter().all(is_gpu), "{event:#?}");
     domain::event::validate(event).unwrap();
     assert!(
         ended.out.starts_with(
