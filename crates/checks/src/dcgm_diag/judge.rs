@@ -65,6 +65,15 @@ pub(super) fn outcome(level: u64, gpus: &[KnownGpu], diagnosis: Diagnosis) -> Ou
             .or_default()
             .extend(names.map(str::to_owned));
     }
+    if wrong.is_empty() && passed.is_empty() {
+        return Outcome {
+            result: Meaning::NotTested,
+            code: "NOTHING_TESTED".to_owned(),
+            text: format!("level {level} of the diagnosis{dcgm} has left all tests out"),
+            findings: Vec::new(),
+            gang_wait: None,
+        };
+    }
     let mut findings: Vec<Finding> = passed
         .into_iter()
         .map(|(check, uuids)| well(&check, uuids))
@@ -315,6 +324,13 @@ mod tests {
             );
             assert_eq!(warns.result, Meaning::NotTested);
         }
+    }
+
+    #[test]
+    fn what_was_left_out_is_no_pass() {
+        let ended = judged(vec![result("Memory", State::Skipped, &[4, 6], &[])]);
+        assert_eq!(ended.result, Meaning::NotTested);
+        assert!(ended.findings.is_empty(), "{ended:?}");
     }
 
     #[test]
