@@ -178,13 +178,30 @@ async fn a_member_that_most_do_not_reach_is_reported(
         let events = scene.product.client(["events", "-o", "json"]).await;
         let events = events.and_then(|events| Ok(events.expect(0)?.to_owned()));
         let events = events.map_err(|error| error.to_string())?;
-        let of_gang = events.lines().find(|line| line.contains(text));
-        match of_gang {
-            Some(line) if line.contains("\"isFatal\":true") => Err(line.to_owned()),
-            Some(_) => Ok(()),
-            None if events.contains(text) => Ok(()),
+        let told: Vec<Value> = (serde_json::Deserializer::from_str(&events).into_iter())
+            .collect::<Result<_, _>>()
+            .map_err(|error| error.to_string())?;
+        let event = told.iter().find_map(|one| saying(one, text));
+        match event {
+            Some(event) if event["isFatal"] != true && event["nodeName"] == scene.node.as_str() => {
+                Ok(())
+            }
+            Some(event) => Err(event.to_string()),
             None => Err(events),
         }
     })
     .await
+}
+
+/// Returns the object in `value` whose message has `text`.
+fn saying<'a>(value: &'a Value, text: &str) -> Option<&'a Value> {
+    let says = value["message"]
+        .as_str()
+        .is_some_and(|message| message.contains(text));
+    match value {
+        Value::Object(_) if says => Some(value),
+        Value::Object(fields) => fields.values().find_map(|one| saying(one, text)),
+        Value::Array(all) => all.iter().find_map(|one| saying(one, text)),
+        _ => None,
+    }
 }
