@@ -182,21 +182,23 @@ async fn pods_leave_by_three_modes_through_kills_and_the_node_comes_back() -> an
             .await?;
     }
     drain.state("drain-succeeded").await?;
-    let output = drain
+    // The label is seen before the answer to the patch that has set it.
+    let told = || async {
+        let explain = ["explain", drain.scene.node.as_str()];
+        let story = drain.scene.product.client(explain).await;
+        let story = story.map_err(|error| error.to_string())?.stdout;
+        let texts = ["the drain begins: ", "draining -> drained"];
+        if texts.iter().all(|text| story.contains(text)) {
+            Ok(())
+        } else {
+            Err(story)
+        }
+    };
+    drain
         .scene
         .product
-        .client(["explain", drain.scene.node.as_str()])
+        .wait_for("the story of the drain", SOON, told)
         .await?;
-    assert!(
-        output.stdout.contains("the drain begins: "),
-        "{}",
-        output.stdout
-    );
-    assert!(
-        output.stdout.contains("draining -> drained"),
-        "{}",
-        output.stdout
-    );
     drain
         .scene
         .product
