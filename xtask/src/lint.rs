@@ -3,6 +3,7 @@
 //! ARCHITECTURE.md says what they are for. Each rule is a module that finds
 //! [`Finding`]s; all of them are shown, and one is enough to fail.
 
+mod containerfile;
 mod dependencies;
 mod floors;
 mod metrics;
@@ -61,6 +62,7 @@ pub(crate) fn run() -> anyhow::Result<()> {
     findings.extend(requirements::check(&root)?);
     findings.extend(metrics::check(&root)?);
     findings.extend(skips::check(&root)?);
+    findings.extend(containerfile::check(&root)?);
     for finding in &findings {
         println!("{finding}");
     }

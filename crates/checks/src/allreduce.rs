@@ -15,18 +15,19 @@ mod coordinator;
 mod gang;
 mod member;
 mod messages;
+mod port;
 mod rendezvous;
 mod search;
 mod topology;
 mod wire;
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::collections::BTreeMap;
+use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use contract::RecommendedAction;
 use preflight::rendezvous::Topology;
-use tokio::net::TcpListener;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -48,7 +49,7 @@ use wire::GangKey;
 /// The agent of its events (NVSentinel's name).
 pub(crate) const AGENT: &str = "preflight-nccl-allreduce";
 /// The check of its events (NVSentinel's name).
-const CHECK: &str = "NCCLAllReduceTest";
+pub(crate) const CHECK: &str = "NCCLAllReduceTest";
 /// NVSentinel's codes, and one for what fails after the group has formed, for which it has none.
 const BANDWIDTH_DEGRADED: &str = "NCCL_ALLREDUCE_BW_DEGRADED";
 const TIMEOUT: &str = "NCCL_ALLREDUCE_TIMEOUT";
@@ -85,6 +86,8 @@ struct Settings {
     /// True if sockets and processors are to reduce, and no GPUs.
     tcp: bool,
     topology: topology::Settings,
+    /// The pod's own variables.
+    inherited: BTreeMap<String, String>,
 }
 
 pub(crate) async fn execute(
@@ -113,6 +116,7 @@ async fn check(settings: &Settings, launcher: &Launcher) -> Outcome {
         // The others have tested without it: there is nobody left to reduce with.
         Err(GangError::Full(text)) => return not_tested("NO_PLACE", text),
         Err(GangError::Started(text)) => return not_tested("STARTED", text),
+        Err(GangError::Untestable(text)) => return not_tested("NO_SIZE", text),
     };
     let gang_wait = Some(GangWait {
         gang: gang.id.clone(),
@@ -157,7 +161,7 @@ async fn take_part(
     let coordinating = if gang.rank == 0 {
         match coordinate(settings, gang, &key, &gpus, formed).await {
             Ok(coordinating) => Some(coordinating),
-            Err(text) => return wrong(text),
+            Err(outcome) => return *outcome,
         }
     } else {
         None
@@ -170,6 +174,7 @@ async fn take_part(
         devices,
         endpoint: collective.endpoint(),
         topology,
+        inherited: settings.inherited.clone(),
     };
     let master = gang.members.first().map(|member| member.pod.as_str());
     let master = (master.unwrap_or_default(), gang.master);
@@ -207,15 +212,20 @@ async fn coordinate(
     key: &GangKey,
     gpus: &[SeenGpu],
     formed: Instant,
-) -> Result<tokio::task::JoinHandle<()>, String> {
-    let any = match gang.master.ip() {
-        IpAddr::V4(_) => IpAddr::from(Ipv4Addr::UNSPECIFIED),
-        IpAddr::V6(_) => IpAddr::from(Ipv6Addr::UNSPECIFIED),
-    };
+) -> Result<tokio::task::JoinHandle<()>, Box<Outcome>> {
     let port = gang.master.port();
-    let listener = TcpListener::bind((any, port)).await;
-    let listener =
-        listener.map_err(|error| format!("cannot listen on master_port {port}: {error}"))?;
+    let listener = port::listen(gang.master, formed).await.map_err(|error| {
+        let text = format!("cannot listen on master_port {port}, nor behind it: {error}");
+        let outcome = wrong(text);
+        Box::new(match error.kind() {
+            // Somebody else has it, which is no fault of this pod.
+            ErrorKind::AddrInUse => Outcome {
+                result: Meaning::NotTested,
+                ..outcome
+            },
+            _ => outcome,
+        })
+    })?;
     let plan = Plan {
         formed,
         timeout: settings.timeout,
@@ -344,6 +354,7 @@ impl Settings {
             secret: secret(environment)?,
             tcp: tcp.unwrap_or(false),
             topology: topology::Settings::read(environment)?,
+            inherited: environment.inherited(),
         })
     }
 }

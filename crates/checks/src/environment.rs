@@ -6,6 +6,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use preflight::inject::INHERITED_VARIABLE;
+
 /// The variables of a process.
 #[derive(Clone, Debug, Default)]
 pub struct Environment(BTreeMap<String, String>);
@@ -63,6 +65,15 @@ impl Environment {
             let value = self.0.get(*name)?.trim();
             (!value.is_empty()).then_some((*name, value))
         })
+    }
+
+    /// Returns the pod's own variables that the check has inherited.
+    pub(crate) fn inherited(&self) -> BTreeMap<String, String> {
+        let names = self.first(&[INHERITED_VARIABLE]);
+        let names = names.into_iter().flat_map(|(_, names)| names.split(','));
+        names
+            .filter_map(|name| Some((name.to_owned(), self.0.get(name)?.clone())))
+            .collect()
     }
 
     /// Returns the first of these variables that is set, as `parse` reads it; `allowed` says what that

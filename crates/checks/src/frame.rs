@@ -13,7 +13,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
 use crate::environment::{BadVariable, Environment};
-use crate::outcome::{Outcome, Result as Meaning};
+use crate::outcome::{Finding, Outcome, Result as Meaning};
 use crate::report::{ReportError, Way};
 use crate::worker::Launcher;
 use crate::{allreduce, cache, count, dcgm_diag, exit, loopback, report};
@@ -80,6 +80,15 @@ impl Check {
         }
     }
 
+    /// Returns the name of the check in its events (NVSentinel's).
+    fn in_events(self) -> &'static str {
+        match self {
+            Self::DcgmDiag => dcgm_diag::CHECK,
+            Self::NcclLoopback => loopback::CHECK,
+            Self::NcclAllreduce => allreduce::CHECK,
+        }
+    }
+
     /// Does it. It stops by itself where `stop` is cancelled.
     async fn execute(
         self,
@@ -117,7 +126,7 @@ pub async fn run(
     let begun = Instant::now();
     let mut gpus = Vec::new();
     let ended = ended(check, &common, environment, launcher, &mut gpus).await;
-    let (outcome, error) = match ended {
+    let (mut outcome, error) = match ended {
         Ok(End::Outcome(outcome)) => {
             let code = outcome.code.clone();
             (outcome, code)
@@ -137,6 +146,12 @@ pub async fn run(
         begun.elapsed(),
         gpus,
     );
+    if outcome.result == Meaning::Misconfigured && outcome.findings.is_empty() {
+        // By the ADR it is neither fatal nor the hardware's.
+        let (code, text) = (&outcome.code, outcome.text.clone());
+        let finding = Finding::harmless(check.in_events(), code, text);
+        outcome.findings.push(finding);
+    }
     let blank = blank(check, &common, strategy);
     if report_outcome(check, &common.way, &outcome, &blank).await {
         count(check, &common.way, counted).await;

@@ -4,7 +4,6 @@
 use std::time::Duration;
 
 use contract::RecommendedAction;
-use preflight::inject::INHERITED_VARIABLE;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -20,7 +19,7 @@ use crate::worker::{
 /// The agent of its events (NVSentinel's name).
 pub(crate) const AGENT: &str = "preflight-nccl-loopback";
 /// The check of its events (NVSentinel's name).
-const CHECK: &str = "NCCLLoopbackTest";
+pub(crate) const CHECK: &str = "NCCLLoopbackTest";
 /// The code of whatever fails (NVSentinel's).
 const TEST_ERROR: &str = "NCCL_TEST_ERROR";
 /// The code of a bandwidth below the threshold (NVSentinel's).
@@ -97,10 +96,11 @@ async fn test(
         }
         Err(failure) => {
             let is_wrong = matches!(failure, Failure::Wrong { .. });
-            (
-                verdict::outcome(CHECK, TEST_ERROR, &failure, &gpus),
-                is_wrong,
-            )
+            let mut outcome = verdict::outcome(CHECK, TEST_ERROR, &failure, &gpus);
+            if verdict::is_of_container(&failure) {
+                outcome.result = Meaning::NotTested;
+            }
+            (outcome, is_wrong)
         }
     }
 }
@@ -120,7 +120,11 @@ fn of_both(first: &Outcome, mut second: Outcome, names: &str) -> Outcome {
             let text = format!(
                 "{of_first}; this may be for the pod's {names}, without which there is no result: {text}"
             );
-            return Outcome::failed(Finding::harmless(CHECK, &first.code, text));
+            let both = Outcome::failed(Finding::harmless(CHECK, &first.code, text));
+            return match (first.result, second.result) {
+                (result @ Meaning::NotTested, Meaning::NotTested) => Outcome { result, ..both },
+                _ => both,
+            };
         }
     };
     if let Some(finding) = second.findings.first_mut() {
@@ -264,12 +268,7 @@ impl Settings {
             threshold: ThresholdSettings::read(environment, Scope::Node, &names, THRESHOLD)?,
             sizes: environment.sizes("MESSAGE_SIZES", &[megabytes << 20])?,
             timeout: timeout.unwrap_or(TIMEOUT),
-            inherited: environment
-                .first(&[INHERITED_VARIABLE])
-                .into_iter()
-                .flat_map(|(_, names)| names.split(','))
-                .map(str::to_owned)
-                .collect(),
+            inherited: environment.inherited().into_keys().collect(),
         })
     }
 }

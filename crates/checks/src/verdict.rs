@@ -59,6 +59,11 @@ pub(crate) fn of(failure: &Failure) -> Verdict {
     }
 }
 
+/// Returns whether nothing could be tested because the container lacks something: that says nothing of the node.
+pub(crate) fn is_of_container(failure: &Failure) -> bool {
+    ["CONTAINER_LACKS_RESOURCES", "NO_GPU", "NVML_ERROR"].contains(&of(failure).error)
+}
+
 /// Returns the outcome of a failure for a check with this code.
 pub(crate) fn outcome(check: &str, code: &str, failure: &Failure, gpus: &[SeenGpu]) -> Outcome {
     if let Failure::Library(text) = failure {

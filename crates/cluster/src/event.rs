@@ -1,4 +1,4 @@
-//! Kubernetes Events about a node, as `kubectl describe node` shows them.
+//! Kubernetes Events about a node or a pod, as `kubectl describe` shows them.
 //!
 //! The name of an Event is chosen by who tells it, and follows from what it is about. So
 //! telling it again finds it, after a restart too, and nobody has to list the namespace:
@@ -18,13 +18,26 @@ use crate::pace::Urgency;
 /// The namespace of Events about nodes: nodes have none.
 const NAMESPACE: &str = "default";
 
-/// An Event about a node.
+/// A pod that an Event is about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EventPod {
+    /// Its namespace, in which the Event is made.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Its UID.
+    pub uid: String,
+}
+
+/// An Event about a node, or a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
     /// `metadata.name`.
     pub name: String,
     /// The node.
     pub node: String,
+    /// The pod of the node that it is about; `None`: it is about the node.
+    pub pod: Option<EventPod>,
     /// `type`.
     pub kind: String,
     /// `reason`.
@@ -47,7 +60,7 @@ impl Cluster {
     /// Makes a new Event; one of this name that is there stays as it is. One request, after
     /// all that acts.
     pub async fn create_event(&self, event: &Event) -> Result<(), ApiError> {
-        let (events, params) = (self.events(), PostParams::default());
+        let (events, params) = (self.events(event), PostParams::default());
         let created = events.create(&params, &object(event)).await;
         match created.map_err(ApiError::from) {
             Ok(_) | Err(ApiError::Conflict { .. }) => Ok(()),
@@ -64,15 +77,40 @@ impl Cluster {
             "message": event.message,
             "lastTimestamp": Time(event.last_seen),
         }));
-        let events = self.events();
+        let events = self.events(event);
         events
             .patch(&event.name, &PatchParams::default(), &change)
             .await?;
         Ok(())
     }
 
-    fn events(&self) -> Api<Object> {
-        Api::namespaced(self.client(Urgency::Tell), NAMESPACE)
+    fn events(&self, event: &Event) -> Api<Object> {
+        Api::namespaced(self.client(Urgency::Tell), namespace(event))
+    }
+}
+
+fn namespace(event: &Event) -> &str {
+    let pod = event.pod.as_ref();
+    pod.map_or(NAMESPACE, |pod| &pod.namespace)
+}
+
+fn involved(event: &Event) -> ObjectReference {
+    match &event.pod {
+        Some(pod) => ObjectReference {
+            api_version: Some("v1".to_owned()),
+            kind: Some("Pod".to_owned()),
+            namespace: Some(pod.namespace.clone()),
+            name: Some(pod.name.clone()),
+            uid: Some(pod.uid.clone()),
+            ..ObjectReference::default()
+        },
+        // The kubelet gives the name as the uid too, and that is what describing a node asks for.
+        None => ObjectReference {
+            kind: Some("Node".to_owned()),
+            name: Some(event.node.clone()),
+            uid: Some(event.node.clone()),
+            ..ObjectReference::default()
+        },
     }
 }
 
@@ -80,16 +118,10 @@ fn object(event: &Event) -> Object {
     Object {
         metadata: ObjectMeta {
             name: Some(event.name.clone()),
-            namespace: Some(NAMESPACE.to_owned()),
+            namespace: Some(namespace(event).to_owned()),
             ..ObjectMeta::default()
         },
-        // The kubelet gives the name as the uid too, and that is what describing a node asks for.
-        involved_object: ObjectReference {
-            kind: Some("Node".to_owned()),
-            name: Some(event.node.clone()),
-            uid: Some(event.node.clone()),
-            ..ObjectReference::default()
-        },
+        involved_object: involved(event),
         type_: Some(event.kind.clone()),
         reason: Some(event.reason.clone()),
         message: Some(event.message.clone()),

@@ -39,7 +39,7 @@ pub use counters::Requests;
 pub use devices::{DeviceApi, DeviceEvent};
 pub use drain::PodWatches;
 pub use error::ApiError;
-pub use event::Event;
+pub use event::{Event, EventPod};
 pub use kind::Kind;
 pub use known::KnownNodes;
 pub use lease::{Candidate, Deposed, LeaseName, Standing, StoreNote};

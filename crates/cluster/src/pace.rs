@@ -489,6 +489,7 @@ mod tests {
         let event = Event {
             name: "e".into(),
             node: "n1".into(),
+            pod: None,
             kind: "Warning".into(),
             reason: "r".into(),
             message: "m".into(),

@@ -207,6 +207,7 @@ mod tests {
         crate::Event {
             name: "e".into(),
             node: "n".into(),
+            pod: None,
             kind: "Warning".into(),
             reason: "r".into(),
             message: "m".into(),

@@ -17,6 +17,7 @@ use webhook::admission::Admission;
 use webhook::certificates::{CertificateKeeper, CertificatePlan};
 use webhook::discoveries::Discoveries;
 use webhook::facts::Facts;
+use webhook::failures;
 use webhook::gangs::GangKeeper;
 use webhook::registration::{NAME, Place, Registration};
 use webhook::rendezvous::Rendezvous;
@@ -62,6 +63,8 @@ pub(crate) async fn run(settings: WebhookSettings) -> anyhow::Result<ExitCode> {
         let authorities = own.authorities.clone();
         admission = admission.with_rendezvous(at, authorities, connector.is_some());
     }
+    let failed = failures::tell(Arc::clone(&cluster), Arc::clone(&config), tasks.done());
+    tasks.worker("the Events of failed checks", failed);
     if config.coordination.enabled {
         let me = identity(&listener)?;
         let cluster = Arc::clone(&cluster);

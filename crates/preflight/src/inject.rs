@@ -81,6 +81,9 @@ pub fn inject(candidate: Candidate<'_>, config: &Config) -> Result<Injection, Re
         return Ok(injection);
     }
     injection.checks = checks.iter().map(|check| check.name.clone()).collect();
+    // Who has no check of the gang is none of those who find each other.
+    let meets = checks.iter().any(|check| is_counted(check, config))
+        || !checks_of(candidate.pod, config).is_empty();
     let mut volumes = Volumes::new(candidate, config);
     let containers: Vec<Value> = checks
         .into_iter()
@@ -99,7 +102,10 @@ pub fn inject(candidate: Candidate<'_>, config: &Config) -> Result<Injection, Re
     patch.extend(add(candidate.pod, "volumes", volumes.added(), false));
     let secrets = pull_secrets(candidate.pod, config);
     patch.extend(add(candidate.pod, "imagePullSecrets", secrets, false));
-    if let Some(gang) = candidate.gang.filter(|_| config.coordination.enabled) {
+    if let Some(gang) = candidate.gang
+        && config.coordination.enabled
+        && meets
+    {
         patch.push(label(candidate.pod, &gang.id()));
     }
     injection.patch = patch;
@@ -112,8 +118,12 @@ pub fn inject(candidate: Candidate<'_>, config: &Config) -> Result<Injection, Re
 pub fn checks_of(pod: &Value, config: &Config) -> Vec<String> {
     let containers = field::list(pod, "/spec/initContainers").iter();
     let known = containers.filter_map(|container| config.check(field::name(container)));
-    let counted = known.filter(|check| check.gang_only || !config.gate_checks);
+    let counted = known.filter(|check| is_counted(check, config));
     counted.map(|check| check.name.clone()).collect()
+}
+
+fn is_counted(check: &CheckContainer, config: &Config) -> bool {
+    check.gang_only || !config.gate_checks
 }
 
 /// Returns how a pod's checks of the gang have ended, as the kubelet tells it: in `state` what ended and was

@@ -5,6 +5,7 @@
 //! and the fields by which gangs are told differ in each version of Kubernetes.
 
 pub mod config;
+pub mod failure;
 mod field;
 pub mod gang;
 pub mod inject;

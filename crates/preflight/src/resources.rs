@@ -13,6 +13,8 @@ use crate::{field, quantity};
 
 /// Prefix of the resource by which a device class is asked for like an extended resource.
 const IMPLICIT: &str = "deviceclass.resource.kubernetes.io/";
+/// The resources that decide the quality of service of a pod.
+const COMPUTE: [&str; 2] = ["cpu", "memory"];
 /// What a check asks for where checks get what the largest container has (`resourceMode: max`), as
 /// in NVSentinel.
 const DEFAULT_REQUESTS: [(&str, &str); 2] = [("cpu", "100m"), ("memory", "500Mi")];
@@ -119,7 +121,14 @@ impl DevicesOfPod {
         let mut resources = own.and_then(Value::as_object).cloned().unwrap_or_default();
         let mut requests = part(&resources, "requests");
         let mut limits = part(&resources, "limits");
-        for resource in ["cpu", "memory"] {
+        if is_best_effort(pod) {
+            // With anything of its own a check would make another class of it.
+            for resource in COMPUTE {
+                requests.remove(resource);
+                limits.remove(resource);
+            }
+        }
+        for resource in COMPUTE {
             let (request, limit) = compute(resource, &requests, &limits, pod, config);
             set(&mut requests, resource, request);
             set(&mut limits, resource, limit);
@@ -312,6 +321,21 @@ fn set(part: &mut Map<String, Value>, resource: &str, value: Option<String>) {
 /// An amount in thousandths, and as it is written.
 type Amount = (i128, String);
 
+/// Returns whether a pod asks for no processors and no memory, in any container or as a whole: its quality of
+/// service is `BestEffort`.
+fn is_best_effort(pod: &Value) -> bool {
+    let containers = field::list(pod, "/spec/containers").iter();
+    let all = containers.chain(field::list(pod, "/spec/initContainers"));
+    let mut asked = all.chain(pod.get("spec")).flat_map(|one| {
+        let parts = ["/resources/requests", "/resources/limits"];
+        parts.into_iter().filter_map(|part| one.pointer(part))
+    });
+    !asked.any(|part| {
+        let mut amounts = COMPUTE.iter().filter_map(|it| amount(part.get(*it)?));
+        amounts.any(|(millis, _)| millis > 0)
+    })
+}
+
 /// Returns a check's request and limit of processors or memory.
 ///
 /// A check without its own gets what the largest container has, so that it changes neither the quality
@@ -361,9 +385,15 @@ fn compute(
     // The bound of the whole pod, where it has one, holds for the sum of what its containers ask for.
     let of_containers = asked.iter().filter_map(|(request, _)| request.as_ref());
     let together: i128 = of_containers.map(|(millis, _)| *millis).sum();
-    let whole = pod.pointer("/spec/resources/requests");
-    let whole = whole.and_then(|whole| amount(whole.get(resource)?));
+    let of_whole = |part| amount(pod.pointer(part)?.get(resource)?);
+    let whole = of_whole("/spec/resources/requests");
     let most = whole.map_or(together, |(whole, _)| together.min(whole));
+    // No container may have a higher limit than the whole pod.
+    let highest = of_whole("/spec/resources/limits");
+    let limit = match (limit, highest) {
+        (Some(limit), Some(highest)) => Some(limit.min(highest)),
+        (limit, _) => limit,
+    };
     let request = request.map(|(request, text)| {
         if request > most {
             (most, quantity::text(most))

@@ -28,6 +28,8 @@ const MASTER_PORT: &str = "master_port";
 const GANG_ID: &str = "gang_id";
 /// Key: a member that has been through the gang's checks. Who comes after that has nobody to test with.
 pub const STARTED: &str = "started";
+/// Key: why the gang cannot be tested, where its size cannot be known.
+pub const UNTESTABLE: &str = "untestable";
 /// Keys that ADR-026 names beside those of the configuration document: the ranks by pod, and the size.
 const RANK: &str = "rank";
 const WORLD_SIZE: &str = "world_size";
@@ -56,6 +58,8 @@ pub struct Roster {
     pub members: Vec<Member>,
     /// A member that has been through the gang's checks, and comes back to none.
     pub started: Option<String>,
+    /// Why nobody can know how many members are needed.
+    pub untestable: Option<String>,
 }
 
 /// An error of a `ConfigMap` that cannot be read.
@@ -127,7 +131,8 @@ impl Roster {
             (WORLD_SIZE, self.expected.to_string()),
         ];
         let started = self.started.clone().map(|pod| (STARTED, pod));
-        let entries = entries.into_iter().chain(started);
+        let untestable = self.untestable.clone().map(|why| (UNTESTABLE, why));
+        let entries = entries.into_iter().chain(started).chain(untestable);
         entries
             .map(|(key, value)| (key.to_owned(), value))
             .collect()
@@ -138,12 +143,12 @@ impl Roster {
     /// `pod;address;rank` and `pod:address`. Keys that are missing count as empty.
     pub fn parse(value: impl Fn(&'static str) -> Option<String>) -> Result<Self, RosterError> {
         let value = |key| value(key).unwrap_or_default();
+        let text = |key| Some(value(key).trim().to_owned()).filter(|text| !text.is_empty());
         let number = |key, value: String, default, most| {
-            let text = value.trim();
-            if text.is_empty() {
+            if value.trim().is_empty() {
                 return Ok(default);
             }
-            let read = text.parse().ok().filter(|read| *read <= most);
+            let read = value.trim().parse().ok().filter(|read| *read <= most);
             read.ok_or(RosterError {
                 key,
                 value,
@@ -157,7 +162,8 @@ impl Roster {
             expected,
             master_port: u16::try_from(port).unwrap_or_default(),
             members: members(&value(PEERS))?,
-            started: Some(value(STARTED).trim().to_owned()).filter(|pod| !pod.is_empty()),
+            started: text(STARTED),
+            untestable: text(UNTESTABLE),
         })
     }
 

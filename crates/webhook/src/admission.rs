@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use preflight::config::Config;
-use preflight::gang::Gang;
+use preflight::gang::{Gang, Size};
 use preflight::inject::{Candidate, Injection, inject};
 use preflight::rendezvous::RendezvousPlace;
 use preflight::resources::DevicesOfPod;
@@ -13,7 +13,7 @@ use serde_json::Value;
 use tokio::sync::watch;
 
 use crate::discoveries::Discoveries;
-use crate::facts::Facts;
+use crate::facts::{Facts, Unknown};
 use crate::metrics::WebhookMetrics;
 use crate::review::{BadReview, Question};
 
@@ -84,9 +84,20 @@ impl Admission {
         Arc::clone(&self.metrics)
     }
 
-    /// Returns whether all is known that answers take.
-    pub(crate) fn is_ready(&self) -> bool {
-        self.facts.are_known()
+    /// Returns what is not known yet of that which answers take.
+    pub(crate) fn unknown(&self) -> Vec<&'static str> {
+        let reasons = [
+            (
+                !self.facts.are_known(),
+                "the device classes are not listed yet",
+            ),
+            (
+                !self.discoveries.are_known(),
+                "the PreflightConfigs are not listed yet",
+            ),
+        ];
+        let reasons = reasons.into_iter().filter(|(holds, _)| *holds);
+        reasons.map(|(_, why)| why).collect()
     }
 
     /// Returns the answer to a question. Nothing is written in the cluster for it, so that a question
@@ -174,16 +185,24 @@ impl Admission {
         let by = self.discoveries.of(namespace);
         match Gang::of(pod, namespace, &by) {
             Ok(Some(gang)) => {
-                let is_gang = self.facts.is_gang(&gang, &by).await;
-                (Some(gang).filter(|_| is_gang), None)
+                let size = self.facts.size_of(&gang, &by).await;
+                match size {
+                    Ok(Some((Size::NoGang, _))) => (None, None),
+                    Err(Unknown::ForGood(why)) => untested(&why),
+                    // So long as nobody says otherwise, they are scheduled together.
+                    Ok(_) | Err(Unknown::Now(_)) => (Some(gang), None),
+                }
             }
             Ok(None) => (None, None),
-            Err(why) => (
-                None,
-                Some(format!("no preflight checks of the gang: {why}")),
-            ),
+            Err(why) => untested(&why.to_string()),
         }
     }
+}
+
+/// Returns that a pod is in no gang that can be tested.
+fn untested(why: &str) -> (Option<Gang>, Option<String>) {
+    let warning = format!("no preflight checks of the gang: {why}");
+    (None, Some(warning))
 }
 
 /// Returns the answer where what it takes cannot be learnt: the pod starts unchecked, for it is not to wait

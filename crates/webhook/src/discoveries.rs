@@ -30,6 +30,8 @@ pub struct Discoveries {
 #[derive(Default)]
 struct Known {
     by_namespace: BTreeMap<String, Configs>,
+    /// A list of them was whole once, or the cluster has no such kind.
+    was_listed: bool,
     /// Those of a list that is not whole yet; until it is, the others hold.
     listing: Option<BTreeMap<String, Configs>>,
 }
@@ -59,13 +61,27 @@ impl Discoveries {
         own.map_or_else(|| Arc::clone(&self.otherwise), Arc::new)
     }
 
+    /// Returns whether the `PreflightConfig`s have been listed, or are known not to be served.
+    pub fn are_known(&self) -> bool {
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        known.was_listed
+    }
+
+    fn note_none(&self) {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        known.was_listed = true;
+    }
+
     /// Follows the `PreflightConfig`s until `cancel`, and says on each whether it is used.
     pub async fn follow(self, cluster: Arc<Cluster>, cancel: CancellationToken) {
         let follow = async {
             loop {
                 match cluster.served_versions(GROUP).await {
                     Ok(versions) if versions.iter().any(|version| version == VERSION) => break,
-                    Ok(_) => tokio::time::sleep(ASK_AGAIN).await,
+                    Ok(_) => {
+                        self.note_none();
+                        tokio::time::sleep(ASK_AGAIN).await;
+                    }
                     Err(_) => tokio::time::sleep(RETRY).await,
                 }
             }
@@ -99,6 +115,7 @@ impl Discoveries {
             }
             Signal::Listed => {
                 known.by_namespace = known.listing.take().unwrap_or_default();
+                known.was_listed = true;
                 return Vec::new();
             }
             Signal::Applied(config) => {
@@ -253,11 +270,13 @@ mod tests {
 
         discoveries.take(Signal::Deleted("training/a".into()));
         assert_eq!(*discoveries.of("training"), Discovery::Kueue);
+        assert!(!discoveries.are_known(), "no list was whole");
         // A list that begins anew takes nothing away until it is whole.
         discoveries.take(Signal::Restarted);
         assert_eq!(*discoveries.of("training"), Discovery::Kueue);
         discoveries.take(config("b", "2026-02-01T00:00:00Z", &kueue));
         discoveries.take(Signal::Listed);
+        assert!(discoveries.are_known());
         assert_eq!(*discoveries.of("training"), Discovery::Kueue);
         discoveries.take(Signal::Deleted("training/b".into()));
         assert_eq!(*discoveries.of("training"), Discovery::Native);

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use cluster::{Cluster, Kind, Signal};
+use cluster::{ApiError, Cluster, Kind, Signal};
 use preflight::config::Discovery;
 use preflight::gang::{Gang, Size, SizeFrom};
 use preflight::resources::{ClusterClaims, claims_named};
@@ -62,6 +62,23 @@ pub struct Classes {
     version: Option<&'static str>,
     /// Class by resource.
     by_resource: BTreeMap<String, String>,
+}
+
+/// The cluster does not say something, and why.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Unknown {
+    /// It may say it the next time.
+    #[error("{0}")]
+    Now(String),
+    /// Somebody has to change something first.
+    #[error("{0}")]
+    ForGood(String),
+}
+
+impl From<Unknown> for String {
+    fn from(unknown: Unknown) -> Self {
+        unknown.to_string()
+    }
 }
 
 // === impl Facts ===
@@ -148,8 +165,21 @@ impl Facts {
         Ok(label.map(str::to_owned))
     }
 
-    /// Returns the object that says the size of a gang; `None` if there is none yet.
-    pub(crate) async fn gang_object(&self, gang: &Gang) -> Result<Option<Arc<Value>>, String> {
+    /// Returns what the object of a gang says of its size, and that object; `None` if there is none yet.
+    pub(crate) async fn size_of(
+        &self,
+        gang: &Gang,
+        by: &Discovery,
+    ) -> Result<Option<(Size, Arc<Value>)>, Unknown> {
+        let Some(object) = self.gang_object(gang).await? else {
+            return Ok(None);
+        };
+        let size = gang.size_in(&object, by);
+        let size = size.map_err(|why| Unknown::ForGood(why.to_string()))?;
+        Ok(Some((size, object)))
+    }
+
+    async fn gang_object(&self, gang: &Gang) -> Result<Option<Arc<Value>>, Unknown> {
         let SizeFrom::Object { kinds, name, .. } = &gang.size else {
             return Ok(None);
         };
@@ -166,21 +196,13 @@ impl Facts {
         Ok(None)
     }
 
-    /// Returns whether the pods of what names itself a gang are scheduled together. So long as nobody
-    /// says otherwise, they are.
-    pub(crate) async fn is_gang(&self, gang: &Gang, by: &Discovery) -> bool {
-        let object = self.gang_object(gang).await.ok().flatten();
-        let size = object.map(|object| gang.size_in(&object, by));
-        !matches!(size, Some(Ok(Size::NoGang)))
-    }
-
     async fn object(
         &self,
         kind: &Kind,
         namespace: Option<&str>,
         name: &str,
         until: Instant,
-    ) -> Result<Option<Arc<Value>>, String> {
+    ) -> Result<Option<Arc<Value>>, Unknown> {
         let key = (
             kind.clone(),
             namespace.unwrap_or_default().to_owned(),
@@ -193,8 +215,17 @@ impl Facts {
         match tokio::time::timeout_at(until, asked).await {
             // What is not there may come at any moment, and is asked for again.
             Ok(Ok(object)) => Ok(object.map(|object| self.keep(key, Arc::new(needed(&object))))),
-            Ok(Err(error)) => Err(format!("{} {name}: {}", kind.resource, chain(&error))),
-            Err(_) => Err(format!("{} {name}: no answer in time", kind.resource)),
+            Ok(Err(error)) => {
+                let why = format!("{} {name}: {}", kind.resource, chain(&error));
+                Err(match error {
+                    ApiError::Forbidden { status: 403, .. } => Unknown::ForGood(why),
+                    _ => Unknown::Now(why),
+                })
+            }
+            Err(_) => Err(Unknown::Now(format!(
+                "{} {name}: no answer in time",
+                kind.resource
+            ))),
         }
     }
 

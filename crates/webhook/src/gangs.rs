@@ -15,7 +15,7 @@ use connector::{Caller, Connector};
 use contract::{EVENT_VERSION, HealthEvent, HealthEvents, RecommendedAction};
 use preflight::config::Config;
 use preflight::gang::{Gang, Size, SizeFrom};
-use preflight::resources::DevicesOfPod;
+use preflight::inject::checks_of;
 use preflight::roster::{GANG_ID_LABEL, MANAGED_BY, MANAGED_BY_LABEL};
 use runtime::logging::{Seldom, chain};
 use serde_json::{Value, json};
@@ -23,7 +23,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use crate::discoveries::Discoveries;
-use crate::facts::Facts;
+use crate::facts::{Facts, Unknown};
 use crate::metrics::WebhookMetrics;
 use board::{Board, GangKey, Look, is_over};
 
@@ -184,28 +184,29 @@ impl GangKeeper {
             return self.clean_up(cluster, board, key).await;
         };
         let told = match &gang.size {
-            SizeFrom::Pods(size) => Ok((Some(Size::Members(*size)), None)),
+            SizeFrom::Pods(size) => Ok(Some((Size::Members(*size), None))),
             SizeFrom::Object { .. } => self.size(&gang).await,
         };
-        let (size, owner) = match told {
-            Ok(told) => told,
-            // What is not known is not guessed: a gang of who happens to be there would be none.
-            Err(why) => {
+        // What is not known is not guessed: a gang of who happens to be there would be none.
+        let (expected, owner) = match told {
+            Ok(Some((Size::Members(count), owner))) => {
+                if board.is_short(key, count) {
+                    let without = self.without_checks(cluster, &gang).await;
+                    board.count_without_checks(key, without);
+                }
+                (Ok(board.with_checks(key, count)), owner)
+            }
+            Ok(Some((Size::NoGang, owner))) => (Ok(1), owner),
+            Ok(Some((Size::NotSaid, owner))) => (Ok(board.pods(key)), owner),
+            Ok(None) => (Ok(0), None),
+            Err(Unknown::ForGood(why)) => (
+                Err(format!("its number of members is not known: {why}")),
+                None,
+            ),
+            Err(Unknown::Now(why)) => {
                 tracing::warn!(gang = %gang, "how many members it has is not known: {why}");
                 return Ok(());
             }
-        };
-        let expected = match size {
-            Some(Size::Members(count)) => {
-                if board.is_short(key, count) {
-                    let without = self.without_gpus(cluster, &gang).await;
-                    board.count_without_gpus(key, without);
-                }
-                board.with_gpus(key, count)
-            }
-            Some(Size::NoGang) => 1,
-            Some(Size::NotSaid) => board.pods(key),
-            None => 0,
         };
         let Look { map, is_new } = board.look(key, &gang, expected, owner, &self.config);
         let Some(map) = map else {
@@ -237,9 +238,10 @@ impl GangKeeper {
 
     /// Returns what the object of a gang says of its size, if it is there, and the reference to it as an
     /// owner. The error says why that is not known.
-    async fn size(&self, gang: &Gang) -> Result<(Option<Size>, Option<Value>), String> {
-        let Some(object) = self.facts.gang_object(gang).await? else {
-            return Ok((None, None));
+    async fn size(&self, gang: &Gang) -> Result<Option<(Size, Option<Value>)>, Unknown> {
+        let by = self.discoveries.of(&gang.namespace);
+        let Some((size, object)) = self.facts.size_of(gang, &by).await? else {
+            return Ok(None);
         };
         let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str);
         let owner = text("/metadata/uid").zip(text("/metadata/name"));
@@ -248,9 +250,7 @@ impl GangKeeper {
                 "apiVersion": text("/apiVersion"), "kind": text("/kind"), "name": name, "uid": uid,
             })
         });
-        let by = self.discoveries.of(&gang.namespace);
-        let size = gang.size_in(&object, &by).map_err(|why| why.to_string())?;
-        Ok((Some(size), owner))
+        Ok(Some((size, owner)))
     }
 
     /// Reports the members of a gang that a majority of it does not reach. What the controller does not take
@@ -290,9 +290,10 @@ impl GangKeeper {
         }
     }
 
-    /// Returns the number of members of a gang that have no GPUs, such as a launcher. They get no checks and
-    /// carry no label, so they are looked for in the gang's namespace.
-    async fn without_gpus(&self, cluster: &Cluster, gang: &Gang) -> u32 {
+    /// Returns the number of members of a gang that have no check of it: a launcher without GPUs, one that
+    /// wants none, or one that was let in without us. They carry no label, so they are looked for in the
+    /// gang's namespace.
+    async fn without_checks(&self, cluster: &Cluster, gang: &Gang) -> u32 {
         let over = CancellationToken::new();
         let _guard = over.clone().drop_guard();
         let namespace = Some(&*gang.namespace);
@@ -301,7 +302,7 @@ impl GangKeeper {
         while let Some(signal) = pods.recv().await {
             match signal {
                 Signal::Restarted => count = 0,
-                Signal::Applied(pod) => count += u32::from(self.is_without_gpus(&pod, gang).await),
+                Signal::Applied(pod) => count += u32::from(self.is_without_checks(&pod, gang)),
                 // What cannot be listed now is counted the next time.
                 Signal::Listed | Signal::Failing { .. } => break,
                 Signal::Deleted(_) | Signal::Recovered => {}
@@ -310,14 +311,11 @@ impl GangKeeper {
         count
     }
 
-    async fn is_without_gpus(&self, pod: &Value, gang: &Gang) -> bool {
+    fn is_without_checks(&self, pod: &Value, gang: &Gang) -> bool {
         let by = self.discoveries.of(&gang.namespace);
         let of_gang = Gang::of(pod, &gang.namespace, &by).ok().flatten();
-        if is_over(pod) || of_gang.is_none_or(|other| other.id() != gang.id()) {
-            return false;
-        }
-        let claims = self.facts.claims(pod, &gang.namespace).await;
-        claims.is_ok_and(|claims| DevicesOfPod::of(pod, &self.config, &claims).is_none())
+        let is_member = of_gang.is_some_and(|other| other.id() == gang.id());
+        is_member && !is_over(pod) && checks_of(pod, &self.config).is_empty()
     }
 
     /// Deletes the `ConfigMap` of a gang that has no pods any more.

@@ -3,12 +3,13 @@
 //!
 //! What a pod becomes is decided in `preflight`; this room asks the cluster what that takes, answers the
 //! API server, keeps the certificate and the registration by which the API server finds it, and keeps
-//! the `ConfigMap`s of gangs. It brings what checks report that cannot report on their node to the controller.
+//! the `ConfigMap`s of gangs. It tells failed checks as Kubernetes Events, and brings what checks report that cannot report on their node to the controller.
 
 pub mod admission;
 pub mod certificates;
 pub mod discoveries;
 pub mod facts;
+pub mod failures;
 pub mod gangs;
 mod metrics;
 pub mod registration;

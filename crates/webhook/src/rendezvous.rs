@@ -19,7 +19,7 @@ use cluster::{Cluster, Kind, Signal, TokenError, TokenOwner};
 use connector::Connector;
 use preflight::config::Config;
 use preflight::rendezvous::{AUDIENCE, Answer, Topology};
-use preflight::roster::{MANAGED_BY, MANAGED_BY_LABEL, PREFIX, Roster, STARTED};
+use preflight::roster::{MANAGED_BY, MANAGED_BY_LABEL, PREFIX, Roster, STARTED, UNTESTABLE};
 use preflight::topology::Topologies;
 use ring::hmac;
 use runtime::http_server;
@@ -203,7 +203,7 @@ impl Rendezvous {
         }
     }
 
-    /// Waits until the gang is whole or has started, or until it is time to answer.
+    /// Waits until the gang is whole, has started or cannot be tested, or until it is time to answer.
     async fn wait(&self, key: &Key, pod: &str, wait: Duration) -> Answer {
         let mut changes = self.changed.subscribe();
         let Ok(_turn) = self.waiting.try_acquire() else {
@@ -213,7 +213,8 @@ impl Rendezvous {
         loop {
             let answer = self.tell(key, pod);
             let changed = tokio::time::timeout_at(until, changes.changed());
-            let is_settled = answer.secret.is_some() || answer.data.contains_key(STARTED);
+            let is_over = |key| answer.data.contains_key(key);
+            let is_settled = answer.secret.is_some() || is_over(STARTED) || is_over(UNTESTABLE);
             if is_settled || !matches!(changed.await, Ok(Ok(()))) {
                 return answer;
             }

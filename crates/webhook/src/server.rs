@@ -97,15 +97,9 @@ impl WebhookServer {
 
     fn reasons_against(&self) -> Vec<String> {
         let ending = self.ending.load(Ordering::Relaxed);
-        let reasons = [
-            (ending, "it is about to end"),
-            (
-                !self.admission.is_ready(),
-                "the device classes are not listed yet",
-            ),
-        ];
-        let reasons = reasons.into_iter().filter(|(holds, _)| *holds);
-        reasons.map(|(_, why)| why.to_owned()).collect()
+        let ending = ending.then_some("it is about to end");
+        let reasons = ending.into_iter().chain(self.admission.unknown());
+        reasons.map(str::to_owned).collect()
     }
 }
 

@@ -62,6 +62,9 @@ struct Coordinator {
     gone: BTreeSet<usize>,
 }
 
+/// Members whose own variables may be the reason, with the names of those.
+type Odd = BTreeMap<usize, String>;
+
 /// What came out of a test.
 struct Judged {
     /// The least bandwidth, where there is one.
@@ -199,10 +202,35 @@ impl Coordinator {
         if let Some(found) = found
             && (!hangs || self.confirms(&found, plan, end).await)
         {
-            return self.names.found(&found, &text, &whole);
+            let odd = self.odd(&found.culprits, &whole);
+            return self.names.found(&found, &odd, &text, &whole);
         }
         let text = format!("{text}; who is to blame was not found in time");
         self.names.all(Kind::Unclear, &text, &whole)
+    }
+
+    /// Returns the culprits that NCCL may have failed by their own variables, with the names of those: nobody
+    /// who is not to blame has the same ones.
+    fn odd(&self, culprits: &BTreeSet<usize>, whole: &Judged) -> Odd {
+        // No variable makes a GPU reckon wrong.
+        if let Some(Failure::Wrong { .. } | Failure::Cuda { .. } | Failure::Nvml(_)) = whole.failure
+        {
+            return Odd::new();
+        }
+        let of = |member: usize| Some(&self.members.get(member)?.as_ref()?.hello.inherited);
+        let others = (0..self.members.len()).filter(|member| !culprits.contains(member));
+        let others: BTreeSet<_> = others.filter_map(of).collect();
+        let Some(other) = others.first() else {
+            return Odd::new();
+        };
+        let culprits = culprits.iter().filter_map(|member| {
+            let own = of(*member).filter(|own| !others.contains(own))?;
+            let names = own.keys().chain(other.keys());
+            let names = names.filter(|name| own.get(*name) != other.get(*name));
+            let names: BTreeSet<&str> = names.map(String::as_str).collect();
+            Some((*member, names.into_iter().collect::<Vec<_>>().join(", ")))
+        });
+        culprits.collect()
     }
 
     /// Tests all together; returns what came out, and the same in words.

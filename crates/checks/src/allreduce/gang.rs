@@ -56,6 +56,9 @@ pub(super) enum GangError {
     /// Others of it have been through this check, and do not come back.
     #[error("{0}")]
     Started(String),
+    /// Nobody can know how many members it has.
+    #[error("{0}")]
+    Untestable(String),
     /// It has not formed in time.
     #[error("{0}")]
     Missing(String),
@@ -136,7 +139,7 @@ pub(super) async fn wait(places: &Places, pod: &str, until: Instant) -> Result<G
         });
         let (state, is_readable) = match looked {
             Ok(Ok(gang)) => return Ok(gang),
-            Ok(Err(GangError::Wrong(why))) => return Err(GangError::Wrong(why)),
+            Ok(Err(error @ (GangError::Wrong(_) | GangError::Untestable(_)))) => return Err(error),
             Ok(Err(GangError::Missing(state))) => {
                 without_place_since = None;
                 (state, true)
@@ -190,6 +193,11 @@ fn look(roster: &Roster, pod: &str) -> Result<Gang, GangError> {
              there is nobody to reduce with"
         );
         return Err(GangError::Started(text));
+    }
+    if let Some(why) = &roster.untestable {
+        return Err(GangError::Untestable(format!(
+            "the gang is not tested: {why}"
+        )));
     }
     if let Some((one, other)) = roster.disagreement() {
         let checks = |member: &Member| member.checks.clone().unwrap_or_default();
@@ -319,6 +327,15 @@ mod tests {
                 &[("expected_count", "3"), ("peers", two), ("started", "a-1")],
                 "a-0",
                 "Started(\"the gang has started: a-1 has been through this check",
+            ),
+            (
+                &[
+                    ("expected_count", "0"),
+                    ("peers", two),
+                    ("untestable", "minMember is 0"),
+                ],
+                "a-0",
+                "Untestable(\"the gang is not tested: minMember is 0",
             ),
             // Its own word of an earlier life.
             (

@@ -9,12 +9,14 @@ use tokio::time::Instant;
 
 use super::collective::Collective;
 use super::messages::{FromMember, FromRank0, Hello, Verdict};
+use super::port;
 use super::wire::{self, GangKey, Receiver, Sender, WireError};
 
 /// Pause before rank 0 is called again.
 const CALL_AGAIN: Duration = Duration::from_millis(300);
-/// Time for one call.
+/// Time for one call, and for one at a port behind `master_port`.
 const CALL: Duration = Duration::from_secs(5);
+const CALL_BEHIND: Duration = Duration::from_secs(1);
 /// Messages that wait: rank 0 says no more than two before it hears from us.
 const WAITING: usize = 16;
 
@@ -48,8 +50,9 @@ pub(super) async fn take_part(
     formed: Instant,
     until: impl Fn() -> Instant,
 ) -> Result<Verdict, MemberError> {
+    let mut turn = 0;
     loop {
-        let mut line = connect(pod, address, key, formed, &hello).await?;
+        let mut line = connect(pod, address, &mut turn, key, formed, &hello).await?;
         match follow(collective, &mut line, &until).await {
             Some(verdict) => return Ok(verdict),
             None if Instant::now() + CALL_AGAIN > formed => {
@@ -61,16 +64,24 @@ pub(super) async fn take_part(
     }
 }
 
-/// Calls rank 0 until it answers.
+/// Calls rank 0 until it answers, at each place in its turn.
 async fn connect(
     pod: &str,
     address: SocketAddr,
+    turn: &mut usize,
     key: &GangKey,
     formed: Instant,
     hello: &Hello,
 ) -> Result<Line, MemberError> {
     loop {
-        let called = tokio::time::timeout(CALL, call(address, key, hello)).await;
+        let place = port::places(address).nth(*turn);
+        *turn = if place.is_some() { *turn + 1 } else { 0 };
+        let Some(place) = place else {
+            tokio::time::sleep(CALL_AGAIN).await;
+            continue;
+        };
+        let time = if place == address { CALL } else { CALL_BEHIND };
+        let called = tokio::time::timeout(time, call(place, key, hello)).await;
         let why = match called {
             Ok(Ok((sender, receiver))) => {
                 let (say, heard) = mpsc::channel(WAITING);
@@ -87,7 +98,6 @@ async fn connect(
                 why,
             });
         }
-        tokio::time::sleep(CALL_AGAIN).await;
     }
 }
 

@@ -1,5 +1,6 @@
 //! What rank 0 and the members of a gang say to each other.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
 use preflight::rendezvous::Topology;
@@ -8,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::worker::{Benchmark, Failure, Measured};
 
 /// The version of what is said: all members of a gang run the same image, or are told.
-pub(super) const PROTOCOL: u32 = 2;
+pub(super) const PROTOCOL: u32 = 3;
 
 /// What a member says.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -41,6 +42,8 @@ pub(super) struct Hello {
     pub(super) endpoint: Option<SocketAddr>,
     /// The topology file that was chosen for its machine; `None` where NCCL is left to itself.
     pub(super) topology: Option<Topology>,
+    /// The variables that its check has inherited from the pod.
+    pub(super) inherited: BTreeMap<String, String>,
 }
 
 /// What rank 0 says.

@@ -41,24 +41,129 @@ impl Place {
     /// Asks once. The error says why there is no answer.
     pub(super) async fn ask(&self) -> Result<Told, String> {
         let asked = tokio::time::timeout(DEADLINE, self.exchange()).await;
-        let answer = asked.unwrap_or_else(|_| Err("no answer in time".to_owned()));
-        let answer = answer.map_err(|why| format!("{} does not say: {why}", self.0.uri()))?;
-        let roster = Roster::parse(|key| answer.data.get(key).cloned());
-        let secret = answer.secret.map(|secret| BASE64_STANDARD.decode(secret));
-        Ok(Told {
-            roster: roster.map_err(|error| error.to_string())?,
-            full: answer.full,
-            secret: secret.transpose().map_err(|error| error.to_string())?,
-            topology: answer.topology,
-        })
+        let told = asked.unwrap_or_else(|_| Err("no answer in time".to_owned()));
+        told.map_err(|why| format!("{} does not say: {why}", self.0.uri()))
     }
 
-    async fn exchange(&self) -> Result<Answer, String> {
+    async fn exchange(&self) -> Result<Told, String> {
         let wait = format!("?wait={WAIT}");
         let (status, body) = self.0.ask(Method::GET, &wait, Vec::new()).await?;
-        if status != StatusCode::OK {
-            return Err(refusal(status, &body));
+        read(status, &body)
+    }
+}
+
+/// Reads an answer. The error says what it is in the place of one.
+fn read(status: StatusCode, body: &[u8]) -> Result<Told, String> {
+    if status != StatusCode::OK {
+        return Err(refusal(status, body));
+    }
+    let answer: Answer = serde_json::from_slice(body).map_err(|error| error.to_string())?;
+    let roster = Roster::parse(|key| answer.data.get(key).cloned());
+    let secret = answer.secret.map(|secret| BASE64_STANDARD.decode(secret));
+    let secret = secret
+        .transpose()
+        .map_err(|error| format!("the secret: {error}"))?;
+    if secret.as_ref().is_some_and(Vec::is_empty) {
+        return Err("the secret is empty".to_owned());
+    }
+    Ok(Told {
+        roster: roster.map_err(|error| error.to_string())?,
+        full: answer.full,
+        secret,
+        topology: answer.topology,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(status: u16, body: &[u8]) -> String {
+        match read(StatusCode::from_u16(status).unwrap(), body) {
+            Ok(_) => panic!("{} is taken", String::from_utf8_lossy(body)),
+            Err(why) => why,
         }
-        serde_json::from_slice(&body).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn an_answer_is_read_with_all_its_parts() {
+        let text = r#"{"data": {"expected_count": "2", "peers": "a;10.0.0.1;0;x\nb;10.0.0.2;1;x",
+            "master_port": "29511", "gang_id": "g", "of_later": "7"}, "secret": "c2VjcmV0", "more": []}"#;
+        let told = read(StatusCode::OK, text.as_bytes()).unwrap();
+        assert_eq!(
+            (told.roster.members.len(), told.roster.master_port),
+            (2, 29511)
+        );
+        assert_eq!(told.secret.as_deref(), Some(&b"secret"[..]));
+        assert!(!told.full && told.topology.is_none());
+        // Who has no place yet is told nothing.
+        let told = read(StatusCode::OK, b"{}").unwrap();
+        assert_eq!((told.roster.expected, told.secret), (0, None));
+        let full = read(StatusCode::OK, br#"{"full": true}"#).unwrap();
+        assert!(full.full);
+    }
+
+    /// Whoever answers in the webhook's place, and whatever: the check asks again.
+    #[test]
+    fn what_is_no_answer_is_refused_by_what_is_wrong() {
+        for (body, why) in [
+            (&b""[..], "EOF"),
+            (b"<html>", "expected value"),
+            (b"\xff\xfe", "expected value"),
+            (b"[1]", "expected"),
+            (b"null", "expected"),
+            (br#"{"data": 7}"#, "expected a map"),
+            (br#"{"data": {"peers": 7}}"#, "expected a string"),
+            (
+                br#"{"data": {"expected_count": "many"}}"#,
+                "`expected_count` is \"many\"",
+            ),
+            (
+                br#"{"data": {"expected_count": "-1"}}"#,
+                "`expected_count` is \"-1\"",
+            ),
+            (
+                br#"{"data": {"expected_count": "8193"}}"#,
+                "`expected_count` is \"8193\"",
+            ),
+            (
+                br#"{"data": {"master_port": "70000"}}"#,
+                "`master_port` is \"70000\"",
+            ),
+            (
+                br#"{"data": {"peers": "a;nowhere;0"}}"#,
+                "the address is none",
+            ),
+            (
+                br#"{"data": {"peers": "a;10.0.0.1;x"}}"#,
+                "the rank is no number",
+            ),
+            (
+                br#"{"data": {"peers": "a;10.0.0.1;1"}}"#,
+                "the ranks are not 0, 1, 2",
+            ),
+            (
+                br#"{"data": {"peers": "a;10.0.0.1;0\na;10.0.0.2;1"}}"#,
+                "the pod is there twice",
+            ),
+            (br#"{"full": "yes"}"#, "expected a boolean"),
+            (br#"{"secret": "???"}"#, "the secret: "),
+            (br#"{"secret": ""}"#, "the secret is empty"),
+            (br#"{"topology": {"other": 1}}"#, "unknown variant"),
+            (br#"{"topology": {"file": {"name": "x"}}}"#, "missing field"),
+        ] {
+            let told = refused(200, body);
+            assert!(
+                told.contains(why),
+                "{}: {told}",
+                String::from_utf8_lossy(body)
+            );
+        }
+        // A proxy's page is told in part.
+        let page = "no\n".repeat(1000);
+        let told = refused(503, page.as_bytes());
+        assert!(told.starts_with("503 Service Unavailable: no"), "{told}");
+        assert!(told.len() < 300, "{told}");
+        assert!(refused(403, b"not your gang").contains("not your gang"));
     }
 }

@@ -218,6 +218,46 @@ async fn a_gang_forms_and_passes_and_each_member_reports_its_own_node() {
     }
 }
 
+/// Pods on the network of their nodes share the ports of these.
+#[tokio::test]
+async fn a_gang_forms_where_somebody_else_has_its_port() {
+    let mut pods = Pods::here(2);
+    let port = fs::read_to_string(pods.files.path().join("master_port")).unwrap();
+    let port: u16 = port.parse().unwrap();
+    // It takes connections, and never says anything.
+    let _other = TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).unwrap();
+    for ended in pods.set("BW_THRESHOLD_GBPS", "0.00001").run().await {
+        assert_eq!(ended.code, Some(0), "{ended:#?}");
+        assert!(only(&ended).is_healthy, "{ended:#?}");
+    }
+}
+
+#[tokio::test]
+async fn a_rank_0_that_finds_no_port_is_not_stopped() {
+    let mut pods = Pods::here(1);
+    // Four in a row that are free.
+    let mut first = 20_000_u16;
+    let _taken = loop {
+        let ports = first..first + 4;
+        let taken: Result<Vec<_>, _> = ports
+            .map(|port| TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)))
+            .collect();
+        match taken {
+            Ok(taken) => break taken,
+            Err(_) => first += 4,
+        }
+    };
+    pods.file("master_port", &first.to_string());
+    let ended = pods.set("GANG_TIMEOUT_SECONDS", "3").run().await;
+    assert_eq!(ended[0].code, Some(0), "{ended:#?}");
+    let event = only(&ended[0]);
+    assert_eq!(event.error_code, ["NCCL_GANG_CONFIG_ERROR"]);
+    assert!(!event.is_fatal && !event.is_healthy, "{event:#?}");
+    assert_eq!(event.recommended_action, RecommendedAction::None as i32);
+    let told = format!("cannot listen on master_port {first}, nor behind it: ");
+    assert!(event.message.starts_with(&told), "{event:#?}");
+}
+
 /// Returns a gang that reduces by NCCL, each pod with two GPUs of its own, of which these are the bandwidths.
 fn by_nccl(gb_s: [f64; 3]) -> Pods {
     let mut pods = Pods::here(3);
@@ -461,8 +501,11 @@ async fn a_bad_setting_is_a_configuration_error_that_names_it() {
         let container = &mut pods.containers[0];
         container.set("BW_THRESHOLD_GBPS", "");
         let ended = container.set(name, value).run(ALLREDUCE).await;
-        assert_eq!((ended.code, ended.events.len()), (2, 0), "{ended:#?}");
+        assert_eq!(ended.code, 2, "{ended:#?}");
         assert!(ended.out.contains(text), "{}", ended.out);
+        let event = ended.event();
+        assert_eq!(event.error_code, ["CONFIGURATION"], "{event:#?}");
+        assert!(!event.is_fatal && !event.is_healthy, "{event:#?}");
     }
 }
 

@@ -502,6 +502,7 @@ fn event(
     Event {
         name: format!("{before}.{key}{after}"),
         node: node.to_owned(),
+        pod: None,
         kind: match (kind, recovered) {
             (EventKind::Check, _) => occurrence.check.clone(),
             (EventKind::Kubernetes, true) => "Normal".to_owned(),

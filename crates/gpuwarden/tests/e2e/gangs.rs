@@ -332,7 +332,45 @@ async fn a_namespace_says_itself_how_its_gangs_are_known() -> anyhow::Result<()>
         .await
         .map_err(anyhow::Error::msg)?;
     assert_eq!(data["expected_count"], "3");
+
+    // A size that cannot be meant: who is there is told so, and who comes starts without the gang's check.
+    resize(&plane, &namespace, 0).await?;
+    untestable(&client, &namespace, &map, true).await?;
+    member["metadata"]["name"] = "m-1".into();
+    let made = create(&client, &namespace, &member).await?;
+    assert_eq!(names(&made, "initContainers"), [DIAG]);
+    resize(&plane, &namespace, 3).await?;
+    untestable(&client, &namespace, &map, false).await?;
     webhook.end().await
+}
+
+/// Gives the `PodGroup` another size.
+async fn resize(plane: &ControlPlane, namespace: &str, size: u8) -> anyhow::Result<()> {
+    let patch = json!({"spec": {"minMember": size}}).to_string();
+    let group = "podgroups.scheduling.volcano.sh/own";
+    let args = ["patch", group, "-n", namespace, "--type", "merge", "-p"];
+    plane.kubectl(args.into_iter().chain([&*patch])).await?;
+    Ok(())
+}
+
+/// Waits until a gang is said not to be testable, or is not any more.
+async fn untestable(
+    client: &Client,
+    namespace: &str,
+    map: &str,
+    is_so: bool,
+) -> anyhow::Result<()> {
+    wait_for("the word about the size", SOON, || async {
+        let data = roster(client, namespace, map).await?;
+        let said = data.get("untestable");
+        let is_said = said.is_some_and(|why| why.contains("number of members from 1 to 8192"));
+        if is_said == is_so && said.is_some() == is_so {
+            Ok(())
+        } else {
+            Err(format!("{data:?}"))
+        }
+    })
+    .await
 }
 
 /// A pod that takes the place of a member when the gang has passed starts, and learns why it is not tested.
@@ -345,7 +383,7 @@ async fn replaced(
     let namespace = members[0]["metadata"]["namespace"].as_str();
     let namespace = namespace.unwrap_or_default().to_owned();
     for member in members {
-        note_end(&client, member, ALLREDUCE, 0).await?;
+        note_end(&client, member, ALLREDUCE, 0, "").await?;
     }
     let pods: Api<DynamicObject> = Api::namespaced_with(
         client.clone(),
@@ -390,25 +428,46 @@ async fn member_of_g(
     name: &str,
     number: u8,
 ) -> anyhow::Result<()> {
+    member(client, namespace, name, number, 3).await
+}
+
+/// Makes a member of the gang `g` of some size.
+async fn member(
+    client: &Client,
+    namespace: &str,
+    name: &str,
+    number: u8,
+    size: u8,
+) -> anyhow::Result<()> {
     let mut member = pod(
         name,
         json!({"nvidia.com/gpu": "1", "nvidia.com/mlnxnics": "1"}),
     );
-    member["metadata"]["labels"] = json!({"gang": "g", "size": "3"});
+    member["metadata"]["labels"] = json!({"gang": "g", "size": size.to_string()});
     create(client, namespace, &member).await?;
     give_address(client, namespace, name, &format!("127.77.0.{number}")).await
 }
 
-/// A launcher counts as a member, and has no GPUs: it stays as it is, and its gang forms without it.
-async fn a_launcher_without_gpus(plane: &ControlPlane) -> anyhow::Result<()> {
+/// Members that have no check of the gang, for want of GPUs or of a network device, or because they want
+/// none: the gang forms without them.
+async fn members_without_the_gangs_check(plane: &ControlPlane) -> anyhow::Result<()> {
     let (client, namespace) = (plane.client().await?, opted_in(plane).await?);
-    let mut launcher = pod("launcher", json!({"cpu": "1"}));
-    launcher["metadata"]["labels"] = json!({"gang": "g", "size": "3"});
-    let made = create(&client, &namespace, &launcher).await?;
-    assert_eq!(made["metadata"]["labels"], launcher["metadata"]["labels"]);
-    assert_eq!(names(&made, "initContainers"), [""; 0]);
+    let launcher = pod("launcher", json!({"cpu": "1"}));
+    let head = pod("head", json!({"nvidia.com/gpu": "1"}));
+    let mut unchecked = pod(
+        "unchecked",
+        json!({"nvidia.com/gpu": "1", "nvidia.com/mlnxnics": "1"}),
+    );
+    unchecked["metadata"]["annotations"] = json!({"nvsentinel.nvidia.com/preflight-checks": ""});
+    let others = [(launcher, &[][..]), (head, &[DIAG]), (unchecked, &[])];
+    for (mut member, checks) in others {
+        member["metadata"]["labels"] = json!({"gang": "g", "size": "5"});
+        let made = create(&client, &namespace, &member).await?;
+        assert_eq!(made["metadata"]["labels"], member["metadata"]["labels"]);
+        assert_eq!(names(&made, "initContainers"), checks);
+    }
     for (name, number) in [("w-0", 1), ("w-1", 2)] {
-        member_of_g(&client, &namespace, name, number).await?;
+        member(&client, &namespace, name, number, 5).await?;
     }
     let map = format!("preflight-labels-{namespace}-g");
     let both = ["w-0;127.77.0.1;0", "w-1;127.77.0.2;1"];
@@ -421,6 +480,35 @@ async fn a_launcher_without_gpus(plane: &ControlPlane) -> anyhow::Result<()> {
         }
     })
     .await
+}
+
+/// Who knows of the gang what its `ConfigMap` says, and not its secret, is not let in. (Without a secret the id of
+/// the gang would stand in its place.)
+async fn without_the_secret(
+    plane: &ControlPlane,
+    members: &[Value],
+    more: &[(&str, &str)],
+) -> anyhow::Result<()> {
+    let namespace = members[0]["metadata"]["namespace"].as_str();
+    let id = format!("labels-{}-g", namespace.unwrap_or_default());
+    let soon = [more, &[("GANG_TIMEOUT_SECONDS", "8")]].concat();
+    let guessed = [&*soon, &[("GANG_SECRET", &*id)]].concat();
+    let ends = members.iter().enumerate().map(|(place, pod)| {
+        let more = if place == 2 { &guessed } else { &soon };
+        play(plane, pod, ALLREDUCE, more)
+    });
+    let mut told = Vec::new();
+    for end in futures::future::join_all(ends).await {
+        let end = end?;
+        let said = String::from_utf8_lossy(&end.stdout) + String::from_utf8_lossy(&end.stderr);
+        assert_eq!(end.status.code(), Some(1), "{said}");
+        told.push(said.into_owned());
+    }
+    let refused =
+        "somebody is not let into the gang: the other side does not have the gang's secret";
+    assert!(told[0].contains(refused), "{told:?}");
+    assert!(told[1].contains("missing: m-3"), "{told:?}");
+    Ok(())
 }
 
 /// Three pods of a gang hear of each other by the rendezvous, in a container whose files the kubelet has not
@@ -458,6 +546,7 @@ async fn the_pods_of_a_gang_meet_at_the_rendezvous() -> anyhow::Result<()> {
         member_of_g(&client, &namespace, &name, number).await?;
         members.push(serde_json::to_value(pods.get(&name).await?)?);
     }
+    without_the_secret(&plane, &members, &more).await?;
     let ends = futures::future::join_all(
         members
             .iter()
@@ -467,10 +556,7 @@ async fn the_pods_of_a_gang_meet_at_the_rendezvous() -> anyhow::Result<()> {
         let end = end?;
         let said = String::from_utf8_lossy(&end.stdout) + String::from_utf8_lossy(&end.stderr);
         assert_eq!(end.status.code(), Some(0), "{said}\n{}", webhook.log());
-        assert!(
-            said.contains("3 members") || said.contains("passed"),
-            "{said}"
-        );
+        assert!(said.contains("passed: 3 devices reduce"), "{said}");
     }
 
     replaced(&plane, &members, &more).await?;
@@ -488,7 +574,7 @@ async fn the_pods_of_a_gang_meet_at_the_rendezvous() -> anyhow::Result<()> {
     let said = String::from_utf8_lossy(&end.stdout) + String::from_utf8_lossy(&end.stderr);
     assert!(!said.contains("127.77.0.2"), "{said}");
     assert_eq!(end.status.code(), Some(1), "{said}");
-    a_launcher_without_gpus(&plane).await?;
+    members_without_the_gangs_check(&plane).await?;
     webhook.end().await
 }
 

@@ -98,12 +98,13 @@ fn text(value: &Value) -> &str {
     value.as_str().unwrap_or_default()
 }
 
-/// Notes on a pod how a check ended, as its kubelet does.
+/// Notes on a pod how a check ended, and its termination message, as its kubelet does.
 pub(crate) async fn note_end(
     client: &Client,
     pod: &Value,
     check: &str,
     code: i32,
+    message: &str,
 ) -> anyhow::Result<()> {
     let (namespace, name) = (
         text(&pod["metadata"]["namespace"]),
@@ -111,7 +112,7 @@ pub(crate) async fn note_end(
     );
     let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
     let reason = if code == 0 { "Completed" } else { "Error" };
-    let ended = json!({"exitCode": code, "reason": reason});
+    let ended = json!({"exitCode": code, "reason": reason, "message": message});
     let container = json!({
         "name": check, "image": "i", "imageID": "", "ready": code == 0, "restartCount": 0,
         "state": {"terminated": ended},

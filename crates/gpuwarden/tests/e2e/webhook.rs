@@ -15,8 +15,8 @@ use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use testkit::{
-    Authority, Balancer, ControlPlane, NodeBuilder, Options, Purpose, Version, binary, unique,
-    wait_for,
+    Authority, Balancer, ControlPlane, NodeBuilder, Options, Program, Purpose, Version, binary,
+    unique, wait_for,
 };
 
 use crate::gangs::apply;
@@ -155,7 +155,11 @@ impl Drop for Webhook {
 
 /// A control plane for a webhook.
 async fn plane() -> anyhow::Result<Option<testkit::Private>> {
-    let Some(plane) = ControlPlane::private(Version::LATEST, Options::default()).await? else {
+    plane_of(Version::LATEST, Options::default()).await
+}
+
+async fn plane_of(version: Version, options: Options) -> anyhow::Result<Option<testkit::Private>> {
+    let Some(plane) = ControlPlane::private(version, options).await? else {
         return Ok(None);
     };
     plane.namespace(NAMESPACE).await?;
@@ -202,14 +206,31 @@ pub(crate) const DIAG: &str = "preflight-dcgm-diag";
 pub(crate) const LOOPBACK: &str = "preflight-nccl-loopback";
 pub(crate) const ALLREDUCE: &str = "preflight-nccl-allreduce";
 
+/// Our three checks, of which one has limits of its own.
+const LIMITED: &str = "image: registry.example/gpuwarden:1\ninitContainers:\n  - {name: preflight-dcgm-diag, \
+                       resources: {limits: {cpu: '3', memory: 4Gi}}}\n  - {name: preflight-nccl-loopback}\n  \
+                       - {name: preflight-nccl-allreduce}\n";
+
 #[tokio::test]
 async fn pods_get_the_checks_that_can_say_something() -> anyhow::Result<()> {
-    let Some(plane) = plane().await? else {
+    pods_get_checks(Version::LATEST, Options::default()).await
+}
+
+#[tokio::test]
+async fn pods_of_1_35_get_the_checks_that_can_say_something() -> anyhow::Result<()> {
+    // There a class that stands for a resource has to be asked for.
+    let gate = "--feature-gates=DRAExtendedResource=true";
+    let options = Options::default().arg(Program::ApiServer, gate);
+    pods_get_checks(Version::V1_35, options).await
+}
+
+async fn pods_get_checks(version: Version, options: Options) -> anyhow::Result<()> {
+    let Some(plane) = plane_of(version, options).await? else {
         return Ok(());
     };
     let balancer = Balancer::start().await?;
     let url = format!("https://{}", balancer.address());
-    let webhook = Webhook::start(&plane, &url, &[]).await?;
+    let webhook = Webhook::start_with(&plane, &url, LIMITED, &[]).await?;
     balancer.send_to(&[webhook.address]);
     registered(&plane).await?;
     let (client, namespace) = (plane.client().await?, opted_in(&plane).await?);
@@ -225,6 +246,10 @@ async fn pods_get_the_checks_that_can_say_something() -> anyhow::Result<()> {
     ] {
         let made = create(&client, &namespace, &pod(name, limits)).await?;
         assert_eq!(names(&made, "initContainers"), expected, "{name}");
+        if name != "no-gpu" {
+            // Though a check has limits of its own.
+            assert_eq!(made["status"]["qosClass"], "BestEffort", "{name}");
+        }
     }
 
     // By claims, also where the class stands for a resource.
@@ -242,9 +267,17 @@ async fn pods_get_the_checks_that_can_say_something() -> anyhow::Result<()> {
 
     // What the API server would reject of a check that asked for more.
     let mut bounded = pod("bounded", json!({"nvidia.com/gpu": "1"}));
-    bounded["spec"]["resources"] = json!({"requests": {"cpu": "50m", "memory": "64Mi"}});
+    bounded["spec"]["resources"] = json!({
+        "requests": {"cpu": "50m", "memory": "64Mi"},
+        "limits": {"cpu": "1", "memory": "1Gi"},
+    });
     let made = create(&client, &namespace, &bounded).await?;
     assert_eq!(names(&made, "initContainers"), [DIAG]);
+    let limits = &made["spec"]["initContainers"][0]["resources"]["limits"];
+    assert_eq!(
+        *limits,
+        json!({"cpu": "1", "memory": "1Gi", "nvidia.com/gpu": "1"})
+    );
     let limits = json!({"nvidia.com/gpu": "1", "cpu": "2", "memory": "1Gi"});
     let made = create(&client, &namespace, &pod("guaranteed", limits)).await?;
     assert_eq!(made["status"]["qosClass"], "Guaranteed");
@@ -398,12 +431,13 @@ async fn replicas_and_certificates_change_and_no_pod_is_refused() -> anyhow::Res
             Ok(made)
         })
     };
-    // A roll-out as a Deployment does it: the next is there before the last goes.
+    // A roll-out as a Deployment does it: the next is there before the last goes. That one is asked until it takes
+    // no connection any more, for nodes hear late of what is gone.
     let third = Webhook::start(&plane, &url, &flags).await?;
-    balancer.send_to(&[second.address, third.address]);
+    balancer.send_to(&[first.address, second.address, third.address]);
     first.end().await?;
     let fourth = Webhook::start(&plane, &url, &flags).await?;
-    balancer.send_to(&[third.address, fourth.address]);
+    balancer.send_to(&[second.address, third.address, fourth.address]);
     second.end().await?;
     let made: u32 = creating.await??;
     let logs = fourth.log() + &third.log();
@@ -500,7 +534,7 @@ async fn a_pod_on_bad_links_does_not_start_and_its_node_goes_out() -> anyhow::Re
     let library = |name: &str| gpus.path().join(name).display().to_string();
     let socket = format!("unix://{}", scene.product.socket().display());
     let (cuda, nccl) = (library(fakes::CUDA_LIBRARY), library(fakes::NCCL_LIBRARY));
-    let nvml = library(fakes::LIBRARY);
+    let (nvml, log) = (library(fakes::LIBRARY), library("termination-log"));
     let more = [
         ("NODE_NAME", &*scene.node),
         ("PLATFORM_CONNECTOR_SOCKET", &*socket),
@@ -508,18 +542,35 @@ async fn a_pod_on_bad_links_does_not_start_and_its_node_goes_out() -> anyhow::Re
         ("GPUWARDEN_NCCL_LIBRARY", &*nccl),
         ("GPUWARDEN_NVML_LIBRARY", &*nvml),
         ("TEST_SIZE_MB", "1"),
+        ("GPUWARDEN_TERMINATION_LOG", &*log),
     ];
+    std::fs::write(&log, "")?;
     let mut links = fakes::Scenario::healthy(2);
     links.nccl.bandwidth_gb_s = 20.0;
     fakes::install(gpus.path(), &links)?;
     let end = play(&plane, &made, LOOPBACK, &more).await?;
     let said = String::from_utf8_lossy(&end.stdout) + String::from_utf8_lossy(&end.stderr);
     assert_eq!(end.status.code(), Some(1), "{said}");
-    note_end(&client, &made, LOOPBACK, 1).await?;
+    note_end(&client, &made, LOOPBACK, 1, &std::fs::read_to_string(&log)?).await?;
     let shown = plane
         .kubectl(["get", "pod", "slow", "-n", &namespace, "--no-headers"])
         .await?;
     assert!(shown.contains("Init:Error"), "{shown}");
+    // Who looks at the pod learns why.
+    wait_for("an Event on the pod", SOON, || async {
+        let described = plane.kubectl(["describe", "pod", "slow", "-n", &namespace]);
+        let described = described.await.map_err(|error| error.to_string())?;
+        let mut lines = described.lines().map(str::trim_start);
+        let found = lines.any(|line| {
+            line.starts_with("Warning  PreflightCheckFailed")
+                && line.contains(
+                    "The preflight check preflight-nccl-loopback failed with exit code 1: ",
+                )
+                && line.contains("NCCL_BW_DEGRADED")
+        });
+        if found { Ok(()) } else { Err(described) }
+    })
+    .await?;
     scene.cordoned().await?;
     let events = scene.product.client(["events", "-o", "json"]).await?;
     assert!(events.expect(0)?.contains("NCCL_BW_DEGRADED"), "{events:?}");

@@ -155,6 +155,11 @@ impl Entry {
                 image.write(&mut container);
                 let all = json!(["gpuwarden", "check", command]);
                 container.entry("command").or_insert(all);
+                if command == ALLREDUCE {
+                    // RDMA pins the memory that it sends.
+                    let locks = json!({"capabilities": {"add": ["IPC_LOCK"]}});
+                    container.entry("securityContext").or_insert(locks);
+                }
             }
             (None, Some(_), None) => {
                 return Err("`image` is missing; the common one has only our own checks".into());

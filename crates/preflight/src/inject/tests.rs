@@ -264,6 +264,18 @@ fn a_check_of_a_gang_knows_where_its_peers_stand() {
     );
 }
 
+/// RDMA pins what it sends.
+#[test]
+fn the_all_reduce_may_lock_memory_and_no_other_check() {
+    let made = injected(&in_gang(pod(8)), &config(OURS));
+    for check in field::list(&made, "/spec/initContainers") {
+        let is_allreduce = field::name(check) == "preflight-nccl-allreduce";
+        let locks = json!({"capabilities": {"add": ["IPC_LOCK"]}});
+        let expected = is_allreduce.then_some(&locks);
+        assert_eq!(check.get("securityContext"), expected, "{check}");
+    }
+}
+
 #[test]
 fn a_check_of_a_gang_gets_what_the_configuration_adds() {
     let text = |mirrored: bool| {
@@ -651,44 +663,4 @@ fn the_patch_is_the_references_where_its_wording_is_asked_for() {
     assert_eq!(at("/spec/imagePullSecrets"), json!([{"name": "registry"}]));
 }
 
-proptest::proptest! {
-    /// Whatever a pod looks like, it is patched, left alone, or refused with a reason.
-    #[test]
-    fn no_pod_is_too_odd(pod in any_json(4)) {
-        let config = config(OURS);
-        let mut odd = self::pod(2);
-        odd["spec"]["initContainers"] = pod.clone();
-        odd["spec"]["volumes"] = pod.clone();
-        odd["spec"]["containers"][0]["env"] = pod.clone();
-        odd["spec"]["containers"][0]["volumeMounts"] = pod.clone();
-        odd["spec"]["imagePullSecrets"] = pod;
-        if let Ok(injection) = tried(&odd, &config) {
-            proptest::prop_assert!(!injection.patch.is_empty());
-        }
-    }
-}
-
-fn any_json(depth: u32) -> impl proptest::strategy::Strategy<Value = Value> {
-    use proptest::prelude::*;
-    let leaf = prop_oneof![
-        Just(Value::Null),
-        any::<bool>().prop_map(Value::from),
-        any::<i32>().prop_map(Value::from),
-        "[a-z-]{0,8}".prop_map(Value::from),
-    ];
-    leaf.prop_recursive(depth, 24, 4, |inner| {
-        let key = prop_oneof![
-            Just("name"),
-            Just("value"),
-            Just("mountPath"),
-            Just("image")
-        ];
-        prop_oneof![
-            prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
-            prop::collection::btree_map(key, inner, 0..4).prop_map(|map| map
-                .into_iter()
-                .map(|(key, value)| (key.to_owned(), value))
-                .collect()),
-        ]
-    })
-}
+mod odd;

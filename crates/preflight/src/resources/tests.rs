@@ -196,6 +196,7 @@ fn a_check_changes_neither_quality_of_service_nor_what_a_pod_asks_for() {
     let burstable = main(json!({"cpu": "50m"}), json!({}));
     let best_effort = main(json!({}), json!({}));
     let own = json!({"requests": {"cpu": "100m", "memory": "500Mi"}});
+    let limited = json!({"limits": {"cpu": "1", "memory": "1Gi"}});
     let gpu = json!("1");
     for (pod, own, more, expected) in [
         (
@@ -236,6 +237,22 @@ fn a_check_changes_neither_quality_of_service_nor_what_a_pod_asks_for() {
             "",
             json!({"requests": {"nvidia.com/gpu": gpu}, "limits": {"nvidia.com/gpu": gpu}}),
         ),
+        // Otherwise the pod would be burstable.
+        (
+            &best_effort,
+            &limited,
+            "",
+            json!({"requests": {"nvidia.com/gpu": gpu}, "limits": {"nvidia.com/gpu": gpu}}),
+        ),
+        (
+            &burstable,
+            &limited,
+            "",
+            json!({
+                "requests": {"cpu": "50m", "memory": "0", "nvidia.com/gpu": gpu},
+                "limits": {"cpu": "1", "memory": "1Gi", "nvidia.com/gpu": gpu},
+            }),
+        ),
     ] {
         assert_eq!(of_check(own, pod, more), expected, "{pod} {own}");
     }
@@ -262,4 +279,14 @@ fn the_bound_of_the_whole_pod_is_kept() {
     let pod = json!({"spec": {"containers": [main], "resources": {"requests": {"cpu": "1"}}}});
     let own = json!({"requests": {"cpu": "1500m"}});
     assert_eq!(of_check(&own, &pod, "")["requests"]["cpu"], "1");
+
+    // A pod that has limits as a whole has requests, too: where none are said, the API server sets them.
+    let whole =
+        json!({"requests": {"cpu": "2", "memory": "1Gi"}, "limits": {"cpu": "2", "memory": "1Gi"}});
+    let main = container(&json!({"limits": {"nvidia.com/gpu": "1"}}));
+    let pod = json!({"spec": {"containers": [main], "resources": whole}});
+    let own = json!({"limits": {"cpu": "3", "memory": "512Mi"}});
+    let resources = of_check(&own, &pod, "");
+    assert_eq!(resources["limits"]["cpu"], "2");
+    assert_eq!(resources["limits"]["memory"], "512Mi");
 }

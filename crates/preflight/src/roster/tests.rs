@@ -44,6 +44,7 @@ fn what_is_written_is_read() {
         master_port: 29500,
         members: vec![member("pod-0", "10.0.1.5"), member("pod-1", "fd00::7")],
         started: Some("pod-1".to_owned()),
+        untestable: Some("minMember is 0".to_owned()),
     };
     let data = roster.data();
     assert_eq!(
@@ -179,4 +180,29 @@ proptest! {
             roster = next;
         }
     }
+}
+
+/// The figures of docs/preflight.md, "Limits".
+#[test]
+fn so_many_members_fit_into_a_config_map() {
+    let bytes = |members: usize, name: usize| {
+        let member = |rank: usize| Member {
+            pod: format!("{rank:0name$}"),
+            address: "192.168.100.100".parse().unwrap(),
+            checks: Some("preflight-nccl-allreduce".to_owned()),
+        };
+        let roster = Roster {
+            gang_id: "g".repeat(253),
+            expected: 8192,
+            master_port: 29500,
+            members: (0..members).map(member).collect(),
+            started: Some("p".repeat(name)),
+            untestable: None,
+        };
+        roster.data().values().map(String::len).sum::<usize>()
+    };
+    let most = 1024 * 1024;
+    assert!(bytes(MAX_MEMBERS as usize, 37) <= most);
+    assert!(bytes(5_800, 63) <= most);
+    assert!(bytes(MAX_MEMBERS as usize, 63) > most);
 }

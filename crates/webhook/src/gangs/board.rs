@@ -22,7 +22,7 @@ use crate::discoveries::Discoveries;
 /// Time for which the `ConfigMap` of a gang without pods is kept: its pods may be made anew.
 const KEPT: Duration = Duration::from_secs(60);
 
-/// Time for which no pod of a gang has come, after which those without GPUs are looked for that it may be
+/// Time for which no pod of a gang has come, after which those without checks are looked for that it may be
 /// short of. It is doubled each time, up to [`MOST_LOOKS`] times.
 const SETTLED: Duration = Duration::from_secs(5);
 const MOST_LOOKS: u32 = 5;
@@ -63,8 +63,8 @@ struct Known {
     map: Option<Arc<Value>>,
     empty_since: Option<Instant>,
     surplus: BTreeSet<String>,
-    /// Members that have no GPUs, as they were counted last: they have no checks, and never come.
-    without_gpus: u32,
+    /// Members that have no checks of the gang, as they were counted last: they never come.
+    without_checks: u32,
     /// The time at which they are to be counted next, where the gang is short of members, and how often
     /// they were.
     count_at: Option<Instant>,
@@ -108,7 +108,9 @@ impl Board {
         };
         let full = format!("{namespace}/{name}");
         self.pods_missing.remove(&full);
-        if is_over(pod) {
+        let checks = checks_of(pod, config).join(",");
+        // Who has no check of the gang never comes to meet the others.
+        if is_over(pod) || checks.is_empty() {
             return self.gone(&full);
         }
         let Ok(Some(gang)) = Gang::of(pod, namespace, &by.of(namespace)) else {
@@ -136,7 +138,7 @@ impl Board {
         let address = text("/status/podIP").and_then(|address| address.parse().ok());
         let pod = Pod {
             address,
-            checks: checks_of(pod, config).join(","),
+            checks,
             is_through: is_through(pod, config),
             word: Word::of(pod, config),
         };
@@ -246,27 +248,27 @@ impl Board {
         u32::try_from(pods).unwrap_or(u32::MAX)
     }
 
-    /// Returns whether the members of a gang without GPUs are to be counted, because it is short of others.
+    /// Returns whether the members of a gang without checks are to be counted, because it is short of others.
     pub(super) fn is_short(&self, key: &GangKey, expected: u32) -> bool {
         let Some(known) = self.gangs.get(key) else {
             return false;
         };
-        let there = self.pods(key).saturating_add(known.without_gpus);
+        let there = self.pods(key).saturating_add(known.without_checks);
         there < expected && known.count_at.is_some_and(|at| at <= Instant::now())
     }
 
-    /// Notes how many members of a gang have no GPUs.
-    pub(super) fn count_without_gpus(&mut self, key: &GangKey, count: u32) {
+    /// Notes how many members of a gang have no checks.
+    pub(super) fn count_without_checks(&mut self, key: &GangKey, count: u32) {
         if let Some(known) = self.gangs.get_mut(key) {
-            known.without_gpus = count;
+            known.without_checks = count;
             known.counted = (known.counted + 1).min(MOST_LOOKS);
             known.count_at = Some(Instant::now() + SETTLED * 2_u32.pow(known.counted));
         }
     }
 
     /// Returns how many members of a gang can have checks, of those that are expected.
-    pub(super) fn with_gpus(&self, key: &GangKey, expected: u32) -> u32 {
-        let without = self.gangs.get(key).map_or(0, |known| known.without_gpus);
+    pub(super) fn with_checks(&self, key: &GangKey, expected: u32) -> u32 {
+        let without = self.gangs.get(key).map_or(0, |known| known.without_checks);
         expected.saturating_sub(without).max(1)
     }
 
@@ -300,12 +302,13 @@ impl Board {
         i64::try_from(surplus.sum::<usize>()).unwrap_or(i64::MAX)
     }
 
-    /// Returns what the `ConfigMap` of a gang is to be.
+    /// Returns what the `ConfigMap` of a gang is to be. `expected` is the number of members that are needed,
+    /// 0 so long as it may still be learnt, or why it cannot be.
     pub(super) fn look(
         &mut self,
         key: &GangKey,
         gang: &Gang,
-        expected: u32,
+        expected: Result<u32, String>,
         owner: Option<Value>,
         config: &Config,
     ) -> Look {
@@ -329,7 +332,9 @@ impl Board {
         let mut roster = roster.unwrap_or_default();
         roster.gang_id = gang.id();
         roster.master_port = config.coordination.master_port;
-        let (mut roster, surplus) = roster.with(members.collect(), expected);
+        let count = expected.as_ref().copied().unwrap_or_default();
+        let (mut roster, surplus) = roster.with(members.collect(), count);
+        roster.untestable = expected.err();
         roster.started = known.started(&roster);
         known.note_surplus(surplus, &roster);
         let wanted = json!(roster.data());

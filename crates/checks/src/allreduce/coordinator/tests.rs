@@ -13,6 +13,9 @@ const FILE: &str = "azure-ndv5.xml";
 const WANTED: f64 = 10.0;
 const BYTES: u64 = 1_000_000_000;
 
+/// A failure that no variable brings about.
+const CORRUPT: &str = "an illegal memory access";
+
 /// What comes of a test: the seconds that it takes, or the text of its failure.
 type Comes = Result<f64, &'static str>;
 
@@ -43,9 +46,15 @@ impl Collective for Timed {
                 seconds,
             }]
         });
-        comes.map_err(|text| Failure::Nccl {
-            code: 3,
-            text: text.to_owned(),
+        comes.map_err(|text| match text {
+            CORRUPT => Failure::Cuda {
+                code: 700,
+                text: text.to_owned(),
+            },
+            _ => Failure::Nccl {
+                code: 3,
+                text: text.to_owned(),
+            },
         })
     }
 
@@ -56,15 +65,37 @@ impl Collective for Timed {
     fn over(&mut self) {}
 }
 
+/// A member that is played.
+#[derive(Clone)]
+struct Played {
+    pod: &'static str,
+    topology: Option<Topology>,
+    with: Comes,
+    without: Comes,
+    inherited: &'static [(&'static str, &'static str)],
+}
+
 /// Returns the verdicts of a gang of two with this topology.
 async fn verdicts(topology: Option<Topology>, with: Comes, without: Comes) -> Vec<Verdict> {
+    let played = ["a", "b"].map(|pod| Played {
+        pod,
+        topology: topology.clone(),
+        with,
+        without,
+        inherited: &[],
+    });
+    verdicts_of(&played).await
+}
+
+async fn verdicts_of(played: &[Played]) -> Vec<Verdict> {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let master = listener.local_addr().unwrap();
-    let members = ["a", "b"].map(|pod| Member {
-        pod: pod.to_owned(),
+    let members = played.iter().map(|played| Member {
+        pod: played.pod.to_owned(),
         address: master.ip(),
         checks: None,
     });
+    let members: Vec<Member> = members.collect();
     let key = GangKey::new(b"secret");
     let formed = Instant::now() + Duration::from_secs(60);
     let plan = Plan {
@@ -81,9 +112,9 @@ async fn verdicts(topology: Option<Topology>, with: Comes, without: Comes) -> Ve
             basis: "set".to_owned(),
         },
     };
-    let running = tokio::spawn(run(listener, members.to_vec(), key.clone(), plan));
+    let running = tokio::spawn(run(listener, members.clone(), key.clone(), plan));
     let mut parts = JoinSet::new();
-    for (rank, member) in members.into_iter().enumerate() {
+    for ((rank, member), played) in members.into_iter().enumerate().zip(played.to_vec()) {
         let hello = Hello {
             protocol: PROTOCOL,
             rank,
@@ -91,22 +122,31 @@ async fn verdicts(topology: Option<Topology>, with: Comes, without: Comes) -> Ve
             pod: member.pod,
             devices: 1,
             endpoint: None,
-            topology: topology.clone(),
+            topology: played.topology.clone(),
+            inherited: owned(played.inherited),
         };
         let mut timed = Timed {
-            with: topology.as_ref().map(|_| with),
-            without,
+            with: played.topology.as_ref().map(|_| played.with),
+            without: played.without,
         };
         let key = key.clone();
         parts.spawn(async move {
             let until = || Instant::now() + Duration::from_secs(60);
-            member::take_part(&mut timed, hello, ("a", master), &key, formed, until).await
+            let heard = member::take_part(&mut timed, hello, ("a", master), &key, formed, until);
+            (rank, heard.await.unwrap())
         });
     }
-    let verdicts = parts.join_all().await.into_iter().map(Result::unwrap);
-    let verdicts = verdicts.collect();
+    let mut verdicts = parts.join_all().await;
+    verdicts.sort_by_key(|(rank, _)| *rank);
     running.await.unwrap();
-    verdicts
+    verdicts.into_iter().map(|(_, verdict)| verdict).collect()
+}
+
+fn owned(variables: &[(&str, &str)]) -> BTreeMap<String, String> {
+    let variables = variables.iter();
+    variables
+        .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+        .collect()
 }
 
 const FAST: Comes = Ok(0.05);
@@ -158,5 +198,58 @@ async fn without_a_topology_file_that_is_asked_for_nothing_is_measured() {
         let outcome = super::super::judge(&verdict);
         assert_eq!(outcome.result, crate::outcome::Result::NotTested);
         assert!(outcome.findings.is_empty(), "{outcome:?}");
+    }
+}
+
+/// Returns the verdicts of a gang of which one member comes to something else, each with its own variables.
+async fn of_three(
+    comes: Comes,
+    variables: [&'static [(&'static str, &'static str)]; 3],
+) -> Vec<Verdict> {
+    let played = [("a", FAST), ("b", comes), ("c", FAST)];
+    let played = played.into_iter().zip(variables);
+    let played = played.map(|((pod, without), inherited)| Played {
+        pod,
+        topology: None,
+        with: FAST,
+        without,
+        inherited,
+    });
+    verdicts_of(&played.collect::<Vec<_>>()).await
+}
+
+#[tokio::test]
+async fn whose_variables_only_it_has_is_named_and_not_blamed() {
+    let common: &[_] = &[("NCCL_DEBUG", "WARN"), ("NCCL_IB_HCA", "mlx5")];
+    let odd: &[_] = &[("NCCL_DEBUG", "WARN"), ("NCCL_IB_DISABLE", "1")];
+    for (comes, variables, kind) in [
+        (SLOW, [common; 3], Kind::Culprit),
+        (SLOW, [odd; 3], Kind::Culprit),
+        // One of those who are well has them, too.
+        (SLOW, [odd, odd, common], Kind::Culprit),
+        (SLOW, [common, odd, common], Kind::Unclear),
+        (SLOW, [common, &[], common], Kind::Unclear),
+        (Err("bad"), [common, odd, common], Kind::Unclear),
+        (Err(CORRUPT), [common, odd, common], Kind::Culprit),
+    ] {
+        let verdicts = of_three(comes, variables).await;
+        let kinds: Vec<Kind> = verdicts.iter().map(|verdict| verdict.kind).collect();
+        assert_eq!(
+            kinds,
+            [Kind::Innocent, kind, Kind::Innocent],
+            "{variables:?}"
+        );
+        let outcome = super::super::judge(&verdicts[1]);
+        let is_fatal = outcome.findings.iter().any(|finding| finding.fatal);
+        assert_eq!(is_fatal, kind == Kind::Culprit, "{outcome:?}");
+        if kind == Kind::Unclear && variables[1] == odd {
+            for verdict in &verdicts {
+                let named = verdict
+                    .text
+                    .contains("NCCL_IB_DISABLE, NCCL_IB_HCA are not");
+                assert!(named && !verdict.text.contains("NCCL_DEBUG"), "{verdict:?}");
+                assert!(!verdict.text.contains("to blame"), "{verdict:?}");
+            }
+        }
     }
 }

@@ -4,7 +4,7 @@ use preflight::roster::Member;
 
 use super::super::messages::{Hello, Kind, Verdict};
 use super::super::search::Found;
-use super::{Judged, Plan};
+use super::{Judged, Odd, Plan};
 use crate::worker::{Failure, Measured};
 
 /// Most members that a text names.
@@ -92,12 +92,26 @@ impl Names {
         self.0.iter().map(|_| verdict.clone()).collect()
     }
 
-    /// Returns who is to blame, for each.
-    pub(super) fn found(&self, found: &Found, text: &str, whole: &Judged) -> Vec<Verdict> {
+    /// Returns who is to blame, for each. Nothing is found out about `odd` ones.
+    pub(super) fn found(
+        &self,
+        found: &Found,
+        odd: &Odd,
+        text: &str,
+        whole: &Judged,
+    ) -> Vec<Verdict> {
         let culprits: Vec<usize> = found.culprits.iter().copied().collect();
+        let of_node = culprits.iter().filter(|member| !odd.contains_key(member));
+        let of_node: Vec<usize> = of_node.copied().collect();
         let mut blamed = Vec::new();
-        if !culprits.is_empty() {
-            blamed.push(format!("to blame: {}", self.list(&culprits)));
+        if !of_node.is_empty() {
+            blamed.push(format!("to blame: {}", self.list(&of_node)));
+        }
+        for (member, variables) in odd.iter().take(NAMED) {
+            blamed.push(format!(
+                "{} fails with every other member, and its variables {variables} are not theirs",
+                self.name(*member)
+            ));
         }
         for (one, other) in found.pairs.iter().take(NAMED) {
             blamed.push(format!(
@@ -118,7 +132,14 @@ impl Names {
                 .pairs
                 .iter()
                 .any(|(one, other)| [*one, *other].contains(&rank));
-            if found.culprits.contains(&rank) {
+            if let Some(variables) = odd.get(&rank) {
+                verdict.kind = Kind::Unclear;
+                verdict.text = format!(
+                    "{} fails with every other member, which may be its pod's doing: give all pods of the \
+                     gang the same variables, {variables} are not those of the others: {text}",
+                    self.name(rank)
+                );
+            } else if found.culprits.contains(&rank) {
                 verdict.kind = Kind::Culprit;
                 verdict.text = format!(
                     "{}, which fails with every other member: {text}",

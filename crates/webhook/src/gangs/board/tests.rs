@@ -49,7 +49,7 @@ fn relist(board: &mut Board, pods: &[Value]) {
 fn write(board: &mut Board) -> Option<String> {
     while board.next().is_some() {}
     let gang = board.gang(&key())?;
-    let look = board.look(&key(), &gang, 2, None, &config());
+    let look = board.look(&key(), &gang, Ok(2), None, &config());
     let map = look.map?;
     let peers = map["data"]["peers"].as_str().map(str::to_owned);
     board.wrote(&key(), map);
@@ -127,7 +127,7 @@ fn who_replaces_a_member_of_a_gang_that_has_passed_is_told_so() {
 }
 
 #[test]
-fn members_without_gpus_are_counted_out_of_a_gang_that_is_short_of_others() {
+fn members_without_checks_are_counted_out_of_a_gang_that_is_short_of_others() {
     let mut board = board(&[pod("a", Some("10.0.0.1"))]);
     assert!(!board.is_short(&key(), 2), "others may be on their way");
     let settle = |board: &mut Board| {
@@ -136,18 +136,50 @@ fn members_without_gpus_are_counted_out_of_a_gang_that_is_short_of_others() {
     };
     settle(&mut board);
     assert!(board.is_short(&key(), 2));
-    board.count_without_gpus(&key(), 1);
-    assert_eq!(board.with_gpus(&key(), 2), 1);
-    assert_eq!(board.with_gpus(&key(), 1), 1, "one member has checks");
+    board.count_without_checks(&key(), 1);
+    assert_eq!(board.with_checks(&key(), 2), 1);
+    assert_eq!(board.with_checks(&key(), 1), 1, "one member has checks");
     settle(&mut board);
     assert!(!board.is_short(&key(), 2), "it is whole");
     assert!(board.is_short(&key(), 3));
-    board.count_without_gpus(&key(), 1);
+    board.count_without_checks(&key(), 1);
     assert!(!board.is_short(&key(), 3), "it is not asked all the time");
-    // Who has GPUs after all makes it whole without being counted again.
+    // Who has checks after all makes it whole without being counted again.
     apply(&mut board, pod("b", Some("10.0.0.2")));
     settle(&mut board);
     assert!(!board.is_short(&key(), 3));
+}
+
+#[test]
+fn a_pod_without_a_check_of_the_gang_is_none_of_those_who_meet() {
+    let mut without = pod("b", Some("10.0.0.2"));
+    without["spec"]["initContainers"] = json!([{"name": "preflight-dcgm-diag"}]);
+    let mut board = board(&[pod("a", Some("10.0.0.1")), without]);
+    assert_eq!(board.pods(&key()), 1);
+    let checks = "preflight-nccl-allreduce";
+    assert_eq!(write(&mut board), Some(format!("a;10.0.0.1;0;{checks}")));
+}
+
+#[test]
+fn why_a_gang_cannot_be_tested_is_said_until_it_can_be() {
+    let mut board = board(&[pod("a", Some("10.0.0.1"))]);
+    let gang = board.gang(&key()).expect("the gang");
+    let mut told = |expected| {
+        let look = board.look(&key(), &gang, expected, None, &config());
+        let map = look.map.expect("something new");
+        board.wrote(&key(), map.clone());
+        map["data"].clone()
+    };
+    let data = told(Err("minMember is 0".to_owned()));
+    assert_eq!(
+        (&data["untestable"], &data["expected_count"]),
+        (&json!("minMember is 0"), &json!("0"))
+    );
+    let data = told(Ok(2));
+    assert_eq!(
+        (data.get("untestable"), &data["expected_count"]),
+        (None, &json!("2"))
+    );
 }
 
 #[test]
