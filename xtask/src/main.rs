@@ -13,6 +13,7 @@ mod fuzz;
 mod generate;
 mod gpu;
 mod lint;
+mod mutants;
 mod setup;
 mod shell;
 mod soak;
@@ -59,6 +60,8 @@ enum Command {
     /// Run what takes long: 1,000 kills in a stream of events, ten minutes beside a hostile process
     /// and of each fuzz target.
     Soak(soak::Args),
+    /// Look whether the simulation notices guards that are taken out of the decisions.
+    Mutants,
     /// Measure the product under a load, in a test cluster or on its own.
     Bench(bench::Args),
     /// Check what only a machine with an NVIDIA GPU shows: its GPUs, XIDs, and the cost of watching.
@@ -90,6 +93,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Generate { check } => generate::run(check),
         Command::Fuzz(args) => fuzz::run(&args),
         Command::Soak(args) => soak::run(&args),
+        Command::Mutants => mutants::run(),
         Command::Bench(args) => bench::run(&args),
         Command::Env { command } => environment::run(&command),
     }?;

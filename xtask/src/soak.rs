@@ -1,12 +1,14 @@
 //! `cargo xtask soak`: what takes too long for every run. The product killed a thousand times in
-//! a stream of events and in the middle of a large burst, beside an unprivileged process that does
-//! what it can, and minutes of every fuzz target.
+//! a stream of events and in the middle of a large burst, a simulation of ten million steps, an unprivileged
+//! process that does what it can, and minutes of every fuzz target.
 
 use crate::{
     fuzz, setup,
     shell::{cargo, run as run_command, step, target_dir},
 };
 
+/// Steps of the simulation.
+const STEPS: u32 = 10_000_000;
 /// Nodes that fail at once in the burst: as many as NVSentinel was measured with, of which
 /// it never cordoned 201 after a kill.
 const BURST: u32 = 375;
@@ -59,6 +61,14 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if args.seconds == 0 {
         return Ok(());
     }
+    step(&format!("a simulation of {STEPS} steps"), || {
+        let simulate = ["--", "simulate", "--steps", &STEPS.to_string()];
+        run_command(
+            cargo()
+                .args(["run", "--release", "--package", "gpuwarden"])
+                .args(simulate),
+        )
+    })?;
     hostile(args.seconds)?;
     step("fuzz targets", || fuzz::run(&fuzz::Args::all(args.seconds)))
 }

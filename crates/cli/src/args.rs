@@ -133,6 +133,13 @@ pub enum Command {
                             /var/lib/gpuwarden -o json"
     )]
     Store(StoreArgs),
+    /// Say what the drain of a node would do: which pods leave, how, who waits, who stays and why, and
+    /// the GPU-hours at stake. Changes nothing. Needs permission to get the node and to list pods.
+    #[command(
+        after_help = "Examples:\n  gpuwarden drain --plan gpu-7\n  gpuwarden drain --plan gpu-7 \
+                            --drain-config drain.toml -o json"
+    )]
+    Drain(DrainArgs),
     /// Give a quarantined node back by hand, whatever its faults; they are dismissed until
     /// they are reported again. Needs permission to get and patch the node.
     #[command(
@@ -148,6 +155,13 @@ pub enum Command {
                             --policy preset:nvsentinel --policy preset:gke"
     )]
     Replay(ReplayArgs),
+    /// Look for a story that breaks an invariant: the decisions of production on a cluster that exists only
+    /// here, with random faults, lost requests, crashes and people; exit 1 when there is one.
+    #[command(
+        after_help = "Examples:\n  gpuwarden simulate\n  gpuwarden simulate --steps 10000000\n  \
+                            gpuwarden simulate --steps 250 --seed 7 -o json"
+    )]
+    Simulate(SimulateArgs),
     /// Check, test, compare and show policies.
     #[command(
         after_help = "Examples:\n  gpuwarden policy lint policy.toml\n  gpuwarden policy test policy.toml\n  \
@@ -324,6 +338,33 @@ pub enum StoreCommand {
     },
 }
 
+/// Arguments of `drain`.
+#[derive(Args, Debug)]
+pub struct DrainArgs {
+    /// Only say what would be done. Nodes are drained by a gpuwarden that runs with --drain.
+    #[arg(long, required = true)]
+    pub plan: bool,
+    /// The node.
+    #[arg(value_name = "NODE")]
+    pub node: String,
+    /// Configuration file of gpuwarden; of its keys `kubeconfig`, `context` and `drain-config` count
+    /// here.
+    #[arg(long, env = "GPUWARDEN_CONFIG", value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Kubeconfig of the cluster [default: where kubectl looks].
+    #[arg(long, env = "GPUWARDEN_KUBECONFIG", value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+    /// Context of the kubeconfig [default: its current one].
+    #[arg(long, env = "GPUWARDEN_CONTEXT", value_name = "NAME")]
+    pub context: Option<String>,
+    /// The file that says how pods leave [default: each is waited for until it has ended].
+    #[arg(long, env = "GPUWARDEN_DRAIN_CONFIG", value_name = "FILE")]
+    pub drain_config: Option<PathBuf>,
+    /// The output format.
+    #[command(flatten)]
+    pub output: OutputArgs,
+}
+
 /// Arguments of `release`.
 #[derive(Args, Debug)]
 pub struct ReleaseArgs {
@@ -385,6 +426,20 @@ pub struct PauseArgs {
     /// The cluster.
     #[command(flatten)]
     pub kube: KubeArgs,
+}
+
+/// Arguments of `simulate`.
+#[derive(Args, Debug)]
+pub struct SimulateArgs {
+    /// Number of steps: of everything that can happen, one at a time.
+    #[arg(long, default_value_t = 100_000, value_parser = clap::value_parser!(u64).range(1..))]
+    pub steps: u64,
+    /// The seed from which all follows [default: another one each time].
+    #[arg(long)]
+    pub seed: Option<u64>,
+    /// The output format.
+    #[command(flatten)]
+    pub output: OutputArgs,
 }
 
 /// Arguments of `replay`.

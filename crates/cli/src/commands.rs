@@ -7,6 +7,7 @@ mod completions;
 mod decode;
 mod devices;
 mod doctor;
+mod drain;
 mod events;
 mod explain;
 mod garbled;
@@ -18,6 +19,7 @@ mod policy;
 mod progress;
 mod release;
 mod replay;
+mod simulate;
 mod status;
 mod store;
 mod why_not;
@@ -56,10 +58,12 @@ pub(crate) async fn execute(command: Command, given: &Given) -> anyhow::Result<u
         Command::Completions { shell } => completions::execute(shell),
         Command::Policy(args) => policy::execute(&args.what),
         Command::Replay(args) => replay::execute(&args),
+        Command::Simulate(args) => simulate::execute(&args),
         Command::WhyNot(args) => why_not::execute(&args, given).await,
         Command::Pause(args) => pause::pause(args, given).await,
         Command::Resume(args) => pause::resume(args).await,
         Command::Store(args) => store::execute(&args),
+        Command::Drain(args) => drain::execute(&args).await,
         Command::Release(args) => release::execute(&args).await,
         Command::Reference => {
             output::line(crate::reference::markdown().trim_end())?;

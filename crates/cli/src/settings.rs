@@ -22,6 +22,7 @@ use serde::{Deserialize, Serialize};
 
 pub use device_api::{DeviceNetwork, DeviceSettings};
 pub use gpu::{FakeGpus, GpuSettings};
+pub(crate) use parts::drain_config;
 pub use parts::{
     ActSettings, DeliverySettings, IngestSettings, Mode, NodeSettings, ProcessSettings, Transport,
 };
@@ -116,6 +117,8 @@ pub(crate) struct ClientSettings {
     pub(crate) context: Option<String>,
     /// Namespace of its own objects in the cluster.
     pub(crate) namespace: Option<String>,
+    /// File that says how pods leave nodes.
+    pub(crate) drain_config: Option<PathBuf>,
 }
 
 /// `AnyRole` has the keys of the files of all roles.

@@ -9,11 +9,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use contract::keys;
-use domain::device::{GPU_DRIVER, Rule, RuleChange, Slice};
+use domain::device::{Claim, GPU_DRIVER, Rule, RuleChange, Slice};
 use domain::fleet::{DeviceInput, DeviceWatch};
 use kube::Api;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
-use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
+use kube::core::{ApiResource, DynamicObject, GroupVersionKind, Request};
+use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -21,6 +22,7 @@ use tokio_util::sync::CancellationToken;
 use crate::connect::Cluster;
 use crate::error::{ApiError, found};
 use crate::pace::Urgency;
+use crate::request::ask;
 use crate::watch::{Selection, Signal};
 
 mod object;
@@ -31,6 +33,8 @@ use object::{ClaimObject, RuleObject, SliceObject};
 const GROUP: &str = "resource.k8s.io";
 /// The resource in which drivers publish devices.
 const SLICES: &str = "resourceslices";
+/// The resource of which pods are given devices.
+const CLAIMS: &str = "resourceclaims";
 /// Versions that the cluster is asked for, the best first.
 const VERSIONS: [&str; 3] = ["v1", "v1beta2", "v1alpha3"];
 /// Events that wait for the consumer; when it is slower, the API server waits.
@@ -58,6 +62,12 @@ pub enum DeviceEvent {
     Served(Box<DeviceApi>),
     /// News of them.
     News(DeviceInput),
+}
+
+/// A list of claims.
+#[derive(Deserialize)]
+struct Claims {
+    items: Vec<ClaimObject>,
 }
 
 /// A reason why devices cannot be tainted, and whether it may pass by itself.
@@ -231,14 +241,30 @@ impl Cluster {
 
     /// Returns in which version the cluster serves slices; `None`: it does not.
     pub(crate) async fn slices_api(&self) -> Result<Option<ApiResource>, ApiError> {
+        self.dra_api("ResourceSlice", SLICES).await
+    }
+
+    /// Returns the claims of a namespace, with the pods that each is reserved for. Takes the permission
+    /// `list` on them.
+    pub(crate) async fn claims_in(&self, namespace: &str) -> Result<Vec<Claim>, ApiError> {
+        let Some(api) = self.dra_api("ResourceClaim", CLAIMS).await? else {
+            return Ok(Vec::new());
+        };
+        let path = format!("/apis/{}/namespaces/{namespace}/{CLAIMS}", api.api_version);
+        let request = Request::new(path).list(&ListParams::default());
+        let listed: Claims = ask(&self.client(Urgency::Tell), request).await?;
+        Ok(listed.items.iter().map(ClaimObject::claim).collect())
+    }
+
+    async fn dra_api(&self, kind: &str, plural: &str) -> Result<Option<ApiResource>, ApiError> {
         let client = self.client(Urgency::Tell);
         for version in VERSIONS {
             let group = format!("{GROUP}/{version}");
             let list = found(client.list_api_group_resources(&group).await)?;
             let mut resources = list.into_iter().flat_map(|list| list.resources);
-            if resources.any(|resource| resource.name == SLICES) {
-                let kind = GroupVersionKind::gvk(GROUP, version, "ResourceSlice");
-                return Ok(Some(ApiResource::from_gvk_with_plural(&kind, SLICES)));
+            if resources.any(|resource| resource.name == plural) {
+                let kind = GroupVersionKind::gvk(GROUP, version, kind);
+                return Ok(Some(ApiResource::from_gvk_with_plural(&kind, plural)));
             }
         }
         Ok(None)
@@ -269,7 +295,7 @@ impl Cluster {
         };
         Ok(DeviceApi {
             slices: find("ResourceSlice", SLICES)?,
-            claims: find("ResourceClaim", "resourceclaims")?,
+            claims: find("ResourceClaim", CLAIMS)?,
             rules: find("DeviceTaintRule", "devicetaintrules")?,
         })
     }

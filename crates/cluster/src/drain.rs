@@ -1,31 +1,36 @@
 //! The pods of nodes that are drained: told of, and removed.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use contract::keys;
+use domain::device::{Claim, GPU_DRIVER};
 use domain::drain::PodView;
+use domain::drain::plan::PodFacts;
 use domain::fleet::{PlannedRemoval, PodNews};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Pod as Object;
 use kube::Api;
-use kube::api::{DeleteParams, EvictParams, PostParams, Preconditions};
+use kube::api::{DeleteParams, EvictParams, ListParams, PostParams, Preconditions};
+use kube::core::Request;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
+use serde_json::Value;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use crate::connect::{Cluster, ConnectError};
+use crate::connections::Connections;
 use crate::error::{ApiError, found};
 use crate::pace::Urgency;
+use crate::request::ask;
 use crate::watch::{Selection, Signal};
 
-/// Watches on one connection: fewer than the streams that an API server gives it
-/// (`--http2-max-streams-per-connection`, 100 where nobody sets it).
-const WATCHES: usize = 64;
 /// News that wait for their consumer; when it is slower, the API server waits.
 const QUEUE: usize = 1024;
 /// Beginning of the names of resources that are GPUs, or parts of one.
 const GPU_RESOURCES: [&str; 3] = ["nvidia.com/gpu", "nvidia.com/pgpu", "nvidia.com/mig-"];
+/// The path of all pods.
+const PODS: &str = "/api/v1/pods";
 /// Annotation by which a kubelet marks the mirror of a pod that it runs from a file.
 const MIRROR: &str = "kubernetes.io/config.mirror";
 
@@ -33,12 +38,20 @@ const MIRROR: &str = "kubernetes.io/config.mirror";
 /// should know.
 #[derive(Debug)]
 pub struct PodWatches {
-    cluster: Cluster,
-    /// Connections, and how many watches each of them has.
-    connections: Vec<(Cluster, usize)>,
-    /// The nodes that are told of: their connection, and what ends the watch.
-    nodes: BTreeMap<String, (usize, CancellationToken)>,
+    connections: Connections,
     news: mpsc::Sender<(String, PodNews)>,
+}
+
+/// A list of pods, each as the API server has it.
+#[derive(Deserialize)]
+struct Pods {
+    items: Vec<Value>,
+}
+
+/// The annotation that says which devices a pod has, by resource.
+#[derive(Deserialize)]
+struct Devices {
+    devices: BTreeMap<String, Vec<String>>,
 }
 
 /// A pod, as far as a drain looks at it.
@@ -62,12 +75,15 @@ struct Metadata {
     #[serde(default)]
     annotations: BTreeMap<String, String>,
     #[serde(default)]
+    labels: BTreeMap<String, String>,
+    #[serde(default)]
     owner_references: Vec<Owner>,
 }
 
 #[derive(Debug, Deserialize)]
 struct Owner {
     kind: String,
+    name: String,
     #[serde(default)]
     controller: bool,
 }
@@ -78,12 +94,16 @@ struct Spec {
     termination_grace_period_seconds: Option<i64>,
     containers: Vec<Container>,
     init_containers: Vec<Container>,
+    resource_claims: Vec<IgnoredAny>,
 }
 
 #[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
 struct Container {
     #[serde(default)]
     resources: Resources,
+    /// `Always`, of an init container that goes on beside the others.
+    restart_policy: Option<String>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -96,6 +116,7 @@ struct Resources {
 #[serde(rename_all = "camelCase", default)]
 struct PodStatus {
     phase: String,
+    start_time: Option<Timestamp>,
     conditions: Vec<Condition>,
     /// Of a claim that stands for an extended resource.
     extended_resource_claim_status: Option<IgnoredAny>,
@@ -117,9 +138,7 @@ impl PodWatches {
     pub fn new(cluster: &Cluster) -> (Self, mpsc::Receiver<(String, PodNews)>) {
         let (news, receiver) = mpsc::channel(QUEUE);
         let watches = Self {
-            cluster: cluster.clone(),
-            connections: Vec::new(),
-            nodes: BTreeMap::new(),
+            connections: Connections::new(cluster),
             news,
         };
         (watches, receiver)
@@ -128,24 +147,12 @@ impl PodWatches {
     /// Tells of the pods of a node from now on: all of them first. Takes the permissions `list` and
     /// `watch` on pods. Must be called within a tokio runtime.
     pub fn follow(&mut self, node: &str, cancel: &CancellationToken) -> Result<(), ConnectError> {
-        if self.nodes.contains_key(node) {
+        let Some((connection, cancel)) = self.connections.begin(node, cancel)? else {
             return Ok(());
-        }
-        let room = (self.connections.iter()).position(|(_, watches)| *watches < WATCHES);
-        let place = room.unwrap_or(self.connections.len());
-        if room.is_none() {
-            let connection = self.cluster.with_own_connection()?;
-            self.connections.push((connection, 0));
-        }
-        let Some((connection, watches)) = self.connections.get_mut(place) else {
-            return Ok(()); // Not reached: it was found or made just now.
         };
-        *watches += 1;
-        let cancel = cancel.child_token();
         let selection =
             Selection::of::<Object>(&(), None).with_fields(&format!("spec.nodeName={node}"));
-        let mut signals = connection.watch::<PodObject>(selection, cancel.clone());
-        self.nodes.insert(node.to_owned(), (place, cancel));
+        let mut signals = connection.watch::<PodObject>(selection, cancel);
         let (node, news) = (node.to_owned(), self.news.clone());
         tokio::spawn(async move {
             while let Some(signal) = signals.recv().await {
@@ -167,21 +174,7 @@ impl PodWatches {
 
     /// Tells of the pods of a node no more. What was told before may still come.
     pub fn leave(&mut self, node: &str) {
-        let Some((place, cancel)) = self.nodes.remove(node) else {
-            return;
-        };
-        cancel.cancel();
-        if let Some((_, watches)) = self.connections.get_mut(place) {
-            *watches -= 1;
-        }
-        // The connections of a storm are not kept.
-        while self
-            .connections
-            .last()
-            .is_some_and(|(_, watches)| *watches == 0)
-        {
-            self.connections.pop();
-        }
+        self.connections.end(node);
     }
 }
 
@@ -215,26 +208,115 @@ impl Cluster {
             .map(drop)
             .map_err(ApiError::from)
     }
+
+    /// Returns why a pod would not be evicted now; `None`: it would. Nothing is done. Takes the
+    /// permission `create` on `pods/eviction`. One request.
+    pub async fn refuses_eviction(&self, pod: &PodView) -> Result<Option<String>, ApiError> {
+        let pods: Api<Object> = Api::namespaced(self.client(Urgency::Tell), &pod.namespace);
+        let evict = EvictParams {
+            delete_options: Some(DeleteParams {
+                dry_run: true,
+                ..DeleteParams::default()
+            }),
+            post_options: PostParams {
+                dry_run: true,
+                ..PostParams::default()
+            },
+        };
+        match pods.evict(&pod.name, &evict).await.map_err(ApiError::from) {
+            Ok(_) | Err(ApiError::NotFound { .. }) => Ok(None),
+            Err(ApiError::Held { message, .. }) => Ok(Some(message)),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Returns the pods of a node with what a plan tells of them, but for gangs and budgets, and each
+    /// as the API server has it. Takes the permission `list` on pods, and where pods have claims on
+    /// these.
+    pub async fn pods_to_plan(&self, node: &str) -> Result<Vec<(PodFacts, Value)>, ApiError> {
+        let fields = format!("spec.nodeName={node}");
+        let request = Request::new(PODS).list(&ListParams::default().fields(&fields));
+        let listed: Pods = ask(&self.client(Urgency::Tell), request).await?;
+        let mut claims: BTreeMap<String, Vec<Claim>> = BTreeMap::new();
+        let mut found = Vec::new();
+        for value in listed.items {
+            let pod = PodObject::deserialize(&value).map_err(ApiError::unavailable)?;
+            let mut facts = pod.facts();
+            if facts.gpus == 0 && pod.has_claims() {
+                let namespace = &pod.metadata.namespace;
+                if !claims.contains_key(namespace) {
+                    claims.insert(namespace.clone(), self.claims_in(namespace).await?);
+                }
+                let title = facts.pod.title();
+                let of_pod = (claims.get(namespace).into_iter().flatten())
+                    .filter(|claim| claim.pods.contains(&title));
+                let gpus = of_pod.flat_map(|claim| &claim.devices);
+                let gpus = gpus.filter(|device| device.driver == GPU_DRIVER).count();
+                facts.gpus = u64::try_from(gpus).unwrap_or(u64::MAX);
+            }
+            found.push((facts, value));
+        }
+        Ok(found)
+    }
 }
 
 // === impl PodObject ===
 
 impl PodObject {
+    /// Returns what a plan tells of it, without the GPUs of its claims.
+    fn facts(&self) -> PodFacts {
+        let metadata = &self.metadata;
+        let owner = metadata.owner_references.iter().find(|one| one.controller);
+        PodFacts {
+            pod: self.view(),
+            gpus: self.gpus(),
+            started_at: self.status.start_time,
+            owner: owner.map(|one| format!("{} {}/{}", one.kind, metadata.namespace, one.name)),
+            gang: None,
+            held_by: None,
+        }
+    }
+
+    /// Returns whether any of its devices may be of a claim.
+    fn has_claims(&self) -> bool {
+        let of_resource = self.status.extended_resource_claim_status.is_some();
+        of_resource || !self.spec.resource_claims.is_empty()
+    }
+
+    /// Returns the number of its GPUs: those that are written on it, else those that it asks for.
+    fn gpus(&self) -> u64 {
+        let written = (metadata_devices(&self.metadata).into_iter()).collect::<BTreeSet<_>>();
+        if !written.is_empty() {
+            return u64::try_from(written.len()).unwrap_or(u64::MAX);
+        }
+        let (mut beside, mut largest) = (0_u64, 0);
+        for one in &self.spec.init_containers {
+            if one.restart_policy.as_deref() == Some("Always") {
+                beside = beside.saturating_add(one.gpus());
+            } else {
+                largest = largest.max(beside.saturating_add(one.gpus()));
+            }
+        }
+        let work = self.spec.containers.iter().map(Container::gpus);
+        work.fold(beside, u64::saturating_add).max(largest)
+    }
+
     fn view(&self) -> PodView {
         let (metadata, spec, status) = (&self.metadata, &self.spec, &self.status);
         let owners = metadata.owner_references.iter();
         let limits = (spec.containers.iter().chain(&spec.init_containers))
             .flat_map(|container| container.resources.limits.keys());
-        let is_gpu = |name: &String| GPU_RESOURCES.iter().any(|one| name.starts_with(one));
         let ready = status.conditions.iter().find(|one| one.kind == "Ready");
         PodView {
             namespace: metadata.namespace.clone(),
             name: metadata.name.clone(),
             uid: metadata.uid.clone(),
+            labels: metadata.labels.clone(),
             finished: matches!(status.phase.as_str(), "Succeeded" | "Failed"),
             of_daemon_set: (owners.clone()).any(|one| one.controller && one.kind == "DaemonSet"),
             is_static: metadata.annotations.contains_key(MIRROR),
-            has_gpus: limits.clone().any(is_gpu)
+            gpus: metadata_devices(metadata).into_iter().collect(),
+            has_gpus: limits.clone().any(|name| is_gpu(name))
                 || metadata.annotations.contains_key(keys::POD_DEVICES)
                 || status.extended_resource_claim_status.is_some(),
             grace: spec
@@ -244,6 +326,88 @@ impl PodObject {
             unready_since: ready
                 .filter(|one| one.status != "True")
                 .and_then(|one| one.last_transition_time),
+        }
+    }
+}
+
+// === impl Container ===
+
+impl Container {
+    /// Returns the number of GPUs, or parts of one, that it asks for.
+    fn gpus(&self) -> u64 {
+        let limits = self.resources.limits.iter();
+        let gpus = limits.filter(|(name, _)| is_gpu(name));
+        let counts = gpus.filter_map(|(_, count)| count.parse::<u64>().ok());
+        counts.fold(0, u64::saturating_add)
+    }
+}
+
+fn is_gpu(name: &str) -> bool {
+    GPU_RESOURCES.iter().any(|one| name.starts_with(one))
+}
+
+/// Returns the devices that are written on a pod, by UUID.
+fn metadata_devices(metadata: &Metadata) -> Vec<String> {
+    let text = metadata.annotations.get(keys::POD_DEVICES);
+    let written = text.and_then(|text| serde_json::from_str::<Devices>(text).ok());
+    let devices = written.map(|written| written.devices).unwrap_or_default();
+    devices.into_values().flatten().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_gpus_of_a_pod_are_counted_as_they_are_given() {
+        let container = |name: &str, count: &str| json!({"resources": {"limits": {name: count}}});
+        let beside = json!({
+            "resources": {"limits": {"nvidia.com/gpu": "1"}}, "restartPolicy": "Always",
+        });
+        let gpu = |count| container("nvidia.com/gpu", count);
+        for (init, work, annotation, gpus) in [
+            (
+                json!([]),
+                json!([gpu("2"), gpu("1"), container("cpu", "8")]),
+                "",
+                3,
+            ),
+            (json!([gpu("4")]), json!([gpu("2")]), "", 4),
+            (json!([beside, gpu("4")]), json!([gpu("2")]), "", 5),
+            (json!([beside]), json!([gpu("2")]), "", 3),
+            (
+                json!([]),
+                json!([container("nvidia.com/mig-1g.10gb", "2")]),
+                "",
+                2,
+            ),
+            (json!([]), json!([container("cpu", "2")]), "", 0),
+            (
+                json!([]),
+                json!([container("cpu", "2")]),
+                r#"{"devices":{"nvidia.com/gpu":["GPU-1","GPU-2"],"gpu.nvidia.com":["GPU-2"]}}"#,
+                2,
+            ),
+        ] {
+            let pod = json!({
+                "metadata": {
+                    "namespace": "a", "name": "b", "uid": "u",
+                    "annotations": {keys::POD_DEVICES: annotation},
+                    "ownerReferences": [
+                        {"kind": "Job", "name": "j", "controller": true},
+                        {"kind": "Other", "name": "o"},
+                    ],
+                },
+                "spec": {"initContainers": init, "containers": work},
+                "status": {"startTime": "2026-01-01T00:00:00Z"},
+            });
+            let pod: PodObject = serde_json::from_value(pod).unwrap();
+            let facts = pod.facts();
+            assert_eq!(facts.gpus, gpus, "{pod:?}");
+            assert_eq!(facts.owner.as_deref(), Some("Job a/j"));
+            assert!(facts.started_at.is_some());
         }
     }
 }

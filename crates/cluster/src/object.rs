@@ -29,6 +29,28 @@ impl Cluster {
             .collect())
     }
 
+    /// Returns the resource of a kind: the plural that stands in paths; `None` where the API server does
+    /// not serve the kind.
+    pub async fn resource_of(
+        &self,
+        group: &str,
+        version: &str,
+        kind: &str,
+    ) -> Result<Option<String>, ApiError> {
+        let path = Kind::new(group, version, "").path(None);
+        let request = http::Request::get(path.trim_end_matches('/')).body(Vec::new());
+        let request = request.map_err(kube::core::request::Error::BuildRequest);
+        let answer: Option<Value> = found(ask(&self.client(Urgency::Act), request).await)?;
+        let resources = answer.and_then(|answer| answer.get("resources")?.as_array().cloned());
+        let resources = resources.unwrap_or_default().into_iter();
+        let text = |of: &Value, key: &str| Some(of.get(key)?.as_str()?.to_owned());
+        Ok(resources
+            .filter(|one| text(one, "kind").as_deref() == Some(kind))
+            .filter_map(|one| text(&one, "name"))
+            // Of `resource/status` the kind is the same.
+            .find(|name| !name.contains('/')))
+    }
+
     /// Reads an object; `None` where it does not exist, or nobody serves its kind.
     pub async fn object(
         &self,

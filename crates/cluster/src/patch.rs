@@ -11,21 +11,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use contract::keys;
 use domain::node::{NodeChange, NodeView};
+use domain::ownership::SESSION_ANNOTATIONS;
 use json_patch::jsonptr::PointerBuf;
 use json_patch::{AddOperation, Patch, PatchOperation, RemoveOperation, TestOperation};
 use serde::Serialize;
 use serde_json::{Value, json};
-
-/// The annotations that tell a session on a node. A decision about a session has read all of them.
-const SESSION_ANNOTATIONS: [&str; 5] = [
-    keys::QUARANTINE_HEALTH_EVENT,
-    keys::QUARANTINE_APPLIED_TAINTS,
-    keys::QUARANTINE_IS_CORDONED,
-    keys::QUARANTINE_CORDON_PRE_EXISTING,
-    keys::SESSION,
-];
 
 /// A patch as a request to the API server, for the journal.
 #[derive(Clone, Debug, PartialEq, Serialize)]

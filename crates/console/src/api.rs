@@ -231,6 +231,21 @@ pub struct EventStatus {
     /// The time of that decision.
     #[serde(default)]
     pub quarantinefinishtimestamp: Option<Timestamp>,
+    /// How far the pods of its node have left; `null` like `nodequarantined`.
+    #[serde(default)]
+    pub userpodsevictionstatus: Option<PodsEvictionView>,
+    /// The time at which they had.
+    #[serde(default)]
+    pub drainfinishtimestamp: Option<Timestamp>,
+}
+
+/// How far the pods of the node of an event have left.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PodsEvictionView {
+    /// `NotStarted`, `InProgress`, `Failed`, `Succeeded`, `AlreadyDrained` or `Cancelled`.
+    pub status: String,
+    /// The reason, for people; may be empty.
+    pub message: String,
 }
 
 /// The answer of `/api/v1/nodes/{name}/explain`: one node's story.
@@ -327,6 +342,11 @@ impl EventView {
             status: EventStatus {
                 nodequarantined: status.node_quarantined,
                 quarantinefinishtimestamp: status.quarantine_finished_at,
+                userpodsevictionstatus: status.pods_eviction.map(|one| PodsEvictionView {
+                    status: one.status,
+                    message: one.message,
+                }),
+                drainfinishtimestamp: status.drain_finished_at,
             },
         }
     }

@@ -37,6 +37,17 @@ pub const STATE_DRAINING: &str = "draining";
 /// Value of [`STATE_LABEL`] once all pods that are to leave have left.
 pub const STATE_DRAINED: &str = "drain-succeeded";
 
+/// Value of [`STATE_LABEL`] while the node is repaired.
+pub const STATE_REMEDIATING: &str = "remediating";
+/// Value of [`STATE_LABEL`] once a repair has succeeded, until its faults are over.
+pub const STATE_REMEDIATED: &str = "remediation-succeeded";
+/// Value of [`STATE_LABEL`] while a person is asked to repair the node.
+pub const STATE_REMEDIATION_FAILED: &str = "remediation-failed";
+/// Annotation: the repairs of a quarantined node, as JSON by group.
+pub const REMEDIATION_STATE: &str = "latestFaultRemediationState";
+/// Annotation of our own on the custom resource of a repair: the attempt for which it was made.
+pub const ATTEMPT: &str = "gpuwarden.dev/attempt";
+
 /// Label with which an operator takes a node out of gpuwarden's hands (value `false`).
 pub const MANAGED_LABEL: &str = "k8saas.nvidia.com/ManagedByNVSentinel";
 
@@ -108,6 +119,12 @@ pub const RESOURCE_PGPU: &str = "nvidia.com/pgpu";
 
 /// Node condition that sums all checks up: `True` where no fatal fault is open.
 pub const CONDITION_GPU_HEALTHY: &str = "GPUHealthy";
+/// Condition: pods are leaving the node. Kubernetes' own (KEP-5683), set and taken back by whoever drains.
+pub const CONDITION_DRAIN_IN_PROGRESS: &str = "DrainInProgress";
+/// Condition: the pods that were to leave the node have left. Likewise.
+pub const CONDITION_DRAINED: &str = "Drained";
+/// Reason of these two, by which ours are known.
+pub const REASON_DRAIN: &str = "GpuwardenDrain";
 /// Behind the name of a check: reason of its node condition, and of its Events, when it has
 /// found something.
 pub const REASON_NOT_HEALTHY: &str = "IsNotHealthy";

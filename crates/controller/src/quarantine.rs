@@ -19,6 +19,7 @@ use domain::brake::NodeLabel;
 use domain::drain::DrainConfig;
 use domain::fleet::{Fleet, FleetInput, Settings};
 use domain::mode::Mode;
+use domain::remedy::RemedyConfig;
 use domain::status::StatusUpdate;
 use domain::view::FleetView;
 use jiff::{SignedDuration, Timestamp};
@@ -42,6 +43,8 @@ mod missed;
 mod nodes;
 mod publish;
 mod questions;
+mod remedy;
+mod remedy_metrics;
 mod statuses;
 mod switches;
 #[cfg(test)]
@@ -64,6 +67,8 @@ use metrics::QuarantineMetrics;
 use missed::Missed;
 use publish::Publishing;
 use questions::{MAX_QUESTIONS, Question};
+use remedy::{Made, Remedies};
+use remedy_metrics::RemedyMetrics;
 use statuses::STATUS_QUEUE;
 use switches::{Arrival, Switches};
 
@@ -91,6 +96,8 @@ pub struct QuarantineConfig {
     pub brake: bool,
     /// What is wished for the pods of nodes that are out; `None`: they stay.
     pub drain: Option<Arc<DrainConfig>>,
+    /// What is done to mend nodes that are drained; `None`: nothing.
+    pub remedy: Option<Arc<RemedyConfig>>,
     /// Label of GPU nodes, whose number the brake's percentages are of.
     pub gpu_label: NodeLabel,
     /// Namespace of the `ConfigMaps` in which people set the circuit breaker and a pause.
@@ -132,6 +139,10 @@ pub struct Quarantine {
     drains: Option<Drains>,
     removing: JoinSet<Removed>,
     drain_metrics: DrainMetrics,
+    /// The custom resources of repairs; `None`: there is no cluster.
+    remedies: Option<Remedies>,
+    making: JoinSet<Made>,
+    remedy_metrics: RemedyMetrics,
     /// Questions to the store that are under way; each ends with its answer.
     asking: JoinSet<FleetInput>,
     journal: Journal,
@@ -162,6 +173,7 @@ impl Quarantine {
         let (journal, queue) = mpsc::channel(JOURNAL_QUEUE);
         let (statuses, status_queue) = mpsc::channel(STATUS_QUEUE);
         let drain_metrics = DrainMetrics::new(metrics);
+        let remedy_metrics = RemedyMetrics::new(metrics);
         let metrics = QuarantineMetrics::new(metrics);
         let (ask, questions) = mpsc::channel(MAX_QUESTIONS);
         let handles = Handles {
@@ -185,6 +197,7 @@ impl Quarantine {
             brake: config.brake,
             gpu_label: config.gpu_label,
             drain: config.drain,
+            remedy: config.remedy,
             retention: config.retention,
             returns_wait: true,
         };
@@ -210,6 +223,9 @@ impl Quarantine {
             drains: None,
             removing: JoinSet::new(),
             drain_metrics,
+            remedies: None,
+            making: JoinSet::new(),
+            remedy_metrics,
             asking: JoinSet::new(),
             journal: Journal::new(journal),
             statuses,
@@ -236,6 +252,10 @@ impl Quarantine {
             .map(|cluster| Drains::new(cluster, &cancel))
             .unzip();
         self.drains = drains;
+        let (remedies, mut resource_events) = (self.cluster.as_ref())
+            .map(|cluster| Remedies::new(cluster, &cancel))
+            .unzip();
+        self.remedies = remedies;
         self.load().await;
         self.take_in().await;
         loop {
@@ -275,6 +295,11 @@ impl Quarantine {
                     None => break, // The same.
                 },
                 Some(done) = self.removing.join_next() => self.pod_removed(done),
+                event = nodes::receive(&mut resource_events) => match event {
+                    Some(event) => self.resource_event(event),
+                    None => break, // The same.
+                },
+                Some(done) = self.making.join_next() => self.resource_made(done),
                 Some(done) = self.asking.join_next() => self.asked(done),
                 arrival = arrival(&mut self.switches) => match arrival {
                     Some(arrival) => self.switched(arrival),
@@ -303,6 +328,9 @@ impl Quarantine {
         }
         while let Some(done) = self.removing.join_next().await {
             self.pod_removed(done);
+        }
+        while let Some(done) = self.making.join_next().await {
+            self.resource_made(done);
         }
         self.save().await;
     }

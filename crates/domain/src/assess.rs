@@ -4,10 +4,10 @@
 //! the recovery of one of two takes back only what that one asked for.
 
 use std::cell::LazyCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use contract::{HealthEvent, keys};
+use contract::{HealthEvent, RecommendedAction, keys};
 use jiff::Timestamp;
 
 use crate::device::{DeviceId, DeviceTaint, NodeDevices, TaintEffect};
@@ -15,6 +15,7 @@ use crate::fault::Fault;
 use crate::node::{NodeView, Taint, label_value};
 use crate::ownership::Ownership;
 use crate::policy::{NodeVariable, Policy, RuleSet, RuleSetAnswer};
+use crate::remedy::RemediationMark;
 
 mod devices;
 mod judge;
@@ -36,6 +37,10 @@ pub struct Desired {
     pub devices: BTreeMap<DeviceId, Vec<DeviceTaint>>,
     /// How far its pods should have left; `None`: they stay.
     pub drain: Option<DrainStage>,
+    /// The GPUs whose pods those are, by UUID; empty: all of its pods.
+    pub drain_gpus: Vec<String>,
+    /// What its session is to say of its remediation.
+    pub remediation: Option<RemediationMark>,
     /// The events of the faults for which it is wanted, gravest first.
     pub events: Vec<CountedEvent>,
     /// The name of who counts as having cordoned the node, where a sender's override forces it.
@@ -303,6 +308,40 @@ impl Desired {
         let mut asks = self.events.iter().map(overrides).filter(|one| !one.skip);
         let first = asks.next()?;
         Some(first.force || asks.any(|one| one.force))
+    }
+
+    /// Returns the GPUs by UUID that are to be reset, where that is all that its faults ask for: of each
+    /// fault that leaves pods to the drain it is known which GPU it is.
+    pub fn reset_gpus(&self) -> Option<Vec<String>> {
+        let mut gpus = BTreeSet::new();
+        let skips = |one: &CountedEvent| one.event.drain_overrides.unwrap_or_default().skip;
+        for event in self
+            .events
+            .iter()
+            .filter(|one| !skips(one))
+            .map(|one| &one.event)
+        {
+            if event.recommended_action() != RecommendedAction::ComponentReset {
+                return None;
+            }
+            let mut entities = event.entities_impacted.iter();
+            let named: Vec<String> = (entities.by_ref())
+                .filter(|one| one.entity_type == keys::ENTITY_GPU_UUID)
+                .map(|one| one.entity_value.clone())
+                .filter(|uuid| !uuid.is_empty())
+                .collect();
+            let said = event.metadata.get(keys::META_GPU_UUID);
+            let named = if named.is_empty() {
+                said.cloned().into_iter().collect()
+            } else {
+                named
+            };
+            if named.is_empty() {
+                return None;
+            }
+            gpus.extend(named);
+        }
+        (!gpus.is_empty()).then(|| gpus.into_iter().collect())
     }
 
     /// Adds the taint of the data-flow document, with the gravest fault's check as value.

@@ -10,7 +10,10 @@
 //!                                +-> changes -> one patch of status.conditions, or none
 //! conditions on the node --------+
 //! ```
+//!
+//! Beside them stand those of its drain, which follow from its session.
 
+mod drain;
 mod message;
 mod occurrence;
 
@@ -103,7 +106,9 @@ pub fn changes<'a>(
     options: &Options,
 ) -> Vec<ConditionChange> {
     let mut heard = heard.peekable();
-    if faults.is_empty() && heard.peek().is_none() {
+    let drain = drain::of_node(node);
+    let about_drain = drain.is_some() || node.tells_of_drain;
+    if faults.is_empty() && heard.peek().is_none() && !about_drain {
         return Vec::new();
     }
     let object = node.object();
@@ -133,6 +138,10 @@ pub fn changes<'a>(
     }
     if options.summary && known {
         wanted.push(summary(faults, &options.limits));
+    }
+    if about_drain {
+        let stands = |kind: &str| on_node.get(kind).map(drain::stands);
+        wanted.extend(drain::conditions(drain, stands));
     }
     let change = |condition: Condition| {
         let found = on_node.get(condition.kind.as_str());

@@ -5,12 +5,15 @@
 //! again after a restart gets the same answer. What was tried and failed is remembered by
 //! [`crate::fleet`].
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
 mod config;
+pub mod partial;
+pub mod plan;
 
 pub use config::{DrainConfig, MAX_CONFIG_BYTES};
 
@@ -29,12 +32,16 @@ pub struct PodView {
     pub name: String,
     /// Its uid, which no later pod of the same name has.
     pub uid: String,
+    /// Its labels.
+    pub labels: BTreeMap<String, String>,
     /// True once all its containers have ended for good (phase `Succeeded` or `Failed`).
     pub finished: bool,
     /// True if a `DaemonSet` owns it, which would make it again at once.
     pub of_daemon_set: bool,
     /// True if the kubelet runs it from a file of the machine, and the API server has its mirror only.
     pub is_static: bool,
+    /// UUIDs of its GPUs, as far as they are written on it.
+    pub gpus: BTreeSet<String>,
     /// True if it has GPUs, by what it asks for or by the devices that it was given.
     pub has_gpus: bool,
     /// The time that it may take to end (`terminationGracePeriodSeconds`), where it names one.
@@ -85,10 +92,12 @@ pub enum Stay {
     Static,
     /// Its namespace is one of the system's.
     System,
-    /// The configuration names no mode for its namespace.
+    /// The configuration names no mode for it.
     NoMode,
     /// It has no GPU, and only pods with GPUs are drained.
     NoGpu,
+    /// It holds none of the GPUs that are drained.
+    OtherGpu,
 }
 
 /// The next thing that happens to a pod that leaves. Displayed for people.
@@ -102,6 +111,8 @@ pub enum Next {
     Wait(Option<Timestamp>),
     /// It is ending, and has time until then.
     Ends(Timestamp),
+    /// Nothing, until it is known which GPUs it has.
+    Unknown,
     /// It has not ended in its time. The kubelet does not say that its containers are gone.
     Stuck,
 }
@@ -157,7 +168,7 @@ fn stays(pod: &PodView, config: &DrainConfig) -> Result<DrainMode, Stay> {
     if config.only_gpu_pods && !pod.has_gpus {
         return Err(Stay::NoGpu);
     }
-    config.mode_of(&pod.namespace).ok_or(Stay::NoMode)
+    config.mode_of(pod).ok_or(Stay::NoMode)
 }
 
 /// Returns when [`fate`] is to be asked again about `pod` even if nothing happens.
@@ -173,7 +184,7 @@ pub fn wake_at(pod: &PodView, next: Next, drain: Drain, config: &DrainConfig) ->
         Next::Evict(_) | Next::Stuck => later(drain.since, config.delete_after)
             .and_then(|at| later(at, config.eviction_grace))
             .and_then(|at| later(at, SLACK)),
-        Next::Delete => None,
+        Next::Delete | Next::Unknown => None,
     }
 }
 
@@ -215,8 +226,9 @@ impl fmt::Display for Stay {
             Self::DaemonSet => "a DaemonSet owns it",
             Self::Static => "the kubelet runs it from a file",
             Self::System => "its namespace is one of the system's",
-            Self::NoMode => "the configuration names no mode for its namespace",
+            Self::NoMode => "the configuration names no mode for it",
             Self::NoGpu => "it has no GPU, and only pods with GPUs are drained",
+            Self::OtherGpu => "it holds none of the GPUs that are drained",
         })
     }
 }
@@ -231,6 +243,7 @@ impl fmt::Display for Next {
             Self::Wait(None) => f.write_str("is waited for until it has ended"),
             Self::Wait(Some(until)) => write!(f, "is waited for until {until:.0}"),
             Self::Ends(until) => write!(f, "is ending, until {until:.0}"),
+            Self::Unknown => f.write_str("is left alone until it is known which GPUs it has"),
             Self::Stuck => f.write_str("has not ended in its time"),
         }
     }

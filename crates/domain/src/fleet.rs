@@ -27,7 +27,9 @@ use crate::mode::Mode;
 use crate::node::NodeView;
 use crate::policy::Policy;
 use crate::position::Position;
+use crate::remedy::RemedyConfig;
 use crate::session::{Note, Observed, Session, dismissal};
+use crate::status::eviction::Eviction;
 use crate::wakes::{CLOCK_SLACK, Wakes};
 
 mod answers;
@@ -40,6 +42,7 @@ mod entry;
 mod io;
 mod kept;
 mod look;
+mod remedy;
 mod seen;
 mod show;
 mod situation;
@@ -50,6 +53,7 @@ pub use devices::{DeviceInput, DeviceWatch, PlannedRule};
 pub use drain::{PlannedRemoval, PodNews, RemovalAnswer};
 pub use io::{Effect, FleetInput, InStore, Level, PatchAnswer, Planned, Purpose, RuleSetOutcome};
 pub use kept::{Kept, Unsaved};
+pub use remedy::{MadeAnswer, PlannedResource, RemediationNews, ResourceNews};
 pub use seen::LIST_TAKES;
 pub use situation::Situation;
 
@@ -78,6 +82,8 @@ pub struct Settings {
     pub gpu_label: NodeLabel,
     /// What is wished for the pods of nodes that are out; `None`: they stay.
     pub drain: Option<Arc<DrainConfig>>,
+    /// What is done to mend nodes that are drained; `None`: nothing.
+    pub remedy: Option<Arc<RemedyConfig>>,
     /// Age of the newest report of a node from which on its faults are dropped, where the cluster
     /// has no such node any more.
     pub retention: SignedDuration,
@@ -192,6 +198,8 @@ impl Fleet {
             }
             FleetInput::Pods { node, news } => self.take_pods(&node, news),
             FleetInput::Removed { node, uid, answer } => self.removal_answered(&node, &uid, answer),
+            FleetInput::Resource { node, name, news } => self.take_resource(&node, &name, news),
+            FleetInput::Made { node, key, answer } => self.resource_made(&node, &key, answer),
             FleetInput::AnswersLost => self.answers_lost(),
             FleetInput::Found { node, found } => self.found(&node, found),
             FleetInput::Appended { node, result } => self.appended(&node, result),
@@ -322,7 +330,10 @@ impl Fleet {
         for entry in self.nodes.values_mut() {
             entry.session.clock_put_back(now);
             entry.rules.clock_put_back(now);
-            entry.drain.clock_put_back(now);
+            if let Some(drain) = &mut entry.drain {
+                drain.clock_put_back(now);
+            }
+            entry.remedy.clock_put_back(now);
             entry.patch.in_doubt = entry.patch.in_doubt.map(|_| now + DOUBT);
             entry.patch.answered_at = entry.patch.answered_at.map(|at| at.min(now));
             doubt = doubt.or(entry.patch.in_doubt);
@@ -357,14 +368,15 @@ impl Fleet {
     }
 
     /// Has written what became of the events of a node.
-    fn look_at_reports(&mut self, observed: &Observed, desired: &Desired) {
+    fn look_at_reports(&mut self, observed: &Observed, desired: &Desired, drain: Option<Eviction>) {
         // Only a gpuwarden that acts makes quarantines.
         if !self.keeps_statuses() {
             return;
         }
         let (name, now) = (&observed.view.name, self.now);
         let before = self.reports(name);
-        let statuses = self.entry(name).reports.look(observed, desired, now);
+        let reports = &mut self.entry(name).reports;
+        let statuses = reports.look(observed, desired, drain, now);
         self.effects
             .extend(statuses.into_iter().map(Effect::Status));
         if self.reports(name) != before {
@@ -397,7 +409,8 @@ impl Fleet {
         let entry = self.nodes.get(name);
         let session = entry.and_then(|entry| entry.session.wake_at());
         let rules = entry.and_then(|entry| entry.rules.wake_at());
-        let drain = entry.and_then(|entry| entry.drain.wake_at());
+        let drain = entry.and_then(|entry| entry.drain.as_ref()?.wake_at());
+        let remedy = entry.and_then(|entry| entry.remedy.wake_at(now));
         // Then it is no longer shown.
         let notices = self
             .book
@@ -409,6 +422,7 @@ impl Fleet {
             .into_iter()
             .chain(rules)
             .chain(drain)
+            .chain(remedy)
             .chain(notices)
             .filter(|at| *at > now)
             .min();

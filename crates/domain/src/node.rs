@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use contract::keys;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
@@ -37,6 +38,8 @@ pub struct NodeView {
     pub machine: Machine,
     /// `spec.providerID`; empty where it has none.
     pub provider_id: Box<str>,
+    /// True if a condition of it tells of a drain, and is ours ([`crate::condition`]).
+    pub tells_of_drain: bool,
     /// The rest of the object, for [`NodeView::object`].
     rest: Rest,
 }
@@ -80,6 +83,15 @@ pub struct NodeChange {
     /// Annotations to set, or with `None` to remove.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, Option<String>>,
+}
+
+/// Returns whether any of a node's conditions is one of ours about a drain.
+fn tells_of_drain(conditions: &Value) -> bool {
+    let kinds = [keys::CONDITION_DRAIN_IN_PROGRESS, keys::CONDITION_DRAINED];
+    let ours = |one: &Value| {
+        one["reason"] == keys::REASON_DRAIN && kinds.iter().any(|kind| one["type"] == *kind)
+    };
+    conditions.as_array().into_iter().flatten().any(ours)
 }
 
 // === impl NodeView ===
@@ -138,6 +150,7 @@ impl NodeView {
                     .and_then(|time| time.parse().ok()),
             },
             provider_id: text(&spec["providerID"]).into(),
+            tells_of_drain: tells_of_drain(&object["status"]["conditions"]),
             rest: Rest::default(),
         };
         view.keep(object);

@@ -15,7 +15,16 @@ use serde_json::Value;
 use crate::event::{event_id, floor_char_boundary};
 use crate::future::is_future;
 use crate::node::{NodeView, Taint};
+use crate::remedy::RemediationMark;
 
+/// The annotations that tell a session on a node. A decision about a session has read all of them.
+pub const SESSION_ANNOTATIONS: [&str; 5] = [
+    keys::QUARANTINE_HEALTH_EVENT,
+    keys::QUARANTINE_APPLIED_TAINTS,
+    keys::QUARANTINE_IS_CORDONED,
+    keys::QUARANTINE_CORDON_PRE_EXISTING,
+    keys::SESSION,
+];
 /// Longest reason of a [`ReleaseRequest`], in bytes: it goes into the journal.
 pub const REASON_BYTES: usize = 1024;
 /// The form of a time in a label value, which takes no colons.
@@ -132,6 +141,15 @@ pub struct SessionMark {
         skip_serializing_if = "Option::is_none"
     )]
     pub drain: Option<DrainMark>,
+    /// The GPUs whose pods that drain has leave, by UUID; empty: all pods.
+    #[serde(deserialize_with = "or_nothing", skip_serializing_if = "Vec::is_empty")]
+    pub drain_gpus: Vec<String>,
+    /// The remediation of the node, if it was begun.
+    #[serde(
+        deserialize_with = "or_nothing",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub remediation: Option<RemediationMark>,
     /// Until when the node waits to be given back, if it does.
     #[serde(
         deserialize_with = "or_nothing",
@@ -291,16 +309,48 @@ impl Ownership {
     }
 }
 
+// === impl SessionMark ===
+
+impl SessionMark {
+    /// Returns its drain, where that has the pods of all of `gpus` leave; none named: all pods.
+    pub(crate) fn drain_of(&self, gpus: &[String]) -> Option<DrainMark> {
+        let all = self.drain_gpus.is_empty();
+        let these = !gpus.is_empty() && gpus.iter().all(|gpu| self.drain_gpus.contains(gpu));
+        self.drain.filter(|_| all || these)
+    }
+
+    /// Returns since when its drain or remediation is as it is; `None` where none was begun.
+    pub(crate) fn stands_since(&self) -> Option<Timestamp> {
+        let remediation = self.remediation.as_ref();
+        let drain = || self.drain.map(DrainMark::stands_since);
+        remediation.and_then(RemediationMark::since).or_else(drain)
+    }
+
+    /// Returns the value of [`keys::STATE_LABEL`] of a node in quarantine that is so far.
+    pub(crate) fn state(&self) -> &'static str {
+        state_label(self.drain, self.remediation.as_ref())
+    }
+}
+
 // === impl DrainMark ===
 
 impl DrainMark {
-    /// Returns the value of [`keys::STATE_LABEL`] of a node in quarantine with this drain.
-    pub(crate) fn state(mark: Option<Self>) -> &'static str {
-        match mark {
-            None => keys::STATE_QUARANTINED,
-            Some(Self { done: None, .. }) => keys::STATE_DRAINING,
-            Some(Self { done: Some(_), .. }) => keys::STATE_DRAINED,
-        }
+    /// Returns since when it is as it is.
+    fn stands_since(self) -> Timestamp {
+        self.done.unwrap_or(self.since)
+    }
+}
+
+/// Returns the value of [`keys::STATE_LABEL`] of a node in quarantine that is so far.
+pub(crate) fn state_label(
+    drain: Option<DrainMark>,
+    remediation: Option<&RemediationMark>,
+) -> &'static str {
+    match (remediation.and_then(RemediationMark::state), drain) {
+        (Some(state), _) => state,
+        (None, None) => keys::STATE_QUARANTINED,
+        (None, Some(DrainMark { done: None, .. })) => keys::STATE_DRAINING,
+        (None, Some(DrainMark { done: Some(_), .. })) => keys::STATE_DRAINED,
     }
 }
 
@@ -349,7 +399,7 @@ impl ReleaseRequest {
 }
 
 /// Returns when a person last ended a session of this node, from its annotation.
-pub(crate) fn released_at(node: &NodeView) -> Option<Timestamp> {
+pub fn released_at(node: &NodeView) -> Option<Timestamp> {
     node.annotations.get(keys::RELEASED_AT)?.trim().parse().ok()
 }
 

@@ -17,6 +17,9 @@
 //! | yes | yes | Quarantined | a patch, where it is not what is wanted now |
 //! | yes, and its pods are to leave | yes | Draining | the same; its pods are evicted ([`crate::fleet`]) |
 //! | yes, and they have left | yes | Drained | the same |
+//! | yes, and it is repaired | yes | Remediating | the same; custom resources are made ([`crate::fleet`]) |
+//! | yes, and that has succeeded | yes | Remediated | the same |
+//! | yes, and a person is to repair it | yes | `RemediationFailed` | the same |
 //! | no | yes | Releasing | after the wait, a patch that gives the node back |
 //! | | yes, and a person ends it | Releasing | a patch that cleans up |
 //!
@@ -46,8 +49,9 @@ use serde_json::Value;
 use crate::future::FutureTimes;
 use crate::journal::EntryKind;
 use crate::node::{NodeChange, NodeView};
-use crate::ownership::{DrainMark, Maker, Ownership, released_at};
+use crate::ownership::{Maker, Ownership, SessionMark, released_at};
 use crate::policy::Policy;
+use crate::remedy::RemediationMark;
 use change::Draft;
 pub use dismissal::dismissal;
 pub use step::step;
@@ -89,6 +93,9 @@ pub struct Session {
     /// The times at which the node has come back to service, of late.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub returns: Vec<Timestamp>,
+    /// The times of the repairs that were tried, of late.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub repairs: Vec<Timestamp>,
     /// The time at which the node may come back; `None` while it is not to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub back_at: Option<Timestamp>,
@@ -118,6 +125,12 @@ pub enum Phase {
     Draining,
     /// The node is out of service, and all pods that were to leave have left.
     Drained,
+    /// The node is out of service, and is repaired.
+    Remediating,
+    /// The node is out of service and was repaired; its faults are to be over.
+    Remediated,
+    /// The node is out of service, and a person is to repair it.
+    RemediationFailed,
     /// The node is to be given back; not yet seen there.
     Releasing,
 }
@@ -304,7 +317,8 @@ impl Session {
 
     /// Returns whether nothing of it is worth keeping over a restart.
     pub fn is_blank(&self) -> bool {
-        self.phase == Phase::Idle && self.returns.is_empty() && self.times.is_empty()
+        let remembers = !(self.returns.is_empty() && self.repairs.is_empty());
+        self.phase == Phase::Idle && !remembers && self.times.is_empty()
     }
 
     /// Takes in the times that people or others have written on the node. Returns up to when
@@ -333,6 +347,9 @@ impl Session {
         };
         let another = self.id.as_ref() != Some(&own.session_id);
         self.id = Some(own.session_id.clone());
+        if let Some(remediation) = &own.mark.remediation {
+            self.repairs = remediation.times(now);
+        }
         if another || matches!(self.phase, Phase::Idle | Phase::Held) {
             let returns = own.mark.returns.iter().copied();
             returns::keep(&mut self.returns, returns, now);
@@ -347,6 +364,8 @@ impl Session {
     pub fn restored(mut self, now: Timestamp) -> Self {
         self.clock_put_back(now);
         returns::keep(&mut self.returns, [], now);
+        self.repairs
+            .retain(|at| RemediationMark::remembers(*at, now));
         self
     }
 
@@ -368,7 +387,7 @@ impl Session {
         self.not_before = None;
         self.pending_since = self.pending_since.map(|since| since.min(now));
         self.back_at = self.back_at.map(|at| at.min(now + returns::LONGEST_WAIT));
-        for at in &mut self.returns {
+        for at in self.returns.iter_mut().chain(&mut self.repairs) {
             *at = (*at).min(now);
         }
     }
@@ -407,10 +426,12 @@ impl Session {
                 "a person: the API server has not taken the change for over a minute; \
                  it is tried again every 30 s"
             }
-            (Phase::Quarantined | Phase::Drained, _) => {
+            (Phase::Quarantined | Phase::Drained | Phase::Remediated, _) => {
                 "the recovery of its faults, or a release by hand"
             }
             (Phase::Draining, _) => "its pods to leave",
+            (Phase::Remediating, _) => "its repair",
+            (Phase::RemediationFailed, _) => "a person to repair it, or a release by hand",
         };
         awaits.to_owned()
     }
@@ -419,18 +440,29 @@ impl Session {
 // === impl Phase ===
 
 impl Phase {
-    /// Returns the phase of a node that is out of service, by what it says of its drain.
-    fn of_drain(mark: Option<DrainMark>) -> Self {
-        match mark {
-            None => Self::Quarantined,
-            Some(DrainMark { done: None, .. }) => Self::Draining,
-            Some(DrainMark { done: Some(_), .. }) => Self::Drained,
+    /// Returns the phase of a node that is out of service, by what it says of its session.
+    fn of(mark: &SessionMark) -> Self {
+        match mark.state() {
+            keys::STATE_DRAINING => Self::Draining,
+            keys::STATE_DRAINED => Self::Drained,
+            keys::STATE_REMEDIATING => Self::Remediating,
+            keys::STATE_REMEDIATED => Self::Remediated,
+            keys::STATE_REMEDIATION_FAILED => Self::RemediationFailed,
+            _ => Self::Quarantined,
         }
     }
 
     /// Returns whether the node is out of service, and no change of that is wanted.
     pub fn is_out(self) -> bool {
-        matches!(self, Self::Quarantined | Self::Draining | Self::Drained)
+        matches!(
+            self,
+            Self::Quarantined
+                | Self::Draining
+                | Self::Drained
+                | Self::Remediating
+                | Self::Remediated
+                | Self::RemediationFailed
+        )
     }
 
     /// Returns the phase's name, as serialised.
@@ -442,6 +474,9 @@ impl Phase {
             Self::Quarantined => "quarantined",
             Self::Draining => "draining",
             Self::Drained => "drained",
+            Self::Remediating => "remediating",
+            Self::Remediated => "remediated",
+            Self::RemediationFailed => "remediation-failed",
             Self::Releasing => "releasing",
         }
     }

@@ -1,4 +1,5 @@
-//! The `nodequarantined` of the record of each event, which says what became of it.
+//! The `nodequarantined` of the record of each event, which says what became of it, and beside it the
+//! `userpodsevictionstatus` ([`eviction`]).
 //!
 //! The words are NVSentinel's: `Quarantined` for the event that took its node out,
 //! `AlreadyQuarantined` for a further one of the same session (a recovery of a part, too),
@@ -10,11 +11,11 @@
 //! quarantine keeps it; so the word of an event that a crash has prevented is made up for, and said
 //! twice it does no harm.
 //! [`StatusUpdate::Cancel`] is not said again: it means the newest quarantine, which may be another by
-//! then.
+//! then. [`StatusUpdate::Drain`] is read off the node again.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use contract::keys;
+use contract::{HealthEvent, keys};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
@@ -22,6 +23,10 @@ use crate::assess::Desired;
 use crate::fault::Fault;
 use crate::ownership::Ownership;
 use crate::session::Observed;
+
+pub mod eviction;
+
+use eviction::{Eviction, EvictionWord};
 
 /// Most events of a node that wait for their word; the oldest goes without one then. As many
 /// come in one page of the feed.
@@ -55,6 +60,9 @@ pub enum StatusUpdate {
         word: NodeQuarantined,
         /// The time at which this was seen on the node.
         at: Timestamp,
+        /// How far the drain was when it came; it goes with the word.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        eviction: Option<Eviction>,
     },
     /// The words of recoveries, in their order, of which it is not known whether they were of a
     /// quarantine: those are of which the store counts a fault (`Quarantined` or
@@ -63,6 +71,16 @@ pub enum StatusUpdate {
         /// The recoveries.
         recoveries: Vec<Report>,
         /// The time at which they were seen.
+        at: Timestamp,
+    },
+    /// How far the drain is, for all events that the newest quarantine of this node counts, but for
+    /// those of which that is decided ([`EvictionWord::is_final`]).
+    Drain {
+        /// The node.
+        node: String,
+        /// How far it is.
+        eviction: Eviction,
+        /// The time at which this was seen.
         at: Timestamp,
     },
     /// `Cancelled` for all events that the newest quarantine of this node has counted, unless a
@@ -76,6 +94,19 @@ pub enum StatusUpdate {
 /// The words of events by id, and when each was decided.
 pub type Words = BTreeMap<String, (String, Option<Timestamp>)>;
 
+/// A word for the record of an event.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Said {
+    /// Id of the event.
+    pub id: String,
+    /// Its word.
+    pub word: NodeQuarantined,
+    /// The time of that decision.
+    pub at: Timestamp,
+    /// How far the drain is, for it.
+    pub eviction: Option<Eviction>,
+}
+
 /// The events of a node that wait for their word, and what it takes to know it.
 #[derive(Clone, Debug, Default)]
 pub struct Reports {
@@ -85,6 +116,8 @@ pub struct Reports {
     session: Option<String>,
     /// Events that it counts: they have their word.
     counted: BTreeSet<String>,
+    /// How far its drain was when that was last said.
+    drain: Option<Eviction>,
     /// The newest updates of single events since it was last saved, to be said again after a crash.
     said: Vec<StatusUpdate>,
     /// True until the first look after a restore: what the session counts is not known.
@@ -160,16 +193,17 @@ impl Reports {
         });
     }
 
-    /// Takes in how a node is seen, and what is wanted for it. Returns the updates to write.
+    /// Takes in how a node is seen, what is wanted for it, and how far its drain is. Returns the
+    /// updates to write.
     pub fn look(
         &mut self,
         observed: &Observed,
         desired: &Desired,
+        drain: Option<Eviction>,
         at: Timestamp,
     ) -> Vec<StatusUpdate> {
-        let statuses = self.read_off(observed, desired, at);
-        let is_cancel = |one: &&StatusUpdate| matches!(one, StatusUpdate::Cancel { .. });
-        let said = statuses.iter().filter(|one| !is_cancel(one));
+        let statuses = self.read_off(observed, desired, drain, at);
+        let said = statuses.iter().filter(|one| !one.is_of_session());
         self.said.extend(said.cloned());
         // The oldest is the most likely to be in its record.
         while self.said.iter().map(StatusUpdate::size).sum::<usize>() > MAX_REPORTS {
@@ -182,6 +216,7 @@ impl Reports {
         &mut self,
         observed: &Observed,
         desired: &Desired,
+        drain: Option<Eviction>,
         at: Timestamp,
     ) -> Vec<StatusUpdate> {
         let mut statuses = Vec::new();
@@ -193,6 +228,17 @@ impl Reports {
         let marks = [keys::UNCORDONED_MANUALLY, keys::UNTAINTED_MANUALLY];
         let by_hand = (marks.iter()).any(|mark| observed.view.annotations.contains_key(*mark));
         let mut cancel = None;
+        if before != self.session {
+            let said = self.drain.take();
+            // After a restart the newest quarantine may be that of the session on the node.
+            if before.is_some() && !(restored && own.is_some()) {
+                // The words that end it tell what is the session's.
+                statuses.extend(StatusUpdate::end_of_drain(&observed.view.name, said, at));
+            }
+            if before.is_none() && own.is_some_and(|own| own.mark.drain.is_none()) {
+                self.drain.clone_from(&drain); // Its events have it with their word.
+            }
+        }
         if before.is_some() && before != self.session {
             let unrecovered = self.end(by_hand, at, &mut statuses);
             let node = observed.view.name.clone();
@@ -217,7 +263,12 @@ impl Reports {
         if !restored {
             statuses.extend(cancel);
         }
-        self.count(own, desired, at, &mut statuses);
+        self.count(own, desired, drain.as_ref(), at, &mut statuses);
+        if let Some(eviction) = drain.filter(|drain| self.drain.as_ref() != Some(drain)) {
+            self.drain = Some(eviction.clone());
+            let node = observed.view.name.clone();
+            statuses.push(StatusUpdate::Drain { node, eviction, at });
+        }
         statuses
     }
 
@@ -226,30 +277,48 @@ impl Reports {
         &mut self,
         own: &Ownership,
         desired: &Desired,
+        drain: Option<&Eviction>,
         at: Timestamp,
         statuses: &mut Vec<StatusUpdate>,
     ) {
-        let listed = own.events.iter().map(|event| &event.id);
-        let wanted = desired.events.iter().map(|counted| &counted.event.id);
-        let counted: BTreeSet<String> = listed.chain(wanted).cloned().collect();
+        let wanted = desired.events.iter().map(|counted| &counted.event);
+        let events: BTreeMap<&String, &HealthEvent> = (own.events.iter().chain(wanted))
+            .map(|event| (&event.id, event))
+            .collect();
+        let skips = |id: &String| {
+            let event = events.get(id).and_then(|event| event.drain_overrides);
+            event.is_some_and(|overrides| overrides.skip)
+        };
+        let counted: BTreeSet<String> = events.keys().copied().cloned().collect();
         for id in counted.difference(&self.counted) {
             let word = if *id == own.session_id {
                 NodeQuarantined::Quarantined
             } else {
                 NodeQuarantined::AlreadyQuarantined
             };
-            let id = id.clone();
-            statuses.push(StatusUpdate::Event { id, word, at });
+            statuses.push(StatusUpdate::Event {
+                id: id.clone(),
+                word,
+                at,
+                eviction: drain.map(|drain| drain.of_newcomer(skips(id))),
+            });
         }
         self.counted = counted;
         // Otherwise the release is on its way: it tells what the recoveries were.
         if desired.takes_node_out() {
             for report in std::mem::take(&mut self.waiting) {
                 if self.counts(&report) && !self.counted.contains(&report.id) {
+                    let word = NodeQuarantined::AlreadyQuarantined;
+                    let eviction = if report.healthy {
+                        Some(Eviction::of_recovery(word))
+                    } else {
+                        drain.map(|drain| drain.of_newcomer(false))
+                    };
                     statuses.push(StatusUpdate::Event {
                         id: report.id,
-                        word: NodeQuarantined::AlreadyQuarantined,
+                        word,
                         at,
+                        eviction,
                     });
                 }
             }
@@ -266,8 +335,11 @@ impl Reports {
             let (recoveries, _) = before.take_waiting(|report| report.healthy);
             statuses.extend(StatusUpdate::of_recoveries(recoveries, at));
         }
-        let node = node.to_owned();
-        statuses.extend(before.session.map(|_| StatusUpdate::Cancel { node }));
+        if before.session.is_some() {
+            statuses.extend(StatusUpdate::end_of_drain(node, before.drain, at));
+            let node = node.to_owned();
+            statuses.push(StatusUpdate::Cancel { node });
+        }
         statuses
     }
 
@@ -305,8 +377,17 @@ impl Reports {
             // A recovery that a person was faster than has given nothing back.
             if !(counted.contains(&report.id) || by_hand && report.healthy) {
                 let word = NodeQuarantined::of_report(Some(index) == last && !by_hand);
-                let id = report.id;
-                statuses.push(StatusUpdate::Event { id, word, at });
+                let eviction = if report.healthy {
+                    Eviction::of_recovery(word)
+                } else {
+                    Eviction::cancelled()
+                };
+                statuses.push(StatusUpdate::Event {
+                    id: report.id,
+                    word,
+                    at,
+                    eviction: Some(eviction),
+                });
             }
         }
         by_hand || last.is_none()
@@ -330,10 +411,25 @@ impl StatusUpdate {
         (!recoveries.is_empty()).then_some(Self::Recoveries { recoveries, at })
     }
 
+    /// Returns what is said of the drain of a session that has ended, which was so far.
+    fn end_of_drain(node: &str, drain: Option<Eviction>, at: Timestamp) -> Option<Self> {
+        let done = drain.is_some_and(|drain| EvictionWord::is_final(drain.word.name()));
+        (!done).then(|| Self::Drain {
+            node: node.to_owned(),
+            eviction: Eviction::cancelled(),
+            at,
+        })
+    }
+
+    /// Returns whether it means all events of a quarantine, and not single ones.
+    pub fn is_of_session(&self) -> bool {
+        matches!(self, Self::Cancel { .. } | Self::Drain { .. })
+    }
+
     fn size(&self) -> usize {
         match self {
             Self::Recoveries { recoveries, .. } => recoveries.len(),
-            Self::Event { .. } | Self::Cancel { .. } => 1,
+            Self::Event { .. } | Self::Drain { .. } | Self::Cancel { .. } => 1,
         }
     }
 
@@ -345,21 +441,31 @@ impl StatusUpdate {
                 .iter()
                 .flat_map(|one| one.faults.iter().chain([&one.id]))
                 .collect(),
-            Self::Cancel { .. } => Vec::new(),
+            Self::Drain { .. } | Self::Cancel { .. } => Vec::new(),
         }
     }
 
     /// Returns the words that this update of single events adds to those that are `known`.
-    pub fn words(&self, known: &Words) -> Vec<(String, NodeQuarantined, Timestamp)> {
+    pub fn words(&self, known: &Words) -> Vec<Said> {
         match self {
-            Self::Event { id, word, at } => {
+            Self::Event {
+                id,
+                word,
+                at,
+                eviction,
+            } => {
                 // Stored times have microseconds.
                 let later = |since: &Timestamp| at.as_microsecond() > since.as_microsecond();
                 let keeps = known.get(id).is_some_and(|(word, since)| {
                     let cancelled = word == NodeQuarantined::Cancelled.name();
                     !(cancelled && since.as_ref().is_none_or(later))
                 });
-                let word = (!keeps).then(|| (id.clone(), *word, *at));
+                let word = (!keeps).then(|| Said {
+                    id: id.clone(),
+                    word: *word,
+                    at: *at,
+                    eviction: eviction.clone(),
+                });
                 word.into_iter().collect()
             }
             Self::Recoveries { recoveries, at } => {
@@ -375,12 +481,15 @@ impl StatusUpdate {
                 counted.retain(|one| !known.contains_key(&one.id));
                 let word =
                     |one: &Report| NodeQuarantined::of_report(last.as_ref() == Some(&one.id));
-                let words = counted
-                    .into_iter()
-                    .map(|one| (one.id.clone(), word(one), *at));
+                let words = counted.into_iter().map(|one| Said {
+                    id: one.id.clone(),
+                    word: word(one),
+                    at: *at,
+                    eviction: Some(Eviction::of_recovery(word(one))),
+                });
                 words.collect()
             }
-            Self::Cancel { .. } => Vec::new(),
+            Self::Drain { .. } | Self::Cancel { .. } => Vec::new(),
         }
     }
 }

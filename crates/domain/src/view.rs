@@ -9,6 +9,7 @@ use crate::fault::{Fault, title};
 use crate::position::Position;
 use crate::reporter::Reporter;
 use crate::session::Phase;
+use crate::status::eviction::Eviction;
 
 /// The state of all nodes that anything is known about.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -182,6 +183,12 @@ pub enum NodeState {
     Draining,
     /// Out of service, and all pods that were to leave have left.
     Drained,
+    /// Out of service, and it is repaired.
+    Remediating,
+    /// Out of service and repaired; its faults are to be over.
+    Remediated,
+    /// Out of service, and a person is to repair it.
+    RemediationFailed,
     /// Single devices of it are out of service, and it is not.
     PartlyQuarantined,
     /// It is being given back.
@@ -208,6 +215,10 @@ pub struct SessionView {
     /// The other gpuwarden whose it is, where it is not ours: then it is left alone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub another: Option<AnotherView>,
+    /// How far its pods have left, as in the records of its events; absent where single devices are
+    /// out only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub drain: Option<Eviction>,
 }
 
 /// Another gpuwarden that has quarantined a node.
@@ -364,6 +375,9 @@ impl NodeState {
             Self::Quarantined => "quarantined",
             Self::Draining => "draining",
             Self::Drained => "drained",
+            Self::Remediating => "remediating",
+            Self::Remediated => "remediated",
+            Self::RemediationFailed => "remediation-failed",
             Self::PartlyQuarantined => "partly-quarantined",
             Self::Releasing => "releasing",
         }
@@ -373,7 +387,13 @@ impl NodeState {
     pub fn is_out(self) -> bool {
         matches!(
             self,
-            Self::Quarantined | Self::Draining | Self::Drained | Self::Releasing
+            Self::Quarantined
+                | Self::Draining
+                | Self::Drained
+                | Self::Remediating
+                | Self::Remediated
+                | Self::RemediationFailed
+                | Self::Releasing
         )
     }
 
@@ -385,6 +405,9 @@ impl NodeState {
             Some(Phase::Quarantined) => Self::Quarantined,
             Some(Phase::Draining) => Self::Draining,
             Some(Phase::Drained) => Self::Drained,
+            Some(Phase::Remediating) => Self::Remediating,
+            Some(Phase::Remediated) => Self::Remediated,
+            Some(Phase::RemediationFailed) => Self::RemediationFailed,
             Some(Phase::Releasing) => Self::Releasing,
             Some(Phase::Idle) | None if faults.iter().any(|fault| fault.event.is_fatal) => {
                 Self::Unhealthy

@@ -9,6 +9,8 @@ extern crate gpuwarden_domain as domain;
 mod connector_input;
 #[path = "../../../fuzz/bodies/policy.rs"]
 mod policy;
+#[path = "../../../fuzz/bodies/remedy.rs"]
+mod remedy;
 #[path = "../../../fuzz/seeds.rs"]
 mod seeds;
 
@@ -21,5 +23,12 @@ fn requests_to_the_connector() {
 fn policies() {
     seeds::run("policy", |text| {
         policy::run(std::str::from_utf8(text).unwrap());
+    });
+}
+
+#[test]
+fn repairs() {
+    seeds::run("remedy", |text| {
+        remedy::run(std::str::from_utf8(text).unwrap());
     });
 }

@@ -58,6 +58,8 @@ mod policy;
 mod policy_tools;
 #[path = "e2e/quarantine.rs"]
 mod quarantine;
+#[path = "e2e/remedy.rs"]
+mod remedy;
 #[path = "e2e/replay.rs"]
 mod replay;
 #[path = "e2e/reports.rs"]

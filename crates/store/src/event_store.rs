@@ -215,6 +215,20 @@ pub struct EventStatus {
     pub node_quarantined: Option<String>,
     /// `quarantinefinishtimestamp`: when that was decided.
     pub quarantine_finished_at: Option<Timestamp>,
+    /// `userpodsevictionstatus`: how far the pods of its node have left; `None` until that was
+    /// decided.
+    pub pods_eviction: Option<PodsEviction>,
+    /// `drainfinishtimestamp`: when they had.
+    pub drain_finished_at: Option<Timestamp>,
+}
+
+/// The `userpodsevictionstatus` of the data-flow document.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PodsEviction {
+    /// `NotStarted`, `InProgress`, `Failed`, `Succeeded`, `AlreadyDrained` or `Cancelled`.
+    pub status: String,
+    /// The reason, for people; may be empty.
+    pub message: String,
 }
 
 /// A change of an [`EventStatus`]. `None` leaves a field as it is.
@@ -224,6 +238,10 @@ pub struct StatusPatch {
     pub node_quarantined: Option<String>,
     /// `quarantinefinishtimestamp`.
     pub quarantine_finished_at: Option<Timestamp>,
+    /// `userpodsevictionstatus`.
+    pub pods_eviction: Option<PodsEviction>,
+    /// `drainfinishtimestamp`.
+    pub drain_finished_at: Option<Timestamp>,
 }
 
 /// The limits of what may be deleted.

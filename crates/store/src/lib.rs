@@ -27,10 +27,10 @@ pub use domain::position::Position;
 pub use error::{BoxError, StoreError};
 pub use event_store::{
     Appended, Checkpoint, Checkpoints, EventLog, EventQuery, EventStatus, EventStore, Identity,
-    Journal, NewEvent, Prune, Pruned, Stats, StatusPatch, Statuses, Upkeep,
+    Journal, NewEvent, PodsEviction, Prune, Pruned, Stats, StatusPatch, Statuses, Upkeep,
 };
 pub use group_thread::GroupThread;
 pub use limits::{
     MAX_APPEND, MAX_CHECKPOINT_BYTES, MAX_ENTRY_BYTES, MAX_JOURNAL, MAX_NAME_BYTES, MAX_PAGE,
-    RETRY_WINDOW,
+    MAX_STATUS_MESSAGE_BYTES, RETRY_WINDOW,
 };

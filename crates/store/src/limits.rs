@@ -21,6 +21,8 @@ pub const MAX_ENTRY_BYTES: usize = 1024 * 1024;
 /// each of two authorities, which JSON can make twelve times as long), and so has what waits to be written: this only bounds
 /// what one row can be.
 pub const MAX_CHECKPOINT_BYTES: usize = 64 * 1024 * 1024;
+/// Longest message of a `userpodsevictionstatus`, in bytes: each event of a session has one.
+pub const MAX_STATUS_MESSAGE_BYTES: usize = 4096;
 /// An event without a time of its own that repeats one stored this recently, in either
 /// direction of the clock, is its sender's retry; see
 /// [`append`](crate::EventLog::append).
@@ -87,9 +89,21 @@ pub(crate) fn checkpoint(consumer: &str, checkpoint: &Checkpoint) -> Result<(), 
 }
 
 pub(crate) fn status(patch: &StatusPatch) -> Result<(), StoreError> {
-    match &patch.node_quarantined {
-        Some(value) => name(&"nodequarantined", value),
-        None => Ok(()),
+    if let Some(value) = &patch.node_quarantined {
+        name(&"nodequarantined", value)?;
+    }
+    let Some(eviction) = &patch.pods_eviction else {
+        return Ok(());
+    };
+    name(&"userpodsevictionstatus.status", &eviction.status)?;
+    match eviction.message.len() {
+        bytes if bytes > MAX_STATUS_MESSAGE_BYTES => Err(StoreError::Invalid {
+            what: format!(
+                "userpodsevictionstatus.message has {bytes} bytes, at most \
+                 {MAX_STATUS_MESSAGE_BYTES} are taken"
+            ),
+        }),
+        _ => Ok(()),
     }
 }
 

@@ -187,6 +187,12 @@ impl Stored {
         if let Some(at) = patch.quarantine_finished_at {
             status.quarantine_finished_at = Some(whole_micros(at));
         }
+        if patch.pods_eviction.is_some() {
+            status.pods_eviction = patch.pods_eviction;
+        }
+        if let Some(at) = patch.drain_finished_at {
+            status.drain_finished_at = Some(whole_micros(at));
+        }
         true
     }
 

@@ -313,6 +313,15 @@ group! {
         /// drainer, in TOML [default: each is waited for until it has ended].
         #[arg(long, env = "GPUWARDEN_DRAIN_CONFIG", value_name = "FILE")]
         pub drain_config: Option<PathBuf>,
+        /// Beside --drain: have nodes repaired that are drained, by custom resources that a janitor
+        /// carries out.
+        #[arg(long, env = "GPUWARDEN_REMEDIATE", num_args = 0..=1, default_missing_value = "true",
+              value_name = "BOOL")]
+        pub remediate: Option<bool>,
+        /// The file that says which custom resource each action makes: `NVSentinel`'s for its fault
+        /// remediation, in TOML [default: reboots, and replacement where an event asks for it].
+        #[arg(long, env = "GPUWARDEN_REMEDIATE_CONFIG", value_name = "FILE")]
+        pub remediate_config: Option<PathBuf>,
         /// Beside an acting switch: decide and show, but write nothing in the cluster.
         #[arg(long, env = "GPUWARDEN_DRY_RUN", num_args = 0..=1, default_missing_value = "true",
               value_name = "BOOL")]

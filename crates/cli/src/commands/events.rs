@@ -139,8 +139,13 @@ fn write(view: &EventView, format: Format) -> anyhow::Result<()> {
         output::colour(&aside, Colour::Grey)
     )?;
     if format == Format::Wide {
+        let drain = view.status.userpodsevictionstatus.as_ref();
         let status = match &view.status.nodequarantined {
-            Some(status) => format!(" ({})", output::plain(status)),
+            Some(status) => {
+                let drain =
+                    drain.map_or_else(String::new, |drain| format!(", pods {}", drain.status));
+                format!(" ({})", output::plain(&format!("{status}{drain}")))
+            }
             None => String::new(),
         };
         say!(

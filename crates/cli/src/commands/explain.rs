@@ -49,6 +49,10 @@ fn text(story: &Explain, wide: bool) -> anyhow::Result<()> {
     for note in story.status.iter().flat_map(|status| &status.notes) {
         say!("note      {}", output::plain(note))?;
     }
+    let session = story.status.as_ref().and_then(|one| one.session.as_ref());
+    if let Some(drain) = session.and_then(|session| session.drain.as_ref()) {
+        say!("drain     {}", output::plain(&drain.to_string()))?;
+    }
     let devices = story.status.iter().flat_map(|status| &status.devices);
     for line in devices.flat_map(device_lines) {
         say!("device    {}", output::plain(&line))?;

@@ -285,10 +285,14 @@ fn when_and_by_whom(fault: &FaultView, now: Timestamp) -> String {
 /// Returns which nodes come first where not all are shown: the lower, the sooner.
 fn gravity(state: NodeState) -> u8 {
     match state {
-        NodeState::Unhealthy => 0,
+        NodeState::Unhealthy | NodeState::RemediationFailed => 0,
         NodeState::Held => 1,
         NodeState::Quarantining => 2,
-        NodeState::Quarantined | NodeState::Draining | NodeState::Drained => 3,
+        NodeState::Quarantined
+        | NodeState::Draining
+        | NodeState::Drained
+        | NodeState::Remediating
+        | NodeState::Remediated => 3,
         NodeState::PartlyQuarantined => 4,
         NodeState::Releasing => 5,
         NodeState::Degraded => 6,

@@ -1,7 +1,7 @@
 //! The groups of settings that the roles share, each checked and with its defaults.
 
 use std::net::{Ipv4Addr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use cluster::ConnectOptions;
 use connector::{AcceptNodes, outbox};
@@ -11,6 +11,7 @@ use controller::policy::PolicySource;
 use domain::brake::NodeLabel;
 use domain::drain::DrainConfig;
 pub use domain::mode::Mode;
+use domain::remedy::RemedyConfig;
 use host::kernel_log::Spec;
 use jiff::SignedDuration;
 use runtime::logging::LogFormat;
@@ -106,6 +107,8 @@ pub struct ActSettings {
     pub mode: Mode,
     /// The wishes for the pods of nodes that are out of service; `None`: they stay.
     pub drain: Option<DrainConfig>,
+    /// The wishes for the repair of nodes that are drained; `None`: nothing is done.
+    pub remedy: Option<RemedyConfig>,
     /// The reports that are written on the nodes.
     pub reports: ReportSettings,
     /// The place of the policy.
@@ -278,6 +281,7 @@ impl ActSettings {
             ));
         }
         let drain = drain(&args, mode)?;
+        let remedy = remedy(&args, drain.is_some())?;
         let reports = ReportSettings::resolve(&args, mode)?;
         Ok(Self {
             connector_config: args.connector_config,
@@ -286,6 +290,7 @@ impl ActSettings {
             cluster,
             mode,
             drain,
+            remedy,
             reports,
             policy,
             circuit_breaker: args.circuit_breaker.unwrap_or(true),
@@ -334,12 +339,43 @@ fn drain(args: &ActArgs, mode: Mode) -> Result<Option<DrainConfig>, SettingsErro
     let Some(path) = &args.drain_config else {
         return Ok(Some(DrainConfig::default()));
     };
+    drain_config(path).map(Some)
+}
+
+/// Reads the file that says how pods leave nodes.
+pub(crate) fn drain_config(path: &Path) -> Result<DrainConfig, SettingsError> {
     let source = path.display().to_string();
     let wrong = |what: String| SettingsError::value("--drain-config", &source, what);
     let text =
         std::fs::read_to_string(path).map_err(|error| wrong(format!("cannot be read: {error}")))?;
     let config = DrainConfig::parse(&text, &source);
-    config
+    config.map_err(|error| wrong(format!("is not right:\n{error}")))
+}
+
+/// Returns what is done to mend nodes, where they are to be repaired.
+fn remedy(args: &ActArgs, drains: bool) -> Result<Option<RemedyConfig>, SettingsError> {
+    if !args.remediate.unwrap_or(false) {
+        if args.remediate_config.is_some() {
+            return Err(SettingsError::Conflict(
+                "--remediate-config stands beside --remediate: add it, or remove the file",
+            ));
+        }
+        return Ok(None);
+    }
+    if !drains {
+        return Err(SettingsError::Conflict(
+            "--remediate stands beside --drain: a node is repaired once its pods have left",
+        ));
+    }
+    let Some(path) = &args.remediate_config else {
+        return Ok(Some(RemedyConfig::builtin()));
+    };
+    let source = path.display().to_string();
+    let wrong = |what: String| SettingsError::value("--remediate-config", &source, what);
+    let text =
+        std::fs::read_to_string(path).map_err(|error| wrong(format!("cannot be read: {error}")))?;
+    let read = |path: &str| std::fs::read_to_string(path).map_err(|error| error.to_string());
+    RemedyConfig::parse(&text, &source, read)
         .map(Some)
         .map_err(|error| wrong(format!("is not right:\n{error}")))
 }

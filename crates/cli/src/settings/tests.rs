@@ -259,6 +259,49 @@ fn dry_run_stands_beside_quarantine() {
 }
 
 #[test]
+fn a_repair_stands_beside_a_drain_and_its_file_and_templates_are_read_at_once() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("remediation.toml");
+    let repairs = |edit: &dyn Fn(&mut ActArgs)| {
+        let mut run = RunArgs::default();
+        (run.act.kubeconfig, run.act.quarantine) = (Some("/k".into()), Some(true));
+        edit(&mut run.act);
+        resolve(run)
+            .map(|settings| settings.act.remedy.map(|remedy| remedy.actions.len()))
+            .map_err(|error| error.to_string())
+    };
+    let all = |act: &mut ActArgs| (act.drain, act.remediate) = (Some(true), Some(true));
+    assert_eq!(repairs(&|act| act.drain = Some(true)), Ok(None));
+    assert_eq!(repairs(&all), Ok(Some(4)));
+    let alone = repairs(&|act| act.remediate = Some(true)).unwrap_err();
+    assert!(
+        alone.contains("--remediate stands beside --drain"),
+        "{alone}"
+    );
+    let file_alone = repairs(&|act| act.remediate_config = Some("/r".into())).unwrap_err();
+    assert!(
+        file_alone.contains("--remediate-config stands beside --remediate"),
+        "{file_alone}"
+    );
+    let with_file = |act: &mut ActArgs| {
+        all(act);
+        act.remediate_config = Some(path.clone());
+    };
+    let action = format!(
+        "[template]\nmountPath = {:?}\n[remediationActions.RESTART_BM]\napiGroup = \"g\"\n\
+         version = \"v1\"\nkind = \"K\"\ncompleteConditionType = \"Done\"\n\
+         equivalenceGroup = \"restart\"\ntemplateFileName = \"t.yaml\"\n",
+        directory.path()
+    );
+    std::fs::write(&path, action).unwrap();
+    let absent = repairs(&with_file).unwrap_err();
+    assert!(absent.contains("t.yaml cannot be read"), "{absent}");
+    let template = "apiVersion: g/v1\nkind: K\nmetadata: {name: \"r-{{ .HealthEventID }}\"}\n";
+    std::fs::write(directory.path().join("t.yaml"), template).unwrap();
+    assert_eq!(repairs(&with_file), Ok(Some(1)));
+}
+
+#[test]
 fn a_drain_stands_beside_quarantine_and_its_file_is_read_at_once() {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(&file, "evictionTimeoutInSeconds = \"7\"").unwrap();

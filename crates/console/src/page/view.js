@@ -14,13 +14,16 @@ const STATES = {
   quarantined: ["warn", "quarantined"],
   draining: ["warn", "being drained"],
   drained: ["warn", "drained"],
+  remediating: ["warn", "being repaired"],
+  remediated: ["warn", "repaired"],
+  "remediation-failed": ["bad", "waits for a person"],
   "partly-quarantined": ["warn", "in service but for devices"],
   releasing: ["warn", "being released"],
   "no-fault-known": ["muted", "no fault known"],
 };
 
 const GRAVEST_FIRST = [
-  "unhealthy", "held", "quarantining", "quarantined", "draining", "drained", "partly-quarantined", "releasing", "degraded", "no-fault-known", "healthy",
+  "unhealthy", "remediation-failed", "held", "quarantining", "quarantined", "draining", "drained", "remediating", "remediated", "partly-quarantined", "releasing", "degraded", "no-fault-known", "healthy",
 ];
 
 const SOURCE_STATES = {
@@ -101,7 +104,7 @@ function headline(status) {
     const still = !serving ? "" : sick.length === 1 ? " and is still in service" : " and are still in service";
     return ["bad", who(sick, "has a fatal fault", "have a fatal fault") + still];
   }
-  const out = of("quarantined", "quarantining", "draining", "drained");
+  const out = of("quarantined", "quarantining", "draining", "drained", "remediating", "remediated", "remediation-failed");
   if (out.length > 0) {
     return ["warn", who(out, "is out of service", "are out of service")];
   }

@@ -239,6 +239,7 @@ impl Server {
                     phase: Phase::Quarantined,
                     since: Timestamp::now(),
                     failures: 0,
+                    drain: None,
                     another: None,
                     awaits: "the recovery of its faults, or a release by hand".into(),
                     cordoned: true,

@@ -5,8 +5,10 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use domain::status::eviction::{Eviction, EvictionWord};
 use domain::status::{NodeQuarantined, StatusUpdate, Words};
-use store::{EventQuery, EventStore, StatusPatch, StoreError};
+use jiff::Timestamp;
+use store::{EventQuery, EventStatus, EventStore, PodsEviction, StatusPatch, StoreError};
 use tokio::sync::mpsc;
 
 use super::Quarantine;
@@ -72,6 +74,9 @@ impl StatusWriter {
         loop {
             let written = match part {
                 [StatusUpdate::Cancel { node }] => cancel(store, node).await,
+                [StatusUpdate::Drain { node, eviction, at }] => {
+                    write_drain(store, node, eviction, *at).await
+                }
                 events => write_events(store, events).await,
             };
             let error = match written {
@@ -88,11 +93,10 @@ impl StatusWriter {
     }
 }
 
-/// Returns `batch` in parts of which each can be tried again before the next: a `Cancel` is one by
-/// itself, for it changes what is known to those behind it, and would hit them too.
+/// Returns `batch` in parts of which each can be tried again before the next: what means a whole
+/// session is one by itself, for it changes what is known to those behind it, and would hit them too.
 fn parts(batch: &[StatusUpdate]) -> impl Iterator<Item = &[StatusUpdate]> {
-    let cancels = |status: &StatusUpdate| matches!(status, StatusUpdate::Cancel { .. });
-    batch.chunk_by(move |a, b| !cancels(a) && !cancels(b))
+    batch.chunk_by(|a, b| !a.is_of_session() && !b.is_of_session())
 }
 
 fn refused(error: &StoreError, status: &StatusUpdate) {
@@ -113,13 +117,17 @@ async fn write_events(store: &dyn EventStore, updates: &[StatusUpdate]) -> Resul
         .collect();
     let mut patches = Vec::new();
     for update in updates {
-        for (id, word, at) in update.words(&known) {
+        for said in update.words(&known) {
+            let word = said.word.name().to_owned();
             let patch = StatusPatch {
-                node_quarantined: Some(word.name().to_owned()),
-                quarantine_finished_at: Some(at),
+                node_quarantined: Some(word.clone()),
+                quarantine_finished_at: Some(said.at),
+                ..(said.eviction.as_ref()).map_or_else(StatusPatch::default, |eviction| {
+                    drain_patch(eviction, said.at)
+                })
             };
-            patches.push((id.clone(), patch));
-            known.insert(id, (word.name().to_owned(), Some(at)));
+            patches.push((said.id.clone(), patch));
+            known.insert(said.id, (word, Some(said.at)));
         }
     }
     for part in patches.chunks(BATCH) {
@@ -128,9 +136,55 @@ async fn write_events(store: &dyn EventStore, updates: &[StatusUpdate]) -> Resul
     Ok(())
 }
 
+/// Writes how far the drain of `node` is into the records of the newest quarantine, unless a recovery
+/// has ended it.
+async fn write_drain(
+    store: &dyn EventStore,
+    node: &str,
+    eviction: &Eviction,
+    at: Timestamp,
+) -> Result<(), StoreError> {
+    let is_open = |status: &EventStatus| {
+        let word = status.pods_eviction.as_ref().map(|one| one.status.as_str());
+        !EvictionWord::is_final(word.unwrap_or_default())
+    };
+    let open: Vec<String> = (of_quarantine(store, node).await?.into_iter())
+        .filter(|(_, status)| is_open(status))
+        .map(|(id, _)| id)
+        .collect();
+    update_all(store, open, &drain_patch(eviction, at)).await
+}
+
+fn drain_patch(eviction: &Eviction, at: Timestamp) -> StatusPatch {
+    // NVSentinel writes the time for these two.
+    let done = [EvictionWord::Succeeded, EvictionWord::AlreadyDrained].contains(&eviction.word);
+    StatusPatch {
+        pods_eviction: Some(PodsEviction {
+            status: eviction.word.name().to_owned(),
+            message: eviction.message.clone(),
+        }),
+        drain_finished_at: done.then_some(at),
+        ..StatusPatch::default()
+    }
+}
+
 /// Marks all events of the newest quarantine of `node` as cancelled, unless a recovery has
 /// ended it.
 async fn cancel(store: &dyn EventStore, node: &str) -> Result<(), StoreError> {
+    let ids = of_quarantine(store, node).await?.into_iter();
+    let patch = StatusPatch {
+        node_quarantined: Some(NodeQuarantined::Cancelled.name().to_owned()),
+        ..StatusPatch::default()
+    };
+    update_all(store, ids.map(|(id, _)| id).collect(), &patch).await
+}
+
+/// Returns the events of the newest quarantine of `node` with their statuses, newest first; none where
+/// a recovery has ended it.
+async fn of_quarantine(
+    store: &dyn EventStore,
+    node: &str,
+) -> Result<Vec<(String, EventStatus)>, StoreError> {
     let mut of_quarantine = Vec::new();
     let mut before = None;
     loop {
@@ -144,31 +198,31 @@ async fn cancel(store: &dyn EventStore, node: &str) -> Result<(), StoreError> {
         let ids: Vec<String> = page.iter().map(|record| record.id.clone()).collect();
         let statuses = store.statuses(ids.clone()).await?;
         for (id, status) in ids.into_iter().zip(statuses) {
-            let word = status.and_then(|status| status.node_quarantined);
-            let word = word.as_deref().unwrap_or_default();
+            let status = status.unwrap_or_default();
+            let word = status.node_quarantined.clone().unwrap_or_default();
             if word == NodeQuarantined::UnQuarantined.name() {
-                return Ok(()); // What is newer belongs to no quarantine.
+                return Ok(Vec::new()); // What is newer belongs to no quarantine.
             }
-            if NodeQuarantined::is_counted(word) {
-                of_quarantine.push(id);
+            if NodeQuarantined::is_counted(&word) {
+                of_quarantine.push((id, status));
             }
             if word == NodeQuarantined::Quarantined.name() {
-                return cancel_all(store, of_quarantine).await;
+                return Ok(of_quarantine);
             }
         }
         match page.last() {
             Some(last) if page.len() == PAGE => before = Some(last.seq),
             // Its first event is not kept any more.
-            _ => return cancel_all(store, of_quarantine).await,
+            _ => return Ok(of_quarantine),
         }
     }
 }
 
-async fn cancel_all(store: &dyn EventStore, ids: Vec<String>) -> Result<(), StoreError> {
-    let patch = StatusPatch {
-        node_quarantined: Some(NodeQuarantined::Cancelled.name().to_owned()),
-        quarantine_finished_at: None,
-    };
+async fn update_all(
+    store: &dyn EventStore,
+    ids: Vec<String>,
+    patch: &StatusPatch,
+) -> Result<(), StoreError> {
     // In parts, the oldest last: it tells a second try where the quarantine began.
     for part in ids.chunks(BATCH) {
         let patches = part.iter().map(|id| (id.clone(), patch.clone())).collect();
@@ -181,7 +235,6 @@ async fn cancel_all(store: &dyn EventStore, ids: Vec<String>) -> Result<(), Stor
 mod tests {
     use contract::HealthEvent;
     use domain::status::Report;
-    use jiff::Timestamp;
     use runtime::metrics::Metrics;
     use store::sqlite::SqliteStore;
     use store::{EventLog as _, NewEvent, Statuses as _, Upkeep as _};
@@ -261,6 +314,7 @@ mod tests {
             id: id.to_owned(),
             word: NodeQuarantined::Quarantined,
             at: Timestamp::from_nanosecond(at.into()).unwrap(),
+            eviction: None,
         }
     }
 
@@ -283,6 +337,65 @@ mod tests {
     fn cancelled(node: &str) -> StatusUpdate {
         let node = node.to_owned();
         StatusUpdate::Cancel { node }
+    }
+
+    #[tokio::test]
+    async fn how_far_a_drain_is_stands_with_its_quarantine_only_and_an_end_stays() {
+        use EvictionWord::{AlreadyDrained, InProgress, NotStarted, Succeeded};
+        let ids = ["n1-before", "n1-fault", "n1-skips", "n1-none", "n2-other"];
+        let bench = Bench::new(&ids).await;
+        let with = |id: &str, word| StatusUpdate::Event {
+            id: id.to_owned(),
+            word: NodeQuarantined::Quarantined,
+            at: Timestamp::UNIX_EPOCH,
+            eviction: Some(Eviction::new(word, "")),
+        };
+        let drain = |word| StatusUpdate::Drain {
+            node: "n1".to_owned(),
+            eviction: Eviction::new(word, "why"),
+            at: Timestamp::UNIX_EPOCH,
+        };
+        let skips = StatusUpdate::Event {
+            id: ids[2].to_owned(),
+            word: NodeQuarantined::AlreadyQuarantined,
+            at: Timestamp::UNIX_EPOCH,
+            eviction: Some(Eviction::new(AlreadyDrained, "skipped")),
+        };
+        let mut statuses = vec![with(ids[0], InProgress), with(ids[1], NotStarted), skips];
+        statuses.push(with(ids[4], NotStarted));
+        bench.write(statuses).await.unwrap();
+        let evictions = async || {
+            let ids = ids.iter().map(|id| (*id).to_owned()).collect();
+            let found = bench.store.statuses(ids).await.unwrap().into_iter();
+            let of = |status: Option<EventStatus>| {
+                let status = status.unwrap();
+                let text = status
+                    .pods_eviction
+                    .map(|one| one.status + " " + &one.message);
+                (text.unwrap_or_default(), status.drain_finished_at.is_some())
+            };
+            found.map(of).collect::<Vec<_>>()
+        };
+        bench.write(vec![drain(InProgress)]).await.unwrap();
+        let expected = [
+            "InProgress ",
+            "InProgress why",
+            "AlreadyDrained skipped",
+            "",
+            "NotStarted ",
+        ];
+        let found = evictions().await;
+        assert_eq!(
+            found.iter().map(|(text, _)| text).collect::<Vec<_>>(),
+            expected
+        );
+        // Said again behind its end, it changes nothing.
+        let statuses = vec![drain(Succeeded), drain(InProgress)];
+        bench.write(statuses).await.unwrap();
+        let found = evictions().await;
+        assert_eq!(found[1], ("Succeeded why".to_owned(), true));
+        assert_eq!(found[4], ("NotStarted ".to_owned(), false));
+        bench.store.close().await;
     }
 
     #[tokio::test]

@@ -526,3 +526,77 @@ fn limits_that_cannot_be_kept_are_refused() {
     assert_eq!(Limits::new(1024, 0), Err(LimitsError::Compacted));
     assert_eq!(Limits::new(1024, 72), Ok(Limits::default()));
 }
+
+#[test]
+fn a_drain_is_told_and_taken_back_and_that_of_others_is_left_alone() {
+    let session = |drain: &str| format!(r#"{{"id":"s","since":"1970-01-01T00:00:01Z"{drain}}}"#);
+    let begun = r#","drain":{"since":"1970-01-01T00:00:02Z"}"#;
+    let done = r#","drain":{"since":"1970-01-01T00:00:02Z","done":"1970-01-01T00:00:09Z"}"#;
+    let node = |drain: Option<&str>, conditions: &[serde_json::Value]| {
+        let mut annotations = json!({});
+        if let Some(drain) = drain {
+            annotations[keys::SESSION] = json!(session(drain));
+            annotations[keys::QUARANTINE_IS_CORDONED] = json!("True");
+        }
+        let object = json!({
+            "metadata": {"name": NODE, "annotations": annotations},
+            "status": {"conditions": conditions},
+        });
+        NodeView::from_object(object).unwrap()
+    };
+    let written = |view: &NodeView| -> Vec<(String, bool, String)> {
+        let changes = changes(&[], std::iter::empty(), view, &options(false));
+        let told = changes.into_iter().map(|change| change.condition);
+        told.map(|one| (one.kind, one.status, one.message))
+            .collect()
+    };
+    let told = |kind: &str, status, message: &str| (kind.to_owned(), status, message.to_owned());
+    let ours = |kind: &str, status: &str, message: &str| {
+        condition(kind, status, "GpuwardenDrain", message)
+    };
+    let leaves = "Pods leave since 1970-01-01T00:00:02Z";
+    let left = "All pods that were to leave had left at 1970-01-01T00:00:09Z";
+    let none = "No drain of gpuwarden is under way";
+    assert_eq!(written(&node(Some(""), &[])), []);
+    assert_eq!(
+        written(&node(Some(begun), &[])),
+        [told("DrainInProgress", true, leaves)]
+    );
+    let in_progress = ours("DrainInProgress", "True", leaves);
+    assert_eq!(
+        written(&node(Some(begun), std::slice::from_ref(&in_progress))),
+        []
+    );
+    assert_eq!(
+        written(&node(Some(done), std::slice::from_ref(&in_progress))),
+        [
+            told("DrainInProgress", false, none),
+            told("Drained", true, left)
+        ]
+    );
+    // Given back, released, or the switch taken back.
+    let drained = ours("Drained", "True", left);
+    let over = ours("DrainInProgress", "False", none);
+    for drain in [None, Some("")] {
+        assert_eq!(
+            written(&node(drain, &[over.clone(), drained.clone()])),
+            [told("Drained", false, none)]
+        );
+    }
+    assert_eq!(
+        written(&node(None, &[over, ours("Drained", "False", none)])),
+        []
+    );
+    // Somebody else drains it too.
+    let others = condition("DrainInProgress", "True", "KubectlDrain", "by ann");
+    assert_eq!(
+        written(&node(Some(begun), std::slice::from_ref(&others))),
+        []
+    );
+    assert_eq!(written(&node(None, &[others])), []);
+    let others = condition("Drained", "False", "KubectlDrain", "");
+    assert_eq!(
+        written(&node(Some(done), &[others])),
+        [told("Drained", true, left)]
+    );
+}

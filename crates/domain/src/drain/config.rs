@@ -1,13 +1,16 @@
 //! The configuration of drains: NVSentinel's file for its node drainer, and keys of our own.
 
+use std::collections::BTreeSet;
+
 use contract::findings::{FileError, Findings};
 use jiff::SignedDuration;
 use regex::Regex;
 use serde::Deserialize;
 use toml::Spanned;
 
-use super::DrainMode;
+use super::{DrainMode, PodView};
 use crate::glob::Glob;
+use crate::selector::LabelSelector;
 
 /// Largest configuration, in bytes: what a `ConfigMap` can hold.
 pub const MAX_CONFIG_BYTES: usize = 1024 * 1024;
@@ -47,10 +50,22 @@ pub struct DrainConfig {
     pub ask_after: SignedDuration,
     /// True if only pods with GPUs are drained.
     pub only_gpu_pods: bool,
+    /// True if only the pods that hold a faulty GPU leave where no more than that is to be reset, or out
+    /// of service.
+    pub partial: bool,
     /// The namespaces whose pods stay; `None`: [`SYSTEM_NAMESPACES`].
     system: Option<Regex>,
-    /// The first that fits a namespace counts.
-    namespaces: Vec<(Glob, DrainMode)>,
+    /// The first that fits a pod counts.
+    rules: Vec<Rule>,
+}
+
+/// A rule that names the mode of pods.
+#[derive(Clone, Debug)]
+struct Rule {
+    namespace: Glob,
+    /// The labels of the pods; `None`: all pods of the namespace.
+    labels: Option<LabelSelector>,
+    mode: DrainMode,
 }
 
 /// The keys of the file.
@@ -65,8 +80,10 @@ struct File {
     allow_completion_timeout_minutes: Option<Spanned<i64>>,
     #[serde(rename = "drainGPUPods", default)]
     drain_gpu_pods: bool,
-    partial_drain_enabled: Option<Spanned<bool>>,
+    #[serde(default)]
+    partial_drain_enabled: bool,
     user_namespaces: Option<Vec<Namespaces>>,
+    pod_drain_policies: Option<Spanned<Vec<PodPolicy>>>,
     custom_drain: Option<Spanned<CustomDrain>>,
 }
 
@@ -82,6 +99,15 @@ enum Number {
 #[serde(deny_unknown_fields)]
 struct Namespaces {
     name: String,
+    mode: Spanned<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct PodPolicy {
+    name: Spanned<String>,
+    namespace: Option<String>,
+    pod_selector: Spanned<String>,
     mode: Spanned<String>,
 }
 
@@ -102,8 +128,13 @@ impl Default for DrainConfig {
             unready_after: UNREADY_AFTER,
             ask_after: ASK_AFTER,
             only_gpu_pods: false,
+            partial: false,
             system: None,
-            namespaces: vec![(Glob::from("*"), DrainMode::AllowCompletion)],
+            rules: vec![Rule {
+                namespace: Glob::from("*"),
+                labels: None,
+                mode: DrainMode::AllowCompletion,
+            }],
         }
     }
 }
@@ -158,6 +189,7 @@ impl DrainConfig {
                 &mut findings,
             ),
             only_gpu_pods: file.drain_gpu_pods,
+            partial: file.partial_drain_enabled,
             system: file.system_namespaces.and_then(|pattern| {
                 let regex = Regex::new(pattern.get_ref());
                 if let Err(error) = &regex {
@@ -166,18 +198,31 @@ impl DrainConfig {
                 }
                 regex.ok()
             }),
-            namespaces: file.user_namespaces.map_or(default.namespaces, |entries| {
-                let entry =
-                    |one: Namespaces| (Glob::from(one.name), mode(&one.mode, &mut findings));
-                entries.into_iter().map(entry).collect()
-            }),
+            rules: {
+                let policies = file.pod_drain_policies;
+                let policies = policies.filter(|policies| !policies.get_ref().is_empty());
+                match (file.user_namespaces, policies) {
+                    (namespaces, Some(policies)) => {
+                        if namespaces.is_some() {
+                            findings.at(
+                                policies.span().start,
+                                "podDrainPolicies and userNamespaces do not stand beside each \
+                                 other: a policy with namespace = \"*\" and podSelector says the same",
+                            );
+                        }
+                        of_pods(policies.into_inner(), &mut findings)
+                    }
+                    (Some(namespaces), None) => (namespaces.into_iter())
+                        .map(|one| Rule {
+                            namespace: Glob::from(one.name),
+                            labels: None,
+                            mode: mode(&one.mode, &mut findings),
+                        })
+                        .collect(),
+                    (None, None) => default.rules,
+                }
+            },
         };
-        if let Some(partial) = file.partial_drain_enabled.filter(|one| *one.get_ref()) {
-            findings.at(
-                partial.span().start,
-                "partialDrainEnabled: nodes are drained as a whole only; write false",
-            );
-        }
         if let Some(custom) = file.custom_drain.filter(|one| one.get_ref().enabled) {
             findings.at(
                 custom.span().start,
@@ -196,12 +241,40 @@ impl DrainConfig {
         }
     }
 
-    /// Returns the mode of the first entry that fits `namespace`.
-    pub fn mode_of(&self, namespace: &str) -> Option<DrainMode> {
-        let mut namespaces = self.namespaces.iter();
-        let found = namespaces.find(|(name, _)| name.matches(namespace));
-        found.map(|(_, mode)| *mode)
+    /// Returns the mode of the first rule that fits a pod.
+    pub fn mode_of(&self, pod: &PodView) -> Option<DrainMode> {
+        let found = self.rules.iter().find(|rule| {
+            let labels = rule.labels.as_ref();
+            rule.namespace.matches(&pod.namespace)
+                && labels.is_none_or(|labels| labels.matches(&pod.labels))
+        });
+        found.map(|rule| rule.mode)
     }
+}
+
+/// Reads the rules that go by the labels of pods.
+fn of_pods(policies: Vec<PodPolicy>, findings: &mut Findings<'_>) -> Vec<Rule> {
+    let mut names = BTreeSet::new();
+    let mut rules = Vec::new();
+    for policy in policies {
+        let name = policy.name.get_ref().trim();
+        if name.is_empty() || !names.insert(name.to_owned()) {
+            let what =
+                format!("the name {name:?} is empty or taken: each policy has one of its own");
+            findings.at(policy.name.span().start, &what);
+        }
+        let labels = policy.pod_selector.get_ref().parse::<LabelSelector>();
+        let labels = labels.map_err(|error| {
+            let what = format!("podSelector: {error}");
+            findings.at(policy.pod_selector.span().start, &what);
+        });
+        rules.push(Rule {
+            namespace: Glob::from(policy.namespace.unwrap_or_else(|| "*".to_owned())),
+            labels: labels.ok(),
+            mode: mode(&policy.mode, findings),
+        });
+    }
+    rules
 }
 
 /// Reads a number of minutes; 0 stands for the default, as in NVSentinel.

@@ -217,13 +217,19 @@ fn the_charts_configuration_of_nvsentinel_loads() {
     "#;
     let config = DrainConfig::parse(text, "c").unwrap();
     assert_eq!(config.eviction_grace, secs(60));
-    assert_eq!(config.mode_of("any"), Some(DrainMode::AllowCompletion));
+    assert_eq!(
+        config.mode_of(&pod("any")),
+        Some(DrainMode::AllowCompletion)
+    );
     assert!(config.is_system("skyhook") && !config.is_system("gpuwarden"));
     // To say nothing of namespaces means no others than to have no file.
     let silent = DrainConfig::parse("", "c").unwrap();
-    assert_eq!(silent.mode_of("any"), Some(DrainMode::AllowCompletion));
+    assert_eq!(
+        silent.mode_of(&pod("any")),
+        Some(DrainMode::AllowCompletion)
+    );
     let none = DrainConfig::parse("userNamespaces = []", "c").unwrap();
-    assert_eq!(none.mode_of("any"), None);
+    assert_eq!(none.mode_of(&pod("any")), None);
     let default = DrainConfig::default();
     assert!(default.is_system("gpuwarden") && !default.is_system("default"));
 }
@@ -233,15 +239,14 @@ fn what_is_wrong_is_said_all_at_once_with_its_line() {
     let table = [
         (
             "evictionTimeoutInSeconds = \"30m\"\ndeleteAfterTimeoutMinutes = -1\n\
-             systemNamespaces = \"(\"\npartialDrainEnabled = true\n\
+             systemNamespaces = \"(\"\n\
              [[userNamespaces]]\nname = \"*\"\nmode = \"Gently\"\n[customDrain]\nenabled = true",
             &[
                 "d:1: evictionTimeoutInSeconds: a whole number of seconds from 1 to",
                 "d:2: deleteAfterTimeoutMinutes: a whole number of minutes from 0 to",
                 "d:3: systemNamespaces is no regular expression",
-                "d:7: the mode \"Gently\" is unknown; it is Immediate,",
-                "d:4: partialDrainEnabled: nodes are drained as a whole only",
-                "d:8: customDrain: a drain by a custom resource is not supported",
+                "d:6: the mode \"Gently\" is unknown; it is Immediate,",
+                "d:7: customDrain: a drain by a custom resource is not supported",
             ][..],
         ),
         (
@@ -266,4 +271,93 @@ fn what_is_wrong_is_said_all_at_once_with_its_line() {
     }
     let large = " ".repeat(MAX_CONFIG_BYTES + 1);
     assert!(DrainConfig::parse(&large, "d").is_err());
+}
+
+#[test]
+fn pods_of_one_namespace_leave_by_their_labels() {
+    use DrainMode::{AllowCompletion, DeleteAfterTimeout, Immediate};
+    let text = r#"
+        [[podDrainPolicies]]
+        name = "protected"
+        namespace = "train-*"
+        podSelector = "app in (trainer,worker),checkpoint,!disposable"
+        mode = "AllowCompletion"
+        [[podDrainPolicies]]
+        name = "replaceable"
+        podSelector = "app=worker"
+        mode = "Immediate"
+        [[podDrainPolicies]]
+        name = "bounded"
+        podSelector = "app notin (worker),deadline"
+        mode = "DeleteAfterTimeout"
+    "#;
+    let config = DrainConfig::parse(text, "drain.toml").unwrap();
+    let labelled = |namespace: &str, labels: &[&str]| PodView {
+        labels: (labels.iter())
+            .map(|label| {
+                let (key, value) = label.split_once('=').unwrap_or((label, ""));
+                (key.to_owned(), value.to_owned())
+            })
+            .collect(),
+        ..pod(namespace)
+    };
+    for (namespace, labels, mode) in [
+        (
+            "train-1",
+            &["app=worker", "checkpoint"][..],
+            Some(AllowCompletion),
+        ),
+        (
+            "train-1",
+            &["app=worker", "checkpoint", "disposable"],
+            Some(Immediate),
+        ),
+        ("web", &["app=worker", "checkpoint"], Some(Immediate)),
+        (
+            "web",
+            &["app=db", "deadline=soon"],
+            Some(DeleteAfterTimeout),
+        ),
+        ("web", &["app=db"], None),
+        ("web", &[], None),
+        ("kube-system", &["app=worker"], None),
+    ] {
+        let found = match fate(&labelled(namespace, labels), BEGUN, &config, at(0)) {
+            Fate::Leaves(mode, _) => Some(mode),
+            Fate::Stays(_) => None,
+        };
+        assert_eq!(found, mode, "{namespace} {labels:?}");
+    }
+}
+
+#[test]
+fn policies_of_pods_that_are_wrong_are_refused_with_their_place() {
+    let policy = |name: &str, selector: &str, mode: &str| {
+        format!(
+            "[[podDrainPolicies]]\nname = \"{name}\"\npodSelector = \"{selector}\"\nmode = \"{mode}\"\n"
+        )
+    };
+    let good = policy("a", "app", "Immediate");
+    let namespaces = "[[userNamespaces]]\nname = \"*\"\nmode = \"Immediate\"\n";
+    for (text, says) in [
+        (
+            good.clone() + &good,
+            "d:6: the name \"a\" is empty or taken",
+        ),
+        (policy(" ", "app", "Immediate"), "is empty or taken"),
+        (
+            policy("a", "", "Immediate"),
+            "d:3: podSelector: a requirement is empty",
+        ),
+        (policy("a", "app=(", "Immediate"), "podSelector"),
+        (policy("a", "app", "Later"), "the mode \"Later\" is unknown"),
+        (good.clone() + namespaces, "do not stand beside each other"),
+        (
+            good.replace("podSelector", "labelSelector"),
+            "labelSelector",
+        ),
+    ] {
+        let error = DrainConfig::parse(&text, "d").unwrap_err().to_string();
+        assert!(error.contains(says), "{text}: {error}");
+    }
 }

@@ -58,7 +58,10 @@ impl Fleet {
             }
             (entry.patch.in_flight, entry.patch.taking_out) = (false, false);
             entry.rules.answers_lost();
-            entry.drain.answers_lost();
+            if let Some(drain) = &mut entry.drain {
+                drain.answers_lost();
+            }
+            entry.remedy.answers_lost();
             if !matches!(entry.claim.awaits, Some(Awaits::Feed(_))) {
                 entry.claim.awaits = None;
             }

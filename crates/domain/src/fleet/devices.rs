@@ -18,6 +18,7 @@ use crate::device::{
     Claim, DeviceId, DeviceTaint, Inventory, NodeDevices, Rule, RuleChange, RuleSpec, Slice,
     TaintEffect,
 };
+use crate::drain::partial::Gpus;
 use crate::journal::EntryKind;
 use crate::ownership::Maker;
 use crate::policy::Policy;
@@ -163,6 +164,25 @@ impl Devices {
     /// Returns the devices of a node.
     pub(super) fn of_node(&self, node: &str) -> NodeDevices {
         self.inventory.of_node(node, self.rules_of(node))
+    }
+
+    /// Returns what is known of GPUs of a node, which have these UUIDs, and of who holds them.
+    pub(super) fn gpus(&self, node: &str, uuids: &[String]) -> Gpus {
+        let mut gpus = Gpus {
+            uuids: uuids.iter().cloned().collect(),
+            ..Gpus::default()
+        };
+        for (id, device) in self.of_node(node).iter() {
+            let pods = self.pods(id);
+            let pods = || pods.iter().map(|pod| (*pod).to_owned());
+            let gpu = device.gpu.as_deref();
+            if gpu.is_some_and(|gpu| uuids.iter().any(|one| one.eq_ignore_ascii_case(gpu))) {
+                gpus.uuids.extend(device.mig.clone());
+                gpus.holders.extend(pods());
+            }
+            gpus.claimed.extend(pods());
+        }
+        gpus
     }
 
     /// Returns the pods that use a device, by what claims were given.

@@ -5,22 +5,25 @@
 //! anew goes on where the node says it is. The pods are looked at only as long as that takes.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
-use serde_json::json;
 
 use super::{Effect, Fleet, Level, Mode};
 use crate::assess::{Desired, DrainStage};
-use crate::drain::{Drain, DrainConfig, DrainMode, Fate, Next, PodView, Stay, fate, wake_at};
+use crate::device::{DeviceTaint, TaintEffect};
+use crate::drain::partial::{Gpus, fate_of};
+use crate::drain::{Drain, DrainConfig, DrainMode, Fate, Next, PodView, wake_at};
 use crate::journal::EntryKind;
-use crate::ownership::Ownership;
+use crate::ownership::{DrainMark, Ownership};
 use crate::session::{Failure, Note, Observed, retry_after};
+use crate::status::eviction::{Eviction, EvictionWord, Skip};
+
+mod told;
+
+use told::awaits;
 
 /// Most pods of one node of which a removal is under way at once.
 const MAX_AT_ONCE: usize = 8;
-/// Most pods that one line of a story names.
-const PODS_NAMED: usize = 10;
 /// Wait for the watch to tell that a pod is ending that was evicted.
 const TELLS_WITHIN: SignedDuration = SignedDuration::from_secs(10);
 /// First and longest wait before an eviction is tried again that a disruption budget refuses.
@@ -109,6 +112,8 @@ pub(super) struct DrainState {
     pretended: BTreeSet<String>,
     /// Uids of pods for which a person was asked.
     asked: BTreeSet<String>,
+    /// The pods that do not leave by themselves, for people; `None` where there are none.
+    stuck: Option<String>,
     /// The text of who is to leave, for people.
     awaits: Option<String>,
     /// The time at which it is to be looked at even if nothing happens.
@@ -185,6 +190,7 @@ impl DrainState {
     fn leaving<'a>(
         &'a self,
         drain: Drain,
+        gpus: Option<&'a Gpus>,
         config: &'a DrainConfig,
         now: Timestamp,
     ) -> impl Iterator<Item = (&'a PodView, DrainMode, Next)> {
@@ -192,7 +198,7 @@ impl DrainState {
             .pods
             .values()
             .filter(|pod| !self.pretended.contains(&pod.uid));
-        pods.filter_map(move |pod| match fate(pod, drain, config, now) {
+        pods.filter_map(move |pod| match fate_of(pod, drain, gpus, config, now) {
             Fate::Leaves(mode, next) => Some((pod, mode, next)),
             Fate::Stays(_) => None,
         })
@@ -204,18 +210,14 @@ impl DrainState {
 impl Fleet {
     /// Takes news of the pods of a node in.
     pub(super) fn take_pods(&mut self, node: &str, news: PodNews) {
-        let Some(entry) = self.nodes.get_mut(node).filter(|one| one.drain.followed) else {
+        let state = self.nodes.get_mut(node).and_then(|one| one.drain.as_mut());
+        let Some(state) = state.filter(|state| state.followed) else {
             return;
         };
-        let listing = entry.drain.listing.is_some();
-        entry.drain.take(news);
+        let listing = state.listing.is_some();
+        state.take(news);
         // What a list brings is looked at as a whole.
-        if !listing
-            || self
-                .nodes
-                .get(node)
-                .is_some_and(|one| one.drain.listing.is_none())
-        {
+        if !listing || state.listing.is_none() {
             self.look_again_at(node);
         }
     }
@@ -223,8 +225,8 @@ impl Fleet {
     /// Takes the answer to the removal of a pod in.
     pub(super) fn removal_answered(&mut self, node: &str, uid: &str, answer: RemovalAnswer) {
         let now = self.now;
-        let Some(one) = (self.nodes.get_mut(node)).and_then(|entry| entry.drain.tries.get_mut(uid))
-        else {
+        let state = self.nodes.get_mut(node).and_then(|one| one.drain.as_mut());
+        let Some(one) = state.and_then(|state| state.tries.get_mut(uid)) else {
             return;
         };
         one.in_flight = false;
@@ -258,7 +260,8 @@ impl Fleet {
         one.trouble = Some((since, why.clone()));
         if news {
             let entry = self.nodes.get(node);
-            let pod = entry.and_then(|one| one.drain.pods.values().find(|pod| pod.uid == uid));
+            let state = entry.and_then(|one| one.drain.as_ref());
+            let pod = state.and_then(|one| one.pods.values().find(|pod| pod.uid == uid));
             let pod = pod.map_or_else(|| uid.to_owned(), PodView::title);
             let session = entry.and_then(|entry| entry.session.id.clone());
             let what = if held {
@@ -273,41 +276,133 @@ impl Fleet {
         self.look_again_at(node);
     }
 
-    /// Returns the drain that is wanted of a node that is out of service and says so: by the switch, and
-    /// by the senders of its faults.
-    fn wanted_drain(&self, own: &Ownership, desired: &Desired) -> Option<Drain> {
-        // A session of NVSentinel has no place to say how far its drain is.
-        let asks = self.settings.drain.is_some()
-            && own.takes_node_out()
-            && own.replaced_labels.is_some()
-            && desired.takes_node_out();
-        let force = desired.drains().filter(|_| asks)?;
-        let since = own
-            .mark
-            .drain
-            .map_or(self.now, |mark| mark.since.min(self.now));
-        Some(Drain { since, force })
+    /// Returns why the pods of a node that is out of service all stay; `None` where they do not.
+    fn skips_drain(&self, own: &Ownership, desired: &Desired) -> Option<Skip> {
+        if self.settings.drain.is_none() {
+            return Some(Skip::Off);
+        }
+        // It has no place to say how far its drain is.
+        if own.replaced_labels.is_none() {
+            return Some(Skip::Nvsentinel);
+        }
+        desired.drains().is_none().then_some(Skip::Override)
     }
 
-    /// Returns how far the drain of a node should be, by what is known of its pods.
+    /// Returns how far the drain of a node that is out of service is, for the records of its events.
+    pub(super) fn eviction(
+        &self,
+        name: &str,
+        observed: &Observed,
+        desired: &Desired,
+    ) -> Option<Eviction> {
+        let own = observed.own.as_deref().filter(|own| own.takes_node_out())?;
+        let state = self.nodes.get(name)?.drain.as_ref();
+        let stuck = state.and_then(|state| state.stuck.as_deref());
+        let mark = match desired.drain {
+            Some(_) => own.mark.drain_of(&desired.drain_gpus),
+            None => own.mark.drain,
+        };
+        Some(match (mark, stuck) {
+            (Some(DrainMark { done: Some(_), .. }), _) => {
+                let text = "all pods that were to leave have left";
+                Eviction::new(EvictionWord::Succeeded, text)
+            }
+            (Some(_), Some(stuck)) => Eviction::new(EvictionWord::Failed, stuck),
+            (Some(_), None) => Eviction::new(EvictionWord::InProgress, ""),
+            (None, _) => match self.skips_drain(own, desired) {
+                Some(skip) if desired.takes_node_out() => Eviction::skipped(&skip),
+                _ => Eviction::new(EvictionWord::NotStarted, ""),
+            },
+        })
+    }
+
+    /// Returns the GPUs by UUID whose pods are to leave a node that is out of service, or that single
+    /// devices of are; none: all its pods. `None`: no pod is.
+    fn drained_gpus(&self, name: &str, own: &Ownership, desired: &Desired) -> Option<Vec<String>> {
+        let config = self.settings.drain.as_ref()?;
+        match (own.takes_node_out(), desired.takes_node_out()) {
+            // One that was begun with all pods goes on so.
+            (true, true) if own.mark.drain.is_some() && own.mark.drain_gpus.is_empty() => {
+                Some(Vec::new())
+            }
+            (true, true) if config.partial && !self.repairs_whole_node(name) => {
+                Some(desired.reset_gpus().unwrap_or_default())
+            }
+            (true, true) => Some(Vec::new()),
+            (false, false) if config.partial => {
+                let known = self.devices.of_node(name);
+                let out = |taints: &[DeviceTaint]| {
+                    taints.iter().any(|taint| taint.effect > TaintEffect::None)
+                };
+                let devices = desired.devices.iter().filter(|(_, taints)| out(taints));
+                let gpus: BTreeSet<String> = devices
+                    .filter_map(|(device, _)| known.get(device)?.gpu.clone())
+                    .collect();
+                (!gpus.is_empty()).then(|| gpus.into_iter().collect())
+            }
+            // The node says soon which of both it is.
+            _ => None,
+        }
+    }
+
+    /// Returns the drain that is wanted of a node that says what of it is out of service: by the switch,
+    /// and by the senders of its faults; and the GPUs whose pods leave, none for all pods.
+    fn wanted_drain(
+        &self,
+        name: &str,
+        own: &Ownership,
+        desired: &Desired,
+    ) -> Option<(Drain, Vec<String>)> {
+        let gpus = self.drained_gpus(name, own, desired)?;
+        if self.skips_drain(own, desired).is_some() {
+            return None;
+        }
+        let force = desired.drains()?;
+        let mark = own.mark.drain_of(&gpus);
+        let since = mark.map_or(self.now, |mark| mark.since.min(self.now));
+        Some((Drain { since, force }, gpus))
+    }
+
+    /// Returns what is known of the GPUs of a node with these UUIDs; `None` where none are named.
+    fn gpus(&self, name: &str, uuids: &[String]) -> Option<Gpus> {
+        (!uuids.is_empty()).then(|| self.devices.gpus(name, uuids))
+    }
+
+    /// Returns how far the drain of a node should be, by what is known of its pods, and the GPUs whose
+    /// pods it is about; none: all pods.
     pub(super) fn drain_stage(
         &self,
         name: &str,
         own: Option<&Ownership>,
         desired: &Desired,
-    ) -> Option<DrainStage> {
+    ) -> Option<(DrainStage, Vec<String>)> {
         let own = own?;
-        let mark = own.mark.drain;
+        let wanted = self.drained_gpus(name, own, desired);
+        let gpus = wanted.unwrap_or_else(|| own.mark.drain_gpus.clone());
+        let stage = self.stage_of(name, own, desired, &gpus)?;
+        Some((stage, gpus))
+    }
+
+    fn stage_of(
+        &self,
+        name: &str,
+        own: &Ownership,
+        desired: &Desired,
+        gpus: &[String],
+    ) -> Option<DrainStage> {
+        let mark = own.mark.drain_of(gpus);
         // What is done is done, whatever the switch says now.
         if mark.is_some_and(|mark| mark.done.is_some()) && desired.drains().is_some() {
             return Some(DrainStage::Drained);
         }
-        let drain = self.wanted_drain(own, desired)?;
-        let (state, config) = (&self.nodes.get(name)?.drain, self.settings.drain.as_ref()?);
-        if !state.listed {
+        let (drain, gpus) = self.wanted_drain(name, own, desired)?;
+        let gpus = self.gpus(name, &gpus);
+        let config = self.settings.drain.as_ref()?;
+        let state = self.nodes.get(name)?.drain.as_ref();
+        let Some(state) = state.filter(|state| state.listed) else {
             return mark.map(|_| DrainStage::Draining);
-        }
-        let mut leaving = state.leaving(drain, config, self.now);
+        };
+        let mut leaving = state.leaving(drain, gpus.as_ref(), config, self.now);
         if leaving.next().is_some() {
             return Some(DrainStage::Draining);
         }
@@ -322,10 +417,38 @@ impl Fleet {
         }
     }
 
+    fn drain_mut(&mut self, name: &str) -> &mut DrainState {
+        self.entry(name).drain.get_or_insert_default()
+    }
+
+    /// Returns how far the drain of a node is, and adds to its story why all its pods stay, where they
+    /// do in spite of the switch.
+    pub(super) fn look_at_eviction(
+        &mut self,
+        name: &str,
+        observed: &Observed,
+        desired: &Desired,
+    ) -> Option<Eviction> {
+        let eviction = self.eviction(name, observed, desired);
+        let drains = self.settings.drain.is_some();
+        let entry = self.entry(name);
+        if entry.noted.eviction.as_deref() == eviction.as_ref() {
+            return eviction;
+        }
+        entry.noted.eviction = eviction.clone().map(Box::new);
+        let session = entry.session.id.clone();
+        if let Some(why) = (eviction.as_ref()).filter(|one| drains && one.is_skipped()) {
+            let note = Note::new(EntryKind::Session, why.message.clone());
+            self.note(name, session.as_deref(), note, None);
+        }
+        eviction
+    }
+
     /// Marks that the pods of a node need not be known, unless what follows wants them.
     pub(super) fn forget_wish_for_pods(&mut self, name: &str) {
-        if let Some(entry) = self.nodes.get_mut(name) {
-            entry.drain.wanted = false;
+        let entry = self.nodes.get_mut(name);
+        if let Some(state) = entry.and_then(|entry| entry.drain.as_mut()) {
+            state.wanted = false;
         }
     }
 
@@ -334,19 +457,28 @@ impl Fleet {
         let Some(entry) = self.nodes.get_mut(name) else {
             return;
         };
-        let follow = entry.drain.wanted;
-        if entry.drain.followed == follow {
+        let Some(state) = entry.drain.as_mut() else {
+            return;
+        };
+        let follow = state.wanted;
+        let changes = state.followed != follow;
+        if changes {
+            let mut tries = std::mem::take(&mut state.tries);
+            // Their answers are still to come.
+            tries.retain(|_, one| one.in_flight);
+            **state = DrainState {
+                wanted: follow,
+                followed: follow,
+                tries,
+                ..DrainState::default()
+            };
+        }
+        if !follow && !state.tries.values().any(|one| one.in_flight) {
+            entry.drain = None;
+        }
+        if !changes {
             return;
         }
-        let mut tries = std::mem::take(&mut entry.drain).tries;
-        // Their answers are still to come.
-        tries.retain(|_, one| one.in_flight);
-        entry.drain = DrainState {
-            wanted: follow,
-            followed: follow,
-            tries,
-            ..DrainState::default()
-        };
         let node = name.to_owned();
         self.effects.push(Effect::Pods { node, follow });
     }
@@ -364,15 +496,17 @@ impl Fleet {
         let Some(own) = observed.own.as_deref() else {
             return;
         };
-        let done = own.mark.drain.is_some_and(|mark| mark.done.is_some());
         let phase_fits = self.session(name).is_some_and(|one| one.phase.is_out());
-        let drain = self
-            .wanted_drain(own, desired)
-            .filter(|_| !done && phase_fits);
-        let (Some(drain), Some(config)) = (drain, self.settings.drain.clone()) else {
+        let drain = self.wanted_drain(name, own, desired).filter(|_| phase_fits);
+        let (Some((drain, uuids)), Some(config)) = (drain, self.settings.drain.clone()) else {
             return;
         };
-        let state = &mut self.entry(name).drain;
+        let mark = own.mark.drain_of(&uuids);
+        if mark.is_some_and(|mark| mark.done.is_some()) {
+            return;
+        }
+        let gpus = self.gpus(name, &uuids);
+        let state = self.drain_mut(name);
         state.wanted = true;
         if !state.listed {
             state.awaits = Some(match &state.failing {
@@ -381,31 +515,33 @@ impl Fleet {
             });
             return;
         }
-        let leaving: Vec<(PodView, DrainMode, Next)> = (state.leaving(drain, &config, now))
-            .map(|(pod, mode, next)| (pod.clone(), mode, next))
-            .collect();
+        let leaving: Vec<(PodView, DrainMode, Next)> =
+            (state.leaving(drain, gpus.as_ref(), &config, now))
+                .map(|(pod, mode, next)| (pod.clone(), mode, next))
+                .collect();
         let wakes = leaving
             .iter()
             .map(|(pod, _, next)| wake_at(pod, *next, drain, &config));
-        let asks_at = drain.since.checked_add(config.ask_after).ok();
+        let asks_at = [ASK_AFTER, config.ask_after].map(|by| drain.since.checked_add(by).ok());
+        let asks_at = asks_at.into_iter().flatten();
         let retries = state.tries.values().filter_map(|one| one.not_before);
         let settles = own.since.and_then(|since| since.checked_add(SETTLES).ok());
         let times = wakes.flatten().chain(asks_at).chain(retries).chain(settles);
         state.wake = times.filter(|at| *at > now).min();
         state.awaits = Some(awaits(&leaving, &state.tries));
         // The node is to say first that it is being drained: who comes after us sees it.
-        if own.mark.drain.is_none() {
+        if mark.is_none() {
             return;
         }
         if begins {
-            self.note_drain(name, drain, &config);
+            self.note_drain(name, drain, gpus.as_ref(), &config);
         }
         self.ask_about_pods(name, &leaving, drain, &config);
         for (pod, mode, next) in leaving {
             let evict = match next {
                 Next::Evict(grace) => Some(grace),
                 Next::Delete => None,
-                Next::Wait(_) | Next::Ends(_) | Next::Stuck => continue,
+                Next::Wait(_) | Next::Ends(_) | Next::Stuck | Next::Unknown => continue,
             };
             self.remove_pod(name, &pod, mode, evict);
         }
@@ -427,11 +563,11 @@ impl Fleet {
             self.log(Level::Info, Some(name), text.clone());
             let note = Note::new(EntryKind::DryRun, text);
             self.note(name, session.as_deref(), note, None);
-            self.entry(name).drain.pretended.insert(pod.uid.clone());
+            self.drain_mut(name).pretended.insert(pod.uid.clone());
             self.dirty.insert(name.to_owned());
             return;
         }
-        let tries = &mut self.entry(name).drain.tries;
+        let tries = &mut self.drain_mut(name).tries;
         let under_way = tries.values().filter(|one| one.in_flight).count();
         let known = tries.get(&pod.uid);
         let waits =
@@ -451,108 +587,6 @@ impl Fleet {
             mode,
             evict,
         })));
-    }
-
-    /// Asks a person about pods that do not leave by themselves, once for each.
-    fn ask_about_pods(
-        &mut self,
-        name: &str,
-        leaving: &[(PodView, DrainMode, Next)],
-        drain: Drain,
-        config: &Arc<DrainConfig>,
-    ) {
-        let now = self.now;
-        let state = &mut self.entry(name).drain;
-        let late = now.duration_since(drain.since) >= config.ask_after;
-        let mut texts = Vec::new();
-        for (pod, _, next) in leaving {
-            let trouble = (state.tries.get(&pod.uid)).and_then(|one| one.trouble.as_ref());
-            let refused = trouble.filter(|(since, _)| now.duration_since(*since) >= ASK_AFTER);
-            let why = match (next, refused) {
-                (Next::Stuck, _) => "its kubelet does not say that it has ended".to_owned(),
-                (Next::Wait(None), _) if late => "it has not ended by itself".to_owned(),
-                (_, Some((_, why))) => why.clone(),
-                _ => continue,
-            };
-            if state.asked.insert(pod.uid.clone()) {
-                texts.push(format!("{}: {why}", pod.title()));
-            }
-        }
-        if texts.is_empty() {
-            return;
-        }
-        let more = texts.len().saturating_sub(PODS_NAMED);
-        texts.truncate(PODS_NAMED);
-        let more = if more > 0 {
-            format!("; and {more} more")
-        } else {
-            String::new()
-        };
-        let text = format!(
-            "the drain does not get on: {}{more}; end the pods by hand, or release the node",
-            texts.join("; ")
-        );
-        self.call_attention(name, text);
-    }
-
-    /// Adds to the story of a node what becomes of its pods, as its drain begins.
-    fn note_drain(&mut self, name: &str, drain: Drain, config: &DrainConfig) {
-        let now = self.now;
-        let entry = self.entry(name);
-        let mut leave: BTreeMap<&'static str, Vec<String>> = BTreeMap::new();
-        let mut stay: BTreeMap<String, Vec<String>> = BTreeMap::new();
-        for pod in entry.drain.pods.values() {
-            match fate(pod, drain, config, now) {
-                Fate::Leaves(mode, _) => leave.entry(mode.name()).or_default().push(pod.title()),
-                Fate::Stays(Stay::Finished) => {}
-                Fate::Stays(why) => stay.entry(why.to_string()).or_default().push(pod.title()),
-            }
-        }
-        let said = |(what, pods): (&str, &Vec<String>)| format!("{what}: {}", named(pods));
-        let parts: Vec<String> = (leave.iter().map(|(mode, pods)| said((mode, pods))))
-            .chain(
-                stay.iter()
-                    .map(|(why, pods)| said((&format!("stays, {why}"), pods))),
-            )
-            .collect();
-        let session = entry.session.id.clone();
-        let note = Note {
-            kind: EntryKind::Session,
-            text: format!("the drain begins: {}", parts.join("; ")),
-            detail: json!({"leave": leave, "stay": stay}),
-        };
-        self.note(name, session.as_deref(), note, None);
-    }
-}
-
-/// Returns what a drain waits for, for people.
-fn awaits(leaving: &[(PodView, DrainMode, Next)], tries: &BTreeMap<String, Try>) -> String {
-    let shown: Vec<String> = (leaving.iter().take(PODS_NAMED))
-        .map(|(pod, mode, next)| {
-            let trouble = tries.get(&pod.uid).and_then(|one| one.trouble.as_ref());
-            let trouble = trouble.map_or_else(String::new, |(_, why)| format!(" ({why})"));
-            format!("{} {next}, {}{trouble}", pod.title(), mode.name())
-        })
-        .collect();
-    let more = leaving.len().saturating_sub(PODS_NAMED);
-    let more = if more > 0 {
-        format!("; and {more} more")
-    } else {
-        String::new()
-    };
-    match leaving.len() {
-        0 => "the API server's answer to the end of the drain".to_owned(),
-        1 => format!("a pod to leave: {}", shown.join("; ")),
-        found => format!("{found} pods to leave: {}{more}", shown.join("; ")),
-    }
-}
-
-/// Returns the names of pods, as many as a line of a story takes.
-fn named(pods: &[String]) -> String {
-    let shown: Vec<&str> = pods.iter().take(PODS_NAMED).map(String::as_str).collect();
-    match pods.len().saturating_sub(PODS_NAMED) {
-        0 => shown.join(", "),
-        more => format!("{} and {more} more", shown.join(", ")),
     }
 }
 

@@ -9,6 +9,7 @@ use jiff::Timestamp;
 use super::InStore;
 use super::devices::RuleState;
 use super::drain::DrainState;
+use super::remedy::RemedyState;
 use crate::assess::FaultRuling;
 use crate::brake::{Hold, Out};
 use crate::node::{NodeChange, NodeView};
@@ -16,6 +17,7 @@ use crate::ownership::Ownership;
 use crate::position::Position;
 use crate::session::{Observed, Session};
 use crate::status::Reports;
+use crate::status::eviction::Eviction;
 
 /// The state of one node.
 #[derive(Debug, Default)]
@@ -32,8 +34,10 @@ pub(super) struct NodeEntry {
     pub(super) session: Session,
     /// The changes of the rules that taint its devices.
     pub(super) rules: RuleState,
-    /// The drain of its pods.
-    pub(super) drain: DrainState,
+    /// The drain of its pods, while they are to be known, or an answer about one is to come.
+    pub(super) drain: Option<Box<DrainState>>,
+    /// Its repair.
+    pub(super) remedy: RemedyState,
     /// Its events that wait for the status of their record.
     pub(super) reports: Reports,
     /// The patch that is made on it.
@@ -89,6 +93,8 @@ pub(super) struct Noted {
     pub(super) rulings: Vec<FaultRuling>,
     /// The policy that it names and that does not exist.
     pub(super) unknown_policy: Option<String>,
+    /// How far its drain was at the last look, for the records of its events.
+    pub(super) eviction: Option<Box<Eviction>>,
     /// True once it is noted that the cluster does not have the node.
     pub(super) missing: bool,
 }

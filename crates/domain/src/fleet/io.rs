@@ -7,6 +7,7 @@ use std::sync::Arc;
 use contract::HealthEvent;
 use jiff::{SignedDuration, Timestamp};
 
+use super::remedy::{MadeAnswer, PlannedResource, RemediationNews, ResourceNews};
 use super::{DeviceInput, PlannedRemoval, PlannedRule, PodNews, RemovalAnswer, Switched};
 use crate::device::Rule;
 use crate::event::Record;
@@ -15,6 +16,7 @@ use crate::journal::Entry;
 use crate::node::NodeView;
 use crate::policy::Policy;
 use crate::position::Position;
+use crate::remedy::{Attempt, ResourceKind};
 use crate::session::{Failure, Patch};
 use crate::status::StatusUpdate;
 
@@ -70,6 +72,24 @@ pub enum FleetInput {
         uid: String,
         /// The answer.
         answer: RemovalAnswer,
+    },
+    /// News of a custom resource of which an [`Effect::Follow`] asks to be told.
+    Resource {
+        /// The node.
+        node: String,
+        /// Name of the resource.
+        name: String,
+        /// The news.
+        news: ResourceNews,
+    },
+    /// The answer to an [`Effect::Make`].
+    Made {
+        /// The node.
+        node: String,
+        /// The attempt.
+        key: String,
+        /// The answer.
+        answer: MadeAnswer,
     },
     /// A patch or a question has ended without an answer, and nobody knows of which node.
     AnswersLost,
@@ -145,6 +165,26 @@ pub enum Effect {
     },
     /// Remove a pod from its node. Asks for a [`FleetInput::Removed`].
     Remove(Box<PlannedRemoval>),
+    /// Make the custom resource of a repair. Asks for a [`FleetInput::Made`].
+    Make(Box<PlannedResource>),
+    /// Tell of the custom resource of a node's repair, or of none any more. Asks for
+    /// [`FleetInput::Resource`].
+    Follow {
+        /// The node.
+        node: String,
+        /// The kind and the name.
+        resource: Option<(ResourceKind, String)>,
+    },
+    /// Delete the custom resource of an attempt that is not wanted any more, if it is there and nothing
+    /// has begun. Nobody waits for it.
+    Withdraw {
+        /// The node.
+        node: String,
+        /// The attempt.
+        attempt: Box<Attempt>,
+    },
+    /// An attempt to repair a node has ended, or events recommend what nobody carries out.
+    Remediation(RemediationNews),
     /// Look events up in the store. Asks for a [`FleetInput::Found`].
     LookUp {
         /// The node that lists them.

@@ -45,6 +45,7 @@ impl Fleet {
             if self.settings.mode.decides() {
                 self.look_at(&name, &policy);
                 self.follow_pods(&name);
+                self.follow_resource(&name);
                 looked_at.push(name.clone());
             }
             let entry = self.nodes.get(&name);
@@ -90,7 +91,7 @@ impl Fleet {
             return; // Looked at again when the answer is there.
         }
         let Some(observed) = entry.observed.clone() else {
-            self.forget_wish_for_pods(name);
+            self.forget_wishes(name);
             self.brake.forget(name);
             self.forget_reports(name);
             if self.settings.cluster {
@@ -107,17 +108,21 @@ impl Fleet {
         if claim != Claim::Ours {
             self.brake.forget(name);
             if claim == Claim::Anothers {
-                self.forget_wish_for_pods(name);
+                self.forget_wishes(name);
                 self.forget_reports(name);
             }
             self.showing.news = true;
             return;
         }
-        self.forget_wish_for_pods(name);
+        self.forget_wishes(name);
         self.note_choice(&observed.view, policy);
         let mut desired = self.desired(name);
-        desired.drain = self.drain_stage(name, own, &desired);
-        self.look_at_reports(&observed, &desired);
+        if let Some((stage, gpus)) = self.drain_stage(name, own, &desired) {
+            (desired.drain, desired.drain_gpus) = (Some(stage), gpus);
+        }
+        desired.remediation = self.remediation(name, &observed, &desired);
+        let eviction = self.look_at_eviction(name, &observed, &desired);
+        self.look_at_reports(&observed, &desired, eviction);
         if desired.wanted() && self.entry(name).in_service() {
             // To be taken out: the brake has a say. It is asked about all at once.
             self.brake.wait(name, desired);
@@ -175,6 +180,7 @@ impl Fleet {
         self.look_at_rules(name, desired);
         let begins = before != Phase::Draining;
         self.look_at_pods(name, observed, desired, begins);
+        self.look_at_repair(name, observed, desired);
         self.set_wake(name);
         self.showing.news = true;
     }

@@ -89,7 +89,11 @@ impl Fleet {
         Some(NodeStatus {
             name: name.to_owned(),
             state: match state {
-                NodeState::Quarantined if only_devices() => NodeState::PartlyQuarantined,
+                NodeState::Quarantined | NodeState::Draining | NodeState::Drained
+                    if only_devices() =>
+                {
+                    NodeState::PartlyQuarantined
+                }
                 state => state,
             },
             session: session.map(|(phase, id)| SessionView {
@@ -104,6 +108,8 @@ impl Fleet {
                     .and_then(|observed| observed.own.as_ref())
                     .is_some_and(|own| own.cordoned),
                 another: anothers.as_ref().map(|(_, another)| another.clone()),
+                drain: (entry.noted.eviction.as_deref().cloned())
+                    .filter(|_| anothers.is_none() && entry.ownership().is_some()),
             }),
             in_cluster,
             unschedulable: entry.view.as_ref().map(|view| view.unschedulable),
@@ -156,9 +162,9 @@ impl Fleet {
         {
             return "reports of monitors that found no room, to be read again".to_owned();
         }
-        if let Some(awaits) = entry
-            .drain
-            .awaits()
+        let drain = entry.drain.as_ref();
+        if let Some(awaits) = (entry.remedy.awaits())
+            .or_else(|| drain.and_then(|drain| drain.awaits()))
             .filter(|_| entry.session.phase.is_out())
         {
             return awaits.to_owned();

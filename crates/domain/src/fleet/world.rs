@@ -8,11 +8,11 @@ use std::sync::Arc;
 
 use contract::{Entity, HealthEvent, keys};
 use jiff::{SignedDuration, Timestamp};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{
     DeviceInput, DeviceWatch, Effect, Fleet, FleetInput, InStore, Kept, Owns, PatchAnswer, Planned,
-    PlannedRemoval, PlannedRule, PodNews, Purpose, Settings,
+    PlannedRemoval, PlannedResource, PlannedRule, PodNews, Purpose, ResourceNews, Settings,
 };
 use crate::assess::Desired;
 use crate::brake::NodeLabel;
@@ -24,6 +24,7 @@ use crate::mode::Mode;
 use crate::node::{NodeTaint, NodeView, Taint};
 use crate::policy::Policy;
 use crate::position::Position;
+use crate::remedy::Attempt;
 use crate::session::{Failure, Intent, Patch, Phase, Session};
 use crate::status::StatusUpdate;
 
@@ -55,6 +56,10 @@ pub(crate) struct Looked {
     pub(crate) rules: Vec<RuleChange>,
     /// Pods to be removed, which nobody answers.
     pub(crate) removals: Vec<PlannedRemoval>,
+    /// Custom resources to be made, which nobody answers.
+    pub(crate) makes: Vec<PlannedResource>,
+    /// Attempts whose custom resources are withdrawn.
+    pub(crate) withdrawn: Vec<Attempt>,
     pub(crate) statuses: Vec<StatusUpdate>,
     /// The purposes for which events were appended.
     pub(crate) appended: Vec<Purpose>,
@@ -71,6 +76,10 @@ pub(crate) struct World {
     pub(crate) loses_rules: bool,
     /// The pods of `n1`, which are told while somebody wants to know them.
     pub(crate) pods: BTreeMap<String, PodView>,
+    /// The custom resources as they are, by name.
+    pub(crate) resources: BTreeMap<String, Value>,
+    /// The name of the one of which `n1`'s controller is told.
+    follows: Option<String>,
     /// The nodes as they are.
     pub(crate) nodes: BTreeMap<String, NodeView>,
     pub(crate) now: Timestamp,
@@ -101,6 +110,8 @@ impl World {
             rules: BTreeMap::new(),
             loses_rules: false,
             pods: BTreeMap::new(),
+            resources: BTreeMap::new(),
+            follows: None,
             nodes: nodes.collect(),
             now,
         }
@@ -136,6 +147,7 @@ impl World {
     /// Starts the controller anew, from what it has kept at some time and the events since then.
     pub(crate) fn restart_from(&mut self, kept: Option<Kept>) {
         let policy = Some(Arc::clone(&self.policy));
+        self.follows = None;
         self.fleet = Fleet::new(self.settings.clone(), policy, self.now);
         match kept {
             Some(kept) => self.fleet.restore(kept, self.now),
@@ -318,6 +330,13 @@ impl World {
                         }
                     }
                     Effect::Remove(planned) => looked.removals.push(*planned),
+                    Effect::Make(planned) => looked.makes.push(*planned),
+                    Effect::Withdraw { attempt, .. } => looked.withdrawn.push(*attempt),
+                    Effect::Follow { resource, .. } => {
+                        self.follows = resource.map(|(_, name)| name);
+                        asked = self.follows.is_some();
+                        self.tell_of_resource();
+                    }
                     Effect::Pods { follow: true, .. } => {
                         asked = true;
                         self.list_pods();
@@ -377,6 +396,19 @@ impl World {
         };
         let node = node.clone();
         self.take(FleetInput::RuleAnswered { node, rule, result });
+    }
+
+    /// Has the controller hear how the custom resource is that it follows.
+    pub(crate) fn tell_of_resource(&mut self) {
+        let Some(name) = self.follows.clone() else {
+            return;
+        };
+        let news = match self.resources.get(&name) {
+            Some(object) => ResourceNews::There(Box::new(object.clone())),
+            None => ResourceNews::Absent,
+        };
+        let node = "n1".to_owned();
+        self.take(FleetInput::Resource { node, name, news });
     }
 
     /// Has the controller list the pods of `n1`.
@@ -524,6 +556,7 @@ pub(crate) fn settings() -> Settings {
         gpu_label: NodeLabel::parse("gpu=true").unwrap(),
         retention: SignedDuration::from_hours(24 * 30),
         drain: None,
+        remedy: None,
         returns_wait: true,
     }
 }

@@ -12,7 +12,9 @@ use crate::event::floor_char_boundary;
 use crate::node::{LABEL_VALUE_BYTES, NodeChange, NodeView, Taint, label_value};
 use crate::ownership::{
     AppliedTaint, ByHand, CORDON_TIME, DrainMark, Ownership, SessionAnnotation, SessionMark,
+    state_label,
 };
+use crate::remedy::RemediationMark;
 
 /// Longest message that an event keeps in the node annotation, in bytes.
 const ANNOTATED_MESSAGE_BYTES: usize = 1024;
@@ -97,7 +99,9 @@ impl<'a> Draft<'a> {
     /// Returns the change that notes on the node until when it waits to be given back: it is not
     /// given back earlier by who has lost what it knew.
     pub(super) fn note_wait(mut self) -> NodeChange {
-        self.write_session(BTreeMap::new(), self.own.mark.drain);
+        let mark = &self.own.mark;
+        let (gpus, remediation) = (mark.drain_gpus.clone(), mark.remediation.clone());
+        self.write_session(BTreeMap::new(), mark.drain, gpus, remediation);
         self.change
     }
 
@@ -141,9 +145,10 @@ impl<'a> Draft<'a> {
         let mut labels = BTreeMap::new();
         // Where only devices are out, nothing on the node says to others that it is.
         let (was_out, is_out) = (self.own.takes_node_out(), desired.takes_node_out());
-        let before = self.own.mark.drain;
+        // Where more is to leave than before, it begins anew.
+        let goes_on = self.own.mark.drain_of(&desired.drain_gpus);
         let drain = desired.drain.map(|stage| {
-            let mut mark = before.unwrap_or(DrainMark {
+            let mut mark = goes_on.unwrap_or(DrainMark {
                 since: self.now,
                 done: None,
             });
@@ -152,8 +157,9 @@ impl<'a> Draft<'a> {
             }
             mark
         });
-        let state = DrainMark::state(drain);
-        if is_out && (!was_out || DrainMark::state(before) != state) {
+        let remediation = desired.remediation.clone();
+        let state = state_label(drain, remediation.as_ref());
+        if is_out && (!was_out || self.own.mark.state() != state) {
             labels.insert(keys::STATE_LABEL.to_owned(), state.to_owned());
         }
         if was_out && !is_out {
@@ -177,7 +183,16 @@ impl<'a> Draft<'a> {
         } else if was_out && !is_out {
             self.remove_document();
         }
-        self.write_session(labels, drain);
+        let text = remediation
+            .as_ref()
+            .and_then(RemediationMark::state_annotation);
+        self.annotate(keys::REMEDIATION_STATE, text);
+        let gpus = match (drain, goes_on) {
+            (None, _) => Vec::new(),
+            (_, Some(_)) => self.own.mark.drain_gpus.clone(),
+            (_, None) => desired.drain_gpus.clone(),
+        };
+        self.write_session(labels, drain, gpus, remediation);
     }
 
     /// Cordons the node, and adds the labels that say so.
@@ -301,6 +316,7 @@ impl<'a> Draft<'a> {
             keys::QUARANTINE_APPLIED_TAINTS,
             keys::QUARANTINE_IS_CORDONED,
             keys::QUARANTINE_CORDON_PRE_EXISTING,
+            keys::REMEDIATION_STATE,
             keys::SESSION,
             keys::RELEASE,
         ] {
@@ -311,7 +327,13 @@ impl<'a> Draft<'a> {
     }
 
     /// Sets labels, and writes the session annotation, which keeps what they replace.
-    fn write_session(&mut self, labels: BTreeMap<String, String>, drain: Option<DrainMark>) {
+    fn write_session(
+        &mut self,
+        labels: BTreeMap<String, String>,
+        drain: Option<DrainMark>,
+        drain_gpus: Vec<String>,
+        remediation: Option<RemediationMark>,
+    ) {
         let (own, marks) = (self.own, self.marks);
         // A session of NVSentinel keeps its own form.
         let mut replaced = own.replaced_labels.clone();
@@ -326,7 +348,8 @@ impl<'a> Draft<'a> {
             return;
         };
         let mut mark = own.mark.clone();
-        mark.drain = drain;
+        (mark.drain, mark.drain_gpus) = (drain, drain_gpus);
+        mark.remediation = remediation;
         // Signed anew by whoever keeps it from here on; see `Ownership::kept_by_another`.
         if marks.store.is_some() && mark.by == marks.maker && mark.store != marks.store {
             (mark.store, mark.taken_over) = (marks.store.clone(), Some(self.now));

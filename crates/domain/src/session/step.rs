@@ -65,16 +65,16 @@ pub fn step(
         (Some(own), Some(ending)) => step.stand_down(node, &own, &ending, desired, marks, now),
         (Some(own), None) if wanted => {
             let waited = step.session.back_at.take().is_some();
-            let drain = own.mark.drain;
-            let since = match drain {
-                Some(mark) => mark.done.unwrap_or(mark.since).min(now),
+            let stands_since = own.mark.stands_since();
+            let since = match stands_since {
+                Some(since) => since.min(now),
                 None => (own.in_phase_since(now))
                     .filter(|_| !waited && step.session.phase != Phase::Releasing)
                     .unwrap_or(now),
             };
-            step.enter(Phase::of_drain(drain), desired, since, "seen on the node");
-            // A drain says itself since when.
-            let own_since = own.since.filter(|_| drain.is_some());
+            step.enter(Phase::of(&own.mark), desired, since, "seen on the node");
+            // A drain and a remediation say themselves since when.
+            let own_since = own.since.filter(|_| stands_since.is_some());
             let own = own.in_phase(own_since.unwrap_or(step.session.since), None);
             let change = Draft::new(node, &own, marks, now).update(desired, released_at);
             step.drive(Intent::Update, change, now);

@@ -10,19 +10,28 @@ use crate::fleet::world::{Fate, Restart, World, event};
 use crate::node::NodeView;
 use crate::policy::Policy;
 
+mod drained;
+
 struct Story {
     world: World,
     /// Ids in the order of the events, and the words of their records.
     events: Vec<String>,
     words: Words,
+    /// What the records say of the drain, with its reason.
+    evictions: BTreeMap<String, String>,
 }
 
 impl Story {
     fn new() -> Self {
+        Self::of(World::new(&Policy::builtin()))
+    }
+
+    fn of(world: World) -> Self {
         Self {
-            world: World::new(&Policy::builtin()),
+            world,
             events: Vec::new(),
             words: Words::new(),
+            evictions: BTreeMap::new(),
         }
     }
 
@@ -46,10 +55,15 @@ impl Story {
 
     /// As the store writes it.
     fn write(&mut self, status: &StatusUpdate) {
-        let words = status.words(&self.words).into_iter();
-        self.words
-            .extend(words.map(|(id, word, at)| (id, (word.name().to_owned(), Some(at)))));
-        if let StatusUpdate::Cancel { .. } = status {
+        for said in status.words(&self.words) {
+            let word = said.word.name().to_owned();
+            self.words.insert(said.id.clone(), (word, Some(said.at)));
+            let eviction = said
+                .eviction
+                .map(|eviction| (said.id, eviction.to_string()));
+            self.evictions.extend(eviction);
+        }
+        if let StatusUpdate::Cancel { .. } | StatusUpdate::Drain { .. } = status {
             for id in self.events.iter().rev() {
                 let Some((word, _)) = self.words.get_mut(id) else {
                     continue;
@@ -58,12 +72,25 @@ impl Story {
                 if *word == "UnQuarantined" {
                     break;
                 }
-                "Cancelled".clone_into(word);
+                if let StatusUpdate::Drain { eviction, .. } = status {
+                    let said = self.evictions.entry(id.clone()).or_default();
+                    let before = said.split(':').next().unwrap_or_default();
+                    if NodeQuarantined::is_counted(word) && !EvictionWord::is_final(before) {
+                        *said = eviction.to_string();
+                    }
+                } else {
+                    "Cancelled".clone_into(word);
+                }
                 if first {
                     break;
                 }
             }
         }
+    }
+
+    fn evictions(&self) -> Vec<&str> {
+        let said = |id| self.evictions.get(id).map_or("-", String::as_str);
+        self.events.iter().map(said).collect()
     }
 
     fn words(&self) -> Vec<&str> {
@@ -349,7 +376,7 @@ fn of_what_was_said_the_newest_is_said_again() {
     let mut last = Vec::new();
     for seq in 0..=MAX_REPORTS {
         reports.took_in(&seq.to_string(), true, book.faults("n1").iter().collect());
-        last = reports.look(&node, &Desired::default(), Timestamp::UNIX_EPOCH);
+        last = reports.look(&node, &Desired::default(), None, Timestamp::UNIX_EPOCH);
     }
     assert_eq!(reports.said.len(), MAX_REPORTS);
     assert!(reports.said.ends_with(&last) && last.len() == 1);

@@ -1,12 +1,14 @@
 //! The pods of a node that is out of service leave as their namespaces wish.
 
+use contract::keys::POD_DEVICES;
+use contract::{Entity, HealthEvent, RecommendedAction};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
-use kube::api::{Api, DeleteParams, PostParams};
+use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 use testkit::{ControlPlane, Version, unique};
 
-use crate::support::{SOON, Scene, xid};
+use crate::support::{SOON, Scene, event, send_to, xid};
 
 const STATE: &str = "dgxc.nvidia.com/nvsentinel-state";
 
@@ -16,11 +18,17 @@ struct Drain {
     client: kube::Client,
     /// Namespaces of the modes `Immediate`, `DeleteAfterTimeout` and `AllowCompletion`.
     namespaces: [String; 3],
-    _config: tempfile::TempDir,
+    config: tempfile::TempDir,
+    kubeconfig: std::path::PathBuf,
 }
 
 impl Drain {
     async fn new(plane: &ControlPlane) -> anyhow::Result<Self> {
+        Self::with(plane, "").await
+    }
+
+    /// The same with more keys in the configuration.
+    async fn with(plane: &ControlPlane, keys: &str) -> anyhow::Result<Self> {
         let namespaces = ["now", "late", "jobs"].map(unique);
         for namespace in &namespaces {
             plane.namespace(namespace).await?;
@@ -38,7 +46,10 @@ impl Drain {
         ];
         std::fs::write(
             &path,
-            format!("evictionTimeoutInSeconds = \"5\"\n{}", entries.concat()),
+            format!(
+                "evictionTimeoutInSeconds = \"5\"\n{keys}{}",
+                entries.concat()
+            ),
         )?;
         let drained =
             |launch: testkit::Launch| launch.arg("--drain").option("--drain-config", &path);
@@ -48,7 +59,8 @@ impl Drain {
             scene,
             client,
             namespaces,
-            _config: config,
+            config,
+            kubeconfig: plane.kubeconfig().into(),
         };
         for namespace in &drain.namespaces {
             drain.pod(namespace, "a").await?;
@@ -140,6 +152,59 @@ impl Drain {
         self.scene.session(text, is).await
     }
 
+    /// Waits until a condition of the node has this status.
+    async fn condition(&self, kind: &str, status: &str) -> anyhow::Result<()> {
+        let what = format!("the condition {kind} {status}");
+        let is = |node: &Value| {
+            let conditions = node["status"]["conditions"].as_array();
+            let mut conditions = conditions.into_iter().flatten();
+            let found = conditions.find(|one| one["type"] == kind);
+            match found {
+                Some(one) if one["status"] == status && one["reason"] == "GpuwardenDrain" => Ok(()),
+                found => Err(format!("{found:?}")),
+            }
+        };
+        self.scene.node_until(&what, is).await
+    }
+
+    /// Waits until the record of the node's first event says this of the drain.
+    async fn recorded(&self, status: &str) -> anyhow::Result<()> {
+        let says = || async {
+            let output = self.scene.product.client(["events", "-o", "json"]).await;
+            let output = output.map_err(|error| error.to_string())?;
+            let events: Value =
+                serde_json::from_str(&output.stdout).map_err(|error| error.to_string())?;
+            let found = &events[0]["healtheventstatus"]["userpodsevictionstatus"];
+            if found["status"] == status {
+                Ok(())
+            } else {
+                Err(found.to_string())
+            }
+        };
+        let what = format!("the record {status}");
+        self.scene.product.wait_for(&what, SOON, says).await
+    }
+
+    /// Returns the plan of the node's drain.
+    async fn plan(&self) -> anyhow::Result<Value> {
+        let kubeconfig = self.kubeconfig.display().to_string();
+        let config = self.config.path().join("drain.toml").display().to_string();
+        let args = [
+            "drain",
+            "--plan",
+            &self.scene.node,
+            "--kubeconfig",
+            &kubeconfig,
+        ];
+        let more = ["--drain-config", &config, "-o", "json"];
+        let output = self
+            .scene
+            .product
+            .command(args.into_iter().chain(more))
+            .await?;
+        Ok(serde_json::from_str(output.expect(0)?)?)
+    }
+
     async fn is_there(&self, namespace: &str) -> anyhow::Result<bool> {
         let pod = self.pods(namespace).get_opt("a").await?;
         Ok(pod.is_some_and(|pod| pod.metadata.deletion_timestamp.is_none()))
@@ -156,6 +221,8 @@ async fn pods_leave_by_three_modes_through_kills_and_the_node_comes_back() -> an
     let budgets = drain.protect(&now).await?;
     drain.fault()?;
     drain.state("draining").await?;
+    drain.recorded("InProgress").await?;
+    drain.condition("DrainInProgress", "True").await?;
     drain.awaits("disruption budget").await?;
     drain
         .awaits(&format!(
@@ -182,6 +249,9 @@ async fn pods_leave_by_three_modes_through_kills_and_the_node_comes_back() -> an
             .await?;
     }
     drain.state("drain-succeeded").await?;
+    drain.recorded("Succeeded").await?;
+    drain.condition("DrainInProgress", "False").await?;
+    drain.condition("Drained", "True").await?;
     // The label is seen before the answer to the patch that has set it.
     let told = || async {
         let explain = ["explain", drain.scene.node.as_str()];
@@ -205,7 +275,73 @@ async fn pods_leave_by_three_modes_through_kills_and_the_node_comes_back() -> an
         .client(["inject", "recovery"])
         .await?
         .expect(0)?;
-    drain.scene.restored().await
+    drain.scene.restored().await?;
+    drain.condition("Drained", "False").await
+}
+
+#[tokio::test]
+async fn a_plan_says_what_a_drain_would_do_and_does_nothing() -> anyhow::Result<()> {
+    let Some(plane) = ControlPlane::shared(Version::V1_37).await? else {
+        return Ok(());
+    };
+    let drain = Drain::new(&plane).await?;
+    let [now, late, jobs] = drain.namespaces.clone();
+    drain.protect(&now).await?;
+    let plan = drain.plan().await?;
+    assert_eq!(plan["leaving"], 3, "{plan}");
+    let of = |namespace: &str| {
+        let pods = plan["pods"].as_array().into_iter().flatten();
+        let mut pods = pods.filter(|pod| pod["namespace"] == namespace);
+        pods.next().cloned().unwrap_or_default()
+    };
+    assert_eq!(of(&now)["what"], "is evicted, with 1 s to end");
+    let held = of(&now)["heldBy"].as_str().unwrap_or_default().to_owned();
+    assert!(held.contains("disruption budget"), "{plan}");
+    assert_eq!(of(&jobs)["mode"], "AllowCompletion");
+    assert!(
+        of(&late)["what"]
+            .as_str()
+            .is_some_and(|what| what.starts_with("is waited for until 2"))
+    );
+    for namespace in [&now, &late, &jobs] {
+        assert!(drain.is_there(namespace).await?, "{namespace}");
+    }
+    // Of one that is under way it says since when.
+    drain.fault()?;
+    drain.state("draining").await?;
+    assert!(drain.plan().await?["since"].is_string());
+    Ok(())
+}
+
+#[tokio::test]
+async fn of_a_gpu_that_is_to_be_reset_only_its_pods_leave() -> anyhow::Result<()> {
+    let Some(plane) = ControlPlane::shared(Version::V1_37).await? else {
+        return Ok(());
+    };
+    let drain = Drain::with(&plane, "partialDrainEnabled = true\n").await?;
+    let [now, ..] = drain.namespaces.clone();
+    drain.pod(&now, "b").await?;
+    for (name, gpu) in [("a", "GPU-1"), ("b", "GPU-0")] {
+        let devices = json!({"devices": {"nvidia.com/gpu": [gpu]}}).to_string();
+        let patch = json!({"metadata": {"annotations": {POD_DEVICES: devices}}});
+        let pods = drain.pods(&now);
+        pods.patch(name, &PatchParams::default(), &Patch::Merge(patch))
+            .await?;
+    }
+    let event = HealthEvent {
+        recommended_action: RecommendedAction::ComponentReset.into(),
+        entities_impacted: vec![Entity {
+            entity_type: "GPU_UUID".to_owned(),
+            entity_value: "GPU-0".to_owned(),
+        }],
+        ..event(&drain.scene.node, "0")
+    };
+    send_to(&drain.scene.product, vec![event]).await?;
+    drain.state("drain-succeeded").await?;
+    drain.recorded("Succeeded").await?;
+    assert!(drain.is_there(&now).await?);
+    assert!(drain.pods(&now).get_opt("b").await?.is_none());
+    Ok(())
 }
 
 #[tokio::test]
@@ -222,6 +358,8 @@ async fn an_uncordon_half_way_stops_the_drain() -> anyhow::Result<()> {
         .scene
         .patch(json!({"spec": {"unschedulable": null}}))
         .await?;
+    drain.recorded("Cancelled").await?;
+    drain.condition("DrainInProgress", "False").await?;
     let ended = |session: &Value| session.is_null();
     drain.scene.session("a session that ends", ended).await?;
     // Nothing is in the way of an eviction any more.

@@ -1,4 +1,4 @@
-//! `replay`: what would have been done on logs and exported events of the past.
+//! `replay` and `simulate`: what would have been done on logs and exported events of the past.
 
 use std::fs;
 
@@ -361,4 +361,35 @@ fn what_cannot_be_replayed_is_said() {
     let (code, out, err) = gpuwarden(&["decode", "-"], journal);
     assert_eq!((code, out.as_str()), (Some(2), ""), "{err}");
     assert!(err.contains("journalctl -k -o short-iso-precise"), "{err}");
+}
+
+#[test]
+fn a_simulation_follows_from_its_seed() {
+    let run = |seed| {
+        gpuwarden(
+            &["simulate", "--steps", "2000", "--seed", seed, "-o", "json"],
+            "",
+        )
+    };
+    let (code, one, err) = run("7");
+    assert_eq!(code, Some(0), "{err}");
+    assert_eq!(one, run("7").1);
+    let report: Value = serde_json::from_str(&one).unwrap();
+    assert_eq!(
+        (&report["seed"], &report["steps"]),
+        (&7.into(), &2000.into())
+    );
+    assert_eq!(report["violation"], Value::Null);
+    for figure in ["/sessions", "/crashes", "/effects/patch of a node"] {
+        assert!(
+            report.pointer(figure).and_then(Value::as_u64) > Some(0),
+            "{figure}: {one}"
+        );
+    }
+    let (code, out, _) = gpuwarden(&["simulate", "--steps", "300", "--seed", "1"], "");
+    assert_eq!(code, Some(0));
+    assert!(out.starts_with("seed 1: 300 steps, "), "{out}");
+    assert!(out.ends_with("no invariant was broken\n"), "{out}");
+    let (code, _, err) = gpuwarden(&["simulate", "--steps", "0"], "");
+    assert_eq!(code, Some(2), "{err}");
 }

@@ -11,7 +11,8 @@ use tokio::task::JoinSet;
 use super::{Store, all, event, numbers, positions, read_feed, status, time};
 use crate::{
     Appended, Checkpoint, MAX_APPEND, MAX_CHECKPOINT_BYTES, MAX_ENTRY_BYTES, MAX_JOURNAL,
-    MAX_NAME_BYTES, MAX_PAGE, Position, Prune, StatusPatch, StoreError,
+    MAX_NAME_BYTES, MAX_PAGE, MAX_STATUS_MESSAGE_BYTES, PodsEviction, Position, Prune, StatusPatch,
+    StoreError,
 };
 
 /// An input over a limit is refused whole, with the limit; one at the limit is taken.
@@ -98,6 +99,17 @@ pub async fn refuses_what_is_over_a_limit(open: impl AsyncFn() -> Store) {
         store.update_status("id", long).await.map(|_| ()),
         "nodequarantined",
     );
+    let long = StatusPatch {
+        pods_eviction: Some(PodsEviction {
+            status: "Failed".to_owned(),
+            message: "x".repeat(MAX_STATUS_MESSAGE_BYTES + 1),
+        }),
+        ..StatusPatch::default()
+    };
+    refused(
+        store.update_status("id", long).await.map(|_| ()),
+        "userpodsevictionstatus.message",
+    );
 
     assert!(read_feed(&*store, 10).await.is_empty());
     assert!(store.timeline("n1", 10).await.unwrap().is_empty());
@@ -134,6 +146,10 @@ pub async fn keeps_all_when_reopened(open: impl AsyncFn() -> Store) {
     };
     let patch = StatusPatch {
         node_quarantined: Some("Quarantined".to_owned()),
+        pods_eviction: Some(PodsEviction {
+            status: "Succeeded".to_owned(),
+            message: "all have left".to_owned(),
+        }),
         ..StatusPatch::default()
     };
     let mut records = Vec::new();
@@ -165,6 +181,7 @@ pub async fn keeps_all_when_reopened(open: impl AsyncFn() -> Store) {
     assert_eq!(store.timeline("n1", 10).await.unwrap(), [entry]);
     let status = status(&*store, &records[2].id).await.unwrap();
     assert_eq!(status.node_quarantined, patch.node_quarantined);
+    assert_eq!(status.pods_eviction, patch.pods_eviction);
     store.close().await;
 }
 

@@ -26,7 +26,7 @@ pub async fn begins_anew_behind_its_history(open: impl AsyncFn() -> Store) {
     let newest = store.append(vec![retried.clone()]).await.unwrap()[0].seq;
     let quarantined = StatusPatch {
         node_quarantined: Some("Quarantined".into()),
-        quarantine_finished_at: None,
+        ..StatusPatch::default()
     };
     let id = old[1].event.id.clone();
     store.update_status(&id, quarantined).await.unwrap();

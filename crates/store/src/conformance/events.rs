@@ -10,7 +10,10 @@ use super::{
     Store, all, event, event_without_time, grow, numbers, positions, read_feed, report, status,
     time,
 };
-use crate::{Appended, EventQuery, MAX_PAGE, NewEvent, Position, Prune, RETRY_WINDOW, StatusPatch};
+use crate::{
+    Appended, EventQuery, MAX_PAGE, NewEvent, PodsEviction, Position, Prune, RETRY_WINDOW,
+    StatusPatch,
+};
 
 /// Positions grow in the order of the appends; a page goes on where the last one ended.
 pub async fn appends_in_order(open: impl AsyncFn() -> Store) {
@@ -442,8 +445,14 @@ pub async fn updates_a_status(open: impl AsyncFn() -> Store) {
     assert_eq!(status(&*store, "no such id").await, None);
     // Several at once: in order, and what does not exist is passed over.
     let at = "2026-01-02T03:04:05.000006Z".parse().unwrap();
+    let eviction = PodsEviction {
+        status: "Failed".to_owned(),
+        message: "a budget".to_owned(),
+    };
     let timed = StatusPatch {
         quarantine_finished_at: Some(at),
+        drain_finished_at: Some(at),
+        pods_eviction: Some(eviction.clone()),
         ..patch("Quarantined")
     };
     let patches = vec![
@@ -457,6 +466,21 @@ pub async fn updates_a_status(open: impl AsyncFn() -> Store) {
     let status = statuses[0].clone().unwrap();
     assert_eq!(status.node_quarantined.as_deref(), Some("Quarantined"));
     assert_eq!(status.quarantine_finished_at, Some(at));
+    assert_eq!(status.pods_eviction, Some(eviction));
+    assert_eq!(status.drain_finished_at, Some(at));
+    // Each field by itself.
+    let eviction = PodsEviction {
+        status: "InProgress".to_owned(),
+        message: String::new(),
+    };
+    let only = StatusPatch {
+        pods_eviction: Some(eviction.clone()),
+        ..StatusPatch::default()
+    };
+    store.update_status(&other, only).await.unwrap();
+    let after = self::status(&*store, &other).await.unwrap();
+    assert_eq!(after.pods_eviction, Some(eviction));
+    assert_eq!(after.node_quarantined.as_deref(), Some("Quarantined"));
     assert_eq!(statuses[1], None);
     assert_eq!(
         statuses[2].clone().unwrap().node_quarantined.as_deref(),

@@ -8,7 +8,9 @@ use rusqlite::{Connection, OptionalExtension, Params, Row, params_from_iter};
 
 use super::unreadable::Unreadable;
 use super::{count, failure, newest, number, page, position};
-use crate::{BoxError, EventQuery, EventStatus, MAX_PAGE, Stats, StatusPatch, StoreError};
+use crate::{
+    BoxError, EventQuery, EventStatus, MAX_PAGE, PodsEviction, Stats, StatusPatch, StoreError,
+};
 
 /// Most bytes of the events of one page of the feed, or of the entries of a timeline, but for the
 /// last of them: a thousand of the largest would be more than a gigabyte.
@@ -87,15 +89,24 @@ pub(super) fn event(
 
 pub(super) fn status(connection: &Connection, id: &str) -> Result<Option<EventStatus>, StoreError> {
     connection
-        .prepare_cached("SELECT node_quarantined, quarantine_finished_at FROM event WHERE id = ?1")
+        .prepare_cached(
+            "SELECT node_quarantined, quarantine_finished_at, pods_eviction, pods_eviction_message,
+                    drain_finished_at
+             FROM event WHERE id = ?1",
+        )
         .and_then(|mut statement| {
             statement
                 .query_row([id], |row| {
+                    let time = |column: usize| -> rusqlite::Result<Option<Timestamp>> {
+                        let micros = row.get::<_, Option<i64>>(column)?;
+                        Ok(micros.and_then(|at| Timestamp::from_microsecond(at).ok()))
+                    };
+                    let (status, message) = (row.get::<_, Option<_>>(2)?, row.get(3)?);
                     Ok(EventStatus {
                         node_quarantined: row.get(0)?,
-                        quarantine_finished_at: row
-                            .get::<_, Option<i64>>(1)?
-                            .and_then(|at| Timestamp::from_microsecond(at).ok()),
+                        quarantine_finished_at: time(1)?,
+                        pods_eviction: status.map(|status| PodsEviction { status, message }),
+                        drain_finished_at: time(4)?,
                     })
                 })
                 .optional()
@@ -111,13 +122,19 @@ pub(super) fn update_status(
     let changed = connection
         .prepare_cached(
             "UPDATE event SET node_quarantined = coalesce(?2, node_quarantined),
-                    quarantine_finished_at = coalesce(?3, quarantine_finished_at)
+                    quarantine_finished_at = coalesce(?3, quarantine_finished_at),
+                    pods_eviction = coalesce(?4, pods_eviction),
+                    pods_eviction_message = coalesce(?5, pods_eviction_message),
+                    drain_finished_at = coalesce(?6, drain_finished_at)
              WHERE id = ?1",
         )?
         .execute((
             id,
             &patch.node_quarantined,
             patch.quarantine_finished_at.map(Timestamp::as_microsecond),
+            patch.pods_eviction.as_ref().map(|one| &one.status),
+            patch.pods_eviction.as_ref().map(|one| &one.message),
+            patch.drain_finished_at.map(Timestamp::as_microsecond),
         ))?;
     Ok(changed > 0)
 }

@@ -13,7 +13,7 @@ use super::{OpenError, lock};
 
 /// The steps to the newest schema. `PRAGMA user_version` counts those that were taken.
 /// A step that was released is never changed: what is to change becomes a new step.
-pub(super) const STEPS: &[&str] = &[STEP_1];
+pub(super) const STEPS: &[&str] = &[STEP_1, STEP_2];
 
 /// `body` is the public JSON form of the event, the columns before it are copies to
 /// search by. Times are microseconds since 1970.
@@ -76,6 +76,13 @@ const STEP_1: &str = "
         since INTEGER NOT NULL
     ) STRICT;
     INSERT INTO identity (one, id, since) VALUES (1, lower(hex(randomblob(16))), 0);
+";
+
+/// How far the pods of the event's node have left, and when they had.
+const STEP_2: &str = "
+    ALTER TABLE event ADD COLUMN pods_eviction TEXT;
+    ALTER TABLE event ADD COLUMN pods_eviction_message TEXT NOT NULL DEFAULT '';
+    ALTER TABLE event ADD COLUMN drain_finished_at INTEGER;
 ";
 
 /// Marks the file as ours (`PRAGMA application_id`): "gpwd" in ASCII.
@@ -263,22 +270,25 @@ mod tests {
     #[test]
     fn an_older_database_takes_the_missing_steps_and_keeps_its_rows() {
         let mut connection = Connection::open_in_memory().unwrap();
-        migrate(&mut connection, STEPS).unwrap();
+        migrate(&mut connection, &[STEP_1]).unwrap();
         connection
-            .execute("INSERT INTO checkpoint VALUES ('c', 7, x'01', 0)", [])
+            .execute_batch(
+                "INSERT INTO event VALUES
+                     (7, 'e', 0, 'n1', 'a', 'c', 0, 1, 0, NULL, '{}', 'Quarantined', 5)",
+            )
             .unwrap();
-        let next = "ALTER TABLE checkpoint ADD COLUMN note TEXT NOT NULL DEFAULT 'none'";
-        let steps = [STEP_1, next];
         for _ in 0..2 {
-            migrate(&mut connection, &steps).unwrap();
-            assert_eq!(version(&connection), 2);
+            migrate(&mut connection, STEPS).unwrap();
+            assert_eq!(version(&connection), i64::try_from(STEPS.len()).unwrap());
         }
-        let row: (i64, String) = connection
-            .query_row("SELECT token, note FROM checkpoint", [], |row| {
-                Ok((row.get(0)?, row.get(1)?))
-            })
+        let row: (i64, String, Option<String>) = connection
+            .query_row(
+                "SELECT seq, pods_eviction_message, pods_eviction FROM event",
+                [],
+                |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)),
+            )
             .unwrap();
-        assert_eq!(row, (7, "none".to_owned()));
+        assert_eq!(row, (7, String::new(), None));
     }
 
     #[test]

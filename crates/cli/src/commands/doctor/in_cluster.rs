@@ -9,6 +9,7 @@ use domain::brake::switch::{BreakerState, Switch};
 use domain::brake::{MOST_ALONE, NodeLabel};
 use domain::node::NodeView;
 use domain::policy::{MAX_POLICY_BYTES, Policy};
+use domain::remedy::{RemedyConfig, ResourceKind};
 use domain::shell;
 use jiff::{SignedDuration, Timestamp};
 use runtime::text_file;
@@ -59,6 +60,17 @@ pub(super) async fn check(installation: &Installation, given: &Given) -> Vec<Fin
     if act.mode != Mode::Observe && taints_devices(&cluster, &act.policy).await {
         needs.extend(needs::of_device_taints(act.mode));
     }
+    for kind in act.remedy.iter().flat_map(RemedyConfig::kinds) {
+        match cluster
+            .resource_of(&kind.group, &kind.version, &kind.kind)
+            .await
+        {
+            Ok(Some(resource)) => needs.extend(needs::of_remedy(act.mode, kind, resource)),
+            Ok(None) => findings.push(no_kind(kind)),
+            // What the cluster serves may be read by everybody; of a trouble the rest tells.
+            Err(_) => {}
+        }
+    }
     findings.extend(permissions(&cluster, &needs).await);
     let label = &act.gpu_node_label;
     if let Some(node) = &installation.node {
@@ -86,6 +98,14 @@ pub(super) async fn check(installation: &Installation, given: &Given) -> Vec<Fin
         findings.push(policy(&cluster, namespace, name, key).await);
     }
     findings
+}
+
+/// Tells of custom resources that are to be made and that the cluster does not have.
+fn no_kind(kind: &ResourceKind) -> Finding {
+    let what = format!("the cluster has no {} of {}", kind.kind, kind.api_version());
+    let why = "nodes are drained, and what is to repair them cannot be made";
+    let fix = "install the custom resource definitions of the janitor that serves them";
+    Finding::problem("repairs", what, why).fix(fix)
 }
 
 /// Returns kubectl with the flags by which it connects as gpuwarden does. A fix goes without them:

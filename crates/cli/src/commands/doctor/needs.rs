@@ -1,8 +1,11 @@
 //! The permissions that an installation needs in the cluster, and the commands that grant them.
 
+use std::borrow::Cow;
+
 use cluster::Access;
 use contract::keys;
 use controller::policy::PolicySource;
+use domain::remedy::ResourceKind;
 use domain::shell;
 
 use super::Installation;
@@ -15,9 +18,9 @@ const EVENTS_NAMESPACE: &str = "default";
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Need {
     /// A short name, for roles that are made for it.
-    name: &'static str,
-    group: &'static str,
-    resource: &'static str,
+    name: Cow<'static, str>,
+    group: Cow<'static, str>,
+    resource: Cow<'static, str>,
     namespace: Option<String>,
     pub(super) verbs: &'static [&'static str],
     /// The names of the objects; empty: any.
@@ -35,8 +38,8 @@ pub(super) fn of(installation: &Installation) -> Vec<Need> {
     };
     let acts = act.mode == Mode::Quarantine;
     let mut needs = vec![Need {
-        name: "nodes",
-        resource: "nodes",
+        name: Cow::Borrowed("nodes"),
+        resource: Cow::Borrowed("nodes"),
         verbs: if acts {
             &["list", "watch", "patch"]
         } else {
@@ -47,8 +50,8 @@ pub(super) fn of(installation: &Installation) -> Vec<Need> {
     }];
     if acts && act.reports.conditions {
         needs.push(Need {
-            name: "node-status",
-            resource: "nodes/status",
+            name: Cow::Borrowed("node-status"),
+            resource: Cow::Borrowed("nodes/status"),
             verbs: &["patch"],
             why: "without it no condition of a node tells of its faults (--node-conditions false wants none)",
             ..Need::default()
@@ -56,8 +59,8 @@ pub(super) fn of(installation: &Installation) -> Vec<Need> {
     }
     if acts && act.reports.events.is_some() {
         needs.push(Need {
-            name: "events",
-            resource: "events",
+            name: Cow::Borrowed("events"),
+            resource: Cow::Borrowed("events"),
             namespace: Some(EVENTS_NAMESPACE.to_owned()),
             verbs: &["create", "patch"],
             why: "without it faults are not told as Kubernetes Events (--node-events false wants none)",
@@ -66,8 +69,8 @@ pub(super) fn of(installation: &Installation) -> Vec<Need> {
     }
     if act.mode != Mode::Observe {
         needs.push(Need {
-            name: "switches",
-            resource: "configmaps",
+            name: Cow::Borrowed("switches"),
+            resource: Cow::Borrowed("configmaps"),
             namespace: Some(act.namespace.clone()),
             verbs: if acts {
                 &["list", "watch", "create", "patch"]
@@ -86,8 +89,8 @@ pub(super) fn of(installation: &Installation) -> Vec<Need> {
     } = &act.policy
     {
         needs.push(Need {
-            name: "policy",
-            resource: "configmaps",
+            name: Cow::Borrowed("policy"),
+            resource: Cow::Borrowed("configmaps"),
             namespace: Some(namespace.clone()),
             verbs: &["list", "watch"],
             objects: vec![name.clone()],
@@ -97,9 +100,9 @@ pub(super) fn of(installation: &Installation) -> Vec<Need> {
     }
     if installation.leader_elect {
         needs.push(Need {
-            name: "lease",
-            group: "coordination.k8s.io",
-            resource: "leases",
+            name: Cow::Borrowed("lease"),
+            group: Cow::Borrowed("coordination.k8s.io"),
+            resource: Cow::Borrowed("leases"),
             namespace: Some(act.namespace.clone()),
             verbs: &["get", "create", "patch"],
             objects: vec![keys::LEASE.to_owned()],
@@ -118,9 +121,9 @@ pub(super) fn of(installation: &Installation) -> Vec<Need> {
     let ingest = installation.ingest.as_ref();
     if ingest.is_some_and(|ingest| matches!(ingest.transport, Transport::Tls { .. })) {
         needs.push(Need {
-            name: "tokens",
-            group: "authentication.k8s.io",
-            resource: "tokenreviews",
+            name: Cow::Borrowed("tokens"),
+            group: Cow::Borrowed("authentication.k8s.io"),
+            resource: Cow::Borrowed("tokenreviews"),
             verbs: &["create"],
             why: "without it agents that show a ServiceAccount token are turned away",
             ..Need::default()
@@ -132,8 +135,8 @@ pub(super) fn of(installation: &Installation) -> Vec<Need> {
 /// Returns the needs of a drain, which in a dry run removes nothing.
 fn of_drain(acts: bool) -> Vec<Need> {
     let need = |name, resource, verbs, why| Need {
-        name,
-        resource,
+        name: Cow::Borrowed(name),
+        resource: Cow::Borrowed(resource),
         verbs,
         why,
         ..Need::default()
@@ -157,12 +160,26 @@ fn of_drain(acts: bool) -> Vec<Need> {
     [seen].into_iter().chain(acts.then_some(evicted)).collect()
 }
 
+/// Returns the need of repairs by a kind of custom resources, which the cluster calls `resource`. In a dry
+/// run none is made.
+pub(super) fn of_remedy(mode: Mode, kind: &ResourceKind, resource: String) -> Option<Need> {
+    (mode == Mode::Quarantine).then(|| Need {
+        name: Cow::Owned(format!("repairs-{resource}")),
+        group: Cow::Owned(kind.group.clone()),
+        resource: Cow::Owned(resource),
+        namespace: kind.namespace.clone(),
+        verbs: &["get", "list", "watch", "create", "delete"],
+        why: "without it nodes are drained, and not repaired by it",
+        ..Need::default()
+    })
+}
+
 /// Returns the needs for writing on pods which GPUs they have.
 fn of_pods() -> [Need; 2] {
     let need = |name, group, resource, verbs, why| Need {
-        name,
-        group,
-        resource,
+        name: Cow::Borrowed(name),
+        group: Cow::Borrowed(group),
+        resource: Cow::Borrowed(resource),
         verbs,
         why,
         may_lack: true,
@@ -196,9 +213,9 @@ pub(super) fn of_device_taints(mode: Mode) -> [Need; 3] {
         &["list", "watch"]
     };
     let need = |name, resource, verbs, why| Need {
-        name,
-        group: GROUP,
-        resource,
+        name: Cow::Borrowed(name),
+        group: Cow::Borrowed(GROUP),
+        resource: Cow::Borrowed(resource),
         verbs,
         why,
         ..Need::default()
@@ -232,8 +249,8 @@ impl Need {
     pub(super) fn accesses(&self) -> impl Iterator<Item = Access<'_>> {
         let access = |verb, name| Access {
             verb,
-            group: self.group,
-            resource: self.resource,
+            group: &self.group,
+            resource: &self.resource,
             namespace: self.namespace.as_deref(),
             name,
         };
@@ -269,8 +286,8 @@ impl Need {
         };
         let verbs = self.verbs.join(",");
         let name = format!("gpuwarden-{}", self.name);
-        let resource = match self.group {
-            "" => self.resource.to_owned(),
+        let resource = match self.group.as_ref() {
+            "" => self.resource.to_string(),
             group => format!("{}.{group}", self.resource),
         };
         let (kubectl, kind) = match &self.namespace {

@@ -11,6 +11,7 @@ use crate::policy::Policy;
 use crate::session::{Intent, Phase};
 use crate::view::NodeState;
 
+mod partial;
 mod simulator;
 
 const CONFIG: &str = r#"
@@ -125,7 +126,7 @@ fn a_node_is_drained_as_its_namespaces_wish_and_given_back_as_it_was() {
         said.unwrap().text,
         "the drain begins: AllowCompletion: jobs/c; DeleteAfterTimeout: late/b; Immediate: now/a; \
          stays, its namespace is one of the system's: kube-system/d; stays, the configuration names \
-         no mode for its namespace: other/e"
+         no mode for it: other/e"
     );
     assert_eq!(world.fleet.status("n1").unwrap().state, NodeState::Draining);
     // It is asked for once.
@@ -351,4 +352,32 @@ fn while_pods_cannot_be_read_nothing_is_drained_and_it_says_why() {
         news: PodNews::Listed,
     });
     assert!(!world.fleet.knows("n2"));
+}
+
+#[test]
+fn a_taint_that_the_policy_asks_for_stands_beside_the_cordon_for_the_whole_drain() {
+    let text = "[[rule-sets]]\nname = \"fatal\"\ncordon = { shouldCordon = true }\n\
+                taint = { key = \"gpuwarden.dev/drain\", value = \"yes\", effect = \"NoSchedule\" }\n\
+                [[rule-sets.match.all]]\nkind = \"HealthEvent\"\nexpression = \"event.isFatal\"\n";
+    let policy = Policy::parse(text, "p").unwrap();
+    let mut world = World::with(drains(), &policy, [NodeView::unknown("n1")]);
+    add(&mut world, "jobs/a");
+    world.restart(Restart::Nothing);
+    let tainted = |world: &World| {
+        let taints = world["n1"].taints.iter();
+        taints.map(|on| on.taint.to_string()).collect::<Vec<_>>()
+    };
+    let ours = ["gpuwarden.dev/drain=yes:NoSchedule"];
+    begin(&mut world);
+    assert!(world["n1"].unschedulable);
+    assert_eq!(tainted(&world), ours);
+    gone(&mut world, "jobs/a");
+    world.settle_now();
+    assert_eq!(
+        (state(&world), tainted(&world)),
+        (Some("drain-succeeded"), ours.map(str::to_owned).to_vec())
+    );
+    world.recovery(0);
+    world.settle();
+    assert!(tainted(&world).is_empty() && !world["n1"].unschedulable);
 }

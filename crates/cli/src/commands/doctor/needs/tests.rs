@@ -81,6 +81,30 @@ fn a_drain_sees_and_removes_pods_and_in_a_dry_run_sees_them_only() {
 }
 
 #[test]
+fn a_repair_makes_custom_resources_and_in_a_dry_run_none() {
+    let config = domain::remedy::RemedyConfig::builtin();
+    let kinds = config.kinds();
+    let [reboot, terminate] = kinds.as_slice() else {
+        panic!("{kinds:?}");
+    };
+    assert_eq!(
+        (reboot.kind.as_str(), terminate.kind.as_str()),
+        ("RebootNode", "TerminateNode")
+    );
+    let need = |mode| of_remedy(mode, reboot, "rebootnodes".to_owned());
+    assert_eq!(need(Mode::DryRun), None);
+    let need = need(Mode::Quarantine).unwrap();
+    assert_eq!(
+        need.described(need.verbs),
+        "get, list, watch, create, delete rebootnodes"
+    );
+    assert!(
+        need.grant("ops")
+            .contains("--resource=rebootnodes.janitor.dgxc.nvidia.com")
+    );
+}
+
+#[test]
 fn each_mode_needs_what_it_does_and_no_more() {
     let nodes = "list, watch nodes";
     let act_on_nodes = "list, watch, patch nodes";

@@ -1,0 +1,188 @@
+//! `gpuwarden drain --plan`: what the drain of a node would do.
+//!
+//! It asks the cluster, and not a gpuwarden: so it works where none runs, and with a configuration that
+//! none has yet. What is decided about each pod is what a drain decides.
+
+use anyhow::{Context as _, bail};
+use cluster::ApiError;
+use domain::drain::plan::{Plan, PlannedPod, plan};
+use domain::drain::{Drain, DrainConfig, Fate, Next, fate};
+use domain::ownership::Ownership;
+use jiff::Timestamp;
+use preflight::config::Discovery;
+use preflight::gang::Gang;
+use serde_json::{Value, json};
+
+use super::connect;
+use crate::EXIT_OK;
+use crate::args::DrainArgs;
+use crate::output::{self, Colour, say};
+use crate::settings::{ClientSettings, drain_config};
+
+pub(super) async fn execute(args: &DrainArgs) -> anyhow::Result<u8> {
+    let file = ClientSettings::read(args.config.as_deref())?;
+    let path = args.drain_config.clone().or(file.drain_config.clone());
+    let config = match &path {
+        Some(path) => drain_config(path)?,
+        None => DrainConfig::default(),
+    };
+    let cluster = connect(args.kubeconfig.clone(), args.context.clone(), file).await?;
+    let name = &args.node;
+    let Some(node) = cluster.node(name).await? else {
+        bail!("the cluster has no node {name:?}");
+    };
+    let pods = cluster.pods_to_plan(name).await.with_context(|| {
+        format!(
+            "the pods of node {name} cannot be read; that takes `list` on pods and resourceclaims"
+        )
+    })?;
+    let mark = Ownership::read(&node).and_then(|own| own.mark.drain);
+    let begun = mark
+        .filter(|mark| mark.done.is_none())
+        .map(|mark| mark.since);
+    let now = Timestamp::now();
+    let drain = Drain {
+        since: begun.unwrap_or(now),
+        force: false,
+    };
+    let (mut facts, mut unasked) = (Vec::new(), None);
+    for (mut one, pod) in pods {
+        one.gang = gang(&pod, &one.pod.namespace);
+        let leaves = fate(&one.pod, drain, &config, now);
+        if unasked.is_none() && matches!(leaves, Fate::Leaves(_, Next::Evict(_))) {
+            match cluster.refuses_eviction(&one.pod).await {
+                Ok(why) => one.held_by = why,
+                Err(error @ ApiError::Forbidden { .. }) => unasked = Some(error),
+                Err(error) => {
+                    return Err(error).context("whether pods may be evicted is not known");
+                }
+            }
+        }
+        facts.push(one);
+    }
+    let plan = plan(name, facts, begun, drain, &config, now);
+    if !output::structured(args.output.output, &plan)? {
+        let by = path.map_or_else(
+            || "without a file: each pod is waited for".to_owned(),
+            |path| format!("by {}", path.display()),
+        );
+        text(&plan, &by)?;
+        if let Some(error) = unasked {
+            say!("\nWhich pods a disruption budget holds is not known: {error}")?;
+        }
+    }
+    Ok(EXIT_OK)
+}
+
+/// Returns the gang that a pod says it is in, as `DISCOVERER NAMESPACE/NAME`.
+fn gang(pod: &Value, namespace: &str) -> Option<String> {
+    let volcano = Discovery::from_json(&json!({"method": "volcano"})).ok();
+    let kinds = [Some(Discovery::Native), Some(Discovery::Kueue), volcano];
+    let mut kinds = kinds.into_iter().flatten();
+    kinds.find_map(|by| {
+        let gang = Gang::of(pod, namespace, &by).ok().flatten()?;
+        Some(format!(
+            "{} {}/{}",
+            gang.discoverer, gang.namespace, gang.name
+        ))
+    })
+}
+
+fn text(plan: &Plan, by: &str) -> anyhow::Result<()> {
+    let Plan {
+        node,
+        since,
+        leaving,
+        gpus,
+        gpu_hours,
+        groups,
+        pods,
+    } = plan;
+    let begun = match since {
+        Some(since) => format!("is being drained since {}", output::time(*since)),
+        None => "is not being drained".to_owned(),
+    };
+    say!(
+        "{} {begun}. The plan, {}:",
+        output::plain(node),
+        output::plain(by)
+    )?;
+    say!(
+        "{leaving} of {} pods leave, with {gpus} GPUs and {gpu_hours:.1} GPU-hours since they started\n",
+        pods.len()
+    )?;
+    for pod in pods {
+        let word = if pod.leaves {
+            output::colour("leaves", Colour::Yellow)
+        } else {
+            output::colour("stays ", Colour::Grey)
+        };
+        say!("{word}  {}", output::plain(&line(pod)))?;
+    }
+    if !groups.is_empty() {
+        say!("\nGangs and jobs that lose pods here:")?;
+    }
+    for group in groups {
+        let modes: Vec<&str> = group.modes.iter().copied().collect();
+        say!(
+            "  {}: {} of its pods, {} GPUs, {:.1} GPU-hours, {}",
+            output::plain(&group.name),
+            group.pods.len(),
+            group.gpus,
+            group.gpu_hours,
+            modes.join(" and ")
+        )?;
+    }
+    Ok(())
+}
+
+fn line(pod: &PlannedPod) -> String {
+    let mut text = format!("{}/{}: {}", pod.namespace, pod.name, pod.what);
+    if let Some(mode) = pod.mode {
+        text += &format!(" ({})", mode.name());
+    }
+    if let Some(why) = &pod.held_by {
+        text += &format!("; now refused: {why}");
+    }
+    if pod.gpus > 0 {
+        text += &format!("; {} GPUs, {:.1} GPU-hours", pod.gpus, pod.gpu_hours);
+    }
+    if let Some(of) = pod.gang.as_ref().or(pod.owner.as_ref()) {
+        text += &format!("; of {of}");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_gang_of_a_pod_is_known_by_whoever_schedules_it() {
+        let marked = |metadata: Value, spec: Value| json!({"metadata": metadata, "spec": spec});
+        let none = || json!({});
+        for (pod, name) in [
+            (
+                marked(none(), json!({"schedulingGroup": {"podGroupName": "g"}})),
+                Some("kubernetes ml/g"),
+            ),
+            (
+                marked(
+                    json!({"labels": {"kueue.x-k8s.io/workload-name": "w"}}),
+                    none(),
+                ),
+                Some("kueue ml/w"),
+            ),
+            (
+                marked(
+                    json!({"annotations": {"scheduling.k8s.io/group-name": "v"}}),
+                    none(),
+                ),
+                Some("volcano ml/v"),
+            ),
+            (marked(none(), none()), None),
+        ] {
+            assert_eq!(gang(&pod, "ml").as_deref(), name, "{pod}");
+        }
+    }
+}

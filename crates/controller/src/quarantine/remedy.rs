@@ -1,0 +1,214 @@
+//! Repairs: makes custom resources, has them told, and withdraws those that are not wanted any more.
+
+use std::time::{Duration, Instant};
+
+use cluster::{ApiError, ResourceEvent, ResourceKinds, ResourceWatches};
+use domain::fleet::{FleetInput, MadeAnswer, PlannedResource, ResourceNews};
+use domain::journal::{Entry, EntryKind};
+use domain::remedy::{Attempt, ResourceKind};
+use jiff::SignedDuration;
+use runtime::logging::chain;
+use serde_json::{Value, json};
+use tokio::sync::mpsc;
+use tokio::task::JoinError;
+use tokio_util::sync::CancellationToken;
+
+use super::Quarantine;
+
+/// The custom resources of nodes that are repaired.
+pub(super) struct Remedies {
+    watches: ResourceWatches,
+    kinds: ResourceKinds,
+    cancel: CancellationToken,
+}
+
+/// A custom resource that was to be made, or withdrawn, and the answer.
+pub(super) enum Made {
+    Made {
+        planned: Box<PlannedResource>,
+        result: Result<Value, ApiError>,
+        took: Duration,
+    },
+    Withdrawn {
+        node: String,
+        attempt: Box<Attempt>,
+        result: Result<bool, ApiError>,
+    },
+}
+
+// === impl Remedies ===
+
+impl Remedies {
+    /// Returns what tells of no node yet, and where its news come.
+    pub(super) fn new(
+        cluster: &cluster::Cluster,
+        cancel: &CancellationToken,
+    ) -> (Self, mpsc::Receiver<ResourceEvent>) {
+        let kinds = ResourceKinds::default();
+        let (watches, news) = ResourceWatches::new(cluster, kinds.clone());
+        let cancel = cancel.clone();
+        let remedies = Self {
+            watches,
+            kinds,
+            cancel,
+        };
+        (remedies, news)
+    }
+}
+
+impl Quarantine {
+    /// Has the custom resource of a node told, or none any more.
+    pub(super) fn tell_of_resource(
+        &mut self,
+        node: String,
+        resource: Option<(ResourceKind, String)>,
+    ) {
+        let Some(remedies) = &mut self.remedies else {
+            return; // Without a cluster nothing is repaired.
+        };
+        let Some((kind, name)) = resource else {
+            remedies.watches.leave(&node);
+            return;
+        };
+        let followed = (remedies.watches).follow(&node, &kind, &name, &remedies.cancel);
+        if let Err(error) = followed {
+            let why = chain(&error);
+            tracing::warn!(node, name, err = why, "a repair cannot be watched");
+            let news = ResourceNews::Failing(why);
+            self.take(FleetInput::Resource { node, name, news });
+        }
+    }
+
+    /// Takes news of a custom resource in.
+    pub(super) fn resource_event(&mut self, (node, name, news): ResourceEvent) {
+        self.take(FleetInput::Resource { node, name, news });
+    }
+
+    /// Starts to make a custom resource.
+    pub(super) fn make_resource(&mut self, planned: PlannedResource) {
+        let (Some(cluster), Some(remedies)) = (self.cluster.clone(), &self.remedies) else {
+            return; // Without them nothing is planned.
+        };
+        let kinds = remedies.kinds.clone();
+        self.making.spawn(async move {
+            let began = Instant::now();
+            let result = cluster.make_resource(&kinds, &planned).await;
+            Made::Made {
+                planned: Box::new(planned),
+                result,
+                took: began.elapsed(),
+            }
+        });
+    }
+
+    /// Starts to withdraw the custom resource of an attempt.
+    pub(super) fn withdraw_resource(&mut self, node: String, attempt: Attempt) {
+        let (Some(cluster), Some(remedies)) = (self.cluster.clone(), &self.remedies) else {
+            return;
+        };
+        let kinds = remedies.kinds.clone();
+        self.making.spawn(async move {
+            let result = cluster.withdraw_resource(&kinds, &attempt).await;
+            Made::Withdrawn {
+                node,
+                attempt: Box::new(attempt),
+                result,
+            }
+        });
+    }
+
+    /// Takes the answer to a custom resource in.
+    pub(super) fn resource_made(&mut self, done: Result<Made, JoinError>) {
+        match done {
+            Ok(Made::Made {
+                planned,
+                result,
+                took,
+            }) => self.made(*planned, result, took),
+            Ok(Made::Withdrawn {
+                node,
+                attempt,
+                result,
+            }) => self.withdrawn(node, &attempt, result),
+            Err(error) => {
+                // A bug. Which node it was is not known: all are looked at again.
+                tracing::error!(err = %error, "a repair ended without an answer");
+                self.metrics.error("patch_panicked");
+                self.take(FleetInput::AnswersLost);
+            }
+        }
+    }
+
+    fn made(&mut self, planned: PlannedResource, result: Result<Value, ApiError>, took: Duration) {
+        self.remedy_metrics.made(&planned, &result, took);
+        let PlannedResource {
+            node,
+            session,
+            key,
+            action,
+            kind,
+            name,
+            ..
+        } = planned;
+        let kind = kind.kind;
+        let (text, status) = match &result {
+            Ok(_) => (format!("{kind} {name} is there"), json!(201)),
+            Err(error) => {
+                let err = chain(error);
+                tracing::warn!(node, action, err, "{kind} {name} is not made");
+                (format!("{kind} {name}: {err}"), json!(error.status()))
+            }
+        };
+        self.put_entry(Entry {
+            at: (self.clock)(),
+            node: node.clone(),
+            session,
+            kind: EntryKind::Answer,
+            text,
+            detail: json!({"status": status}),
+        });
+        let answer = answer(result);
+        self.take(FleetInput::Made { node, key, answer });
+    }
+
+    fn withdrawn(&mut self, node: String, attempt: &Attempt, result: Result<bool, ApiError>) {
+        let title = attempt.title();
+        let text = match result {
+            Ok(true) => format!("{title} was withdrawn: nothing had begun"),
+            Ok(false) => format!("{title} was not withdrawn: it has begun, or is not there"),
+            Err(error) => {
+                let err = chain(&error);
+                tracing::warn!(
+                    node,
+                    err,
+                    "{title} could not be withdrawn: delete it by hand"
+                );
+                format!("{title} could not be withdrawn: {err}; delete it by hand")
+            }
+        };
+        self.put_entry(Entry {
+            at: (self.clock)(),
+            node,
+            session: None,
+            kind: EntryKind::Answer,
+            text,
+            detail: Value::Null,
+        });
+    }
+}
+
+fn answer(result: Result<Value, ApiError>) -> MadeAnswer {
+    match result {
+        Ok(object) => MadeAnswer::There(Box::new(object)),
+        Err(ApiError::Invalid { message, .. }) => MadeAnswer::Refused(message),
+        Err(error) => MadeAnswer::Failed {
+            why: chain(&error),
+            retry_after: match error {
+                ApiError::Throttled { retry_after } => {
+                    retry_after.and_then(|wait| SignedDuration::try_from(wait).ok())
+                }
+                _ => None,
+            },
+        },
+    }
+}

@@ -1,0 +1,98 @@
+//! Metrics of repairs. The names are NVSentinel's where it has them.
+
+use std::time::Duration;
+
+use cluster::ApiError;
+use domain::fleet::{PlannedResource, RemediationNews};
+use domain::remedy::Outcome;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::histogram::Histogram;
+use runtime::metrics::{Labels, Metrics};
+
+/// From half the time of an idle API server on (seconds).
+const BUCKETS: [f64; 11] = [
+    0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
+];
+
+pub(super) struct RemedyMetrics {
+    processed: Family<Labels<2, String>, Counter>,
+    errors: Family<Labels<2, String>, Counter>,
+    unsupported: Family<Labels<2, String>, Counter>,
+    ended: Family<Labels<3, String>, Counter>,
+    took: Histogram,
+}
+
+// === impl RemedyMetrics ===
+
+impl RemedyMetrics {
+    pub(super) fn new(metrics: &Metrics) -> Self {
+        let remediation = metrics.with_prefix("fault_remediation");
+        Self {
+            processed: remediation.family(
+                "events_processed",
+                "Faults for which a custom resource was made, or was there already",
+            ),
+            errors: remediation.family(
+                "processing_errors",
+                "Custom resources that were not made, by reason",
+            ),
+            unsupported: remediation.family(
+                "unsupported_actions",
+                "Actions that events recommend and nobody carries out",
+            ),
+            ended: metrics.family(
+                "gpuwarden_remediation_attempts",
+                "Repairs that have ended, by how they went",
+            ),
+            took: remediation.histogram(
+                "cr_generate_duration_seconds",
+                "From the request to make a custom resource to its answer",
+                BUCKETS,
+            ),
+        }
+    }
+
+    /// Counts the answer to a custom resource that was to be made.
+    pub(super) fn made<T>(
+        &self,
+        planned: &PlannedResource,
+        result: &Result<T, ApiError>,
+        took: Duration,
+    ) {
+        self.took.observe(took.as_secs_f64());
+        let node = ("node_name", planned.node.clone());
+        if result.is_ok() {
+            let labels = [("cr_status", "created".to_owned()), node];
+            self.processed.get_or_create(&labels).inc();
+        } else {
+            let labels = [("error_type", "cr_creation_failed".to_owned()), node];
+            self.errors.get_or_create(&labels).inc();
+        }
+    }
+
+    /// Counts what has become of repairs.
+    pub(super) fn took_in(&self, news: RemediationNews) {
+        match news {
+            RemediationNews::Ended {
+                node,
+                action,
+                outcome,
+            } => {
+                let outcome = match outcome {
+                    Outcome::Succeeded => "succeeded",
+                    Outcome::FailedForNow => "failed-for-now",
+                    Outcome::Failed => "failed",
+                    Outcome::Unclear => "unclear",
+                };
+                let outcome = ("outcome", outcome.to_owned());
+                let labels = [("node_name", node), ("action", action), outcome];
+                self.ended.get_or_create(&labels).inc();
+            }
+            RemediationNews::Unsupported { node, action } => {
+                let labels = [("action", action), ("node_name", node)];
+                self.unsupported.get_or_create(&labels).inc();
+            }
+        }
+    }
+}

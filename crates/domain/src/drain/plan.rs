@@ -1,0 +1,283 @@
+//! What the drain of a node would do, told without doing it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use jiff::Timestamp;
+use serde::Serialize;
+
+use super::{Drain, DrainConfig, DrainMode, Fate, PodView, Stay, fate};
+
+/// A pod of a node, with what a plan tells of it beside its fate.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PodFacts {
+    /// The pod.
+    pub pod: PodView,
+    /// The number of its GPUs; parts of one count as one each.
+    pub gpus: u64,
+    /// The time at which it started, where it has.
+    pub started_at: Option<Timestamp>,
+    /// What owns it, as `KIND NAMESPACE/NAME`.
+    pub owner: Option<String>,
+    /// The gang that it says it is in, as `DISCOVERER NAMESPACE/NAME`.
+    pub gang: Option<String>,
+    /// What refuses its eviction now, where anything does.
+    pub held_by: Option<String>,
+}
+
+/// The plan of a drain. Serialised names are what `drain --plan -o json` prints.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Plan {
+    /// The node.
+    pub node: String,
+    /// Since when it is being drained; absent where it is not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub since: Option<Timestamp>,
+    /// The number of pods that would leave.
+    pub leaving: usize,
+    /// The number of GPUs that those have.
+    pub gpus: u64,
+    /// The GPU-hours that those have worked since they started: what is lost where they keep nothing.
+    pub gpu_hours: f64,
+    /// Gangs and jobs of which a pod would leave, the one with the most GPU-hours first.
+    pub groups: Vec<PlannedGroup>,
+    /// The pods: those that leave first, those with the most GPU-hours before the others.
+    pub pods: Vec<PlannedPod>,
+}
+
+/// A pod in a plan.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PlannedPod {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// True if it would leave.
+    pub leaves: bool,
+    /// The mode in which it leaves; absent where it stays.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mode: Option<DrainMode>,
+    /// What would happen to it next, or why it stays, for people.
+    pub what: String,
+    /// What refuses its eviction now, for people; absent where nothing does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub held_by: Option<String>,
+    /// The number of its GPUs.
+    pub gpus: u64,
+    /// Its GPUs times the hours since it started.
+    pub gpu_hours: f64,
+    /// What owns it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub owner: Option<String>,
+    /// The gang that it is in.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gang: Option<String>,
+}
+
+/// A gang, or where pods say of none what owns them, of which pods would leave.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PlannedGroup {
+    /// Its name.
+    pub name: String,
+    /// Its pods on the node that would leave, as `NAMESPACE/NAME`.
+    pub pods: Vec<String>,
+    /// The modes in which they leave: a gang that is asked to leave in parts ends as a whole.
+    pub modes: BTreeSet<&'static str>,
+    /// The number of their GPUs.
+    pub gpus: u64,
+    /// Their GPU-hours.
+    pub gpu_hours: f64,
+}
+
+/// Returns what the drain of a node would do now. `begun`: when it began, where it is under way.
+pub fn plan(
+    node: &str,
+    pods: Vec<PodFacts>,
+    begun: Option<Timestamp>,
+    drain: Drain,
+    config: &DrainConfig,
+    now: Timestamp,
+) -> Plan {
+    let mut planned: Vec<PlannedPod> = (pods.into_iter())
+        .map(|facts| planned(facts, drain, config, now))
+        .collect();
+    planned.sort_by(|a, b| {
+        (b.leaves.cmp(&a.leaves))
+            .then(b.gpu_hours.total_cmp(&a.gpu_hours))
+            .then_with(|| (&a.namespace, &a.name).cmp(&(&b.namespace, &b.name)))
+    });
+    let leaving = || planned.iter().filter(|pod| pod.leaves);
+    let mut groups: BTreeMap<&str, PlannedGroup> = BTreeMap::new();
+    for pod in leaving() {
+        let Some(name) = pod.gang.as_deref().or(pod.owner.as_deref()) else {
+            continue;
+        };
+        let group = groups.entry(name).or_insert_with(|| PlannedGroup {
+            name: name.to_owned(),
+            pods: Vec::new(),
+            modes: BTreeSet::new(),
+            gpus: 0,
+            gpu_hours: 0.0,
+        });
+        group.pods.push(format!("{}/{}", pod.namespace, pod.name));
+        group.modes.extend(pod.mode.map(DrainMode::name));
+        group.gpus = group.gpus.saturating_add(pod.gpus);
+        group.gpu_hours += pod.gpu_hours;
+    }
+    let mut groups: Vec<PlannedGroup> = groups.into_values().collect();
+    groups.sort_by(|a, b| b.gpu_hours.total_cmp(&a.gpu_hours));
+    Plan {
+        node: node.to_owned(),
+        since: begun,
+        leaving: leaving().count(),
+        gpus: leaving().map(|pod| pod.gpus).fold(0, u64::saturating_add),
+        gpu_hours: leaving().map(|pod| pod.gpu_hours).sum(),
+        groups,
+        pods: planned,
+    }
+}
+
+fn planned(facts: PodFacts, drain: Drain, config: &DrainConfig, now: Timestamp) -> PlannedPod {
+    let fate = fate(&facts.pod, drain, config, now);
+    let (mode, what) = match fate {
+        Fate::Stays(stay) => (None, stay.to_string()),
+        Fate::Leaves(mode, next) => (Some(mode), next.to_string()),
+    };
+    let ended = fate == Fate::Stays(Stay::Finished);
+    let worked = facts.started_at.filter(|_| !ended).map_or(0.0, |since| {
+        now.duration_since(since).as_secs_f64().max(0.0) / 3600.0
+    });
+    // A GPU count is far below what a float holds exactly.
+    #[allow(clippy::cast_precision_loss)]
+    let gpu_hours = facts.gpus as f64 * worked;
+    PlannedPod {
+        namespace: facts.pod.namespace,
+        name: facts.pod.name,
+        leaves: mode.is_some(),
+        mode,
+        what,
+        held_by: facts.held_by,
+        gpus: facts.gpus,
+        gpu_hours,
+        owner: facts.owner,
+        gang: facts.gang,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BEGUN: Drain = Drain {
+        since: Timestamp::UNIX_EPOCH,
+        force: false,
+    };
+
+    fn facts(title: &str, gpus: u64, hours: i64) -> PodFacts {
+        let (namespace, name) = title.split_once('/').unwrap();
+        PodFacts {
+            pod: PodView {
+                namespace: namespace.to_owned(),
+                name: name.to_owned(),
+                ..PodView::default()
+            },
+            gpus,
+            started_at: Some(Timestamp::from_second(-3600 * hours).unwrap()),
+            ..PodFacts::default()
+        }
+    }
+
+    #[test]
+    fn a_plan_says_who_leaves_who_waits_who_stays_and_what_is_at_stake() {
+        let config = "[[userNamespaces]]\nname = \"web\"\nmode = \"Immediate\"\n\
+                      [[userNamespaces]]\nname = \"train\"\nmode = \"AllowCompletion\"\n";
+        let config = DrainConfig::parse(config, "d").unwrap();
+        let gang = Some("volcano train/big".to_owned());
+        let owner = Some("Job train/small".to_owned());
+        let mut web = facts("web/a", 0, 5);
+        web.held_by = Some("a budget".to_owned());
+        let pods = vec![
+            PodFacts {
+                gang: gang.clone(),
+                ..facts("train/big-1", 4, 10)
+            },
+            PodFacts {
+                gang,
+                owner: owner.clone(),
+                ..facts("train/big-0", 4, 20)
+            },
+            PodFacts {
+                owner,
+                ..facts("train/small", 1, 1)
+            },
+            web,
+            facts("kube-system/dcgm", 8, 1000),
+            facts("other/x", 2, 3),
+        ];
+        let plan = plan("n1", pods, None, BEGUN, &config, Timestamp::UNIX_EPOCH);
+        let told: Vec<(String, &str, f64)> = (plan.pods.iter())
+            .map(|pod| {
+                (
+                    format!("{}/{}", pod.namespace, pod.name),
+                    pod.what.as_str(),
+                    pod.gpu_hours,
+                )
+            })
+            .collect();
+        let waits = "is waited for until it has ended";
+        let told: Vec<(&str, &str, f64)> = told
+            .iter()
+            .map(|(name, what, hours)| (name.as_str(), *what, *hours))
+            .collect();
+        assert_eq!(
+            told,
+            [
+                ("train/big-0", waits, 80.0),
+                ("train/big-1", waits, 40.0),
+                ("train/small", waits, 1.0),
+                ("web/a", "is evicted, with 30 s to end", 0.0),
+                (
+                    "kube-system/dcgm",
+                    "its namespace is one of the system's",
+                    8000.0
+                ),
+                ("other/x", "the configuration names no mode for it", 6.0),
+            ]
+        );
+        assert_eq!((plan.leaving, plan.gpus, plan.gpu_hours), (4, 9, 121.0));
+        let groups: Vec<(&str, usize, f64)> = (plan.groups.iter())
+            .map(|group| (group.name.as_str(), group.pods.len(), group.gpu_hours))
+            .collect();
+        assert_eq!(
+            groups,
+            [("volcano train/big", 2, 120.0), ("Job train/small", 1, 1.0)]
+        );
+        let held: Vec<&str> = plan
+            .pods
+            .iter()
+            .filter_map(|pod| pod.held_by.as_deref())
+            .collect();
+        assert_eq!(held, ["a budget"]);
+    }
+
+    #[test]
+    fn a_drain_that_is_under_way_goes_on_from_its_begin() {
+        let config = "deleteAfterTimeoutMinutes = 10\n\
+                      [[userNamespaces]]\nname = \"*\"\nmode = \"DeleteAfterTimeout\"\n";
+        let config = DrainConfig::parse(config, "d").unwrap();
+        let begun = Timestamp::from_second(-700).unwrap();
+        for (since, force, what) in [
+            (None, false, "is waited for until 1970-01-01T00:10:00Z"),
+            (Some(begun), false, "is evicted, with 30 s to end"),
+            (None, true, "is evicted, with 30 s to end"),
+        ] {
+            let pods = vec![facts("a/b", 1, 1)];
+            let since = since.unwrap_or(Timestamp::UNIX_EPOCH);
+            let drain = Drain { since, force };
+            let plan = plan("n1", pods, None, drain, &config, Timestamp::UNIX_EPOCH);
+            assert_eq!(plan.pods[0].what, what);
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! What is told of a drain: whom it waits for, what becomes of each pod, and when a person is asked.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde_json::json;
+
+use super::{ASK_AFTER, Try};
+use crate::drain::partial::{Gpus, fate_of};
+use crate::drain::{Drain, DrainConfig, DrainMode, Fate, Next, PodView, Stay};
+use crate::fleet::Fleet;
+use crate::journal::EntryKind;
+use crate::session::Note;
+
+/// Most pods that one line of a story names.
+const PODS_NAMED: usize = 10;
+
+impl Fleet {
+    /// Asks a person about pods that do not leave by themselves, once for each.
+    pub(super) fn ask_about_pods(
+        &mut self,
+        name: &str,
+        leaving: &[(PodView, DrainMode, Next)],
+        drain: Drain,
+        config: &Arc<DrainConfig>,
+    ) {
+        let now = self.now;
+        let state = self.drain_mut(name);
+        let late = now.duration_since(drain.since) >= config.ask_after;
+        let unknown = now.duration_since(drain.since) >= ASK_AFTER;
+        let mut texts = Vec::new();
+        let mut news = false;
+        for (pod, _, next) in leaving {
+            let trouble = (state.tries.get(&pod.uid)).and_then(|one| one.trouble.as_ref());
+            let refused = trouble.filter(|(since, _)| now.duration_since(*since) >= ASK_AFTER);
+            let why = match (next, refused) {
+                (Next::Stuck, _) => "its kubelet does not say that it has ended".to_owned(),
+                (Next::Unknown, _) if unknown => {
+                    "which GPUs it has is not written on it".to_owned()
+                }
+                (Next::Wait(None), _) if late => "it has not ended by itself".to_owned(),
+                (_, Some((_, why))) => why.clone(),
+                _ => continue,
+            };
+            news |= state.asked.insert(pod.uid.clone());
+            texts.push(format!("{}: {why}", pod.title()));
+        }
+        let more = texts.len().saturating_sub(PODS_NAMED);
+        texts.truncate(PODS_NAMED);
+        let more = if more > 0 {
+            format!("; and {more} more")
+        } else {
+            String::new()
+        };
+        let stuck = (!texts.is_empty()).then(|| format!("{}{more}", texts.join("; ")));
+        if state.stuck != stuck {
+            // The records say it.
+            state.stuck.clone_from(&stuck);
+            self.dirty.insert(name.to_owned());
+        }
+        if let Some(stuck) = stuck.filter(|_| news) {
+            let text = format!(
+                "the drain does not get on: {stuck}; end the pods by hand, or release the node"
+            );
+            self.call_attention(name, text);
+        }
+    }
+
+    /// Adds to the story of a node what becomes of its pods, as its drain begins.
+    pub(super) fn note_drain(
+        &mut self,
+        name: &str,
+        drain: Drain,
+        gpus: Option<&Gpus>,
+        config: &DrainConfig,
+    ) {
+        let now = self.now;
+        let entry = self.entry(name);
+        let mut leave: BTreeMap<&'static str, Vec<String>> = BTreeMap::new();
+        let mut stay: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        let pods = entry.drain.as_ref().map(|state| state.pods.values());
+        for pod in pods.into_iter().flatten() {
+            match fate_of(pod, drain, gpus, config, now) {
+                Fate::Leaves(mode, _) => leave.entry(mode.name()).or_default().push(pod.title()),
+                Fate::Stays(Stay::Finished) => {}
+                Fate::Stays(why) => stay.entry(why.to_string()).or_default().push(pod.title()),
+            }
+        }
+        let said = |(what, pods): (&str, &Vec<String>)| format!("{what}: {}", named(pods));
+        let parts: Vec<String> = (leave.iter().map(|(mode, pods)| said((mode, pods))))
+            .chain(
+                stay.iter()
+                    .map(|(why, pods)| said((&format!("stays, {why}"), pods))),
+            )
+            .collect();
+        let session = entry.session.id.clone();
+        let note = Note {
+            kind: EntryKind::Session,
+            text: format!("the drain begins: {}", parts.join("; ")),
+            detail: json!({"leave": leave, "stay": stay}),
+        };
+        self.note(name, session.as_deref(), note, None);
+    }
+}
+
+/// Returns what a drain waits for, for people.
+pub(super) fn awaits(
+    leaving: &[(PodView, DrainMode, Next)],
+    tries: &BTreeMap<String, Try>,
+) -> String {
+    let shown: Vec<String> = (leaving.iter().take(PODS_NAMED))
+        .map(|(pod, mode, next)| {
+            let trouble = tries.get(&pod.uid).and_then(|one| one.trouble.as_ref());
+            let trouble = trouble.map_or_else(String::new, |(_, why)| format!(" ({why})"));
+            format!("{} {next}, {}{trouble}", pod.title(), mode.name())
+        })
+        .collect();
+    let more = leaving.len().saturating_sub(PODS_NAMED);
+    let more = if more > 0 {
+        format!("; and {more} more")
+    } else {
+        String::new()
+    };
+    match leaving.len() {
+        0 => "the API server's answer to the end of the drain".to_owned(),
+        1 => format!("a pod to leave: {}", shown.join("; ")),
+        found => format!("{found} pods to leave: {}{more}", shown.join("; ")),
+    }
+}
+
+/// Returns the names of pods, as many as a line of a story takes.
+fn named(pods: &[String]) -> String {
+    let shown: Vec<&str> = pods.iter().take(PODS_NAMED).map(String::as_str).collect();
+    match pods.len().saturating_sub(PODS_NAMED) {
+        0 => shown.join(", "),
+        more => format!("{} and {more} more", shown.join(", ")),
+    }
+}

@@ -1,0 +1,566 @@
+//! The repair of nodes: makes custom resources and watches them.
+//!
+//! What is done next follows from the node's session ([`decide`]). The node says first which attempt is
+//! made; then its custom resource is made, under a name that the session fixes, and watched until it has
+//! ended. So who starts anew goes on where the node says it is, and makes none twice.
+
+use std::collections::BTreeSet;
+
+use jiff::{SignedDuration, Timestamp};
+use serde_json::{Value, json};
+
+use super::{Effect, Fleet, Mode};
+use crate::assess::Desired;
+use crate::journal::EntryKind;
+use crate::node::NodeView;
+use crate::ownership::Ownership;
+use crate::remedy::{
+    Attempt, Case, OpenFault, Outcome, RemediationMark, ResourceKind, ResourceState, Seen, decide,
+};
+use crate::session::{Failure, Note, Observed, retry_after};
+use contract::{RecommendedAction, keys};
+
+/// A custom resource to be made.
+#[derive(Clone, Debug)]
+pub struct PlannedResource {
+    /// The node.
+    pub node: String,
+    /// The session that it belongs to.
+    pub session: Option<String>,
+    /// The attempt.
+    pub key: String,
+    /// Its action.
+    pub action: String,
+    /// Its kind.
+    pub kind: ResourceKind,
+    /// Its name.
+    pub name: String,
+    /// The object.
+    pub object: Value,
+}
+
+/// News of a custom resource.
+#[derive(Clone, Debug)]
+pub enum ResourceNews {
+    /// It is this.
+    There(Box<Value>),
+    /// It is not there.
+    Absent,
+    /// It cannot be seen, for this reason; it is tried again.
+    Failing(String),
+}
+
+/// The answer of the API server to a custom resource that was to be made.
+#[derive(Clone, Debug)]
+pub enum MadeAnswer {
+    /// It is there, made now or before.
+    There(Box<Value>),
+    /// It is refused for good, for this reason.
+    Refused(String),
+    /// It was not made, for this reason, or nobody knows.
+    Failed {
+        /// The reason.
+        why: String,
+        /// The time after which the server wishes to be asked again.
+        retry_after: Option<SignedDuration>,
+    },
+}
+
+/// News of repairs, to be counted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RemediationNews {
+    /// An attempt has ended.
+    Ended {
+        /// The node.
+        node: String,
+        /// Its action.
+        action: String,
+        /// How it went.
+        outcome: Outcome,
+    },
+    /// An event recommends this action, and nobody carries it out.
+    Unsupported {
+        /// The node.
+        node: String,
+        /// The action.
+        action: String,
+    },
+}
+
+/// The state of the repair of a node.
+#[derive(Debug, Default)]
+pub(super) struct RemedyState {
+    /// The attempt that the rest is about.
+    key: String,
+    /// The kind and name of its custom resource.
+    resource: Option<(ResourceKind, String)>,
+    /// The custom resource, as it was last seen.
+    seen: Seen,
+    /// True while it is to be followed.
+    wanted: bool,
+    /// The resource of which somebody tells.
+    followed: Option<(ResourceKind, String)>,
+    /// The reason why it cannot be seen.
+    failing: Option<String>,
+    making: bool,
+    /// Number of attempts in a row to make it that did not succeed.
+    failures: u32,
+    not_before: Option<Timestamp>,
+    /// Why it could not be made.
+    trouble: Option<String>,
+    /// The attempt that was withdrawn last.
+    withdrawn: Option<Attempt>,
+    /// What the node said when it was last looked at; `None`: it was not, by this process.
+    noted: Option<RemediationMark>,
+    /// Actions that were counted as not supported.
+    unsupported: BTreeSet<String>,
+    /// True once the node as a whole is to be repaired, and not only its GPUs that were drained.
+    whole: bool,
+    /// What is awaited, for people.
+    awaits: Option<String>,
+    wake: Option<Timestamp>,
+}
+
+// === impl RemedyState ===
+
+impl RemedyState {
+    /// Returns when it is to be looked at even if nothing happens.
+    pub(super) fn wake_at(&self, now: Timestamp) -> Option<Timestamp> {
+        let times = [self.wake, self.not_before.filter(|_| !self.making)];
+        times.into_iter().flatten().filter(|at| *at > now).min()
+    }
+
+    /// Returns what the repair waits for, for people; `None` where none is asked for.
+    pub(super) fn awaits(&self) -> Option<&str> {
+        self.awaits.as_deref()
+    }
+
+    /// Takes in that the clock was put back.
+    pub(super) fn clock_put_back(&mut self, _now: Timestamp) {
+        self.not_before = None;
+    }
+
+    /// Takes in that what is under way will not be answered.
+    pub(super) fn answers_lost(&mut self) {
+        self.making = false;
+    }
+
+    /// Marks that nothing need be known, unless what follows wants it.
+    fn forget_wish(&mut self) {
+        (self.wanted, self.awaits, self.wake) = (false, None, None);
+    }
+
+    /// Takes in which attempt is under way.
+    fn turn_to(&mut self, attempt: &Attempt) {
+        let key = attempt.key();
+        if self.key == key {
+            return;
+        }
+        self.key = key;
+        self.resource = Some((attempt.resource.clone(), attempt.name.clone()));
+        (self.seen, self.failing, self.trouble) = (Seen::Unknown, None, None);
+        (self.making, self.failures, self.not_before) = (false, 0, None);
+    }
+
+    fn is_there(&self) -> bool {
+        matches!(self.seen, Seen::There(_))
+    }
+}
+
+// === impl Fleet ===
+
+impl Fleet {
+    /// Marks that the pods and the custom resource of a node need not be known, unless what follows wants
+    /// them.
+    pub(super) fn forget_wishes(&mut self, name: &str) {
+        self.forget_wish_for_pods(name);
+        if let Some(entry) = self.nodes.get_mut(name) {
+            entry.remedy.forget_wish();
+        }
+    }
+
+    /// Returns whether a node is repaired as a whole where its faults ask for the reset of GPUs: then all of
+    /// its pods are to leave.
+    pub(super) fn repairs_whole_node(&self, name: &str) -> bool {
+        let reset = RecommendedAction::ComponentReset.as_str_name();
+        let config = self.settings.remedy.as_deref();
+        let reset = config.and_then(|config| config.actions.get(reset));
+        reset.is_some_and(|action| action.entity_scope.is_none())
+            || self.nodes.get(name).is_some_and(|entry| entry.remedy.whole)
+    }
+
+    /// Takes news of the custom resource of a node's repair in.
+    pub(super) fn take_resource(&mut self, node: &str, resource: &str, news: ResourceNews) {
+        let Some(entry) = self.nodes.get_mut(node) else {
+            return;
+        };
+        let state = &mut entry.remedy;
+        let Some((kind, _)) = (state.followed.clone())
+            .filter(|one| one.1 == resource && state.resource.as_ref() == Some(one))
+        else {
+            return; // Of an earlier one.
+        };
+        match news {
+            ResourceNews::There(object) => {
+                let read = ResourceState::read(&object, &kind);
+                // Another that was made in its place is not ours: ours is gone.
+                let ours = read.attempt.as_ref() == Some(&state.key);
+                state.seen = if ours {
+                    Seen::There(Box::new(read))
+                } else {
+                    Seen::Gone
+                };
+                state.failing = None;
+            }
+            ResourceNews::Absent => (state.seen, state.failing) = (Seen::Gone, None),
+            ResourceNews::Failing(why) => state.failing = Some(why),
+        }
+        self.look_again_at(node);
+    }
+
+    /// Takes the answer to a custom resource in that was to be made.
+    pub(super) fn resource_made(&mut self, node: &str, key: &str, answer: MadeAnswer) {
+        let now = self.now;
+        let Some(entry) = self.nodes.get_mut(node).filter(|one| one.remedy.key == key) else {
+            return;
+        };
+        let state = &mut entry.remedy;
+        state.making = false;
+        match answer {
+            MadeAnswer::There(object) => {
+                if let Some((kind, _)) = &state.resource {
+                    state.seen = Seen::There(Box::new(ResourceState::read(&object, kind)));
+                }
+                (state.failures, state.trouble) = (0, None);
+                // It was withdrawn while it was made.
+                let late = state.withdrawn.clone().filter(|one| one.key() == key);
+                if let Some(attempt) = late.map(Box::new) {
+                    let node = node.to_owned();
+                    self.effects.push(Effect::Withdraw { node, attempt });
+                }
+            }
+            MadeAnswer::Refused(why) => state.seen = Seen::Refused(why),
+            MadeAnswer::Failed {
+                why,
+                retry_after: wish,
+            } => {
+                state.failures = state.failures.saturating_add(1);
+                let failure = Failure::Error { retry_after: wish };
+                state.not_before = Some(now + retry_after(state.failures, failure));
+                let news = state.trouble.as_ref() != Some(&why);
+                state.trouble = Some(why.clone());
+                if news {
+                    let session = entry.session.id.clone();
+                    let text = format!("the repair is not begun: {why}; it is tried again");
+                    self.note(
+                        node,
+                        session.as_deref(),
+                        Note::new(EntryKind::Answer, text),
+                        None,
+                    );
+                }
+            }
+        }
+        self.set_wake(node);
+        self.look_again_at(node);
+    }
+
+    /// Returns what the session of a node is to say of its remediation.
+    pub(super) fn remediation(
+        &mut self,
+        name: &str,
+        observed: &Observed,
+        desired: &Desired,
+    ) -> Option<RemediationMark> {
+        let own = observed.own.as_deref()?;
+        // A session of NVSentinel has no place to say how far its repair is.
+        let applies =
+            own.takes_node_out() && own.replaced_labels.is_some() && desired.takes_node_out();
+        let config = self.settings.remedy.clone();
+        let mark = own.mark.remediation.as_ref();
+        if !applies || (config.is_none() && mark.is_none()) {
+            return None;
+        }
+        let now = self.now;
+        let waits = waits(&observed.view, own, desired);
+        let entry = self.nodes.get_mut(name)?;
+        let earlier = mark.map_or(&entry.session.repairs, |mark| &mark.earlier);
+        if let Some(open) = mark.and_then(RemediationMark::under_way) {
+            entry.remedy.turn_to(open);
+        }
+        let events: Vec<OpenFault<'_>> = (desired.events.iter())
+            .map(|one| OpenFault {
+                event: &one.event,
+                first_seen: one.first_seen,
+            })
+            .collect();
+        let decision = decide(&Case {
+            events: &events,
+            mark,
+            seen: &entry.remedy.seen,
+            making: entry.remedy.making,
+            config: config.as_deref(),
+            waits,
+            partial: !own.mark.drain_gpus.is_empty(),
+            earlier,
+            now,
+        });
+        if decision.whole && !entry.remedy.whole {
+            entry.remedy.whole = true;
+            self.dirty.insert(name.to_owned());
+        }
+        let entry = self.nodes.get_mut(name)?;
+        let state = &mut entry.remedy;
+        // While its pods leave, the drain says what is awaited.
+        let drains = own.mark.drain.is_some_and(|mark| mark.done.is_none());
+        let says = !drains && !decision.awaits.is_empty();
+        let trouble = state.failing.as_ref().or(state.trouble.as_ref());
+        let trouble = trouble.map_or_else(String::new, |why| format!(" ({why})"));
+        state.awaits = says.then(|| format!("{}{trouble}", decision.awaits));
+        state.wake = decision.wake;
+        let news: Vec<String> = (decision.unsupported.iter())
+            .filter(|action| !state.unsupported.contains(*action))
+            .cloned()
+            .collect();
+        state.unsupported = decision.unsupported;
+        let counted = news.into_iter().map(|action| {
+            let node = name.to_owned();
+            Effect::Remediation(RemediationNews::Unsupported { node, action })
+        });
+        self.effects.extend(counted);
+        decision.mark
+    }
+
+    /// Makes the custom resource that is to be made now, and tells what has become of those before.
+    pub(super) fn look_at_repair(&mut self, name: &str, observed: &Observed, desired: &Desired) {
+        let Some(own) = observed.own.as_deref() else {
+            if let Some(entry) = self.nodes.get_mut(name) {
+                (entry.remedy.noted, entry.remedy.awaits) = (None, None);
+                entry.remedy.whole = false;
+                entry.remedy.unsupported.clear();
+            }
+            return;
+        };
+        self.note_repair(name, own);
+        let Some(open) = own
+            .mark
+            .remediation
+            .as_ref()
+            .and_then(RemediationMark::under_way)
+        else {
+            return;
+        };
+        let is_out = self.session(name).is_some_and(|one| one.phase.is_out());
+        let same = |one: &&Attempt| one.key() == open.key();
+        let wanted = desired.remediation.as_ref().filter(|_| is_out);
+        let Some(stays) = wanted.and_then(|mark| mark.attempts.iter().find(same)) else {
+            self.withdraw(name, open);
+            return;
+        };
+        let state = &mut self.entry(name).remedy;
+        state.turn_to(open);
+        // It is looked for only once it was there: before, that it is not says nothing.
+        state.wanted = open.made.is_some() || state.is_there();
+        if stays.end.is_none() && stays.made.is_none() && !state.is_there() {
+            self.make(name, observed, desired, open);
+        }
+    }
+
+    /// Has the custom resource of an attempt made, where it is time; in a dry run goes on as if it had
+    /// been made and had succeeded.
+    fn make(&mut self, name: &str, observed: &Observed, desired: &Desired, open: &Attempt) {
+        let now = self.now;
+        let config = self.settings.remedy.clone();
+        let state = &self.entry(name).remedy;
+        if state.making || state.not_before.is_some_and(|at| now < at) {
+            return; // Looked at again when an answer is there, or then.
+        }
+        let event = desired.events.iter().map(|one| &one.event);
+        let event = event.into_iter().find(|event| event.id == open.event);
+        let action = config
+            .as_ref()
+            .and_then(|config| config.actions.get(&open.action));
+        let (Some(event), Some(action)) = (
+            event.or(desired.events.first().map(|one| &one.event)),
+            action,
+        ) else {
+            let why = format!("there is no action {}", open.action);
+            return self.refuse(name, why);
+        };
+        let mut object = match action.render(event, &open.id, &open.entity) {
+            Ok(object) => object,
+            Err(why) => return self.refuse(name, why),
+        };
+        complete(&mut object, open, &observed.view);
+        let session = self.entry(name).session.id.clone();
+        if self.settings.mode == Mode::DryRun {
+            let text = format!("dry run: {} is made ({})", open.title(), open.action);
+            let note = Note {
+                kind: EntryKind::DryRun,
+                text,
+                detail: object,
+            };
+            self.note(name, session.as_deref(), note, None);
+            self.entry(name).remedy.seen = Seen::There(Box::new(ResourceState {
+                uid: String::new(),
+                attempt: Some(open.key()),
+                begun: true,
+                end: Some((Outcome::Succeeded, "a dry run does nothing".to_owned())),
+            }));
+            self.dirty.insert(name.to_owned());
+            return;
+        }
+        if !self.settings.cluster {
+            return;
+        }
+        let state = &mut self.entry(name).remedy;
+        (state.making, state.not_before) = (true, None);
+        self.effects.push(Effect::Make(Box::new(PlannedResource {
+            node: name.to_owned(),
+            session,
+            key: open.key(),
+            action: open.action.clone(),
+            kind: open.resource.clone(),
+            name: open.name.clone(),
+            object,
+        })));
+    }
+
+    /// Takes in that the custom resource cannot be made at all.
+    fn refuse(&mut self, name: &str, why: String) {
+        self.entry(name).remedy.seen = Seen::Refused(why);
+        self.dirty.insert(name.to_owned());
+    }
+
+    /// Has the custom resource of an attempt deleted that is not wanted any more, once.
+    fn withdraw(&mut self, name: &str, open: &Attempt) {
+        let acts = self.settings.mode == Mode::Quarantine && self.settings.cluster;
+        let state = &mut self.entry(name).remedy;
+        let known = state.withdrawn.as_ref().map(Attempt::key);
+        if known == Some(open.key()) || !acts {
+            return;
+        }
+        state.withdrawn = Some(open.clone());
+        let (node, attempt) = (name.to_owned(), Box::new(open.clone()));
+        self.effects.push(Effect::Withdraw { node, attempt });
+    }
+
+    /// Has the custom resource of a node told, or not told any more, as is wanted.
+    pub(super) fn follow_resource(&mut self, name: &str) {
+        let Some(entry) = self.nodes.get_mut(name) else {
+            return;
+        };
+        let state = &mut entry.remedy;
+        let follow = state.resource.clone().filter(|_| state.wanted);
+        if state.followed == follow {
+            return;
+        }
+        state.followed.clone_from(&follow);
+        state.failing = None;
+        if self.settings.mode == Mode::DryRun {
+            return;
+        }
+        let node = name.to_owned();
+        self.effects.push(Effect::Follow {
+            node,
+            resource: follow,
+        });
+    }
+
+    /// Adds to the story of a node what has become of its repair since it was last looked at.
+    fn note_repair(&mut self, name: &str, own: &Ownership) {
+        let mark = own.mark.remediation.clone().unwrap_or_default();
+        let entry = self.entry(name);
+        let before = entry.remedy.noted.replace(mark.clone());
+        if before.as_ref() == Some(&mark) {
+            return;
+        }
+        // Who starts anew has nothing new to tell.
+        let Some(before) = before else {
+            return;
+        };
+        let session = entry.session.id.clone();
+        for (index, one) in mark.attempts.iter().enumerate() {
+            let known = before
+                .attempts
+                .get(index)
+                .filter(|known| known.key() == one.key());
+            if known.is_none() {
+                let number = index + 1;
+                let text = format!("repair {number}: {} ({})", one.title(), one.action);
+                let detail = json!({"attempt": one});
+                self.note_attempt(name, session.as_deref(), text, detail);
+            }
+            let Some(end) = &one.end else {
+                continue;
+            };
+            if known.is_none_or(|known| known.end.is_none()) {
+                let detail = json!({"attempt": one});
+                self.note_attempt(name, session.as_deref(), one.ending(), detail);
+                self.effects
+                    .push(Effect::Remediation(RemediationNews::Ended {
+                        node: name.to_owned(),
+                        action: one.action.clone(),
+                        outcome: end.outcome,
+                    }));
+            }
+        }
+        let asked = before.person.map(|one| one.why);
+        if let Some(person) = mark.person.filter(|one| asked.as_ref() != Some(&one.why)) {
+            let text = format!(
+                "the repair does not get on: {}; repair the node by hand, and release it",
+                person.why
+            );
+            self.call_attention(name, text);
+        }
+    }
+
+    fn note_attempt(&mut self, name: &str, session: Option<&str>, text: String, detail: Value) {
+        let kind = EntryKind::Session;
+        self.note(name, session, Note { kind, text, detail }, None);
+    }
+}
+
+/// Returns why no repair begins now.
+fn waits(view: &NodeView, own: &Ownership, desired: &Desired) -> Option<&'static str> {
+    let drained = own.mark.drain.is_some_and(|mark| mark.done.is_some());
+    // Where all events ask that pods stay, they do.
+    if !drained && desired.drains().is_some() {
+        return Some("its pods to leave");
+    }
+    let handed_over = view.labels.get(keys::HANDED_OVER_LABEL);
+    (handed_over.is_some_and(|value| value == "false"))
+        .then_some("the external system to which the node is handed over")
+}
+
+/// Adds to the object of an attempt what it says for whom it was made. It goes with the node.
+fn complete(object: &mut Value, open: &Attempt, node: &NodeView) {
+    let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) else {
+        return; // Not reached: it has a name.
+    };
+    metadata.insert("name".to_owned(), json!(open.name));
+    if let Some(namespace) = &open.resource.namespace {
+        metadata.insert("namespace".to_owned(), json!(namespace));
+    }
+    let annotations = metadata.entry("annotations").or_insert(Value::Null);
+    if annotations.is_null() {
+        *annotations = json!({});
+    }
+    if let Some(annotations) = annotations.as_object_mut() {
+        annotations.insert(keys::ATTEMPT.to_owned(), json!(open.key()));
+    }
+    metadata.insert(
+        "ownerReferences".to_owned(),
+        json!([{
+            "apiVersion": "v1",
+            "kind": "Node",
+            "name": node.name,
+            "uid": node.uid,
+            "controller": false,
+            "blockOwnerDeletion": false,
+        }]),
+    );
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,520 @@
+//! The configuration of remediation: NVSentinel's file for its fault remediation, and keys of our own.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use contract::findings::{FileError, Findings};
+use contract::{Entity, HealthEvent, RecommendedAction};
+use jiff::SignedDuration;
+use serde::Deserialize;
+use serde_json::Value;
+use toml::Spanned;
+
+use super::mark::REMEMBERED_HOURS;
+use super::template::{Template, Variables};
+
+/// Largest configuration, in bytes: what a `ConfigMap` can hold.
+pub const MAX_CONFIG_BYTES: usize = 1024 * 1024;
+
+/// What is done where nobody says anything else.
+const BUILTIN: &str = include_str!("../../data/remediation.toml");
+/// Entities that can be repaired each by itself.
+const SCOPES: [&str; 1] = ["GPU_UUID"];
+/// Groups of actions from the gentlest on: where one does not help, the next is tried.
+const ESCALATION: [&str; 2] = ["reset", "restart"];
+/// Most attempts on one node within [`WINDOW`].
+const MAX_ATTEMPTS: usize = 5;
+const WINDOW: SignedDuration = SignedDuration::from_hours(7 * 24);
+/// Time in which the faults are to be over once a repair has succeeded.
+const RECOVERY: SignedDuration = SignedDuration::from_mins(15);
+/// Time in which a custom resource is to come to its end. NVSentinel's janitor gives up after 30 min.
+const TIMEOUT: SignedDuration = SignedDuration::from_mins(60);
+/// Most attempts that can be configured: all of a session stand on its node.
+const MOST_ATTEMPTS: i64 = 20;
+/// Largest number in the file, of any unit of time.
+const MAX_NUMBER: i64 = 100_000;
+
+/// What is done to mend nodes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RemedyConfig {
+    /// Actions by the name that events recommend.
+    pub actions: BTreeMap<String, Action>,
+    /// Groups from the gentlest on: where one does not help, the next is tried.
+    pub escalation: Vec<String>,
+    /// Most attempts on one node within [`Self::window`].
+    pub max_attempts: usize,
+    /// The time in which attempts are counted.
+    pub window: SignedDuration,
+    /// Time in which the faults are to be over once a repair has succeeded.
+    pub recovery: SignedDuration,
+}
+
+/// An action: a custom resource that somebody carries out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Action {
+    /// The kind of the custom resource.
+    pub resource: ResourceKind,
+    /// Actions of one group do the same.
+    pub group: String,
+    /// Groups that do it, too, and more.
+    pub superseding: Vec<String>,
+    /// The type of the entities of which each is repaired by itself; `None`: the node is.
+    pub entity_scope: Option<String>,
+    /// Time in which it is to come to its end.
+    pub timeout: SignedDuration,
+    /// The template of the custom resource.
+    template: Arc<Template>,
+}
+
+/// A kind of custom resources.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ResourceKind {
+    /// API group.
+    pub group: String,
+    /// Version.
+    pub version: String,
+    /// Kind.
+    pub kind: String,
+    /// Namespace of the resources; `None`: they have none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub namespace: Option<String>,
+    /// The condition that is true once it is done.
+    pub condition: String,
+}
+
+/// The keys of the file.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct File {
+    #[serde(default)]
+    template: TemplatePlace,
+    #[serde(default)]
+    remediation_actions: BTreeMap<String, Spanned<ActionFile>>,
+    #[serde(default)]
+    templates: BTreeMap<String, Spanned<String>>,
+    /// NVSentinel reads it, and does nothing with it.
+    #[serde(rename = "updateRetry")]
+    _update_retry: Option<UpdateRetry>,
+    /// Our own, as what follows.
+    escalation: Option<Spanned<Vec<String>>>,
+    max_attempts: Option<Spanned<i64>>,
+    attempts_window_hours: Option<Spanned<i64>>,
+    recovery_timeout_minutes: Option<Spanned<i64>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct TemplatePlace {
+    #[serde(default)]
+    mount_path: String,
+    #[serde(rename = "fileName")]
+    _file_name: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct UpdateRetry {
+    #[serde(rename = "maxRetries")]
+    _max_retries: Option<i64>,
+    #[serde(rename = "retryDelaySeconds")]
+    _retry_delay_seconds: Option<i64>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct ActionFile {
+    #[serde(default)]
+    namespace: String,
+    version: String,
+    api_group: String,
+    kind: String,
+    complete_condition_type: String,
+    #[serde(default)]
+    scope: String,
+    #[serde(default)]
+    template_file_name: String,
+    #[serde(default)]
+    equivalence_group: String,
+    #[serde(default)]
+    impacted_entity_scope: String,
+    #[serde(default)]
+    superseding_equivalence_groups: Vec<String>,
+    /// Our own.
+    timeout_minutes: Option<i64>,
+}
+
+// === impl RemedyConfig ===
+
+impl RemedyConfig {
+    /// Returns what is done where nobody says anything else.
+    pub fn builtin() -> Self {
+        let none = |path: &str| Err(format!("there is no file {path}"));
+        // A test reads it.
+        Self::parse(BUILTIN, "built-in", none).unwrap_or_else(|_| Self {
+            actions: BTreeMap::new(),
+            escalation: Vec::new(),
+            max_attempts: 0,
+            window: WINDOW,
+            recovery: RECOVERY,
+        })
+    }
+
+    /// Reads a configuration. `source` names the file in errors, which tell all that is wrong; `read`
+    /// reads the templates that are files beside it.
+    pub fn parse(
+        text: &str,
+        source: &str,
+        read: impl Fn(&str) -> Result<String, String>,
+    ) -> Result<Self, FileError> {
+        let mut findings = Findings::new(text, source);
+        if text.len() > MAX_CONFIG_BYTES {
+            let found = text.len();
+            let what = format!("it has {found} bytes, at most {MAX_CONFIG_BYTES} are taken");
+            return Err(findings.stop(0, &what));
+        }
+        let file: File = findings.parse()?;
+        let templates = Templates {
+            mount_path: file.template.mount_path.trim_end_matches('/'),
+            inline: &file.templates,
+            read: &read,
+        };
+        let mut actions = BTreeMap::new();
+        let mut places = BTreeMap::new();
+        for (name, entry) in file.remediation_actions {
+            places.insert(name.clone(), entry.span().start);
+            let entry = findings.begin(entry, |_| format!("remediationActions.{name:?}"));
+            if let Some(action) = action(&name, entry, &templates, &mut findings) {
+                actions.insert(name, action);
+            }
+        }
+        check_groups(&actions, &places, &mut findings);
+        let number = |key: &str, value: Option<Spanned<i64>>, most, findings: &mut Findings<'_>| {
+            let value = value?;
+            if (1..=most).contains(value.get_ref()) {
+                return Some(value.into_inner());
+            }
+            let what = format!("{key}: a whole number from 1 to {most} belongs here");
+            findings.at(value.span().start, &what);
+            None
+        };
+        let max = number(
+            "maxAttempts",
+            file.max_attempts,
+            MOST_ATTEMPTS,
+            &mut findings,
+        );
+        let hours = number(
+            "attemptsWindowHours",
+            file.attempts_window_hours,
+            REMEMBERED_HOURS,
+            &mut findings,
+        );
+        let minutes = number(
+            "recoveryTimeoutMinutes",
+            file.recovery_timeout_minutes,
+            MAX_NUMBER,
+            &mut findings,
+        );
+        let escalation = match file.escalation {
+            None => ESCALATION.map(str::to_owned).to_vec(),
+            Some(groups) => {
+                for group in groups.get_ref() {
+                    if !actions.values().any(|action| action.group == *group) {
+                        let what =
+                            format!("escalation: no action has the equivalenceGroup {group:?}");
+                        findings.at(groups.span().start, &what);
+                    }
+                }
+                groups.into_inner()
+            }
+        };
+        let attempts = max.and_then(|max| usize::try_from(max).ok());
+        findings.result(Self {
+            actions,
+            escalation,
+            max_attempts: attempts.unwrap_or(MAX_ATTEMPTS),
+            window: hours.map_or(WINDOW, SignedDuration::from_hours),
+            recovery: minutes.map_or(RECOVERY, SignedDuration::from_mins),
+        })
+    }
+
+    /// Returns an action of a group, with its name: the one of this name, or else the first.
+    pub fn of_group(&self, group: &str, preferred: &str) -> Option<(&str, &Action)> {
+        let of_group = |name: &str| {
+            let (name, action) = self.actions.get_key_value(name)?;
+            (action.group == group).then_some((name.as_str(), action))
+        };
+        of_group(preferred).or_else(|| self.actions.keys().find_map(|name| of_group(name)))
+    }
+
+    /// Returns the kinds of custom resources that are made.
+    pub fn kinds(&self) -> Vec<&ResourceKind> {
+        let mut kinds: Vec<&ResourceKind> = self
+            .actions
+            .values()
+            .map(|action| &action.resource)
+            .collect();
+        kinds.sort();
+        kinds.dedup();
+        kinds
+    }
+}
+
+// === impl Action ===
+
+impl Action {
+    /// Returns the custom resource for an event; `id` makes its name its own, and `entity` is what
+    /// alone is repaired.
+    pub fn render(&self, event: &HealthEvent, id: &str, entity: &str) -> Result<Value, String> {
+        let kind = &self.resource;
+        let text = self.template.render(&Variables {
+            event,
+            id,
+            entity,
+            group: &kind.group,
+            version: &kind.version,
+            kind: &kind.kind,
+            namespace: kind.namespace.as_deref().unwrap_or_default(),
+        });
+        let text = text.map_err(|error| error.to_string())?;
+        let object: Value = serde_saphyr::from_str(&text)
+            .map_err(|error| format!("what it comes to is no YAML: {error}"))?;
+        kind.check(&object)?;
+        Ok(object)
+    }
+}
+
+// === impl ResourceKind ===
+
+impl ResourceKind {
+    /// Returns its API version, as objects name it.
+    pub fn api_version(&self) -> String {
+        if self.group.is_empty() {
+            self.version.clone()
+        } else {
+            format!("{}/{}", self.group, self.version)
+        }
+    }
+
+    /// Checks that an object is of the kind, and has a name.
+    fn check(&self, object: &Value) -> Result<(), String> {
+        let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str);
+        let api_version = self.api_version();
+        for (pointer, wanted) in [("/apiVersion", &api_version), ("/kind", &self.kind)] {
+            if text(pointer) != Some(wanted.as_str()) {
+                let key = pointer.trim_start_matches('/');
+                let found = text(pointer).unwrap_or_default();
+                return Err(format!("its {key} is {found:?} and not {wanted:?}"));
+            }
+        }
+        if text("/metadata/name").is_none_or(str::is_empty) {
+            return Err("it has no metadata.name".to_owned());
+        }
+        let namespace = text("/metadata/namespace");
+        if namespace.is_some() && namespace != self.namespace.as_deref() {
+            let found = namespace.unwrap_or_default();
+            return Err(format!("its namespace {found:?} is not that of the action"));
+        }
+        Ok(())
+    }
+}
+
+/// Where templates are.
+struct Templates<'a> {
+    mount_path: &'a str,
+    inline: &'a BTreeMap<String, Spanned<String>>,
+    read: &'a dyn Fn(&str) -> Result<String, String>,
+}
+
+/// Reads an action.
+fn action(
+    name: &str,
+    file: ActionFile,
+    templates: &Templates<'_>,
+    findings: &mut Findings<'_>,
+) -> Option<Action> {
+    let mut sound = true;
+    let mut wrong = |what: &str| {
+        sound = false;
+        findings.wrong(what);
+    };
+    for (key, value) in [
+        ("version", &file.version),
+        ("apiGroup", &file.api_group),
+        ("kind", &file.kind),
+        ("completeConditionType", &file.complete_condition_type),
+        ("equivalenceGroup", &file.equivalence_group),
+        ("templateFileName", &file.template_file_name),
+    ] {
+        if value.is_empty() {
+            wrong(&format!("{key} is empty"));
+        }
+    }
+    match (file.scope.as_str(), file.namespace.as_str()) {
+        ("Namespaced", "") => wrong("scope is Namespaced, and there is no namespace"),
+        ("" | "Cluster" | "Namespaced", _) => {}
+        (scope, _) => wrong(&format!(
+            "scope is {scope:?}; it is Cluster, Namespaced or empty"
+        )),
+    }
+    let builtin = RecommendedAction::from_str_name(name).is_some();
+    let scope = file.impacted_entity_scope.as_str();
+    if !scope.is_empty() {
+        if builtin && name != RecommendedAction::ComponentReset.as_str_name() {
+            wrong("impactedEntityScope stands at COMPONENT_RESET and at actions of your own only");
+        }
+        if !SCOPES.contains(&scope) {
+            let what = format!(
+                "impactedEntityScope is {scope:?}; only {} can be repaired by itself",
+                SCOPES.join(", ")
+            );
+            wrong(&what);
+        }
+    }
+    if file
+        .timeout_minutes
+        .is_some_and(|one| !(1..=MAX_NUMBER).contains(&one))
+    {
+        let what = format!(
+            "timeoutMinutes: a whole number of minutes from 1 to {MAX_NUMBER} belongs here"
+        );
+        wrong(&what);
+    }
+    if file
+        .superseding_equivalence_groups
+        .contains(&file.equivalence_group)
+    {
+        wrong("supersedingEquivalenceGroups names its own group");
+    }
+    if !sound {
+        return None;
+    }
+    let has_namespace = file.scope != "Cluster" && !file.namespace.is_empty();
+    let action = Action {
+        resource: ResourceKind {
+            group: file.api_group,
+            version: file.version,
+            kind: file.kind,
+            namespace: has_namespace.then_some(file.namespace),
+            condition: file.complete_condition_type,
+        },
+        group: file.equivalence_group,
+        superseding: file.superseding_equivalence_groups,
+        entity_scope: Some(file.impacted_entity_scope).filter(|scope| !scope.is_empty()),
+        timeout: file
+            .timeout_minutes
+            .map_or(TIMEOUT, SignedDuration::from_mins),
+        template: Arc::new(templates.read(&file.template_file_name, findings)?),
+    };
+    match try_out(&action) {
+        Ok(()) => Some(action),
+        Err(what) => {
+            findings.wrong(format!("template {:?}: {what}", file.template_file_name));
+            None
+        }
+    }
+}
+
+/// Renders an action with values as they may come.
+fn try_out(action: &Action) -> Result<(), String> {
+    let entity = |kind: &str, value: &str| Entity {
+        entity_type: kind.to_owned(),
+        entity_value: value.to_owned(),
+    };
+    let gpu = "GPU-00000000-0000-0000-0000-000000000000";
+    let event = HealthEvent {
+        version: 1,
+        agent: "gpu-health-monitor".to_owned(),
+        component_class: "GPU".to_owned(),
+        check_name: "Check".to_owned(),
+        is_fatal: true,
+        message: "a message".to_owned(),
+        recommended_action: RecommendedAction::RestartBm as i32,
+        error_code: vec!["79".to_owned()],
+        entities_impacted: vec![entity("GPU", "0"), entity("GPU_UUID", gpu)],
+        node_name: "node-1".to_owned(),
+        id: "0123456789abcdef01234567".to_owned(),
+        generated_timestamp: Some(prost_types::Timestamp::default()),
+        ..HealthEvent::default()
+    };
+    let entity = action.entity_scope.as_ref().map_or("", |_| gpu);
+    let name = |id: &str| -> Result<Value, String> {
+        let object = action.render(&event, id, entity)?;
+        Ok(object
+            .pointer("/metadata/name")
+            .cloned()
+            .unwrap_or_default())
+    };
+    if name("1")? == name("2")? {
+        return Err(
+            "metadata.name is the same for all faults: it is to contain \
+                    {{ .HealthEventID }}"
+                .to_owned(),
+        );
+    }
+    Ok(())
+}
+
+/// Checks that groups which supersede others are there.
+fn check_groups(
+    actions: &BTreeMap<String, Action>,
+    places: &BTreeMap<String, usize>,
+    findings: &mut Findings<'_>,
+) {
+    for (name, action) in actions {
+        for group in &action.superseding {
+            let mut of_group = actions
+                .values()
+                .filter(|one| one.group == *group)
+                .peekable();
+            let what = if of_group.peek().is_none() {
+                format!("supersedingEquivalenceGroups: no action has the group {group:?}")
+            } else if of_group.any(|one| one.entity_scope.is_some()) {
+                format!(
+                    "supersedingEquivalenceGroups: the group {group:?} has an impactedEntityScope"
+                )
+            } else {
+                continue;
+            };
+            let at = places.get(name).copied().unwrap_or_default();
+            findings.at(at, &format!("remediationActions.{name:?}: {what}"));
+        }
+    }
+}
+
+// === impl Templates ===
+
+impl Templates<'_> {
+    /// Reads a template by the name of its file.
+    fn read(&self, name: &str, findings: &mut Findings<'_>) -> Option<Template> {
+        let (place, text) = if let Some(text) = self.inline.get(name) {
+            (format!("templates.{name:?}"), text.get_ref().clone())
+        } else if self.mount_path.is_empty() {
+            findings.wrong(format!(
+                "the template {name:?} is not below [templates], and template.mountPath does not say \
+                 where it is"
+            ));
+            return None;
+        } else {
+            let path = format!("{}/{name}", self.mount_path);
+            match (self.read)(&path) {
+                Ok(text) => (path, text),
+                Err(error) => {
+                    findings.wrong(format!("the template {path} cannot be read: {error}"));
+                    return None;
+                }
+            }
+        };
+        match Template::parse(&text) {
+            Ok(template) => Some(template),
+            Err(error) => {
+                findings.wrong(format!("{place}:{error}"));
+                None
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

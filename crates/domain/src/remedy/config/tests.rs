@@ -1,0 +1,252 @@
+use super::*;
+
+/// NVSentinel's chart comes to this for its defaults and the example of a reset.
+const REFERENCE: &str = r#"
+[template]
+mountPath = "/etc/config"
+fileName = "rebootnode-template.yaml"
+
+[remediationActions."COMPONENT_RESET"]
+namespace = ""
+version = "v1alpha1"
+apiGroup = "janitor.dgxc.nvidia.com"
+kind = "GPUReset"
+completeConditionType = "Complete"
+scope = "Cluster"
+templateFileName = "gpu-reset.yaml"
+equivalenceGroup = "reset"
+impactedEntityScope = "GPU_UUID"
+supersedingEquivalenceGroups = ["restart"]
+
+[remediationActions."RESTART_BM"]
+namespace = ""
+version = "v1alpha1"
+apiGroup = "janitor.dgxc.nvidia.com"
+kind = "RebootNode"
+completeConditionType = "NodeReady"
+scope = "Cluster"
+templateFileName = "nvidia-reboot.yaml"
+equivalenceGroup = "restart"
+supersedingEquivalenceGroups = []
+
+[remediationActions."my-action"]
+namespace = "repairs"
+version = "v1"
+apiGroup = "example.com"
+kind = "Ticket"
+completeConditionType = "Closed"
+scope = "Namespaced"
+templateFileName = "ticket.yaml"
+equivalenceGroup = "ticket"
+timeoutMinutes = 600
+
+[templates]
+"gpu-reset.yaml" = """
+apiVersion: {{ .ApiGroup }}/{{ .Version }}
+kind: {{ .Kind }}
+metadata:
+  name: maintenance-{{ .NodeName }}-{{ .HealthEventID }}
+  labels:
+    app.kubernetes.io/managed-by: nvsentinel
+  annotations:
+    nvsentinel.nvidia.com/trace-id: "{{ .TraceID }}"
+    nvsentinel.nvidia.com/ttl: "336h"
+spec:
+  nodeName: {{ .NodeName }}
+  selector:
+    uuids:
+      - {{ .ImpactedEntityScopeValue }}
+"""
+
+[updateRetry]
+maxRetries = 5
+retryDelaySeconds = 10
+"#;
+
+fn read(path: &str) -> Result<String, String> {
+    match path {
+        "/etc/config/nvidia-reboot.yaml" => Ok("apiVersion: {{ .ApiGroup }}/{{ .Version }}\n\
+             kind: {{ .Kind }}\nmetadata:\n  name: maintenance-{{ .NodeName }}-{{ .HealthEventID }}\n\
+             spec:\n  nodeName: {{ .HealthEvent.NodeName }}\n  force: false\n"
+            .to_owned()),
+        "/etc/config/ticket.yaml" => Ok("apiVersion: example.com/v1\nkind: Ticket\n\
+             metadata: {name: \"t-{{ .HealthEventID }}\", namespace: repairs}\n"
+            .to_owned()),
+        _ => Err("No such file".to_owned()),
+    }
+}
+
+#[test]
+fn the_configuration_of_nvsentinel_loads_unchanged() {
+    let config = RemedyConfig::parse(REFERENCE, "r.toml", read).unwrap();
+    let reset = &config.actions["COMPONENT_RESET"];
+    assert_eq!(reset.entity_scope.as_deref(), Some("GPU_UUID"));
+    assert_eq!(reset.superseding, ["restart"]);
+    let event = HealthEvent {
+        node_name: "n1".into(),
+        ..HealthEvent::default()
+    };
+    let object = reset.render(&event, "e1", "GPU-7").unwrap();
+    assert_eq!(object["metadata"]["name"], "maintenance-n1-e1");
+    assert_eq!(object["spec"]["selector"]["uuids"][0], "GPU-7");
+    assert_eq!(
+        object["metadata"]["annotations"]["nvsentinel.nvidia.com/ttl"],
+        "336h"
+    );
+    let object = config.actions["RESTART_BM"]
+        .render(&event, "e1", "")
+        .unwrap();
+    assert_eq!(
+        (&object["kind"], &object["spec"]["force"]),
+        (&"RebootNode".into(), &false.into())
+    );
+    let ticket = &config.actions["my-action"];
+    assert_eq!(ticket.resource.namespace.as_deref(), Some("repairs"));
+    assert_eq!(
+        (ticket.timeout.as_mins(), reset.timeout.as_mins()),
+        (600, 60)
+    );
+    assert_eq!((config.max_attempts, config.window.as_hours()), (5, 168));
+    assert_eq!(config.escalation, ["reset", "restart"]);
+}
+
+#[test]
+fn without_a_file_machines_are_rebooted_and_replaced_where_that_is_asked_for() {
+    let config = RemedyConfig::builtin();
+    let kinds: Vec<(&str, &str)> = (config.actions.iter())
+        .map(|(name, action)| (name.as_str(), action.resource.kind.as_str()))
+        .collect();
+    assert_eq!(
+        kinds,
+        [
+            ("COMPONENT_RESET", "RebootNode"),
+            ("REPLACE_VM", "TerminateNode"),
+            ("RESTART_BM", "RebootNode"),
+            ("RESTART_VM", "RebootNode"),
+        ]
+    );
+    let event = HealthEvent {
+        node_name: "1".into(),
+        ..HealthEvent::default()
+    };
+    for action in config.actions.values() {
+        let object = action.render(&event, "6720abc123def456789", "").unwrap();
+        assert_eq!(object["apiVersion"], "janitor.dgxc.nvidia.com/v1alpha1");
+        assert_eq!(
+            object["metadata"]["name"],
+            "maintenance-1-6720abc123def456789"
+        );
+        // A name of digits stays a text.
+        assert_eq!(object["spec"]["nodeName"], "1");
+    }
+}
+
+#[test]
+fn what_is_wrong_is_said_with_its_line() {
+    let table = [
+        (
+            "kind = \"Ticket\"",
+            "kind = \"\"",
+            "r.toml:29: remediationActions.\"my-action\": kind is empty",
+        ),
+        (
+            "scope = \"Namespaced\"",
+            "scope = \"Any\"",
+            "scope is \"Any\"; it is Cluster, Namespaced or empty",
+        ),
+        (
+            "namespace = \"repairs\"",
+            "namespace = \"\"",
+            "scope is Namespaced, and there is no namespace",
+        ),
+        (
+            "equivalenceGroup = \"ticket\"",
+            "equivalenceGroup = \"\"",
+            "equivalenceGroup is empty",
+        ),
+        (
+            "templateFileName = \"ticket.yaml\"",
+            "templateFileName = \"none.yaml\"",
+            "/etc/config/none.yaml cannot be read: No such file",
+        ),
+        (
+            "mountPath = \"/etc/config\"",
+            "",
+            "is not below [templates], and template.mountPath does not say",
+        ),
+        (
+            "impactedEntityScope = \"GPU_UUID\"",
+            "impactedEntityScope = \"NIC\"",
+            "only GPU_UUID can be repaired by itself",
+        ),
+        (
+            "supersedingEquivalenceGroups = []",
+            "impactedEntityScope = \"GPU_UUID\"",
+            "impactedEntityScope stands at COMPONENT_RESET",
+        ),
+        (
+            "supersedingEquivalenceGroups = []",
+            "supersedingEquivalenceGroups = [\"restart\"]",
+            "names its own group",
+        ),
+        (
+            "supersedingEquivalenceGroups = []",
+            "supersedingEquivalenceGroups = [\"none\"]",
+            "no action has the group \"none\"",
+        ),
+        (
+            "supersedingEquivalenceGroups = []",
+            "supersedingEquivalenceGroups = [\"reset\"]",
+            "the group \"reset\" has an impactedEntityScope",
+        ),
+        (
+            "timeoutMinutes = 600",
+            "timeoutMinutes = 0",
+            "timeoutMinutes: a whole number",
+        ),
+        (
+            "[template]",
+            "maxAttempts = 0\n[template]",
+            "maxAttempts: a whole number from 1 to 20 belongs here",
+        ),
+        (
+            "[template]",
+            "escalation = [\"none\"]\n[template]",
+            "escalation: no action has the equivalenceGroup \"none\"",
+        ),
+        (
+            "[template]",
+            "templte = 1\n[template]",
+            "unknown field `templte`",
+        ),
+        (
+            "kind: {{ .Kind }}",
+            "kind: GPUResets",
+            "its kind is \"GPUResets\" and not \"GPUReset\"",
+        ),
+        (
+            "{{ .NodeName }}-{{ .HealthEventID }}",
+            "{{ .NodeName }}",
+            "metadata.name is the same for all faults",
+        ),
+        (
+            "{{ .TraceID }}",
+            "{{ .TraceId }}",
+            "templates.\"gpu-reset.yaml\":8:41: there is no field TraceId",
+        ),
+        (
+            "apiVersion: {{ .ApiGroup }}",
+            "apiVersion: [{{ .ApiGroup }}",
+            "is no YAML",
+        ),
+    ];
+    for (from, to, text) in table {
+        assert!(REFERENCE.contains(from), "{from}");
+        let changed = REFERENCE.replacen(from, to, 1);
+        let error = RemedyConfig::parse(&changed, "r.toml", read)
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains(text), "{to}: {error}");
+        assert!(error.starts_with("r.toml:"), "{error}");
+    }
+}

@@ -1,0 +1,198 @@
+//! The remediation of a node, as its session says on the node.
+
+use contract::keys;
+use jiff::{SignedDuration, Timestamp};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+
+use super::ResourceKind;
+
+/// The remediation of a node, as its session says.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct RemediationMark {
+    /// The attempts of the session, oldest first; only the last can be under way.
+    pub attempts: Vec<Attempt>,
+    /// The times of attempts of earlier sessions, of late.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub earlier: Vec<Timestamp>,
+    /// Set while a person is asked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub person: Option<PersonAsked>,
+}
+
+/// A person is asked to repair the node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PersonAsked {
+    /// Since when.
+    pub since: Timestamp,
+    /// Why.
+    pub why: String,
+}
+
+/// An attempt to repair a node: one custom resource.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Attempt {
+    /// Its identity: the event's id, with a number from the second attempt for one event on.
+    pub id: String,
+    /// The action.
+    pub action: String,
+    /// The group of the action, with the entity where that alone is repaired.
+    pub group: String,
+    /// Id of the event that stands for the fault.
+    pub event: String,
+    /// The entity that alone is repaired; empty: the node is.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub entity: String,
+    /// The kind of the custom resource.
+    pub resource: ResourceKind,
+    /// Its name.
+    pub name: String,
+    /// Since when it is wanted.
+    pub since: Timestamp,
+    /// Minutes in which it is to come to its end.
+    pub timeout_minutes: i64,
+    /// The time at which it was there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub made: Option<Timestamp>,
+    /// Its end.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub end: Option<AttemptEnd>,
+}
+
+/// The end of an attempt.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AttemptEnd {
+    /// The time at which it was seen.
+    pub at: Timestamp,
+    /// How it went.
+    pub outcome: Outcome,
+    /// The words of who carried it out.
+    pub why: String,
+}
+
+/// The outcome of an attempt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Outcome {
+    /// It was done.
+    Succeeded,
+    /// It was not done, for a reason that may pass.
+    FailedForNow,
+    /// It was not done, for a reason that stays.
+    Failed,
+    /// Nobody knows whether it was done.
+    Unclear,
+}
+
+/// Most times of attempts that are remembered.
+const MAX_TIMES: usize = 32;
+/// Time for which an attempt is remembered, in hours: the longest in which attempts can be counted.
+pub(super) const REMEMBERED_HOURS: i64 = 90 * 24;
+
+// === impl RemediationMark ===
+
+impl RemediationMark {
+    /// Returns whether an attempt at this time is still remembered.
+    pub(crate) fn remembers(at: Timestamp, now: Timestamp) -> bool {
+        now.duration_since(at) < SignedDuration::from_hours(REMEMBERED_HOURS)
+    }
+
+    /// Returns the times of all attempts, those of earlier sessions too, the newest of them.
+    pub(crate) fn times(&self, now: Timestamp) -> Vec<Timestamp> {
+        let ours = self.attempts.iter().map(|one| one.since);
+        let times = self.earlier.iter().copied().chain(ours);
+        let mut times: Vec<Timestamp> = times.filter(|at| Self::remembers(*at, now)).collect();
+        let surplus = times.len().saturating_sub(MAX_TIMES);
+        times.split_off(surplus)
+    }
+
+    /// Returns the value of [`keys::STATE_LABEL`]; `None` where no attempt was begun.
+    pub(crate) fn state(&self) -> Option<&'static str> {
+        if self.person.is_some() {
+            return Some(keys::STATE_REMEDIATION_FAILED);
+        }
+        let last = self.attempts.last()?;
+        Some(if last.succeeded() {
+            keys::STATE_REMEDIATED
+        } else {
+            keys::STATE_REMEDIATING
+        })
+    }
+
+    /// Returns since when it is in its state.
+    pub(crate) fn since(&self) -> Option<Timestamp> {
+        if let Some(person) = &self.person {
+            return Some(person.since);
+        }
+        let last = self.attempts.last()?;
+        Some(match &last.end {
+            Some(end) if last.succeeded() => end.at,
+            _ => last.since,
+        })
+    }
+
+    /// Returns the attempt that is under way.
+    pub fn under_way(&self) -> Option<&Attempt> {
+        self.attempts.last().filter(|one| one.end.is_none())
+    }
+
+    /// Returns NVSentinel's annotation [`keys::REMEDIATION_STATE`]; `None` where nothing was made.
+    pub(crate) fn state_annotation(&self) -> Option<String> {
+        let mut groups = Map::new();
+        for one in &self.attempts {
+            if let Some(made) = one.made {
+                let group = json!({
+                    "maintenanceCR": one.name,
+                    "createdAt": made.strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
+                    "actionName": one.action,
+                });
+                groups.insert(one.group.clone(), group);
+            }
+        }
+        let groups = (!groups.is_empty()).then_some(Value::Object(groups))?;
+        Some(json!({"equivalenceGroups": groups}).to_string())
+    }
+}
+
+// === impl Attempt ===
+
+impl Attempt {
+    /// Returns it for people: `RebootNode maintenance-n1-...`.
+    pub fn title(&self) -> String {
+        format!("{} {}", self.resource.kind, self.name)
+    }
+
+    /// Returns what its custom resource says for whom it was made: an older one of the same name is
+    /// another's.
+    pub fn key(&self) -> String {
+        format!("{}/{}", self.id, self.since)
+    }
+
+    /// Returns whether it was done.
+    pub(crate) fn succeeded(&self) -> bool {
+        let end = self.end.as_ref();
+        end.is_some_and(|end| end.outcome == Outcome::Succeeded)
+    }
+
+    pub(super) fn timeout(&self) -> SignedDuration {
+        SignedDuration::from_mins(self.timeout_minutes.clamp(1, 1_000_000))
+    }
+
+    /// Returns how it ended, for people.
+    pub fn ending(&self) -> String {
+        let title = self.title();
+        match &self.end {
+            None => format!("{title} is under way"),
+            Some(end) => match end.outcome {
+                Outcome::Succeeded => format!("{title} has succeeded"),
+                Outcome::FailedForNow => format!("{title} has failed for now: {}", end.why),
+                Outcome::Failed => format!("{title} has failed: {}", end.why),
+                Outcome::Unclear => {
+                    format!("{title} has ended, and nobody knows how: {}", end.why)
+                }
+            },
+        }
+    }
+}

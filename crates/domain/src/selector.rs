@@ -1,0 +1,239 @@
+//! Selectors of labels in the text form of Kubernetes: `app in (a, b), tier=web, !canary`.
+
+use std::collections::BTreeMap;
+use std::str::FromStr;
+
+/// Longest selector, in bytes: more than any that a person writes.
+pub const MAX_SELECTOR_BYTES: usize = 16 * 1024;
+/// Longest value of a label, and longest name behind the prefix of its key (bytes).
+const MAX_NAME_BYTES: usize = 63;
+/// Longest prefix of the key of a label (bytes).
+const MAX_PREFIX_BYTES: usize = 253;
+
+/// A selector of labels: all its requirements hold together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LabelSelector(Vec<Requirement>);
+
+/// A requirement on the label of one key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Requirement {
+    key: String,
+    test: Test,
+}
+
+/// What is asked of a label.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Test {
+    /// It is there.
+    There,
+    /// It is not there.
+    Absent,
+    /// It is there with one of these values.
+    In(Vec<String>),
+    /// It is not there, or with another value.
+    NotIn(Vec<String>),
+    /// It is there and a greater number.
+    Above(i64),
+    /// It is there and a smaller number.
+    Below(i64),
+}
+
+/// What is wrong with a selector.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct SelectorError(String);
+
+// === impl LabelSelector ===
+
+impl LabelSelector {
+    /// Returns whether it selects an object with these labels.
+    pub fn matches(&self, labels: &BTreeMap<String, String>) -> bool {
+        self.0.iter().all(|one| one.matches(labels))
+    }
+}
+
+impl FromStr for LabelSelector {
+    type Err = SelectorError;
+
+    /// Reads a selector, which has one requirement at least.
+    fn from_str(text: &str) -> Result<Self, SelectorError> {
+        if text.len() > MAX_SELECTOR_BYTES {
+            let found = text.len();
+            return Err(SelectorError(format!(
+                "it has {found} bytes, at most {MAX_SELECTOR_BYTES} are taken"
+            )));
+        }
+        let mut requirements = Vec::new();
+        // A comma within parentheses is between values.
+        let mut within = false;
+        for part in text.split(|letter| {
+            within = within && letter != ')' || letter == '(';
+            letter == ',' && !within
+        }) {
+            requirements.push(requirement(part.trim())?);
+        }
+        Ok(Self(requirements))
+    }
+}
+
+// === impl Requirement ===
+
+impl Requirement {
+    fn matches(&self, labels: &BTreeMap<String, String>) -> bool {
+        let value = labels.get(&self.key);
+        let number = || value.and_then(|value| value.parse::<i64>().ok());
+        match &self.test {
+            Test::There => value.is_some(),
+            Test::Absent => value.is_none(),
+            Test::In(values) => value.is_some_and(|value| values.contains(value)),
+            Test::NotIn(values) => value.is_none_or(|value| !values.contains(value)),
+            Test::Above(limit) => number().is_some_and(|number| number > *limit),
+            Test::Below(limit) => number().is_some_and(|number| number < *limit),
+        }
+    }
+}
+
+fn requirement(text: &str) -> Result<Requirement, SelectorError> {
+    let wrong = |what: &str| SelectorError(format!("{text:?}: {what}"));
+    if text.is_empty() {
+        return Err(SelectorError(
+            "a requirement is empty; write one such as app=web".to_owned(),
+        ));
+    }
+    let (name, test) = if let Some(name) = text.strip_prefix('!') {
+        (name, Test::Absent)
+    } else if let Some((left, values)) = text.split_once('(') {
+        let values = values
+            .strip_suffix(')')
+            .ok_or_else(|| wrong("a parenthesis is not closed"))?;
+        let values: Vec<String> = values.split(',').map(|one| one.trim().to_owned()).collect();
+        let (name, word) = left
+            .trim()
+            .rsplit_once(char::is_whitespace)
+            .ok_or_else(|| wrong("KEY in (A, B) belongs here"))?;
+        match word {
+            "in" => (name, Test::In(values)),
+            "notin" => (name, Test::NotIn(values)),
+            _ => return Err(wrong("before the parenthesis stands in or notin")),
+        }
+    } else if let Some((name, value)) = text.split_once("!=") {
+        (name, Test::NotIn(vec![value.trim().to_owned()]))
+    } else if let Some((name, value)) = text.split_once('=') {
+        let value = value.strip_prefix('=').unwrap_or(value);
+        (name, Test::In(vec![value.trim().to_owned()]))
+    } else if let Some((name, limit)) = text.split_once(['>', '<']) {
+        let limit = limit.trim().parse();
+        let limit = limit.map_err(|_| wrong("behind > and < stands a whole number"))?;
+        let above = text.contains('>');
+        (
+            name,
+            if above {
+                Test::Above(limit)
+            } else {
+                Test::Below(limit)
+            },
+        )
+    } else {
+        (text, Test::There)
+    };
+    let key = name.trim();
+    if !is_key(key) {
+        return Err(wrong("the key is no name of a label"));
+    }
+    if let Test::In(values) | Test::NotIn(values) = &test
+        && let Some(value) = values
+            .iter()
+            .find(|value| !value.is_empty() && !is_name(value))
+    {
+        return Err(wrong(&format!("{value:?} is no value of a label")));
+    }
+    let key = key.to_owned();
+    Ok(Requirement { key, test })
+}
+
+/// Returns whether a label can have this key.
+fn is_key(key: &str) -> bool {
+    let Some((prefix, name)) = key.split_once('/') else {
+        return is_name(key);
+    };
+    let part = |part: &str| {
+        let edge = |letter: Option<char>| letter.is_some_and(|one| one.is_ascii_alphanumeric());
+        edge(part.chars().next())
+            && edge(part.chars().next_back())
+            && part
+                .chars()
+                .all(|one| one.is_ascii_lowercase() || one.is_ascii_digit() || one == '-')
+    };
+    prefix.len() <= MAX_PREFIX_BYTES && prefix.split('.').all(part) && is_name(name)
+}
+
+/// Returns whether it can be the value of a label, or the name in its key.
+fn is_name(name: &str) -> bool {
+    let edge = |letter: Option<char>| letter.is_some_and(|one| one.is_ascii_alphanumeric());
+    name.len() <= MAX_NAME_BYTES
+        && edge(name.chars().next())
+        && edge(name.chars().next_back())
+        && name
+            .chars()
+            .all(|one| one.is_ascii_alphanumeric() || "-_.".contains(one))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labels_are_selected_as_kubernetes_does() {
+        let labels = [("app", "web"), ("tier", "3"), ("example.com/gpu", "")];
+        let labels: BTreeMap<String, String> = labels
+            .map(|(key, value)| (key.to_owned(), value.to_owned()))
+            .into();
+        for (text, matches) in [
+            ("app", true),
+            ("!app", false),
+            ("!other", true),
+            ("app=web", true),
+            ("app == web", true),
+            ("app=db", false),
+            ("app!=db", true),
+            ("app!=web", false),
+            ("other!=web", true),
+            ("app in (db, web)", true),
+            ("app in (db,cache)", false),
+            ("other in (web)", false),
+            ("app notin (db)", true),
+            ("app notin(web)", false),
+            ("other notin (web)", true),
+            ("example.com/gpu=", true),
+            ("tier>2", true),
+            ("tier>3", false),
+            ("tier<4", true),
+            ("app<4", false),
+            ("app in (db,web),tier=3,!other", true),
+            ("app in (db,web),tier=3,other", false),
+        ] {
+            let selector: LabelSelector = text.parse().unwrap();
+            assert_eq!(selector.matches(&labels), matches, "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_selector_is_refused_and_says_why() {
+        for (text, says) in [
+            ("", "empty"),
+            ("app=web,", "empty"),
+            ("app in (web", "not closed"),
+            ("app of (web)", "in or notin"),
+            ("in (web)", "belongs here"),
+            ("-app", "no name"),
+            ("Example.com/app", "no name"),
+            ("app=we b", "no value"),
+            ("app in (a,-)", "no value"),
+            ("tier>high", "whole number"),
+            (&"a".repeat(MAX_SELECTOR_BYTES + 1), "bytes"),
+        ] {
+            let error = text.parse::<LabelSelector>().unwrap_err().to_string();
+            assert!(error.contains(says), "{text}: {error}");
+        }
+    }
+}

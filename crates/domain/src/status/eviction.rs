@@ -1,0 +1,151 @@
+//! The `userpodsevictionstatus` of the record of each event, which says how far the pods of its node
+//! have left. The words are NVSentinel's.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use super::NodeQuarantined;
+use crate::event::floor_char_boundary;
+
+/// Longest message, in bytes.
+const MESSAGE_BYTES: usize = 1024;
+
+/// A word of `userpodsevictionstatus.status`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum EvictionWord {
+    /// No pod was asked to leave.
+    NotStarted,
+    /// Pods leave.
+    InProgress,
+    /// The drain does not get on, and a person was asked. It goes on where that helps.
+    Failed,
+    /// All pods that were to leave have left.
+    Succeeded,
+    /// Nothing was to be done for this event.
+    AlreadyDrained,
+    /// The session has ended before its drain.
+    Cancelled,
+}
+
+/// How far the pods of a node have left, for the record of an event. Displayed for people.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Eviction {
+    /// The word.
+    #[serde(rename = "status")]
+    pub word: EvictionWord,
+    /// The reason, for people; may be empty.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub message: String,
+}
+
+/// A reason why all pods of a node that is out of service stay. Displayed for people.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Skip {
+    /// Nobody has switched drains on.
+    Off,
+    /// NVSentinel has begun the session.
+    Nvsentinel,
+    /// The senders of all its events ask for it.
+    Override,
+}
+
+// === impl EvictionWord ===
+
+impl EvictionWord {
+    /// Returns the word in the record.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::NotStarted => "NotStarted",
+            Self::InProgress => "InProgress",
+            Self::Failed => "Failed",
+            Self::Succeeded => "Succeeded",
+            Self::AlreadyDrained => "AlreadyDrained",
+            Self::Cancelled => "Cancelled",
+        }
+    }
+
+    /// Returns whether a record with this word keeps it.
+    pub fn is_final(word: &str) -> bool {
+        let finals = [Self::Succeeded, Self::AlreadyDrained, Self::Cancelled];
+        finals.iter().any(|one| one.name() == word)
+    }
+}
+
+// === impl Eviction ===
+
+impl Eviction {
+    /// Returns one with a message, which is cut where it is too long.
+    pub fn new(word: EvictionWord, message: impl Into<String>) -> Self {
+        let mut message = message.into();
+        message.truncate(floor_char_boundary(&message, MESSAGE_BYTES));
+        Self { word, message }
+    }
+
+    /// Returns that of an event of a node that this reason keeps from being drained.
+    pub fn skipped(skip: &Skip) -> Self {
+        let word = match skip {
+            Skip::Off | Skip::Nvsentinel => EvictionWord::NotStarted,
+            Skip::Override => EvictionWord::AlreadyDrained,
+        };
+        Self::new(word, skip.to_string())
+    }
+
+    /// Returns whether no pod was asked to leave, for a reason.
+    pub(crate) fn is_skipped(&self) -> bool {
+        let none = [EvictionWord::NotStarted, EvictionWord::AlreadyDrained];
+        none.contains(&self.word) && !self.message.is_empty()
+    }
+
+    /// Returns that of a session that has ended.
+    pub(super) fn cancelled() -> Self {
+        let why = "the session has ended before the drain";
+        Self::new(EvictionWord::Cancelled, why)
+    }
+
+    /// Returns that of a recovery with this word.
+    pub(super) fn of_recovery(word: NodeQuarantined) -> Self {
+        match word {
+            NodeQuarantined::UnQuarantined => {
+                Self::new(EvictionWord::Succeeded, "the node is given back")
+            }
+            _ => Self::new(EvictionWord::AlreadyDrained, "a recovery drains nothing"),
+        }
+    }
+
+    /// Returns that of an event that comes to a node with this one. `skips`: its sender asks that
+    /// pods stay.
+    pub(super) fn of_newcomer(&self, skips: bool) -> Self {
+        match self.word {
+            _ if skips => Self::skipped(&Skip::Override),
+            EvictionWord::Succeeded => {
+                Self::new(EvictionWord::AlreadyDrained, "the node was drained before")
+            }
+            _ => self.clone(),
+        }
+    }
+}
+
+impl fmt::Display for Eviction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { word, message } = self;
+        f.write_str(word.name())?;
+        if message.is_empty() {
+            Ok(())
+        } else {
+            write!(f, ": {message}")
+        }
+    }
+}
+
+// === impl Skip ===
+
+impl fmt::Display for Skip {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Off => "pods stay: gpuwarden runs without --drain",
+            Self::Nvsentinel => "pods stay: NVSentinel has begun the session",
+            Self::Override => "skipped by override: the sender asks that pods stay",
+        })
+    }
+}

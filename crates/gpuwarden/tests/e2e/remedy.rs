@@ -1,0 +1,234 @@
+//! A node that is out of service and drained is repaired by custom resources, and comes back. The test
+//! plays who carries them out.
+
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::api::{Api, DynamicObject, ListParams, Patch, PatchParams, PostParams};
+use kube::core::{ApiResource, GroupVersionKind};
+use serde_json::{Value, json};
+use testkit::{ControlPlane, Launch, Version};
+
+use crate::support::{SOON, Scene, xid};
+
+const STATE: &str = "dgxc.nvidia.com/nvsentinel-state";
+const REPAIRS: &str = "latestFaultRemediationState";
+
+/// A node whose faults are repaired, and the custom resources that are made for it.
+struct Repair {
+    scene: Scene,
+    reboots: Api<DynamicObject>,
+}
+
+/// Installs the kind that is made, where it is not there.
+async fn install(client: &kube::Client) -> anyhow::Result<()> {
+    let any = json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true});
+    let crd = json!({
+        "metadata": {"name": "rebootnodes.janitor.dgxc.nvidia.com"},
+        "spec": {
+            "group": "janitor.dgxc.nvidia.com",
+            "scope": "Cluster",
+            "names": {"kind": "RebootNode", "plural": "rebootnodes", "singular": "rebootnode"},
+            "versions": [{
+                "name": "v1alpha1", "served": true, "storage": true,
+                "subresources": {"status": {}},
+                "schema": {"openAPIV3Schema": {"type": "object", "properties": {
+                    "spec": any, "status": any,
+                }}},
+            }],
+        },
+    });
+    let crds: Api<CustomResourceDefinition> = Api::all(client.clone());
+    let crd = serde_json::from_value(crd)?;
+    match crds.create(&PostParams::default(), &crd).await {
+        Err(kube::Error::Api(status)) if status.code == 409 => Ok(()),
+        made => Ok(made.map(drop)?),
+    }
+}
+
+impl Repair {
+    async fn new(
+        plane: &ControlPlane,
+        arrange: impl FnOnce(Launch) -> Launch,
+    ) -> anyhow::Result<Self> {
+        let client = plane.client().await?;
+        install(&client).await?;
+        let repaired = |launch: Launch| arrange(launch.arg("--drain").arg("--remediate"));
+        let scene = Scene::new(plane, |node| node, repaired).await?;
+        let kind = GroupVersionKind::gvk("janitor.dgxc.nvidia.com", "v1alpha1", "RebootNode");
+        let resource = ApiResource::from_gvk_with_plural(&kind, "rebootnodes");
+        let reboots = Api::all_with(client, &resource);
+        Ok(Self { scene, reboots })
+    }
+
+    fn fault(&self, code: u32) -> anyhow::Result<()> {
+        let line = xid(code, "GPU has fallen off the bus.");
+        self.scene.product.append_kernel_log(&line)
+    }
+
+    /// The custom resources for the node, the oldest first.
+    async fn made(&self) -> anyhow::Result<Vec<Value>> {
+        let list = self.reboots.list(&ListParams::default()).await?;
+        let objects = list.items.iter().map(serde_json::to_value);
+        let mut objects = objects.collect::<Result<Vec<Value>, _>>()?;
+        objects.retain(|object| object["spec"]["nodeName"] == self.scene.node.as_str());
+        objects.sort_by_key(|object| object["metadata"]["creationTimestamp"].to_string());
+        Ok(objects)
+    }
+
+    /// Waits until so many are there; returns the name of the last.
+    async fn made_is(&self, count: usize) -> anyhow::Result<String> {
+        let there = || async {
+            let made = self.made().await.map_err(|error| error.to_string())?;
+            match made.last() {
+                Some(last) if made.len() == count => Ok(last["metadata"]["name"]
+                    .as_str()
+                    .unwrap_or_default()
+                    .to_owned()),
+                _ => Err(format!("{made:?}")),
+            }
+        };
+        let product = &self.scene.product;
+        product.wait_for("a custom resource", SOON, there).await
+    }
+
+    /// Sets the status of one, as who carries it out does.
+    async fn set(&self, name: &str, conditions: Value) -> anyhow::Result<()> {
+        let status = json!({"status": {"conditions": conditions}});
+        let patch = Patch::Merge(status);
+        self.reboots
+            .patch_status(name, &PatchParams::default(), &patch)
+            .await?;
+        Ok(())
+    }
+
+    async fn state(&self, wanted: &str) -> anyhow::Result<Value> {
+        let what = format!("the state {wanted}");
+        let is = |node: &Value| {
+            let state = &node["metadata"]["labels"][STATE];
+            if state == wanted {
+                Ok(node.clone())
+            } else {
+                Err(state.to_string())
+            }
+        };
+        self.scene.node_until(&what, is).await
+    }
+
+    async fn awaits(&self, text: &str) -> anyhow::Result<()> {
+        let is = |session: &Value| {
+            let awaits = session["awaits"].as_str();
+            awaits.is_some_and(|it| it.contains(text))
+        };
+        self.scene.session(text, is).await
+    }
+}
+
+fn condition(kind: &str, status: &str, reason: &str) -> Value {
+    json!({"type": kind, "status": status, "reason": reason, "message": "as the test says",
+           "lastTransitionTime": "2026-11-24T00:00:00Z"})
+}
+
+#[tokio::test]
+async fn a_fault_is_drained_repaired_and_given_back_through_kills() -> anyhow::Result<()> {
+    let Some(plane) = ControlPlane::shared(Version::V1_37).await? else {
+        return Ok(());
+    };
+    let mut repair = Repair::new(&plane, |launch| launch).await?;
+    repair.fault(79)?;
+    let node = repair.state("remediating").await?;
+    repair.scene.product.restart().await?;
+    let name = repair.made_is(1).await?;
+    repair
+        .awaits(&format!("the end of RebootNode {name}"))
+        .await?;
+    let made = &repair.made().await?[0];
+    assert!(
+        name.starts_with(&format!("maintenance-{}-", repair.scene.node)),
+        "{name}"
+    );
+    let owner = &made["metadata"]["ownerReferences"][0];
+    assert_eq!(owner["uid"], node["metadata"]["uid"]);
+    repair.scene.product.restart().await?;
+    repair
+        .set(&name, json!([condition("SignalSent", "True", "Succeeded")]))
+        .await?;
+    repair.awaits("the end of RebootNode").await?;
+    repair.scene.product.restart().await?;
+    let done = [
+        condition("SignalSent", "True", "Succeeded"),
+        condition("NodeReady", "True", "Succeeded"),
+    ];
+    repair.set(&name, json!(done)).await?;
+    let node = repair.state("remediation-succeeded").await?;
+    let repairs = node["metadata"]["annotations"][REPAIRS]
+        .as_str()
+        .unwrap_or_default();
+    let repairs: Value = serde_json::from_str(repairs)?;
+    assert_eq!(
+        repairs["equivalenceGroups"]["restart"]["maintenanceCR"],
+        name.as_str()
+    );
+    repair.scene.product.restart().await?;
+    repair.awaits("the recovery of its faults").await?;
+    let recovered = repair.scene.product.client(["inject", "recovery"]).await?;
+    recovered.expect(0)?;
+    repair.scene.restored().await?;
+    // However often it was killed, one was made.
+    assert_eq!(repair.made().await?.len(), 1);
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_failed_for_now_is_made_again_and_for_good_asks_a_person() -> anyhow::Result<()> {
+    let Some(plane) = ControlPlane::shared(Version::V1_37).await? else {
+        return Ok(());
+    };
+    let repair = Repair::new(&plane, |launch| launch).await?;
+    repair.fault(79)?;
+    let name = repair.made_is(1).await?;
+    let failed = |reason| {
+        json!([
+            condition("NodeReady", "False", "Failed"),
+            condition("AttemptComplete", "True", reason),
+        ])
+    };
+    repair.set(&name, failed("TransientFailure")).await?;
+    repair.awaits("another try of").await?;
+    assert_eq!(repair.made().await?.len(), 1);
+    // It is tried again a minute later.
+    tokio::time::sleep(std::time::Duration::from_secs(50)).await;
+    let again = repair.made_is(2).await?;
+    assert_eq!(again, format!("{name}-2"));
+    repair.set(&again, failed("PermanentFailure")).await?;
+    repair.state("remediation-failed").await?;
+    repair
+        .scene
+        .told("attention", "the repair does not get on")
+        .await?;
+    let patch = json!({"spec": {"unschedulable": null}});
+    repair.scene.patch(patch).await?;
+    let ended = |session: &Value| session.is_null();
+    repair.scene.session("a session that ends", ended).await
+}
+
+#[tokio::test]
+async fn an_uncordon_withdraws_a_repair_that_has_not_begun() -> anyhow::Result<()> {
+    let Some(plane) = ControlPlane::shared(Version::V1_37).await? else {
+        return Ok(());
+    };
+    let repair = Repair::new(&plane, |launch| launch).await?;
+    repair.fault(79)?;
+    repair.made_is(1).await?;
+    repair.awaits("the end of RebootNode").await?;
+    let patch = json!({"spec": {"unschedulable": null}});
+    repair.scene.patch(patch).await?;
+    let gone = || async {
+        let made = repair.made().await.map_err(|error| error.to_string())?;
+        if made.is_empty() {
+            Ok(())
+        } else {
+            Err(format!("{made:?}"))
+        }
+    };
+    let product = &repair.scene.product;
+    product.wait_for("no custom resource", SOON, gone).await
+}

@@ -1,0 +1,192 @@
+//! What must never be, whatever happens: the invariants that a simulation checks.
+
+use std::collections::BTreeSet;
+
+use contract::keys;
+use domain::drain::{Drain, DrainConfig, Fate, fate};
+use domain::event::Record;
+use domain::fault::{Fault, FaultBook};
+use domain::fleet::{Fleet, Planned, PlannedRemoval};
+use domain::node::NodeView;
+use domain::ownership::{Ownership, released_at};
+use domain::session::Intent;
+use jiff::{SignedDuration, Timestamp};
+
+use super::happening::Symptom;
+use super::node::{FOREIGN, SimNode, name};
+
+/// A thing that must not be.
+pub(super) type Broken = String;
+
+/// Longest time in which a node is given back once all its faults are over: that of the wait of one that
+/// flaps, and some for tries that fail.
+pub(super) const GIVEN_BACK_WITHIN: SignedDuration = SignedDuration::from_mins(25);
+/// Annotations that outlive a session which a person has ended.
+const AFTER_A_PERSON: [&str; 4] = [
+    keys::UNCORDONED_MANUALLY,
+    keys::UNTAINTED_MANUALLY,
+    keys::RELEASED_AT,
+    keys::RELEASE,
+];
+
+/// Nothing is undone that others did: checks a patch that the API server is about to make.
+pub(super) fn patch(
+    node: &SimNode,
+    planned: &Planned,
+    config: &DrainConfig,
+    now: Timestamp,
+) -> Result<(), Broken> {
+    let (change, name) = (&planned.patch.change, &planned.node);
+    if change.unschedulable == Some(false) && node.cordoned_by_hand {
+        return Err(format!(
+            "{name} is uncordoned, and somebody else has cordoned it"
+        ));
+    }
+    let of_others = change.remove_taints.iter().map(|taint| &taint.key);
+    let of_others = of_others.chain(change.labels.keys());
+    if let Some(key) = of_others.into_iter().find(|key| key.starts_with(FOREIGN)) {
+        return Err(format!("{name} loses {key}, which is another's"));
+    }
+    let state = change
+        .labels
+        .get(keys::STATE_LABEL)
+        .and_then(Option::as_deref);
+    if state == Some(keys::STATE_DRAINED) && planned.patch.intent == Intent::Update {
+        let drain = Drain {
+            since: now,
+            force: false,
+        };
+        let left = node
+            .pods
+            .values()
+            .find(|pod| matches!(fate(pod, drain, config, now), Fate::Leaves(..)));
+        if let Some(pod) = left {
+            return Err(format!(
+                "{name} is called drained, and {} has not left",
+                pod.title()
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Faults that a person has seen and dismissed take no node out again.
+pub(super) fn quarantine(fleet: &Fleet, planned: &Planned, put_back: bool) -> Result<(), Broken> {
+    // Times say nothing of what was first where the clock was put back.
+    if planned.patch.intent != Intent::Quarantine || put_back {
+        return Ok(());
+    }
+    let faults = fleet.book().faults(&planned.node);
+    match released_at(&planned.view) {
+        Some(at) if faults.iter().all(|fault| fault.accepted_at <= at) => Err(format!(
+            "{} is taken out, and all its faults are older than its release by a person",
+            planned.node
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Pods leave only a node that says that it is being drained, for the session that it carries.
+pub(super) fn removal(fleet: &Fleet, planned: &PlannedRemoval) -> Result<(), Broken> {
+    let title = format!("{}/{} of {}", planned.namespace, planned.name, planned.node);
+    let wrong = |why: &str| Err(format!("the pod {title} is to be removed: {why}"));
+    let Some(view) = fleet.view(&planned.node) else {
+        return wrong("the controller has not seen its node");
+    };
+    if view.labels.get(keys::STATE_LABEL).map(String::as_str) != Some(keys::STATE_DRAINING) {
+        return wrong("its node is not being drained");
+    }
+    if !view.unschedulable {
+        return wrong("its node is in service");
+    }
+    if planned.namespace == "kube-system" {
+        return wrong("it is one of the system's");
+    }
+    if planned.evict.is_none() && planned.namespace != "later" {
+        return wrong("without time to end, which its namespace does not wish");
+    }
+    Ok(())
+}
+
+/// The open faults are those of the events that were accepted, however often they were read.
+pub(super) fn book(fleet: &Fleet, stored: &[Record], nodes: &[SimNode]) -> Result<(), Broken> {
+    let mut fresh = FaultBook::default();
+    for record in stored {
+        fresh.record(record);
+    }
+    for node in nodes {
+        let name = &node.view.name;
+        // Notices are forgotten after a day.
+        let titles = |book: &FaultBook| -> BTreeSet<String> {
+            let faults = book.faults(name).iter();
+            let lasting = faults.filter(|fault| fault.notice_until().is_none());
+            lasting.map(Fault::title).collect()
+        };
+        let (open, told) = (titles(fleet.book()), titles(&fresh));
+        if open != told {
+            return Err(format!(
+                "the open faults of {name} are {open:?}; its events say {told:?}"
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// All is as the open faults ask for, and nothing waits but where it may.
+pub(super) fn settled(fleet: &Fleet, nodes: &[SimNode]) -> Result<(), Broken> {
+    for node in nodes {
+        let name = &node.view.name;
+        let desired = fleet.desired(name);
+        let own = Ownership::read(&node.view);
+        if desired.takes_node_out() && own.is_none() {
+            return Err(format!(
+                "{name} has faults that take it out, and is in service"
+            ));
+        }
+        if !desired.takes_node_out() && own.is_some() {
+            return Err(format!(
+                "{name} has no fault that takes it out, and is not given back"
+            ));
+        }
+        let cordon = node.cordoned_by_hand || own.is_some() && desired.cordon;
+        if node.view.unschedulable != cordon {
+            let is = if cordon { "not cordoned" } else { "cordoned" };
+            return Err(format!("{name} is {is}, against what is wanted"));
+        }
+    }
+    Ok(())
+}
+
+/// Each node is as others have made it.
+pub(super) fn given_back(nodes: &[SimNode]) -> Result<(), Broken> {
+    for node in nodes {
+        let (name, view): (_, &NodeView) = (&node.view.name, &node.view);
+        if view.unschedulable != node.cordoned_by_hand {
+            return Err(format!(
+                "{name} is not given back: its cordon is {}",
+                view.unschedulable
+            ));
+        }
+        let ours = view.taints.iter().map(|on| &on.taint.key);
+        let labels = view
+            .labels
+            .keys()
+            .filter(|key| !key.starts_with("nvidia.com/"));
+        let mut ours = ours.chain(labels).filter(|key| !key.starts_with(FOREIGN));
+        let mut notes = view.annotations.keys();
+        let note = notes.find(|key| !AFTER_A_PERSON.contains(&key.as_str()));
+        if let Some(left) = ours.next().or(note) {
+            return Err(format!("{name} is given back, and {left} is left on it"));
+        }
+    }
+    Ok(())
+}
+
+/// Returns the events by which all faults are over.
+pub(super) fn recoveries(fleet: &Fleet) -> Vec<Symptom> {
+    let open = |symptom: &Symptom| {
+        let faults = fleet.book().faults(&name(symptom.node));
+        !faults.is_empty()
+    };
+    Symptom::all().filter(open).collect()
+}

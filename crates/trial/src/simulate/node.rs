@@ -1,0 +1,96 @@
+//! A node of the cluster that exists only here.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use domain::drain::PodView;
+use domain::node::{NodeChange, NodeView, Taint};
+use domain::ownership::SESSION_ANNOTATIONS;
+use serde_json::json;
+
+/// Beginning of the names of others' taints and labels.
+pub(super) const FOREIGN: &str = "foreign-";
+
+/// A node as the API server has it.
+pub(super) struct SimNode {
+    pub(super) view: Arc<NodeView>,
+    /// States that the watch has not told of.
+    pub(super) told: VecDeque<Arc<NodeView>>,
+    /// True if somebody else than gpuwarden has cordoned it.
+    pub(super) cordoned_by_hand: bool,
+    /// The pods, by `NAMESPACE/NAME`.
+    pub(super) pods: BTreeMap<String, PodView>,
+    /// The controller wants to be told of its pods.
+    pub(super) followed: bool,
+    /// Its pods cannot be seen.
+    pub(super) unseen: bool,
+}
+
+// === impl SimNode ===
+
+impl SimNode {
+    pub(super) fn new(index: usize) -> Option<Self> {
+        let object = json!({
+            "metadata": {"name": name(index), "uid": format!("uid-{index}"), "resourceVersion": "1",
+                         "labels": {"nvidia.com/gpu.present": "true"}},
+            "spec": {},
+            "status": {},
+        });
+        Some(Self {
+            view: Arc::new(NodeView::from_object(object)?),
+            told: VecDeque::new(),
+            cordoned_by_hand: false,
+            pods: BTreeMap::new(),
+            followed: false,
+            unseen: false,
+        })
+    }
+
+    /// Changes it, which the watch will tell.
+    pub(super) fn change(&mut self, change: &NodeChange) {
+        let mut view = self.view.after(change);
+        let version = view.resource_version.parse::<u64>().unwrap_or_default() + 1;
+        view.resource_version = version.to_string();
+        self.view = Arc::new(view);
+        self.told.push_back(Arc::clone(&self.view));
+    }
+}
+
+/// Returns the name of a node.
+pub(super) fn name(index: usize) -> String {
+    format!("n{index}")
+}
+
+/// Returns whether the condition of a patch holds (`cluster::patch`).
+pub(super) fn holds(seen: &NodeView, is: &NodeView, change: &NodeChange) -> bool {
+    let session =
+        |node: &NodeView| SESSION_ANNOTATIONS.map(|key| node.annotations.get(key).cloned());
+    let touches = |key: &String| SESSION_ANNOTATIONS.contains(&key.as_str());
+    let of_session = change.unschedulable.is_some()
+        || !change.add_taints.is_empty()
+        || !change.remove_taints.is_empty()
+        || change.annotations.keys().any(touches);
+    let same = |seen: &BTreeMap<String, String>,
+                is: &BTreeMap<String, String>,
+                change: &BTreeMap<String, Option<String>>| {
+        change.keys().all(|key| seen.get(key) == is.get(key))
+    };
+    let removed = |taint: &Taint| !seen.has_taint(taint) || is.has_taint(taint);
+    let clashes = |taint: &&Taint| {
+        let mut on_node = is.taints.iter().map(|on| &on.taint);
+        on_node.any(|on| on.key == taint.key && on.effect == taint.effect)
+    };
+    let clash = change.add_taints.iter().find(clashes);
+    seen.uid == is.uid
+        && same(&seen.labels, &is.labels, &change.labels)
+        && same(&seen.annotations, &is.annotations, &change.annotations)
+        && (!of_session || seen.unschedulable == is.unschedulable && session(seen) == session(is))
+        && change.remove_taints.iter().all(removed)
+        && (change.add_taints.is_empty() || seen.taints.is_empty() == is.taints.is_empty())
+        && clash.is_none_or(|taint| {
+            change
+                .remove_taints
+                .iter()
+                .any(|gone| gone.key == taint.key)
+        })
+}

@@ -1,0 +1,23 @@
+use super::*;
+
+/// Steps of the test, with a seed that is another one each time.
+const STEPS: u64 = 100_000;
+
+#[test]
+fn nothing_breaks_an_invariant() {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    let seed = now.map_or(1, |since| since.as_secs());
+    let report = run(seed, STEPS);
+    assert!(report.violation.is_none(), "{report:#?}");
+    assert!(
+        report.sessions > STEPS / 1000 && report.crashes > STEPS / 100,
+        "{report:?}"
+    );
+}
+
+#[test]
+fn the_same_seed_is_the_same_run() {
+    let [one, other] = [(); 2].map(|()| format!("{:?}", run(7, 1000)));
+    assert_eq!(one, other);
+    assert_ne!(one, format!("{:?}", run(8, 1000)));
+}
