@@ -6,6 +6,7 @@
 //! fails. `docs/benchmarks.md` has what we saw.
 
 mod burst;
+mod drain;
 mod gpus;
 mod memory;
 mod nodes;
@@ -42,7 +43,7 @@ struct Args {
     /// Context of the kubeconfig [default: its current one].
     #[arg(long, value_name = "NAME")]
     context: Option<String>,
-    /// The number of nodes that fail at once in `burst`, one burst after the other.
+    /// The number of nodes that fail at once in `burst`, one burst after the other, and in `drain`.
     #[arg(long, default_value = "150,375,750", value_delimiter = ',', value_name = "NUMBER",
           value_parser = clap::value_parser!(u16).range(1..=10_000))]
     nodes: Vec<u16>,
@@ -65,6 +66,9 @@ enum Benchmark {
     Storm,
     /// Many nodes that fail at once: until all are cordoned, and until all are given back.
     Burst,
+    /// Many nodes with 15 pods each that fail at once, with the largest number of `--nodes`: until the last
+    /// pod is gone, and from there to the node that is drained. Needs kwok.
+    Drain,
     /// The needs of a controller that has nothing to do in a cluster of many nodes.
     Fleet,
     /// The memory that a process keeps through bursts and kills in a cluster of 1,000 nodes.
@@ -118,6 +122,7 @@ async fn run(benchmark: Benchmark, args: &Args, rows: &mut Vec<Figure>) -> anyho
     match benchmark {
         Benchmark::Storm => rows.extend(storm::run().await?),
         Benchmark::Burst => burst::run(args, rows).await?,
+        Benchmark::Drain => drain::run(args, rows).await?,
         Benchmark::Fleet => fleet(args, rows).await?,
         Benchmark::Memory => memory::run(args, rows).await?,
         Benchmark::Taint => taint::run(args, rows).await?,

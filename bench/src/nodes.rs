@@ -110,6 +110,23 @@ impl Nodes {
         self.names.first().map_or("", String::as_str)
     }
 
+    /// The selector of all nodes of the run.
+    pub(crate) fn selector(&self) -> String {
+        format!("{LABEL}={}", self.run)
+    }
+
+    /// Cordons one node as [`Self::bare`] does.
+    pub(crate) fn cordon(&self, name: &str) -> impl Future<Output = anyhow::Result<()>> + use<> {
+        let (client, patch) = (self.client.clone(), quarantine(&self.run, true));
+        let request = http::Request::patch(format!("{NODES}/{name}"))
+            .header(http::header::CONTENT_TYPE, "application/json-patch+json");
+        async move {
+            let request = request.body(serde_json::to_vec(&patch)?)?;
+            client.request::<Value>(request).await?;
+            Ok(())
+        }
+    }
+
     /// The names of the first `count` nodes.
     pub(crate) fn names(&self, count: usize) -> Vec<String> {
         self.names.iter().take(count).cloned().collect()
