@@ -20,7 +20,7 @@ struct Guard {
     without: &'static str,
 }
 
-const GUARDS: [Guard; 6] = [
+const GUARDS: [Guard; 8] = [
     Guard {
         what: "a cordon that was there before stays",
         file: "session/change.rs",
@@ -56,6 +56,18 @@ const GUARDS: [Guard; 6] = [
         file: "drain.rs",
         text: "let deletes = mode == DrainMode::DeleteAfterTimeout && now >= last;",
         without: "let deletes = now >= last;",
+    },
+    Guard {
+        what: "nothing is repaired before the pods have left",
+        file: "fleet/remedy.rs",
+        text: "if !drained && desired.drains().is_some() {",
+        without: "if false {",
+    },
+    Guard {
+        what: "what was repaired is validated before it comes back",
+        file: "fleet/validation.rs",
+        text: "let repaired = (own.mark",
+        without: "let repaired = false && (own.mark",
     },
 ];
 

@@ -20,6 +20,8 @@ use crate::{allreduce, cache, count, dcgm_diag, exit, loopback, report};
 
 /// The variable with the name of the node.
 const NODE: &str = "NODE_NAME";
+/// Set where a check that tests nothing proves nothing, as in a Job that validates a node.
+const UNTESTED_FAILS: &str = "GPUWARDEN_UNTESTED_FAILS";
 /// The file of the termination message where Kubernetes is not told another.
 const TERMINATION_LOG: &str = "/dev/termination-log";
 /// Longest termination message that the kubelet keeps, in bytes.
@@ -48,6 +50,8 @@ struct Common {
     way: Way,
     /// How long a pass counts for the same GPUs; `None`: a check always runs.
     cache: Option<Duration>,
+    /// True if the exit code of a check that could test nothing is that of a failure.
+    untested_fails: bool,
 }
 
 /// The end of a check that was awaited.
@@ -155,6 +159,13 @@ pub async fn run(
     let blank = blank(check, &common, strategy);
     if report_outcome(check, &common.way, &outcome, &blank).await {
         count(check, &common.way, counted).await;
+    }
+    if outcome.result == Meaning::NotTested && common.untested_fails {
+        outcome.result = Meaning::Failed;
+        outcome.text = format!(
+            "{UNTESTED_FAILS} is set, and it tested nothing: {}",
+            outcome.text
+        );
     }
     conclude(check, &outcome, stores_only, &log, out)
 }
@@ -279,6 +290,7 @@ fn common(environment: &Environment) -> Result<Common, BadVariable> {
         node: environment.required(&[NODE], "the name of the node that this runs on")?,
         way: Way::read(environment)?,
         cache: environment.time(&[RESULT_CACHE_VARIABLE])?,
+        untested_fails: environment.yes(UNTESTED_FAILS)?,
     })
 }
 

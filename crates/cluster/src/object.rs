@@ -114,7 +114,8 @@ impl Cluster {
         name: &str,
         uid: &str,
     ) -> Result<(), ApiError> {
-        let params = DeleteParams::default().preconditions(kube::api::Preconditions {
+        // The pods of a Job go with it.
+        let params = DeleteParams::background().preconditions(kube::api::Preconditions {
             uid: Some(uid.to_owned()),
             resource_version: None,
         });

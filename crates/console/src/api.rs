@@ -237,6 +237,12 @@ pub struct EventStatus {
     /// The time at which they had.
     #[serde(default)]
     pub drainfinishtimestamp: Option<Timestamp>,
+    /// True once its fault was repaired, false while a person is asked; `null` until that was decided.
+    #[serde(default)]
+    pub faultremediated: Option<bool>,
+    /// The time at which that was last tried.
+    #[serde(default)]
+    pub lastremediationtimestamp: Option<Timestamp>,
 }
 
 /// How far the pods of the node of an event have left.
@@ -347,6 +353,8 @@ impl EventView {
                     message: one.message,
                 }),
                 drainfinishtimestamp: status.drain_finished_at,
+                faultremediated: status.fault_remediated,
+                lastremediationtimestamp: status.last_remediation_at,
             },
         }
     }

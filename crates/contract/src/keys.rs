@@ -45,6 +45,10 @@ pub const STATE_REMEDIATED: &str = "remediation-succeeded";
 pub const STATE_REMEDIATION_FAILED: &str = "remediation-failed";
 /// Annotation: the repairs of a quarantined node, as JSON by group.
 pub const REMEDIATION_STATE: &str = "latestFaultRemediationState";
+/// Annotation of our own on a node that was validated before it began: its uid.
+pub const ADMITTED: &str = "gpuwarden.dev/admitted";
+/// Taint of our own with which nodes may be registered that are to be validated before they begin.
+pub const NOT_VALIDATED: &str = "gpuwarden.dev/not-validated";
 /// Annotation of our own on the custom resource of a repair: the attempt for which it was made.
 pub const ATTEMPT: &str = "gpuwarden.dev/attempt";
 

@@ -46,6 +46,7 @@ mod remedy;
 mod seen;
 mod show;
 mod situation;
+mod validation;
 
 pub use brake::Switched;
 pub use claim::Owns;

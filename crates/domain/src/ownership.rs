@@ -301,6 +301,17 @@ impl Ownership {
         gone.then_some(ByHand::Untainted)
     }
 
+    /// Returns whether who carries out a repair may begin the attempt with this key
+    /// ([`Attempt::key`](crate::remedy::Attempt::key)): it is under way in the session on `node`, and nobody
+    /// has ended that by hand. What was made for a session that has ended repairs nothing any more.
+    pub fn permits(&self, node: &NodeView, key: &str) -> bool {
+        let open = (self.mark.remediation.as_ref()).and_then(RemediationMark::under_way);
+        let released = node.annotations.contains_key(keys::RELEASE);
+        open.is_some_and(|open| open.key() == key)
+            && !released
+            && self.undone_by_hand(node).is_none()
+    }
+
     /// Returns whether the session has put `taint` on the node.
     pub(crate) fn added(&self, taint: &Taint) -> bool {
         self.taints

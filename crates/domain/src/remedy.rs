@@ -24,10 +24,12 @@ mod config;
 mod mark;
 mod resource;
 pub mod template;
+pub mod validation;
 
 pub use config::{Action, MAX_CONFIG_BYTES, RemedyConfig, ResourceKind};
 pub use mark::{Attempt, AttemptEnd, Outcome, PersonAsked, RemediationMark};
 pub use resource::ResourceState;
+use validation::VALIDATION_GROUP;
 
 /// Attempts of one group in a row that may fail and pass by themselves.
 pub const TRIES: usize = 3;
@@ -177,7 +179,8 @@ pub fn decide(case: &Case<'_>) -> Decision {
                     "all of its pods to leave".clone_into(&mut decision.awaits);
                     return decision.with(mark, None, case);
                 }
-                if let Some((free_at, why)) = exhausted(&mark, config, case) {
+                let repairs = group != VALIDATION_GROUP;
+                if let Some((free_at, why)) = exhausted(&mark, config, case).filter(|_| repairs) {
                     decision.wake = free_at;
                     decision.awaits = format!("a person: {why}");
                     return decision.with(mark, Some(why), case);
@@ -331,7 +334,7 @@ fn exhausted(
     case: &Case<'_>,
 ) -> Option<(Option<Timestamp>, String)> {
     let since = |at: &Timestamp| case.now.duration_since(*at) < config.window;
-    let ours = mark.attempts.iter().map(|one| one.since);
+    let ours = mark.repairs().map(|one| one.since);
     let mut times: Vec<Timestamp> = case.earlier.iter().copied().chain(ours).collect();
     times.retain(since);
     times.sort();
@@ -434,7 +437,12 @@ impl Need<'_> {
                 let covers = |one: &&Attempt| {
                     one.group == own || (action.superseding.contains(&one.group) && one.succeeded())
                 };
-                let Some(last) = mark.attempts.iter().rev().find(covers) else {
+                let attempts = if group == VALIDATION_GROUP {
+                    mark.validations()
+                } else {
+                    &mark.attempts
+                };
+                let Some(last) = attempts.iter().rev().find(covers) else {
                     return Asks::Attempt {
                         action: name.to_owned(),
                         group: own,

@@ -1,5 +1,5 @@
 //! The `nodequarantined` of the record of each event, which says what became of it, and beside it the
-//! `userpodsevictionstatus` ([`eviction`]).
+//! `userpodsevictionstatus` ([`eviction`]) and the `faultremediated` ([`Repair`]).
 //!
 //! The words are NVSentinel's: `Quarantined` for the event that took its node out,
 //! `AlreadyQuarantined` for a further one of the same session (a recovery of a part, too),
@@ -11,7 +11,7 @@
 //! quarantine keeps it; so the word of an event that a crash has prevented is made up for, and said
 //! twice it does no harm.
 //! [`StatusUpdate::Cancel`] is not said again: it means the newest quarantine, which may be another by
-//! then. [`StatusUpdate::Drain`] is read off the node again.
+//! then. [`StatusUpdate::Drain`] and [`StatusUpdate::Repair`] are read off the node again.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -22,6 +22,7 @@ use serde::{Deserialize, Serialize};
 use crate::assess::Desired;
 use crate::fault::Fault;
 use crate::ownership::Ownership;
+use crate::remedy::RemediationMark;
 use crate::session::Observed;
 
 pub mod eviction;
@@ -83,12 +84,31 @@ pub enum StatusUpdate {
         /// The time at which this was seen.
         at: Timestamp,
     },
+    /// How far the repair is, for the events that the newest quarantine of this node counts, but for
+    /// those that came after it.
+    Repair {
+        /// The node.
+        node: String,
+        /// How far it is.
+        repair: Repair,
+    },
     /// `Cancelled` for all events that the newest quarantine of this node has counted, unless a
     /// recovery has ended it.
     Cancel {
         /// The node.
         node: String,
     },
+}
+
+/// The state of the repair of a node, for the records of its events.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Repair {
+    /// `faultremediated`: true once a repair has succeeded, false while a person is asked.
+    pub remediated: Option<bool>,
+    /// `lastremediationtimestamp`: when the last attempt was made; `None` where none was.
+    pub attempted_at: Option<Timestamp>,
+    /// Events that were accepted later are none of its.
+    pub up_to: Timestamp,
 }
 
 /// The words of events by id, and when each was decided.
@@ -118,6 +138,8 @@ pub struct Reports {
     counted: BTreeSet<String>,
     /// How far its drain was when that was last said.
     drain: Option<Eviction>,
+    /// How far its repair was when that was last said.
+    repair: Option<Repair>,
     /// The newest updates of single events since it was last saved, to be said again after a crash.
     said: Vec<StatusUpdate>,
     /// True until the first look after a restore: what the session counts is not known.
@@ -230,6 +252,7 @@ impl Reports {
         let mut cancel = None;
         if before != self.session {
             let said = self.drain.take();
+            self.repair = None;
             // After a restart the newest quarantine may be that of the session on the node.
             if before.is_some() && !(restored && own.is_some()) {
                 // The words that end it tell what is the session's.
@@ -268,6 +291,12 @@ impl Reports {
             self.drain = Some(eviction.clone());
             let node = observed.view.name.clone();
             statuses.push(StatusUpdate::Drain { node, eviction, at });
+        }
+        let repair = (own.mark.remediation.as_ref()).and_then(RemediationMark::repair);
+        if let Some(repair) = repair.filter(|repair| self.repair.as_ref() != Some(repair)) {
+            self.repair = Some(repair.clone());
+            let node = observed.view.name.clone();
+            statuses.push(StatusUpdate::Repair { node, repair });
         }
         statuses
     }
@@ -423,13 +452,18 @@ impl StatusUpdate {
 
     /// Returns whether it means all events of a quarantine, and not single ones.
     pub fn is_of_session(&self) -> bool {
-        matches!(self, Self::Cancel { .. } | Self::Drain { .. })
+        matches!(
+            self,
+            Self::Cancel { .. } | Self::Drain { .. } | Self::Repair { .. }
+        )
     }
 
     fn size(&self) -> usize {
         match self {
             Self::Recoveries { recoveries, .. } => recoveries.len(),
-            Self::Event { .. } | Self::Drain { .. } | Self::Cancel { .. } => 1,
+            Self::Event { .. } | Self::Drain { .. } | Self::Repair { .. } | Self::Cancel { .. } => {
+                1
+            }
         }
     }
 
@@ -441,7 +475,7 @@ impl StatusUpdate {
                 .iter()
                 .flat_map(|one| one.faults.iter().chain([&one.id]))
                 .collect(),
-            Self::Drain { .. } | Self::Cancel { .. } => Vec::new(),
+            Self::Drain { .. } | Self::Repair { .. } | Self::Cancel { .. } => Vec::new(),
         }
     }
 
@@ -489,7 +523,7 @@ impl StatusUpdate {
                 });
                 words.collect()
             }
-            Self::Drain { .. } | Self::Cancel { .. } => Vec::new(),
+            Self::Drain { .. } | Self::Repair { .. } | Self::Cancel { .. } => Vec::new(),
         }
     }
 }

@@ -220,6 +220,10 @@ pub struct EventStatus {
     pub pods_eviction: Option<PodsEviction>,
     /// `drainfinishtimestamp`: when they had.
     pub drain_finished_at: Option<Timestamp>,
+    /// `faultremediated`: whether its fault was repaired; `None` until that was decided.
+    pub fault_remediated: Option<bool>,
+    /// `lastremediationtimestamp`: when that was last tried.
+    pub last_remediation_at: Option<Timestamp>,
 }
 
 /// The `userpodsevictionstatus` of the data-flow document.
@@ -242,6 +246,10 @@ pub struct StatusPatch {
     pub pods_eviction: Option<PodsEviction>,
     /// `drainfinishtimestamp`.
     pub drain_finished_at: Option<Timestamp>,
+    /// `faultremediated`.
+    pub fault_remediated: Option<bool>,
+    /// `lastremediationtimestamp`.
+    pub last_remediation_at: Option<Timestamp>,
 }
 
 /// The limits of what may be deleted.

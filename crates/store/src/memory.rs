@@ -193,6 +193,12 @@ impl Stored {
         if let Some(at) = patch.drain_finished_at {
             status.drain_finished_at = Some(whole_micros(at));
         }
+        if patch.fault_remediated.is_some() {
+            status.fault_remediated = patch.fault_remediated;
+        }
+        if let Some(at) = patch.last_remediation_at {
+            status.last_remediation_at = Some(whole_micros(at));
+        }
         true
     }
 

@@ -12,6 +12,7 @@ mod dice;
 mod happening;
 mod judge;
 mod node;
+mod repair;
 mod world;
 
 use std::collections::BTreeMap;
@@ -127,6 +128,8 @@ fn take(world: &mut World, step: Happening, figures: &mut Figures) -> Result<(),
         Happening::Bound(node, namespace) => world.bind(node, namespace),
         Happening::Ends(pod) => world.end_pod(pod),
         Happening::Pods(node, unseen) => world.see_pods(node, unseen),
+        Happening::Janitor(which, work) => world.work(which, work)?,
+        Happening::Deleted(which) => world.delete_resource(which),
         Happening::Time(seconds) => world.pass(seconds),
     }
     Ok(())
@@ -174,6 +177,7 @@ fn settle(world: &mut World, pods_end: bool) -> Result<(), Broken> {
         if pods_end {
             acted |= world.end_pods();
         }
+        acted |= world.finish_repairs()?;
         if acted || !world.is_quiet() {
             world.pass(1);
             continue;

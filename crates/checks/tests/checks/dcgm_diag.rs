@@ -374,6 +374,20 @@ async fn a_host_engine_that_is_away_stops_no_pod_and_is_named() {
 }
 
 #[tokio::test]
+async fn what_tests_nothing_fails_where_that_is_asked_for_and_blames_no_gpu() {
+    let mut diagnosed = Diagnosed::new(1);
+    let container = &mut diagnosed.container;
+    container.set("DCGM_DIAG_STATUS_RETRY_MAX_ATTEMPTS", "1");
+    container.set("GPUWARDEN_UNTESTED_FAILS", "true");
+    diagnosed.says("discovery", "Error: unable to establish a connection");
+    let ended = diagnosed.container.run(DIAG).await;
+    assert_eq!(ended.code, 1, "{ended:#?}");
+    let told = "dcgm-diag: failed: GPUWARDEN_UNTESTED_FAILS is set, and it tested nothing: ";
+    assert!(ended.out.starts_with(told), "{ended:#?}");
+    assert!(!ended.event().is_fatal, "{ended:#?}");
+}
+
+#[tokio::test]
 async fn a_bad_setting_or_no_dcgmi_is_a_configuration_error() {
     for (name, value, text) in [
         (

@@ -60,6 +60,14 @@ impl Quarantine {
                     );
                     metrics.error("departed_error");
                 }
+                Purpose::Validate => {
+                    tracing::error!(
+                        node,
+                        err = %error,
+                        "how the validation of a node stands could not be stored; it is tried again"
+                    );
+                    metrics.error("validation_error");
+                }
             });
             let last_new = result.map(|appended| {
                 let new = appended.iter().filter(|one| one.new);

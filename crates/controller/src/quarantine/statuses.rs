@@ -5,8 +5,9 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use domain::event::Record;
 use domain::status::eviction::{Eviction, EvictionWord};
-use domain::status::{NodeQuarantined, StatusUpdate, Words};
+use domain::status::{NodeQuarantined, Repair, StatusUpdate, Words};
 use jiff::Timestamp;
 use store::{EventQuery, EventStatus, EventStore, PodsEviction, StatusPatch, StoreError};
 use tokio::sync::mpsc;
@@ -77,6 +78,7 @@ impl StatusWriter {
                 [StatusUpdate::Drain { node, eviction, at }] => {
                     write_drain(store, node, eviction, *at).await
                 }
+                [StatusUpdate::Repair { node, repair }] => write_repair(store, node, repair).await,
                 events => write_events(store, events).await,
             };
             let error = match written {
@@ -150,9 +152,30 @@ async fn write_drain(
     };
     let open: Vec<String> = (of_quarantine(store, node).await?.into_iter())
         .filter(|(_, status)| is_open(status))
-        .map(|(id, _)| id)
+        .map(|(record, _)| record.id)
         .collect();
     update_all(store, open, &drain_patch(eviction, at)).await
+}
+
+/// Writes how far the repair of `node` is into the records of the newest quarantine, unless a recovery
+/// has ended it: of the events that came before, and were not repaired before.
+async fn write_repair(
+    store: &dyn EventStore,
+    node: &str,
+    repair: &Repair,
+) -> Result<(), StoreError> {
+    let open: Vec<String> = (of_quarantine(store, node).await?.into_iter())
+        .filter(|(record, status)| {
+            record.created_at <= repair.up_to && status.fault_remediated != Some(true)
+        })
+        .map(|(record, _)| record.id)
+        .collect();
+    let patch = StatusPatch {
+        fault_remediated: repair.remediated,
+        last_remediation_at: repair.attempted_at,
+        ..StatusPatch::default()
+    };
+    update_all(store, open, &patch).await
 }
 
 fn drain_patch(eviction: &Eviction, at: Timestamp) -> StatusPatch {
@@ -171,12 +194,13 @@ fn drain_patch(eviction: &Eviction, at: Timestamp) -> StatusPatch {
 /// Marks all events of the newest quarantine of `node` as cancelled, unless a recovery has
 /// ended it.
 async fn cancel(store: &dyn EventStore, node: &str) -> Result<(), StoreError> {
-    let ids = of_quarantine(store, node).await?.into_iter();
+    let found = of_quarantine(store, node).await?.into_iter();
     let patch = StatusPatch {
         node_quarantined: Some(NodeQuarantined::Cancelled.name().to_owned()),
         ..StatusPatch::default()
     };
-    update_all(store, ids.map(|(id, _)| id).collect(), &patch).await
+    let ids = found.map(|(record, _)| record.id).collect();
+    update_all(store, ids, &patch).await
 }
 
 /// Returns the events of the newest quarantine of `node` with their statuses, newest first; none where
@@ -184,7 +208,7 @@ async fn cancel(store: &dyn EventStore, node: &str) -> Result<(), StoreError> {
 async fn of_quarantine(
     store: &dyn EventStore,
     node: &str,
-) -> Result<Vec<(String, EventStatus)>, StoreError> {
+) -> Result<Vec<(Record, EventStatus)>, StoreError> {
     let mut of_quarantine = Vec::new();
     let mut before = None;
     loop {
@@ -196,22 +220,24 @@ async fn of_quarantine(
         };
         let page = store.events(query).await?;
         let ids: Vec<String> = page.iter().map(|record| record.id.clone()).collect();
-        let statuses = store.statuses(ids.clone()).await?;
-        for (id, status) in ids.into_iter().zip(statuses) {
+        let oldest = page.last().map(|record| record.seq);
+        let is_whole = page.len() == PAGE;
+        let statuses = store.statuses(ids).await?;
+        for (record, status) in page.into_iter().zip(statuses) {
             let status = status.unwrap_or_default();
             let word = status.node_quarantined.clone().unwrap_or_default();
             if word == NodeQuarantined::UnQuarantined.name() {
                 return Ok(Vec::new()); // What is newer belongs to no quarantine.
             }
             if NodeQuarantined::is_counted(&word) {
-                of_quarantine.push((id, status));
+                of_quarantine.push((record, status));
             }
             if word == NodeQuarantined::Quarantined.name() {
                 return Ok(of_quarantine);
             }
         }
-        match page.last() {
-            Some(last) if page.len() == PAGE => before = Some(last.seq),
+        match oldest {
+            Some(seq) if is_whole => before = Some(seq),
             // Its first event is not kept any more.
             _ => return Ok(of_quarantine),
         }
@@ -395,6 +421,54 @@ mod tests {
         let found = evictions().await;
         assert_eq!(found[1], ("Succeeded why".to_owned(), true));
         assert_eq!(found[4], ("NotStarted ".to_owned(), false));
+        bench.store.close().await;
+    }
+
+    #[tokio::test]
+    async fn a_repair_stands_with_the_events_that_came_before_it_and_what_was_mended_stays_so() {
+        let ids = ["n1-before", "n1-fault", "n1-second", "n2-other"];
+        let bench = Bench::new(&ids).await;
+        let already = StatusUpdate::Event {
+            id: ids[2].to_owned(),
+            word: NodeQuarantined::AlreadyQuarantined,
+            at: Timestamp::UNIX_EPOCH,
+            eviction: None,
+        };
+        let all = vec![out(ids[0]), out(ids[1]), already, out(ids[3])];
+        bench.write(all).await.unwrap();
+        let event = async |id: &str| bench.store.event(id).await.unwrap().unwrap();
+        let first = event(ids[1]).await.created_at;
+        let last = event(ids[2]).await.created_at;
+        bench.sql(&format!(
+            "UPDATE event SET created_at = {} WHERE id = 'n1-second'",
+            last.as_microsecond() + 1_000_000
+        ));
+        let repair = |remediated, up_to: Timestamp| StatusUpdate::Repair {
+            node: "n1".to_owned(),
+            repair: Repair {
+                remediated,
+                attempted_at: Some(first),
+                up_to,
+            },
+        };
+        let found = async || {
+            let ids = ids.iter().map(|id| (*id).to_owned()).collect();
+            let found = bench.store.statuses(ids).await.unwrap().into_iter();
+            let of = |status: Option<EventStatus>| {
+                let status = status.unwrap();
+                (status.fault_remediated, status.last_remediation_at)
+            };
+            found.map(of).collect::<Vec<_>>()
+        };
+        bench.write(vec![repair(None, last)]).await.unwrap();
+        let (none, first) = ((None, None), Some(first));
+        assert_eq!(found().await, [none, (None, first), none, none]);
+        bench.write(vec![repair(Some(true), last)]).await.unwrap();
+        assert_eq!(found().await, [none, (Some(true), first), none, none]);
+        let later = last + jiff::SignedDuration::from_secs(2);
+        bench.write(vec![repair(Some(false), later)]).await.unwrap();
+        let expected = [none, (Some(true), first), (Some(false), first), none];
+        assert_eq!(found().await, expected);
         bench.store.close().await;
     }
 

@@ -80,8 +80,9 @@ impl Fault {
         after.parse().is_ok_and(|after| self.accepted_at <= after)
     }
 
-    /// Returns the event that closes this fault, and no newer one, because its machine is gone.
-    fn gone(&self, why: &str, now: Timestamp) -> HealthEvent {
+    /// Returns the event that closes this fault, and no newer one, because its machine is gone or we have
+    /// opened it ourselves.
+    pub(crate) fn gone(&self, why: &str, now: Timestamp) -> HealthEvent {
         let mut event = HealthEvent {
             version: EVENT_VERSION,
             agent: self.agent.clone(),

@@ -81,13 +81,13 @@ impl Fleet {
                 entry.claim.known.extend(listed);
                 entry.claim.awaits = up_to.map(Awaits::Feed);
             }
-            (Some(Awaits::Closed { text }), Ok(up_to)) => {
+            (Some(Awaits::OfOurs { text }), Ok(up_to)) => {
                 // What follows is decided by what is open then.
                 entry.claim.awaits = up_to.map(Awaits::Feed);
                 let note = Note::new(EntryKind::Attention, text);
                 self.note(name, None, note, Some(Level::Info));
             }
-            (Some(Awaits::Closed { .. }), Err(())) => return self.close_again_later(name),
+            (Some(Awaits::OfOurs { .. }), Err(())) => return self.append_again_later(name),
             (Some(Awaits::TakenOver { .. }), Err(())) => return self.claim_later(name),
             (other, _) => entry.claim.awaits = other,
         }

@@ -56,7 +56,7 @@ impl Fleet {
             return true;
         }
         let text = format!("{why}: {} faults of before are closed", closing.len());
-        self.entry(name).claim.awaits = Some(Awaits::Closed { text });
+        self.entry(name).claim.awaits = Some(Awaits::OfOurs { text });
         let events = closing.into_iter().map(|mut event| {
             normalise(&mut event, now);
             (event, now)
@@ -69,8 +69,8 @@ impl Fleet {
         false
     }
 
-    /// Takes in that the store did not take what closes the faults of a node.
-    pub(super) fn close_again_later(&mut self, name: &str) {
+    /// Takes in that the store did not take events of ours about a node.
+    pub(super) fn append_again_later(&mut self, name: &str) {
         self.wakes.set(name, Some(after(self.now, AGAIN)));
     }
 }

@@ -109,8 +109,8 @@ pub(super) enum Awaits {
         /// Their ids as listed.
         listed: Vec<String>,
     },
-    /// The store is asked to append the events that close faults of a machine that is gone.
-    Closed {
+    /// The store is asked to append events of our own, which open or close faults.
+    OfOurs {
         /// The note for the story of the node.
         text: String,
     },

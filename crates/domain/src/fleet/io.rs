@@ -146,6 +146,8 @@ pub enum Purpose {
     TakeOver,
     /// To close faults of a machine that is gone.
     Close,
+    /// To keep a node out until it has passed its validation, or not any more.
+    Validate,
 }
 
 /// A thing to be done outside.

@@ -117,6 +117,9 @@ impl Fleet {
         self.forget_wishes(name);
         self.note_choice(&observed.view, policy);
         let mut desired = self.desired(name);
+        if self.look_at_validation(name, &observed, &desired) {
+            return; // Looked at again when it is stored.
+        }
         if let Some((stage, gpus)) = self.drain_stage(name, own, &desired) {
             (desired.drain, desired.drain_gpus) = (Some(stage), gpus);
         }

@@ -282,7 +282,9 @@ impl Fleet {
             return None;
         }
         let now = self.now;
-        let waits = waits(&observed.view, own, desired);
+        let quiet_until = self.waits_for_quiet(name);
+        let waits = waits(&observed.view, own, desired)
+            .or(quiet_until.map(|_| "a while without a new fault"));
         let entry = self.nodes.get_mut(name)?;
         let earlier = mark.map_or(&entry.session.repairs, |mark| &mark.earlier);
         if let Some(open) = mark.and_then(RemediationMark::under_way) {
@@ -317,7 +319,7 @@ impl Fleet {
         let trouble = state.failing.as_ref().or(state.trouble.as_ref());
         let trouble = trouble.map_or_else(String::new, |why| format!(" ({why})"));
         state.awaits = says.then(|| format!("{}{trouble}", decision.awaits));
-        state.wake = decision.wake;
+        state.wake = [decision.wake, quiet_until].into_iter().flatten().min();
         let news: Vec<String> = (decision.unsupported.iter())
             .filter(|action| !state.unsupported.contains(*action))
             .cloned()

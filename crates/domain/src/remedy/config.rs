@@ -12,6 +12,7 @@ use toml::Spanned;
 
 use super::mark::REMEMBERED_HOURS;
 use super::template::{Template, Variables};
+use super::validation::{self, ValidationConfig};
 
 /// Largest configuration, in bytes: what a `ConfigMap` can hold.
 pub const MAX_CONFIG_BYTES: usize = 1024 * 1024;
@@ -47,6 +48,8 @@ pub struct RemedyConfig {
     pub window: SignedDuration,
     /// Time in which the faults are to be over once a repair has succeeded.
     pub recovery: SignedDuration,
+    /// What nodes have to pass before they come back, or begin; `None`: nothing.
+    pub validation: Option<ValidationConfig>,
 }
 
 /// An action: a custom resource that somebody carries out.
@@ -101,6 +104,7 @@ struct File {
     max_attempts: Option<Spanned<i64>>,
     attempts_window_hours: Option<Spanned<i64>>,
     recovery_timeout_minutes: Option<Spanned<i64>>,
+    validation: Option<validation::File>,
 }
 
 #[derive(Default, Deserialize)]
@@ -157,6 +161,7 @@ impl RemedyConfig {
             max_attempts: 0,
             window: WINDOW,
             recovery: RECOVERY,
+            validation: None,
         })
     }
 
@@ -229,6 +234,8 @@ impl RemedyConfig {
                 groups.into_inner()
             }
         };
+        let validation = (file.validation)
+            .and_then(|file| ValidationConfig::read(file, |name| actions.get(name), &mut findings));
         let attempts = max.and_then(|max| usize::try_from(max).ok());
         findings.result(Self {
             actions,
@@ -236,6 +243,7 @@ impl RemedyConfig {
             max_attempts: attempts.unwrap_or(MAX_ATTEMPTS),
             window: hours.map_or(WINDOW, SignedDuration::from_hours),
             recovery: minutes.map_or(RECOVERY, SignedDuration::from_mins),
+            validation,
         })
     }
 

@@ -6,6 +6,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::ResourceKind;
+use super::validation::VALIDATION_GROUP;
+use crate::status::Repair;
 
 /// The remediation of a node, as its session says.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -101,7 +103,7 @@ impl RemediationMark {
 
     /// Returns the times of all attempts, those of earlier sessions too, the newest of them.
     pub(crate) fn times(&self, now: Timestamp) -> Vec<Timestamp> {
-        let ours = self.attempts.iter().map(|one| one.since);
+        let ours = self.repairs().map(|one| one.since);
         let times = self.earlier.iter().copied().chain(ours);
         let mut times: Vec<Timestamp> = times.filter(|at| Self::remembers(*at, now)).collect();
         let surplus = times.len().saturating_sub(MAX_TIMES);
@@ -131,6 +133,40 @@ impl RemediationMark {
             Some(end) if last.succeeded() => end.at,
             _ => last.since,
         })
+    }
+
+    /// Returns how far it is, for the records of the events; `None` where nothing was made, and nobody
+    /// asked.
+    pub(crate) fn repair(&self) -> Option<Repair> {
+        let attempted_at = self.attempts.iter().rev().find_map(|one| one.made);
+        let succeeded = self.attempts.last().filter(|one| one.succeeded());
+        let (remediated, up_to) = match (&self.person, succeeded.and_then(|one| one.end.as_ref())) {
+            (Some(person), _) => (Some(false), person.since),
+            (None, Some(end)) => (Some(true), end.at),
+            (None, None) => (None, attempted_at?),
+        };
+        Some(Repair {
+            remediated,
+            attempted_at,
+            up_to,
+        })
+    }
+
+    /// Returns the attempts that repair, without those that validate.
+    pub(super) fn repairs(&self) -> impl Iterator<Item = &Attempt> {
+        let attempts = self.attempts.iter();
+        attempts.filter(|one| one.group != VALIDATION_GROUP)
+    }
+
+    /// Returns the attempts that validate what the last repair has left.
+    pub(crate) fn validations(&self) -> &[Attempt] {
+        let repair = |one: &Attempt| one.group != VALIDATION_GROUP;
+        let from = self
+            .attempts
+            .iter()
+            .rposition(repair)
+            .map_or(0, |last| last + 1);
+        self.attempts.get(from..).unwrap_or_default()
     }
 
     /// Returns the attempt that is under way.

@@ -2,7 +2,8 @@
 //!
 //! The condition that its action names is true once it is done. Whoever carries it out may say more: the
 //! condition `AttemptComplete` with a reason that says whether a failure may pass; NVSentinel's janitor
-//! says `completionTime` also where its condition stays open, and has `phase: Failed` beside a true one.
+//! says `completionTime` also where its condition stays open, and has `phase: Failed` beside a true one. A
+//! Job of Kubernetes has a condition for each end.
 
 use contract::keys;
 use serde_json::Value;
@@ -92,8 +93,11 @@ fn end(
         let why = done.map_or_else(|| "its phase is Failed".to_owned(), Condition::text);
         return Some((failed(done), why));
     }
+    // Of a Job: its other condition.
+    let failed_job = find("Failed").filter(|one| one.status == "True");
     match done {
         Some(one) if one.status == "True" => Some((Outcome::Succeeded, one.text())),
+        _ if failed_job.is_some() => failed_job.map(|one| (Outcome::Failed, one.text())),
         Some(one) if one.kind == EXTERNAL => None,
         Some(one) if one.status == "False" => Some((failed(done), one.text())),
         // The signal was not sent: the condition is never set.

@@ -15,6 +15,7 @@ use crate::ownership::{
     state_label,
 };
 use crate::remedy::RemediationMark;
+use crate::remedy::validation::Validation;
 
 /// Longest message that an event keeps in the node annotation, in bytes.
 const ANNOTATED_MESSAGE_BYTES: usize = 1024;
@@ -308,9 +309,22 @@ impl<'a> Draft<'a> {
         applied
     }
 
+    /// Has a new node begin that was validated, or that a person lets in.
+    fn admit(&mut self) {
+        let new = |event| Validation::of(event) == Some(Validation::Admission);
+        if !self.own.events.iter().any(new) {
+            return;
+        }
+        self.annotate(keys::ADMITTED, Some(self.node.uid.clone()));
+        let registered = self.node.taints.iter().map(|on| &on.taint);
+        let registered = registered.filter(|taint| taint.key == keys::NOT_VALIDATED);
+        self.change.remove_taints.extend(registered.cloned());
+    }
+
     /// Removes the taints and the annotations of the session, and restores the labels.
     fn clean_up(&mut self) {
         self.taint(&[]);
+        self.admit();
         for key in [
             keys::QUARANTINE_HEALTH_EVENT,
             keys::QUARANTINE_APPLIED_TAINTS,

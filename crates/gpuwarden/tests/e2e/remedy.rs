@@ -1,6 +1,7 @@
 //! A node that is out of service and drained is repaired by custom resources, and comes back. The test
 //! plays who carries them out.
 
+use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{Api, DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use kube::core::{ApiResource, GroupVersionKind};
@@ -90,6 +91,28 @@ impl Repair {
         product.wait_for("a custom resource", SOON, there).await
     }
 
+    /// Waits until the record of the fault says whether it was repaired.
+    async fn recorded(&self, remediated: bool) -> anyhow::Result<()> {
+        let said = || async {
+            let product = &self.scene.product;
+            let events = product.client(["events", "-o", "json"]).await;
+            let events: Value =
+                serde_json::from_str(&events.map_err(|why| why.to_string())?.stdout)
+                    .map_err(|why| why.to_string())?;
+            let status = &events[0]["healtheventstatus"];
+            let tried = status["lastremediationtimestamp"].is_string();
+            if tried && status["faultremediated"] == remediated {
+                Ok(())
+            } else {
+                Err(status.to_string())
+            }
+        };
+        let product = &self.scene.product;
+        product
+            .wait_for("the record of the repair", SOON, said)
+            .await
+    }
+
     /// Sets the status of one, as who carries it out does.
     async fn set(&self, name: &str, conditions: Value) -> anyhow::Result<()> {
         let status = json!({"status": {"conditions": conditions}});
@@ -163,6 +186,7 @@ async fn a_fault_is_drained_repaired_and_given_back_through_kills() -> anyhow::R
         .as_str()
         .unwrap_or_default();
     let repairs: Value = serde_json::from_str(repairs)?;
+    repair.recorded(true).await?;
     assert_eq!(
         repairs["equivalenceGroups"]["restart"]["maintenanceCR"],
         name.as_str()
@@ -231,4 +255,100 @@ async fn an_uncordon_withdraws_a_repair_that_has_not_begun() -> anyhow::Result<(
     };
     let product = &repair.scene.product;
     product.wait_for("no custom resource", SOON, gone).await
+}
+
+/// Reboots, and a Job that validates what was repaired.
+fn with_validation() -> String {
+    let mut text = String::new();
+    for action in ["COMPONENT_RESET", "RESTART_VM", "RESTART_BM"] {
+        text += &format!(
+            r#"
+[remediationActions.{action}]
+apiGroup = "janitor.dgxc.nvidia.com"
+version = "v1alpha1"
+kind = "RebootNode"
+scope = "Cluster"
+completeConditionType = "NodeReady"
+templateFileName = "reboot"
+equivalenceGroup = "restart"
+"#
+        );
+    }
+    text + r#"
+[remediationActions.VALIDATE]
+apiGroup = "batch"
+version = "v1"
+kind = "Job"
+namespace = "default"
+completeConditionType = "Complete"
+templateFileName = "validate"
+equivalenceGroup = "validation"
+
+[validation]
+action = "VALIDATE"
+
+[templates]
+reboot = """
+apiVersion: {{ .ApiGroup }}/{{ .Version }}
+kind: {{ .Kind }}
+metadata: {name: "maintenance-{{ .NodeName }}-{{ .HealthEventID }}"}
+spec: {nodeName: {{ .NodeName }}}
+"""
+validate = """
+apiVersion: {{ .ApiGroup }}/{{ .Version }}
+kind: {{ .Kind }}
+metadata: {name: "validate-{{ .HealthEventID }}"}
+spec:
+  suspend: true
+  template:
+    spec:
+      nodeName: {{ .NodeName }}
+      restartPolicy: Never
+      tolerations: [{operator: Exists}]
+      containers: [{name: validate, image: validate}]
+"""
+"#
+}
+
+#[tokio::test]
+async fn what_was_repaired_comes_back_once_its_job_has_succeeded() -> anyhow::Result<()> {
+    let Some(plane) = ControlPlane::shared(Version::V1_37).await? else {
+        return Ok(());
+    };
+    let directory = tempfile::tempdir()?;
+    let config = directory.path().join("remediation.toml");
+    std::fs::write(&config, with_validation())?;
+    let config = config.display().to_string();
+    let mut repair = Repair::new(&plane, |launch| {
+        launch.option("--remediate-config", &config)
+    })
+    .await?;
+    repair.fault(79)?;
+    let name = repair.made_is(1).await?;
+    let done = [condition("NodeReady", "True", "Succeeded")];
+    repair.set(&name, json!(done)).await?;
+    repair.state("remediation-succeeded").await?;
+    let recovered = repair.scene.product.client(["inject", "recovery"]).await?;
+    recovered.expect(0)?;
+    repair.awaits("the end of Job validate-").await?;
+    repair.scene.product.restart().await?;
+    repair.awaits("the end of Job validate-").await?;
+    let node = repair.state("remediating").await?;
+    assert_eq!(node["spec"]["unschedulable"], true);
+    // The Job runs, as Kubernetes runs it; the node's kubelet is played by kwok.
+    let jobs: Api<Job> = Api::namespaced(plane.client().await?, "default");
+    let list = jobs.list(&ListParams::default()).await?;
+    let of_node = |job: &&Job| {
+        let pod = job
+            .spec
+            .as_ref()
+            .and_then(|spec| spec.template.spec.as_ref());
+        pod.and_then(|pod| pod.node_name.as_deref()) == Some(repair.scene.node.as_str())
+    };
+    let job = list.items.iter().find(of_node);
+    let job = job.and_then(|job| job.metadata.name.clone());
+    let resume = Patch::Merge(json!({"spec": {"suspend": false}}));
+    let job = job.unwrap_or_default();
+    jobs.patch(&job, &PatchParams::default(), &resume).await?;
+    repair.scene.restored().await
 }

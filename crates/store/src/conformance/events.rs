@@ -452,6 +452,8 @@ pub async fn updates_a_status(open: impl AsyncFn() -> Store) {
     let timed = StatusPatch {
         quarantine_finished_at: Some(at),
         drain_finished_at: Some(at),
+        fault_remediated: Some(false),
+        last_remediation_at: Some(at),
         pods_eviction: Some(eviction.clone()),
         ..patch("Quarantined")
     };
@@ -468,6 +470,8 @@ pub async fn updates_a_status(open: impl AsyncFn() -> Store) {
     assert_eq!(status.quarantine_finished_at, Some(at));
     assert_eq!(status.pods_eviction, Some(eviction));
     assert_eq!(status.drain_finished_at, Some(at));
+    assert_eq!(status.fault_remediated, Some(false));
+    assert_eq!(status.last_remediation_at, Some(at));
     // Each field by itself.
     let eviction = PodsEviction {
         status: "InProgress".to_owned(),

@@ -91,7 +91,7 @@ pub(super) fn status(connection: &Connection, id: &str) -> Result<Option<EventSt
     connection
         .prepare_cached(
             "SELECT node_quarantined, quarantine_finished_at, pods_eviction, pods_eviction_message,
-                    drain_finished_at
+                    drain_finished_at, fault_remediated, last_remediation_at
              FROM event WHERE id = ?1",
         )
         .and_then(|mut statement| {
@@ -107,6 +107,8 @@ pub(super) fn status(connection: &Connection, id: &str) -> Result<Option<EventSt
                         quarantine_finished_at: time(1)?,
                         pods_eviction: status.map(|status| PodsEviction { status, message }),
                         drain_finished_at: time(4)?,
+                        fault_remediated: row.get(5)?,
+                        last_remediation_at: time(6)?,
                     })
                 })
                 .optional()
@@ -125,7 +127,9 @@ pub(super) fn update_status(
                     quarantine_finished_at = coalesce(?3, quarantine_finished_at),
                     pods_eviction = coalesce(?4, pods_eviction),
                     pods_eviction_message = coalesce(?5, pods_eviction_message),
-                    drain_finished_at = coalesce(?6, drain_finished_at)
+                    drain_finished_at = coalesce(?6, drain_finished_at),
+                    fault_remediated = coalesce(?7, fault_remediated),
+                    last_remediation_at = coalesce(?8, last_remediation_at)
              WHERE id = ?1",
         )?
         .execute((
@@ -135,6 +139,8 @@ pub(super) fn update_status(
             patch.pods_eviction.as_ref().map(|one| &one.status),
             patch.pods_eviction.as_ref().map(|one| &one.message),
             patch.drain_finished_at.map(Timestamp::as_microsecond),
+            patch.fault_remediated,
+            patch.last_remediation_at.map(Timestamp::as_microsecond),
         ))?;
     Ok(changed > 0)
 }

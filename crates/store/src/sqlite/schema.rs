@@ -13,7 +13,7 @@ use super::{OpenError, lock};
 
 /// The steps to the newest schema. `PRAGMA user_version` counts those that were taken.
 /// A step that was released is never changed: what is to change becomes a new step.
-pub(super) const STEPS: &[&str] = &[STEP_1, STEP_2];
+pub(super) const STEPS: &[&str] = &[STEP_1, STEP_2, STEP_3];
 
 /// `body` is the public JSON form of the event, the columns before it are copies to
 /// search by. Times are microseconds since 1970.
@@ -83,6 +83,12 @@ const STEP_2: &str = "
     ALTER TABLE event ADD COLUMN pods_eviction TEXT;
     ALTER TABLE event ADD COLUMN pods_eviction_message TEXT NOT NULL DEFAULT '';
     ALTER TABLE event ADD COLUMN drain_finished_at INTEGER;
+";
+
+/// Whether the event's fault was repaired, and when that was last tried.
+const STEP_3: &str = "
+    ALTER TABLE event ADD COLUMN fault_remediated INTEGER;
+    ALTER TABLE event ADD COLUMN last_remediation_at INTEGER;
 ";
 
 /// Marks the file as ours (`PRAGMA application_id`): "gpwd" in ASCII.

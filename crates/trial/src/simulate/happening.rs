@@ -2,9 +2,11 @@
 
 use std::fmt;
 
+use contract::RecommendedAction;
 use jiff::SignedDuration;
 
 use super::dice::Dice;
+use super::repair::Work;
 
 /// Nodes of the cluster, and GPUs of each.
 pub(super) const NODES: usize = 3;
@@ -90,6 +92,10 @@ pub(super) enum Happening {
     Ends(usize),
     /// The pods of a node cannot be seen for a while, or can be again.
     Pods(usize, bool),
+    /// A janitor works on the custom resource of a repair.
+    Janitor(usize, Work),
+    /// Somebody deletes one.
+    Deleted(usize),
     /// Time passes, or the clock is put back.
     Time(i64),
 }
@@ -99,7 +105,7 @@ pub(super) enum Happening {
 impl Happening {
     /// Returns one of them, the usual ones more often.
     pub(super) fn any(dice: &mut Dice) -> Self {
-        match dice.below(40) {
+        match dice.below(44) {
             0..4 => {
                 let late = if dice.once_in(4) { dice.below(100) } else { 0 };
                 Self::Fault(Symptom::any(dice), dice.once_in(2), seconds(late))
@@ -126,7 +132,9 @@ impl Happening {
             34..36 => Self::Bound(dice.below(NODES), dice.below(NAMESPACES.len())),
             36 => Self::Ends(dice.below(16)),
             37 => Self::Pods(dice.below(NODES), dice.once_in(3)),
-            38 if dice.once_in(8) => Self::Time(-seconds(dice.below(7200))),
+            38..41 => Self::Janitor(dice.below(4), Work::any(dice)),
+            41 if dice.once_in(6) => Self::Deleted(dice.below(4)),
+            42 if dice.once_in(8) => Self::Time(-seconds(dice.below(7200))),
             _ => {
                 let most = [3, 60, 900, 20_000];
                 let most = most.get(dice.below(most.len())).copied();
@@ -141,6 +149,15 @@ fn seconds(number: usize) -> i64 {
 }
 
 impl Symptom {
+    /// Returns the action that its fault recommends: a reboot, a reset, or none, by the GPU.
+    pub(super) fn action(self) -> i32 {
+        match self.gpu {
+            0 => RecommendedAction::RestartBm.into(),
+            1 => RecommendedAction::ComponentReset.into(),
+            _ => RecommendedAction::None.into(),
+        }
+    }
+
     fn any(dice: &mut Dice) -> Self {
         let check = CHECKS.get(dice.below(CHECKS.len())).copied();
         Self {
@@ -164,6 +181,18 @@ impl Fate {
             1 => Self::Lost,
             2 => Self::Refused,
             _ => Self::Done,
+        }
+    }
+}
+
+impl Work {
+    fn any(dice: &mut Dice) -> Self {
+        match dice.below(8) {
+            0 => Self::FailsForNow,
+            1 => Self::FailsForGood,
+            2 => Self::IsLost,
+            3..5 => Self::Succeeds,
+            _ => Self::Begins,
         }
     }
 }
@@ -224,6 +253,8 @@ impl fmt::Display for Happening {
             Self::Ends(_) => write!(f, "a pod ends"),
             Self::Pods(node, true) => write!(f, "n{node}: its pods cannot be seen"),
             Self::Pods(node, false) => write!(f, "n{node}: its pods can be seen again"),
+            Self::Janitor(_, work) => write!(f, "the janitor: {work}"),
+            Self::Deleted(_) => write!(f, "somebody deletes a custom resource"),
             Self::Time(seconds) if *seconds < 0 => {
                 write!(
                     f,
@@ -240,6 +271,18 @@ impl fmt::Display for Symptom {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { node, gpu, check } = self;
         write!(f, "n{node}, GPU {gpu}, {check}")
+    }
+}
+
+impl fmt::Display for Work {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Begins => "a repair begins, or is cancelled",
+            Self::Succeeds => "a repair succeeds",
+            Self::FailsForNow => "a repair fails for now",
+            Self::FailsForGood => "a repair fails for good",
+            Self::IsLost => "nobody knows how a repair went",
+        })
     }
 }
 

@@ -6,9 +6,11 @@ use contract::keys;
 use domain::drain::{Drain, DrainConfig, Fate, fate};
 use domain::event::Record;
 use domain::fault::{Fault, FaultBook};
-use domain::fleet::{Fleet, Planned, PlannedRemoval};
+use domain::fleet::{Fleet, Planned, PlannedRemoval, PlannedResource};
 use domain::node::NodeView;
 use domain::ownership::{Ownership, released_at};
+use domain::remedy::validation::VALIDATION_GROUP;
+use domain::remedy::{Attempt, Outcome};
 use domain::session::Intent;
 use jiff::{SignedDuration, Timestamp};
 
@@ -47,6 +49,9 @@ pub(super) fn patch(
     if let Some(key) = of_others.into_iter().find(|key| key.starts_with(FOREIGN)) {
         return Err(format!("{name} loses {key}, which is another's"));
     }
+    if planned.patch.intent == Intent::Release && node.view.unschedulable {
+        validated(node)?;
+    }
     let state = change
         .labels
         .get(keys::STATE_LABEL)
@@ -68,6 +73,26 @@ pub(super) fn patch(
         }
     }
     Ok(())
+}
+
+/// A node for which a repair was made comes back only once its validation has succeeded after that.
+fn validated(node: &SimNode) -> Result<(), Broken> {
+    let own = Ownership::read(&node.view);
+    let mark = own.and_then(|own| own.mark.remediation).unwrap_or_default();
+    let is_repair = |one: &&Attempt| one.group != VALIDATION_GROUP && one.made.is_some();
+    let passed = |one: &&Attempt| {
+        let end = one.end.as_ref();
+        one.group == VALIDATION_GROUP && end.is_some_and(|end| end.outcome == Outcome::Succeeded)
+    };
+    let counts = |one: &&Attempt| is_repair(one) || passed(one);
+    match mark.attempts.iter().rfind(counts) {
+        Some(last) if is_repair(&last) => Err(format!(
+            "{} is given back after {}, and was not validated",
+            node.view.name,
+            last.title()
+        )),
+        _ => Ok(()),
+    }
 }
 
 /// Faults that a person has seen and dismissed take no node out again.
@@ -104,6 +129,30 @@ pub(super) fn removal(fleet: &Fleet, planned: &PlannedRemoval) -> Result<(), Bro
     }
     if planned.evict.is_none() && planned.namespace != "later" {
         return wrong("without time to end, which its namespace does not wish");
+    }
+    Ok(())
+}
+
+/// The custom resource of a repair is made only for an attempt that its node says, once the node is drained.
+pub(super) fn repair(fleet: &Fleet, planned: &PlannedResource) -> Result<(), Broken> {
+    let wrong = |why: &str| Err(format!("{} is to be made: {why}", planned.name));
+    let Some(view) = fleet.view(&planned.node) else {
+        return wrong("the controller has not seen its node");
+    };
+    let Some(own) = Ownership::read(view) else {
+        return wrong("its node carries no session");
+    };
+    if !own.permits(view, &planned.key) {
+        return wrong("the session of its node has no such attempt under way");
+    }
+    let validates = own
+        .mark
+        .remediation
+        .as_ref()
+        .and_then(|mark| mark.under_way());
+    let validates = validates.is_some_and(|open| open.group == VALIDATION_GROUP);
+    if !validates && !own.mark.drain.is_some_and(|mark| mark.done.is_some()) {
+        return wrong("its node is not drained");
     }
     Ok(())
 }

@@ -10,14 +10,15 @@ use domain::brake::pause::Pause;
 use domain::drain::{DrainConfig, PodView};
 use domain::event::{Record, normalise};
 use domain::fleet::{
-    Effect, Fleet, FleetInput, InStore, Kept, Owns, PatchAnswer, Planned, PlannedRemoval, PodNews,
-    RemovalAnswer, Settings, Switched,
+    Effect, Fleet, FleetInput, InStore, Kept, MadeAnswer, Owns, PatchAnswer, Planned,
+    PlannedRemoval, PlannedResource, PodNews, RemovalAnswer, Settings, Switched,
 };
 use domain::mode::Mode;
 use domain::node::{NodeChange, Taint};
 use domain::ownership::Ownership;
 use domain::policy::Policy;
 use domain::position::Position;
+use domain::remedy::{Attempt, RemedyConfig, ResourceKind};
 use domain::session::{Intent, Session};
 use jiff::{SignedDuration, Timestamp};
 use serde_json::json;
@@ -25,6 +26,7 @@ use serde_json::json;
 use super::happening::{Fate, Hand, Memory, NAMESPACES, NODES, Symptom};
 use super::judge::{self, Broken};
 use super::node::{FOREIGN, SimNode, holds, name};
+use super::repair::{REMEDY, Resources, Work};
 
 /// Modes of drain by the namespaces of [`NAMESPACES`].
 const DRAIN: &str = r#"
@@ -48,6 +50,8 @@ enum Request {
     Remove(Box<PlannedRemoval>),
     LookUp(String, Vec<String>),
     Append(String, Vec<(HealthEvent, Timestamp)>),
+    Make(Box<PlannedResource>),
+    Withdraw(Box<Attempt>),
 }
 
 /// A cluster and its controller.
@@ -66,6 +70,9 @@ pub(super) struct World {
     put_back: bool,
     paused: bool,
     pods_made: u64,
+    pub(super) resources: Resources,
+    /// The custom resource of which each node's controller wants to be told.
+    followed: BTreeMap<String, (ResourceKind, String)>,
     /// The last position in the store.
     positions: u64,
     /// Number of effects that were asked for, by kind.
@@ -96,6 +103,8 @@ impl World {
             put_back: false,
             paused: false,
             pods_made: 0,
+            resources: Resources::default(),
+            followed: BTreeMap::new(),
             positions: 0,
             effects: BTreeMap::new(),
             sessions: 0,
@@ -124,6 +133,7 @@ impl World {
         for node in &mut self.nodes {
             node.followed = false;
         }
+        self.followed.clear();
         self.list();
         Ok(())
     }
@@ -162,6 +172,7 @@ impl World {
             is_fatal,
             is_healthy,
             message: format!("report {}", self.stored.len()),
+            recommended_action: symptom.action(),
             entities_impacted: vec![Entity {
                 entity_type: "GPU".to_owned(),
                 entity_value: symptom.gpu.to_string(),
@@ -219,6 +230,12 @@ impl World {
                     self.under_way.push(Request::Append(node, events));
                 }
                 Effect::Pods { node, follow } => self.follow(&node, follow),
+                Effect::Make(planned) => {
+                    judge::repair(&self.fleet, &planned)?;
+                    self.under_way.push(Request::Make(planned));
+                }
+                Effect::Withdraw { attempt, .. } => self.under_way.push(Request::Withdraw(attempt)),
+                Effect::Follow { node, resource } => self.follow_resource(node, resource),
                 _ => {}
             }
         }
@@ -266,6 +283,25 @@ impl World {
                 };
                 let PlannedRemoval { node, uid, .. } = *planned;
                 FleetInput::Removed { node, uid, answer }
+            }
+            Request::Make(planned) => {
+                let answer = if done {
+                    self.resources.make(&planned)
+                } else {
+                    not_made()
+                };
+                let answer = match fate {
+                    Fate::Done => answer,
+                    Fate::DoneUnheard | Fate::Lost | Fate::Refused => not_made(),
+                };
+                let PlannedResource { node, key, .. } = *planned;
+                FleetInput::Made { node, key, answer }
+            }
+            Request::Withdraw(attempt) => {
+                if done && self.resources.withdraw(&attempt) {
+                    self.tell_of_resource(&attempt.name);
+                }
+                return Ok(true); // Nobody waits for it.
             }
             Request::LookUp(node, ids) => {
                 let found = ids.into_iter().map(|id| (id.clone(), self.in_store(&id)));
@@ -388,6 +424,69 @@ impl World {
         if node.is_some_and(|node| node.followed && !node.unseen) {
             let node = name(index);
             self.take(FleetInput::Pods { node, news });
+        }
+    }
+
+    /// Begins to tell of the custom resource of a node, or of none any more.
+    fn follow_resource(&mut self, node: String, resource: Option<(ResourceKind, String)>) {
+        let Some((kind, name)) = resource else {
+            self.followed.remove(&node);
+            return;
+        };
+        self.followed.insert(node, (kind, name.clone()));
+        self.tell_of_resource(&name);
+    }
+
+    fn tell_of_resource(&mut self, name: &str) {
+        let followed = self.followed.iter();
+        let node = followed.filter(|(_, (_, followed))| followed == name);
+        let Some(node) = node.map(|(node, _)| node.clone()).next() else {
+            return;
+        };
+        let (name, news) = (name.to_owned(), self.resources.news(name));
+        self.take(FleetInput::Resource { node, name, news });
+    }
+
+    /// Has a janitor work on one of the custom resources.
+    pub(super) fn work(&mut self, which: usize, work: Work) -> Result<(), Broken> {
+        let Some((name, node)) = self.resources.any(which) else {
+            return Ok(());
+        };
+        self.work_on(&name, &node, work)
+    }
+
+    fn work_on(&mut self, name: &str, node: &str, work: Work) -> Result<(), Broken> {
+        let Some(node) = self.index(node).and_then(|index| self.nodes.get(index)) else {
+            return Ok(());
+        };
+        self.resources.work(name, work, node)?;
+        self.tell_of_resource(name);
+        Ok(())
+    }
+
+    /// Has a janitor carry out what is there. Returns whether there was anything.
+    pub(super) fn finish_repairs(&mut self) -> Result<bool, Broken> {
+        let open = self.resources.open();
+        for (name, node) in &open {
+            self.work_on(name, node, Work::Begins)?;
+            self.work_on(name, node, Work::Succeeds)?;
+        }
+        Ok(!open.is_empty())
+    }
+
+    /// Deletes one of the custom resources of which its node says that it is made. One that is deleted before
+    /// is made again where its maker has crashed: nobody can know (docs/remediation.md, "Limits").
+    pub(super) fn delete_resource(&mut self, which: usize) {
+        let Some((name, node)) = self.resources.any(which) else {
+            return;
+        };
+        let node = self.index(&node).and_then(|index| self.nodes.get(index));
+        let own = node.and_then(|node| Ownership::read(&node.view));
+        let mark = own.and_then(|own| own.mark.remediation).unwrap_or_default();
+        let made = |one: &Attempt| one.name == name && one.made.is_some();
+        if mark.attempts.iter().any(made) {
+            self.resources.delete(&name);
+            self.tell_of_resource(&name);
         }
     }
 
@@ -611,8 +710,18 @@ fn failed() -> RemovalAnswer {
     }
 }
 
+fn not_made() -> MadeAnswer {
+    MadeAnswer::Failed {
+        why: "no answer".to_owned(),
+        retry_after: None,
+    }
+}
+
 fn settings(drain: &Arc<DrainConfig>) -> Result<Settings, Broken> {
     let gpu_label = NodeLabel::parse("nvidia.com/gpu.present=true");
+    let no_file = |_: &str| Err("there are no files".to_owned());
+    let remedy = RemedyConfig::parse(REMEDY, "the simulation", no_file);
+    let remedy = remedy.map_err(|why| why.to_string())?;
     Ok(Settings {
         mode: Mode::Quarantine,
         owns: Owns::All,
@@ -623,7 +732,7 @@ fn settings(drain: &Arc<DrainConfig>) -> Result<Settings, Broken> {
         brake: false,
         gpu_label: gpu_label.ok_or("no label")?,
         drain: Some(Arc::clone(drain)),
-        remedy: None,
+        remedy: Some(Arc::new(remedy)),
         retention: SignedDuration::from_hours(24 * 30),
         returns_wait: true,
     })
@@ -635,7 +744,9 @@ fn kind(effect: &Effect) -> &'static str {
         Effect::Rule(_) => "change of a device's rule",
         Effect::Pods { .. } => "watch of pods",
         Effect::Remove(_) => "removal of a pod",
-        Effect::Make(_) | Effect::Follow { .. } | Effect::Withdraw { .. } => "repair",
+        Effect::Make(_) => "custom resource of a repair",
+        Effect::Withdraw { .. } => "withdrawal of a repair",
+        Effect::Follow { .. } => "watch of a repair",
         Effect::Remediation(_) => "count of repairs",
         Effect::LookUp { .. } => "question to the store",
         Effect::Append { .. } => "events for the store",

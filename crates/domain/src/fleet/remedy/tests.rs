@@ -7,9 +7,40 @@ use crate::fleet::{FleetInput, Settings};
 use crate::policy::Policy;
 use crate::remedy::RemedyConfig;
 use crate::session::Phase;
+use crate::status::StatusUpdate;
 use crate::view::NodeState;
 
 mod simulator;
+
+#[test]
+fn the_records_say_that_a_repair_was_tried_and_how_it_ended() {
+    let mut world = world();
+    fault(&mut world, 0, 24);
+    let planned = until_made(&mut world);
+    make(&mut world, &planned);
+    let until_said = |world: &mut World| {
+        let mut looks = (0..5).map(|_| recorded(&world.look(Fate::Made)));
+        looks.find_map(|said| said)
+    };
+    assert_eq!(until_said(&mut world), Some(None));
+    set(&mut world, &planned.name, failed("PermanentFailure"));
+    assert_eq!(until_said(&mut world), Some(Some(false)));
+    world.restart(Restart::Nothing);
+    assert_eq!(
+        until_said(&mut world),
+        Some(Some(false)),
+        "it is said again"
+    );
+
+    let mut world = self::world();
+    fault(&mut world, 0, 24);
+    let planned = until_made(&mut world);
+    make(&mut world, &planned);
+    assert_eq!(until_said(&mut world), Some(None));
+    set(&mut world, &planned.name, done());
+    assert_eq!(until_said(&mut world), Some(Some(true)));
+    assert_eq!(until_said(&mut world), None, "it is said once");
+}
 
 /// Settings of a controller that repairs.
 fn repairs() -> Settings {
@@ -72,6 +103,15 @@ fn make(world: &mut World, planned: &PlannedResource) {
     let (node, key) = ("n1".to_owned(), planned.key.clone());
     let answer = MadeAnswer::There(Box::new(object));
     world.take(FleetInput::Made { node, key, answer });
+}
+
+/// Returns what was last said of the repair in the records of the events.
+fn recorded(looked: &Looked) -> Option<Option<bool>> {
+    let repairs = looked.statuses.iter().filter_map(|status| match status {
+        StatusUpdate::Repair { repair, .. } => Some(repair.remediated),
+        _ => None,
+    });
+    repairs.last()
 }
 
 /// Sets the status of a custom resource, as who carries it out would.

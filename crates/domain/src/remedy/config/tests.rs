@@ -250,3 +250,72 @@ fn what_is_wrong_is_said_with_its_line() {
         assert!(error.starts_with("r.toml:"), "{error}");
     }
 }
+
+/// The keys of a validation, with a Job that carries it out.
+fn validation(keys: &str) -> Result<RemedyConfig, String> {
+    let example = include_str!("../../../../../examples/remediation/remediation.toml");
+    let (before, _) = example.split_once("[validation]").unwrap();
+    let text = format!("{before}[validation]\n{keys}");
+    let job = include_str!("../../../../../examples/remediation/validate.yaml");
+    let read = |path: &str| match path {
+        "/etc/gpuwarden/templates/validate.yaml" => Ok(job.to_owned()),
+        _ => Err("No such file".to_owned()),
+    };
+    RemedyConfig::parse(&text, "r.toml", read).map_err(|error| error.to_string())
+}
+
+#[test]
+fn the_example_of_a_validation_loads_and_makes_a_job_on_the_node() {
+    let config = validation("action = \"VALIDATE\"\nquietMinutes = 5").unwrap();
+    let validation = config.validation.unwrap();
+    assert_eq!(validation.action.as_deref(), Some("VALIDATE"));
+    assert_eq!(
+        (validation.quiet.as_mins(), validation.after_repair),
+        (5, true)
+    );
+    assert_eq!(validation.new_nodes, None);
+    let event = HealthEvent {
+        node_name: "7".into(),
+        ..HealthEvent::default()
+    };
+    let job = config.actions["VALIDATE"].render(&event, "e1", "").unwrap();
+    let pod = &job["spec"]["template"]["spec"];
+    assert_eq!(pod["nodeName"], "7");
+    assert_eq!(pod["containers"][0]["env"], pod["initContainers"][0]["env"]);
+}
+
+#[test]
+fn a_validation_that_nobody_can_mean_is_refused() {
+    let many = format!(
+        "action = \"VALIDATE\"\nnewNodesSince = \"2026-11-25T00:00:00Z\"\nnewNodesSelector = \"{}\"",
+        "a b"
+    );
+    for (keys, what) in [
+        (
+            "",
+            "validation.action or quietMinutes: one of them belongs here",
+        ),
+        (
+            "action = \"NONE_SUCH\"",
+            "there is no remediationActions.\"NONE_SUCH\"",
+        ),
+        ("action = \"RESTART_BM\"", "it is to have a name of its own"),
+        (
+            "quietMinutes = 0",
+            "quietMinutes: a whole number from 1 to 1440 belongs here",
+        ),
+        (
+            "quietMinutes = 1\nnewNodesSince = \"2026-11-25T00:00:00Z\"",
+            "newNodesSince and newNodesSelector belong together",
+        ),
+        (
+            "quietMinutes = 1\nnewNodesSince = \"today\"\nnewNodesSelector = \"gpu\"",
+            "write it as 2026-11-25T00:00:00Z",
+        ),
+        (&many, "validation.newNodesSelector: "),
+        ("quietMinute = 1", "quietMinute"),
+    ] {
+        let refused = validation(keys).unwrap_err();
+        assert!(refused.contains(what), "{keys}: {refused}");
+    }
+}

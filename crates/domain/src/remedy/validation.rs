@@ -1,0 +1,239 @@
+//! Which nodes are validated before they come back, or begin, and the faults that keep them out until then.
+//!
+//! Such a fault is ours: it stands in the store like any other, so it survives what a fault survives, its Job
+//! is made and watched as a repair is, and a person's release dismisses it.
+
+use contract::findings::Findings;
+use contract::{
+    BehaviourOverrides, EVENT_VERSION, HealthEvent, ProcessingStrategy, RecommendedAction, json,
+    keys,
+};
+use jiff::{SignedDuration, Timestamp};
+use serde::Deserialize;
+use toml::Spanned;
+
+use super::config::Action;
+use crate::fault::Fault;
+use crate::node::NodeView;
+use crate::reporter::{Authority, Reporter};
+use crate::selector::LabelSelector;
+
+/// The group of the action that validates: what it makes counts as no repair.
+pub const VALIDATION_GROUP: &str = "validation";
+/// The agent of our events about validation.
+const AGENT: &str = "gpuwarden";
+/// The code of a validation that has failed.
+pub(crate) const FAILED: &str = "VALIDATION_FAILED";
+/// Longest time without a new fault that can be asked for, in minutes.
+const MAX_QUIET: i64 = 24 * 60;
+
+/// What a node has to pass before it comes back, or begins.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ValidationConfig {
+    /// The action whose custom resource validates a node; `None`: time without a new fault is enough.
+    pub action: Option<String>,
+    /// Time without a new fault, before anything else.
+    pub quiet: SignedDuration,
+    /// True if nodes are validated for which a repair was made.
+    pub after_repair: bool,
+    /// Which new nodes are validated; `None`: none.
+    pub new_nodes: Option<NewNodes>,
+}
+
+/// The new nodes that are validated before they begin.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NewNodes {
+    /// Those that were created later.
+    since: Timestamp,
+    /// Those with such labels.
+    selector: LabelSelector,
+}
+
+/// The reason why a node is validated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Validation {
+    /// A repair was made.
+    Return,
+    /// It is new.
+    Admission,
+}
+
+/// The keys of the file.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(super) struct File {
+    action: Option<Spanned<String>>,
+    quiet_minutes: Option<Spanned<i64>>,
+    #[serde(default = "yes")]
+    after_repair: bool,
+    new_nodes_since: Option<Spanned<String>>,
+    new_nodes_selector: Option<Spanned<String>>,
+}
+
+fn yes() -> bool {
+    true
+}
+
+// === impl ValidationConfig ===
+
+impl ValidationConfig {
+    /// Reads it; `None` where it is wrong, which is added to `findings`.
+    pub(super) fn read<'a>(
+        file: File,
+        action_of: impl Fn(&str) -> Option<&'a Action>,
+        findings: &mut Findings<'_>,
+    ) -> Option<Self> {
+        let mut wrong = |at: usize, what: &str| findings.at(at, &format!("validation.{what}"));
+        let quiet = file.quiet_minutes.map(|minutes| {
+            if !(1..=MAX_QUIET).contains(minutes.get_ref()) {
+                let what =
+                    format!("quietMinutes: a whole number from 1 to {MAX_QUIET} belongs here");
+                wrong(minutes.span().start, &what);
+            }
+            SignedDuration::from_mins(minutes.into_inner().clamp(0, MAX_QUIET))
+        });
+        if let Some(name) = &file.action {
+            let what = match action_of(name.get_ref()) {
+                None => format!(
+                    "action: there is no remediationActions.{:?}",
+                    name.get_ref()
+                ),
+                Some(_) if RecommendedAction::from_str_name(name.get_ref()).is_some() => {
+                    "action: it is to have a name of its own, which no fault recommends".to_owned()
+                }
+                Some(action) if action.group != VALIDATION_GROUP => format!(
+                    "action: the equivalenceGroup of {:?} is to be {VALIDATION_GROUP:?}",
+                    name.get_ref()
+                ),
+                Some(_) => String::new(),
+            };
+            if !what.is_empty() {
+                wrong(name.span().start, &what);
+            }
+        }
+        if file.action.is_none() && quiet.is_none() {
+            wrong(0, "action or quietMinutes: one of them belongs here");
+        }
+        let since = file.new_nodes_since.map(|since| {
+            let read = since.get_ref().parse::<Timestamp>();
+            if let Err(error) = &read {
+                let what = format!("newNodesSince: {error}; write it as 2026-11-25T00:00:00Z");
+                wrong(since.span().start, &what);
+            }
+            read.unwrap_or(Timestamp::MAX)
+        });
+        let selector = file.new_nodes_selector.map(|selector| {
+            let read = selector.get_ref().parse::<LabelSelector>();
+            if let Err(error) = &read {
+                let what = format!("newNodesSelector: {error}");
+                wrong(selector.span().start, &what);
+            }
+            read.ok()
+        });
+        let new_nodes = match (since, selector) {
+            (None, None) => None,
+            (Some(since), Some(selector)) => selector.map(|selector| NewNodes { since, selector }),
+            _ => {
+                let what = "newNodesSince and newNodesSelector belong together: since when, and which nodes";
+                wrong(0, what);
+                None
+            }
+        };
+        Some(Self {
+            action: file.action.map(Spanned::into_inner),
+            quiet: quiet.unwrap_or_default(),
+            after_repair: file.after_repair,
+            new_nodes,
+        })
+    }
+
+    /// Returns whether a node that carries no session is to be validated before it begins.
+    pub(crate) fn holds_new(&self, node: &NodeView) -> bool {
+        let Some(new) = &self.new_nodes else {
+            return false;
+        };
+        let created = node.machine.registered_at;
+        let admitted = node.annotations.get(keys::ADMITTED);
+        created.is_some_and(|at| at > new.since)
+            && new.selector.matches(&node.labels)
+            && admitted != Some(&node.uid)
+    }
+}
+
+// === impl Validation ===
+
+impl Validation {
+    /// Returns the check of its events.
+    fn check(self) -> &'static str {
+        match self {
+            Self::Return => "NodeValidation",
+            Self::Admission => "NodeAdmission",
+        }
+    }
+
+    /// Returns which one an event of ours is about; `None` where it is not ours, or about none.
+    pub fn of(event: &HealthEvent) -> Option<Self> {
+        let ours = event.agent == AGENT && Reporter::of(event) == Some(Reporter::Monitor);
+        let all = [Self::Return, Self::Admission].into_iter();
+        all.filter(|_| ours)
+            .find(|one| one.check() == event.check_name)
+    }
+
+    /// Returns which one a fault is about; `None`: it is another's, or about none.
+    pub(crate) fn of_fault(fault: &Fault) -> Option<Self> {
+        Self::of(&fault.event).filter(|_| fault.authority == Authority::Trusted)
+    }
+
+    /// Returns the event that keeps a node out until it has passed.
+    pub(crate) fn begins(self, node: &str, action: Option<&str>, now: Timestamp) -> HealthEvent {
+        let why = match self {
+            Self::Return => "it was repaired",
+            Self::Admission => "it is new",
+        };
+        HealthEvent {
+            message: format!("the node is to be validated before pods come to it: {why}"),
+            recommended_action: if action.is_some() {
+                RecommendedAction::Custom.into()
+            } else {
+                RecommendedAction::None.into()
+            },
+            custom_recommended_action: action.unwrap_or_default().to_owned(),
+            ..self.event(node, now)
+        }
+    }
+
+    /// Returns the event of a node that has not passed, for this reason.
+    pub(crate) fn failed(self, node: &str, why: &str, now: Timestamp) -> HealthEvent {
+        HealthEvent {
+            is_fatal: true,
+            error_code: vec![FAILED.to_owned()],
+            message: format!("the node has failed its validation: {why}"),
+            recommended_action: RecommendedAction::ContactSupport.into(),
+            ..self.event(node, now)
+        }
+    }
+
+    fn event(self, node: &str, now: Timestamp) -> HealthEvent {
+        let mut event = HealthEvent {
+            version: EVENT_VERSION,
+            agent: AGENT.to_owned(),
+            component_class: "Node".to_owned(),
+            check_name: self.check().to_owned(),
+            node_name: node.to_owned(),
+            generated_timestamp: Some(json::proto_timestamp(now)),
+            processing_strategy: ProcessingStrategy::ExecuteRemediation.into(),
+            // It is ours to say, whatever the policy says of faults; and no pod is to leave for it.
+            quarantine_overrides: Some(BehaviourOverrides {
+                force: true,
+                skip: false,
+            }),
+            drain_overrides: Some(BehaviourOverrides {
+                force: false,
+                skip: true,
+            }),
+            ..HealthEvent::default()
+        };
+        Reporter::Monitor.note_in(&mut event);
+        event
+    }
+}

@@ -1,0 +1,203 @@
+//! The custom resources of repairs, and a janitor that carries them out, or fails to.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use contract::keys;
+use domain::fleet::{MadeAnswer, PlannedResource, ResourceNews};
+use domain::ownership::Ownership;
+use domain::remedy::{Attempt, ResourceKind, ResourceState};
+use serde_json::{Value, json};
+
+use super::judge::Broken;
+use super::node::SimNode;
+
+/// What is done to mend nodes: reboots, which a Job validates.
+pub(super) const REMEDY: &str = r#"
+[remediationActions.COMPONENT_RESET]
+apiGroup = "janitor.dgxc.nvidia.com"
+version = "v1alpha1"
+kind = "RebootNode"
+scope = "Cluster"
+completeConditionType = "NodeReady"
+templateFileName = "one"
+equivalenceGroup = "restart"
+
+[remediationActions.RESTART_BM]
+apiGroup = "janitor.dgxc.nvidia.com"
+version = "v1alpha1"
+kind = "RebootNode"
+scope = "Cluster"
+completeConditionType = "NodeReady"
+templateFileName = "one"
+equivalenceGroup = "restart"
+
+[remediationActions.VALIDATE]
+apiGroup = "batch"
+version = "v1"
+kind = "Job"
+namespace = "gpuwarden"
+completeConditionType = "Complete"
+templateFileName = "one"
+equivalenceGroup = "validation"
+
+[templates]
+one = """
+apiVersion: {{ .ApiGroup }}/{{ .Version }}
+kind: {{ .Kind }}
+metadata: {name: "{{ .NodeName }}-{{ .HealthEventID }}"}
+"""
+
+[validation]
+action = "VALIDATE"
+quietMinutes = 1
+"#;
+
+/// A step of a janitor with a custom resource.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Work {
+    /// It begins, if the node's session still permits it.
+    Begins,
+    Succeeds,
+    FailsForNow,
+    FailsForGood,
+    /// Nobody knows how it went.
+    IsLost,
+}
+
+/// The custom resources of a cluster.
+#[derive(Default)]
+pub(super) struct Resources {
+    by_name: BTreeMap<String, Resource>,
+    /// Attempts that were begun, by key.
+    begun: BTreeSet<String>,
+}
+
+struct Resource {
+    kind: ResourceKind,
+    node: String,
+    object: Value,
+}
+
+// === impl Resources ===
+
+impl Resources {
+    /// Makes one as the API server does, where none has its name. Returns the one that is there.
+    pub(super) fn make(&mut self, planned: &PlannedResource) -> MadeAnswer {
+        let made = || Resource {
+            kind: planned.kind.clone(),
+            node: planned.node.clone(),
+            object: planned.object.clone(),
+        };
+        let entry = self.by_name.entry(planned.name.clone());
+        MadeAnswer::There(Box::new(entry.or_insert_with(made).object.clone()))
+    }
+
+    /// Deletes that of an attempt of which nothing has begun. Returns whether there was one.
+    pub(super) fn withdraw(&mut self, attempt: &Attempt) -> bool {
+        let found = self.by_name.get(&attempt.name);
+        let unbegun = found.is_some_and(|resource| {
+            let state = resource.state();
+            state.attempt == Some(attempt.key()) && !state.begun && state.end.is_none()
+        });
+        if unbegun {
+            self.by_name.remove(&attempt.name);
+        }
+        unbegun
+    }
+
+    /// Returns the name of one of them, and its node.
+    pub(super) fn any(&self, which: usize) -> Option<(String, String)> {
+        let found = self.by_name.iter().nth(which % self.by_name.len().max(1));
+        found.map(|(name, resource)| (name.clone(), resource.node.clone()))
+    }
+
+    /// Returns the names of those that are not at their end, each with its node.
+    pub(super) fn open(&self) -> Vec<(String, String)> {
+        let open = self.by_name.iter();
+        let open = open.filter(|(_, resource)| resource.state().end.is_none());
+        open.map(|(name, resource)| (name.clone(), resource.node.clone()))
+            .collect()
+    }
+
+    pub(super) fn delete(&mut self, name: &str) {
+        self.by_name.remove(name);
+    }
+
+    pub(super) fn news(&self, name: &str) -> ResourceNews {
+        match self.by_name.get(name) {
+            Some(resource) => ResourceNews::There(Box::new(resource.object.clone())),
+            None => ResourceNews::Absent,
+        }
+    }
+
+    /// Has a janitor work on one: it begins nothing that the session of the node does not permit, and
+    /// that it may begin is checked.
+    pub(super) fn work(&mut self, name: &str, work: Work, node: &SimNode) -> Result<(), Broken> {
+        let Some(resource) = self.by_name.get_mut(name) else {
+            return Ok(());
+        };
+        let state = resource.state();
+        let key = state.attempt.unwrap_or_default();
+        match work {
+            _ if state.end.is_some() => {}
+            Work::Begins if state.begun => {}
+            Work::Begins => {
+                let own = Ownership::read(&node.view);
+                if !own.is_some_and(|own| own.permits(&node.view, &key)) {
+                    resource.ends("Cancelled");
+                    return Ok(());
+                }
+                may_begin(node, name)?;
+                if !self.begun.insert(key) {
+                    return Err(format!("{name} is carried out twice"));
+                }
+                resource.object["status"] =
+                    json!({"conditions": [{"type": "SignalSent", "status": "True"}]});
+            }
+            // Before it has begun, it can only be given up.
+            Work::FailsForNow if !state.begun => resource.ends("TransientFailure"),
+            Work::FailsForGood if !state.begun => resource.ends("PermanentFailure"),
+            _ if !state.begun => {}
+            Work::Succeeds => resource.ends("Succeeded"),
+            Work::FailsForNow => resource.ends("TransientFailure"),
+            Work::FailsForGood => resource.ends("PermanentFailure"),
+            Work::IsLost => resource.ends("Cancelled"),
+        }
+        Ok(())
+    }
+}
+
+/// No node is repaired that is in service, or that a drain has not left.
+fn may_begin(node: &SimNode, name: &str) -> Result<(), Broken> {
+    let labels = &node.view.labels;
+    let state = labels.get(keys::STATE_LABEL).map(String::as_str);
+    let remediates = [
+        keys::STATE_REMEDIATING,
+        // A person is asked where it takes too long; it may go on all the same.
+        keys::STATE_REMEDIATION_FAILED,
+    ];
+    if !node.view.unschedulable || !state.is_some_and(|state| remediates.contains(&state)) {
+        let title = &node.view.name;
+        return Err(format!(
+            "{name} begins, and {title} is {state:?}, not being repaired"
+        ));
+    }
+    Ok(())
+}
+
+// === impl Resource ===
+
+impl Resource {
+    fn state(&self) -> ResourceState {
+        ResourceState::read(&self.object, &self.kind)
+    }
+
+    fn ends(&mut self, reason: &str) {
+        let complete = json!({"type": "AttemptComplete", "status": "True", "reason": reason});
+        let conditions = self.object.pointer_mut("/status/conditions");
+        match conditions.and_then(Value::as_array_mut) {
+            Some(conditions) => conditions.push(complete),
+            None => self.object["status"] = json!({"conditions": [complete]}),
+        }
+    }
+}
