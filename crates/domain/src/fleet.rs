@@ -46,6 +46,7 @@ mod remedy;
 mod seen;
 mod show;
 mod situation;
+mod veto;
 
 pub use brake::Switched;
 pub use claim::Owns;
@@ -411,6 +412,7 @@ impl Fleet {
         let rules = entry.and_then(|entry| entry.rules.wake_at());
         let drain = entry.and_then(|entry| entry.drain.as_ref()?.wake_at());
         let remedy = entry.and_then(|entry| entry.remedy.wake_at(now));
+        let veto = entry.and_then(|entry| Some(entry.veto.as_ref()?.until));
         // Then it is no longer shown.
         let notices = self
             .book
@@ -423,6 +425,7 @@ impl Fleet {
             .chain(rules)
             .chain(drain)
             .chain(remedy)
+            .chain(veto)
             .chain(notices)
             .filter(|at| *at > now)
             .min();

@@ -116,6 +116,7 @@ impl Fleet {
         }
         self.forget_wishes(name);
         self.note_choice(&observed.view, policy);
+        self.take_in_veto(name, &observed);
         let mut desired = self.desired(name);
         if let Some((stage, gpus)) = self.drain_stage(name, own, &desired) {
             (desired.drain, desired.drain_gpus) = (Some(stage), gpus);
