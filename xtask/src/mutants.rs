@@ -20,7 +20,7 @@ struct Guard {
     without: &'static str,
 }
 
-const GUARDS: [Guard; 8] = [
+const GUARDS: [Guard; 9] = [
     Guard {
         what: "a cordon that was there before stays",
         file: "session/change.rs",
@@ -43,6 +43,12 @@ const GUARDS: [Guard; 8] = [
         what: "a node says that it is being drained before pods leave it",
         file: "fleet/drain.rs",
         text: "if mark.is_none() {\n            return;",
+        without: "if false {\n            return;",
+    },
+    Guard {
+        what: "no pod is asked to leave against a veto",
+        file: "fleet/drain.rs",
+        text: "if self.veto(name).is_some() {\n            return;",
         without: "if false {\n            return;",
     },
     Guard {

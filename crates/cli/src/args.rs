@@ -147,6 +147,13 @@ pub enum Command {
                             gpuwarden release gpu-7 --reason test --no-wait"
     )]
     Release(ReleaseArgs),
+    /// Hold back the next drain or repair of a node for a while, without ending its session. Needs
+    /// permission to get and patch the node.
+    #[command(
+        after_help = "Examples:\n  gpuwarden veto gpu-7 --for 4h --reason 'looking at the link'\n  \
+                            gpuwarden veto gpu-7 --end"
+    )]
+    Veto(VetoArgs),
     /// Say what a policy would have done on events of the past, or how two differ; exit 1 when
     /// a node would have been taken out, or they differ.
     #[command(
@@ -390,6 +397,32 @@ pub struct ReleaseArgs {
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=3_600),
           conflicts_with = "no_wait")]
     pub timeout: u64,
+}
+
+/// Arguments of `veto`.
+#[derive(Args, Debug)]
+pub struct VetoArgs {
+    /// The node.
+    #[arg(value_name = "NODE")]
+    pub node: String,
+    /// Take the veto back.
+    #[arg(long, conflicts_with = "reason")]
+    pub end: bool,
+    /// The length of the veto, which then ends by itself; at most 168h.
+    #[arg(long = "for", default_value = "4h", value_name = "DURATION")]
+    pub duration: String,
+    /// The reason, which goes into the node's story.
+    #[arg(long, value_name = "TEXT", required_unless_present = "end")]
+    pub reason: Option<String>,
+    /// Configuration file of gpuwarden; of its keys `kubeconfig` and `context` count here.
+    #[arg(long, env = "GPUWARDEN_CONFIG", value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Kubeconfig of the cluster [default: where kubectl looks].
+    #[arg(long, env = "GPUWARDEN_KUBECONFIG", value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+    /// Context of the kubeconfig [default: its current one].
+    #[arg(long, env = "GPUWARDEN_CONTEXT", value_name = "NAME")]
+    pub context: Option<String>,
 }
 
 /// The cluster, and the place in it where gpuwarden keeps its own objects.

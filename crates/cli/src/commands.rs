@@ -22,6 +22,7 @@ mod replay;
 mod simulate;
 mod status;
 mod store;
+mod veto;
 mod why_not;
 
 pub use catalog::load as load_catalog;
@@ -65,6 +66,7 @@ pub(crate) async fn execute(command: Command, given: &Given) -> anyhow::Result<u
         Command::Store(args) => store::execute(&args),
         Command::Drain(args) => drain::execute(&args).await,
         Command::Release(args) => release::execute(&args).await,
+        Command::Veto(args) => veto::execute(&args).await,
         Command::Reference => {
             output::line(crate::reference::markdown().trim_end())?;
             Ok(EXIT_OK)

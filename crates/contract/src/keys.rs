@@ -65,6 +65,8 @@ pub const RELEASED_AT: &str = "gpuwarden.dev/released-at";
 pub const POLICY: &str = "gpuwarden.dev/policy";
 /// Annotation of our own: an operator's request to give the node back, as JSON.
 pub const RELEASE: &str = "gpuwarden.dev/release";
+/// Annotation of our own: a person holds back the next drain or repair of the node for a while, as JSON.
+pub const VETO: &str = "gpuwarden.dev/veto";
 
 /// Label of objects of ours, Kubernetes' own, with [`MANAGED_BY`] as its value.
 pub const MANAGED_BY_LABEL: &str = "app.kubernetes.io/managed-by";

@@ -14,7 +14,7 @@ use crate::device::{DeviceId, DeviceTaint, NodeDevices, TaintEffect};
 use crate::fault::Fault;
 use crate::node::{NodeView, Taint, label_value};
 use crate::ownership::Ownership;
-use crate::policy::{NodeVariable, Policy, RuleSet, RuleSetAnswer};
+use crate::policy::{NodeVariable, Policy, Route, RouteDrain, Routed, RuleSet, RuleSetAnswer};
 use crate::remedy::RemediationMark;
 
 mod devices;
@@ -67,6 +67,8 @@ pub struct FaultRuling {
     pub ruling: Ruling,
     /// The reason why it deletes no pods of its device, where the policy asks for that.
     pub lowered: Option<&'static str>,
+    /// The route of the policy that it takes, where it is one of those for which the node is out.
+    pub route: Option<Routed>,
 }
 
 /// A decision about an open fault, and who made it, in order of precedence. Displayed for people.
@@ -101,6 +103,8 @@ pub struct CountedEvent {
     pub accepted_at: Timestamp,
     /// The time at which the fault was first observed.
     pub first_seen: Timestamp,
+    /// The route of the policy that it takes; `None`: it gets all stages.
+    pub route: Option<Routed>,
 }
 
 /// Faults that do not count, because a person has dismissed them.
@@ -135,7 +139,9 @@ pub fn assess(
     let rule_sets = policy.rule_sets_of(node);
     // Most nodes have no faults, and a fault may ask no rule.
     let variable = LazyCell::new(|| {
-        let whole = rule_sets.iter().any(RuleSet::reads_whole_node);
+        let mut routes = policy.routes.iter().map(|route| &route.rules);
+        let whole = rule_sets.iter().any(RuleSet::reads_whole_node)
+            || routes.any(RuleSet::reads_whole_node);
         NodeVariable::new(&if whole {
             node.object()
         } else {
@@ -152,7 +158,8 @@ pub fn assess(
         .iter()
         .zip(&unruled)
         .filter(|(_, ruling)| ruling.is_none());
-    let answers = judge(asked.map(|(fault, _)| *fault), rule_sets, || &variable);
+    let sets: Vec<&RuleSet> = rule_sets.iter().collect();
+    let answers = judge(asked.map(|(fault, _)| *fault), &sets, || &variable);
     for (fault, ruling) in faults.iter().zip(unruled) {
         let ruling = ruling.unwrap_or_else(|| Ruling::judged(&answers, fault, rule_sets));
         if ruling == Ruling::Forced {
@@ -167,7 +174,21 @@ pub fn assess(
             fault: fault.title(),
             ruling,
             lowered: None,
+            route: None,
         });
+    }
+    if !policy.routes.is_empty() {
+        let asks = faults.iter().zip(&desired.rulings);
+        let asks = asks.filter(|(_, one)| one.ruling.asks());
+        let sets: Vec<&RuleSet> = policy.routes.iter().map(|one| &one.rules).collect();
+        let answers = judge(asks.map(|(fault, _)| *fault), &sets, || &variable);
+        let route = |id: &str| Route::taken(&policy.routes, answers.get(id)?);
+        for (fault, one) in faults.iter().zip(&mut desired.rulings) {
+            one.route = route(&fault.event.id);
+        }
+        for (one, _) in &mut counted {
+            one.route = route(&one.event.id);
+        }
     }
     // In the order of the policy, whatever order the faults came in: deterministic.
     let matched = |index: usize| desired.rulings.iter().any(|one| one.ruling.matched(index));
@@ -265,6 +286,7 @@ fn count<'a>(counted: &mut Vec<(CountedEvent, Vec<&'a Fault>)>, fault: &'a Fault
         open: Vec::new(),
         accepted_at: fault.accepted_at,
         first_seen: fault.first_seen,
+        route: None,
     };
     counted.push((event, vec![fault]));
 }
@@ -304,21 +326,34 @@ impl Desired {
     /// Returns whether any event for which the node is out leaves its pods to the drain: `Some(true)`
     /// where one asks that no pod is waited for, `None` where all ask that they stay.
     pub fn drains(&self) -> Option<bool> {
-        let overrides = |one: &CountedEvent| one.event.drain_overrides.unwrap_or_default();
-        let mut asks = self.events.iter().map(overrides).filter(|one| !one.skip);
+        let mut asks = self.events.iter().filter_map(CountedEvent::drains);
         let first = asks.next()?;
-        Some(first.force || asks.any(|one| one.force))
+        Some(first || asks.any(|force| force))
+    }
+
+    /// Returns whether any event for which the node is out is repaired, by the routes of the policy.
+    pub fn repairs(&self) -> bool {
+        let mut events = self.events.iter();
+        events.any(|one| one.unrepaired_by().is_none())
+    }
+
+    /// Returns for which routes of the policy pods stay where all do; `None`: for the senders' words
+    /// alone.
+    pub fn skipped_by(&self) -> Option<String> {
+        let routes = self.events.iter().filter_map(CountedEvent::kept_by_route);
+        let titles: BTreeSet<String> = routes.map(Routed::title).collect();
+        let titles: Vec<String> = titles.into_iter().collect();
+        (!titles.is_empty()).then(|| titles.join(" and "))
     }
 
     /// Returns the GPUs by UUID that are to be reset, where that is all that its faults ask for: of each
     /// fault that leaves pods to the drain it is known which GPU it is.
     pub fn reset_gpus(&self) -> Option<Vec<String>> {
         let mut gpus = BTreeSet::new();
-        let skips = |one: &CountedEvent| one.event.drain_overrides.unwrap_or_default().skip;
         for event in self
             .events
             .iter()
-            .filter(|one| !skips(one))
+            .filter(|one| one.drains().is_some())
             .map(|one| &one.event)
         {
             if event.recommended_action() != RecommendedAction::ComponentReset {
@@ -359,6 +394,39 @@ impl Desired {
             self.taints.push(taint);
             self.taints.sort();
         }
+    }
+}
+
+// === impl CountedEvent ===
+
+impl CountedEvent {
+    /// Returns whether it leaves pods to the drain: `Some(true)` where none is waited for, `None` where they
+    /// stay. Its sender's word goes before the policy's.
+    fn drains(&self) -> Option<bool> {
+        let overrides = self.event.drain_overrides.unwrap_or_default();
+        if overrides.skip {
+            return None;
+        }
+        if overrides.force {
+            return Some(true);
+        }
+        match self.route.as_ref().map(|route| route.drain) {
+            Some(RouteDrain::No) => None,
+            Some(RouteDrain::Forceful) => Some(true),
+            Some(RouteDrain::Graceful) | None => Some(false),
+        }
+    }
+
+    /// Returns the route for which its pods stay.
+    fn kept_by_route(&self) -> Option<&Routed> {
+        let skips = self.event.drain_overrides.unwrap_or_default().skip;
+        let stays = !skips && self.drains().is_none();
+        self.route.as_ref().filter(|_| stays)
+    }
+
+    /// Returns the route for which it is not repaired.
+    pub fn unrepaired_by(&self) -> Option<&Routed> {
+        self.route.as_ref().filter(|route| !route.remediate)
     }
 }
 
@@ -457,6 +525,9 @@ impl fmt::Display for Ruling {
 impl fmt::Display for FaultRuling {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.fault, self.ruling)?;
+        if let Some(route) = &self.route {
+            write!(f, "; {route}")?;
+        }
         match self.lowered {
             Some(why) => write!(f, "; NoExecute is asked for and not set: {why}"),
             None => Ok(()),

@@ -47,6 +47,7 @@ mod seen;
 mod show;
 mod situation;
 mod validation;
+mod veto;
 
 pub use brake::Switched;
 pub use claim::Owns;
@@ -412,6 +413,7 @@ impl Fleet {
         let rules = entry.and_then(|entry| entry.rules.wake_at());
         let drain = entry.and_then(|entry| entry.drain.as_ref()?.wake_at());
         let remedy = entry.and_then(|entry| entry.remedy.wake_at(now));
+        let veto = entry.and_then(|entry| Some(entry.veto.as_ref()?.until));
         // Then it is no longer shown.
         let notices = self
             .book
@@ -424,6 +426,7 @@ impl Fleet {
             .chain(rules)
             .chain(drain)
             .chain(remedy)
+            .chain(veto)
             .chain(notices)
             .filter(|at| *at > now)
             .min();

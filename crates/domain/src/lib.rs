@@ -33,5 +33,6 @@ pub mod selector;
 pub mod session;
 pub mod shell;
 pub mod status;
+pub mod veto;
 pub mod view;
 pub mod wakes;

@@ -7,6 +7,7 @@
 mod devices;
 mod limits;
 mod load;
+mod route;
 mod rule;
 
 use std::fmt;
@@ -18,6 +19,7 @@ use serde_json::Value;
 pub use devices::DeviceTaints;
 pub use limits::{Amount, Brake, Budget, DEFAULT_PERCENT, Window};
 pub use load::{MAX_POLICY_BYTES, MAX_POLICY_COST, MAX_RULE_SETS, MAX_RULES};
+pub use route::{ALL_STAGES, Route, RouteDrain, Routed};
 #[cfg(test)]
 pub(crate) use rule::counts;
 pub use rule::{
@@ -40,6 +42,9 @@ pub struct Policy {
     pub label_prefix: String,
     /// Rule sets in the order of the file; those that are switched off are left out.
     pub rule_sets: Vec<RuleSet>,
+    /// The stages that a node gets, by the events for which it is out; of those that fit one, the first
+    /// counts.
+    pub routes: Vec<Route>,
     /// Further rule sets that a node can name; see [`Policy::rule_sets_of`].
     pub policies: Vec<NamedPolicy>,
     /// True if a quarantined node also gets the taint [`keys::UNHEALTHY_TAINT`].

@@ -20,6 +20,8 @@ use std::collections::BTreeSet;
 use contract::{HealthEvent, RecommendedAction, effective_action_name};
 use jiff::{SignedDuration, Timestamp};
 
+use crate::policy::Routed;
+
 mod config;
 mod mark;
 mod resource;
@@ -71,6 +73,8 @@ pub struct OpenFault<'a> {
     pub event: &'a HealthEvent,
     /// The time at which it was first observed.
     pub first_seen: Timestamp,
+    /// The route of the policy for which it is not repaired.
+    pub unrepaired_by: Option<&'a Routed>,
 }
 
 /// A custom resource, as it is seen.
@@ -98,6 +102,8 @@ pub struct Decision {
     pub wake: Option<Timestamp>,
     /// Actions that events recommend and nobody carries out.
     pub unsupported: BTreeSet<String>,
+    /// The routes of the policy for which events are not repaired, for people.
+    pub skipped: BTreeSet<String>,
     /// True if the node as a whole is to be repaired, and all its pods are to leave first.
     pub whole: bool,
 }
@@ -128,9 +134,13 @@ pub fn decide(case: &Case<'_>) -> Decision {
     let mut mark = case.mark.cloned().unwrap_or_default();
     let mut decision = Decision::default();
     let (needs, unsupported) = needs(case);
+    let skipped = (case.config.iter()).flat_map(|_| case.events.iter());
+    let skipped = skipped.filter_map(|one| Some(one.unrepaired_by?.title()));
+    decision.skipped = skipped.collect();
     if let Some(open) = mark.attempts.last().filter(|one| one.end.is_none()) {
         let stands = |one: &OpenFault<'_>| {
-            one.event.id == open.event || effective_action_name(one.event) == open.action
+            one.unrepaired_by.is_none()
+                && (one.event.id == open.event || effective_action_name(one.event) == open.action)
         };
         let stands = case.events.iter().any(stands);
         let wanted = case.making || (case.config.is_some() && case.waits.is_none() && stands);
@@ -220,6 +230,10 @@ pub fn decide(case: &Case<'_>) -> Decision {
     }
     if let Some(why) = &person {
         decision.awaits = format!("a person: {why}");
+    } else if needs.is_empty() && !decision.skipped.is_empty() {
+        let routes: Vec<&str> = decision.skipped.iter().map(String::as_str).collect();
+        let routes = routes.join(" and ");
+        decision.awaits = format!("the recovery of its faults: no repair, skipped by {routes}");
     }
     decision.with(mark, person, case)
 }
@@ -301,6 +315,9 @@ fn needs<'a>(case: &Case<'a>) -> (Vec<Need<'a>>, BTreeSet<String>) {
     for counted in case.events {
         let event = counted.event;
         let name = effective_action_name(event);
+        if counted.unrepaired_by.is_some() {
+            continue;
+        }
         if name == RecommendedAction::None.as_str_name() {
             continue;
         }

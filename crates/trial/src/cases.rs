@@ -5,7 +5,7 @@ use contract::{HealthEvent, json as forms};
 use diagnosis::catalog::Catalog;
 use domain::event::{Record, normalise, validate};
 use domain::node::NodeView;
-use domain::policy::{Policy, RuleKind};
+use domain::policy::{Policy, RouteDrain, RuleKind};
 use domain::position::Position;
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
@@ -57,6 +57,12 @@ pub struct Expect {
     /// The rule sets that ask for it in the end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rule_sets: Option<Vec<String>>,
+    /// The way in which pods leave in the end, by the routes and the senders' words.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub drain: Option<RouteDrain>,
+    /// True if any of its events is repaired in the end, by the routes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub remediate: Option<bool>,
     /// The decisions, in order: `quarantine`, `update`, `release`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decisions: Option<Vec<String>>,
@@ -140,6 +146,12 @@ fn played(
     let found = Expect {
         cordon: Some(desired.cordon),
         taints: Some(desired.taints.iter().map(ToString::to_string).collect()),
+        drain: Some(match desired.drains() {
+            None => RouteDrain::No,
+            Some(false) => RouteDrain::Graceful,
+            Some(true) => RouteDrain::Forceful,
+        }),
+        remediate: Some(desired.repairs()),
         rule_sets: Some(desired.rule_sets),
         decisions: Some(decisions.collect()),
     };
@@ -284,6 +296,38 @@ mod tests {
             ]
         );
         assert!(outcome.because[0].contains("rule set 'default' matches"));
+    }
+
+    #[test]
+    fn a_test_can_expect_the_stages_of_a_node() {
+        let route = "[[routes]]\nname = \"pets\"\ndrain = false\nmatch.all = [{kind = \"Node\", \
+                     expression = \"'pet' in node.metadata.labels\"}]\n";
+        let policy = format!("{}{route}", domain::policy::DEFAULT_POLICY);
+        let policy = Policy::parse(&policy, "p").unwrap();
+        let run = |node: &str, expect: &str| {
+            let text = format!(
+                "[[tests]]\nname = \"a\"\nevents = [{{ xid = 79 }}]\n{node}\nexpect = {expect}\n"
+            );
+            let cases: Cases = toml::from_str(&text).unwrap();
+            run(&cases.tests[0], &policy, Catalog::builtin())
+        };
+        let pet = "node.metadata.labels.pet = \"\"";
+        for (node, expect) in [
+            (pet, "{ cordon = true, drain = false, remediate = false }"),
+            (
+                "",
+                "{ cordon = true, drain = \"graceful\", remediate = true }",
+            ),
+        ] {
+            let outcome = run(node, expect);
+            assert!(
+                outcome.error.is_none() && outcome.differences.is_empty(),
+                "{outcome:#?}"
+            );
+        }
+        let outcome = run(pet, "{ drain = \"forceful\" }");
+        assert_eq!(outcome.differences[0].found, json!(false));
+        assert!(outcome.because[0].ends_with("; policy route 'pets': pods stay, no repair"));
     }
 
     #[test]

@@ -5,7 +5,9 @@ use diagnosis::catalog::Catalog;
 use domain::assess::Desired;
 use domain::event::Record;
 use domain::node::{NodeView, Taint};
-use domain::policy::{EventVariable, NodeVariable, Policy, Rule, RuleKind, RuleSet};
+use domain::policy::{
+    ALL_STAGES, EventVariable, NodeVariable, Policy, Routed, Rule, RuleKind, RuleSet,
+};
 use domain::position::Position;
 use serde::{Deserialize, Serialize};
 
@@ -52,6 +54,9 @@ pub struct Asked {
     pub taints: Vec<Taint>,
     /// The rule sets that ask.
     pub rule_sets: Vec<String>,
+    /// The stages that the node gets by a route, for people; absent where it gets all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stages: Option<String>,
 }
 
 /// Returns the settings in which `a` and `b` differ. Rule sets are compared by what they do
@@ -110,7 +115,7 @@ pub fn differences(
     for standard in standard::events(catalog) {
         for node in &tried {
             let (a, b) = (asked(a, &standard, *node), asked(b, &standard, *node));
-            if a.cordon != b.cordon || a.taints != b.taints {
+            if a.cordon != b.cordon || a.taints != b.taints || a.stages != b.stages {
                 found.push(Difference {
                     event: standard.name.clone(),
                     judged: standard.judged(),
@@ -140,7 +145,8 @@ pub fn untried<'a>(policy: &'a Policy, other: &Policy) -> Vec<&'a str> {
 
 fn rule_sets(policy: &Policy) -> impl Iterator<Item = &RuleSet> {
     let named = policy.policies.iter().flat_map(|named| &named.rule_sets);
-    policy.rule_sets.iter().chain(named)
+    let routes = policy.routes.iter().map(|route| &route.rules);
+    policy.rule_sets.iter().chain(named).chain(routes)
 }
 
 fn about_nodes(set: &RuleSet) -> impl Iterator<Item = &Rule> {
@@ -160,7 +166,8 @@ fn kinds<'a>(nodes: &'a [NodeView], policies: [&Policy; 2]) -> Vec<&'a NodeView>
     for node in nodes {
         let variable = NodeVariable::new(&node.object());
         let of_policy = |policy: &Policy| -> Vec<(String, Option<bool>)> {
-            let sets = policy.rule_sets_of(node).iter();
+            let routes = policy.routes.iter().map(|route| &route.rules);
+            let sets = policy.rule_sets_of(node).iter().chain(routes);
             sets.flat_map(|set| {
                 // The names, so that two policies of which a node chooses one differ.
                 [(set.name.clone(), None)]
@@ -200,12 +207,16 @@ fn asked(policy: &Policy, standard: &Standard, node: Option<&NodeView>) -> Asked
         cordon,
         taints,
         rule_sets,
+        events,
         ..
     } = replay.desired(&name);
+    let route = events.first().and_then(|one| one.route.as_ref());
+    let stages = route.map(Routed::stages);
     Asked {
         cordon,
         taints,
         rule_sets,
+        stages: stages.filter(|stages| stages != ALL_STAGES),
     }
 }
 
@@ -224,7 +235,11 @@ impl std::fmt::Display for Asked {
             "{} by '{}'",
             parts.join(", "),
             self.rule_sets.join("', '")
-        )
+        )?;
+        match &self.stages {
+            Some(stages) => write!(f, "; {stages}"),
+            None => Ok(()),
+        }
     }
 }
 
@@ -294,6 +309,20 @@ mod tests {
             named,
             [(Some("n1"), true, false), (Some("n3"), false, true)]
         );
+    }
+
+    #[test]
+    fn stages_that_differ_are_found() {
+        let route = "[[routes]]\nname = \"a\"\nremediate = false\n[[routes.match.all]]\n\
+                     kind = \"HealthEvent\"\nexpression = \"'79' in event.errorCode\"\n";
+        let text = format!("{}{route}", domain::policy::DEFAULT_POLICY);
+        let routed = Policy::parse(&text, "p").unwrap();
+        let found = differences(&Policy::builtin(), &routed, Catalog::builtin(), &[]);
+        let told: Vec<String> = found
+            .iter()
+            .map(|one| format!("{}: {}", one.event, one.b))
+            .collect();
+        assert_eq!(told, ["XID 79: cordon by 'default'; drain, no repair"]);
     }
 
     #[test]

@@ -65,6 +65,15 @@ pub fn lint(policy: &Policy, catalog: &Catalog) -> Vec<Warning> {
     for rule_set in policy.rule_sets.iter().chain(named) {
         of_rule_set(rule_set, &events, &mut warnings);
     }
+    let mut taken: Option<&str> = None;
+    for route in &policy.routes {
+        of_route(&route.rules, taken, &events, &mut warnings);
+        let rules = route.rules.all.iter().chain(&route.rules.any);
+        let every = rules
+            .map(|rule| rule.expression.trim())
+            .all(|one| one == "true");
+        taken = taken.or(every.then_some(route.rules.name.as_str()));
+    }
     warnings
 }
 
@@ -141,6 +150,37 @@ fn of_rule_set(rule_set: &RuleSet, events: &[Standard], warnings: &mut Vec<Warni
             "`gpuwarden catalog xid CODE` tells what a code means; add event.isFatal where \
              that is not meant",
         );
+    }
+}
+
+/// Adds the warnings about a route. `taken`: the route before it that fits every event.
+fn of_route(
+    route: &RuleSet,
+    taken: Option<&str>,
+    events: &[Standard],
+    warnings: &mut Vec<Warning>,
+) {
+    let name = &route.name;
+    let before = warnings.len();
+    if let Some(taken) = taken {
+        warnings.push(of_file(
+            format!("route '{name}' never counts: route '{taken}' before it fits every event"),
+            "of those that fit an event, the first counts",
+        ));
+    }
+    let rules = route.all.iter().chain(&route.any);
+    for rule in rules.filter(|one| one.kind == RuleKind::HealthEvent) {
+        for (what, hint) in rule.compared().iter().filter_map(never_so) {
+            let what = format!("route '{name}': {what}, in: {}", rule.expression);
+            warnings.push(of_file(what, &hint));
+        }
+    }
+    if warnings.len() == before && !events.iter().any(|event| matches(route, event)) {
+        let count = events.len();
+        warnings.push(of_file(
+            format!("route '{name}' fits none of the {count} events that known monitors send"),
+            "right only for a monitor of your own: check the names that it compares with",
+        ));
     }
 }
 
@@ -294,6 +334,38 @@ mod tests {
         all.into_iter()
             .filter(|warning| !warning.contains("circuitBreaker"))
             .collect()
+    }
+
+    #[test]
+    fn a_route_that_never_counts_is_named() {
+        let rule = |expression: &str| {
+            format!("match.all = [{{kind = \"HealthEvent\", expression = \"{expression}\"}}]\n")
+        };
+        let route = |name: &str, expression: &str| {
+            format!("[[routes]]\nname = \"{name}\"\n{}", rule(expression))
+        };
+        let set = format!(
+            "[[rule-sets]]\nname = \"r\"\ncordon = {{ shouldCordon = true }}\n\
+             [[rule-sets.match.all]]\nkind = \"HealthEvent\"\nexpression = \"event.isFatal\"\n{OPT_OUT}"
+        );
+        let typo = route("a", "event.agent == 'gpu-helth-monitor'");
+        let text = format!(
+            "{typo}{}{}{set}",
+            route("b", "true"),
+            route("c", "event.isFatal")
+        );
+        let all = warnings(&text);
+        for expected in [
+            "route 'a': no known monitor sends event.agent 'gpu-helth-monitor'",
+            "route 'c' never counts: route 'b' before it fits every event",
+        ] {
+            let named = all.iter().any(|warning| warning.contains(expected));
+            assert!(named, "{expected}: {all:#?}");
+        }
+        assert_eq!(all.len(), 2, "{all:#?}");
+        let none = route("d", "event.isFatal && !event.isFatal");
+        let all = warnings(&format!("{none}{set}"));
+        assert!(all[0].starts_with("route 'd' fits none of the"), "{all:#?}");
     }
 
     #[test]

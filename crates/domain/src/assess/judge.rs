@@ -22,7 +22,7 @@ pub(super) type Answers = Vec<(String, RuleSetAnswer)>;
 /// their events the gravest are judged, as far as there is time in a look at one node of many.
 pub(super) fn judge<'a>(
     faults: impl Iterator<Item = &'a Fault>,
-    rule_sets: &[RuleSet],
+    rule_sets: &[&RuleSet],
     node: impl Fn() -> &'a NodeVariable,
 ) -> BTreeMap<&'a str, Answers> {
     let rules = rule_sets

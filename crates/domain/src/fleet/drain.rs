@@ -277,7 +277,7 @@ impl Fleet {
     }
 
     /// Returns why the pods of a node that is out of service all stay; `None` where they do not.
-    fn skips_drain(&self, own: &Ownership, desired: &Desired) -> Option<Skip> {
+    fn skips_drain(&self, name: &str, own: &Ownership, desired: &Desired) -> Option<Skip> {
         if self.settings.drain.is_none() {
             return Some(Skip::Off);
         }
@@ -285,7 +285,13 @@ impl Fleet {
         if own.replaced_labels.is_none() {
             return Some(Skip::Nvsentinel);
         }
-        desired.drains().is_none().then_some(Skip::Override)
+        if desired.drains().is_none() {
+            let route = desired.skipped_by().map(Skip::Route);
+            return Some(route.unwrap_or(Skip::Override));
+        }
+        // One that was begun stays so.
+        let veto = self.veto(name).filter(|_| own.mark.drain.is_none());
+        veto.map(|veto| Skip::Veto(veto.to_string()))
     }
 
     /// Returns how far the drain of a node that is out of service is, for the records of its events.
@@ -309,7 +315,7 @@ impl Fleet {
             }
             (Some(_), Some(stuck)) => Eviction::new(EvictionWord::Failed, stuck),
             (Some(_), None) => Eviction::new(EvictionWord::InProgress, ""),
-            (None, _) => match self.skips_drain(own, desired) {
+            (None, _) => match self.skips_drain(name, own, desired) {
                 Some(skip) if desired.takes_node_out() => Eviction::skipped(&skip),
                 _ => Eviction::new(EvictionWord::NotStarted, ""),
             },
@@ -321,6 +327,10 @@ impl Fleet {
     fn drained_gpus(&self, name: &str, own: &Ownership, desired: &Desired) -> Option<Vec<String>> {
         let config = self.settings.drain.as_ref()?;
         match (own.takes_node_out(), desired.takes_node_out()) {
+            // No further pod is to leave than were to before.
+            (was, is) if was == is && own.mark.drain.is_some() && self.veto(name).is_some() => {
+                Some(own.mark.drain_gpus.clone())
+            }
             // One that was begun with all pods goes on so.
             (true, true) if own.mark.drain.is_some() && own.mark.drain_gpus.is_empty() => {
                 Some(Vec::new())
@@ -354,7 +364,7 @@ impl Fleet {
         desired: &Desired,
     ) -> Option<(Drain, Vec<String>)> {
         let gpus = self.drained_gpus(name, own, desired)?;
-        if self.skips_drain(own, desired).is_some() {
+        if self.skips_drain(name, own, desired).is_some() {
             return None;
         }
         let force = desired.drains()?;
@@ -506,6 +516,7 @@ impl Fleet {
             return;
         }
         let gpus = self.gpus(name, &uuids);
+        let veto = self.veto(name).cloned();
         let state = self.drain_mut(name);
         state.wanted = true;
         if !state.listed {
@@ -528,7 +539,8 @@ impl Fleet {
         let settles = own.since.and_then(|since| since.checked_add(SETTLES).ok());
         let times = wakes.flatten().chain(asks_at).chain(retries).chain(settles);
         state.wake = times.filter(|at| *at > now).min();
-        state.awaits = Some(awaits(&leaving, &state.tries));
+        let held = veto.map_or_else(String::new, |veto| format!("the end of {veto}; then "));
+        state.awaits = Some(format!("{held}{}", awaits(&leaving, &state.tries)));
         // The node is to say first that it is being drained: who comes after us sees it.
         if mark.is_none() {
             return;
@@ -537,6 +549,9 @@ impl Fleet {
             self.note_drain(name, drain, gpus.as_ref(), &config);
         }
         self.ask_about_pods(name, &leaving, drain, &config);
+        if self.veto(name).is_some() {
+            return; // Each eviction is a beginning of its own.
+        }
         for (pod, mode, next) in leaving {
             let evict = match next {
                 Next::Evict(grace) => Some(grace),

@@ -18,6 +18,7 @@ use crate::position::Position;
 use crate::session::{Observed, Session};
 use crate::status::Reports;
 use crate::status::eviction::Eviction;
+use crate::veto::Veto;
 
 /// The state of one node.
 #[derive(Debug, Default)]
@@ -38,6 +39,8 @@ pub(super) struct NodeEntry {
     pub(super) drain: Option<Box<DrainState>>,
     /// Its repair.
     pub(super) remedy: RemedyState,
+    /// The veto of a person that holds for it.
+    pub(super) veto: Option<Veto>,
     /// Its events that wait for the status of their record.
     pub(super) reports: Reports,
     /// The patch that is made on it.
@@ -95,6 +98,8 @@ pub(super) struct Noted {
     pub(super) unknown_policy: Option<String>,
     /// How far its drain was at the last look, for the records of its events.
     pub(super) eviction: Option<Box<Eviction>>,
+    /// What was said of a veto.
+    pub(super) veto: Option<String>,
     /// True once it is noted that the cluster does not have the node.
     pub(super) missing: bool,
 }

@@ -116,6 +116,7 @@ impl Fleet {
         }
         self.forget_wishes(name);
         self.note_choice(&observed.view, policy);
+        self.take_in_veto(name, &observed);
         let mut desired = self.desired(name);
         if self.look_at_validation(name, &observed, &desired) {
             return; // Looked at again when it is stored.

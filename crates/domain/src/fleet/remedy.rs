@@ -114,6 +114,8 @@ pub(super) struct RemedyState {
     noted: Option<RemediationMark>,
     /// Actions that were counted as not supported.
     unsupported: BTreeSet<String>,
+    /// Routes of the policy of which the story says that nothing is repaired for them.
+    skipped: BTreeSet<String>,
     /// True once the node as a whole is to be repaired, and not only its GPUs that were drained.
     whole: bool,
     /// What is awaited, for people.
@@ -283,8 +285,10 @@ impl Fleet {
         }
         let now = self.now;
         let quiet_until = self.waits_for_quiet(name);
-        let waits = waits(&observed.view, own, desired)
-            .or(quiet_until.map(|_| "a while without a new fault"));
+        let veto = self.veto(name).map(|veto| format!("the end of {veto}"));
+        let waits = veto
+            .or_else(|| waits(&observed.view, own, desired).map(str::to_owned))
+            .or_else(|| quiet_until.map(|_| "a while without a new fault".to_owned()));
         let entry = self.nodes.get_mut(name)?;
         let earlier = mark.map_or(&entry.session.repairs, |mark| &mark.earlier);
         if let Some(open) = mark.and_then(RemediationMark::under_way) {
@@ -294,6 +298,7 @@ impl Fleet {
             .map(|one| OpenFault {
                 event: &one.event,
                 first_seen: one.first_seen,
+                unrepaired_by: one.unrepaired_by(),
             })
             .collect();
         let decision = decide(&Case {
@@ -302,7 +307,7 @@ impl Fleet {
             seen: &entry.remedy.seen,
             making: entry.remedy.making,
             config: config.as_deref(),
-            waits,
+            waits: waits.as_deref(),
             partial: !own.mark.drain_gpus.is_empty(),
             earlier,
             now,
@@ -325,11 +330,19 @@ impl Fleet {
             .cloned()
             .collect();
         state.unsupported = decision.unsupported;
+        let before = std::mem::replace(&mut state.skipped, decision.skipped);
+        let skipped: Vec<String> = state.skipped.difference(&before).cloned().collect();
         let counted = news.into_iter().map(|action| {
             let node = name.to_owned();
             Effect::Remediation(RemediationNews::Unsupported { node, action })
         });
         self.effects.extend(counted);
+        for route in skipped {
+            let session = self.entry(name).session.id.clone();
+            let text = format!("no repair: skipped by {route}");
+            let note = Note::new(EntryKind::Session, text);
+            self.note(name, session.as_deref(), note, None);
+        }
         decision.mark
     }
 
@@ -340,6 +353,7 @@ impl Fleet {
                 (entry.remedy.noted, entry.remedy.awaits) = (None, None);
                 entry.remedy.whole = false;
                 entry.remedy.unsupported.clear();
+                entry.remedy.skipped.clear();
             }
             return;
         };

@@ -162,6 +162,9 @@ impl Fleet {
         {
             return "reports of monitors that found no room, to be read again".to_owned();
         }
+        if let Some(veto) = Self::held_back_by(entry) {
+            return format!("the end of {veto}");
+        }
         let drain = entry.drain.as_ref();
         if let Some(awaits) = (entry.remedy.awaits())
             .or_else(|| drain.and_then(|drain| drain.awaits()))
@@ -214,6 +217,7 @@ impl Fleet {
             ));
         }
         notes.extend(entry.noted.unknown_policy.as_deref().map(unknown_policy));
+        notes.extend(entry.noted.veto.clone());
         if mode == Mode::Observe && faults.iter().any(|fault| fault.event.is_fatal) {
             notes.push("observing only: nothing is done about it; --quarantine acts".to_owned());
         }

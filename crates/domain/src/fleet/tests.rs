@@ -1,5 +1,6 @@
 //! Tests of the fleet as one object: inputs in, effects out.
 
+mod routes;
 mod shown;
 
 use std::collections::BTreeMap;

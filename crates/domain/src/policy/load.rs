@@ -5,7 +5,10 @@ use contract::findings::{FileError, Findings, start_of};
 use serde::Deserialize;
 use toml::Spanned;
 
-use super::{CompileError, MAX_COST, NamedPolicy, Policy, Rule, RuleKind, RuleSet};
+use super::route::Written;
+use super::{
+    CompileError, MAX_COST, NamedPolicy, Policy, Route, RouteDrain, Rule, RuleKind, RuleSet,
+};
 use crate::node::Taint;
 
 mod brake;
@@ -17,7 +20,7 @@ const EMPTY: &str = "it is empty; a comment in it (# no rules) says that no rule
 
 /// Largest policy, in bytes: what a `ConfigMap` can hold.
 pub const MAX_POLICY_BYTES: usize = 1024 * 1024;
-/// Most rule sets of a file, those of its named policies included. Each is asked about each
+/// Most rule sets of a file, those of its named policies included, and most routes. Each is asked about each
 /// fault; the largest known files have some dozens.
 pub const MAX_RULE_SETS: usize = 512;
 /// Most rules of a file.
@@ -43,6 +46,8 @@ struct PolicyFile {
     uncordon_labels: bool,
     #[serde(rename = "rule-sets", default)]
     rule_sets: Vec<Spanned<RuleSetEntry>>,
+    #[serde(default)]
+    routes: Vec<Spanned<RouteEntry>>,
     #[serde(default)]
     policies: Vec<Spanned<PolicyEntry>>,
 }
@@ -81,6 +86,15 @@ struct RuleSetEntry {
     cordon: Option<CordonEntry>,
     #[serde(rename = "taint-devices")]
     taint_devices: Option<Spanned<u32>>,
+}
+
+#[derive(Deserialize)]
+struct RouteEntry {
+    name: String,
+    #[serde(rename = "match", default)]
+    matches: MatchEntry,
+    drain: Option<Spanned<Written>>,
+    remediate: Option<Spanned<bool>>,
 }
 
 #[derive(Deserialize, Default)]
@@ -165,6 +179,7 @@ pub(super) fn parse(text: &str, source: &str) -> Result<Policy, FileError> {
         let rule_sets = reader.rule_sets(entry.rule_sets);
         policies.push(NamedPolicy { name, rule_sets });
     }
+    let routes = reader.routes(file.routes);
     let brake = brake::brake(file.brake, file.circuit_breaker, |at, what| {
         reader.findings.at(at, &what);
     });
@@ -178,6 +193,7 @@ pub(super) fn parse(text: &str, source: &str) -> Result<Policy, FileError> {
         source: source.to_owned(),
         label_prefix: file.label_prefix,
         rule_sets,
+        routes,
         policies,
         unhealthy_taint: file.unhealthy_taint,
         uncordon_labels: file.uncordon_labels,
@@ -192,10 +208,16 @@ fn beyond_the_limits(file: &PolicyFile) -> Option<(usize, String)> {
     let sets = file.policies.iter().map(|entry| &entry.get_ref().rule_sets);
     let sets: Vec<_> = file.rule_sets.iter().chain(sets.flatten()).collect();
     let rules = sets.iter().map(|entry| &entry.get_ref().matches);
+    let rules = rules.chain(file.routes.iter().map(|entry| &entry.get_ref().matches));
     let rules: usize = rules.map(|entry| entry.any.len() + entry.all.len()).sum();
     if let Some(beyond) = sets.get(MAX_RULE_SETS) {
         let (start, found) = (beyond.span().start, sets.len());
         let what = format!("{found} rule sets, at most {MAX_RULE_SETS} are taken");
+        return Some((start, what));
+    }
+    if let Some(beyond) = file.routes.get(MAX_RULE_SETS) {
+        let (start, found) = (beyond.span().start, file.routes.len());
+        let what = format!("{found} routes, at most {MAX_RULE_SETS} are taken");
         return Some((start, what));
     }
     (rules > MAX_RULES).then(|| (0, format!("{rules} rules, at most {MAX_RULES} are taken")))
@@ -244,6 +266,61 @@ impl Reader<'_> {
             taint_devices: entry.taint_devices.map(|max| self.taint_devices(&max)),
         };
         entry.enabled.then_some(rule_set)
+    }
+
+    /// Returns the routes. Their names tell them apart wherever something is skipped for one.
+    fn routes(&mut self, entries: Vec<Spanned<RouteEntry>>) -> Vec<Route> {
+        let mut routes: Vec<Route> = Vec::new();
+        for entry in entries {
+            let start = entry.span().start;
+            let title = |entry: &RouteEntry| format!("route '{}'", entry.name);
+            let entry = self.findings.begin(entry, title);
+            if entry.name.trim().is_empty() {
+                self.findings.at(start, "a route needs a name");
+            } else if routes.iter().any(|known| known.rules.name == entry.name) {
+                let what = "it is there twice: give one of them another name";
+                self.findings.wrong_at(start, format_args!("{what}"));
+            }
+            if entry.matches.any.is_empty() && entry.matches.all.is_empty() {
+                let what = "it has no rules below match; kind = \"HealthEvent\" with \
+                            expression = \"true\" fits every event";
+                self.findings.wrong_at(start, format_args!("{what}"));
+            }
+            let drain = entry.drain.map_or(RouteDrain::Graceful, |written| {
+                RouteDrain::parse(written.get_ref()).unwrap_or_else(|| {
+                    let what = "drain is false, \"graceful\" or \"forceful\"";
+                    self.findings
+                        .wrong_at(written.span().start, format_args!("{what}"));
+                    RouteDrain::No
+                })
+            });
+            let leave = drain != RouteDrain::No;
+            if let Some(remediate) = entry
+                .remediate
+                .as_ref()
+                .filter(|one| *one.get_ref() && !leave)
+            {
+                let what = "remediate = true with drain = false would repair the node under its \
+                            pods; write remediate = false, or drain = \"forceful\"";
+                let start = remediate.span().start;
+                self.findings.wrong_at(start, format_args!("{what}"));
+            }
+            routes.push(Route {
+                rules: RuleSet {
+                    name: entry.name,
+                    priority: 0,
+                    any: self.rules(entry.matches.any),
+                    all: self.rules(entry.matches.all),
+                    any_or_all: self.any_or_all,
+                    taint: None,
+                    cordon: false,
+                    taint_devices: None,
+                },
+                drain,
+                remediate: entry.remediate.map_or(leave, Spanned::into_inner),
+            });
+        }
+        routes
     }
 
     /// Returns the number of GPUs up to which devices are tainted in the place of their node.

@@ -11,6 +11,7 @@ mod findings;
 mod functions;
 mod keys_unused;
 mod node_parts;
+mod routes;
 
 fn rule_set(body: &str) -> String {
     format!(

@@ -66,6 +66,7 @@ fn event(id: &str, action: i32, gpus: &[&str], first_seen: Timestamp) -> Counted
         event,
         accepted_at: first_seen,
         first_seen,
+        route: None,
     }
 }
 
@@ -94,6 +95,7 @@ impl Node {
             .map(|one| OpenFault {
                 event: &one.event,
                 first_seen: one.first_seen,
+                unrepaired_by: one.unrepaired_by(),
             })
             .collect();
         let decision = decide(&Case {

@@ -48,6 +48,10 @@ pub enum Skip {
     Nvsentinel,
     /// The senders of all its events ask for it.
     Override,
+    /// The policy keeps them, for these routes.
+    Route(String),
+    /// A person holds it back for a while; with their words.
+    Veto(String),
 }
 
 // === impl EvictionWord ===
@@ -85,7 +89,10 @@ impl Eviction {
     /// Returns that of an event of a node that this reason keeps from being drained.
     pub fn skipped(skip: &Skip) -> Self {
         let word = match skip {
-            Skip::Off | Skip::Nvsentinel => EvictionWord::NotStarted,
+            // The policy may change its mind.
+            Skip::Off | Skip::Nvsentinel | Skip::Route(_) | Skip::Veto(_) => {
+                EvictionWord::NotStarted
+            }
             Skip::Override => EvictionWord::AlreadyDrained,
         };
         Self::new(word, skip.to_string())
@@ -146,6 +153,8 @@ impl fmt::Display for Skip {
             Self::Off => "pods stay: gpuwarden runs without --drain",
             Self::Nvsentinel => "pods stay: NVSentinel has begun the session",
             Self::Override => "skipped by override: the sender asks that pods stay",
+            Self::Route(routes) => return write!(f, "skipped by {routes}: pods stay"),
+            Self::Veto(veto) => return write!(f, "held back by {veto}"),
         })
     }
 }

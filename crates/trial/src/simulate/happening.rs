@@ -56,6 +56,8 @@ pub(super) enum Hand {
     Untaint,
     /// Asks for the node's release.
     AskRelease,
+    /// Vetoes drains for so many hours.
+    Veto(usize),
     Taint(usize),
     TakeTaint(usize),
     Label(usize),
@@ -199,13 +201,14 @@ impl Work {
 
 impl Hand {
     fn any(dice: &mut Dice) -> Self {
-        match dice.below(7) {
+        match dice.below(8) {
             0 => Self::Cordon,
             1 => Self::Uncordon,
             2 => Self::Untaint,
             3 => Self::AskRelease,
             4 => Self::Taint(dice.below(2)),
             5 => Self::TakeTaint(dice.below(2)),
+            6 => Self::Veto(dice.below(3)),
             _ => Self::Label(dice.below(2)),
         }
     }
@@ -293,6 +296,7 @@ impl fmt::Display for Hand {
             Self::Uncordon => write!(f, "somebody uncordons it"),
             Self::Untaint => write!(f, "somebody takes our taints from it"),
             Self::AskRelease => write!(f, "somebody asks for its release"),
+            Self::Veto(hours) => write!(f, "somebody vetoes its drain for {hours} h"),
             Self::Taint(number) => write!(f, "somebody taints it (foreign-{number})"),
             Self::TakeTaint(number) => write!(f, "somebody takes their taint foreign-{number}"),
             Self::Label(number) => write!(f, "somebody labels it (foreign-{number})"),

@@ -12,6 +12,7 @@ use domain::ownership::{Ownership, released_at};
 use domain::remedy::validation::VALIDATION_GROUP;
 use domain::remedy::{Attempt, Outcome};
 use domain::session::Intent;
+use domain::veto::Veto;
 use jiff::{SignedDuration, Timestamp};
 
 use super::happening::Symptom;
@@ -23,12 +24,13 @@ pub(super) type Broken = String;
 /// Longest time in which a node is given back once all its faults are over: that of the wait of one that
 /// flaps, and some for tries that fail.
 pub(super) const GIVEN_BACK_WITHIN: SignedDuration = SignedDuration::from_mins(25);
-/// Annotations that outlive a session which a person has ended.
-const AFTER_A_PERSON: [&str; 4] = [
+/// Annotations of people that outlive a session.
+const AFTER_A_PERSON: [&str; 5] = [
     keys::UNCORDONED_MANUALLY,
     keys::UNTAINTED_MANUALLY,
     keys::RELEASED_AT,
     keys::RELEASE,
+    keys::VETO,
 ];
 
 /// Nothing is undone that others did: checks a patch that the API server is about to make.
@@ -112,7 +114,11 @@ pub(super) fn quarantine(fleet: &Fleet, planned: &Planned, put_back: bool) -> Re
 }
 
 /// Pods leave only a node that says that it is being drained, for the session that it carries.
-pub(super) fn removal(fleet: &Fleet, planned: &PlannedRemoval) -> Result<(), Broken> {
+pub(super) fn removal(
+    fleet: &Fleet,
+    planned: &PlannedRemoval,
+    now: Timestamp,
+) -> Result<(), Broken> {
     let title = format!("{}/{} of {}", planned.namespace, planned.name, planned.node);
     let wrong = |why: &str| Err(format!("the pod {title} is to be removed: {why}"));
     let Some(view) = fleet.view(&planned.node) else {
@@ -123,6 +129,9 @@ pub(super) fn removal(fleet: &Fleet, planned: &PlannedRemoval) -> Result<(), Bro
     }
     if !view.unschedulable {
         return wrong("its node is in service");
+    }
+    if let Ok(Some(veto)) = Veto::of(view, now) {
+        return wrong(&format!("{veto} holds it back"));
     }
     if planned.namespace == "kube-system" {
         return wrong("it is one of the system's");

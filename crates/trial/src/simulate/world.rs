@@ -222,7 +222,7 @@ impl World {
                     self.under_way.push(Request::Patch(planned));
                 }
                 Effect::Remove(planned) => {
-                    judge::removal(&self.fleet, &planned)?;
+                    judge::removal(&self.fleet, &planned, self.now)?;
                     self.under_way.push(Request::Remove(planned));
                 }
                 Effect::LookUp { node, ids } => self.under_way.push(Request::LookUp(node, ids)),
@@ -640,6 +640,12 @@ impl World {
                 let asked = json!({"by": "alice", "reason": "a simulation", "at": at});
                 let asked = (keys::RELEASE.to_owned(), Some(asked.to_string()));
                 change.annotations = [asked].into_iter().collect();
+            }
+            Hand::Veto(hours) => {
+                let until = now + SignedDuration::from_hours(i64::try_from(hours).unwrap_or(0));
+                let veto = json!({"by": "alice", "reason": "a simulation", "until": until});
+                let veto = (keys::VETO.to_owned(), Some(veto.to_string()));
+                change.annotations = [veto].into_iter().collect();
             }
             Hand::Taint(number) => {
                 let taint = foreign(number);

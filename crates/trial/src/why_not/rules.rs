@@ -7,7 +7,10 @@ use domain::assess::{Dismissal, DismissedBy, FaultRuling, Ruling, assess, is_not
 use domain::fault::Fault;
 use domain::fleet::Situation;
 use domain::node::NodeView;
-use domain::policy::{EventVariable, NodeVariable, Policy, Rule, RuleKind, event_variable};
+use domain::policy::{
+    ALL_STAGES, EventVariable, NodeVariable, Policy, Rule, RuleKind, RuleSet, RuleSetAnswer,
+    event_variable,
+};
 use domain::session::{Observed, dismissal};
 use serde_json::Value;
 
@@ -65,6 +68,7 @@ fn rule_check(
         fault: title,
         ruling,
         lowered,
+        route,
     } = ruling;
     match ruling {
         Ruling::HandedOver => stops(RULES, format!("{title}: {ruling}"))
@@ -80,7 +84,10 @@ fn rule_check(
                 .fix("a newer report of the fault counts again")
         }
         Ruling::Skipped => stops(RULES, format!("{title}: {ruling}")),
-        Ruling::Forced => passes(RULES, format!("{title}: {ruling}")),
+        Ruling::Forced => Check {
+            details: route.iter().map(ToString::to_string).collect(),
+            ..passes(RULES, format!("{title}: {ruling}"))
+        },
         Ruling::Judged { wanted, .. } => {
             let asked = if *wanted { "a" } else { "no" };
             let asked = format!("{title}: {asked} rule set asks for it");
@@ -88,6 +95,9 @@ fn rule_check(
             details.extend(
                 lowered.map(|why| format!("NoExecute is asked for its device and not set: {why}")),
             );
+            if *wanted {
+                details.extend(route_details(policy, fault, node, variable));
+            }
             let check = if *wanted {
                 passes(RULES, asked)
             } else if ruling.opted_out(node) {
@@ -127,22 +137,60 @@ fn rule_details(
             ", and asks for nothing"
         };
         details.push(format!("'{}' {answer}{asks}", rule_set.name));
-        let rules = rule_set.all.iter().map(|rule| ("all", rule));
-        let rules = rules.chain(rule_set.any.iter().map(|rule| ("any", rule)));
-        for (group, rule) in rules {
-            let looked_at = match rule.kind {
-                RuleKind::HealthEvent | RuleKind::Override => &value,
-                RuleKind::Node => &object,
-            };
-            details.extend(rule_lines(
-                group,
-                rule,
-                rule.holds(&event, variable),
-                looked_at,
-            ));
-        }
+        details.extend(rules_of(rule_set, &event, &value, variable, &object));
     }
     details
+}
+
+/// Returns what each route says, up to the one that counts; nothing where the policy has none.
+fn route_details(
+    policy: &Policy,
+    fault: &Fault,
+    node: &NodeView,
+    variable: &NodeVariable,
+) -> Vec<String> {
+    let (value, object) = (event_variable(&fault.event), node.object());
+    let event = EventVariable::new(&value);
+    let mut details = Vec::new();
+    for route in &policy.routes {
+        let answer = route.rules.answer(&event, variable);
+        let matched = answer == RuleSetAnswer::Matched;
+        let name = &route.rules.name;
+        let stages = if matched {
+            format!(": {}", route.routed().stages())
+        } else {
+            String::new()
+        };
+        details.push(format!("route '{name}' {answer}{stages}"));
+        details.extend(rules_of(&route.rules, &event, &value, variable, &object));
+        if matched {
+            return details;
+        }
+    }
+    if !policy.routes.is_empty() {
+        details.push(format!("no route fits: {ALL_STAGES}"));
+    }
+    details
+}
+
+/// Returns what each rule of a rule set says.
+fn rules_of(
+    rule_set: &RuleSet,
+    event: &EventVariable,
+    value: &Value,
+    variable: &NodeVariable,
+    object: &Value,
+) -> Vec<String> {
+    let rules = rule_set.all.iter().map(|rule| ("all", rule));
+    let rules = rules.chain(rule_set.any.iter().map(|rule| ("any", rule)));
+    let lines = rules.flat_map(|(group, rule)| {
+        let looked_at = match rule.kind {
+            RuleKind::HealthEvent | RuleKind::Override => value,
+            RuleKind::Node => object,
+        };
+        rule_lines(group, rule, rule.holds(event, variable), looked_at)
+    });
+    lines.collect()
 }
 
 fn rule_lines(

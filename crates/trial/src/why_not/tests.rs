@@ -303,6 +303,37 @@ fn who_does_not_see_is_named_first() {
 }
 
 #[test]
+fn the_routes_are_shown_up_to_the_one_that_counts() {
+    let route = |name: &str, expression: &str| {
+        format!(
+            "[[routes]]\nname = \"{name}\"\ndrain = false\n[[routes.match.all]]\n\
+             kind = \"HealthEvent\"\nexpression = \"{expression}\"\n"
+        )
+    };
+    let mut world = world();
+    let routes = [
+        route("a", "!event.isFatal"),
+        route("b", "true"),
+        route("c", "true"),
+    ];
+    let text = format!("{}{}", domain::policy::DEFAULT_POLICY, routes.concat());
+    world.policy = Policy::parse(&text, "p").unwrap();
+    let details = ask(&world)
+        .checks
+        .into_iter()
+        .flat_map(|check| check.details)
+        .filter(|line| line.starts_with("route"));
+    let details: Vec<String> = details.collect();
+    assert_eq!(
+        details,
+        [
+            "route 'a' does not match: !event.isFatal",
+            "route 'b' matches: pods stay, no repair",
+        ]
+    );
+}
+
+#[test]
 fn a_rule_shows_what_it_has_looked_at() {
     let mut world = world();
     world.node = Some(node(

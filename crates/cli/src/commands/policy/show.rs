@@ -1,6 +1,6 @@
 //! `gpuwarden policy show`: all settings and rules of a policy, defaults included.
 
-use domain::policy::{DEFAULT_POLICY, Policy, Rule, RuleSet};
+use domain::policy::{DEFAULT_POLICY, Policy, Route, Rule, RuleSet};
 use serde::Serialize;
 
 use crate::EXIT_OK;
@@ -15,6 +15,8 @@ struct Shown {
     source: String,
     settings: Vec<Setting>,
     rule_sets: Vec<ShownRuleSet>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    routes: Vec<ShownRoute>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     policies: Vec<Named>,
     warnings: Vec<String>,
@@ -45,6 +47,15 @@ struct ShownRuleSet {
     taint: Option<String>,
     #[serde(rename = "taintDevices", skip_serializing_if = "Option::is_none")]
     taint_devices: Option<u32>,
+    all: Vec<ShownRule>,
+    any: Vec<ShownRule>,
+}
+
+#[derive(Serialize)]
+struct ShownRoute {
+    name: String,
+    /// The stages that it gives.
+    stages: String,
     all: Vec<ShownRule>,
     any: Vec<ShownRule>,
 }
@@ -100,6 +111,7 @@ impl Shown {
                 setting(&["uncordon-labels"], policy.uncordon_labels.to_string()),
             ],
             rule_sets: policy.rule_sets.iter().map(ShownRuleSet::of).collect(),
+            routes: policy.routes.iter().map(ShownRoute::of).collect(),
             policies: policies.collect(),
             warnings: policy.warnings.clone(),
         }
@@ -113,6 +125,11 @@ impl Shown {
         }
         for rule_set in &self.rule_sets {
             rule_set.write("")?;
+        }
+        for route in &self.routes {
+            let name = output::plain(&route.name);
+            say!("\nroute '{name}': {}", route.stages)?;
+            write_rules("", &route.all, &route.any)?;
         }
         for named in &self.policies {
             say!(
@@ -138,18 +155,14 @@ impl Shown {
 
 impl ShownRuleSet {
     fn of(rule_set: &RuleSet) -> Self {
-        let rule = |rule: &Rule| ShownRule {
-            looks_at: rule.kind.variable(),
-            expression: rule.expression.clone(),
-        };
         Self {
             name: rule_set.name.clone(),
             priority: rule_set.priority,
             cordon: rule_set.cordon,
             taint: rule_set.taint.as_ref().map(ToString::to_string),
             taint_devices: rule_set.taint_devices,
-            all: rule_set.all.iter().map(rule).collect(),
-            any: rule_set.any.iter().map(rule).collect(),
+            all: rule_set.all.iter().map(ShownRule::of).collect(),
+            any: rule_set.any.iter().map(ShownRule::of).collect(),
         }
     }
 
@@ -171,14 +184,42 @@ impl ShownRuleSet {
             "\n{indent}rule set '{name}', priority {}: {asks}",
             self.priority
         )?;
-        for (group, rules) in [("all", &self.all), ("any", &self.any)] {
-            for rule in rules {
-                say!(
-                    "{indent}  {group}  {}",
-                    output::plain(rule.expression.trim())
-                )?;
-            }
-        }
-        Ok(())
+        write_rules(indent, &self.all, &self.any)
     }
+}
+
+// === impl ShownRoute ===
+
+impl ShownRoute {
+    fn of(route: &Route) -> Self {
+        Self {
+            name: route.rules.name.clone(),
+            stages: route.routed().stages(),
+            all: route.rules.all.iter().map(ShownRule::of).collect(),
+            any: route.rules.any.iter().map(ShownRule::of).collect(),
+        }
+    }
+}
+
+// === impl ShownRule ===
+
+impl ShownRule {
+    fn of(rule: &Rule) -> Self {
+        Self {
+            looks_at: rule.kind.variable(),
+            expression: rule.expression.clone(),
+        }
+    }
+}
+
+fn write_rules(indent: &str, all: &[ShownRule], any: &[ShownRule]) -> anyhow::Result<()> {
+    for (group, rules) in [("all", all), ("any", any)] {
+        for rule in rules {
+            say!(
+                "{indent}  {group}  {}",
+                output::plain(rule.expression.trim())
+            )?;
+        }
+    }
+    Ok(())
 }

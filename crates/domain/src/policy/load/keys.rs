@@ -18,7 +18,7 @@ const SHOWN: usize = 40;
 /// The keys there are: the table that a key is in, its name, what its value is, and how that is
 /// written. A rule set of a named policy has the keys of one of the file.
 #[rustfmt::skip]
-const KEYS: [(&str, &str, &str, &str); 40] = [
+const KEYS: [(&str, &str, &str, &str); 51] = [
     ("", "label-prefix", STRING, "label-prefix = \"example.com/\""),
     ("", "circuitBreaker", TABLE, "[circuitBreaker] with percentage = 50 and duration = \"5m\""),
     ("", "brake", TABLE, "[[brake.budgets]] and max = \"10%\""),
@@ -27,6 +27,7 @@ const KEYS: [(&str, &str, &str, &str); 40] = [
     ("", "unhealthy-taint", BOOLEAN, TRUE_OR_FALSE),
     ("", "uncordon-labels", BOOLEAN, TRUE_OR_FALSE),
     ("", "rule-sets", TABLES, "each rule set below a line [[rule-sets]]"),
+    ("", "routes", TABLES, "each route below a line [[routes]]"),
     ("", "policies", TABLES, "each policy below a line [[policies]]"),
     ("brake", "budgets", TABLES, "each budget below a line [[brake.budgets]]"),
     ("brake.budgets", "max", "an integer or a share", "max = 5 or max = \"10%\""),
@@ -59,6 +60,16 @@ const KEYS: [(&str, &str, &str, &str); 40] = [
     ("rule-sets.taint", "value", STRING, "value = \"broken\""),
     ("rule-sets.taint", "effect", STRING, "effect = \"NoSchedule\""),
     ("rule-sets.cordon", "shouldCordon", BOOLEAN, TRUE_OR_FALSE),
+    ("routes", "name", STRING, NAME),
+    ("routes", "match", TABLE, "rules below [[routes.match.any]] or [[routes.match.all]]"),
+    ("routes", "drain", "false or a string", "drain = false, drain = \"graceful\" or drain = \"forceful\""),
+    ("routes", "remediate", BOOLEAN, TRUE_OR_FALSE),
+    ("routes.match", "any", TABLES, "each rule below a line [[routes.match.any]]"),
+    ("routes.match", "all", TABLES, "each rule below a line [[routes.match.all]]"),
+    ("routes.match.any", "kind", STRING, KIND),
+    ("routes.match.any", "expression", STRING, EXPRESSION),
+    ("routes.match.all", "kind", STRING, KIND),
+    ("routes.match.all", "expression", STRING, EXPRESSION),
 ];
 const BOOLEAN: &str = "a boolean";
 const STRING: &str = "a string";

@@ -1,0 +1,56 @@
+//! The veto of a person about a node ([`crate::veto`]): who it holds for, and what its story says of it.
+//! What it holds back is decided by the [drain](super::drain) and the [repair](super::remedy).
+
+use super::Fleet;
+use super::entry::NodeEntry;
+use crate::journal::EntryKind;
+use crate::session::{Note, Observed, Phase};
+use crate::status::eviction::Skip;
+use crate::veto::Veto;
+
+impl Fleet {
+    /// Takes in whether a veto holds for a node, and says what is new about that.
+    pub(super) fn take_in_veto(&mut self, name: &str, observed: &Observed) {
+        let read = Veto::of(&observed.view, self.now);
+        // Who is in service has nothing that is held back.
+        let read = read.map(|veto| veto.filter(|_| observed.own.is_some()));
+        let (veto, says, wrong) = match read {
+            Ok(Some(veto)) => {
+                let says = format!("held back by {veto}: no drain and no repair begins");
+                (Some(veto), Some(says), false)
+            }
+            Ok(None) => (None, None, false),
+            Err(why) => (None, Some(why), true),
+        };
+        let entry = self.entry(name);
+        let held = entry.veto.is_some();
+        entry.veto = veto;
+        let news = entry.noted.veto != says;
+        entry.noted.veto.clone_from(&says);
+        let session = entry.session.id.clone();
+        let text = match says {
+            Some(why) if news && wrong => return self.call_attention(name, why),
+            Some(says) if news => says,
+            None if held && observed.own.is_some() => "the veto has ended".to_owned(),
+            _ => return,
+        };
+        let note = Note::new(EntryKind::Session, text);
+        self.note(name, session.as_deref(), note, None);
+    }
+
+    /// Returns the veto that holds for a node.
+    pub(super) fn veto(&self, name: &str) -> Option<&Veto> {
+        self.nodes.get(name)?.veto.as_ref()
+    }
+
+    /// Returns the veto for which the drain of a node waits.
+    pub(super) fn held_back_by(entry: &NodeEntry) -> Option<&Veto> {
+        let says = entry.noted.eviction.as_deref()?;
+        let held = |veto: &&Veto| says.message == Skip::Veto(veto.to_string()).to_string();
+        let quarantined = entry.session.phase == Phase::Quarantined;
+        entry.veto.as_ref().filter(|_| quarantined).filter(held)
+    }
+}
+
+#[cfg(test)]
+mod tests;

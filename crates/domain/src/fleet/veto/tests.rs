@@ -1,0 +1,207 @@
+use std::sync::Arc;
+
+use contract::keys;
+use jiff::SignedDuration;
+
+use super::*;
+use crate::drain::{DrainConfig, PodView};
+use crate::fleet::world::{Fate, Looked, Restart, World, event, settings};
+use crate::fleet::{FleetInput, MadeAnswer, PodNews, Settings};
+use crate::node::NodeView;
+use crate::ownership::Ownership;
+use crate::policy::Policy;
+use crate::remedy::RemedyConfig;
+
+/// A controller that evicts pods at once and repairs, and a node with a pod.
+fn world() -> World {
+    let config = "[[userNamespaces]]\nname = \"*\"\nmode = \"Immediate\"\n";
+    let settings = Settings {
+        drain: Some(Arc::new(DrainConfig::parse(config, "d").unwrap())),
+        remedy: Some(Arc::new(RemedyConfig::builtin())),
+        ..settings()
+    };
+    let mut world = World::with(settings, &Policy::builtin(), [NodeView::unknown("n1")]);
+    let pod = PodView {
+        namespace: "web".into(),
+        name: "a".into(),
+        uid: "uid-a".into(),
+        ..PodView::default()
+    };
+    world.pods.insert("web/a".into(), pod);
+    world.restart(Restart::Nothing);
+    world
+}
+
+fn fault(world: &mut World) {
+    world.tick();
+    let mut event = event("GpuMemWatch", &[("GPU", "0")], true, false);
+    event.recommended_action = 24;
+    world.store(event, world.now);
+}
+
+fn veto(world: &mut World, hours: i64) {
+    let until = world.now + SignedDuration::from_hours(hours);
+    let text = format!(r#"{{"by":"anna","reason":"the link","until":"{until}"}}"#);
+    world.annotate(keys::VETO, &text);
+}
+
+fn awaits(world: &World) -> String {
+    world.fleet.status("n1").unwrap().session.unwrap().awaits
+}
+
+fn said(looked: &[Looked], text: &str) -> bool {
+    let mut notes = looked.iter().flat_map(|one| &one.notes);
+    notes.any(|note| note.text.contains(text))
+}
+
+/// Looks some times. Returns what was seen.
+fn look(world: &mut World) -> Vec<Looked> {
+    (0..6).map(|_| world.look(Fate::Made)).collect()
+}
+
+fn quiet(looked: &[Looked]) -> bool {
+    let quiet = |one: &Looked| one.removals.is_empty() && one.makes.is_empty();
+    looked.iter().all(quiet)
+}
+
+#[test]
+fn a_veto_holds_the_drain_back_and_ends_by_itself() {
+    let mut world = world();
+    veto(&mut world, 4);
+    fault(&mut world);
+    let looked = look(&mut world);
+    // It is taken out all the same.
+    assert!(world["n1"].unschedulable);
+    assert!(quiet(&looked));
+    assert!(said(&looked, "held back by the veto of anna"));
+    assert_eq!(world.phase(), Phase::Quarantined);
+    assert!(awaits(&world).starts_with("the end of the veto of anna until"));
+    let status = world.fleet.status("n1").unwrap();
+    let drain = status.session.unwrap().drain.unwrap();
+    assert!(
+        drain
+            .to_string()
+            .starts_with("NotStarted: held back by the veto of anna")
+    );
+    // Nobody has to look: its end comes by time.
+    world.now += SignedDuration::from_hours(4);
+    let looked: Vec<Looked> = (0..6).map(|_| world.look_unseen(Fate::Made)).collect();
+    assert!(said(&looked, "the veto has ended"));
+    assert!(looked.iter().any(|one| !one.removals.is_empty()));
+}
+
+#[test]
+fn a_drain_that_was_begun_stays_so_and_asks_no_further_pod_to_leave() {
+    for restart in [false, true] {
+        let mut world = world();
+        fault(&mut world);
+        look(&mut world);
+        assert_eq!(world.phase(), Phase::Draining);
+        let since = Ownership::read(&world["n1"])
+            .unwrap()
+            .mark
+            .drain
+            .unwrap()
+            .since;
+        veto(&mut world, 4);
+        let pod = PodView {
+            name: "b".into(),
+            uid: "uid-b".into(),
+            ..world.pods["web/a"].clone()
+        };
+        world.pods.insert("web/b".into(), pod.clone());
+        world.tell(PodNews::Seen(Box::new(pod)));
+        if restart {
+            world.restart(Restart::Nothing);
+        }
+        let looked = look(&mut world);
+        assert!(quiet(&looked), "{looked:?}");
+        assert!(
+            awaits(&world).contains("the veto of anna"),
+            "{}",
+            awaits(&world)
+        );
+        let mark = Ownership::read(&world["n1"]).unwrap().mark.drain.unwrap();
+        assert_eq!((mark.since, mark.done), (since, None));
+        // Who leaves by itself is seen to, and the repair waits.
+        for title in ["web/a", "web/b"] {
+            world.pods.remove(title);
+            world.tell(PodNews::Gone(title.to_owned()));
+        }
+        let looked = look(&mut world);
+        assert!(quiet(&looked));
+        assert_eq!(world.phase(), Phase::Drained);
+        assert!(awaits(&world).starts_with("the end of the veto of anna"));
+        world["n1"].annotations.remove(keys::VETO);
+        let looked = look(&mut world);
+        assert!(looked.iter().any(|one| !one.makes.is_empty()));
+    }
+}
+
+#[test]
+fn a_repair_that_was_begun_is_watched_to_its_end() {
+    let mut world = world();
+    world.pods.clear();
+    world.restart(Restart::Nothing);
+    fault(&mut world);
+    let looked = look(&mut world);
+    let planned = looked.into_iter().flat_map(|one| one.makes).next().unwrap();
+    let mut object = planned.object.clone();
+    object["metadata"]["uid"] = "u".into();
+    world.resources.insert(planned.name.clone(), object.clone());
+    let (node, key) = ("n1".to_owned(), planned.key.clone());
+    let answer = MadeAnswer::There(Box::new(object));
+    world.take(FleetInput::Made { node, key, answer });
+    look(&mut world);
+    assert_eq!(world.phase(), Phase::Remediating);
+    veto(&mut world, 4);
+    let looked = look(&mut world);
+    assert!(looked.iter().all(|one| one.withdrawn.is_empty()));
+    assert_eq!(
+        awaits(&world),
+        format!("the end of RebootNode {}", planned.name)
+    );
+    let condition = serde_json::json!({"type": "NodeReady", "status": "True"});
+    let object = world.resources.get_mut(&planned.name).unwrap();
+    object["status"] = serde_json::json!({"conditions": [condition]});
+    world.tell_of_resource();
+    look(&mut world);
+    assert_eq!(world.phase(), Phase::Remediated);
+}
+
+#[test]
+fn a_recovery_and_a_release_wait_for_no_veto_and_it_stays_where_it_is() {
+    for release in [false, true] {
+        let mut world = world();
+        fault(&mut world);
+        look(&mut world);
+        veto(&mut world, 4);
+        look(&mut world);
+        if release {
+            world.annotate(keys::RELEASE, "{}");
+        } else {
+            world.recovery(0);
+        }
+        world.settle_now();
+        assert!(!world["n1"].unschedulable);
+        assert_eq!(world.phase(), Phase::Idle);
+        assert!(world["n1"].annotations.contains_key(keys::VETO));
+    }
+}
+
+#[test]
+fn what_is_no_veto_holds_nothing_back_and_a_person_is_told_once() {
+    let mut world = world();
+    world.annotate(keys::VETO, "until tomorrow");
+    fault(&mut world);
+    let looked = look(&mut world);
+    assert!(looked.iter().any(|one| !one.removals.is_empty()));
+    let told = looked.iter().flat_map(|one| &one.notes);
+    let told = told.filter(|note| note.kind == EntryKind::Attention);
+    assert_eq!(told.count(), 1);
+    let notes = world.fleet.status("n1").unwrap().notes;
+    assert!(
+        notes.iter().any(|note| note.contains("does not count")),
+        "{notes:?}"
+    );
+}

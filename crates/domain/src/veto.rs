@@ -1,0 +1,111 @@
+//! A veto: a person holds back what would be begun next on a node that is out of service, its drain or its
+//! repair, and does not end the session. It stands on the node ([`keys::VETO`]), and ends by itself.
+
+use std::fmt;
+
+use contract::keys;
+use jiff::{SignedDuration, Timestamp};
+use serde::{Deserialize, Serialize};
+
+use crate::event::floor_char_boundary;
+use crate::node::NodeView;
+
+/// Longest time ahead for which a veto counts: whoever needs a node for longer hands it over
+/// ([`keys::HANDED_OVER_LABEL`]), and one that is forgotten does not keep it from its repair for ever.
+pub const LONGEST: SignedDuration = SignedDuration::from_hours(7 * 24);
+/// Longest name and reason that are shown, in bytes.
+const SHOWN_BYTES: usize = 253;
+
+/// A veto of a person, the value of [`keys::VETO`]. Displayed for people.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Veto {
+    /// The person.
+    #[serde(default)]
+    pub by: String,
+    /// The reason.
+    #[serde(default)]
+    pub reason: String,
+    /// Its end.
+    pub until: Timestamp,
+}
+
+// === impl Veto ===
+
+impl Veto {
+    /// Returns the veto that holds for a node; `None` where none does, or none any more. The error says why
+    /// what stands on the node is not one.
+    pub fn of(node: &NodeView, now: Timestamp) -> Result<Option<Self>, String> {
+        let Some(text) = node.annotations.get(keys::VETO) else {
+            return Ok(None);
+        };
+        let wrong = |why: String| {
+            format!(
+                "the annotation {} does not count: {why}; `gpuwarden veto` writes it",
+                keys::VETO
+            )
+        };
+        let mut veto: Self =
+            serde_json::from_str(text.trim()).map_err(|why| wrong(format!("{why}")))?;
+        if veto.until.duration_since(now) > LONGEST {
+            let (until, most) = (veto.until, LONGEST.as_hours());
+            return Err(wrong(format!(
+                "it ends at {until:.0}, and {most} hours from now are the most"
+            )));
+        }
+        for field in [&mut veto.by, &mut veto.reason] {
+            field.truncate(floor_char_boundary(field, SHOWN_BYTES));
+        }
+        if veto.by.is_empty() {
+            "somebody".clone_into(&mut veto.by);
+        }
+        Ok((now < veto.until).then_some(veto))
+    }
+}
+
+impl fmt::Display for Veto {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the veto of {} until {:.0}", self.by, self.until)?;
+        match self.reason.as_str() {
+            "" => Ok(()),
+            reason => write!(f, ": {reason}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str, now: i64) -> Result<Option<String>, String> {
+        let mut node = NodeView::unknown("n1");
+        node.annotations.insert(keys::VETO.into(), text.into());
+        let now = Timestamp::from_second(now).unwrap();
+        Veto::of(&node, now).map(|veto| veto.map(|veto| veto.to_string()))
+    }
+
+    #[test]
+    fn a_veto_holds_up_to_its_end_and_no_longer_than_a_week() {
+        let text = r#"{"by":"anna","reason":"looking at the link","until":"1970-01-10T00:00:00Z"}"#;
+        let end = 9 * 86_400;
+        let holds = "the veto of anna until 1970-01-10T00:00:00Z: looking at the link";
+        assert_eq!(read(text, end - 1), Ok(Some(holds.to_owned())));
+        assert_eq!(read(text, end), Ok(None));
+        assert_eq!(read(text, end - 7 * 86_400), Ok(Some(holds.to_owned())));
+        let why = read(text, end - 7 * 86_400 - 1).unwrap_err();
+        assert!(why.contains("168 hours from now are the most"), "{why}");
+        let bare = r#"{"until":"1970-01-10T00:00:00Z"}"#;
+        let said = read(bare, end - 1).unwrap().unwrap();
+        assert_eq!(said, "the veto of somebody until 1970-01-10T00:00:00Z");
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_no_veto_and_says_so() {
+        for text in ["", "yes", "{}", r#"{"until":"tomorrow"}"#, r#"{"until":7}"#] {
+            let why = read(text, 0).unwrap_err();
+            assert!(
+                why.contains("gpuwarden.dev/veto does not count"),
+                "{text}: {why}"
+            );
+        }
+    }
+}
