@@ -31,7 +31,7 @@ pub mod validation;
 pub use config::{Action, MAX_CONFIG_BYTES, RemedyConfig, ResourceKind};
 pub use mark::{Attempt, AttemptEnd, Outcome, PersonAsked, RemediationMark};
 pub use resource::ResourceState;
-use validation::VALIDATION_GROUP;
+use validation::{DIAGNOSTICS_GROUP, VALIDATION_GROUP};
 
 /// Attempts of one group in a row that may fail and pass by themselves.
 pub const TRIES: usize = 3;
@@ -143,7 +143,8 @@ pub fn decide(case: &Case<'_>) -> Decision {
                 && (one.event.id == open.event || effective_action_name(one.event) == open.action)
         };
         let stands = case.events.iter().any(stands);
-        let wanted = case.making || (case.config.is_some() && case.waits.is_none() && stands);
+        let waits = case.waits.is_some() && open.group != DIAGNOSTICS_GROUP;
+        let wanted = case.making || (case.config.is_some() && !waits && stands);
         match under_way(open, case, wanted) {
             Open::Goes { made, person, wake } => {
                 let title = open.title();
@@ -175,6 +176,14 @@ pub fn decide(case: &Case<'_>) -> Decision {
         let person = mark.person.as_ref().map(|one| one.why.clone());
         return decision.with(mark, person, case);
     };
+    let to_repair = needs.iter().any(|need| need.group != VALIDATION_GROUP);
+    if (to_repair || !decision.unsupported.is_empty())
+        && let Some(diagnostics) = diagnostics(&mark, config, case)
+    {
+        decision.awaits = format!("{} to be made", diagnostics.title());
+        mark.attempts.push(diagnostics);
+        return decision.with(mark, None, case);
+    }
     let mut waits: Option<(Timestamp, String)> = None;
     for need in &needs {
         match need.asks(&mark, config, case.now) {
@@ -221,7 +230,7 @@ pub fn decide(case: &Case<'_>) -> Decision {
         let names: Vec<&str> = decision.unsupported.iter().map(String::as_str).collect();
         person = Some(format!("no repair is configured for {}", names.join(", ")));
     }
-    if person.is_some() && case.waits.is_some() && mark.attempts.is_empty() {
+    if person.is_some() && case.waits.is_some() && mark.repairs().next().is_none() {
         // Its pods leave first: until then nothing is said.
         case.waits
             .unwrap_or_default()
@@ -276,6 +285,9 @@ fn under_way(open: &Attempt, case: &Case<'_>, wanted: bool) -> Open {
             Seen::Unknown if !wanted => Open::Dropped,
             Seen::Unknown => {
                 let late = later(open.since, MADE_WITHIN);
+                if now >= late && open.group == DIAGNOSTICS_GROUP {
+                    return ended(Outcome::Failed, "it cannot be made");
+                }
                 Open::Goes {
                     made: None,
                     person: (now >= late).then(|| format!("{} cannot be made", open.title())),
@@ -295,6 +307,9 @@ fn under_way(open: &Attempt, case: &Case<'_>, wanted: bool) -> Open {
         Seen::Gone => ended(Outcome::Unclear, GONE),
         Seen::There(state) => match &state.end {
             Some((outcome, why)) => ended(*outcome, why),
+            None if late && open.group == DIAGNOSTICS_GROUP => {
+                ended(Outcome::Failed, "it was not done in time")
+            }
             None if late => goes(Some(format!("{} does not come to its end", open.title()))),
             None => goes(None),
         },
@@ -366,6 +381,23 @@ fn exhausted(
     Some((times.get(over).map(|at| later(*at, config.window)), why))
 }
 
+/// Returns the attempt that collects diagnostics, where that is asked for and was not tried in this session.
+/// What goes wrong with it holds nothing up.
+fn diagnostics(mark: &RemediationMark, config: &RemedyConfig, case: &Case<'_>) -> Option<Attempt> {
+    let name = config.diagnostics.as_deref()?;
+    let mut attempts = mark.attempts.iter();
+    let was_tried = attempts.any(|one| one.group == DIAGNOSTICS_GROUP);
+    let fault = case.events.first().filter(|_| !was_tried)?;
+    let need = Need {
+        event: fault.event,
+        first_seen: fault.first_seen,
+        action: name.to_owned(),
+        group: DIAGNOSTICS_GROUP.to_owned(),
+        entity: String::new(),
+    };
+    attempt(&need, name, DIAGNOSTICS_GROUP, mark, config, case.now).ok()
+}
+
 /// Returns the attempt to be made for a need.
 fn attempt(
     need: &Need<'_>,
@@ -385,7 +417,9 @@ fn attempt(
     let event = need.event;
     // Several of one session may be for one event: each further one has its number.
     let before = mark.attempts.iter().filter(|one| one.event == event.id);
+    let before = before.filter(|one| one.group != DIAGNOSTICS_GROUP);
     let id = match before.count() {
+        _ if group == DIAGNOSTICS_GROUP => format!("{}-{group}", event.id),
         0 => event.id.clone(),
         before => format!("{}-{}", event.id, before + 1),
     };

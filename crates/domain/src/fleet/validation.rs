@@ -13,8 +13,8 @@ use crate::event::normalise;
 use crate::fault::Fault;
 use crate::node::NodeView;
 use crate::ownership::{Ownership, ReleaseRequest};
-use crate::remedy::validation::{FAILED, VALIDATION_GROUP, Validation, ValidationConfig};
-use crate::remedy::{Attempt, Outcome};
+use crate::remedy::validation::{FAILED, Validation, ValidationConfig};
+use crate::remedy::{Attempt, Outcome, RemediationMark};
 use crate::session::Observed;
 
 impl Fleet {
@@ -134,8 +134,8 @@ impl Fleet {
             ));
         };
         let repaired = (own.mark.remediation.iter())
-            .flat_map(|mark| &mark.attempts)
-            .any(|one| one.made.is_some() && one.group != VALIDATION_GROUP);
+            .flat_map(RemediationMark::repairs)
+            .any(|one| one.made.is_some());
         let validated = own
             .events
             .iter()

@@ -12,7 +12,7 @@ use toml::Spanned;
 
 use super::mark::REMEMBERED_HOURS;
 use super::template::{Template, Variables};
-use super::validation::{self, ValidationConfig};
+use super::validation::{self, DIAGNOSTICS_GROUP, ValidationConfig};
 
 /// Largest configuration, in bytes: what a `ConfigMap` can hold.
 pub const MAX_CONFIG_BYTES: usize = 1024 * 1024;
@@ -48,6 +48,8 @@ pub struct RemedyConfig {
     pub window: SignedDuration,
     /// Time in which the faults are to be over once a repair has succeeded.
     pub recovery: SignedDuration,
+    /// The action that collects diagnostics beside the drain, before anything is repaired; `None`: none.
+    pub diagnostics: Option<String>,
     /// What nodes have to pass before they come back, or begin; `None`: nothing.
     pub validation: Option<ValidationConfig>,
 }
@@ -104,6 +106,7 @@ struct File {
     max_attempts: Option<Spanned<i64>>,
     attempts_window_hours: Option<Spanned<i64>>,
     recovery_timeout_minutes: Option<Spanned<i64>>,
+    diagnostics_action: Option<Spanned<String>>,
     validation: Option<validation::File>,
 }
 
@@ -161,6 +164,7 @@ impl RemedyConfig {
             max_attempts: 0,
             window: WINDOW,
             recovery: RECOVERY,
+            diagnostics: None,
             validation: None,
         })
     }
@@ -234,6 +238,13 @@ impl RemedyConfig {
                 groups.into_inner()
             }
         };
+        if let Some(name) = &file.diagnostics_action {
+            let checked =
+                validation::check_own(name.get_ref(), DIAGNOSTICS_GROUP, |name| actions.get(name));
+            if let Err(what) = checked {
+                findings.at(name.span().start, &format!("diagnosticsAction: {what}"));
+            }
+        }
         let validation = (file.validation)
             .and_then(|file| ValidationConfig::read(file, |name| actions.get(name), &mut findings));
         let attempts = max.and_then(|max| usize::try_from(max).ok());
@@ -243,6 +254,7 @@ impl RemedyConfig {
             max_attempts: attempts.unwrap_or(MAX_ATTEMPTS),
             window: hours.map_or(WINDOW, SignedDuration::from_hours),
             recovery: minutes.map_or(RECOVERY, SignedDuration::from_mins),
+            diagnostics: file.diagnostics_action.map(Spanned::into_inner),
             validation,
         })
     }

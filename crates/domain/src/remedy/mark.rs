@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::ResourceKind;
-use super::validation::VALIDATION_GROUP;
+use super::validation::{DIAGNOSTICS_GROUP, VALIDATION_GROUP};
 use crate::status::Repair;
 
 /// The remediation of a node, as its session says.
@@ -115,7 +115,7 @@ impl RemediationMark {
         if self.person.is_some() {
             return Some(keys::STATE_REMEDIATION_FAILED);
         }
-        let last = self.attempts.last()?;
+        let last = self.last()?;
         Some(if last.succeeded() {
             keys::STATE_REMEDIATED
         } else {
@@ -128,7 +128,7 @@ impl RemediationMark {
         if let Some(person) = &self.person {
             return Some(person.since);
         }
-        let last = self.attempts.last()?;
+        let last = self.last()?;
         Some(match &last.end {
             Some(end) if last.succeeded() => end.at,
             _ => last.since,
@@ -138,8 +138,8 @@ impl RemediationMark {
     /// Returns how far it is, for the records of the events; `None` where nothing was made, and nobody
     /// asked.
     pub(crate) fn repair(&self) -> Option<Repair> {
-        let attempted_at = self.attempts.iter().rev().find_map(|one| one.made);
-        let succeeded = self.attempts.last().filter(|one| one.succeeded());
+        let attempted_at = self.repairs().filter_map(|one| one.made).last();
+        let succeeded = self.repairs().last().filter(|one| one.succeeded());
         let (remediated, up_to) = match (&self.person, succeeded.and_then(|one| one.end.as_ref())) {
             (Some(person), _) => (Some(false), person.since),
             (None, Some(end)) => (Some(true), end.at),
@@ -152,20 +152,21 @@ impl RemediationMark {
         })
     }
 
-    /// Returns the attempts that repair, without those that validate.
-    pub(super) fn repairs(&self) -> impl Iterator<Item = &Attempt> {
-        let attempts = self.attempts.iter();
-        attempts.filter(|one| one.group != VALIDATION_GROUP)
+    /// Returns the last attempt that repairs or validates.
+    fn last(&self) -> Option<&Attempt> {
+        let mut attempts = self.attempts.iter();
+        attempts.rfind(|one| one.group != DIAGNOSTICS_GROUP)
+    }
+
+    /// Returns the attempts that repair.
+    pub(crate) fn repairs(&self) -> impl Iterator<Item = &Attempt> {
+        self.attempts.iter().filter(|one| one.repairs())
     }
 
     /// Returns the attempts that validate what the last repair has left.
     pub(crate) fn validations(&self) -> &[Attempt] {
-        let repair = |one: &Attempt| one.group != VALIDATION_GROUP;
-        let from = self
-            .attempts
-            .iter()
-            .rposition(repair)
-            .map_or(0, |last| last + 1);
+        let last = self.attempts.iter().rposition(Attempt::repairs);
+        let from = last.map_or(0, |last| last + 1);
         self.attempts.get(from..).unwrap_or_default()
     }
 
@@ -177,7 +178,7 @@ impl RemediationMark {
     /// Returns NVSentinel's annotation [`keys::REMEDIATION_STATE`]; `None` where nothing was made.
     pub(crate) fn state_annotation(&self) -> Option<String> {
         let mut groups = Map::new();
-        for one in &self.attempts {
+        for one in self.repairs() {
             if let Some(made) = one.made {
                 let group = json!({
                     "maintenanceCR": one.name,
@@ -204,6 +205,11 @@ impl Attempt {
     /// another's.
     pub fn key(&self) -> String {
         format!("{}/{}", self.id, self.since)
+    }
+
+    /// Returns whether it repairs, and neither validates nor collects diagnostics.
+    pub(super) fn repairs(&self) -> bool {
+        ![VALIDATION_GROUP, DIAGNOSTICS_GROUP].contains(&self.group.as_str())
     }
 
     /// Returns whether it was done.

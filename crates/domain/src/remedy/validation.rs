@@ -20,6 +20,8 @@ use crate::selector::LabelSelector;
 
 /// The group of the action that validates: what it makes counts as no repair.
 pub const VALIDATION_GROUP: &str = "validation";
+/// The group of the action that collects diagnostics.
+pub const DIAGNOSTICS_GROUP: &str = "diagnostics";
 /// The agent of our events about validation.
 const AGENT: &str = "gpuwarden";
 /// The code of a validation that has failed.
@@ -74,6 +76,26 @@ fn yes() -> bool {
     true
 }
 
+/// Checks an action that no fault recommends, and that we make ourselves.
+pub(super) fn check_own<'a>(
+    name: &str,
+    group: &str,
+    action_of: impl Fn(&str) -> Option<&'a Action>,
+) -> Result<(), String> {
+    let Some(action) = action_of(name) else {
+        return Err(format!("there is no remediationActions.{name:?}"));
+    };
+    if RecommendedAction::from_str_name(name).is_some() {
+        return Err("it is to have a name of its own, which no fault recommends".to_owned());
+    }
+    if action.group != group {
+        return Err(format!(
+            "the equivalenceGroup of {name:?} is to be {group:?}"
+        ));
+    }
+    Ok(())
+}
+
 // === impl ValidationConfig ===
 
 impl ValidationConfig {
@@ -92,24 +114,10 @@ impl ValidationConfig {
             }
             SignedDuration::from_mins(minutes.into_inner().clamp(0, MAX_QUIET))
         });
-        if let Some(name) = &file.action {
-            let what = match action_of(name.get_ref()) {
-                None => format!(
-                    "action: there is no remediationActions.{:?}",
-                    name.get_ref()
-                ),
-                Some(_) if RecommendedAction::from_str_name(name.get_ref()).is_some() => {
-                    "action: it is to have a name of its own, which no fault recommends".to_owned()
-                }
-                Some(action) if action.group != VALIDATION_GROUP => format!(
-                    "action: the equivalenceGroup of {:?} is to be {VALIDATION_GROUP:?}",
-                    name.get_ref()
-                ),
-                Some(_) => String::new(),
-            };
-            if !what.is_empty() {
-                wrong(name.span().start, &what);
-            }
+        if let Some(name) = &file.action
+            && let Err(what) = check_own(name.get_ref(), VALIDATION_GROUP, action_of)
+        {
+            wrong(name.span().start, &format!("action: {what}"));
         }
         if file.action.is_none() && quiet.is_none() {
             wrong(0, "action or quietMinutes: one of them belongs here");
