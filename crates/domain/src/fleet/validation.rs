@@ -170,8 +170,8 @@ impl Fleet {
 /// Returns the newest attempt of this action that was made for a fault, and after the last repair.
 fn last_validation<'a>(own: &'a Ownership, pending: &Fault, action: &str) -> Option<&'a Attempt> {
     let attempts = own.mark.remediation.as_ref()?.validations().iter();
-    let ours = attempts.filter(|one| one.action == action && one.since >= pending.first_seen);
-    ours.last()
+    let mut ours = attempts.filter(|one| one.action == action && one.since >= pending.first_seen);
+    ours.next_back()
 }
 
 fn handed_over(view: &NodeView) -> bool {

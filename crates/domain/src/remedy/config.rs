@@ -246,7 +246,7 @@ impl RemedyConfig {
             }
         }
         let validation = (file.validation)
-            .and_then(|file| ValidationConfig::read(file, |name| actions.get(name), &mut findings));
+            .map(|file| ValidationConfig::read(file, |name| actions.get(name), &mut findings));
         let attempts = max.and_then(|max| usize::try_from(max).ok());
         findings.result(Self {
             actions,

@@ -99,12 +99,12 @@ pub(super) fn check_own<'a>(
 // === impl ValidationConfig ===
 
 impl ValidationConfig {
-    /// Reads it; `None` where it is wrong, which is added to `findings`.
+    /// Reads it; what is wrong with it is added to `findings`.
     pub(super) fn read<'a>(
         file: File,
         action_of: impl Fn(&str) -> Option<&'a Action>,
         findings: &mut Findings<'_>,
-    ) -> Option<Self> {
+    ) -> Self {
         let mut wrong = |at: usize, what: &str| findings.at(at, &format!("validation.{what}"));
         let quiet = file.quiet_minutes.map(|minutes| {
             if !(1..=MAX_QUIET).contains(minutes.get_ref()) {
@@ -147,12 +147,12 @@ impl ValidationConfig {
                 None
             }
         };
-        Some(Self {
+        Self {
             action: file.action.map(Spanned::into_inner),
             quiet: quiet.unwrap_or_default(),
             after_repair: file.after_repair,
             new_nodes,
-        })
+        }
     }
 
     /// Returns whether a node that carries no session is to be validated before it begins.

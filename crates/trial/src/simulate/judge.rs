@@ -160,7 +160,7 @@ pub(super) fn repair(fleet: &Fleet, planned: &PlannedResource) -> Result<(), Bro
         .as_ref()
         .and_then(|mark| mark.under_way());
     let validates = validates.is_some_and(|open| open.group == VALIDATION_GROUP);
-    if !validates && !own.mark.drain.is_some_and(|mark| mark.done.is_some()) {
+    if !validates && own.mark.drain.is_none_or(|mark| mark.done.is_none()) {
         return wrong("its node is not drained");
     }
     Ok(())

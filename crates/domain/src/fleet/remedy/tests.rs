@@ -7,7 +7,7 @@ use crate::fleet::{FleetInput, Settings};
 use crate::policy::Policy;
 use crate::remedy::RemedyConfig;
 use crate::session::Phase;
-use crate::status::StatusUpdate;
+use crate::status::{Repair, StatusUpdate};
 use crate::view::NodeState;
 
 mod diagnostics;
@@ -23,23 +23,20 @@ fn the_records_say_that_a_repair_was_tried_and_how_it_ended() {
         let mut looks = (0..5).map(|_| recorded(&world.look(Fate::Made)));
         looks.find_map(|said| said)
     };
-    assert_eq!(until_said(&mut world), Some(None));
+    assert_eq!(until_said(&mut world).unwrap().remediated, None);
     set(&mut world, &planned.name, failed("PermanentFailure"));
-    assert_eq!(until_said(&mut world), Some(Some(false)));
+    assert_eq!(until_said(&mut world).unwrap().remediated, Some(false));
     world.restart(Restart::Nothing);
-    assert_eq!(
-        until_said(&mut world),
-        Some(Some(false)),
-        "it is said again"
-    );
+    let again = until_said(&mut world).unwrap();
+    assert_eq!(again.remediated, Some(false), "it is said again");
 
     let mut world = self::world();
     fault(&mut world, 0, 24);
     let planned = until_made(&mut world);
     make(&mut world, &planned);
-    assert_eq!(until_said(&mut world), Some(None));
+    assert_eq!(until_said(&mut world).unwrap().remediated, None);
     set(&mut world, &planned.name, done());
-    assert_eq!(until_said(&mut world), Some(Some(true)));
+    assert_eq!(until_said(&mut world).unwrap().remediated, Some(true));
     assert_eq!(until_said(&mut world), None, "it is said once");
 }
 
@@ -107,12 +104,12 @@ fn make(world: &mut World, planned: &PlannedResource) {
 }
 
 /// Returns what was last said of the repair in the records of the events.
-fn recorded(looked: &Looked) -> Option<Option<bool>> {
-    let repairs = looked.statuses.iter().filter_map(|status| match status {
-        StatusUpdate::Repair { repair, .. } => Some(repair.remediated),
+fn recorded(looked: &Looked) -> Option<Repair> {
+    let mut repairs = looked.statuses.iter().filter_map(|status| match status {
+        StatusUpdate::Repair { repair, .. } => Some(repair.clone()),
         _ => None,
     });
-    repairs.last()
+    repairs.next_back()
 }
 
 /// Sets the status of a custom resource, as who carries it out would.

@@ -314,7 +314,10 @@ fn a_validation_that_nobody_can_mean_is_refused() {
         ),
         (&many, "validation.newNodesSelector: "),
         ("quietMinute = 1", "quietMinute"),
-        ("action = \"OTHER\"\n[remediationActions.OTHER]\n", "missing field"),
+        (
+            "action = \"OTHER\"\n[remediationActions.OTHER]\n",
+            "missing field",
+        ),
     ] {
         let refused = validation(keys).unwrap_err();
         assert!(refused.contains(what), "{keys}: {refused}");
