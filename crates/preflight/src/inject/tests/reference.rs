@@ -202,7 +202,7 @@ fn a_pod_of_one_gpu_and_one_of_several_containers() {
 #[test]
 fn what_a_pod_has_already_is_added_to() {
     let devices = json!({"nvidia.com/gpu": "8"});
-    let mut pod = pod_of(&[devices.clone()]);
+    let mut pod = pod_of(std::slice::from_ref(&devices));
     pod["spec"]["initContainers"] = json!([{"name": "set-up"}]);
     pod["spec"]["volumes"] = json!([{"name": "data", "emptyDir": {}}]);
     pod["spec"]["imagePullSecrets"] = json!([{"name": "own"}]);
@@ -273,7 +273,7 @@ fn what_a_check_takes_over_from_the_users_containers() {
 #[test]
 fn a_pod_of_a_gang() {
     let devices = json!({"nvidia.com/gpu": "8", "nvidia.com/mlnxnics": "4"});
-    let mut pod = in_volcano(pod_of(&[devices.clone()]));
+    let mut pod = in_volcano(pod_of(std::slice::from_ref(&devices)));
     let checks = both(&of_gang(), &gang_mounts(), &devices, &[]);
     let expected = [
         add("/spec/initContainers", &json!(checks)),
