@@ -1,6 +1,6 @@
 //! A balancer of TCP connections: replicas behind one address, as a Service has them.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::net::{TcpListener, TcpStream};
@@ -18,7 +18,12 @@ pub struct Balancer {
 impl Balancer {
     /// Starts one without replicas. Must be called within a tokio runtime.
     pub async fn start() -> anyhow::Result<Self> {
-        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        Self::start_on(Ipv4Addr::LOCALHOST.into()).await
+    }
+
+    /// The same on another address of this machine.
+    pub async fn start_on(address: IpAddr) -> anyhow::Result<Self> {
+        let listener = TcpListener::bind((address, 0)).await?;
         let address = listener.local_addr()?;
         let replicas: Arc<Mutex<Vec<SocketAddr>>> = Arc::default();
         let known = Arc::clone(&replicas);

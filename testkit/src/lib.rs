@@ -7,6 +7,7 @@
 //! - [`Product`]: the `gpuwarden` binary, started, killed and started again.
 //! - [`Authority`]: certificates for TLS.
 //! - [`KernelLog`]: `/dev/kmsg`, by one test at a time on the whole machine.
+//! - [`Network`]: hosts of their own, some slow or cut off.
 //! - [`wait_for`]: poll until a state is reached.
 //! - [`require`], [`skip`]: what a test needs beyond Rust, or a skip that is seen.
 //!
@@ -14,6 +15,7 @@
 //! runs it, and counts the skips.
 
 pub mod components;
+mod network;
 mod skip;
 pub mod supervisor;
 
@@ -44,5 +46,6 @@ pub use self::{
 };
 pub use self::{
     components::{Component, Version},
+    network::Network,
     skip::{SKIP_FILE, require, skip},
 };

@@ -4,7 +4,9 @@
 //! It is run once as it would act (`EXECUTE_REMEDIATION`) and once where it must not (`STORE_ONLY`).
 
 use std::ffi::OsString;
+use std::fs::{self, Permissions};
 use std::io::{self, Write};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
@@ -94,6 +96,9 @@ pub async fn verify(
 
 async fn run(settings: &VerifySettings, strategy: &'static str) -> Result<Run, VerifyError> {
     let directory = tempfile::tempdir().map_err(VerifyError::Connector)?;
+    // A container into which it is mounted may run as any user, as checks do.
+    let anybody = Permissions::from_mode(0o755);
+    fs::set_permissions(directory.path(), anybody).map_err(VerifyError::Connector)?;
     let witness = Witness::listen(directory.path()).map_err(VerifyError::Connector)?;
     let mut child = command(settings, strategy, witness.socket())
         .spawn()

@@ -11,8 +11,6 @@ mod count;
 mod dcgm_diag;
 #[path = "checks/loopback.rs"]
 mod loopback;
-#[path = "checks/network.rs"]
-mod network;
 #[path = "checks/support.rs"]
 mod support;
 #[path = "checks/verify.rs"]

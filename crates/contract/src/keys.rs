@@ -3,6 +3,9 @@
 //!
 //! Keys without `gpuwarden.dev/` are NVSentinel's: other tools read them.
 
+/// The beginning of the names of agents that are preflight checks of pods.
+pub const PREFLIGHT_AGENTS: &str = "preflight-";
+
 /// Annotation: JSON array of the events for which a node is quarantined.
 pub const QUARANTINE_HEALTH_EVENT: &str = "quarantineHealthEvent";
 /// Annotation: JSON array of the taints that the quarantine asked for.

@@ -1,7 +1,7 @@
 //! Retention: what is old leaves the event store, and it never grows without bound.
 //!
 //! Runs beside the quarantine. The events of open faults stay whatever their age: the
-//! faults' sessions are told by them.
+//! faults' sessions are told by them. Passes of preflight checks that have closed nothing go within hours.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,6 +22,9 @@ const EVERY_IN_TROUBLE: Duration = Duration::from_secs(5);
 /// One that is there does so every hour at least; a week covers a controller that is away over
 /// the holidays, and a disk that is full for as long.
 const GONE: SignedDuration = SignedDuration::from_hours(7 * 24);
+/// Passes of preflight checks that have closed nothing are kept for so long: each pod with GPUs sends some. By
+/// then nobody sends one again whose answer was lost, which would count anew.
+const PASSES: SignedDuration = SignedDuration::from_hours(1);
 /// Between two parts of a long deletion: others write too.
 const BETWEEN_PARTS: Duration = Duration::from_millis(20);
 
@@ -120,6 +123,7 @@ impl Retention {
         let ago = |age| (self.clock)().checked_sub(age).unwrap_or(Timestamp::MIN);
         Some(Prune {
             before: ago(self.age),
+            passes_before: ago(PASSES),
             max_bytes: self.max_bytes,
             finished: fleet
                 .missed_from
@@ -161,6 +165,25 @@ mod tests {
             event,
             received_at: at(day),
         }
+    }
+
+    #[test]
+    fn passes_that_closed_nothing_go_sooner() {
+        let dir = tempfile::tempdir().unwrap();
+        let (_fleet, view) = watch::channel(Arc::new(FleetView {
+            ready: true,
+            ..FleetView::default()
+        }));
+        let retention = Retention {
+            store: Arc::new(SqliteStore::open(dir.path()).unwrap()),
+            fleet: view,
+            age: SignedDuration::from_hours(30 * 24),
+            max_bytes: u64::MAX,
+            clock: || at(60),
+        };
+        let prune = retention.what_may_go().unwrap();
+        assert_eq!(prune.before, at(30));
+        assert_eq!(prune.passes_before, at(60) - PASSES);
     }
 
     #[tokio::test]

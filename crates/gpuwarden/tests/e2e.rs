@@ -66,7 +66,11 @@ mod replay;
 mod reports;
 #[path = "e2e/rivals.rs"]
 mod rivals;
+#[path = "e2e/scheduled.rs"]
+mod scheduled;
 #[path = "e2e/support.rs"]
 mod support;
+#[path = "e2e/throttled.rs"]
+mod throttled;
 #[path = "e2e/webhook.rs"]
 mod webhook;

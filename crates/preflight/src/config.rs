@@ -304,7 +304,7 @@ enum ResourceMode {
 }
 
 #[derive(Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "expected the name of a Secret")]
 enum Secret {
     Name(String),
     Object { name: String },
@@ -542,14 +542,17 @@ fn globs(patterns: &[&str]) -> Vec<Glob> {
 /// Reads `10m`, `300s`, or a number of seconds.
 fn duration<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Duration>, D::Error> {
     #[derive(Deserialize)]
-    #[serde(untagged)]
+    #[serde(
+        untagged,
+        expecting = "expected a time: write 10m, 300s or a number of seconds"
+    )]
     enum Form {
         Seconds(u32),
         Text(String),
     }
     let text = match Option::<Form>::deserialize(from)? {
         None => return Ok(None),
-        Some(Form::Seconds(seconds)) => return Ok(Some(Duration::from_secs(seconds.into()))),
+        Some(Form::Seconds(seconds)) => format!("{seconds}s"),
         Some(Form::Text(text)) => text,
     };
     let read = text.parse::<SignedDuration>().ok();

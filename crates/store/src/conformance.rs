@@ -26,9 +26,10 @@ mod consumers;
 mod events;
 
 pub use self::bounds::{
-    answers_closed_after_close, deletes_the_oldest_where_there_is_too_much,
-    deletes_what_is_old_and_finished, keeps_all_when_reopened,
-    keeps_nothing_for_a_consumer_that_is_gone, refuses_what_is_over_a_limit,
+    answers_closed_after_close, deletes_passes_that_closed_nothing,
+    deletes_the_oldest_where_there_is_too_much, deletes_what_is_old_and_finished,
+    keeps_all_when_reopened, keeps_nothing_for_a_consumer_that_is_gone,
+    refuses_what_is_over_a_limit,
 };
 pub use self::consumers::{
     begins_anew_behind_its_history, feeds_a_follower_every_event_once, keeps_the_journal_in_order,
@@ -64,6 +65,7 @@ macro_rules! conformance_tests {
             keeps_the_journal_in_order
             updates_a_status
             states_what_it_holds
+            deletes_passes_that_closed_nothing
             deletes_what_is_old_and_finished
             keeps_nothing_for_a_consumer_that_is_gone
             deletes_the_oldest_where_there_is_too_much

@@ -119,7 +119,8 @@ pub trait Journal: Send + Sync + 'static {
 #[async_trait]
 pub trait Upkeep: Send + Sync + 'static {
     /// Deletes events and journal entries that are old, or the oldest of them where they
-    /// take too much room: a part at a time, see [`Pruned::more`].
+    /// take too much room: a part at a time, see [`Pruned::more`]. Passes that have closed nothing go
+    /// sooner, see [`Prune::passes_before`].
     ///
     /// Never deleted are events in `keep`, those that a consumer has not finished unless it
     /// is [`gone`](Prune::gone), and the newest one. Positions of what was deleted are not given
@@ -257,6 +258,9 @@ pub struct StatusPatch {
 pub struct Prune {
     /// The time before which events were received, or entries written, that may go.
     pub before: Timestamp,
+    /// The time before which passes of preflight checks were received that may go although they are younger,
+    /// where no fault of their node, agent and check is stored that they can have closed.
+    pub passes_before: Timestamp,
     /// The room beyond which the oldest go (bytes, without what is free inside the file).
     pub max_bytes: u64,
     /// The last position in the feed that may be deleted.

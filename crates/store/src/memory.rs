@@ -4,12 +4,12 @@
 //! Its positions begin late and have gaps, as those of a sequence whose transactions were rolled
 //! back. It is no store to run with: nothing outlives the process.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
-use contract::{HealthEvent, json};
+use contract::{HealthEvent, json, keys};
 use domain::event::{Record, content_fingerprint, lacks_own_time};
 use domain::journal::Entry;
 use jiff::Timestamp;
@@ -221,6 +221,16 @@ impl Stored {
         let is_too_much = bytes > prune.max_bytes;
         let mut excess = bytes.saturating_sub(prune.max_bytes);
         let (events, entries) = (self.events.len(), self.journal.len());
+        let rows = self.events.values();
+        let faulty: BTreeSet<Stream> = rows
+            .filter(|row| !row.event.is_healthy)
+            .map(|row| stream(&row.event, false))
+            .collect();
+        let has_closed_nothing = |event: &HealthEvent| {
+            event.is_healthy
+                && event.agent.starts_with(keys::PREFLIGHT_AGENTS)
+                && !faulty.contains(&stream(event, false))
+        };
         self.events.retain(|&seq, row| {
             let held = seq > finished || seq == newest || prune.keep.contains(&row.event.id);
             let goes = !held
@@ -228,6 +238,7 @@ impl Stored {
                     excess > 0
                 } else {
                     row.received_at < prune.before
+                        || (row.received_at < prune.passes_before && has_closed_nothing(&row.event))
                 };
             if goes {
                 excess = excess.saturating_sub(row.bytes);

@@ -429,6 +429,7 @@ impl Drop for SmallDisk {
 fn prune_nothing() -> Prune {
     Prune {
         before: Timestamp::UNIX_EPOCH,
+        passes_before: Timestamp::UNIX_EPOCH,
         max_bytes: u64::MAX,
         finished: Position::START,
         gone: Timestamp::UNIX_EPOCH,

@@ -104,7 +104,10 @@ async fn each_breach_of_the_contract_is_told() {
 
 #[tokio::test]
 async fn a_check_is_told_the_injected_variables() {
-    let text = r#"test "$NODE_NAME" = verify-node && test -S "${PLATFORM_CONNECTOR_SOCKET#unix://}" || exit 9
+    let text = r#"socket="${PLATFORM_CONNECTOR_SOCKET#unix://}"
+                  test "$NODE_NAME" = verify-node && test -S "$socket" || exit 9
+                  # A container that mounts it may run as any user.
+                  test "$(stat -c %a "$(dirname "$socket")")" = 755 || exit 8
                   test "$PROCESSING_STRATEGY" = STORE_ONLY && exit 0; exit 2"#;
     let (_, out) = verified(&script(text, Duration::from_secs(10))).await;
     assert!(

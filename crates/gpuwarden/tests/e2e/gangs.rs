@@ -302,22 +302,7 @@ async fn a_namespace_says_itself_how_its_gangs_are_known() -> anyhow::Result<()>
         "apiVersion: scheduling.volcano.sh/v1beta1\nkind: PodGroup\n{metadata}\nspec: {{minMember: 3}}\n"
     );
     apply(&plane, &format!("{config}---\n{group}")).await?;
-    let used = [
-        "get",
-        "pfc",
-        "own",
-        "-n",
-        &namespace,
-        "-o",
-        "jsonpath={.status.conditions[0].reason}",
-    ];
-    wait_for("the word that it is used", SOON, || async {
-        match plane.kubectl(used).await {
-            Ok(said) if said == "DiscovererActive" => Ok(()),
-            other => Err(format!("{other:?}")),
-        }
-    })
-    .await?;
+    is_used(&plane, &namespace).await?;
     let mut member = pod(
         "m-0",
         json!({"nvidia.com/gpu": "1", "nvidia.com/mlnxnics": "1"}),
@@ -341,7 +326,56 @@ async fn a_namespace_says_itself_how_its_gangs_are_known() -> anyhow::Result<()>
     assert_eq!(names(&made, "initContainers"), [DIAG]);
     resize(&plane, &namespace, 3).await?;
     untestable(&client, &namespace, &map, false).await?;
+    by_osmo_with_kai(&plane).await?;
     webhook.end().await
+}
+
+/// Waits until the `PreflightConfig` of a namespace says that it is used.
+async fn is_used(plane: &ControlPlane, namespace: &str) -> anyhow::Result<()> {
+    let reason = "jsonpath={.status.conditions[0].reason}";
+    wait_for("the word that it is used", SOON, || async {
+        match plane
+            .kubectl(["get", "pfc", "own", "-n", namespace, "-o", reason])
+            .await
+        {
+            Ok(said) if said == "DiscovererActive" => Ok(()),
+            other => Err(format!("{other:?}")),
+        }
+    })
+    .await
+}
+
+/// OSMO's label names the `PodGroup` of KAI.
+async fn by_osmo_with_kai(plane: &ControlPlane) -> anyhow::Result<()> {
+    let group_of = |text: &str| {
+        let text = text.replace("scheduling.volcano.sh", "scheduling.run.ai");
+        text.replace("v1beta1", "v2alpha2")
+    };
+    apply(plane, &group_of(POD_GROUPS)).await?;
+    let (client, namespace) = (plane.client().await?, opted_in(plane).await?);
+    let metadata = format!("metadata: {{name: own, namespace: {namespace}}}");
+    let config = format!(
+        "apiVersion: preflight.nvsentinel.nvidia.com/v1alpha1\nkind: PreflightConfig\n{metadata}\nspec:\n  \
+         gangDiscovery:\n    name: osmo-with-kai\n    labelKeys: [osmo.group_uuid]\n    \
+         podGroupGVR: {{group: scheduling.run.ai, version: v2alpha2, resource: podgroups}}\n"
+    );
+    let group = format!(
+        "apiVersion: scheduling.run.ai/v2alpha2\nkind: PodGroup\n{metadata}\nspec: {{minMember: 2}}\n"
+    );
+    apply(plane, &format!("{config}---\n{group}")).await?;
+    is_used(plane, &namespace).await?;
+    let limits = json!({"nvidia.com/gpu": "1", "nvidia.com/mlnxnics": "1"});
+    let mut member = pod("k-0", limits);
+    member["metadata"]["labels"] = json!({"osmo.group_uuid": "own"});
+    let made = create(&client, &namespace, &member).await?;
+    assert_eq!(names(&made, "initContainers"), [DIAG, ALLREDUCE]);
+    wait_for("the size of the gang", SOON, || async {
+        let map = format!("preflight-osmo-with-kai-{namespace}-own");
+        let data = roster(&client, &namespace, &map).await?;
+        let size = data.get("expected_count").map(String::as_str);
+        (size == Some("2")).then_some(()).ok_or(format!("{data:?}"))
+    })
+    .await
 }
 
 /// Gives the `PodGroup` another size.

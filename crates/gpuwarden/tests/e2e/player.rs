@@ -17,6 +17,30 @@ pub(crate) async fn play(
     check: &str,
     more: &[(&str, &str)],
 ) -> anyhow::Result<std::process::Output> {
+    let program = tokio::process::Command::new(binary()?);
+    play_by(program, plane, pod, check, more).await
+}
+
+/// The same on a host of its own: in this network namespace.
+pub(crate) async fn play_on(
+    host: &str,
+    plane: &ControlPlane,
+    pod: &Value,
+    check: &str,
+    more: &[(&str, &str)],
+) -> anyhow::Result<std::process::Output> {
+    let mut program = tokio::process::Command::new("ip");
+    program.args(["netns", "exec", host]).arg(binary()?);
+    play_by(program, plane, pod, check, more).await
+}
+
+async fn play_by(
+    mut program: tokio::process::Command,
+    plane: &ControlPlane,
+    pod: &Value,
+    check: &str,
+    more: &[(&str, &str)],
+) -> anyhow::Result<std::process::Output> {
     let home = tempfile::tempdir()?;
     let (namespace, name) = (
         text(&pod["metadata"]["namespace"]),
@@ -30,7 +54,10 @@ pub(crate) async fn play(
     let container = container.with_context(|| format!("{name} has no {check}"))?;
     let of_field = |path: &str| match path {
         "metadata.name" => name.to_owned(),
-        "spec.nodeName" => format!("node-of-{name}"),
+        "spec.nodeName" => match text(&pod["spec"]["nodeName"]) {
+            "" => format!("node-of-{name}"),
+            node => node.to_owned(),
+        },
         "status.podIP" => text(&pod["status"]["podIP"]).to_owned(),
         other => panic!("the field {other}"),
     };
@@ -85,7 +112,7 @@ pub(crate) async fn play(
         .into_iter()
         .flatten()
         .map(text);
-    let output = tokio::process::Command::new(binary()?)
+    let output = program
         .args(command.skip(1))
         .env_clear()
         .envs(environment)

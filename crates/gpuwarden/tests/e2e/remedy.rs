@@ -1,6 +1,7 @@
 //! A node that is out of service and drained is repaired by custom resources, and comes back. The test
 //! plays who carries them out.
 
+use contract::{HealthEvent, RecommendedAction};
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{Api, DynamicObject, ListParams, Patch, PatchParams, PostParams};
@@ -8,7 +9,7 @@ use kube::core::{ApiResource, GroupVersionKind};
 use serde_json::{Value, json};
 use testkit::{ControlPlane, Launch, Version};
 
-use crate::support::{SOON, Scene, xid};
+use crate::support::{SOON, Scene, event, send_to, xid};
 
 const STATE: &str = "dgxc.nvidia.com/nvsentinel-state";
 const REPAIRS: &str = "latestFaultRemediationState";
@@ -199,6 +200,45 @@ async fn a_fault_is_drained_repaired_and_given_back_through_kills() -> anyhow::R
     // However often it was killed, one was made.
     assert_eq!(repair.made().await?.len(), 1);
     Ok(())
+}
+
+/// A preflight check is a reporter like any other, also by the standing of a user, which it has on its node.
+#[tokio::test]
+async fn what_a_preflight_check_has_found_is_repaired_and_its_pass_gives_the_node_back()
+-> anyhow::Result<()> {
+    let Some(plane) = ControlPlane::shared(Version::V1_37).await? else {
+        return Ok(());
+    };
+    let repair = Repair::new(&plane, |launch| launch).await?;
+    let report = |is_healthy: bool| HealthEvent {
+        agent: "preflight-dcgm-diag".to_owned(),
+        check_name: "DcgmDiagnosticMemory".to_owned(),
+        is_healthy,
+        is_fatal: !is_healthy,
+        error_code: (!is_healthy)
+            .then(|| "DCGM_FR_FAULTY_MEMORY".to_owned())
+            .into_iter()
+            .collect(),
+        recommended_action: if is_healthy {
+            RecommendedAction::None.into()
+        } else {
+            RecommendedAction::RestartBm.into()
+        },
+        ..event(&repair.scene.node, "GPU-1")
+    };
+    send_to(&repair.scene.product, vec![report(false)]).await?;
+    repair.scene.cordoned().await?;
+    repair.state("remediating").await?;
+    let name = repair.made_is(1).await?;
+    let done = [
+        condition("SignalSent", "True", "Succeeded"),
+        condition("NodeReady", "True", "Succeeded"),
+    ];
+    repair.set(&name, json!(done)).await?;
+    repair.state("remediation-succeeded").await?;
+    repair.awaits("the recovery of its faults").await?;
+    send_to(&repair.scene.product, vec![report(true)]).await?;
+    repair.scene.restored().await
 }
 
 #[tokio::test]

@@ -82,12 +82,8 @@ impl Webhook {
             .arg("--kubeconfig")
             .arg(kubeconfig)
             .args(["--listen", "127.0.0.1:0"])
-            .args([
-                "--metrics-listen",
-                "127.0.0.1:0",
-                "--rendezvous-listen",
-                "127.0.0.1:0",
-            ])
+            .args(["--metrics-listen", "127.0.0.1:0"])
+            .env("GPUWARDEN_WEBHOOK_RENDEZVOUS_LISTEN", "127.0.0.1:0")
             .args(flags)
             .stdout(output.try_clone()?)
             .stderr(output)
@@ -126,10 +122,30 @@ impl Webhook {
         testkit::get(address.context("an address of metrics")?, "/metrics").await
     }
 
-    /// Asks it to end, and waits until it has.
-    pub(crate) async fn end(mut self) -> anyhow::Result<()> {
+    /// Waits until it says of itself whether it is ready, and why not, in these words.
+    async fn says(&self, words: &str) -> anyhow::Result<()> {
+        let log = self.log();
+        let at = (log.lines())
+            .find_map(|line| line.strip_prefix("metrics      ")?.strip_suffix("/metrics"));
+        let at = at.context("an address of probes")?;
+        wait_for("what it says of itself", SOON, || async {
+            match testkit::get(at, "/readyz").await {
+                Ok(said) if said.starts_with(words) => Ok(()),
+                other => Err(format!("{other:?}")),
+            }
+        })
+        .await
+    }
+
+    fn tell_to_end(&self) -> anyhow::Result<()> {
         let pid = rustix::process::Pid::from_child(&self.child);
         rustix::process::kill_process(pid, rustix::process::Signal::TERM)?;
+        Ok(())
+    }
+
+    /// Asks it to end, and waits until it has.
+    pub(crate) async fn end(mut self) -> anyhow::Result<()> {
+        self.tell_to_end()?;
         let child = &mut self.child;
         let status = wait_for("the end of the webhook", SOON, || {
             let ended = child.try_wait().ok().flatten();
@@ -188,11 +204,19 @@ pub(crate) fn pod(name: &str, limits: impl Into<Value>) -> Value {
 }
 
 pub(crate) async fn create(client: &Client, namespace: &str, pod: &Value) -> anyhow::Result<Value> {
+    create_with(&PostParams::default(), client, namespace, pod).await
+}
+
+async fn create_with(
+    params: &PostParams,
+    client: &Client,
+    namespace: &str,
+    pod: &Value,
+) -> anyhow::Result<Value> {
     // Not a typed pod: that has no field for the gangs of 1.35.
     let body = serde_json::to_vec(pod)?;
     let request = kube::core::Request::new(format!("/api/v1/namespaces/{namespace}/pods"));
-    let request = request.create(&PostParams::default(), body)?;
-    Ok(client.request(request).await?)
+    Ok(client.request(request.create(params, body)?).await?)
 }
 
 pub(crate) fn names(pod: &Value, list: &str) -> Vec<String> {
@@ -222,6 +246,11 @@ async fn pods_of_1_35_get_the_checks_that_can_say_something() -> anyhow::Result<
     let gate = "--feature-gates=DRAExtendedResource=true";
     let options = Options::default().arg(Program::ApiServer, gate);
     pods_get_checks(Version::V1_35, options).await
+}
+
+#[tokio::test]
+async fn pods_of_1_36_get_the_checks_that_can_say_something() -> anyhow::Result<()> {
+    pods_get_checks(Version::V1_36, Options::default()).await
 }
 
 async fn pods_get_checks(version: Version, options: Options) -> anyhow::Result<()> {
@@ -350,9 +379,18 @@ async fn pods_get_checks(version: Version, options: Options) -> anyhow::Result<(
 /// Waits until the API server asks: it hears of a registration a little later.
 pub(crate) async fn registered(plane: &ControlPlane) -> anyhow::Result<()> {
     let (client, namespace) = (plane.client().await?, opted_in(plane).await?);
+    gets_checks(&client, &namespace, "nvidia.com/gpu").await
+}
+
+/// Waits until a pod that asks for one of a resource gets checks; none is made.
+async fn gets_checks(client: &Client, namespace: &str, resource: &str) -> anyhow::Result<()> {
+    let dry_run = PostParams {
+        dry_run: true,
+        ..PostParams::default()
+    };
     wait_for("a pod that gets checks", SOON, || async {
-        let probe = pod(&unique("probe"), json!({"nvidia.com/gpu": "1"}));
-        let made = create(&client, &namespace, &probe).await;
+        let probe = pod(&unique("probe"), json!({resource: "1"}));
+        let made = create_with(&dry_run, client, namespace, &probe).await;
         let made = made.map_err(|error| error.to_string())?;
         let found = names(&made, "initContainers");
         if found.is_empty() {
@@ -390,8 +428,7 @@ pub(crate) async fn claims(client: &Client, namespace: &str) -> anyhow::Result<(
     }))?;
     templates.create(&PostParams::default(), &template).await?;
     // The webhook follows device classes by a watch.
-    tokio::time::sleep(Duration::from_millis(500)).await;
-    Ok(())
+    gets_checks(client, namespace, "vendor.example/gpu").await
 }
 
 #[tokio::test]
@@ -408,10 +445,12 @@ async fn replicas_and_certificates_change_and_no_pod_is_refused() -> anyhow::Res
         "--certificate-lifetime",
         "10s",
         "--drain",
-        "2s",
+        "4s",
     ];
     let first = Webhook::start(&plane, &url, &flags).await?;
     let second = Webhook::start(&plane, &url, &flags).await?;
+    first.says("ready\n").await?;
+    second.says("ready\n").await?;
     balancer.send_to(&[first.address, second.address]);
     registered(&plane).await?;
     let (client, namespace) = (plane.client().await?, opted_in(&plane).await?);
@@ -420,7 +459,7 @@ async fn replicas_and_certificates_change_and_no_pod_is_refused() -> anyhow::Res
         let (client, namespace) = (client.clone(), namespace.clone());
         tokio::spawn(async move {
             let mut made = 0_u32;
-            let until = Instant::now() + Duration::from_secs(25);
+            let until = Instant::now() + Duration::from_secs(30);
             while Instant::now() < until {
                 let pod = pod(&format!("p-{made}"), json!({"nvidia.com/gpu": "2"}));
                 let pod = create(&client, &namespace, &pod).await?;
@@ -435,6 +474,8 @@ async fn replicas_and_certificates_change_and_no_pod_is_refused() -> anyhow::Res
     // no connection any more, for nodes hear late of what is gone.
     let third = Webhook::start(&plane, &url, &flags).await?;
     balancer.send_to(&[first.address, second.address, third.address]);
+    first.tell_to_end()?;
+    first.says("it is about to end").await?;
     first.end().await?;
     let fourth = Webhook::start(&plane, &url, &flags).await?;
     balancer.send_to(&[second.address, third.address, fourth.address]);

@@ -61,7 +61,10 @@ pub(crate) struct Entry {
 
 /// An image: its whole name, or its parts.
 #[derive(Deserialize, Clone)]
-#[serde(untagged)]
+#[serde(
+    untagged,
+    expecting = "expected an image: its name, or `repository` and `tag`"
+)]
 pub(crate) enum Image {
     Name(String),
     Parts {
@@ -173,10 +176,12 @@ impl Entry {
             }
         }
         for (key, is_right) in [
-            ("env", container.get("env").is_none_or(Value::is_array)),
+            // An API server would take no pod with any of it.
+            ("image", has_image(&container)),
+            ("env", is_list(container.get("env"), &["name"])),
             (
                 "volumeMounts",
-                container.get("volumeMounts").is_none_or(Value::is_array),
+                is_list(container.get("volumeMounts"), &["name", "mountPath"]),
             ),
             (
                 "resources",
@@ -199,6 +204,25 @@ impl Entry {
             inherits_mounts: self.inherit_user_volume_mounts,
         })
     }
+}
+
+/// Returns whether a container has an image.
+fn has_image(container: &Map<String, Value>) -> bool {
+    let image = container.get("image").and_then(Value::as_str);
+    image.is_some_and(|image| !image.is_empty() && !image.contains(char::is_whitespace))
+}
+
+/// Returns whether a list is as one of a container is: there is none, or each of its elements has these texts.
+fn is_list(list: Option<&Value>, texts: &[&str]) -> bool {
+    let has = |element: &Value, key: &&str| {
+        let text = element.get(key).and_then(Value::as_str);
+        text.is_some_and(|text| !text.is_empty())
+    };
+    let Some(list) = list else {
+        return true;
+    };
+    let mut elements = list.as_array().into_iter().flatten();
+    list.is_array() && elements.all(|element| texts.iter().all(|key| has(element, key)))
 }
 
 // === impl CheckContainer ===

@@ -285,6 +285,22 @@ fn what_is_wrong_is_said_with_its_place() {
     for (text, part) in [
         ("", "`image` is missing"),
         ("image: [", "line"),
+        ("image: [1]", "expected an image: its name, or"),
+        ("image: ''", "`image` has another form"),
+        ("image: i\ncheckTimeout: 0", "\"0s\" is no time"),
+        ("image: i\ncheckTimeout: -3", "expected a time: write 10m"),
+        (
+            "image: i\nimagePullSecrets: [[a]]",
+            "expected the name of a Secret",
+        ),
+        (
+            "initContainers: [{name: a, image: i, env: [{value: x}]}]",
+            "`env` has another form",
+        ),
+        (
+            "initContainers: [{name: a, image: i, volumeMounts: [{name: x}]}]",
+            "`volumeMounts` has another form",
+        ),
         ("- a\n- b\n", "config.yaml"),
         ("image: i\ninitContainer: []\n", "initContainer"),
         ("image: i\ninitContainers: []\n", "has 0 checks"),

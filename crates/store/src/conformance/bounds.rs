@@ -259,6 +259,7 @@ pub async fn deletes_what_is_old_and_finished(open: impl AsyncFn() -> Store) {
         .unwrap();
     let prune = Prune {
         before: time(8),
+        passes_before: Timestamp::UNIX_EPOCH,
         max_bytes: u64::MAX,
         finished: at[6],
         gone: Timestamp::UNIX_EPOCH,
@@ -323,6 +324,7 @@ pub async fn keeps_nothing_for_a_consumer_that_is_gone(open: impl AsyncFn() -> S
     while Timestamp::now().as_microsecond() == first {}
     let mut prune = Prune {
         before: time(1_000),
+        passes_before: Timestamp::UNIX_EPOCH,
         max_bytes: u64::MAX,
         finished: Position::END,
         gone: Timestamp::UNIX_EPOCH,
@@ -346,6 +348,57 @@ pub async fn keeps_nothing_for_a_consumer_that_is_gone(open: impl AsyncFn() -> S
     store.close().await;
 }
 
+/// Passes of preflight checks go sooner, but where a fault that they may have closed is stored.
+pub async fn deletes_passes_that_closed_nothing(open: impl AsyncFn() -> Store) {
+    let store = open().await;
+    let report = |agent: &str, check: &str, node: &str, is_healthy: bool, n: i64| {
+        let mut new = event(node, n);
+        agent.clone_into(&mut new.event.agent);
+        check.clone_into(&mut new.event.check_name);
+        (new.event.is_healthy, new.event.is_fatal) = (is_healthy, !is_healthy);
+        new
+    };
+    let (diag, all_reduce) = ("preflight-dcgm-diag", "preflight-nccl-allreduce");
+    let appended = store
+        .append(vec![
+            report(diag, "Memory", "n1", true, 0),
+            report(diag, "Pcie", "n1", true, 1),
+            // What a pass closes may be reported before it or, where its report was late, behind it.
+            report(diag, "Pcie", "n1", false, 2),
+            report(diag, "Pcie", "n1", true, 3),
+            // Of another node, another agent, another monitor.
+            report(diag, "Pcie", "n2", true, 4),
+            report(all_reduce, "Pcie", "n1", true, 5),
+            report("syslog-health-monitor", "Xid", "n1", true, 6),
+            report(diag, "Memory", "n1", true, 7),
+            report(diag, "Memory", "n1", true, 8),
+            report(diag, "Memory", "n1", true, 9),
+        ])
+        .await
+        .unwrap();
+    let at = positions(&appended);
+    let prune = Prune {
+        before: time(0),
+        passes_before: time(8),
+        max_bytes: u64::MAX,
+        finished: at[8],
+        gone: Timestamp::UNIX_EPOCH,
+        keep: Vec::new(),
+    };
+    let pruned = store.prune(prune.clone()).await.unwrap();
+    assert_eq!(pruned.events, 4);
+    let left = || async { numbers(&read_feed(&*store, 100).await, &at) };
+    assert_eq!(left().await, [2, 3, 4, 7, 9, 10]);
+    // Who has not read them yet reads them.
+    let finished = Prune {
+        passes_before: time(1_000),
+        finished: at[7],
+        ..prune
+    };
+    assert_eq!(store.prune(finished).await.unwrap().events, 0);
+    store.close().await;
+}
+
 /// The oldest events go first where there is too much, whatever their age; what must stay is told
 /// as being over.
 pub async fn deletes_the_oldest_where_there_is_too_much(open: impl AsyncFn() -> Store) {
@@ -361,6 +414,7 @@ pub async fn deletes_the_oldest_where_there_is_too_much(open: impl AsyncFn() -> 
     let whole = store.stats().await.unwrap().bytes;
     let mut prune = Prune {
         before: time(0),
+        passes_before: Timestamp::UNIX_EPOCH,
         max_bytes: whole / 2,
         finished: Position::END,
         gone: Timestamp::UNIX_EPOCH,

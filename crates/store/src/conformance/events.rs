@@ -301,6 +301,7 @@ pub async fn pages_stay_whole_while_rows_come_and_go(open: impl AsyncFn() -> Sto
         store.append(new.to_vec()).await.unwrap();
         let prune = Prune {
             before: time(round * 2),
+            passes_before: Timestamp::UNIX_EPOCH,
             max_bytes: u64::MAX,
             finished: Position::END,
             gone: Timestamp::UNIX_EPOCH,

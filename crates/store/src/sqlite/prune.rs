@@ -5,7 +5,8 @@ use std::fs;
 use std::path::Path;
 use std::sync::atomic::{AtomicI64, Ordering};
 
-use rusqlite::{Connection, OptionalExtension};
+use contract::keys;
+use rusqlite::{Connection, OptionalExtension, Row};
 
 use super::{number, page};
 use crate::{Prune, Pruned, StoreError};
@@ -14,6 +15,15 @@ use crate::{Prune, Pruned, StoreError};
 pub(super) const CHUNK: usize = 2_000;
 /// Most pages that one call gives back to the file system.
 const PAGES: i64 = 4_096;
+/// Selects events behind a position up to another. A pass of a preflight check can have closed what its stream
+/// (node, agent and check) has reported, and nothing else: where none of that is stored it has closed nothing.
+const EVENTS: &str = "
+    SELECT seq, id, created_at,
+           healthy AND substr(agent, 1, length(?3)) = ?3
+           AND NOT EXISTS (SELECT 1 FROM event AS fault
+                           WHERE fault.stream = event.stream AND fault.healthy = 0)
+               AS has_closed_nothing
+    FROM event WHERE seq > ?1 AND seq <= ?2 ORDER BY seq";
 /// Selects the time of the oldest events: the first ones. There is no index by time, and looking at
 /// all of them would hold the writers up.
 const OLDEST_EVENT: &str = "SELECT created_at FROM event ORDER BY seq LIMIT 1";
@@ -46,7 +56,10 @@ pub(super) fn prune(
     round: &Round,
 ) -> rusqlite::Result<Pruned> {
     let upto = finished_position(connection, prune)?;
-    let before = prune.before.as_microsecond();
+    let young = Young {
+        since: prune.before.as_microsecond(),
+        passes_since: prune.passes_before.as_microsecond(),
+    };
     let keep: HashSet<&[u8]> = prune.keep.iter().map(String::as_bytes).collect();
     let mut pruned = Pruned {
         gone: gone_consumers(connection, prune)?,
@@ -69,10 +82,10 @@ pub(super) fn prune(
         pruned.more = pruned.over > 0 && pruned.events + pruned.entries > 0;
     } else {
         pruned.events = in_two_parts(&round.events, |after| {
-            delete_events(connection, after, upto, Some(before), &keep)
+            delete_events(connection, after, upto, Some(&young), &keep)
         })?;
         pruned.entries = in_two_parts(&round.entries, |after| {
-            delete_entries(connection, after, Some(before))
+            delete_entries(connection, after, Some(young.since))
         })?;
         pruned.more = pruned.events.max(pruned.entries) >= CHUNK as u64;
     }
@@ -141,29 +154,45 @@ fn in_two_parts(
     Ok(first + second)
 }
 
+/// The times since which rows are young.
+struct Young {
+    since: i64,
+    /// The same of passes of preflight checks that have closed nothing.
+    passes_since: i64,
+}
+
+// === impl Young ===
+
+impl Young {
+    /// Returns whether an event is to stay for its age. What is damaged is not.
+    fn is(&self, row: &Row<'_>) -> bool {
+        let has_closed_nothing = || row.get("has_closed_nothing").unwrap_or(false);
+        row.get::<_, i64>("created_at")
+            .is_ok_and(|at| at >= self.since && (at >= self.passes_since || !has_closed_nothing()))
+    }
+}
+
 /// Deletes up to [`CHUNK`] events after a position, oldest first, and passes over as many that are
 /// young. Returns how many went, and where it stopped unless at the end.
 fn delete_events(
     connection: &Connection,
     after: i64,
     upto: i64,
-    before: Option<i64>,
+    young: Option<&Young>,
     keep: &HashSet<&[u8]>,
 ) -> rusqlite::Result<(u64, Option<i64>)> {
-    let mut select = connection.prepare_cached(
-        "SELECT seq, id, created_at FROM event WHERE seq > ?1 AND seq <= ?2 ORDER BY seq",
-    )?;
-    let mut rows = select.query([after, upto])?;
-    let (mut found, mut young, mut stopped) = (Vec::new(), 0, None);
+    let mut select = connection.prepare_cached(EVENTS)?;
+    let mut rows = select.query((after, upto, keys::PREFLIGHT_AGENTS))?;
+    let (mut found, mut passed_over, mut stopped) = (Vec::new(), 0, None);
     while let Some(row) = rows.next()? {
         let seq = row.get::<_, i64>(0)?;
-        if before.is_some_and(|before| row.get::<_, i64>(2).is_ok_and(|at| at >= before)) {
-            young += 1;
+        if young.is_some_and(|young| young.is(row)) {
+            passed_over += 1;
         } else if !keep.contains(row.get_ref(1)?.as_bytes()?) {
             // As bytes: an id that is damaged goes with its event.
             found.push(seq);
         }
-        if found.len() == CHUNK || young == CHUNK {
+        if found.len() == CHUNK || passed_over == CHUNK {
             stopped = Some(seq);
             break;
         }
@@ -265,6 +294,7 @@ mod tests {
     fn older_than(at: i64) -> Prune {
         Prune {
             before: jiff::Timestamp::from_microsecond(at).unwrap(),
+            passes_before: jiff::Timestamp::MIN,
             max_bytes: u64::MAX,
             finished: (i64::MAX as u64).into(),
             gone: jiff::Timestamp::MIN,

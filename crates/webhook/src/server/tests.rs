@@ -256,8 +256,10 @@ async fn probes_and_metrics_say_how_it_does() {
         assert!(metrics.contains(line), "{line}: {metrics}");
     }
     assert_eq!(server.ask("GET", "/healthz", b"").await.0, 200);
-    // It lives, and does not know the device classes.
+    // It lives, and does not know what it follows.
     let (status, said) = server.ask("GET", "/readyz", b"").await;
     assert_eq!(status, 503);
-    assert!(said.contains("device classes"), "{said}");
+    for what in ["device classes", "PreflightConfigs"] {
+        assert!(said.contains(what), "{said}");
+    }
 }
