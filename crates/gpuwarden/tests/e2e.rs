@@ -66,6 +66,8 @@ mod replay;
 mod reports;
 #[path = "e2e/rivals.rs"]
 mod rivals;
+#[path = "e2e/stages.rs"]
+mod stages;
 #[path = "e2e/support.rs"]
 mod support;
 #[path = "e2e/webhook.rs"]

@@ -641,6 +641,7 @@ fn kind(effect: &Effect) -> &'static str {
         Effect::Rule(_) => "change of a device's rule",
         Effect::Pods { .. } => "watch of pods",
         Effect::Remove(_) => "removal of a pod",
+        Effect::Checkpoint(_) => "request for a checkpoint",
         Effect::Make(_) | Effect::Follow { .. } | Effect::Withdraw { .. } => "repair",
         Effect::Remediation(_) => "count of repairs",
         Effect::LookUp { .. } => "question to the store",
