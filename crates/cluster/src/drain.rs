@@ -4,17 +4,19 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use contract::keys;
 use domain::device::{Claim, GPU_DRIVER};
-use domain::drain::PodView;
 use domain::drain::plan::PodFacts;
-use domain::fleet::{PlannedRemoval, PodNews};
+use domain::drain::{Checkpoint, PodView};
+use domain::fleet::{PlannedCheckpoint, PlannedRemoval, PodNews};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Pod as Object;
 use kube::Api;
-use kube::api::{DeleteParams, EvictParams, ListParams, PostParams, Preconditions};
+use kube::api::{
+    DeleteParams, EvictParams, ListParams, Patch, PatchParams, PostParams, Preconditions,
+};
 use kube::core::Request;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
@@ -33,6 +35,22 @@ const GPU_RESOURCES: [&str; 3] = ["nvidia.com/gpu", "nvidia.com/pgpu", "nvidia.c
 const PODS: &str = "/api/v1/pods";
 /// Annotation by which a kubelet marks the mirror of a pod that it runs from a file.
 const MIRROR: &str = "kubernetes.io/config.mirror";
+
+/// Labels or annotations by which Kueue and Volcano mark the pods of a gang.
+const GANG_MARKS: [&str; 4] = [
+    "kueue.x-k8s.io/pod-group-name",
+    "kueue.x-k8s.io/workload-name",
+    "kueue.x-k8s.io/workload",
+    "scheduling.k8s.io/group-name",
+];
+/// Kinds whose pods are replicas, each of which works alone.
+const REPLICAS: [&str; 5] = [
+    "ReplicaSet",
+    "StatefulSet",
+    "ReplicationController",
+    "DaemonSet",
+    "Node",
+];
 
 /// Tells of the pods of single nodes, each by a watch of its own: a cluster has more pods than a process
 /// should know.
@@ -95,6 +113,23 @@ struct Spec {
     containers: Vec<Container>,
     init_containers: Vec<Container>,
     resource_claims: Vec<IgnoredAny>,
+    /// Of Kubernetes' own gangs, from 1.36 on.
+    scheduling_group: Option<SchedulingGroup>,
+    /// Of those of 1.35.
+    workload_ref: Option<WorkloadRef>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct SchedulingGroup {
+    pod_group_name: String,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct WorkloadRef {
+    name: String,
+    pod_group: String,
 }
 
 #[derive(Debug, Deserialize)]
@@ -207,6 +242,26 @@ impl Cluster {
             .await
             .map(drop)
             .map_err(ApiError::from)
+    }
+
+    /// Tells a pod, by an annotation, that it may write a checkpoint. The error is [`ApiError::Conflict`] or
+    /// [`ApiError::NotFound`] where the pod is gone, also where another has its name now. Takes the
+    /// permission `patch` on pods. One request.
+    pub async fn ask_for_checkpoint(&self, planned: &PlannedCheckpoint) -> Result<(), ApiError> {
+        let pods: Api<Object> = Api::namespaced(self.client(Urgency::Act), &planned.namespace);
+        let patch = Patch::Merge(json!({"metadata": {
+            "uid": planned.uid,
+            "annotations": {keys::CHECKPOINT_REQUESTED: planned.at.to_string()},
+        }}));
+        let params = PatchParams::default();
+        let patched = pods.patch_metadata(&planned.name, &params, &patch).await;
+        match patched.map(drop).map_err(ApiError::from) {
+            // So it says that the uid is another's.
+            Err(ApiError::Invalid { status, message }) if message.contains("metadata.uid") => {
+                Err(ApiError::Conflict { status })
+            }
+            answer => answer,
+        }
     }
 
     /// Returns why a pod would not be evicted now; `None`: it would. Nothing is done. Takes the
@@ -326,7 +381,49 @@ impl PodObject {
             unready_since: ready
                 .filter(|one| one.status != "True")
                 .and_then(|one| one.last_transition_time),
+            gang: self.gang(),
+            checkpoint: self.checkpoint(),
         }
+    }
+
+    /// Returns the gang or job that it says it is a part of, with the namespace.
+    fn gang(&self) -> Option<String> {
+        let (metadata, spec) = (&self.metadata, &self.spec);
+        let group = spec.scheduling_group.as_ref();
+        let native = group.map(|group| group.pod_group_name.clone());
+        let workload = spec.workload_ref.as_ref();
+        let native =
+            native.or_else(|| workload.map(|one| format!("{}/{}", one.name, one.pod_group)));
+        let marks = || {
+            let mut places = GANG_MARKS.iter().map(|mark| {
+                let there = metadata.labels.get(*mark);
+                there.or_else(|| metadata.annotations.get(*mark)).cloned()
+            });
+            places.find_map(|name| name.filter(|name| !name.is_empty()))
+        };
+        let owner = || {
+            let mut owners = metadata.owner_references.iter();
+            let owner = owners.find(|one| one.controller && !REPLICAS.contains(&one.kind.as_str()));
+            owner.map(|one| format!("{} {}", one.kind, one.name))
+        };
+        let name = native
+            .filter(|name| !name.is_empty())
+            .or_else(marks)
+            .or_else(owner)?;
+        Some(format!("{}/{name}", metadata.namespace))
+    }
+
+    /// Returns what it says of a checkpoint, where it asks for the time to write one.
+    fn checkpoint(&self) -> Option<Checkpoint> {
+        let annotations = &self.metadata.annotations;
+        let asks = annotations.get(keys::CHECKPOINT)?.trim();
+        let takes = asks.parse::<SignedDuration>().ok();
+        let time = |key: &str| annotations.get(key)?.trim().parse().ok();
+        Some(Checkpoint {
+            takes: takes.filter(SignedDuration::is_positive),
+            requested: time(keys::CHECKPOINT_REQUESTED),
+            done: time(keys::CHECKPOINT_DONE),
+        })
     }
 }
 
@@ -359,6 +456,76 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn a_pod_says_of_which_gang_it_is_and_whether_it_writes_checkpoints() {
+        let pod = |labels: Value, annotations: Value, spec: Value, owner: &str| {
+            let owners = json!([{"kind": owner, "name": "o", "controller": true}]);
+            let pod: PodObject = serde_json::from_value(json!({
+                "metadata": {"namespace": "a", "name": "b", "uid": "u", "labels": labels,
+                    "annotations": annotations, "ownerReferences": owners},
+                "spec": spec,
+            }))
+            .unwrap();
+            pod.view()
+        };
+        let none = || json!({});
+        for (labels, annotations, spec, owner, gang) in [
+            (none(), none(), none(), "ReplicaSet", None),
+            (none(), none(), none(), "StatefulSet", None),
+            (none(), none(), none(), "Job", Some("a/Job o")),
+            (
+                none(),
+                json!({"scheduling.k8s.io/group-name": "g"}),
+                none(),
+                "Job",
+                Some("a/g"),
+            ),
+            (
+                json!({"kueue.x-k8s.io/pod-group-name": "k"}),
+                json!({"scheduling.k8s.io/group-name": "g"}),
+                none(),
+                "Job",
+                Some("a/k"),
+            ),
+            (
+                json!({"kueue.x-k8s.io/pod-group-name": "k"}),
+                none(),
+                json!({"schedulingGroup": {"podGroupName": "n"}}),
+                "Job",
+                Some("a/n"),
+            ),
+            (
+                none(),
+                none(),
+                json!({"workloadRef": {"name": "w", "podGroup": "p"}}),
+                "Job",
+                Some("a/w/p"),
+            ),
+        ] {
+            assert_eq!(pod(labels, annotations, spec, owner).gang.as_deref(), gang);
+        }
+        let at = Timestamp::from_second(60).ok();
+        for (annotations, expected) in [
+            (json!({keys::CHECKPOINT_DONE: "1970-01-01T00:01:00Z"}), None),
+            (
+                json!({keys::CHECKPOINT: "10m", keys::CHECKPOINT_REQUESTED: "1970-01-01T00:01:00Z",
+                    keys::CHECKPOINT_DONE: "1970-01-01T00:01:00Z"}),
+                Some(Checkpoint {
+                    takes: Some(SignedDuration::from_mins(10)),
+                    requested: at,
+                    done: at,
+                }),
+            ),
+            (
+                json!({keys::CHECKPOINT: "true", keys::CHECKPOINT_DONE: "yes"}),
+                Some(Checkpoint::default()),
+            ),
+        ] {
+            let pod = pod(none(), annotations, none(), "Job");
+            assert_eq!(pod.checkpoint, expected);
+        }
+    }
 
     #[test]
     fn the_gpus_of_a_pod_are_counted_as_they_are_given() {

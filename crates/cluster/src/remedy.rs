@@ -202,12 +202,13 @@ impl Cluster {
         there.ok_or(ApiError::Conflict { status: 409 })
     }
 
-    /// Deletes the custom resource of an attempt, if it is there, ours, and nothing has begun. Returns
-    /// whether it was. Takes the permissions `get` and `delete`. At most three requests.
+    /// Deletes the custom resource of an attempt, if it is there, ours, and nothing has begun; with `begun`
+    /// also if something has. Returns whether it was. Takes the permissions `get` and `delete`. At most three requests.
     pub async fn withdraw_resource(
         &self,
         kinds: &ResourceKinds,
         attempt: &Attempt,
+        begun: bool,
     ) -> Result<bool, ApiError> {
         let kind = kinds.of(self, &attempt.resource).await?;
         let namespace = attempt.resource.namespace.as_deref();
@@ -216,7 +217,8 @@ impl Cluster {
         };
         let state = ResourceState::read(&object, &attempt.resource);
         let ours = state.attempt.as_ref() == Some(&attempt.key());
-        if !ours || state.begun || state.end.is_some() {
+        let has_begun = state.begun || state.end.is_some();
+        if !ours || (has_begun && !begun) {
             return Ok(false);
         }
         self.delete_object(&kind, namespace, &attempt.name, &state.uid)

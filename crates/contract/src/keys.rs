@@ -55,6 +55,14 @@ pub const NOT_VALIDATED: &str = "gpuwarden.dev/not-validated";
 /// Annotation of our own on the custom resource of a repair: the attempt for which it was made.
 pub const ATTEMPT: &str = "gpuwarden.dev/attempt";
 
+/// Annotation of our own on a pod, by its owner: it asks for the time to write a checkpoint before it is
+/// evicted, at most this long (`10m`).
+pub const CHECKPOINT: &str = "gpuwarden.dev/checkpoint";
+/// Annotation of our own on such a pod: when it was told to write one.
+pub const CHECKPOINT_REQUESTED: &str = "gpuwarden.dev/checkpoint-requested";
+/// Annotation of such a pod, by its workload: the value of [`CHECKPOINT_REQUESTED`] once it is written.
+pub const CHECKPOINT_DONE: &str = "gpuwarden.dev/checkpoint-done";
+
 /// Label with which an operator takes a node out of gpuwarden's hands (value `false`).
 pub const MANAGED_LABEL: &str = "k8saas.nvidia.com/ManagedByNVSentinel";
 

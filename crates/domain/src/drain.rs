@@ -12,10 +12,14 @@ use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
 mod config;
+mod custom;
+mod gang;
 pub mod partial;
 pub mod plan;
 
 pub use config::{DrainConfig, MAX_CONFIG_BYTES};
+pub use custom::{CustomDrain, PodsToDrain};
+pub use gang::Gangs;
 
 /// Time by which a pod may outlast its grace before it counts as stuck: a kubelet that is busy reports
 /// late.
@@ -50,6 +54,21 @@ pub struct PodView {
     pub ends_by: Option<Timestamp>,
     /// Since when it is not ready, where it is not.
     pub unready_since: Option<Timestamp>,
+    /// The gang or job that it is a part of.
+    pub gang: Option<String>,
+    /// Set where it asks for the time to write a checkpoint before it is evicted.
+    pub checkpoint: Option<Checkpoint>,
+}
+
+/// The checkpoint of a pod that asks for the time to write one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Checkpoint {
+    /// The time that it takes at most; `None`: as long as may be.
+    pub takes: Option<SignedDuration>,
+    /// The time at which it was last told to write one.
+    pub requested: Option<Timestamp>,
+    /// The time of the request that it has answered last: its checkpoint is written.
+    pub done: Option<Timestamp>,
 }
 
 /// A way in which the pods of a namespace leave a node. The names are NVSentinel's.
@@ -103,6 +122,10 @@ pub enum Stay {
 /// The next thing that happens to a pod that leaves. Displayed for people.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
+    /// It is told that it is about to be evicted, and that it may write a checkpoint.
+    AskCheckpoint,
+    /// It, or another of its gang, has time to write a checkpoint until then.
+    Checkpoint(Timestamp),
     /// It is evicted, and has so long to end.
     Evict(SignedDuration),
     /// It is deleted whatever protects it, without any time to end.
@@ -117,13 +140,26 @@ pub enum Next {
     Stuck,
 }
 
-/// Returns what becomes of `pod` now.
+/// Returns what becomes of `pod` now, alone.
 pub fn fate(pod: &PodView, drain: Drain, config: &DrainConfig, now: Timestamp) -> Fate {
+    fate_among(pod, &Gangs::default(), drain, config, now)
+}
+
+/// Returns what becomes of `pod` now, with its gang.
+fn fate_among(
+    pod: &PodView,
+    gangs: &Gangs,
+    drain: Drain,
+    config: &DrainConfig,
+    now: Timestamp,
+) -> Fate {
+    let gang = gangs.together(pod);
     let mode = match stays(pod, config) {
         Err(stay) => return Fate::Stays(stay),
         Ok(_) if drain.force => DrainMode::Immediate,
-        Ok(mode) => mode,
+        Ok(mode) => gang.map_or(mode, |gang| gang.mode),
     };
+    let pod = gangs.as_one(pod);
     let later = |at: Timestamp, by| at.checked_add(by).unwrap_or(Timestamp::MAX);
     let deadline = later(drain.since, config.delete_after);
     let evict = Next::Evict(
@@ -132,21 +168,23 @@ pub fn fate(pod: &PodView, drain: Drain, config: &DrainConfig, now: Timestamp) -
             .min(config.eviction_grace),
     );
     // Time to end it has had by then, whether its eviction was let through or not.
-    let last = later(later(deadline, config.eviction_grace), SLACK);
+    let asked_by = later(deadline, gangs.wait(&pod, drain, config));
+    let last = later(later(asked_by, config.eviction_grace), SLACK);
     let deletes = mode == DrainMode::DeleteAfterTimeout && now >= last;
     let idle = pod
         .unready_since
         .is_some_and(|since| now >= later(since, config.unready_after));
+    let prepares = checkpoint(&pod, mode, drain, config, now).map(|(next, _)| next);
+    let prepares = prepares.or_else(|| gang?.waits(now));
     let next = match (mode, pod.ends_by) {
         _ if deletes => Next::Delete,
         (_, Some(ends_by)) if now < later(ends_by, SLACK) => Next::Ends(later(ends_by, SLACK)),
         (_, Some(_)) => Next::Stuck,
-        (DrainMode::Immediate, None) => evict,
         // What is not ready for so long does no work that is worth waiting for.
         (_, None) if idle => evict,
         (DrainMode::AllowCompletion, None) => Next::Wait(None),
         (DrainMode::DeleteAfterTimeout, None) if now < deadline => Next::Wait(Some(deadline)),
-        (DrainMode::DeleteAfterTimeout, None) => evict,
+        (DrainMode::Immediate | DrainMode::DeleteAfterTimeout, None) => prepares.unwrap_or(evict),
     };
     Fate::Leaves(mode, next)
 }
@@ -171,19 +209,58 @@ fn stays(pod: &PodView, config: &DrainConfig) -> Result<DrainMode, Stay> {
     config.mode_of(pod).ok_or(Stay::NoMode)
 }
 
-/// Returns when [`fate`] is to be asked again about `pod` even if nothing happens.
-pub fn wake_at(pod: &PodView, next: Next, drain: Drain, config: &DrainConfig) -> Option<Timestamp> {
+/// Returns what comes before the eviction of a pod in a mode, where it asks for the time to write a
+/// checkpoint, and until when; `None` where it has had that time, or does not ask.
+fn checkpoint(
+    pod: &PodView,
+    mode: DrainMode,
+    drain: Drain,
+    config: &DrainConfig,
+    now: Timestamp,
+) -> Option<(Next, Timestamp)> {
+    let own = pod.checkpoint.filter(|_| pod.ends_by.is_none())?;
+    let due = match mode {
+        DrainMode::AllowCompletion => return None,
+        DrainMode::Immediate => drain.since,
+        DrainMode::DeleteAfterTimeout => drain.since.checked_add(config.delete_after).ok()?,
+    };
+    // From when its eviction is due, whenever it is told: it cannot be put off by whoever owns it.
+    let until = due.checked_add(pod.checkpoint_wait(drain, config)).ok()?;
+    if now >= until {
+        return None;
+    }
+    // One of an earlier drain says nothing.
+    match own.requested.filter(|at| *at >= drain.since) {
+        None => Some((Next::AskCheckpoint, until)),
+        Some(at) if own.done.is_some_and(|done| done >= at) => None,
+        Some(_) => Some((Next::Checkpoint(until), until)),
+    }
+}
+
+/// Returns when [`fate`] is to be asked again about `pod` even if nothing happens. `gangs` are those of its
+/// node.
+pub fn wake_at(
+    pod: &PodView,
+    next: Next,
+    gangs: &Gangs,
+    drain: Drain,
+    config: &DrainConfig,
+) -> Option<Timestamp> {
+    let pod = gangs.as_one(pod);
     let later = |at: Timestamp, by| at.checked_add(by).ok();
     let idle = pod
         .unready_since
         .and_then(|since| later(since, config.unready_after));
     match next {
         Next::Wait(until) => [until, idle].into_iter().flatten().min(),
-        Next::Ends(until) => Some(until),
+        Next::Ends(until) | Next::Checkpoint(until) => Some(until),
         // The last resort of one mode; of the others nothing changes by time alone.
-        Next::Evict(_) | Next::Stuck => later(drain.since, config.delete_after)
-            .and_then(|at| later(at, config.eviction_grace))
-            .and_then(|at| later(at, SLACK)),
+        Next::AskCheckpoint | Next::Evict(_) | Next::Stuck => {
+            later(drain.since, config.delete_after)
+                .and_then(|at| later(at, gangs.wait(&pod, drain, config)))
+                .and_then(|at| later(at, config.eviction_grace))
+                .and_then(|at| later(at, SLACK))
+        }
         Next::Delete | Next::Unknown => None,
     }
 }
@@ -194,6 +271,15 @@ impl PodView {
     /// Returns its name with its namespace: `NAMESPACE/NAME`.
     pub fn title(&self) -> String {
         format!("{}/{}", self.namespace, self.name)
+    }
+
+    /// Returns the time that it gets to write a checkpoint: none where nobody is waited for.
+    fn checkpoint_wait(&self, drain: Drain, config: &DrainConfig) -> SignedDuration {
+        let limit = config.checkpoint_limit;
+        let own = self.checkpoint.filter(|_| !drain.force);
+        own.map_or(SignedDuration::ZERO, |own| {
+            own.takes.unwrap_or(limit).min(limit)
+        })
     }
 }
 
@@ -206,6 +292,20 @@ impl DrainMode {
         Self::AllowCompletion,
         Self::DeleteAfterTimeout,
     ];
+
+    /// Returns the one of two by which pods are waited for longer.
+    fn gentler(self, other: Self) -> Self {
+        let rank = |mode: Self| match mode {
+            Self::Immediate => 0,
+            Self::DeleteAfterTimeout => 1,
+            Self::AllowCompletion => 2,
+        };
+        if rank(other) > rank(self) {
+            other
+        } else {
+            self
+        }
+    }
 
     /// Returns the mode's name, as NVSentinel writes it.
     pub fn name(self) -> &'static str {
@@ -238,6 +338,13 @@ impl fmt::Display for Stay {
 impl fmt::Display for Next {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::AskCheckpoint => f.write_str("is told to write a checkpoint"),
+            Self::Checkpoint(until) => {
+                write!(
+                    f,
+                    "is waited for until its checkpoint is written, or {until:.0}"
+                )
+            }
             Self::Evict(grace) => write!(f, "is evicted, with {} s to end", grace.as_secs()),
             Self::Delete => f.write_str("is deleted, without time to end"),
             Self::Wait(None) => f.write_str("is waited for until it has ended"),

@@ -52,7 +52,8 @@ mod veto;
 pub use brake::Switched;
 pub use claim::Owns;
 pub use devices::{DeviceInput, DeviceWatch, PlannedRule};
-pub use drain::{PlannedRemoval, PodNews, RemovalAnswer};
+pub use drain::custom::DRAIN_ACTION;
+pub use drain::{PlannedCheckpoint, PlannedRemoval, PodNews, RemovalAnswer};
 pub use io::{Effect, FleetInput, InStore, Level, PatchAnswer, Planned, Purpose, RuleSetOutcome};
 pub use kept::{Kept, Unsaved};
 pub use remedy::{MadeAnswer, PlannedResource, RemediationNews, ResourceNews};
@@ -335,6 +336,7 @@ impl Fleet {
             if let Some(drain) = &mut entry.drain {
                 drain.clock_put_back(now);
             }
+            entry.custom.clock_put_back();
             entry.remedy.clock_put_back(now);
             entry.patch.in_doubt = entry.patch.in_doubt.map(|_| now + DOUBT);
             entry.patch.answered_at = entry.patch.answered_at.map(|at| at.min(now));

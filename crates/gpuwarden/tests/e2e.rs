@@ -68,6 +68,8 @@ mod reports;
 mod rivals;
 #[path = "e2e/scheduled.rs"]
 mod scheduled;
+#[path = "e2e/stages.rs"]
+mod stages;
 #[path = "e2e/support.rs"]
 mod support;
 #[path = "e2e/throttled.rs"]

@@ -8,6 +8,7 @@ use cluster::ApiError;
 use domain::drain::plan::{Plan, PlannedPod, plan};
 use domain::drain::{Drain, DrainConfig, Fate, Next, fate};
 use domain::ownership::Ownership;
+use domain::veto::Veto;
 use jiff::Timestamp;
 use preflight::config::Discovery;
 use preflight::gang::Gang;
@@ -67,6 +68,15 @@ pub(super) async fn execute(args: &DrainArgs) -> anyhow::Result<u8> {
             |path| format!("by {}", path.display()),
         );
         text(&plan, &by)?;
+        if let Ok(Some(veto)) = Veto::of(&node, now) {
+            say!("\nHeld back by {}.", output::plain(&veto.to_string()))?;
+        }
+        if let Some(custom) = config.custom.filter(|one| one.applies_to(&node.labels)) {
+            say!(
+                "\nNo pod is evicted: a {} asks somebody else for the drain, and names the pods that leave.",
+                custom.resource.kind
+            )?;
+        }
         if let Some(error) = unasked {
             say!("\nWhich pods a disruption budget holds is not known: {error}")?;
         }

@@ -348,7 +348,8 @@ pub(crate) fn drain_config(path: &Path) -> Result<DrainConfig, SettingsError> {
     let wrong = |what: String| SettingsError::value("--drain-config", &source, what);
     let text =
         std::fs::read_to_string(path).map_err(|error| wrong(format!("cannot be read: {error}")))?;
-    let config = DrainConfig::parse(&text, &source);
+    let read = |path: &str| std::fs::read_to_string(path).map_err(|error| error.to_string());
+    let config = DrainConfig::parse_with(&text, &source, read);
     config.map_err(|error| wrong(format!("is not right:\n{error}")))
 }
 

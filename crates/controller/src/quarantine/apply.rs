@@ -31,9 +31,14 @@ impl Quarantine {
             Effect::Rule(planned) => self.change_rule(*planned),
             Effect::Pods { node, follow } => self.tell_of_pods(node, follow),
             Effect::Remove(planned) => self.remove_pod(*planned),
+            Effect::Checkpoint(planned) => self.ask_for_checkpoint(*planned),
             Effect::Make(planned) => self.make_resource(*planned),
             Effect::Follow { node, resource } => self.tell_of_resource(node, resource),
-            Effect::Withdraw { node, attempt } => self.withdraw_resource(node, *attempt),
+            Effect::Withdraw {
+                node,
+                attempt,
+                begun,
+            } => self.withdraw_resource(node, *attempt, begun),
             Effect::Remediation(news) => self.remedy_metrics.took_in(news),
             Effect::LookUp { node, ids } => self.look_up(node, ids),
             Effect::Append {

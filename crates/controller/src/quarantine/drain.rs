@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use cluster::{ApiError, PodWatches};
-use domain::fleet::{FleetInput, PlannedRemoval, PodNews, RemovalAnswer};
+use domain::fleet::{FleetInput, PlannedCheckpoint, PlannedRemoval, PodNews, RemovalAnswer};
 use jiff::SignedDuration;
 use runtime::logging::chain;
 use tokio::sync::mpsc;
@@ -18,11 +18,19 @@ pub(super) struct Drains {
     cancel: CancellationToken,
 }
 
-/// A removal that was answered.
+/// What was asked of a pod, and answered.
 pub(super) struct Removed {
-    planned: PlannedRemoval,
+    asked: Asked,
     result: Result<(), ApiError>,
     took: std::time::Duration,
+}
+
+/// What was asked of a pod.
+enum Asked {
+    /// To leave.
+    Removal(PlannedRemoval),
+    /// To write a checkpoint.
+    Checkpoint(PlannedCheckpoint),
 }
 
 /// The news of pods, each with the name of its node.
@@ -88,17 +96,34 @@ impl Quarantine {
             let result = cluster.remove_pod(&planned).await;
             let took = began.elapsed();
             Removed {
-                planned,
+                asked: Asked::Removal(planned),
                 result,
                 took,
             }
         });
     }
 
-    /// Takes the answer to the removal of a pod in.
+    /// Starts to tell a pod that it may write a checkpoint.
+    pub(super) fn ask_for_checkpoint(&mut self, planned: PlannedCheckpoint) {
+        let Some(cluster) = self.cluster.clone() else {
+            return; // Without one nothing is planned.
+        };
+        self.removing.spawn(async move {
+            let began = Instant::now();
+            let result = cluster.ask_for_checkpoint(&planned).await;
+            let took = began.elapsed();
+            Removed {
+                asked: Asked::Checkpoint(planned),
+                result,
+                took,
+            }
+        });
+    }
+
+    /// Takes the answer of a pod's API server in.
     pub(super) fn pod_removed(&mut self, done: Result<Removed, JoinError>) {
         let Removed {
-            planned,
+            asked,
             result,
             took,
         } = match done {
@@ -111,20 +136,26 @@ impl Quarantine {
                 return;
             }
         };
-        let PlannedRemoval {
-            node,
-            namespace,
-            name,
-            uid,
-            evict,
-            ..
-        } = planned;
-        self.drain_metrics
-            .removed(&node, &namespace, evict.is_some(), &result, took);
-        if let Err(error) = &result {
-            let err = chain(error);
-            tracing::debug!(node, namespace, pod = name, err = %err, "a pod is not removed");
-        }
+        let (node, uid) = match asked {
+            Asked::Removal(planned) => {
+                let PlannedRemoval {
+                    node,
+                    namespace,
+                    name,
+                    uid,
+                    evict,
+                    ..
+                } = planned;
+                self.drain_metrics
+                    .removed(&node, &namespace, evict.is_some(), &result, took);
+                if let Err(error) = &result {
+                    let err = chain(error);
+                    tracing::debug!(node, namespace, pod = name, err = %err, "a pod is not removed");
+                }
+                (node, uid)
+            }
+            Asked::Checkpoint(planned) => (planned.node, planned.uid),
+        };
         let answer = answer(result);
         self.take(FleetInput::Removed { node, uid, answer });
     }

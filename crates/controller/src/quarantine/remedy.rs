@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use cluster::{ApiError, ResourceEvent, ResourceKinds, ResourceWatches};
-use domain::fleet::{FleetInput, MadeAnswer, PlannedResource, ResourceNews};
+use domain::fleet::{DRAIN_ACTION, FleetInput, MadeAnswer, PlannedResource, ResourceNews};
 use domain::journal::{Entry, EntryKind};
 use domain::remedy::{Attempt, ResourceKind};
 use jiff::SignedDuration;
@@ -101,14 +101,14 @@ impl Quarantine {
         });
     }
 
-    /// Starts to withdraw the custom resource of an attempt.
-    pub(super) fn withdraw_resource(&mut self, node: String, attempt: Attempt) {
+    /// Starts to withdraw the custom resource of an attempt, with `begun` also one that has begun.
+    pub(super) fn withdraw_resource(&mut self, node: String, attempt: Attempt, begun: bool) {
         let (Some(cluster), Some(remedies)) = (self.cluster.clone(), &self.remedies) else {
             return;
         };
         let kinds = remedies.kinds.clone();
         self.making.spawn(async move {
-            let result = cluster.withdraw_resource(&kinds, &attempt).await;
+            let result = cluster.withdraw_resource(&kinds, &attempt, begun).await;
             Made::Withdrawn {
                 node,
                 attempt: Box::new(attempt),
@@ -140,7 +140,9 @@ impl Quarantine {
     }
 
     fn made(&mut self, planned: PlannedResource, result: Result<Value, ApiError>, took: Duration) {
-        self.remedy_metrics.made(&planned, &result, took);
+        if planned.action != DRAIN_ACTION {
+            self.remedy_metrics.made(&planned, &result, took);
+        }
         let PlannedResource {
             node,
             session,
@@ -174,7 +176,7 @@ impl Quarantine {
     fn withdrawn(&mut self, node: String, attempt: &Attempt, result: Result<bool, ApiError>) {
         let title = attempt.title();
         let text = match result {
-            Ok(true) => format!("{title} was withdrawn: nothing had begun"),
+            Ok(true) => format!("{title} was withdrawn"),
             Ok(false) => format!("{title} was not withdrawn: it has begun, or is not there"),
             Err(error) => {
                 let err = chain(&error);

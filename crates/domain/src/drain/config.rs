@@ -1,6 +1,7 @@
 //! The configuration of drains: NVSentinel's file for its node drainer, and keys of our own.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use contract::findings::{FileError, Findings};
 use jiff::SignedDuration;
@@ -8,6 +9,7 @@ use regex::Regex;
 use serde::Deserialize;
 use toml::Spanned;
 
+use super::custom::{self, CustomDrain, CustomDrainFile};
 use super::{DrainMode, PodView};
 use crate::glob::Glob;
 use crate::selector::LabelSelector;
@@ -33,6 +35,8 @@ const DELETE_AFTER: SignedDuration = SignedDuration::from_mins(60);
 const UNREADY_AFTER: SignedDuration = SignedDuration::from_mins(5);
 /// Time after which a person is asked about pods that are waited for.
 const ASK_AFTER: SignedDuration = SignedDuration::from_hours(24);
+/// Longest time that a pod gets to write a checkpoint: what a large training takes to do so.
+const CHECKPOINT_LIMIT: SignedDuration = SignedDuration::from_mins(10);
 /// Largest number in the file, of any unit: more than a year of minutes.
 const MAX_NUMBER: i64 = 1_000_000;
 
@@ -48,11 +52,15 @@ pub struct DrainConfig {
     pub unready_after: SignedDuration,
     /// Time from the begin of the drain after which a person is asked about pods that are waited for.
     pub ask_after: SignedDuration,
+    /// Longest time that a pod which asks for it gets to write a checkpoint before it is evicted.
+    pub checkpoint_limit: SignedDuration,
     /// True if only pods with GPUs are drained.
     pub only_gpu_pods: bool,
     /// True if only the pods that hold a faulty GPU leave where no more than that is to be reset, or out
     /// of service.
     pub partial: bool,
+    /// The drain by a custom resource, of the nodes to which that applies.
+    pub custom: Option<Arc<CustomDrain>>,
     /// The namespaces whose pods stay; `None`: [`SYSTEM_NAMESPACES`].
     system: Option<Regex>,
     /// The first that fits a pod counts.
@@ -78,19 +86,20 @@ struct File {
     not_ready_timeout_minutes: Option<Spanned<i64>>,
     /// Our own.
     allow_completion_timeout_minutes: Option<Spanned<i64>>,
+    checkpoint_timeout_minutes: Option<Spanned<i64>>,
     #[serde(rename = "drainGPUPods", default)]
     drain_gpu_pods: bool,
     #[serde(default)]
     partial_drain_enabled: bool,
     user_namespaces: Option<Vec<Namespaces>>,
     pod_drain_policies: Option<Spanned<Vec<PodPolicy>>>,
-    custom_drain: Option<Spanned<CustomDrain>>,
+    custom_drain: Option<Spanned<CustomDrainFile>>,
 }
 
 /// A number, which NVSentinel writes as text.
 #[derive(Deserialize)]
 #[serde(untagged)]
-enum Number {
+pub(super) enum Number {
     Number(i64),
     Text(String),
 }
@@ -111,13 +120,6 @@ struct PodPolicy {
     mode: Spanned<String>,
 }
 
-/// The table of NVSentinel's drains by somebody else, whose other keys matter only where it is on.
-#[derive(Deserialize)]
-struct CustomDrain {
-    #[serde(default)]
-    enabled: bool,
-}
-
 // === impl DrainConfig ===
 
 impl Default for DrainConfig {
@@ -127,8 +129,10 @@ impl Default for DrainConfig {
             delete_after: DELETE_AFTER,
             unready_after: UNREADY_AFTER,
             ask_after: ASK_AFTER,
+            checkpoint_limit: CHECKPOINT_LIMIT,
             only_gpu_pods: false,
             partial: false,
+            custom: None,
             system: None,
             rules: vec![Rule {
                 namespace: Glob::from("*"),
@@ -140,8 +144,18 @@ impl Default for DrainConfig {
 }
 
 impl DrainConfig {
-    /// Reads a configuration. `source` names the file in errors, which tell all that is wrong.
+    /// Reads a configuration that needs no other file, see [`Self::parse_with`].
     pub fn parse(text: &str, source: &str) -> Result<Self, FileError> {
+        Self::parse_with(text, source, |_| Err("it is not looked for".to_owned()))
+    }
+
+    /// Reads a configuration. `source` names the file in errors, which tell all that is wrong; `read` reads
+    /// the template that is a file beside it.
+    pub fn parse_with(
+        text: &str,
+        source: &str,
+        read: impl Fn(&str) -> Result<String, String>,
+    ) -> Result<Self, FileError> {
         let mut findings = Findings::new(text, source);
         if text.len() > MAX_CONFIG_BYTES {
             let found = text.len();
@@ -150,6 +164,24 @@ impl DrainConfig {
         }
         let file: File = findings.parse()?;
         let default = Self::default();
+        let custom_drain = file.custom_drain.filter(|one| one.get_ref().enabled);
+        let empty = |one: &Vec<Namespaces>| one.is_empty();
+        let by_pods =
+            !file.user_namespaces.as_ref().is_none_or(empty) || file.pod_drain_policies.is_some();
+        if let Some(custom) = &custom_drain
+            && custom.get_ref().node_selector.is_none()
+            && by_pods
+        {
+            findings.at(
+                custom.span().start,
+                "customDrain: it stands beside userNamespaces and podDrainPolicies only with a \
+                 nodeSelector, which says which nodes are drained by it",
+            );
+        }
+        let custom = custom_drain
+            .and_then(|entry| custom::read(entry, &mut findings, read))
+            .map(Arc::new);
+        let is_custom = custom.is_some();
         let config = Self {
             eviction_grace: file.eviction_timeout_in_seconds.map_or(
                 default.eviction_grace,
@@ -188,8 +220,15 @@ impl DrainConfig {
                 default.ask_after,
                 &mut findings,
             ),
+            checkpoint_limit: minutes(
+                "checkpointTimeoutMinutes",
+                file.checkpoint_timeout_minutes,
+                default.checkpoint_limit,
+                &mut findings,
+            ),
             only_gpu_pods: file.drain_gpu_pods,
             partial: file.partial_drain_enabled,
+            custom,
             system: file.system_namespaces.and_then(|pattern| {
                 let regex = Regex::new(pattern.get_ref());
                 if let Err(error) = &regex {
@@ -212,6 +251,8 @@ impl DrainConfig {
                         }
                         of_pods(policies.into_inner(), &mut findings)
                     }
+                    // None are named: all pods are the custom resource's.
+                    (Some(namespaces), None) if namespaces.is_empty() && is_custom => default.rules,
                     (Some(namespaces), None) => (namespaces.into_iter())
                         .map(|one| Rule {
                             namespace: Glob::from(one.name),
@@ -223,13 +264,6 @@ impl DrainConfig {
                 }
             },
         };
-        if let Some(custom) = file.custom_drain.filter(|one| one.get_ref().enabled) {
-            findings.at(
-                custom.span().start,
-                "customDrain: a drain by a custom resource is not supported; write enabled = false, \
-                 and name modes below [[userNamespaces]]",
-            );
-        }
         findings.result(config)
     }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{Drain, DrainConfig, Fate, Next, PodView, Stay, fate};
+use super::{Drain, DrainConfig, Fate, Gangs, Next, PodView, Stay, fate_among};
 
 use jiff::Timestamp;
 
@@ -37,15 +37,16 @@ impl Gpus {
     }
 }
 
-/// Returns what becomes of `pod` now, where only those leave that hold one of `gpus`, if these are given.
+/// Returns what becomes of `pod` now, with its gang, where only those leave that hold one of `gpus`, if these are given.
 pub fn fate_of(
     pod: &PodView,
+    gangs: &Gangs,
     drain: Drain,
     gpus: Option<&Gpus>,
     config: &DrainConfig,
     now: Timestamp,
 ) -> Fate {
-    let fate = fate(pod, drain, config, now);
+    let fate = fate_among(pod, gangs, drain, config, now);
     let Some(gpus) = gpus else {
         return fate;
     };
@@ -109,7 +110,9 @@ mod tests {
                 force: false,
             };
             let config = DrainConfig::default();
-            let found = fate_of(&pod, drain, Some(&gpus), &config, Timestamp::UNIX_EPOCH);
+            let gangs = Gangs::default();
+            let now = Timestamp::UNIX_EPOCH;
+            let found = fate_of(&pod, &gangs, drain, Some(&gpus), &config, now);
             assert_eq!(found, expected, "{pod:?}");
         }
     }

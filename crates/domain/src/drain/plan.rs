@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use jiff::Timestamp;
 use serde::Serialize;
 
-use super::{Drain, DrainConfig, DrainMode, Fate, PodView, Stay, fate};
+use super::{Drain, DrainConfig, DrainMode, Fate, Gangs, PodView, Stay, fate_among};
 
 /// A pod of a node, with what a plan tells of it beside its fate.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -83,7 +83,7 @@ pub struct PlannedGroup {
     pub name: String,
     /// Its pods on the node that would leave, as `NAMESPACE/NAME`.
     pub pods: Vec<String>,
-    /// The modes in which they leave: a gang that is asked to leave in parts ends as a whole.
+    /// The modes in which they leave: of one gang or job the gentlest of its pods.
     pub modes: BTreeSet<&'static str>,
     /// The number of their GPUs.
     pub gpus: u64,
@@ -100,8 +100,10 @@ pub fn plan(
     config: &DrainConfig,
     now: Timestamp,
 ) -> Plan {
+    let views = pods.iter().map(|facts| &facts.pod);
+    let gangs = Gangs::of(views, drain, None, config, now);
     let mut planned: Vec<PlannedPod> = (pods.into_iter())
-        .map(|facts| planned(facts, drain, config, now))
+        .map(|facts| planned(facts, &gangs, drain, config, now))
         .collect();
     planned.sort_by(|a, b| {
         (b.leaves.cmp(&a.leaves))
@@ -139,8 +141,14 @@ pub fn plan(
     }
 }
 
-fn planned(facts: PodFacts, drain: Drain, config: &DrainConfig, now: Timestamp) -> PlannedPod {
-    let fate = fate(&facts.pod, drain, config, now);
+fn planned(
+    facts: PodFacts,
+    gangs: &Gangs,
+    drain: Drain,
+    config: &DrainConfig,
+    now: Timestamp,
+) -> PlannedPod {
+    let fate = fate_among(&facts.pod, gangs, drain, config, now);
     let (mode, what) = match fate {
         Fate::Stays(stay) => (None, stay.to_string()),
         Fate::Leaves(mode, next) => (Some(mode), next.to_string()),

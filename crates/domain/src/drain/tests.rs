@@ -135,7 +135,8 @@ fn who_is_deleted_at_last_was_asked_to_end_before() {
     assert_eq!(next(&ending, 690), Next::Stuck);
     assert_eq!(next(&ending, 720), Next::Delete);
     // It is asked about again just when something changes.
-    let wake = |pod: &PodView, second| wake_at(pod, next(pod, second), BEGUN, &config);
+    let wake =
+        |pod: &PodView, second| wake_at(pod, next(pod, second), &Gangs::default(), BEGUN, &config);
     assert_eq!(wake(&pod, 0), Some(at(600)));
     assert_eq!(wake(&pod, 600), Some(at(720)));
     assert_eq!(wake(&ending, 630), Some(at(690)));
@@ -170,7 +171,8 @@ fn a_pod_that_does_no_work_is_not_waited_for() {
         let Fate::Leaves(_, next @ Next::Wait(_)) = fate(309) else {
             panic!("{:?}", fate(309));
         };
-        assert_eq!(wake_at(&pod, next, BEGUN, &config), Some(at(310)));
+        let gangs = Gangs::default();
+        assert_eq!(wake_at(&pod, next, &gangs, BEGUN, &config), Some(at(310)));
         let Fate::Leaves(_, Next::Evict(_)) = fate(310) else {
             panic!("{:?}", fate(310));
         };
@@ -240,13 +242,12 @@ fn what_is_wrong_is_said_all_at_once_with_its_line() {
         (
             "evictionTimeoutInSeconds = \"30m\"\ndeleteAfterTimeoutMinutes = -1\n\
              systemNamespaces = \"(\"\n\
-             [[userNamespaces]]\nname = \"*\"\nmode = \"Gently\"\n[customDrain]\nenabled = true",
+             [[userNamespaces]]\nname = \"*\"\nmode = \"Gently\"",
             &[
                 "d:1: evictionTimeoutInSeconds: a whole number of seconds from 1 to",
                 "d:2: deleteAfterTimeoutMinutes: a whole number of minutes from 0 to",
                 "d:3: systemNamespaces is no regular expression",
                 "d:6: the mode \"Gently\" is unknown; it is Immediate,",
-                "d:7: customDrain: a drain by a custom resource is not supported",
             ][..],
         ),
         (

@@ -61,6 +61,7 @@ impl Fleet {
             if let Some(drain) = &mut entry.drain {
                 drain.answers_lost();
             }
+            entry.custom.answers_lost();
             entry.remedy.answers_lost();
             if !matches!(entry.claim.awaits, Some(Awaits::Feed(_))) {
                 entry.claim.awaits = None;

@@ -1,25 +1,30 @@
 //! The pods of nodes that are drained.
 //!
 //! A drain follows from the node's session: the node says that it is being drained, and then each of its
-//! pods gets what [`fate`] says. So a release, an uncordon and a recovery stop it at once, and who starts
+//! pods gets what [`crate::drain::fate`] says. So a release, an uncordon and a recovery stop it at once, and who starts
 //! anew goes on where the node says it is. The pods are looked at only as long as that takes.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
-use jiff::{SignedDuration, Timestamp};
+use jiff::SignedDuration;
 
 use super::{Effect, Fleet, Level, Mode};
 use crate::assess::{Desired, DrainStage};
 use crate::device::{DeviceTaint, TaintEffect};
-use crate::drain::partial::{Gpus, fate_of};
-use crate::drain::{Drain, DrainConfig, DrainMode, Fate, Next, PodView, wake_at};
+use crate::drain::partial::Gpus;
+use crate::drain::{Drain, DrainMode, Next, PodView, wake_at};
 use crate::journal::EntryKind;
 use crate::ownership::{DrainMark, Ownership};
 use crate::session::{Failure, Note, Observed, retry_after};
 use crate::status::eviction::{Eviction, EvictionWord, Skip};
 
+mod checkpoint;
+pub(super) mod custom;
+mod state;
 mod told;
 
+pub use checkpoint::PlannedCheckpoint;
+pub(super) use state::DrainState;
 use told::awaits;
 
 /// Most pods of one node of which a removal is under way at once.
@@ -89,120 +94,6 @@ pub enum RemovalAnswer {
         /// The time after which the server wishes to be asked again.
         retry_after: Option<SignedDuration>,
     },
-}
-
-/// The state of the drain of a node.
-#[derive(Debug, Default)]
-pub(super) struct DrainState {
-    /// True while its pods are to be known.
-    wanted: bool,
-    /// True while somebody tells of its pods.
-    followed: bool,
-    /// The pods by `NAMESPACE/NAME`, as far as they were told.
-    pods: BTreeMap<String, PodView>,
-    /// Those of a list that is not complete.
-    listing: Option<BTreeSet<String>>,
-    /// True once a list was complete.
-    listed: bool,
-    /// The reason why they cannot be seen.
-    failing: Option<String>,
-    /// The removals that were tried, by uid.
-    tries: BTreeMap<String, Try>,
-    /// Uids of pods that a dry run pretends to have removed.
-    pretended: BTreeSet<String>,
-    /// Uids of pods for which a person was asked.
-    asked: BTreeSet<String>,
-    /// The pods that do not leave by themselves, for people; `None` where there are none.
-    stuck: Option<String>,
-    /// The text of who is to leave, for people.
-    awaits: Option<String>,
-    /// The time at which it is to be looked at even if nothing happens.
-    wake: Option<Timestamp>,
-}
-
-/// A removal that was tried.
-#[derive(Debug, Default)]
-struct Try {
-    in_flight: bool,
-    /// Number of attempts in a row that did not succeed.
-    failures: u32,
-    not_before: Option<Timestamp>,
-    /// Since when it does not succeed, and why.
-    trouble: Option<(Timestamp, String)>,
-}
-
-// === impl DrainState ===
-
-impl DrainState {
-    /// Takes news in.
-    fn take(&mut self, news: PodNews) {
-        match news {
-            PodNews::ListBegun => self.listing = Some(BTreeSet::new()),
-            PodNews::Seen(pod) => {
-                let title = pod.title();
-                if let Some(listing) = &mut self.listing {
-                    listing.insert(title.clone());
-                }
-                self.pods.insert(title, *pod);
-            }
-            PodNews::Gone(title) => drop(self.pods.remove(&title)),
-            PodNews::Listed => {
-                if let Some(listing) = self.listing.take() {
-                    self.pods.retain(|title, _| listing.contains(title));
-                }
-                (self.listed, self.failing) = (true, None);
-            }
-            PodNews::Failing(why) => self.failing = Some(why),
-        }
-        let uids: BTreeSet<&str> = self.pods.values().map(|pod| pod.uid.as_str()).collect();
-        self.tries
-            .retain(|uid, one| one.in_flight || uids.contains(uid.as_str()));
-    }
-
-    /// Returns when it is to be looked at even if nothing happens.
-    pub(super) fn wake_at(&self) -> Option<Timestamp> {
-        self.wake
-    }
-
-    /// Returns what the drain waits for, for people; `None` where it is not under way.
-    pub(super) fn awaits(&self) -> Option<&str> {
-        self.awaits.as_deref()
-    }
-
-    /// Takes in that the clock was put back.
-    pub(super) fn clock_put_back(&mut self, now: Timestamp) {
-        for one in self.tries.values_mut() {
-            one.not_before = None;
-            if let Some((since, _)) = &mut one.trouble {
-                *since = (*since).min(now);
-            }
-        }
-    }
-
-    /// Takes in that what is under way will not be answered.
-    pub(super) fn answers_lost(&mut self) {
-        for one in self.tries.values_mut() {
-            one.in_flight = false;
-        }
-    }
-
-    /// Returns the pods that leave, each with what comes next.
-    fn leaving<'a>(
-        &'a self,
-        drain: Drain,
-        gpus: Option<&'a Gpus>,
-        config: &'a DrainConfig,
-        now: Timestamp,
-    ) -> impl Iterator<Item = (&'a PodView, DrainMode, Next)> {
-        let pods = self
-            .pods
-            .values()
-            .filter(|pod| !self.pretended.contains(&pod.uid));
-        pods.filter_map(move |pod| match fate_of(pod, drain, gpus, config, now) {
-            Fate::Leaves(mode, next) => Some((pod, mode, next)),
-            Fate::Stays(_) => None,
-        })
-    }
 }
 
 // === impl Fleet ===
@@ -335,11 +226,12 @@ impl Fleet {
             (true, true) if own.mark.drain.is_some() && own.mark.drain_gpus.is_empty() => {
                 Some(Vec::new())
             }
+            (true, true) if self.custom_of(name).is_some() => Some(Vec::new()),
             (true, true) if config.partial && !self.repairs_whole_node(name) => {
                 Some(desired.reset_gpus().unwrap_or_default())
             }
             (true, true) => Some(Vec::new()),
-            (false, false) if config.partial => {
+            (false, false) if config.partial && self.custom_of(name).is_none() => {
                 let known = self.devices.of_node(name);
                 let out = |taints: &[DeviceTaint]| {
                     taints.iter().any(|taint| taint.effect > TaintEffect::None)
@@ -406,6 +298,14 @@ impl Fleet {
             return Some(DrainStage::Drained);
         }
         let (drain, gpus) = self.wanted_drain(name, own, desired)?;
+        if let Some(custom) = self.custom_of(name) {
+            let done = self.custom_is_done(name, own, &custom);
+            return Some(if done {
+                DrainStage::Drained
+            } else {
+                DrainStage::Draining
+            });
+        }
         let gpus = self.gpus(name, &gpus);
         let config = self.settings.drain.as_ref()?;
         let state = self.nodes.get(name)?.drain.as_ref();
@@ -519,6 +419,10 @@ impl Fleet {
         let veto = self.veto(name).cloned();
         let state = self.drain_mut(name);
         state.wanted = true;
+        if let Some(custom) = self.custom_of(name) {
+            return self.look_at_custom(observed, own, desired, &custom, drain);
+        }
+        let state = self.drain_mut(name);
         if !state.listed {
             state.awaits = Some(match &state.failing {
                 Some(why) => format!("its pods to be read: {why}"),
@@ -526,13 +430,14 @@ impl Fleet {
             });
             return;
         }
+        let gangs = state.gangs(drain, gpus.as_ref(), &config, now);
         let leaving: Vec<(PodView, DrainMode, Next)> =
             (state.leaving(drain, gpus.as_ref(), &config, now))
                 .map(|(pod, mode, next)| (pod.clone(), mode, next))
                 .collect();
         let wakes = leaving
             .iter()
-            .map(|(pod, _, next)| wake_at(pod, *next, drain, &config));
+            .map(|(pod, _, next)| wake_at(pod, *next, &gangs, drain, &config));
         let asks_at = [ASK_AFTER, config.ask_after].map(|by| drain.since.checked_add(by).ok());
         let asks_at = asks_at.into_iter().flatten();
         let retries = state.tries.values().filter_map(|one| one.not_before);
@@ -556,7 +461,15 @@ impl Fleet {
             let evict = match next {
                 Next::Evict(grace) => Some(grace),
                 Next::Delete => None,
-                Next::Wait(_) | Next::Ends(_) | Next::Stuck | Next::Unknown => continue,
+                Next::AskCheckpoint => {
+                    self.ask_for_checkpoint(name, &pod);
+                    continue;
+                }
+                Next::Wait(_)
+                | Next::Ends(_)
+                | Next::Stuck
+                | Next::Unknown
+                | Next::Checkpoint(_) => continue,
             };
             self.remove_pod(name, &pod, mode, evict);
         }
@@ -582,17 +495,9 @@ impl Fleet {
             self.dirty.insert(name.to_owned());
             return;
         }
-        let tries = &mut self.drain_mut(name).tries;
-        let under_way = tries.values().filter(|one| one.in_flight).count();
-        let known = tries.get(&pod.uid);
-        let waits =
-            known.is_some_and(|one| one.in_flight || one.not_before.is_some_and(|at| now < at));
-        // Looked at again when an answer is there.
-        if waits || under_way >= MAX_AT_ONCE {
+        if !self.drain_mut(name).begins_try(pod, now) {
             return;
         }
-        let one = tries.entry(pod.uid.clone()).or_default();
-        (one.in_flight, one.not_before) = (true, None);
         self.effects.push(Effect::Remove(Box::new(PlannedRemoval {
             node: name.to_owned(),
             session,

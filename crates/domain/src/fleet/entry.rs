@@ -9,6 +9,7 @@ use jiff::Timestamp;
 use super::InStore;
 use super::devices::RuleState;
 use super::drain::DrainState;
+use super::drain::custom::CustomState;
 use super::remedy::RemedyState;
 use crate::assess::FaultRuling;
 use crate::brake::{Hold, Out};
@@ -37,6 +38,8 @@ pub(super) struct NodeEntry {
     pub(super) rules: RuleState,
     /// The drain of its pods, while they are to be known, or an answer about one is to come.
     pub(super) drain: Option<Box<DrainState>>,
+    /// The custom resource that drains it, where one does.
+    pub(super) custom: CustomState,
     /// Its repair.
     pub(super) remedy: RemedyState,
     /// The veto of a person that holds for it.

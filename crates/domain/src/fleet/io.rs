@@ -8,7 +8,9 @@ use contract::HealthEvent;
 use jiff::{SignedDuration, Timestamp};
 
 use super::remedy::{MadeAnswer, PlannedResource, RemediationNews, ResourceNews};
-use super::{DeviceInput, PlannedRemoval, PlannedRule, PodNews, RemovalAnswer, Switched};
+use super::{
+    DeviceInput, PlannedCheckpoint, PlannedRemoval, PlannedRule, PodNews, RemovalAnswer, Switched,
+};
 use crate::device::Rule;
 use crate::event::Record;
 use crate::fault::Rereading;
@@ -64,7 +66,7 @@ pub enum FleetInput {
         /// The news.
         news: PodNews,
     },
-    /// The answer to an [`Effect::Remove`].
+    /// The answer to an [`Effect::Remove`] or an [`Effect::Checkpoint`].
     Removed {
         /// The node.
         node: String,
@@ -165,6 +167,8 @@ pub enum Effect {
         /// True: tell of them.
         follow: bool,
     },
+    /// Tell a pod that it may write a checkpoint. Asks for a [`FleetInput::Removed`].
+    Checkpoint(Box<PlannedCheckpoint>),
     /// Remove a pod from its node. Asks for a [`FleetInput::Removed`].
     Remove(Box<PlannedRemoval>),
     /// Make the custom resource of a repair. Asks for a [`FleetInput::Made`].
@@ -177,13 +181,15 @@ pub enum Effect {
         /// The kind and the name.
         resource: Option<(ResourceKind, String)>,
     },
-    /// Delete the custom resource of an attempt that is not wanted any more, if it is there and nothing
-    /// has begun. Nobody waits for it.
+    /// Delete the custom resource of an attempt that is not wanted any more, if it is there. Nobody waits
+    /// for it.
     Withdraw {
         /// The node.
         node: String,
         /// The attempt.
         attempt: Box<Attempt>,
+        /// True: also if something has begun.
+        begun: bool,
     },
     /// An attempt to repair a node has ended, or events recommend what nobody carries out.
     Remediation(RemediationNews),

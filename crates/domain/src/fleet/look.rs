@@ -184,6 +184,7 @@ impl Fleet {
         self.look_at_rules(name, desired);
         let begins = before != Phase::Draining;
         self.look_at_pods(name, observed, desired, begins);
+        self.withdraw_custom(name, observed, desired);
         self.look_at_repair(name, observed, desired);
         self.set_wake(name);
         self.showing.news = true;

@@ -177,6 +177,7 @@ impl Fleet {
     pub(super) fn forget_wishes(&mut self, name: &str) {
         self.forget_wish_for_pods(name);
         if let Some(entry) = self.nodes.get_mut(name) {
+            entry.custom.forget_wish();
             entry.remedy.forget_wish();
         }
     }
@@ -193,6 +194,9 @@ impl Fleet {
 
     /// Takes news of the custom resource of a node's repair in.
     pub(super) fn take_resource(&mut self, node: &str, resource: &str, news: ResourceNews) {
+        if self.take_custom(node, resource, &news) {
+            return;
+        }
         let Some(entry) = self.nodes.get_mut(node) else {
             return;
         };
@@ -223,6 +227,9 @@ impl Fleet {
     /// Takes the answer to a custom resource in that was to be made.
     pub(super) fn resource_made(&mut self, node: &str, key: &str, answer: MadeAnswer) {
         let now = self.now;
+        if self.custom_made(node, key, &answer) {
+            return;
+        }
         let Some(entry) = self.nodes.get_mut(node).filter(|one| one.remedy.key == key) else {
             return;
         };
@@ -238,7 +245,12 @@ impl Fleet {
                 let late = state.withdrawn.clone().filter(|one| one.key() == key);
                 if let Some(attempt) = late.map(Box::new) {
                     let node = node.to_owned();
-                    self.effects.push(Effect::Withdraw { node, attempt });
+                    let begun = false;
+                    self.effects.push(Effect::Withdraw {
+                        node,
+                        attempt,
+                        begun,
+                    });
                 }
             }
             MadeAnswer::Refused(why) => state.seen = Seen::Refused(why),
@@ -458,7 +470,12 @@ impl Fleet {
         }
         state.withdrawn = Some(open.clone());
         let (node, attempt) = (name.to_owned(), Box::new(open.clone()));
-        self.effects.push(Effect::Withdraw { node, attempt });
+        let begun = false;
+        self.effects.push(Effect::Withdraw {
+            node,
+            attempt,
+            begun,
+        });
     }
 
     /// Has the custom resource of a node told, or not told any more, as is wanted.
@@ -466,8 +483,10 @@ impl Fleet {
         let Some(entry) = self.nodes.get_mut(name) else {
             return;
         };
+        let of_drain = entry.custom.follows();
         let state = &mut entry.remedy;
-        let follow = state.resource.clone().filter(|_| state.wanted);
+        let of_repair = state.resource.clone().filter(|_| state.wanted);
+        let follow = of_drain.or(of_repair);
         if state.followed == follow {
             return;
         }
@@ -550,7 +569,7 @@ fn waits(view: &NodeView, own: &Ownership, desired: &Desired) -> Option<&'static
 }
 
 /// Adds to the object of an attempt what it says for whom it was made. It goes with the node.
-fn complete(object: &mut Value, open: &Attempt, node: &NodeView) {
+pub(super) fn complete(object: &mut Value, open: &Attempt, node: &NodeView) {
     let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) else {
         return; // Not reached: it has a name.
     };

@@ -12,7 +12,8 @@ use serde_json::{Value, json};
 
 use super::{
     DeviceInput, DeviceWatch, Effect, Fleet, FleetInput, InStore, Kept, Owns, PatchAnswer, Planned,
-    PlannedRemoval, PlannedResource, PlannedRule, PodNews, Purpose, ResourceNews, Settings,
+    PlannedCheckpoint, PlannedRemoval, PlannedResource, PlannedRule, PodNews, Purpose,
+    ResourceNews, Settings,
 };
 use crate::assess::Desired;
 use crate::brake::NodeLabel;
@@ -56,6 +57,8 @@ pub(crate) struct Looked {
     pub(crate) rules: Vec<RuleChange>,
     /// Pods to be removed, which nobody answers.
     pub(crate) removals: Vec<PlannedRemoval>,
+    /// Pods to be told that they may write a checkpoint, which nobody answers.
+    pub(crate) checkpoints: Vec<PlannedCheckpoint>,
     /// Custom resources to be made, which nobody answers.
     pub(crate) makes: Vec<PlannedResource>,
     /// Attempts whose custom resources are withdrawn.
@@ -330,6 +333,7 @@ impl World {
                         }
                     }
                     Effect::Remove(planned) => looked.removals.push(*planned),
+                    Effect::Checkpoint(planned) => looked.checkpoints.push(*planned),
                     Effect::Make(planned) => looked.makes.push(*planned),
                     Effect::Withdraw { attempt, .. } => looked.withdrawn.push(*attempt),
                     Effect::Follow { resource, .. } => {

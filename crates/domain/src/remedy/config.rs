@@ -318,7 +318,7 @@ impl ResourceKind {
     }
 
     /// Checks that an object is of the kind, and has a name.
-    fn check(&self, object: &Value) -> Result<(), String> {
+    pub(crate) fn check(&self, object: &Value) -> Result<(), String> {
         let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str);
         let api_version = self.api_version();
         for (pointer, wanted) in [("/apiVersion", &api_version), ("/kind", &self.kind)] {

@@ -70,14 +70,43 @@ pub struct Variables<'a> {
     pub namespace: &'a str,
 }
 
+/// The values that a template of a drain sees.
+#[derive(Clone, Debug)]
+pub struct DrainVariables<'a> {
+    /// The event that stands for the fault.
+    pub event: &'a HealthEvent,
+    /// Its id.
+    pub id: &'a str,
+    /// The pods that are to leave, by namespace.
+    pub pods: &'a BTreeMap<String, Vec<String>>,
+    /// Group of the resource.
+    pub group: &'a str,
+    /// Its version.
+    pub version: &'a str,
+    /// Its kind.
+    pub kind: &'a str,
+    /// Its namespace.
+    pub namespace: &'a str,
+}
+
 /// A text of bounded size.
 struct Output(String);
 
 // === impl Template ===
 
 impl Template {
-    /// Reads a template.
+    /// Reads a template of a repair.
     pub fn parse(source: &str) -> Result<Self, TemplateError> {
+        Self::parse_as(source, Type::Root)
+    }
+
+    /// Reads a template of a drain.
+    pub fn parse_drain(source: &str) -> Result<Self, TemplateError> {
+        Self::parse_as(source, Type::Drain)
+    }
+
+    /// Reads a template that sees data of this type.
+    fn parse_as(source: &str, root: Type) -> Result<Self, TemplateError> {
         let at = |offset: usize, what: &str| TemplateError::at(source, offset, what);
         if source.len() > MAX_TEMPLATE_BYTES {
             let found = source.len();
@@ -98,9 +127,9 @@ impl Template {
         if let Some(tree) = parsed.lookup(NAME) {
             let mut check = Check {
                 source,
-                variables: vec![("$".into(), Type::Root)],
+                variables: vec![("$".into(), root)],
             };
-            check.list(tree, Type::Root)?;
+            check.list(tree, root)?;
         }
         Ok(Self {
             source: source.into(),
@@ -109,8 +138,16 @@ impl Template {
 
     /// Returns the text that it comes to.
     pub fn render(&self, variables: &Variables<'_>) -> Result<String, TemplateError> {
+        self.render_data(&variables.value())
+    }
+
+    /// Returns the text that it comes to, of a template of a drain.
+    pub fn render_drain(&self, variables: &DrainVariables<'_>) -> Result<String, TemplateError> {
+        self.render_data(&variables.value())
+    }
+
+    fn render_data(&self, data: &Value) -> Result<String, TemplateError> {
         let source = self.source.as_ref();
-        let data = variables.value();
         let parsed = parsed(source)?;
         let Some(tree) = parsed.lookup(NAME).cloned() else {
             return Ok(String::new());
@@ -126,7 +163,7 @@ impl Template {
             let ran =
                 bounded
                     .add_parse_tree(NAME, part)
-                    .execute_template_fmt(&mut output, NAME, &data);
+                    .execute_template_fmt(&mut output, NAME, data);
             ran.map(|()| output.0)
         };
         let error = match run(&tree.nodes) {
@@ -174,6 +211,28 @@ impl Variables<'_> {
             ("TraceID", text("")),
             ("SpanID", text("")),
             ("HealthEvent", fields::event(self.event)),
+            ("ApiGroup", text(self.group)),
+            ("Version", text(self.version)),
+            ("Kind", text(self.kind)),
+            ("Namespace", text(self.namespace)),
+        ])
+    }
+}
+
+// === impl DrainVariables ===
+
+impl DrainVariables<'_> {
+    fn value(&self) -> Value {
+        let text = |text: &str| Value::String(text.into());
+        let names = |names: &Vec<String>| Value::List(names.iter().map(|one| text(one)).collect());
+        let pods = self.pods.iter();
+        let pods: Fields = pods
+            .map(|(namespace, pods)| (namespace.as_str().into(), names(pods)))
+            .collect();
+        fields::map([
+            ("HealthEvent", fields::event(self.event)),
+            ("EventID", text(self.id)),
+            ("PodsToDrain", Value::Map(pods.into())),
             ("ApiGroup", text(self.group)),
             ("Version", text(self.version)),
             ("Kind", text(self.kind)),

@@ -753,6 +753,7 @@ fn kind(effect: &Effect) -> &'static str {
         Effect::Make(_) => "custom resource of a repair",
         Effect::Withdraw { .. } => "withdrawal of a repair",
         Effect::Follow { .. } => "watch of a repair",
+        Effect::Checkpoint(_) => "request for a checkpoint",
         Effect::Remediation(_) => "count of repairs",
         Effect::LookUp { .. } => "question to the store",
         Effect::Append { .. } => "events for the store",

@@ -60,7 +60,9 @@ pub(super) async fn check(installation: &Installation, given: &Given) -> Vec<Fin
     if act.mode != Mode::Observe && taints_devices(&cluster, &act.policy).await {
         needs.extend(needs::of_device_taints(act.mode));
     }
-    for kind in act.remedy.iter().flat_map(RemedyConfig::kinds) {
+    let drain = act.drain.iter().filter_map(|drain| drain.custom.as_ref());
+    let drain = drain.map(|custom| &custom.resource);
+    for kind in drain.chain(act.remedy.iter().flat_map(RemedyConfig::kinds)) {
         match cluster
             .resource_of(&kind.group, &kind.version, &kind.kind)
             .await
@@ -103,8 +105,8 @@ pub(super) async fn check(installation: &Installation, given: &Given) -> Vec<Fin
 /// Tells of custom resources that are to be made and that the cluster does not have.
 fn no_kind(kind: &ResourceKind) -> Finding {
     let what = format!("the cluster has no {} of {}", kind.kind, kind.api_version());
-    let why = "nodes are drained, and what is to repair them cannot be made";
-    let fix = "install the custom resource definitions of the janitor that serves them";
+    let why = "what is to drain or to repair nodes cannot be made";
+    let fix = "install the custom resource definitions of whoever carries them out";
     Finding::problem("repairs", what, why).fix(fix)
 }
 

@@ -157,10 +157,24 @@ fn of_drain(acts: bool) -> Vec<Need> {
         &["create"],
         "without it no pod leaves a node that is drained",
     );
-    [seen].into_iter().chain(acts.then_some(evicted)).collect()
+    let checkpoints = Need {
+        may_lack: true,
+        ..need(
+            "checkpoints",
+            "pods",
+            &["patch"],
+            "without it pods that ask for it are not told to write a checkpoint before they are \
+             evicted; nothing else needs it",
+        )
+    };
+    let acting = acts.then_some([evicted, checkpoints]);
+    [seen]
+        .into_iter()
+        .chain(acting.into_iter().flatten())
+        .collect()
 }
 
-/// Returns the need of repairs by a kind of custom resources, which the cluster calls `resource`. In a dry
+/// Returns the need of repairs, or drains, by a kind of custom resources, which the cluster calls `resource`. In a dry
 /// run none is made.
 pub(super) fn of_remedy(mode: Mode, kind: &ResourceKind, resource: String) -> Option<Need> {
     (mode == Mode::Quarantine).then(|| Need {
@@ -169,7 +183,7 @@ pub(super) fn of_remedy(mode: Mode, kind: &ResourceKind, resource: String) -> Op
         resource: Cow::Owned(resource),
         namespace: kind.namespace.clone(),
         verbs: &["get", "list", "watch", "create", "delete"],
-        why: "without it nodes are drained, and not repaired by it",
+        why: "without it nodes are not drained, or not repaired, by it",
         ..Need::default()
     })
 }

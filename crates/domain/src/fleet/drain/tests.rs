@@ -4,6 +4,7 @@ use contract::{BehaviourOverrides, keys};
 use jiff::SignedDuration;
 
 use super::*;
+use crate::drain::DrainConfig;
 use crate::fleet::world::{Fate as PatchFate, Looked, Restart, World, event, settings};
 use crate::fleet::{FleetInput, Settings};
 use crate::node::NodeView;
@@ -11,6 +12,8 @@ use crate::policy::Policy;
 use crate::session::{Intent, Phase};
 use crate::view::NodeState;
 
+mod custom;
+mod gang;
 mod partial;
 mod simulator;
 

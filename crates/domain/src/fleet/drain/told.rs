@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use serde_json::json;
 
-use super::{ASK_AFTER, Try};
+use super::ASK_AFTER;
+use super::state::Try;
 use crate::drain::partial::{Gpus, fate_of};
 use crate::drain::{Drain, DrainConfig, DrainMode, Fate, Next, PodView, Stay};
 use crate::fleet::Fleet;
@@ -78,9 +79,12 @@ impl Fleet {
         let entry = self.entry(name);
         let mut leave: BTreeMap<&'static str, Vec<String>> = BTreeMap::new();
         let mut stay: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        let gangs = (entry.drain.as_ref())
+            .map(|state| state.gangs(drain, gpus, config, now))
+            .unwrap_or_default();
         let pods = entry.drain.as_ref().map(|state| state.pods.values());
         for pod in pods.into_iter().flatten() {
-            match fate_of(pod, drain, gpus, config, now) {
+            match fate_of(pod, &gangs, drain, gpus, config, now) {
                 Fate::Leaves(mode, _) => leave.entry(mode.name()).or_default().push(pod.title()),
                 Fate::Stays(Stay::Finished) => {}
                 Fate::Stays(why) => stay.entry(why.to_string()).or_default().push(pod.title()),

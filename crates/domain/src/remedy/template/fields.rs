@@ -10,6 +10,10 @@ use super::Fields;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Type {
     Root,
+    /// The data of a template of a drain.
+    Drain,
+    /// Names of pods by their namespace.
+    Pods,
     Event,
     Entities,
     Entity,
@@ -34,6 +38,15 @@ const ROOT: [(&str, Type); 12] = [
     ("TraceID", Type::Scalar),
     ("SpanID", Type::Scalar),
     ("HealthEvent", Type::Event),
+    ("ApiGroup", Type::Scalar),
+    ("Version", Type::Scalar),
+    ("Kind", Type::Scalar),
+    ("Namespace", Type::Scalar),
+];
+const DRAIN: [(&str, Type); 7] = [
+    ("HealthEvent", Type::Event),
+    ("EventID", Type::Scalar),
+    ("PodsToDrain", Type::Pods),
     ("ApiGroup", Type::Scalar),
     ("Version", Type::Scalar),
     ("Kind", Type::Scalar),
@@ -70,6 +83,8 @@ impl Type {
     pub(super) fn field(self, name: &str) -> Result<Self, Vec<&'static str>> {
         let fields: &[(&str, Self)] = match self {
             Self::Root => &ROOT,
+            Self::Drain => &DRAIN,
+            Self::Pods => return Ok(Self::Scalars),
             Self::Event => &EVENT,
             Self::Entity => &ENTITY,
             Self::Overrides => &OVERRIDES,
@@ -79,7 +94,7 @@ impl Type {
             Self::Enum if name == "String" => return Ok(Self::Scalar),
             Self::Enum | Self::Scalar | Self::Scalars | Self::Entities => return Err(Vec::new()),
         };
-        let getter = (self != Self::Root).then(|| name.strip_prefix("Get"));
+        let getter = (![Self::Root, Self::Drain].contains(&self)).then(|| name.strip_prefix("Get"));
         let names = [Some(name), getter.flatten()];
         let found = (fields.iter()).find(|(field, _)| names.contains(&Some(*field)));
         let known = || fields.iter().map(|(field, _)| *field).collect();
@@ -91,6 +106,7 @@ impl Type {
         match self {
             Self::Entities => Self::Entity,
             Self::Scalars | Self::Texts => Self::Scalar,
+            Self::Pods => Self::Scalars,
             _ => Self::Unknown,
         }
     }

@@ -1,0 +1,254 @@
+//! A drain by somebody else, of whom a custom resource asks it: NVSentinel's `customDrain`. A scheduler that
+//! has jobs of its own, as Slurm has, drains its nodes itself.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use contract::findings::Findings;
+use contract::{Entity, HealthEvent};
+use jiff::SignedDuration;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use toml::Spanned;
+
+use super::config::Number;
+use crate::remedy::ResourceKind;
+use crate::remedy::template::{DrainVariables, Template};
+use crate::selector::LabelSelector;
+
+/// Time after which a person is asked about one that has not ended, where none is configured.
+const TIMEOUT: SignedDuration = SignedDuration::from_hours(1);
+/// Longest time that can be configured.
+const LONGEST_TIMEOUT: SignedDuration = SignedDuration::from_hours(30 * 24);
+/// Label that NVSentinel gives the custom resource.
+const NODE_LABEL: &str = "nvsentinel.nvidia.com/node-name";
+
+/// Names of pods by their namespace.
+pub type PodsToDrain = BTreeMap<String, Vec<String>>;
+
+/// A drain by a custom resource.
+#[derive(Clone, Debug)]
+pub struct CustomDrain {
+    /// The kind of the custom resource; its condition says that the drain is done.
+    pub resource: ResourceKind,
+    /// Time after which a person is asked about one that has not ended.
+    pub timeout: SignedDuration,
+    /// The status that the condition then has.
+    status: String,
+    /// The nodes that are drained so; `None`: all.
+    nodes: Option<LabelSelector>,
+    template: Arc<Template>,
+}
+
+/// The keys of the table.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+#[derive(Default)]
+pub(super) struct CustomDrainFile {
+    pub(super) enabled: bool,
+    template_mount_path: String,
+    template_file_name: String,
+    namespace: String,
+    api_group: String,
+    version: String,
+    kind: String,
+    status_condition_type: String,
+    status_condition_status: String,
+    timeout: Option<Spanned<Number>>,
+    pub(super) node_selector: Option<Spanned<NodeSelector>>,
+    /// Keys of NVSentinel's chart: where the file of the template comes from, and the plural of the kind,
+    /// which the API server is asked for.
+    #[serde(rename = "templateConfigMapName")]
+    _template_config_map_name: Option<String>,
+    #[serde(rename = "resource")]
+    _resource: Option<String>,
+}
+
+/// Labels of nodes, in either form of Kubernetes.
+#[derive(Deserialize)]
+#[serde(untagged)]
+pub(super) enum NodeSelector {
+    Labels(BTreeMap<String, String>),
+    Text(String),
+}
+
+/// Reads the table, which is switched on.
+pub(super) fn read(
+    entry: Spanned<CustomDrainFile>,
+    findings: &mut Findings<'_>,
+    read: impl Fn(&str) -> Result<String, String>,
+) -> Option<CustomDrain> {
+    let start = entry.span().start;
+    let file = entry.into_inner();
+    let mut sound = true;
+    for (key, value) in [
+        ("templateMountPath", &file.template_mount_path),
+        ("templateFileName", &file.template_file_name),
+        ("namespace", &file.namespace),
+        ("apiGroup", &file.api_group),
+        ("version", &file.version),
+        ("kind", &file.kind),
+        ("statusConditionType", &file.status_condition_type),
+        ("statusConditionStatus", &file.status_condition_status),
+    ] {
+        if value.is_empty() {
+            sound = false;
+            findings.at(start, &format!("customDrain: {key} is empty"));
+        }
+    }
+    let timeout = file.timeout.map_or(Some(TIMEOUT), |value| {
+        let timeout = timeout(value.get_ref());
+        if timeout.is_none() {
+            let what = format!(
+                "customDrain: timeout: seconds, or a duration such as \"30m\", belong here, {} days \
+                 at most",
+                LONGEST_TIMEOUT.as_hours() / 24
+            );
+            findings.at(value.span().start, &what);
+        }
+        timeout
+    });
+    let nodes = file.node_selector.map(|value| {
+        let text = match value.get_ref() {
+            NodeSelector::Text(text) => text.clone(),
+            NodeSelector::Labels(labels) => {
+                let pairs = labels.iter().map(|(key, value)| format!("{key}={value}"));
+                pairs.collect::<Vec<_>>().join(",")
+            }
+        };
+        text.parse::<LabelSelector>().map_err(|error| {
+            let what = format!("customDrain: nodeSelector: {error}");
+            findings.at(value.span().start, &what);
+        })
+    });
+    let nodes = nodes.transpose().ok();
+    if !sound {
+        return None;
+    }
+    let path = format!(
+        "{}/{}",
+        file.template_mount_path.trim_end_matches('/'),
+        file.template_file_name
+    );
+    let template = match read(&path) {
+        Ok(text) => Template::parse_drain(&text).map_err(|error| format!("{path}:{error}")),
+        Err(error) => Err(format!("the template {path} cannot be read: {error}")),
+    };
+    let template = template.map_err(|what| findings.at(start, &format!("customDrain: {what}")));
+    let custom = CustomDrain {
+        resource: ResourceKind {
+            group: file.api_group,
+            version: file.version,
+            kind: file.kind,
+            namespace: Some(file.namespace),
+            condition: file.status_condition_type,
+        },
+        timeout: timeout?,
+        status: file.status_condition_status,
+        nodes: nodes?,
+        template: Arc::new(template.ok()?),
+    };
+    if let Err(what) = custom.try_out() {
+        findings.at(start, &format!("customDrain: the template {path}: {what}"));
+        return None;
+    }
+    Some(custom)
+}
+
+/// Reads a time: seconds, as NVSentinel has it, or a duration, as its chart writes it. 0 stands for the
+/// default, as there.
+fn timeout(value: &Number) -> Option<SignedDuration> {
+    let timeout = match value {
+        Number::Number(seconds) => SignedDuration::from_secs(*seconds),
+        Number::Text(text) => match text.trim().parse() {
+            Ok(seconds) => SignedDuration::from_secs(seconds),
+            Err(_) => text.trim().parse().ok()?,
+        },
+    };
+    if timeout.is_zero() {
+        return Some(TIMEOUT);
+    }
+    (timeout.is_positive() && timeout <= LONGEST_TIMEOUT).then_some(timeout)
+}
+
+// === impl CustomDrain ===
+
+impl CustomDrain {
+    /// Returns whether a node with these labels is drained so.
+    pub fn applies_to(&self, labels: &BTreeMap<String, String>) -> bool {
+        let nodes = self.nodes.as_ref();
+        nodes.is_none_or(|nodes| nodes.matches(labels))
+    }
+
+    /// Returns the name of the custom resource for a node and the event of its session.
+    pub fn name(node: &str, event: &str) -> String {
+        format!("drain-{node}-{event}")
+    }
+
+    /// Returns the custom resource that asks for the drain of a node, for the event of this id.
+    pub fn render(
+        &self,
+        node: &str,
+        event: &HealthEvent,
+        id: &str,
+        pods: &PodsToDrain,
+    ) -> Result<Value, String> {
+        let kind = &self.resource;
+        let text = self.template.render_drain(&DrainVariables {
+            event,
+            id,
+            pods,
+            group: &kind.group,
+            version: &kind.version,
+            kind: &kind.kind,
+            namespace: kind.namespace.as_deref().unwrap_or_default(),
+        });
+        let text = text.map_err(|error| error.to_string())?;
+        let mut object: Value = serde_saphyr::from_str(&text)
+            .map_err(|error| format!("what it comes to is no YAML: {error}"))?;
+        let root = object.as_object_mut().ok_or("it is no object")?;
+        let metadata = root.entry("metadata").or_insert_with(|| json!({}));
+        let metadata = metadata
+            .as_object_mut()
+            .ok_or("its metadata is no object")?;
+        metadata.insert("name".to_owned(), json!(Self::name(node, id)));
+        let labels = metadata.entry("labels").or_insert_with(|| json!({}));
+        let labels = labels.as_object_mut().ok_or("its labels are no object")?;
+        labels.insert(NODE_LABEL.to_owned(), json!(node));
+        kind.check(&object)?;
+        Ok(object)
+    }
+
+    /// Returns whether the status of a custom resource says that the node is drained.
+    pub fn is_done(&self, object: &Value) -> bool {
+        let conditions = object.pointer("/status/conditions");
+        let mut conditions = conditions.and_then(Value::as_array).into_iter().flatten();
+        conditions.any(|one| {
+            let text = |key: &str| one.get(key).and_then(Value::as_str).unwrap_or_default();
+            text("type") == self.resource.condition
+                && text("status").eq_ignore_ascii_case(&self.status)
+        })
+    }
+
+    /// Renders it with values as they may come.
+    fn try_out(&self) -> Result<(), String> {
+        let event = HealthEvent {
+            node_name: "node-1".to_owned(),
+            error_code: vec!["79".to_owned()],
+            entities_impacted: vec![Entity {
+                entity_type: "GPU".to_owned(),
+                entity_value: "0".to_owned(),
+            }],
+            generated_timestamp: Some(prost_types::Timestamp::default()),
+            ..HealthEvent::default()
+        };
+        let pods = PodsToDrain::from([("a".to_owned(), vec!["p".to_owned()])]);
+        for pods in [&pods, &PodsToDrain::new()] {
+            self.render("node-1", &event, "0123456789abcdef01234567", pods)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,155 @@
+//! What is known of the pods of a node that is drained, and what was asked of them.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use jiff::Timestamp;
+
+use super::{MAX_AT_ONCE, PodNews};
+use crate::drain::partial::{Gpus, fate_of};
+use crate::drain::{Drain, DrainConfig, DrainMode, Fate, Gangs, Next, PodView};
+
+/// The state of the drain of a node.
+#[derive(Debug, Default)]
+pub(in crate::fleet) struct DrainState {
+    /// True while its pods are to be known.
+    pub(super) wanted: bool,
+    /// True while somebody tells of its pods.
+    pub(super) followed: bool,
+    /// The pods by `NAMESPACE/NAME`, as far as they were told.
+    pub(super) pods: BTreeMap<String, PodView>,
+    /// Those of a list that is not complete.
+    pub(super) listing: Option<BTreeSet<String>>,
+    /// True once a list was complete.
+    pub(super) listed: bool,
+    /// The reason why they cannot be seen.
+    pub(super) failing: Option<String>,
+    /// The removals that were tried, by uid.
+    pub(super) tries: BTreeMap<String, Try>,
+    /// Uids of pods that a dry run pretends to have removed.
+    pub(super) pretended: BTreeSet<String>,
+    /// Uids of pods for which a person was asked.
+    pub(super) asked: BTreeSet<String>,
+    /// The pods that do not leave by themselves, for people; `None` where there are none.
+    pub(super) stuck: Option<String>,
+    /// The text of who is to leave, for people.
+    pub(super) awaits: Option<String>,
+    /// The time at which it is to be looked at even if nothing happens.
+    pub(super) wake: Option<Timestamp>,
+}
+
+/// A removal that was tried.
+#[derive(Debug, Default)]
+pub(super) struct Try {
+    pub(super) in_flight: bool,
+    /// Number of attempts in a row that did not succeed.
+    pub(super) failures: u32,
+    pub(super) not_before: Option<Timestamp>,
+    /// Since when it does not succeed, and why.
+    pub(super) trouble: Option<(Timestamp, String)>,
+}
+
+// === impl DrainState ===
+
+impl DrainState {
+    /// Takes news in.
+    pub(super) fn take(&mut self, news: PodNews) {
+        match news {
+            PodNews::ListBegun => self.listing = Some(BTreeSet::new()),
+            PodNews::Seen(pod) => {
+                let title = pod.title();
+                if let Some(listing) = &mut self.listing {
+                    listing.insert(title.clone());
+                }
+                self.pods.insert(title, *pod);
+            }
+            PodNews::Gone(title) => drop(self.pods.remove(&title)),
+            PodNews::Listed => {
+                if let Some(listing) = self.listing.take() {
+                    self.pods.retain(|title, _| listing.contains(title));
+                }
+                (self.listed, self.failing) = (true, None);
+            }
+            PodNews::Failing(why) => self.failing = Some(why),
+        }
+        let uids: BTreeSet<&str> = self.pods.values().map(|pod| pod.uid.as_str()).collect();
+        self.tries
+            .retain(|uid, one| one.in_flight || uids.contains(uid.as_str()));
+    }
+
+    /// Returns when it is to be looked at even if nothing happens.
+    pub(in crate::fleet) fn wake_at(&self) -> Option<Timestamp> {
+        self.wake
+    }
+
+    /// Returns what the drain waits for, for people; `None` where it is not under way.
+    pub(in crate::fleet) fn awaits(&self) -> Option<&str> {
+        self.awaits.as_deref()
+    }
+
+    /// Takes in that the clock was put back.
+    pub(in crate::fleet) fn clock_put_back(&mut self, now: Timestamp) {
+        for one in self.tries.values_mut() {
+            one.not_before = None;
+            if let Some((since, _)) = &mut one.trouble {
+                *since = (*since).min(now);
+            }
+        }
+    }
+
+    /// Takes in that what is under way will not be answered.
+    pub(in crate::fleet) fn answers_lost(&mut self) {
+        for one in self.tries.values_mut() {
+            one.in_flight = false;
+        }
+    }
+
+    /// Returns the pods that a dry run does not pretend to have removed.
+    fn there(&self) -> impl Iterator<Item = &PodView> {
+        let pods = self.pods.values();
+        pods.filter(|pod| !self.pretended.contains(&pod.uid))
+    }
+
+    /// Takes in that something is asked of a pod now; `false`: it is not time for that.
+    pub(super) fn begins_try(&mut self, pod: &PodView, now: Timestamp) -> bool {
+        let tries = &mut self.tries;
+        let under_way = tries.values().filter(|one| one.in_flight).count();
+        let known = tries.get(&pod.uid);
+        let waits =
+            known.is_some_and(|one| one.in_flight || one.not_before.is_some_and(|at| now < at));
+        // Looked at again when an answer is there.
+        if waits || under_way >= MAX_AT_ONCE {
+            return false;
+        }
+        let one = tries.entry(pod.uid.clone()).or_default();
+        (one.in_flight, one.not_before) = (true, None);
+        true
+    }
+
+    /// Returns the gangs of those that leave.
+    pub(super) fn gangs(
+        &self,
+        drain: Drain,
+        gpus: Option<&Gpus>,
+        config: &DrainConfig,
+        now: Timestamp,
+    ) -> Gangs {
+        Gangs::of(self.there(), drain, gpus, config, now)
+    }
+
+    /// Returns the pods that leave, each with what comes next.
+    pub(super) fn leaving<'a>(
+        &'a self,
+        drain: Drain,
+        gpus: Option<&'a Gpus>,
+        config: &'a DrainConfig,
+        now: Timestamp,
+    ) -> impl Iterator<Item = (&'a PodView, DrainMode, Next)> {
+        let gangs = self.gangs(drain, gpus, config, now);
+        self.there().filter_map(
+            move |pod| match fate_of(pod, &gangs, drain, gpus, config, now) {
+                Fate::Leaves(mode, next) => Some((pod, mode, next)),
+                Fate::Stays(_) => None,
+            },
+        )
+    }
+}
