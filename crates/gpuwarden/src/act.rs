@@ -151,6 +151,10 @@ impl Acting<'_> {
         let namespace = &self.settings.namespace;
         let providers = Providers::open(&settings.config, cluster, namespace)
             .context("a provider of --janitor-config")?;
+        let own_node = match &self.owns {
+            Owns::Node(name) => Some(name.clone()),
+            Owns::All => None,
+        };
         // No two processes have it, and none has it again after it was killed.
         let process = format!(
             "{}-{}-{}",
@@ -160,7 +164,8 @@ impl Acting<'_> {
         );
         let parts = JanitorParts {
             cluster: Arc::clone(cluster),
-            board: domain::janitor::Board::new(settings.config.clone(), settings.ttl, process),
+            board: domain::janitor::Board::new(settings.config.clone(), settings.ttl, process)
+                .for_node(own_node),
             providers,
             clock: CLOCK,
         };

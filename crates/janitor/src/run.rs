@@ -17,7 +17,8 @@ use tokio::task::{JoinError, JoinSet};
 use tokio_util::sync::CancellationToken;
 
 use crate::metrics::JanitorMetrics;
-use crate::provider::{Providers, Signal};
+use crate::provider::Signal;
+use crate::providers::Providers;
 
 /// News of resources that wait for the loop; when it is slower, the API server waits.
 const QUEUE: usize = 256;
