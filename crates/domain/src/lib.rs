@@ -20,6 +20,7 @@ pub mod fault;
 pub mod fleet;
 pub mod future;
 pub mod glob;
+pub mod janitor;
 pub mod journal;
 pub mod mode;
 pub mod node;

@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use cluster::Access;
 use contract::keys;
 use controller::policy::PolicySource;
+use domain::janitor::{self, Action, JanitorConfig, ProviderPlace};
 use domain::remedy::ResourceKind;
 use domain::shell;
 
@@ -118,6 +119,9 @@ pub(super) fn of(installation: &Installation) -> Vec<Need> {
     if act.drain.is_some() {
         needs.extend(of_drain(acts));
     }
+    if let Some(janitor) = &act.janitor {
+        needs.extend(of_janitor(&janitor.config, &act.namespace));
+    }
     let ingest = installation.ingest.as_ref();
     if ingest.is_some_and(|ingest| matches!(ingest.transport, Transport::Tls { .. })) {
         needs.push(Need {
@@ -172,6 +176,69 @@ fn of_drain(acts: bool) -> Vec<Need> {
         .into_iter()
         .chain(acting.into_iter().flatten())
         .collect()
+}
+
+/// Returns the needs of a janitor.
+fn of_janitor(config: &JanitorConfig, namespace: &str) -> Vec<Need> {
+    let mut needs = Vec::new();
+    for action in config.actions() {
+        let need = |resource, verbs, why| Need {
+            name: Cow::Owned(format!("janitor-{resource}").replace('/', "-")),
+            group: Cow::Borrowed(janitor::GROUP),
+            resource: Cow::Owned(resource),
+            verbs,
+            why,
+            ..Need::default()
+        };
+        let plural = action.plural();
+        needs.push(need(
+            plural.to_owned(),
+            &["list", "watch", "patch", "delete"],
+            "without it nobody does what these resources ask for, or old ones are not deleted",
+        ));
+        needs.push(need(
+            format!("{plural}/status"),
+            &["patch"],
+            "without it nothing is begun, for it could not be written",
+        ));
+        if action == Action::Terminate {
+            needs.push(Need {
+                name: Cow::Borrowed("janitor-nodes"),
+                resource: Cow::Borrowed("nodes"),
+                verbs: &["delete"],
+                why: "without it nodes that were terminated stay until somebody else deletes them",
+                ..Need::default()
+            });
+        }
+    }
+    let generic = |action| {
+        config
+            .rules(action)
+            .is_some_and(|it| it.provider == ProviderPlace::Generic)
+    };
+    if generic(Action::Reboot) {
+        let own = &config.generic.namespace;
+        let namespace = if own.is_empty() { namespace } else { own };
+        let need = |name, group, resource, verbs| Need {
+            name: Cow::Borrowed(name),
+            group: Cow::Borrowed(group),
+            resource: Cow::Borrowed(resource),
+            namespace: Some(namespace.to_owned()),
+            verbs,
+            why: "without it no node is rebooted, or it is not seen that its Job cannot start",
+            ..Need::default()
+        };
+        needs.push(need("janitor-jobs", "batch", "jobs", &["get", "create"]));
+        needs.push(need("janitor-pods", "", "pods", &["list"]));
+        needs.push(Need {
+            name: Cow::Borrowed("janitor-node"),
+            resource: Cow::Borrowed("nodes"),
+            verbs: &["get"],
+            why: "without it the boot of a node is not known, and it is not rebooted",
+            ..Need::default()
+        });
+    }
+    needs
 }
 
 /// Returns the need of repairs, or drains, by a kind of custom resources, which the cluster calls `resource`. In a dry
