@@ -20,8 +20,6 @@ use std::collections::BTreeSet;
 use contract::{HealthEvent, RecommendedAction, effective_action_name};
 use jiff::{SignedDuration, Timestamp};
 
-use crate::policy::Routed;
-
 mod config;
 mod mark;
 mod resource;
@@ -73,8 +71,8 @@ pub struct OpenFault<'a> {
     pub event: &'a HealthEvent,
     /// The time at which it was first observed.
     pub first_seen: Timestamp,
-    /// The route of the policy for which it is not repaired.
-    pub unrepaired_by: Option<&'a Routed>,
+    /// The route of the policy for which it is not repaired, for people.
+    pub unrepaired_by: Option<&'a str>,
 }
 
 /// A custom resource, as it is seen.
@@ -135,7 +133,7 @@ pub fn decide(case: &Case<'_>) -> Decision {
     let mut decision = Decision::default();
     let (needs, unsupported) = needs(case);
     let skipped = (case.config.iter()).flat_map(|_| case.events.iter());
-    let skipped = skipped.filter_map(|one| Some(one.unrepaired_by?.title()));
+    let skipped = skipped.filter_map(|one| Some(one.unrepaired_by?.to_owned()));
     decision.skipped = skipped.collect();
     if let Some(open) = mark.attempts.last().filter(|one| one.end.is_none()) {
         let stands = |one: &OpenFault<'_>| {

@@ -9,7 +9,7 @@ use regex::Regex;
 use serde::Deserialize;
 use toml::Spanned;
 
-use super::custom::{self, CustomDrain, CustomDrainFile};
+use super::custom::{self, CustomDrain, CustomDrainFile, Number};
 use super::{DrainMode, PodView};
 use crate::glob::Glob;
 use crate::selector::LabelSelector;
@@ -94,14 +94,6 @@ struct File {
     user_namespaces: Option<Vec<Namespaces>>,
     pod_drain_policies: Option<Spanned<Vec<PodPolicy>>>,
     custom_drain: Option<Spanned<CustomDrainFile>>,
-}
-
-/// A number, which NVSentinel writes as text.
-#[derive(Deserialize)]
-#[serde(untagged)]
-pub(super) enum Number {
-    Number(i64),
-    Text(String),
 }
 
 #[derive(Deserialize)]

@@ -11,7 +11,6 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use toml::Spanned;
 
-use super::config::Number;
 use crate::remedy::ResourceKind;
 use crate::remedy::template::{DrainVariables, Template};
 use crate::selector::LabelSelector;
@@ -62,6 +61,14 @@ pub(super) struct CustomDrainFile {
     _template_config_map_name: Option<String>,
     #[serde(rename = "resource")]
     _resource: Option<String>,
+}
+
+/// A number, which NVSentinel writes as text.
+#[derive(Deserialize)]
+#[serde(untagged)]
+pub(super) enum Number {
+    Number(i64),
+    Text(String),
 }
 
 /// Labels of nodes, in either form of Kubernetes.

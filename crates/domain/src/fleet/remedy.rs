@@ -10,10 +10,11 @@ use jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
 
 use super::{Effect, Fleet, Mode};
-use crate::assess::Desired;
+use crate::assess::{CountedEvent, Desired};
 use crate::journal::EntryKind;
 use crate::node::NodeView;
 use crate::ownership::Ownership;
+use crate::policy::Routed;
 use crate::remedy::{
     Attempt, Case, OpenFault, Outcome, RemediationMark, ResourceKind, ResourceState, Seen, decide,
 };
@@ -306,11 +307,13 @@ impl Fleet {
         if let Some(open) = mark.and_then(RemediationMark::under_way) {
             entry.remedy.turn_to(open);
         }
-        let events: Vec<OpenFault<'_>> = (desired.events.iter())
-            .map(|one| OpenFault {
+        let routes = desired.events.iter().map(CountedEvent::unrepaired_by);
+        let routes: Vec<Option<String>> = routes.map(|one| one.map(Routed::title)).collect();
+        let events: Vec<OpenFault<'_>> = (desired.events.iter().zip(&routes))
+            .map(|(one, route)| OpenFault {
                 event: &one.event,
                 first_seen: one.first_seen,
-                unrepaired_by: one.unrepaired_by(),
+                unrepaired_by: route.as_deref(),
             })
             .collect();
         let decision = decide(&Case {

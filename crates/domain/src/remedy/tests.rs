@@ -95,7 +95,7 @@ impl Node {
             .map(|one| OpenFault {
                 event: &one.event,
                 first_seen: one.first_seen,
-                unrepaired_by: one.unrepaired_by(),
+                unrepaired_by: None,
             })
             .collect();
         let decision = decide(&Case {

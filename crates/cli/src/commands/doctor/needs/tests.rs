@@ -76,7 +76,17 @@ fn a_drain_sees_and_removes_pods_and_in_a_dry_run_sees_them_only() {
     assert_eq!(described(false), ["list, watch pods"]);
     assert_eq!(
         described(true),
-        ["list, watch, delete pods", "create pods/eviction"]
+        [
+            "list, watch, delete pods",
+            "create pods/eviction",
+            "patch pods"
+        ]
+    );
+    // A drain does without what only checkpoints need.
+    let lacks = of_drain(true).into_iter().filter(|need| need.may_lack);
+    assert_eq!(
+        lacks.map(|need| need.name).collect::<Vec<_>>(),
+        ["checkpoints"]
     );
 }
 
