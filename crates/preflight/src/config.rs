@@ -7,6 +7,7 @@
 mod container;
 mod discovery;
 mod older;
+mod valid;
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -348,7 +349,7 @@ impl Config {
         )?;
         let coordination = keys.gang_coordination;
         let timeout = coordination.timeout.or(older.gang_timeout);
-        Ok(Self {
+        let config = Self {
             checks,
             gpus: older.gpu_detection.devices(
                 keys.gpu_resource_names,
@@ -399,7 +400,9 @@ impl Config {
             pod_security: keys.pod_security,
             check_timeout: in_range("checkTimeout", keys.check_timeout)?,
             result_cache: in_range("resultCache", keys.result_cache)?,
-        })
+        };
+        valid::check(&config)?;
+        Ok(config)
     }
 
     /// Returns the check of this name.

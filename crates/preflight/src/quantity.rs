@@ -1,5 +1,7 @@
 //! Quantities of Kubernetes, such as `100m`, `500Mi` or `1e3`.
 
+use serde_json::Value;
+
 /// The suffixes of a quantity, and what each multiplies by, in thousandths.
 const SUFFIXES: [(&str, i128); 13] = [
     ("Ki", 1000 << 10),
@@ -51,6 +53,19 @@ pub fn millis(text: &str) -> Option<i128> {
     } else {
         Some(value.div_euclid(power) + i128::from(value.rem_euclid(power) > 0))
     }
+}
+
+/// An amount in thousandths, and as it is written.
+pub(crate) type Amount = (i128, String);
+
+/// Returns the amount that a field has, as a text or a number; `None` where it is none.
+pub(crate) fn of(value: &Value) -> Option<Amount> {
+    let text = match value {
+        Value::String(text) => text.clone(),
+        Value::Number(number) => number.to_string(),
+        _ => return None,
+    };
+    Some((millis(&text)?, text))
 }
 
 /// Returns so many thousandths as a quantity.

@@ -9,7 +9,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::{Map, Value, json};
 
 use crate::config::{Config, Devices};
-use crate::{field, quantity};
+use crate::field;
+use crate::quantity::{self, Amount, of as amount};
 
 /// Prefix of the resource by which a device class is asked for like an extended resource.
 const IMPLICIT: &str = "deviceclass.resource.kubernetes.io/";
@@ -318,9 +319,6 @@ fn set(part: &mut Map<String, Value>, resource: &str, value: Option<String>) {
     };
 }
 
-/// An amount in thousandths, and as it is written.
-type Amount = (i128, String);
-
 /// Returns whether a pod asks for no processors and no memory, in any container or as a whole: its quality of
 /// service is `BestEffort`.
 fn is_best_effort(pod: &Value) -> bool {
@@ -411,15 +409,6 @@ fn asked_for(container: &Value, resource: &str) -> (Option<Amount>, Option<Amoun
     let of = |place| amount(container.pointer(place)?.get(resource)?);
     let limit = of("/resources/limits");
     (of("/resources/requests").or_else(|| limit.clone()), limit)
-}
-
-fn amount(value: &Value) -> Option<Amount> {
-    let text = match value {
-        Value::String(text) => text.clone(),
-        Value::Number(number) => number.to_string(),
-        _ => return None,
-    };
-    Some((quantity::millis(&text)?, text))
 }
 
 #[cfg(test)]

@@ -373,6 +373,15 @@ async fn pods_get_checks(version: Version, options: Options) -> anyhow::Result<(
         .kubectl(["get", "mutatingwebhookconfigurations", "-o", "name"])
         .await?;
     assert_eq!(left, "");
+
+    // One that is killed leaves it behind, and no pod waits for it either.
+    let killed = Webhook::start_with(&plane, &url, LIMITED, &[]).await?;
+    balancer.send_to(&[killed.address]);
+    registered(&plane).await?;
+    drop(killed);
+    let limits = json!({"nvidia.com/gpu": "8"});
+    let made = create(&client, &namespace, &pod("after-a-kill", limits)).await?;
+    assert_eq!(names(&made, "initContainers"), [] as [&str; 0]);
     Ok(())
 }
 

@@ -286,20 +286,12 @@ fn what_is_wrong_is_said_with_its_place() {
         ("", "`image` is missing"),
         ("image: [", "line"),
         ("image: [1]", "expected an image: its name, or"),
-        ("image: ''", "`image` has another form"),
+        ("image: ''", "`image` is no name of an image"),
         ("image: i\ncheckTimeout: 0", "\"0s\" is no time"),
         ("image: i\ncheckTimeout: -3", "expected a time: write 10m"),
         (
             "image: i\nimagePullSecrets: [[a]]",
             "expected the name of a Secret",
-        ),
-        (
-            "initContainers: [{name: a, image: i, env: [{value: x}]}]",
-            "`env` has another form",
-        ),
-        (
-            "initContainers: [{name: a, image: i, volumeMounts: [{name: x}]}]",
-            "`volumeMounts` has another form",
         ),
         ("- a\n- b\n", "config.yaml"),
         ("image: i\ninitContainer: []\n", "initContainer"),
@@ -384,5 +376,67 @@ fn what_is_wrong_is_said_with_its_place() {
             error.starts_with("config.yaml: ") && error.contains(part),
             "{error}"
         );
+    }
+}
+
+/// With it, no pod of a labelled namespace could be created.
+#[test]
+fn what_an_api_server_would_refuse_of_every_pod_is_refused_at_the_start() {
+    let container = |more: &str| format!("initContainers: [{{name: a, image: i, {more}}}]");
+    let gang = |more: &str| format!("image: i\ngangCoordination: {{{more}}}");
+    let path = |more: &str| gang(&format!("extraHostPathMounts: [{{mountPath: /x, {more}}}]"));
+    for (text, part) in [
+        (container("env: [{value: x}]"), "is no variable"),
+        (container("env: [{name: a=b, value: x}]"), "is no variable"),
+        (container("env: [{name: a, value: 7}]"), "in quotes"),
+        (
+            container("volumeMounts: [{mountPath: /x}]"),
+            "names no volume",
+        ),
+        (
+            container("volumeMounts: [{name: x}]"),
+            "\"\" is no path to mount at",
+        ),
+        (container("command: gpuwarden"), "`command` is no list"),
+        (container("args: [7]"), "`args` is no list"),
+        (
+            container("imagePullPolicy: Sometimes"),
+            "there are Always, IfNotPresent, Never",
+        ),
+        (
+            container("restartPolicy: Always"),
+            "a check runs once, to its end",
+        ),
+        (
+            container("resources: {limits: {cpu: lots}}"),
+            "cpu: \"lots\" is no quantity",
+        ),
+        (
+            container("resources: {limits: {cpu: 1}, requests: {cpu: 1500m}}"),
+            "the request of cpu is above its limit",
+        ),
+        (path("name: A b, hostPath: /x"), "no name for a volume"),
+        (path("name: a, hostPath: x"), "\"x\" is no whole path"),
+        (path("name: a, hostPath: /x/../y"), "is no whole path"),
+        (
+            path("name: a, hostPath: /x, hostPathType: Dir"),
+            "there are DirectoryOrCreate, ",
+        ),
+        (gang("configMapMountPath: '/a:b'"), "is no path to mount at"),
+        (
+            gang("ncclTopoConfigMap: A b"),
+            "ncclTopoConfigMap: \"A b\" is no name",
+        ),
+        (
+            "image: i\nimagePullSecrets: ['']".to_owned(),
+            "imagePullSecrets: \"\" is no name",
+        ),
+        (
+            "image: i\nconnectorSocket: 'http://x'".to_owned(),
+            "is no path of a socket",
+        ),
+    ] {
+        let error = Config::parse(&text, "config.yaml").expect_err(&text);
+        assert!(error.to_string().contains(part), "{text}: {error}");
     }
 }
