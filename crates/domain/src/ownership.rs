@@ -15,7 +15,7 @@ use serde_json::Value;
 use crate::event::{event_id, floor_char_boundary};
 use crate::future::is_future;
 use crate::node::{NodeView, Taint};
-use crate::remedy::RemediationMark;
+use crate::remedy::{Attempt, RemediationMark};
 
 /// The annotations that tell a session on a node. A decision about a session has read all of them.
 pub const SESSION_ANNOTATIONS: [&str; 5] = [
@@ -301,15 +301,14 @@ impl Ownership {
         gone.then_some(ByHand::Untainted)
     }
 
-    /// Returns whether who carries out a repair may begin the attempt with this key
-    /// ([`Attempt::key`](crate::remedy::Attempt::key)): it is under way in the session on `node`, and nobody
-    /// has ended that by hand. What was made for a session that has ended repairs nothing any more.
-    pub fn permits(&self, node: &NodeView, key: &str) -> bool {
+    /// Returns the key of the attempt ([`Attempt::key`](crate::remedy::Attempt::key)) that who carries out
+    /// repairs may begin: the one that is under way in the session on `node`, unless a person has ended that.
+    /// What was made for a session that has ended repairs nothing any more.
+    pub fn permits(&self, node: &NodeView) -> Option<String> {
         let open = (self.mark.remediation.as_ref()).and_then(RemediationMark::under_way);
         let released = node.annotations.contains_key(keys::RELEASE);
-        open.is_some_and(|open| open.key() == key)
-            && !released
-            && self.undone_by_hand(node).is_none()
+        let ended = released || self.undone_by_hand(node).is_some();
+        open.filter(|_| !ended).map(Attempt::key)
     }
 
     /// Returns whether the session has put `taint` on the node.

@@ -1,5 +1,6 @@
 //! A resource that asks for an action, as it is read.
 
+use contract::keys;
 use jiff::Timestamp;
 use serde_json::Value;
 
@@ -30,6 +31,8 @@ pub struct Resource {
     pub deleting: bool,
     /// The node.
     pub node: String,
+    /// The attempt of a session of ours for which it was made; `None`: somebody else has made it.
+    pub(super) attempt: Option<String>,
     /// How long it is kept.
     pub(super) keep: Keep,
     /// Its status.
@@ -77,6 +80,7 @@ impl Resource {
                 .unwrap_or(Timestamp::UNIX_EPOCH),
             deleting: text("/metadata/deletionTimestamp").is_some(),
             node: needed("/spec/nodeName", "spec.nodeName")?,
+            attempt: annotation(keys::ATTEMPT),
             keep: Keep {
                 ttl: annotation(TTL),
                 expiry: annotation(EXPIRY),

@@ -23,6 +23,8 @@ use super::status::{
     in_seconds,
 };
 use super::turn::Turn;
+use crate::node::NodeView;
+use crate::ownership::Ownership;
 
 /// Most signals of one resource that a provider refuses for now. The tries are some ten minutes apart
 /// in all, within the usual deadline.
@@ -36,6 +38,9 @@ const BACK_OFF_MAX: SignedDuration = SignedDuration::from_mins(5);
 pub(super) const ASK_AGAIN: SignedDuration = SignedDuration::from_secs(30);
 /// Time for a person to do by hand what was asked for, in manual mode.
 const MANUAL: SignedDuration = SignedDuration::from_hours(24);
+
+/// Time for the watch to tell of the session for which a resource was made: the node says first that it is.
+const TOLD_WITHIN: SignedDuration = SignedDuration::from_secs(10);
 
 /// Reasons of `SignalSent` while it is unknown.
 const SENDING: &str = "Sending";
@@ -58,6 +63,8 @@ pub struct NodeSeen {
     pub ready_since: Option<Timestamp>,
     /// True if the configuration excludes it.
     pub excluded: bool,
+    /// The attempt that the session on it permits ([`Ownership::permits`]).
+    pub permitted: Option<String>,
 }
 
 /// What is known of a node.
@@ -181,6 +188,8 @@ impl NodeSeen {
             ready: ready.is_some_and(|one| one["status"] == "True"),
             ready_since: ready.and_then(|one| one["lastTransitionTime"].as_str()?.parse().ok()),
             excluded: config.excludes(&labels.collect()),
+            permitted: NodeView::from_object(object.clone())
+                .and_then(|view| Ownership::read(&view)?.permits(&view)),
         }
     }
 }
@@ -217,8 +226,24 @@ impl Situation<'_> {
                 let message = "the configuration excludes this node (global.nodes.exclusions)";
                 self.refused(Outcome::PermanentFailure, "Excluded", message)
             }
+            Node::There(node) if self.lacks_permission(node) => {
+                let until = self.resource.created.checked_add(TOLD_WITHIN);
+                match until {
+                    Ok(until) if self.now < until => Step::Wait(Some(until)),
+                    _ => {
+                        let message = "the session of the node for which it was made has ended";
+                        self.refused(Outcome::Cancelled, "SessionEnded", message)
+                    }
+                }
+            }
             Node::There(node) => self.begun(node),
         }
+    }
+
+    /// Returns whether it was made for a session of ours that is not, or not any more, on the node.
+    fn lacks_permission(&self, node: &NodeSeen) -> bool {
+        let attempt = self.resource.attempt.as_ref();
+        attempt.is_some_and(|attempt| node.permitted.as_ref() != Some(attempt))
     }
 
     /// Writes that it has begun, and unless a person is to do it, that the signal is about to be sent.

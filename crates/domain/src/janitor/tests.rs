@@ -43,6 +43,7 @@ fn node(boot_id: &str, ready: bool) -> NodeSeen {
         ready,
         ready_since: Some(at(-1000)),
         excluded: false,
+        permitted: None,
     }
 }
 
@@ -373,6 +374,34 @@ fn excluded_nodes_and_actions_that_are_off_are_left_alone() {
         (scene.last.len(), &scene.object["status"]),
         (0, &Value::Null)
     );
+}
+
+#[test]
+fn what_was_made_for_a_session_begins_only_while_that_permits_it() {
+    let made = || {
+        let mut object = object(Action::Reboot, "r", 0, NODE);
+        object["metadata"]["annotations"] = json!({"gpuwarden.dev/attempt": "e1/t"});
+        Scene::of(Action::Reboot, object, "")
+    };
+    let permits = |attempt: &str| NodeSeen {
+        permitted: Some(attempt.to_owned()),
+        ..node("boot-1", true)
+    };
+    let mut scene = made();
+    scene.node(Some(permits("e1/t")));
+    assert_eq!(scene.asked(), Some(&Question::Send));
+    // It is not told at once that the session permits it.
+    for told in [node("boot-1", true), permits("e2/t")] {
+        let mut scene = made();
+        scene.node(Some(told));
+        assert_eq!((scene.asked(), &*scene.ended()), (None, ""));
+        let mut late = scene.clone();
+        late.node(Some(permits("e1/t")));
+        assert_eq!(late.asked(), Some(&Question::Send));
+        scene.later(11);
+        assert_eq!((scene.asked(), &*scene.ended()), (None, "Cancelled"));
+        assert_eq!(scene.says("SignalSent"), "False SessionEnded");
+    }
 }
 
 #[test]
