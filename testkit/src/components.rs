@@ -56,6 +56,9 @@ pub enum Component {
     Go,
     /// A C++ compiler, for the fuzzer.
     CxxCompiler,
+    /// The program that runs a whole machine, where there is what the machine runs: a kernel
+    /// ([`guest_kernel`]) and busybox.
+    Guest,
     /// A kernel log that we may write to.
     KernelLog,
     /// The program that makes a file system in a file, where it can be mounted.
@@ -86,6 +89,19 @@ pub fn find_program(name: &str) -> Option<PathBuf> {
     env::split_paths(&path)
         .map(|dir| dir.join(name))
         .find(|file| is_program(file))
+}
+
+/// Returns a kernel that a guest can boot: the newest by name of those of this machine.
+pub fn guest_kernel() -> Option<PathBuf> {
+    let files = fs::read_dir("/boot").ok()?;
+    let files = files.filter_map(|entry| Some(entry.ok()?.path()));
+    let name = |file: &PathBuf| {
+        file.file_name()?
+            .to_str()?
+            .strip_prefix("vmlinuz-")
+            .map(str::to_owned)
+    };
+    files.filter(|file| name(file).is_some()).max()
 }
 
 fn is_program(file: &Path) -> bool {
@@ -204,7 +220,12 @@ impl Component {
                 let key = content_key(&sources().join("witnesses"), &[name.into()], "")?;
                 tools.join(format!("{}-{key}", name.trim_end_matches(".txt")))
             }
-            Self::Chromium | Self::Go | Self::CxxCompiler | Self::KernelLog | Self::FileSystem => {
+            Self::Chromium
+            | Self::Go
+            | Self::CxxCompiler
+            | Self::Guest
+            | Self::KernelLog
+            | Self::FileSystem => {
                 return Ok(None);
             }
         };
@@ -245,6 +266,10 @@ impl Component {
                 .find_map(find_program)),
             Self::Go => Ok(find_program("go")),
             Self::CxxCompiler => Ok(find_program("c++")),
+            Self::Guest => {
+                let rest = find_program("busybox").is_some() && guest_kernel().is_some();
+                Ok(find_program("qemu-system-x86_64").filter(|_| rest))
+            }
             Self::KernelLog => {
                 let path = PathBuf::from("/dev/kmsg");
                 Ok(fs::OpenOptions::new()
@@ -286,6 +311,7 @@ impl fmt::Display for Component {
             Self::VendorWheels => f.write_str("CUDA, NCCL and headers"),
             Self::Go => f.write_str("go"),
             Self::CxxCompiler => f.write_str("C++ compiler"),
+            Self::Guest => f.write_str("qemu, busybox and a kernel"),
             Self::KernelLog => f.write_str("writable kernel log"),
             Self::FileSystem => f.write_str("ext4 on a loop device"),
         }

@@ -58,6 +58,9 @@ enum Outcome {
     Missing(String),
 }
 
+/// The packages of a machine within this one, and of what it boots.
+const GUEST_PACKAGES: [&str; 3] = ["qemu-system-x86", "busybox-static", "linux-image-amd64"];
+
 /// Sets up, or checks, and fails where something stays missing.
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let missing = set_up(with_fuzzer(&args.kubernetes), !args.check)?;
@@ -96,6 +99,7 @@ fn components(versions: &[Version]) -> Vec<Component> {
         Component::DriverLibraries,
         Component::VendorWheels,
         Component::Chromium,
+        Component::Guest,
         Component::Go,
         Component::KernelLog,
         Component::FileSystem,
@@ -166,8 +170,9 @@ fn install(component: Component) -> anyhow::Result<Outcome> {
     let start = Instant::now();
     let Some(place) = component.built_path()? else {
         return Ok(match component {
-            Component::Chromium => install_from_package(component, "chromium", start)?,
-            Component::CxxCompiler => install_from_package(component, "g++", start)?,
+            Component::Chromium => install_from_packages(component, &["chromium"], start)?,
+            Component::CxxCompiler => install_from_packages(component, &["g++"], start)?,
+            Component::Guest => install_from_packages(component, &GUEST_PACKAGES, start)?,
             other => Outcome::Missing(other.hint().to_owned()),
         });
     };
@@ -321,19 +326,24 @@ fn make_python(dir: &Path) -> anyhow::Result<()> {
     shell::output(works.args(["-c", "import grpc, grpc_tools.protoc, google.protobuf"])).map(drop)
 }
 
-/// Installs a component that is a Debian package.
-fn install_from_package(
+/// Installs a component that Debian packages make.
+fn install_from_packages(
     component: Component,
-    package: &str,
+    packages: &[&str],
     start: Instant,
 ) -> anyhow::Result<Outcome> {
-    if let Err(error) = install_package(package) {
-        return Ok(Outcome::Missing(format!("{error:#}")));
+    for package in packages {
+        if let Err(error) = install_package(package) {
+            return Ok(Outcome::Missing(format!("{error:#}")));
+        }
     }
-    Ok(match component.locate()? {
-        Some(path) => Outcome::Installed(path, start.elapsed().as_secs_f64()),
-        None => Outcome::Missing(format!("the package {package} brought no {component}")),
-    })
+    let Some(path) = component.locate()? else {
+        let packages = packages.join(", ");
+        return Ok(Outcome::Missing(format!(
+            "{packages} brought no {component}"
+        )));
+    };
+    Ok(Outcome::Installed(path, start.elapsed().as_secs_f64()))
 }
 
 /// Installs a Debian package; says what to do where that is not for us to do.

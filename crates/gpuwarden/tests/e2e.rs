@@ -60,6 +60,8 @@ mod policy;
 mod policy_tools;
 #[path = "e2e/quarantine.rs"]
 mod quarantine;
+#[path = "e2e/reboot.rs"]
+mod reboot;
 #[path = "e2e/remedy.rs"]
 mod remedy;
 #[path = "e2e/replay.rs"]

@@ -271,7 +271,7 @@ impl Janitor {
                 let (class, text) = (failure.class.word(), failure.text());
                 tracing::warn!(node = signal.node, class, "{kind} {name}: {text}");
             }
-            Some(Input::Answered(key, answer))
+            Some(Input::Answered(key, signal.operation, answer))
         });
     }
 

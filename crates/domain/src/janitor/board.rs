@@ -42,8 +42,8 @@ pub enum Input {
     Node(String, Option<NodeSeen>),
     /// The answer to [`Effect::Write`].
     Written(Key, Written),
-    /// The answer to [`Effect::Ask`].
-    Answered(Key, Answer),
+    /// The answer to [`Effect::Ask`], with the operation that was asked about.
+    Answered(Key, String, Answer),
     /// The answer to [`Effect::Delete`] or [`Effect::Expire`]: it was tried.
     Tried(Key),
     /// The answer to [`Effect::DeleteNode`]: it was tried.
@@ -244,7 +244,13 @@ impl Board {
                 }
             }
             Input::Written(key, written) => self.written(&key, written, now, &mut effects),
-            Input::Answered(key, answer) => self.answered(&key, answer, now, &mut effects),
+            Input::Answered(key, operation, answer) => {
+                let entry = self.entries.get(&key);
+                // Another one may have its name by now.
+                if entry.is_some_and(|one| one.resource.operation() == operation) {
+                    self.answered(&key, answer, now, &mut effects);
+                }
+            }
             Input::Tried(key) => {
                 if let Some(entry) = self.entries.get_mut(&key) {
                     entry.writing = None;

@@ -153,7 +153,8 @@ impl Scene {
 
     fn answer(&mut self, answer: Answer) {
         self.asked = None;
-        self.take(Input::Answered(self.key(), answer));
+        let operation = text(&self.object["metadata"]["uid"]).to_owned();
+        self.take(Input::Answered(self.key(), operation, answer));
     }
 
     fn later(&mut self, seconds: i64) {

@@ -5,10 +5,12 @@ use std::collections::BTreeMap;
 use std::io::Write as _;
 use std::sync::{Arc, Mutex};
 
+use ::janitor::client::Remote;
 use ::janitor::server::{self, Callers};
 use ::janitor::{Provider, Signal};
 use async_trait::async_trait;
-use domain::janitor::{Failure, Found};
+use domain::janitor::{Action, Failure, Found, ProviderPlace};
+use k8s_openapi::api::core::v1::Node;
 use kube::api::{Api, DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use kube::core::{ApiResource, GroupVersionKind};
 use serde_json::{Value, json};
@@ -17,7 +19,7 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::support::{SOON, Scene, install_crds, xid};
+use crate::support::{SOON, Scene, install_crds, own_port, xid};
 
 const STATE: &str = "dgxc.nvidia.com/nvsentinel-state";
 
@@ -282,5 +284,63 @@ async fn a_fault_ends_in_one_reboot_through_kills_and_the_node_comes_back() -> a
     recovered.expect(0)?;
     scene.restored().await?;
     assert_eq!(signals(), 1, "one request is one reboot");
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_provider_as_a_process_makes_the_job_that_it_is_asked_for() -> anyhow::Result<()> {
+    let Some(plane) = ControlPlane::shared(Version::V1_37).await? else {
+        return Ok(());
+    };
+    let client = plane.client().await?;
+    let (name, namespace) = (unique("provider"), unique("provider"));
+    plane.namespace(&namespace).await?;
+    testkit::node(&name)
+        .without_kubelet()
+        .create(&client)
+        .await?;
+    let info = json!({"status": {"nodeInfo": {
+        "bootID": "boot-1", "machineID": "m", "systemUUID": "s", "kernelVersion": "k", "osImage": "o",
+        "containerRuntimeVersion": "c", "kubeletVersion": "v1.37.1", "kubeProxyVersion": "",
+        "operatingSystem": "linux", "architecture": "amd64",
+    }}});
+    let nodes: Api<Node> = Api::all(client);
+    nodes
+        .patch_status(&name, &PatchParams::default(), &Patch::Merge(info))
+        .await?;
+    let port = own_port()?;
+    let address = port.local_addr()?.to_string();
+    let mut process = tokio::process::Command::new(testkit::binary()?)
+        .args([
+            "janitor-provider",
+            "--listen",
+            &address,
+            "--anybody",
+            "--namespace",
+            &namespace,
+        ])
+        .arg("--kubeconfig")
+        .arg(plane.kubeconfig())
+        .kill_on_drop(true)
+        .spawn()?;
+    let place = ProviderPlace::Open { host: address };
+    let remote = Remote::open(&place)?;
+    let signal = Signal {
+        action: Action::Reboot,
+        node: name.clone(),
+        operation: format!("operation-of-{name}"),
+    };
+    let answers = || async { remote.send(&signal).await.map_err(|failure| failure.text()) };
+    // Asked until it listens: it is one signal all the same.
+    let request = testkit::wait_for("the provider", SOON, answers).await?;
+    assert_eq!(request, "boot-1");
+    let jobs = plane
+        .kubectl(["-n", &namespace, "get", "jobs", "-o", "name"])
+        .await?;
+    assert_eq!(jobs.lines().count(), 1, "{jobs}");
+    let pid = process.id().and_then(|pid| i32::try_from(pid).ok());
+    let pid = pid.and_then(rustix::process::Pid::from_raw);
+    rustix::process::kill_process(pid.unwrap(), rustix::process::Signal::TERM)?;
+    assert!(process.wait().await?.success());
     Ok(())
 }

@@ -188,7 +188,7 @@ impl World {
                     })),
                     Question::Ready(_) => Answer::Ready(Ok(self.node.ready)),
                 };
-                Input::Answered(key, answer)
+                Input::Answered(key, operation, answer)
             }
             Effect::DeleteNode { key, .. } => Input::NodeTried(key),
             other => panic!("{other:?}"),
@@ -200,13 +200,18 @@ impl World {
         let failure = failed(class);
         match effect.clone() {
             Effect::Write { key, .. } => Input::Written(key, Written::Failed),
-            Effect::Ask { key, question, .. } => {
+            Effect::Ask {
+                key,
+                question,
+                operation,
+                ..
+            } => {
                 let answer = match question {
                     Question::Send => Answer::Sent(Err(failure)),
                     Question::Find => Answer::Found(Err(failure)),
                     Question::Ready(_) => Answer::Ready(Err(failed(Class::Transient))),
                 };
-                Input::Answered(key, answer)
+                Input::Answered(key, operation, answer)
             }
             Effect::DeleteNode { key, .. } => Input::NodeTried(key),
             other => panic!("{other:?}"),

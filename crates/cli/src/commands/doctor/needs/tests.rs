@@ -91,6 +91,37 @@ fn a_drain_sees_and_removes_pods_and_in_a_dry_run_sees_them_only() {
 }
 
 #[test]
+fn a_janitor_needs_its_resources_and_what_its_provider_does() {
+    let described = |text: &str| -> Vec<String> {
+        let config = JanitorConfig::parse(text).unwrap();
+        let needs = of_janitor(&config, "gw").into_iter();
+        needs.map(|need| need.described(need.verbs)).collect()
+    };
+    let reboots = [
+        "list, watch, patch, delete rebootnodes",
+        "patch rebootnodes/status",
+    ];
+    let by_grpc = "global: {cspProviderHost: \"a:1\", cspProviderInsecure: true}\n";
+    let off = "terminateNodeController: {enabled: false}\n";
+    assert_eq!(described(&format!("{by_grpc}{off}")), reboots);
+    let all = described(by_grpc);
+    assert_eq!(
+        all.last().map(String::as_str),
+        Some("delete nodes"),
+        "{all:?}"
+    );
+    // Jobs of our own.
+    let jobs = ["get, create jobs", "list pods", "get nodes"];
+    let own = described(off);
+    let (resources, rest) = own.split_at(2);
+    assert_eq!(resources, reboots);
+    for (found, expected) in rest.iter().zip(jobs) {
+        assert!(found.starts_with(expected), "{found}");
+    }
+    assert_eq!(rest.len(), jobs.len());
+}
+
+#[test]
 fn a_repair_makes_custom_resources_and_in_a_dry_run_none() {
     let config = domain::remedy::RemedyConfig::builtin();
     let kinds = config.kinds();
