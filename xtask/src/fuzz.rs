@@ -98,6 +98,8 @@ enum Target {
     UnixGrpc,
     /// The webhook's configuration, a pod and its gang.
     Preflight,
+    /// The configuration of remediation, a template, and the status of a custom resource.
+    Remedy,
 }
 
 /// The figures that a target prints at its end.
