@@ -143,7 +143,7 @@ impl Resources {
             Work::Begins if state.begun => {}
             Work::Begins => {
                 let own = Ownership::read(&node.view);
-                if !own.is_some_and(|own| own.permits(&node.view).as_ref() == Some(&key)) {
+                if own.is_none_or(|own| own.permits(&node.view).as_ref() != Some(&key)) {
                     resource.ends("Cancelled");
                     return Ok(());
                 }
