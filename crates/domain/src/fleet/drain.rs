@@ -13,6 +13,7 @@ use crate::assess::{Desired, DrainStage};
 use crate::device::{DeviceTaint, TaintEffect};
 use crate::drain::partial::{Gpus, fate_of};
 use crate::drain::{Drain, DrainConfig, DrainMode, Fate, Next, PodView, wake_at};
+use crate::handover::{HANDED_OVER, is_handed_over};
 use crate::journal::EntryKind;
 use crate::ownership::{DrainMark, Ownership};
 use crate::session::{Failure, Note, Observed, retry_after};
@@ -395,6 +396,9 @@ impl Fleet {
         if mark.is_some_and(|mark| mark.done.is_some()) && desired.drains().is_some() {
             return Some(DrainStage::Drained);
         }
+        if self.is_handed_over(name) {
+            return mark.map(|_| DrainStage::Draining);
+        }
         let (drain, gpus) = self.wanted_drain(name, own, desired)?;
         let gpus = self.gpus(name, &gpus);
         let config = self.settings.drain.as_ref()?;
@@ -415,6 +419,13 @@ impl Fleet {
         } else {
             begun
         }
+    }
+
+    /// Returns whether a node is in the hands of an external system.
+    fn is_handed_over(&self, name: &str) -> bool {
+        let entry = self.nodes.get(name);
+        let view = entry.and_then(|entry| entry.view.as_ref());
+        view.is_some_and(|view| is_handed_over(&view.labels))
     }
 
     fn drain_mut(&mut self, name: &str) -> &mut DrainState {
@@ -506,8 +517,13 @@ impl Fleet {
             return;
         }
         let gpus = self.gpus(name, &uuids);
+        let handed_over = is_handed_over(&observed.view.labels);
         let state = self.drain_mut(name);
         state.wanted = true;
+        if handed_over {
+            state.awaits = Some(HANDED_OVER.to_owned());
+            return;
+        }
         if !state.listed {
             state.awaits = Some(match &state.failing {
                 Some(why) => format!("its pods to be read: {why}"),
