@@ -512,6 +512,23 @@ impl Request {
         })
     }
 
+    /// Returns whether it is under way.
+    pub(crate) fn is_active(&self) -> bool {
+        self.status.is_true(READY) && self.status.completion.is_none()
+    }
+
+    /// Returns whether it is at work on its node.
+    pub(crate) fn holds(&self, node: Option<&NodeView>) -> bool {
+        let stopped = node.and_then(Stopped::read);
+        self.is_active() || stopped.is_some_and(|stopped| stopped.uid == self.uid)
+    }
+
+    /// Returns the reason of its failure, where it has ended so.
+    pub(crate) fn failure(&self) -> Option<String> {
+        let complete = self.status.first_false(&[COMPLETE])?;
+        Some(self.status.words(complete)?.0)
+    }
+
     /// Returns it as the owner of its Job.
     fn owner(&self) -> Value {
         json!({

@@ -253,6 +253,11 @@ impl Request {
         Phase::Created
     }
 
+    /// Returns whether its node is in the hands of the external system.
+    pub(crate) fn holds(&self, node: Option<&NodeView>) -> bool {
+        node.is_some_and(|node| self.has(node)) && self.status.completion.is_none()
+    }
+
     /// Returns whether a node is handed over for it; also by NVSentinel's janitor, which leaves no annotation.
     fn has(&self, node: &NodeView) -> bool {
         node.has_taint(&taint(&self.name)) && is_handed_over(&node.labels)

@@ -32,6 +32,7 @@ pub mod position;
 pub mod remedy;
 pub mod reporter;
 pub mod request_status;
+pub mod requests;
 pub mod selector;
 pub mod session;
 pub mod shell;
