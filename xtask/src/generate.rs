@@ -51,7 +51,7 @@ pub(crate) fn workspace_root() -> PathBuf {
 }
 
 /// Each protobuf file with its package.
-const PROTOS: [(&str, &str); 7] = [
+const PROTOS: [(&str, &str); 9] = [
     ("health_event.proto", "datamodels"),
     ("device.proto", "gpuwarden.device.v1alpha1"),
     ("nvsentinel_device.proto", "nvidia.nvsentinel.v1alpha1"),
@@ -59,6 +59,11 @@ const PROTOS: [(&str, &str); 7] = [
     ("podresources.proto", "v1"),
     ("node.proto", "gpuwarden.node.v1alpha1"),
     ("preflight.proto", "gpuwarden.v1"),
+    (
+        "janitor_provider.proto",
+        "nvidia.nvsentinel.janitor.v1alpha1",
+    ),
+    ("google_rpc.proto", "google.rpc"),
 ];
 
 /// Returns the Rust types of all protobuf files, one file for each package, and the descriptors

@@ -7,6 +7,7 @@ mod doctor;
 mod environment;
 mod gpu_reset;
 mod inject;
+mod janitor;
 mod policy;
 mod roles;
 mod webhook;
@@ -22,6 +23,7 @@ pub(crate) use doctor::{DoctorArgs, DoctorRole};
 pub(crate) use environment::{is_empty, without_empty};
 pub(crate) use gpu_reset::GpuResetArgs;
 pub(crate) use inject::{Inject, InjectArgs, TargetArgs, Via};
+pub(crate) use janitor::JanitorProviderArgs;
 pub(crate) use policy::{PolicyArgs, PolicyCommand};
 pub(crate) use roles::{
     ActArgs, AgentArgs, ControllerArgs, DeliveryArgs, DeviceArgs, ElectionArgs, GpuArgs,
@@ -76,6 +78,12 @@ pub enum Command {
                             --register-url https://127.0.0.1:8443"
     )]
     Webhook(Box<WebhookArgs>),
+    /// Reboot nodes for a janitor, gpuwarden's or `NVSentinel`'s, which asks over gRPC.
+    #[command(
+        after_help = "Examples:\n  gpuwarden janitor-provider --listen 0.0.0.0:50051 --tls-cert tls.crt \
+                            --tls-key tls.key --callers gpuwarden/gpuwarden-controller"
+    )]
+    JanitorProvider(Box<JanitorProviderArgs>),
     /// Find faults in kernel log text: one line per fault; exit 1 when a fatal one was found.
     #[command(
         after_help = "Examples:\n  dmesg | gpuwarden decode\n  gpuwarden decode /var/log/kern.log -o json"

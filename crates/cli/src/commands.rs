@@ -46,6 +46,7 @@ pub(crate) async fn execute(command: Command, given: &Given) -> anyhow::Result<u
         | Command::Controller(_)
         | Command::CheckWorker
         | Command::Webhook(_)
+        | Command::JanitorProvider(_)
         | Command::GpuProbe { .. } => Ok(EXIT_FAILED),
         Command::Decode(args) => decode::execute(&args).await,
         Command::Catalog(args) => catalog::execute(&args),

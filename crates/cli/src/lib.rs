@@ -25,9 +25,9 @@ pub use args::{Cli, Command};
 pub use commands::load_catalog;
 pub use settings::{
     ActSettings, AgentSettings, ControllerSettings, DeliverySettings, DeviceNetwork,
-    DeviceSettings, Endpoint, FakeGpus, GpuSettings, IngestSettings, Mode, NodeSettings,
-    ProcessSettings, Reached, ReportSettings, RunSettings, SettingsError, Transport,
-    WebhookSettings,
+    DeviceSettings, Endpoint, FakeGpus, GpuSettings, IngestSettings, JanitorProviderSettings,
+    JanitorSettings, Mode, NodeSettings, ProcessSettings, Reached, ReportSettings, RunSettings,
+    SettingsError, Transport, WebhookSettings,
 };
 
 /// The parts of `gpuwarden bench` that the benchmarks outside of the product share.
@@ -59,6 +59,8 @@ pub enum Parsed {
     Controller(Box<ControllerSettings>),
     /// Put preflight checks into pods.
     Webhook(Box<WebhookSettings>),
+    /// Act on nodes for a janitor.
+    JanitorProvider(Box<JanitorProviderSettings>),
     /// Ask the driver of the GPUs for the gpuwarden that started this process.
     GpuProbe(ProbeSettings),
     /// Call the libraries of the GPUs for the check that started this process.
@@ -96,6 +98,9 @@ pub fn parse() -> Parsed {
         Command::Controller(args) => resolve(*args).map(|it| Parsed::Controller(Box::new(it))),
         Command::Webhook(args) => {
             WebhookSettings::resolve(*args).map(|it| Parsed::Webhook(Box::new(it)))
+        }
+        Command::JanitorProvider(args) => {
+            JanitorProviderSettings::resolve(*args).map(|it| Parsed::JanitorProvider(Box::new(it)))
         }
         Command::GpuProbe { settings } => serde_json::from_str(&settings)
             .map(Parsed::GpuProbe)

@@ -8,6 +8,7 @@ mod amount;
 mod device_api;
 mod file;
 mod gpu;
+mod janitor;
 mod kubernetes;
 mod node_name;
 mod parts;
@@ -22,6 +23,7 @@ use serde::{Deserialize, Serialize};
 
 pub use device_api::{DeviceNetwork, DeviceSettings};
 pub use gpu::{FakeGpus, GpuSettings};
+pub use janitor::{JanitorProviderSettings, JanitorSettings};
 pub(crate) use parts::drain_config;
 pub use parts::{
     ActSettings, DeliverySettings, IngestSettings, Mode, NodeSettings, ProcessSettings, Transport,

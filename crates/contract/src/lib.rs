@@ -123,6 +123,37 @@ pub mod preflight {
     include!("generated/gpuwarden.v1.rs");
 }
 
+/// Protobuf messages and the gRPC service by which a janitor has a provider act on nodes, package
+/// `nvidia.nvsentinel.janitor.v1alpha1`.
+///
+/// Generated from `proto/janitor_provider.proto` by `cargo xtask generate`.
+#[allow(
+    missing_docs,
+    unreachable_pub,
+    clippy::pedantic,
+    clippy::restriction,
+    clippy::derive_partial_eq_without_eq
+)]
+#[rustfmt::skip]
+pub mod janitor_provider {
+    include!("generated/nvidia.nvsentinel.janitor.v1alpha1.rs");
+}
+
+/// Protobuf messages that say of a gRPC error what it is, package `google.rpc`.
+///
+/// Generated from `proto/google_rpc.proto` by `cargo xtask generate`.
+#[allow(
+    missing_docs,
+    unreachable_pub,
+    clippy::pedantic,
+    clippy::restriction,
+    clippy::derive_partial_eq_without_eq
+)]
+#[rustfmt::skip]
+pub mod google_rpc {
+    include!("generated/google.rpc.rs");
+}
+
 /// Descriptors of all protobuf files, which gRPC reflection tells.
 pub const DESCRIPTORS: &[u8] = include_bytes!("generated/descriptors.bin");
 

@@ -22,6 +22,7 @@ pub mod future;
 pub mod glob;
 pub mod gpu_reset;
 pub mod handover;
+pub mod janitor;
 pub mod journal;
 pub mod mode;
 pub mod node;

@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use anyhow::Context as _;
 use cli::{ActSettings, ProcessSettings, ReportSettings};
 use cluster::{Cluster, UnhealthyGpu};
 use console::api::{Role, UnhealthyGpuView};
@@ -14,6 +15,7 @@ use controller::retention::Retention;
 use devices::DeviceApi;
 use domain::condition::{Limits, Options};
 use domain::view::FleetView;
+use janitor::{Janitor, JanitorParts, Providers};
 use runtime::logging::chain;
 use runtime::metrics::Metrics;
 use runtime::sources::Sources;
@@ -46,7 +48,11 @@ pub(crate) struct Acting<'a> {
 
 impl Acting<'_> {
     /// Starts all of it. Returns how the nodes do.
-    pub(crate) fn start(self, front: Front, tasks: &mut Tasks) -> watch::Receiver<Arc<FleetView>> {
+    pub(crate) fn start(
+        self,
+        front: Front,
+        tasks: &mut Tasks,
+    ) -> anyhow::Result<watch::Receiver<Arc<FleetView>>> {
         let mode = self.settings.mode;
         let role = match self.owns {
             Owns::Node(_) => Role::Run,
@@ -65,6 +71,7 @@ impl Acting<'_> {
         );
         let (board, reporter) = told.unzip();
         let unhealthy_gpus = unhealthy_gpus(self.cluster.clone());
+        self.start_janitor(tasks)?;
         let config = QuarantineConfig {
             store: Arc::clone(&self.store),
             cluster: self.cluster,
@@ -133,7 +140,33 @@ impl Acting<'_> {
         });
         let kept = async move { retention.run(&metrics, done).await };
         tasks.worker("retention", kept);
-        fleet
+        Ok(fleet)
+    }
+
+    /// Starts what carries custom resources out, where that is asked for.
+    fn start_janitor(&self, tasks: &mut Tasks) -> anyhow::Result<()> {
+        let (Some(settings), Some(cluster)) = (&self.settings.janitor, &self.cluster) else {
+            return Ok(());
+        };
+        let namespace = &self.settings.namespace;
+        let providers = Providers::open(&settings.config, cluster, namespace)
+            .context("a provider of --janitor-config")?;
+        // No two processes have it, and none has it again after it was killed.
+        let process = format!(
+            "{}-{}-{}",
+            self.name,
+            std::process::id(),
+            CLOCK().as_nanosecond()
+        );
+        let parts = JanitorParts {
+            cluster: Arc::clone(cluster),
+            board: domain::janitor::Board::new(settings.config.clone(), settings.ttl, process),
+            providers,
+            clock: CLOCK,
+        };
+        let janitor = Janitor::new(parts, &self.metrics);
+        tasks.writer("the janitor", janitor.run(tasks.done()));
+        Ok(())
     }
 }
 

@@ -187,7 +187,7 @@ impl<'a> Start<'a> {
         };
         let agents = Agents {
             pods,
-            fleet: acting.start(front, &mut tasks),
+            fleet: acting.start(front, &mut tasks)?,
             store_id: store.identity().id,
         };
         let serving = ingest::serve(grpc, tls, identify, connector, agents, tasks.no_more());

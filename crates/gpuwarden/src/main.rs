@@ -4,6 +4,7 @@ mod act;
 mod agent;
 mod controller;
 mod gpus;
+mod janitor_provider;
 mod lead;
 mod parts;
 mod places;
@@ -30,6 +31,7 @@ fn main() -> ExitCode {
         Parsed::Agent(settings) => start(true, agent::run(*settings)),
         Parsed::Controller(settings) => start(true, controller::run(*settings)),
         Parsed::Webhook(settings) => start(true, webhook::run(*settings)),
+        Parsed::JanitorProvider(settings) => start(true, janitor_provider::run(*settings)),
         Parsed::GpuProbe(settings) => match host::gpu_probe::run(&settings) {
             Ok(()) => ExitCode::SUCCESS,
             // Its parent is gone: nobody is there to be told.

@@ -80,7 +80,7 @@ pub(crate) async fn run(settings: RunSettings) -> anyhow::Result<ExitCode> {
         intake,
         devices: Some(api.clone()),
     };
-    let fleet = acting.start(front, &mut tasks);
+    let fleet = acting.start(front, &mut tasks)?;
     let name = node.node_name.clone();
     let telling = devices::faults::tell(api.clone(), name, store_id, fleet, tasks.done());
     tasks.worker("the faults of this node", telling);

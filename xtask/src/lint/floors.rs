@@ -8,7 +8,7 @@ use serde::Deserialize;
 use super::{Finding, relative};
 
 /// Each room's package and floor.
-const FLOORS: [(&str, u8); 18] = [
+const FLOORS: [(&str, u8); 19] = [
     ("gpuwarden-contract", 0),
     ("gpuwarden-diagnosis", 1),
     ("gpuwarden-domain", 2),
@@ -23,6 +23,7 @@ const FLOORS: [(&str, u8); 18] = [
     ("gpuwarden-checks", 4),
     ("gpuwarden-agent", 5),
     ("gpuwarden-controller", 5),
+    ("gpuwarden-janitor", 5),
     ("gpuwarden-webhook", 5),
     ("gpuwarden-console", 5),
     ("gpuwarden-cli", 6),

@@ -322,6 +322,16 @@ group! {
         /// remediation, in TOML [default: reboots, and replacement where an event asks for it].
         #[arg(long, env = "GPUWARDEN_REMEDIATE_CONFIG", value_name = "FILE")]
         pub remediate_config: Option<PathBuf>,
+        /// Carry out what custom resources ask for, such as `RebootNode`.
+        #[arg(long, env = "GPUWARDEN_JANITOR", num_args = 0..=1, default_missing_value = "true",
+              value_name = "BOOL")]
+        pub janitor: Option<bool>,
+        /// The file that says by which providers: `NVSentinel`'s for its janitor, in YAML.
+        #[arg(long, env = "GPUWARDEN_JANITOR_CONFIG", value_name = "FILE")]
+        pub janitor_config: Option<PathBuf>,
+        /// Time for which these resources are kept after their end; 0s: for ever [default: 336h].
+        #[arg(long, env = "GPUWARDEN_JANITOR_TTL", value_name = "DURATION")]
+        pub janitor_ttl: Option<String>,
         /// Beside an acting switch: decide and show, but write nothing in the cluster.
         #[arg(long, env = "GPUWARDEN_DRY_RUN", num_args = 0..=1, default_missing_value = "true",
               value_name = "BOOL")]

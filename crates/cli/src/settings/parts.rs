@@ -18,6 +18,7 @@ use runtime::logging::LogFormat;
 use runtime::tls::CertificateFiles;
 
 use super::gpu::GpuSettings;
+use super::janitor::JanitorSettings;
 use super::kubernetes::{connect_options, in_pod, namespace};
 use super::node_name::node_name;
 use super::reports::ReportSettings;
@@ -109,6 +110,8 @@ pub struct ActSettings {
     pub drain: Option<DrainConfig>,
     /// The wishes for the repair of nodes that are drained; `None`: nothing is done.
     pub remedy: Option<RemedyConfig>,
+    /// How custom resources are carried out that ask for something; `None`: they are left alone.
+    pub janitor: Option<JanitorSettings>,
     /// The reports that are written on the nodes.
     pub reports: ReportSettings,
     /// The place of the policy.
@@ -282,6 +285,7 @@ impl ActSettings {
         }
         let drain = drain(&args, mode)?;
         let remedy = remedy(&args, drain.is_some())?;
+        let janitor = JanitorSettings::resolve(&args, cluster.is_some())?;
         let reports = ReportSettings::resolve(&args, mode)?;
         Ok(Self {
             connector_config: args.connector_config,
@@ -291,6 +295,7 @@ impl ActSettings {
             mode,
             drain,
             remedy,
+            janitor,
             reports,
             policy,
             circuit_breaker: args.circuit_breaker.unwrap_or(true),

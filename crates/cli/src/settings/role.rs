@@ -130,7 +130,7 @@ impl Role for ControllerArgs {
             }
             (Some(wanted), _) => wanted,
             // Who only looks must neither keep an acting one from the lead nor write anything.
-            (None, _) => act.mode == Mode::Quarantine,
+            (None, _) => act.mode == Mode::Quarantine || act.janitor.is_some(),
         };
         Ok(ControllerSettings {
             ingest,

@@ -1,0 +1,106 @@
+//! The arguments of `janitor-provider`.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+
+use super::roles::address;
+
+/// Arguments of `janitor-provider`.
+#[derive(Args, Debug)]
+pub struct JanitorProviderArgs {
+    /// Address on which janitors are answered.
+    #[arg(long, env = "GPUWARDEN_PROVIDER_LISTEN", value_name = "ADDRESS:PORT",
+          default_value = "127.0.0.1:50052", value_parser = address)]
+    pub listen: SocketAddr,
+    /// The provider: generic reboots a node by a privileged Job.
+    #[arg(long, env = "CSP", value_name = "generic", default_value = "generic")]
+    pub provider: ProviderArg,
+    /// Certificate for the server (PEM); read again when it changes.
+    #[arg(long, env = "TLS_CERT_PATH", value_name = "FILE", requires = "tls_key")]
+    pub tls_cert: Option<PathBuf>,
+    /// Key of that certificate (PEM).
+    #[arg(long, env = "TLS_KEY_PATH", value_name = "FILE", requires = "tls_cert")]
+    pub tls_key: Option<PathBuf>,
+    /// Audience that tokens have to be made for.
+    #[arg(
+        long,
+        env = "AUTH_AUDIENCES",
+        value_name = "NAME",
+        default_value = "nvsentinel-csp-provider"
+    )]
+    pub audience: String,
+    /// `ServiceAccount`s that may call, each as NAMESPACE/NAME.
+    #[arg(
+        long,
+        env = "GPUWARDEN_PROVIDER_CALLERS",
+        value_name = "NAME",
+        value_delimiter = ','
+    )]
+    pub callers: Vec<String>,
+    /// Let everybody on this machine call, without a token.
+    #[arg(long, conflicts_with = "callers")]
+    pub anybody: bool,
+    /// Image of the Job that reboots.
+    #[arg(
+        long,
+        env = "GENERIC_REBOOT_IMAGE",
+        value_name = "IMAGE",
+        default_value = "public.ecr.aws/docker/library/busybox:1.37.0"
+    )]
+    pub reboot_image: String,
+    /// Namespace of the Jobs [default: that of --namespace].
+    #[arg(long, env = "GENERIC_REBOOT_JOB_NAMESPACE", value_name = "NAME")]
+    pub reboot_namespace: Option<String>,
+    /// Have the kernel reboot at once, without ending anything before.
+    #[arg(long, env = "GENERIC_REBOOT_USE_SYSRQ")]
+    pub reboot_sysrq: bool,
+    /// Write a line into the log of the host before.
+    #[arg(long, env = "GENERIC_REBOOT_WRITE_SYSLOG")]
+    pub reboot_syslog: bool,
+    /// Time for which a Job stays after its end, in seconds: longer than the janitor's timeout, for by its
+    /// Job a signal is known again.
+    #[arg(
+        long,
+        env = "GENERIC_REBOOT_JOB_TTL",
+        value_name = "SECONDS",
+        default_value_t = 3600
+    )]
+    pub reboot_job_ttl: u32,
+    /// Secrets by which the image is pulled.
+    #[arg(
+        long,
+        env = "GENERIC_REBOOT_IMAGE_PULL_SECRETS",
+        value_name = "NAME",
+        value_delimiter = ','
+    )]
+    pub reboot_pull_secrets: Vec<String>,
+    /// Kubeconfig of the cluster [default: that of the pod, where this is one].
+    #[arg(long, env = "GPUWARDEN_KUBECONFIG", value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+    /// Context of the kubeconfig [default: its current one].
+    #[arg(long, env = "GPUWARDEN_CONTEXT", value_name = "NAME")]
+    pub context: Option<String>,
+    /// Namespace of the provider [default: the pod's own, else gpuwarden].
+    #[arg(short, long, env = "GPUWARDEN_NAMESPACE", value_name = "NAME")]
+    pub namespace: Option<String>,
+    /// The log filter: error, warn, info, debug, trace, also by crate.
+    #[arg(
+        long,
+        env = "GPUWARDEN_LOG",
+        value_name = "FILTER",
+        default_value = "info"
+    )]
+    pub log: String,
+    /// The format of log lines [default: text].
+    #[arg(long, env = "GPUWARDEN_LOG_FORMAT", value_name = "text|json")]
+    pub log_format: Option<String>,
+}
+
+/// The values of `--provider`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ProviderArg {
+    /// A privileged Job on the node.
+    Generic,
+}

@@ -1,0 +1,308 @@
+//! The configuration of the janitor: NVSentinel's file (YAML), and a key of our own, `generic`.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use jiff::SignedDuration;
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::Action;
+use super::generic::GenericConfig;
+use crate::selector::LabelSelector;
+
+/// Largest configuration, in bytes: what a `ConfigMap` can hold.
+pub const MAX_CONFIG_BYTES: usize = 1024 * 1024;
+/// Time in which an action is to come to its end.
+const TIMEOUT: SignedDuration = SignedDuration::from_mins(30);
+/// Longest time that can be configured.
+const MAX_TIMEOUT: SignedDuration = SignedDuration::from_hours(24);
+/// The token of a pod's own account, where no other is named.
+const TOKEN: &str = "/var/run/secrets/kubernetes.io/serviceaccount/token";
+
+/// What the janitor does, and through whom.
+#[derive(Clone, Debug)]
+pub struct JanitorConfig {
+    rules: BTreeMap<Action, Rules>,
+    exclusions: Vec<LabelSelector>,
+    /// How the built-in provider reboots; only where no other is named.
+    pub generic: GenericConfig,
+}
+
+/// The rules for an action.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rules {
+    /// Time in which it is to come to its end.
+    pub timeout: SignedDuration,
+    /// True if a person sends the signals.
+    pub manual: bool,
+    /// The provider.
+    pub provider: ProviderPlace,
+}
+
+/// Where the provider of an action is.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum ProviderPlace {
+    /// In this process: the generic one, a Job on the node.
+    Generic,
+    /// Behind gRPC with TLS, and a token that is read for each call.
+    Tls {
+        /// Host and port.
+        host: String,
+        /// The file of the authorities that it is checked against.
+        authority: String,
+        /// The file of the token.
+        token: String,
+    },
+    /// Behind gRPC in the open, without a token.
+    Open {
+        /// Host and port.
+        host: String,
+    },
+}
+
+/// The keys of the file.
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+struct File {
+    global: Global,
+    reboot_node_controller: Controller,
+    terminate_node_controller: Controller,
+    /// Not looked at: nothing resets GPUs here.
+    #[serde(rename = "gpuResetController")]
+    _gpu_reset_controller: Value,
+    /// Our own.
+    generic: GenericConfig,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+struct Global {
+    timeout: Option<String>,
+    manual_mode: bool,
+    nodes: Nodes,
+    csp_provider_host: String,
+    #[serde(rename = "cspProviderCAPath")]
+    csp_provider_ca_path: String,
+    csp_provider_insecure: bool,
+    csp_provider_token_path: String,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+struct Nodes {
+    exclusions: Vec<Selector>,
+}
+
+/// A selector of labels, as objects write it.
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+struct Selector {
+    match_labels: BTreeMap<String, String>,
+    match_expressions: Vec<Expression>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Expression {
+    key: String,
+    operator: String,
+    #[serde(default)]
+    values: Vec<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+struct Controller {
+    enabled: bool,
+    timeout: Option<String>,
+    manual_mode: Option<bool>,
+    csp_provider_host: String,
+}
+
+// === impl JanitorConfig ===
+
+impl JanitorConfig {
+    /// Reads a configuration; the error says all that is wrong, a line each.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        if text.len() > MAX_CONFIG_BYTES {
+            let found = text.len();
+            return Err(format!(
+                "it has {found} bytes, at most {MAX_CONFIG_BYTES} are taken"
+            ));
+        }
+        let file: File = serde_saphyr::from_str(text).map_err(|error| error.to_string())?;
+        let mut wrong = Vec::new();
+        let global = &file.global;
+        let rules = [
+            (
+                Action::Reboot,
+                "rebootNodeController",
+                &file.reboot_node_controller,
+            ),
+            (
+                Action::Terminate,
+                "terminateNodeController",
+                &file.terminate_node_controller,
+            ),
+        ];
+        let rules: BTreeMap<Action, Rules> = rules
+            .into_iter()
+            .filter(|(.., controller)| controller.enabled)
+            .map(|(action, key, controller)| (action, controller.rules(key, global, &mut wrong)))
+            .collect();
+        let exclusions = global.nodes.exclusions.iter().enumerate();
+        let exclusions = exclusions
+            .filter_map(|(at, selector)| {
+                let read = selector.read();
+                read.map_err(|why| wrong.push(format!("global.nodes.exclusions[{at}]: {why}")))
+                    .ok()
+            })
+            .collect();
+        let longest = rules.values().map(|rules| rules.timeout).max();
+        if let Err(why) = file.generic.check(longest.unwrap_or_default()) {
+            wrong.push(format!("generic.{why}"));
+        }
+        if wrong.is_empty() {
+            Ok(Self {
+                rules,
+                exclusions,
+                generic: file.generic,
+            })
+        } else {
+            Err(wrong.join("\n"))
+        }
+    }
+
+    /// Returns the rules for an action; `None`: its resources are left alone.
+    pub fn rules(&self, action: Action) -> Option<&Rules> {
+        self.rules.get(&action)
+    }
+
+    /// Returns the actions that are carried out.
+    pub fn actions(&self) -> impl Iterator<Item = Action> + '_ {
+        self.rules.keys().copied()
+    }
+
+    /// Returns whether a node with these labels is left alone.
+    pub fn excludes(&self, labels: &BTreeMap<String, String>) -> bool {
+        self.exclusions.iter().any(|one| one.matches(labels))
+    }
+}
+
+// === impl Controller ===
+
+impl Default for Controller {
+    fn default() -> Self {
+        Self {
+            enabled: true,
+            timeout: None,
+            manual_mode: None,
+            csp_provider_host: String::new(),
+        }
+    }
+}
+
+impl Controller {
+    fn rules(&self, key: &str, global: &Global, wrong: &mut Vec<String>) -> Rules {
+        let timeout = match (&self.timeout, &global.timeout) {
+            (Some(own), _) => read_timeout(own, key, wrong),
+            (None, Some(all)) => read_timeout(all, "global", wrong),
+            (None, None) => TIMEOUT,
+        };
+        let host = [&self.csp_provider_host, &global.csp_provider_host]
+            .into_iter()
+            .find(|host| !host.is_empty());
+        let provider = match host {
+            None => ProviderPlace::Generic,
+            Some(host) => global.provider(host, key).unwrap_or_else(|why| {
+                wrong.push(why);
+                ProviderPlace::Generic
+            }),
+        };
+        Rules {
+            timeout,
+            manual: self.manual_mode.unwrap_or(global.manual_mode),
+            provider,
+        }
+    }
+}
+
+// === impl Global ===
+
+impl Global {
+    fn provider(&self, host: &str, key: &str) -> Result<ProviderPlace, String> {
+        let (name, port) = host.rsplit_once(':').unwrap_or((host, ""));
+        if name.is_empty() || name.contains('/') || port.parse::<u16>().is_err() {
+            return Err(format!(
+                "{key}: cspProviderHost is {host:?}; HOST:PORT belongs here"
+            ));
+        }
+        let host = host.to_owned();
+        if self.csp_provider_insecure {
+            return Ok(ProviderPlace::Open { host });
+        }
+        if self.csp_provider_ca_path.is_empty() {
+            return Err(format!(
+                "{key}: cspProviderHost is named, and global.cspProviderCAPath is not: name the file of \
+                 the authorities that its certificate is checked against, or set cspProviderInsecure"
+            ));
+        }
+        let token = match self.csp_provider_token_path.as_str() {
+            "" => TOKEN,
+            path => path,
+        };
+        Ok(ProviderPlace::Tls {
+            host,
+            authority: self.csp_provider_ca_path.clone(),
+            token: token.to_owned(),
+        })
+    }
+}
+
+// === impl Selector ===
+
+impl Selector {
+    /// Reads it by way of its text form.
+    fn read(&self) -> Result<LabelSelector, String> {
+        let mut text = String::new();
+        for (key, value) in &self.match_labels {
+            let _ = write!(text, ",{key}={value}");
+        }
+        for Expression {
+            key,
+            operator,
+            values,
+        } in &self.match_expressions
+        {
+            let list = values.join(",");
+            let _ = match operator.as_str() {
+                "In" => write!(text, ",{key} in ({list})"),
+                "NotIn" => write!(text, ",{key} notin ({list})"),
+                "Exists" => write!(text, ",{key}"),
+                "DoesNotExist" => write!(text, ",!{key}"),
+                other => {
+                    return Err(format!(
+                        "the operator is {other:?}; In, NotIn, Exists and DoesNotExist are known"
+                    ));
+                }
+            };
+        }
+        let text = text.trim_start_matches(',');
+        if text.is_empty() {
+            return Err("it is empty, and would exclude every node".to_owned());
+        }
+        text.parse().map_err(|error| format!("{error}"))
+    }
+}
+
+fn read_timeout(text: &str, key: &str, wrong: &mut Vec<String>) -> SignedDuration {
+    let read = text.parse::<SignedDuration>().ok();
+    read.filter(|time| time.is_positive() && *time <= MAX_TIMEOUT)
+        .unwrap_or_else(|| {
+            wrong.push(format!(
+                "{key}.timeout is {text:?}; a time of at most 24h belongs here, such as 25m"
+            ));
+            TIMEOUT
+        })
+}

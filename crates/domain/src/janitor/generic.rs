@@ -1,0 +1,210 @@
+//! The generic provider: a privileged Job on the node boots it anew, and its pod shows a failure.
+//!
+//! The name of the Job follows from the operation, so a signal that is sent twice makes one Job. The node
+//! is named in the pod, which no scheduler has to place and no taint keeps away.
+
+use jiff::SignedDuration;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use sha2::{Digest as _, Sha256};
+
+use super::failure::{Class, Failure};
+
+/// Image whose `sh`, `chroot` and `sync` the Job runs.
+const IMAGE: &str = "public.ecr.aws/docker/library/busybox:1.37.0";
+/// Time for which a Job stays after its end.
+const TTL_SECONDS: u32 = 3600;
+/// Label of the Jobs, with the value `true`.
+pub const JOB_LABEL: &str = "nvsentinel.nvidia.com/reboot-job";
+/// Label of the Jobs: the node. Left out where its name is longer than a label's value may be.
+pub const NODE_LABEL: &str = "nvsentinel.nvidia.com/reboot-node";
+/// Annotation of our own: the operation.
+const OPERATION: &str = "gpuwarden.dev/operation";
+/// Annotation of our own: the boot id of the node before, which is the request id.
+const BOOT_ID: &str = "gpuwarden.dev/boot-id";
+/// Longest value of a label (bytes).
+const LABEL_BYTES: usize = 63;
+/// Most of a node's name that stands in the name of a Job, so that its pods have room for theirs.
+const NAME_BYTES: usize = 36;
+
+/// How the generic provider reboots.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct GenericConfig {
+    /// The image of the Job.
+    pub image: String,
+    /// The namespace of the Jobs; empty: that of the product.
+    pub namespace: String,
+    /// True if the kernel is told to reboot at once, without ending anything (sysrq b).
+    pub use_sysrq: bool,
+    /// True if a line is written to the host's log before.
+    pub write_syslog: bool,
+    /// Time for which a Job stays after its end.
+    pub job_ttl_seconds: u32,
+    /// Secrets by which the image is pulled.
+    pub image_pull_secrets: Vec<String>,
+}
+
+// === impl GenericConfig ===
+
+impl Default for GenericConfig {
+    fn default() -> Self {
+        Self {
+            image: IMAGE.to_owned(),
+            namespace: String::new(),
+            use_sysrq: false,
+            write_syslog: false,
+            job_ttl_seconds: TTL_SECONDS,
+            image_pull_secrets: Vec::new(),
+        }
+    }
+}
+
+impl GenericConfig {
+    /// Checks what would go wrong only once it matters. `timeout` is the longest of an action: a Job that
+    /// goes before it would not be known again.
+    pub fn check(&self, timeout: SignedDuration) -> Result<(), String> {
+        if self.image.trim().is_empty() {
+            return Err("image is empty".to_owned());
+        }
+        if i64::from(self.job_ttl_seconds) < timeout.as_secs() {
+            let (ttl, timeout) = (self.job_ttl_seconds, timeout.as_secs());
+            return Err(format!(
+                "jobTtlSeconds is {ttl}; it has to be {timeout} at least, the longest timeout"
+            ));
+        }
+        Ok(())
+    }
+
+    /// Returns the Job that reboots a node.
+    pub fn job(&self, node: &str, boot_id: &str, operation: &str) -> Value {
+        let (command, mounts) = self.command(node);
+        let mut labels = json!({JOB_LABEL: "true"});
+        if node.len() <= LABEL_BYTES {
+            labels[NODE_LABEL] = json!(node);
+        }
+        let volumes: Vec<Value> = mounts
+            .iter()
+            .map(|(name, _, host)| json!({"name": name, "hostPath": {"path": host}}))
+            .collect();
+        let mounts: Vec<Value> = mounts
+            .iter()
+            .map(|(name, path, _)| json!({"name": name, "mountPath": path}))
+            .collect();
+        let secrets: Vec<Value> = (self.image_pull_secrets.iter())
+            .map(|name| json!({"name": name}))
+            .collect();
+        json!({
+            "apiVersion": "batch/v1",
+            "kind": "Job",
+            "metadata": {
+                "name": job_name(node, operation),
+                "namespace": self.namespace,
+                "labels": labels,
+                "annotations": {OPERATION: operation, BOOT_ID: boot_id},
+            },
+            "spec": {
+                // A second pod would be a second reboot.
+                "backoffLimit": 0,
+                "ttlSecondsAfterFinished": self.job_ttl_seconds,
+                "template": {
+                    "metadata": {"labels": labels},
+                    "spec": {
+                        "nodeName": node,
+                        "restartPolicy": "Never",
+                        "automountServiceAccountToken": false,
+                        "imagePullSecrets": secrets,
+                        "tolerations": [{"operator": "Exists"}],
+                        "containers": [{
+                            "name": "reboot",
+                            "image": self.image,
+                            "command": command,
+                            "securityContext": {"privileged": true},
+                            "volumeMounts": mounts,
+                        }],
+                        "volumes": volumes,
+                    },
+                },
+            },
+        })
+    }
+
+    /// Returns the command, and what of the host it takes: name, where it is put, and where it is there.
+    fn command(
+        &self,
+        node: &str,
+    ) -> (Vec<String>, Vec<(&'static str, &'static str, &'static str)>) {
+        const ROOT: (&str, &str, &str) = ("host-root", "/host", "/");
+        const PROC: (&str, &str, &str) = ("host-proc", "/host-proc", "/proc");
+        let reboot = if self.use_sysrq {
+            "sync; echo b > /host-proc/sysrq-trigger"
+        } else {
+            "exec chroot /host reboot"
+        };
+        // The name of a node has no character that a shell reads.
+        let log = format!(
+            "chroot /host logger -t nvsentinel-reboot -p daemon.notice 'gpuwarden reboots {node}' || true; "
+        );
+        let mounts = match (self.use_sysrq, self.write_syslog) {
+            (true, false) => vec![PROC],
+            (true, true) => vec![PROC, ROOT],
+            (false, _) => vec![ROOT],
+        };
+        let script = if self.write_syslog {
+            log + reboot
+        } else {
+            reboot.to_owned()
+        };
+        (vec!["sh".to_owned(), "-c".to_owned(), script], mounts)
+    }
+}
+
+/// Returns the name of the Job of an operation.
+pub fn job_name(node: &str, operation: &str) -> String {
+    let hash = Sha256::digest(operation);
+    let hash = hash
+        .iter()
+        .take(8)
+        .fold(0_u64, |number, byte| number << 8 | u64::from(*byte));
+    let node: String = node.chars().take(NAME_BYTES).collect();
+    // A name may not have a dot before a dash.
+    format!("reboot-{}-{hash:016x}", node.trim_end_matches(['.', '-']))
+}
+
+/// Returns the boot id of the node before the Job was made; `None` where the Job is another's.
+pub fn boot_before(job: &Value, operation: &str) -> Option<String> {
+    let annotations = job.pointer("/metadata/annotations")?;
+    (annotations.get(OPERATION)?.as_str() == Some(operation))
+        .then(|| annotations.get(BOOT_ID)?.as_str().map(str::to_owned))?
+}
+
+/// Returns what keeps the Job of a reboot from doing it, as far as its pods show it.
+pub fn failure_of<'a>(pods: impl IntoIterator<Item = &'a Value>) -> Option<Failure> {
+    pods.into_iter().find_map(|pod| {
+        let name = pod["metadata"]["name"].as_str().unwrap_or_default();
+        let what = what_failed(&pod["status"])?;
+        let message = format!("the pod {name} {what}");
+        Some(Failure::new(Class::Permanent, "REBOOT_JOB_FAILED", message))
+    })
+}
+
+/// Returns what is wrong with a pod by its status; `None` also where it was ended by the reboot.
+fn what_failed(status: &Value) -> Option<String> {
+    let containers = status["containerStatuses"].as_array();
+    for container in containers.into_iter().flatten() {
+        let waiting = container["state"]["waiting"]["reason"].as_str();
+        let starting = ["", "ContainerCreating", "PodInitializing"];
+        if let Some(reason) = waiting.filter(|reason| !starting.contains(reason)) {
+            return Some(format!("cannot start: {reason}"));
+        }
+        // From 128 on it was ended by a signal, or nobody knows: a reboot does that.
+        let code = container["state"]["terminated"]["exitCode"].as_i64();
+        if let Some(code) = code.filter(|code| (1..128).contains(code)) {
+            return Some(format!("ended with exit code {code}"));
+        }
+    }
+    // A kubelet that shuts down gracefully says that it has ended a pod, which had containers.
+    let refused = containers.is_none_or(Vec::is_empty) && status["phase"] == "Failed";
+    let reason = status["reason"].as_str().filter(|_| refused)?;
+    Some(format!("is refused by the kubelet: {reason}"))
+}

@@ -1,0 +1,586 @@
+//! A reboot or a termination, step by step.
+//!
+//! ```text
+//! (none) --begin--> Sending --sent--> True --boot id has changed, Ready--> Succeeded
+//!                    |  ^  \                \--nothing until the deadline--> AmbiguousFailure
+//!                    |  |   `--who knows?--> asked for by its operation id: sent, or not, or nobody knows
+//!                    |  `--later-- Retrying <--refused for now
+//!                    `--refused for good--> PermanentFailure
+//! ```
+//!
+//! `Sending` is written before the signal is sent, and names the process that sends it. Any other process,
+//! and this one once it has sent, asks the provider by the operation id and never sends again by itself.
+
+use jiff::{SignedDuration, Timestamp};
+use serde_json::Value;
+
+use super::Action;
+use super::config::{JanitorConfig, Rules};
+use super::failure::{Class, Failure};
+use super::resource::Resource;
+use super::status::{
+    ATTEMPT_COMPLETE, Condition, MANUAL_MODE, Outcome, Record, SIGNAL_SENT, Says, Status,
+    in_seconds,
+};
+use super::turn::Turn;
+
+/// Most signals of one resource that a provider refuses for now. The tries are some ten minutes apart
+/// in all, within the usual deadline.
+pub(super) const MAX_TRIES: u32 = 6;
+/// Wait before the second try, where the provider names none. Each further one doubles it.
+const BACK_OFF: SignedDuration = SignedDuration::from_secs(10);
+/// Longest wait before another try, whatever the provider says: one that names hours would outlast the
+/// deadline unseen.
+const BACK_OFF_MAX: SignedDuration = SignedDuration::from_mins(5);
+/// Time between two questions to a provider, how a signal is, or whether it knows one.
+pub(super) const ASK_AGAIN: SignedDuration = SignedDuration::from_secs(30);
+/// Time for a person to do by hand what was asked for, in manual mode.
+const MANUAL: SignedDuration = SignedDuration::from_hours(24);
+
+/// Reasons of `SignalSent` while it is unknown.
+const SENDING: &str = "Sending";
+const RETRYING: &str = "Retrying";
+const UNCLEAR: &str = "Unclear";
+const INITIALIZING: &str = "Initializing";
+const FAILED: &str = "Failed";
+const SUCCEEDED: &str = "Succeeded";
+
+/// A node, as far as its maintenance looks at it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeSeen {
+    /// Its uid.
+    pub uid: String,
+    /// The id of its boot.
+    pub boot_id: String,
+    /// Whether it is `Ready`.
+    pub ready: bool,
+    /// The time since which it is that, or not.
+    pub ready_since: Option<Timestamp>,
+    /// True if the configuration excludes it.
+    pub excluded: bool,
+}
+
+/// What is known of a node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Node {
+    /// It has not been looked at yet.
+    Unseen,
+    /// There is none of this name.
+    Absent,
+    /// It is there.
+    There(NodeSeen),
+}
+
+/// A question to the provider, or a signal.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Question {
+    /// Send the signal, and say under which id it is known.
+    Send,
+    /// Say whether the signal of this operation was sent.
+    Find,
+    /// Say whether the node is ready again, after the signal of this request id.
+    Ready(String),
+}
+
+/// The answer to a question.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// To [`Question::Send`]: the request id.
+    Sent(Result<String, Failure>),
+    /// To [`Question::Find`].
+    Found(Result<Found, Failure>),
+    /// To [`Question::Ready`].
+    Ready(Result<bool, Failure>),
+}
+
+/// What a provider knows of an operation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// It was sent, and this is its request id.
+    Sent(String),
+    /// It was not, and a signal that comes late is known again.
+    NotSent,
+    /// The provider does not know operations again.
+    CannotTell,
+}
+
+/// What this process remembers of a resource beside its status. All of it may be lost.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Memory {
+    /// The try whose signal this process has sent.
+    pub(super) sent: Option<u32>,
+    /// The answer that is not yet in the status.
+    pub(super) heard: Option<Answer>,
+    /// The time before which the provider is not asked again.
+    pub(super) ask_after: Option<Timestamp>,
+    /// True once the provider has said that it does not know operations again.
+    pub(super) cannot_tell: bool,
+    /// True once it has said that the node is ready again.
+    pub(super) ready: bool,
+}
+
+/// What a step is decided by.
+pub(super) struct Situation<'a> {
+    pub(super) resource: &'a Resource,
+    pub(super) node: &'a Node,
+    pub(super) turn: Turn,
+    pub(super) rules: &'a Rules,
+    pub(super) memory: &'a Memory,
+    /// The id of this process.
+    pub(super) process: &'a str,
+    pub(super) now: Timestamp,
+}
+
+/// What is to be done next.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Step {
+    /// Nothing until something changes, or this time has come.
+    Wait(Option<Timestamp>),
+    /// Write this status.
+    Write(Status),
+    /// Ask the provider, or send the signal of a try.
+    Ask(Question),
+    /// Delete the node object of this uid.
+    DeleteNode(String),
+}
+
+/// How a resource ends, and how its conditions say so.
+struct End<'a> {
+    outcome: Outcome,
+    /// The new status of `SignalSent`, with its reason; `None`: as it is.
+    signal: Option<(&'a str, &'a str)>,
+    /// The new status of the condition of the action, with its reason; `None`: as it is.
+    done: Option<(&'a str, &'a str)>,
+    message: &'a str,
+}
+
+// === impl NodeSeen ===
+
+impl NodeSeen {
+    /// Reads a node object.
+    pub fn read(object: &Value, config: &JanitorConfig) -> Self {
+        let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str);
+        let own = |pointer| text(pointer).unwrap_or_default().to_owned();
+        let conditions = object
+            .pointer("/status/conditions")
+            .and_then(Value::as_array);
+        let ready = conditions
+            .into_iter()
+            .flatten()
+            .find(|one| one["type"] == "Ready");
+        let labels = object
+            .pointer("/metadata/labels")
+            .and_then(Value::as_object);
+        let labels = labels
+            .into_iter()
+            .flatten()
+            .filter_map(|(key, value)| Some((key.clone(), value.as_str()?.to_owned())));
+        Self {
+            uid: own("/metadata/uid"),
+            boot_id: own("/status/nodeInfo/bootID"),
+            ready: ready.is_some_and(|one| one["status"] == "True"),
+            ready_since: ready.and_then(|one| one["lastTransitionTime"].as_str()?.parse().ok()),
+            excluded: config.excludes(&labels.collect()),
+        }
+    }
+}
+
+// === impl Situation ===
+
+impl Situation<'_> {
+    /// Returns what is to be done next.
+    pub(super) fn step(&self) -> Step {
+        if self.resource.is_over() {
+            return Step::Wait(None);
+        }
+        match self.resource.status.start {
+            None => self.begin(),
+            Some(start) => self.go_on(start),
+        }
+    }
+
+    fn begin(&self) -> Step {
+        if let Turn::Behind { before, same } = &self.turn {
+            if *same {
+                let message = format!("{before} asks for the same and is under way");
+                return self.refused(Outcome::Superseded, "Superseded", &message);
+            }
+            return Step::Wait(None);
+        }
+        match self.node {
+            Node::Unseen => Step::Wait(None),
+            Node::Absent => {
+                let message = format!("there is no node {}", self.resource.node);
+                self.refused(Outcome::Cancelled, "NodeNotFound", &message)
+            }
+            Node::There(node) if node.excluded => {
+                let message = "the configuration excludes this node (global.nodes.exclusions)";
+                self.refused(Outcome::PermanentFailure, "Excluded", message)
+            }
+            Node::There(node) => self.begun(node),
+        }
+    }
+
+    /// Writes that it has begun, and unless a person is to do it, that the signal is about to be sent.
+    fn begun(&self, node: &NodeSeen) -> Step {
+        let mut status = self.resource.status.clone();
+        status.start = Some(in_seconds(self.now));
+        let record = Record {
+            boot_id: node.boot_id.clone(),
+            node_uid: node.uid.clone(),
+            attempt: 1,
+            by: if self.rules.manual {
+                String::new()
+            } else {
+                self.process.to_owned()
+            },
+            not_before: None,
+        };
+        self.remember(&mut status, &record);
+        if self.rules.manual {
+            let message = "somebody else has to do it; this resource ends once it is done";
+            self.say(
+                &mut status,
+                MANUAL_MODE,
+                "True",
+                "OutsideActorRequired",
+                message,
+            );
+            self.say(&mut status, SIGNAL_SENT, "Unknown", INITIALIZING, "");
+        } else {
+            self.say_sending(&mut status);
+        }
+        self.say(
+            &mut status,
+            self.resource.action.done(),
+            "Unknown",
+            INITIALIZING,
+            "",
+        );
+        Step::Write(status)
+    }
+
+    fn go_on(&self, start: Timestamp) -> Step {
+        let status = &self.resource.status;
+        let record = status.record();
+        if let Some(message) = self.success(record.as_ref()) {
+            let done = Some(("True", SUCCEEDED));
+            return self.end(&End {
+                outcome: Outcome::Succeeded,
+                signal: None,
+                done,
+                message: &message,
+            });
+        }
+        let signal = status.condition(SIGNAL_SENT);
+        let manual = status
+            .condition(MANUAL_MODE)
+            .is_some_and(Condition::is_true);
+        let deadline = self.deadline(start, signal, manual);
+        if self.now >= deadline {
+            return self.too_late(signal);
+        }
+        let step = match signal.map(|one| one.status.as_str()) {
+            Some("True") => self.watch(signal, manual),
+            _ if manual => Step::Wait(None),
+            // NVSentinel's janitor, which ended between two writes.
+            Some("False") => self.refused_for_good(signal.map_or("", |one| &one.message)),
+            _ => self.send(record, signal),
+        };
+        match step {
+            Step::Wait(until) => {
+                Step::Wait(Some(until.map_or(deadline, |time| time.min(deadline))))
+            }
+            other => other,
+        }
+    }
+
+    /// Returns what shows that it is done; `None` where it is not.
+    fn success(&self, record: Option<&Record>) -> Option<String> {
+        let name = &self.resource.node;
+        match (self.resource.action, self.node) {
+            (Action::Reboot, Node::There(node)) => {
+                let changed = record.is_some_and(|before| {
+                    let known = before.attempt > 0 || !before.boot_id.is_empty();
+                    known && !node.boot_id.is_empty() && node.boot_id != before.boot_id
+                });
+                // Begun by NVSentinel's janitor: the boot before the signal is not known.
+                let unknown = record.is_none_or(|before| before.attempt == 0);
+                let said = unknown && self.memory.ready && self.was_ready_after_signal(node);
+                (node.ready && (changed || said))
+                    .then(|| format!("the node is ready in the boot {}", node.boot_id))
+            }
+            (Action::Reboot, Node::Absent) | (_, Node::Unseen) => None,
+            (Action::Terminate, Node::There(node)) => {
+                let another = record.is_some_and(|record| {
+                    !record.node_uid.is_empty() && node.uid != record.node_uid
+                });
+                another.then(|| format!("another node has the name {name}"))
+            }
+            (Action::Terminate, Node::Absent) => Some(format!("the node {name} is gone")),
+        }
+    }
+
+    /// Returns whether the node became ready after the signal.
+    fn was_ready_after_signal(&self, node: &NodeSeen) -> bool {
+        let signal = self.resource.status.condition(SIGNAL_SENT);
+        let sent = signal.and_then(|one| one.last_transition_time);
+        matches!((sent, node.ready_since), (Some(sent), Some(since)) if since > sent)
+    }
+
+    /// Returns when a resource that has begun has taken too long.
+    pub(super) fn last_moment(&self) -> Option<Timestamp> {
+        let status = &self.resource.status;
+        let manual = status
+            .condition(MANUAL_MODE)
+            .is_some_and(Condition::is_true);
+        Some(self.deadline(status.start?, status.condition(SIGNAL_SENT), manual))
+    }
+
+    /// Returns when it has taken too long. Who is to do it by hand has a day before.
+    fn deadline(&self, start: Timestamp, signal: Option<&Condition>, manual: bool) -> Timestamp {
+        let sent = signal.filter(|one| one.is_true());
+        let (from, time) = match (manual, sent.and_then(|one| one.last_transition_time)) {
+            (false, _) => (start, self.rules.timeout),
+            (true, Some(sent)) => (sent, self.rules.timeout),
+            (true, None) => (start, MANUAL),
+        };
+        from.checked_add(time).unwrap_or(Timestamp::MAX)
+    }
+
+    fn too_late(&self, signal: Option<&Condition>) -> Step {
+        let minutes = self.rules.timeout.as_mins();
+        let reason = signal.map_or("", |one| &one.reason);
+        // While it waits for another try, nothing was done.
+        let outcome = if reason == RETRYING {
+            Outcome::TransientFailure
+        } else {
+            Outcome::AmbiguousFailure
+        };
+        let condition = self.resource.action.done();
+        let message = format!("{condition} did not become true within {minutes} min");
+        self.end(&End {
+            outcome,
+            signal: None,
+            done: Some(("False", "Timeout")),
+            message: &message,
+        })
+    }
+
+    /// Sends the signal, or asks whether it was sent.
+    fn send(&self, record: Option<Record>, signal: Option<&Condition>) -> Step {
+        let Some(record) = record else {
+            return match self.node {
+                Node::Unseen => Step::Wait(None),
+                Node::Absent => self.taken_over(None),
+                Node::There(node) => self.taken_over(Some(node)),
+            };
+        };
+        if let Some(answer) = &self.memory.heard
+            && let Some(step) = self.heard(&record, answer)
+        {
+            return step;
+        }
+        if let Turn::Behind { .. } = &self.turn {
+            // Both were begun: the write of one was not seen when the other was.
+            return Step::Wait(None);
+        }
+        if signal.is_some_and(|one| one.reason == RETRYING) {
+            let not_before = record.not_before.unwrap_or(self.now);
+            if self.now < not_before {
+                return Step::Wait(Some(not_before));
+            }
+            return self.send_again(record);
+        }
+        if record.attempt == 0 || self.memory.cannot_tell {
+            return Step::Wait(None);
+        }
+        let unsent = self.memory.sent != Some(record.attempt);
+        if record.by == self.process && unsent {
+            return Step::Ask(Question::Send);
+        }
+        self.ask(Question::Find)
+    }
+
+    /// Returns what follows from the answer of the provider; `None`: nothing that changes the status.
+    fn heard(&self, record: &Record, answer: &Answer) -> Option<Step> {
+        match answer {
+            Answer::Sent(Ok(request)) | Answer::Found(Ok(Found::Sent(request))) => {
+                let mut status = self.resource.status.clone();
+                self.say(&mut status, SIGNAL_SENT, "True", SUCCEEDED, request);
+                Some(Step::Write(status))
+            }
+            Answer::Sent(Err(failure)) => match failure.class {
+                Class::Transient => Some(self.refused_for_now(record, failure)),
+                Class::Permanent => Some(self.refused_for_good(&failure.text())),
+                Class::Ambiguous => self.unclear(failure),
+            },
+            Answer::Found(Ok(Found::NotSent)) => Some(self.send_again(record.clone())),
+            Answer::Found(Ok(Found::CannotTell) | Err(_)) | Answer::Ready(_) => None,
+        }
+    }
+
+    /// Writes that nobody knows whether the signal was sent.
+    fn unclear(&self, failure: &Failure) -> Option<Step> {
+        let mut status = self.resource.status.clone();
+        let message = format!(
+            "nobody knows whether the signal was sent; the provider is asked for it: {}",
+            failure.text()
+        );
+        self.say(&mut status, SIGNAL_SENT, "Unknown", UNCLEAR, &message);
+        (status != self.resource.status).then_some(Step::Write(status))
+    }
+
+    fn refused_for_now(&self, record: &Record, failure: &Failure) -> Step {
+        if record.attempt >= MAX_TRIES {
+            let message = format!("after {MAX_TRIES} tries: {}", failure.text());
+            return self.end(&End {
+                outcome: Outcome::TransientFailure,
+                signal: Some(("False", FAILED)),
+                done: None,
+                message: &message,
+            });
+        }
+        let doubled = BACK_OFF
+            .checked_mul(1 << record.attempt.saturating_sub(1).min(16))
+            .unwrap_or(BACK_OFF_MAX);
+        let wait = failure.retry_after.unwrap_or(doubled).min(BACK_OFF_MAX);
+        let mut status = self.resource.status.clone();
+        let record = Record {
+            by: String::new(),
+            not_before: self.now.checked_add(wait).ok(),
+            ..record.clone()
+        };
+        self.remember(&mut status, &record);
+        let message = format!("try {} of {MAX_TRIES}: {}", record.attempt, failure.text());
+        self.say(&mut status, SIGNAL_SENT, "Unknown", RETRYING, &message);
+        Step::Write(status)
+    }
+
+    fn refused_for_good(&self, message: &str) -> Step {
+        self.end(&End {
+            outcome: Outcome::PermanentFailure,
+            signal: Some(("False", FAILED)),
+            done: None,
+            message,
+        })
+    }
+
+    /// Writes that another signal is about to be sent, of which it is known that the one before was not.
+    fn send_again(&self, record: Record) -> Step {
+        if record.attempt >= MAX_TRIES {
+            return self.end(&End {
+                outcome: Outcome::TransientFailure,
+                signal: Some(("False", FAILED)),
+                done: None,
+                message: &format!("the signal did not reach the provider in {MAX_TRIES} tries"),
+            });
+        }
+        let mut status = self.resource.status.clone();
+        let record = Record {
+            attempt: record.attempt + 1,
+            by: self.process.to_owned(),
+            not_before: None,
+            ..record
+        };
+        self.remember(&mut status, &record);
+        self.say_sending(&mut status);
+        Step::Write(status)
+    }
+
+    /// Takes over what NVSentinel's janitor has begun: it sends first and writes then, so its signal may
+    /// be on its way.
+    fn taken_over(&self, node: Option<&NodeSeen>) -> Step {
+        let mut status = self.resource.status.clone();
+        let record = Record {
+            boot_id: node.map(|node| node.boot_id.clone()).unwrap_or_default(),
+            node_uid: node.map(|node| node.uid.clone()).unwrap_or_default(),
+            ..Record::default()
+        };
+        self.remember(&mut status, &record);
+        let message = "begun by another janitor, whose signal may have been sent";
+        self.say(&mut status, SIGNAL_SENT, "Unknown", UNCLEAR, message);
+        Step::Write(status)
+    }
+
+    /// Watches the node after the signal.
+    fn watch(&self, signal: Option<&Condition>, manual: bool) -> Step {
+        if let Some(Answer::Ready(Err(failure))) = &self.memory.heard
+            && failure.class == Class::Permanent
+        {
+            return self.end(&End {
+                outcome: Outcome::PermanentFailure,
+                signal: None,
+                done: Some(("False", FAILED)),
+                message: &failure.text(),
+            });
+        }
+        match (self.resource.action, self.node) {
+            (Action::Terminate, Node::There(node)) if !node.ready => match self.memory.ask_after {
+                Some(time) if self.now < time => Step::Wait(Some(time)),
+                _ => Step::DeleteNode(node.uid.clone()),
+            },
+            (Action::Reboot, _) if !manual => self.ask(Question::Ready(
+                signal.map_or("", |one| &one.message).to_owned(),
+            )),
+            _ => Step::Wait(None),
+        }
+    }
+
+    fn ask(&self, question: Question) -> Step {
+        match self.memory.ask_after {
+            Some(time) if self.now < time => Step::Wait(Some(time)),
+            _ => Step::Ask(question),
+        }
+    }
+
+    /// Ends a resource of which nothing has begun.
+    fn refused(&self, outcome: Outcome, reason: &str, message: &str) -> Step {
+        self.end(&End {
+            outcome,
+            signal: Some(("False", reason)),
+            done: Some(("False", reason)),
+            message,
+        })
+    }
+
+    fn end(&self, end: &End<'_>) -> Step {
+        let mut status = self.resource.status.clone();
+        let end_time = in_seconds(self.now);
+        status.completion = Some(status.start.map_or(end_time, |start| start.max(end_time)));
+        if let Some((to, reason)) = end.signal {
+            self.say(&mut status, SIGNAL_SENT, to, reason, end.message);
+        }
+        if let Some((to, reason)) = end.done {
+            self.say(
+                &mut status,
+                self.resource.action.done(),
+                to,
+                reason,
+                end.message,
+            );
+        }
+        let outcome = end.outcome.word();
+        self.say(&mut status, ATTEMPT_COMPLETE, "True", outcome, end.message);
+        Step::Write(status)
+    }
+
+    fn say_sending(&self, status: &mut Status) {
+        let message = format!("operation {}", self.resource.operation());
+        self.say(status, SIGNAL_SENT, "Unknown", SENDING, &message);
+    }
+
+    fn say(&self, status: &mut Status, kind: &str, to: &str, reason: &str, message: &str) {
+        let says = Says {
+            kind,
+            status: to,
+            reason,
+            message,
+        };
+        status.set(&says, self.resource.generation, self.now);
+    }
+
+    fn remember(&self, status: &mut Status, record: &Record) {
+        status.remember(record, self.resource.generation, self.now);
+    }
+}

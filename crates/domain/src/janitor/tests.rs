@@ -1,0 +1,641 @@
+//! The steps of a resource, each from a board that has seen it, and what the file says.
+
+use jiff::{SignedDuration, Timestamp};
+use serde_json::{Value, json};
+
+use super::generic::GenericConfig;
+use super::*;
+
+mod config;
+mod simulator;
+
+const NODE: &str = "gpu-1";
+const TIMEOUT: SignedDuration = SignedDuration::from_mins(25);
+
+fn at(seconds: i64) -> Timestamp {
+    Timestamp::from_second(1_790_000_000 + seconds).unwrap()
+}
+
+fn config(more: &str) -> JanitorConfig {
+    let text = format!(
+        "global:\n  timeout: 25m\n  cspProviderHost: provider:50051\n  cspProviderInsecure: true\n{more}"
+    );
+    JanitorConfig::parse(&text).unwrap()
+}
+
+/// An object as the API server has it.
+fn object(action: Action, name: &str, created: i64, node: &str) -> Value {
+    json!({
+        "apiVersion": action.api_version(),
+        "kind": action.kind(),
+        "metadata": {
+            "name": name, "uid": format!("uid-of-{name}"), "resourceVersion": "1", "generation": 1,
+            "creationTimestamp": at(created),
+        },
+        "spec": {"nodeName": node, "force": false},
+    })
+}
+
+fn node(boot_id: &str, ready: bool) -> NodeSeen {
+    NodeSeen {
+        uid: "uid-of-node".to_owned(),
+        boot_id: boot_id.to_owned(),
+        ready,
+        ready_since: Some(at(-1000)),
+        excluded: false,
+    }
+}
+
+/// A board with one API server, which makes every write.
+struct Scene {
+    board: Board,
+    action: Action,
+    object: Value,
+    now: i64,
+    /// What the board did last, but for writes and news.
+    last: Vec<Effect>,
+    /// The question that is not answered yet.
+    asked: Option<Question>,
+    news: Vec<News>,
+}
+
+impl Scene {
+    fn new(action: Action, more: &str) -> Self {
+        let object = object(action, "r", -10, NODE);
+        Self::of(action, object, more)
+    }
+
+    fn of(action: Action, object: Value, more: &str) -> Self {
+        let ttl = Some(SignedDuration::from_hours(336));
+        let board = Board::new(config(more), ttl, "p1".to_owned());
+        let mut scene = Self {
+            board,
+            action,
+            object,
+            now: 0,
+            last: Vec::new(),
+            asked: None,
+            news: Vec::new(),
+        };
+        scene.list();
+        scene
+    }
+
+    fn list(&mut self) {
+        for action in Action::ALL {
+            self.take(Input::ListBegun(action));
+        }
+        for action in Action::ALL {
+            self.take(Input::Listed(action));
+        }
+        self.seen();
+    }
+
+    /// Another process goes on, with what stands in the object.
+    fn crash(&mut self) {
+        let config = self.board.config().clone();
+        self.asked = None;
+        self.board = Board::new(
+            config,
+            Some(SignedDuration::from_hours(336)),
+            "p2".to_owned(),
+        );
+        self.list();
+    }
+
+    fn resource(&self) -> Resource {
+        Resource::read(self.action, &self.object).unwrap()
+    }
+
+    fn seen(&mut self) {
+        let resource = self.resource();
+        self.take(Input::Seen(Box::new(resource)));
+    }
+
+    fn key(&self) -> Key {
+        Key {
+            action: self.action,
+            name: "r".to_owned(),
+        }
+    }
+
+    fn take(&mut self, input: Input) {
+        self.last.clear();
+        let mut inputs = vec![input];
+        while let Some(input) = inputs.pop() {
+            for effect in self.board.take(input, at(self.now)) {
+                match effect {
+                    Effect::Write { key, status, .. } if key == self.key() => {
+                        self.object["status"] = status;
+                        let version: u64 = text(&self.object["metadata"]["resourceVersion"])
+                            .parse()
+                            .unwrap();
+                        self.object["metadata"]["resourceVersion"] =
+                            json!((version + 1).to_string());
+                        inputs.push(Input::Written(
+                            key,
+                            Written::Done(Box::new(self.resource())),
+                        ));
+                    }
+                    Effect::Tell(news) => self.news.push(news),
+                    Effect::Ask { question, .. } => self.asked = Some(question),
+                    Effect::Follow(_) => {}
+                    other => self.last.push(other),
+                }
+            }
+        }
+    }
+
+    fn node(&mut self, seen: Option<NodeSeen>) {
+        self.take(Input::Node(NODE.to_owned(), seen));
+    }
+
+    fn answer(&mut self, answer: Answer) {
+        self.asked = None;
+        self.take(Input::Answered(self.key(), answer));
+    }
+
+    fn later(&mut self, seconds: i64) {
+        self.now += seconds;
+        self.take(Input::Time);
+    }
+
+    fn asked(&self) -> Option<&Question> {
+        self.asked.as_ref()
+    }
+
+    /// A condition as `status reason`.
+    fn says(&self, kind: &str) -> String {
+        let conditions = self.object["status"]["conditions"].as_array();
+        let found = conditions
+            .into_iter()
+            .flatten()
+            .find(|one| one["type"] == kind);
+        found.map_or(String::new(), |one| {
+            format!("{} {}", text(&one["status"]), text(&one["reason"]))
+        })
+    }
+
+    fn ended(&self) -> String {
+        if self.object["status"]["completionTime"].is_string() {
+            self.says("AttemptComplete").replace("True ", "")
+        } else {
+            String::new()
+        }
+    }
+
+    /// Goes on until the signal was accepted under the request id `boot-1`.
+    fn sent(action: Action) -> Self {
+        let mut scene = Self::new(action, "");
+        scene.node(Some(node("boot-1", true)));
+        assert_eq!(scene.asked(), Some(&Question::Send));
+        scene.answer(Answer::Sent(Ok("boot-1".to_owned())));
+        assert_eq!(scene.says("SignalSent"), "True Succeeded");
+        scene
+    }
+}
+
+fn text(value: &Value) -> &str {
+    value.as_str().unwrap_or_default()
+}
+
+fn failed(class: Class) -> Failure {
+    Failure::new(class, "REASON", "what happened")
+}
+
+#[test]
+fn a_reboot_is_recorded_sent_and_proven_by_the_boot_id() {
+    let mut scene = Scene::new(Action::Reboot, "");
+    assert_eq!(scene.last, [], "nothing is begun before the node was seen");
+    scene.node(Some(node("boot-1", true)));
+    // It stands there before the signal is sent.
+    assert_eq!(scene.says("SignalSent"), "Unknown Sending");
+    assert_eq!(scene.says("NodeReady"), "Unknown Initializing");
+    assert_eq!(scene.asked(), Some(&Question::Send));
+    scene.answer(Answer::Sent(Ok("boot-1".to_owned())));
+    assert_eq!(scene.says("SignalSent"), "True Succeeded");
+    // Ready in the boot from before proves nothing, however often it is seen.
+    scene.node(Some(node("boot-1", true)));
+    scene.later(40);
+    assert_eq!(scene.asked(), Some(&Question::Ready("boot-1".to_owned())));
+    scene.answer(Answer::Ready(Ok(true)));
+    scene.node(Some(node("boot-1", true)));
+    assert_eq!(scene.ended(), "");
+    scene.node(Some(node("boot-2", false)));
+    assert_eq!(scene.ended(), "");
+    scene.node(Some(node("boot-2", true)));
+    assert_eq!(scene.ended(), "Succeeded");
+    assert_eq!(scene.says("NodeReady"), "True Succeeded");
+    let took = Some(SignedDuration::from_secs(40));
+    assert!(matches!(&scene.news[1], News::Ended { took: it, .. } if *it == took));
+}
+
+#[test]
+fn a_crash_between_any_two_steps_makes_no_second_signal() {
+    // After the record: nobody knows whether the process before has sent it.
+    let mut scene = Scene::new(Action::Reboot, "");
+    scene.node(Some(node("boot-1", true)));
+    scene.crash();
+    scene.node(Some(node("boot-1", true)));
+    assert_eq!(scene.asked(), Some(&Question::Find));
+    let known = scene.clone();
+    scene.answer(Answer::Found(Ok(Found::Sent("boot-1".to_owned()))));
+    assert_eq!(scene.says("SignalSent"), "True Succeeded");
+    // It had not: it is sent now.
+    let mut scene = known.clone();
+    scene.answer(Answer::Found(Ok(Found::NotSent)));
+    assert_eq!(scene.asked(), Some(&Question::Send));
+    // The provider cannot tell: the boot id decides, and at the deadline a person.
+    let mut scene = known.clone();
+    scene.answer(Answer::Found(Ok(Found::CannotTell)));
+    scene.later(600);
+    assert_eq!(scene.asked(), None);
+    let undecided = scene.clone();
+    scene.node(Some(node("boot-2", true)));
+    assert_eq!(scene.ended(), "Succeeded");
+    let mut scene = undecided;
+    scene.later(TIMEOUT.as_secs());
+    assert_eq!(scene.ended(), "AmbiguousFailure");
+    assert_eq!(scene.says("NodeReady"), "False Timeout");
+    // The provider is away: it is asked again, and nothing is sent.
+    let mut scene = known;
+    scene.answer(Answer::Found(Err(failed(Class::Transient))));
+    assert_eq!(scene.asked(), None);
+    scene.later(31);
+    assert_eq!(scene.asked(), Some(&Question::Find));
+}
+
+#[test]
+fn a_failure_is_tried_again_ends_it_or_is_asked_about() {
+    // Refused for now: again, later and later, by what the provider says, and not for ever.
+    let mut scene = Scene::new(Action::Reboot, "");
+    scene.node(Some(node("boot-1", true)));
+    let wait = failed(Class::Transient).after(SignedDuration::from_secs(70));
+    scene.answer(Answer::Sent(Err(wait)));
+    assert_eq!(scene.says("SignalSent"), "Unknown Retrying");
+    scene.later(69);
+    assert_eq!(scene.asked(), None);
+    scene.later(1);
+    assert_eq!(scene.asked(), Some(&Question::Send));
+    // A crash forgets neither the count nor the time.
+    scene.answer(Answer::Sent(Err(failed(Class::Transient))));
+    scene.crash();
+    scene.node(Some(node("boot-1", true)));
+    let mut sent = 2;
+    while scene.ended().is_empty() {
+        scene.later(1);
+        if scene.asked() == Some(&Question::Send) {
+            sent += 1;
+            scene.answer(Answer::Sent(Err(failed(Class::Transient))));
+        }
+    }
+    assert_eq!((sent, &*scene.ended()), (6, "TransientFailure"));
+    assert_eq!(scene.says("SignalSent"), "False Failed");
+    assert_eq!(scene.says("NodeReady"), "Unknown Initializing");
+
+    let mut scene = Scene::new(Action::Terminate, "");
+    scene.node(Some(node("boot-1", true)));
+    scene.answer(Answer::Sent(Err(failed(Class::Permanent))));
+    assert_eq!(scene.ended(), "PermanentFailure");
+
+    let mut scene = Scene::new(Action::Reboot, "");
+    scene.node(Some(node("boot-1", true)));
+    scene.answer(Answer::Sent(Err(failed(Class::Ambiguous))));
+    assert_eq!(scene.says("SignalSent"), "Unknown Unclear");
+    assert_eq!(scene.asked(), Some(&Question::Find));
+
+    // After the signal only what will not pass ends it.
+    let mut scene = Scene::sent(Action::Reboot);
+    for class in [Class::Transient, Class::Ambiguous] {
+        scene.later(31);
+        assert!(matches!(scene.asked(), Some(Question::Ready(_))));
+        scene.answer(Answer::Ready(Err(failed(class))));
+        assert_eq!(scene.ended(), "");
+    }
+    scene.later(31);
+    scene.answer(Answer::Ready(Err(failed(Class::Permanent))));
+    assert_eq!(
+        (&*scene.ended(), &*scene.says("NodeReady")),
+        ("PermanentFailure", "False Failed")
+    );
+}
+
+#[test]
+fn every_wait_has_an_end() {
+    // NVSentinel looks for a missing node for ever, and holds its lock.
+    let mut scene = Scene::new(Action::Reboot, "");
+    scene.node(None);
+    assert_eq!(scene.ended(), "Cancelled");
+    assert_eq!(scene.says("NodeReady"), "False NodeNotFound");
+    // A node that never comes back, or whose object goes.
+    for gone in [false, true] {
+        let mut scene = Scene::sent(Action::Reboot);
+        scene.node((!gone).then(|| node("boot-2", false)));
+        scene.later(TIMEOUT.as_secs() - 1);
+        assert_eq!(scene.ended(), "");
+        scene.later(1);
+        assert_eq!(scene.ended(), "AmbiguousFailure");
+    }
+    // Nothing was done while it waits for another try.
+    let mut scene = Scene::new(Action::Reboot, "");
+    scene.node(Some(node("boot-1", true)));
+    scene.now = TIMEOUT.as_secs() - 1;
+    scene.answer(Answer::Sent(Err(failed(Class::Transient))));
+    scene.later(5);
+    assert_eq!(scene.ended(), "TransientFailure");
+    // A person has a day, and after the signal the usual time.
+    let manual = "  manualMode: true\n";
+    let mut scene = Scene::new(Action::Reboot, manual);
+    scene.node(Some(node("boot-1", true)));
+    assert_eq!(scene.says("ManualMode"), "True OutsideActorRequired");
+    scene.later(23 * 3600);
+    assert_eq!((scene.asked(), &*scene.ended()), (None, ""));
+    let mut by_hand = scene.clone();
+    by_hand.node(Some(node("boot-2", true)));
+    assert_eq!(by_hand.ended(), "Succeeded");
+    scene.later(3601);
+    assert_eq!(scene.ended(), "AmbiguousFailure");
+}
+
+#[test]
+fn excluded_nodes_and_actions_that_are_off_are_left_alone() {
+    let mut scene = Scene::new(Action::Reboot, "");
+    let excluded = NodeSeen {
+        excluded: true,
+        ..node("boot-1", true)
+    };
+    scene.node(Some(excluded));
+    assert_eq!((&*scene.ended(), scene.asked()), ("PermanentFailure", None));
+    assert_eq!(scene.says("SignalSent"), "False Excluded");
+    let mut scene = Scene::new(Action::Reboot, "rebootNodeController: {enabled: false}\n");
+    scene.node(Some(node("boot-1", true)));
+    assert_eq!(
+        (scene.last.len(), &scene.object["status"]),
+        (0, &Value::Null)
+    );
+}
+
+#[test]
+fn a_terminated_node_is_deleted_once_it_is_not_ready_and_done_when_it_is_gone() {
+    let mut scene = Scene::sent(Action::Terminate);
+    scene.node(Some(node("boot-1", true)));
+    assert_eq!(scene.last, []);
+    scene.node(Some(node("boot-1", false)));
+    let deleted = Effect::DeleteNode {
+        key: scene.key(),
+        node: NODE.to_owned(),
+        uid: "uid-of-node".to_owned(),
+    };
+    assert_eq!(scene.last, [deleted]);
+    scene.take(Input::NodeTried(scene.key()));
+    assert_eq!((&*scene.ended(), &scene.last[..]), ("", &[][..]));
+    scene.node(None);
+    assert_eq!(
+        (&*scene.ended(), &*scene.says("NodeTerminated")),
+        ("Succeeded", "True Succeeded")
+    );
+    // Not before the signal was accepted, of which nobody knows here.
+    let mut scene = Scene::new(Action::Terminate, "");
+    scene.node(Some(node("boot-1", true)));
+    scene.answer(Answer::Sent(Err(failed(Class::Ambiguous))));
+    scene.node(Some(node("boot-1", false)));
+    assert!(
+        !scene
+            .last
+            .iter()
+            .any(|effect| matches!(effect, Effect::DeleteNode { .. }))
+    );
+    // A new node of the old name is another one.
+    let mut scene = Scene::sent(Action::Terminate);
+    let another = NodeSeen {
+        uid: "another".to_owned(),
+        ..node("boot-9", false)
+    };
+    scene.node(Some(another));
+    assert_eq!(scene.ended(), "Succeeded");
+    let deletes = |effect: &Effect| matches!(effect, Effect::DeleteNode { .. });
+    assert!(!scene.last.iter().any(deletes));
+}
+
+#[test]
+fn one_resource_of_a_node_at_a_time_and_the_oldest_first() {
+    let mut board = Board::new(config(""), None, "p".to_owned());
+    let seen = |board: &mut Board, action, name, created| {
+        let resource = Resource::read(action, &object(action, name, created, NODE)).unwrap();
+        board.take(Input::Seen(Box::new(resource)), at(0))
+    };
+    seen(&mut board, Action::Reboot, "younger", 5);
+    seen(&mut board, Action::Terminate, "other", 3);
+    seen(&mut board, Action::Reboot, "oldest", 1);
+    board.take(Input::Listed(Action::Reboot), at(10));
+    board.take(Input::Listed(Action::Terminate), at(10));
+    let writes = |effects: &[Effect]| -> Vec<String> {
+        let named = effects.iter().filter_map(|effect| match effect {
+            Effect::Write { key, .. } => Some(key.name.clone()),
+            _ => None,
+        });
+        named.collect()
+    };
+    let effects = board.take(Input::Node(NODE.into(), Some(node("b1", true))), at(10));
+    assert_eq!(writes(&effects), ["oldest"]);
+    let Some(Effect::Write { key, status, .. }) = effects.into_iter().next() else {
+        panic!("no write");
+    };
+    let written = |status: Value| {
+        let mut object = object(Action::Reboot, "oldest", 1, NODE);
+        object["status"] = status;
+        object["metadata"]["resourceVersion"] = json!("2");
+        Written::Done(Box::new(Resource::read(Action::Reboot, &object).unwrap()))
+    };
+    let effects = board.take(Input::Written(key.clone(), written(status.clone())), at(11));
+    // Who asks for the same is told so; who asks for something else waits.
+    assert_eq!(writes(&effects), ["younger"]);
+    assert!(
+        effects
+            .iter()
+            .any(|effect| matches!(effect, Effect::Ask { .. }))
+    );
+    let mut ended = status;
+    ended["completionTime"] = json!(at(60));
+    let effects = board.take(Input::Written(key, written(ended)), at(61));
+    assert_eq!(writes(&effects), ["other"]);
+}
+
+#[test]
+fn what_nvsentinel_began_is_watched_and_never_signalled_again() {
+    let condition = |kind: &str, status: &str, reason: &str, message: &str| {
+        json!({"type": kind, "status": status, "reason": reason, "message": message,
+               "lastTransitionTime": at(-60)})
+    };
+    let begun = |sent: Value| {
+        let mut object = object(Action::Reboot, "r", -70, NODE);
+        let ready = condition("NodeReady", "Unknown", "Initializing", "");
+        object["status"] = json!({"startTime": at(-65), "conditions": [sent, ready]});
+        object
+    };
+    // Its signal may be on the way: it sends first and writes then.
+    let object = begun(condition("SignalSent", "Unknown", "Initializing", ""));
+    let mut scene = Scene::of(Action::Reboot, object, "");
+    scene.node(Some(node("boot-1", true)));
+    assert_eq!(
+        (scene.asked(), &*scene.says("SignalSent")),
+        (None, "Unknown Unclear")
+    );
+    scene.later(60);
+    assert_eq!(scene.asked(), None);
+    scene.node(Some(node("boot-2", true)));
+    assert_eq!(scene.ended(), "Succeeded");
+    // It was sent: which boot was before is not known, so the provider is asked, and the node has to
+    // have become ready since.
+    let object = begun(condition("SignalSent", "True", "Succeeded", "i-123"));
+    let mut scene = Scene::of(Action::Reboot, object, "");
+    scene.node(Some(node("boot-1", true)));
+    assert_eq!(scene.asked(), Some(&Question::Ready("i-123".to_owned())));
+    scene.answer(Answer::Ready(Ok(true)));
+    assert_eq!(scene.ended(), "");
+    let since = NodeSeen {
+        ready_since: Some(at(-5)),
+        ..node("boot-1", true)
+    };
+    scene.node(Some(since));
+    assert_eq!(scene.ended(), "Succeeded");
+}
+
+#[test]
+fn a_resource_is_kept_for_its_time_after_its_end() {
+    let ended = |annotations: Value| {
+        let mut object = object(Action::Reboot, "r", -1_000_000, NODE);
+        object["metadata"]["annotations"] = annotations;
+        object["status"] =
+            json!({"startTime": at(-900_000), "completionTime": at(-100), "conditions": []});
+        object
+    };
+    let day = 24 * 3600;
+    let (ttl, expiry) = ("nvsentinel.nvidia.com/ttl", "nvsentinel.nvidia.com/expiry");
+    let table = [
+        // From the end, and not from when it was made or first seen.
+        (json!({}), Some(14 * day - 100)),
+        (json!({ttl: "1h"}), Some(3500)),
+        (json!({ttl: "1h30m"}), Some(5300)),
+        (json!({ttl: "0s"}), None),
+        (json!({ttl: "soon"}), None),
+        (
+            json!({"nvsentinel.nvidia.com/preserve": "true", ttl: "1s"}),
+            None,
+        ),
+        (
+            json!({"nvsentinel.nvidia.com/preserve": "yes", ttl: "1h"}),
+            Some(3500),
+        ),
+        (json!({expiry: at(50)}), Some(50)),
+        // One from before the end is NVSentinel's, which counts from its first look.
+        (json!({expiry: at(-200), ttl: "1h"}), Some(3500)),
+        (json!({expiry: "soon", ttl: "1h"}), Some(3500)),
+    ];
+    for (annotations, due) in table {
+        let object = ended(annotations.clone());
+        let resource = Resource::read(Action::Reboot, &object).unwrap();
+        let default = Some(SignedDuration::from_hours(336));
+        let found = expiry::due(&resource, default);
+        assert_eq!(found, due.map(at), "{annotations}");
+    }
+    let mut scene = Scene::of(Action::Reboot, ended(json!({ttl: "1h"})), "");
+    let annotation = (expiry, at(3500).to_string());
+    let key = scene.key();
+    let written = Effect::Expire {
+        key: key.clone(),
+        annotation: annotation.clone(),
+    };
+    assert_eq!(scene.last, [written]);
+    scene.object["metadata"]["annotations"][expiry] = json!(annotation.1);
+    scene.seen();
+    scene.take(Input::Tried(key.clone()));
+    scene.later(3499);
+    assert_eq!(scene.last, []);
+    scene.later(1);
+    let uid = "uid-of-r".to_owned();
+    assert_eq!(scene.last, [Effect::Delete { key, uid }]);
+    // One that has not ended is never deleted.
+    let mut object = ended(json!({expiry: at(-200), ttl: "1s"}));
+    object["status"]["completionTime"] = Value::Null;
+    let resource = Resource::read(Action::Reboot, &object).unwrap();
+    assert_eq!(expiry::due(&resource, None), None);
+}
+
+#[test]
+fn the_job_of_a_reboot_is_named_by_its_operation_and_shows_what_failed() {
+    let generic = GenericConfig::default();
+    let long = "n".repeat(200);
+    for node in [NODE, long.as_str(), "a.b-c"] {
+        let job = generic.job(node, "boot-1", "op-1");
+        let name = text(&job["metadata"]["name"]);
+        assert!(name.len() <= 63 && name.starts_with("reboot-"), "{name}");
+        assert_eq!(name, generic::job_name(node, "op-1"));
+        assert_ne!(name, generic::job_name(node, "op-2"));
+        assert_eq!(
+            generic::boot_before(&job, "op-1").as_deref(),
+            Some("boot-1")
+        );
+        assert_eq!(generic::boot_before(&job, "op-2"), None);
+    }
+    let pod = |status: Value| json!({"metadata": {"name": "p"}, "status": status});
+    let state =
+        |state: Value| pod(json!({"phase": "Running", "containerStatuses": [{"state": state}]}));
+    let table = [
+        (pod(json!({"phase": "Pending"})), None),
+        (
+            state(json!({"waiting": {"reason": "ContainerCreating"}})),
+            None,
+        ),
+        (
+            state(json!({"waiting": {"reason": "ImagePullBackOff"}})),
+            Some("cannot start: ImagePullBackOff"),
+        ),
+        (
+            state(json!({"terminated": {"exitCode": 1}})),
+            Some("exit code 1"),
+        ),
+        (state(json!({"terminated": {"exitCode": 0}})), None),
+        // As a reboot leaves it.
+        (state(json!({"terminated": {"exitCode": 137}})), None),
+        (
+            state(json!({"terminated": {"exitCode": 255, "reason": "Unknown"}})),
+            None,
+        ),
+        (
+            pod(json!({"phase": "Failed", "reason": "NodeAffinity"})),
+            Some("refused by the kubelet: NodeAffinity"),
+        ),
+        (
+            pod(
+                json!({"phase": "Failed", "reason": "Terminated", "containerStatuses": [{"state": {}}]}),
+            ),
+            None,
+        ),
+    ];
+    for (pod, expected) in table {
+        let found = generic::failure_of([&pod]);
+        match (&found, expected) {
+            (None, None) => {}
+            (Some(failure), Some(text)) => {
+                assert!(failure.message.contains(text), "{failure:?}");
+                assert_eq!(failure.class, Class::Permanent);
+            }
+            _ => panic!("{pod}: {found:?}"),
+        }
+    }
+}
+
+impl Clone for Scene {
+    fn clone(&self) -> Self {
+        Self {
+            board: self.board.clone(),
+            action: self.action,
+            object: self.object.clone(),
+            now: self.now,
+            last: self.last.clone(),
+            asked: self.asked.clone(),
+            news: self.news.clone(),
+        }
+    }
+}

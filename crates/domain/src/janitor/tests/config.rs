@@ -1,0 +1,144 @@
+//! The file: NVSentinel's loads unchanged, and what is wrong is said.
+
+use super::*;
+
+/// As NVSentinel's chart renders it.
+const CHART: &str = r#"
+global:
+  timeout: 25m
+  manualMode: false
+  nodes:
+    exclusions:
+      - matchLabels:
+          team: "infra"
+      - matchExpressions:
+          - key: node-role.kubernetes.io/control-plane
+            operator: Exists
+          - key: zone
+            operator: NotIn
+            values:
+              - "a"
+              - "b"
+  cspProviderHost: janitor-provider.nvsentinel.svc.cluster.local:50051
+  cspProviderCAPath: /etc/nvsentinel/janitor/csp-ca/ca.crt
+  cspProviderTokenPath: /var/run/secrets/nvsentinel/csp-provider/token
+
+rebootNodeController:
+  enabled: true
+  timeout: 20m
+  manualMode: false
+
+terminateNodeController:
+  enabled: true
+  manualMode: true
+  cspProviderHost: other:50052
+
+gpuResetController:
+  enabled: true
+  timeout: 25m
+  manualMode: false
+  resetJob:
+    writeSysLogEvent: "true"
+    runtimeClassName: "nvidia"
+    imageConfig:
+      image: "ghcr.io/nvidia/nvsentinel/gpu-reset:v1"
+    resources: {limits: {cpu: 100m}}
+  serviceManager:
+    name: gpu-operator
+    spec: {}
+"#;
+
+#[test]
+fn nvsentinels_file_is_read_unchanged() {
+    let config = JanitorConfig::parse(CHART).unwrap();
+    let tls = |host: &str| ProviderPlace::Tls {
+        host: host.to_owned(),
+        authority: "/etc/nvsentinel/janitor/csp-ca/ca.crt".to_owned(),
+        token: "/var/run/secrets/nvsentinel/csp-provider/token".to_owned(),
+    };
+    let reboot = Rules {
+        timeout: SignedDuration::from_mins(20),
+        manual: false,
+        provider: tls("janitor-provider.nvsentinel.svc.cluster.local:50051"),
+    };
+    assert_eq!(config.rules(Action::Reboot), Some(&reboot));
+    let terminate = Rules {
+        timeout: SignedDuration::from_mins(25),
+        manual: true,
+        provider: tls("other:50052"),
+    };
+    assert_eq!(config.rules(Action::Terminate), Some(&terminate));
+    let excluded = |labels: &[(&str, &str)]| {
+        let labels = labels
+            .iter()
+            .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
+        config.excludes(&labels.collect())
+    };
+    assert!(excluded(&[("team", "infra"), ("zone", "a")]));
+    assert!(excluded(&[
+        ("node-role.kubernetes.io/control-plane", ""),
+        ("zone", "c")
+    ]));
+    // All requirements of a selector hold together.
+    assert!(!excluded(&[
+        ("node-role.kubernetes.io/control-plane", ""),
+        ("zone", "a")
+    ]));
+    assert!(!excluded(&[("team", "ml")]));
+}
+
+#[test]
+fn without_a_host_the_generic_provider_reboots_after_half_an_hour_at_most() {
+    let config = JanitorConfig::parse("generic: {namespace: ops, useSysrq: true}").unwrap();
+    let rules = config.rules(Action::Reboot).unwrap();
+    assert_eq!(
+        (&rules.provider, rules.timeout.as_mins()),
+        (&ProviderPlace::Generic, 30)
+    );
+    assert!(config.generic.use_sysrq && config.generic.namespace == "ops");
+}
+
+#[test]
+fn what_is_wrong_is_said() {
+    let table = [
+        ("global: {timeOut: 1m}", "timeOut"),
+        ("rebootNodeController: {nodes: {}}", "nodes"),
+        ("global: {timeout: soon}", "global.timeout is \"soon\""),
+        ("global: {timeout: 25h}", "a time of at most 24h"),
+        (
+            "rebootNodeController: {timeout: -1m}",
+            "rebootNodeController.timeout",
+        ),
+        (
+            "global: {cspProviderHost: \"a:1\"}",
+            "cspProviderCAPath is not",
+        ),
+        (
+            "global: {cspProviderHost: a, cspProviderInsecure: true}",
+            "HOST:PORT belongs here",
+        ),
+        (
+            "global: {cspProviderHost: \"http://a:1\", cspProviderInsecure: true}",
+            "HOST:PORT belongs here",
+        ),
+        (
+            "global: {nodes: {exclusions: [{}]}}",
+            "exclusions[0]: it is empty",
+        ),
+        (
+            "global: {nodes: {exclusions: [{matchExpressions: [{key: a, operator: Like}]}]}}",
+            "the operator is \"Like\"",
+        ),
+        ("generic: {image: \" \"}", "generic.image is empty"),
+        (
+            "generic: {jobTtlSeconds: 60}",
+            "generic.jobTtlSeconds is 60",
+        ),
+    ];
+    for (text, expected) in table {
+        let error = JanitorConfig::parse(text).unwrap_err();
+        assert!(error.contains(expected), "{text}: {error}");
+    }
+    let long = "#".repeat(MAX_CONFIG_BYTES + 1);
+    assert!(JanitorConfig::parse(&long).unwrap_err().contains("bytes"));
+}

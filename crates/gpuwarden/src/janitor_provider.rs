@@ -1,0 +1,53 @@
+//! `gpuwarden janitor-provider`: reboots nodes for a janitor, which asks over gRPC.
+
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use cli::JanitorProviderSettings;
+use cluster::Cluster;
+use janitor::Provider;
+use janitor::generic::Generic;
+use janitor::server::{self, Callers};
+use runtime::logging;
+use runtime::tls::{ClientCertificates, ServerTls};
+use tokio::net::TcpListener;
+
+use crate::parts;
+use crate::tasks::{Tasks, said};
+
+/// Runs until SIGTERM or SIGINT, or until a part of it fails.
+pub(crate) async fn run(settings: JanitorProviderSettings) -> anyhow::Result<ExitCode> {
+    drop(parts::start_logging(&settings.log, settings.log_format)?);
+    let told = parts::until_told();
+    let cluster = Arc::new(Cluster::connect(settings.cluster).await?);
+    let listen = settings.listen;
+    let listener = TcpListener::bind(listen).await;
+    let listener = listener
+        .with_context(|| format!("cannot listen on {listen}; --listen chooses another address"))?;
+    let tls = match settings.tls {
+        Some(files) => Some(Arc::new(ServerTls::load(files, ClientCertificates::None)?)),
+        None => None,
+    };
+    let callers = match settings.callers {
+        Some((audience, allowed)) => Callers::by_token(Arc::clone(&cluster), audience, allowed),
+        None => Callers::anybody(),
+    };
+    let generic = Generic::new(cluster, settings.generic, &settings.namespace);
+    let provider: Arc<dyn Provider> = Arc::new(generic);
+    let (version, address) = (env!("CARGO_PKG_VERSION"), listener.local_addr()?);
+    logging::tell(format!(
+        "gpuwarden {version} janitor-provider {}: answering janitors on {address}",
+        provider.name()
+    ));
+    let mut tasks = Tasks::default();
+    let serving = server::serve(listener, tls, provider, callers, tasks.no_more());
+    let port = "the gRPC port";
+    tasks.input(port, said(port, serving));
+    let ended = tasks.until_told_or_failed(told).await;
+    tasks.end_within(WITHIN, async {}).await;
+    ended.map(|()| ExitCode::SUCCESS)
+}
+
+/// Time for calls that are under way at the end: a signal that is cut off is one of which nobody knows.
+const WITHIN: std::time::Duration = std::time::Duration::from_secs(20);

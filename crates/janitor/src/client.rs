@@ -1,0 +1,196 @@
+//! A provider behind NVSentinel's gRPC protocol.
+//!
+//! One connection is kept, and made again when it breaks; certificates and the token are read again when
+//! they have changed.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use contract::janitor_provider::csp_provider_service_client::CspProviderServiceClient as Client;
+use contract::janitor_provider::{
+    IsNodeReadyRequest, SendRebootSignalRequest, SendTerminateSignalRequest,
+};
+use domain::janitor::{Action, Class, Failure, Found, ProviderPlace};
+use runtime::tcp_grpc;
+use runtime::tls::ClientTls;
+use tonic::metadata::MetadataValue;
+use tonic::transport::Channel;
+use tonic::{Code, Request, Status};
+
+use crate::grpc;
+use crate::provider::{OpenError, Provider, Signal};
+
+/// Longest wait for the answer to a signal. NVSentinel's provider for Nebius takes four minutes.
+const SEND: Duration = Duration::from_secs(5 * 60);
+/// Longest wait for the answer to a question.
+const ASK: Duration = Duration::from_secs(30);
+
+/// A provider behind gRPC.
+#[derive(Debug)]
+pub struct Remote {
+    channel: Channel,
+    token: Option<PathBuf>,
+}
+
+// === impl Remote ===
+
+impl Remote {
+    /// Returns the provider of a place; it is connected to when it is needed. Must be called within a
+    /// tokio runtime.
+    pub fn open(place: &ProviderPlace) -> Result<Self, OpenError> {
+        match place {
+            ProviderPlace::Generic => Err(OpenError::Address(tcp_grpc::AddressError::Malformed {
+                url: String::new(),
+            })),
+            ProviderPlace::Open { host } => {
+                let (name, port) = host.rsplit_once(':').unwrap_or((host, ""));
+                let malformed = || tcp_grpc::AddressError::Malformed { url: host.clone() };
+                let port = port.parse().map_err(|_| OpenError::Address(malformed()))?;
+                let name = name.trim_start_matches('[').trim_end_matches(']');
+                let channel = tcp_grpc::open_channel(name, port).map_err(OpenError::Address)?;
+                Ok(Self {
+                    channel,
+                    token: None,
+                })
+            }
+            ProviderPlace::Tls {
+                host,
+                authority,
+                token,
+            } => {
+                let tls = ClientTls::load(authority.into(), None);
+                let tls = Arc::new(tls.map_err(OpenError::Certificates)?);
+                let channel = tcp_grpc::channel(&format!("https://{host}"), Some(tls));
+                Ok(Self {
+                    channel: channel.map_err(OpenError::Address)?,
+                    token: Some(token.into()),
+                })
+            }
+        }
+    }
+
+    /// Returns a client, and a request with what says who we are.
+    async fn request<T>(
+        &self,
+        message: T,
+        limit: Duration,
+    ) -> Result<(Client<Channel>, Request<T>), Failure> {
+        let mut request = Request::new(message);
+        request.set_timeout(limit);
+        if let Some(path) = &self.token {
+            let unreadable = |what: String| {
+                let message = format!("the token {}: {what}", path.display());
+                Failure::new(Class::Transient, "AUTHENTICATION_FAILED", message)
+            };
+            let token = tokio::fs::read_to_string(path).await;
+            let token = token.map_err(|error| unreadable(error.to_string()))?;
+            let header = format!("Bearer {}", token.trim());
+            let mut value = MetadataValue::try_from(header)
+                .map_err(|_| unreadable("it has what no header can have".to_owned()))?;
+            value.set_sensitive(true);
+            request.metadata_mut().insert("authorization", value);
+        }
+        Ok((Client::new(self.channel.clone()), request))
+    }
+}
+
+/// Waits for an answer, and no longer than `limit`: the other end may be gone without a word.
+async fn within<T>(
+    limit: Duration,
+    call: impl Future<Output = Result<tonic::Response<T>, Status>>,
+) -> Result<T, Status> {
+    match tokio::time::timeout(limit, call).await {
+        Ok(answer) => answer.map(tonic::Response::into_inner),
+        Err(_) => Err(Status::deadline_exceeded(format!(
+            "there was no answer within {} s",
+            limit.as_secs()
+        ))),
+    }
+}
+
+#[async_trait]
+impl Provider for Remote {
+    fn name(&self) -> &'static str {
+        "grpc"
+    }
+
+    async fn send(&self, signal: &Signal) -> Result<String, Failure> {
+        let (node_name, operation_id) = (signal.node.clone(), signal.operation.clone());
+        let answer = match signal.action {
+            Action::Reboot => {
+                let message = SendRebootSignalRequest {
+                    node_name,
+                    operation_id,
+                };
+                let (mut client, request) = self.request(message, SEND).await?;
+                let answer = within(SEND, client.send_reboot_signal(request)).await;
+                answer.map(|answer| answer.request_id)
+            }
+            Action::Terminate => {
+                let message = SendTerminateSignalRequest {
+                    node_name,
+                    operation_id,
+                };
+                let (mut client, request) = self.request(message, SEND).await?;
+                let answer = within(SEND, client.send_terminate_signal(request)).await;
+                answer.map(|answer| answer.request_id)
+            }
+        };
+        answer.map_err(|status| grpc::failure(&status))
+    }
+
+    async fn find(&self, signal: &Signal) -> Result<Found, Failure> {
+        let message = IsNodeReadyRequest {
+            node_name: signal.node.clone(),
+            request_id: String::new(),
+            operation_id: signal.operation.clone(),
+        };
+        let (mut client, request) = self.request(message, ASK).await?;
+        let status = match within(ASK, client.is_node_ready(request)).await {
+            // Whoever knows nothing of operations leaves the field away.
+            Ok(answer) if answer.request_id.is_empty() => return Ok(Found::CannotTell),
+            Ok(answer) => return Ok(Found::Sent(answer.request_id)),
+            Err(status) => status,
+        };
+        let said = grpc::said(&status);
+        if said.reason.as_deref() == Some(grpc::OPERATION_UNKNOWN) {
+            return Ok(Found::NotSent);
+        }
+        let passes = matches!(
+            status.code(),
+            Code::Unavailable
+                | Code::DeadlineExceeded
+                | Code::ResourceExhausted
+                | Code::Unauthenticated
+                | Code::Aborted
+                | Code::Cancelled
+        );
+        let failure = grpc::failure(&status);
+        if passes || (said.has_class() && failure.class != Class::Permanent) {
+            return Err(failure);
+        }
+        Ok(Found::CannotTell)
+    }
+
+    async fn is_ready(&self, signal: &Signal, request_id: &str) -> Result<bool, Failure> {
+        let message = IsNodeReadyRequest {
+            node_name: signal.node.clone(),
+            request_id: request_id.to_owned(),
+            operation_id: signal.operation.clone(),
+        };
+        let (mut client, request) = self.request(message, ASK).await?;
+        let answer = within(ASK, client.is_node_ready(request)).await;
+        answer.map(|answer| answer.is_ready).map_err(|status| {
+            let failure = grpc::failure(&status);
+            // A code alone says nothing of the node: NVSentinel's providers give the same for all.
+            let class = if grpc::said(&status).has_class() {
+                failure.class
+            } else {
+                Class::Transient
+            };
+            Failure { class, ..failure }
+        })
+    }
+}

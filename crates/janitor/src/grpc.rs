@@ -1,0 +1,168 @@
+//! Failures on the wire: a gRPC code, and in its details an `ErrorInfo` with the class.
+
+use std::collections::BTreeMap;
+
+use contract::google_rpc::{ErrorInfo, RetryInfo, Status as Details};
+use domain::janitor::{Class, Failure};
+use jiff::SignedDuration;
+use prost::Message as _;
+use prost_types::Any;
+use runtime::tcp_grpc;
+use tonic::{Code, Status};
+
+/// The domain of `ErrorInfo`s.
+const DOMAIN: &str = "csp.nvsentinel.nvidia.com";
+/// The version of what their metadata says.
+const CONTRACT_VERSION: (&str, &str) = ("contract_version", "1");
+/// The key of the class in their metadata.
+const FAILURE_CLASS: &str = "failure_class";
+const ERROR_INFO: &str = "type.googleapis.com/google.rpc.ErrorInfo";
+const RETRY_INFO: &str = "type.googleapis.com/google.rpc.RetryInfo";
+/// The reason of a failure of which nobody knows whether it had an effect. On the wire it is permanent: no
+/// other class keeps NVSentinel's janitor from trying again.
+const AMBIGUOUS: &str = "AMBIGUOUS_RESULT";
+/// The reason of the answer that an operation is not known; of no failure.
+pub(crate) const OPERATION_UNKNOWN: &str = "OPERATION_UNKNOWN";
+
+/// What the details of an error say.
+#[derive(Debug, Default)]
+pub(crate) struct Said {
+    /// The reason of the `ErrorInfo` of our domain; `None`: there is none.
+    pub(crate) reason: Option<String>,
+    class: Option<Class>,
+    retry_after: Option<SignedDuration>,
+}
+
+/// Returns an error with its details. `about` are further pairs of its metadata.
+pub(crate) fn status(failure: &Failure, about: &[(&str, &str)]) -> Status {
+    let (class, reason) = match failure.class {
+        Class::Ambiguous => (Class::Permanent, AMBIGUOUS),
+        class => (class, failure.reason.as_str()),
+    };
+    let code = match (failure.class, reason) {
+        (Class::Transient, "RATE_LIMITED") => Code::ResourceExhausted,
+        (Class::Transient, "RESOURCE_BUSY") => Code::Aborted,
+        (Class::Transient, _) => Code::Unavailable,
+        (Class::Permanent, "INVALID_REQUEST") => Code::InvalidArgument,
+        (Class::Permanent, "PERMISSION_DENIED") => Code::PermissionDenied,
+        (Class::Permanent, "RESOURCE_NOT_FOUND") => Code::NotFound,
+        (Class::Permanent, "UNSUPPORTED_OPERATION") => Code::Unimplemented,
+        (Class::Permanent, _) => Code::FailedPrecondition,
+        (Class::Ambiguous, _) => Code::Unknown,
+    };
+    let class = (FAILURE_CLASS, class.word());
+    let metadata = [CONTRACT_VERSION, class].into_iter();
+    let metadata = metadata.chain(about.iter().copied());
+    let info = info(reason, metadata);
+    let retry = failure.retry_after.map(|wait| RetryInfo {
+        retry_delay: Some(prost_types::Duration {
+            seconds: wait.as_secs(),
+            nanos: wait.subsec_nanos(),
+        }),
+    });
+    let details = [info].into_iter().chain(retry.map(|retry| Any {
+        type_url: RETRY_INFO.to_owned(),
+        value: retry.encode_to_vec(),
+    }));
+    with_details(code, &failure.message, details.collect())
+}
+
+/// Returns the answer that an operation is not known: it was never signalled.
+pub(crate) fn operation_unknown(operation: &str) -> Status {
+    let message = format!("the operation {operation} is not known");
+    let info = info(OPERATION_UNKNOWN, [CONTRACT_VERSION].into_iter());
+    with_details(Code::NotFound, &message, vec![info])
+}
+
+fn info<'a>(reason: &str, metadata: impl Iterator<Item = (&'a str, &'a str)>) -> Any {
+    let metadata: BTreeMap<String, String> = metadata
+        .map(|(key, value)| (key.to_owned(), value.to_owned()))
+        .collect();
+    let info = ErrorInfo {
+        reason: reason.to_owned(),
+        domain: DOMAIN.to_owned(),
+        metadata,
+    };
+    Any {
+        type_url: ERROR_INFO.to_owned(),
+        value: info.encode_to_vec(),
+    }
+}
+
+fn with_details(code: Code, message: &str, details: Vec<Any>) -> Status {
+    let all = Details {
+        code: code as i32,
+        message: message.to_owned(),
+        details,
+    };
+    Status::with_details(code, message, all.encode_to_vec().into())
+}
+
+/// Reads the details of an error; what cannot be read is left out.
+pub(crate) fn said(status: &Status) -> Said {
+    let mut said = Said::default();
+    let details = Details::decode(status.details()).unwrap_or_default();
+    for detail in details.details {
+        if detail.type_url == RETRY_INFO {
+            let retry = RetryInfo::decode(detail.value.as_slice()).unwrap_or_default();
+            let wait = retry.retry_delay.filter(|wait| wait.seconds >= 0);
+            said.retry_after = wait.map(|wait| SignedDuration::new(wait.seconds, wait.nanos));
+        }
+        if detail.type_url != ERROR_INFO {
+            continue;
+        }
+        let info = ErrorInfo::decode(detail.value.as_slice()).unwrap_or_default();
+        let (version, wanted) = CONTRACT_VERSION;
+        if info.domain != DOMAIN || info.metadata.get(version).is_none_or(|it| it != wanted) {
+            continue;
+        }
+        let class = info.metadata.get(FAILURE_CLASS);
+        said.class = match info.reason.as_str() {
+            AMBIGUOUS => Some(Class::Ambiguous),
+            _ => class.and_then(|word| Class::of_word(word)),
+        };
+        said.reason = Some(info.reason);
+    }
+    said
+}
+
+/// Returns the failure of a signal: what the details say counts, and without any, what the code says for
+/// certain. Where that is nothing, nobody knows whether the signal had an effect.
+pub(crate) fn failure(status: &Status) -> Failure {
+    let said = said(status);
+    let refused = std::error::Error::source(status).is_some_and(tcp_grpc::is_refused);
+    let by_code = match status.code() {
+        // Nobody has looked at it.
+        Code::Unavailable if refused => Class::Transient,
+        Code::ResourceExhausted | Code::Unauthenticated => Class::Transient,
+        Code::InvalidArgument
+        | Code::NotFound
+        | Code::PermissionDenied
+        | Code::FailedPrecondition
+        | Code::OutOfRange
+        | Code::Unimplemented => Class::Permanent,
+        _ => Class::Ambiguous,
+    };
+    let message = match (status.message(), std::error::Error::source(status)) {
+        ("", Some(cause)) => runtime::logging::chain(cause),
+        (message, _) => message.to_owned(),
+    };
+    let reason = said
+        .reason
+        .unwrap_or_else(|| format!("{:?}", status.code()));
+    Failure {
+        class: said.class.unwrap_or(by_code),
+        reason,
+        message,
+        retry_after: said.retry_after,
+    }
+}
+
+// === impl Said ===
+
+impl Said {
+    /// Returns whether the other end has said which class the failure is of.
+    pub(crate) fn has_class(&self) -> bool {
+        self.class.is_some()
+    }
+}

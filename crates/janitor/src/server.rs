@@ -1,0 +1,243 @@
+//! The other end of the protocol: a provider for janitors, gpuwarden's and NVSentinel's.
+//!
+//! A signal is carried out to its end, also where the caller has gone: whoever asks by its operation then
+//! waits for it, and so learns the truth.
+
+mod callers;
+
+use std::collections::hash_map::RandomState;
+use std::hash::BuildHasher as _;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use contract::janitor_provider::csp_provider_service_server::{
+    CspProviderService, CspProviderServiceServer,
+};
+use contract::janitor_provider::{
+    IsGpuResetCompleteRequest, IsGpuResetCompleteResponse, IsNodeReadyRequest, IsNodeReadyResponse,
+    SendGpuResetSignalRequest, SendGpuResetSignalResponse, SendRebootSignalRequest,
+    SendRebootSignalResponse, SendTerminateSignalRequest, SendTerminateSignalResponse,
+};
+use domain::janitor::{Action, Class, Failure, Found};
+use runtime::tcp_grpc;
+use runtime::tls::ServerTls;
+use tokio::net::TcpListener;
+use tokio::sync::Mutex;
+use tokio_util::sync::CancellationToken;
+use tonic::{Request, Response, Status};
+
+pub use callers::{AUDIENCE, Callers};
+
+use crate::grpc;
+use crate::provider::{Provider, Signal};
+
+/// Operations that are looked after apart from each other: those of one room wait for one another.
+const ROOMS: usize = 64;
+/// The silence after which a connection is asked whether the other end is there, and the longest wait for
+/// its answer.
+const PING: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(10));
+/// Longest name and id that is taken (bytes): that of a node, and some.
+const MAX_ID: usize = 512;
+
+/// The service over a provider.
+struct Service {
+    provider: Arc<dyn Provider>,
+    callers: Callers,
+    rooms: Arc<[Mutex<()>; ROOMS]>,
+    random: RandomState,
+    unnamed: AtomicU64,
+}
+
+/// Serves a provider on `listener` until `cancel`; calls under way are answered.
+pub async fn serve(
+    listener: TcpListener,
+    tls: Option<Arc<ServerTls>>,
+    provider: Arc<dyn Provider>,
+    callers: Callers,
+    cancel: CancellationToken,
+) -> Result<(), tonic::transport::Error> {
+    let service = Service {
+        provider,
+        callers,
+        rooms: Arc::new([const { Mutex::const_new(()) }; ROOMS]),
+        random: RandomState::new(),
+        unnamed: AtomicU64::new(0),
+    };
+    tonic::transport::Server::builder()
+        .http2_keepalive_interval(Some(PING.0))
+        .http2_keepalive_timeout(Some(PING.1))
+        .add_service(CspProviderServiceServer::new(service))
+        .serve_with_incoming_shutdown(tcp_grpc::incoming(listener, tls), cancel.cancelled_owned())
+        .await
+}
+
+// === impl Service ===
+
+impl Service {
+    fn room(&self, operation: &str) -> usize {
+        usize::try_from(self.random.hash_one(operation) % ROOMS as u64).unwrap_or_default()
+    }
+
+    /// Returns the signal that a request means.
+    fn signal(&self, action: Action, node: String, operation: String) -> Result<Signal, Failure> {
+        let invalid = |what: &str| Failure::new(Class::Permanent, "INVALID_REQUEST", what);
+        if node.is_empty() {
+            return Err(invalid("node_name is empty"));
+        }
+        if node.len() > MAX_ID || operation.len() > MAX_ID {
+            return Err(invalid("node_name or operation_id is too long"));
+        }
+        // NVSentinel's janitor names no operation: each of its requests is one of its own.
+        let operation = if operation.is_empty() {
+            let count = self.unnamed.fetch_add(1, Ordering::Relaxed);
+            format!("unnamed-{:016x}", self.random.hash_one((count, &node)))
+        } else {
+            operation
+        };
+        Ok(Signal {
+            action,
+            node,
+            operation,
+        })
+    }
+
+    async fn send(
+        &self,
+        action: Action,
+        node: String,
+        operation: String,
+    ) -> Result<String, Status> {
+        let about = [
+            ("operation", action.name()),
+            ("provider", self.provider.name()),
+        ];
+        let failed = |failure: Failure| {
+            tracing::warn!("{} failed: {}", action.name(), failure.text());
+            grpc::status(&failure, &about)
+        };
+        let signal = self.signal(action, node, operation).map_err(failed)?;
+        let room = self.room(&signal.operation);
+        let (provider, rooms) = (Arc::clone(&self.provider), Arc::clone(&self.rooms));
+        tracing::info!(
+            node = signal.node,
+            operation = signal.operation,
+            "{} is asked for",
+            action.name()
+        );
+        // Also where the caller goes away: half a signal is what nobody can tell of.
+        let sending = tokio::spawn(async move {
+            let _turn = match rooms.get(room) {
+                Some(room) => Some(room.lock().await),
+                None => None,
+            };
+            provider.send(&signal).await
+        });
+        match sending.await {
+            Ok(sent) => sent.map_err(failed),
+            Err(_) => Err(failed(Failure::new(
+                Class::Ambiguous,
+                "AMBIGUOUS_RESULT",
+                "the provider has failed within the call",
+            ))),
+        }
+    }
+
+    async fn look(&self, request: IsNodeReadyRequest) -> Result<IsNodeReadyResponse, Status> {
+        let IsNodeReadyRequest {
+            node_name,
+            request_id,
+            operation_id,
+        } = request;
+        let about = [("provider", self.provider.name())];
+        let failed = |failure: Failure| grpc::status(&failure, &about);
+        if request_id.is_empty() && operation_id.is_empty() {
+            let what = "request_id and operation_id are empty";
+            return Err(failed(Failure::new(
+                Class::Permanent,
+                "INVALID_REQUEST",
+                what,
+            )));
+        }
+        let signal = self
+            .signal(Action::Reboot, node_name, operation_id)
+            .map_err(failed)?;
+        if !request_id.is_empty() {
+            let is_ready = self.provider.is_ready(&signal, &request_id).await;
+            return Ok(IsNodeReadyResponse {
+                is_ready: is_ready.map_err(failed)?,
+                request_id,
+            });
+        }
+        let _turn = match self.rooms.get(self.room(&signal.operation)) {
+            Some(room) => Some(room.lock().await),
+            None => None,
+        };
+        match self.provider.find(&signal).await.map_err(failed)? {
+            Found::Sent(request_id) => Ok(IsNodeReadyResponse {
+                is_ready: false,
+                request_id,
+            }),
+            Found::NotSent => Err(grpc::operation_unknown(&signal.operation)),
+            Found::CannotTell => Err(failed(unsupported("finding an operation again"))),
+        }
+    }
+
+    async fn known<T>(&self, request: &Request<T>) -> Result<(), Status> {
+        self.callers.check(request.metadata()).await
+    }
+}
+
+fn unsupported(what: &str) -> Failure {
+    let message = format!("{what} is not supported");
+    Failure::new(Class::Permanent, "UNSUPPORTED_OPERATION", message)
+}
+
+#[tonic::async_trait]
+impl CspProviderService for Service {
+    async fn send_reboot_signal(
+        &self,
+        request: Request<SendRebootSignalRequest>,
+    ) -> Result<Response<SendRebootSignalResponse>, Status> {
+        self.known(&request).await?;
+        let request = request.into_inner();
+        let sent = self.send(Action::Reboot, request.node_name, request.operation_id);
+        let request_id = sent.await?;
+        Ok(Response::new(SendRebootSignalResponse { request_id }))
+    }
+
+    async fn is_node_ready(
+        &self,
+        request: Request<IsNodeReadyRequest>,
+    ) -> Result<Response<IsNodeReadyResponse>, Status> {
+        self.known(&request).await?;
+        self.look(request.into_inner()).await.map(Response::new)
+    }
+
+    async fn send_terminate_signal(
+        &self,
+        request: Request<SendTerminateSignalRequest>,
+    ) -> Result<Response<SendTerminateSignalResponse>, Status> {
+        self.known(&request).await?;
+        let request = request.into_inner();
+        let sent = self.send(Action::Terminate, request.node_name, request.operation_id);
+        let request_id = sent.await?;
+        Ok(Response::new(SendTerminateSignalResponse { request_id }))
+    }
+
+    async fn send_gpu_reset_signal(
+        &self,
+        request: Request<SendGpuResetSignalRequest>,
+    ) -> Result<Response<SendGpuResetSignalResponse>, Status> {
+        self.known(&request).await?;
+        Err(grpc::status(&unsupported("a reset of GPUs"), &[]))
+    }
+
+    async fn is_gpu_reset_complete(
+        &self,
+        request: Request<IsGpuResetCompleteRequest>,
+    ) -> Result<Response<IsGpuResetCompleteResponse>, Status> {
+        self.known(&request).await?;
+        Err(grpc::status(&unsupported("a reset of GPUs"), &[]))
+    }
+}
