@@ -129,6 +129,8 @@ pub struct Case<'a> {
     pub job: &'a JobSeen,
     /// What is at work on the node before it, such as another request; `None`: it is its turn.
     pub before: Option<&'a str>,
+    /// True if the configuration says that the node is left alone.
+    pub excluded: bool,
     /// How GPUs are reset.
     pub settings: &'a ResetSettings,
     /// The time.
@@ -197,6 +199,9 @@ pub fn decide(case: &Case<'_>) -> Decision {
         return case.fails(READY, "NodeNotFound", &text);
     };
     if !status.is_true(READY) {
+        if case.excluded {
+            return case.fails(READY, "NodeExcluded", "the configuration excludes the node");
+        }
         return case.begin(node);
     }
     if !status.is_true(TORN_DOWN) {

@@ -79,6 +79,8 @@ pub struct Case<'a> {
     pub node: Option<&'a NodeView>,
     /// What is at work on the node before it; `None`: it is its turn.
     pub before: Option<&'a str>,
+    /// True if the configuration says that the node is left alone.
+    pub excluded: bool,
     /// The time.
     pub now: Timestamp,
 }
@@ -128,13 +130,19 @@ pub fn decide(case: &Case<'_>) -> Option<Effect> {
     if status.is_true(RELEASED) {
         return None; // The external system has it; also where that has put it aside.
     }
-    let Some(node) = case.node else {
-        return case.status(|next| {
-            let text = format!("the cluster has no node {}", request.node);
-            next.set(RELEASED, "False", "NodeNotFound", &text, now);
+    let ends = |reason: &str, text: &str| {
+        case.status(|next| {
+            next.set(RELEASED, "False", reason, text, now);
             next.completion = Some(now);
-        });
+        })
     };
+    let Some(node) = case.node else {
+        let text = format!("the cluster has no node {}", request.node);
+        return ends("NodeNotFound", &text);
+    };
+    if case.excluded {
+        return ends("NodeExcluded", "the configuration excludes the node");
+    }
     if request.has(node) {
         return case.status(|next| next.set(RELEASED, "True", "ReleaseTaintApplied", "", now));
     }

@@ -12,6 +12,7 @@ use serde_json::Value;
 use crate::gpu_reset::{self, JobSeen, ResetSettings, ServicePod, job_name};
 use crate::handover;
 use crate::node::NodeView;
+use crate::selector::LabelSelector;
 
 mod entry;
 mod io;
@@ -45,6 +46,8 @@ pub struct RequestKey {
 pub struct RequestBoard {
     /// How GPUs are reset; `None`: their requests are left alone.
     resets: Option<ResetSettings>,
+    /// The nodes that are left alone, by their labels.
+    exclusions: Vec<LabelSelector>,
     entries: BTreeMap<RequestKey, Entry>,
     nodes: BTreeMap<String, Around>,
     jobs: BTreeMap<String, (Value, Option<String>)>,
@@ -99,9 +102,10 @@ impl RequestKind {
 
 impl RequestBoard {
     /// Returns a board that knows nothing yet.
-    pub fn new(resets: Option<ResetSettings>) -> Self {
+    pub fn new(resets: Option<ResetSettings>, exclusions: Vec<LabelSelector>) -> Self {
         Self {
             resets,
+            exclusions,
             entries: BTreeMap::new(),
             nodes: BTreeMap::new(),
             jobs: BTreeMap::new(),
@@ -125,6 +129,12 @@ impl RequestBoard {
     /// Returns when the board wants to be told that time has passed.
     pub fn wake_at(&self) -> Option<Timestamp> {
         self.entries.values().filter_map(|entry| entry.wake).min()
+    }
+
+    /// Returns the nodes that requests are about for which anything is left to be done.
+    pub fn nodes(&self) -> impl Iterator<Item = &str> {
+        let followed = self.nodes.iter().filter(|(_, around)| around.followed);
+        followed.map(|(name, _)| name.as_str())
     }
 
     /// Returns which request is at work on a node.
@@ -367,6 +377,8 @@ impl RequestBoard {
         let view = around.node.as_ref();
         let mut wake = entry.not_before.filter(|at| *at > now);
         let before = self.before(key, &node);
+        let excludes = |one: &LabelSelector| view.is_some_and(|view| one.matches(&view.labels));
+        let excluded = self.exclusions.iter().any(excludes);
         let act = if entry.busy || wake.is_some() {
             None
         } else {
@@ -383,6 +395,7 @@ impl RequestBoard {
                         pods,
                         job: &job,
                         before: before.as_deref(),
+                        excluded,
                         settings,
                         now,
                     });
@@ -396,6 +409,7 @@ impl RequestBoard {
                         request,
                         node: view.map(Box::as_ref),
                         before: before.as_deref(),
+                        excluded,
                         now,
                     };
                     handover::decide(&case).and_then(|effect| match effect {

@@ -45,6 +45,7 @@ struct World {
     pods: Vec<ServicePod>,
     job: JobSeen,
     before: Option<String>,
+    excluded: bool,
     settings: ResetSettings,
     now: Timestamp,
     made: Vec<Value>,
@@ -61,6 +62,7 @@ impl World {
             pods: Vec::new(),
             job: JobSeen::Absent,
             before: None,
+            excluded: false,
             settings: settings(),
             now: "2026-11-24T00:00:00Z".parse().unwrap(),
             made: Vec::new(),
@@ -74,6 +76,7 @@ impl World {
             pods: &self.pods,
             job: &self.job,
             before: self.before.as_deref(),
+            excluded: self.excluded,
             settings: &self.settings,
             now: self.now,
         })
@@ -337,6 +340,16 @@ fn a_job_that_does_not_go_holds_nothing_up_for_ever() {
     world.settle();
     assert_eq!(world.label(PLUGIN), Some("true"));
     assert_eq!(world.object["metadata"]["finalizers"], json!([]));
+}
+
+#[test]
+fn an_excluded_node_is_left_alone() {
+    let mut world = World::new(node(&[(PLUGIN, "true")]));
+    world.excluded = true;
+    world.settle();
+    assert_eq!(world.says(COMPLETE), "False NodeExcluded");
+    assert!(world.made.is_empty());
+    assert_eq!(world.label(PLUGIN), Some("true"));
 }
 
 #[test]

@@ -18,6 +18,7 @@ struct World {
     object: Value,
     node: Option<NodeView>,
     before: Option<String>,
+    excluded: bool,
     now: Timestamp,
     /// Number of changes of the node.
     patches: usize,
@@ -32,6 +33,7 @@ impl World {
             }),
             node: Some(node),
             before: None,
+            excluded: false,
             now: "2026-11-24T00:00:00Z".parse().unwrap(),
             patches: 0,
         }
@@ -46,6 +48,7 @@ impl World {
             request: &self.request(),
             node: self.node.as_ref(),
             before: self.before.as_deref(),
+            excluded: self.excluded,
             now: self.now,
         })
     }
@@ -175,6 +178,18 @@ fn without_a_node_it_ends() {
     world.object["metadata"]["deletionTimestamp"] = json!(world.now);
     world.settle();
     assert_eq!(world.object["metadata"]["finalizers"], json!([]));
+}
+
+#[test]
+fn an_excluded_node_is_left_alone() {
+    let mut world = World::new(node(&[]));
+    world.excluded = true;
+    world.settle();
+    assert_eq!(
+        (world.patches, world.released().as_str()),
+        (0, "NodeExcluded")
+    );
+    assert_eq!(world.request().phase(), Phase::Closed);
 }
 
 #[test]

@@ -58,7 +58,7 @@ fn hand_over(name: &str) -> RequestKey {
 impl World {
     fn new() -> Self {
         let mut world = Self {
-            board: RequestBoard::new(Some(settings())),
+            board: RequestBoard::new(Some(settings()), Vec::new()),
             objects: BTreeMap::new(),
             node: Some(node()),
             job: None,
@@ -74,7 +74,7 @@ impl World {
 
     /// Has a board that knows nothing learn all.
     fn begin(&mut self) {
-        self.board = RequestBoard::new(Some(settings()));
+        self.board = RequestBoard::new(Some(settings()), Vec::new());
         self.followed = false;
         for kind in RequestKind::ALL {
             self.take(Input::ListBegun(kind));

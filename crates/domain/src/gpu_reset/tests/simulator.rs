@@ -92,6 +92,7 @@ impl Story {
             pods: &self.world.pods,
             job: &job,
             before: None,
+            excluded: false,
             settings: &self.world.settings,
             now: self.world.now,
         });
