@@ -9,6 +9,7 @@ mod device_api;
 mod file;
 mod gpu;
 mod janitor;
+mod janitor_provider;
 mod kubernetes;
 mod node_name;
 mod parts;
@@ -23,7 +24,8 @@ use serde::{Deserialize, Serialize};
 
 pub use device_api::{DeviceNetwork, DeviceSettings};
 pub use gpu::{FakeGpus, GpuSettings};
-pub use janitor::{JanitorProviderSettings, JanitorSettings};
+pub use janitor::JanitorSettings;
+pub use janitor_provider::JanitorProviderSettings;
 pub(crate) use parts::drain_config;
 pub use parts::{
     ActSettings, DeliverySettings, IngestSettings, Mode, NodeSettings, ProcessSettings, Transport,

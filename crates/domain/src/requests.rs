@@ -48,6 +48,8 @@ pub struct RequestBoard {
     resets: Option<ResetSettings>,
     /// The nodes that are left alone, by their labels.
     exclusions: Vec<LabelSelector>,
+    /// The one node whose requests are carried out; `None`: all.
+    node: Option<String>,
     entries: BTreeMap<RequestKey, Entry>,
     nodes: BTreeMap<String, Around>,
     jobs: BTreeMap<String, (Value, Option<String>)>,
@@ -106,6 +108,7 @@ impl RequestBoard {
         Self {
             resets,
             exclusions,
+            node: None,
             entries: BTreeMap::new(),
             nodes: BTreeMap::new(),
             jobs: BTreeMap::new(),
@@ -113,6 +116,12 @@ impl RequestBoard {
             listed: BTreeSet::new(),
             listing: BTreeMap::new(),
         }
+    }
+
+    /// Returns the same board for one node only: what is asked for of others is left alone.
+    #[must_use]
+    pub fn for_node(self, node: Option<String>) -> Self {
+        Self { node, ..self }
     }
 
     /// Returns the kinds that are carried out.
@@ -203,6 +212,7 @@ impl RequestBoard {
                     self.look_at_node(&name, now, &mut effects);
                 }
             }
+            Input::Marked(name) if !self.is_mine(&name) => {}
             Input::Marked(name) => {
                 self.nodes.entry(name.clone()).or_default().vanished = true;
                 self.look_at_node(&name, now, &mut effects);
@@ -222,6 +232,10 @@ impl RequestBoard {
         effects
     }
 
+    fn is_mine(&self, node: &str) -> bool {
+        self.node.as_ref().is_none_or(|own| own == node)
+    }
+
     fn seen(
         &mut self,
         kind: RequestKind,
@@ -229,8 +243,10 @@ impl RequestBoard {
         now: Timestamp,
         effects: &mut Vec<Effect>,
     ) {
-        let Some(mut entry) = Entry::read(kind, object) else {
-            return; // Its schema forbids that.
+        // Its schema forbids what cannot be read.
+        let entry = Entry::read(kind, object).filter(|one| self.is_mine(one.request.node()));
+        let Some(mut entry) = entry else {
+            return;
         };
         let name = object["metadata"]["name"].as_str().unwrap_or_default();
         let key = RequestKey {

@@ -153,6 +153,10 @@ impl Acting<'_> {
         let namespace = &self.settings.namespace;
         let providers = Providers::open(&settings.config, cluster, namespace)
             .context("a provider of --janitor-config")?;
+        let own_node = match &self.owns {
+            Owns::Node(name) => Some(name.clone()),
+            Owns::All => None,
+        };
         // No two processes have it, and none has it again after it was killed.
         let process = format!(
             "{}-{}-{}",
@@ -165,9 +169,11 @@ impl Acting<'_> {
             ..resets
         });
         let parts = JanitorParts {
-            requests: RequestBoard::new(resets, settings.config.exclusions().to_vec()),
+            requests: RequestBoard::new(resets, settings.config.exclusions().to_vec())
+                .for_node(own_node.clone()),
             cluster: Arc::clone(cluster),
-            board: domain::janitor::Board::new(settings.config.clone(), settings.ttl, process),
+            board: domain::janitor::Board::new(settings.config.clone(), settings.ttl, process)
+                .for_node(own_node),
             providers,
             clock: CLOCK,
         };

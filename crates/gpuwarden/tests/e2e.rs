@@ -38,6 +38,8 @@ mod gpus;
 mod hostile;
 #[path = "e2e/installed.rs"]
 mod installed;
+#[path = "e2e/janitor.rs"]
+mod janitor;
 #[path = "e2e/late.rs"]
 mod late;
 #[path = "e2e/leader.rs"]

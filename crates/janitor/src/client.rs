@@ -158,15 +158,18 @@ impl Provider for Remote {
         if said.reason.as_deref() == Some(grpc::OPERATION_UNKNOWN) {
             return Ok(Found::NotSent);
         }
-        let passes = matches!(
-            status.code(),
-            Code::Unavailable
-                | Code::DeadlineExceeded
-                | Code::ResourceExhausted
-                | Code::Unauthenticated
-                | Code::Aborted
-                | Code::Cancelled
-        );
+        // One that was made here, because of the connection, is no answer.
+        let unanswered = std::error::Error::source(&status).is_some();
+        let passes = unanswered
+            || matches!(
+                status.code(),
+                Code::Unavailable
+                    | Code::DeadlineExceeded
+                    | Code::ResourceExhausted
+                    | Code::Unauthenticated
+                    | Code::Aborted
+                    | Code::Cancelled
+            );
         let failure = grpc::failure(&status);
         if passes || (said.has_class() && failure.class != Class::Permanent) {
             return Err(failure);

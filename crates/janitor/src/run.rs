@@ -18,7 +18,8 @@ use tokio::task::{JoinError, JoinSet};
 use tokio_util::sync::CancellationToken;
 
 use crate::metrics::JanitorMetrics;
-use crate::provider::{Providers, Signal};
+use crate::provider::Signal;
+use crate::providers::Providers;
 use crate::requests::Requests;
 
 /// News of resources that wait for the loop; when it is slower, the API server waits.
@@ -139,7 +140,7 @@ impl Janitor {
             Watched::Applied(object) => match Resource::read(action, &object) {
                 Ok(resource) => {
                     // Before it is decided about.
-                    self.tell_board(resource.node.clone());
+                    self.tell_board(&resource.node);
                     Input::Seen(Box::new(resource))
                 }
                 Err(error) => {
@@ -195,12 +196,12 @@ impl Janitor {
         }
         let nodes: Vec<String> = self.parts.board.nodes().map(str::to_owned).collect();
         for node in nodes {
-            self.tell_board(node);
+            self.tell_board(&node);
         }
     }
 
-    fn tell_board(&mut self, node: String) {
-        let held = Input::Held(node.clone(), self.requests.holds(&node));
+    fn tell_board(&mut self, node: &str) {
+        let held = Input::Held(node.to_owned(), self.requests.holds(node));
         for effect in self.parts.board.take(held, (self.parts.clock)()) {
             self.carry_out(effect);
         }

@@ -1,20 +1,12 @@
-//! The settings of the janitor, in a controller, and of a provider that is served by itself.
+//! The settings of the janitor.
 
-use std::collections::BTreeSet;
-use std::net::SocketAddr;
 use std::path::Path;
 
-use cluster::ConnectOptions;
-use controller::ingest::ServiceAccount;
 use domain::janitor::JanitorConfig;
-use domain::janitor::generic::GenericConfig;
 use jiff::SignedDuration;
-use runtime::logging::LogFormat;
-use runtime::tls::CertificateFiles;
 
-use super::parts::log_format;
-use super::{SettingsError, amount, connect_options, namespace};
-use crate::args::{ActArgs, JanitorProviderArgs};
+use super::{SettingsError, amount};
+use crate::args::ActArgs;
 
 /// Time for which resources are kept after their end, as in NVSentinel.
 const TTL: &str = "336h";
@@ -26,27 +18,6 @@ pub struct JanitorSettings {
     pub config: JanitorConfig,
     /// The time for which resources are kept after their end; `None`: for ever.
     pub ttl: Option<SignedDuration>,
-}
-
-/// `JanitorProviderSettings` are the settings of `janitor-provider`, with all defaults.
-#[derive(Debug, Clone)]
-pub struct JanitorProviderSettings {
-    /// Address on which janitors are answered.
-    pub listen: SocketAddr,
-    /// Its certificate; `None`: it is reached in the open.
-    pub tls: Option<CertificateFiles>,
-    /// Who may call, and for which audience tokens have to be made; `None`: everybody.
-    pub callers: Option<(String, BTreeSet<String>)>,
-    /// How it reboots.
-    pub generic: GenericConfig,
-    /// The cluster.
-    pub cluster: ConnectOptions,
-    /// The namespace of its Jobs, where none is configured.
-    pub namespace: String,
-    /// The log filter.
-    pub log: String,
-    /// The format of log lines.
-    pub log_format: LogFormat,
 }
 
 // === impl JanitorSettings ===
@@ -94,54 +65,55 @@ pub(crate) fn janitor_config(path: &Path) -> Result<JanitorConfig, SettingsError
     JanitorConfig::parse(&text).map_err(|error| wrong(format!("is not right:\n{error}")))
 }
 
-// === impl JanitorProviderSettings ===
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::RunArgs;
+    use crate::settings::resolve;
 
-impl JanitorProviderSettings {
-    /// Checks all of it.
-    pub(crate) fn resolve(args: JanitorProviderArgs) -> Result<Self, SettingsError> {
-        let tls = args.tls_cert.zip(args.tls_key);
-        let tls = tls.map(|(certificate, key)| CertificateFiles { certificate, key });
-        if !args.listen.ip().is_loopback() && tls.is_none() {
-            return Err(SettingsError::Conflict(
-                "--listen is reached from other machines, whose tokens would travel in the open: add --tls-cert \
-                 and --tls-key, or listen on 127.0.0.1",
-            ));
-        }
-        if !args.anybody && args.callers.is_empty() {
-            return Err(SettingsError::Conflict(
-                "nobody may call: name the ServiceAccount of the janitor with --callers NAMESPACE/NAME",
-            ));
-        }
-        if args.anybody && !args.listen.ip().is_loopback() {
-            return Err(SettingsError::Conflict(
-                "--anybody is for this machine only: listen on 127.0.0.1, or name --callers",
-            ));
-        }
-        let callers = args.callers.iter().map(|text| {
-            let account: ServiceAccount = text
-                .parse()
-                .map_err(|error| SettingsError::value("--callers", text, format!("{error}")))?;
-            let ServiceAccount { namespace, name } = account;
-            Ok(format!("system:serviceaccount:{namespace}:{name}"))
-        });
-        let callers = callers.collect::<Result<BTreeSet<String>, SettingsError>>()?;
-        let generic = GenericConfig {
-            image: args.reboot_image,
-            namespace: args.reboot_namespace.unwrap_or_default(),
-            use_sysrq: args.reboot_sysrq,
-            write_syslog: args.reboot_syslog,
-            job_ttl_seconds: args.reboot_job_ttl,
-            image_pull_secrets: args.reboot_pull_secrets,
+    type Edit<'a> = &'a dyn Fn(&mut ActArgs);
+
+    #[test]
+    fn a_janitor_needs_a_cluster_and_a_file_and_writes() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("janitor.yaml");
+        std::fs::write(&path, "global: {timeout: 20m}\n").unwrap();
+        let janitor = |edit: Edit<'_>| {
+            let mut run = RunArgs::default();
+            run.act.kubeconfig = Some("/k".into());
+            (run.act.janitor, run.act.janitor_config) = (Some(true), Some(path.clone()));
+            edit(&mut run.act);
+            let settings = resolve(run).map_err(|error| error.to_string())?;
+            let ttl = |it: JanitorSettings| it.ttl.map(|ttl| ttl.as_hours());
+            Ok::<_, String>(settings.act.janitor.map(ttl))
         };
-        Ok(Self {
-            listen: args.listen,
-            tls,
-            callers: (!args.anybody).then_some((args.audience, callers)),
-            generic,
-            cluster: connect_options(args.kubeconfig, args.context),
-            namespace: namespace(args.namespace)?,
-            log: args.log,
-            log_format: log_format(args.log_format.as_deref())?,
-        })
+        // Without --quarantine, too: somebody else may make the resources.
+        assert_eq!(janitor(&|_| ()), Ok(Some(Some(336))));
+        let for_ever = |act: &mut ActArgs| act.janitor_ttl = Some("0s".into());
+        assert_eq!(janitor(&for_ever), Ok(Some(None)));
+        let table: [(Edit<'_>, &str); 6] = [
+            (&|act| act.janitor = None, "stand beside --janitor"),
+            (&|act| act.kubeconfig = None, "--janitor needs a cluster"),
+            (&|act| act.janitor_config = None, "needs --janitor-config"),
+            (
+                &|act| act.janitor_config = Some("/nowhere".into()),
+                "cannot be read",
+            ),
+            (
+                &|act| act.janitor_ttl = Some("soon".into()),
+                "--janitor-ttl",
+            ),
+            (
+                &|act| (act.quarantine, act.dry_run) = (Some(true), Some(true)),
+                "--dry-run writes nothing",
+            ),
+        ];
+        for (edit, expected) in table {
+            let error = janitor(edit).unwrap_err();
+            assert!(error.contains(expected), "{error}");
+        }
+        std::fs::write(&path, "globl: {}\n").unwrap();
+        let error = janitor(&|_| ()).unwrap_err();
+        assert!(error.contains("globl"), "{error}");
     }
 }

@@ -152,6 +152,8 @@ pub struct Board {
     config: JanitorConfig,
     /// The time for which a resource is kept after its end; `None`: for ever.
     ttl: Option<SignedDuration>,
+    /// The only node whose resources count; `None`: all do.
+    only: Option<String>,
     /// The id of this process.
     process: String,
     entries: BTreeMap<Key, Entry>,
@@ -202,6 +204,7 @@ impl Board {
         Self {
             config,
             ttl,
+            only: None,
             process,
             entries: BTreeMap::new(),
             nodes: BTreeMap::new(),
@@ -211,6 +214,13 @@ impl Board {
             listing: BTreeMap::new(),
             wakes: BTreeSet::new(),
         }
+    }
+
+    /// Returns the same board for the resources of one node: on that node runs who has it, beside others of
+    /// its kind.
+    #[must_use]
+    pub fn for_node(self, node: Option<String>) -> Self {
+        Self { only: node, ..self }
     }
 
     /// Returns its configuration.
@@ -310,6 +320,13 @@ impl Board {
     }
 
     fn seen(&mut self, resource: Resource, now: Timestamp, effects: &mut Vec<Effect>) {
+        if self
+            .only
+            .as_ref()
+            .is_some_and(|node| *node != resource.node)
+        {
+            return;
+        }
         let key = Key::of(&resource);
         if let Some(listing) = self.listing.get_mut(&key.action) {
             listing.insert(key.name.clone());

@@ -379,3 +379,15 @@ fn what_is_not_answered_is_done_by_the_next_one() {
     world.begin();
     assert_eq!(world.phase(&reset("r1")), "InProgress");
 }
+
+#[test]
+fn the_gpuwarden_of_a_node_carries_out_what_is_about_that_node() {
+    for (own, acts) in [("n1", true), ("n2", false)] {
+        let mut world = World::new();
+        world.board = world.board.for_node(Some(own.to_owned()));
+        world.ask(&reset("r1"));
+        world.ask(&hand_over("x1"));
+        let has_begun = world.labels()[PLUGIN] == "false";
+        assert_eq!((has_begun, world.followed), (acts, acts), "{own}");
+    }
+}

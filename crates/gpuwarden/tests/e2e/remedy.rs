@@ -1,13 +1,12 @@
 //! A node that is out of service and drained is repaired by custom resources, and comes back. The test
 //! plays who carries them out.
 
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use kube::api::{Api, DynamicObject, ListParams, Patch, PatchParams, PostParams};
+use kube::api::{Api, DynamicObject, ListParams, Patch, PatchParams};
 use kube::core::{ApiResource, GroupVersionKind};
 use serde_json::{Value, json};
 use testkit::{ControlPlane, Launch, Version};
 
-use crate::support::{SOON, Scene, xid};
+use crate::support::{SOON, Scene, install_crds, xid};
 
 const STATE: &str = "dgxc.nvidia.com/nvsentinel-state";
 const REPAIRS: &str = "latestFaultRemediationState";
@@ -18,39 +17,13 @@ struct Repair {
     reboots: Api<DynamicObject>,
 }
 
-/// Installs the kind that is made, where it is not there.
-async fn install(client: &kube::Client) -> anyhow::Result<()> {
-    let any = json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true});
-    let crd = json!({
-        "metadata": {"name": "rebootnodes.janitor.dgxc.nvidia.com"},
-        "spec": {
-            "group": "janitor.dgxc.nvidia.com",
-            "scope": "Cluster",
-            "names": {"kind": "RebootNode", "plural": "rebootnodes", "singular": "rebootnode"},
-            "versions": [{
-                "name": "v1alpha1", "served": true, "storage": true,
-                "subresources": {"status": {}},
-                "schema": {"openAPIV3Schema": {"type": "object", "properties": {
-                    "spec": any, "status": any,
-                }}},
-            }],
-        },
-    });
-    let crds: Api<CustomResourceDefinition> = Api::all(client.clone());
-    let crd = serde_json::from_value(crd)?;
-    match crds.create(&PostParams::default(), &crd).await {
-        Err(kube::Error::Api(status)) if status.code == 409 => Ok(()),
-        made => Ok(made.map(drop)?),
-    }
-}
-
 impl Repair {
     async fn new(
         plane: &ControlPlane,
         arrange: impl FnOnce(Launch) -> Launch,
     ) -> anyhow::Result<Self> {
         let client = plane.client().await?;
-        install(&client).await?;
+        install_crds(&client).await?;
         let repaired = |launch: Launch| arrange(launch.arg("--drain").arg("--remediate"));
         let scene = Scene::new(plane, |node| node, repaired).await?;
         let kind = GroupVersionKind::gvk("janitor.dgxc.nvidia.com", "v1alpha1", "RebootNode");

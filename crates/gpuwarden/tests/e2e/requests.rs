@@ -1,7 +1,7 @@
 //! Requests that are carried out on a real control plane: GPUs are reset after a fault, and a node is handed
 //! over and taken back. Each test has a control plane of its own, for a janitor looks at all requests.
 
-use kube::api::{Api, DeleteParams, DynamicObject, Patch, PatchParams, PostParams};
+use kube::api::{Api, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use kube::core::{ApiResource, GroupVersionKind};
 use serde_json::{Value, json};
 use testkit::{ControlPlane, Launch, NodeBuilder, Options, Private, Version};
@@ -124,7 +124,7 @@ impl Requests {
         self.scene.node_until(&format!("{label}={value}"), is).await
     }
 
-    /// Starts or ends the pod of DCGM, as its DaemonSet would.
+    /// Starts or ends the pod of DCGM, as its `DaemonSet` would.
     async fn dcgm(&self, runs: bool) -> anyhow::Result<()> {
         if runs {
             let pod = testkit::pod("gpu-operator", "dcgm").label("app", "nvidia-dcgm");
@@ -189,7 +189,7 @@ async fn gpus_are_reset_and_services_and_the_node_are_as_they_were() -> anyhow::
     );
     let name = format!("maintenance-{}-", requests.scene.node);
     let resets = requests.resets();
-    let made = resets.list(&Default::default()).await?.items;
+    let made = resets.list(&ListParams::default()).await?.items;
     let made = made[0].metadata.name.clone().unwrap();
     assert!(made.starts_with(&name), "{made}");
     // Whoever comes after a kill goes on.

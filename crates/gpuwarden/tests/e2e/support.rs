@@ -9,6 +9,9 @@ use std::time::Duration;
 use contract::proto::platform_connector_client::PlatformConnectorClient;
 use contract::{Entity, HealthEvent, HealthEvents};
 use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
+    CustomResourceDefinition, CustomResourceDefinitionCondition,
+};
 use kube::api::{Api, Patch, PatchParams};
 use serde_json::{Value, json};
 use testkit::{ControlPlane, Launch, NodeBuilder, Product, binary, unique};
@@ -367,4 +370,39 @@ pub(crate) fn gpuwarden(args: &[&str], input: &str) -> (Option<i32>, String, Str
         text(output.stdout),
         text(output.stderr),
     )
+}
+
+/// Installs the kinds of `examples/kubernetes/crds`, and waits until they are served.
+pub(crate) async fn install_crds(client: &kube::Client) -> anyhow::Result<()> {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/kubernetes/crds");
+    let crds: Api<CustomResourceDefinition> = Api::all(client.clone());
+    for file in std::fs::read_dir(directory)? {
+        let text = std::fs::read_to_string(file?.path())?;
+        let crd: Value = serde_saphyr::from_str(&text)?;
+        let name = crd["metadata"]["name"]
+            .as_str()
+            .unwrap_or_default()
+            .to_owned();
+        let params = PatchParams::apply("gpuwarden-tests").force();
+        crds.patch(&name, &params, &Patch::Apply(&crd)).await?;
+        testkit::wait_for(&format!("{name} to be served"), SOON, || async {
+            let crd = crds.get(&name).await.map_err(|error| error.to_string())?;
+            let conditions = crd
+                .status
+                .unwrap_or_default()
+                .conditions
+                .unwrap_or_default();
+            let served = |one: &&_| -> bool {
+                let one: &CustomResourceDefinitionCondition = one;
+                one.type_ == "Established" && one.status == "True"
+            };
+            if conditions.iter().any(|one| served(&one)) {
+                Ok(())
+            } else {
+                Err(format!("{conditions:?}"))
+            }
+        })
+        .await?;
+    }
+    Ok(())
 }

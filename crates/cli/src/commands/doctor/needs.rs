@@ -5,7 +5,9 @@ use std::borrow::Cow;
 use cluster::Access;
 use contract::keys;
 use controller::policy::PolicySource;
+use domain::janitor::{self, Action, JanitorConfig, ProviderPlace};
 use domain::remedy::ResourceKind;
+use domain::requests::RequestKind;
 use domain::shell;
 
 use super::Installation;
@@ -118,6 +120,10 @@ pub(super) fn of(installation: &Installation) -> Vec<Need> {
     if act.drain.is_some() {
         needs.extend(of_drain(acts));
     }
+    if let Some(janitor) = &act.janitor {
+        needs.extend(of_janitor(&janitor.config, &act.namespace));
+        needs.extend(of_requests(&janitor.config, &act.namespace));
+    }
     let ingest = installation.ingest.as_ref();
     if ingest.is_some_and(|ingest| matches!(ingest.transport, Transport::Tls { .. })) {
         needs.push(Need {
@@ -158,6 +164,120 @@ fn of_drain(acts: bool) -> Vec<Need> {
         "without it no pod leaves a node that is drained",
     );
     [seen].into_iter().chain(acts.then_some(evicted)).collect()
+}
+
+/// Returns the needs of a janitor.
+fn of_janitor(config: &JanitorConfig, namespace: &str) -> Vec<Need> {
+    let mut needs = Vec::new();
+    for action in config.actions() {
+        let need = |resource, verbs, why| Need {
+            name: Cow::Owned(format!("janitor-{resource}").replace('/', "-")),
+            group: Cow::Borrowed(janitor::GROUP),
+            resource: Cow::Owned(resource),
+            verbs,
+            why,
+            ..Need::default()
+        };
+        let plural = action.plural();
+        needs.push(need(
+            plural.to_owned(),
+            &["list", "watch", "patch", "delete"],
+            "without it nobody does what these resources ask for, or old ones are not deleted",
+        ));
+        needs.push(need(
+            format!("{plural}/status"),
+            &["patch"],
+            "without it nothing is begun, for it could not be written",
+        ));
+        if action == Action::Terminate {
+            needs.push(Need {
+                name: Cow::Borrowed("janitor-nodes"),
+                resource: Cow::Borrowed("nodes"),
+                verbs: &["delete"],
+                why: "without it nodes that were terminated stay until somebody else deletes them",
+                ..Need::default()
+            });
+        }
+    }
+    let generic = |action| {
+        config
+            .rules(action)
+            .is_some_and(|it| it.provider == ProviderPlace::Generic)
+    };
+    if generic(Action::Reboot) {
+        let own = &config.generic.namespace;
+        let namespace = if own.is_empty() { namespace } else { own };
+        let need = |name, group, resource, verbs| Need {
+            name: Cow::Borrowed(name),
+            group: Cow::Borrowed(group),
+            resource: Cow::Borrowed(resource),
+            namespace: Some(namespace.to_owned()),
+            verbs,
+            why: "without it no node is rebooted, or it is not seen that its Job cannot start",
+            ..Need::default()
+        };
+        needs.push(need("janitor-jobs", "batch", "jobs", &["get", "create"]));
+        needs.push(need("janitor-pods", "", "pods", &["list"]));
+        needs.push(Need {
+            name: Cow::Borrowed("janitor-node"),
+            resource: Cow::Borrowed("nodes"),
+            verbs: &["get"],
+            why: "without it the boot of a node is not known, and it is not rebooted",
+            ..Need::default()
+        });
+    }
+    needs
+}
+
+/// Returns the needs of resets of GPUs and of hand-overs of nodes.
+fn of_requests(config: &JanitorConfig, namespace: &str) -> Vec<Need> {
+    let need = |name, group, resource, verbs, why| Need {
+        name: Cow::Borrowed(name),
+        group: Cow::Borrowed(group),
+        resource: Cow::Borrowed(resource),
+        verbs,
+        why,
+        ..Need::default()
+    };
+    let nodes = "without it no node is handed over, and no service stopped for a reset";
+    let mut needs = vec![need(
+        "requests-nodes",
+        "",
+        "nodes",
+        &["list", "watch", "patch"],
+        nodes,
+    )];
+    for kind in RequestKind::ALL {
+        let (group, _, plural) = kind.resource();
+        let (name, status) = match kind {
+            RequestKind::Reset if config.resets.is_none() => continue,
+            RequestKind::Reset => ("gpu-resets", "gpuresets/status"),
+            RequestKind::HandOver => ("hand-overs", "externalremediationrequests/status"),
+        };
+        let why = "without it nobody does what these resources ask for";
+        needs.push(need(name, group, plural, &["list", "watch", "patch"], why));
+        let name = if kind == RequestKind::Reset {
+            "gpu-resets-status"
+        } else {
+            "hand-overs-status"
+        };
+        needs.push(need(name, group, status, &["patch"], why));
+    }
+    if config.resets.is_some() {
+        let why = "without it no GPU is reset";
+        needs.push(need("gpu-resets-pods", "", "pods", &["list", "watch"], why));
+        needs.push(Need {
+            namespace: Some(namespace.to_owned()),
+            ..need(
+                "gpu-resets-jobs",
+                "batch",
+                "jobs",
+                &["list", "watch", "create", "delete"],
+                why,
+            )
+        });
+    }
+    needs
 }
 
 /// Returns the need of repairs by a kind of custom resources, which the cluster calls `resource`. In a dry

@@ -1,0 +1,134 @@
+//! The settings of `janitor-provider`.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+
+use cluster::ConnectOptions;
+use controller::ingest::ServiceAccount;
+use domain::janitor::generic::GenericConfig;
+use runtime::logging::LogFormat;
+use runtime::tls::CertificateFiles;
+
+use super::parts::log_format;
+use super::{SettingsError, connect_options, namespace};
+use crate::args::JanitorProviderArgs;
+
+/// `JanitorProviderSettings` are the settings of `janitor-provider`, with all defaults.
+#[derive(Debug, Clone)]
+pub struct JanitorProviderSettings {
+    /// Address on which janitors are answered.
+    pub listen: SocketAddr,
+    /// Its certificate; `None`: it is reached in the open.
+    pub tls: Option<CertificateFiles>,
+    /// Who may call, and for which audience tokens have to be made; `None`: everybody.
+    pub callers: Option<(String, BTreeSet<String>)>,
+    /// How it reboots.
+    pub generic: GenericConfig,
+    /// The cluster.
+    pub cluster: ConnectOptions,
+    /// The namespace of its Jobs, where none is configured.
+    pub namespace: String,
+    /// The log filter.
+    pub log: String,
+    /// The format of log lines.
+    pub log_format: LogFormat,
+}
+
+// === impl JanitorProviderSettings ===
+
+impl JanitorProviderSettings {
+    /// Checks all of it.
+    pub(crate) fn resolve(args: JanitorProviderArgs) -> Result<Self, SettingsError> {
+        let tls = args.tls_cert.zip(args.tls_key);
+        let tls = tls.map(|(certificate, key)| CertificateFiles { certificate, key });
+        if !args.listen.ip().is_loopback() && tls.is_none() {
+            return Err(SettingsError::Conflict(
+                "--listen is reached from other machines, whose tokens would travel in the open: add --tls-cert \
+                 and --tls-key, or listen on 127.0.0.1",
+            ));
+        }
+        if !args.anybody && args.callers.is_empty() {
+            return Err(SettingsError::Conflict(
+                "nobody may call: name the ServiceAccount of the janitor with --callers NAMESPACE/NAME",
+            ));
+        }
+        if args.anybody && !args.listen.ip().is_loopback() {
+            return Err(SettingsError::Conflict(
+                "--anybody is for this machine only: listen on 127.0.0.1, or name --callers",
+            ));
+        }
+        let callers = args.callers.iter().map(|text| {
+            let account: ServiceAccount = text
+                .parse()
+                .map_err(|error| SettingsError::value("--callers", text, format!("{error}")))?;
+            let ServiceAccount { namespace, name } = account;
+            Ok(format!("system:serviceaccount:{namespace}:{name}"))
+        });
+        let callers = callers.collect::<Result<BTreeSet<String>, SettingsError>>()?;
+        let generic = GenericConfig {
+            image: args.reboot_image,
+            namespace: args.reboot_namespace.unwrap_or_default(),
+            use_sysrq: args.reboot_sysrq,
+            write_syslog: args.reboot_syslog,
+            job_ttl_seconds: args.reboot_job_ttl,
+            image_pull_secrets: args.reboot_pull_secrets,
+        };
+        Ok(Self {
+            listen: args.listen,
+            tls,
+            callers: (!args.anybody).then_some((args.audience, callers)),
+            generic,
+            cluster: connect_options(args.kubeconfig, args.context),
+            namespace: namespace(args.namespace)?,
+            log: args.log,
+            log_format: log_format(args.log_format.as_deref())?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+    use crate::args::{Cli, Command};
+
+    #[test]
+    fn a_provider_is_not_reached_in_the_open_or_by_anybody() {
+        let provider = |more: &[&str]| {
+            let args = [
+                &["gpuwarden", "janitor-provider", "--kubeconfig", "/k"],
+                more,
+            ]
+            .concat();
+            let Command::JanitorProvider(args) = Cli::parse_from(args).command else {
+                panic!("another command");
+            };
+            JanitorProviderSettings::resolve(*args).map_err(|error| error.to_string())
+        };
+        let open = ["--listen", "0.0.0.0:1"];
+        let tls = ["--tls-cert", "c", "--tls-key", "k"];
+        let callers = ["--callers", "a/b,c/d"];
+        let settings = provider(&[&open[..], &tls, &callers].concat()).unwrap();
+        let (audience, names) = settings.callers.unwrap();
+        let names: Vec<String> = names.into_iter().collect();
+        assert_eq!(audience, "nvsentinel-csp-provider");
+        assert_eq!(
+            names,
+            ["system:serviceaccount:a:b", "system:serviceaccount:c:d"]
+        );
+        assert!(provider(&["--anybody"]).unwrap().callers.is_none());
+        for (more, expected) in [
+            ([&open[..], &callers].concat(), "in the open"),
+            ([&open[..], &tls].concat(), "nobody may call"),
+            (
+                [&open[..], &tls, &["--anybody"]].concat(),
+                "this machine only",
+            ),
+            (vec!["--callers", "janitor"], "NAMESPACE/NAME"),
+        ] {
+            let error = provider(&more).unwrap_err();
+            assert!(error.contains(expected), "{more:?}: {error}");
+        }
+    }
+}

@@ -1,0 +1,286 @@
+//! The janitor against a real API server: the schemas of its resources, and a fault that ends in a reboot
+//! by a provider behind gRPC. The test plays the provider's machines, and the kubelet.
+
+use std::collections::BTreeMap;
+use std::io::Write as _;
+use std::sync::{Arc, Mutex};
+
+use ::janitor::server::{self, Callers};
+use ::janitor::{Provider, Signal};
+use async_trait::async_trait;
+use domain::janitor::{Failure, Found};
+use kube::api::{Api, DynamicObject, ListParams, Patch, PatchParams, PostParams};
+use kube::core::{ApiResource, GroupVersionKind};
+use serde_json::{Value, json};
+use testkit::{ControlPlane, Version, unique};
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use crate::support::{SOON, Scene, install_crds, xid};
+
+const STATE: &str = "dgxc.nvidia.com/nvsentinel-state";
+
+fn resources(client: &kube::Client, kind: &str, plural: &str) -> Api<DynamicObject> {
+    let kind = GroupVersionKind::gvk("janitor.dgxc.nvidia.com", "v1alpha1", kind);
+    Api::all_with(
+        client.clone(),
+        &ApiResource::from_gvk_with_plural(&kind, plural),
+    )
+}
+
+#[tokio::test]
+async fn the_schemas_take_what_is_right_and_refuse_what_is_wrong() -> anyhow::Result<()> {
+    let Some(plane) = ControlPlane::shared(Version::V1_37).await? else {
+        return Ok(());
+    };
+    let client = plane.client().await?;
+    install_crds(&client).await?;
+    for (kind, plural, done) in [
+        ("RebootNode", "rebootnodes", "NodeReady"),
+        ("TerminateNode", "terminatenodes", "NodeTerminated"),
+    ] {
+        let api = resources(&client, kind, plural);
+        let name = unique("schema");
+        let object = |spec: Value| {
+            let object = json!({
+                "apiVersion": "janitor.dgxc.nvidia.com/v1alpha1", "kind": kind,
+                "metadata": {"name": name}, "spec": spec,
+            });
+            serde_json::from_value::<DynamicObject>(object)
+        };
+        let post = PostParams::default();
+        for (spec, why) in [
+            (Value::Null, "spec"),
+            (json!({"force": true}), "spec.nodeName"),
+            (json!({"nodeName": ""}), "spec.nodeName"),
+            (json!({"nodeName": "Not a name"}), "spec.nodeName"),
+            (json!({"nodeName": "n".repeat(254)}), "spec.nodeName"),
+            (json!({"nodeName": "n", "force": "yes"}), "spec.force"),
+        ] {
+            let refused = api.create(&post, &object(spec.clone())?).await.unwrap_err();
+            let kube::Error::Api(status) = &refused else {
+                panic!("{refused}")
+            };
+            assert_eq!(status.code, 422, "{spec}: {refused}");
+            assert!(status.message.contains(why), "{spec}: {refused}");
+        }
+        let made = api
+            .create(&post, &object(json!({"nodeName": "n-1"}))?)
+            .await?;
+        // What is left away has its default.
+        assert_eq!(made.data["spec"]["force"], false);
+        let patch = PatchParams::default();
+        let change = |change: Value| {
+            let (api, name, patch) = (api.clone(), name.clone(), patch.clone());
+            async move { api.patch(&name, &patch, &Patch::Merge(change)).await }
+        };
+        let moved = change(json!({"spec": {"nodeName": "n-2"}}))
+            .await
+            .unwrap_err();
+        assert!(
+            moved.to_string().contains("nodeName cannot be changed"),
+            "{moved}"
+        );
+        change(json!({"spec": {"force": true}})).await?;
+        let status = |status: Value| {
+            let (api, name, patch) = (api.clone(), name.clone(), patch.clone());
+            let status = json!({"status": status});
+            async move { api.patch_status(&name, &patch, &Patch::Merge(status)).await }
+        };
+        let condition = |state: &str| {
+            json!([{"type": done, "status": state, "reason": "R", "message": "",
+                    "lastTransitionTime": "2026-11-25T00:00:00Z"}])
+        };
+        let wrong = status(json!({"conditions": condition("Perhaps")}))
+            .await
+            .unwrap_err();
+        assert!(wrong.to_string().contains("status.conditions"), "{wrong}");
+        let wrong = status(json!({"startTime": "soon"})).await.unwrap_err();
+        assert!(wrong.to_string().contains("startTime"), "{wrong}");
+        let begun = json!({"startTime": "2026-11-25T00:00:00Z", "conditions": condition("True")});
+        status(begun).await?;
+        let late = change(json!({"spec": {"force": false}})).await.unwrap_err();
+        assert!(late.to_string().contains("once it has begun"), "{late}");
+        // Of a node that is gone, too: NVSentinel's webhook refuses any change then.
+        change(json!({"metadata": {"annotations": {"a": "b"}}})).await?;
+        let shown = plane.kubectl(["get", plural, &name]).await?;
+        let head = shown.lines().next().unwrap_or_default();
+        let columns: Vec<&str> = head.split_whitespace().collect();
+        assert_eq!(
+            columns,
+            ["NAME", "NODE", "FORCE", &done.to_uppercase(), "AGE"]
+        );
+        assert!(shown.contains("n-1") && shown.contains("True"), "{shown}");
+        api.delete(&name, &kube::api::DeleteParams::default())
+            .await?;
+    }
+    Ok(())
+}
+
+/// A provider that notes its signals, and answers them once it may.
+struct Played {
+    signals: Mutex<BTreeMap<String, u32>>,
+    answers: watch::Receiver<bool>,
+}
+
+#[async_trait]
+impl Provider for Played {
+    fn name(&self) -> &'static str {
+        "played"
+    }
+
+    async fn send(&self, signal: &Signal) -> Result<String, Failure> {
+        *self
+            .signals
+            .lock()
+            .unwrap()
+            .entry(signal.operation.clone())
+            .or_default() += 1;
+        let mut answers = self.answers.clone();
+        drop(answers.wait_for(|may| *may).await);
+        Ok(format!("request-{}", signal.operation))
+    }
+
+    async fn find(&self, signal: &Signal) -> Result<Found, Failure> {
+        let known = self.signals.lock().unwrap().contains_key(&signal.operation);
+        Ok(if known {
+            Found::Sent(format!("request-{}", signal.operation))
+        } else {
+            Found::NotSent
+        })
+    }
+
+    async fn is_ready(&self, _: &Signal, _: &str) -> Result<bool, Failure> {
+        Ok(true)
+    }
+}
+
+#[tokio::test]
+async fn a_fault_ends_in_one_reboot_through_kills_and_the_node_comes_back() -> anyhow::Result<()> {
+    let Some(plane) = ControlPlane::shared(Version::V1_37).await? else {
+        return Ok(());
+    };
+    let client = plane.client().await?;
+    install_crds(&client).await?;
+    let (may_answer, answers) = watch::channel(false);
+    let played = Arc::new(Played {
+        signals: Mutex::default(),
+        answers,
+    });
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    let address = listener.local_addr()?;
+    let provider: Arc<dyn Provider> = Arc::clone(&played) as Arc<dyn Provider>;
+    let end = CancellationToken::new();
+    let _guard = end.clone().drop_guard();
+    tokio::spawn(server::serve(
+        listener,
+        None,
+        provider,
+        Callers::anybody(),
+        end,
+    ));
+    let mut config = tempfile::NamedTempFile::new()?;
+    write!(
+        config,
+        "global:\n  cspProviderHost: {address}\n  cspProviderInsecure: true\n"
+    )?;
+    let path = config.path().to_owned();
+    let mut scene = Scene::new(
+        &plane,
+        |node| node,
+        |launch| {
+            let launch = launch.arg("--drain").arg("--remediate").arg("--janitor");
+            launch.option("--janitor-config", path)
+        },
+    )
+    .await?;
+    let boot = |id: &str| {
+        let (nodes, name) = (scene.nodes.clone(), scene.node.clone());
+        let patch = json!({"status": {"nodeInfo": {
+            "bootID": id, "machineID": "m", "systemUUID": "s", "kernelVersion": "k", "osImage": "o",
+            "containerRuntimeVersion": "c", "kubeletVersion": "v1.37.1", "kubeProxyVersion": "",
+            "operatingSystem": "linux", "architecture": "amd64",
+        }}});
+        async move {
+            let params = PatchParams::default();
+            nodes
+                .patch_status(&name, &params, &Patch::Merge(patch))
+                .await
+        }
+    };
+    boot("boot-1").await?;
+    let line = xid(79, "GPU has fallen off the bus.");
+    scene.product.append_kernel_log(&line)?;
+    let signals = || -> u32 { played.signals.lock().unwrap().values().sum() };
+    let signalled = || async {
+        match signals() {
+            1 => Ok(()),
+            count => Err(format!("{count} signals")),
+        }
+    };
+    scene
+        .product
+        .wait_for("the signal", SOON, signalled)
+        .await?;
+    // It has sent the signal, and does not live to hear the answer.
+    let api = resources(&client, "RebootNode", "rebootnodes");
+    let condition = |kind: &'static str, wanted: &'static str| {
+        let (api, node) = (api.clone(), scene.node.clone());
+        move || {
+            let (api, node) = (api.clone(), node.clone());
+            async move {
+                let list = api.list(&ListParams::default()).await;
+                let list = list.map_err(|error| error.to_string())?.items;
+                let own = list
+                    .into_iter()
+                    .find(|it| it.data["spec"]["nodeName"] == node.as_str());
+                let status = own
+                    .map(|own| own.data["status"].clone())
+                    .unwrap_or_default();
+                let conditions = status["conditions"].as_array().cloned().unwrap_or_default();
+                let found = conditions.iter().find(|one| one["type"] == kind);
+                if found.is_some_and(|one| one["status"] == wanted) {
+                    Ok(status)
+                } else {
+                    Err(status.to_string())
+                }
+            }
+        }
+    };
+    let (sending, sent) = (
+        condition("SignalSent", "Unknown"),
+        condition("SignalSent", "True"),
+    );
+    let complete = condition("AttemptComplete", "True");
+    scene.product.wait_for("the record", SOON, sending).await?;
+    scene.product.restart().await?;
+    may_answer.send_replace(true);
+    scene
+        .product
+        .wait_for("what the provider says", SOON, &sent)
+        .await?;
+    scene.product.restart().await?;
+    scene.product.wait_for("the same", SOON, &sent).await?;
+    // The kubelet starts again.
+    boot("boot-2").await?;
+    let status = scene.product.wait_for("the end", SOON, &complete).await?;
+    let reasons: Vec<&str> = (status["conditions"].as_array().into_iter().flatten())
+        .filter(|one| one["type"] == "AttemptComplete" || one["type"] == "NodeReady")
+        .filter_map(|one| one["reason"].as_str())
+        .collect();
+    assert_eq!(reasons, ["Succeeded", "Succeeded"], "{status}");
+    let is = |node: &Value| match node["metadata"]["labels"][STATE].as_str() {
+        Some("remediation-succeeded") => Ok(()),
+        other => Err(format!("{other:?}")),
+    };
+    scene
+        .node_until("the state remediation-succeeded", is)
+        .await?;
+    scene.product.restart().await?;
+    let recovered = scene.product.client(["inject", "recovery"]).await?;
+    recovered.expect(0)?;
+    scene.restored().await?;
+    assert_eq!(signals(), 1, "one request is one reboot");
+    Ok(())
+}

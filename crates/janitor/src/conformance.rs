@@ -1,0 +1,206 @@
+//! The tests that every provider passes.
+//!
+//! A provider brings a [`World`]: machines that it can act on, and ways to make its calls go wrong. It runs
+//! [`all`] over it. What a world cannot do it says, and that part is left out.
+
+// Test code: a failure is a panic.
+#![allow(clippy::unwrap_used, clippy::missing_panics_doc, clippy::panic)]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use domain::janitor::{Action, Class, Found};
+use jiff::SignedDuration;
+
+use crate::provider::{Provider, Signal};
+
+/// What the next signals meet with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Weather {
+    /// They are carried out.
+    Fine,
+    /// They are refused: too many. Where it is given, the provider is told for how long.
+    Throttled(Option<SignedDuration>),
+    /// They are refused, and always will be.
+    Forbidden,
+    /// They are carried out, and the answer takes a while.
+    Slow(Duration),
+    /// They are carried out, and the answer is lost.
+    AnswerLost,
+    /// They reach nobody.
+    Away,
+}
+
+/// The machines of a provider, as a test makes and breaks them.
+#[async_trait]
+pub trait World: Send + Sync {
+    /// Returns the provider.
+    fn provider(&self) -> Arc<dyn Provider>;
+
+    /// Makes a machine that has booted, as a node of the cluster; returns its name.
+    async fn machine(&self) -> String;
+
+    /// Sets what the next signals meet with; `false`: that cannot be done here.
+    async fn set(&self, weather: Weather) -> bool;
+
+    /// Lets a machine come to its end of a reboot: it has another boot, and its node is ready.
+    async fn boots(&self, machine: &str);
+
+    /// Lets the reboot of a machine fail for good, as far as the provider can see; `false`: it cannot.
+    async fn fails(&self, machine: &str) -> bool;
+
+    /// Returns how many signals a machine has got.
+    async fn signals(&self, machine: &str) -> usize;
+}
+
+/// Runs all of it.
+pub async fn all(world: &dyn World) {
+    sends_once_and_knows_it_again(world).await;
+    says_when_a_machine_is_back(world).await;
+    says_when_it_will_not_be(world).await;
+    classes_what_goes_wrong(world).await;
+    takes_slow_answers(world).await;
+    finds_what_was_sent_when_the_answer_was_lost(world).await;
+    knows_no_machine_that_is_not_there(world).await;
+    terminates_or_says_that_it_cannot(world).await;
+}
+
+/// Returns a signal of an operation of its own.
+fn signal(action: Action, node: &str, operation: &str) -> Signal {
+    Signal {
+        action,
+        node: node.to_owned(),
+        operation: format!("{operation}-of-{node}"),
+    }
+}
+
+/// However often a signal is sent, the machine gets it once.
+pub async fn sends_once_and_knows_it_again(world: &dyn World) {
+    let (provider, machine) = (world.provider(), world.machine().await);
+    let first = signal(Action::Reboot, &machine, "first");
+    assert_eq!(provider.find(&first).await.unwrap(), Found::NotSent);
+    let request = provider.send(&first).await.unwrap();
+    assert!(!request.is_empty());
+    assert_eq!(provider.send(&first).await.unwrap(), request);
+    assert_eq!(
+        provider.find(&first).await.unwrap(),
+        Found::Sent(request.clone())
+    );
+    assert_eq!(world.signals(&machine).await, 1);
+    let other = signal(Action::Reboot, &machine, "other");
+    assert_eq!(provider.find(&other).await.unwrap(), Found::NotSent);
+}
+
+/// A machine is back once it has booted, and not because it was ready before.
+pub async fn says_when_a_machine_is_back(world: &dyn World) {
+    let (provider, machine) = (world.provider(), world.machine().await);
+    let signal = signal(Action::Reboot, &machine, "reboot");
+    let request = provider.send(&signal).await.unwrap();
+    // A machine that never comes back is never said to be.
+    for _ in 0..3 {
+        assert!(!provider.is_ready(&signal, &request).await.unwrap());
+    }
+    world.boots(&machine).await;
+    assert!(provider.is_ready(&signal, &request).await.unwrap());
+}
+
+/// A reboot that failed for good is said to have.
+pub async fn says_when_it_will_not_be(world: &dyn World) {
+    let (provider, machine) = (world.provider(), world.machine().await);
+    let signal = signal(Action::Reboot, &machine, "reboot");
+    let request = provider.send(&signal).await.unwrap();
+    if world.fails(&machine).await {
+        let failure = provider.is_ready(&signal, &request).await.unwrap_err();
+        assert_eq!(failure.class, Class::Permanent, "{failure:?}");
+    }
+}
+
+/// A failure says whether the machine may have got the signal.
+pub async fn classes_what_goes_wrong(world: &dyn World) {
+    let (provider, machine) = (world.provider(), world.machine().await);
+    let wait = Some(SignedDuration::from_secs(17));
+    for (weather, class, retry_after) in [
+        (Weather::Throttled(wait), Some(Class::Transient), wait),
+        (Weather::Throttled(None), Some(Class::Transient), None),
+        (Weather::Forbidden, Some(Class::Permanent), None),
+        // Whether it has left is known sometimes.
+        (Weather::Away, None, None),
+    ] {
+        if !world.set(weather).await {
+            continue;
+        }
+        let signal = signal(Action::Reboot, &machine, "refused");
+        let failure = provider.send(&signal).await.unwrap_err();
+        match class {
+            Some(class) => assert_eq!(failure.class, class, "{weather:?}: {failure:?}"),
+            None => assert_ne!(failure.class, Class::Permanent, "{weather:?}: {failure:?}"),
+        }
+        assert_eq!(failure.retry_after, retry_after, "{weather:?}: {failure:?}");
+        assert!(!failure.text().is_empty());
+        if weather == Weather::Away {
+            // Who cannot be asked has not said that it was not sent.
+            let unknown = provider.find(&signal).await.unwrap_err();
+            assert_ne!(unknown.class, Class::Permanent, "{unknown:?}");
+        }
+        assert!(world.set(Weather::Fine).await);
+        assert_eq!(provider.find(&signal).await.unwrap(), Found::NotSent);
+        assert_eq!(world.signals(&machine).await, 0, "{weather:?}");
+    }
+    // What was refused before is not refused for ever.
+    let signal = signal(Action::Reboot, &machine, "refused");
+    provider.send(&signal).await.unwrap();
+    assert_eq!(world.signals(&machine).await, 1);
+}
+
+/// An answer that takes a while is waited for.
+pub async fn takes_slow_answers(world: &dyn World) {
+    let (provider, machine) = (world.provider(), world.machine().await);
+    if world.set(Weather::Slow(Duration::from_millis(300))).await {
+        let signal = signal(Action::Reboot, &machine, "slow");
+        let request = provider.send(&signal).await.unwrap();
+        assert!(world.set(Weather::Fine).await);
+        assert_eq!(provider.find(&signal).await.unwrap(), Found::Sent(request));
+        assert_eq!(world.signals(&machine).await, 1);
+    }
+}
+
+/// A signal whose answer was lost is found, and not sent a second time.
+pub async fn finds_what_was_sent_when_the_answer_was_lost(world: &dyn World) {
+    let (provider, machine) = (world.provider(), world.machine().await);
+    if world.set(Weather::AnswerLost).await {
+        let signal = signal(Action::Reboot, &machine, "lost");
+        let failure = provider.send(&signal).await.unwrap_err();
+        assert_eq!(failure.class, Class::Ambiguous, "{failure:?}");
+        assert!(world.set(Weather::Fine).await);
+        let found = provider.find(&signal).await.unwrap();
+        let Found::Sent(request) = found else {
+            panic!("{found:?}");
+        };
+        assert_eq!(provider.send(&signal).await.unwrap(), request);
+        assert_eq!(world.signals(&machine).await, 1);
+    }
+}
+
+/// A machine that nobody knows is none to try again.
+pub async fn knows_no_machine_that_is_not_there(world: &dyn World) {
+    let signal = signal(Action::Reboot, "no-such-machine", "any");
+    let failure = world.provider().send(&signal).await.unwrap_err();
+    assert_eq!(failure.class, Class::Permanent, "{failure:?}");
+}
+
+/// A termination is carried out once, or is said to be nothing that this provider does.
+pub async fn terminates_or_says_that_it_cannot(world: &dyn World) {
+    let (provider, machine) = (world.provider(), world.machine().await);
+    let signal = signal(Action::Terminate, &machine, "terminate");
+    match provider.send(&signal).await {
+        Ok(request) => {
+            assert_eq!(provider.send(&signal).await.unwrap(), request);
+            assert_eq!(world.signals(&machine).await, 1);
+        }
+        Err(failure) => {
+            assert_eq!(failure.class, Class::Permanent, "{failure:?}");
+            assert_eq!(world.signals(&machine).await, 0);
+        }
+    }
+}

@@ -1,0 +1,52 @@
+//! Which provider acts for each action.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use cluster::Cluster;
+use domain::janitor::{JanitorConfig, ProviderPlace};
+
+use crate::client::Remote;
+use crate::generic::Generic;
+use crate::provider::{OpenError, Provider};
+
+/// The providers of a configuration.
+#[derive(Clone)]
+pub struct Providers(HashMap<ProviderPlace, Arc<dyn Provider>>);
+
+// === impl Providers ===
+
+impl Providers {
+    /// Opens the providers that a configuration names. The Jobs of the generic one are made in `namespace`
+    /// where the configuration names no other. Must be called within a tokio runtime.
+    pub fn open(
+        config: &JanitorConfig,
+        cluster: &Arc<Cluster>,
+        namespace: &str,
+    ) -> Result<Self, OpenError> {
+        let mut providers: HashMap<ProviderPlace, Arc<dyn Provider>> = HashMap::new();
+        for action in config.actions() {
+            let Some(rules) = config.rules(action) else {
+                continue;
+            };
+            let place = rules.provider.clone();
+            if providers.contains_key(&place) {
+                continue;
+            }
+            let provider: Arc<dyn Provider> = match &place {
+                ProviderPlace::Generic => {
+                    let generic = config.generic.clone();
+                    Arc::new(Generic::new(Arc::clone(cluster), generic, namespace))
+                }
+                remote => Arc::new(Remote::open(remote)?),
+            };
+            providers.insert(place, provider);
+        }
+        Ok(Self(providers))
+    }
+
+    /// Returns the provider of a place.
+    pub(crate) fn of(&self, place: &ProviderPlace) -> Option<Arc<dyn Provider>> {
+        self.0.get(place).cloned()
+    }
+}

@@ -1,0 +1,8 @@
+//! Providers as the janitor meets them: over gRPC, and by Jobs in a real API server.
+
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+#[path = "janitor/generic.rs"]
+mod generic;
+#[path = "janitor/grpc.rs"]
+mod grpc;
