@@ -244,6 +244,12 @@ pub struct FakeGpu {
     pub mig_enabled: bool,
     /// Its partitions, where it is.
     pub partition: Vec<FakePartition>,
+    /// Number of its file `/dev/nvidiaN`; its index where it is not said.
+    pub minor: Option<u32>,
+    /// True if it stays initialised while nobody uses it, until that is changed.
+    pub persistence: bool,
+    /// Ids of the processes that work on it.
+    pub processes: Vec<u32>,
 }
 
 /// One NVLink.
@@ -569,6 +575,9 @@ impl Default for FakeGpu {
             fabric: None,
             mig_enabled: false,
             partition: Vec::new(),
+            minor: None,
+            persistence: false,
+            processes: Vec::new(),
         }
     }
 }

@@ -5,6 +5,7 @@ mod catalog;
 mod devices;
 mod doctor;
 mod environment;
+mod gpu_reset;
 mod inject;
 mod janitor;
 mod policy;
@@ -20,6 +21,7 @@ pub(crate) use catalog::{CatalogArgs, CatalogCommand, CatalogDiffArgs, CatalogKi
 pub(crate) use devices::{Check, CheckArgs, DeviceApiArgs, DevicesArgs};
 pub(crate) use doctor::{DoctorArgs, DoctorRole};
 pub(crate) use environment::{is_empty, without_empty};
+pub(crate) use gpu_reset::GpuResetArgs;
 pub(crate) use inject::{Inject, InjectArgs, TargetArgs, Via};
 pub(crate) use janitor::JanitorProviderArgs;
 pub(crate) use policy::{PolicyArgs, PolicyCommand};
@@ -204,6 +206,13 @@ pub enum Command {
         #[arg(value_enum, value_name = "SHELL")]
         shell: clap_complete::Shell,
     },
+    /// Reset GPUs of this machine, unless somebody holds them, and look whether they are well then. What
+    /// the Job of a `GPUReset` runs; exit 1 when one is not reset or not well.
+    #[command(
+        after_help = "Examples:\n  gpuwarden gpu-reset --gpu GPU-d2e7c0ff-0000-4000-8000-000000000001\n  \
+                            gpuwarden gpu-reset --gpu 0000:3b:00.0 --write-log false"
+    )]
+    GpuReset(GpuResetArgs),
     /// Ask the driver of the GPUs, as the child process of a gpuwarden that watches them.
     #[command(hide = true)]
     GpuProbe {

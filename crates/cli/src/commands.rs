@@ -11,6 +11,7 @@ mod drain;
 mod events;
 mod explain;
 mod garbled;
+mod gpu_reset;
 mod inject;
 mod journal_json;
 mod no_text;
@@ -50,6 +51,7 @@ pub(crate) async fn execute(command: Command, given: &Given) -> anyhow::Result<u
         | Command::GpuProbe { .. } => Ok(EXIT_FAILED),
         Command::Decode(args) => decode::execute(&args).await,
         Command::Catalog(args) => catalog::execute(&args),
+        Command::GpuReset(args) => gpu_reset::execute(args).await,
         Command::Inject(args) => inject::execute(args.what).await,
         Command::Status(args) => status::execute(&args).await,
         Command::Devices(args) => devices::execute(&args).await,

@@ -125,6 +125,24 @@ impl Cluster {
         Ok(())
     }
 
+    /// Does the same, and has what belongs to the object deleted after it, such as the pods of a Job.
+    pub async fn delete_with_dependents(
+        &self,
+        kind: &Kind,
+        namespace: &str,
+        name: &str,
+        uid: &str,
+    ) -> Result<(), ApiError> {
+        let params = DeleteParams::background().preconditions(kube::api::Preconditions {
+            uid: Some(uid.to_owned()),
+            resource_version: None,
+        });
+        let request = Request::new(kind.path(Some(namespace))).delete(name, &params);
+        let gone: Option<Value> = found(ask(&self.client(Urgency::Act), request).await)?;
+        drop(gone);
+        Ok(())
+    }
+
     /// Watches the objects of a kind: those that a label selector selects, or the one of a name.
     /// Must be called within a tokio runtime. Takes the permissions `list` and `watch`.
     pub fn watch_objects(

@@ -118,6 +118,12 @@ pub const UNCORDON_TIMESTAMP: &str = "uncordon-timestamp";
 
 /// Label: `false` while a node is handed over to an external system for its repair.
 pub const HANDED_OVER_LABEL: &str = "nvsentinel.dgxc.nvidia.com/managed";
+/// Taint: beside it, with the name of the `ExternalRemediationRequest` as value.
+pub const HANDED_OVER_TAINT: &str = "nvsentinel.dgxc.nvidia.com/external-remediation";
+/// Annotation of our own: the request for which a node is handed over, and what the label was before, as JSON.
+pub const HANDED_OVER: &str = "gpuwarden.dev/handed-over";
+/// Annotation of our own: the labels of services that a reset of GPUs has changed, and what they were, as JSON.
+pub const RESET_STOPPED: &str = "gpuwarden.dev/gpu-reset";
 
 /// Driver of GPUs that are given by dynamic resource allocation.
 pub const GPU_DRIVER: &str = "gpu.nvidia.com";

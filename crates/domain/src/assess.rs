@@ -12,6 +12,7 @@ use jiff::Timestamp;
 
 use crate::device::{DeviceId, DeviceTaint, NodeDevices, TaintEffect};
 use crate::fault::Fault;
+use crate::handover;
 use crate::node::{NodeView, Taint, label_value};
 use crate::ownership::Ownership;
 use crate::policy::{NodeVariable, Policy, Route, RouteDrain, Routed, RuleSet, RuleSetAnswer};
@@ -243,8 +244,7 @@ fn unasked(fault: &Fault, handed_over: bool, dismissed: Option<Dismissal>) -> Op
 /// Returns whether an operator has handed the node to an external system for its repair, and we
 /// have not taken it out before: it has its own taint, and is not ours to touch.
 fn is_handed_over(node: &NodeView) -> bool {
-    let label = node.labels.get(keys::HANDED_OVER_LABEL);
-    label.is_some_and(|value| value == "false") && Ownership::read(node).is_none()
+    handover::is_handed_over(&node.labels) && Ownership::read(node).is_none()
 }
 
 /// Returns the taints that rule sets ask for, one for each key and effect, as many as a node can

@@ -68,6 +68,8 @@ mod remedy;
 mod replay;
 #[path = "e2e/reports.rs"]
 mod reports;
+#[path = "e2e/requests.rs"]
+mod requests;
 #[path = "e2e/rivals.rs"]
 mod rivals;
 #[path = "e2e/scheduled.rs"]

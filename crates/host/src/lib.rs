@@ -11,6 +11,7 @@ pub mod cuda;
 pub mod dcgm;
 pub mod disk;
 pub mod gpu_probe;
+pub mod gpu_reset;
 pub mod identity;
 pub mod kernel_log;
 pub mod library;

@@ -1,7 +1,7 @@
 //! NVML, NVIDIA's library that tells about its GPUs: what is there, how it does, what happens.
 //!
-//! A call may hang or crash inside the vendor's code, so only [`crate::gpu_probe`] uses this, in a
-//! process of its own. What a GPU or its driver does not tell is `None`; what fails is named in
+//! A call may hang or crash inside the vendor's code, so only [`crate::gpu_probe`] and
+//! [`crate::gpu_reset`] use this, each in a process of its own. What a GPU or its driver does not tell is `None`; what fails is named in
 //! [`Readings::failed`]; a GPU that is gone is an [`UnreadableGpu`]. Old drivers lack functions, new
 //! ones return numbers without a name here: neither is an error.
 
@@ -138,6 +138,33 @@ impl Nvml {
     /// Returns the events of the GPUs of an inventory, and notes there which GPUs have none.
     pub fn events(&self, inventory: &mut Inventory) -> Result<Events, NvmlError> {
         Events::new(&self.functions, inventory)
+    }
+
+    /// Returns who holds a GPU open, as the driver knows, by their ids; empty where it does not say.
+    pub(crate) fn processes(&self, index: u32) -> Result<Vec<u32>, NvmlError> {
+        let device = self.functions.gpu(index)?;
+        self.functions.processes(device)
+    }
+
+    /// Returns the number of a GPU's file `/dev/nvidiaN`; `None` where the driver does not say.
+    pub(crate) fn minor(&self, index: u32) -> Option<u32> {
+        let device = self.functions.gpu(index).ok()?;
+        Asking::new(&self.functions, device).value(Functions::nvmlDeviceGetMinorNumber)
+    }
+
+    /// Returns whether a GPU stays initialised while nobody uses it; `None` where the driver does not say.
+    pub(crate) fn persistence(&self, index: u32) -> Option<bool> {
+        let device = self.functions.gpu(index).ok()?;
+        let mode =
+            Asking::new(&self.functions, device).value(Functions::nvmlDeviceGetPersistenceMode);
+        mode.map(|mode: u32| mode != 0)
+    }
+
+    /// Has a GPU stay initialised while nobody uses it, or not.
+    pub(crate) fn set_persistence(&self, index: u32, on: bool) -> Result<(), NvmlError> {
+        let device = self.functions.gpu(index)?;
+        self.functions
+            .nvmlDeviceSetPersistenceMode(device, on.into())
     }
 
     /// Returns how many GPUs the driver counts.

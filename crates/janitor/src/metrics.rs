@@ -2,10 +2,14 @@
 
 use std::time::Duration;
 
+use domain::handover::Phase;
 use domain::janitor::{Action, Key, News, Outcome};
+use domain::requests::RequestNews;
+use jiff::SignedDuration;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets, linear_buckets};
 use runtime::metrics::{Labels, LegacyCounter, Metrics};
 
 /// Buckets of the time that an action takes: 10 s, doubled up to 85 min.
@@ -78,5 +82,173 @@ impl JanitorMetrics {
             ("node", node.to_owned()),
         ];
         self.actions.get_or_create(&labels).inc();
+    }
+}
+
+/// Buckets of the time that a reset takes: 30 s, and 30 s more up to 5 min.
+const RESET_STEP: f64 = 30.0;
+const RESET_BUCKETS: u16 = 10;
+/// Buckets of the age of a hand-over: 10 s, four times as much each, up to two days.
+const AGE_BUCKETS: u16 = 8;
+
+/// Metrics of resets of GPUs and of hand-overs, by NVSentinel's names.
+#[derive(Clone)]
+pub(crate) struct RequestMetrics {
+    resets: Family<Labels<1, String>, Counter>,
+    completed: Family<Labels<2, String>, Counter>,
+    failures: Family<Labels<2, String>, Counter>,
+    duration: Family<Labels<2, String>, Histogram, fn() -> Histogram>,
+    active: Family<Labels<1, String>, Gauge>,
+    hand_overs: Family<Labels<2, String>, Counter>,
+    open: Family<Labels<3, String>, Gauge>,
+    age: Family<Labels<2, String>, Histogram, fn() -> Histogram>,
+}
+
+// === impl RequestMetrics ===
+
+impl RequestMetrics {
+    pub(crate) fn new(metrics: &Metrics) -> Self {
+        let duration: Family<Labels<2, String>, Histogram, fn() -> Histogram> =
+            Family::new_with_constructor(|| {
+                Histogram::new(linear_buckets(RESET_STEP, RESET_STEP, RESET_BUCKETS))
+            });
+        let age: Family<Labels<2, String>, Histogram, fn() -> Histogram> =
+            Family::new_with_constructor(|| {
+                Histogram::new(exponential_buckets(FIRST, 4.0, AGE_BUCKETS))
+            });
+        Self {
+            resets: metrics.family("gpu_reset_requests", "Resets of GPUs that were begun"),
+            completed: metrics.family(
+                "gpu_reset_requests_completed",
+                "Resets of GPUs that have ended, by how",
+            ),
+            failures: metrics.family(
+                "gpu_reset_failure_reasons",
+                "Resets of GPUs that have failed, by the reason of their condition Complete",
+            ),
+            duration: metrics.register(
+                "gpu_reset_duration_seconds",
+                "From the begin of a reset of GPUs to its end, in seconds",
+                duration,
+            ),
+            active: metrics.family(
+                "gpu_reset_active_requests",
+                "Resets of GPUs that are under way",
+            ),
+            hand_overs: metrics.family(
+                "nvsentinel_external_remediation",
+                "What has become of requests to hand nodes over",
+            ),
+            open: metrics.family(
+                "nvsentinel_external_remediation_open",
+                "Requests to hand nodes over that are open",
+            ),
+            age: metrics.register(
+                "nvsentinel_external_remediation_age_seconds",
+                "Age of requests to hand nodes over at their end, in seconds",
+                age,
+            ),
+        }
+    }
+
+    /// Counts what has happened.
+    pub(crate) fn happened(&self, news: &RequestNews) {
+        match news {
+            RequestNews::ResetBegun { node } => {
+                self.resets.get_or_create(&[("node", node.clone())]).inc();
+                self.active.get_or_create(&[("node", node.clone())]).set(1);
+            }
+            RequestNews::ResetEnded {
+                node,
+                failure,
+                took,
+                active,
+            } => {
+                let status = if failure.is_none() {
+                    "succeeded"
+                } else {
+                    "failed"
+                };
+                let labels = [("node", node.clone()), ("status", status.to_owned())];
+                self.completed.get_or_create(&labels).inc();
+                if let Some(took) = took.and_then(|took| Duration::try_from(took).ok()) {
+                    self.duration
+                        .get_or_create(&labels)
+                        .observe(took.as_secs_f64());
+                }
+                if let Some(reason) = failure {
+                    let labels = [("node", node.clone()), ("reason", reason.clone())];
+                    self.failures.get_or_create(&labels).inc();
+                }
+                let active = i64::try_from(*active).unwrap_or(i64::MAX);
+                self.active
+                    .get_or_create(&[("node", node.clone())])
+                    .set(active);
+            }
+            RequestNews::HandOver {
+                node,
+                action,
+                before,
+                after,
+                reason,
+                age,
+                ..
+            } => self.handed_over(node, action, (*before, *after), reason, *age),
+        }
+    }
+
+    fn handed_over(
+        &self,
+        node: &str,
+        action: &str,
+        (before, after): (Option<Phase>, Option<Phase>),
+        reason: &str,
+        age: Option<SignedDuration>,
+    ) {
+        let missing = reason == "NodeNotFound";
+        let count = |phase: &str, result: &str| {
+            let labels = [("phase", phase.to_owned()), ("result", result.to_owned())];
+            self.hand_overs.get_or_create(&labels).inc();
+        };
+        for (at, by) in [(before, -1), (after, 1)] {
+            if let Some(state) = at.and_then(state) {
+                let labels = [
+                    ("node", node.to_owned()),
+                    ("recommended_action", action.to_owned()),
+                    ("state", state.to_owned()),
+                ];
+                self.open.get_or_create(&labels).inc_by(by);
+            }
+        }
+        let result = match after {
+            Some(Phase::Created) => return count("created", "success"),
+            Some(Phase::Released) => return count("released", "success"),
+            Some(Phase::Parked) => return count("external_response", "false"),
+            Some(Phase::Closed) if missing => "node_not_found",
+            Some(Phase::Closed) => {
+                count("external_response", "true");
+                "completed"
+            }
+            None if before == Some(Phase::Closed) => return,
+            None => "deleted",
+        };
+        count("closed", result);
+        let labels = [
+            ("recommended_action", action.to_owned()),
+            ("result", result.to_owned()),
+        ];
+        if let Some(age) = age.and_then(|age| Duration::try_from(age).ok()) {
+            self.age.get_or_create(&labels).observe(age.as_secs_f64());
+        }
+    }
+}
+
+/// Returns the word for a request that is open.
+fn state(phase: Phase) -> Option<&'static str> {
+    match phase {
+        Phase::Created => Some("pending"),
+        Phase::Released => Some("released"),
+        Phase::Parked => Some("parked"),
+        Phase::Closed => None,
     }
 }

@@ -8,6 +8,7 @@ use domain::janitor::{
     Action, Answer, Board, Effect, GROUP, Input, Key, News, NodeSeen, ProviderPlace, Question,
     Resource, VERSION, Written,
 };
+use domain::requests::RequestBoard;
 use jiff::Timestamp;
 use runtime::logging::{Seldom, chain};
 use runtime::metrics::Metrics;
@@ -19,6 +20,7 @@ use tokio_util::sync::CancellationToken;
 use crate::metrics::JanitorMetrics;
 use crate::provider::Signal;
 use crate::providers::Providers;
+use crate::requests::Requests;
 
 /// News of resources that wait for the loop; when it is slower, the API server waits.
 const QUEUE: usize = 256;
@@ -31,8 +33,10 @@ const LONGEST_SLEEP: Duration = Duration::from_secs(60);
 pub struct JanitorParts {
     /// The cluster, for who leads.
     pub cluster: Arc<Cluster>,
-    /// What decides.
+    /// What decides about reboots and terminations.
     pub board: Board,
+    /// What decides about resets of GPUs and hand-overs.
+    pub requests: RequestBoard,
     /// The providers of its configuration.
     pub providers: Providers,
     /// The clock.
@@ -42,6 +46,7 @@ pub struct JanitorParts {
 /// Carries out what custom resources ask for.
 pub struct Janitor {
     parts: JanitorParts,
+    requests: Requests,
     metrics: JanitorMetrics,
     nodes: OneNodeWatches,
     news_of_nodes: mpsc::Receiver<OneNodeEvent>,
@@ -59,13 +64,22 @@ impl Janitor {
     /// Returns a janitor that has not begun.
     pub fn new(parts: JanitorParts, metrics: &Metrics) -> Self {
         let (nodes, news_of_nodes) = OneNodeWatches::new(&parts.cluster);
+        let cancel = CancellationToken::new();
+        let requests = Requests::new(
+            parts.requests.clone(),
+            Arc::clone(&parts.cluster),
+            parts.clock,
+            metrics,
+            cancel.clone(),
+        );
         Self {
+            requests,
             metrics: JanitorMetrics::new(metrics),
             nodes,
             news_of_nodes,
             under_way: JoinSet::new(),
             malformed: Seldom::default(),
-            cancel: CancellationToken::new(),
+            cancel,
             parts,
         }
     }
@@ -83,10 +97,12 @@ impl Janitor {
                 cancel.run_until_cancelled(watch).await;
             });
         }
+        self.requests.begin();
         loop {
             let sleep = self.sleep();
             tokio::select! {
                 () = cancel.cancelled() => break,
+                input = self.requests.next() => self.take_request(input),
                 Some(event) = resources.recv() => self.resource_event(event),
                 Some(event) = self.news_of_nodes.recv() => self.node_event(event),
                 Some(done) = self.under_way.join_next() => self.done(done),
@@ -94,6 +110,7 @@ impl Janitor {
             }
         }
         self.cancel.cancel();
+        self.requests.end().await;
         // Whoever ends in between leaves what was sent to be asked for.
         while let Some(done) = self.under_way.join_next().await {
             let Ok(Some(input)) = done else { continue };
@@ -121,7 +138,11 @@ impl Janitor {
             Watched::Restarted => Input::ListBegun(action),
             Watched::Listed => Input::Listed(action),
             Watched::Applied(object) => match Resource::read(action, &object) {
-                Ok(resource) => Input::Seen(Box::new(resource)),
+                Ok(resource) => {
+                    // Before it is decided about.
+                    self.tell_board(&resource.node);
+                    Input::Seen(Box::new(resource))
+                }
                 Err(error) => {
                     if let Some(not_logged_before) = self.malformed.now() {
                         let kind = action.kind();
@@ -155,6 +176,33 @@ impl Janitor {
 
     fn take(&mut self, input: Input) {
         for effect in self.parts.board.take(input, (self.parts.clock)()) {
+            self.carry_out(effect);
+        }
+        self.share_nodes();
+    }
+
+    fn take_request(&mut self, input: domain::requests::Input) {
+        self.share_nodes();
+        self.requests.take(input);
+        self.share_nodes();
+    }
+
+    /// Tells each board on which nodes the other is at work: there it begins nothing.
+    fn share_nodes(&mut self) {
+        for node in self.requests.nodes() {
+            let held = self.parts.board.holds(&node);
+            self.requests
+                .take(domain::requests::Input::Held(node, held));
+        }
+        let nodes: Vec<String> = self.parts.board.nodes().map(str::to_owned).collect();
+        for node in nodes {
+            self.tell_board(&node);
+        }
+    }
+
+    fn tell_board(&mut self, node: &str) {
+        let held = Input::Held(node.to_owned(), self.requests.holds(node));
+        for effect in self.parts.board.take(held, (self.parts.clock)()) {
             self.carry_out(effect);
         }
     }

@@ -5,7 +5,10 @@ use std::slice;
 
 use nvml_wrapper_sys::bindings as sys;
 
-use super::{Device, Handle, array, of_device, of_gpu, tell, versioned, write, write_text};
+use super::{
+    Device, Handle, array, current, directory, of_device, of_gpu, tell, versioned, write,
+    write_text,
+};
 use crate::code;
 use crate::scenario::{FakeLink, MAX_PARTITIONS};
 
@@ -42,6 +45,8 @@ numbers! {
     nvmlDeviceGetCurrentClocksEventReasons: c_ulonglong = |gpu| gpu.clock_reasons;
     nvmlDeviceGetCurrentClocksThrottleReasons: c_ulonglong = |gpu| gpu.clock_reasons;
     nvmlDeviceGetRetiredPagesPendingStatus: c_uint = |gpu| gpu.retired_pages_pending.into();
+    nvmlDeviceGetMinorNumber: c_uint = |gpu| gpu.minor.unwrap_or(gpu.index);
+    nvmlDeviceGetPersistenceMode: c_uint = |gpu| gpu.persistence.into();
     nvmlDeviceGetUtilizationRates: sys::nvmlUtilization_t = |gpu| sys::nvmlUtilization_t {
         gpu: gpu.utilization_percent,
         memory: 0,
@@ -52,6 +57,49 @@ texts! {
     nvmlDeviceGetName = |gpu| gpu.product;
     nvmlDeviceGetSerial = |gpu| gpu.serial();
     nvmlDeviceGetBoardPartNumber = |gpu| gpu.board_part_number;
+}
+
+/// It is written into the scenario, as the driver would remember it.
+#[unsafe(no_mangle)]
+extern "C" fn nvmlDeviceSetPersistenceMode(device: Handle, mode: c_uint) -> u32 {
+    of_gpu("nvmlDeviceSetPersistenceMode", device, |gpu| {
+        let mut scenario = current().as_ref().clone();
+        scenario.gpu_mut(gpu.index).persistence = mode != 0;
+        match crate::write(directory(), &scenario) {
+            Ok(()) => code::SUCCESS,
+            Err(_) => code::UNKNOWN,
+        }
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn nvmlDeviceGetComputeRunningProcesses_v3(
+    device: Handle,
+    count: *mut c_uint,
+    processes: *mut sys::nvmlProcessInfo_t,
+) -> u32 {
+    of_gpu("nvmlDeviceGetComputeRunningProcesses_v3", device, |gpu| {
+        if count.is_null() {
+            return code::INVALID_ARGUMENT;
+        }
+        let told = u32::try_from(gpu.processes.len()).unwrap_or(u32::MAX);
+        // SAFETY: The caller passes a pointer to the number of processes that it has room for.
+        let room = unsafe { count.replace(told) };
+        if processes.is_null() || room < told {
+            return code::INSUFFICIENT_SIZE;
+        }
+        for (at, pid) in gpu.processes.iter().enumerate() {
+            let process = sys::nvmlProcessInfo_t {
+                pid: *pid,
+                usedGpuMemory: 1 << 30,
+                gpuInstanceId: u32::MAX,
+                computeInstanceId: u32::MAX,
+            };
+            // SAFETY: There is room for all of them, as was looked at.
+            unsafe { processes.add(at).write(process) };
+        }
+        code::SUCCESS
+    })
 }
 
 #[unsafe(no_mangle)]

@@ -13,6 +13,7 @@ use crate::assess::{Desired, DrainStage};
 use crate::device::{DeviceTaint, TaintEffect};
 use crate::drain::partial::Gpus;
 use crate::drain::{Drain, DrainMode, Next, PodView, wake_at};
+use crate::handover::{HANDED_OVER, is_handed_over};
 use crate::journal::EntryKind;
 use crate::ownership::{DrainMark, Ownership};
 use crate::session::{Failure, Note, Observed, retry_after};
@@ -297,6 +298,9 @@ impl Fleet {
         if mark.is_some_and(|mark| mark.done.is_some()) && desired.drains().is_some() {
             return Some(DrainStage::Drained);
         }
+        if self.is_handed_over(name) {
+            return mark.map(|_| DrainStage::Draining);
+        }
         let (drain, gpus) = self.wanted_drain(name, own, desired)?;
         if let Some(custom) = self.custom_of(name) {
             let done = self.custom_is_done(name, own, &custom);
@@ -325,6 +329,13 @@ impl Fleet {
         } else {
             begun
         }
+    }
+
+    /// Returns whether a node is in the hands of an external system.
+    fn is_handed_over(&self, name: &str) -> bool {
+        let entry = self.nodes.get(name);
+        let view = entry.and_then(|entry| entry.view.as_ref());
+        view.is_some_and(|view| is_handed_over(&view.labels))
     }
 
     fn drain_mut(&mut self, name: &str) -> &mut DrainState {
@@ -417,8 +428,13 @@ impl Fleet {
         }
         let gpus = self.gpus(name, &uuids);
         let veto = self.veto(name).cloned();
+        let handed_over = is_handed_over(&observed.view.labels);
         let state = self.drain_mut(name);
         state.wanted = true;
+        if handed_over {
+            state.awaits = Some(HANDED_OVER.to_owned());
+            return;
+        }
         if let Some(custom) = self.custom_of(name) {
             return self.look_at_custom(observed, own, desired, &custom, drain);
         }

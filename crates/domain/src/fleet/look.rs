@@ -11,8 +11,9 @@ use super::{Effect, Fleet, Level, Mode, Owns, Planned, RuleSetOutcome};
 use crate::assess::{Desired, FaultRuling};
 use crate::brake::Hold;
 use crate::fault::Fault;
+use crate::handover::is_handed_over;
 use crate::journal::EntryKind;
-use crate::node::{NodeChange, NodeView};
+use crate::node::{NodeChange, NodeView, Taint};
 use crate::ownership::Ownership;
 use crate::policy::Policy;
 use crate::session::{self, Intent, Marks, Note, Observed, Patch, Phase, step};
@@ -120,6 +121,9 @@ impl Fleet {
         let mut desired = self.desired(name);
         if self.look_at_validation(name, &observed, &desired) {
             return; // Looked at again when it is stored.
+        }
+        if let Some(own) = own.filter(|_| is_handed_over(&observed.view.labels)) {
+            leave_as_it_is(&mut desired, own);
         }
         if let Some((stage, gpus)) = self.drain_stage(name, own, &desired) {
             (desired.drain, desired.drain_gpus) = (Some(stage), gpus);
@@ -363,6 +367,14 @@ impl Fleet {
         }
         self.showing.news = true;
     }
+}
+
+/// Takes out of what is wanted of a node in the hands of an external system what its session has not done
+/// already.
+fn leave_as_it_is(desired: &mut Desired, own: &Ownership) {
+    desired.cordon &= own.cordoned;
+    let has = |taint: &Taint| own.taints.iter().any(|one| one.taint == *taint);
+    desired.taints.retain(has);
 }
 
 /// Returns what the rules said, for people. The gravest faults come first; a node with more than a

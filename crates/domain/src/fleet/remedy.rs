@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 
 use super::{Effect, Fleet, Mode};
 use crate::assess::{CountedEvent, Desired};
+use crate::handover::{HANDED_OVER, is_handed_over};
 use crate::journal::EntryKind;
 use crate::node::NodeView;
 use crate::ownership::Ownership;
@@ -566,9 +567,7 @@ fn waits(view: &NodeView, own: &Ownership, desired: &Desired) -> Option<&'static
     if !drained && desired.drains().is_some() {
         return Some("its pods to leave");
     }
-    let handed_over = view.labels.get(keys::HANDED_OVER_LABEL);
-    (handed_over.is_some_and(|value| value == "false"))
-        .then_some("the external system to which the node is handed over")
+    is_handed_over(&view.labels).then_some(HANDED_OVER)
 }
 
 /// Adds to the object of an attempt what it says for whom it was made. It goes with the node.

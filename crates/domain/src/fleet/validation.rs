@@ -3,7 +3,7 @@
 //! The fault that keeps a node out is opened by an event of ours before the node is given back. Its Job is
 //! made by the repair of nodes; once that has succeeded the fault is closed by another event.
 
-use contract::{HealthEvent, keys};
+use contract::HealthEvent;
 use jiff::Timestamp;
 
 use super::entry::Awaits;
@@ -11,6 +11,7 @@ use super::{Effect, Fleet, Mode, Purpose};
 use crate::assess::Desired;
 use crate::event::normalise;
 use crate::fault::Fault;
+use crate::handover::is_handed_over;
 use crate::node::NodeView;
 use crate::ownership::{Ownership, ReleaseRequest};
 use crate::remedy::validation::{FAILED, Validation, ValidationConfig};
@@ -124,7 +125,8 @@ impl Fleet {
         desired: &Desired,
     ) -> Option<(Validation, &'static str)> {
         let config = self.validates()?;
-        if desired.wanted() || ReleaseRequest::read(view).is_some() || handed_over(view) {
+        if desired.wanted() || ReleaseRequest::read(view).is_some() || is_handed_over(&view.labels)
+        {
             return None;
         }
         let Some(own) = own else {
@@ -172,11 +174,6 @@ fn last_validation<'a>(own: &'a Ownership, pending: &Fault, action: &str) -> Opt
     let attempts = own.mark.remediation.as_ref()?.validations().iter();
     let mut ours = attempts.filter(|one| one.action == action && one.since >= pending.first_seen);
     ours.next_back()
-}
-
-fn handed_over(view: &NodeView) -> bool {
-    let label = view.labels.get(keys::HANDED_OVER_LABEL);
-    label.is_some_and(|value| value == "false")
 }
 
 #[cfg(test)]

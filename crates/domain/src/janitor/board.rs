@@ -10,7 +10,7 @@ use super::failure::Class;
 use super::resource::Resource;
 use super::signal::{ASK_AGAIN, Answer, Found, Memory, Node, NodeSeen, Question, Situation, Step};
 use super::status::{ATTEMPT_COMPLETE, Condition, SIGNAL_SENT};
-use super::turn::turn;
+use super::turn::{Turn, turn};
 use super::{Action, expiry};
 
 /// Wait before a write is tried again that the API server has not made, or a deletion.
@@ -40,6 +40,8 @@ pub enum Input {
     Gone(Key),
     /// A node is as it says; `None`: there is none of this name.
     Node(String, Option<NodeSeen>),
+    /// Something else is at work on a node, such as a `GPUReset`; `None`: not any more.
+    Held(String, Option<String>),
     /// The answer to [`Effect::Write`].
     Written(Key, Written),
     /// The answer to [`Effect::Ask`], with the operation that was asked about.
@@ -158,6 +160,8 @@ pub struct Board {
     /// Nodes that are told of.
     nodes: BTreeMap<String, Node>,
     by_node: BTreeMap<String, BTreeSet<Key>>,
+    /// The nodes on which something else is at work, and what.
+    held: BTreeMap<String, String>,
     /// The actions whose resources were all seen.
     listed: BTreeSet<Action>,
     /// Names that were seen since a list began.
@@ -205,6 +209,7 @@ impl Board {
             entries: BTreeMap::new(),
             nodes: BTreeMap::new(),
             by_node: BTreeMap::new(),
+            held: BTreeMap::new(),
             listed: BTreeSet::new(),
             listing: BTreeMap::new(),
             wakes: BTreeSet::new(),
@@ -243,6 +248,15 @@ impl Board {
                     self.look_at_node(&name, now, &mut effects);
                 }
             }
+            Input::Held(node, what) => {
+                let before = match what.clone() {
+                    Some(what) => self.held.insert(node.clone(), what),
+                    None => self.held.remove(&node),
+                };
+                if before != what {
+                    self.look_at_node(&node, now, &mut effects);
+                }
+            }
             Input::Written(key, written) => self.written(&key, written, now, &mut effects),
             Input::Answered(key, operation, answer) => {
                 let entry = self.entries.get(&key);
@@ -268,6 +282,25 @@ impl Board {
             Input::Time => self.time(now, &mut effects),
         }
         effects
+    }
+
+    /// Returns the nodes that resources are about which have not ended.
+    pub fn nodes(&self) -> impl Iterator<Item = &str> {
+        self.nodes.keys().map(String::as_str)
+    }
+
+    /// Returns which resource is at work on a node.
+    pub fn holds(&self, node: &str) -> Option<String> {
+        let keys = self.by_node.get(node)?.iter();
+        let mut works = keys.filter(|key| {
+            self.entries.get(key).is_some_and(|entry| {
+                let begun = entry.resource.status.start.is_some() || entry.writing.is_some();
+                begun && !entry.resource.is_over() && self.config.rules(key.action).is_some()
+            })
+        });
+        works
+            .next()
+            .map(|key| format!("{} {}", key.action.kind(), key.name))
     }
 
     fn listed(&mut self, action: Action, now: Timestamp, effects: &mut Vec<Effect>) {
@@ -527,10 +560,18 @@ impl Board {
         let keys = self.by_node.get(&resource.node).into_iter().flatten();
         let of_node = keys.filter_map(|key| self.entries.get(key));
         let enabled = of_node.filter(|one| self.config.rules(one.resource.action).is_some());
+        let begun = resource.status.start.is_some();
+        let turn = match self.held.get(&resource.node).filter(|_| !begun) {
+            Some(before) => Turn::Behind {
+                before: before.clone(),
+                same: false,
+            },
+            None => turn(resource, enabled.map(|one| &one.resource)),
+        };
         let situation = Situation {
             resource,
             node: self.nodes.get(&resource.node).unwrap_or(&Node::Unseen),
-            turn: turn(resource, enabled.map(|one| &one.resource)),
+            turn,
             rules,
             memory: &entry.memory,
             process: &self.process,

@@ -9,6 +9,7 @@ use serde_json::Value;
 
 use super::Action;
 use super::generic::GenericConfig;
+use crate::gpu_reset::ResetSettings;
 use crate::selector::LabelSelector;
 
 /// Largest configuration, in bytes: what a `ConfigMap` can hold.
@@ -17,6 +18,8 @@ pub const MAX_CONFIG_BYTES: usize = 1024 * 1024;
 const TIMEOUT: SignedDuration = SignedDuration::from_mins(30);
 /// Longest time that can be configured.
 const MAX_TIMEOUT: SignedDuration = SignedDuration::from_hours(24);
+/// The name of the one manager of services that is known.
+const GPU_OPERATOR: &str = "gpu-operator";
 /// The token of a pod's own account, where no other is named.
 const TOKEN: &str = "/var/run/secrets/kubernetes.io/serviceaccount/token";
 
@@ -25,6 +28,8 @@ const TOKEN: &str = "/var/run/secrets/kubernetes.io/serviceaccount/token";
 pub struct JanitorConfig {
     rules: BTreeMap<Action, Rules>,
     exclusions: Vec<LabelSelector>,
+    /// How GPUs are reset; `None`: their requests are left alone. Its namespace is the product's to say.
+    pub resets: Option<ResetSettings>,
     /// How the built-in provider reboots; only where no other is named.
     pub generic: GenericConfig,
 }
@@ -68,9 +73,7 @@ struct File {
     global: Global,
     reboot_node_controller: Controller,
     terminate_node_controller: Controller,
-    /// Not looked at: nothing resets GPUs here.
-    #[serde(rename = "gpuResetController")]
-    _gpu_reset_controller: Value,
+    gpu_reset_controller: ResetController,
     /// Our own.
     generic: GenericConfig,
 }
@@ -120,6 +123,53 @@ struct Controller {
     csp_provider_host: String,
 }
 
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+struct ResetController {
+    /// Where it is not said: where there is an image.
+    enabled: Option<bool>,
+    timeout: Option<String>,
+    /// Not looked at: nobody but the janitor sends this signal.
+    #[serde(rename = "manualMode")]
+    _manual_mode: Value,
+    /// Not looked at: the Job is made here.
+    #[serde(rename = "cspProviderHost")]
+    _csp_provider_host: Value,
+    service_manager: ServiceManager,
+    reset_job: ResetJob,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct ServiceManager {
+    name: String,
+    /// Not looked at: which services those of the GPU operator are is known.
+    #[serde(rename = "spec")]
+    _spec: Value,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+struct ResetJob {
+    image_config: ImageConfig,
+    resources: Value,
+    runtime_class_name: String,
+    write_sys_log_event: Option<bool>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+struct ImageConfig {
+    image: String,
+    image_pull_secrets: Vec<Named>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Named {
+    name: String,
+}
+
 // === impl JanitorConfig ===
 
 impl JanitorConfig {
@@ -160,6 +210,7 @@ impl JanitorConfig {
             })
             .collect();
         let longest = rules.values().map(|rules| rules.timeout).max();
+        let resets = file.gpu_reset_controller.settings(global, &mut wrong);
         if let Err(why) = file.generic.check(longest.unwrap_or_default()) {
             wrong.push(format!("generic.{why}"));
         }
@@ -167,6 +218,7 @@ impl JanitorConfig {
             Ok(Self {
                 rules,
                 exclusions,
+                resets,
                 generic: file.generic,
             })
         } else {
@@ -184,9 +236,58 @@ impl JanitorConfig {
         self.rules.keys().copied()
     }
 
+    /// Returns the nodes that are left alone, by their labels.
+    pub fn exclusions(&self) -> &[LabelSelector] {
+        &self.exclusions
+    }
+
     /// Returns whether a node with these labels is left alone.
     pub fn excludes(&self, labels: &BTreeMap<String, String>) -> bool {
         self.exclusions.iter().any(|one| one.matches(labels))
+    }
+}
+
+// === impl ResetController ===
+
+impl ResetController {
+    fn settings(&self, global: &Global, wrong: &mut Vec<String>) -> Option<ResetSettings> {
+        const KEY: &str = "gpuResetController";
+        let job = &self.reset_job;
+        if !self.enabled.unwrap_or(!job.image_config.image.is_empty()) {
+            return None;
+        }
+        if job.image_config.image.is_empty() {
+            wrong.push(format!(
+                "{KEY}.resetJob.imageConfig.image is missing: the image of the Job"
+            ));
+        }
+        let services = match self.service_manager.name.as_str() {
+            "" => false,
+            GPU_OPERATOR => true,
+            other => {
+                wrong.push(format!(
+                    "{KEY}.serviceManager.name is {other:?}; {GPU_OPERATOR} belongs here, or nothing"
+                ));
+                false
+            }
+        };
+        let timeout = match (&self.timeout, &global.timeout) {
+            (Some(own), _) => read_timeout(own, KEY, wrong),
+            (None, Some(all)) => read_timeout(all, "global", wrong),
+            (None, None) => TIMEOUT,
+        };
+        let secrets = job.image_config.image_pull_secrets.iter();
+        Some(ResetSettings {
+            services,
+            timeout,
+            namespace: String::new(),
+            image: job.image_config.image.clone(),
+            pull_secrets: secrets.map(|one| one.name.clone()).collect(),
+            runtime_class: (!job.runtime_class_name.is_empty())
+                .then(|| job.runtime_class_name.clone()),
+            resources: job.resources.clone(),
+            write_log: job.write_sys_log_event.unwrap_or(true),
+        })
     }
 }
 

@@ -16,10 +16,10 @@ use std::{mem, ptr};
 
 use nvml_wrapper_sys::bindings as sys;
 use nvml_wrapper_sys::bindings::{
-    nvmlDevice_t, nvmlEccSramErrorStatus_v1_t, nvmlEventData_t, nvmlEventSet_t, nvmlFieldValue_t,
-    nvmlGpuFabricInfo_t, nvmlGpuFabricInfo_v3_t, nvmlMarginTemperature_v1_t, nvmlMemory_t,
-    nvmlPciInfo_t, nvmlPlatformInfo_v2_t, nvmlReturn_t, nvmlTemperature_v1_t, nvmlUtilization_t,
-    nvmlViolationTime_t,
+    nvmlDevice_t, nvmlEccSramErrorStatus_v1_t, nvmlEnableState_t, nvmlEventData_t, nvmlEventSet_t,
+    nvmlFieldValue_t, nvmlGpuFabricInfo_t, nvmlGpuFabricInfo_v3_t, nvmlMarginTemperature_v1_t,
+    nvmlMemory_t, nvmlPciInfo_t, nvmlPlatformInfo_v2_t, nvmlProcessInfo_t, nvmlReturn_t,
+    nvmlTemperature_v1_t, nvmlUtilization_t, nvmlViolationTime_t,
 };
 
 use super::error::{FUNCTION_NOT_FOUND, NvmlError};
@@ -29,6 +29,9 @@ use crate::library::{Library, Listener, OpenError, Places};
 const NAMES: &[&str] = &["libnvidia-ml.so.1"];
 /// Bytes of a text that is read: as many as the longest of NVML has, and its zero.
 pub(super) const TEXT_BYTES: usize = 96;
+
+/// Most processes of one kind on a device that are asked for; a GPU rarely has more than a dozen.
+const MAX_PROCESSES: usize = 256;
 
 /// A text that NVML writes, closed by a zero.
 pub(super) type Text = [c_char; TEXT_BYTES];
@@ -276,8 +279,13 @@ functions! {
         nvmlDeviceGetGpuInstanceId(id: &mut c_uint);
         nvmlDeviceGetComputeInstanceId(id: &mut c_uint);
         nvmlDeviceGetSupportedEventTypes(kinds: &mut c_ulonglong);
+        nvmlDeviceGetMinorNumber(minor: &mut c_uint);
+        nvmlDeviceGetPersistenceMode(mode: &mut nvmlEnableState_t);
+        nvmlDeviceSetPersistenceMode(mode: nvmlEnableState_t);
     }
     raw {
+        nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t, *mut c_uint, *mut nvmlProcessInfo_t);
+        nvmlDeviceGetGraphicsRunningProcesses_v3(nvmlDevice_t, *mut c_uint, *mut nvmlProcessInfo_t);
         nvmlDeviceGetHandleByIndex_v2(c_uint, *mut nvmlDevice_t);
         nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t, c_uint, *mut nvmlDevice_t);
         nvmlDeviceGetFieldValues(nvmlDevice_t, c_int, *mut nvmlFieldValue_t);
@@ -327,6 +335,49 @@ impl Functions {
             handle,
             gpu: of.gpu,
         })
+    }
+
+    /// Returns the processes that work on a device, by their ids.
+    pub(super) fn processes(&self, device: Device) -> Result<Vec<u32>, NvmlError> {
+        let questions = [
+            (
+                "nvmlDeviceGetComputeRunningProcesses_v3",
+                self.nvmlDeviceGetComputeRunningProcesses_v3,
+            ),
+            (
+                "nvmlDeviceGetGraphicsRunningProcesses_v3",
+                self.nvmlDeviceGetGraphicsRunningProcesses_v3,
+            ),
+        ];
+        let mut found = Vec::new();
+        for (call, function) in questions {
+            (self.listener)(call, Some(device.gpu));
+            let nothing = nvmlProcessInfo_t {
+                pid: 0,
+                usedGpuMemory: 0,
+                gpuInstanceId: 0,
+                computeInstanceId: 0,
+            };
+            let mut processes = vec![nothing; MAX_PROCESSES];
+            let mut count = c_uint::try_from(MAX_PROCESSES).unwrap_or(0);
+            // SAFETY: As above; there is room for as many processes as it is told.
+            let code = function.map_or(FUNCTION_NOT_FOUND, |function| unsafe {
+                function(device.handle, &raw mut count, processes.as_mut_ptr())
+            });
+            match NvmlError::check(call, code) {
+                Ok(()) => {}
+                // More than there is room for: those that were written are enough to be named.
+                Err(error) if error.is_too_small() => {}
+                Err(error) if error.is_not_told() => continue,
+                Err(error) => return Err(error),
+            }
+            let told = usize::try_from(count).unwrap_or(usize::MAX);
+            found.extend(processes.iter().take(told).map(|one| one.pid));
+        }
+        found.retain(|pid| *pid != 0);
+        found.sort_unstable();
+        found.dedup();
+        Ok(found)
     }
 
     /// Asks for field values; each answers with a code of its own.

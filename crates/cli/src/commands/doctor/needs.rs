@@ -7,6 +7,7 @@ use contract::keys;
 use controller::policy::PolicySource;
 use domain::janitor::{self, Action, JanitorConfig, ProviderPlace};
 use domain::remedy::ResourceKind;
+use domain::requests::RequestKind;
 use domain::shell;
 
 use super::Installation;
@@ -121,6 +122,7 @@ pub(super) fn of(installation: &Installation) -> Vec<Need> {
     }
     if let Some(janitor) = &act.janitor {
         needs.extend(of_janitor(&janitor.config, &act.namespace));
+        needs.extend(of_requests(&janitor.config, &act.namespace));
     }
     let ingest = installation.ingest.as_ref();
     if ingest.is_some_and(|ingest| matches!(ingest.transport, Transport::Tls { .. })) {
@@ -236,6 +238,57 @@ fn of_janitor(config: &JanitorConfig, namespace: &str) -> Vec<Need> {
             verbs: &["get"],
             why: "without it the boot of a node is not known, and it is not rebooted",
             ..Need::default()
+        });
+    }
+    needs
+}
+
+/// Returns the needs of resets of GPUs and of hand-overs of nodes.
+fn of_requests(config: &JanitorConfig, namespace: &str) -> Vec<Need> {
+    let need = |name, group, resource, verbs, why| Need {
+        name: Cow::Borrowed(name),
+        group: Cow::Borrowed(group),
+        resource: Cow::Borrowed(resource),
+        verbs,
+        why,
+        ..Need::default()
+    };
+    let nodes = "without it no node is handed over, and no service stopped for a reset";
+    let mut needs = vec![need(
+        "requests-nodes",
+        "",
+        "nodes",
+        &["list", "watch", "patch"],
+        nodes,
+    )];
+    for kind in RequestKind::ALL {
+        let (group, _, plural) = kind.resource();
+        let (name, status) = match kind {
+            RequestKind::Reset if config.resets.is_none() => continue,
+            RequestKind::Reset => ("gpu-resets", "gpuresets/status"),
+            RequestKind::HandOver => ("hand-overs", "externalremediationrequests/status"),
+        };
+        let why = "without it nobody does what these resources ask for";
+        needs.push(need(name, group, plural, &["list", "watch", "patch"], why));
+        let name = if kind == RequestKind::Reset {
+            "gpu-resets-status"
+        } else {
+            "hand-overs-status"
+        };
+        needs.push(need(name, group, status, &["patch"], why));
+    }
+    if config.resets.is_some() {
+        let why = "without it no GPU is reset";
+        needs.push(need("gpu-resets-pods", "", "pods", &["list", "watch"], why));
+        needs.push(Need {
+            namespace: Some(namespace.to_owned()),
+            ..need(
+                "gpu-resets-jobs",
+                "batch",
+                "jobs",
+                &["list", "watch", "create", "delete"],
+                why,
+            )
         });
     }
     needs

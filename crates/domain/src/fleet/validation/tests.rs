@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-use contract::RecommendedAction;
+use contract::{RecommendedAction, keys};
 use jiff::SignedDuration;
 use serde_json::{Value, json};
 

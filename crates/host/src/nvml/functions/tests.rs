@@ -45,6 +45,10 @@ const TYPES: &[(&str, &str)] = &[
     ("*mut nvmlEventSet_t", "nvmlEventSet_t *"),
     ("*mut nvmlEventData_t", "nvmlEventData_t *"),
     ("nvmlReturn_t", "nvmlReturn_t"),
+    ("nvmlEnableState_t", "nvmlEnableState_t"),
+    ("&mut nvmlEnableState_t", "nvmlEnableState_t *"),
+    ("*mut c_uint", "unsigned int *"),
+    ("*mut nvmlProcessInfo_t", "nvmlProcessInfo_t *"),
 ];
 
 #[test]
@@ -87,6 +91,9 @@ fn the_structures_are_those_of_the_header() {
         layout!(nvmlPciInfo_t, "nvmlPciInfo_t" { busId; }),
         layout!(nvmlPlatformInfo_v2_t, "nvmlPlatformInfo_v2_t" { version, chassisSerialNumber; }),
         layout!(nvmlMemory_t, "nvmlMemory_t" { total, used; }),
+        layout!(nvmlProcessInfo_t, "nvmlProcessInfo_t" {
+            pid, usedGpuMemory, gpuInstanceId, computeInstanceId;
+        }),
         layout!(nvmlTemperature_v1_t, "nvmlTemperature_v1_t" { version, sensorType, temperature; }),
         layout!(nvmlMarginTemperature_v1_t, "nvmlMarginTemperature_v1_t" {
             version, marginTemperature;
@@ -256,7 +263,11 @@ fn each_driver_has_the_functions_of_its_time() {
         "nvmlDeviceGetCurrentClocksEventReasons",
         "nvmlDeviceGetSramEccErrorStatus",
     ];
-    let of_525 = ["nvmlDeviceGetGpuFabricInfo"];
+    let of_525 = [
+        "nvmlDeviceGetGpuFabricInfo",
+        "nvmlDeviceGetComputeRunningProcesses_v3",
+        "nvmlDeviceGetGraphicsRunningProcesses_v3",
+    ];
     let mut opened = 0;
     for (driver, lacks) in [
         ("550.163.01", vec![&of_later[..]]),

@@ -1,0 +1,67 @@
+//! `gpuwarden gpu-reset`: the program of the Job that resets GPUs.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use host::gpu_reset::{GpuReset, ResetSettings, line, reset, tell};
+use host::library::Places;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::args::GpuResetArgs;
+use crate::output::{self, say};
+use crate::{EXIT_OK, EXIT_UNHEALTHY};
+
+/// Where the GPU operator mounts a driver that runs in a container.
+const DRIVER_ROOT: &str = "/run/nvidia/driver";
+/// The sockets of the system log.
+const SYSTEM_LOGS: [&str; 2] = ["/run/systemd/journal/dev-log", "/dev/log"];
+/// Time that the driver's tool has: less than the Job, which is to say yet how it went.
+const TOOL_TIME: Duration = Duration::from_secs(240);
+/// The variable that names the GPUs.
+const GPUS: &str = "NVIDIA_GPU_RESETS";
+
+pub(super) async fn execute(args: GpuResetArgs) -> anyhow::Result<u8> {
+    // Nobody is to reset all GPUs of a machine by leaving a word out.
+    let all = args.all || std::env::var_os(GPUS).is_some_and(|list| list.is_empty());
+    if args.gpus.is_empty() && !all {
+        anyhow::bail!("name the GPUs with --gpu, or ask for --all of them");
+    }
+    let settings = ResetSettings {
+        targets: args.gpus,
+        places: Places {
+            path: args.nvml,
+            driver_root: Some(args.driver_root.unwrap_or_else(|| DRIVER_ROOT.into())),
+        },
+        tool: args.nvidia_smi,
+        tool_time: TOOL_TIME,
+        devices: PathBuf::from("/dev"),
+        processes: PathBuf::from("/proc"),
+    };
+    // What is switched off for the reset is switched on again before this ends.
+    let _ends = signal(SignalKind::terminate())?;
+    let results = tokio::task::spawn_blocking(move || reset(&settings)).await??;
+    let kernel = args.system_log.is_none();
+    let sockets = match args.system_log {
+        Some(socket) => vec![socket],
+        None => SYSTEM_LOGS.map(|path| Path::new(path).to_owned()).to_vec(),
+    };
+    for result in &results {
+        show(result)?;
+        if args.write_log.unwrap_or(true) {
+            for error in tell(result, &sockets, kernel) {
+                output::warning(&output::error_text(&error.into()));
+            }
+        }
+    }
+    let well = !results.is_empty() && results.iter().all(|one| one.failure.is_none());
+    Ok(if well { EXIT_OK } else { EXIT_UNHEALTHY })
+}
+
+fn show(result: &GpuReset) -> anyhow::Result<()> {
+    let line = line(result);
+    match &result.failure {
+        None => say!("{line}")?,
+        Some(why) => say!("{line}: {}", output::plain(why))?,
+    }
+    Ok(())
+}

@@ -1,0 +1,147 @@
+//! Single nodes told of, with the pods of services on them that hold GPUs open, for resets of GPUs.
+
+use std::collections::BTreeMap;
+
+use domain::gpu_reset::{SERVICES, ServicePod};
+use domain::node::NodeView;
+use serde_json::Value;
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use crate::connect::{Cluster, ConnectError};
+use crate::connections::Connections;
+use crate::kind::Kind;
+use crate::watch::Signal;
+
+/// News that wait for their consumer; when it is slower, the API server waits.
+const QUEUE: usize = 256;
+
+/// News of a node.
+#[derive(Clone, Debug)]
+pub enum ServiceEvent {
+    /// The node is this; `None`: there is none of its name.
+    Node(String, Option<Box<NodeView>>),
+    /// These are the pods of services on it.
+    Pods(String, Vec<ServicePod>),
+}
+
+/// Tells of single nodes and of the pods of services on them, each by watches of its own: those whose GPUs
+/// are reset are few.
+#[derive(Debug)]
+pub struct ServiceWatches {
+    connections: Connections,
+    news: mpsc::Sender<ServiceEvent>,
+}
+
+// === impl ServiceWatches ===
+
+impl ServiceWatches {
+    /// Returns what tells of no node yet, and where its news come.
+    pub fn new(cluster: &Cluster) -> (Self, mpsc::Receiver<ServiceEvent>) {
+        let (news, receiver) = mpsc::channel(QUEUE);
+        let connections = Connections::new(cluster);
+        (Self { connections, news }, receiver)
+    }
+
+    /// Tells of a node from now on. While a watch fails nothing is told of what it is for. Takes the
+    /// permissions `list` and `watch` on nodes and pods. Must be called within a tokio runtime.
+    pub fn follow(&mut self, node: &str, cancel: &CancellationToken) -> Result<(), ConnectError> {
+        // No node has such a name.
+        let pods = format!("{node}/pods");
+        if let Some((connection, cancel)) = self.connections.begin(node, cancel)? {
+            let kind = Kind::new("", "v1", "nodes");
+            let signals = connection.watch_objects(&kind, None, |all| all.named(node), cancel);
+            tokio::spawn(tell_of_node(node.to_owned(), signals, self.news.clone()));
+        }
+        if let Some((connection, cancel)) = self.connections.begin(&pods, cancel)? {
+            let kind = Kind::new("", "v1", "pods");
+            let apps: Vec<&str> = SERVICES.iter().map(|one| one.app).collect();
+            let (fields, labels) = (
+                format!("spec.nodeName={node}"),
+                format!("app in ({})", apps.join(",")),
+            );
+            let select = |all: crate::Selection| all.with_fields(&fields).with_labels(&labels);
+            let signals = connection.watch_objects(&kind, None, select, cancel);
+            tokio::spawn(tell_of_pods(node.to_owned(), signals, self.news.clone()));
+        }
+        Ok(())
+    }
+
+    /// Tells of a node no more. What was told before may still come.
+    pub fn leave(&mut self, node: &str) {
+        self.connections.end(node);
+        self.connections.end(&format!("{node}/pods"));
+    }
+}
+
+async fn tell_of_node(
+    name: String,
+    mut signals: mpsc::Receiver<Signal<Value>>,
+    news: mpsc::Sender<ServiceEvent>,
+) {
+    let mut listed = false;
+    while let Some(signal) = signals.recv().await {
+        let view = match signal {
+            Signal::Restarted => {
+                listed = false;
+                continue;
+            }
+            Signal::Applied(object) => {
+                listed = true;
+                NodeView::from_object(object.as_ref().clone()).map(Box::new)
+            }
+            Signal::Listed if listed => continue,
+            Signal::Listed | Signal::Deleted(_) => None,
+            Signal::Failing { .. } | Signal::Recovered => continue,
+        };
+        if news
+            .send(ServiceEvent::Node(name.clone(), view))
+            .await
+            .is_err()
+        {
+            return;
+        }
+    }
+}
+
+async fn tell_of_pods(
+    node: String,
+    mut signals: mpsc::Receiver<Signal<Value>>,
+    news: mpsc::Sender<ServiceEvent>,
+) {
+    let mut pods = BTreeMap::new();
+    let mut listed = false;
+    while let Some(signal) = signals.recv().await {
+        match signal {
+            Signal::Restarted => {
+                pods.clear();
+                listed = false;
+            }
+            Signal::Listed => listed = true,
+            Signal::Applied(pod) => {
+                if let Some(pod) = service_pod(&pod) {
+                    pods.insert(pod.title.clone(), pod);
+                }
+            }
+            Signal::Deleted(title) => drop(pods.remove(&title)),
+            Signal::Failing { .. } | Signal::Recovered => continue,
+        }
+        let told = || ServiceEvent::Pods(node.clone(), pods.values().cloned().collect());
+        if listed && news.send(told()).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// Reads a pod.
+fn service_pod(pod: &Value) -> Option<ServicePod> {
+    let text = |pointer: &str| pod.pointer(pointer).and_then(Value::as_str);
+    let (namespace, name) = (text("/metadata/namespace")?, text("/metadata/name")?);
+    let conditions = pod.pointer("/status/conditions").and_then(Value::as_array);
+    let ready = |one: &Value| one["type"] == "Ready" && one["status"] == "True";
+    Some(ServicePod {
+        title: format!("{namespace}/{name}"),
+        app: text("/metadata/labels/app")?.to_owned(),
+        ready: conditions.into_iter().flatten().any(ready),
+    })
+}

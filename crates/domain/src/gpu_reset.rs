@@ -1,0 +1,595 @@
+//! A `GPUReset`, step by step: services that hold GPUs open are stopped, a Job resets the GPUs, the services
+//! are put back.
+//!
+//! [`decide`] is pure: what is done next follows from the status of the request, from the node and from the
+//! Job, so a crash between any two effects changes nothing. What was stopped stands on the node from the
+//! patch on that stops it (`services.rs`), and every way out puts it back: success, failure, a deadline, the
+//! deletion of the request (by its finalizer), and its disappearance ([`left_behind`]).
+//!
+//! ```text
+//! Ready -> ServicesTornDown -> ResetJobCreated -> ResetJobCompleted -> ServicesRestored -> Complete
+//!    \____________\_________________\____________________\_____ a failure: the Job is stopped, the
+//!                                                               services are put back, Complete=False
+//! ```
+
+use jiff::{SignedDuration, Timestamp};
+use serde_json::{Value, json};
+
+use crate::node::{NodeChange, NodeView};
+use crate::request_status::RequestStatus;
+
+mod job;
+mod services;
+
+pub use job::job_name;
+pub use services::{SERVICES, Service, ServicePod, Stopped};
+
+/// The finalizer of a request: before it goes, the services are put back.
+pub const FINALIZER: &str = "janitor.dgxc.nvidia.com/finalizer";
+/// The condition that is true once GPUs are reset and services run.
+pub const COMPLETE: &str = "Complete";
+const READY: &str = "Ready";
+const TORN_DOWN: &str = "ServicesTornDown";
+const JOB_CREATED: &str = "ResetJobCreated";
+const JOB_COMPLETED: &str = "ResetJobCompleted";
+const RESTORED: &str = "ServicesRestored";
+const TERMINATING: &str = "Terminating";
+const ATTEMPT_COMPLETE: &str = "AttemptComplete";
+
+/// The steps, in their order: one whose condition is false has failed.
+const STEPS: [&str; 5] = [READY, TORN_DOWN, JOB_CREATED, JOB_COMPLETED, RESTORED];
+
+/// Time for the pods of stopped services to go. NVSentinel's.
+const GONE_WITHIN: SignedDuration = SignedDuration::from_mins(5);
+/// Time for them to be ready again. NVSentinel's.
+const READY_WITHIN: SignedDuration = SignedDuration::from_mins(10);
+/// Time after a Job's own deadline in which the control plane is to say so.
+const JOB_SLACK: SignedDuration = SignedDuration::from_mins(2);
+/// Time for a Job to go that is stopped: the pods of a node that is gone never do.
+const STOPS_WITHIN: SignedDuration = SignedDuration::from_mins(2);
+
+/// A request to reset GPUs of a node.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Request {
+    /// Its name.
+    pub name: String,
+    /// Its uid.
+    pub uid: String,
+    /// The node.
+    pub node: String,
+    /// The GPUs by UUID or PCI bus id; none: all of the node.
+    pub targets: Vec<String>,
+    /// Since when it is being deleted.
+    pub deleted_at: Option<Timestamp>,
+    /// True if it has our finalizer.
+    pub finalizer: bool,
+    /// Its status.
+    pub status: RequestStatus,
+}
+
+/// How GPUs are reset in this cluster.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ResetSettings {
+    /// False: nothing holds the GPUs open that is to be stopped.
+    pub services: bool,
+    /// Time in which a reset is to be begun.
+    pub timeout: SignedDuration,
+    /// Namespace of the Job.
+    pub namespace: String,
+    /// Image of the Job.
+    pub image: String,
+    /// Secrets with which it is pulled.
+    pub pull_secrets: Vec<String>,
+    /// Runtime class of the Job's pod.
+    pub runtime_class: Option<String>,
+    /// Resources of its container, as Kubernetes has them.
+    pub resources: Value,
+    /// True if the reset is written to the log of the machine, where it gives the GPU back.
+    pub write_log: bool,
+}
+
+/// A Job, as it is seen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum JobSeen {
+    /// Nobody has looked yet, or cannot.
+    Unknown,
+    /// It is not there.
+    Absent,
+    /// The API server refuses it for good, for this reason.
+    Refused(String),
+    /// It is there, and is this request's.
+    Ours(JobState),
+    /// Another's has its name.
+    Anothers,
+}
+
+/// The state of a Job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum JobState {
+    /// It is not at its end. Since when it is there.
+    Active(Option<Timestamp>),
+    /// It has succeeded.
+    Succeeded,
+    /// It has failed, with what is known of why.
+    Failed(String),
+    /// It is being deleted.
+    Deleting,
+}
+
+/// A request to be decided about.
+#[derive(Clone, Copy, Debug)]
+pub struct Case<'a> {
+    /// The request.
+    pub request: &'a Request,
+    /// Its node; `None`: the cluster has none of this name.
+    pub node: Option<&'a NodeView>,
+    /// The pods of services on it.
+    pub pods: &'a [ServicePod],
+    /// The Job of the request.
+    pub job: &'a JobSeen,
+    /// What is at work on the node before it, such as another request; `None`: it is its turn.
+    pub before: Option<&'a str>,
+    /// True if the configuration says that the node is left alone.
+    pub excluded: bool,
+    /// How GPUs are reset.
+    pub settings: &'a ResetSettings,
+    /// The time.
+    pub now: Timestamp,
+}
+
+/// What is to be done now: at most one thing.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Decision {
+    /// What is done.
+    pub effect: Option<Effect>,
+    /// When to ask again even if nothing happens.
+    pub wake: Option<Timestamp>,
+    /// What is awaited, for people.
+    pub awaits: String,
+}
+
+/// Something to be done.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Effect {
+    /// The request gets our finalizer, or loses it.
+    Finalizer(bool),
+    /// The status is written.
+    Status(Box<RequestStatus>),
+    /// The node is changed.
+    Node(NodeChange),
+    /// The Job is made.
+    Make(Value),
+    /// The Job is deleted, with its pods.
+    Stop,
+}
+
+/// Decides what is done next about a request.
+pub fn decide(case: &Case<'_>) -> Decision {
+    let Case { request, now, .. } = *case;
+    let status = &request.status;
+    if let Some(since) = request.deleted_at {
+        return case.delete(since);
+    }
+    if status.completion.is_some() {
+        if let Some((stopped, node)) = case.stopped().zip(case.node) {
+            return Decision::now(Effect::Node(stopped.put_back(node, false)));
+        }
+        // Nothing is left to be undone: whoever deletes it waits for nobody.
+        let effect = request.finalizer.then_some(Effect::Finalizer(false));
+        return Decision {
+            effect,
+            ..Decision::default()
+        };
+    }
+    if !request.finalizer {
+        return Decision::now(Effect::Finalizer(true));
+    }
+    if status.start.is_none() {
+        let mut next = status.clone();
+        next.start = Some(now);
+        "Pending".clone_into(&mut next.phase);
+        next.set(READY, "Unknown", "Pending", "", now);
+        return Decision::now(Effect::Status(Box::new(next)));
+    }
+    if let Some(step) = status.first_false(&STEPS) {
+        return case.fail_after(step);
+    }
+    let Some(node) = case.node else {
+        let text = format!("the cluster has no node {}", request.node);
+        return case.fails(READY, "NodeNotFound", &text);
+    };
+    if !status.is_true(READY) {
+        if case.excluded {
+            return case.fails(READY, "NodeExcluded", "the configuration excludes the node");
+        }
+        return case.begin(node);
+    }
+    if !status.is_true(TORN_DOWN) {
+        return case.tear_down(node);
+    }
+    if !status.is_true(JOB_COMPLETED) {
+        return case.reset(node);
+    }
+    case.restore(node)
+}
+
+/// Returns the change that puts services back that a request has stopped which is not there any more.
+/// `exists`: whether there is a request of this uid.
+pub fn left_behind(node: &NodeView, exists: impl Fn(&str) -> bool) -> Option<NodeChange> {
+    let stopped = Stopped::read(node)?;
+    (!exists(&stopped.uid)).then(|| stopped.put_back(node, false))
+}
+
+// === impl Case ===
+
+impl Case<'_> {
+    /// Returns what this request has stopped.
+    fn stopped(&self) -> Option<Stopped> {
+        let stopped = Stopped::read(self.node?)?;
+        (stopped.uid == self.request.uid).then_some(stopped)
+    }
+
+    fn status(&self, change: impl FnOnce(&mut RequestStatus)) -> Decision {
+        let mut next = self.request.status.clone();
+        change(&mut next);
+        if next == self.request.status {
+            return Decision::default(); // Said already.
+        }
+        Decision::now(Effect::Status(Box::new(next)))
+    }
+
+    /// Says in the status that a step goes on, and then waits until a time.
+    fn waits(&self, kind: &str, reason: &str, why: &str, until: Option<Timestamp>) -> Decision {
+        let mut decision = self.status(|next| next.set(kind, "Unknown", reason, why, self.now));
+        decision.wake = until;
+        why.clone_into(&mut decision.awaits);
+        decision
+    }
+
+    fn fails(&self, kind: &str, reason: &str, why: &str) -> Decision {
+        self.status(|next| next.set(kind, "False", reason, why, self.now))
+    }
+
+    /// Waits for its turn, and for others to let go of the node.
+    fn begin(&self, node: &NodeView) -> Decision {
+        let start = self.request.status.start.unwrap_or(self.now);
+        let until = later(start, self.settings.timeout);
+        let other = Stopped::read(node).filter(|one| one.uid != self.request.uid);
+        let other = other.map(|one| format!("GPUReset {}", one.request));
+        let at_work = || services::at_work(node).filter(|_| self.settings.services);
+        let before = self.before.map(str::to_owned).or(other).or_else(at_work);
+        let Some(before) = before else {
+            return self.status(|next| {
+                "InProgress".clone_into(&mut next.phase);
+                next.set(READY, "True", "ReadyForReset", "", self.now);
+            });
+        };
+        let why = format!("{before} is at work on the node");
+        if self.now >= until {
+            return self.fails(READY, "ReadinessTimeoutExceeded", &why);
+        }
+        self.waits(READY, "ResourceContention", &why, Some(until))
+    }
+
+    /// Stops the services that hold GPUs open; again, where somebody has started one.
+    fn tear_down(&self, node: &NodeView) -> Decision {
+        let done = |reason: &str, text: &str| {
+            self.status(|next| next.set(TORN_DOWN, "True", reason, text, self.now))
+        };
+        if !self.settings.services {
+            return done("Skipped", "no services are configured");
+        }
+        if let Some(effect) = self.stop(node) {
+            return Decision::now(effect);
+        }
+        let Some(stopped) = self.stopped() else {
+            return done("Skipped", "no service runs on the node by its label");
+        };
+        let there = services::still_there(node, self.pods);
+        if there.is_empty() {
+            return done("ServiceTeardownSucceeded", "");
+        }
+        let until = later(stopped.since, GONE_WITHIN);
+        let why = format!("pods of services are still there: {}", there.join(", "));
+        if self.now >= until {
+            return self.fails(TORN_DOWN, "ServiceTeardownTimeoutExceeded", &why);
+        }
+        self.waits(TORN_DOWN, "TearingDownServices", &why, Some(until))
+    }
+
+    fn stop(&self, node: &NodeView) -> Option<Effect> {
+        let before = self.stopped();
+        let whose = (self.request.name.as_str(), self.request.uid.as_str());
+        services::stop(node, self.pods, before.as_ref(), whose, self.now).map(Effect::Node)
+    }
+
+    /// Has the Job reset the GPUs.
+    fn reset(&self, node: &NodeView) -> Decision {
+        // Somebody has started a service in between: it would hold the GPUs open.
+        if self.settings.services
+            && let Some(effect) = self.stop(node)
+        {
+            return Decision::now(effect);
+        }
+        let status = &self.request.status;
+        let created = status.is_true(JOB_CREATED);
+        let name = job_name(&self.request.name);
+        let begun = status.since(JOB_CREATED).filter(|_| created);
+        match self.job {
+            JobSeen::Unknown => Decision::waiting("its Job to be read"),
+            JobSeen::Absent if created => {
+                let text = format!("Job {name} is gone, and nobody knows how it ended");
+                self.fails(JOB_COMPLETED, "ResetJobNotFound", &text)
+            }
+            JobSeen::Absent => {
+                let start = status.start.unwrap_or(self.now);
+                let until = later(later(start, self.settings.timeout), GONE_WITHIN);
+                if self.now >= until {
+                    let text = format!("Job {name} could not be made in time");
+                    return self.fails(JOB_CREATED, "ResetJobCreationFailed", &text);
+                }
+                let job = job::job(self.request, self.settings);
+                Decision {
+                    effect: Some(Effect::Make(job)),
+                    wake: Some(until),
+                    awaits: format!("Job {name} to be made"),
+                }
+            }
+            JobSeen::Refused(why) => self.fails(JOB_CREATED, "ResetJobCreationFailed", why),
+            JobSeen::Anothers => {
+                let text = format!("there is a Job {name} that is not this request's");
+                self.fails(JOB_CREATED, "ResetJobCreationFailed", &text)
+            }
+            JobSeen::Ours(_) if !created => self.status(|next| {
+                next.job = Some((self.settings.namespace.clone(), name.clone()));
+                next.set(
+                    JOB_CREATED,
+                    "True",
+                    "ResetJobCreationSucceeded",
+                    "",
+                    self.now,
+                );
+            }),
+            JobSeen::Ours(JobState::Succeeded) => self.status(|next| {
+                next.set(JOB_COMPLETED, "True", "ResetJobSucceeded", "", self.now);
+            }),
+            JobSeen::Ours(JobState::Failed(why)) => {
+                self.fails(JOB_COMPLETED, "ResetJobFailed", why)
+            }
+            JobSeen::Ours(JobState::Deleting) => {
+                let text = format!("Job {name} was deleted before it had ended");
+                self.fails(JOB_COMPLETED, "ResetJobNotFound", &text)
+            }
+            JobSeen::Ours(JobState::Active(since)) => {
+                let since = since.or(begun).unwrap_or(self.now);
+                let seconds = SignedDuration::from_secs(job::JOB_SECONDS);
+                let until = later(later(since, seconds), JOB_SLACK);
+                if self.now >= until {
+                    let text = format!("Job {name} does not come to its end");
+                    return self.fails(JOB_COMPLETED, "ResetJobFailed", &text);
+                }
+                let why = format!("the end of Job {name}");
+                self.waits(JOB_COMPLETED, "ResetJobRunning", &why, Some(until))
+            }
+        }
+    }
+
+    /// Puts the services back after a reset, waits for them, and ends.
+    fn restore(&self, node: &NodeView) -> Decision {
+        let Some(stopped) = self.stopped() else {
+            return self.end(None);
+        };
+        if !stopped.labels.is_empty() {
+            return Decision::now(Effect::Node(stopped.put_back(node, true)));
+        }
+        let missing = stopped.not_ready(node, self.pods);
+        if missing.is_empty() {
+            return Decision::now(Effect::Node(stopped.put_back(node, false)));
+        }
+        let why = format!("services are not ready again: {}", missing.join(", "));
+        let Some(since) = self.request.status.since(RESTORED) else {
+            return self.waits(RESTORED, "RestoringServices", &why, None);
+        };
+        let until = later(since, READY_WITHIN);
+        if self.now >= until {
+            return self.fails(RESTORED, "RestoreTimeoutExceeded", &why);
+        }
+        self.waits(RESTORED, "RestoringServices", &why, Some(until))
+    }
+
+    /// Ends after a failure: the Job is stopped and the services are put back first.
+    fn fail_after(&self, step: &'static str) -> Decision {
+        let status = &self.request.status;
+        let failed_at = status.since(step).unwrap_or(self.now);
+        let undo = self.undo(later(failed_at, STOPS_WITHIN));
+        undo.unwrap_or_else(|| {
+            let words = status.words(step).unwrap_or_default();
+            self.end(Some((&words.0, &words.1)))
+        })
+    }
+
+    /// Returns what is still to be undone. A Job that does not go is waited for until a time.
+    fn undo(&self, until: Timestamp) -> Option<Decision> {
+        let waits = self.now < until && self.node.is_some();
+        match self.job {
+            JobSeen::Ours(JobState::Active(_)) => return Some(Decision::now(Effect::Stop)),
+            JobSeen::Ours(JobState::Deleting) if waits => {
+                let mut decision = Decision::waiting("its Job to go");
+                decision.wake = Some(until);
+                return Some(decision);
+            }
+            JobSeen::Unknown if waits => {
+                let mut decision = Decision::waiting("its Job to be read");
+                decision.wake = Some(until);
+                return Some(decision);
+            }
+            _ => {}
+        }
+        let (stopped, node) = self.stopped().zip(self.node)?;
+        Some(Decision::now(Effect::Node(stopped.put_back(node, false))))
+    }
+
+    fn end(&self, failure: Option<(&str, &str)>) -> Decision {
+        let now = self.now;
+        self.status(|next| {
+            next.completion = Some(now);
+            let Some((reason, message)) = failure else {
+                next.set(RESTORED, "True", "ServiceRestoreSucceeded", "", now);
+                next.set(COMPLETE, "True", "GPUResetSucceeded", "", now);
+                next.set(ATTEMPT_COMPLETE, "True", "Succeeded", "", now);
+                "Succeeded".clone_into(&mut next.phase);
+                return;
+            };
+            // A reboot is tried next: what stopped the reset is not in its way.
+            next.set(COMPLETE, "False", reason, message, now);
+            let text = format!("{reason}: {message}");
+            next.set(ATTEMPT_COMPLETE, "True", "PermanentFailure", &text, now);
+            "Failed".clone_into(&mut next.phase);
+        })
+    }
+
+    /// Undoes everything, and lets the request go.
+    fn delete(&self, since: Timestamp) -> Decision {
+        if !self.request.finalizer {
+            return Decision::default();
+        }
+        let status = &self.request.status;
+        let ended = status.completion.is_some();
+        if !ended && status.start.is_some() && status.phase != "Terminating" {
+            return self.status(|next| {
+                "Terminating".clone_into(&mut next.phase);
+                let reason = "FinalizerRestoringServices";
+                next.set(TERMINATING, "True", reason, "", self.now);
+            });
+        }
+        let undo = self.undo(later(since, STOPS_WITHIN));
+        undo.unwrap_or_else(|| Decision::now(Effect::Finalizer(false)))
+    }
+}
+
+// === impl Decision ===
+
+impl Decision {
+    fn now(effect: Effect) -> Self {
+        Self {
+            effect: Some(effect),
+            ..Self::default()
+        }
+    }
+
+    fn waiting(awaits: &str) -> Self {
+        Self {
+            awaits: awaits.to_owned(),
+            ..Self::default()
+        }
+    }
+}
+
+// === impl Request ===
+
+impl Request {
+    /// Reads an object of the kind; the error says what it lacks.
+    pub fn read(object: &Value) -> Result<Self, String> {
+        let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str);
+        let needed = |pointer: &str| {
+            let found = text(pointer).filter(|text| !text.is_empty());
+            found
+                .map(str::to_owned)
+                .ok_or_else(|| format!("it has no {pointer}"))
+        };
+        let list = |pointer: &str| {
+            let list = object.pointer(pointer).and_then(Value::as_array);
+            let texts = list.into_iter().flatten().filter_map(Value::as_str);
+            texts.map(str::to_owned).collect::<Vec<_>>()
+        };
+        let mut targets = list("/spec/selector/uuids");
+        targets.extend(list("/spec/selector/pciBusIDs"));
+        Ok(Self {
+            name: needed("/metadata/name")?,
+            uid: needed("/metadata/uid")?,
+            node: needed("/spec/nodeName")?,
+            targets,
+            deleted_at: text("/metadata/deletionTimestamp").and_then(|time| time.parse().ok()),
+            finalizer: list("/metadata/finalizers")
+                .iter()
+                .any(|one| one == FINALIZER),
+            status: RequestStatus::read(object.get("status").unwrap_or(&Value::Null)),
+        })
+    }
+
+    /// Returns whether it is under way.
+    pub(crate) fn is_active(&self) -> bool {
+        self.status.is_true(READY) && self.status.completion.is_none()
+    }
+
+    /// Returns whether it is at work on its node.
+    pub(crate) fn holds(&self, node: Option<&NodeView>) -> bool {
+        let stopped = node.and_then(Stopped::read);
+        self.is_active() || stopped.is_some_and(|stopped| stopped.uid == self.uid)
+    }
+
+    /// Returns the reason of its failure, where it has ended so.
+    pub(crate) fn failure(&self) -> Option<String> {
+        let complete = self.status.first_false(&[COMPLETE])?;
+        Some(self.status.words(complete)?.0)
+    }
+
+    /// Returns it as the owner of its Job.
+    fn owner(&self) -> Value {
+        json!({
+            "apiVersion": "janitor.dgxc.nvidia.com/v1alpha1",
+            "kind": "GPUReset",
+            "name": self.name,
+            "uid": self.uid,
+            "controller": true,
+            "blockOwnerDeletion": true,
+        })
+    }
+}
+
+// === impl JobSeen ===
+
+impl JobSeen {
+    /// Reads a Job for the request of a uid. `why`: what its pods said at their end.
+    pub fn read(object: &Value, uid: &str, why: Option<&str>) -> Self {
+        let owners = object.pointer("/metadata/ownerReferences");
+        let owners = owners.and_then(Value::as_array).into_iter().flatten();
+        if !owners.into_iter().any(|owner| owner["uid"] == uid) {
+            return Self::Anothers;
+        }
+        let conditions = object.pointer("/status/conditions");
+        let conditions = conditions.and_then(Value::as_array).into_iter().flatten();
+        let conditions: Vec<&Value> = conditions.collect();
+        let is = |kind: &str| {
+            let found = conditions.iter().find(|one| one["type"] == kind);
+            found.filter(|one| one["status"] == "True")
+        };
+        if is("Complete").is_some() {
+            return Self::Ours(JobState::Succeeded);
+        }
+        if let Some(failed) = is("Failed") {
+            let words = [failed["reason"].as_str(), failed["message"].as_str(), why];
+            let words: Vec<&str> = words
+                .into_iter()
+                .flatten()
+                .filter(|it| !it.is_empty())
+                .collect();
+            return Self::Ours(JobState::Failed(words.join(": ")));
+        }
+        if object.pointer("/metadata/deletionTimestamp").is_some() {
+            return Self::Ours(JobState::Deleting);
+        }
+        let since = object.pointer("/metadata/creationTimestamp");
+        let since = since
+            .and_then(Value::as_str)
+            .and_then(|time| time.parse().ok());
+        Self::Ours(JobState::Active(since))
+    }
+}
+
+fn later(at: Timestamp, by: SignedDuration) -> Timestamp {
+    at.checked_add(by).unwrap_or(Timestamp::MAX)
+}
+
+#[cfg(test)]
+mod tests;

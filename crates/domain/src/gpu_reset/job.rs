@@ -1,0 +1,103 @@
+//! The Job that resets GPUs, as an object.
+
+use serde_json::{Value, json};
+
+use super::{Request, ResetSettings};
+use crate::event::floor_char_boundary;
+
+/// Most seconds that a Job has, all attempts together. NVSentinel's.
+pub(super) const JOB_SECONDS: i64 = 300;
+/// Further attempts of a Job. NVSentinel's.
+const JOB_RETRIES: i64 = 2;
+/// Seconds for which a Job that has ended stays to be read. NVSentinel's.
+const JOB_KEPT_SECONDS: i64 = 86_400;
+/// Longest name of a Job: its pods have it as the value of a label.
+const NAME_BYTES: usize = 63;
+/// What is behind the name of the request.
+const SUFFIX: &str = "-reset-job";
+/// Characters of the hash in a name that is cut.
+const HASH_CHARS: usize = 10;
+
+/// Returns the name of the Job of a request.
+pub fn job_name(request: &str) -> String {
+    if request.len() + SUFFIX.len() <= NAME_BYTES {
+        return format!("{request}{SUFFIX}");
+    }
+    // FNV-1a: the name is to be the same in each version of ours.
+    let hash = request
+        .bytes()
+        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+        });
+    let room = NAME_BYTES - SUFFIX.len() - HASH_CHARS - 1;
+    let stem = &request[..floor_char_boundary(request, room)];
+    let stem = stem.trim_end_matches(['-', '.']);
+    let hash: String = format!("{hash:016x}").chars().take(HASH_CHARS).collect();
+    format!("{stem}-{hash}{SUFFIX}")
+}
+
+/// Returns the Job of a request.
+pub(super) fn job(request: &Request, settings: &ResetSettings) -> Value {
+    let directory = |name: &str, path: &str| json!({"name": name, "hostPath": {"path": path, "type": "DirectoryOrCreate"}});
+    let mount = |name: &str, path: &str| json!({"name": name, "mountPath": path});
+    let mut pod = json!({
+        "restartPolicy": "Never",
+        // A node that is out of service takes it, too.
+        "nodeName": request.node,
+        "tolerations": [{"operator": "Exists"}],
+        // To name who holds a GPU.
+        "hostPID": true,
+        "automountServiceAccountToken": false,
+        "imagePullSecrets": settings.pull_secrets.iter().map(|name| json!({"name": name})).collect::<Vec<_>>(),
+        "containers": [{
+            "name": "gpu-reset",
+            "image": settings.image,
+            "imagePullPolicy": "Always",
+            "args": ["gpu-reset"],
+            "env": [
+                {"name": "NVIDIA_GPU_RESETS", "value": request.targets.join(",")},
+                {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"},
+                {"name": "NVIDIA_DRIVER_CAPABILITIES", "value": "utility"},
+                {"name": "WRITE_SYSLOG_EVENT", "value": settings.write_log.to_string()},
+            ],
+            "securityContext": {"privileged": true},
+            "terminationMessagePolicy": "FallbackToLogsOnError",
+            "resources": settings.resources,
+            "volumeMounts": [
+                mount("dev", "/dev"),
+                mount("journal", "/run/systemd/journal"),
+                mount("driver", "/run/nvidia/driver"),
+                mount("sys", "/sys"),
+            ],
+        }],
+        "volumes": [
+            directory("dev", "/dev"),
+            directory("journal", "/run/systemd/journal"),
+            directory("driver", "/run/nvidia/driver"),
+            directory("sys", "/sys"),
+        ],
+    });
+    if let (Some(class), Some(pod)) = (&settings.runtime_class, pod.as_object_mut()) {
+        pod.insert("runtimeClassName".to_owned(), json!(class));
+    }
+    let labels = json!({
+        contract::keys::MANAGED_BY_LABEL: contract::keys::MANAGED_BY,
+        "app": "gpu-reset",
+    });
+    json!({
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {
+            "name": job_name(&request.name),
+            "namespace": settings.namespace,
+            "labels": labels,
+            "ownerReferences": [request.owner()],
+        },
+        "spec": {
+            "activeDeadlineSeconds": JOB_SECONDS,
+            "backoffLimit": JOB_RETRIES,
+            "ttlSecondsAfterFinished": JOB_KEPT_SECONDS,
+            "template": {"metadata": {"labels": labels}, "spec": pod},
+        },
+    })
+}
