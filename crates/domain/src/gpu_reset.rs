@@ -12,10 +12,13 @@
 //!                                                               services are put back, Complete=False
 //! ```
 
+use contract::keys;
 use jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
 
 use crate::node::{NodeChange, NodeView};
+use crate::ownership::Ownership;
+use crate::remedy::TOLD_WITHIN;
 use crate::request_status::RequestStatus;
 
 mod job;
@@ -59,6 +62,8 @@ pub struct Request {
     pub node: String,
     /// The GPUs by UUID or PCI bus id; none: all of the node.
     pub targets: Vec<String>,
+    /// The attempt of a session of ours for which it was made; `None`: somebody else has made it.
+    pub attempt: Option<String>,
     /// Since when it is being deleted.
     pub deleted_at: Option<Timestamp>,
     /// True if it has our finalizer.
@@ -253,6 +258,15 @@ impl Case<'_> {
     /// Waits for its turn, and for others to let go of the node.
     fn begin(&self, node: &NodeView) -> Decision {
         let start = self.request.status.start.unwrap_or(self.now);
+        let permitted = || Ownership::read(node).and_then(|own| own.permits(node));
+        if self.request.attempt.is_some() && permitted() != self.request.attempt {
+            let why = "the session of the node for which it was made has ended";
+            let until = later(start, TOLD_WITHIN);
+            if self.now >= until {
+                return self.fails(READY, "SessionEnded", why);
+            }
+            return self.waits(READY, "Pending", why, Some(until));
+        }
         let until = later(start, self.settings.timeout);
         let other = Stopped::read(node).filter(|one| one.uid != self.request.uid);
         let other = other.map(|one| format!("GPUReset {}", one.request));
@@ -509,6 +523,8 @@ impl Request {
             uid: needed("/metadata/uid")?,
             node: needed("/spec/nodeName")?,
             targets,
+            attempt: (object.pointer("/metadata/annotations"))
+                .and_then(|all| Some(all.get(keys::ATTEMPT)?.as_str()?.to_owned())),
             deleted_at: text("/metadata/deletionTimestamp").and_then(|time| time.parse().ok()),
             finalizer: list("/metadata/finalizers")
                 .iter()

@@ -38,6 +38,9 @@ const RETRY: (SignedDuration, SignedDuration) =
     (SignedDuration::from_mins(1), SignedDuration::from_mins(10));
 /// Time for which a custom resource cannot be made before a person is asked.
 const MADE_WITHIN: SignedDuration = SignedDuration::from_secs(60);
+/// Time for the watch of who carries it out to tell of the session for which a custom resource was made: the
+/// node says first that it is.
+pub(crate) const TOLD_WITHIN: SignedDuration = SignedDuration::from_secs(10);
 /// Said of a custom resource that somebody has deleted.
 const GONE: &str = "it was deleted before it had ended";
 

@@ -153,6 +153,24 @@ impl World {
 }
 
 #[test]
+fn what_was_made_for_a_session_that_has_ended_stops_and_resets_nothing() {
+    let mut world = World::new(node(&[(PLUGIN, "true")]));
+    world.object["metadata"]["annotations"] = json!({keys::ATTEMPT: "e1/t"});
+    world.settle();
+    assert_eq!(world.says(READY), "Unknown Pending");
+    world.passes(1);
+    world.settle();
+    assert_eq!(
+        (world.phase(), world.label(PLUGIN)),
+        ("Failed", Some("true"))
+    );
+    assert_eq!(
+        (world.says(READY).as_str(), world.made.len()),
+        ("False SessionEnded", 0)
+    );
+}
+
+#[test]
 fn services_are_stopped_gpus_are_reset_and_all_is_as_it_was() {
     let mut world = World::new(node(&[(PLUGIN, "true"), (DCGM, "false"), ("a", "b")]));
     let before = world.node.clone().unwrap();

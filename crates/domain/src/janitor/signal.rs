@@ -25,6 +25,7 @@ use super::status::{
 use super::turn::Turn;
 use crate::node::NodeView;
 use crate::ownership::Ownership;
+use crate::remedy::TOLD_WITHIN;
 
 /// Most signals of one resource that a provider refuses for now. The tries are some ten minutes apart
 /// in all, within the usual deadline.
@@ -38,9 +39,6 @@ const BACK_OFF_MAX: SignedDuration = SignedDuration::from_mins(5);
 pub(super) const ASK_AGAIN: SignedDuration = SignedDuration::from_secs(30);
 /// Time for a person to do by hand what was asked for, in manual mode.
 const MANUAL: SignedDuration = SignedDuration::from_hours(24);
-
-/// Time for the watch to tell of the session for which a resource was made: the node says first that it is.
-const TOLD_WITHIN: SignedDuration = SignedDuration::from_secs(10);
 
 /// Reasons of `SignalSent` while it is unknown.
 const SENDING: &str = "Sending";
