@@ -22,6 +22,7 @@ use serde::{Deserialize, Serialize};
 
 pub use device_api::{DeviceNetwork, DeviceSettings};
 pub use gpu::{FakeGpus, GpuSettings};
+pub(crate) use node_name::node_name;
 pub(crate) use parts::drain_config;
 pub use parts::{
     ActSettings, DeliverySettings, IngestSettings, Mode, NodeSettings, ProcessSettings, Transport,
