@@ -2,6 +2,7 @@
 
 mod bench;
 mod catalog;
+mod collect;
 mod devices;
 mod doctor;
 mod environment;
@@ -18,6 +19,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 pub(crate) use bench::{BenchArgs, BenchLog, Benchmark};
 pub(crate) use catalog::{CatalogArgs, CatalogCommand, CatalogDiffArgs, CatalogKind};
+pub(crate) use collect::{CollectArgs, InRootArgs};
 pub(crate) use devices::{Check, CheckArgs, DeviceApiArgs, DevicesArgs};
 pub(crate) use doctor::{DoctorArgs, DoctorRole};
 pub(crate) use environment::{is_empty, without_empty};
@@ -115,6 +117,13 @@ pub enum Command {
                             NODE_NAME=gpu-7 gpuwarden check nccl-loopback"
     )]
     Check(CheckArgs),
+    /// Collect what is to be known of this node before a repair: its history, the kernel log, what
+    /// nvidia-smi says, and NVIDIA's bug report. Exit 1 where nothing could be collected, or uploaded.
+    #[command(
+        after_help = "Examples:\n  gpuwarden collect --directory /var/tmp\n  gpuwarden collect --node-name gpu-7 \
+                            --host-root /host --upload http://files.example/upload --full"
+    )]
+    Collect(CollectArgs),
     /// Show events, the newest 100 unless told otherwise.
     #[command(
         after_help = "Examples:\n  gpuwarden events --limit 20\n  gpuwarden events -f -o json"
@@ -222,6 +231,9 @@ pub enum Command {
     /// Call the libraries of the GPUs, as the child process of a check.
     #[command(hide = true)]
     CheckWorker,
+    /// Become a program below another root, as the child process of a collection.
+    #[command(hide = true)]
+    InRoot(InRootArgs),
     /// Print the reference of all commands and flags as Markdown.
     #[command(hide = true)]
     Reference,

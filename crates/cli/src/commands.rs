@@ -3,6 +3,7 @@
 pub(crate) mod bench;
 mod catalog;
 mod check;
+mod collect;
 mod completions;
 mod decode;
 mod devices;
@@ -56,6 +57,8 @@ pub(crate) async fn execute(command: Command, given: &Given) -> anyhow::Result<u
         Command::Status(args) => status::execute(&args).await,
         Command::Devices(args) => devices::execute(&args).await,
         Command::Check(args) => check::execute(args.what).await,
+        Command::Collect(args) => collect::execute(&args).await,
+        Command::InRoot(args) => collect::in_root(&args),
         Command::Events(args) => events::execute(&args).await,
         Command::Explain(args) => explain::execute(&args).await,
         Command::Doctor(args) => doctor::execute(*args, given).await,

@@ -26,6 +26,7 @@ pub use device_api::{DeviceNetwork, DeviceSettings};
 pub use gpu::{FakeGpus, GpuSettings};
 pub use janitor::JanitorSettings;
 pub use janitor_provider::JanitorProviderSettings;
+pub(crate) use node_name::node_name;
 pub(crate) use parts::drain_config;
 pub use parts::{
     ActSettings, DeliverySettings, IngestSettings, Mode, NodeSettings, ProcessSettings, Transport,

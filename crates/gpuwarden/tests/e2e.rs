@@ -12,6 +12,8 @@ mod brake;
 mod burst;
 #[path = "e2e/checks.rs"]
 mod checks;
+#[path = "e2e/collect.rs"]
+mod collect;
 #[path = "e2e/commands.rs"]
 mod commands;
 #[path = "e2e/conditions.rs"]

@@ -18,5 +18,6 @@ pub mod library;
 pub mod nccl;
 pub mod nics;
 pub mod nvml;
+pub mod program;
 mod readiness;
 pub mod topology;

@@ -9,7 +9,7 @@ use super::SettingsError;
 const MAX_BYTES: usize = 253;
 
 /// Returns the name of this node, or what is wrong with it.
-pub(super) fn node_name(given: Option<String>) -> Result<String, SettingsError> {
+pub(crate) fn node_name(given: Option<String>) -> Result<String, SettingsError> {
     let from_pod = std::env::var("NODE_NAME").ok();
     choose(given, from_pod, host::identity::host_name)
 }

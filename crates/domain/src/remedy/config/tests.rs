@@ -256,9 +256,11 @@ fn validation(keys: &str) -> Result<RemedyConfig, String> {
     let example = include_str!("../../../../../examples/remediation/remediation.toml");
     let (before, _) = example.split_once("[validation]").unwrap();
     let text = format!("{before}[validation]\n{keys}");
-    let job = include_str!("../../../../../examples/remediation/validate.yaml");
+    let validate = include_str!("../../../../../examples/remediation/validate.yaml");
+    let collect = include_str!("../../../../../examples/remediation/collect.yaml");
     let read = |path: &str| match path {
-        "/etc/gpuwarden/templates/validate.yaml" => Ok(job.to_owned()),
+        "/etc/gpuwarden/templates/validate.yaml" => Ok(validate.to_owned()),
+        "/etc/gpuwarden/templates/collect.yaml" => Ok(collect.to_owned()),
         _ => Err("No such file".to_owned()),
     };
     RemedyConfig::parse(&text, "r.toml", read).map_err(|error| error.to_string())
@@ -282,6 +284,28 @@ fn the_example_of_a_validation_loads_and_makes_a_job_on_the_node() {
     let pod = &job["spec"]["template"]["spec"];
     assert_eq!(pod["nodeName"], "7");
     assert_eq!(pod["containers"][0]["env"], pod["initContainers"][0]["env"]);
+}
+
+#[test]
+fn the_example_of_diagnostics_loads_and_makes_a_job_on_the_node() {
+    let config = validation("quietMinutes = 5").unwrap();
+    assert_eq!(config.diagnostics.as_deref(), Some("COLLECT"));
+    let action = &config.actions["COLLECT"];
+    let event = HealthEvent {
+        node_name: "7".into(),
+        ..HealthEvent::default()
+    };
+    let job = action.render(&event, "e1", "").unwrap();
+    assert_eq!(job["metadata"]["name"], "collect-e1");
+    let pod = &job["spec"]["template"]["spec"];
+    assert_eq!(pod["nodeName"], "7");
+    let container = &pod["containers"][0];
+    assert_eq!(container["env"][0]["name"], "GPUWARDEN_NODE_NAME");
+    assert_eq!(container["env"][0]["value"], "7");
+    assert_eq!(container["volumeMounts"][0]["readOnly"], true);
+    // It has ended by itself before a repair goes on without it.
+    let deadline = job["spec"]["activeDeadlineSeconds"].as_i64().unwrap();
+    assert!(deadline < action.timeout.as_secs(), "{deadline}");
 }
 
 #[test]

@@ -1,0 +1,313 @@
+//! `gpuwarden collect`: what is to be known of a node before a repair, in one directory and on a server.
+//!
+//! Each source costs itself only, and has a bound of time and size. The cheap ones come first, and a file is
+//! uploaded as soon as it is there: a node that is about to go away leaves something behind.
+
+use std::ffi::OsString;
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::Write as _;
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use anyhow::{Context as _, bail};
+use jiff::{Timestamp, tz::TimeZone};
+use serde::Serialize;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::args::{CollectArgs, Format, InRootArgs};
+use crate::output::{self, say};
+use crate::settings::node_name;
+use crate::{EXIT_OK, EXIT_UNHEALTHY};
+
+use upload::Uploader;
+
+mod history;
+mod kernel_log;
+mod programs;
+mod upload;
+
+/// Most bytes of all files of the sources together: they lie in the memory or on the disk of a machine that is ill, and
+/// a server keeps those of many.
+const MAX_TOTAL: u64 = 64 * 1024 * 1024;
+/// Most bytes of what is said about a problem: a program may say anything.
+const MAX_PROBLEM: usize = 1_024;
+
+/// The file that says what was collected.
+const SUMMARY: &str = "summary.json";
+
+/// A collection under way.
+struct Collection<'a> {
+    args: &'a CollectArgs,
+    node: String,
+    /// The time in the names of files.
+    stamp: String,
+    /// The directory of this collection.
+    directory: PathBuf,
+    /// Where programs are looked for.
+    path: OsString,
+    uploader: Option<Uploader>,
+    /// Bytes that files may still have.
+    room: u64,
+}
+
+/// A file that a source has given.
+struct Collected {
+    file: String,
+    /// What is missing of it, and why.
+    cut: Option<String>,
+    /// What went wrong all the same.
+    problem: Option<String>,
+}
+
+/// The result of one source.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct SourceView {
+    source: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    file: Option<String>,
+    bytes: u64,
+    seconds: f64,
+    /// What is missing of the file, and why.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cut: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    problem: Option<String>,
+    uploaded: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    upload_problem: Option<String>,
+}
+
+/// What was collected: the summary, and the result of the command.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct SummaryView {
+    version: &'static str,
+    node: String,
+    at: Timestamp,
+    directory: PathBuf,
+    full: bool,
+    sources: Vec<SourceView>,
+}
+
+pub(super) async fn execute(args: &CollectArgs) -> anyhow::Result<u8> {
+    let mut collection = Collection::begin(args)?;
+    let mut terminated = signal(SignalKind::terminate())?;
+    let summary = tokio::select! {
+        summary = collection.collect() => summary?,
+        _ = tokio::signal::ctrl_c() => bail!("interrupted"),
+        _ = terminated.recv() => bail!("ended by a signal before all was collected"),
+    };
+    let format = args.output.output;
+    if !output::structured(format, &summary)? {
+        summary.tell(format)?;
+    }
+    Ok(summary.exit_code(args.upload.is_some()))
+}
+
+/// Becomes a program of the machine, for a collection in a container.
+pub(super) fn in_root(args: &InRootArgs) -> anyhow::Result<u8> {
+    let failed = host::program::become_below(&args.root, &args.program, &args.arguments);
+    Err(failed).with_context(|| {
+        let (program, root) = (args.program.display(), args.root.display());
+        format!("cannot run {program} below {root}")
+    })
+}
+
+// === impl Collection ===
+
+impl<'a> Collection<'a> {
+    /// Makes the directory; its files are for its owner only, as they tell of all that runs on the machine.
+    fn begin(args: &'a CollectArgs) -> anyhow::Result<Self> {
+        let node = node_name(args.node_name.clone())?;
+        let uploader = args.upload.as_deref().map(Uploader::new).transpose()?;
+        let now = Timestamp::now().to_zoned(TimeZone::UTC);
+        let stamp = now.strftime("%Y%m%d-%H%M%S").to_string();
+        let mut builder = DirBuilder::new();
+        builder.mode(0o700);
+        let directory = args.directory.join(format!("{node}-{stamp}"));
+        fs::create_dir_all(&args.directory)
+            .and_then(|()| builder.create(&directory))
+            .with_context(|| format!("cannot make the directory {}", directory.display()))?;
+        Ok(Self {
+            args,
+            node,
+            stamp,
+            directory,
+            path: std::env::var_os("PATH").unwrap_or_default(),
+            uploader,
+            room: MAX_TOTAL,
+        })
+    }
+
+    /// Asks one source after the other.
+    async fn collect(&mut self) -> anyhow::Result<SummaryView> {
+        let mut sources = Vec::new();
+        let begun = Instant::now();
+        let found = history::explain(self).await;
+        sources.push(self.take("explain", begun, found).await);
+        let begun = Instant::now();
+        let found = history::events(self).await;
+        sources.push(self.take("events", begun, found).await);
+        let begun = Instant::now();
+        let found = kernel_log::collect(self).await;
+        sources.push(self.take("kernel-log", begun, found).await);
+        let begun = Instant::now();
+        let found = programs::nvidia_smi(self).await;
+        sources.push(self.take("nvidia-smi", begun, found).await);
+        let begun = Instant::now();
+        let found = programs::bug_report(self).await;
+        sources.push(self.take("nvidia-bug-report", begun, found).await);
+        let summary = SummaryView {
+            version: env!("CARGO_PKG_VERSION"),
+            node: self.node.clone(),
+            at: Timestamp::now(),
+            directory: self.directory.clone(),
+            full: self.args.full,
+            sources,
+        };
+        self.write(SUMMARY, &serde_json::to_vec_pretty(&summary)?)
+            .with_context(|| format!("cannot write {SUMMARY}"))?;
+        if let Err(problem) = self.upload(SUMMARY).await {
+            output::warning(&format!("{SUMMARY} is not uploaded: {problem}"));
+        }
+        Ok(summary)
+    }
+
+    /// Notes the result of a source, and uploads its file.
+    async fn take(
+        &mut self,
+        source: &'static str,
+        begun: Instant,
+        found: anyhow::Result<Collected>,
+    ) -> SourceView {
+        let mut view = SourceView {
+            source,
+            file: None,
+            bytes: 0,
+            seconds: (begun.elapsed().as_secs_f64() * 10.0).round() / 10.0,
+            cut: None,
+            problem: None,
+            uploaded: false,
+            upload_problem: None,
+        };
+        match found {
+            Ok(found) => {
+                view.bytes = size(&self.directory.join(&found.file));
+                self.room = self.room.saturating_sub(view.bytes);
+                match self.upload(&found.file).await {
+                    Ok(uploaded) => view.uploaded = uploaded,
+                    Err(problem) => view.upload_problem = Some(short(&format!("{problem:#}"))),
+                }
+                view.file = Some(found.file);
+                view.cut = found.cut;
+                view.problem = found.problem.map(|problem| short(&problem));
+            }
+            Err(error) => view.problem = Some(short(&format!("{error:#}"))),
+        }
+        view
+    }
+
+    /// Uploads a file, where files are uploaded; says whether they are.
+    async fn upload(&self, file: &str) -> anyhow::Result<bool> {
+        let Some(uploader) = &self.uploader else {
+            return Ok(false);
+        };
+        let content = fs::read(self.directory.join(file))?;
+        let place = format!("{}/{}/{file}", self.node, self.stamp);
+        uploader.put(&place, content).await?;
+        Ok(true)
+    }
+
+    /// Returns how many bytes a file may have that has this bound of its own.
+    fn bound(&self, own: u64) -> anyhow::Result<u64> {
+        if self.room == 0 {
+            bail!("the other files have all of the {MAX_TOTAL} bytes that there are");
+        }
+        Ok(own.min(self.room))
+    }
+
+    /// Makes a new file.
+    fn create(&self, name: &str) -> std::io::Result<File> {
+        let mut options = OpenOptions::new();
+        let options = options.write(true).create_new(true).mode(0o600);
+        options.open(self.directory.join(name))
+    }
+
+    /// Writes a whole file.
+    fn write(&self, name: &str, content: &[u8]) -> std::io::Result<()> {
+        self.create(name)?.write_all(content)
+    }
+
+    /// Removes a file that holds nothing.
+    fn remove(&self, name: &str) -> std::io::Result<()> {
+        fs::remove_file(self.directory.join(name))
+    }
+}
+
+// === impl Collected ===
+
+impl Collected {
+    /// Returns a file that is whole.
+    fn whole(file: impl Into<String>) -> Self {
+        Self {
+            file: file.into(),
+            cut: None,
+            problem: None,
+        }
+    }
+}
+
+// === impl SummaryView ===
+
+impl SummaryView {
+    /// Returns whether anything was collected, and is where it was to be.
+    fn exit_code(&self, uploads: bool) -> u8 {
+        let kept = |one: &SourceView| one.file.is_some() && (one.uploaded || !uploads);
+        if self.sources.iter().any(kept) {
+            EXIT_OK
+        } else {
+            EXIT_UNHEALTHY
+        }
+    }
+
+    fn tell(&self, format: Format) -> anyhow::Result<()> {
+        for one in &self.sources {
+            let bytes = one.bytes;
+            let file = match &one.file {
+                Some(file) => format!("{file}, {bytes} bytes"),
+                None => "nothing".to_owned(),
+            };
+            say!("{:<18} {file} in {:.1} s", one.source, one.seconds)?;
+            let notes = [
+                ("cut", &one.cut),
+                ("problem", &one.problem),
+                ("not uploaded", &one.upload_problem),
+            ];
+            for (what, text) in notes {
+                if let Some(text) = text {
+                    say!("{:<18} {what}: {}", "", output::plain(text))?;
+                }
+            }
+        }
+        if format == Format::Wide {
+            say!("{:<18} {}", "at", output::time(self.at))?;
+        }
+        say!("in {}", self.directory.display())?;
+        Ok(())
+    }
+}
+
+/// Returns the size of a file, 0 where there is none.
+fn size(path: &Path) -> u64 {
+    fs::metadata(path).map_or(0, |found| found.len())
+}
+
+/// Returns what is said, not longer than it may be.
+fn short(text: &str) -> String {
+    text.trim().chars().take(MAX_PROBLEM).collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,54 @@
+//! Brings files to a server by HTTP PUT, as NVSentinel's log collector does.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use bytes::Bytes;
+use http::{Request, Uri};
+use http_body_util::Full;
+use hyper_util::client::legacy::Client as HttpClient;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+
+/// Time for one file: the largest takes it at ten megabits in a second.
+const TIME: Duration = Duration::from_secs(60);
+
+/// An `Uploader` brings files to a server.
+pub(super) struct Uploader {
+    base: String,
+    http: HttpClient<HttpConnector, Full<Bytes>>,
+}
+
+// === impl Uploader ===
+
+impl Uploader {
+    /// Returns an uploader to what is below `base`.
+    pub(super) fn new(base: &str) -> anyhow::Result<Self> {
+        // A secret may stand in it: it is not repeated.
+        let uri: Uri = base
+            .parse()
+            .context("--upload is no address such as http://files.example/upload")?;
+        if uri.scheme_str() != Some("http") {
+            bail!("--upload: only http:// is spoken");
+        }
+        if uri.query().is_some() || uri.authority().is_some_and(|it| it.as_str().contains('@')) {
+            bail!("--upload: an address has neither a user nor a query here");
+        }
+        Ok(Self {
+            base: base.trim_end_matches('/').to_owned(),
+            http: HttpClient::builder(TokioExecutor::new()).build_http(),
+        })
+    }
+
+    /// Brings a file to its place below the base.
+    pub(super) async fn put(&self, place: &str, content: Vec<u8>) -> anyhow::Result<()> {
+        let request =
+            Request::put(format!("{}/{place}", self.base)).body(Full::new(Bytes::from(content)))?;
+        let answer = tokio::time::timeout(TIME, self.http.request(request)).await;
+        let answer = answer.with_context(|| format!("no answer within {} s", TIME.as_secs()))??;
+        if !answer.status().is_success() {
+            bail!("the server answers {}", answer.status());
+        }
+        Ok(())
+    }
+}
