@@ -89,7 +89,8 @@ fn line(record: &Record) -> String {
     }
     match (record.wall, record.boot_time_us) {
         (Some(wall), _) => {
-            line.push_str(&wall.strftime("%Y-%m-%dT%H:%M:%S,%6f+00:00 ").to_string())
+            let time = wall.strftime("%Y-%m-%dT%H:%M:%S,%6f+00:00 ");
+            line.push_str(&time.to_string());
         }
         (None, Some(us)) => {
             line.push_str(&format!("[{:>5}.{:06}] ", us / 1_000_000, us % 1_000_000));

@@ -18,6 +18,9 @@ const REPORT: &str = "while [ $# -gt 0 ]; do case $1 in --output-file) out=$2; s
 /// Waits until the size of files is limited.
 const LIMITED: &str = "while [ \"$(ulimit -f)\" = unlimited ]; do :; done\n";
 
+/// Paths and contents that were brought to a server.
+type Brought = Vec<(String, Vec<u8>)>;
+
 /// What collections are made of.
 struct Scene {
     programs: TempDir,
@@ -28,7 +31,7 @@ struct Scene {
 /// A server that answers all requests alike, and what it was brought.
 struct Server {
     url: String,
-    brought: Arc<Mutex<Vec<(String, Vec<u8>)>>>,
+    brought: Arc<Mutex<Brought>>,
 }
 
 // === impl Scene ===
@@ -89,7 +92,7 @@ impl Server {
     async fn start(status: &'static str) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
-        let brought = Arc::<Mutex<Vec<_>>>::default();
+        let brought = Arc::<Mutex<Brought>>::default();
         let noted = brought.clone();
         tokio::spawn(async move {
             while let Ok((connection, _)) = listener.accept().await {
@@ -99,11 +102,7 @@ impl Server {
         Self { url, brought }
     }
 
-    async fn serve(
-        mut connection: TcpStream,
-        status: &'static str,
-        brought: Arc<Mutex<Vec<(String, Vec<u8>)>>>,
-    ) {
+    async fn serve(mut connection: TcpStream, status: &'static str, brought: Arc<Mutex<Brought>>) {
         let mut read = Vec::new();
         loop {
             let head = read.windows(4).position(|four| four == b"\r\n\r\n");
