@@ -27,7 +27,7 @@ pub mod template;
 pub mod validation;
 
 pub use config::{Action, MAX_CONFIG_BYTES, RemedyConfig, ResourceKind};
-pub use mark::{Attempt, AttemptEnd, Outcome, PersonAsked, RemediationMark};
+pub use mark::{Attempt, AttemptEnd, Outcome, PersonAsked, RemediationMark, Repair};
 pub use resource::ResourceState;
 use validation::{DIAGNOSTICS_GROUP, VALIDATION_GROUP};
 

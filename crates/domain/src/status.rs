@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 use crate::assess::Desired;
 use crate::fault::Fault;
 use crate::ownership::Ownership;
-use crate::remedy::RemediationMark;
+use crate::remedy::{RemediationMark, Repair};
 use crate::session::Observed;
 
 pub mod eviction;
@@ -98,17 +98,6 @@ pub enum StatusUpdate {
         /// The node.
         node: String,
     },
-}
-
-/// The state of the repair of a node, for the records of its events.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Repair {
-    /// `faultremediated`: true once a repair has succeeded, false while a person is asked.
-    pub remediated: Option<bool>,
-    /// `lastremediationtimestamp`: when the last attempt was made; `None` where none was.
-    pub attempted_at: Option<Timestamp>,
-    /// Events that were accepted later are none of its.
-    pub up_to: Timestamp,
 }
 
 /// The words of events by id, and when each was decided.

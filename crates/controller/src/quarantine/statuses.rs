@@ -6,8 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use domain::event::Record;
+use domain::remedy::Repair;
 use domain::status::eviction::{Eviction, EvictionWord};
-use domain::status::{NodeQuarantined, Repair, StatusUpdate, Words};
+use domain::status::{NodeQuarantined, StatusUpdate, Words};
 use jiff::Timestamp;
 use store::{EventQuery, EventStatus, EventStore, PodsEviction, StatusPatch, StoreError};
 use tokio::sync::mpsc;

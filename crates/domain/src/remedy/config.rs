@@ -238,15 +238,14 @@ impl RemedyConfig {
                 groups.into_inner()
             }
         };
-        if let Some(name) = &file.diagnostics_action {
-            let checked =
-                validation::check_own(name.get_ref(), DIAGNOSTICS_GROUP, |name| actions.get(name));
-            if let Err(what) = checked {
-                findings.at(name.span().start, &format!("diagnosticsAction: {what}"));
-            }
+        let group_of = |name: &str| actions.get(name).map(|action| action.group.as_str());
+        if let Some(name) = &file.diagnostics_action
+            && let Err(what) = validation::check_own(name.get_ref(), DIAGNOSTICS_GROUP, group_of)
+        {
+            findings.at(name.span().start, &format!("diagnosticsAction: {what}"));
         }
-        let validation = (file.validation)
-            .map(|file| ValidationConfig::read(file, |name| actions.get(name), &mut findings));
+        let validation =
+            (file.validation).map(|file| ValidationConfig::read(file, group_of, &mut findings));
         let attempts = max.and_then(|max| usize::try_from(max).ok());
         findings.result(Self {
             actions,

@@ -7,7 +7,6 @@ use serde_json::{Map, Value, json};
 
 use super::ResourceKind;
 use super::validation::{DIAGNOSTICS_GROUP, VALIDATION_GROUP};
-use crate::status::Repair;
 
 /// The remediation of a node, as its session says.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -86,6 +85,17 @@ pub enum Outcome {
     Failed,
     /// Nobody knows whether it was done.
     Unclear,
+}
+
+/// The state of the repair of a node, for the records of its events.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Repair {
+    /// `faultremediated`: true once a repair has succeeded, false while a person is asked.
+    pub remediated: Option<bool>,
+    /// `lastremediationtimestamp`: when the last attempt was made; `None` where none was.
+    pub attempted_at: Option<Timestamp>,
+    /// Events that were accepted later are none of its.
+    pub up_to: Timestamp,
 }
 
 /// Most times of attempts that are remembered.

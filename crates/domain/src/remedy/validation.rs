@@ -12,7 +12,6 @@ use jiff::{SignedDuration, Timestamp};
 use serde::Deserialize;
 use toml::Spanned;
 
-use super::config::Action;
 use crate::fault::Fault;
 use crate::node::NodeView;
 use crate::reporter::{Authority, Reporter};
@@ -80,15 +79,15 @@ fn yes() -> bool {
 pub(super) fn check_own<'a>(
     name: &str,
     group: &str,
-    action_of: impl Fn(&str) -> Option<&'a Action>,
+    group_of: impl Fn(&str) -> Option<&'a str>,
 ) -> Result<(), String> {
-    let Some(action) = action_of(name) else {
+    let Some(found) = group_of(name) else {
         return Err(format!("there is no remediationActions.{name:?}"));
     };
     if RecommendedAction::from_str_name(name).is_some() {
         return Err("it is to have a name of its own, which no fault recommends".to_owned());
     }
-    if action.group != group {
+    if found != group {
         return Err(format!(
             "the equivalenceGroup of {name:?} is to be {group:?}"
         ));
@@ -102,7 +101,7 @@ impl ValidationConfig {
     /// Reads it; what is wrong with it is added to `findings`.
     pub(super) fn read<'a>(
         file: File,
-        action_of: impl Fn(&str) -> Option<&'a Action>,
+        group_of: impl Fn(&str) -> Option<&'a str>,
         findings: &mut Findings<'_>,
     ) -> Self {
         let mut wrong = |at: usize, what: &str| findings.at(at, &format!("validation.{what}"));
@@ -115,7 +114,7 @@ impl ValidationConfig {
             SignedDuration::from_mins(minutes.into_inner().clamp(0, MAX_QUIET))
         });
         if let Some(name) = &file.action
-            && let Err(what) = check_own(name.get_ref(), VALIDATION_GROUP, action_of)
+            && let Err(what) = check_own(name.get_ref(), VALIDATION_GROUP, group_of)
         {
             wrong(name.span().start, &format!("action: {what}"));
         }

@@ -6,7 +6,6 @@ use contract::RecommendedAction;
 use jiff::SignedDuration;
 
 use super::dice::Dice;
-use super::repair::Work;
 
 /// Nodes of the cluster, and GPUs of each.
 pub(super) const NODES: usize = 3;
@@ -61,6 +60,18 @@ pub(super) enum Hand {
     Taint(usize),
     TakeTaint(usize),
     Label(usize),
+}
+
+/// A step of a janitor with a custom resource.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Work {
+    /// It begins, if the node's session still permits it.
+    Begins,
+    Succeeds,
+    FailsForNow,
+    FailsForGood,
+    /// Nobody knows how it went.
+    IsLost,
 }
 
 /// One step of a simulation. Numbers name one of what there is, whatever there is.

@@ -8,6 +8,7 @@ use domain::ownership::Ownership;
 use domain::remedy::{Attempt, ResourceKind, ResourceState};
 use serde_json::{Value, json};
 
+use super::happening::Work;
 use super::judge::Broken;
 use super::node::SimNode;
 
@@ -51,18 +52,6 @@ metadata: {name: "{{ .NodeName }}-{{ .HealthEventID }}"}
 action = "VALIDATE"
 quietMinutes = 1
 "#;
-
-/// A step of a janitor with a custom resource.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Work {
-    /// It begins, if the node's session still permits it.
-    Begins,
-    Succeeds,
-    FailsForNow,
-    FailsForGood,
-    /// Nobody knows how it went.
-    IsLost,
-}
 
 /// The custom resources of a cluster.
 #[derive(Default)]

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use contract::{Entity, HealthEvent, keys};
 use domain::brake::NodeLabel;
 use domain::brake::pause::Pause;
-use domain::drain::{DrainConfig, PodView};
+use domain::drain::DrainConfig;
 use domain::event::{Record, normalise};
 use domain::fleet::{
     Effect, Fleet, FleetInput, InStore, Kept, MadeAnswer, Owns, PatchAnswer, Planned,
@@ -23,10 +23,13 @@ use domain::session::{Intent, Session};
 use jiff::{SignedDuration, Timestamp};
 use serde_json::json;
 
-use super::happening::{Fate, Hand, Memory, NAMESPACES, NODES, Symptom};
+use super::happening::{Fate, Hand, Memory, NODES, Symptom};
 use super::judge::{self, Broken};
 use super::node::{FOREIGN, SimNode, holds, name};
-use super::repair::{REMEDY, Resources, Work};
+use super::repair::{REMEDY, Resources};
+
+mod pods;
+mod repairs;
 
 /// Modes of drain by the namespaces of [`NAMESPACES`].
 const DRAIN: &str = r#"
@@ -386,160 +389,6 @@ impl World {
         RemovalAnswer::Taken
     }
 
-    /// Begins to tell of the pods of a node, or ends it.
-    fn follow(&mut self, name: &str, follow: bool) {
-        let Some(index) = self.index(name) else {
-            return;
-        };
-        if let Some(node) = self.nodes.get_mut(index) {
-            node.followed = follow;
-        }
-        self.list_pods(index);
-    }
-
-    /// Has the pods of a node told of anew, or that they cannot be.
-    fn list_pods(&mut self, index: usize) {
-        let Some(node) = self.nodes.get(index) else {
-            return;
-        };
-        if node.unseen {
-            let why = "the API server is away".to_owned();
-            if node.followed {
-                let node = name(index);
-                let news = PodNews::Failing(why);
-                self.take(FleetInput::Pods { node, news });
-            }
-            return;
-        }
-        let pods: Vec<PodView> = node.pods.values().cloned().collect();
-        self.tell_of_pod(index, PodNews::ListBegun);
-        for pod in pods {
-            self.tell_of_pod(index, PodNews::Seen(Box::new(pod)));
-        }
-        self.tell_of_pod(index, PodNews::Listed);
-    }
-
-    fn tell_of_pod(&mut self, index: usize, news: PodNews) {
-        let node = self.nodes.get(index);
-        if node.is_some_and(|node| node.followed && !node.unseen) {
-            let node = name(index);
-            self.take(FleetInput::Pods { node, news });
-        }
-    }
-
-    /// Begins to tell of the custom resource of a node, or of none any more.
-    fn follow_resource(&mut self, node: String, resource: Option<(ResourceKind, String)>) {
-        let Some((kind, name)) = resource else {
-            self.followed.remove(&node);
-            return;
-        };
-        self.followed.insert(node, (kind, name.clone()));
-        self.tell_of_resource(&name);
-    }
-
-    fn tell_of_resource(&mut self, name: &str) {
-        let followed = self.followed.iter();
-        let node = followed.filter(|(_, (_, followed))| followed == name);
-        let Some(node) = node.map(|(node, _)| node.clone()).next() else {
-            return;
-        };
-        let (name, news) = (name.to_owned(), self.resources.news(name));
-        self.take(FleetInput::Resource { node, name, news });
-    }
-
-    /// Has a janitor work on one of the custom resources.
-    pub(super) fn work(&mut self, which: usize, work: Work) -> Result<(), Broken> {
-        let Some((name, node)) = self.resources.any(which) else {
-            return Ok(());
-        };
-        self.work_on(&name, &node, work)
-    }
-
-    fn work_on(&mut self, name: &str, node: &str, work: Work) -> Result<(), Broken> {
-        let Some(node) = self.index(node).and_then(|index| self.nodes.get(index)) else {
-            return Ok(());
-        };
-        self.resources.work(name, work, node)?;
-        self.tell_of_resource(name);
-        Ok(())
-    }
-
-    /// Has a janitor carry out what is there. Returns whether there was anything.
-    pub(super) fn finish_repairs(&mut self) -> Result<bool, Broken> {
-        let open = self.resources.open();
-        for (name, node) in &open {
-            self.work_on(name, node, Work::Begins)?;
-            self.work_on(name, node, Work::Succeeds)?;
-        }
-        Ok(!open.is_empty())
-    }
-
-    /// Deletes one of the custom resources of which its node says that it is made. One that is deleted before
-    /// is made again where its maker has crashed: nobody can know (docs/remediation.md, "Limits").
-    pub(super) fn delete_resource(&mut self, which: usize) {
-        let Some((name, node)) = self.resources.any(which) else {
-            return;
-        };
-        let node = self.index(&node).and_then(|index| self.nodes.get(index));
-        let own = node.and_then(|node| Ownership::read(&node.view));
-        let mark = own.and_then(|own| own.mark.remediation).unwrap_or_default();
-        let made = |one: &Attempt| one.name == name && one.made.is_some();
-        if mark.attempts.iter().any(made) {
-            self.resources.delete(&name);
-            self.tell_of_resource(&name);
-        }
-    }
-
-    pub(super) fn see_pods(&mut self, index: usize, unseen: bool) {
-        if let Some(node) = self.nodes.get_mut(index) {
-            node.unseen = unseen;
-        }
-        self.list_pods(index);
-    }
-
-    /// Binds a pod to a node that takes pods.
-    pub(super) fn bind(&mut self, index: usize, namespace: usize) {
-        let Some(node) = self.nodes.get_mut(index) else {
-            return;
-        };
-        if node.view.unschedulable || node.pods.len() >= 6 {
-            return;
-        }
-        self.pods_made += 1;
-        let pod = PodView {
-            namespace: NAMESPACES
-                .get(namespace)
-                .copied()
-                .unwrap_or_default()
-                .to_owned(),
-            name: format!("p{}", self.pods_made),
-            uid: format!("uid-{}", self.pods_made),
-            has_gpus: true,
-            ..PodView::default()
-        };
-        node.pods
-            .insert(format!("{}/{}", pod.namespace, pod.name), pod.clone());
-        self.tell_of_pod(index, PodNews::Seen(Box::new(pod)));
-    }
-
-    /// Ends one of the pods.
-    pub(super) fn end_pod(&mut self, which: usize) {
-        let pods = self.nodes.iter().enumerate();
-        let pods = pods
-            .flat_map(|(index, node)| node.pods.keys().map(move |title| (index, title.clone())));
-        let pods: Vec<(usize, String)> = pods.collect();
-        if let Some((index, title)) = pods.get(which % pods.len().max(1)) {
-            self.pod_gone(*index, title);
-        }
-    }
-
-    pub(super) fn pod_gone(&mut self, index: usize, title: &str) {
-        if let Some(node) = self.nodes.get_mut(index) {
-            node.pods.remove(title);
-        }
-        self.tell_of_pod(index, PodNews::Gone(title.to_owned()));
-    }
-
     /// Has the watch tell of a change of a node, the oldest first. Returns false where there is none.
     pub(super) fn tell(&mut self, index: usize) -> bool {
         let told = self
@@ -676,22 +525,6 @@ impl World {
     pub(super) fn pass(&mut self, seconds: i64) {
         self.now += SignedDuration::from_secs(seconds);
         self.put_back |= seconds < 0;
-    }
-
-    /// Ends pods that were asked to, and those that are waited for. Returns whether there was one.
-    pub(super) fn end_pods(&mut self) -> bool {
-        let mut ended = Vec::new();
-        for (index, node) in self.nodes.iter().enumerate() {
-            let state = node.view.labels.get(keys::STATE_LABEL).map(String::as_str);
-            let drains = state == Some(keys::STATE_DRAINING);
-            let ends = |pod: &&PodView| pod.ends_by.is_some() || drains && pod.namespace == "jobs";
-            let titles = node.pods.values().filter(ends).map(PodView::title);
-            ended.extend(titles.map(|title| (index, title)));
-        }
-        for (index, title) in &ended {
-            self.pod_gone(*index, title);
-        }
-        !ended.is_empty()
     }
 
     /// Returns until when the controller waits for a time that matters here: notices of faults only are

@@ -5,9 +5,9 @@ use crate::drain::DrainConfig;
 use crate::fleet::world::{Fate, Looked, Restart, World, event, settings};
 use crate::fleet::{FleetInput, Settings};
 use crate::policy::Policy;
-use crate::remedy::RemedyConfig;
+use crate::remedy::{RemedyConfig, Repair};
 use crate::session::Phase;
-use crate::status::{Repair, StatusUpdate};
+use crate::status::StatusUpdate;
 use crate::view::NodeState;
 
 mod diagnostics;
