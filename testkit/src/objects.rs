@@ -218,6 +218,16 @@ impl PodBuilder {
         self
     }
 
+    /// Leaves it to the scheduler, which has only nodes with this label to choose from: other tests have nodes
+    /// on a shared control plane, too, and some of them no kubelet.
+    #[must_use]
+    pub fn on_labelled(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {
+        let spec = self.pod.spec.get_or_insert_default();
+        let selector = spec.node_selector.get_or_insert_default();
+        selector.insert(key.into(), value.into());
+        self
+    }
+
     /// Adds a label.
     #[must_use]
     pub fn label(mut self, key: impl Into<String>, value: impl Into<String>) -> Self {

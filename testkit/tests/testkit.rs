@@ -96,7 +96,8 @@ async fn a_pod_with_gpus_is_scheduled_runs_and_goes() {
     let client = plane.client().await.unwrap();
     let name = unique("gpus");
     plane.namespace(&name).await.unwrap();
-    node(&name).create(&client).await.unwrap();
+    let own = node(&name).label("own", &name);
+    own.create(&client).await.unwrap();
     pod(&name, "placed")
         .on(&name)
         .gpus(4)
@@ -104,6 +105,7 @@ async fn a_pod_with_gpus_is_scheduled_runs_and_goes() {
         .await
         .unwrap();
     pod(&name, "scheduled")
+        .on_labelled("own", &name)
         .gpus(2)
         .create(&client)
         .await
@@ -117,14 +119,13 @@ async fn a_pod_with_gpus_is_scheduled_runs_and_goes() {
     };
     for pod in placed {
         wait_for("a running pod", WAIT, || async {
-            let status = pods
-                .get(pod)
-                .await
-                .map_err(|error| error.to_string())?
-                .status;
-            match status.and_then(|status| status.phase).as_deref() {
-                Some("Running") => Ok(()),
-                phase => Err(format!("{pod} is {phase:?}")),
+            let seen = pods.get(pod).await.map_err(|error| error.to_string())?;
+            let phase = seen.status.as_ref().and_then(|one| one.phase.as_deref());
+            if phase == Some("Running") {
+                Ok(())
+            } else {
+                let node = seen.spec.and_then(|spec| spec.node_name);
+                Err(format!("{pod} on {node:?} is {:?}", seen.status))
             }
         })
         .await
