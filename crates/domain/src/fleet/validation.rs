@@ -20,9 +20,7 @@ use crate::session::Observed;
 
 impl Fleet {
     fn validates(&self) -> Option<&ValidationConfig> {
-        let acts = self.settings.mode == Mode::Quarantine && self.settings.cluster;
-        let config = self.settings.remedy.as_deref().filter(|_| acts)?;
-        config.validation.as_ref()
+        self.settings.remedy.as_deref()?.validation.as_ref()
     }
 
     /// Opens or closes the faults that keep a node out until it has passed. Returns whether there is
@@ -33,6 +31,10 @@ impl Fleet {
         observed: &Observed,
         desired: &Desired,
     ) -> bool {
+        // Who does not act validates nothing, and says of nothing that it has passed.
+        if self.settings.mode != Mode::Quarantine || !self.settings.cluster {
+            return false;
+        }
         let faults = self.book.faults(name).iter();
         let open: Vec<Fault> = (faults.filter(|fault| Validation::of_fault(fault).is_some()))
             .cloned()
@@ -81,11 +83,7 @@ impl Fleet {
             }
             return gone("the node is in service by a person's word");
         };
-        if !own
-            .events
-            .iter()
-            .any(|event| Validation::of(event).is_some())
-        {
+        if !lists_validation(own) {
             return None; // The node is to say first why it is out.
         }
         let pending = open.iter().find(|fault| fault.code.is_empty())?;
@@ -94,8 +92,11 @@ impl Fleet {
         // What is wrong otherwise is mended first, and the validation of before does not count.
         let counts = |id: &str| desired.events.iter().any(|one| one.event.id == id);
         let sound = !others.any(|fault| counts(&fault.event.id));
-        let Some(action) = &self.validates().and_then(|config| config.action.clone()) else {
-            // Time is enough, or nobody validates any more.
+        let Some(config) = self.validates() else {
+            return gone("nodes are not validated any more");
+        };
+        let Some(action) = &config.action else {
+            // Time is enough.
             if !sound || self.quiet_until(name, pending) > self.now {
                 return None;
             }
@@ -138,10 +139,7 @@ impl Fleet {
         let repaired = (own.mark.remediation.iter())
             .flat_map(RemediationMark::repairs)
             .any(|one| one.made.is_some());
-        let validated = own
-            .events
-            .iter()
-            .any(|event| Validation::of(event).is_some());
+        let validated = lists_validation(own);
         let ends = own.undone_by_hand(view).is_none() && !self.book.misses_monitors(name);
         (config.after_repair && repaired && !validated && ends && own.takes_node_out()).then_some((
             Validation::Return,
@@ -167,6 +165,12 @@ impl Fleet {
         let pending = faults.find(|fault| Validation::of_fault(fault).is_some())?;
         Some(self.quiet_until(name, pending)).filter(|until| *until > self.now)
     }
+}
+
+/// Returns whether the session lists an event about validation.
+fn lists_validation(own: &Ownership) -> bool {
+    let mut events = own.events.iter();
+    events.any(|event| Validation::of(event).is_some())
 }
 
 /// Returns the newest attempt of this action that was made for a fault, and after the last repair.

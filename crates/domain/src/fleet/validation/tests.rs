@@ -210,6 +210,25 @@ fn a_job_that_does_not_run_asks_a_person() {
 }
 
 #[test]
+fn a_dry_run_lets_no_node_pass_and_who_validates_no_more_says_so() {
+    let mut world = world("action = \"VALIDATE\"");
+    repaired(&mut world);
+    until_made(&mut world);
+    let acting = world.settings.clone();
+    world.settings.mode = Mode::DryRun;
+    world.restart(Restart::All);
+    looks(&mut world, 4);
+    assert_eq!(checks(&world).len(), 1, "it has not passed");
+    world.settings = Settings {
+        remedy: None,
+        ..acting
+    };
+    world.restart(Restart::All);
+    looks(&mut world, 4);
+    assert_eq!(checks(&world), Vec::new());
+}
+
+#[test]
 fn a_node_without_a_repair_comes_back_at_once() {
     let mut world = world("action = \"VALIDATE\"");
     fault(&mut world);
