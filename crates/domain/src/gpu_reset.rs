@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 
 use crate::node::{NodeChange, NodeView};
 use crate::ownership::Ownership;
-use crate::remedy::TOLD_WITHIN;
+use crate::remedy::{TOLD_WITHIN, later};
 use crate::request_status::RequestStatus;
 
 mod job;
@@ -601,10 +601,6 @@ impl JobSeen {
             .and_then(|time| time.parse().ok());
         Self::Ours(JobState::Active(since))
     }
-}
-
-fn later(at: Timestamp, by: SignedDuration) -> Timestamp {
-    at.checked_add(by).unwrap_or(Timestamp::MAX)
 }
 
 #[cfg(test)]

@@ -444,7 +444,7 @@ fn attempt(
     })
 }
 
-fn later(at: Timestamp, by: SignedDuration) -> Timestamp {
+pub(crate) fn later(at: Timestamp, by: SignedDuration) -> Timestamp {
     at.checked_add(by).unwrap_or(Timestamp::MAX)
 }
 

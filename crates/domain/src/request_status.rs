@@ -5,6 +5,7 @@ use serde_json::{Map, Value, json};
 
 /// Longest message of a condition, in characters: the schema takes no more.
 const MAX_MESSAGE: usize = 1024;
+
 /// The status of a request.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RequestStatus {

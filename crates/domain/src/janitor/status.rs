@@ -80,7 +80,7 @@ pub enum Outcome {
     AmbiguousFailure,
     /// Another resource asks for the same.
     Superseded,
-    /// There is nothing any more to do it to.
+    /// There is nothing any more to do it to, or for: its node is gone, or the session for which it was made.
     Cancelled,
 }
 
