@@ -58,7 +58,11 @@ pub(super) fn patch(
         .labels
         .get(keys::STATE_LABEL)
         .and_then(Option::as_deref);
-    if state == Some(keys::STATE_DRAINED) && planned.patch.intent == Intent::Update {
+    // A repair that is not wanted any more makes of a node what it was before: drained.
+    let own = Ownership::read(&planned.view);
+    let was_drained = own.is_some_and(|own| own.mark.drain.is_some_and(|one| one.done.is_some()));
+    if state == Some(keys::STATE_DRAINED) && planned.patch.intent == Intent::Update && !was_drained
+    {
         let drain = Drain {
             since: now,
             force: false,
