@@ -154,23 +154,25 @@ fn fate_among(
     now: Timestamp,
 ) -> Fate {
     let gang = gangs.together(pod);
-    let mode = match stays(pod, config) {
+    let wished = match stays(pod, config) {
         Err(stay) => return Fate::Stays(stay),
-        Ok(_) if drain.force => DrainMode::Immediate,
         Ok(mode) => gang.map_or(mode, |gang| gang.mode),
     };
+    let mode = if drain.force {
+        DrainMode::Immediate
+    } else {
+        wished
+    };
     let pod = gangs.as_one(pod);
-    let later = |at: Timestamp, by| at.checked_add(by).unwrap_or(Timestamp::MAX);
     let deadline = later(drain.since, config.delete_after);
     let evict = Next::Evict(
         pod.grace
             .unwrap_or(DEFAULT_GRACE)
             .min(config.eviction_grace),
     );
-    // Time to end it has had by then, whether its eviction was let through or not.
-    let asked_by = later(deadline, gangs.wait(&pod, drain, config));
-    let last = later(later(asked_by, config.eviction_grace), SLACK);
-    let deletes = mode == DrainMode::DeleteAfterTimeout && now >= last;
+    let deletes = (wished == DrainMode::DeleteAfterTimeout
+        && now >= last_resort(&pod, gangs, drain, config))
+        || stuck_until(&pod, config).is_some_and(|until| now >= until);
     let idle = pod
         .unready_since
         .is_some_and(|since| now >= later(since, config.unready_after));
@@ -187,6 +189,28 @@ fn fate_among(
         (DrainMode::Immediate | DrainMode::DeleteAfterTimeout, None) => prepares.unwrap_or(evict),
     };
     Fate::Leaves(mode, next)
+}
+
+/// Returns when a pod that may be deleted has had its time to end, whether its eviction was let through or
+/// not. Force waits for nothing but that time.
+fn last_resort(pod: &PodView, gangs: &Gangs, drain: Drain, config: &DrainConfig) -> Timestamp {
+    let due = if drain.force {
+        drain.since
+    } else {
+        later(drain.since, config.delete_after)
+    };
+    let asked = later(due, gangs.wait(pod, drain, config));
+    later(later(asked, config.eviction_grace), SLACK)
+}
+
+/// Returns when a pod that has not ended in its time is deleted, where it ever is.
+fn stuck_until(pod: &PodView, config: &DrainConfig) -> Option<Timestamp> {
+    let (ends_by, after) = pod.ends_by.zip(config.stuck_after)?;
+    Some(later(later(ends_by, SLACK), after))
+}
+
+fn later(at: Timestamp, by: SignedDuration) -> Timestamp {
+    at.checked_add(by).unwrap_or(Timestamp::MAX)
 }
 
 /// Returns the mode in which a pod leaves, or why it stays.
@@ -247,19 +271,16 @@ pub fn wake_at(
     config: &DrainConfig,
 ) -> Option<Timestamp> {
     let pod = gangs.as_one(pod);
-    let later = |at: Timestamp, by| at.checked_add(by).ok();
     let idle = pod
         .unready_since
-        .and_then(|since| later(since, config.unready_after));
+        .map(|since| later(since, config.unready_after));
     match next {
         Next::Wait(until) => [until, idle].into_iter().flatten().min(),
         Next::Ends(until) | Next::Checkpoint(until) => Some(until),
         // The last resort of one mode; of the others nothing changes by time alone.
         Next::AskCheckpoint | Next::Evict(_) | Next::Stuck => {
-            later(drain.since, config.delete_after)
-                .and_then(|at| later(at, gangs.wait(&pod, drain, config)))
-                .and_then(|at| later(at, config.eviction_grace))
-                .and_then(|at| later(at, SLACK))
+            let last = last_resort(&pod, gangs, drain, config);
+            stuck_until(&pod, config).into_iter().chain([last]).min()
         }
         Next::Delete | Next::Unknown => None,
     }

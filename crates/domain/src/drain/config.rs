@@ -50,6 +50,9 @@ pub struct DrainConfig {
     pub delete_after: SignedDuration,
     /// Time after which a pod that is not ready is not waited for.
     pub unready_after: SignedDuration,
+    /// Time after which a pod that has not ended in its time is deleted, though its containers may still
+    /// run; `None`: it never is.
+    pub stuck_after: Option<SignedDuration>,
     /// Time from the begin of the drain after which a person is asked about pods that are waited for.
     pub ask_after: SignedDuration,
     /// Longest time that a pod which asks for it gets to write a checkpoint before it is evicted.
@@ -86,6 +89,7 @@ struct File {
     not_ready_timeout_minutes: Option<Spanned<i64>>,
     /// Our own.
     allow_completion_timeout_minutes: Option<Spanned<i64>>,
+    delete_stuck_after_minutes: Option<Spanned<i64>>,
     checkpoint_timeout_minutes: Option<Spanned<i64>>,
     #[serde(rename = "drainGPUPods", default)]
     drain_gpu_pods: bool,
@@ -120,6 +124,7 @@ impl Default for DrainConfig {
             eviction_grace: EVICTION_GRACE,
             delete_after: DELETE_AFTER,
             unready_after: UNREADY_AFTER,
+            stuck_after: None,
             ask_after: ASK_AFTER,
             checkpoint_limit: CHECKPOINT_LIMIT,
             only_gpu_pods: false,
@@ -206,6 +211,10 @@ impl DrainConfig {
                 default.unready_after,
                 &mut findings,
             ),
+            stuck_after: file.delete_stuck_after_minutes.map(|number| {
+                let key = "deleteStuckAfterMinutes";
+                minutes(key, Some(number), SignedDuration::ZERO, &mut findings)
+            }),
             ask_after: minutes(
                 "allowCompletionTimeoutMinutes",
                 file.allow_completion_timeout_minutes,

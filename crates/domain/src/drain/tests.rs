@@ -96,6 +96,14 @@ fn each_pod_is_decided_about_for_itself() {
         let expected = Fate::Leaves(Immediate, Next::Evict(secs(30)));
         assert_eq!(fate(&pod(namespace), forced, &config, at(100)), expected);
     }
+    // Force is no weaker than what is wished: who may be deleted is, once it has had its time.
+    for (namespace, next) in [("training", Next::Evict(secs(30))), ("batch", Next::Delete)] {
+        let fate = fate(&pod(namespace), forced, &config, at(120));
+        assert_eq!(fate, Fate::Leaves(Immediate, next));
+    }
+    let evicted = Next::Evict(secs(30));
+    let wake = wake_at(&pod("batch"), evicted, &Gangs::default(), forced, &config);
+    assert_eq!(wake, Some(at(120)));
     // Force does not reach what never leaves.
     assert_eq!(
         fate(&pod("other"), forced, &config, at(100)),
@@ -157,6 +165,34 @@ fn a_pod_that_somebody_deletes_counts_as_gone_when_it_is_gone() {
     // It may still write: only a person knows.
     assert_eq!(fate(110), Fate::Leaves(mode, Next::Stuck));
     assert_eq!(fate(1_000_000), Fate::Leaves(mode, Next::Stuck));
+}
+
+/// As on a node whose kubelet is gone for good: nothing there ends a pod.
+#[test]
+fn a_pod_that_is_stuck_is_deleted_where_that_is_asked_for() {
+    let text =
+        "deleteStuckAfterMinutes = 5\n[[userNamespaces]]\nname = \"*\"\nmode = \"AllowCompletion\"";
+    let config = DrainConfig::parse(text, "d").unwrap();
+    let ending = PodView {
+        ends_by: Some(at(100)),
+        ..pod("training")
+    };
+    for (second, next) in [
+        (0, Next::Ends(at(160))),
+        (160, Next::Stuck),
+        (459, Next::Stuck),
+        (460, Next::Delete),
+    ] {
+        let fate = fate(&ending, BEGUN, &config, at(second));
+        assert_eq!(fate, Fate::Leaves(DrainMode::AllowCompletion, next));
+    }
+    let gangs = Gangs::default();
+    assert_eq!(
+        wake_at(&ending, Next::Stuck, &gangs, BEGUN, &config),
+        Some(at(460))
+    );
+    let negative = DrainConfig::parse("deleteStuckAfterMinutes = -1", "d");
+    assert!(negative.is_err_and(|error| error.to_string().contains("deleteStuckAfterMinutes")));
 }
 
 #[test]
