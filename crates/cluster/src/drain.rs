@@ -373,6 +373,8 @@ impl PodObject {
             gpus: metadata_devices(metadata).into_iter().collect(),
             has_gpus: limits.clone().any(|name| is_gpu(name))
                 || metadata.annotations.contains_key(keys::POD_DEVICES)
+                // Of which devices a claim is, only its driver knows.
+                || !spec.resource_claims.is_empty()
                 || status.extended_resource_claim_status.is_some(),
             grace: spec
                 .termination_grace_period_seconds
@@ -456,6 +458,78 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn what_a_pod_is_follows_from_its_object() {
+        let view = |pod: Value| serde_json::from_value::<PodObject>(pod).unwrap().view();
+        let plain = view(
+            json!({"metadata": {"namespace": "a", "name": "b", "uid": "u"},
+            "spec": {"terminationGracePeriodSeconds": 7, "containers": [{"name": "c"}]},
+            "status": {"phase": "Running", "conditions": [
+                {"type": "Ready", "status": "True", "lastTransitionTime": "1970-01-01T00:01:00Z"}]}}),
+        );
+        let expected = PodView {
+            namespace: "a".to_owned(),
+            name: "b".to_owned(),
+            uid: "u".to_owned(),
+            grace: Some(SignedDuration::from_secs(7)),
+            ..PodView::default()
+        };
+        assert_eq!(plain, expected);
+        let owner = |kind: &str, controller: bool| {
+            view(json!({"metadata": {"ownerReferences": [
+                {"kind": kind, "name": "o", "controller": controller}]}}))
+            .of_daemon_set
+        };
+        assert!(owner("DaemonSet", true));
+        assert!(!owner("DaemonSet", false) && !owner("ReplicaSet", true));
+        let mirror = json!({"metadata": {"annotations": {"kubernetes.io/config.mirror": "hash"}}});
+        assert!(view(mirror).is_static);
+        for (phase, finished) in [
+            ("Succeeded", true),
+            ("Failed", true),
+            ("Pending", false),
+            ("Unknown", false),
+        ] {
+            assert_eq!(view(json!({"status": {"phase": phase}})).finished, finished);
+        }
+        let at = Timestamp::from_second(60).ok();
+        let ending = json!({"metadata": {"deletionTimestamp": "1970-01-01T00:01:00Z"}});
+        assert_eq!(view(ending).ends_by, at);
+        for (status, unready_since) in [("False", at), ("Unknown", at), ("True", None)] {
+            let pod = view(json!({"status": {"conditions": [
+                {"type": "Ready", "status": status, "lastTransitionTime": "1970-01-01T00:01:00Z"}]}}));
+            assert_eq!(pod.unready_since, unready_since);
+        }
+        for (pod, has_gpus) in [
+            (
+                json!({"spec": {"containers": [{"resources": {"limits": {"nvidia.com/gpu": "1"}}}]}}),
+                true,
+            ),
+            (
+                json!({"spec": {"initContainers": [{"resources": {"limits": {"nvidia.com/gpu": "1"}}}]}}),
+                true,
+            ),
+            (
+                json!({"spec": {"containers": [{"resources": {"limits": {"cpu": "1"}}}]}}),
+                false,
+            ),
+            (
+                json!({"spec": {"resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "t"}]}}),
+                true,
+            ),
+            (
+                json!({"status": {"extendedResourceClaimStatus": {"resourceClaimName": "c"}}}),
+                true,
+            ),
+            (
+                json!({"metadata": {"annotations": {keys::POD_DEVICES: "{}"}}}),
+                true,
+            ),
+        ] {
+            assert_eq!(view(pod.clone()).has_gpus, has_gpus, "{pod}");
+        }
+    }
 
     #[test]
     fn a_pod_says_of_which_gang_it_is_and_whether_it_writes_checkpoints() {
