@@ -10,6 +10,9 @@ use std::fmt;
 use contract::{HealthEvent, keys};
 use serde::{Deserialize, Serialize};
 
+/// The agent of what gpuwarden itself says of a node, such as that it is to be validated.
+pub const OWN_AGENT: &str = "gpuwarden";
+
 /// The reporter of an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reporter {
@@ -47,6 +50,11 @@ pub enum Authority {
     User,
     /// Those who administer the machine or the cluster, and our own monitors.
     Trusted,
+}
+
+/// Returns whether an event is gpuwarden's own word about a node. What it opens nobody else closes.
+pub fn is_own_word(event: &HealthEvent) -> bool {
+    event.agent == OWN_AGENT && Reporter::of(event) == Some(Reporter::Monitor)
 }
 
 // === impl Reporter ===

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::fault::{Fault, title};
 use crate::position::Position;
-use crate::reporter::Reporter;
+use crate::reporter::{OWN_AGENT, Reporter};
 use crate::session::Phase;
 use crate::status::eviction::Eviction;
 
@@ -353,6 +353,11 @@ impl FaultView {
                 .filter(|reporter| *reporter != Reporter::Monitor)
                 .map(|reporter| reporter.to_string()),
         }
+    }
+
+    /// Returns whether it is gpuwarden's own word about the node, which nobody else closes.
+    pub fn is_own_word(&self) -> bool {
+        self.agent == OWN_AGENT && self.reported_by.is_none()
     }
 
     /// Returns a short name for people, as [`Fault::title`].

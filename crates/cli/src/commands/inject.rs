@@ -137,6 +137,17 @@ async fn recovery(wanted: &Wanted, target: &TargetArgs) -> anyhow::Result<u8> {
     let faults: Vec<FaultView> = faults_of(&node, status)
         .filter(|fault| wanted.covers(fault))
         .collect();
+    let (own, faults): (Vec<_>, Vec<_>) = faults.into_iter().partition(FaultView::is_own_word);
+    for fault in &own {
+        let title = output::plain(&fault.title());
+        say!(
+            "left alone: {title} of {node} is gpuwarden's own word, which no event closes; \
+             `gpuwarden release {node}` gives the node back without it"
+        )?;
+    }
+    if faults.is_empty() && !own.is_empty() {
+        return Ok(EXIT_UNHEALTHY);
+    }
     if faults.is_empty() {
         say!("{node} has no such open fault: nothing to recover")?;
         return Ok(EXIT_OK);

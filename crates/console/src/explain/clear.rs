@@ -65,7 +65,8 @@ pub(super) fn how_to_clear(status: &NodeStatus, data_dir: Option<&str>) -> Vec<S
     let Some(node) = node else {
         return lines;
     };
-    if let Some(recovery) = recovery.filter(|_| status.faults.len() > 1) {
+    let theirs = status.faults.iter().filter(|fault| !fault.is_own_word());
+    if let Some(recovery) = recovery.filter(|_| theirs.count() > 1) {
         lines.push(format!("All of them, once they are mended: `{recovery}`"));
     }
     let another = (status.session.as_ref()).and_then(|session| session.another.as_ref());
@@ -107,6 +108,13 @@ fn fault_line(recovery: Option<&str>, fault: &FaultView) -> String {
     } else {
         format!(", code {code}")
     };
+    if fault.is_own_word() {
+        return format!(
+            "{}: {}. No event closes it: gpuwarden does, once the node has passed",
+            fault.title(),
+            fault.message
+        );
+    }
     let mended = match action.as_str() {
         "NONE" => "no action is recommended".to_owned(),
         "UNKNOWN" => "what mends it is not known".to_owned(),

@@ -13,7 +13,7 @@ use super::room::{self, Missed};
 use super::{Fault, Origin, Subject, heals};
 use crate::event::{Record, counts};
 use crate::position::Position;
-use crate::reporter::Authority;
+use crate::reporter::{Authority, is_own_word};
 use diagnosis::fold::Sightings;
 
 /// Most faults of one authority that are kept open for one node. Beyond it a graver report takes
@@ -359,7 +359,8 @@ impl Fault {
 
     /// Returns whether a healthy event closes it.
     fn closed_by(&self, event: &HealthEvent) -> bool {
-        self.healed_by(event) && self.authority <= Authority::of(event)
+        let may = self.authority <= Authority::of(event);
+        may && (!is_own_word(&self.event) || is_own_word(event)) && self.healed_by(event)
     }
 
     /// Returns whether a healthy event means it, whoever says so.

@@ -14,15 +14,13 @@ use toml::Spanned;
 
 use crate::fault::Fault;
 use crate::node::NodeView;
-use crate::reporter::{Authority, Reporter};
+use crate::reporter::{Authority, OWN_AGENT, Reporter, is_own_word};
 use crate::selector::LabelSelector;
 
 /// The group of the action that validates: what it makes counts as no repair.
 pub const VALIDATION_GROUP: &str = "validation";
 /// The group of the action that collects diagnostics.
 pub const DIAGNOSTICS_GROUP: &str = "diagnostics";
-/// The agent of our events about validation.
-const AGENT: &str = "gpuwarden";
 /// The code of a validation that has failed.
 pub(crate) const FAILED: &str = "VALIDATION_FAILED";
 /// Longest time without a new fault that can be asked for, in minutes.
@@ -180,7 +178,7 @@ impl Validation {
 
     /// Returns which one an event of ours is about; `None` where it is not ours, or about none.
     pub fn of(event: &HealthEvent) -> Option<Self> {
-        let ours = event.agent == AGENT && Reporter::of(event) == Some(Reporter::Monitor);
+        let ours = is_own_word(event);
         let all = [Self::Return, Self::Admission].into_iter();
         all.filter(|_| ours)
             .find(|one| one.check() == event.check_name)
@@ -223,7 +221,7 @@ impl Validation {
     fn event(self, node: &str, now: Timestamp) -> HealthEvent {
         let mut event = HealthEvent {
             version: EVENT_VERSION,
-            agent: AGENT.to_owned(),
+            agent: OWN_AGENT.to_owned(),
             component_class: "Node".to_owned(),
             check_name: self.check().to_owned(),
             node_name: node.to_owned(),

@@ -11,6 +11,7 @@ use crate::fleet::{FleetInput, MadeAnswer, Settings};
 use crate::node::Taint;
 use crate::policy::Policy;
 use crate::remedy::RemedyConfig;
+use crate::reporter::{Process, Reporter};
 use crate::session::Phase;
 
 /// Actions that reboot and validate, up to the keys of the validation.
@@ -192,6 +193,29 @@ fn a_validation_that_fails_is_a_fault_and_a_person_s() {
     assert!(!world["n1"].unschedulable);
     looks(&mut world, 4);
     assert_eq!(checks(&world), Vec::new(), "what it dismisses is closed");
+}
+
+#[test]
+fn nobody_but_gpuwarden_says_that_a_node_has_passed() {
+    let mut world = world("action = \"VALIDATE\"");
+    repaired(&mut world);
+    let pending = [("NodeValidation".to_owned(), String::new())];
+    let root = Process { uid: 0, pid: None };
+    for reporter in [
+        Reporter::Operator(root),
+        Reporter::Node,
+        Reporter::Central("monitor".to_owned()),
+        Reporter::User(root),
+    ] {
+        let mut event = world.fleet.book().faults("n1")[0].gone("it is well", world.now);
+        event.metadata.clear();
+        reporter.note_in(&mut event);
+        world.tick();
+        world.store(event, world.now);
+        looks(&mut world, 2);
+        assert_eq!(checks(&world), pending, "{reporter:?}");
+        assert!(world["n1"].unschedulable, "{reporter:?}");
+    }
 }
 
 #[test]
