@@ -7,6 +7,7 @@ use domain::fleet::{DRAIN_ACTION, FleetInput, MadeAnswer, PlannedResource, Resou
 use domain::journal::{Entry, EntryKind};
 use domain::remedy::{Attempt, ResourceKind};
 use jiff::SignedDuration;
+use runtime::backoff::Backoff;
 use runtime::logging::chain;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
@@ -14,6 +15,11 @@ use tokio::task::JoinError;
 use tokio_util::sync::CancellationToken;
 
 use super::Quarantine;
+
+/// Pauses between tries to withdraw a custom resource: somebody may carry it out meanwhile.
+const WITHDRAW_AGAIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
+/// Time for which that is tried.
+const WITHDRAW_WITHIN: Duration = Duration::from_secs(15 * 60);
 
 /// The custom resources of nodes that are repaired.
 pub(super) struct Remedies {
@@ -106,9 +112,21 @@ impl Quarantine {
         let (Some(cluster), Some(remedies)) = (self.cluster.clone(), &self.remedies) else {
             return;
         };
-        let kinds = remedies.kinds.clone();
+        let (kinds, cancel) = (remedies.kinds.clone(), remedies.cancel.clone());
         self.making.spawn(async move {
-            let result = cluster.withdraw_resource(&kinds, &attempt, begun).await;
+            let until = Instant::now() + WITHDRAW_WITHIN;
+            let mut pauses = Backoff::new(WITHDRAW_AGAIN.0, WITHDRAW_AGAIN.1);
+            let result = loop {
+                let result = cluster.withdraw_resource(&kinds, &attempt, begun).await;
+                let again = result.as_ref().is_err_and(ApiError::is_retryable);
+                if !again || Instant::now() >= until {
+                    break result;
+                }
+                tokio::select! {
+                    () = tokio::time::sleep(pauses.pause()) => {}
+                    () = cancel.cancelled() => break result,
+                }
+            };
             Made::Withdrawn {
                 node,
                 attempt: Box::new(attempt),
