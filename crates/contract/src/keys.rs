@@ -55,6 +55,8 @@ pub const NOT_VALIDATED: &str = "gpuwarden.dev/not-validated";
 /// Annotation of our own on the custom resource of a repair: the attempt for which it was made.
 pub const ATTEMPT: &str = "gpuwarden.dev/attempt";
 
+/// Annotation of a node: the last power cycle that its BMC was asked for (JSON), written before it is asked.
+pub const POWER_CYCLE: &str = "gpuwarden.dev/power-cycle";
 /// Annotation of our own on a pod, by its owner: it asks for the time to write a checkpoint before it is
 /// evicted, at most this long (`10m`).
 pub const CHECKPOINT: &str = "gpuwarden.dev/checkpoint";

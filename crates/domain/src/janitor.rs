@@ -9,6 +9,7 @@
 //! expiry.rs     when a resource that has ended is deleted
 //! config.rs     the file
 //! generic.rs    the Job by which the generic provider reboots
+//! redfish.rs    what a machine's BMC is asked for, and whether it has done it
 //! ```
 //!
 //! Everything that must not be forgotten stands in the status of the resource, and stands there before it
@@ -19,6 +20,7 @@ mod config;
 mod expiry;
 mod failure;
 pub mod generic;
+pub mod redfish;
 mod resource;
 mod signal;
 mod status;

@@ -41,9 +41,11 @@ impl Remote {
     /// tokio runtime.
     pub fn open(place: &ProviderPlace) -> Result<Self, OpenError> {
         match place {
-            ProviderPlace::Generic => Err(OpenError::Address(tcp_grpc::AddressError::Malformed {
-                url: String::new(),
-            })),
+            ProviderPlace::Generic | ProviderPlace::Redfish => {
+                Err(OpenError::Address(tcp_grpc::AddressError::Malformed {
+                    url: String::new(),
+                }))
+            }
             ProviderPlace::Open { host } => {
                 let (name, port) = host.rsplit_once(':').unwrap_or((host, ""));
                 let malformed = || tcp_grpc::AddressError::Malformed { url: host.clone() };

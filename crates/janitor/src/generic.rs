@@ -128,7 +128,7 @@ fn boot_of(node: &Value) -> &str {
 }
 
 /// Returns what an error of the API server means for a signal.
-fn failure(error: &ApiError) -> Failure {
+pub(crate) fn failure(error: &ApiError) -> Failure {
     let (class, reason) = match error {
         ApiError::Throttled { .. } | ApiError::Held { .. } => (Class::Transient, "RATE_LIMITED"),
         ApiError::Conflict { .. } => (Class::Transient, "RESOURCE_BUSY"),

@@ -2,8 +2,8 @@
 //!
 //! It decides nothing itself: [`Janitor`] turns what it watches into inputs of [`domain::janitor::Board`],
 //! and carries its effects out; so it does with [`domain::requests::RequestBoard`] and resets of GPUs and
-//! hand-overs of nodes. Signals go through a [`Provider`]: the [generic](generic::Generic) one in
-//! this process, or one behind gRPC ([`client`]); [`server`] is the other end of that. `conformance` (cargo
+//! hand-overs of nodes. Signals go through a [`Provider`]: the [generic](generic::Generic) one or
+//! the BMC ([`redfish`]) in this process, or one behind gRPC ([`client`]); [`server`] is the other end of that. `conformance` (cargo
 //! feature of that name) has the tests that every provider passes.
 
 pub mod client;
@@ -14,6 +14,7 @@ mod grpc;
 mod metrics;
 mod provider;
 mod providers;
+pub mod redfish;
 mod requests;
 mod run;
 pub mod server;

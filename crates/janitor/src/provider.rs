@@ -45,4 +45,7 @@ pub enum OpenError {
     /// The certificates cannot be used.
     #[error("cspProviderCAPath")]
     Certificates(#[source] TlsError),
+    /// The certificates of BMCs cannot be checked.
+    #[error("redfish.caPath")]
+    BmcCertificates(#[source] TlsError),
 }

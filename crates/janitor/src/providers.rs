@@ -9,6 +9,7 @@ use domain::janitor::{JanitorConfig, ProviderPlace};
 use crate::client::Remote;
 use crate::generic::Generic;
 use crate::provider::{OpenError, Provider};
+use crate::redfish::Redfish;
 
 /// The providers of a configuration.
 #[derive(Clone)]
@@ -37,6 +38,10 @@ impl Providers {
                 ProviderPlace::Generic => {
                     let generic = config.generic.clone();
                     Arc::new(Generic::new(Arc::clone(cluster), generic, namespace))
+                }
+                ProviderPlace::Redfish => {
+                    let redfish = config.redfish.clone();
+                    Arc::new(Redfish::open(Arc::clone(cluster), redfish)?)
                 }
                 remote => Arc::new(Remote::open(remote)?),
             };

@@ -6,3 +6,5 @@
 mod generic;
 #[path = "janitor/grpc.rs"]
 mod grpc;
+#[path = "janitor/redfish.rs"]
+mod redfish;

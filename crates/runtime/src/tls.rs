@@ -5,6 +5,7 @@
 //! one in force, with a line in the log. Connections that are open go on as they are.
 
 mod names;
+mod trust;
 mod validity;
 
 use std::fs;

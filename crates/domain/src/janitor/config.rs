@@ -1,4 +1,4 @@
-//! The configuration of the janitor: NVSentinel's file (YAML), and a key of our own, `generic`.
+//! The configuration of the janitor: NVSentinel's file (YAML), and keys of our own, `generic` and `redfish`.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -9,6 +9,7 @@ use serde_json::Value;
 
 use super::Action;
 use super::generic::GenericConfig;
+use super::redfish::RedfishConfig;
 use crate::gpu_reset::ResetSettings;
 use crate::selector::LabelSelector;
 
@@ -32,6 +33,8 @@ pub struct JanitorConfig {
     pub resets: Option<ResetSettings>,
     /// How the built-in provider reboots; only where no other is named.
     pub generic: GenericConfig,
+    /// How BMCs are reached; then they are asked for reboots, and no Jobs are made.
+    pub redfish: RedfishConfig,
 }
 
 /// The rules for an action.
@@ -50,6 +53,8 @@ pub struct Rules {
 pub enum ProviderPlace {
     /// In this process: the generic one, a Job on the node.
     Generic,
+    /// In this process: the BMC of the node's machine.
+    Redfish,
     /// Behind gRPC with TLS, and a token that is read for each call.
     Tls {
         /// Host and port.
@@ -76,6 +81,7 @@ struct File {
     gpu_reset_controller: ResetController,
     /// Our own.
     generic: GenericConfig,
+    redfish: RedfishConfig,
 }
 
 #[derive(Default, Deserialize)]
@@ -183,7 +189,13 @@ impl JanitorConfig {
         }
         let file: File = serde_saphyr::from_str(text).map_err(|error| error.to_string())?;
         let mut wrong = Vec::new();
+        file.redfish.check(&mut wrong);
         let global = &file.global;
+        let built_in = if file.redfish.is_used() {
+            ProviderPlace::Redfish
+        } else {
+            ProviderPlace::Generic
+        };
         let rules = [
             (
                 Action::Reboot,
@@ -199,7 +211,10 @@ impl JanitorConfig {
         let rules: BTreeMap<Action, Rules> = rules
             .into_iter()
             .filter(|(.., controller)| controller.enabled)
-            .map(|(action, key, controller)| (action, controller.rules(key, global, &mut wrong)))
+            .map(|(action, key, controller)| {
+                let rules = controller.rules(key, global, &built_in, &mut wrong);
+                (action, rules)
+            })
             .collect();
         let exclusions = global.nodes.exclusions.iter().enumerate();
         let exclusions = exclusions
@@ -220,6 +235,7 @@ impl JanitorConfig {
                 exclusions,
                 resets,
                 generic: file.generic,
+                redfish: file.redfish,
             })
         } else {
             Err(wrong.join("\n"))
@@ -305,7 +321,13 @@ impl Default for Controller {
 }
 
 impl Controller {
-    fn rules(&self, key: &str, global: &Global, wrong: &mut Vec<String>) -> Rules {
+    fn rules(
+        &self,
+        key: &str,
+        global: &Global,
+        built_in: &ProviderPlace,
+        wrong: &mut Vec<String>,
+    ) -> Rules {
         let timeout = match (&self.timeout, &global.timeout) {
             (Some(own), _) => read_timeout(own, key, wrong),
             (None, Some(all)) => read_timeout(all, "global", wrong),
@@ -315,10 +337,10 @@ impl Controller {
             .into_iter()
             .find(|host| !host.is_empty());
         let provider = match host {
-            None => ProviderPlace::Generic,
+            None => built_in.clone(),
             Some(host) => global.provider(host, key).unwrap_or_else(|why| {
                 wrong.push(why);
-                ProviderPlace::Generic
+                built_in.clone()
             }),
         };
         Rules {

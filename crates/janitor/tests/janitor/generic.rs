@@ -53,21 +53,19 @@ impl Jobs {
         let found = self.cluster.some_objects(&jobs, &self.namespace, &selector);
         found.await.unwrap()
     }
+}
 
-    async fn set_boot(&self, machine: &str, id: &str) {
-        let ready = json!({"type": "Ready", "status": "True", "reason": "Played", "message": "",
-            "lastHeartbeatTime": jiff::Timestamp::now(), "lastTransitionTime": jiff::Timestamp::now()});
-        let info = json!({"status": {"conditions": [ready], "nodeInfo": {
-            "bootID": id, "machineID": "m", "systemUUID": "s", "kernelVersion": "k", "osImage": "o",
-            "containerRuntimeVersion": "c", "kubeletVersion": "v1.37.1", "kubeProxyVersion": "",
-            "operatingSystem": "linux", "architecture": "amd64",
-        }}});
-        let nodes = Kind::new("", "v1", "nodes");
-        self.cluster
-            .merge_status(&nodes, machine, &info)
-            .await
-            .unwrap();
-    }
+/// Says as a kubelet that a node has this boot, and is ready.
+pub(crate) async fn set_boot(cluster: &Cluster, machine: &str, id: &str) {
+    let ready = json!({"type": "Ready", "status": "True", "reason": "Played", "message": "",
+        "lastHeartbeatTime": jiff::Timestamp::now(), "lastTransitionTime": jiff::Timestamp::now()});
+    let info = json!({"status": {"conditions": [ready], "nodeInfo": {
+        "bootID": id, "machineID": "m", "systemUUID": "s", "kernelVersion": "k", "osImage": "o",
+        "containerRuntimeVersion": "c", "kubeletVersion": "v1.37.1", "kubeProxyVersion": "",
+        "operatingSystem": "linux", "architecture": "amd64",
+    }}});
+    let nodes = Kind::new("", "v1", "nodes");
+    cluster.merge_status(&nodes, machine, &info).await.unwrap();
 }
 
 #[async_trait]
@@ -82,7 +80,7 @@ impl World for Jobs {
         // Nobody plays its kubelet but the test.
         let node = testkit::node(&name).without_kubelet();
         node.create(&client).await.unwrap();
-        self.set_boot(&name, "boot-1").await;
+        set_boot(&self.cluster, &name, "boot-1").await;
         name
     }
 
@@ -92,7 +90,7 @@ impl World for Jobs {
     }
 
     async fn boots(&self, machine: &str) {
-        self.set_boot(machine, "boot-2").await;
+        set_boot(&self.cluster, machine, "boot-2").await;
     }
 
     async fn fails(&self, machine: &str) -> bool {

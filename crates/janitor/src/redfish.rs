@@ -1,0 +1,275 @@
+//! The Redfish provider: the BMC of a node's machine cycles its power, also where the node is dead.
+//!
+//! What is asked for and what has happened, `domain` says; here are the requests. A signal is noted at the
+//! node before it is sent, and the note is taken back where the BMC has refused it.
+
+mod bmc;
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use cluster::{ApiError, Cluster, Kind};
+use domain::janitor::redfish::{
+    Log, Machine, Record, RedfishConfig, SYSTEMS, Verdict, entries_of, log_of, members_of,
+};
+use domain::janitor::{Action, Class, Failure, Found};
+use jiff::{SignedDuration, Timestamp};
+use runtime::tls::ClientTls;
+use serde_json::{Value, json};
+
+use self::bmc::Bmc;
+use crate::generic::failure;
+use crate::provider::{OpenError, Provider, Signal};
+
+/// The annotation of a node with the note of the last signal.
+const NOTE: &str = contract::keys::POWER_CYCLE;
+/// Most pages of a log that are read.
+const PAGES: usize = 20;
+
+/// Cycles the power of machines.
+pub struct Redfish {
+    cluster: Arc<Cluster>,
+    config: RedfishConfig,
+    tls: ClientTls,
+}
+
+// === impl Redfish ===
+
+impl Redfish {
+    /// Returns the provider. BMCs are connected to when they are needed.
+    pub fn open(cluster: Arc<Cluster>, config: RedfishConfig) -> Result<Self, OpenError> {
+        let tls = match (config.insecure_skip_verify, config.authority.as_str()) {
+            (true, _) => ClientTls::trusting_all(),
+            // No address is `https`.
+            (false, "") => ClientTls::trusting_none(),
+            (false, path) => ClientTls::load(path.into(), None),
+        };
+        Ok(Self {
+            cluster,
+            config,
+            tls: tls.map_err(OpenError::BmcCertificates)?,
+        })
+    }
+
+    async fn node(&self, name: &str) -> Result<Value, Failure> {
+        let node = self.cluster.object(&nodes(), None, name).await;
+        let missing = || {
+            let message = format!("there is no node {name}");
+            Failure::new(Class::Permanent, "RESOURCE_NOT_FOUND", message)
+        };
+        node.map_err(|error| unsent(failure(&error)))?
+            .ok_or_else(missing)
+    }
+
+    /// Notes a signal at a node that is still as it was read, or takes the note back.
+    async fn note(&self, node: &Value, record: Option<&Record>) -> Result<Value, ApiError> {
+        let record = record.and_then(|record| serde_json::to_string(record).ok());
+        let metadata = &node["metadata"];
+        let change = json!({"metadata": {
+            "resourceVersion": metadata["resourceVersion"],
+            "annotations": {NOTE: record},
+        }});
+        let name = metadata["name"].as_str().unwrap_or_default();
+        self.cluster.merge_object(&nodes(), name, &change).await
+    }
+
+    async fn bmc(&self, node: &str) -> Result<Bmc, Failure> {
+        let address = self.config.address_of(node).ok_or_else(|| {
+            let message = format!("the configuration has no address of the BMC of {node}");
+            Failure::new(Class::Permanent, "INVALID_REQUEST", message)
+        })?;
+        Bmc::new(&address, &self.config, &self.tls).await
+    }
+
+    async fn machine(&self, bmc: &Bmc) -> Result<Machine, Failure> {
+        let path = match self.config.system.as_str() {
+            "" => {
+                let paths = members_of(&bmc.get(SYSTEMS).await?);
+                match paths.as_slice() {
+                    [only] => only.clone(),
+                    many => {
+                        let many = many.join(", ");
+                        let what = format!(
+                            "{SYSTEMS} has not one machine but [{many}]: name one with redfish.system"
+                        );
+                        return Err(unusable(what));
+                    }
+                }
+            }
+            path => path.to_owned(),
+        };
+        let mut machine = Machine::read(&bmc.get(&path).await?).map_err(unusable)?;
+        if machine.says_no_types()
+            && let Some(path) = &machine.action_info
+        {
+            let described = bmc.get(path).await?;
+            machine.learn_types(&described);
+        }
+        Ok(machine)
+    }
+
+    /// Reads the log of a machine. What cannot be read is no witness, and stops no signal.
+    async fn log(&self, bmc: &Bmc, machine: &Machine) -> Log {
+        let mut log = Log::default();
+        let read = async {
+            let Some(logs) = &machine.logs else {
+                return Ok(());
+            };
+            let logs = members_of(&bmc.get(logs).await?);
+            let Some(path) = log_of(&logs) else {
+                return Ok(());
+            };
+            let service = bmc.get(path).await?;
+            let mut next = entries_of(&service).map(str::to_owned);
+            for _ in 0..PAGES {
+                let Some(path) = next else { break };
+                let page = bmc.get(&path).await?;
+                log.read(&page);
+                next = page["Members@odata.nextLink"].as_str().map(str::to_owned);
+            }
+            Ok::<_, Failure>(())
+        };
+        if let Err(failure) = read.await {
+            tracing::warn!(err = failure.text(), "the log of a machine cannot be read");
+        }
+        log
+    }
+
+    /// Says what the note of a signal and its machine tell of it.
+    async fn found(&self, node: &Value, record: &Record) -> Result<Found, Failure> {
+        let sent = Found::Sent(record.boot_id.clone());
+        if record.booted(boot_of(node)) {
+            return Ok(sent);
+        }
+        let name = node["metadata"]["name"].as_str().unwrap_or_default();
+        let bmc = self.bmc(name).await?;
+        let machine = self.machine(&bmc).await?;
+        let log = self.log(&bmc, &machine).await;
+        match record.verdict(&machine, &log, Timestamp::now()) {
+            Verdict::Reset => Ok(sent),
+            Verdict::NotReset => Ok(Found::NotSent),
+            Verdict::Unknown => Ok(Found::CannotTell),
+            Verdict::TooSoon => {
+                let what = "the BMC was asked for a reset just now, and does not tell of one yet";
+                let failure = Failure::new(Class::Transient, "RESOURCE_BUSY", what);
+                Err(failure.after(ASK_AGAIN))
+            }
+        }
+    }
+
+    /// Notes a signal and sends it.
+    async fn cycle(&self, signal: &Signal, node: &Value) -> Result<String, Failure> {
+        let boot_id = boot_of(node).to_owned();
+        if boot_id.is_empty() {
+            let message = format!("the node {} has no boot id", signal.node);
+            return Err(Failure::new(Class::Permanent, "INVALID_REQUEST", message));
+        }
+        let bmc = self.bmc(&signal.node).await?;
+        let machine = self.machine(&bmc).await?;
+        let reset_type = machine.reset_type().map_err(unusable)?;
+        let log = self.log(&bmc, &machine).await;
+        let record = Record {
+            operation: signal.operation.clone(),
+            boot_id: boot_id.clone(),
+            last_reset: machine.last_reset.clone(),
+            last_boot: log.last_boot,
+            at: Timestamp::now(),
+        };
+        let noted = self.note(node, Some(&record)).await;
+        let noted = noted.map_err(|error| unsent(failure(&error)))?;
+        let (node, critical) = (&signal.node, format!("{:?}", log.critical));
+        tracing::info!(node, reset_type, critical, "the BMC is asked for a reset");
+        let body = json!({"ResetType": reset_type});
+        match bmc.post(&machine.target, &body).await {
+            Ok(()) => Ok(boot_id),
+            Err(failure) => {
+                if failure.class != Class::Ambiguous {
+                    // If it stays, the signal counts as one of which nobody knows, and is looked up.
+                    drop(self.note(&noted, None).await);
+                }
+                Err(failure)
+            }
+        }
+    }
+}
+
+/// Pause between two questions whether a reset has happened.
+const ASK_AGAIN: SignedDuration = SignedDuration::from_secs(15);
+
+#[async_trait]
+impl Provider for Redfish {
+    fn name(&self) -> &'static str {
+        "redfish"
+    }
+
+    async fn send(&self, signal: &Signal) -> Result<String, Failure> {
+        if signal.action != Action::Reboot {
+            let message = "the Redfish provider cannot take machines away";
+            return Err(Failure::new(
+                Class::Permanent,
+                "UNSUPPORTED_OPERATION",
+                message,
+            ));
+        }
+        let node = self.node(&signal.node).await?;
+        let Some(record) = record_of(&node, signal) else {
+            return self.cycle(signal, &node).await;
+        };
+        match self.found(&node, &record).await? {
+            Found::Sent(request) => Ok(request),
+            Found::NotSent => self.cycle(signal, &node).await,
+            Found::CannotTell => {
+                let message =
+                    "the signal was noted before, and the BMC does not tell whether it was reset";
+                Err(Failure::new(Class::Ambiguous, "AMBIGUOUS_RESULT", message))
+            }
+        }
+    }
+
+    async fn find(&self, signal: &Signal) -> Result<Found, Failure> {
+        let node = self.node(&signal.node).await?;
+        match record_of(&node, signal) {
+            Some(record) => self.found(&node, &record).await,
+            None => Ok(Found::NotSent),
+        }
+    }
+
+    async fn is_ready(&self, signal: &Signal, request_id: &str) -> Result<bool, Failure> {
+        let node = self.node(&signal.node).await?;
+        let conditions = node["status"]["conditions"].as_array();
+        let ready = (conditions.into_iter().flatten())
+            .any(|one| one["type"] == "Ready" && one["status"] == "True");
+        let boot_id = boot_of(&node);
+        Ok(ready && !boot_id.is_empty() && boot_id != request_id)
+    }
+}
+
+fn nodes() -> Kind {
+    Kind::new("", "v1", "nodes")
+}
+
+fn boot_of(node: &Value) -> &str {
+    let id = node.pointer("/status/nodeInfo/bootID");
+    id.and_then(Value::as_str).unwrap_or_default()
+}
+
+fn record_of(node: &Value, signal: &Signal) -> Option<Record> {
+    let annotations = &node["metadata"]["annotations"];
+    Record::read(annotations[NOTE].as_str(), &signal.operation)
+}
+
+/// Returns a failure of a BMC that cannot do what is asked of it.
+fn unusable(what: String) -> Failure {
+    Failure::new(Class::Permanent, "UNSUPPORTED_OPERATION", what)
+}
+
+/// Returns the failure of a request that was not yet the signal: whatever came of it, none was sent.
+fn unsent(failure: Failure) -> Failure {
+    match failure.class {
+        Class::Ambiguous => Failure {
+            class: Class::Transient,
+            ..failure
+        },
+        _ => failure,
+    }
+}

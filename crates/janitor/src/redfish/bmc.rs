@@ -1,0 +1,199 @@
+//! Requests to a BMC, and what its answers mean for a signal.
+
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
+use domain::janitor::redfish::RedfishConfig;
+use domain::janitor::{Class, Failure};
+use http_body_util::{BodyExt as _, Full, Limited};
+use hyper::body::Bytes;
+use hyper::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER};
+use hyper::{Method, Request, StatusCode};
+use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::client::legacy::{Client, Error};
+use hyper_util::rt::TokioExecutor;
+use jiff::SignedDuration;
+use runtime::logging::chain;
+use runtime::tls::ClientTls;
+use serde_json::Value;
+
+/// Longest wait for an answer. BMCs are slow.
+const WITHIN: Duration = Duration::from_secs(60);
+/// Largest answer that is read (bytes): pages of a log may be large.
+const MAX_ANSWER: usize = 4 * 1024 * 1024;
+/// Longest part of an answer that stands in a failure (characters).
+const MAX_MESSAGE: usize = 300;
+
+/// The BMC of one machine.
+pub(super) struct Bmc {
+    client: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
+    address: String,
+    authorization: Option<HeaderValue>,
+}
+
+// === impl Bmc ===
+
+impl Bmc {
+    /// Reads who we are; connects to nothing.
+    pub(super) async fn new(
+        address: &str,
+        config: &RedfishConfig,
+        tls: &ClientTls,
+    ) -> Result<Self, Failure> {
+        let mut connector = HttpConnector::new();
+        connector.enforce_http(false);
+        let mut tls = tls.config().as_ref().clone();
+        // BMCs speak HTTP/1.1.
+        tls.alpn_protocols.clear();
+        let https = HttpsConnectorBuilder::new().with_tls_config(tls);
+        let https = https.https_or_http().enable_http1();
+        Ok(Self {
+            client: Client::builder(TokioExecutor::new()).build(https.wrap_connector(connector)),
+            address: address.trim_end_matches('/').to_owned(),
+            authorization: authorization(config).await?,
+        })
+    }
+
+    /// Reads a resource. Whatever goes wrong, nothing was changed.
+    pub(super) async fn get(&self, path: &str) -> Result<Value, Failure> {
+        let answer = self.ask(Method::GET, path, Bytes::new()).await;
+        let answer = answer.map_err(super::unsent)?;
+        serde_json::from_slice(&answer).map_err(|error| {
+            let what = format!("{}{path} is no JSON: {error}", self.address);
+            Failure::new(Class::Transient, "UNREADABLE", what)
+        })
+    }
+
+    /// Asks for an action.
+    pub(super) async fn post(&self, path: &str, body: &Value) -> Result<(), Failure> {
+        let body = body.to_string().into();
+        self.ask(Method::POST, path, body).await.map(drop)
+    }
+
+    async fn ask(&self, method: Method, path: &str, body: Bytes) -> Result<Bytes, Failure> {
+        let url = format!("{}{path}", self.address);
+        let ambiguous = |what: String| {
+            Failure::new(
+                Class::Ambiguous,
+                "AMBIGUOUS_RESULT",
+                format!("{url}: {what}"),
+            )
+        };
+        let mut request = Request::builder().method(method).uri(&url);
+        if let Some(authorization) = &self.authorization {
+            request = request.header(AUTHORIZATION, authorization);
+        }
+        let request = request
+            .header(ACCEPT, "application/json")
+            .header(CONTENT_TYPE, "application/json")
+            .body(Full::new(body));
+        // A path of the BMC's may be anything.
+        let request = request.map_err(|error| super::unusable(format!("{url}: {error}")))?;
+        let answer = async {
+            let answer = self.client.request(request).await.map_err(|error| {
+                // Nothing was sent over a connection that could not be made.
+                if error.is_connect() {
+                    unreachable(&url, &error)
+                } else {
+                    ambiguous(chain(&error))
+                }
+            })?;
+            let (status, headers) = (answer.status(), answer.headers().clone());
+            let body = Limited::new(answer.into_body(), MAX_ANSWER).collect().await;
+            let body = match body {
+                Ok(body) => body.to_bytes(),
+                // What the status says holds whatever follows.
+                Err(_) if !status.is_success() => Bytes::new(),
+                Err(error) => return Err(ambiguous(chain(error.as_ref()))),
+            };
+            if status.is_success() {
+                return Ok(body);
+            }
+            Err(refused(&url, status, &headers, &body))
+        };
+        match tokio::time::timeout(WITHIN, answer).await {
+            Ok(answer) => answer,
+            Err(_) => Err(ambiguous(format!(
+                "no answer within {} s",
+                WITHIN.as_secs()
+            ))),
+        }
+    }
+}
+
+fn unreachable(url: &str, error: &Error) -> Failure {
+    let what = format!("{url}: {}", chain(error));
+    Failure::new(Class::Transient, "UNAVAILABLE", what)
+}
+
+/// Returns what a status means: Redfish (DSP0266, 8.5) leaves open only for 500 and 502 to 504 whether
+/// something was done.
+fn refused(url: &str, status: StatusCode, headers: &HeaderMap, body: &Bytes) -> Failure {
+    let (class, reason) = match status {
+        StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
+            (Class::Transient, "RATE_LIMITED")
+        }
+        StatusCode::CONFLICT => (Class::Transient, "RESOURCE_BUSY"),
+        StatusCode::UNAUTHORIZED => (Class::Transient, "AUTHENTICATION_FAILED"),
+        StatusCode::FORBIDDEN => (Class::Permanent, "PERMISSION_DENIED"),
+        StatusCode::NOT_FOUND => (Class::Permanent, "RESOURCE_NOT_FOUND"),
+        StatusCode::NOT_IMPLEMENTED => (Class::Permanent, "UNSUPPORTED_OPERATION"),
+        other if other.is_client_error() => (Class::Permanent, "INVALID_REQUEST"),
+        _ => (Class::Ambiguous, "AMBIGUOUS_RESULT"),
+    };
+    let failure = Failure::new(
+        class,
+        reason,
+        format!("{url}: {status} {}", message_of(body)),
+    );
+    let wait = headers
+        .get(RETRY_AFTER)
+        .and_then(|value| value.to_str().ok());
+    match wait.and_then(|seconds| seconds.trim().parse().ok()) {
+        Some(seconds) => {
+            failure.after(SignedDuration::from_secs(i64::from(u32::min(seconds, DAY))))
+        }
+        None => failure,
+    }
+}
+
+/// Longest wait that a BMC can ask for (seconds).
+const DAY: u32 = 24 * 60 * 60;
+
+/// Returns the message of an error: Redfish's where it is one.
+fn message_of(body: &Bytes) -> String {
+    let error: Value = serde_json::from_slice(body).unwrap_or_default();
+    let error = &error["error"];
+    let detail = error["@Message.ExtendedInfo"][0]["Message"].as_str();
+    let message = detail.or_else(|| error["message"].as_str());
+    message
+        .unwrap_or_default()
+        .chars()
+        .take(MAX_MESSAGE)
+        .collect()
+}
+
+async fn authorization(config: &RedfishConfig) -> Result<Option<HeaderValue>, Failure> {
+    if config.username_path.is_empty() {
+        return Ok(None);
+    }
+    let user = secret(&config.username_path).await?;
+    let password = secret(&config.password_path).await?;
+    let text = BASE64_STANDARD.encode(format!("{user}:{password}"));
+    let value = HeaderValue::from_str(&format!("Basic {text}"));
+    Ok(value.ok().map(|mut value| {
+        value.set_sensitive(true);
+        value
+    }))
+}
+
+async fn secret(path: &str) -> Result<String, Failure> {
+    let text = tokio::fs::read_to_string(path).await;
+    text.map(|text| text.trim_end_matches(['\r', '\n']).to_owned())
+        .map_err(|error| {
+            let what = format!("cannot read {path}: {error}");
+            Failure::new(Class::Transient, "AUTHENTICATION_FAILED", what)
+        })
+}

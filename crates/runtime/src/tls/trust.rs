@@ -1,0 +1,84 @@
+//! TLS of a client that goes by no file: it believes every server, or none.
+
+use std::sync::Arc;
+
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::{verify_tls12_signature, verify_tls13_signature};
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::{ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
+
+use super::{ClientTls, TlsError, provider};
+
+/// Believes every certificate. That its holder has the key is checked.
+#[derive(Debug)]
+struct All;
+
+// === impl ClientTls ===
+
+impl ClientTls {
+    /// Returns TLS that believes every server: only for networks that nobody else is in.
+    pub fn trusting_all() -> Result<Self, TlsError> {
+        let make = || {
+            let builder = ClientConfig::builder_with_provider(provider())
+                .with_safe_default_protocol_versions()
+                .map_err(TlsError::Internal)?
+                .dangerous()
+                .with_custom_certificate_verifier(Arc::new(All));
+            Ok(builder.with_no_client_auth())
+        };
+        Self::new(Vec::new(), Box::new(make))
+    }
+
+    /// Returns TLS that believes no server: for those who do not use it.
+    pub fn trusting_none() -> Result<Self, TlsError> {
+        let make = || {
+            let builder = ClientConfig::builder_with_provider(provider())
+                .with_safe_default_protocol_versions()
+                .map_err(TlsError::Internal)?
+                .with_root_certificates(RootCertStore::empty());
+            Ok(builder.with_no_client_auth())
+        };
+        Self::new(Vec::new(), Box::new(make))
+    }
+}
+
+// === impl All ===
+
+impl ServerCertVerifier for All {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        let algorithms = provider().signature_verification_algorithms;
+        verify_tls12_signature(message, certificate, signed, &algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        let algorithms = provider().signature_verification_algorithms;
+        verify_tls13_signature(message, certificate, signed, &algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        provider()
+            .signature_verification_algorithms
+            .supported_schemes()
+    }
+}
