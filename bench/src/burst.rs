@@ -174,6 +174,7 @@ fn event(node: String, broken: bool) -> HealthEvent {
         is_fatal: broken,
         is_healthy: !broken,
         message: "the power of a row has failed".to_owned(),
+        recommended_action: contract::RecommendedAction::RestartBm as i32,
         node_name: node,
         ..HealthEvent::default()
     }

@@ -1,9 +1,9 @@
-//! Many nodes with pods fail at once, on a real cluster: until all are cordoned and empty, and each says
-//! that it is drained.
+//! Many nodes with pods fail at once, on a real cluster: until all are cordoned and empty, and for each a
+//! reboot is asked for.
 //!
-//! Kwok plays the kubelets. The faults are sent to a `gpuwarden run --drain` in one batch. Before it, in the
-//! same run, a bare loop over 32 connections makes the same calls for as many pods: one patch of each
-//! node, then one eviction of each of its pods. Both are seen by the same two watches.
+//! Kwok plays the kubelets. The faults are sent to a `gpuwarden run --drain --remediate` in one batch. Before
+//! it, in the same run, a bare loop over 32 connections makes the same calls: one patch of each node, one
+//! eviction of each of its pods, and a `RebootNode` each when all pods are gone. The same watches see both.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,14 +12,19 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
-use cli::bench::{Figure, cluster_client, median, percentile, progress};
+use cli::bench::{Figure, Usage, cluster_client, median, percentile, progress};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
-use kube::api::{Api, DeleteParams, EvictParams, ListParams, PostParams, WatchEvent, WatchParams};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::api::{
+    Api, ApiResource, DeleteParams, DynamicObject, EvictParams, GroupVersionKind, ListParams,
+    PostParams, WatchEvent, WatchParams,
+};
 use kube::{Client, Resource, ResourceExt as _};
 use serde_json::json;
 use testkit::Product;
 use tokio::sync::Notify;
+use tokio::task::JoinSet;
 
 use crate::Args;
 use crate::burst::report;
@@ -42,6 +47,12 @@ const WATCH_SECONDS: u32 = 290;
 /// Label of a pod: its node.
 const NODE: &str = "gpuwarden-bench-node";
 const STATE: &str = contract::keys::STATE_LABEL;
+/// The states of a node whose pods are gone.
+const EMPTY: [&str; 2] = [
+    contract::keys::STATE_DRAINED,
+    contract::keys::STATE_REMEDIATING,
+];
+const REBOOT_KIND: &str = include_str!("../../examples/kubernetes/crds/rebootnodes.yaml");
 
 pub(crate) async fn run(args: &Args, rows: &mut Vec<Figure>) -> anyhow::Result<()> {
     let count = args.nodes.iter().copied().map(usize::from).max();
@@ -49,17 +60,29 @@ pub(crate) async fn run(args: &Args, rows: &mut Vec<Figure>) -> anyhow::Result<(
     with_nodes(args, "drain", count, async |nodes| {
         let space = Space::new(args, nodes).await?;
         let measured = measure(args, nodes, &space, count).await;
-        space.delete().await?;
+        space.clean_up().await?;
         rows.extend(measured?);
         Ok(())
     })
     .await
 }
 
-/// The namespace of the pods.
+/// What the benchmark makes beside its nodes.
 struct Space {
     client: Client,
+    /// The namespace of the pods.
     name: String,
+    /// The label of all nodes and reboots of the run.
+    selector: String,
+    /// Whether the kind `RebootNode` was not there before.
+    defined: bool,
+}
+
+/// How long it took until the last pod was gone, and until the last reboot was asked for.
+#[derive(Clone, Copy)]
+struct Took {
+    empty: Duration,
+    asked: Duration,
 }
 
 /// What the watches show.
@@ -71,6 +94,8 @@ struct Seen {
     empty_at: BTreeMap<String, Instant>,
     /// The time at which a node said that it is drained.
     drained_at: BTreeMap<String, Instant>,
+    /// Reboots that were asked for.
+    reboots: usize,
     /// The reason why a watch has ended, if one has.
     ended: Option<String>,
 }
@@ -89,48 +114,54 @@ async fn measure(
     count: usize,
 ) -> anyhow::Result<Vec<Figure>> {
     let names = nodes.names(count);
-    space.fill(&names).await?;
+    let pods = space.fill(&names, "bare").await?;
     progress(&format!("drain of {count} nodes, a bare loop ..."));
-    let watched = space.watch(nodes).await?;
-    let began = Instant::now();
-    space.bare(nodes, &names).await?;
-    let bare = watched.wait(|seen| seen.empty_at.len() == count).await?;
-    let bare = bare.duration_since(began);
+    let bare = space.bare(nodes, &names, &pods).await?;
     nodes.uncordon(count, WIDTH).await?;
+    space.delete_reboots().await?;
 
-    space.fill(&names).await?;
+    space.fill(&names, "drain").await?;
     progress(&format!("drain of {count} nodes ..."));
     let config = tempfile::tempdir()?;
-    let path = config.path().join("drain.toml");
+    let (drain, remedy) = (
+        config.path().join("drain.toml"),
+        config.path().join("remedy.toml"),
+    );
     let mode = format!(
         "[[userNamespaces]]\nname = \"{}\"\nmode = \"Immediate\"\n",
         space.name
     );
-    fs::write(&path, mode)?;
-    let launch = product::run(args, nodes.first())?;
-    let launch = launch.arg("--drain").option("--drain-config", &path);
+    fs::write(&drain, mode)?;
+    fs::write(&remedy, space.remediation())?;
+    let launch = product::run(args, nodes.first())?
+        .arg("--drain")
+        .option("--drain-config", &drain)
+        .arg("--remediate")
+        .option("--remediate-config", &remedy);
     let product = product::start(launch).await?;
-    let watched = space.watch(nodes).await?;
-    let drained = drained(&product, &watched, nodes, names).await;
-    drained
-        .map(|(empty, waits)| figures(count, bare, empty, &waits))
+    let (watched, _tasks) = space.watch().await?;
+    drained(&product, &watched, nodes, names, bare)
+        .await
         .map_err(|error| product.failure(&format!("{error:#}")))
 }
 
-/// Has all nodes fail. Returns the time until all their pods were gone, and for each node the time from
-/// its last pod to its word that it is drained.
+/// Has all nodes fail, and recover when for each a reboot is asked for.
 async fn drained(
     product: &Product,
     watched: &Watched,
     nodes: &mut Nodes,
     names: Vec<String>,
-) -> anyhow::Result<(Duration, Vec<f64>)> {
+    bare: Took,
+) -> anyhow::Result<Vec<Figure>> {
     let count = names.len();
     let began = Instant::now();
     report(product, names.clone(), true).await?;
     let empty = watched.wait(|seen| seen.empty_at.len() == count).await?;
-    watched.wait(|seen| seen.drained_at.len() == count).await?;
-    let waits = {
+    let asked = watched
+        .wait(|seen| seen.drained_at.len() == count && seen.reboots == count)
+        .await?;
+    let usage = Usage::read(product.pid())?;
+    let waits: Vec<f64> = {
         let seen = watched.lock();
         let both = names.iter().filter_map(|name| {
             let (empty, drained) = (seen.empty_at.get(name)?, seen.drained_at.get(name)?);
@@ -140,24 +171,41 @@ async fn drained(
     };
     report(product, names, false).await?;
     nodes.wait(0).await?;
-    Ok((empty.duration_since(began), waits))
+    let ours = Took {
+        empty: empty.duration_since(began),
+        asked: asked.duration_since(began),
+    };
+    let memory = Figure::new(format!("drain-{count}.memory"), usage.rss, "MiB").note(format!(
+        "of this {:.1} MiB are its own; {:.1} MiB at most",
+        usage.own, usage.peak
+    ));
+    let mut rows = figures(count, bare, ours, &waits);
+    rows.push(memory);
+    Ok(rows)
 }
 
 #[allow(clippy::cast_precision_loss)] // Thousands at most.
-fn figures(count: usize, bare: Duration, ours: Duration, waits: &[f64]) -> Vec<Figure> {
+fn figures(count: usize, bare: Took, ours: Took, waits: &[f64]) -> Vec<Figure> {
     let name = |figure: &str| format!("drain-{count}.{figure}");
     let pods = (count * PODS) as f64;
+    let (ours_empty, bare_empty) = (ours.empty.as_secs_f64(), bare.empty.as_secs_f64());
     vec![
-        Figure::new(name("empty"), ours.as_secs_f64(), "s")
-            .beside(BASELINE, bare.as_secs_f64())
+        Figure::new(name("empty"), ours_empty, "s")
+            .beside(BASELINE, bare_empty)
             .note(format!(
                 "{count} nodes with {PODS} pods each, until the last pod was gone: {:.0} pods/s, the loop \
                  {:.0}/s",
-                pods / ours.as_secs_f64(),
-                pods / bare.as_secs_f64()
+                pods / ours_empty,
+                pods / bare_empty
+            )),
+        Figure::new(name("reboots"), ours.asked.as_secs_f64(), "s")
+            .beside(BASELINE, bare.asked.as_secs_f64())
+            .note(format!(
+                "until the last reboot was asked for; the loop took {:.2} s of it for {count} reboots alone",
+                bare.asked.saturating_sub(bare.empty).as_secs_f64()
             )),
         Figure::new(name("drained"), median(waits), "ms").note(format!(
-            "of one node, from its last pod to drain-succeeded: the median; 99 of 100 in {:.0} ms",
+            "of one node, from its last pod to its label that says so: the median; 99 of 100 in {:.0} ms",
             percentile(waits, 99)
         )),
     ]
@@ -170,31 +218,87 @@ impl Space {
         let path = args.kubeconfig.as_ref().context("no kubeconfig is named")?;
         let client = cluster_client(path, args.context.as_deref()).await?;
         let name = format!("{}-pods", nodes.first());
-        let namespace = serde_json::from_value(json!({"metadata": {"name": name}}))?;
-        let namespaces: Api<Namespace> = Api::all(client.clone());
-        namespaces
-            .create(&PostParams::default(), &namespace)
-            .await?;
-        // Without its service account no pod is admitted; a controller makes that.
+        let namespace: Namespace = serde_json::from_value(json!({"metadata": {"name": name}}))?;
+        let params = PostParams::default();
+        Api::all(client.clone()).create(&params, &namespace).await?;
+        let kind: CustomResourceDefinition = serde_saphyr::from_str(REBOOT_KIND)?;
+        let defined = match Api::all(client.clone()).create(&params, &kind).await {
+            Ok(_) => true,
+            Err(kube::Error::Api(error)) if error.code == 409 => false,
+            Err(error) => return Err(error.into()),
+        };
+        // Without its service account no pod is admitted, and the kind is served a moment later.
         tokio::time::sleep(QUIET).await;
-        Ok(Self { client, name })
+        Ok(Self {
+            client,
+            name,
+            selector: nodes.selector(),
+            defined,
+        })
+    }
+
+    fn reboots(&self) -> Api<DynamicObject> {
+        let kind = GroupVersionKind::gvk("janitor.dgxc.nvidia.com", "v1alpha1", "RebootNode");
+        let resource = ApiResource::from_gvk_with_plural(&kind, "rebootnodes");
+        Api::all_with(self.client.clone(), &resource)
+    }
+
+    /// Returns the label of a reboot as text of a template.
+    fn label(&self) -> (&str, &str) {
+        self.selector.split_once('=').unwrap_or_default()
+    }
+
+    /// Returns the configuration of the remediation: reboots, with the label of the run.
+    fn remediation(&self) -> String {
+        let (label, run) = self.label();
+        format!(
+            r#"[template]
+mountPath = "/etc/gpuwarden/templates"
+
+[remediationActions.RESTART_BM]
+apiGroup = "janitor.dgxc.nvidia.com"
+version = "v1alpha1"
+kind = "RebootNode"
+scope = "Cluster"
+completeConditionType = "NodeReady"
+templateFileName = "reboot.yaml"
+equivalenceGroup = "restart"
+
+[templates]
+"reboot.yaml" = """
+apiVersion: {{{{ .ApiGroup }}}}/{{{{ .Version }}}}
+kind: {{{{ .Kind }}}}
+metadata:
+  name: maintenance-{{{{ .NodeName }}}}-{{{{ .HealthEventID }}}}
+  labels:
+    {label}: "{run}"
+spec:
+  nodeName: {{{{ .NodeName }}}}
+"""
+"#
+        )
     }
 
     fn pods(&self) -> Api<Pod> {
         Api::namespaced(self.client.clone(), &self.name)
     }
 
-    /// Gives each node its pods, and waits until they run.
-    async fn fill(&self, nodes: &[String]) -> anyhow::Result<()> {
+    /// Gives each node its pods, and waits until they run. Returns their names by node. Each round has names of
+    /// its own: kwok may delete a pod late, and by its name.
+    async fn fill(&self, nodes: &[String], round: &str) -> anyhow::Result<Vec<Vec<String>>> {
         progress(&format!("making {} pods ...", nodes.len() * PODS));
         let pods = self.pods();
-        let each = nodes
+        let name = |node: &String, index| format!("{node}-{round}-{index}");
+        let names = nodes
             .iter()
-            .flat_map(|node| (0..PODS).map(move |index| (node, index)));
-        let made = each.map(|(node, index)| {
+            .map(|node| (0..PODS).map(|index| name(node, index)).collect())
+            .collect::<Vec<Vec<String>>>();
+        let each = nodes.iter().zip(&names);
+        let each = each.flat_map(|(node, names)| names.iter().map(move |name| (node, name)));
+        let made = each.map(|(node, name)| {
             let pods = pods.clone();
             let pod = json!({
-                "metadata": {"name": format!("{node}-{index}"), "labels": {NODE: node}},
+                "metadata": {"name": name, "labels": {NODE: node}},
                 "spec": {
                     "nodeName": node,
                     "automountServiceAccountToken": false,
@@ -206,14 +310,10 @@ impl Space {
             async move {
                 let pod = serde_json::from_value(pod)?;
                 pods.create(&PostParams::default(), &pod).await?;
-                anyhow::Ok(())
+                Ok(())
             }
         });
-        stream::iter(made.collect::<Vec<_>>())
-            .buffer_unordered(WIDTH)
-            .try_collect::<Vec<()>>()
-            .await
-            .context("make a pod")?;
+        at_once(made).await.context("make a pod")?;
         let began = Instant::now();
         let waiting = ListParams::default()
             .fields("status.phase!=Running")
@@ -225,34 +325,69 @@ impl Space {
             tokio::time::sleep(LOOK_EVERY).await;
         }
         tokio::time::sleep(QUIET).await;
-        Ok(())
+        let (there, made) = (
+            pods.list_metadata(&ListParams::default())
+                .await?
+                .items
+                .len(),
+            nodes.len() * PODS,
+        );
+        if there != made {
+            bail!("{made} pods were made and {there} are there");
+        }
+        Ok(names)
     }
 
-    /// Cordons each node and evicts its pods, and does nothing else.
-    async fn bare(&self, nodes: &mut Nodes, names: &[String]) -> anyhow::Result<()> {
-        let pods = self.pods();
-        let each = names.iter().map(|node| {
+    /// Cordons each node and evicts its pods, then asks for the reboots, and does nothing else.
+    async fn bare(
+        &self,
+        nodes: &Nodes,
+        names: &[String],
+        pods_of: &[Vec<String>],
+    ) -> anyhow::Result<Took> {
+        let (pods, reboots, count) = (self.pods(), self.reboots(), names.len());
+        let (watched, _tasks) = self.watch().await?;
+        let began = Instant::now();
+        at_once(names.iter().zip(pods_of).map(|(node, pods_of_node)| {
             let (pods, cordon) = (pods.clone(), nodes.cordon(node));
             async move {
                 cordon.await?;
-                for index in 0..PODS {
-                    pods.evict(&format!("{node}-{index}"), &EvictParams::default())
-                        .await?;
+                for pod in pods_of_node {
+                    pods.evict(pod, &EvictParams::default()).await?;
                 }
-                anyhow::Ok(())
+                Ok(())
             }
-        });
-        stream::iter(each.collect::<Vec<_>>())
-            .buffer_unordered(WIDTH)
-            .try_collect::<Vec<()>>()
-            .await
-            .context("cordon a node and evict its pods")?;
-        Ok(())
+        }))
+        .await
+        .context("cordon a node and evict its pods")?;
+        let empty = watched.wait(|seen| seen.empty_at.len() == count).await?;
+        let (label, run) = self.label();
+        at_once(names.iter().map(|node| {
+            let reboots = reboots.clone();
+            let reboot = json!({
+                "apiVersion": "janitor.dgxc.nvidia.com/v1alpha1",
+                "kind": "RebootNode",
+                "metadata": {"name": node, "labels": {label: run}},
+                "spec": {"nodeName": node},
+            });
+            async move {
+                let reboot = serde_json::from_value(reboot)?;
+                reboots.create(&PostParams::default(), &reboot).await?;
+                Ok(())
+            }
+        }))
+        .await
+        .context("make a RebootNode")?;
+        let asked = watched.wait(|seen| seen.reboots == count).await?;
+        Ok(Took {
+            empty: empty.duration_since(began),
+            asked: asked.duration_since(began),
+        })
     }
 
-    /// Watches the pods and the nodes from now on.
-    async fn watch(&self, nodes: &Nodes) -> anyhow::Result<Watched> {
-        let watched = Watched::default();
+    /// Watches the pods, the nodes and the reboots from now on, for as long as the tasks are kept.
+    async fn watch(&self) -> anyhow::Result<(Watched, JoinSet<()>)> {
+        let (watched, mut tasks) = (Watched::default(), JoinSet::new());
         let pods = self.pods();
         let listed = pods.list_metadata(&ListParams::default()).await?;
         for pod in &listed.items {
@@ -260,7 +395,7 @@ impl Space {
         }
         let version = listed.metadata.resource_version.unwrap_or_default();
         let here = watched.clone();
-        tokio::spawn(follow(
+        tasks.spawn(follow(
             pods,
             WatchParams::default(),
             version,
@@ -271,55 +406,92 @@ impl Space {
                 }
             },
         ));
-        let api: Api<Node> = Api::all(self.client.clone());
-        let selector = nodes.selector();
-        let listed = api
-            .list_metadata(&ListParams::default().labels(&selector))
-            .await?;
-        let version = listed.metadata.resource_version.unwrap_or_default();
-        let (params, here) = (WatchParams::default().labels(&selector), watched.clone());
-        tokio::spawn(follow(
-            api,
-            params,
-            version,
+        let nodes: Api<Node> = Api::all(self.client.clone());
+        let mine = ListParams::default().labels(&self.selector);
+        let params = WatchParams::default().labels(&self.selector);
+        let version = nodes.list_metadata(&mine).await?.metadata.resource_version;
+        let here = watched.clone();
+        tasks.spawn(follow(
+            nodes,
+            params.clone(),
+            version.unwrap_or_default(),
             watched.clone(),
             move |event| {
                 if let Told::Seen(name, labels) = event
                     && labels
                         .get(STATE)
-                        .is_some_and(|state| state == contract::keys::STATE_DRAINED)
+                        .is_some_and(|state| EMPTY.contains(&state.as_str()))
                 {
-                    here.lock()
-                        .drained_at
-                        .entry(name)
-                        .or_insert_with(Instant::now);
-                    here.news.notify_waiters();
+                    here.drained(name);
                 }
             },
         ));
-        Ok(watched)
+        let reboots = self.reboots();
+        let version = reboots
+            .list_metadata(&mine)
+            .await?
+            .metadata
+            .resource_version;
+        let here = watched.clone();
+        tasks.spawn(follow(
+            reboots,
+            params,
+            version.unwrap_or_default(),
+            watched.clone(),
+            move |event| {
+                if let Told::Made = event {
+                    here.reboot();
+                }
+            },
+        ));
+        Ok((watched, tasks))
     }
 
-    async fn delete(&self) -> anyhow::Result<()> {
-        let namespaces: Api<Namespace> = Api::all(self.client.clone());
-        let deleted = namespaces
-            .delete(&self.name, &DeleteParams::default())
-            .await;
-        deleted
-            .map(drop)
-            .with_context(|| format!("delete the namespace {} by hand", self.name))
+    async fn delete_reboots(&self) -> anyhow::Result<()> {
+        let mine = ListParams::default().labels(&self.selector);
+        self.reboots()
+            .delete_collection(&DeleteParams::default(), &mine)
+            .await?;
+        Ok(())
     }
+
+    async fn clean_up(&self) -> anyhow::Result<()> {
+        let params = DeleteParams::default();
+        let namespaces: Api<Namespace> = Api::all(self.client.clone());
+        let deleted = namespaces.delete(&self.name, &params).await.map(drop);
+        deleted.with_context(|| format!("delete the namespace {} by hand", self.name))?;
+        self.delete_reboots().await?;
+        if self.defined {
+            let kinds: Api<CustomResourceDefinition> = Api::all(self.client.clone());
+            kinds
+                .delete("rebootnodes.janitor.dgxc.nvidia.com", &params)
+                .await?;
+        }
+        Ok(())
+    }
+}
+
+/// Makes these calls, [`WIDTH`] at once.
+async fn at_once(
+    calls: impl Iterator<Item = impl Future<Output = anyhow::Result<()>>>,
+) -> anyhow::Result<()> {
+    stream::iter(calls.collect::<Vec<_>>())
+        .buffer_unordered(WIDTH)
+        .try_collect()
+        .await
 }
 
 /// One thing that a watch tells.
 enum Told {
-    /// An object is there, of this name and with these labels.
+    /// An object was made.
+    Made,
+    /// An object has changed: its name and its labels.
     Seen(String, BTreeMap<String, String>),
     /// It is gone.
     Gone(BTreeMap<String, String>),
 }
 
-/// Follows the metadata of objects for as long as the process lives.
+/// Follows the metadata of objects.
 async fn follow<K>(
     api: Api<K>,
     params: WatchParams,
@@ -336,7 +508,11 @@ async fn follow<K>(
             let mut newest = version.clone();
             while let Some(event) = events.try_next().await? {
                 match event {
-                    WatchEvent::Added(one) | WatchEvent::Modified(one) => {
+                    WatchEvent::Added(one) => {
+                        newest = one.resource_version().unwrap_or(newest);
+                        tell(Told::Made);
+                    }
+                    WatchEvent::Modified(one) => {
                         newest = one.resource_version().unwrap_or(newest);
                         tell(Told::Seen(one.name_any(), one.labels().clone()));
                     }
@@ -387,6 +563,19 @@ impl Watched {
         self.news.notify_waiters();
     }
 
+    /// Takes in that a node says that it is drained.
+    fn drained(&self, node: String) {
+        let now = Instant::now();
+        self.lock().drained_at.entry(node).or_insert(now);
+        self.news.notify_waiters();
+    }
+
+    /// Takes in that a reboot was asked for.
+    fn reboot(&self) {
+        self.lock().reboots += 1;
+        self.news.notify_waiters();
+    }
+
     /// Waits until it is seen so. Returns when it was.
     async fn wait(&self, shown: impl Fn(&Seen) -> bool) -> anyhow::Result<Instant> {
         let until = Instant::now() + LIMIT;
@@ -406,10 +595,12 @@ impl Watched {
                 .is_err()
             {
                 let seen = self.lock();
-                let (empty, drained) = (seen.empty_at.len(), seen.drained_at.len());
                 bail!(
-                    "after {} s {empty} nodes are empty and {drained} drained",
-                    LIMIT.as_secs()
+                    "after {} s {} nodes are empty, {} drained, and {} reboots asked for",
+                    LIMIT.as_secs(),
+                    seen.empty_at.len(),
+                    seen.drained_at.len(),
+                    seen.reboots
                 );
             }
         }
@@ -435,7 +626,11 @@ mod tests {
     #[test]
     fn figures_stand_beside_the_loop() {
         let second = Duration::from_secs;
-        let rows = figures(10, second(3), second(6), &[10.0, 30.0, 20.0]);
+        let took = |empty, asked| Took {
+            empty: second(empty),
+            asked: second(asked),
+        };
+        let rows = figures(10, took(3, 4), took(6, 8), &[10.0, 30.0, 20.0]);
         let told: Vec<_> = rows
             .iter()
             .map(|row| (row.name.as_str(), row.value, row.ratio))
@@ -444,6 +639,7 @@ mod tests {
             told,
             [
                 ("drain-10.empty", Some(6.0), Some(2.0)),
+                ("drain-10.reboots", Some(8.0), Some(2.0)),
                 ("drain-10.drained", Some(20.0), None)
             ]
         );

@@ -67,7 +67,7 @@ enum Benchmark {
     /// Many nodes that fail at once: until all are cordoned, and until all are given back.
     Burst,
     /// Many nodes with 15 pods each that fail at once, with the largest number of `--nodes`: until the last
-    /// pod is gone, and from there to the node that is drained. Needs kwok.
+    /// pod is gone, and until for each node a reboot is asked for. Needs kwok.
     Drain,
     /// The needs of a controller that has nothing to do in a cluster of many nodes.
     Fleet,
