@@ -323,7 +323,11 @@ fn make_python(dir: &Path) -> anyhow::Result<()> {
     let mut install = Command::new(dir.join("bin/python"));
     shell::output(install.args(pip).arg(requirements))?;
     let mut works = Command::new(dir.join("bin/python"));
-    shell::output(works.args(["-c", "import grpc, grpc_tools.protoc, google.protobuf, sushy_tools"])).map(drop)
+    shell::output(works.args([
+        "-c",
+        "import grpc, grpc_tools.protoc, google.protobuf, sushy_tools",
+    ]))
+    .map(drop)
 }
 
 /// Installs a component that Debian packages make.

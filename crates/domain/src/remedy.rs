@@ -16,6 +16,7 @@
 //! a person is asked. What a person then does, or the recovery of the faults, ends it.
 
 use std::collections::BTreeSet;
+use std::ops::ControlFlow;
 
 use contract::{HealthEvent, RecommendedAction, effective_action_name};
 use jiff::{SignedDuration, Timestamp};
@@ -24,11 +25,13 @@ mod config;
 mod mark;
 mod resource;
 pub mod template;
+mod under_way;
 pub mod validation;
 
 pub use config::{Action, MAX_CONFIG_BYTES, RemedyConfig, ResourceKind};
 pub use mark::{Attempt, AttemptEnd, Outcome, PersonAsked, RemediationMark, Repair};
 pub use resource::ResourceState;
+use under_way::follow;
 use validation::{DIAGNOSTICS_GROUP, VALIDATION_GROUP};
 
 /// Attempts of one group in a row that may fail and pass by themselves.
@@ -36,13 +39,9 @@ pub const TRIES: usize = 3;
 /// First and longest wait between two of them.
 const RETRY: (SignedDuration, SignedDuration) =
     (SignedDuration::from_mins(1), SignedDuration::from_mins(10));
-/// Time for which a custom resource cannot be made before a person is asked.
-const MADE_WITHIN: SignedDuration = SignedDuration::from_secs(60);
 /// Time for the watch of who carries it out to tell of the session for which a custom resource was made: the
 /// node says first that it is.
 pub(crate) const TOLD_WITHIN: SignedDuration = SignedDuration::from_secs(10);
-/// Said of a custom resource that somebody has deleted.
-const GONE: &str = "it was deleted before it had ended";
 
 /// A node to be decided about.
 #[derive(Clone, Copy, Debug)]
@@ -130,87 +129,84 @@ enum Asks {
     Person(String),
 }
 
+/// What follows for a node of which no attempt is under way.
+enum Next {
+    /// An attempt is to be made.
+    Make(Box<Attempt>),
+    /// First all pods of the node are to leave.
+    Whole,
+    /// Something is awaited, no longer than until then.
+    Wait(Option<Timestamp>, String),
+    /// A person is asked, and nobody else until then.
+    Person(Option<Timestamp>, String),
+    /// There is nothing to do.
+    Nothing,
+}
+
 /// Decides about a node.
 pub fn decide(case: &Case<'_>) -> Decision {
     let mut mark = case.mark.cloned().unwrap_or_default();
-    let mut decision = Decision::default();
     let (needs, unsupported) = needs(case);
-    let skipped = (case.config.iter()).flat_map(|_| case.events.iter());
-    let skipped = skipped.filter_map(|one| Some(one.unrepaired_by?.to_owned()));
-    decision.skipped = skipped.collect();
-    if let Some(open) = mark.attempts.last().filter(|one| one.end.is_none()) {
-        let stands = |one: &OpenFault<'_>| {
-            one.unrepaired_by.is_none()
-                && (one.event.id == open.event || effective_action_name(one.event) == open.action)
-        };
-        let stands = case.events.iter().any(stands);
-        let waits = case.waits.is_some() && open.group != DIAGNOSTICS_GROUP;
-        let wanted = case.making || (case.config.is_some() && !waits && stands);
-        match under_way(open, case, wanted) {
-            Open::Goes { made, person, wake } => {
-                let title = open.title();
-                decision.awaits = match (&person, made) {
-                    (Some(why), _) => format!("a person: {why}"),
-                    (None, None) => format!("{title} to be made"),
-                    (None, Some(_)) => format!("the end of {title}"),
-                };
-                decision.wake = wake;
-                if let Some(open) = mark.attempts.last_mut() {
-                    open.made = made;
-                }
-                decision.unsupported = unsupported;
-                return decision.with(mark, person, case);
-            }
-            Open::Dropped => drop(mark.attempts.pop()),
-            Open::Ended(end) => {
-                if let Some(open) = mark.attempts.last_mut() {
-                    open.made.get_or_insert(open.since);
-                    open.end = Some(end);
-                }
-            }
-        }
+    let routes = (case.config.iter()).flat_map(|_| case.events.iter());
+    let mut decision = Decision {
+        unsupported,
+        skipped: routes
+            .filter_map(|one| one.unrepaired_by.map(str::to_owned))
+            .collect(),
+        ..Decision::default()
+    };
+    if let ControlFlow::Break(person) = follow(&mut mark, &mut decision, case) {
+        return decision.with(mark, person, case);
     }
-    decision.unsupported = unsupported;
-    // Nothing is open: what is asked for now?
-    let mut person = None;
     let Some(config) = case.config.filter(|_| !case.events.is_empty()) else {
         let person = mark.person.as_ref().map(|one| one.why.clone());
         return decision.with(mark, person, case);
     };
+    let mut person = None;
+    match next(&needs, &mark, &decision, config, case) {
+        Next::Make(attempt) => {
+            decision.awaits = format!("{} to be made", attempt.title());
+            mark.attempts.push(*attempt);
+        }
+        Next::Whole => {
+            decision.whole = true;
+            "all of its pods to leave".clone_into(&mut decision.awaits);
+        }
+        Next::Wait(until, why) => {
+            decision.wake = until;
+            decision.awaits = why;
+        }
+        Next::Person(until, why) => {
+            decision.wake = until;
+            decision.awaits = format!("a person: {why}");
+            person = Some(why);
+        }
+        Next::Nothing => {}
+    }
+    decision.with(mark, person, case)
+}
+
+/// Returns what follows where no attempt is under way and faults are open.
+fn next(
+    needs: &[Need<'_>],
+    mark: &RemediationMark,
+    decision: &Decision,
+    config: &RemedyConfig,
+    case: &Case<'_>,
+) -> Next {
     let to_repair = needs.iter().any(|need| need.group != VALIDATION_GROUP);
     if (to_repair || !decision.unsupported.is_empty())
-        && let Some(diagnostics) = diagnostics(&mark, config, case)
+        && let Some(diagnostics) = diagnostics(mark, config, case)
     {
-        decision.awaits = format!("{} to be made", diagnostics.title());
-        mark.attempts.push(diagnostics);
-        return decision.with(mark, None, case);
+        return Next::Make(Box::new(diagnostics));
     }
+    let mut person = None;
     let mut waits: Option<(Timestamp, String)> = None;
-    for need in &needs {
-        match need.asks(&mark, config, case.now) {
+    for need in needs {
+        match need.asks(mark, config, case.now) {
             Asks::Attempt { action, group } => {
-                if let Some(why) = case.waits {
-                    why.clone_into(&mut decision.awaits);
-                    return decision.with(mark, None, case);
-                }
-                let scoped = config.actions.get(&action);
-                if case.partial && scoped.is_some_and(|one| one.entity_scope.is_none()) {
-                    decision.whole = true;
-                    "all of its pods to leave".clone_into(&mut decision.awaits);
-                    return decision.with(mark, None, case);
-                }
-                let repairs = group != VALIDATION_GROUP;
-                if let Some((free_at, why)) = exhausted(&mark, config, case).filter(|_| repairs) {
-                    decision.wake = free_at;
-                    decision.awaits = format!("a person: {why}");
-                    return decision.with(mark, Some(why), case);
-                }
-                match attempt(need, &action, &group, &mark, config, case.now) {
-                    Ok(attempt) => {
-                        decision.awaits = format!("{} to be made", attempt.title());
-                        mark.attempts.push(attempt);
-                        return decision.with(mark, None, case);
-                    }
+                match begin(need, &action, &group, mark, config, case) {
+                    Ok(next) => return next,
                     Err(why) => person = person.or(Some(why)),
                 }
             }
@@ -223,101 +219,51 @@ pub fn decide(case: &Case<'_>) -> Decision {
         }
     }
     if let Some((until, why)) = waits {
-        decision.wake = Some(until);
-        decision.awaits = why;
-        return decision.with(mark, None, case);
+        return Next::Wait(Some(until), why);
     }
-    if person.is_none() && !decision.unsupported.is_empty() {
+    let unsupported = || {
         let names: Vec<&str> = decision.unsupported.iter().map(String::as_str).collect();
-        person = Some(format!("no repair is configured for {}", names.join(", ")));
-    }
-    if person.is_some() && case.waits.is_some() && mark.repairs().next().is_none() {
+        (!names.is_empty()).then(|| format!("no repair is configured for {}", names.join(", ")))
+    };
+    match (person.or_else(unsupported), case.waits) {
         // Its pods leave first: until then nothing is said.
-        case.waits
-            .unwrap_or_default()
-            .clone_into(&mut decision.awaits);
-        return decision.with(mark, None, case);
-    }
-    if let Some(why) = &person {
-        decision.awaits = format!("a person: {why}");
-    } else if needs.is_empty() && !decision.skipped.is_empty() {
-        let routes: Vec<&str> = decision.skipped.iter().map(String::as_str).collect();
-        let routes = routes.join(" and ");
-        decision.awaits = format!("the recovery of its faults: no repair, skipped by {routes}");
-    }
-    decision.with(mark, person, case)
-}
-
-/// The state of the attempt that is under way.
-enum Open {
-    Goes {
-        made: Option<Timestamp>,
-        person: Option<String>,
-        wake: Option<Timestamp>,
-    },
-    /// It was not made, and is not wanted any more.
-    Dropped,
-    Ended(AttemptEnd),
-}
-
-/// Returns how the attempt goes that is under way.
-fn under_way(open: &Attempt, case: &Case<'_>, wanted: bool) -> Open {
-    let now = case.now;
-    let ended = |outcome, why: &str| {
-        Open::Ended(AttemptEnd {
-            at: now,
-            outcome,
-            why: why.to_owned(),
-        })
-    };
-    let Some(made) = open.made else {
-        return match case.seen {
-            Seen::There(state) if state.attempt == Some(open.key()) => Open::Goes {
-                made: Some(now),
-                person: None,
-                wake: None,
-            },
-            Seen::There(_) => ended(
-                Outcome::Failed,
-                "a custom resource of this name is there, and not ours",
-            ),
-            Seen::Refused(why) => ended(Outcome::Failed, why),
-            Seen::Gone => ended(Outcome::Unclear, GONE),
-            Seen::Unknown if !wanted => Open::Dropped,
-            Seen::Unknown => {
-                let late = later(open.since, MADE_WITHIN);
-                if now >= late && open.group == DIAGNOSTICS_GROUP {
-                    return ended(Outcome::Failed, "it cannot be made");
-                }
-                Open::Goes {
-                    made: None,
-                    person: (now >= late).then(|| format!("{} cannot be made", open.title())),
-                    wake: Some(late).filter(|at| *at > now),
-                }
-            }
-        };
-    };
-    let deadline = later(made, open.timeout());
-    let late = now >= deadline;
-    let goes = |person: Option<String>| Open::Goes {
-        made: Some(made),
-        person,
-        wake: Some(deadline).filter(|at| *at > now),
-    };
-    match case.seen {
-        Seen::Gone => ended(Outcome::Unclear, GONE),
-        Seen::There(state) => match &state.end {
-            Some((outcome, why)) => ended(*outcome, why),
-            None if late && open.group == DIAGNOSTICS_GROUP => {
-                ended(Outcome::Failed, "it was not done in time")
-            }
-            None if late => goes(Some(format!("{} does not come to its end", open.title()))),
-            None => goes(None),
-        },
-        Seen::Unknown | Seen::Refused(_) => {
-            goes(late.then(|| format!("{} cannot be read", open.title())))
+        (Some(_), Some(waits)) if mark.repairs().next().is_none() => {
+            Next::Wait(None, waits.to_owned())
         }
+        (Some(why), _) => Next::Person(None, why),
+        (None, _) if needs.is_empty() && !decision.skipped.is_empty() => {
+            let routes: Vec<&str> = decision.skipped.iter().map(String::as_str).collect();
+            let routes = routes.join(" and ");
+            let why = format!("the recovery of its faults: no repair, skipped by {routes}");
+            Next::Wait(None, why)
+        }
+        (None, _) => Next::Nothing,
     }
+}
+
+/// Returns what an attempt that a need asks for has to wait for, or the attempt. The error says why it
+/// cannot be made.
+fn begin(
+    need: &Need<'_>,
+    action: &str,
+    group: &str,
+    mark: &RemediationMark,
+    config: &RemedyConfig,
+    case: &Case<'_>,
+) -> Result<Next, String> {
+    if let Some(why) = case.waits {
+        return Ok(Next::Wait(None, why.to_owned()));
+    }
+    let scoped = config.actions.get(action);
+    if case.partial && scoped.is_some_and(|one| one.entity_scope.is_none()) {
+        return Ok(Next::Whole);
+    }
+    let repairs = group != VALIDATION_GROUP;
+    if let Some((free_at, why)) = exhausted(mark, config, case).filter(|_| repairs) {
+        return Ok(Next::Person(free_at, why));
+    }
+    let attempt = attempt(need, action, group, mark, config, case.now)?;
+    Ok(Next::Make(Box::new(attempt)))
 }
 
 /// Returns the faults to be repaired, gravest first, without those that the repair of another covers;
