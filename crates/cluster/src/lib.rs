@@ -47,7 +47,6 @@ pub use event::{Event, EventPod};
 pub use kind::Kind;
 pub use known::KnownNodes;
 pub use lease::{Candidate, Deposed, LeaseName, Standing, StoreNote};
-pub use maintenance::{OneNodeEvent, OneNodeWatches};
 pub use pace::Urgency;
 pub use patch::PatchCall;
 pub use pods::{Pod, UnhealthyGpu};

@@ -1,9 +1,8 @@
-//! Single nodes told of, with the pods of services on them that hold GPUs open, for resets of GPUs.
+//! Single nodes told of, and the pods of services on them that hold GPUs open, for maintenance.
 
 use std::collections::BTreeMap;
 
 use domain::gpu_reset::{SERVICES, ServicePod};
-use domain::node::NodeView;
 use serde_json::Value;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -19,14 +18,14 @@ const QUEUE: usize = 256;
 /// News of a node.
 #[derive(Clone, Debug)]
 pub enum ServiceEvent {
-    /// The node is this; `None`: there is none of its name.
-    Node(String, Option<Box<NodeView>>),
+    /// The node is this object; `None`: there is none of its name.
+    Node(String, Option<Value>),
     /// These are the pods of services on it.
     Pods(String, Vec<ServicePod>),
 }
 
-/// Tells of single nodes and of the pods of services on them, each by watches of its own: those whose GPUs
-/// are reset are few.
+/// Tells of single nodes and of the pods of services on them, each by watches of its own: those under
+/// maintenance are few.
 #[derive(Debug)]
 pub struct ServiceWatches {
     connections: Connections,
@@ -43,16 +42,25 @@ impl ServiceWatches {
         (Self { connections, news }, receiver)
     }
 
-    /// Tells of a node from now on. While a watch fails nothing is told of what it is for. Takes the
-    /// permissions `list` and `watch` on nodes and pods. Must be called within a tokio runtime.
+    /// Tells of a node from now on. While its watch fails nothing is told. Takes the permissions `list` and
+    /// `watch` on nodes. Must be called within a tokio runtime.
     pub fn follow(&mut self, node: &str, cancel: &CancellationToken) -> Result<(), ConnectError> {
-        // No node has such a name.
-        let pods = format!("{node}/pods");
         if let Some((connection, cancel)) = self.connections.begin(node, cancel)? {
             let kind = Kind::new("", "v1", "nodes");
             let signals = connection.watch_objects(&kind, None, |all| all.named(node), cancel);
             tokio::spawn(tell_of_node(node.to_owned(), signals, self.news.clone()));
         }
+        Ok(())
+    }
+
+    /// Tells of the pods of services on a node from now on, with the same permissions on pods.
+    pub fn follow_pods(
+        &mut self,
+        node: &str,
+        cancel: &CancellationToken,
+    ) -> Result<(), ConnectError> {
+        // No node has such a name.
+        let pods = format!("{node}/pods");
         if let Some((connection, cancel)) = self.connections.begin(&pods, cancel)? {
             let kind = Kind::new("", "v1", "pods");
             let apps: Vec<&str> = SERVICES.iter().map(|one| one.app).collect();
@@ -67,7 +75,7 @@ impl ServiceWatches {
         Ok(())
     }
 
-    /// Tells of a node no more. What was told before may still come.
+    /// Tells of a node and its pods no more. What was told before may still come.
     pub fn leave(&mut self, node: &str) {
         self.connections.end(node);
         self.connections.end(&format!("{node}/pods"));
@@ -81,24 +89,21 @@ async fn tell_of_node(
 ) {
     let mut listed = false;
     while let Some(signal) = signals.recv().await {
-        let view = match signal {
+        let told = match signal {
             Signal::Restarted => {
                 listed = false;
                 continue;
             }
             Signal::Applied(object) => {
                 listed = true;
-                NodeView::from_object(object.as_ref().clone()).map(Box::new)
+                Some(object.as_ref().clone())
             }
             Signal::Listed if listed => continue,
             Signal::Listed | Signal::Deleted(_) => None,
             Signal::Failing { .. } | Signal::Recovered => continue,
         };
-        if news
-            .send(ServiceEvent::Node(name.clone(), view))
-            .await
-            .is_err()
-        {
+        let told = ServiceEvent::Node(name.clone(), told);
+        if news.send(told).await.is_err() {
             return;
         }
     }

@@ -12,14 +12,13 @@
 //!                                                               services are put back, Complete=False
 //! ```
 
-use contract::keys;
 use jiff::{SignedDuration, Timestamp};
-use serde_json::{Value, json};
+use serde_json::Value;
 
+use crate::maintenance::{ATTEMPT_COMPLETE, Act, Outcome, Resource, Status};
 use crate::node::{NodeChange, NodeView};
 use crate::ownership::Ownership;
 use crate::remedy::{TOLD_WITHIN, later};
-use crate::request_status::RequestStatus;
 
 mod job;
 mod services;
@@ -27,8 +26,6 @@ mod services;
 pub use job::job_name;
 pub use services::{SERVICES, Service, ServicePod, Stopped};
 
-/// The finalizer of a request: before it goes, the services are put back.
-pub const FINALIZER: &str = "janitor.dgxc.nvidia.com/finalizer";
 /// The condition that is true once GPUs are reset and services run.
 pub const COMPLETE: &str = "Complete";
 const READY: &str = "Ready";
@@ -37,7 +34,6 @@ const JOB_CREATED: &str = "ResetJobCreated";
 const JOB_COMPLETED: &str = "ResetJobCompleted";
 const RESTORED: &str = "ServicesRestored";
 const TERMINATING: &str = "Terminating";
-const ATTEMPT_COMPLETE: &str = "AttemptComplete";
 
 /// The steps, in their order: one whose condition is false has failed.
 const STEPS: [&str; 5] = [READY, TORN_DOWN, JOB_CREATED, JOB_COMPLETED, RESTORED];
@@ -50,27 +46,6 @@ const READY_WITHIN: SignedDuration = SignedDuration::from_mins(10);
 const JOB_SLACK: SignedDuration = SignedDuration::from_mins(2);
 /// Time for a Job to go that is stopped: the pods of a node that is gone never do.
 const STOPS_WITHIN: SignedDuration = SignedDuration::from_mins(2);
-
-/// A request to reset GPUs of a node.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Request {
-    /// Its name.
-    pub name: String,
-    /// Its uid.
-    pub uid: String,
-    /// The node.
-    pub node: String,
-    /// The GPUs by UUID or PCI bus id; none: all of the node.
-    pub targets: Vec<String>,
-    /// The attempt of a session of ours for which it was made; `None`: somebody else has made it.
-    pub attempt: Option<String>,
-    /// Since when it is being deleted.
-    pub deleted_at: Option<Timestamp>,
-    /// True if it has our finalizer.
-    pub finalizer: bool,
-    /// Its status.
-    pub status: RequestStatus,
-}
 
 /// How GPUs are reset in this cluster.
 #[derive(Clone, Debug, PartialEq)]
@@ -125,7 +100,7 @@ pub enum JobState {
 #[derive(Clone, Copy, Debug)]
 pub struct Case<'a> {
     /// The request.
-    pub request: &'a Request,
+    pub request: &'a Resource,
     /// Its node; `None`: the cluster has none of this name.
     pub node: Option<&'a NodeView>,
     /// The pods of services on it.
@@ -146,26 +121,11 @@ pub struct Case<'a> {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Decision {
     /// What is done.
-    pub effect: Option<Effect>,
+    pub act: Option<Act>,
     /// When to ask again even if nothing happens.
     pub wake: Option<Timestamp>,
     /// What is awaited, for people.
     pub awaits: String,
-}
-
-/// Something to be done.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Effect {
-    /// The request gets our finalizer, or loses it.
-    Finalizer(bool),
-    /// The status is written.
-    Status(Box<RequestStatus>),
-    /// The node is changed.
-    Node(NodeChange),
-    /// The Job is made.
-    Make(Value),
-    /// The Job is deleted, with its pods.
-    Stop,
 }
 
 /// Decides what is done next about a request.
@@ -177,26 +137,25 @@ pub fn decide(case: &Case<'_>) -> Decision {
     }
     if status.completion.is_some() {
         if let Some((stopped, node)) = case.stopped().zip(case.node) {
-            return Decision::now(Effect::Node(stopped.put_back(node, false)));
+            return Decision::now(Act::Node(stopped.put_back(node, false)));
         }
         // Nothing is left to be undone: whoever deletes it waits for nobody.
-        let effect = request.finalizer.then_some(Effect::Finalizer(false));
         return Decision {
-            effect,
+            act: request.has_finalizer().then_some(Act::Finalizer(false)),
             ..Decision::default()
         };
     }
-    if !request.finalizer {
-        return Decision::now(Effect::Finalizer(true));
+    if !request.has_finalizer() {
+        return Decision::now(Act::Finalizer(true));
     }
     if status.start.is_none() {
         let mut next = status.clone();
         next.start = Some(now);
         "Pending".clone_into(&mut next.phase);
         next.set(READY, "Unknown", "Pending", "", now);
-        return Decision::now(Effect::Status(Box::new(next)));
+        return Decision::now(Act::Status(Box::new(next)));
     }
-    if let Some(step) = status.first_false(&STEPS) {
+    if let Some(step) = STEPS.into_iter().find(|step| status.is_false(step)) {
         return case.fail_after(step);
     }
     let Some(node) = case.node else {
@@ -225,6 +184,23 @@ pub fn left_behind(node: &NodeView, exists: impl Fn(&str) -> bool) -> Option<Nod
     (!exists(&stopped.uid)).then(|| stopped.put_back(node, false))
 }
 
+/// Returns whether a request is under way.
+pub(crate) fn is_active(request: &Resource) -> bool {
+    request.status.is_true(READY) && request.status.completion.is_none()
+}
+
+/// Returns whether a request is at work on its node.
+pub(crate) fn holds(request: &Resource, node: Option<&NodeView>) -> bool {
+    let stopped = node.and_then(Stopped::read);
+    is_active(request) || stopped.is_some_and(|stopped| stopped.uid == request.uid)
+}
+
+/// Returns the reason of the failure of a request, where it has ended so.
+pub(crate) fn failure(request: &Resource) -> Option<String> {
+    let complete = request.status.condition(COMPLETE)?;
+    (complete.status == "False").then(|| complete.reason.clone())
+}
+
 // === impl Case ===
 
 impl Case<'_> {
@@ -234,13 +210,13 @@ impl Case<'_> {
         (stopped.uid == self.request.uid).then_some(stopped)
     }
 
-    fn status(&self, change: impl FnOnce(&mut RequestStatus)) -> Decision {
+    fn status(&self, change: impl FnOnce(&mut Status)) -> Decision {
         let mut next = self.request.status.clone();
         change(&mut next);
         if next == self.request.status {
             return Decision::default(); // Said already.
         }
-        Decision::now(Effect::Status(Box::new(next)))
+        Decision::now(Act::Status(Box::new(next)))
     }
 
     /// Says in the status that a step goes on, and then waits until a time.
@@ -293,8 +269,8 @@ impl Case<'_> {
         if !self.settings.services {
             return done("Skipped", "no services are configured");
         }
-        if let Some(effect) = self.stop(node) {
-            return Decision::now(effect);
+        if let Some(act) = self.stop(node) {
+            return Decision::now(act);
         }
         let Some(stopped) = self.stopped() else {
             return done("Skipped", "no service runs on the node by its label");
@@ -311,19 +287,19 @@ impl Case<'_> {
         self.waits(TORN_DOWN, "TearingDownServices", &why, Some(until))
     }
 
-    fn stop(&self, node: &NodeView) -> Option<Effect> {
+    fn stop(&self, node: &NodeView) -> Option<Act> {
         let before = self.stopped();
         let whose = (self.request.name.as_str(), self.request.uid.as_str());
-        services::stop(node, self.pods, before.as_ref(), whose, self.now).map(Effect::Node)
+        services::stop(node, self.pods, before.as_ref(), whose, self.now).map(Act::Node)
     }
 
     /// Has the Job reset the GPUs.
     fn reset(&self, node: &NodeView) -> Decision {
         // Somebody has started a service in between: it would hold the GPUs open.
         if self.settings.services
-            && let Some(effect) = self.stop(node)
+            && let Some(act) = self.stop(node)
         {
-            return Decision::now(effect);
+            return Decision::now(act);
         }
         let status = &self.request.status;
         let created = status.is_true(JOB_CREATED);
@@ -344,7 +320,7 @@ impl Case<'_> {
                 }
                 let job = job::job(self.request, self.settings);
                 Decision {
-                    effect: Some(Effect::Make(job)),
+                    act: Some(Act::Make(job)),
                     wake: Some(until),
                     awaits: format!("Job {name} to be made"),
                 }
@@ -394,11 +370,11 @@ impl Case<'_> {
             return self.end(None);
         };
         if !stopped.labels.is_empty() {
-            return Decision::now(Effect::Node(stopped.put_back(node, true)));
+            return Decision::now(Act::Node(stopped.put_back(node, true)));
         }
         let missing = stopped.not_ready(node, self.pods);
         if missing.is_empty() {
-            return Decision::now(Effect::Node(stopped.put_back(node, false)));
+            return Decision::now(Act::Node(stopped.put_back(node, false)));
         }
         let why = format!("services are not ready again: {}", missing.join(", "));
         let Some(since) = self.request.status.since(RESTORED) else {
@@ -417,8 +393,10 @@ impl Case<'_> {
         let failed_at = status.since(step).unwrap_or(self.now);
         let undo = self.undo(later(failed_at, STOPS_WITHIN));
         undo.unwrap_or_else(|| {
-            let words = status.words(step).unwrap_or_default();
-            self.end(Some((&words.0, &words.1)))
+            let words = status.condition(step);
+            self.end(Some(words.map_or(("", ""), |one| {
+                (one.reason.as_str(), one.message.as_str())
+            })))
         })
     }
 
@@ -426,7 +404,7 @@ impl Case<'_> {
     fn undo(&self, until: Timestamp) -> Option<Decision> {
         let waits = self.now < until && self.node.is_some();
         match self.job {
-            JobSeen::Ours(JobState::Active(_)) => return Some(Decision::now(Effect::Stop)),
+            JobSeen::Ours(JobState::Active(_)) => return Some(Decision::now(Act::Stop)),
             JobSeen::Ours(JobState::Deleting) if waits => {
                 let mut decision = Decision::waiting("its Job to go");
                 decision.wake = Some(until);
@@ -440,7 +418,7 @@ impl Case<'_> {
             _ => {}
         }
         let (stopped, node) = self.stopped().zip(self.node)?;
-        Some(Decision::now(Effect::Node(stopped.put_back(node, false))))
+        Some(Decision::now(Act::Node(stopped.put_back(node, false))))
     }
 
     fn end(&self, failure: Option<(&str, &str)>) -> Decision {
@@ -450,21 +428,23 @@ impl Case<'_> {
             let Some((reason, message)) = failure else {
                 next.set(RESTORED, "True", "ServiceRestoreSucceeded", "", now);
                 next.set(COMPLETE, "True", "GPUResetSucceeded", "", now);
-                next.set(ATTEMPT_COMPLETE, "True", "Succeeded", "", now);
+                let outcome = Outcome::Succeeded.word();
+                next.set(ATTEMPT_COMPLETE, "True", outcome, "", now);
                 "Succeeded".clone_into(&mut next.phase);
                 return;
             };
             // A reboot is tried next: what stopped the reset is not in its way.
             next.set(COMPLETE, "False", reason, message, now);
             let text = format!("{reason}: {message}");
-            next.set(ATTEMPT_COMPLETE, "True", "PermanentFailure", &text, now);
+            let outcome = Outcome::PermanentFailure.word();
+            next.set(ATTEMPT_COMPLETE, "True", outcome, &text, now);
             "Failed".clone_into(&mut next.phase);
         })
     }
 
     /// Undoes everything, and lets the request go.
     fn delete(&self, since: Timestamp) -> Decision {
-        if !self.request.finalizer {
+        if !self.request.has_finalizer() {
             return Decision::default();
         }
         let status = &self.request.status;
@@ -477,16 +457,16 @@ impl Case<'_> {
             });
         }
         let undo = self.undo(later(since, STOPS_WITHIN));
-        undo.unwrap_or_else(|| Decision::now(Effect::Finalizer(false)))
+        undo.unwrap_or_else(|| Decision::now(Act::Finalizer(false)))
     }
 }
 
 // === impl Decision ===
 
 impl Decision {
-    fn now(effect: Effect) -> Self {
+    fn now(act: Act) -> Self {
         Self {
-            effect: Some(effect),
+            act: Some(act),
             ..Self::default()
         }
     }
@@ -496,70 +476,6 @@ impl Decision {
             awaits: awaits.to_owned(),
             ..Self::default()
         }
-    }
-}
-
-// === impl Request ===
-
-impl Request {
-    /// Reads an object of the kind; the error says what it lacks.
-    pub fn read(object: &Value) -> Result<Self, String> {
-        let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str);
-        let needed = |pointer: &str| {
-            let found = text(pointer).filter(|text| !text.is_empty());
-            found
-                .map(str::to_owned)
-                .ok_or_else(|| format!("it has no {pointer}"))
-        };
-        let list = |pointer: &str| {
-            let list = object.pointer(pointer).and_then(Value::as_array);
-            let texts = list.into_iter().flatten().filter_map(Value::as_str);
-            texts.map(str::to_owned).collect::<Vec<_>>()
-        };
-        let mut targets = list("/spec/selector/uuids");
-        targets.extend(list("/spec/selector/pciBusIDs"));
-        Ok(Self {
-            name: needed("/metadata/name")?,
-            uid: needed("/metadata/uid")?,
-            node: needed("/spec/nodeName")?,
-            targets,
-            attempt: (object.pointer("/metadata/annotations"))
-                .and_then(|all| Some(all.get(keys::ATTEMPT)?.as_str()?.to_owned())),
-            deleted_at: text("/metadata/deletionTimestamp").and_then(|time| time.parse().ok()),
-            finalizer: list("/metadata/finalizers")
-                .iter()
-                .any(|one| one == FINALIZER),
-            status: RequestStatus::read(object.get("status").unwrap_or(&Value::Null)),
-        })
-    }
-
-    /// Returns whether it is under way.
-    pub(crate) fn is_active(&self) -> bool {
-        self.status.is_true(READY) && self.status.completion.is_none()
-    }
-
-    /// Returns whether it is at work on its node.
-    pub(crate) fn holds(&self, node: Option<&NodeView>) -> bool {
-        let stopped = node.and_then(Stopped::read);
-        self.is_active() || stopped.is_some_and(|stopped| stopped.uid == self.uid)
-    }
-
-    /// Returns the reason of its failure, where it has ended so.
-    pub(crate) fn failure(&self) -> Option<String> {
-        let complete = self.status.first_false(&[COMPLETE])?;
-        Some(self.status.words(complete)?.0)
-    }
-
-    /// Returns it as the owner of its Job.
-    fn owner(&self) -> Value {
-        json!({
-            "apiVersion": "janitor.dgxc.nvidia.com/v1alpha1",
-            "kind": "GPUReset",
-            "name": self.name,
-            "uid": self.uid,
-            "controller": true,
-            "blockOwnerDeletion": true,
-        })
     }
 }
 

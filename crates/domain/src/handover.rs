@@ -11,11 +11,9 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::maintenance::{Act, Resource, Status};
 use crate::node::{NodeChange, NodeView, Taint, label_value};
-use crate::request_status::RequestStatus;
 
-/// The finalizer of a request: before it goes, the node is taken back.
-pub const FINALIZER: &str = "nvsentinel.dgxc.nvidia.com/external-remediation-cleanup";
 /// The condition that is true once the node is handed over.
 pub const RELEASED: &str = "NVSentinelOwnershipReleased";
 /// The condition that the external system sets: true once it is done, false where it puts the request aside.
@@ -26,27 +24,6 @@ const NOT_MANAGED: &str = "false";
 pub(crate) const HANDED_OVER: &str = "the external system to which the node is handed over";
 /// Said of what is not known yet.
 const INITIALIZING: &str = "Initializing";
-
-/// A request to hand a node over.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Request {
-    /// Its name.
-    pub name: String,
-    /// Its uid.
-    pub uid: String,
-    /// The node.
-    pub node: String,
-    /// The action that its event recommends, as it stands there.
-    pub action: String,
-    /// True once somebody has deleted it.
-    pub deleting: bool,
-    /// True if it has our finalizer.
-    pub finalizer: bool,
-    /// Since when it is there.
-    pub created: Option<Timestamp>,
-    /// Its status.
-    pub status: RequestStatus,
-}
 
 /// What has become of a request, for metrics and Events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -74,7 +51,7 @@ struct Mark {
 #[derive(Clone, Copy, Debug)]
 pub struct Case<'a> {
     /// The request.
-    pub request: &'a Request,
+    pub request: &'a Resource,
     /// Its node; `None`: the cluster has none of this name.
     pub node: Option<&'a NodeView>,
     /// What is at work on the node before it; `None`: it is its turn.
@@ -85,17 +62,6 @@ pub struct Case<'a> {
     pub now: Timestamp,
 }
 
-/// Something to be done.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Effect {
-    /// The request gets our finalizer, or loses it.
-    Finalizer(bool),
-    /// The status is written.
-    Status(Box<RequestStatus>),
-    /// The node is changed.
-    Node(NodeChange),
-}
-
 /// Returns whether a node with these labels is in the hands of an external system.
 pub fn is_handed_over(labels: &BTreeMap<String, String>) -> bool {
     let label = labels.get(keys::HANDED_OVER_LABEL);
@@ -103,23 +69,23 @@ pub fn is_handed_over(labels: &BTreeMap<String, String>) -> bool {
 }
 
 /// Decides what is done next about a request: at most one thing.
-pub fn decide(case: &Case<'_>) -> Option<Effect> {
+pub fn decide(case: &Case<'_>) -> Option<Act> {
     let Case { request, now, .. } = *case;
     let status = &request.status;
-    if request.deleting {
-        let undo = case.take_back();
-        return undo.or_else(|| request.finalizer.then_some(Effect::Finalizer(false)));
+    if request.deleted_at.is_some() {
+        let last = || request.has_finalizer().then_some(Act::Finalizer(false));
+        return case.take_back().or_else(last);
     }
     if status.completion.is_some() {
         return case.take_back();
     }
-    if !request.finalizer {
-        return Some(Effect::Finalizer(true));
+    if !request.has_finalizer() {
+        return Some(Act::Finalizer(true));
     }
-    if status.words(RELEASED).is_none() {
+    if status.condition(RELEASED).is_none() {
         return case.status(|next| {
             next.set(RELEASED, "Unknown", INITIALIZING, "", now);
-            if next.words(EXTERNAL).is_none() {
+            if next.condition(EXTERNAL).is_none() {
                 next.set(EXTERNAL, "Unknown", INITIALIZING, "", now);
             }
         });
@@ -143,20 +109,20 @@ pub fn decide(case: &Case<'_>) -> Option<Effect> {
     if case.excluded {
         return ends("NodeExcluded", "the configuration excludes the node");
     }
-    if request.has(node) {
+    if has(request, node) {
         return case.status(|next| next.set(RELEASED, "True", "ReleaseTaintApplied", "", now));
     }
     if let Some(before) = case
         .before
         .map(str::to_owned)
-        .or_else(|| request.others(node))
+        .or_else(|| others(request, node))
     {
         let text = format!("{before} is at work on the node");
         return case.status(|next| {
             next.set(RELEASED, "Unknown", "ResourceContention", &text, now);
         });
     }
-    Some(Effect::Node(request.hand_over(node)))
+    Some(Act::Node(hand_over(request, node)))
 }
 
 /// Returns the change that takes a node back whose request is not there any more. `exists`: whether there is
@@ -197,112 +163,88 @@ fn taint(request: &str) -> Taint {
     }
 }
 
-// === impl Case ===
-
-impl Case<'_> {
-    fn status(&self, change: impl FnOnce(&mut RequestStatus)) -> Option<Effect> {
-        let mut next = self.request.status.clone();
-        change(&mut next);
-        (next != self.request.status).then(|| Effect::Status(Box::new(next)))
+/// Returns how far a request is.
+pub(crate) fn phase(request: &Resource) -> Phase {
+    let status = &request.status;
+    if status.completion.is_some() {
+        return Phase::Closed;
     }
+    if status.is_false(EXTERNAL) {
+        return Phase::Parked;
+    }
+    if status.is_true(RELEASED) {
+        return Phase::Released;
+    }
+    Phase::Created
+}
 
-    /// Takes the node back, where it says that it is handed over for this request.
-    fn take_back(&self) -> Option<Effect> {
-        let node = self.node?;
-        let mark = Mark::read(node).filter(|mark| mark.uid == self.request.uid);
-        let has = mark.is_some() || self.request.has(node);
-        has.then(|| Effect::Node(take_back(node, &self.request.name, mark.as_ref())))
+/// Returns the action that the event of a request recommends, as it stands there.
+pub(crate) fn action(request: &Resource) -> String {
+    match request.spec.pointer("/healthEvent/recommendedAction") {
+        Some(Value::String(name)) => name.clone(),
+        Some(number) => number.to_string(),
+        None => String::new(),
     }
 }
 
-// === impl Request ===
+/// Returns whether the node of a request is in the hands of the external system.
+pub(crate) fn holds(request: &Resource, node: Option<&NodeView>) -> bool {
+    node.is_some_and(|node| has(request, node)) && request.status.completion.is_none()
+}
 
-impl Request {
-    /// Reads an object of the kind; the error says what it lacks.
-    pub fn read(object: &Value) -> Result<Self, String> {
-        let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str);
-        let needed = |pointer: &str| {
-            let found = text(pointer).filter(|text| !text.is_empty());
-            found
-                .map(str::to_owned)
-                .ok_or_else(|| format!("it has no {pointer}"))
-        };
-        let finalizers = object.pointer("/metadata/finalizers");
-        let finalizers = finalizers.and_then(Value::as_array).into_iter().flatten();
-        let action = object.pointer("/spec/healthEvent/recommendedAction");
-        Ok(Self {
-            name: needed("/metadata/name")?,
-            uid: needed("/metadata/uid")?,
-            node: needed("/spec/healthEvent/nodeName")?,
-            action: match action {
-                Some(Value::String(name)) => name.clone(),
-                Some(number) => number.to_string(),
-                None => String::new(),
-            },
-            deleting: text("/metadata/deletionTimestamp").is_some(),
-            finalizer: finalizers.into_iter().any(|one| one == FINALIZER),
-            created: text("/metadata/creationTimestamp").and_then(|time| time.parse().ok()),
-            status: RequestStatus::read(object.get("status").unwrap_or(&Value::Null)),
-        })
+/// Returns whether a node is handed over for a request; also by NVSentinel's janitor, which leaves no
+/// annotation.
+fn has(request: &Resource, node: &NodeView) -> bool {
+    node.has_taint(&taint(&request.name)) && is_handed_over(&node.labels)
+}
+
+/// Returns who else than a request has the node.
+fn others(request: &Resource, node: &NodeView) -> Option<String> {
+    let mark = Mark::read(node).filter(|mark| mark.uid != request.uid);
+    let of = |name: &str| format!("ExternalRemediationRequest {name}");
+    let taints = node.taints.iter().map(|on| &on.taint);
+    let mut taints = taints.filter(|taint| {
+        taint.key == keys::HANDED_OVER_TAINT && taint.value != label_value(&request.name)
+    });
+    let taint = || taints.next().map(|taint| of(&taint.value));
+    mark.map(|mark| of(&mark.request)).or_else(taint)
+}
+
+fn hand_over(request: &Resource, node: &NodeView) -> NodeChange {
+    let mut change = NodeChange::default();
+    let taint = taint(&request.name);
+    if !node.has_taint(&taint) {
+        change.add_taints.push(taint);
+    }
+    let label = node.labels.get(keys::HANDED_OVER_LABEL);
+    let off = Some(NOT_MANAGED.to_owned());
+    (change.labels).insert(keys::HANDED_OVER_LABEL.to_owned(), off);
+    let mark = Mark {
+        request: request.name.clone(),
+        uid: request.uid.clone(),
+        managed: label.cloned(),
+    };
+    // Its few short texts cannot fail to be written.
+    let text = serde_json::to_string(&mark).unwrap_or_default();
+    (change.annotations).insert(keys::HANDED_OVER.to_owned(), Some(text));
+    change
+}
+
+// === impl Case ===
+
+impl Case<'_> {
+    fn status(&self, change: impl FnOnce(&mut Status)) -> Option<Act> {
+        let mut next = self.request.status.clone();
+        change(&mut next);
+        (next != self.request.status).then(|| Act::Status(Box::new(next)))
     }
 
-    /// Returns how far it is.
-    pub fn phase(&self) -> Phase {
-        let status = &self.status;
-        if status.completion.is_some() {
-            return Phase::Closed;
-        }
-        if status.first_false(&[EXTERNAL]).is_some() {
-            return Phase::Parked;
-        }
-        if status.is_true(RELEASED) {
-            return Phase::Released;
-        }
-        Phase::Created
-    }
-
-    /// Returns whether its node is in the hands of the external system.
-    pub(crate) fn holds(&self, node: Option<&NodeView>) -> bool {
-        node.is_some_and(|node| self.has(node)) && self.status.completion.is_none()
-    }
-
-    /// Returns whether a node is handed over for it; also by NVSentinel's janitor, which leaves no annotation.
-    fn has(&self, node: &NodeView) -> bool {
-        node.has_taint(&taint(&self.name)) && is_handed_over(&node.labels)
-    }
-
-    /// Returns who else has the node.
-    fn others(&self, node: &NodeView) -> Option<String> {
-        let mark = Mark::read(node).filter(|mark| mark.uid != self.uid);
-        let of = |name: &str| format!("ExternalRemediationRequest {name}");
-        let taints = node.taints.iter().map(|on| &on.taint);
-        let mut taints = taints.filter(|taint| {
-            taint.key == keys::HANDED_OVER_TAINT && taint.value != label_value(&self.name)
-        });
-        let taint = || taints.next().map(|taint| of(&taint.value));
-        mark.map(|mark| of(&mark.request)).or_else(taint)
-    }
-
-    fn hand_over(&self, node: &NodeView) -> NodeChange {
-        let mut change = NodeChange::default();
-        let taint = taint(&self.name);
-        if !node.has_taint(&taint) {
-            change.add_taints.push(taint);
-        }
-        let label = node.labels.get(keys::HANDED_OVER_LABEL);
-        let off = Some(NOT_MANAGED.to_owned());
-        (change.labels).insert(keys::HANDED_OVER_LABEL.to_owned(), off);
-        let mark = Mark {
-            request: self.name.clone(),
-            uid: self.uid.clone(),
-            managed: label.cloned(),
-        };
-        // Its few short texts cannot fail to be written.
-        let text = serde_json::to_string(&mark).unwrap_or_default();
-        change
-            .annotations
-            .insert(keys::HANDED_OVER.to_owned(), Some(text));
-        change
+    /// Takes the node back, where it says that it is handed over for this request.
+    fn take_back(&self) -> Option<Act> {
+        let node = self.node?;
+        let mark = Mark::read(node).filter(|mark| mark.uid == self.request.uid);
+        let has = mark.is_some() || has(self.request, node);
+        has.then(|| Act::Node(take_back(node, &self.request.name, mark.as_ref())))
     }
 }
 

@@ -1,12 +1,12 @@
-//! Maintenance of nodes: the custom resources by which it is asked for, and what is done for each next.
+//! Maintenance of nodes: what is done next for each of the custom resources by which it is asked for.
 //!
 //! ```text
-//! board.rs      all resources as one object: inputs go in, effects come out
-//! turn.rs       one resource of a node at a time
+//! board.rs      all resources as one object: inputs go in, effects come out; it asks signal.rs about reboots
+//!               and terminations, `gpu_reset` and `handover` about the others
+//! turn.rs       one signal of a node at a time
 //! signal.rs     a reboot or a termination, step by step: pure, from the status and what was seen
-//! resource.rs   a resource as it is read, status.rs its status as it is written
+//! record.rs     what stands in the status about a signal
 //! failure.rs    what a provider says went wrong
-//! expiry.rs     when a resource that has ended is deleted
 //! config.rs     the file
 //! generic.rs    the Job by which the generic provider reboots
 //! redfish.rs    what a machine's BMC is asked for, and whether it has done it
@@ -15,30 +15,23 @@
 //! Everything that must not be forgotten stands in the status of the resource, and stands there before it
 //! is done. So a crash between any two effects makes no second signal.
 
+use crate::maintenance::Maintenance;
+
 mod board;
 mod config;
-mod expiry;
 mod failure;
 pub mod generic;
+mod record;
 pub mod redfish;
-mod resource;
 mod signal;
-mod status;
 mod turn;
 
-pub use board::{Board, Effect, Input, Key, News, Written};
+pub use board::{Board, Effect, Input, Made, News, NodeTold, Written};
 pub use config::{JanitorConfig, MAX_CONFIG_BYTES, ProviderPlace, Rules};
 pub use failure::{Class, Failure};
-pub use resource::{Resource, ResourceError};
 pub use signal::{Answer, Found, NodeSeen, Question};
-pub use status::{Condition, Outcome, Status};
 
-/// The API group of the resources that ask for an action.
-pub const GROUP: &str = "janitor.dgxc.nvidia.com";
-/// Its version.
-pub const VERSION: &str = "v1alpha1";
-
-/// What can be asked for.
+/// What a provider is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Action {
     /// A node is to boot anew: a `RebootNode`.
@@ -53,25 +46,21 @@ impl Action {
     /// All of them.
     pub const ALL: [Self; 2] = [Self::Reboot, Self::Terminate];
 
+    /// Returns the action that resources of a kind ask for; `None`: they ask for none of a provider.
+    pub fn of(kind: Maintenance) -> Option<Self> {
+        match kind {
+            Maintenance::Reboot => Some(Self::Reboot),
+            Maintenance::Terminate => Some(Self::Terminate),
+            Maintenance::Reset | Maintenance::HandOver => None,
+        }
+    }
+
     /// Returns the kind of its resources.
-    pub fn kind(self) -> &'static str {
+    pub fn kind(self) -> Maintenance {
         match self {
-            Self::Reboot => "RebootNode",
-            Self::Terminate => "TerminateNode",
+            Self::Reboot => Maintenance::Reboot,
+            Self::Terminate => Maintenance::Terminate,
         }
-    }
-
-    /// Returns the plural of this kind, as it stands in paths.
-    pub fn plural(self) -> &'static str {
-        match self {
-            Self::Reboot => "rebootnodes",
-            Self::Terminate => "terminatenodes",
-        }
-    }
-
-    /// Returns the API version of its resources.
-    pub fn api_version(self) -> String {
-        format!("{GROUP}/{VERSION}")
     }
 
     /// Returns its name, as metrics and providers have it.

@@ -14,8 +14,6 @@ use controller::quarantine::{Owns, Quarantine, QuarantineConfig};
 use controller::retention::Retention;
 use devices::DeviceApi;
 use domain::condition::{Limits, Options};
-use domain::gpu_reset::ResetSettings;
-use domain::requests::RequestBoard;
 use domain::view::FleetView;
 use janitor::{Janitor, JanitorParts, Providers};
 use runtime::logging::chain;
@@ -164,16 +162,14 @@ impl Acting<'_> {
             std::process::id(),
             CLOCK().as_nanosecond()
         );
-        let resets = settings.config.resets.clone().map(|resets| ResetSettings {
-            namespace: namespace.clone(),
-            ..resets
-        });
+        let mut config = settings.config.clone();
+        if let Some(resets) = &mut config.resets {
+            resets.namespace.clone_from(namespace);
+        }
+        let board = domain::janitor::Board::new(config, settings.ttl, process);
         let parts = JanitorParts {
-            requests: RequestBoard::new(resets, settings.config.exclusions().to_vec())
-                .for_node(own_node.clone()),
             cluster: Arc::clone(cluster),
-            board: domain::janitor::Board::new(settings.config.clone(), settings.ttl, process)
-                .for_node(own_node),
+            board: board.for_node(own_node),
             providers,
             clock: CLOCK,
         };

@@ -1,11 +1,11 @@
 //! The janitor: carries out what custom resources such as `RebootNode` ask for.
 //!
 //! It decides nothing itself: [`Janitor`] turns what it watches into inputs of [`domain::janitor::Board`],
-//! and carries its effects out; so it does with [`domain::requests::RequestBoard`] and resets of GPUs and
-//! hand-overs of nodes. Signals go through a [`Provider`]: the [generic](generic::Generic) one or
-//! the BMC ([`redfish`]) in this process, or one behind gRPC ([`client`]); [`server`] is the other end of that. `conformance` (cargo
+//! and carries its effects out. Signals go through a [`Provider`]: the [generic](generic::Generic) one or the
+//! BMC ([`redfish`]) in this process, or one behind gRPC ([`client`]); [`server`] is the other end of that. `conformance` (cargo
 //! feature of that name) has the tests that every provider passes.
 
+mod acts;
 pub mod client;
 #[cfg(any(test, feature = "conformance"))]
 pub mod conformance;
@@ -15,9 +15,9 @@ mod metrics;
 mod provider;
 mod providers;
 pub mod redfish;
-mod requests;
 mod run;
 pub mod server;
+mod watches;
 
 pub use provider::{OpenError, Provider, Signal};
 pub use providers::Providers;

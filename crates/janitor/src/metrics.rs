@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use domain::handover::Phase;
-use domain::janitor::{Action, Key, News, Outcome};
-use domain::requests::RequestNews;
+use domain::janitor::{Action, News};
+use domain::maintenance::{Key, Maintenance, Outcome};
 use jiff::SignedDuration;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -15,22 +15,43 @@ use runtime::metrics::{Labels, LegacyCounter, Metrics};
 /// Buckets of the time that an action takes: 10 s, doubled up to 85 min.
 const FIRST: f64 = 10.0;
 const BUCKETS: u16 = 10;
+/// Buckets of the time that a reset takes: 30 s, and 30 s more up to 5 min.
+const RESET_STEP: f64 = 30.0;
+const RESET_BUCKETS: u16 = 10;
+/// Buckets of the age of a hand-over: 10 s, four times as much each, up to two days.
+const AGE_BUCKETS: u16 = 8;
+
+/// A histogram by labels.
+type Times<L> = Family<L, Histogram, fn() -> Histogram>;
 
 #[derive(Clone)]
 pub(crate) struct JanitorMetrics {
     actions: Family<Labels<3, String>, LegacyCounter>,
-    mttr: Family<Labels<1>, Histogram, fn() -> Histogram>,
+    mttr: Times<Labels<1>>,
     deleted: Family<Labels<1>, Counter>,
+    resets: Family<Labels<1, String>, Counter>,
+    completed: Family<Labels<2, String>, Counter>,
+    failures: Family<Labels<2, String>, Counter>,
+    duration: Times<Labels<2, String>>,
+    active: Family<Labels<1, String>, Gauge>,
+    hand_overs: Family<Labels<2, String>, Counter>,
+    open: Family<Labels<3, String>, Gauge>,
+    age: Times<Labels<2, String>>,
 }
 
 // === impl JanitorMetrics ===
 
 impl JanitorMetrics {
     pub(crate) fn new(metrics: &Metrics) -> Self {
-        let mttr: Family<Labels<1>, Histogram, fn() -> Histogram> =
-            Family::new_with_constructor(|| {
-                Histogram::new(exponential_buckets(FIRST, 2.0, BUCKETS))
-            });
+        let mttr: Times<Labels<1>> = Family::new_with_constructor(|| {
+            Histogram::new(exponential_buckets(FIRST, 2.0, BUCKETS))
+        });
+        let duration: Times<Labels<2, String>> = Family::new_with_constructor(|| {
+            Histogram::new(linear_buckets(RESET_STEP, RESET_STEP, RESET_BUCKETS))
+        });
+        let age: Times<Labels<2, String>> = Family::new_with_constructor(|| {
+            Histogram::new(exponential_buckets(FIRST, 4.0, AGE_BUCKETS))
+        });
         Self {
             actions: metrics.family(
                 "janitor_actions_count",
@@ -45,78 +66,6 @@ impl JanitorMetrics {
                 "janitor_ttl_deletions",
                 "Resources that were deleted because they had ended long ago",
             ),
-        }
-    }
-
-    /// Counts what has happened.
-    pub(crate) fn happened(&self, news: &News) {
-        match news {
-            News::Begun { key, node } => self.count(key, node, "started"),
-            News::Ended {
-                key,
-                node,
-                outcome,
-                took,
-                ..
-            } => {
-                let succeeded = outcome == Outcome::Succeeded.word();
-                self.count(key, node, if succeeded { "succeeded" } else { "failed" });
-                if succeeded && let Some(took) = took {
-                    let labels = [("action_type", key.action.name())];
-                    let took = Duration::try_from(*took).unwrap_or_default();
-                    self.mttr.get_or_create(&labels).observe(took.as_secs_f64());
-                }
-            }
-        }
-    }
-
-    /// Counts a resource that was deleted.
-    pub(crate) fn deleted(&self, action: Action) {
-        self.deleted.get_or_create(&[("kind", action.kind())]).inc();
-    }
-
-    fn count(&self, key: &Key, node: &str, status: &str) {
-        let labels = [
-            ("action_type", key.action.name().to_owned()),
-            ("status", status.to_owned()),
-            ("node", node.to_owned()),
-        ];
-        self.actions.get_or_create(&labels).inc();
-    }
-}
-
-/// Buckets of the time that a reset takes: 30 s, and 30 s more up to 5 min.
-const RESET_STEP: f64 = 30.0;
-const RESET_BUCKETS: u16 = 10;
-/// Buckets of the age of a hand-over: 10 s, four times as much each, up to two days.
-const AGE_BUCKETS: u16 = 8;
-
-/// Metrics of resets of GPUs and of hand-overs, by NVSentinel's names.
-#[derive(Clone)]
-pub(crate) struct RequestMetrics {
-    resets: Family<Labels<1, String>, Counter>,
-    completed: Family<Labels<2, String>, Counter>,
-    failures: Family<Labels<2, String>, Counter>,
-    duration: Family<Labels<2, String>, Histogram, fn() -> Histogram>,
-    active: Family<Labels<1, String>, Gauge>,
-    hand_overs: Family<Labels<2, String>, Counter>,
-    open: Family<Labels<3, String>, Gauge>,
-    age: Family<Labels<2, String>, Histogram, fn() -> Histogram>,
-}
-
-// === impl RequestMetrics ===
-
-impl RequestMetrics {
-    pub(crate) fn new(metrics: &Metrics) -> Self {
-        let duration: Family<Labels<2, String>, Histogram, fn() -> Histogram> =
-            Family::new_with_constructor(|| {
-                Histogram::new(linear_buckets(RESET_STEP, RESET_STEP, RESET_BUCKETS))
-            });
-        let age: Family<Labels<2, String>, Histogram, fn() -> Histogram> =
-            Family::new_with_constructor(|| {
-                Histogram::new(exponential_buckets(FIRST, 4.0, AGE_BUCKETS))
-            });
-        Self {
             resets: metrics.family("gpu_reset_requests", "Resets of GPUs that were begun"),
             completed: metrics.family(
                 "gpu_reset_requests_completed",
@@ -152,40 +101,35 @@ impl RequestMetrics {
     }
 
     /// Counts what has happened.
-    pub(crate) fn happened(&self, news: &RequestNews) {
+    pub(crate) fn happened(&self, news: &News) {
         match news {
-            RequestNews::ResetBegun { node } => {
+            News::Begun { key, node } => self.count(key, node, "started"),
+            News::Ended {
+                key,
+                node,
+                outcome,
+                took,
+                ..
+            } => {
+                let succeeded = outcome == Outcome::Succeeded.word();
+                self.count(key, node, if succeeded { "succeeded" } else { "failed" });
+                if succeeded && let Some(took) = took {
+                    let labels = [("action_type", action_type(key))];
+                    let took = Duration::try_from(*took).unwrap_or_default();
+                    self.mttr.get_or_create(&labels).observe(took.as_secs_f64());
+                }
+            }
+            News::ResetBegun { node } => {
                 self.resets.get_or_create(&[("node", node.clone())]).inc();
                 self.active.get_or_create(&[("node", node.clone())]).set(1);
             }
-            RequestNews::ResetEnded {
+            News::ResetEnded {
                 node,
                 failure,
                 took,
                 active,
-            } => {
-                let status = if failure.is_none() {
-                    "succeeded"
-                } else {
-                    "failed"
-                };
-                let labels = [("node", node.clone()), ("status", status.to_owned())];
-                self.completed.get_or_create(&labels).inc();
-                if let Some(took) = took.and_then(|took| Duration::try_from(took).ok()) {
-                    self.duration
-                        .get_or_create(&labels)
-                        .observe(took.as_secs_f64());
-                }
-                if let Some(reason) = failure {
-                    let labels = [("node", node.clone()), ("reason", reason.clone())];
-                    self.failures.get_or_create(&labels).inc();
-                }
-                let active = i64::try_from(*active).unwrap_or(i64::MAX);
-                self.active
-                    .get_or_create(&[("node", node.clone())])
-                    .set(active);
-            }
-            RequestNews::HandOver {
+            } => self.reset_ended(node, failure.as_ref(), *took, *active),
+            News::HandOver {
                 node,
                 action,
                 before,
@@ -197,13 +141,56 @@ impl RequestMetrics {
         }
     }
 
+    /// Counts a resource that was deleted.
+    pub(crate) fn deleted(&self, kind: Maintenance) {
+        self.deleted.get_or_create(&[("kind", kind.name())]).inc();
+    }
+
+    fn count(&self, key: &Key, node: &str, status: &str) {
+        let labels = [
+            ("action_type", action_type(key).to_owned()),
+            ("status", status.to_owned()),
+            ("node", node.to_owned()),
+        ];
+        self.actions.get_or_create(&labels).inc();
+    }
+
+    fn reset_ended(
+        &self,
+        node: &str,
+        failure: Option<&String>,
+        took: Option<SignedDuration>,
+        active: usize,
+    ) {
+        let status = if failure.is_none() {
+            "succeeded"
+        } else {
+            "failed"
+        };
+        let labels = [("node", node.to_owned()), ("status", status.to_owned())];
+        self.completed.get_or_create(&labels).inc();
+        if let Some(took) = took.and_then(|took| Duration::try_from(took).ok()) {
+            self.duration
+                .get_or_create(&labels)
+                .observe(took.as_secs_f64());
+        }
+        if let Some(reason) = failure {
+            let labels = [("node", node.to_owned()), ("reason", reason.clone())];
+            self.failures.get_or_create(&labels).inc();
+        }
+        let active = i64::try_from(active).unwrap_or(i64::MAX);
+        self.active
+            .get_or_create(&[("node", node.to_owned())])
+            .set(active);
+    }
+
     fn handed_over(
         &self,
         node: &str,
         action: &str,
         (before, after): (Option<Phase>, Option<Phase>),
         reason: &str,
-        age: Option<SignedDuration>,
+        age: SignedDuration,
     ) {
         let missing = reason == "NodeNotFound";
         let count = |phase: &str, result: &str| {
@@ -237,7 +224,7 @@ impl RequestMetrics {
             ("recommended_action", action.to_owned()),
             ("result", result.to_owned()),
         ];
-        if let Some(age) = age.and_then(|age| Duration::try_from(age).ok()) {
+        if let Ok(age) = Duration::try_from(age) {
             self.age.get_or_create(&labels).observe(age.as_secs_f64());
         }
     }
@@ -251,4 +238,8 @@ fn state(phase: Phase) -> Option<&'static str> {
         Phase::Parked => Some("parked"),
         Phase::Closed => None,
     }
+}
+
+fn action_type(key: &Key) -> &'static str {
+    Action::of(key.kind).map_or("", Action::name)
 }

@@ -3,16 +3,17 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use cluster::{ApiError, Cluster, Kind, OneNodeEvent, OneNodeWatches, Signal as Watched};
+use cluster::{Cluster, Event, ServiceEvent, ServiceWatches};
+use contract::keys;
+use domain::handover::Phase;
 use domain::janitor::{
-    Action, Answer, Board, Effect, GROUP, Input, Key, News, NodeSeen, ProviderPlace, Question,
-    Resource, VERSION, Written,
+    Answer, Board, Effect, Input, News, NodeSeen, NodeTold, ProviderPlace, Question,
 };
-use domain::requests::RequestBoard;
+use domain::maintenance::Key;
+use domain::node::NodeView;
 use jiff::Timestamp;
-use runtime::logging::{Seldom, chain};
+use runtime::logging::chain;
 use runtime::metrics::Metrics;
-use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tokio::task::{JoinError, JoinSet};
 use tokio_util::sync::CancellationToken;
@@ -20,12 +21,10 @@ use tokio_util::sync::CancellationToken;
 use crate::metrics::JanitorMetrics;
 use crate::provider::Signal;
 use crate::providers::Providers;
-use crate::requests::Requests;
+use crate::{acts, watches};
 
 /// News of resources that wait for the loop; when it is slower, the API server waits.
 const QUEUE: usize = 256;
-/// Pause before it is asked again where a CRD is installed.
-const ASK_AGAIN: Duration = Duration::from_secs(10);
 /// Longest sleep of the loop, so that a clock that is put forward is noticed.
 const LONGEST_SLEEP: Duration = Duration::from_secs(60);
 
@@ -33,10 +32,8 @@ const LONGEST_SLEEP: Duration = Duration::from_secs(60);
 pub struct JanitorParts {
     /// The cluster, for who leads.
     pub cluster: Arc<Cluster>,
-    /// What decides about reboots and terminations.
+    /// What decides.
     pub board: Board,
-    /// What decides about resets of GPUs and hand-overs.
-    pub requests: RequestBoard,
     /// The providers of its configuration.
     pub providers: Providers,
     /// The clock.
@@ -46,71 +43,46 @@ pub struct JanitorParts {
 /// Carries out what custom resources ask for.
 pub struct Janitor {
     parts: JanitorParts,
-    requests: Requests,
     metrics: JanitorMetrics,
-    nodes: OneNodeWatches,
-    news_of_nodes: mpsc::Receiver<OneNodeEvent>,
+    nodes: ServiceWatches,
+    news_of_nodes: mpsc::Receiver<ServiceEvent>,
     under_way: JoinSet<Option<Input>>,
-    malformed: Seldom,
     cancel: CancellationToken,
 }
-
-/// News of the resources of an action.
-type ResourceEvent = (Action, Watched<Value>);
 
 // === impl Janitor ===
 
 impl Janitor {
     /// Returns a janitor that has not begun.
     pub fn new(parts: JanitorParts, metrics: &Metrics) -> Self {
-        let (nodes, news_of_nodes) = OneNodeWatches::new(&parts.cluster);
-        let cancel = CancellationToken::new();
-        let requests = Requests::new(
-            parts.requests.clone(),
-            Arc::clone(&parts.cluster),
-            parts.clock,
-            metrics,
-            cancel.clone(),
-        );
+        let (nodes, news_of_nodes) = ServiceWatches::new(&parts.cluster);
         Self {
-            requests,
             metrics: JanitorMetrics::new(metrics),
             nodes,
             news_of_nodes,
             under_way: JoinSet::new(),
-            malformed: Seldom::default(),
-            cancel,
+            cancel: CancellationToken::new(),
             parts,
         }
     }
 
     /// Runs until `cancel`; what is under way then is waited for. Takes the permissions `list`, `watch`,
-    /// `patch` and `delete` on its resources, `patch` on their status, and `list`, `watch` and `delete` on
-    /// nodes.
+    /// `patch` and `delete` on its resources, `patch` on their status, `list`, `watch`, `patch` and `delete` on
+    /// nodes, `list` and `watch` on pods, and on Jobs `create` and `delete` as well.
     pub async fn run(mut self, cancel: CancellationToken) {
-        let (sender, mut resources) = mpsc::channel(QUEUE);
-        for action in self.parts.board.config().actions() {
-            let (cluster, sender) = (Arc::clone(&self.parts.cluster), sender.clone());
-            let cancel = self.cancel.clone();
-            tokio::spawn(async move {
-                let watch = watch(&cluster, action, &sender, cancel.clone());
-                cancel.run_until_cancelled(watch).await;
-            });
-        }
-        self.requests.begin();
+        let (sender, mut inputs) = mpsc::channel(QUEUE);
+        self.begin(&sender);
         loop {
             let sleep = self.sleep();
             tokio::select! {
                 () = cancel.cancelled() => break,
-                input = self.requests.next() => self.take_request(input),
-                Some(event) = resources.recv() => self.resource_event(event),
+                Some(input) = inputs.recv() => self.take(input),
                 Some(event) = self.news_of_nodes.recv() => self.node_event(event),
                 Some(done) = self.under_way.join_next() => self.done(done),
                 () = tokio::time::sleep(sleep) => self.take(Input::Time),
             }
         }
         self.cancel.cancel();
-        self.requests.end().await;
         // Whoever ends in between leaves what was sent to be asked for.
         while let Some(done) = self.under_way.join_next().await {
             let Ok(Some(input)) = done else { continue };
@@ -123,44 +95,47 @@ impl Janitor {
         }
     }
 
+    /// Begins to watch.
+    fn begin(&self, sender: &mpsc::Sender<Input>) {
+        let start = |watch: watches::Watch| {
+            let (cluster, sender) = (Arc::clone(&self.parts.cluster), sender.clone());
+            let cancel = self.cancel.clone();
+            tokio::spawn(async move {
+                let watch = watch.run(&cluster, &sender, cancel.clone());
+                cancel.run_until_cancelled(watch).await;
+            });
+        };
+        for kind in self.parts.board.kinds() {
+            start(watches::Watch::Resources(kind));
+        }
+        start(watches::Watch::Marks);
+        if let Some(resets) = &self.parts.board.config().resets {
+            start(watches::Watch::Jobs(resets.namespace.clone()));
+        }
+    }
+
     fn sleep(&self) -> Duration {
         let wake = self.parts.board.wake_at();
         let wait = wake.map(|wake| wake.duration_since((self.parts.clock)()));
         // A time that has passed already is no wait.
-        wait.map_or(LONGEST_SLEEP, |wait| {
-            Duration::try_from(wait).unwrap_or_default()
-        })
-        .min(LONGEST_SLEEP)
+        let wait = wait.map(|wait| Duration::try_from(wait).unwrap_or_default());
+        wait.unwrap_or(LONGEST_SLEEP).min(LONGEST_SLEEP)
     }
 
-    fn resource_event(&mut self, (action, signal): ResourceEvent) {
-        let input = match signal {
-            Watched::Restarted => Input::ListBegun(action),
-            Watched::Listed => Input::Listed(action),
-            Watched::Applied(object) => match Resource::read(action, &object) {
-                Ok(resource) => {
-                    // Before it is decided about.
-                    self.tell_board(&resource.node);
-                    Input::Seen(Box::new(resource))
-                }
-                Err(error) => {
-                    if let Some(not_logged_before) = self.malformed.now() {
-                        let kind = action.kind();
-                        tracing::warn!(not_logged_before, "a {kind} cannot be read: {error}");
-                    }
-                    return;
-                }
-            },
-            Watched::Deleted(name) => Input::Gone(Key { action, name }),
-            Watched::Failing { .. } | Watched::Recovered => return,
+    fn node_event(&mut self, event: ServiceEvent) {
+        let input = match event {
+            ServiceEvent::Pods(node, pods) => Input::Pods(node, pods),
+            ServiceEvent::Node(node, object) => {
+                let config = self.parts.board.config();
+                let told = object.and_then(|object| {
+                    let seen = NodeSeen::read(&object, config);
+                    let view = NodeView::from_object(object)?;
+                    Some(Box::new(NodeTold { seen, view }))
+                });
+                Input::Node(node, told)
+            }
         };
         self.take(input);
-    }
-
-    fn node_event(&mut self, (node, object): OneNodeEvent) {
-        let config = self.parts.board.config();
-        let seen = object.map(|object| NodeSeen::read(&object, config));
-        self.take(Input::Node(node, seen));
     }
 
     fn done(&mut self, done: Result<Option<Input>, JoinError>) {
@@ -178,55 +153,21 @@ impl Janitor {
         for effect in self.parts.board.take(input, (self.parts.clock)()) {
             self.carry_out(effect);
         }
-        self.share_nodes();
-    }
-
-    fn take_request(&mut self, input: domain::requests::Input) {
-        self.share_nodes();
-        self.requests.take(input);
-        self.share_nodes();
-    }
-
-    /// Tells each board on which nodes the other is at work: there it begins nothing.
-    fn share_nodes(&mut self) {
-        for node in self.requests.nodes() {
-            let held = self.parts.board.holds(&node);
-            self.requests
-                .take(domain::requests::Input::Held(node, held));
-        }
-        let nodes: Vec<String> = self.parts.board.nodes().map(str::to_owned).collect();
-        for node in nodes {
-            self.tell_board(&node);
-        }
-    }
-
-    fn tell_board(&mut self, node: &str) {
-        let held = Input::Held(node.to_owned(), self.requests.holds(node));
-        for effect in self.parts.board.take(held, (self.parts.clock)()) {
-            self.carry_out(effect);
-        }
     }
 
     fn carry_out(&mut self, effect: Effect) {
-        let cluster = Arc::clone(&self.parts.cluster);
+        let followed = match &effect {
+            Effect::Follow(node) => self.nodes.follow(node, &self.cancel),
+            Effect::FollowPods(node) => self.nodes.follow_pods(node, &self.cancel),
+            _ => Ok(()),
+        };
+        if let Err(error) = followed {
+            tracing::warn!(err = chain(&error), "a node cannot be watched");
+        }
         match effect {
-            Effect::Follow(node) => {
-                if let Err(error) = self.nodes.follow(&node, &self.cancel) {
-                    tracing::warn!(node, err = chain(&error), "a node cannot be watched");
-                }
-            }
+            Effect::Follow(_) | Effect::FollowPods(_) => {}
             Effect::Leave(node) => self.nodes.leave(&node),
             Effect::Tell(news) => self.tell(&news),
-            Effect::Write {
-                key,
-                version,
-                status,
-            } => {
-                self.under_way.spawn(async move {
-                    let written = write(&cluster, &key, &version, status).await;
-                    Some(Input::Written(key, written))
-                });
-            }
             Effect::Ask {
                 key,
                 node,
@@ -234,54 +175,23 @@ impl Janitor {
                 provider,
                 question,
             } => {
+                let Some(action) = domain::janitor::Action::of(key.kind) else {
+                    return; // Not reached: nobody asks a provider about another.
+                };
                 let signal = Signal {
-                    action: key.action,
+                    action,
                     node,
                     operation,
                 };
                 self.ask(key, signal, &provider, question);
             }
-            Effect::DeleteNode { key, node, uid } => {
+            act => {
+                let cluster = Arc::clone(&self.parts.cluster);
+                let resets = self.parts.board.config().resets.as_ref();
+                let namespace = resets.map(|resets| resets.namespace.clone());
+                let (namespace, metrics) = (namespace.unwrap_or_default(), self.metrics.clone());
                 self.under_way.spawn(async move {
-                    let nodes = Kind::new("", "v1", "nodes");
-                    let result = cluster.delete_object(&nodes, None, &node, &uid).await;
-                    if let Err(error) = result {
-                        tracing::warn!(node, err = chain(&error), "a terminated node stays");
-                    }
-                    Some(Input::NodeTried(key))
-                });
-            }
-            Effect::Expire {
-                key,
-                annotation: (name, value),
-            } => {
-                self.under_way.spawn(async move {
-                    let change = json!({"metadata": {"annotations": {name: value}}});
-                    let merged = cluster
-                        .merge_object(&kind(key.action), &key.name, &change)
-                        .await;
-                    if let Err(error) = merged {
-                        let (kind, name) = (key.action.kind(), &key.name);
-                        tracing::warn!(
-                            err = chain(&error),
-                            "{kind} {name}: its expiry is not written"
-                        );
-                    }
-                    Some(Input::Tried(key))
-                });
-            }
-            Effect::Delete { key, uid } => {
-                let deleted = self.metrics.clone();
-                self.under_way.spawn(async move {
-                    let kind = kind(key.action);
-                    match cluster.delete_object(&kind, None, &key.name, &uid).await {
-                        Ok(()) => deleted.deleted(key.action),
-                        Err(error) => {
-                            let (kind, name) = (key.action.kind(), &key.name);
-                            tracing::warn!(err = chain(&error), "{kind} {name} is not deleted");
-                        }
-                    }
-                    Some(Input::Tried(key))
+                    acts::carry_out(&cluster, &namespace, &metrics, act).await
                 });
             }
         }
@@ -292,7 +202,7 @@ impl Janitor {
             return; // Not reached: those of the configuration were opened.
         };
         self.under_way.spawn(async move {
-            let (kind, name) = (key.action.kind(), &key.name);
+            let title = key.title();
             let answer = match question {
                 Question::Send => {
                     let provider_name = provider.name();
@@ -300,7 +210,7 @@ impl Janitor {
                         node = signal.node,
                         operation = signal.operation,
                         provider = provider_name,
-                        "{kind} {name}: the signal is sent"
+                        "{title}: the signal is sent"
                     );
                     Answer::Sent(provider.send(&signal).await)
                 }
@@ -317,101 +227,87 @@ impl Janitor {
             };
             if let Some(failure) = failure {
                 let (class, text) = (failure.class.word(), failure.text());
-                tracing::warn!(node = signal.node, class, "{kind} {name}: {text}");
+                tracing::warn!(node = signal.node, class, "{title}: {text}");
             }
             Some(Input::Answered(key, signal.operation, answer))
         });
     }
 
-    fn tell(&self, news: &News) {
+    fn tell(&mut self, news: &News) {
         self.metrics.happened(news);
         match news {
-            News::Begun { key, node } => {
-                let (kind, name) = (key.action.kind(), &key.name);
-                tracing::info!(node, "{kind} {name} is begun");
-            }
+            News::Begun { key, node } => tracing::info!(node, "{} is begun", key.title()),
             News::Ended {
                 key,
                 node,
                 outcome,
                 message,
                 ..
+            } => tracing::info!(node, "{} has ended: {outcome}: {message}", key.title()),
+            News::ResetBegun { node } => tracing::info!(node, "a reset of GPUs is begun"),
+            News::ResetEnded { node, failure, .. } => match failure {
+                None => tracing::info!(node, "a reset of GPUs has succeeded"),
+                Some(why) => tracing::warn!(node, "a reset of GPUs has failed: {why}"),
+            },
+            News::HandOver {
+                name,
+                node,
+                before,
+                after,
+                reason,
+                ..
             } => {
-                let (kind, name) = (key.action.kind(), &key.name);
-                tracing::info!(node, "{kind} {name} has ended: {outcome}: {message}");
-            }
-        }
-    }
-}
-
-/// Tells of the resources of an action, once the API server serves their kind.
-async fn watch(
-    cluster: &Cluster,
-    action: Action,
-    sender: &mpsc::Sender<ResourceEvent>,
-    cancel: CancellationToken,
-) {
-    let mut said = false;
-    loop {
-        match cluster.resource_of(GROUP, VERSION, action.kind()).await {
-            Ok(Some(_)) => break,
-            Ok(None) => {
-                // Of a kind that does not exist there is none: the others need not wait.
-                if !said {
-                    let kind = action.kind();
-                    tracing::warn!(
-                        "the cluster has no kind {kind} of {GROUP}/{VERSION}: install its CRD"
-                    );
-                    for signal in [Watched::Restarted, Watched::Listed] {
-                        if sender.send((action, signal)).await.is_err() {
-                            return;
-                        }
-                    }
+                if let Some((reason, what)) = said_of_hand_over(*before, *after, reason) {
+                    tracing::info!(node, "ExternalRemediationRequest {name}: {what}");
+                    self.make_event(name, node, reason, what);
                 }
-                said = true;
-            }
-            Err(error) => {
-                tracing::warn!(err = chain(&error), "it is not known which kinds there are");
             }
         }
-        tokio::time::sleep(ASK_AGAIN).await;
     }
-    let mut signals = cluster.watch_objects(&kind(action), None, |all| all, cancel);
-    while let Some(signal) = signals.recv().await {
-        if sender.send((action, signal)).await.is_err() {
-            return;
-        }
+
+    /// Tells of a hand-over as a Kubernetes Event of its node.
+    fn make_event(&mut self, name: &str, node: &str, reason: &str, what: &str) {
+        let now = (self.parts.clock)();
+        let event = Event {
+            name: format!("{name}.{}", reason.to_ascii_lowercase()),
+            node: node.to_owned(),
+            pod: None,
+            kind: "Normal".to_owned(),
+            reason: reason.to_owned(),
+            message: format!("ExternalRemediationRequest {name}: {what}"),
+            agent: keys::MANAGED_BY.to_owned(),
+            count: 1,
+            first_seen: now,
+            last_seen: now,
+        };
+        let cluster = Arc::clone(&self.parts.cluster);
+        self.under_way.spawn(async move {
+            // It only tells of what has happened.
+            if let Err(error) = cluster.create_event(&event).await {
+                tracing::debug!(err = chain(&error), "an Event was not made");
+            }
+            None
+        });
     }
 }
 
-/// Writes the status of a resource that still has this version.
-async fn write(cluster: &Cluster, key: &Key, version: &str, status: Value) -> Written {
-    let change = json!({"metadata": {"resourceVersion": version}, "status": status});
-    let merged = cluster
-        .merge_status(&kind(key.action), &key.name, &change)
-        .await;
-    let (kind, name) = (key.action.kind(), &key.name);
-    match merged {
-        Ok(object) => match Resource::read(key.action, &object) {
-            Ok(resource) => Written::Done(Box::new(resource)),
-            Err(error) => {
-                tracing::error!(
-                    "{kind} {name}, as the API server answers, cannot be read: {error}"
-                );
-                Written::Changed
-            }
-        },
-        Err(ApiError::Conflict { .. } | ApiError::NotFound { .. }) => Written::Changed,
-        Err(error) => {
-            tracing::warn!(
-                err = chain(&error),
-                "{kind} {name}: its status is not written"
-            );
-            Written::Failed
+/// Returns what is said of a hand-over, with its word; `None`: nothing.
+fn said_of_hand_over(
+    before: Option<Phase>,
+    after: Option<Phase>,
+    reason: &str,
+) -> Option<(&'static str, &'static str)> {
+    Some(match (before, after) {
+        (_, Some(Phase::Closed)) if reason == "NodeNotFound" => {
+            ("NodeNotFound", "the node is not there")
         }
-    }
-}
-
-fn kind(action: Action) -> Kind {
-    Kind::new(GROUP, VERSION, action.plural())
+        (_, Some(Phase::Released)) if before != Some(Phase::Parked) => {
+            ("ReleaseTaintApplied", "the node is handed over")
+        }
+        (_, Some(Phase::Closed)) => ("ReleaseTaintRemoved", "the node is taken back"),
+        (Some(Phase::Released | Phase::Parked), None) => {
+            ("OperatorDeleteRequested", "the request was deleted")
+        }
+        _ => return None,
+    })
 }

@@ -2,8 +2,9 @@
 
 use serde_json::{Value, json};
 
-use super::{Request, ResetSettings};
+use super::ResetSettings;
 use crate::event::floor_char_boundary;
+use crate::maintenance::{Maintenance, Resource};
 
 /// Most seconds that a Job has, all attempts together. NVSentinel's.
 pub(super) const JOB_SECONDS: i64 = 300;
@@ -37,7 +38,7 @@ pub fn job_name(request: &str) -> String {
 }
 
 /// Returns the Job of a request.
-pub(super) fn job(request: &Request, settings: &ResetSettings) -> Value {
+pub(super) fn job(request: &Resource, settings: &ResetSettings) -> Value {
     let directory = |name: &str, path: &str| json!({"name": name, "hostPath": {"path": path, "type": "DirectoryOrCreate"}});
     let mount = |name: &str, path: &str| json!({"name": name, "mountPath": path});
     let mut pod = json!({
@@ -55,7 +56,7 @@ pub(super) fn job(request: &Request, settings: &ResetSettings) -> Value {
             "imagePullPolicy": "Always",
             "args": ["gpu-reset"],
             "env": [
-                {"name": "NVIDIA_GPU_RESETS", "value": request.targets.join(",")},
+                {"name": "NVIDIA_GPU_RESETS", "value": targets(&request.spec)},
                 {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"},
                 {"name": "NVIDIA_DRIVER_CAPABILITIES", "value": "utility"},
                 {"name": "WRITE_SYSLOG_EVENT", "value": settings.write_log.to_string()},
@@ -91,7 +92,7 @@ pub(super) fn job(request: &Request, settings: &ResetSettings) -> Value {
             "name": job_name(&request.name),
             "namespace": settings.namespace,
             "labels": labels,
-            "ownerReferences": [request.owner()],
+            "ownerReferences": [owner(request)],
         },
         "spec": {
             "activeDeadlineSeconds": JOB_SECONDS,
@@ -99,5 +100,26 @@ pub(super) fn job(request: &Request, settings: &ResetSettings) -> Value {
             "ttlSecondsAfterFinished": JOB_KEPT_SECONDS,
             "template": {"metadata": {"labels": labels}, "spec": pod},
         },
+    })
+}
+
+/// Returns the GPUs of a request by UUID or PCI bus id; empty: all of the node.
+fn targets(spec: &Value) -> String {
+    let lists = ["/selector/uuids", "/selector/pciBusIDs"].into_iter();
+    let lists = lists.filter_map(|pointer| spec.pointer(pointer)?.as_array());
+    let targets: Vec<&str> = lists.flatten().filter_map(Value::as_str).collect();
+    targets.join(",")
+}
+
+/// Returns a request as the owner of its Job.
+fn owner(request: &Resource) -> Value {
+    let (group, version, _) = Maintenance::Reset.resource();
+    json!({
+        "apiVersion": format!("{group}/{version}"),
+        "kind": Maintenance::Reset.name(),
+        "name": request.name,
+        "uid": request.uid,
+        "controller": true,
+        "blockOwnerDeletion": true,
     })
 }

@@ -1,11 +1,14 @@
 use std::collections::BTreeMap;
 
 use contract::keys;
+use serde_json::json;
 
 use super::*;
+use crate::maintenance::Maintenance;
 
 mod simulator;
 
+const FINALIZER: &str = "janitor.dgxc.nvidia.com/finalizer";
 const PLUGIN: &str = "nvidia.com/gpu.deploy.device-plugin";
 const DCGM: &str = "nvidia.com/gpu.deploy.dcgm";
 const DCGM_DRA: &str = "nvidia.com/gpu.deploy.dcgm-dra";
@@ -71,7 +74,7 @@ impl World {
 
     fn decide(&self) -> Decision {
         decide(&Case {
-            request: &Request::read(&self.object).unwrap(),
+            request: &Resource::read(Maintenance::Reset, &self.object).unwrap(),
             node: self.node.as_ref(),
             pods: &self.pods,
             job: &self.job,
@@ -86,7 +89,7 @@ impl World {
     fn settle(&mut self) -> Decision {
         for _ in 0..30 {
             let decision = self.decide();
-            let Some(effect) = decision.effect else {
+            let Some(effect) = decision.act else {
                 return decision;
             };
             self.apply(effect);
@@ -94,19 +97,19 @@ impl World {
         panic!("it never settles: {:?}", self.decide());
     }
 
-    fn apply(&mut self, effect: Effect) {
+    fn apply(&mut self, effect: Act) {
         match effect {
-            Effect::Finalizer(on) => {
+            Act::Finalizer(on) => {
                 let list = if on { json!([FINALIZER]) } else { json!([]) };
                 self.object["metadata"]["finalizers"] = list;
             }
-            Effect::Status(status) => self.object["status"] = status.patch(),
-            Effect::Node(change) => self.node = self.node.as_ref().map(|one| one.after(&change)),
-            Effect::Make(job) => {
+            Act::Status(status) => self.object["status"] = status.patch(),
+            Act::Node(change) => self.node = self.node.as_ref().map(|one| one.after(&change)),
+            Act::Make(job) => {
                 self.made.push(job);
                 self.job = JobSeen::Ours(JobState::Active(Some(self.now)));
             }
-            Effect::Stop => self.job = JobSeen::Absent,
+            Act::Stop => self.job = JobSeen::Absent,
         }
     }
 
@@ -320,7 +323,7 @@ fn deleted_at_any_step_it_puts_all_back_and_goes() {
         let mut world = World::new(node(&[(PLUGIN, "true")]));
         let before = world.node.clone().unwrap();
         for _ in 0..step {
-            if let Some(effect) = world.decide().effect {
+            if let Some(effect) = world.decide().act {
                 world.apply(effect);
             }
         }
@@ -400,7 +403,7 @@ fn an_upgrade_of_the_driver_is_waited_for_and_its_labels_are_left_alone() {
         labels: BTreeMap::from([(DCGM.to_owned(), Some("true".to_owned()))]),
         ..NodeChange::default()
     };
-    world.apply(Effect::Node(change));
+    world.apply(Act::Node(change));
     world.settle();
     assert_eq!(world.made.len(), 1);
 }
@@ -410,7 +413,7 @@ fn a_service_that_comes_back_is_stopped_again_and_what_others_set_stays() {
     let mut world = World::new(node(&[(PLUGIN, "true"), (DCGM, "true")]));
     world.settle();
     let set = |label: &str, value: &str| {
-        Effect::Node(NodeChange {
+        Act::Node(NodeChange {
             labels: BTreeMap::from([(label.to_owned(), Some(value.to_owned()))]),
             ..NodeChange::default()
         })
@@ -470,6 +473,10 @@ fn a_request_for_all_gpus_names_none() {
     world.settle();
     let env = &world.made[0]["spec"]["template"]["spec"]["containers"][0]["env"][0];
     assert_eq!(env["value"], "");
-    let missing = Request::read(&json!({"metadata": {"name": "a", "uid": "b"}}));
-    assert_eq!(missing.unwrap_err(), "it has no /spec/nodeName");
+    let missing = Resource::read(
+        Maintenance::Reset,
+        &json!({"metadata": {"name": "a", "uid": "b"}}),
+    );
+    let missing = missing.unwrap_err().to_string();
+    assert_eq!(missing, "it has no spec.nodeName");
 }

@@ -2,7 +2,10 @@ use proptest::prelude::*;
 use serde_json::json;
 
 use super::*;
+use crate::maintenance::Maintenance;
 use crate::node::NodeTaint;
+
+const FINALIZER: &str = "nvsentinel.dgxc.nvidia.com/external-remediation-cleanup";
 
 fn node(labels: &[(&str, &str)]) -> NodeView {
     let labels: BTreeMap<&str, &str> = labels.iter().copied().collect();
@@ -39,11 +42,11 @@ impl World {
         }
     }
 
-    fn request(&self) -> Request {
-        Request::read(&self.object).unwrap()
+    fn request(&self) -> Resource {
+        Resource::read(Maintenance::HandOver, &self.object).unwrap()
     }
 
-    fn decide(&self) -> Option<Effect> {
+    fn decide(&self) -> Option<Act> {
         decide(&Case {
             request: &self.request(),
             node: self.node.as_ref(),
@@ -53,17 +56,18 @@ impl World {
         })
     }
 
-    fn apply(&mut self, effect: Effect) {
+    fn apply(&mut self, effect: Act) {
         match effect {
-            Effect::Finalizer(on) => {
+            Act::Finalizer(on) => {
                 let list = if on { json!([FINALIZER]) } else { json!([]) };
                 self.object["metadata"]["finalizers"] = list;
             }
-            Effect::Status(status) => self.object["status"] = status.patch(),
-            Effect::Node(change) => {
+            Act::Status(status) => self.object["status"] = status.patch(),
+            Act::Node(change) => {
                 self.patches += 1;
                 self.node = self.node.as_ref().map(|node| node.after(&change));
             }
+            Act::Make(_) | Act::Stop => panic!("{effect:?}"),
         }
     }
 
@@ -89,7 +93,8 @@ impl World {
     }
 
     fn released(&self) -> String {
-        self.request().status.words(RELEASED).unwrap().0
+        let status = self.request().status;
+        status.condition(RELEASED).unwrap().reason.clone()
     }
 }
 
@@ -116,11 +121,11 @@ fn a_node_is_handed_over_by_one_patch_and_taken_back_by_one() {
             .collect();
         let taint = "nvsentinel.dgxc.nvidia.com/external-remediation=x1:NoSchedule";
         assert_eq!(taints, ["a=b:NoExecute", taint]);
-        assert_eq!(world.request().phase(), Phase::Released);
+        assert_eq!(phase(&world.request()), Phase::Released);
         world.external("True");
         world.settle();
         assert_eq!(world.patches, 2);
-        assert_eq!(world.request().phase(), Phase::Closed);
+        assert_eq!(phase(&world.request()), Phase::Closed);
         let now = world.node();
         assert_eq!(
             (&now.labels, &now.annotations, &now.taints),
@@ -135,12 +140,12 @@ fn what_is_put_aside_stays_handed_over_and_may_yet_be_done() {
     world.settle();
     world.external("False");
     world.settle();
-    assert_eq!((world.patches, world.request().phase()), (1, Phase::Parked));
+    assert_eq!((world.patches, phase(&world.request())), (1, Phase::Parked));
     assert!(is_handed_over(&world.node().labels));
     world.external("True");
     world.settle();
     assert!(!is_handed_over(&world.node().labels));
-    assert_eq!(world.request().phase(), Phase::Closed);
+    assert_eq!(phase(&world.request()), Phase::Closed);
 }
 
 #[test]
@@ -174,7 +179,7 @@ fn without_a_node_it_ends() {
     world.node = None;
     world.settle();
     assert_eq!(world.released(), "NodeNotFound");
-    assert_eq!(world.request().phase(), Phase::Closed);
+    assert_eq!(phase(&world.request()), Phase::Closed);
     world.object["metadata"]["deletionTimestamp"] = json!(world.now);
     world.settle();
     assert_eq!(world.object["metadata"]["finalizers"], json!([]));
@@ -189,7 +194,7 @@ fn an_excluded_node_is_left_alone() {
         (world.patches, world.released().as_str()),
         (0, "NodeExcluded")
     );
-    assert_eq!(world.request().phase(), Phase::Closed);
+    assert_eq!(phase(&world.request()), Phase::Closed);
 }
 
 #[test]

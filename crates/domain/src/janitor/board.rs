@@ -1,150 +1,34 @@
 //! All resources as one object: what was seen and answered goes in, effects come out.
+//!
+//! What is done about one is decided by `signal`, [`gpu_reset`] and [`handover`] (`board/next.rs`); here it is
+//! one thing at a time for each, and one resource at a time for each node.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::{SignedDuration, Timestamp};
 use serde_json::Value;
 
-use super::config::{JanitorConfig, ProviderPlace};
-use super::failure::Class;
-use super::resource::Resource;
-use super::signal::{ASK_AGAIN, Answer, Found, Memory, Node, NodeSeen, Question, Situation, Step};
-use super::status::{ATTEMPT_COMPLETE, Condition, SIGNAL_SENT};
-use super::turn::{Turn, turn};
-use super::{Action, expiry};
+use super::Action;
+use super::config::JanitorConfig;
+use super::signal::{ASK_AGAIN, Node};
+use crate::gpu_reset::{self, ServicePod, job_name};
+use crate::handover;
+use crate::maintenance::{Key, Listings, Maintenance, Resource, is_older};
+use crate::node::NodeView;
 
-/// Wait before a write is tried again that the API server has not made, or a deletion.
+mod entry;
+mod io;
+mod news;
+mod next;
+
+use entry::Entry;
+pub use io::{Effect, Input, Made, News, NodeTold, Written};
+use news::news;
+
+/// Wait before something is tried again that the API server has not done.
 const WRITE_AGAIN: SignedDuration = SignedDuration::from_secs(5);
 /// Wait before it is tried again to delete an old resource: nothing depends on it.
 const DELETE_AGAIN: SignedDuration = SignedDuration::from_mins(1);
-
-/// The name of a resource.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Key {
-    /// The action, which says the kind.
-    pub action: Action,
-    /// `metadata.name`.
-    pub name: String,
-}
-
-/// What the board is told.
-#[derive(Clone, Debug)]
-pub enum Input {
-    /// A list of the resources of an action begins.
-    ListBegun(Action),
-    /// All of them were seen.
-    Listed(Action),
-    /// One is there, new or changed.
-    Seen(Box<Resource>),
-    /// One is gone.
-    Gone(Key),
-    /// A node is as it says; `None`: there is none of this name.
-    Node(String, Option<NodeSeen>),
-    /// Something else is at work on a node, such as a `GPUReset`; `None`: not any more.
-    Held(String, Option<String>),
-    /// The answer to [`Effect::Write`].
-    Written(Key, Written),
-    /// The answer to [`Effect::Ask`], with the operation that was asked about.
-    Answered(Key, String, Answer),
-    /// The answer to [`Effect::Delete`] or [`Effect::Expire`]: it was tried.
-    Tried(Key),
-    /// The answer to [`Effect::DeleteNode`]: it was tried.
-    NodeTried(Key),
-    /// Time has passed.
-    Time,
-}
-
-/// The answer to a write.
-#[derive(Clone, Debug)]
-pub enum Written {
-    /// The resource after it.
-    Done(Box<Resource>),
-    /// The resource is not any more what was seen, or gone.
-    Changed,
-    /// It was not made, or nobody knows.
-    Failed,
-}
-
-/// What the board has done.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Effect {
-    /// Tell of a node from now on.
-    Follow(String),
-    /// Tell of it no more.
-    Leave(String),
-    /// Write the status of a resource, if it still has this version.
-    Write {
-        /// The resource.
-        key: Key,
-        /// Its version.
-        version: String,
-        /// The field `status` as a merge patch.
-        status: Value,
-    },
-    /// Ask a provider.
-    Ask {
-        /// The resource.
-        key: Key,
-        /// Its node.
-        node: String,
-        /// The operation.
-        operation: String,
-        /// The provider.
-        provider: ProviderPlace,
-        /// The question.
-        question: Question,
-    },
-    /// Delete the node object of this uid.
-    DeleteNode {
-        /// The resource.
-        key: Key,
-        /// The node.
-        node: String,
-        /// Its uid.
-        uid: String,
-    },
-    /// Write on a resource that has ended when it is to be deleted.
-    Expire {
-        /// The resource.
-        key: Key,
-        /// The name of the annotation, and its value.
-        annotation: (&'static str, String),
-    },
-    /// Delete a resource that is older than it is to be.
-    Delete {
-        /// The resource.
-        key: Key,
-        /// Its uid.
-        uid: String,
-    },
-    /// Say what has happened.
-    Tell(News),
-}
-
-/// What has happened to a resource.
-#[derive(Clone, Debug, PartialEq)]
-pub enum News {
-    /// It was begun.
-    Begun {
-        /// The resource.
-        key: Key,
-        /// Its node.
-        node: String,
-    },
-    /// It has ended.
-    Ended {
-        /// The resource.
-        key: Key,
-        /// Its node.
-        node: String,
-        /// How, as the reason of `AttemptComplete` says.
-        outcome: String,
-        /// Why, for people.
-        message: String,
-        /// The time from its begin to its end; `None` where nothing was begun.
-        took: Option<SignedDuration>,
-    },
-}
 
 /// All resources, and the nodes that they are about.
 #[derive(Clone, Debug)]
@@ -157,42 +41,28 @@ pub struct Board {
     /// The id of this process.
     process: String,
     entries: BTreeMap<Key, Entry>,
-    /// Nodes that are told of.
-    nodes: BTreeMap<String, Node>,
-    by_node: BTreeMap<String, BTreeSet<Key>>,
-    /// The nodes on which something else is at work, and what.
-    held: BTreeMap<String, String>,
-    /// The actions whose resources were all seen.
-    listed: BTreeSet<Action>,
-    /// Names that were seen since a list began.
-    listing: BTreeMap<Action, BTreeSet<String>>,
+    nodes: BTreeMap<String, Around>,
+    /// The Jobs that reset GPUs, each with what its pods said at their end.
+    jobs: BTreeMap<String, (Value, Option<String>)>,
+    jobs_listed: bool,
+    listings: Listings,
     wakes: BTreeSet<(Timestamp, Key)>,
 }
 
-#[derive(Clone, Debug)]
-struct Entry {
-    resource: Resource,
-    memory: Memory,
-    /// The version that is being written, until the answer.
-    writing: Option<String>,
-    /// True while the answer of a provider is awaited, or of a node that is deleted.
-    asking: bool,
-    /// The time before which nothing is done about it.
-    not_before: Option<Timestamp>,
-    /// The version that is not to be written any more: there is a newer one.
-    outdated: Option<String>,
-    wake: Option<Timestamp>,
-}
-
-// === impl Key ===
-
-impl Key {
-    fn of(resource: &Resource) -> Self {
-        Self {
-            action: resource.action,
-            name: resource.name.clone(),
-        }
-    }
+/// A node, and what is known around it.
+#[derive(Clone, Debug, Default)]
+struct Around {
+    /// Its resources.
+    keys: BTreeSet<Key>,
+    followed: bool,
+    follows_pods: bool,
+    seen: Node,
+    view: Option<Box<NodeView>>,
+    pods: Option<Vec<ServicePod>>,
+    /// True if a resource has vanished that may have left something behind.
+    vanished: bool,
+    /// True until it is known whether that was put back.
+    busy: bool,
 }
 
 // === impl Board ===
@@ -208,10 +78,9 @@ impl Board {
             process,
             entries: BTreeMap::new(),
             nodes: BTreeMap::new(),
-            by_node: BTreeMap::new(),
-            held: BTreeMap::new(),
-            listed: BTreeSet::new(),
-            listing: BTreeMap::new(),
+            jobs: BTreeMap::new(),
+            jobs_listed: false,
+            listings: Listings::default(),
             wakes: BTreeSet::new(),
         }
     }
@@ -228,50 +97,67 @@ impl Board {
         &self.config
     }
 
+    /// Returns the kinds that are carried out.
+    pub fn kinds(&self) -> impl Iterator<Item = Maintenance> + '_ {
+        let all = Maintenance::ALL.into_iter();
+        all.filter(|kind| self.carries_out(*kind))
+    }
+
     /// Returns when the board wants to be told that time has passed.
     pub fn wake_at(&self) -> Option<Timestamp> {
         self.wakes.first().map(|(time, _)| *time)
     }
 
     /// Takes an input in, and returns what is to be done. Whoever carries the effects out tells the
-    /// answer to each but [`Effect::Follow`], [`Effect::Leave`] and [`Effect::Tell`].
+    /// answer to each but those that tell of a node, and [`Effect::Tell`].
     pub fn take(&mut self, input: Input, now: Timestamp) -> Vec<Effect> {
         let mut effects = Vec::new();
         match input {
-            Input::ListBegun(action) => drop(self.listing.insert(action, BTreeSet::new())),
-            Input::Listed(action) => self.listed(action, now, &mut effects),
+            Input::ListBegun(kind) => self.listings.begin(kind),
+            Input::Listed(kind) => self.listed(kind, now, &mut effects),
             Input::Seen(resource) => self.seen(*resource, now, &mut effects),
             Input::Gone(key) => self.gone(&key, now, &mut effects),
-            Input::Node(name, seen) => {
-                if let Some(node) = self.nodes.get_mut(&name) {
-                    *node = seen.map_or(Node::Absent, Node::There);
+            Input::Node(name, told) => self.node(&name, told, now, &mut effects),
+            Input::Pods(name, pods) => {
+                if let Some(around) = self.nodes.get_mut(&name).filter(|one| one.followed) {
+                    around.pods = Some(pods);
                     self.look_at_node(&name, now, &mut effects);
                 }
             }
-            Input::Held(node, what) => {
-                let before = match what.clone() {
-                    Some(what) => self.held.insert(node.clone(), what),
-                    None => self.held.remove(&node),
-                };
-                if before != what {
-                    self.look_at_node(&node, now, &mut effects);
+            Input::Jobs { listed } => {
+                if !listed {
+                    self.jobs.clear();
                 }
+                self.jobs_listed = listed;
+                self.look_at_resets(now, &mut effects);
+            }
+            Input::Job(name, job) => {
+                match job {
+                    Some(job) => drop(self.jobs.insert(name, *job)),
+                    None => drop(self.jobs.remove(&name)),
+                }
+                self.look_at_resets(now, &mut effects);
+            }
+            Input::Marked(name) if !self.is_mine(&name) => {}
+            Input::Marked(name) => {
+                self.nodes.entry(name.clone()).or_default().vanished = true;
+                self.look_at_node(&name, now, &mut effects);
             }
             Input::Written(key, written) => self.written(&key, written, now, &mut effects),
             Input::Answered(key, operation, answer) => {
-                let entry = self.entries.get(&key);
+                let entry = self.entries.get_mut(&key);
                 // Another one may have its name by now.
-                if entry.is_some_and(|one| one.resource.operation() == operation) {
-                    self.answered(&key, answer, now, &mut effects);
+                if let Some(entry) = entry.filter(|one| one.resource.operation() == operation) {
+                    entry.answered(answer, now);
+                    self.look_at(&key, now, &mut effects);
                 }
             }
-            Input::Tried(key) => {
-                if let Some(entry) = self.entries.get_mut(&key) {
-                    entry.writing = None;
-                    entry.not_before = now.checked_add(DELETE_AGAIN).ok();
-                }
-                self.look_at(&key, now, &mut effects);
+            Input::Changed(by, node, view) => {
+                self.changed(by.as_ref(), &node, view, now, &mut effects);
             }
+            Input::Made(key, made) => self.made(&key, made, now, &mut effects),
+            Input::Stopped(key) => self.tried(&key, WRITE_AGAIN, now, &mut effects),
+            Input::Tried(key) => self.tried(&key, DELETE_AGAIN, now, &mut effects),
             Input::NodeTried(key) => {
                 if let Some(entry) = self.entries.get_mut(&key) {
                     entry.asking = false;
@@ -284,101 +170,141 @@ impl Board {
         effects
     }
 
-    /// Returns the nodes that resources are about which have not ended.
-    pub fn nodes(&self) -> impl Iterator<Item = &str> {
-        self.nodes.keys().map(String::as_str)
+    /// Returns which resource is at work on a node, of those that are chosen.
+    pub(super) fn at_work(&self, node: &str, chosen: impl Fn(&Key) -> bool) -> Option<String> {
+        let around = self.nodes.get(node)?;
+        let view = around.view.as_deref();
+        let works = |entry: &Entry| {
+            let resource = &entry.resource;
+            let holds = match resource.kind {
+                Maintenance::Reboot | Maintenance::Terminate => {
+                    resource.status.start.is_some() && !resource.is_over()
+                }
+                Maintenance::Reset => gpu_reset::holds(resource, view),
+                Maintenance::HandOver => handover::holds(resource, view),
+            };
+            holds || (entry.writing.is_some() && !resource.is_over())
+        };
+        let keys = around.keys.iter().filter(|key| self.carries_out(key.kind));
+        let mut keys = keys.filter(|key| chosen(key));
+        let first = keys.find(|key| self.entries.get(key).is_some_and(works));
+        first.map(Key::title)
     }
 
-    /// Returns which resource is at work on a node.
-    pub fn holds(&self, node: &str) -> Option<String> {
-        let keys = self.by_node.get(node)?.iter();
-        let mut works = keys.filter(|key| {
-            self.entries.get(key).is_some_and(|entry| {
-                let begun = entry.resource.status.start.is_some() || entry.writing.is_some();
-                begun && !entry.resource.is_over() && self.config.rules(key.action).is_some()
-            })
-        });
-        works
-            .next()
-            .map(|key| format!("{} {}", key.action.kind(), key.name))
-    }
-
-    fn listed(&mut self, action: Action, now: Timestamp, effects: &mut Vec<Effect>) {
-        if let Some(seen) = self.listing.remove(&action) {
-            let of_action = self.entries.keys().filter(|key| key.action == action);
-            let gone = of_action.filter(|key| !seen.contains(&key.name));
-            for key in gone.cloned().collect::<Vec<_>>() {
-                self.gone(&key, now, effects);
-            }
+    fn carries_out(&self, kind: Maintenance) -> bool {
+        match Action::of(kind) {
+            Some(action) => self.config.rules(action).is_some(),
+            None => kind != Maintenance::Reset || self.config.resets.is_some(),
         }
-        if self.listed.insert(action) && self.is_ready() {
-            for node in self.by_node.keys().cloned().collect::<Vec<_>>() {
+    }
+
+    fn is_open(&self, resource: &Resource) -> bool {
+        self.carries_out(resource.kind) && resource.is_open()
+    }
+
+    fn is_mine(&self, node: &str) -> bool {
+        self.only.as_ref().is_none_or(|own| own == node)
+    }
+
+    /// Returns whether all that may be under way is known.
+    fn is_ready(&self) -> bool {
+        self.kinds().all(|kind| self.listings.has(kind))
+    }
+
+    fn listed(&mut self, kind: Maintenance, now: Timestamp, effects: &mut Vec<Effect>) {
+        for key in self.listings.end(kind, self.entries.keys()) {
+            self.gone(&key, now, effects);
+        }
+        if self.is_ready() {
+            for node in self.nodes.keys().cloned().collect::<Vec<_>>() {
                 self.look_at_node(&node, now, effects);
             }
         }
     }
 
-    /// Returns whether all that may be under way is known.
-    fn is_ready(&self) -> bool {
-        self.config
-            .actions()
-            .all(|action| self.listed.contains(&action))
-    }
-
     fn seen(&mut self, resource: Resource, now: Timestamp, effects: &mut Vec<Effect>) {
-        if self
-            .only
-            .as_ref()
-            .is_some_and(|node| *node != resource.node)
-        {
+        if !self.is_mine(&resource.node) {
             return;
         }
-        let key = Key::of(&resource);
-        if let Some(listing) = self.listing.get_mut(&key.action) {
-            listing.insert(key.name.clone());
+        let key = resource.key();
+        self.listings.saw(&key);
+        if (self.entries.get(&key)).is_some_and(|known| known.resource.uid != resource.uid) {
+            // Another one of the same name is another one.
+            self.gone(&key, now, effects);
         }
-        let known = self.entries.get_mut(&key);
-        if let Some(entry) = known.filter(|entry| entry.resource.uid == resource.uid) {
-            if is_older(&resource.version, &entry.resource.version) {
+        if let Some(entry) = self.entries.get_mut(&key) {
+            if resource.is_older(&entry.resource) {
                 return;
             }
             if entry.outdated.as_ref() != Some(&resource.version) {
                 entry.outdated = None;
             }
-            entry.resource = resource;
+            let before = std::mem::replace(&mut entry.resource, resource);
+            self.tell(&key, Some(&before), now, effects);
         } else {
-            // Another one of the same name is another one.
-            self.forget(&key);
             let node = resource.node.clone();
-            let entry = Entry {
-                resource,
-                memory: Memory::default(),
-                writing: None,
-                asking: false,
-                not_before: None,
-                outdated: None,
-                wake: None,
-            };
-            self.entries.insert(key.clone(), entry);
-            self.by_node.entry(node).or_default().insert(key.clone());
+            self.entries.insert(key.clone(), Entry::new(resource));
+            let around = self.nodes.entry(node).or_default();
+            around.keys.insert(key.clone());
+            self.tell(&key, None, now, effects);
         }
         self.look_around(&key, now, effects);
     }
 
-    fn gone(&mut self, key: &Key, now: Timestamp, effects: &mut Vec<Effect>) {
-        if let Some(node) = self.forget(key) {
-            self.look_at_node(&node, now, effects);
-        }
+    /// Tells what has become of a resource that was like this before.
+    fn tell(
+        &self,
+        key: &Key,
+        before: Option<&Resource>,
+        now: Timestamp,
+        effects: &mut Vec<Effect>,
+    ) {
+        let after = self.entries.get(key).map(|entry| &entry.resource);
+        let node = after.or(before).map(|one| one.node.as_str());
+        let keys = node.and_then(|node| self.nodes.get(node));
+        let of_node = keys.into_iter().flat_map(|around| &around.keys);
+        let of_node = of_node.filter_map(|key| self.entries.get(key));
+        let resets = of_node.filter(|one| one.resource.kind == Maintenance::Reset);
+        let active = resets.filter(|one| gpu_reset::is_active(&one.resource));
+        let news = news(before, after, active.count(), now);
+        effects.extend(news.into_iter().map(Effect::Tell));
     }
 
-    fn forget(&mut self, key: &Key) -> Option<String> {
+    fn gone(&mut self, key: &Key, now: Timestamp, effects: &mut Vec<Effect>) {
         self.set_wake(key, None);
-        let entry = self.entries.remove(key)?;
-        let node = entry.resource.node;
-        if let Some(keys) = self.by_node.get_mut(&node) {
-            keys.remove(key);
+        let Some(Entry { resource, .. }) = self.entries.remove(key) else {
+            return;
+        };
+        self.tell(key, Some(&resource), now, effects);
+        if let Some(around) = self.nodes.get_mut(&resource.node) {
+            around.keys.remove(key);
+            around.vanished |= key.kind.finalizer().is_some();
         }
-        Some(node)
+        self.look_at_node(&resource.node, now, effects);
+    }
+
+    fn node(
+        &mut self,
+        name: &str,
+        told: Option<Box<NodeTold>>,
+        now: Timestamp,
+        effects: &mut Vec<Effect>,
+    ) {
+        let Some(around) = self.nodes.get_mut(name).filter(|around| around.followed) else {
+            return;
+        };
+        let is_old = |new: &NodeTold| {
+            let old = around.view.as_ref().filter(|old| old.uid == new.view.uid);
+            old.is_some_and(|old| is_older(&new.view.resource_version, &old.resource_version))
+        };
+        if told.as_deref().is_some_and(is_old) {
+            return;
+        }
+        (around.seen, around.view) = match told {
+            Some(told) => (Node::There(told.seen), Some(Box::new(told.view))),
+            None => (Node::Absent, None),
+        };
+        self.look_at_node(name, now, effects);
     }
 
     fn written(&mut self, key: &Key, written: Written, now: Timestamp, effects: &mut Vec<Effect>) {
@@ -388,18 +314,9 @@ impl Board {
         let version = entry.writing.take();
         match written {
             Written::Done(resource) if resource.uid == entry.resource.uid => {
-                entry.not_before = None;
-                entry.memory.heard = None;
-                let sent = |of: &Resource| {
-                    let signal = of.status.condition(SIGNAL_SENT);
-                    signal.is_some_and(Condition::is_true)
-                };
-                let reboots = key.action == Action::Reboot;
-                if reboots && sent(&resource) && !sent(&entry.resource) {
-                    entry.memory.ask_after = now.checked_add(ASK_AGAIN).ok();
-                }
-                let before = std::mem::replace(&mut entry.resource, *resource);
-                effects.extend(news(key, &before, &entry.resource).map(Effect::Tell));
+                let before = entry.resource.clone();
+                entry.has_written(*resource, now);
+                self.tell(key, Some(&before), now, effects);
             }
             Written::Changed | Written::Done(_) => {
                 entry.outdated = version;
@@ -410,43 +327,75 @@ impl Board {
         self.look_around(key, now, effects);
     }
 
-    fn answered(&mut self, key: &Key, answer: Answer, now: Timestamp, effects: &mut Vec<Effect>) {
+    fn changed(
+        &mut self,
+        by: Option<&Key>,
+        node: &str,
+        view: Option<Box<NodeView>>,
+        now: Timestamp,
+        effects: &mut Vec<Effect>,
+    ) {
+        if let Some(entry) = by.and_then(|key| self.entries.get_mut(key)) {
+            entry.writing = None;
+            let again = now.checked_add(WRITE_AGAIN).ok();
+            entry.not_before = again.filter(|_| view.is_none());
+        }
+        let Some(around) = self.nodes.get_mut(node) else {
+            return;
+        };
+        if by.is_none() {
+            around.busy = false;
+        }
+        let failed = view.is_none();
+        if around.followed && !failed {
+            around.view = view;
+        }
+        // What has vanished has no time of its own: it is tried again when time passes.
+        if by.is_some() || !failed {
+            self.look_at_node(node, now, effects);
+        }
+    }
+
+    fn made(&mut self, key: &Key, made: Made, now: Timestamp, effects: &mut Vec<Effect>) {
         let Some(entry) = self.entries.get_mut(key) else {
             return;
         };
-        entry.asking = false;
-        let memory = &mut entry.memory;
-        let wait = match &answer {
-            Answer::Found(Err(failure)) | Answer::Ready(Err(failure)) => failure.retry_after,
-            _ => None,
-        };
-        let wait = wait.map_or(ASK_AGAIN, |wait| wait.max(ASK_AGAIN));
-        match answer {
-            Answer::Sent(_) | Answer::Found(Ok(Found::Sent(_) | Found::NotSent)) => {
-                memory.heard = Some(answer);
+        (entry.writing, entry.not_before) = (None, None);
+        match made {
+            Made::Done(job) => {
+                self.jobs.entry(job_name(&key.name)).or_insert((*job, None));
             }
-            Answer::Ready(Err(ref failure)) if failure.class == Class::Permanent => {
-                memory.heard = Some(answer);
-            }
-            Answer::Found(Ok(Found::CannotTell)) => memory.cannot_tell = true,
-            Answer::Ready(Ok(ready)) => {
-                memory.ready |= ready;
-                memory.ask_after = now.checked_add(wait).ok();
-            }
-            Answer::Found(Err(_)) | Answer::Ready(Err(_)) => {
-                memory.ask_after = now.checked_add(wait).ok();
-            }
+            Made::Refused(why) => entry.refused = Some(why),
+            Made::Exists | Made::Failed => entry.not_before = now.checked_add(WRITE_AGAIN).ok(),
         }
-        self.look_at(key, now, effects);
+        self.look_around(key, now, effects);
+    }
+
+    fn tried(
+        &mut self,
+        key: &Key,
+        again: SignedDuration,
+        now: Timestamp,
+        effects: &mut Vec<Effect>,
+    ) {
+        if let Some(entry) = self.entries.get_mut(key) {
+            entry.writing = None;
+            entry.not_before = now.checked_add(again).ok();
+        }
+        self.look_around(key, now, effects);
     }
 
     fn time(&mut self, now: Timestamp, effects: &mut Vec<Effect>) {
         while let Some((time, key)) = self.wakes.first().cloned() {
             if time > now {
-                return;
+                break;
             }
             self.set_wake(&key, None);
             self.look_at(&key, now, effects);
+        }
+        let vanished = self.nodes.iter().filter(|(_, around)| around.vanished);
+        for node in vanished.map(|(name, _)| name.clone()).collect::<Vec<_>>() {
+            self.look_at_node(&node, now, effects);
         }
     }
 
@@ -471,194 +420,86 @@ impl Board {
         }
     }
 
+    fn look_at_resets(&mut self, now: Timestamp, effects: &mut Vec<Effect>) {
+        let open = self.entries.values().map(|entry| &entry.resource);
+        let open = open.filter(|one| one.kind == Maintenance::Reset && self.is_open(one));
+        for node in open.map(|one| one.node.clone()).collect::<BTreeSet<_>>() {
+            self.look_at_node(&node, now, effects);
+        }
+    }
+
     fn look_at_node(&mut self, node: &str, now: Timestamp, effects: &mut Vec<Effect>) {
-        let keys: Vec<Key> = self
-            .by_node
-            .get(node)
-            .into_iter()
-            .flatten()
-            .cloned()
-            .collect();
-        let wanted = (keys.iter().filter_map(|key| self.entries.get(key))).any(|entry| {
-            let enabled = self.config.rules(entry.resource.action).is_some();
-            enabled && !entry.resource.is_over()
-        });
-        match (wanted, self.nodes.contains_key(node)) {
-            (true, false) => {
-                self.nodes.insert(node.to_owned(), Node::Unseen);
-                effects.push(Effect::Follow(node.to_owned()));
-            }
-            (false, true) => {
-                self.nodes.remove(node);
-                effects.push(Effect::Leave(node.to_owned()));
-            }
-            _ => {}
-        }
-        if keys.is_empty() {
-            self.by_node.remove(node);
-        }
-        for key in keys {
+        self.follow(node, effects);
+        let keys = self.nodes.get(node).map(|around| around.keys.clone());
+        for key in keys.into_iter().flatten() {
             self.look_at(&key, now, effects);
         }
+        if self.is_ready() {
+            self.clear_up(node, effects);
+        }
     }
 
-    /// Decides what is next for one resource.
-    fn look_at(&mut self, key: &Key, now: Timestamp, effects: &mut Vec<Effect>) {
-        let Some(entry) = self.entries.get(key) else {
+    /// Has a node told of, or not any more.
+    fn follow(&mut self, node: &str, effects: &mut Vec<Effect>) {
+        let Some(around) = self.nodes.get(node) else {
             return;
         };
-        if entry.writing.is_some() {
+        let entries = around.keys.iter().filter_map(|key| self.entries.get(key));
+        let open = entries.filter(|entry| self.is_open(&entry.resource));
+        let open: BTreeSet<Maintenance> = open.map(|entry| entry.resource.kind).collect();
+        let wanted = !open.is_empty() || around.vanished;
+        let pods = open.contains(&Maintenance::Reset);
+        let Some(around) = self.nodes.get_mut(node) else {
+            return;
+        };
+        if wanted && !around.followed {
+            around.followed = true;
+            effects.push(Effect::Follow(node.to_owned()));
+        }
+        if pods && !around.follows_pods {
+            around.follows_pods = true;
+            effects.push(Effect::FollowPods(node.to_owned()));
+        }
+        if wanted {
             return;
         }
-        if let Some(time) = entry.not_before.filter(|time| *time > now) {
-            return self.set_wake(key, Some(time));
+        let keys = std::mem::take(&mut around.keys);
+        if around.followed {
+            effects.push(Effect::Leave(node.to_owned()));
         }
-        let step = if entry.resource.is_over() {
-            self.keep(entry, now)
+        if keys.is_empty() {
+            self.nodes.remove(node);
         } else {
-            self.decide(entry, now)
-        };
-        match step {
-            Next::Wait(wake) => self.set_wake(key, wake),
-            Next::Do(effect) => {
-                let Some(entry) = self.entries.get_mut(key) else {
-                    return;
-                };
-                match &effect {
-                    Effect::Ask { .. } | Effect::DeleteNode { .. } => entry.asking = true,
-                    _ => entry.writing = Some(entry.resource.version.clone()),
-                }
-                if matches!(
-                    &effect,
-                    Effect::Ask {
-                        question: Question::Send,
-                        ..
-                    }
-                ) {
-                    let record = entry.resource.status.record();
-                    entry.memory.sent = record.map(|record| record.attempt);
-                }
-                let asking = entry.asking;
-                self.set_wake(key, None);
-                effects.push(effect);
-                if asking {
-                    // For the deadline, which does not wait for the answer.
-                    self.look_at(key, now, effects);
-                }
-            }
+            *around = Around {
+                keys,
+                ..Around::default()
+            };
         }
     }
 
-    fn decide(&self, entry: &Entry, now: Timestamp) -> Next {
-        let resource = &entry.resource;
-        let Some(rules) = self.config.rules(resource.action) else {
-            return Next::Wait(None);
+    /// Puts back what resources have left behind on a node that vanished.
+    fn clear_up(&mut self, node: &str, effects: &mut Vec<Effect>) {
+        let Some(around) = self.nodes.get_mut(node) else {
+            return;
         };
-        if !self.is_ready() {
-            return Next::Wait(None);
+        if !around.vanished || around.busy || around.seen == Node::Unseen {
+            return;
         }
-        let keys = self.by_node.get(&resource.node).into_iter().flatten();
-        let of_node = keys.filter_map(|key| self.entries.get(key));
-        let enabled = of_node.filter(|one| self.config.rules(one.resource.action).is_some());
-        let begun = resource.status.start.is_some();
-        let turn = match self.held.get(&resource.node).filter(|_| !begun) {
-            Some(before) => Turn::Behind {
-                before: before.clone(),
-                same: false,
-            },
-            None => turn(resource, enabled.map(|one| &one.resource)),
-        };
-        let situation = Situation {
-            resource,
-            node: self.nodes.get(&resource.node).unwrap_or(&Node::Unseen),
-            turn,
-            rules,
-            memory: &entry.memory,
-            process: &self.process,
-            now,
-        };
-        let key = Key::of(resource);
-        let node = resource.node.clone();
-        Next::Do(match situation.step() {
-            Step::Wait(until) => return Next::Wait(until),
-            Step::Write(_) if entry.outdated.as_ref() == Some(&resource.version) => {
-                // The watch brings the newer one.
-                return Next::Wait(now.checked_add(WRITE_AGAIN).ok());
-            }
-            Step::Write(status) => Effect::Write {
-                key,
-                version: resource.version.clone(),
-                status: status.patch(),
-            },
-            // One question at a time. Its answer looks again; the deadline does not wait for it.
-            Step::Ask(_) | Step::DeleteNode(_) if entry.asking => {
-                return Next::Wait(situation.last_moment());
-            }
-            Step::Ask(question) => Effect::Ask {
-                key,
-                node,
-                operation: resource.operation().to_owned(),
-                provider: rules.provider.clone(),
-                question,
-            },
-            Step::DeleteNode(uid) => Effect::DeleteNode { key, node, uid },
-        })
-    }
-
-    /// Decides how long a resource is kept that has ended.
-    fn keep(&self, entry: &Entry, now: Timestamp) -> Next {
-        let resource = &entry.resource;
-        let enabled = self.config.rules(resource.action).is_some();
-        let Some(due) = expiry::due(resource, self.ttl).filter(|_| enabled) else {
-            return Next::Wait(None);
-        };
-        let key = Key::of(resource);
-        if due <= now {
-            let uid = resource.uid.clone();
-            return Next::Do(Effect::Delete { key, uid });
-        }
-        let text = due.to_string();
-        if resource.keep.expiry.as_ref() == Some(&text) {
-            return Next::Wait(Some(due));
-        }
-        let annotation = (super::resource::EXPIRY, text);
-        Next::Do(Effect::Expire { key, annotation })
-    }
-}
-
-/// What is done about a resource now.
-enum Next {
-    Wait(Option<Timestamp>),
-    Do(Effect),
-}
-
-/// Returns what a write has changed.
-fn news(key: &Key, before: &Resource, after: &Resource) -> impl Iterator<Item = News> + use<> {
-    let node = after.node.clone();
-    let begun =
-        (before.status.start.is_none() && after.status.start.is_some()).then(|| News::Begun {
-            key: key.clone(),
-            node: node.clone(),
+        let keys = around.keys.iter();
+        let there: BTreeSet<&str> = keys
+            .filter_map(|key| self.entries.get(key))
+            .map(|entry| entry.resource.uid.as_str())
+            .collect();
+        let exists = |uid: &str| there.contains(uid);
+        let view = around.view.clone();
+        let change = view.as_ref().and_then(|view| {
+            gpu_reset::left_behind(view, exists).or_else(|| handover::left_behind(view, exists))
         });
-    let ended = (!before.status.has_ended() && after.status.has_ended()).then(|| {
-        let complete = after.status.condition(ATTEMPT_COMPLETE);
-        let text = |of: fn(&Condition) -> &String| complete.map(of).cloned().unwrap_or_default();
-        News::Ended {
-            key: key.clone(),
-            node,
-            outcome: text(|one| &one.reason),
-            message: text(|one| &one.message),
-            took: (after.status.start.zip(after.status.completion))
-                .map(|(start, end)| end.duration_since(start)),
-        }
-    });
-    begun.into_iter().chain(ended)
-}
-
-/// Returns whether a version is older than another one. They are numbers; of others it is not known.
-fn is_older(version: &str, than: &str) -> bool {
-    match (version.parse::<u64>(), than.parse::<u64>()) {
-        (Ok(version), Ok(than)) => version < than,
-        _ => false,
+        let Some((view, change)) = view.zip(change) else {
+            around.vanished = false;
+            return self.follow(node, effects);
+        };
+        around.busy = true;
+        effects.push(Effect::Change(None, view, change));
     }
 }

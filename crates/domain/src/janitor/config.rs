@@ -252,11 +252,6 @@ impl JanitorConfig {
         self.rules.keys().copied()
     }
 
-    /// Returns the nodes that are left alone, by their labels.
-    pub fn exclusions(&self) -> &[LabelSelector] {
-        &self.exclusions
-    }
-
     /// Returns whether a node with these labels is left alone.
     pub fn excludes(&self, labels: &BTreeMap<String, String>) -> bool {
         self.exclusions.iter().any(|one| one.matches(labels))

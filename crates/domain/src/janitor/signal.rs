@@ -17,12 +17,9 @@ use serde_json::Value;
 use super::Action;
 use super::config::{JanitorConfig, Rules};
 use super::failure::{Class, Failure};
-use super::resource::Resource;
-use super::status::{
-    ATTEMPT_COMPLETE, Condition, MANUAL_MODE, Outcome, Record, SIGNAL_SENT, Says, Status,
-    in_seconds,
-};
+use super::record::{MANUAL_MODE, Record, SIGNAL_SENT};
 use super::turn::Turn;
+use crate::maintenance::{ATTEMPT_COMPLETE, Condition, Outcome, Resource, Status};
 use crate::node::NodeView;
 use crate::ownership::Ownership;
 use crate::remedy::TOLD_WITHIN;
@@ -66,9 +63,10 @@ pub struct NodeSeen {
 }
 
 /// What is known of a node.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) enum Node {
     /// It has not been looked at yet.
+    #[default]
     Unseen,
     /// There is none of this name.
     Absent,
@@ -127,6 +125,7 @@ pub(super) struct Memory {
 /// What a step is decided by.
 pub(super) struct Situation<'a> {
     pub(super) resource: &'a Resource,
+    pub(super) action: Action,
     pub(super) node: &'a Node,
     pub(super) turn: Turn,
     pub(super) rules: &'a Rules,
@@ -247,7 +246,7 @@ impl Situation<'_> {
     /// Writes that it has begun, and unless a person is to do it, that the signal is about to be sent.
     fn begun(&self, node: &NodeSeen) -> Step {
         let mut status = self.resource.status.clone();
-        status.start = Some(in_seconds(self.now));
+        status.start = Some(self.now);
         let record = Record {
             boot_id: node.boot_id.clone(),
             node_uid: node.uid.clone(),
@@ -259,33 +258,23 @@ impl Situation<'_> {
             },
             not_before: None,
         };
-        self.remember(&mut status, &record);
+        record.write(&mut status, self.now);
         if self.rules.manual {
             let message = "somebody else has to do it; this resource ends once it is done";
-            self.say(
-                &mut status,
-                MANUAL_MODE,
-                "True",
-                "OutsideActorRequired",
-                message,
-            );
+            let reason = "OutsideActorRequired";
+            self.say(&mut status, MANUAL_MODE, "True", reason, message);
             self.say(&mut status, SIGNAL_SENT, "Unknown", INITIALIZING, "");
         } else {
             self.say_sending(&mut status);
         }
-        self.say(
-            &mut status,
-            self.resource.action.done(),
-            "Unknown",
-            INITIALIZING,
-            "",
-        );
+        let done = self.action.done();
+        self.say(&mut status, done, "Unknown", INITIALIZING, "");
         Step::Write(status)
     }
 
     fn go_on(&self, start: Timestamp) -> Step {
         let status = &self.resource.status;
-        let record = status.record();
+        let record = Record::read(status);
         if let Some(message) = self.success(record.as_ref()) {
             let done = Some(("True", SUCCEEDED));
             return self.end(&End {
@@ -296,9 +285,7 @@ impl Situation<'_> {
             });
         }
         let signal = status.condition(SIGNAL_SENT);
-        let manual = status
-            .condition(MANUAL_MODE)
-            .is_some_and(Condition::is_true);
+        let manual = status.is_true(MANUAL_MODE);
         let deadline = self.deadline(start, signal, manual);
         if self.now >= deadline {
             return self.too_late(signal);
@@ -321,7 +308,7 @@ impl Situation<'_> {
     /// Returns what shows that it is done; `None` where it is not.
     fn success(&self, record: Option<&Record>) -> Option<String> {
         let name = &self.resource.node;
-        match (self.resource.action, self.node) {
+        match (self.action, self.node) {
             (Action::Reboot, Node::There(node)) => {
                 let changed = record.is_some_and(|before| {
                     let known = before.attempt > 0 || !before.boot_id.is_empty();
@@ -346,23 +333,20 @@ impl Situation<'_> {
 
     /// Returns whether the node became ready after the signal.
     fn was_ready_after_signal(&self, node: &NodeSeen) -> bool {
-        let signal = self.resource.status.condition(SIGNAL_SENT);
-        let sent = signal.and_then(|one| one.last_transition_time);
+        let sent = self.resource.status.since(SIGNAL_SENT);
         matches!((sent, node.ready_since), (Some(sent), Some(since)) if since > sent)
     }
 
     /// Returns when a resource that has begun has taken too long.
     pub(super) fn last_moment(&self) -> Option<Timestamp> {
         let status = &self.resource.status;
-        let manual = status
-            .condition(MANUAL_MODE)
-            .is_some_and(Condition::is_true);
+        let manual = status.is_true(MANUAL_MODE);
         Some(self.deadline(status.start?, status.condition(SIGNAL_SENT), manual))
     }
 
     /// Returns when it has taken too long. Who is to do it by hand has a day before.
     fn deadline(&self, start: Timestamp, signal: Option<&Condition>, manual: bool) -> Timestamp {
-        let sent = signal.filter(|one| one.is_true());
+        let sent = signal.filter(|one| one.status == "True");
         let (from, time) = match (manual, sent.and_then(|one| one.last_transition_time)) {
             (false, _) => (start, self.rules.timeout),
             (true, Some(sent)) => (sent, self.rules.timeout),
@@ -380,7 +364,7 @@ impl Situation<'_> {
         } else {
             Outcome::AmbiguousFailure
         };
-        let condition = self.resource.action.done();
+        let condition = self.action.done();
         let message = format!("{condition} did not become true within {minutes} min");
         self.end(&End {
             outcome,
@@ -474,7 +458,7 @@ impl Situation<'_> {
             not_before: self.now.checked_add(wait).ok(),
             ..record.clone()
         };
-        self.remember(&mut status, &record);
+        record.write(&mut status, self.now);
         let message = format!("try {} of {MAX_TRIES}: {}", record.attempt, failure.text());
         self.say(&mut status, SIGNAL_SENT, "Unknown", RETRYING, &message);
         Step::Write(status)
@@ -506,7 +490,7 @@ impl Situation<'_> {
             not_before: None,
             ..record
         };
-        self.remember(&mut status, &record);
+        record.write(&mut status, self.now);
         self.say_sending(&mut status);
         Step::Write(status)
     }
@@ -520,7 +504,7 @@ impl Situation<'_> {
             node_uid: node.map(|node| node.uid.clone()).unwrap_or_default(),
             ..Record::default()
         };
-        self.remember(&mut status, &record);
+        record.write(&mut status, self.now);
         let message = "begun by another janitor, whose signal may have been sent";
         self.say(&mut status, SIGNAL_SENT, "Unknown", UNCLEAR, message);
         Step::Write(status)
@@ -538,7 +522,7 @@ impl Situation<'_> {
                 message: &failure.text(),
             });
         }
-        match (self.resource.action, self.node) {
+        match (self.action, self.node) {
             (Action::Terminate, Node::There(node)) if !node.ready => match self.memory.ask_after {
                 Some(time) if self.now < time => Step::Wait(Some(time)),
                 _ => Step::DeleteNode(node.uid.clone()),
@@ -569,19 +553,13 @@ impl Situation<'_> {
 
     fn end(&self, end: &End<'_>) -> Step {
         let mut status = self.resource.status.clone();
-        let end_time = in_seconds(self.now);
-        status.completion = Some(status.start.map_or(end_time, |start| start.max(end_time)));
+        status.completion = Some(status.start.map_or(self.now, |start| start.max(self.now)));
         if let Some((to, reason)) = end.signal {
             self.say(&mut status, SIGNAL_SENT, to, reason, end.message);
         }
         if let Some((to, reason)) = end.done {
-            self.say(
-                &mut status,
-                self.resource.action.done(),
-                to,
-                reason,
-                end.message,
-            );
+            let done = self.action.done();
+            self.say(&mut status, done, to, reason, end.message);
         }
         let outcome = end.outcome.word();
         self.say(&mut status, ATTEMPT_COMPLETE, "True", outcome, end.message);
@@ -594,16 +572,6 @@ impl Situation<'_> {
     }
 
     fn say(&self, status: &mut Status, kind: &str, to: &str, reason: &str, message: &str) {
-        let says = Says {
-            kind,
-            status: to,
-            reason,
-            message,
-        };
-        status.set(&says, self.resource.generation, self.now);
-    }
-
-    fn remember(&self, status: &mut Status, record: &Record) {
-        status.remember(record, self.resource.generation, self.now);
+        status.set(kind, to, reason, message, self.now);
     }
 }

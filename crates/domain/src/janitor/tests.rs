@@ -5,8 +5,11 @@ use serde_json::{Value, json};
 
 use super::generic::GenericConfig;
 use super::*;
+use crate::maintenance::{EXPIRY, Expiry, Key, Resource};
+use crate::node::NodeView;
 
 mod config;
+mod requests;
 mod simulator;
 
 const NODE: &str = "gpu-1";
@@ -26,8 +29,8 @@ fn config(more: &str) -> JanitorConfig {
 /// An object as the API server has it.
 fn object(action: Action, name: &str, created: i64, node: &str) -> Value {
     json!({
-        "apiVersion": action.api_version(),
-        "kind": action.kind(),
+        "apiVersion": "janitor.dgxc.nvidia.com/v1alpha1",
+        "kind": action.kind().name(),
         "metadata": {
             "name": name, "uid": format!("uid-of-{name}"), "resourceVersion": "1", "generation": 1,
             "creationTimestamp": at(created),
@@ -45,6 +48,12 @@ fn node(boot_id: &str, ready: bool) -> NodeSeen {
         excluded: false,
         permitted: None,
     }
+}
+
+/// A node as the board is told of it.
+fn told(seen: NodeSeen) -> Box<NodeTold> {
+    let view = NodeView::unknown(NODE);
+    Box::new(NodeTold { seen, view })
 }
 
 /// A board with one API server, which makes every write.
@@ -83,11 +92,11 @@ impl Scene {
     }
 
     fn list(&mut self) {
-        for action in Action::ALL {
-            self.take(Input::ListBegun(action));
+        for kind in Maintenance::ALL {
+            self.take(Input::ListBegun(kind));
         }
-        for action in Action::ALL {
-            self.take(Input::Listed(action));
+        for kind in Maintenance::ALL {
+            self.take(Input::Listed(kind));
         }
         self.seen();
     }
@@ -105,7 +114,7 @@ impl Scene {
     }
 
     fn resource(&self) -> Resource {
-        Resource::read(self.action, &self.object).unwrap()
+        Resource::read(self.action.kind(), &self.object).unwrap()
     }
 
     fn seen(&mut self) {
@@ -115,7 +124,7 @@ impl Scene {
 
     fn key(&self) -> Key {
         Key {
-            action: self.action,
+            kind: self.action.kind(),
             name: "r".to_owned(),
         }
     }
@@ -148,7 +157,7 @@ impl Scene {
     }
 
     fn node(&mut self, seen: Option<NodeSeen>) {
-        self.take(Input::Node(NODE.to_owned(), seen));
+        self.take(Input::Node(NODE.to_owned(), seen.map(told)));
     }
 
     fn answer(&mut self, answer: Answer) {
@@ -450,15 +459,16 @@ fn a_terminated_node_is_deleted_once_it_is_not_ready_and_done_when_it_is_gone() 
 #[test]
 fn one_resource_of_a_node_at_a_time_and_the_oldest_first() {
     let mut board = Board::new(config(""), None, "p".to_owned());
-    let seen = |board: &mut Board, action, name, created| {
-        let resource = Resource::read(action, &object(action, name, created, NODE)).unwrap();
+    let seen = |board: &mut Board, action: Action, name, created| {
+        let resource = Resource::read(action.kind(), &object(action, name, created, NODE)).unwrap();
         board.take(Input::Seen(Box::new(resource)), at(0))
     };
     seen(&mut board, Action::Reboot, "younger", 5);
     seen(&mut board, Action::Terminate, "other", 3);
     seen(&mut board, Action::Reboot, "oldest", 1);
-    board.take(Input::Listed(Action::Reboot), at(10));
-    board.take(Input::Listed(Action::Terminate), at(10));
+    for kind in Maintenance::ALL {
+        board.take(Input::Listed(kind), at(10));
+    }
     let writes = |effects: &[Effect]| -> Vec<String> {
         let named = effects.iter().filter_map(|effect| match effect {
             Effect::Write { key, .. } => Some(key.name.clone()),
@@ -466,7 +476,10 @@ fn one_resource_of_a_node_at_a_time_and_the_oldest_first() {
         });
         named.collect()
     };
-    let effects = board.take(Input::Node(NODE.into(), Some(node("b1", true))), at(10));
+    let effects = board.take(
+        Input::Node(NODE.into(), Some(told(node("b1", true)))),
+        at(10),
+    );
     assert_eq!(writes(&effects), ["oldest"]);
     let Some(Effect::Write { key, status, .. }) = effects.into_iter().next() else {
         panic!("no write");
@@ -475,7 +488,9 @@ fn one_resource_of_a_node_at_a_time_and_the_oldest_first() {
         let mut object = object(Action::Reboot, "oldest", 1, NODE);
         object["status"] = status;
         object["metadata"]["resourceVersion"] = json!("2");
-        Written::Done(Box::new(Resource::read(Action::Reboot, &object).unwrap()))
+        Written::Done(Box::new(
+            Resource::read(Maintenance::Reboot, &object).unwrap(),
+        ))
     };
     let effects = board.take(Input::Written(key.clone(), written(status.clone())), at(11));
     // Who asks for the same is told so; who asks for something else waits.
@@ -541,7 +556,7 @@ fn a_resource_is_kept_for_its_time_after_its_end() {
         object
     };
     let day = 24 * 3600;
-    let (ttl, expiry) = ("nvsentinel.nvidia.com/ttl", "nvsentinel.nvidia.com/expiry");
+    let (ttl, expiry) = ("nvsentinel.nvidia.com/ttl", EXPIRY);
     let table = [
         // From the end, and not from when it was made or first seen.
         (json!({}), Some(14 * day - 100)),
@@ -564,32 +579,28 @@ fn a_resource_is_kept_for_its_time_after_its_end() {
     ];
     for (annotations, due) in table {
         let object = ended(annotations.clone());
-        let resource = Resource::read(Action::Reboot, &object).unwrap();
+        let resource = Resource::read(Maintenance::Reboot, &object).unwrap();
         let default = Some(SignedDuration::from_hours(336));
-        let found = expiry::due(&resource, default);
+        let found = resource.due(default);
         assert_eq!(found, due.map(at), "{annotations}");
     }
     let mut scene = Scene::of(Action::Reboot, ended(json!({ttl: "1h"})), "");
-    let annotation = (expiry, at(3500).to_string());
     let key = scene.key();
-    let written = Effect::Expire {
-        key: key.clone(),
-        annotation: annotation.clone(),
-    };
+    let written = Effect::Expire(key.clone(), Expiry::Say(at(3500).to_string()));
     assert_eq!(scene.last, [written]);
-    scene.object["metadata"]["annotations"][expiry] = json!(annotation.1);
+    scene.object["metadata"]["annotations"][expiry] = json!(at(3500).to_string());
     scene.seen();
     scene.take(Input::Tried(key.clone()));
     scene.later(3499);
     assert_eq!(scene.last, []);
     scene.later(1);
     let uid = "uid-of-r".to_owned();
-    assert_eq!(scene.last, [Effect::Delete { key, uid }]);
+    assert_eq!(scene.last, [Effect::Expire(key, Expiry::Delete(uid))]);
     // One that has not ended is never deleted.
     let mut object = ended(json!({expiry: at(-200), ttl: "1s"}));
     object["status"]["completionTime"] = Value::Null;
-    let resource = Resource::read(Action::Reboot, &object).unwrap();
-    assert_eq!(expiry::due(&resource, None), None);
+    let resource = Resource::read(Maintenance::Reboot, &object).unwrap();
+    assert_eq!(resource.due(None), None);
 }
 
 #[test]

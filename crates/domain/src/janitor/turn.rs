@@ -2,7 +2,7 @@
 //!
 //! It follows from the resources themselves, so nobody holds a lock that could stay behind.
 
-use super::resource::Resource;
+use crate::maintenance::Resource;
 
 /// The place of a resource among those of its node.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,8 +25,8 @@ pub(super) fn turn<'a>(resource: &Resource, all: impl Iterator<Item = &'a Resour
         .min_by_key(|other| place(other));
     match first {
         Some(first) if first.uid != resource.uid => Turn::Behind {
-            before: format!("{} {}", first.action.kind(), first.name),
-            same: first.status.start.is_some() && first.action == resource.action,
+            before: first.key().title(),
+            same: first.status.start.is_some() && first.kind == resource.kind,
         },
         _ => Turn::Own,
     }
@@ -39,7 +39,7 @@ fn place(resource: &Resource) -> impl Ord + use<> {
         start.is_none(),
         start.unwrap_or(resource.created),
         resource.created,
-        resource.action,
+        resource.kind,
         resource.name.clone(),
     )
 }

@@ -5,9 +5,9 @@ use std::borrow::Cow;
 use cluster::Access;
 use contract::keys;
 use controller::policy::PolicySource;
-use domain::janitor::{self, Action, JanitorConfig, ProviderPlace};
+use domain::janitor::{Action, JanitorConfig, ProviderPlace};
+use domain::maintenance::Maintenance;
 use domain::remedy::ResourceKind;
-use domain::requests::RequestKind;
 use domain::shell;
 
 use super::Installation;
@@ -184,15 +184,15 @@ fn of_drain(acts: bool) -> Vec<Need> {
 fn of_janitor(config: &JanitorConfig, namespace: &str) -> Vec<Need> {
     let mut needs = Vec::new();
     for action in config.actions() {
+        let (group, _, plural) = action.kind().resource();
         let need = |resource, verbs, why| Need {
             name: Cow::Owned(format!("janitor-{resource}").replace('/', "-")),
-            group: Cow::Borrowed(janitor::GROUP),
+            group: Cow::Borrowed(group),
             resource: Cow::Owned(resource),
             verbs,
             why,
             ..Need::default()
         };
-        let plural = action.plural();
         needs.push(need(
             plural.to_owned(),
             &["list", "watch", "patch", "delete"],
@@ -261,21 +261,26 @@ fn of_requests(config: &JanitorConfig, namespace: &str) -> Vec<Need> {
         &["list", "watch", "patch"],
         nodes,
     )];
-    for kind in RequestKind::ALL {
+    let resets = (
+        Maintenance::Reset,
+        ["gpu-resets", "gpu-resets-status"],
+        "gpuresets/status",
+    );
+    let hand_overs = (
+        Maintenance::HandOver,
+        ["hand-overs", "hand-overs-status"],
+        "externalremediationrequests/status",
+    );
+    for (kind, [name, of_status], status) in [resets, hand_overs] {
+        if kind == Maintenance::Reset && config.resets.is_none() {
+            continue;
+        }
         let (group, _, plural) = kind.resource();
-        let (name, status) = match kind {
-            RequestKind::Reset if config.resets.is_none() => continue,
-            RequestKind::Reset => ("gpu-resets", "gpuresets/status"),
-            RequestKind::HandOver => ("hand-overs", "externalremediationrequests/status"),
-        };
-        let why = "without it nobody does what these resources ask for";
-        needs.push(need(name, group, plural, &["list", "watch", "patch"], why));
-        let name = if kind == RequestKind::Reset {
-            "gpu-resets-status"
-        } else {
-            "hand-overs-status"
-        };
-        needs.push(need(name, group, status, &["patch"], why));
+        let why =
+            "without it nobody does what these resources ask for, or old ones are not deleted";
+        let verbs = &["list", "watch", "patch", "delete"];
+        needs.push(need(name, group, plural, verbs, why));
+        needs.push(need(of_status, group, status, &["patch"], why));
     }
     if config.resets.is_some() {
         let why = "without it no GPU is reset";

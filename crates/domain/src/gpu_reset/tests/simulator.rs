@@ -87,7 +87,7 @@ impl Story {
             return true;
         }
         let decision = decide(&Case {
-            request: &Request::read(&object).unwrap(),
+            request: &Resource::read(Maintenance::Reset, &object).unwrap(),
             node: node.as_ref(),
             pods: &self.world.pods,
             job: &job,
@@ -96,14 +96,14 @@ impl Story {
             settings: &self.world.settings,
             now: self.world.now,
         });
-        let Some(effect) = decision.effect else {
+        let Some(effect) = decision.act else {
             return false;
         };
         match effect {
             // Each names the state that it was decided by.
-            Effect::Finalizer(_) | Effect::Status(_) if object != self.world.object => {}
-            Effect::Node(change) => self.change(node.as_ref(), &change),
-            Effect::Make(_) if self.world.job != JobSeen::Absent => {}
+            Act::Finalizer(_) | Act::Status(_) if object != self.world.object => {}
+            Act::Node(change) => self.change(node.as_ref(), &change),
+            Act::Make(_) if self.world.job != JobSeen::Absent => {}
             effect => self.world.apply(effect),
         }
         let gone = self.world.object["metadata"]["deletionTimestamp"].is_string()
@@ -151,7 +151,7 @@ impl Story {
                     None => drop(self.wanted.remove(&label)),
                 }
                 let labels = BTreeMap::from([(label, value)]);
-                self.world.apply(Effect::Node(NodeChange {
+                self.world.apply(Act::Node(NodeChange {
                     labels,
                     ..NodeChange::default()
                 }));

@@ -93,7 +93,7 @@ impl World {
             (Action::Reboot, "c", 3),
         ] {
             let key = Key {
-                action,
+                kind: action.kind(),
                 name: name.to_owned(),
             };
             world
@@ -109,7 +109,7 @@ impl World {
         for effect in effects {
             if matches!(effect, Effect::Follow(_)) {
                 let seen = Some(self.node.clone());
-                self.take(Input::Node(NODE.to_owned(), seen));
+                self.take(Input::Node(NODE.to_owned(), seen.map(told)));
                 continue;
             }
             if matches!(effect, Effect::Leave(_) | Effect::Tell(_)) {
@@ -125,22 +125,22 @@ impl World {
         self.process += 1;
         // A new process: whatever it sent before may still be carried out.
         self.board = Board::new(config(""), None, format!("p{}", self.process));
-        for action in Action::ALL {
-            self.take(Input::ListBegun(action));
+        for kind in Maintenance::ALL {
+            self.take(Input::ListBegun(kind));
         }
         self.watch();
-        for action in Action::ALL {
-            self.take(Input::Listed(action));
+        for kind in Maintenance::ALL {
+            self.take(Input::Listed(kind));
         }
     }
 
     fn watch(&mut self) {
         for (key, object) in self.objects.clone() {
-            let resource = Resource::read(key.action, &object).unwrap();
+            let resource = Resource::read(key.kind, &object).unwrap();
             self.take(Input::Seen(Box::new(resource)));
         }
         let seen = Some(self.node.clone());
-        self.take(Input::Node(NODE.to_owned(), seen));
+        self.take(Input::Node(NODE.to_owned(), seen.map(told)));
     }
 
     fn signal(&mut self, operation: &str) {
@@ -167,7 +167,7 @@ impl World {
                 for (field, value) in status.as_object().unwrap() {
                     object["status"][field] = value.clone();
                 }
-                let resource = Resource::read(key.action, object).unwrap();
+                let resource = Resource::read(key.kind, object).unwrap();
                 Input::Written(key, Written::Done(Box::new(resource)))
             }
             Effect::Ask {
@@ -284,7 +284,7 @@ impl World {
                 self.node.boot_id = format!("boot-{}", self.version);
                 self.node.ready = ready;
                 let seen = Some(self.node.clone());
-                self.take(Input::Node(NODE.to_owned(), seen));
+                self.take(Input::Node(NODE.to_owned(), seen.map(told)));
             }
             Happening::Watch => self.watch(),
             Happening::Crash => self.crash(),

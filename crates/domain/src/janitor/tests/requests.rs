@@ -1,22 +1,27 @@
+//! Resets of GPUs and hand-overs, each from a board that has seen it.
+
 use std::collections::BTreeMap;
 
 use contract::keys;
-use serde_json::json;
 
 use super::*;
+use crate::gpu_reset::ResetSettings;
+use crate::handover;
 
 const PLUGIN: &str = "nvidia.com/gpu.deploy.device-plugin";
 
 /// A cluster that does what the board asks for, and tells of it.
 struct World {
-    board: RequestBoard,
-    objects: BTreeMap<RequestKey, Value>,
+    board: Board,
+    objects: BTreeMap<Key, Value>,
     node: Option<NodeView>,
     job: Option<Value>,
     followed: bool,
+    /// What was done about resources that have ended.
+    expired: Vec<(Key, Expiry)>,
     version: u64,
     now: Timestamp,
-    news: Vec<RequestNews>,
+    news: Vec<News>,
     /// True while answers are lost, and nothing is done.
     deaf: bool,
 }
@@ -34,6 +39,13 @@ fn settings() -> ResetSettings {
     }
 }
 
+fn board() -> Board {
+    let mut config = super::config("");
+    config.resets = Some(settings());
+    let ttl = Some(SignedDuration::from_hours(1));
+    Board::new(config, ttl, "p1".to_owned())
+}
+
 fn node() -> NodeView {
     let labels = json!({PLUGIN: "true"});
     let object =
@@ -41,16 +53,16 @@ fn node() -> NodeView {
     NodeView::from_object(object).unwrap()
 }
 
-fn reset(name: &str) -> RequestKey {
-    RequestKey {
-        kind: RequestKind::Reset,
+fn reset(name: &str) -> Key {
+    Key {
+        kind: Maintenance::Reset,
         name: name.to_owned(),
     }
 }
 
-fn hand_over(name: &str) -> RequestKey {
-    RequestKey {
-        kind: RequestKind::HandOver,
+fn hand_over(name: &str) -> Key {
+    Key {
+        kind: Maintenance::HandOver,
         name: name.to_owned(),
     }
 }
@@ -58,11 +70,12 @@ fn hand_over(name: &str) -> RequestKey {
 impl World {
     fn new() -> Self {
         let mut world = Self {
-            board: RequestBoard::new(Some(settings()), Vec::new()),
+            board: board(),
             objects: BTreeMap::new(),
             node: Some(node()),
             job: None,
             followed: false,
+            expired: Vec::new(),
             version: 1,
             now: "2026-11-24T00:00:00Z".parse().unwrap(),
             news: Vec::new(),
@@ -74,13 +87,13 @@ impl World {
 
     /// Has a board that knows nothing learn all.
     fn begin(&mut self) {
-        self.board = RequestBoard::new(Some(settings()), Vec::new());
+        self.board = board();
         self.followed = false;
-        for kind in RequestKind::ALL {
+        for kind in Maintenance::ALL {
             self.take(Input::ListBegun(kind));
         }
-        for (key, object) in self.objects.clone() {
-            self.take(Input::Seen(key.kind, Box::new(object)));
+        for key in self.objects.keys().cloned().collect::<Vec<_>>() {
+            self.see(&key);
         }
         self.take(Input::Jobs { listed: false });
         if let Some(job) = self.job.clone() {
@@ -88,7 +101,7 @@ impl World {
             self.take(Input::Job(name, Some(Box::new((job, None)))));
         }
         self.take(Input::Jobs { listed: true });
-        for kind in RequestKind::ALL {
+        for kind in Maintenance::ALL {
             self.take(Input::Listed(kind));
         }
         let marks = [keys::RESET_STOPPED, keys::HANDED_OVER];
@@ -98,13 +111,13 @@ impl World {
         }
     }
 
-    fn ask(&mut self, key: &RequestKey) {
+    fn ask(&mut self, key: &Key) {
         self.version += 1;
         let spec = match key.kind {
-            RequestKind::Reset => json!({"nodeName": "n1"}),
-            RequestKind::HandOver => {
+            Maintenance::HandOver => {
                 json!({"healthEvent": {"nodeName": "n1", "recommendedAction": 24}})
             }
+            _ => json!({"nodeName": "n1"}),
         };
         let object = json!({
             "metadata": {"name": key.name, "uid": key.title(), "resourceVersion": self.version.to_string()},
@@ -114,9 +127,12 @@ impl World {
         self.see(key);
     }
 
-    fn see(&mut self, key: &RequestKey) {
+    fn see(&mut self, key: &Key) {
         match self.objects.get(key).cloned() {
-            Some(object) => self.take(Input::Seen(key.kind, Box::new(object))),
+            Some(object) => {
+                let resource = Resource::read(key.kind, &object).unwrap();
+                self.take(Input::Seen(Box::new(resource)));
+            }
             None => self.take(Input::Gone(key.clone())),
         }
     }
@@ -129,89 +145,83 @@ impl World {
             }
             for effect in std::mem::take(&mut effects) {
                 if let Some(answer) = self.carry_out(effect) {
-                    for input in answer {
-                        effects.extend(self.board.take(input, self.now));
-                    }
+                    effects.extend(self.board.take(answer, self.now));
                 }
             }
         }
         panic!("it never settles: {effects:?}");
     }
 
-    fn carry_out(&mut self, effect: Effect) -> Option<Vec<Input>> {
-        match effect {
-            Effect::Follow(node) => {
+    fn carry_out(&mut self, effect: Effect) -> Option<Input> {
+        let answers = !matches!(effect, Effect::Follow(_) | Effect::FollowPods(_));
+        let answers = answers && !matches!(effect, Effect::Leave(_) | Effect::Tell(_));
+        if answers && self.deaf {
+            return None;
+        }
+        self.version += 1;
+        Some(match effect {
+            Effect::Follow(name) => {
                 assert!(!self.followed, "followed twice");
                 self.followed = true;
-                let view = self.node.clone().map(Box::new);
-                Some(vec![
-                    Input::Node(node.clone(), view),
-                    Input::Pods(node, Vec::new()),
-                ])
+                let told = self.node.clone().map(|view| {
+                    let seen = super::node("boot-1", true);
+                    Box::new(NodeTold { seen, view })
+                });
+                Input::Node(name, told)
             }
+            Effect::FollowPods(name) => Input::Pods(name, Vec::new()),
             Effect::Leave(_) => {
                 assert!(self.followed, "left twice");
                 self.followed = false;
-                None
+                return None;
             }
             Effect::Tell(news) => {
                 self.news.push(news);
-                None
+                return None;
             }
-            Effect::PutBack(view, change) => {
+            Effect::Change(by, view, change) => {
                 self.node = Some(view.after(&change));
-                let view = Box::new(self.node.clone().unwrap());
-                Some(vec![Input::IsBack("n1".to_owned(), Answer::Node(view))])
+                Input::Changed(by, "n1".to_owned(), self.node.clone().map(Box::new))
             }
-            Effect::Act(..) if self.deaf => None,
-            Effect::Act(key, act) => {
-                let answer = self.act(&key, *act);
-                Some(vec![Input::Answered(key, answer)])
-            }
-        }
-    }
-
-    fn act(&mut self, key: &RequestKey, act: Act) -> Answer {
-        self.version += 1;
-        match act {
-            Act::Merge(change) | Act::Status(change) => {
-                let Some(object) = self.objects.get_mut(key) else {
-                    return Answer::Failed;
-                };
-                assert_eq!(
-                    change["metadata"]["resourceVersion"],
-                    object["metadata"]["resourceVersion"]
-                );
-                if let Some(status) = change.get("status") {
-                    object["status"] = status.clone();
-                }
-                if let Some(list) = change["metadata"].get("finalizers") {
-                    object["metadata"]["finalizers"] = list.clone();
-                }
-                object["metadata"]["resourceVersion"] = json!(self.version.to_string());
-                let answer = object.clone();
-                let empty = json!([]);
-                let gone = answer["metadata"]["deletionTimestamp"].is_string()
-                    && answer["metadata"]["finalizers"] == empty;
-                if gone {
-                    self.objects.remove(key);
-                }
-                Answer::Request(Box::new(answer))
-            }
-            Act::Node(view, change) => {
-                self.node = Some(view.after(&change));
-                Answer::Node(Box::new(self.node.clone().unwrap()))
-            }
-            Act::Make(mut job) => {
+            Effect::Write { key, status, .. } => self.merge(key, &json!({"status": status})),
+            Effect::Merge(key, change) => self.merge(key, &change),
+            Effect::Make(key, mut job) => {
                 job["metadata"]["uid"] = json!("job-uid");
                 self.job = Some(job.clone());
-                Answer::Job(Box::new(job))
+                Input::Made(key, Made::Done(Box::new(job)))
             }
-            Act::Stop { .. } => {
+            Effect::Stop { key, .. } => {
                 self.job = None;
-                Answer::Done
+                Input::Stopped(key)
             }
+            Effect::Expire(key, expiry) => {
+                self.expired.push((key.clone(), expiry));
+                Input::Tried(key)
+            }
+            Effect::Ask { .. } | Effect::DeleteNode { .. } => return None,
+        })
+    }
+
+    fn merge(&mut self, key: Key, change: &Value) -> Input {
+        let Some(object) = self.objects.get_mut(&key) else {
+            return Input::Written(key, Written::Changed);
+        };
+        if let Some(status) = change.get("status") {
+            object["status"] = status.clone();
         }
+        if let Some(version) = change["metadata"].get("resourceVersion") {
+            assert_eq!(*version, object["metadata"]["resourceVersion"]);
+        }
+        if let Some(list) = change["metadata"].get("finalizers") {
+            object["metadata"]["finalizers"] = list.clone();
+        }
+        object["metadata"]["resourceVersion"] = json!(self.version.to_string());
+        let answer = Resource::read(key.kind, object).unwrap();
+        let empty = object["metadata"]["finalizers"] == json!([]);
+        if empty && object["metadata"]["deletionTimestamp"].is_string() {
+            self.objects.remove(&key);
+        }
+        Input::Written(key, Written::Done(Box::new(answer)))
     }
 
     fn job_is(&mut self, condition: &str) {
@@ -226,7 +236,21 @@ impl World {
         ));
     }
 
-    fn phase(&self, key: &RequestKey) -> &str {
+    /// The external system says how the hand-over `x1` goes.
+    fn external_is(&mut self, status: &str) {
+        self.version += 1;
+        let key = hand_over("x1");
+        let object = self.objects.get_mut(&key).unwrap();
+        object["status"]["conditions"][1]["status"] = json!(status);
+        object["metadata"]["resourceVersion"] = json!(self.version.to_string());
+        self.see(&key);
+    }
+
+    fn holds(&self) -> Option<String> {
+        self.board.at_work("n1", |_| true)
+    }
+
+    fn phase(&self, key: &Key) -> &str {
         self.objects[key]["status"]["phase"]
             .as_str()
             .unwrap_or_default()
@@ -243,7 +267,7 @@ fn a_reset_goes_its_way_and_is_told_of() {
     let before = world.node.clone().unwrap();
     world.ask(&reset("r1"));
     assert_eq!(world.labels()[PLUGIN], "false");
-    assert_eq!(world.board.holds("n1").unwrap(), "GPUReset r1");
+    assert_eq!(world.holds().unwrap(), "GPUReset r1");
     world.job_is("Complete");
     assert_eq!(world.phase(&reset("r1")), "Succeeded");
     let after = world.node.clone().unwrap();
@@ -252,16 +276,16 @@ fn a_reset_goes_its_way_and_is_told_of() {
         (before.labels, before.annotations)
     );
     let node = "n1".to_owned();
-    assert_eq!(world.news[0], RequestNews::ResetBegun { node });
+    assert_eq!(world.news[0], News::ResetBegun { node });
     assert!(matches!(
         &world.news[1],
-        RequestNews::ResetEnded {
+        News::ResetEnded {
             failure: None,
             active: 0,
             ..
         }
     ));
-    assert!(!world.followed && world.board.holds("n1").is_none());
+    assert!(!world.followed && world.holds().is_none());
 }
 
 #[test]
@@ -274,7 +298,7 @@ fn a_failure_is_told_with_what_the_job_said() {
     assert!(text.contains("it is held by x (pid 1)"), "{text}");
     let ended = &world.news[1];
     assert!(
-        matches!(ended, RequestNews::ResetEnded { failure: Some(why), .. } if why == "ResetJobFailed")
+        matches!(ended, News::ResetEnded { failure: Some(why), .. } if why == "ResetJobFailed")
     );
     assert_eq!(world.labels()[PLUGIN], "true");
 }
@@ -282,17 +306,20 @@ fn a_failure_is_told_with_what_the_job_said() {
 #[test]
 fn one_request_at_a_time_is_at_work_on_a_node() {
     let mut world = World::new();
-    world.take(Input::Held(
-        "n1".to_owned(),
-        Some("RebootNode b".to_owned()),
-    ));
+    let reboot = Key {
+        kind: Maintenance::Reboot,
+        name: "b".to_owned(),
+    };
+    world.ask(&reboot);
+    assert_eq!(world.holds().unwrap(), "RebootNode b");
     world.ask(&reset("r1"));
     world.ask(&reset("r2"));
     assert_eq!(
         (world.phase(&reset("r1")), world.phase(&reset("r2"))),
         ("Pending", "Pending")
     );
-    world.take(Input::Held("n1".to_owned(), None));
+    world.objects.remove(&reboot);
+    world.see(&reboot);
     assert_eq!(
         (world.phase(&reset("r1")), world.phase(&reset("r2"))),
         ("InProgress", "Pending")
@@ -309,10 +336,27 @@ fn one_request_at_a_time_is_at_work_on_a_node() {
     world.job_is("Complete");
     assert_eq!(world.phase(&reset("r2")), "Succeeded");
     assert_eq!(world.labels()[keys::HANDED_OVER_LABEL], "false");
-    assert_eq!(
-        world.board.holds("n1").unwrap(),
-        "ExternalRemediationRequest x1"
-    );
+    assert_eq!(world.holds().unwrap(), "ExternalRemediationRequest x1");
+}
+
+#[test]
+fn a_reboot_waits_for_what_is_at_work_on_its_node() {
+    let reboot = Key {
+        kind: Maintenance::Reboot,
+        name: "b".to_owned(),
+    };
+    let mut world = World::new();
+    world.ask(&reset("r1"));
+    world.ask(&reboot);
+    assert_eq!(world.objects[&reboot]["status"], Value::Null);
+    world.job_is("Complete");
+    assert!(world.objects[&reboot]["status"]["startTime"].is_string());
+    let mut world = World::new();
+    world.ask(&hand_over("x1"));
+    world.ask(&reboot);
+    assert_eq!(world.objects[&reboot]["status"], Value::Null);
+    world.external_is("True");
+    assert!(world.objects[&reboot]["status"]["startTime"].is_string());
 }
 
 #[test]
@@ -320,15 +364,10 @@ fn a_hand_over_is_told_of_at_each_step() {
     let mut world = World::new();
     let key = hand_over("x1");
     world.ask(&key);
-    world.version += 1;
-    let version = json!(world.version.to_string());
-    let object = world.objects.get_mut(&key).unwrap();
-    object["status"]["conditions"][1]["status"] = json!("True");
-    object["metadata"]["resourceVersion"] = version;
-    world.see(&key);
+    world.external_is("True");
     let phases: Vec<Option<handover::Phase>> = (world.news.iter())
         .filter_map(|news| match news {
-            RequestNews::HandOver { after, action, .. } => {
+            News::HandOver { after, action, .. } => {
                 assert_eq!(action, "24");
                 Some(*after)
             }
@@ -349,7 +388,7 @@ fn whoever_starts_anew_goes_on_and_what_vanished_meanwhile_is_put_back() {
     let mut world = World::new();
     world.ask(&reset("r1"));
     world.begin();
-    assert_eq!(world.board.holds("n1").unwrap(), "GPUReset r1");
+    assert_eq!(world.holds().unwrap(), "GPUReset r1");
     world.job_is("Complete");
     assert_eq!(world.labels()[PLUGIN], "true");
     // Its request vanishes, while somebody looks and while nobody does.
@@ -389,5 +428,47 @@ fn the_gpuwarden_of_a_node_carries_out_what_is_about_that_node() {
         world.ask(&hand_over("x1"));
         let has_begun = world.labels()[PLUGIN] == "false";
         assert_eq!((has_begun, world.followed), (acts, acts), "{own}");
+    }
+}
+
+#[test]
+fn a_request_is_kept_for_its_time_after_its_end() {
+    let hour = SignedDuration::from_hours(1);
+    for key in [reset("r1"), hand_over("x1")] {
+        let mut world = World::new();
+        world.ask(&key);
+        // What is under way is kept, however old it is.
+        let under_way = Resource::read(key.kind, &world.objects[&key]).unwrap();
+        assert_eq!(under_way.due(Some(SignedDuration::from_secs(1))), None);
+        world.now += SignedDuration::from_mins(5);
+        world.take(Input::Time);
+        assert_eq!(world.expired, [], "{key:?}");
+        match key.kind {
+            Maintenance::Reset => world.job_is("Complete"),
+            _ => world.external_is("True"),
+        }
+        let end = world.now;
+        assert!(world.objects[&key]["status"]["completionTime"].is_string());
+        // At its end it is said when it goes, and then it does, and not before.
+        let due = end.checked_add(hour).unwrap();
+        let said = (key.clone(), Expiry::Say(due.to_string()));
+        assert_eq!(world.expired, [said], "{key:?}");
+        world.objects.get_mut(&key).unwrap()["metadata"]["annotations"] =
+            json!({EXPIRY: due.to_string()});
+        world.see(&key);
+        world.now = due - SignedDuration::from_secs(1);
+        world.take(Input::Time);
+        assert_eq!(world.expired.len(), 1, "{key:?}");
+        world.now = due;
+        world.take(Input::Time);
+        let deleted = (key.clone(), Expiry::Delete(key.title()));
+        assert_eq!(world.expired.last(), Some(&deleted));
+        // Without a time, for ever; and so with the annotation that says so.
+        for own in [Some("0s"), None] {
+            let mut object = world.objects[&key].clone();
+            object["metadata"]["annotations"] = json!({"nvsentinel.nvidia.com/ttl": own});
+            let resource = Resource::read(key.kind, &object).unwrap();
+            assert_eq!(resource.due(own.map(|_| hour)), None, "{key:?} {own:?}");
+        }
     }
 }

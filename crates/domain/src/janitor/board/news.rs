@@ -1,0 +1,95 @@
+//! What a change of a resource means to others.
+
+use jiff::Timestamp;
+
+use super::io::News;
+use crate::maintenance::{ATTEMPT_COMPLETE, Maintenance, Resource};
+use crate::{gpu_reset, handover};
+
+/// Returns what a change of a resource means; `None` before: it was not known; after: it is gone. `active`:
+/// the resets of its node that are under way after it.
+pub(super) fn news(
+    before: Option<&Resource>,
+    after: Option<&Resource>,
+    active: usize,
+    now: Timestamp,
+) -> Vec<News> {
+    let Some(kind) = after.or(before).map(|one| one.kind) else {
+        return Vec::new();
+    };
+    match (kind, before, after) {
+        (Maintenance::Reboot | Maintenance::Terminate, Some(before), Some(after)) => {
+            of_signal(before, after)
+        }
+        (Maintenance::Reset, Some(before), after) => {
+            of_reset(before, after, active, now).into_iter().collect()
+        }
+        (Maintenance::HandOver, before, after) => {
+            of_hand_over(before, after, now).into_iter().collect()
+        }
+        _ => Vec::new(),
+    }
+}
+
+fn of_signal(before: &Resource, after: &Resource) -> Vec<News> {
+    let (key, node) = (after.key(), after.node.clone());
+    let mut news = Vec::new();
+    if before.status.start.is_none() && after.status.start.is_some() {
+        let (key, node) = (key.clone(), node.clone());
+        news.push(News::Begun { key, node });
+    }
+    if !before.status.has_ended() && after.status.has_ended() {
+        let complete = after.status.condition(ATTEMPT_COMPLETE);
+        let (outcome, message) = complete
+            .map(|one| (one.reason.clone(), one.message.clone()))
+            .unwrap_or_default();
+        news.push(News::Ended {
+            key,
+            node,
+            outcome,
+            message,
+            took: (after.status.start.zip(after.status.completion))
+                .map(|(start, end)| end.duration_since(start)),
+        });
+    }
+    news
+}
+
+fn of_reset(
+    before: &Resource,
+    after: Option<&Resource>,
+    active: usize,
+    now: Timestamp,
+) -> Option<News> {
+    let node = before.node.clone();
+    let was_active = gpu_reset::is_active(before);
+    let is_active = after.is_some_and(gpu_reset::is_active);
+    if is_active && !was_active {
+        return Some(News::ResetBegun { node });
+    }
+    (was_active && !is_active).then(|| News::ResetEnded {
+        node,
+        failure: after.map_or_else(|| Some("Deleted".to_owned()), gpu_reset::failure),
+        took: before.status.start.map(|at| now.duration_since(at)),
+        active,
+    })
+}
+
+fn of_hand_over(
+    before: Option<&Resource>,
+    after: Option<&Resource>,
+    now: Timestamp,
+) -> Option<News> {
+    let request = after.or(before)?;
+    let (before, after) = (before.map(handover::phase), after.map(handover::phase));
+    let released = request.status.condition(handover::RELEASED);
+    (before != after).then(|| News::HandOver {
+        name: request.name.clone(),
+        node: request.node.clone(),
+        action: handover::action(request),
+        before,
+        after,
+        reason: released.map_or_else(String::new, |one| one.reason.clone()),
+        age: now.duration_since(request.created),
+    })
+}

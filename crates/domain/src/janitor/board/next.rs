@@ -1,0 +1,218 @@
+//! What is done next about one resource.
+
+use jiff::Timestamp;
+
+use super::entry::Entry;
+use super::io::Effect;
+use super::{Around, Board, WRITE_AGAIN};
+use crate::gpu_reset::{self, Decision, JobSeen, job_name};
+use crate::handover;
+use crate::janitor::Action;
+use crate::janitor::signal::{Node, Situation, Step};
+use crate::janitor::turn::{Turn, turn};
+use crate::maintenance::{Act, Key, Maintenance, Resource, Status};
+
+/// What is done about a resource now.
+pub(super) enum Next {
+    Wait(Option<Timestamp>),
+    Do(Effect),
+}
+
+// === impl Board ===
+
+impl Board {
+    /// Decides what is next for a resource, and has it done.
+    pub(super) fn look_at(&mut self, key: &Key, now: Timestamp, effects: &mut Vec<Effect>) {
+        let Some(entry) = self.entries.get(key) else {
+            return;
+        };
+        if entry.writing.is_some() {
+            return;
+        }
+        if let Some(time) = entry.not_before.filter(|time| *time > now) {
+            return self.set_wake(key, Some(time));
+        }
+        match self.next(entry, now) {
+            Next::Wait(wake) => self.set_wake(key, wake.filter(|time| *time > now)),
+            // The watch brings the newer one.
+            Next::Do(Effect::Write { .. } | Effect::Merge(..)) if entry.is_outdated() => {
+                self.set_wake(key, now.checked_add(WRITE_AGAIN).ok());
+            }
+            Next::Do(effect) => {
+                let Some(entry) = self.entries.get_mut(key) else {
+                    return;
+                };
+                entry.begins(&effect);
+                let asking = entry.asking;
+                self.set_wake(key, None);
+                effects.push(effect);
+                if asking {
+                    // For the deadline, which does not wait for the answer.
+                    self.look_at(key, now, effects);
+                }
+            }
+        }
+    }
+
+    fn next(&self, entry: &Entry, now: Timestamp) -> Next {
+        let resource = &entry.resource;
+        if !self.carries_out(resource.kind) {
+            return Next::Wait(None);
+        }
+        if !self.is_open(resource) {
+            return self.keep(resource, now);
+        }
+        if !self.is_ready() {
+            return Next::Wait(None); // Before all are known, nobody knows whose turn it is.
+        }
+        match Action::of(resource.kind) {
+            Some(action) => self.signal(entry, action, now),
+            None => self.request(entry, now),
+        }
+    }
+
+    /// Decides how long a resource is kept that has ended.
+    fn keep(&self, resource: &Resource, now: Timestamp) -> Next {
+        let Some(due) = resource.due(self.ttl) else {
+            return Next::Wait(None);
+        };
+        match resource.expiry(due, now) {
+            Some(expiry) => Next::Do(Effect::Expire(resource.key(), expiry)),
+            None => Next::Wait(Some(due)),
+        }
+    }
+
+    /// Decides about a reboot or a termination.
+    fn signal(&self, entry: &Entry, action: Action, now: Timestamp) -> Next {
+        let resource = &entry.resource;
+        let (Some(rules), Some(around)) =
+            (self.config.rules(action), self.nodes.get(&resource.node))
+        else {
+            return Next::Wait(None);
+        };
+        let begun = resource.status.start.is_some();
+        let is_request = |key: &Key| Action::of(key.kind).is_none();
+        let request = self.at_work(&resource.node, is_request);
+        let turn = request.filter(|_| !begun).map_or_else(
+            || {
+                let of_node = around.keys.iter().filter(|key| !is_request(key));
+                let of_node = of_node.filter_map(|key| self.entries.get(key));
+                let of_node = of_node.map(|one| &one.resource);
+                turn(resource, of_node.filter(|one| self.carries_out(one.kind)))
+            },
+            |before| Turn::Behind {
+                before,
+                same: false,
+            },
+        );
+        let situation = Situation {
+            resource,
+            action,
+            node: &around.seen,
+            turn,
+            rules,
+            memory: &entry.memory,
+            process: &self.process,
+            now,
+        };
+        let (key, node) = (resource.key(), resource.node.clone());
+        Next::Do(match situation.step() {
+            Step::Wait(until) => return Next::Wait(until),
+            Step::Write(status) => write(resource, &status),
+            // One question at a time. Its answer looks again; the deadline does not wait for it.
+            Step::Ask(_) | Step::DeleteNode(_) if entry.asking => {
+                return Next::Wait(situation.last_moment());
+            }
+            Step::Ask(question) => Effect::Ask {
+                key,
+                node,
+                operation: resource.operation().to_owned(),
+                provider: rules.provider.clone(),
+                question,
+            },
+            Step::DeleteNode(uid) => Effect::DeleteNode { key, node, uid },
+        })
+    }
+
+    /// Decides about a reset of GPUs or a hand-over.
+    fn request(&self, entry: &Entry, now: Timestamp) -> Next {
+        let request = &entry.resource;
+        let around = self.nodes.get(&request.node);
+        let Some(around) = around.filter(|around| around.seen != Node::Unseen) else {
+            return Next::Wait(None);
+        };
+        let (act, wake) = if request.kind == Maintenance::Reset {
+            let decision = self.reset(entry, around, now).unwrap_or_default();
+            (decision.act, decision.wake)
+        } else {
+            (self.hand_over(request, around, now), None)
+        };
+        match act.and_then(|act| self.effect(request, around, act)) {
+            Some(effect) => Next::Do(effect),
+            // What is left to be undone is undone before it goes.
+            None if request.status.completion.is_some() => self.keep(request, now),
+            None => Next::Wait(wake),
+        }
+    }
+
+    fn reset(&self, entry: &Entry, around: &Around, now: Timestamp) -> Option<Decision> {
+        let request = &entry.resource;
+        let key = request.key();
+        let node = around.view.as_deref();
+        Some(gpu_reset::decide(&gpu_reset::Case {
+            request,
+            node,
+            pods: around.pods.as_ref()?,
+            job: &self.job(request, entry.refused.as_ref()),
+            before: (self.at_work(&request.node, |other| *other != key)).as_deref(),
+            excluded: node.is_some_and(|node| self.config.excludes(&node.labels)),
+            settings: self.config.resets.as_ref()?,
+            now,
+        }))
+    }
+
+    fn hand_over(&self, request: &Resource, around: &Around, now: Timestamp) -> Option<Act> {
+        let key = request.key();
+        let node = around.view.as_deref();
+        handover::decide(&handover::Case {
+            request,
+            node,
+            before: (self.at_work(&request.node, |other| *other != key)).as_deref(),
+            excluded: node.is_some_and(|node| self.config.excludes(&node.labels)),
+            now,
+        })
+    }
+
+    fn effect(&self, request: &Resource, around: &Around, act: Act) -> Option<Effect> {
+        let key = request.key();
+        Some(match act {
+            Act::Finalizer(on) => Effect::Merge(key, request.finalizer(on)),
+            Act::Status(status) => write(request, &status),
+            Act::Node(change) => Effect::Change(Some(key), around.view.clone()?, change),
+            Act::Make(job) => Effect::Make(key, job),
+            Act::Stop => {
+                let name = job_name(&request.name);
+                let (job, _) = self.jobs.get(&name)?;
+                let uid = job["metadata"]["uid"].as_str()?.to_owned();
+                Effect::Stop { key, name, uid }
+            }
+        })
+    }
+
+    fn job(&self, request: &Resource, refused: Option<&String>) -> JobSeen {
+        match (self.jobs.get(&job_name(&request.name)), refused) {
+            (Some((job, why)), _) => JobSeen::read(job, &request.uid, why.as_deref()),
+            (None, Some(why)) => JobSeen::Refused(why.clone()),
+            (None, None) if self.jobs_listed => JobSeen::Absent,
+            (None, None) => JobSeen::Unknown,
+        }
+    }
+}
+
+fn write(resource: &Resource, status: &Status) -> Effect {
+    Effect::Write {
+        key: resource.key(),
+        version: resource.version.clone(),
+        status: status.patch(),
+    }
+}
