@@ -15,9 +15,10 @@
 use jiff::{SignedDuration, Timestamp};
 use serde_json::Value;
 
-use crate::maintenance::{ATTEMPT_COMPLETE, Act, Outcome, Resource, Status};
+use crate::maintenance::{
+    ATTEMPT_COMPLETE, Act, ITS_SESSION_HAS_ENDED, Outcome, Resource, SESSION_ENDED, Status,
+};
 use crate::node::{NodeChange, NodeView};
-use crate::ownership::Ownership;
 use crate::remedy::{TOLD_WITHIN, later};
 
 mod job;
@@ -234,12 +235,11 @@ impl Case<'_> {
     /// Waits for its turn, and for others to let go of the node.
     fn begin(&self, node: &NodeView) -> Decision {
         let start = self.request.status.start.unwrap_or(self.now);
-        let permitted = || Ownership::read(node).and_then(|own| own.permits(node));
-        if self.request.attempt.is_some() && permitted() != self.request.attempt {
-            let why = "the session of the node for which it was made has ended";
+        if !self.request.is_permitted(node) {
+            let why = ITS_SESSION_HAS_ENDED;
             let until = later(start, TOLD_WITHIN);
             if self.now >= until {
-                return self.fails(READY, "SessionEnded", why);
+                return self.fails(READY, SESSION_ENDED, why);
             }
             return self.waits(READY, "Pending", why, Some(until));
         }
@@ -310,6 +310,9 @@ impl Case<'_> {
             JobSeen::Absent if created => {
                 let text = format!("Job {name} is gone, and nobody knows how it ended");
                 self.fails(JOB_COMPLETED, "ResetJobNotFound", &text)
+            }
+            JobSeen::Absent if !self.request.is_permitted(node) => {
+                self.fails(JOB_CREATED, SESSION_ENDED, ITS_SESSION_HAS_ENDED)
             }
             JobSeen::Absent => {
                 let start = status.start.unwrap_or(self.now);

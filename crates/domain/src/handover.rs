@@ -11,8 +11,9 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::maintenance::{Act, Resource, Status};
+use crate::maintenance::{Act, ITS_SESSION_HAS_ENDED, Resource, SESSION_ENDED, Status};
 use crate::node::{NodeChange, NodeView, Taint, label_value};
+use crate::remedy::{TOLD_WITHIN, later};
 
 /// The condition that is true once the node is handed over.
 pub const RELEASED: &str = "NVSentinelOwnershipReleased";
@@ -68,6 +69,12 @@ pub fn is_handed_over(labels: &BTreeMap<String, String>) -> bool {
     label.is_some_and(|value| value == NOT_MANAGED)
 }
 
+/// Returns when to decide about a request again even if nothing happens.
+pub(crate) fn wake_at(request: &Resource) -> Option<Timestamp> {
+    // The node may tell until then that its session permits it.
+    (request.attempt.is_some()).then(|| later(request.created, TOLD_WITHIN))
+}
+
 /// Decides what is done next about a request: at most one thing.
 pub fn decide(case: &Case<'_>) -> Option<Act> {
     let Case { request, now, .. } = *case;
@@ -121,6 +128,14 @@ pub fn decide(case: &Case<'_>) -> Option<Act> {
         return case.status(|next| {
             next.set(RELEASED, "Unknown", "ResourceContention", &text, now);
         });
+    }
+    if !request.is_permitted(node) {
+        let waits = wake_at(request).is_some_and(|until| now < until);
+        return if waits {
+            None
+        } else {
+            ends(SESSION_ENDED, ITS_SESSION_HAS_ENDED)
+        };
     }
     Some(Act::Node(hand_over(request, node)))
 }

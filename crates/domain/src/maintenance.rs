@@ -12,7 +12,8 @@ use contract::keys;
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
-use crate::node::NodeChange;
+use crate::node::{NodeChange, NodeView};
+use crate::ownership::Ownership;
 
 mod expiry;
 mod listings;
@@ -25,6 +26,12 @@ pub use status::{Condition, Outcome, Status};
 
 /// The API group of all kinds but the hand-over.
 pub const GROUP: &str = "janitor.dgxc.nvidia.com";
+
+/// The reason of what is not done any more because the session for which it was to be has ended.
+pub(crate) const SESSION_ENDED: &str = "SessionEnded";
+/// The same for people.
+pub(crate) const ITS_SESSION_HAS_ENDED: &str =
+    "the session of the node for which it was made has ended";
 
 /// What can be asked for, each by a kind of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -208,6 +215,13 @@ impl Resource {
     /// Returns the id of its operation, which the provider knows again.
     pub fn operation(&self) -> &str {
         &self.uid
+    }
+
+    /// Returns whether it may be begun, as far as its node says: it was made by somebody else, or for a session
+    /// that still permits it.
+    pub(crate) fn is_permitted(&self, node: &NodeView) -> bool {
+        let permitted = || Ownership::read(node).and_then(|own| own.permits(node));
+        self.attempt.is_none() || permitted() == self.attempt
     }
 
     /// Returns whether it has come to its end, or somebody has deleted it.

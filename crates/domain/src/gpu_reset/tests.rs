@@ -174,6 +174,23 @@ fn what_was_made_for_a_session_that_has_ended_stops_and_resets_nothing() {
 }
 
 #[test]
+fn a_session_that_ends_before_the_job_is_made_stops_it() {
+    let mut world = World::new(node(&[(PLUGIN, "true")]));
+    world.object["metadata"]["annotations"] = json!({keys::ATTEMPT: "e1/t"});
+    let done = |kind: &str| json!({"type": kind, "status": "True", "reason": "R", "message": ""});
+    world.object["status"] = json!({
+        "phase": "InProgress", "startTime": world.now,
+        "conditions": [done(READY), done(TORN_DOWN)],
+    });
+    world.settle();
+    assert_eq!(
+        (world.says(JOB_CREATED).as_str(), world.made.len()),
+        ("False SessionEnded", 0)
+    );
+    assert_eq!(world.label(PLUGIN), Some("true"));
+}
+
+#[test]
 fn services_are_stopped_gpus_are_reset_and_all_is_as_it_was() {
     let mut world = World::new(node(&[(PLUGIN, "true"), (DCGM, "false"), ("a", "b")]));
     let before = world.node.clone().unwrap();

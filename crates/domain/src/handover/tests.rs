@@ -99,6 +99,26 @@ impl World {
 }
 
 #[test]
+fn what_was_made_for_a_session_that_has_ended_hands_nothing_over() {
+    let mut world = World::new(node(&[]));
+    world.object["metadata"]["annotations"] = json!({keys::ATTEMPT: "e1/t"});
+    world.object["metadata"]["creationTimestamp"] = json!(world.now);
+    world.settle();
+    let request = world.request();
+    let soon = wake_at(&request).unwrap();
+    assert_eq!(soon.duration_since(world.now).as_secs(), 10);
+    // The node may say so a moment later.
+    assert_eq!((world.decide(), request.status.completion), (None, None));
+    world.now = soon;
+    world.settle();
+    let status = world.request().status;
+    let said = status.condition(RELEASED).map(|one| one.reason.clone());
+    assert_eq!(said.as_deref(), Some("SessionEnded"));
+    assert!(status.completion.is_some());
+    assert_eq!(world.patches, 0);
+}
+
+#[test]
 fn a_node_is_handed_over_by_one_patch_and_taken_back_by_one() {
     for before in [
         vec![],

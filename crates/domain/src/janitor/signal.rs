@@ -19,7 +19,9 @@ use super::config::{JanitorConfig, Rules};
 use super::failure::{Class, Failure};
 use super::record::{MANUAL_MODE, Record, SIGNAL_SENT};
 use super::turn::Turn;
-use crate::maintenance::{ATTEMPT_COMPLETE, Condition, Outcome, Resource, Status};
+use crate::maintenance::{
+    ATTEMPT_COMPLETE, Condition, ITS_SESSION_HAS_ENDED, Outcome, Resource, SESSION_ENDED, Status,
+};
 use crate::node::NodeView;
 use crate::ownership::Ownership;
 use crate::remedy::TOLD_WITHIN;
@@ -228,8 +230,8 @@ impl Situation<'_> {
                 match until {
                     Ok(until) if self.now < until => Step::Wait(Some(until)),
                     _ => {
-                        let message = "the session of the node for which it was made has ended";
-                        self.refused(Outcome::Cancelled, "SessionEnded", message)
+                        let outcome = Outcome::Cancelled;
+                        self.refused(outcome, SESSION_ENDED, ITS_SESSION_HAS_ENDED)
                     }
                 }
             }
@@ -241,6 +243,21 @@ impl Situation<'_> {
     fn lacks_permission(&self, node: &NodeSeen) -> bool {
         let attempt = self.resource.attempt.as_ref();
         attempt.is_some_and(|attempt| node.permitted.as_ref() != Some(attempt))
+    }
+
+    /// Returns what is done in the place of a signal, of which it is known that none was sent, where the
+    /// session for which the resource was made has ended, or may have.
+    fn ended_with_its_session(&self) -> Option<Step> {
+        match self.node {
+            Node::Unseen => self.resource.attempt.as_ref().map(|_| Step::Wait(None)),
+            Node::There(node) if self.lacks_permission(node) => Some(self.end(&End {
+                outcome: Outcome::Cancelled,
+                signal: Some(("False", SESSION_ENDED)),
+                done: None,
+                message: ITS_SESSION_HAS_ENDED,
+            })),
+            Node::Absent | Node::There(_) => None,
+        }
     }
 
     /// Writes that it has begun, and unless a person is to do it, that the signal is about to be sent.
@@ -404,7 +421,8 @@ impl Situation<'_> {
         }
         let unsent = self.memory.sent != Some(record.attempt);
         if record.by == self.process && unsent {
-            return Step::Ask(Question::Send);
+            let ended = self.ended_with_its_session();
+            return ended.unwrap_or(Step::Ask(Question::Send));
         }
         self.ask(Question::Find)
     }
@@ -482,6 +500,9 @@ impl Situation<'_> {
                 done: None,
                 message: &format!("the signal did not reach the provider in {MAX_TRIES} tries"),
             });
+        }
+        if let Some(step) = self.ended_with_its_session() {
+            return step;
         }
         let mut status = self.resource.status.clone();
         let record = Record {

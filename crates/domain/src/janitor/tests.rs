@@ -412,6 +412,25 @@ fn what_was_made_for_a_session_begins_only_while_that_permits_it() {
         assert_eq!((scene.asked(), &*scene.ended()), (None, "Cancelled"));
         assert_eq!(scene.says("SignalSent"), "False SessionEnded");
     }
+    // Nor is it sent once more, of which it is known that it was not sent: whoever asks.
+    let begun = || {
+        let mut scene = made();
+        scene.node(Some(permits("e1/t")));
+        scene
+    };
+    let mut refused = begun();
+    refused.answer(Answer::Sent(Err(failed(Class::Transient))));
+    refused.node(Some(node("boot-1", true)));
+    refused.later(600);
+    let mut another = begun();
+    another.crash();
+    another.answer(Answer::Found(Ok(Found::NotSent)));
+    assert_eq!(another.asked(), None, "the node was not seen yet");
+    another.node(Some(node("boot-1", true)));
+    for scene in [refused, another] {
+        assert_eq!((scene.asked(), &*scene.ended()), (None, "Cancelled"));
+        assert_eq!(scene.says("SignalSent"), "False SessionEnded");
+    }
 }
 
 #[test]

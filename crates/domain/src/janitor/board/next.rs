@@ -145,7 +145,10 @@ impl Board {
             let decision = self.reset(entry, around, now).unwrap_or_default();
             (decision.act, decision.wake)
         } else {
-            (self.hand_over(request, around, now), None)
+            (
+                self.hand_over(request, around, now),
+                handover::wake_at(request),
+            )
         };
         match act.and_then(|act| self.effect(request, around, act)) {
             Some(effect) => Next::Do(effect),
