@@ -479,6 +479,10 @@ pub struct PauseArgs {
     /// The length of the pause, which then ends by itself.
     #[arg(long = "for", default_value = "1h", value_name = "DURATION")]
     pub duration: String,
+    /// Hold back drains and repairs, too, of every node: nothing more of them begins, and no further pod is
+    /// evicted. What was asked of a janitor goes on.
+    #[arg(long)]
+    pub repairs: bool,
     /// The reason, shown to everybody who looks.
     #[arg(long, value_name = "TEXT")]
     pub reason: String,

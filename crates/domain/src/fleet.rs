@@ -221,6 +221,7 @@ impl Fleet {
         }
         if self.brake.pause_ends.is_some_and(|at| at <= now) {
             self.brake.pause_ends = None;
+            self.look_again_at_all();
             self.brake.mark_stale();
             self.showing.news = true;
         }
@@ -411,11 +412,11 @@ impl Fleet {
     fn set_wake(&mut self, name: &str) {
         let now = self.now;
         let entry = self.nodes.get(name);
-        let session = entry.and_then(|entry| entry.session.wake_at());
-        let rules = entry.and_then(|entry| entry.rules.wake_at());
+        let session = entry.and_then(|entry| entry.session.wake_at(now));
+        let rules = entry.and_then(|entry| entry.rules.wake_at(now));
         let drain = entry.and_then(|entry| entry.drain.as_ref()?.wake_at());
         let remedy = entry.and_then(|entry| entry.remedy.wake_at(now));
-        let veto = entry.and_then(|entry| Some(entry.veto.as_ref()?.until));
+        let veto = entry.and_then(|entry| entry.veto.as_ref()?.ends_at());
         // Then it is no longer shown.
         let notices = self
             .book

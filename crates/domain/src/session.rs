@@ -392,14 +392,15 @@ impl Session {
         }
     }
 
-    /// Returns when to call [`step`] again even if nothing happens; `None`: not at all.
-    pub fn wake_at(&self) -> Option<Timestamp> {
+    /// Returns when to call [`step`] again after `now` even if nothing happens; `None`: not at all.
+    pub fn wake_at(&self, now: Timestamp) -> Option<Timestamp> {
         let attention = self
             .pending_since
             .filter(|_| !self.asked)
             .map(|since| since.checked_add(DEADLINE).unwrap_or(Timestamp::MAX));
         let times = [self.not_before, attention, self.waits_until()];
-        times.into_iter().flatten().min()
+        // One that is over does not hide one that is to come.
+        times.into_iter().flatten().filter(|at| *at > now).min()
     }
 
     /// Takes in that the node is as it should be now.

@@ -7,6 +7,7 @@ use contract::keys;
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
+use crate::brake::pause::Pause;
 use crate::event::floor_char_boundary;
 use crate::node::NodeView;
 
@@ -31,7 +32,32 @@ pub struct Veto {
 
 // === impl Veto ===
 
+impl From<&Pause> for Veto {
+    /// Returns what a pause of repairs is for each node.
+    fn from(pause: &Pause) -> Self {
+        Self {
+            by: pause.by.clone(),
+            reason: format!("all repairs are paused: {}", pause.reason),
+            until: pause.until.unwrap_or(Timestamp::MAX),
+        }
+    }
+}
+
 impl Veto {
+    /// Returns when it ends by itself; `None`: it does not.
+    pub(crate) fn ends_at(&self) -> Option<Timestamp> {
+        (self.until < Timestamp::MAX).then_some(self.until)
+    }
+
+    /// Returns what holds for each node while it is not known whether repairs are paused, and why.
+    pub(crate) fn while_unread(why: &str) -> Self {
+        Self {
+            by: "gpuwarden".to_owned(),
+            reason: format!("it is not known yet whether repairs are paused: {why}"),
+            until: Timestamp::MAX,
+        }
+    }
+
     /// Returns the veto that holds for a node; `None` where none does, or none any more. The error says why
     /// what stands on the node is not one.
     pub fn of(node: &NodeView, now: Timestamp) -> Result<Option<Self>, String> {
@@ -64,7 +90,10 @@ impl Veto {
 
 impl fmt::Display for Veto {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the veto of {} until {:.0}", self.by, self.until)?;
+        write!(f, "the veto of {}", self.by)?;
+        if let Some(until) = self.ends_at() {
+            write!(f, " until {until:.0}")?;
+        }
         match self.reason.as_str() {
             "" => Ok(()),
             reason => write!(f, ": {reason}"),

@@ -110,6 +110,8 @@ fn play(steps: &[Happening], figures: &mut Figures) -> Result<(), Broken> {
 }
 
 fn take(world: &mut World, step: Happening, figures: &mut Figures) -> Result<(), Broken> {
+    // No two things happen at the same time: names follow from times.
+    world.tick();
     match step {
         Happening::Fault(symptom, fatal, late) => world.report(symptom, false, fatal, late),
         Happening::Recovery(symptom) => world.report(symptom, true, false, 0),
@@ -124,7 +126,7 @@ fn take(world: &mut World, step: Happening, figures: &mut Figures) -> Result<(),
             world.crash(memory, done)?;
         }
         Happening::Hand(node, hand) => world.lay_hand(node, hand),
-        Happening::Pause(on) => world.pause(on),
+        Happening::Pause(paused) => world.pause(paused),
         Happening::Bound(node, namespace) => world.bind(node, namespace),
         Happening::Ends(pod) => world.end_pod(pod),
         Happening::Pods(node, unseen) => world.see_pods(node, unseen),
@@ -140,19 +142,20 @@ fn end(world: &mut World) -> Result<(), Broken> {
     for node in 0..NODES {
         world.see_pods(node, false);
     }
-    world.pause(false);
+    world.pause(None);
     settle(world, true)?;
     judge::book(&world.fleet, &world.stored, &world.nodes)?;
     judge::settled(&world.fleet, &world.nodes)?;
+    world.catch_up();
     // Recovery waits for no pause.
-    world.pause(true);
+    world.pause(Some(false));
     let begin = world.now;
     for symptom in judge::recoveries(&world.fleet) {
         world.report(symptom, true, false, 0);
     }
     settle(world, false)?;
     judge::book(&world.fleet, &world.stored, &world.nodes)?;
-    judge::given_back(&world.nodes)?;
+    judge::given_back(&world.fleet, &world.nodes)?;
     let took = world.now.duration_since(begin);
     if took > judge::GIVEN_BACK_WITHIN {
         return Err(format!(

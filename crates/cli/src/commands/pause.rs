@@ -35,11 +35,17 @@ pub(super) async fn pause(args: PauseArgs, given: &Given) -> anyhow::Result<u8> 
         by: args.by.unwrap_or_else(person),
         since,
         until: Some(since.checked_add(duration).context("--for is too long")?),
+        repairs: args.repairs,
     };
     let text = serde_json::to_string(&pause)?;
     let place = write(&args.kube, |_| Some(Some(text.clone()))).await?;
+    let what = if pause.repairs {
+        "New quarantines, drains and repairs"
+    } else {
+        "New quarantines"
+    };
     say!(
-        "New quarantines are {pause} (ConfigMap {place}).\nWhat is out of service is given back \
+        "{what} are {pause} (ConfigMap {place}).\nWhat is out of service is given back \
          all the same. To end it: {}",
         given.command("resume")
     )?;

@@ -1,4 +1,4 @@
-//! A pause: a person stops new quarantines for a while. Written as JSON into the `ConfigMap`
+//! A pause: a person stops new quarantines for a while, and drains and repairs where that is asked for. Written as JSON into the `ConfigMap`
 //! [`keys::CONFIG_MAP`](contract::keys::CONFIG_MAP), so that all gpuwardens of a cluster
 //! see it at once; it ends by itself.
 
@@ -22,6 +22,9 @@ pub struct Pause {
     pub since: Timestamp,
     /// Its end; `None` where somebody has to end it, as with a text that cannot be read.
     pub until: Option<Timestamp>,
+    /// True if it also holds back drains and repairs, those under way too.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub repairs: bool,
 }
 
 // === impl Pause ===
@@ -39,6 +42,7 @@ impl Pause {
             by: "an unknown hand".to_owned(),
             since: Timestamp::UNIX_EPOCH,
             until: None,
+            repairs: false,
         });
         Some(pause)
     }
@@ -71,6 +75,7 @@ mod tests {
             by: "alice".into(),
             since: at(100),
             until: Some(at(200)),
+            repairs: true,
         };
         let text = serde_json::to_string(&pause).unwrap();
         assert_eq!(Pause::read(&text), Some(pause.clone()));

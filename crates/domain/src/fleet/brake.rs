@@ -129,8 +129,13 @@ impl Fleet {
         if before == self.brake.switched {
             return;
         }
-        if self.brake.switched.dropped_at != before.dropped_at {
-            // What counts of the faults has changed.
+        let now = &self.brake.switched;
+        let repairs = |one: &Switched| one.pause.as_ref().filter(|pause| pause.repairs).cloned();
+        if now.dropped_at != before.dropped_at
+            || now.unread != before.unread
+            || repairs(now) != repairs(&before)
+        {
+            // What counts of the faults has changed, or what holds repairs back.
             self.look_again_at_all();
         }
         self.brake.pause_ends = self.brake.switched.pause_ends(self.now);

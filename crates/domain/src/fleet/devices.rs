@@ -214,10 +214,11 @@ impl RuleState {
     }
 
     /// Returns when the rules are to be looked at again even if nothing happens.
-    pub(super) fn wake_at(&self) -> Option<Timestamp> {
+    pub(super) fn wake_at(&self, now: Timestamp) -> Option<Timestamp> {
         let since = self.pending_since.filter(|_| !self.asked);
         let attention = since.map(|since| since.checked_add(DEADLINE).unwrap_or(Timestamp::MAX));
-        [self.not_before, attention].into_iter().flatten().min()
+        let times = [self.not_before, attention].into_iter().flatten();
+        times.filter(|at| *at > now).min()
     }
 
     fn settled(&mut self) {

@@ -56,7 +56,7 @@ impl Fleet {
     }
 
     /// Returns how a node is shown; `None` where there is nothing to tell.
-    pub(crate) fn status(&self, name: &str) -> Option<NodeStatus> {
+    pub fn status(&self, name: &str) -> Option<NodeStatus> {
         let entry = self.nodes.get(name)?; // Or forgotten before.
         let anothers = entry.anothers();
         // Who only observes still sees what an earlier run has left on the node.

@@ -83,14 +83,18 @@ impl Fleet {
             }
             return gone("the node is in service by a person's word");
         };
+        let counts = |id: &str| desired.events.iter().any(|one| one.event.id == id);
         if !lists_validation(own) {
-            return None; // The node is to say first why it is out.
+            // The node is to say first why it is out; or it was let in, and is out for another reason.
+            let dismissed = !open.iter().any(|fault| counts(&fault.event.id));
+            return dismissed
+                .then(|| gone("a person has let the node in"))
+                .flatten();
         }
         let pending = open.iter().find(|fault| fault.code.is_empty())?;
         let others = self.book.faults(name).iter();
         let mut others = others.filter(|fault| Validation::of_fault(fault).is_none());
         // What is wrong otherwise is mended first, and the validation of before does not count.
-        let counts = |id: &str| desired.events.iter().any(|one| one.event.id == id);
         let sound = !others.any(|fault| counts(&fault.event.id));
         let Some(config) = self.validates() else {
             return gone("nodes are not validated any more");

@@ -11,7 +11,8 @@ use crate::veto::Veto;
 impl Fleet {
     /// Takes in whether a veto holds for a node, and says what is new about that.
     pub(super) fn take_in_veto(&mut self, name: &str, observed: &Observed) {
-        let read = Veto::of(&observed.view, self.now);
+        let of_all = self.veto_on_all();
+        let read = Veto::of(&observed.view, self.now).map(|own| own.or(of_all));
         // Who is in service has nothing that is held back.
         let read = read.map(|veto| veto.filter(|_| observed.own.is_some()));
         let (veto, says, wrong) = match read {
@@ -22,9 +23,12 @@ impl Fleet {
             Ok(None) => (None, None, false),
             Err(why) => (None, Some(why), true),
         };
+        let unread = self.brake.switched.unread.clone();
+        let unread = unread.filter(|_| observed.own.is_some());
         let entry = self.entry(name);
-        let held = entry.veto.is_some();
-        entry.veto = veto;
+        let held = entry.noted.veto.is_some();
+        // Of what is not known yet its story says nothing.
+        entry.veto = veto.or_else(|| unread.map(|why| Veto::while_unread(&why)));
         let news = entry.noted.veto != says;
         entry.noted.veto.clone_from(&says);
         let session = entry.session.id.clone();
@@ -36,6 +40,13 @@ impl Fleet {
         };
         let note = Note::new(EntryKind::Session, text);
         self.note(name, session.as_deref(), note, None);
+    }
+
+    /// Returns the veto that holds for all nodes: a pause of repairs.
+    fn veto_on_all(&self) -> Option<Veto> {
+        let pause = self.brake.switched.pause.as_ref();
+        let pause = pause.filter(|pause| pause.repairs && pause.holds(self.now));
+        pause.map(Veto::from)
     }
 
     /// Returns the veto that holds for a node.

@@ -81,6 +81,11 @@ fn under_way(open: &Attempt, case: &Case<'_>, wanted: bool) -> Open {
                 person: None,
                 wake: None,
             },
+            // One that was let go of while it was being made: the next has another name.
+            Seen::There(state) if state.attempt.is_some() => ended(
+                Outcome::FailedForNow,
+                "the custom resource of another attempt has this name",
+            ),
             Seen::There(_) => ended(
                 Outcome::Failed,
                 "a custom resource of this name is there, and not ours",

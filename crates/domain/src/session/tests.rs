@@ -366,7 +366,7 @@ fn a_node_that_the_cluster_does_not_know_is_awaited() {
     world.fault(0);
     gone(&mut world);
     assert_eq!(world.phase(), Phase::Quarantining);
-    assert_eq!(world.session().wake_at(), None);
+    assert_eq!(world.session().wake_at(world.now), None);
     assert_eq!(world.settle(), [Intent::Quarantine]);
     // Deleted while quarantined, and the fault recovers.
     world.recovery(0);
@@ -468,4 +468,16 @@ fn one_event_alone_does_not_fill_the_annotation() {
         assert_eq!(world.settle(), [Intent::Release]);
         assert_eq!(world["n1"], NodeView::unknown("n1"));
     }
+}
+
+#[test]
+fn a_deadline_that_is_over_hides_no_other_wait() {
+    let mut world = World::new(&PARSED);
+    world.fault(0);
+    let mut session = world.session().clone();
+    let (now, later) = (world.now, world.now + SignedDuration::from_mins(10));
+    session.pending_since = Some(now - SignedDuration::from_hours(5));
+    session.not_before = Some(later);
+    assert_eq!(session.wake_at(now), Some(later));
+    assert_eq!(session.wake_at(later), None);
 }

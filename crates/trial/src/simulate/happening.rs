@@ -97,8 +97,8 @@ pub(super) enum Happening {
     Crash(Memory, u64),
     /// A hand is laid on a node.
     Hand(usize, Hand),
-    /// A person stops new quarantines, or lets them go on.
-    Pause(bool),
+    /// A person stops new quarantines, and repairs with them or not; or lets them go on.
+    Pause(Option<bool>),
     /// A pod is bound to a node, if one can be.
     Bound(usize, usize),
     /// A pod ends.
@@ -141,7 +141,7 @@ impl Happening {
                 Self::Crash(memory.unwrap_or(Memory::Saved), dice.any())
             }
             31..33 => Self::Hand(dice.below(NODES), Hand::any(dice)),
-            33 => Self::Pause(dice.once_in(3)),
+            33 => Self::Pause(dice.once_in(3).then(|| dice.once_in(2))),
             34..36 => Self::Bound(dice.below(NODES), dice.below(NAMESPACES.len())),
             36 => Self::Ends(dice.below(16)),
             37 => Self::Pods(dice.below(NODES), dice.once_in(3)),
@@ -258,8 +258,9 @@ impl fmt::Display for Happening {
                 write!(f, "the controller crashes, and starts anew with {memory}")
             }
             Self::Hand(node, hand) => write!(f, "n{node}: {hand}"),
-            Self::Pause(true) => write!(f, "new quarantines are paused"),
-            Self::Pause(false) => write!(f, "the pause ends"),
+            Self::Pause(Some(false)) => write!(f, "new quarantines are paused"),
+            Self::Pause(Some(true)) => write!(f, "new quarantines and repairs are paused"),
+            Self::Pause(None) => write!(f, "the pause ends"),
             Self::Bound(node, namespace) => {
                 let namespace = NAMESPACES.get(*namespace).copied().unwrap_or_default();
                 write!(f, "n{node}: a pod of namespace {namespace} is bound to it")

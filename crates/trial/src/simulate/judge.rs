@@ -34,12 +34,7 @@ const AFTER_A_PERSON: [&str; 5] = [
 ];
 
 /// Nothing is undone that others did: checks a patch that the API server is about to make.
-pub(super) fn patch(
-    node: &SimNode,
-    planned: &Planned,
-    config: &DrainConfig,
-    now: Timestamp,
-) -> Result<(), Broken> {
+pub(super) fn patch(node: &SimNode, planned: &Planned) -> Result<(), Broken> {
     let (change, name) = (&planned.patch.change, &planned.node);
     if change.unschedulable == Some(false) && node.cordoned_by_hand {
         return Err(format!(
@@ -54,6 +49,18 @@ pub(super) fn patch(
     if planned.patch.intent == Intent::Release && node.view.unschedulable {
         validated(node)?;
     }
+    Ok(())
+}
+
+/// All pods have left that were to leave: checks a patch when it is decided about. While it is under way
+/// somebody may let in another pod.
+pub(super) fn drained(
+    node: &SimNode,
+    planned: &Planned,
+    config: &DrainConfig,
+    now: Timestamp,
+) -> Result<(), Broken> {
+    let (change, name) = (&planned.patch.change, &planned.node);
     let state = change
         .labels
         .get(keys::STATE_LABEL)
@@ -207,7 +214,8 @@ pub(super) fn settled(fleet: &Fleet, nodes: &[SimNode]) -> Result<(), Broken> {
         }
         if !desired.takes_node_out() && own.is_some() {
             return Err(format!(
-                "{name} has no fault that takes it out, and is not given back"
+                "{name} has no fault that takes it out, and is not given back: it waits for {:?}",
+                awaits(fleet, name)
             ));
         }
         let cordon = node.cordoned_by_hand || own.is_some() && desired.cordon;
@@ -220,13 +228,14 @@ pub(super) fn settled(fleet: &Fleet, nodes: &[SimNode]) -> Result<(), Broken> {
 }
 
 /// Each node is as others have made it.
-pub(super) fn given_back(nodes: &[SimNode]) -> Result<(), Broken> {
+pub(super) fn given_back(fleet: &Fleet, nodes: &[SimNode]) -> Result<(), Broken> {
     for node in nodes {
         let (name, view): (_, &NodeView) = (&node.view.name, &node.view);
         if view.unschedulable != node.cordoned_by_hand {
             return Err(format!(
-                "{name} is not given back: its cordon is {}",
-                view.unschedulable
+                "{name} is not given back: its cordon is {}, and it waits for {:?}",
+                view.unschedulable,
+                awaits(fleet, name)
             ));
         }
         let ours = view.taints.iter().map(|on| &on.taint.key);
@@ -242,6 +251,12 @@ pub(super) fn given_back(nodes: &[SimNode]) -> Result<(), Broken> {
         }
     }
     Ok(())
+}
+
+/// Returns what a node waits for, for people.
+fn awaits(fleet: &Fleet, name: &str) -> String {
+    let session = fleet.status(name).and_then(|status| status.session);
+    session.map(|session| session.awaits).unwrap_or_default()
 }
 
 /// Returns the events by which all faults are over.

@@ -69,9 +69,12 @@ pub(super) struct World {
     saved: Option<Kept>,
     under_way: Vec<Request>,
     pub(super) now: Timestamp,
+    /// The latest time that the clock has shown.
+    latest: Timestamp,
     /// True once the clock was put back.
     put_back: bool,
-    paused: bool,
+    /// Whether repairs are paused with new quarantines; `None`: nothing is.
+    paused: Option<bool>,
     pods_made: u64,
     pub(super) resources: Resources,
     /// The custom resource of which each node's controller wants to be told.
@@ -103,8 +106,9 @@ impl World {
             saved: None,
             under_way: Vec::new(),
             now,
+            latest: Timestamp::UNIX_EPOCH,
             put_back: false,
-            paused: false,
+            paused: None,
             pods_made: 0,
             resources: Resources::default(),
             followed: BTreeMap::new(),
@@ -147,11 +151,12 @@ impl World {
 
     /// Tells the controller what people have switched.
     fn switch(&mut self) {
-        let pause = self.paused.then(|| Pause {
+        let pause = self.paused.map(|repairs| Pause {
             reason: "a simulation".to_owned(),
             by: "somebody".to_owned(),
             since: self.now,
             until: None,
+            repairs,
         });
         let switched = Switched {
             pause,
@@ -160,8 +165,8 @@ impl World {
         self.take(FleetInput::Switched(Box::new(switched)));
     }
 
-    pub(super) fn pause(&mut self, on: bool) {
-        self.paused = on;
+    pub(super) fn pause(&mut self, paused: Option<bool>) {
+        self.paused = paused;
         self.switch();
     }
 
@@ -222,6 +227,10 @@ impl World {
             match effect {
                 Effect::Patch(planned) => {
                     judge::quarantine(&self.fleet, &planned, self.put_back)?;
+                    if let Some(node) = self.index(&planned.node).and_then(|at| self.nodes.get(at))
+                    {
+                        judge::drained(node, &planned, &self.drain, self.now)?;
+                    }
                     self.under_way.push(Request::Patch(planned));
                 }
                 Effect::Remove(planned) => {
@@ -350,7 +359,7 @@ impl World {
         if !holds(&planned.view, &node.view, change) {
             return Ok(PatchAnswer::Conflict);
         }
-        judge::patch(node, planned, &self.drain, self.now)?;
+        judge::patch(node, planned)?;
         let patch = &planned.patch;
         let untainted = change.annotations.get(keys::UNTAINTED_MANUALLY);
         if let Some(node) = self.nodes.get_mut(index) {
@@ -523,8 +532,20 @@ impl World {
 
     /// Lets time pass; less than none puts the clock back.
     pub(super) fn pass(&mut self, seconds: i64) {
+        self.latest = self.latest.max(self.now);
         self.now += SignedDuration::from_secs(seconds);
         self.put_back |= seconds < 0;
+    }
+
+    /// Lets the time of one step pass.
+    pub(super) fn tick(&mut self) {
+        self.now += SignedDuration::from_millis(1);
+    }
+
+    /// Lets time pass until the clock shows what it has shown before it was put back: a recovery from before
+    /// that is one that comes late.
+    pub(super) fn catch_up(&mut self) {
+        self.now = self.now.max(self.latest);
     }
 
     /// Returns until when the controller waits for a time that matters here: notices of faults only are

@@ -529,6 +529,20 @@ fn one_that_cannot_be_made_is_tried_again_or_given_up() {
         "{}",
         awaits(&world)
     );
+    // One of another attempt of ours is left alone, too, and the next has another name.
+    let mut world = self::world();
+    let id = fault(&mut world, 0, 24);
+    let before = json!({"metadata": {
+        "name": "x", "uid": "before", "annotations": {keys::ATTEMPT: "e/before"},
+    }});
+    let name = format!("maintenance-n1-{id}");
+    world.resources.insert(name.clone(), before);
+    let planned = until_made(&mut world);
+    assert_eq!(planned.name, name);
+    make(&mut world, &planned);
+    world.settle_now();
+    world.now += SignedDuration::from_mins(1);
+    assert_eq!(until_made(&mut world).name, format!("{name}-2"));
 }
 
 #[test]

@@ -196,6 +196,22 @@ fn a_validation_that_fails_is_a_fault_and_a_person_s() {
 }
 
 #[test]
+fn a_node_that_was_let_in_and_fails_at_once_is_validated_after_its_next_repair() {
+    let mut world = world("action = \"VALIDATE\"");
+    repaired(&mut world);
+    world["n1"].unschedulable = false;
+    fault(&mut world);
+    looks(&mut world, 4);
+    let reboot = until_made(&mut world);
+    assert_eq!(reboot.resource.kind, "RebootNode");
+    ends(&mut world, &reboot, "NodeReady");
+    world.recovery(0);
+    looks(&mut world, 3);
+    assert!(world["n1"].unschedulable, "it comes back untested");
+    assert_eq!(until_made(&mut world).resource.kind, "Job");
+}
+
+#[test]
 fn nobody_but_gpuwarden_says_that_a_node_has_passed() {
     let mut world = world("action = \"VALIDATE\"");
     repaired(&mut world);

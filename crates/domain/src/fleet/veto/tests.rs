@@ -4,9 +4,10 @@ use contract::keys;
 use jiff::SignedDuration;
 
 use super::*;
+use crate::brake::pause::Pause;
 use crate::drain::{DrainConfig, PodView};
 use crate::fleet::world::{Fate, Looked, Restart, World, event, settings};
-use crate::fleet::{FleetInput, MadeAnswer, PodNews, Settings};
+use crate::fleet::{FleetInput, MadeAnswer, PodNews, Settings, Switched};
 use crate::node::NodeView;
 use crate::ownership::Ownership;
 use crate::policy::Policy;
@@ -204,4 +205,75 @@ fn what_is_no_veto_holds_nothing_back_and_a_person_is_told_once() {
         notes.iter().any(|note| note.contains("does not count")),
         "{notes:?}"
     );
+}
+
+fn switch(world: &mut World, pause: Option<Pause>, unread: Option<&str>) {
+    world.take(FleetInput::Switched(Box::new(Switched {
+        pause,
+        unread: unread.map(str::to_owned),
+        ..Switched::default()
+    })));
+}
+
+/// Looks until the node is out of service, and no further.
+fn until_cordoned(world: &mut World) {
+    for _ in 0..6 {
+        if world["n1"].unschedulable {
+            return;
+        }
+        world.look(Fate::Made);
+    }
+    panic!("{}", awaits(world));
+}
+
+#[test]
+fn a_pause_of_repairs_is_a_veto_on_every_node() {
+    let mut world = world();
+    let pause = |world: &World, repairs| Pause {
+        reason: "a bad release".to_owned(),
+        by: "anna".to_owned(),
+        since: world.now,
+        until: Some(world.now + SignedDuration::from_hours(2)),
+        repairs,
+    };
+    fault(&mut world);
+    // After a start nothing is begun before it is known whether there is one.
+    switch(&mut world, None, Some("the API server is away"));
+    world.annotate("a", "b");
+    let all = pause(&world, true);
+    let unread = look(&mut world);
+    assert!(quiet(&unread) && !said(&unread, "veto"));
+    switch(&mut world, None, None);
+    until_cordoned(&mut world);
+    switch(&mut world, Some(all), None);
+    let looked = look(&mut world);
+    assert!(quiet(&looked));
+    assert!(said(&looked, "held back by the veto of anna until"));
+    assert!(said(&looked, "all repairs are paused: a bad release"));
+    // One of quarantines only is none.
+    let other = pause(&world, false);
+    switch(&mut world, Some(other), None);
+    let looked = look(&mut world);
+    assert!(said(&looked, "the veto has ended"));
+    assert!(looked.iter().any(|one| !one.removals.is_empty()));
+}
+
+#[test]
+fn a_pause_of_repairs_ends_by_itself() {
+    let mut world = world();
+    let until = world.now + SignedDuration::from_hours(2);
+    fault(&mut world);
+    until_cordoned(&mut world);
+    let pause = Pause {
+        reason: "r".to_owned(),
+        by: "anna".to_owned(),
+        since: world.now,
+        until: Some(until),
+        repairs: true,
+    };
+    switch(&mut world, Some(pause), None);
+    assert!(quiet(&look(&mut world)));
+    world.now = until;
+    let looked: Vec<Looked> = (0..6).map(|_| world.look_unseen(Fate::Made)).collect();
+    assert!(looked.iter().any(|one| !one.removals.is_empty()));
 }

@@ -51,7 +51,11 @@ fn a_node_comes_back_at_once_and_then_ever_later() {
         for with in [Restart::All, Restart::Events, Restart::Nothing] {
             world.restart(with);
             assert_eq!(world.settle_now(), []);
-            assert_eq!(world.session().wake_at(), Some(back_at), "{with:?}");
+            assert_eq!(
+                world.session().wake_at(world.now),
+                Some(back_at),
+                "{with:?}"
+            );
             assert!(world.session().awaits(true).contains("within the hour"));
         }
         world.now = back_at - SignedDuration::from_secs(2);

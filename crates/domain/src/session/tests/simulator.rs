@@ -317,7 +317,7 @@ proptest! {
             let session = world.session();
             let mut returns = session.returns.clone();
             returns::keep(&mut returns, [], world.now);
-            let waits = (session.waits_until(), session.wake_at());
+            let waits = (session.waits_until(), session.wake_at(world.now));
             (session.phase, session.id.clone(), session.since, returns, waits)
         };
         prop_assume!(world.phase() != Phase::Idle);
