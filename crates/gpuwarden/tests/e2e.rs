@@ -46,6 +46,8 @@ mod janitor;
 mod late;
 #[path = "e2e/leader.rs"]
 mod leader;
+#[path = "e2e/machines.rs"]
+mod machines;
 #[path = "e2e/outage.rs"]
 mod outage;
 #[path = "e2e/output.rs"]
