@@ -80,6 +80,8 @@ mod rivals;
 mod scheduled;
 #[path = "e2e/stages.rs"]
 mod stages;
+#[path = "e2e/story.rs"]
+mod story;
 #[path = "e2e/support.rs"]
 mod support;
 #[path = "e2e/throttled.rs"]

@@ -16,7 +16,8 @@ use crate::support::{SOON, Scene, install_crds, own_port, xid};
 
 const STATE: &str = "dgxc.nvidia.com/nvsentinel-state";
 
-fn resources(client: &kube::Client, kind: &str, plural: &str) -> Api<DynamicObject> {
+/// The custom resources of a kind of the janitor.
+pub(crate) fn resources(client: &kube::Client, kind: &str, plural: &str) -> Api<DynamicObject> {
     let kind = GroupVersionKind::gvk("janitor.dgxc.nvidia.com", "v1alpha1", kind);
     Api::all_with(
         client.clone(),
