@@ -82,6 +82,8 @@ mod scheduled;
 mod stages;
 #[path = "e2e/story.rs"]
 mod story;
+#[path = "e2e/story_failing.rs"]
+mod story_failing;
 #[path = "e2e/story_killed.rs"]
 mod story_killed;
 #[path = "e2e/support.rs"]
