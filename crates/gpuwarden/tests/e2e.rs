@@ -46,6 +46,8 @@ mod janitor;
 mod late;
 #[path = "e2e/leader.rs"]
 mod leader;
+#[path = "e2e/machines.rs"]
+mod machines;
 #[path = "e2e/outage.rs"]
 mod outage;
 #[path = "e2e/output.rs"]
@@ -78,6 +80,12 @@ mod rivals;
 mod scheduled;
 #[path = "e2e/stages.rs"]
 mod stages;
+#[path = "e2e/story.rs"]
+mod story;
+#[path = "e2e/story_failing.rs"]
+mod story_failing;
+#[path = "e2e/story_killed.rs"]
+mod story_killed;
 #[path = "e2e/support.rs"]
 mod support;
 #[path = "e2e/throttled.rs"]

@@ -6,20 +6,20 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
-use testkit::{ControlPlane, Version, unique};
+use testkit::{ControlPlane, Launch, Version, unique};
 
 use crate::support::{SOON, Scene, event, send_to, xid};
 
 const STATE: &str = "dgxc.nvidia.com/nvsentinel-state";
 
 /// A node with pods in three namespaces, one for each mode, and the product that drains it.
-struct Drain {
-    scene: Scene,
-    client: kube::Client,
+pub(crate) struct Drain {
+    pub(crate) scene: Scene,
+    pub(crate) client: kube::Client,
     /// Namespaces of the modes `Immediate`, `DeleteAfterTimeout` and `AllowCompletion`.
-    namespaces: [String; 3],
+    pub(crate) namespaces: [String; 3],
     config: tempfile::TempDir,
-    kubeconfig: std::path::PathBuf,
+    pub(crate) kubeconfig: std::path::PathBuf,
 }
 
 impl Drain {
@@ -29,6 +29,17 @@ impl Drain {
 
     /// The same with more keys in the configuration.
     async fn with(plane: &ControlPlane, keys: &str) -> anyhow::Result<Self> {
+        let drain = Self::arranged(plane, keys, |launch| launch).await?;
+        drain.pods_of_all_modes().await?;
+        Ok(drain)
+    }
+
+    /// The same without pods, and with a product that does more.
+    pub(crate) async fn arranged(
+        plane: &ControlPlane,
+        keys: &str,
+        arrange: impl FnOnce(Launch) -> Launch,
+    ) -> anyhow::Result<Self> {
         let namespaces = ["now", "late", "jobs"].map(unique);
         for namespace in &namespaces {
             plane.namespace(namespace).await?;
@@ -52,28 +63,32 @@ impl Drain {
             ),
         )?;
         let drained =
-            |launch: testkit::Launch| launch.arg("--drain").option("--drain-config", &path);
+            |launch: Launch| arrange(launch.arg("--drain").option("--drain-config", &path));
         let scene = Scene::new(plane, |node| node, drained).await?;
         let client = plane.client().await?;
-        let drain = Self {
+        Ok(Self {
             scene,
             client,
             namespaces,
             config,
             kubeconfig: plane.kubeconfig().into(),
-        };
-        for namespace in &drain.namespaces {
-            drain.pod(namespace, "a").await?;
-        }
-        Ok(drain)
+        })
     }
 
-    fn pods(&self, namespace: &str) -> Api<Pod> {
+    /// Makes the pod `a` in each namespace.
+    pub(crate) async fn pods_of_all_modes(&self) -> anyhow::Result<()> {
+        for namespace in &self.namespaces {
+            self.pod(namespace, "a").await?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn pods(&self, namespace: &str) -> Api<Pod> {
         Api::namespaced(self.client.clone(), namespace)
     }
 
     /// Makes a pod on the node, and waits until it runs.
-    async fn pod(&self, namespace: &str, name: &str) -> anyhow::Result<()> {
+    pub(crate) async fn pod(&self, namespace: &str, name: &str) -> anyhow::Result<()> {
         let pod = testkit::pod(namespace, name)
             .label("app", name)
             .on(&self.scene.node);
@@ -99,8 +114,20 @@ impl Drain {
             .await
     }
 
+    /// Has a pod hold this GPU, as the agent of its node says.
+    pub(crate) async fn holds(&self, namespace: &str, pod: &str, gpu: &str) -> anyhow::Result<()> {
+        let devices = json!({"devices": {"nvidia.com/gpu": [gpu]}}).to_string();
+        let patch = Patch::Merge(json!({"metadata": {"annotations": {POD_DEVICES: devices}}}));
+        let pods = self.pods(namespace);
+        pods.patch(pod, &PatchParams::default(), &patch).await?;
+        Ok(())
+    }
+
     /// Has a budget keep the pod `a` of a namespace.
-    async fn protect(&self, namespace: &str) -> anyhow::Result<Api<PodDisruptionBudget>> {
+    pub(crate) async fn protect(
+        &self,
+        namespace: &str,
+    ) -> anyhow::Result<Api<PodDisruptionBudget>> {
         let budgets: Api<PodDisruptionBudget> = Api::namespaced(self.client.clone(), namespace);
         let budget = serde_json::from_value(json!({
             "metadata": {"name": "keep"},
@@ -124,12 +151,12 @@ impl Drain {
         Ok(budgets)
     }
 
-    fn fault(&self) -> anyhow::Result<()> {
+    pub(crate) fn fault(&self) -> anyhow::Result<()> {
         let line = xid(79, "GPU has fallen off the bus.");
         self.scene.product.append_kernel_log(&line)
     }
 
-    async fn state(&self, wanted: &str) -> anyhow::Result<()> {
+    pub(crate) async fn state(&self, wanted: &str) -> anyhow::Result<()> {
         let what = format!("the state {wanted}");
         let is = |node: &Value| {
             let state = &node["metadata"]["labels"][STATE];
@@ -143,7 +170,7 @@ impl Drain {
     }
 
     /// Waits until the session awaits `text`.
-    async fn awaits(&self, text: &str) -> anyhow::Result<()> {
+    pub(crate) async fn awaits(&self, text: &str) -> anyhow::Result<()> {
         let is = |session: &Value| {
             session["awaits"]
                 .as_str()
@@ -153,7 +180,7 @@ impl Drain {
     }
 
     /// Waits until a condition of the node has this status.
-    async fn condition(&self, kind: &str, status: &str) -> anyhow::Result<()> {
+    pub(crate) async fn condition(&self, kind: &str, status: &str) -> anyhow::Result<()> {
         let what = format!("the condition {kind} {status}");
         let is = |node: &Value| {
             let conditions = node["status"]["conditions"].as_array();
@@ -205,7 +232,7 @@ impl Drain {
         Ok(serde_json::from_str(output.expect(0)?)?)
     }
 
-    async fn is_there(&self, namespace: &str) -> anyhow::Result<bool> {
+    pub(crate) async fn is_there(&self, namespace: &str) -> anyhow::Result<bool> {
         let pod = self.pods(namespace).get_opt("a").await?;
         Ok(pod.is_some_and(|pod| pod.metadata.deletion_timestamp.is_none()))
     }
@@ -322,11 +349,7 @@ async fn of_a_gpu_that_is_to_be_reset_only_its_pods_leave() -> anyhow::Result<()
     let [now, ..] = drain.namespaces.clone();
     drain.pod(&now, "b").await?;
     for (name, gpu) in [("a", "GPU-1"), ("b", "GPU-0")] {
-        let devices = json!({"devices": {"nvidia.com/gpu": [gpu]}}).to_string();
-        let patch = json!({"metadata": {"annotations": {POD_DEVICES: devices}}});
-        let pods = drain.pods(&now);
-        pods.patch(name, &PatchParams::default(), &Patch::Merge(patch))
-            .await?;
+        drain.holds(&now, name, gpu).await?;
     }
     let event = HealthEvent {
         recommended_action: RecommendedAction::ComponentReset.into(),

@@ -1,29 +1,23 @@
 //! The janitor against a real API server: the schemas of its resources, and a fault that ends in a reboot
 //! by a provider behind gRPC. The test plays the provider's machines, and the kubelet.
 
-use std::collections::BTreeMap;
-use std::io::Write as _;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use ::janitor::client::Remote;
-use ::janitor::server::{self, Callers};
 use ::janitor::{Provider, Signal};
-use async_trait::async_trait;
-use domain::janitor::{Action, Failure, Found, ProviderPlace};
-use k8s_openapi::api::core::v1::Node;
+use domain::janitor::{Action, ProviderPlace};
 use kube::api::{Api, DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use kube::core::{ApiResource, GroupVersionKind};
 use serde_json::{Value, json};
 use testkit::{ControlPlane, Version, unique};
-use tokio::net::TcpListener;
-use tokio::sync::watch;
-use tokio_util::sync::CancellationToken;
 
+use crate::machines::{self, Played, boots};
 use crate::support::{SOON, Scene, install_crds, own_port, xid};
 
 const STATE: &str = "dgxc.nvidia.com/nvsentinel-state";
 
-fn resources(client: &kube::Client, kind: &str, plural: &str) -> Api<DynamicObject> {
+/// The custom resources of a kind of the janitor.
+pub(crate) fn resources(client: &kube::Client, kind: &str, plural: &str) -> Api<DynamicObject> {
     let kind = GroupVersionKind::gvk("janitor.dgxc.nvidia.com", "v1alpha1", kind);
     Api::all_with(
         client.clone(),
@@ -120,44 +114,6 @@ async fn the_schemas_take_what_is_right_and_refuse_what_is_wrong() -> anyhow::Re
     Ok(())
 }
 
-/// A provider that notes its signals, and answers them once it may.
-struct Played {
-    signals: Mutex<BTreeMap<String, u32>>,
-    answers: watch::Receiver<bool>,
-}
-
-#[async_trait]
-impl Provider for Played {
-    fn name(&self) -> &'static str {
-        "played"
-    }
-
-    async fn send(&self, signal: &Signal) -> Result<String, Failure> {
-        *self
-            .signals
-            .lock()
-            .unwrap()
-            .entry(signal.operation.clone())
-            .or_default() += 1;
-        let mut answers = self.answers.clone();
-        drop(answers.wait_for(|may| *may).await);
-        Ok(format!("request-{}", signal.operation))
-    }
-
-    async fn find(&self, signal: &Signal) -> Result<Found, Failure> {
-        let known = self.signals.lock().unwrap().contains_key(&signal.operation);
-        Ok(if known {
-            Found::Sent(format!("request-{}", signal.operation))
-        } else {
-            Found::NotSent
-        })
-    }
-
-    async fn is_ready(&self, _: &Signal, _: &str) -> Result<bool, Failure> {
-        Ok(true)
-    }
-}
-
 #[tokio::test]
 async fn a_fault_ends_in_one_reboot_through_kills_and_the_node_comes_back() -> anyhow::Result<()> {
     let Some(plane) = ControlPlane::shared(Version::V1_37).await? else {
@@ -165,29 +121,10 @@ async fn a_fault_ends_in_one_reboot_through_kills_and_the_node_comes_back() -> a
     };
     let client = plane.client().await?;
     install_crds(&client).await?;
-    let (may_answer, answers) = watch::channel(false);
-    let played = Arc::new(Played {
-        signals: Mutex::default(),
-        answers,
-    });
-    let listener = TcpListener::bind("127.0.0.1:0").await?;
-    let address = listener.local_addr()?;
-    let provider: Arc<dyn Provider> = Arc::clone(&played) as Arc<dyn Provider>;
-    let end = CancellationToken::new();
-    let _guard = end.clone().drop_guard();
-    tokio::spawn(server::serve(
-        listener,
-        None,
-        provider,
-        Callers::anybody(),
-        end,
-    ));
-    let mut config = tempfile::NamedTempFile::new()?;
-    write!(
-        config,
-        "global:\n  cspProviderHost: {address}\n  cspProviderInsecure: true\n"
-    )?;
-    let path = config.path().to_owned();
+    let played = Played::silent();
+    let directory = tempfile::tempdir()?;
+    let path = directory.path().join("janitor.yaml");
+    let _guard = machines::serve(Arc::clone(&played) as Arc<dyn Provider>, &path).await?;
     let mut scene = Scene::new(
         &plane,
         |node| node,
@@ -197,28 +134,15 @@ async fn a_fault_ends_in_one_reboot_through_kills_and_the_node_comes_back() -> a
         },
     )
     .await?;
-    let boot = |id: &str| {
-        let (nodes, name) = (scene.nodes.clone(), scene.node.clone());
-        let patch = json!({"status": {"nodeInfo": {
-            "bootID": id, "machineID": "m", "systemUUID": "s", "kernelVersion": "k", "osImage": "o",
-            "containerRuntimeVersion": "c", "kubeletVersion": "v1.37.1", "kubeProxyVersion": "",
-            "operatingSystem": "linux", "architecture": "amd64",
-        }}});
-        async move {
-            let params = PatchParams::default();
-            nodes
-                .patch_status(&name, &params, &Patch::Merge(patch))
-                .await
-        }
-    };
+    let (nodes, node) = (scene.nodes.clone(), scene.node.clone());
+    let boot = |id: &'static str| boots(&nodes, &node, id);
     boot("boot-1").await?;
     let line = xid(79, "GPU has fallen off the bus.");
     scene.product.append_kernel_log(&line)?;
-    let signals = || -> u32 { played.signals.lock().unwrap().values().sum() };
     let signalled = || async {
-        match signals() {
-            1 => Ok(()),
-            count => Err(format!("{count} signals")),
+        match played.signals().as_slice() {
+            [_] => Ok(()),
+            signals => Err(format!("{signals:?}")),
         }
     };
     scene
@@ -257,7 +181,7 @@ async fn a_fault_ends_in_one_reboot_through_kills_and_the_node_comes_back() -> a
     let complete = condition("AttemptComplete", "True");
     scene.product.wait_for("the record", SOON, sending).await?;
     scene.product.restart().await?;
-    may_answer.send_replace(true);
+    played.answer();
     scene
         .product
         .wait_for("what the provider says", SOON, &sent)
@@ -283,7 +207,7 @@ async fn a_fault_ends_in_one_reboot_through_kills_and_the_node_comes_back() -> a
     let recovered = scene.product.client(["inject", "recovery"]).await?;
     recovered.expect(0)?;
     scene.restored().await?;
-    assert_eq!(signals(), 1, "one request is one reboot");
+    assert_eq!(played.signals().len(), 1, "one request is one reboot");
     Ok(())
 }
 
@@ -299,15 +223,7 @@ async fn the_provider_as_a_process_makes_the_job_that_it_is_asked_for() -> anyho
         .without_kubelet()
         .create(&client)
         .await?;
-    let info = json!({"status": {"nodeInfo": {
-        "bootID": "boot-1", "machineID": "m", "systemUUID": "s", "kernelVersion": "k", "osImage": "o",
-        "containerRuntimeVersion": "c", "kubeletVersion": "v1.37.1", "kubeProxyVersion": "",
-        "operatingSystem": "linux", "architecture": "amd64",
-    }}});
-    let nodes: Api<Node> = Api::all(client);
-    nodes
-        .patch_status(&name, &PatchParams::default(), &Patch::Merge(info))
-        .await?;
+    boots(&Api::all(client), &name, "boot-1").await?;
     let port = own_port()?;
     let address = port.local_addr()?.to_string();
     let mut process = tokio::process::Command::new(testkit::binary()?)

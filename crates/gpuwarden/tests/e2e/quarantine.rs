@@ -513,11 +513,7 @@ async fn a_lost_store_does_not_give_a_quarantined_node_back() -> anyhow::Result<
     let mut scene = Scene::new(&plane, |node| node, |launch| launch).await?;
     send(&scene, event(&scene.node, "0")).await?;
     scene.cordoned().await?;
-    scene.product.kill9()?;
-    for file in std::fs::read_dir(scene.product.data_dir())? {
-        std::fs::remove_file(file?.path())?;
-    }
-    scene.product.restart().await?;
+    scene.restart_without_store().await?;
     // It takes the fault over from the node, and the recovery still closes it.
     scene.taken_in(1).await?;
     scene.cordoned().await?;

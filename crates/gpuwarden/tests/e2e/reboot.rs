@@ -7,20 +7,16 @@ use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ::janitor::server::{self, Callers};
 use ::janitor::{Provider, Signal};
 use async_trait::async_trait;
 use domain::janitor::{Class, Failure, Found};
-use kube::api::{Patch, PatchParams};
-use serde_json::json;
 use testkit::components::{find_program, guest_kernel};
 use testkit::{Component, ControlPlane, Version};
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
-use tokio::net::TcpListener;
 use tokio::process::{Child, ChildStdin, Command};
 use tokio::sync::{Mutex, watch};
-use tokio_util::sync::CancellationToken;
 
+use crate::machines::{self, boots};
 use crate::support::{SOON, Scene, install_crds, xid};
 
 /// Longest time in which the guest boots: seconds on an idle machine, without KVM.
@@ -167,21 +163,8 @@ async fn a_machine_boots_anew_because_of_a_fault() -> anyhow::Result<()> {
     install_crds(&plane.client().await?).await?;
     let directory = tempfile::tempdir()?;
     let guest = Arc::new(Guest::start(&qemu, directory.path())?);
-    let listener = TcpListener::bind("127.0.0.1:0").await?;
     let config = directory.path().join("janitor.yaml");
-    let address = listener.local_addr()?;
-    let text = format!("global: {{cspProviderHost: \"{address}\", cspProviderInsecure: true}}\n");
-    std::fs::write(&config, text)?;
-    let end = CancellationToken::new();
-    let _guard = end.clone().drop_guard();
-    let provider: Arc<dyn Provider> = Arc::clone(&guest) as Arc<dyn Provider>;
-    tokio::spawn(server::serve(
-        listener,
-        None,
-        provider,
-        Callers::anybody(),
-        end,
-    ));
+    let _guard = machines::serve(Arc::clone(&guest) as Arc<dyn Provider>, &config).await?;
     let before = guest.booted(1).await?;
     let scene = Scene::new(
         &plane,
@@ -192,26 +175,12 @@ async fn a_machine_boots_anew_because_of_a_fault() -> anyhow::Result<()> {
         },
     )
     .await?;
-    let tell = |id: String| {
-        let (nodes, name) = (scene.nodes.clone(), scene.node.clone());
-        let patch = json!({"status": {"nodeInfo": {
-            "bootID": id, "machineID": "m", "systemUUID": "s", "kernelVersion": "k", "osImage": "o",
-            "containerRuntimeVersion": "c", "kubeletVersion": "v1.37.1", "kubeProxyVersion": "",
-            "operatingSystem": "linux", "architecture": "amd64",
-        }}});
-        async move {
-            let params = PatchParams::default();
-            nodes
-                .patch_status(&name, &params, &Patch::Merge(patch))
-                .await
-        }
-    };
-    tell(before.clone()).await?;
+    boots(&scene.nodes, &scene.node, &before).await?;
     let line = xid(79, "GPU has fallen off the bus.");
     scene.product.append_kernel_log(&line)?;
     let after = guest.booted(2).await?;
     assert_ne!(after, before, "it is another boot");
-    tell(after).await?;
+    boots(&scene.nodes, &scene.node, &after).await?;
     scene
         .product
         .wait_for("a repair that has succeeded", SOON, || async {

@@ -41,12 +41,7 @@ impl Repair {
 
     /// The custom resources for the node, the oldest first.
     async fn made(&self) -> anyhow::Result<Vec<Value>> {
-        let list = self.reboots.list(&ListParams::default()).await?;
-        let objects = list.items.iter().map(serde_json::to_value);
-        let mut objects = objects.collect::<Result<Vec<Value>, _>>()?;
-        objects.retain(|object| object["spec"]["nodeName"] == self.scene.node.as_str());
-        objects.sort_by_key(|object| object["metadata"]["creationTimestamp"].to_string());
-        Ok(objects)
+        of_node(&self.reboots, &self.scene.node).await
     }
 
     /// Waits until so many are there; returns the name of the last.
@@ -119,7 +114,18 @@ impl Repair {
     }
 }
 
-fn condition(kind: &str, status: &str, reason: &str) -> Value {
+/// The custom resources of a kind for a node, the oldest first.
+pub(crate) async fn of_node(api: &Api<DynamicObject>, node: &str) -> anyhow::Result<Vec<Value>> {
+    let list = api.list(&ListParams::default()).await?;
+    let objects = list.items.iter().map(serde_json::to_value);
+    let mut objects = objects.collect::<Result<Vec<Value>, _>>()?;
+    objects.retain(|object| object["spec"]["nodeName"] == node);
+    objects.sort_by_key(|object| object["metadata"]["creationTimestamp"].to_string());
+    Ok(objects)
+}
+
+/// A condition, as who carries out a custom resource writes it.
+pub(crate) fn condition(kind: &str, status: &str, reason: &str) -> Value {
     json!({"type": kind, "status": status, "reason": reason, "message": "as the test says",
            "lastTransitionTime": "2026-11-24T00:00:00Z"})
 }
@@ -270,8 +276,8 @@ async fn an_uncordon_withdraws_a_repair_that_has_not_begun() -> anyhow::Result<(
     product.wait_for("no custom resource", SOON, gone).await
 }
 
-/// Reboots, and a Job that validates what was repaired.
-fn with_validation() -> String {
+/// Reboots, and a Job that validates what was repaired: one that waits until it is resumed, or that does not.
+pub(crate) fn with_validation(suspend: bool) -> String {
     let mut text = String::new();
     for action in ["COMPONENT_RESET", "RESTART_VM", "RESTART_BM"] {
         text += &format!(
@@ -287,7 +293,7 @@ equivalenceGroup = "restart"
 "#
         );
     }
-    text + r#"
+    let validation = r#"
 [remediationActions.VALIDATE]
 apiGroup = "batch"
 version = "v1"
@@ -312,7 +318,7 @@ apiVersion: {{ .ApiGroup }}/{{ .Version }}
 kind: {{ .Kind }}
 metadata: {name: "validate-{{ .HealthEventID }}"}
 spec:
-  suspend: true
+  suspend: SUSPEND
   template:
     spec:
       nodeName: {{ .NodeName }}
@@ -320,7 +326,8 @@ spec:
       tolerations: [{operator: Exists}]
       containers: [{name: validate, image: validate}]
 """
-"#
+"#;
+    text + &validation.replace("SUSPEND", &suspend.to_string())
 }
 
 #[tokio::test]
@@ -330,7 +337,7 @@ async fn what_was_repaired_comes_back_once_its_job_has_succeeded() -> anyhow::Re
     };
     let directory = tempfile::tempdir()?;
     let config = directory.path().join("remediation.toml");
-    std::fs::write(&config, with_validation())?;
+    std::fs::write(&config, with_validation(true))?;
     let config = config.display().to_string();
     let mut repair = Repair::new(&plane, |launch| {
         launch.option("--remediate-config", &config)
@@ -350,18 +357,27 @@ async fn what_was_repaired_comes_back_once_its_job_has_succeeded() -> anyhow::Re
     assert_eq!(node["spec"]["unschedulable"], true);
     // The Job runs, as Kubernetes runs it; the node's kubelet is played by kwok.
     let jobs: Api<Job> = Api::namespaced(plane.client().await?, "default");
-    let list = jobs.list(&ListParams::default()).await?;
-    let of_node = |job: &&Job| {
-        let pod = job
-            .spec
-            .as_ref()
-            .and_then(|spec| spec.template.spec.as_ref());
-        pod.and_then(|pod| pod.node_name.as_deref()) == Some(repair.scene.node.as_str())
-    };
-    let job = list.items.iter().find(of_node);
-    let job = job.and_then(|job| job.metadata.name.clone());
-    let resume = Patch::Merge(json!({"spec": {"suspend": false}}));
-    let job = job.unwrap_or_default();
-    jobs.patch(&job, &PatchParams::default(), &resume).await?;
+    let validations = validations(&jobs, &repair.scene.node).await?;
+    assert_eq!(validations.len(), 1, "{validations:?}");
+    resume(&jobs, &validations[0]).await?;
     repair.scene.restored().await
+}
+
+/// The Jobs that validate a node.
+pub(crate) async fn validations(jobs: &Api<Job>, node: &str) -> anyhow::Result<Vec<Job>> {
+    let mut list = jobs.list(&ListParams::default()).await?.items;
+    list.retain(|job| {
+        let template = job.spec.as_ref().map(|spec| &spec.template);
+        let pod = template.and_then(|template| template.spec.as_ref());
+        pod.and_then(|pod| pod.node_name.as_deref()) == Some(node)
+    });
+    Ok(list)
+}
+
+/// Lets a Job run that waits.
+pub(crate) async fn resume(jobs: &Api<Job>, job: &Job) -> anyhow::Result<()> {
+    let name = job.metadata.name.as_deref().unwrap_or_default();
+    let resume = Patch::Merge(json!({"spec": {"suspend": false}}));
+    jobs.patch(name, &PatchParams::default(), &resume).await?;
+    Ok(())
 }

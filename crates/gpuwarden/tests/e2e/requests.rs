@@ -8,7 +8,7 @@ use testkit::{ControlPlane, Launch, NodeBuilder, Options, Private, Version};
 
 use crate::support::{SOON, Scene, event, gpuwarden, recovery, send_to, xid};
 
-const UUID: &str = "GPU-d2e7c0ff-0000-4000-8000-000000000001";
+pub(crate) const UUID: &str = "GPU-d2e7c0ff-0000-4000-8000-000000000001";
 const DCGM: &str = "nvidia.com/gpu.deploy.dcgm";
 const PLUGIN: &str = "nvidia.com/gpu.deploy.device-plugin";
 const MANAGED: &str = "nvsentinel.dgxc.nvidia.com/managed";
@@ -164,7 +164,8 @@ impl Requests {
     }
 }
 
-fn has(object: &Value, kind: &str, status: &str) -> bool {
+/// Whether a custom resource has this condition.
+pub(crate) fn has(object: &Value, kind: &str, status: &str) -> bool {
     let conditions = object["status"]["conditions"].as_array();
     let is = |one: &Value| one["type"] == kind && one["status"] == status;
     conditions.into_iter().flatten().any(is)

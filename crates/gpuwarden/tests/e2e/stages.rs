@@ -54,7 +54,8 @@ fn fault(scene: &Scene) -> anyhow::Result<()> {
     scene.product.append_kernel_log(&line)
 }
 
-async fn recovered(scene: &Scene) -> anyhow::Result<()> {
+/// Has a person say that the faults of the node are mended.
+pub(crate) async fn recovered(scene: &Scene) -> anyhow::Result<()> {
     let recovered = scene.product.client(["inject", "recovery"]).await?;
     recovered.expect(0).map(drop)
 }

@@ -66,6 +66,15 @@ impl Scene {
         })
     }
 
+    /// Kills the product, and starts it without what it has stored.
+    pub(crate) async fn restart_without_store(&mut self) -> anyhow::Result<()> {
+        self.product.kill9()?;
+        for file in std::fs::read_dir(self.product.data_dir())? {
+            std::fs::remove_file(file?.path())?;
+        }
+        self.product.restart().await
+    }
+
     /// Waits until `holds` says `Ok` of the node.
     pub(crate) async fn node_until<T>(
         &self,

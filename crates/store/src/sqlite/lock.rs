@@ -1,19 +1,27 @@
 //! The lock of a data directory: one process owns it, for as long as it works with it.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::io::{self, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, OFlags, flock};
 use rustix::io::Errno;
-use rustix::process::{Gid, getegid, geteuid, getgroups};
+use rustix::process::{Gid, Pid, getegid, geteuid, getgroups, test_kill_process};
 
 use super::OpenError;
 
 const NAME: &str = "lock";
 /// A file of ours is never a link: it would be the file of somebody else that is written.
 pub(super) const NO_LINK: i32 = OFlags::NOFOLLOW.bits().cast_signed();
+
+/// Longest time for which a child of an owner that was killed holds its lock: it was forked, and has not yet
+/// replaced itself. A machine that is very busy takes as long.
+const FORKED: Duration = Duration::from_secs(2);
+/// Wait between two looks whether it has.
+const LOOK_EVERY: Duration = Duration::from_millis(10);
 
 /// Ownership of a directory. It ends when this is dropped or the process dies; the
 /// file stays, with the process id of its last owner.
@@ -46,15 +54,21 @@ impl DirectoryLock {
             .custom_flags(NO_LINK)
             .open(&path)
             .map_err(failed)?;
-        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => {}
-            Err(Errno::WOULDBLOCK) => {
-                return Err(OpenError::InUse {
-                    dir: dir.into(),
-                    owner: owner(&mut file),
-                });
+        let until = Instant::now() + FORKED;
+        loop {
+            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => break,
+                Err(Errno::WOULDBLOCK) => {
+                    let owner = owner(&file);
+                    if owner.is_some_and(has_ended) && Instant::now() < until {
+                        sleep(LOOK_EVERY);
+                        continue;
+                    }
+                    let dir = dir.into();
+                    return Err(OpenError::InUse { dir, owner });
+                }
+                Err(errno) => return Err(failed(errno.into())),
             }
-            Err(errno) => return Err(failed(errno.into())),
         }
         file.set_len(0).map_err(failed)?;
         writeln!(file, "{}", std::process::id()).map_err(failed)?;
@@ -129,10 +143,20 @@ pub(super) fn sync_entry(path: &Path) -> io::Result<()> {
 }
 
 /// Returns the process id in the lock file; `None` in the moment before it is written.
-fn owner(file: &mut File) -> Option<u32> {
-    let mut text = String::new();
-    file.take(32).read_to_string(&mut text).ok()?;
-    text.trim().parse().ok()
+fn owner(file: &File) -> Option<u32> {
+    let mut text = [0; 32];
+    let length = file.read_at(&mut text, 0).ok()?;
+    str::from_utf8(text.get(..length)?)
+        .ok()?
+        .trim()
+        .parse()
+        .ok()
+}
+
+/// Returns whether there is no process of this id any more.
+fn has_ended(pid: u32) -> bool {
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    pid.is_some_and(|pid| test_kill_process(pid) == Err(Errno::SRCH))
 }
 
 #[cfg(test)]
@@ -205,6 +229,26 @@ mod tests {
         for path in data.ancestors().take(3) {
             assert_eq!(path.metadata().unwrap().mode() & 0o777, 0o700);
         }
+    }
+
+    #[test]
+    fn who_comes_after_a_kill_waits_for_a_child_that_has_the_lock_still() {
+        let dir = TempDir::new().unwrap();
+        let lock = DirectoryLock::acquire(dir.path()).unwrap();
+        let copy = lock.file.try_clone().unwrap();
+        // As a process leaves it that was killed, whose number is nobody's any more.
+        let mut killed = std::process::Command::new("true").spawn().unwrap();
+        killed.wait().unwrap();
+        fs::write(dir.path().join(NAME), format!("{}\n", killed.id())).unwrap();
+        std::mem::forget(lock);
+        let child = std::thread::spawn(move || {
+            sleep(LOOK_EVERY * 5);
+            flock(&copy, FlockOperation::Unlock).unwrap();
+        });
+        let _lock = DirectoryLock::acquire(dir.path()).unwrap();
+        let text = fs::read_to_string(dir.path().join(NAME)).unwrap();
+        assert_eq!(text.trim(), std::process::id().to_string());
+        child.join().unwrap();
     }
 
     #[test]

@@ -1,0 +1,124 @@
+//! The machines of nodes, which tests play: a provider behind gRPC that is asked to reboot them, and what
+//! their kubelets say of the boot.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+use ::janitor::server::{self, Callers};
+use ::janitor::{Provider, Signal};
+use async_trait::async_trait;
+use domain::janitor::{Failure, Found};
+use k8s_openapi::api::core::v1::Node;
+use kube::api::{Api, Patch, PatchParams};
+use serde_json::json;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+/// A provider that notes its signals, refuses the first of them where it is told to, and answers once it may.
+pub(crate) struct Played {
+    /// The operation of each call, refused or not.
+    asked: Mutex<Vec<String>>,
+    /// The operations whose signal it has taken.
+    taken: Mutex<BTreeSet<String>>,
+    failures: Mutex<VecDeque<Failure>>,
+    may_answer: watch::Sender<bool>,
+}
+
+impl Played {
+    /// One that answers at once.
+    pub(crate) fn new() -> Arc<Self> {
+        Self::failing([])
+    }
+
+    /// One that takes signals, and says so only after [`Self::answer`].
+    pub(crate) fn silent() -> Arc<Self> {
+        let silent = Self::new();
+        silent.may_answer.send_replace(false);
+        silent
+    }
+
+    /// One that first fails so.
+    pub(crate) fn failing(failures: impl IntoIterator<Item = Failure>) -> Arc<Self> {
+        Arc::new(Self {
+            asked: Mutex::default(),
+            taken: Mutex::default(),
+            failures: Mutex::new(failures.into_iter().collect()),
+            may_answer: watch::Sender::new(true),
+        })
+    }
+
+    /// Lets it answer from now on.
+    pub(crate) fn answer(&self) {
+        self.may_answer.send_replace(true);
+    }
+
+    /// The operation of each signal that was sent to it, also of those that it has refused.
+    pub(crate) fn signals(&self) -> Vec<String> {
+        self.asked.lock().unwrap().clone()
+    }
+}
+
+#[async_trait]
+impl Provider for Played {
+    fn name(&self) -> &'static str {
+        "played"
+    }
+
+    async fn send(&self, signal: &Signal) -> Result<String, Failure> {
+        self.asked.lock().unwrap().push(signal.operation.clone());
+        if let Some(failure) = self.failures.lock().unwrap().pop_front() {
+            return Err(failure);
+        }
+        self.taken.lock().unwrap().insert(signal.operation.clone());
+        let mut answers = self.may_answer.subscribe();
+        drop(answers.wait_for(|may| *may).await);
+        Ok(format!("request-{}", signal.operation))
+    }
+
+    async fn find(&self, signal: &Signal) -> Result<Found, Failure> {
+        let known = self.taken.lock().unwrap().contains(&signal.operation);
+        Ok(if known {
+            Found::Sent(format!("request-{}", signal.operation))
+        } else {
+            Found::NotSent
+        })
+    }
+
+    async fn is_ready(&self, _: &Signal, _: &str) -> Result<bool, Failure> {
+        Ok(true)
+    }
+}
+
+/// Serves a provider until the guard is dropped, and writes the configuration of a janitor that calls it.
+pub(crate) async fn serve(provider: Arc<dyn Provider>, config: &Path) -> anyhow::Result<DropGuard> {
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    let address = listener.local_addr()?;
+    let text = format!("global: {{cspProviderHost: \"{address}\", cspProviderInsecure: true}}\n");
+    std::fs::write(config, text)?;
+    let end = CancellationToken::new();
+    let guard = end.clone().drop_guard();
+    tokio::spawn(server::serve(
+        listener,
+        None,
+        provider,
+        Callers::anybody(),
+        end,
+    ));
+    Ok(guard)
+}
+
+/// Has the kubelet of a node say which boot it is.
+pub(crate) async fn boots(nodes: &Api<Node>, name: &str, id: &str) -> anyhow::Result<()> {
+    let patch = json!({"status": {"nodeInfo": {
+        "bootID": id, "machineID": "m", "systemUUID": "s", "kernelVersion": "k", "osImage": "o",
+        "containerRuntimeVersion": "c", "kubeletVersion": "v1.37.1", "kubeProxyVersion": "",
+        "operatingSystem": "linux", "architecture": "amd64",
+    }}});
+    let params = PatchParams::default();
+    nodes
+        .patch_status(name, &params, &Patch::Merge(patch))
+        .await?;
+    Ok(())
+}

@@ -1,0 +1,256 @@
+//! The story of `story.rs` where something goes wrong on its way: a provider that throttles and then refuses,
+//! a second fault while pods leave, and a GPU whose reset fails.
+
+use domain::janitor::{Class, Failure};
+use jiff::SignedDuration;
+use kube::api::{DeleteParams, Patch, PatchParams};
+use serde_json::{Value, json};
+use testkit::{ControlPlane, Version};
+
+use crate::janitor::resources;
+use crate::machines::Played;
+use crate::remedy::{condition, of_node};
+use crate::requests::{UUID, has};
+use crate::stages::recovered;
+use crate::story::Story;
+use crate::support::{SOON, xid};
+
+/// A fault that asks for the reset of its GPU is mended by this kind, and what asks for more by a reboot.
+fn resets_by(kind: &str) -> String {
+    let action = |name: &str, kind: &str, condition: &str, group: &str, more: &str| {
+        format!(
+            r#"
+[remediationActions.{name}]
+apiGroup = "janitor.dgxc.nvidia.com"
+version = "v1alpha1"
+kind = "{kind}"
+scope = "Cluster"
+completeConditionType = "{condition}"
+templateFileName = "any"
+equivalenceGroup = "{group}"
+{more}
+"#
+        )
+    };
+    let supersedes = r#"supersedingEquivalenceGroups = ["restart"]"#;
+    let single = format!("impactedEntityScope = \"GPU_UUID\"\n{supersedes}");
+    let reset = match kind {
+        "GPUReset" => action("COMPONENT_RESET", kind, "Complete", "reset", &single),
+        _ => action("COMPONENT_RESET", kind, "NodeReady", "reset", supersedes),
+    };
+    let reboot = action("RESTART_BM", "RebootNode", "NodeReady", "restart", "");
+    let template = r#"
+[templates]
+any = """
+apiVersion: {{ .ApiGroup }}/{{ .Version }}
+kind: {{ .Kind }}
+metadata: {name: "maintenance-{{ .NodeName }}-{{ .HealthEventID }}"}
+spec:
+  nodeName: {{ .NodeName }}
+  {{- if .ImpactedEntityScopeValue }}
+  selector: {uuids: [{{ .ImpactedEntityScopeValue | printf "%q" }}]}
+  {{- end }}
+"""
+"#;
+    reset + &reboot + template
+}
+
+/// Has a GPU report a fault that its reset mends.
+fn memory_fault(story: &Story) -> anyhow::Result<()> {
+    let name = format!("[  100.000000] NVRM: GPU at PCI:0000:b3:00: {UUID}\n");
+    let lines = name + &xid(48, "DBE (double bit error) ECC Error");
+    story.drain.scene.product.append_kernel_log(&lines)
+}
+
+#[tokio::test]
+async fn a_provider_that_throttles_is_asked_again_and_where_it_refuses_a_person_is()
+-> anyhow::Result<()> {
+    let Some(plane) = ControlPlane::shared(Version::V1_37).await? else {
+        return Ok(());
+    };
+    let busy = |seconds| {
+        let busy = Failure::new(Class::Transient, "RATE_LIMITED", "too many requests");
+        busy.after(SignedDuration::from_secs(seconds))
+    };
+    let refuses = || Failure::new(Class::Permanent, "PERMISSION_DENIED", "not for you");
+    let provider = Played::failing([busy(1), busy(5), refuses(), refuses()]);
+    // A gentler reboot first, and then another.
+    let story = Story::new(&plane, "", &resets_by("RebootNode"), provider).await?;
+    let drain = &story.drain;
+    memory_fault(&story)?;
+    // Refused for now: the same request again, and it is counted.
+    let waits = |object: &Value| {
+        let conditions = object["status"]["conditions"].to_string();
+        has(object, "SignalSent", "Unknown") && conditions.contains("try 2 of 6: RATE_LIMITED")
+    };
+    story.reboot("the second try", 1, waits).await?;
+    drain.state("remediating").await?;
+    // Refused for good: the next group, and after the last one a person.
+    let refused = |object: &Value| {
+        let conditions = object["status"]["conditions"].as_array();
+        let ends = |one: &Value| one["reason"] == "PermanentFailure";
+        conditions.into_iter().flatten().any(ends)
+    };
+    story.reboot("the second reboot's end", 2, refused).await?;
+    drain.state("remediation-failed").await?;
+    let made = story.made().await?;
+    let tries = made[0]["status"]["conditions"].to_string();
+    assert!(
+        refused(&made[0]) && tries.contains(r#"\"try\":3"#),
+        "{made:?}"
+    );
+    let uid = |one: &Value| one["metadata"]["uid"].as_str().unwrap().to_owned();
+    let (first, second) = (uid(&made[0]), uid(&made[1]));
+    // One operation for all tries of one request, another for the next.
+    let signals = [first.clone(), first.clone(), first, second];
+    assert_eq!(story.provider.signals(), signals);
+    drain
+        .awaits("a person: no repair is left to be tried")
+        .await?;
+    let name = made[0]["metadata"]["name"].as_str().unwrap_or_default();
+    story
+        .page(&[
+            &format!("repair 1: RebootNode {name} (COMPONENT_RESET)"),
+            &format!("RebootNode {name} has failed: "),
+            "PERMISSION_DENIED: not for you",
+            &format!("repair 2: RebootNode {name}-2 (RESTART_BM)"),
+            "the repair does not get on: no repair is left to be tried",
+            "repair the node by hand, and release it",
+            "awaited   a person: no repair is left",
+        ])
+        .await?;
+    let metrics = drain.scene.product.get("/metrics").await?;
+    for action in ["COMPONENT_RESET", "RESTART_BM"] {
+        let node = &drain.scene.node;
+        let counted = format!(
+            "gpuwarden_remediation_attempts_total{{node_name=\"{node}\",action=\"{action}\",outcome=\"failed\"}} 1"
+        );
+        assert!(metrics.contains(&counted), "{counted} in {metrics}");
+    }
+    let refusals = metrics.lines().find(|line| {
+        let failed = line.starts_with("janitor_actions_count{") && line.contains("\"failed\"");
+        failed && line.contains(&drain.scene.node)
+    });
+    assert!(
+        refusals.is_some_and(|line| line.ends_with(" 2")),
+        "{refusals:?}"
+    );
+    // The node stays out until that person has done it.
+    drain.scene.cordoned().await?;
+    recovered(&drain.scene).await?;
+    drain.scene.restored().await
+}
+
+#[tokio::test]
+async fn a_second_fault_while_pods_leave_is_taken_in_and_the_graver_repair_is_made()
+-> anyhow::Result<()> {
+    let Some(plane) = ControlPlane::shared(Version::V1_37).await? else {
+        return Ok(());
+    };
+    let partial = "partialDrainEnabled = true\n";
+    let remedy = resets_by("GPUReset");
+    let story = Story::new(&plane, partial, &remedy, Played::new()).await?;
+    let drain = &story.drain;
+    let [now, ..] = drain.namespaces.clone();
+    for (name, gpu) in [("a", UUID), ("b", "GPU-other")] {
+        drain.pod(&now, name).await?;
+        drain.holds(&now, name, gpu).await?;
+    }
+    let budgets = drain.protect(&now).await?;
+    memory_fault(&story)?;
+    drain.state("draining").await?;
+    // Only the pod of the faulty GPU leaves, and its budget keeps it.
+    drain.awaits("a pod to leave: ").await?;
+    drain.awaits("disruption budget").await?;
+    let session = |node: &Value| {
+        let text = node["metadata"]["annotations"]["gpuwarden.dev/session"].as_str();
+        let session: Value = serde_json::from_str(text.unwrap_or("null")).unwrap_or_default();
+        session["id"].clone()
+    };
+    let before = session(&drain.scene.cordoned().await?);
+    assert!(drain.pods(&now).get_opt("b").await?.is_some());
+    // The machine has to boot: now all leave, in the same session.
+    drain.fault()?;
+    story.left(&now, "b").await?;
+    drain.awaits("disruption budget").await?;
+    assert!(drain.is_there(&now).await?);
+    assert_eq!(session(&drain.scene.cordoned().await?), before);
+    assert!(story.made().await?.is_empty());
+    budgets.delete("keep", &DeleteParams::default()).await?;
+    story.signalled(1).await?;
+    story.boots("boot-2").await?;
+    let done = |object: &Value| has(object, "AttemptComplete", "True");
+    story.reboot("the end of the reboot", 1, done).await?;
+    drain.state("remediation-succeeded").await?;
+    let resets = resources(&drain.client, "GPUReset", "gpuresets");
+    let made = of_node(&resets, &drain.scene.node).await?;
+    assert!(made.is_empty(), "the reboot does it: {made:?}");
+    recovered(&drain.scene).await?;
+    drain.scene.restored().await?;
+    assert_eq!(story.made().await?.len(), 1);
+    assert_eq!(story.provider.signals().len(), 1);
+    Ok(())
+}
+
+#[tokio::test]
+async fn where_the_reset_of_a_gpu_fails_all_pods_leave_and_the_machine_boots() -> anyhow::Result<()>
+{
+    let Some(plane) = ControlPlane::shared(Version::V1_37).await? else {
+        return Ok(());
+    };
+    let partial = "partialDrainEnabled = true\n";
+    let remedy = resets_by("GPUReset");
+    let mut story = Story::new(&plane, partial, &remedy, Played::new()).await?;
+    let [now, ..] = story.drain.namespaces.clone();
+    for (name, gpu) in [("a", "GPU-other"), ("b", UUID)] {
+        story.drain.pod(&now, name).await?;
+        story.drain.holds(&now, name, gpu).await?;
+    }
+    let budgets = story.drain.protect(&now).await?;
+    memory_fault(&story)?;
+    // The pod of the GPU leaves; the other one works on.
+    story.left(&now, "b").await?;
+    let node = story.drain.scene.node.clone();
+    let resets = resources(&story.drain.client, "GPUReset", "gpuresets");
+    let made = || async {
+        let made = of_node(&resets, &node).await;
+        match made.map_err(|error| error.to_string())?.as_slice() {
+            [reset] => Ok(reset.clone()),
+            made => Err(format!("{made:?}")),
+        }
+    };
+    let product = &story.drain.scene.product;
+    let reset = product.wait_for("the reset", SOON, made).await?;
+    assert_eq!(reset["spec"]["selector"]["uuids"], json!([UUID]));
+    assert!(story.drain.is_there(&now).await?);
+    story.drain.scene.product.restart().await?;
+    // Nobody here resets GPUs: the test says how that went.
+    let failed = json!({"status": {"conditions": [
+        condition("Complete", "False", "ResetFailed"),
+        condition("AttemptComplete", "True", "PermanentFailure"),
+    ]}});
+    let name = reset["metadata"]["name"].as_str().unwrap_or_default();
+    let how = PatchParams::default();
+    resets
+        .patch_status(name, &how, &Patch::Merge(failed))
+        .await?;
+    // A reboot takes the other pod along, so that leaves first, as its budget wishes.
+    story.drain.awaits("disruption budget").await?;
+    assert!(story.drain.is_there(&now).await? && story.made().await?.is_empty());
+    story.drain.scene.product.restart().await?;
+    story.drain.awaits("disruption budget").await?;
+    assert!(story.drain.is_there(&now).await? && story.made().await?.is_empty());
+    budgets.delete("keep", &DeleteParams::default()).await?;
+    story.left(&now, "a").await?;
+    story.signalled(1).await?;
+    story.boots("boot-2").await?;
+    let done = |object: &Value| has(object, "AttemptComplete", "True");
+    let reboot = story.reboot("the end of the reboot", 1, done).await?;
+    assert_eq!(reboot["metadata"]["name"], format!("{name}-2"));
+    story.drain.state("remediation-succeeded").await?;
+    recovered(&story.drain.scene).await?;
+    story.drain.scene.restored().await?;
+    assert_eq!(of_node(&resets, &node).await?.len(), 1);
+    assert_eq!(story.made().await?.len(), 1);
+    Ok(())
+}
