@@ -63,7 +63,7 @@ impl Provider for Generic {
 
     async fn send(&self, signal: &Signal) -> Result<String, Failure> {
         if signal.action != Action::Reboot {
-            let message = "the generic provider cannot take machines away";
+            let message = "the generic provider only reboots nodes";
             return Err(Failure::new(
                 Class::Permanent,
                 "UNSUPPORTED_OPERATION",

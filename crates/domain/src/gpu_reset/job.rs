@@ -19,6 +19,39 @@ const SUFFIX: &str = "-reset-job";
 /// Characters of the hash in a name that is cut.
 const HASH_CHARS: usize = 10;
 
+/// The GPUs that are to be reset; without any, all of the node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Gpus {
+    /// By UUID.
+    pub uuids: Vec<String>,
+    /// By PCI bus id.
+    pub pci_bus_ids: Vec<String>,
+}
+
+// === impl Gpus ===
+
+impl Gpus {
+    /// Returns those that a request names.
+    pub(crate) fn of(request: &Resource) -> Self {
+        let list = |pointer: &str| {
+            let list = request.spec.pointer(pointer).and_then(Value::as_array);
+            let texts = list.into_iter().flatten().filter_map(Value::as_str);
+            texts.map(str::to_owned).collect()
+        };
+        Self {
+            uuids: list("/selector/uuids"),
+            pci_bus_ids: list("/selector/pciBusIDs"),
+        }
+    }
+
+    /// Returns them as the program of the Job takes them.
+    fn list(&self) -> String {
+        [self.uuids.as_slice(), &self.pci_bus_ids]
+            .concat()
+            .join(",")
+    }
+}
+
 /// Returns the name of the Job of a request.
 pub fn job_name(request: &str) -> String {
     if request.len() + SUFFIX.len() <= NAME_BYTES {
@@ -56,7 +89,7 @@ pub(super) fn job(request: &Resource, settings: &ResetSettings) -> Value {
             "imagePullPolicy": "Always",
             "args": ["gpu-reset"],
             "env": [
-                {"name": "NVIDIA_GPU_RESETS", "value": targets(&request.spec)},
+                {"name": "NVIDIA_GPU_RESETS", "value": Gpus::of(request).list()},
                 {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"},
                 {"name": "NVIDIA_DRIVER_CAPABILITIES", "value": "utility"},
                 {"name": "WRITE_SYSLOG_EVENT", "value": settings.write_log.to_string()},
@@ -101,14 +134,6 @@ pub(super) fn job(request: &Resource, settings: &ResetSettings) -> Value {
             "template": {"metadata": {"labels": labels}, "spec": pod},
         },
     })
-}
-
-/// Returns the GPUs of a request by UUID or PCI bus id; empty: all of the node.
-fn targets(spec: &Value) -> String {
-    let lists = ["/selector/uuids", "/selector/pciBusIDs"].into_iter();
-    let lists = lists.filter_map(|pointer| spec.pointer(pointer)?.as_array());
-    let targets: Vec<&str> = lists.flatten().filter_map(Value::as_str).collect();
-    targets.join(",")
 }
 
 /// Returns a request as the owner of its Job.

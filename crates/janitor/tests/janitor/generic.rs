@@ -163,11 +163,7 @@ async fn the_api_server_takes_the_job_as_it_is_meant() -> anyhow::Result<()> {
         };
         let generic = Generic::new(Arc::clone(&world.cluster), config, &world.namespace);
         let machine = world.machine().await;
-        let signal = Signal {
-            action: Action::Reboot,
-            node: machine.clone(),
-            operation: format!("op-{at}-{machine}"),
-        };
+        let signal = Signal::new(Action::Reboot, &machine, &format!("op-{at}-{machine}"));
         assert_eq!(generic.send(&signal).await.unwrap(), "boot-1");
         let job = world.jobs(&machine).await.remove(0);
         let spec = &job["spec"];
@@ -198,11 +194,7 @@ async fn the_api_server_takes_the_job_as_it_is_meant() -> anyhow::Result<()> {
         GenericConfig::default(),
         "nowhere",
     );
-    let signal = Signal {
-        action: Action::Reboot,
-        node: machine,
-        operation: "op".to_owned(),
-    };
+    let signal = Signal::new(Action::Reboot, &machine, "op");
     let failure = generic.send(&signal).await.unwrap_err();
     assert_eq!(failure.class, Class::Permanent, "{failure:?}");
     Ok(())
@@ -257,11 +249,7 @@ async fn only_listed_accounts_with_a_token_for_the_provider_may_call() -> anyhow
     };
     let remote = Remote::open(&place)?;
     let machine = world.machine().await;
-    let signal = Signal {
-        action: Action::Reboot,
-        node: machine.clone(),
-        operation: format!("op-of-{machine}"),
-    };
+    let signal = Signal::new(Action::Reboot, &machine, &format!("op-of-{machine}"));
     // Without the file, with a token for others, of another account: nothing is done.
     let missing = remote.send(&signal).await.unwrap_err();
     assert_eq!(missing.class, Class::Transient, "{missing:?}");
