@@ -24,7 +24,7 @@ use crate::remedy::{TOLD_WITHIN, later};
 mod job;
 mod services;
 
-pub use job::{Gpus, job_name};
+pub use job::{Gpus, job, job_name};
 pub use services::{SERVICES, Service, ServicePod, Stopped};
 
 /// The condition that is true once GPUs are reset and services run.
@@ -74,6 +74,24 @@ pub struct ResetSettings {
     pub resources: Value,
     /// True if the reset is written to the log of the machine, where it gives the GPU back.
     pub write_log: bool,
+}
+
+// === impl ResetSettings ===
+
+impl ResetSettings {
+    /// Returns the settings of whoever only makes the Job, of this image: the services are another's to stop.
+    pub fn of_job(image: &str) -> Self {
+        Self {
+            services: false,
+            timeout: SignedDuration::ZERO,
+            namespace: String::new(),
+            image: image.to_owned(),
+            pull_secrets: Vec::new(),
+            runtime_class: None,
+            resources: Value::Null,
+            write_log: true,
+        }
+    }
 }
 
 /// The reset itself, as it is seen: the Job, or what a provider has answered to its signal.
@@ -401,7 +419,7 @@ impl Case<'_> {
             return self.fails(JOB_CREATED, reason, &text);
         }
         Decision {
-            act: Some(Act::Make(job::job(self.request, self.settings))),
+            act: Some(Act::Make(job::job_of(self.request, self.settings))),
             wake: Some(until),
             awaits: format!("{what} to be begun"),
         }
@@ -567,6 +585,15 @@ impl ResetSeen {
         if !owners.into_iter().any(|owner| owner["uid"] == uid) {
             return Self::Anothers;
         }
+        Self::Ours(ResetState::read(object, why))
+    }
+}
+
+// === impl ResetState ===
+
+impl ResetState {
+    /// Reads a Job. `why`: what its pods said at their end.
+    pub fn read(object: &Value, why: Option<&str>) -> Self {
         let conditions = object.pointer("/status/conditions");
         let conditions = conditions.and_then(Value::as_array).into_iter().flatten();
         let conditions: Vec<&Value> = conditions.collect();
@@ -575,7 +602,7 @@ impl ResetSeen {
             found.filter(|one| one["status"] == "True")
         };
         if is("Complete").is_some() {
-            return Self::Ours(ResetState::Succeeded);
+            return Self::Succeeded;
         }
         if let Some(failed) = is("Failed") {
             let words = [failed["reason"].as_str(), failed["message"].as_str(), why];
@@ -584,16 +611,16 @@ impl ResetSeen {
                 .flatten()
                 .filter(|it| !it.is_empty())
                 .collect();
-            return Self::Ours(ResetState::Failed(words.join(": ")));
+            return Self::Failed(words.join(": "));
         }
         if object.pointer("/metadata/deletionTimestamp").is_some() {
-            return Self::Ours(ResetState::Deleting);
+            return Self::Deleting;
         }
         let since = object.pointer("/metadata/creationTimestamp");
         let since = since
             .and_then(Value::as_str)
             .and_then(|time| time.parse().ok());
-        Self::Ours(ResetState::Active(since))
+        Self::Active(since)
     }
 }
 

@@ -71,13 +71,21 @@ pub fn job_name(request: &str) -> String {
 }
 
 /// Returns the Job of a request.
-pub(super) fn job(request: &Resource, settings: &ResetSettings) -> Value {
+pub(super) fn job_of(request: &Resource, settings: &ResetSettings) -> Value {
+    let (name, gpus) = (job_name(&request.name), Gpus::of(request));
+    let mut job = job(&name, &request.node, &gpus, settings);
+    job["metadata"]["ownerReferences"] = json!([owner(request)]);
+    job
+}
+
+/// Returns a Job that resets GPUs of a node, and is nobody's yet.
+pub fn job(name: &str, node: &str, gpus: &Gpus, settings: &ResetSettings) -> Value {
     let directory = |name: &str, path: &str| json!({"name": name, "hostPath": {"path": path, "type": "DirectoryOrCreate"}});
     let mount = |name: &str, path: &str| json!({"name": name, "mountPath": path});
     let mut pod = json!({
         "restartPolicy": "Never",
         // A node that is out of service takes it, too.
-        "nodeName": request.node,
+        "nodeName": node,
         "tolerations": [{"operator": "Exists"}],
         // To name who holds a GPU.
         "hostPID": true,
@@ -89,7 +97,7 @@ pub(super) fn job(request: &Resource, settings: &ResetSettings) -> Value {
             "imagePullPolicy": "Always",
             "args": ["gpu-reset"],
             "env": [
-                {"name": "NVIDIA_GPU_RESETS", "value": Gpus::of(request).list()},
+                {"name": "NVIDIA_GPU_RESETS", "value": gpus.list()},
                 {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"},
                 {"name": "NVIDIA_DRIVER_CAPABILITIES", "value": "utility"},
                 {"name": "WRITE_SYSLOG_EVENT", "value": settings.write_log.to_string()},
@@ -122,10 +130,9 @@ pub(super) fn job(request: &Resource, settings: &ResetSettings) -> Value {
         "apiVersion": "batch/v1",
         "kind": "Job",
         "metadata": {
-            "name": job_name(&request.name),
+            "name": name,
             "namespace": settings.namespace,
             "labels": labels,
-            "ownerReferences": [owner(request)],
         },
         "spec": {
             "activeDeadlineSeconds": JOB_SECONDS,

@@ -213,3 +213,36 @@ fn whoever_has_begun_a_reset_ends_it_whatever_the_configuration_says_then() {
     assert_eq!((&world.asked, &world.job), (&None, &None));
     assert_eq!(world.phase(&reset("r1")), "InProgress");
 }
+
+#[test]
+fn the_job_of_a_provider_is_known_by_its_operation_and_says_how_it_ended() {
+    use crate::gpu_reset::Gpus;
+    use crate::janitor::generic::{is_of, is_reset, reset_job};
+    let gpus = Gpus {
+        uuids: vec!["GPU-1".to_owned()],
+        pci_bus_ids: vec!["0000:01:00.0".to_owned()],
+    };
+    let mut job = reset_job("n1", "op", &gpus, &settings());
+    assert_eq!((is_of(&job, "op"), is_of(&job, "other")), (true, false));
+    assert!(job["metadata"].get("ownerReferences").is_none());
+    let pod = &job["spec"]["template"]["spec"];
+    let env = &pod["containers"][0]["env"][0]["value"];
+    assert_eq!(
+        (&pod["nodeName"], env),
+        (&json!("n1"), &json!("GPU-1,0000:01:00.0"))
+    );
+    assert_eq!(is_reset(&job, None), Ok(false));
+    let condition =
+        |kind: &str| json!({"conditions": [{"type": kind, "status": "True", "reason": "R"}]});
+    job["status"] = condition("Complete");
+    assert_eq!(is_reset(&job, None), Ok(true));
+    job["status"] = condition("Failed");
+    let failure = is_reset(&job, Some("it is held by x (pid 1)")).unwrap_err();
+    assert_eq!(
+        (failure.class, failure.message.as_str()),
+        (Class::Permanent, "R: it is held by x (pid 1)")
+    );
+    job["status"] = Value::Null;
+    job["metadata"]["deletionTimestamp"] = json!("2026-11-24T00:00:00Z");
+    assert_eq!(is_reset(&job, None).unwrap_err().class, Class::Ambiguous);
+}
