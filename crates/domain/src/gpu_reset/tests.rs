@@ -47,6 +47,7 @@ struct World {
     node: Option<NodeView>,
     pods: Vec<ServicePod>,
     job: ResetSeen,
+    by_provider: bool,
     before: Option<String>,
     excluded: bool,
     settings: ResetSettings,
@@ -64,6 +65,7 @@ impl World {
             node: Some(node),
             pods: Vec::new(),
             job: ResetSeen::Absent,
+            by_provider: false,
             before: None,
             excluded: false,
             settings: settings(),
@@ -78,7 +80,7 @@ impl World {
             node: self.node.as_ref(),
             pods: &self.pods,
             reset: &self.job,
-            by_provider: false,
+            by_provider: self.by_provider,
             before: self.before.as_deref(),
             excluded: self.excluded,
             settings: &self.settings,
@@ -110,7 +112,10 @@ impl World {
                 self.made.push(job);
                 self.job = ResetSeen::Ours(ResetState::Active(Some(self.now)));
             }
-            Act::Stop => self.job = ResetSeen::Absent,
+            Act::Stop => {
+                assert!(!self.by_provider, "a provider cannot be stopped");
+                self.job = ResetSeen::Absent;
+            }
         }
     }
 
