@@ -1,8 +1,8 @@
-//! A `GPUReset`, step by step: services that hold GPUs open are stopped, a Job resets the GPUs, the services
-//! are put back.
+//! A `GPUReset`, step by step: services that hold GPUs open are stopped, a Job resets the GPUs, or a provider
+//! does, and the services are put back.
 //!
 //! [`decide`] is pure: what is done next follows from the status of the request, from the node and from the
-//! Job, so a crash between any two effects changes nothing. What was stopped stands on the node from the
+//! Job or the provider, so a crash between any two effects changes nothing. What was stopped stands on the node from the
 //! patch on that stops it (`services.rs`), and every way out puts it back: success, failure, a deadline, the
 //! deletion of the request (by its finalizer), and its disappearance ([`left_behind`]).
 //!
@@ -24,7 +24,7 @@ use crate::remedy::{TOLD_WITHIN, later};
 mod job;
 mod services;
 
-pub use job::job_name;
+pub use job::{Gpus, job, job_name};
 pub use services::{SERVICES, Service, ServicePod, Stopped};
 
 /// The condition that is true once GPUs are reset and services run.
@@ -39,11 +39,18 @@ const TERMINATING: &str = "Terminating";
 /// The steps, in their order: one whose condition is false has failed.
 const STEPS: [&str; 5] = [READY, TORN_DOWN, JOB_CREATED, JOB_COMPLETED, RESTORED];
 
+/// Reasons of a failure, our own: the provider has refused the signal for now, and too often or too long;
+const NOT_TAKEN: &str = "ResetSignalNotTaken";
+/// nobody knows whether it has taken it;
+const UNCLEAR: &str = "ResetSignalUnclear";
+/// and nobody knows how its reset has ended.
+const TIMED_OUT: &str = "ResetTimeoutExceeded";
+
 /// Time for the pods of stopped services to go. NVSentinel's.
 const GONE_WITHIN: SignedDuration = SignedDuration::from_mins(5);
 /// Time for them to be ready again. NVSentinel's.
 const READY_WITHIN: SignedDuration = SignedDuration::from_mins(10);
-/// Time after a Job's own deadline in which the control plane is to say so.
+/// Time after the deadline of a Job, or of a provider's reset, in which it is to be heard of.
 const JOB_SLACK: SignedDuration = SignedDuration::from_mins(2);
 /// Time for a Job to go that is stopped: the pods of a node that is gone never do.
 const STOPS_WITHIN: SignedDuration = SignedDuration::from_mins(2);
@@ -69,25 +76,45 @@ pub struct ResetSettings {
     pub write_log: bool,
 }
 
-/// A Job, as it is seen.
+// === impl ResetSettings ===
+
+impl ResetSettings {
+    /// Returns the settings of whoever only makes the Job, of this image: the services are another's to stop.
+    pub fn of_job(image: &str) -> Self {
+        Self {
+            services: false,
+            timeout: SignedDuration::ZERO,
+            namespace: String::new(),
+            image: image.to_owned(),
+            pull_secrets: Vec::new(),
+            runtime_class: None,
+            resources: Value::Null,
+            write_log: true,
+        }
+    }
+}
+
+/// The reset itself, as it is seen: the Job, or what a provider has answered to its signal.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum JobSeen {
+pub enum ResetSeen {
     /// Nobody has looked yet, or cannot.
     Unknown,
-    /// It is not there.
+    /// There is no Job, and no signal is on its way.
     Absent,
-    /// The API server refuses it for good, for this reason.
-    Refused(String),
-    /// It is there, and is this request's.
-    Ours(JobState),
-    /// Another's has its name.
+    /// The API server or the provider refuses it, for this reason. How that ends the request.
+    Refused(Outcome, String),
+    /// A signal may have been taken, and nobody knows yet.
+    Unclear,
+    /// The Job is there and is this request's, or the provider has taken the signal.
+    Ours(ResetState),
+    /// Another's has the name of the Job.
     Anothers,
 }
 
-/// The state of a Job.
+/// The state of a reset.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum JobState {
-    /// It is not at its end. Since when it is there.
+pub enum ResetState {
+    /// It is not at its end. Since when it is under way.
     Active(Option<Timestamp>),
     /// It has succeeded.
     Succeeded,
@@ -106,8 +133,10 @@ pub struct Case<'a> {
     pub node: Option<&'a NodeView>,
     /// The pods of services on it.
     pub pods: &'a [ServicePod],
-    /// The Job of the request.
-    pub job: &'a JobSeen,
+    /// The reset of the request.
+    pub reset: &'a ResetSeen,
+    /// True if a provider carries it out, and no Job.
+    pub by_provider: bool,
     /// What is at work on the node before it, such as another request; `None`: it is its turn.
     pub before: Option<&'a str>,
     /// True if the configuration says that the node is left alone.
@@ -185,6 +214,11 @@ pub fn left_behind(node: &NodeView, exists: impl Fn(&str) -> bool) -> Option<Nod
     (!exists(&stopped.uid)).then(|| stopped.put_back(node, false))
 }
 
+/// Returns whether the GPUs are reset.
+pub(crate) fn is_reset(request: &Resource) -> bool {
+    request.status.is_true(JOB_COMPLETED)
+}
+
 /// Returns whether a request is under way.
 pub(crate) fn is_active(request: &Resource) -> bool {
     request.status.is_true(READY) && request.status.completion.is_none()
@@ -200,6 +234,16 @@ pub(crate) fn holds(request: &Resource, node: Option<&NodeView>) -> bool {
 pub(crate) fn failure(request: &Resource) -> Option<String> {
     let complete = request.status.condition(COMPLETE)?;
     (complete.status == "False").then(|| complete.reason.clone())
+}
+
+/// Returns how a request ends whose failure has this reason.
+fn outcome(reason: &str) -> Outcome {
+    match reason {
+        NOT_TAKEN => Outcome::TransientFailure,
+        UNCLEAR | TIMED_OUT => Outcome::AmbiguousFailure,
+        // A reboot is tried next: what stopped the reset is not in its way.
+        _ => Outcome::PermanentFailure,
+    }
 }
 
 // === impl Case ===
@@ -293,7 +337,7 @@ impl Case<'_> {
         services::stop(node, self.pods, before.as_ref(), whose, self.now).map(Act::Node)
     }
 
-    /// Has the Job reset the GPUs.
+    /// Has the GPUs reset.
     fn reset(&self, node: &NodeView) -> Decision {
         // Somebody has started a service in between: it would hold the GPUs open.
         if self.settings.services
@@ -303,65 +347,113 @@ impl Case<'_> {
         }
         let status = &self.request.status;
         let created = status.is_true(JOB_CREATED);
-        let name = job_name(&self.request.name);
-        let begun = status.since(JOB_CREATED).filter(|_| created);
-        match self.job {
-            JobSeen::Unknown => Decision::waiting("its Job to be read"),
-            JobSeen::Absent if created => {
-                let text = format!("Job {name} is gone, and nobody knows how it ended");
+        let what = self.what();
+        match self.reset {
+            ResetSeen::Unknown => Decision::waiting(&format!("{what} to be read")),
+            ResetSeen::Absent if created => {
+                let text = format!("{what} is gone, and nobody knows how it ended");
                 self.fails(JOB_COMPLETED, "ResetJobNotFound", &text)
             }
-            JobSeen::Absent if !self.request.is_permitted(node) => {
-                self.fails(JOB_CREATED, SESSION_ENDED, ITS_SESSION_HAS_ENDED)
+            ResetSeen::Absent => self.make(node),
+            ResetSeen::Refused(outcome, why) => {
+                let reason = match outcome {
+                    Outcome::TransientFailure => NOT_TAKEN,
+                    _ => "ResetJobCreationFailed",
+                };
+                self.fails(JOB_CREATED, reason, why)
             }
-            JobSeen::Absent => {
-                let start = status.start.unwrap_or(self.now);
-                let until = later(later(start, self.settings.timeout), GONE_WITHIN);
+            ResetSeen::Unclear => {
+                let until = self.last_moment();
                 if self.now >= until {
-                    let text = format!("Job {name} could not be made in time");
-                    return self.fails(JOB_CREATED, "ResetJobCreationFailed", &text);
+                    let text = "nobody knows whether the provider has reset the GPUs";
+                    return self.fails(JOB_CREATED, UNCLEAR, text);
                 }
-                let job = job::job(self.request, self.settings);
-                Decision {
-                    act: Some(Act::Make(job)),
-                    wake: Some(until),
-                    awaits: format!("Job {name} to be made"),
-                }
+                let mut decision = Decision::waiting("the provider to know of its signal");
+                decision.wake = Some(until);
+                decision
             }
-            JobSeen::Refused(why) => self.fails(JOB_CREATED, "ResetJobCreationFailed", why),
-            JobSeen::Anothers => {
-                let text = format!("there is a Job {name} that is not this request's");
+            ResetSeen::Anothers => {
+                let text = format!("{what} is not this request's");
                 self.fails(JOB_CREATED, "ResetJobCreationFailed", &text)
             }
-            JobSeen::Ours(_) if !created => self.status(|next| {
-                next.job = Some((self.settings.namespace.clone(), name.clone()));
-                next.set(
-                    JOB_CREATED,
-                    "True",
-                    "ResetJobCreationSucceeded",
-                    "",
-                    self.now,
+            ResetSeen::Ours(_) if !created => self.status(|next| {
+                let job = (
+                    self.settings.namespace.clone(),
+                    job_name(&self.request.name),
                 );
+                next.job = (!self.by_provider).then_some(job);
+                let reason = "ResetJobCreationSucceeded";
+                next.set(JOB_CREATED, "True", reason, "", self.now);
             }),
-            JobSeen::Ours(JobState::Succeeded) => self.status(|next| {
+            ResetSeen::Ours(state) => self.watch(state),
+        }
+    }
+
+    /// Returns the reset itself, for people.
+    fn what(&self) -> String {
+        if self.by_provider {
+            return "the reset by the provider".to_owned();
+        }
+        format!("Job {}", job_name(&self.request.name))
+    }
+
+    /// Returns when a reset has to be on its way.
+    fn last_moment(&self) -> Timestamp {
+        let start = self.request.status.start.unwrap_or(self.now);
+        later(later(start, self.settings.timeout), GONE_WITHIN)
+    }
+
+    /// Has the Job made, or the signal sent, unless it is too late for that.
+    fn make(&self, node: &NodeView) -> Decision {
+        if !self.request.is_permitted(node) {
+            return self.fails(JOB_CREATED, SESSION_ENDED, ITS_SESSION_HAS_ENDED);
+        }
+        let (until, what) = (self.last_moment(), self.what());
+        if self.now >= until {
+            let reason = if self.by_provider {
+                NOT_TAKEN
+            } else {
+                "ResetJobCreationFailed"
+            };
+            let text = format!("{what} could not be begun in time");
+            return self.fails(JOB_CREATED, reason, &text);
+        }
+        Decision {
+            act: Some(Act::Make(job::job_of(self.request, self.settings))),
+            wake: Some(until),
+            awaits: format!("{what} to be begun"),
+        }
+    }
+
+    /// Watches a reset that is on its way.
+    fn watch(&self, state: &ResetState) -> Decision {
+        let what = self.what();
+        match state {
+            ResetState::Succeeded => self.status(|next| {
                 next.set(JOB_COMPLETED, "True", "ResetJobSucceeded", "", self.now);
             }),
-            JobSeen::Ours(JobState::Failed(why)) => {
-                self.fails(JOB_COMPLETED, "ResetJobFailed", why)
-            }
-            JobSeen::Ours(JobState::Deleting) => {
-                let text = format!("Job {name} was deleted before it had ended");
+            ResetState::Failed(why) => self.fails(JOB_COMPLETED, "ResetJobFailed", why),
+            ResetState::Deleting => {
+                let text = format!("{what} was deleted before it had ended");
                 self.fails(JOB_COMPLETED, "ResetJobNotFound", &text)
             }
-            JobSeen::Ours(JobState::Active(since)) => {
+            ResetState::Active(since) => {
+                let begun = self.request.status.since(JOB_CREATED);
                 let since = since.or(begun).unwrap_or(self.now);
-                let seconds = SignedDuration::from_secs(job::JOB_SECONDS);
-                let until = later(later(since, seconds), JOB_SLACK);
+                let (limit, reason) = if self.by_provider {
+                    (self.settings.timeout, TIMED_OUT)
+                } else {
+                    (
+                        SignedDuration::from_secs(job::JOB_SECONDS),
+                        "ResetJobFailed",
+                    )
+                };
+                let until = later(later(since, limit), JOB_SLACK);
                 if self.now >= until {
-                    let text = format!("Job {name} does not come to its end");
-                    return self.fails(JOB_COMPLETED, "ResetJobFailed", &text);
+                    let text = format!("{what} does not come to its end");
+                    return self.fails(JOB_COMPLETED, reason, &text);
                 }
-                let why = format!("the end of Job {name}");
+                let why = format!("the end of {what}");
                 self.waits(JOB_COMPLETED, "ResetJobRunning", &why, Some(until))
             }
         }
@@ -403,22 +495,24 @@ impl Case<'_> {
         })
     }
 
-    /// Returns what is still to be undone. A Job that does not go is waited for until a time.
+    /// Returns what is still to be undone. A Job that does not go is waited for until a time, and so is a
+    /// provider, which nobody can stop.
     fn undo(&self, until: Timestamp) -> Option<Decision> {
         let waits = self.now < until && self.node.is_some();
-        match self.job {
-            JobSeen::Ours(JobState::Active(_)) => return Some(Decision::now(Act::Stop)),
-            JobSeen::Ours(JobState::Deleting) if waits => {
-                let mut decision = Decision::waiting("its Job to go");
-                decision.wake = Some(until);
-                return Some(decision);
+        let awaits = match self.reset {
+            ResetSeen::Ours(ResetState::Active(_)) if self.by_provider => {
+                Some("the end of its reset")
             }
-            JobSeen::Unknown if waits => {
-                let mut decision = Decision::waiting("its Job to be read");
-                decision.wake = Some(until);
-                return Some(decision);
-            }
-            _ => {}
+            ResetSeen::Ours(ResetState::Active(_)) => return Some(Decision::now(Act::Stop)),
+            ResetSeen::Ours(ResetState::Deleting) => Some("its Job to go"),
+            ResetSeen::Unknown => Some("its Job to be read"),
+            ResetSeen::Unclear => Some("the provider to know of its signal"),
+            _ => None,
+        };
+        if let Some(awaits) = awaits.filter(|_| waits) {
+            let mut decision = Decision::waiting(awaits);
+            decision.wake = Some(until);
+            return Some(decision);
         }
         let (stopped, node) = self.stopped().zip(self.node)?;
         Some(Decision::now(Act::Node(stopped.put_back(node, false))))
@@ -436,10 +530,9 @@ impl Case<'_> {
                 "Succeeded".clone_into(&mut next.phase);
                 return;
             };
-            // A reboot is tried next: what stopped the reset is not in its way.
             next.set(COMPLETE, "False", reason, message, now);
             let text = format!("{reason}: {message}");
-            let outcome = Outcome::PermanentFailure.word();
+            let outcome = outcome(reason).word();
             next.set(ATTEMPT_COMPLETE, "True", outcome, &text, now);
             "Failed".clone_into(&mut next.phase);
         })
@@ -482,9 +575,9 @@ impl Decision {
     }
 }
 
-// === impl JobSeen ===
+// === impl ResetSeen ===
 
-impl JobSeen {
+impl ResetSeen {
     /// Reads a Job for the request of a uid. `why`: what its pods said at their end.
     pub fn read(object: &Value, uid: &str, why: Option<&str>) -> Self {
         let owners = object.pointer("/metadata/ownerReferences");
@@ -492,6 +585,15 @@ impl JobSeen {
         if !owners.into_iter().any(|owner| owner["uid"] == uid) {
             return Self::Anothers;
         }
+        Self::Ours(ResetState::read(object, why))
+    }
+}
+
+// === impl ResetState ===
+
+impl ResetState {
+    /// Reads a Job. `why`: what its pods said at their end.
+    pub fn read(object: &Value, why: Option<&str>) -> Self {
         let conditions = object.pointer("/status/conditions");
         let conditions = conditions.and_then(Value::as_array).into_iter().flatten();
         let conditions: Vec<&Value> = conditions.collect();
@@ -500,7 +602,7 @@ impl JobSeen {
             found.filter(|one| one["status"] == "True")
         };
         if is("Complete").is_some() {
-            return Self::Ours(JobState::Succeeded);
+            return Self::Succeeded;
         }
         if let Some(failed) = is("Failed") {
             let words = [failed["reason"].as_str(), failed["message"].as_str(), why];
@@ -509,16 +611,16 @@ impl JobSeen {
                 .flatten()
                 .filter(|it| !it.is_empty())
                 .collect();
-            return Self::Ours(JobState::Failed(words.join(": ")));
+            return Self::Failed(words.join(": "));
         }
         if object.pointer("/metadata/deletionTimestamp").is_some() {
-            return Self::Ours(JobState::Deleting);
+            return Self::Deleting;
         }
         let since = object.pointer("/metadata/creationTimestamp");
         let since = since
             .and_then(Value::as_str)
             .and_then(|time| time.parse().ok());
-        Self::Ours(JobState::Active(since))
+        Self::Active(since)
     }
 }
 

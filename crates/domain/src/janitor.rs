@@ -5,6 +5,8 @@
 //!               and terminations, `gpu_reset` and `handover` about the others
 //! turn.rs       one signal of a node at a time
 //! signal.rs     a reboot or a termination, step by step: pure, from the status and what was seen
+//! sending.rs    the sending of one signal, whatever it is for: announced, sent once, asked for
+//! reset.rs      the signal of a reset of GPUs, as `gpu_reset` sees it
 //! record.rs     what stands in the status about a signal
 //! failure.rs    what a provider says went wrong
 //! config.rs     the file
@@ -23,13 +25,16 @@ mod failure;
 pub mod generic;
 mod record;
 pub mod redfish;
+mod reset;
+mod sending;
 mod signal;
 mod turn;
 
 pub use board::{Board, Effect, Input, Made, News, NodeTold, Written};
 pub use config::{JanitorConfig, MAX_CONFIG_BYTES, ProviderPlace, Rules};
 pub use failure::{Class, Failure};
-pub use signal::{Answer, Found, NodeSeen, Question};
+pub use sending::{Answer, Found, Question};
+pub use signal::NodeSeen;
 
 /// What a provider is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -38,20 +43,20 @@ pub enum Action {
     Reboot,
     /// A node is to be taken away: a `TerminateNode`.
     Terminate,
+    /// GPUs are to be reset: a `GPUReset`, where no Job does it.
+    Reset,
 }
 
 // === impl Action ===
 
 impl Action {
-    /// All of them.
-    pub const ALL: [Self; 2] = [Self::Reboot, Self::Terminate];
-
     /// Returns the action that resources of a kind ask for; `None`: they ask for none of a provider.
     pub fn of(kind: Maintenance) -> Option<Self> {
         match kind {
             Maintenance::Reboot => Some(Self::Reboot),
             Maintenance::Terminate => Some(Self::Terminate),
-            Maintenance::Reset | Maintenance::HandOver => None,
+            Maintenance::Reset => Some(Self::Reset),
+            Maintenance::HandOver => None,
         }
     }
 
@@ -60,6 +65,7 @@ impl Action {
         match self {
             Self::Reboot => Maintenance::Reboot,
             Self::Terminate => Maintenance::Terminate,
+            Self::Reset => Maintenance::Reset,
         }
     }
 
@@ -68,6 +74,7 @@ impl Action {
         match self {
             Self::Reboot => "reboot",
             Self::Terminate => "terminate",
+            Self::Reset => "gpu-reset",
         }
     }
 
@@ -76,6 +83,7 @@ impl Action {
         match self {
             Self::Reboot => "NodeReady",
             Self::Terminate => "NodeTerminated",
+            Self::Reset => "Complete",
         }
     }
 }

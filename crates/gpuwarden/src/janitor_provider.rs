@@ -34,6 +34,7 @@ pub(crate) async fn run(settings: JanitorProviderSettings) -> anyhow::Result<Exi
         None => Callers::anybody(),
     };
     let generic = Generic::new(cluster, settings.generic, &settings.namespace);
+    let generic = generic.with_resets(settings.resets);
     let provider: Arc<dyn Provider> = Arc::new(generic);
     let (version, address) = (env!("CARGO_PKG_VERSION"), listener.local_addr()?);
     logging::tell(format!(

@@ -10,7 +10,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use contract::janitor_provider::csp_provider_service_client::CspProviderServiceClient as Client;
 use contract::janitor_provider::{
-    IsNodeReadyRequest, SendRebootSignalRequest, SendTerminateSignalRequest,
+    IsGpuResetCompleteRequest, IsNodeReadyRequest, SendGpuResetSignalRequest,
+    SendRebootSignalRequest, SendTerminateSignalRequest,
 };
 use domain::janitor::{Action, Class, Failure, Found, ProviderPlace};
 use runtime::tcp_grpc;
@@ -96,7 +97,47 @@ impl Remote {
         }
         Ok((Client::new(self.channel.clone()), request))
     }
+
+    /// Asks how a signal is; without a request id, only whether it is known.
+    async fn look(
+        &self,
+        signal: &Signal,
+        request_id: &str,
+    ) -> Result<Result<Look, Status>, Failure> {
+        let (node_name, operation_id) = (signal.node.clone(), signal.operation.clone());
+        let request_id = request_id.to_owned();
+        if signal.action == Action::Reset {
+            let message = IsGpuResetCompleteRequest {
+                node_name,
+                request_id,
+                operation_id,
+            };
+            let (mut client, request) = self.request(message, ASK).await?;
+            let answer = within(ASK, client.is_gpu_reset_complete(request)).await;
+            return Ok(answer.map(|answer| {
+                let failed = answer.is_complete && !answer.succeeded;
+                let failure = || Failure::new(Class::Permanent, "GPU_RESET_FAILED", answer.message);
+                let progress = if failed {
+                    Err(failure())
+                } else {
+                    Ok(answer.is_complete)
+                };
+                (progress, answer.request_id)
+            }));
+        }
+        let message = IsNodeReadyRequest {
+            node_name,
+            request_id,
+            operation_id,
+        };
+        let (mut client, request) = self.request(message, ASK).await?;
+        let answer = within(ASK, client.is_node_ready(request)).await;
+        Ok(answer.map(|answer| (Ok(answer.is_ready), answer.request_id)))
+    }
 }
+
+/// How far a signal is, and its request id.
+type Look = (Result<bool, Failure>, String);
 
 /// Waits for an answer, and no longer than `limit`: the other end may be gone without a word.
 async fn within<T>(
@@ -139,21 +180,27 @@ impl Provider for Remote {
                 let answer = within(SEND, client.send_terminate_signal(request)).await;
                 answer.map(|answer| answer.request_id)
             }
+            Action::Reset => {
+                let message = SendGpuResetSignalRequest {
+                    node_name,
+                    cr_name: signal.resource.clone(),
+                    gpu_uuids: signal.gpus.uuids.clone(),
+                    gpu_pci_bus_ids: signal.gpus.pci_bus_ids.clone(),
+                    operation_id,
+                };
+                let (mut client, request) = self.request(message, SEND).await?;
+                let answer = within(SEND, client.send_gpu_reset_signal(request)).await;
+                answer.map(|answer| answer.request_id)
+            }
         };
         answer.map_err(|status| grpc::failure(&status))
     }
 
     async fn find(&self, signal: &Signal) -> Result<Found, Failure> {
-        let message = IsNodeReadyRequest {
-            node_name: signal.node.clone(),
-            request_id: String::new(),
-            operation_id: signal.operation.clone(),
-        };
-        let (mut client, request) = self.request(message, ASK).await?;
-        let status = match within(ASK, client.is_node_ready(request)).await {
+        let status = match self.look(signal, "").await? {
             // Whoever knows nothing of operations leaves the field away.
-            Ok(answer) if answer.request_id.is_empty() => return Ok(Found::CannotTell),
-            Ok(answer) => return Ok(Found::Sent(answer.request_id)),
+            Ok((_, request_id)) if request_id.is_empty() => return Ok(Found::CannotTell),
+            Ok((_, request_id)) => return Ok(Found::Sent(request_id)),
             Err(status) => status,
         };
         let said = grpc::said(&status);
@@ -180,22 +227,17 @@ impl Provider for Remote {
     }
 
     async fn is_ready(&self, signal: &Signal, request_id: &str) -> Result<bool, Failure> {
-        let message = IsNodeReadyRequest {
-            node_name: signal.node.clone(),
-            request_id: request_id.to_owned(),
-            operation_id: signal.operation.clone(),
+        let status = match self.look(signal, request_id).await? {
+            Ok((progress, _)) => return progress,
+            Err(status) => status,
         };
-        let (mut client, request) = self.request(message, ASK).await?;
-        let answer = within(ASK, client.is_node_ready(request)).await;
-        answer.map(|answer| answer.is_ready).map_err(|status| {
-            let failure = grpc::failure(&status);
-            // A code alone says nothing of the node: NVSentinel's providers give the same for all.
-            let class = if grpc::said(&status).has_class() {
-                failure.class
-            } else {
-                Class::Transient
-            };
-            Failure { class, ..failure }
-        })
+        let failure = grpc::failure(&status);
+        // A code alone says nothing of the node: NVSentinel's providers give the same for all.
+        let class = if grpc::said(&status).has_class() {
+            failure.class
+        } else {
+            Class::Transient
+        };
+        Err(Failure { class, ..failure })
     }
 }

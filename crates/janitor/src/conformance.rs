@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use domain::gpu_reset::Gpus;
 use domain::janitor::{Action, Class, Found};
 use jiff::SignedDuration;
 
@@ -50,6 +51,11 @@ pub trait World: Send + Sync {
     /// Lets the reboot of a machine fail for good, as far as the provider can see; `false`: it cannot.
     async fn fails(&self, machine: &str) -> bool;
 
+    /// Lets a reset of the GPUs of a machine come to its end, a good or a bad one; `false`: it cannot.
+    async fn resets(&self, _machine: &str, _well: bool) -> bool {
+        false
+    }
+
     /// Returns how many signals a machine has got.
     async fn signals(&self, machine: &str) -> usize;
 }
@@ -64,15 +70,12 @@ pub async fn all(world: &dyn World) {
     finds_what_was_sent_when_the_answer_was_lost(world).await;
     knows_no_machine_that_is_not_there(world).await;
     terminates_or_says_that_it_cannot(world).await;
+    resets_or_says_that_it_cannot(world).await;
 }
 
 /// Returns a signal of an operation of its own.
 fn signal(action: Action, node: &str, operation: &str) -> Signal {
-    Signal {
-        action,
-        node: node.to_owned(),
-        operation: format!("{operation}-of-{node}"),
-    }
+    Signal::new(action, node, &format!("{operation}-of-{node}"))
 }
 
 /// However often a signal is sent, the machine gets it once.
@@ -204,5 +207,89 @@ pub async fn terminates_or_says_that_it_cannot(world: &dyn World) {
             assert_eq!(failure.class, Class::Permanent, "{failure:?}");
             assert_eq!(world.signals(&machine).await, 0);
         }
+    }
+}
+
+/// GPUs are reset once, and how that ends is said; or it is said to be nothing that this provider does.
+pub async fn resets_or_says_that_it_cannot(world: &dyn World) {
+    let (provider, machine) = (world.provider(), world.machine().await);
+    let first = reset(&machine, "first");
+    let request = match provider.send(&first).await {
+        Ok(request) => request,
+        Err(failure) => {
+            assert_eq!(failure.class, Class::Permanent, "{failure:?}");
+            assert_eq!(world.signals(&machine).await, 0);
+            return;
+        }
+    };
+    assert_eq!(provider.send(&first).await.unwrap(), request);
+    let sent = Found::Sent(request.clone());
+    assert_eq!(provider.find(&first).await.unwrap(), sent);
+    let other = provider.find(&reset(&machine, "other")).await.unwrap();
+    assert_eq!(other, Found::NotSent);
+    assert_eq!(world.signals(&machine).await, 1);
+    assert!(!provider.is_ready(&first, &request).await.unwrap());
+    if world.resets(&machine, true).await {
+        assert!(provider.is_ready(&first, &request).await.unwrap());
+    }
+    says_when_a_reset_has_failed(world).await;
+    refuses_resets_for_now(world).await;
+    finds_a_reset_whose_answer_was_lost(world).await;
+}
+
+async fn says_when_a_reset_has_failed(world: &dyn World) {
+    let (provider, machine) = (world.provider(), world.machine().await);
+    let signal = reset(&machine, "fails");
+    let request = provider.send(&signal).await.unwrap();
+    if world.resets(&machine, false).await {
+        let failure = provider.is_ready(&signal, &request).await.unwrap_err();
+        assert_eq!(failure.class, Class::Permanent, "{failure:?}");
+        assert!(!failure.message.is_empty());
+    }
+}
+
+async fn refuses_resets_for_now(world: &dyn World) {
+    let (provider, machine) = (world.provider(), world.machine().await);
+    let signal = reset(&machine, "throttled");
+    let wait = Some(SignedDuration::from_secs(17));
+    if world.set(Weather::Throttled(wait)).await {
+        let failure = provider.send(&signal).await.unwrap_err();
+        assert_eq!(
+            (failure.class, failure.retry_after),
+            (Class::Transient, wait)
+        );
+        assert!(world.set(Weather::Fine).await);
+        assert_eq!(provider.find(&signal).await.unwrap(), Found::NotSent);
+        assert_eq!(world.signals(&machine).await, 0);
+        provider.send(&signal).await.unwrap();
+        assert_eq!(world.signals(&machine).await, 1);
+    }
+}
+
+async fn finds_a_reset_whose_answer_was_lost(world: &dyn World) {
+    let (provider, machine) = (world.provider(), world.machine().await);
+    let signal = reset(&machine, "lost");
+    if world.set(Weather::AnswerLost).await {
+        let failure = provider.send(&signal).await.unwrap_err();
+        assert_eq!(failure.class, Class::Ambiguous, "{failure:?}");
+        assert!(world.set(Weather::Fine).await);
+        let Found::Sent(request) = provider.find(&signal).await.unwrap() else {
+            panic!("the reset is not known");
+        };
+        assert_eq!(provider.send(&signal).await.unwrap(), request);
+        assert_eq!(world.signals(&machine).await, 1);
+    }
+}
+
+/// Returns the signal to reset one GPU.
+fn reset(node: &str, operation: &str) -> Signal {
+    let gpus = Gpus {
+        uuids: vec!["GPU-1".to_owned()],
+        ..Gpus::default()
+    };
+    Signal {
+        resource: operation.to_owned(),
+        gpus,
+        ..signal(Action::Reset, node, operation)
     }
 }

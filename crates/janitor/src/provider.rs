@@ -1,6 +1,7 @@
 //! What a provider has to do.
 
 use async_trait::async_trait;
+use domain::gpu_reset::Gpus;
 use domain::janitor::{Action, Failure, Found};
 use runtime::tcp_grpc::AddressError;
 use runtime::tls::TlsError;
@@ -14,6 +15,10 @@ pub struct Signal {
     pub node: String,
     /// The operation: the same for each try of one request, and never the same for two.
     pub operation: String,
+    /// The name of its resource; empty where nobody has said it.
+    pub resource: String,
+    /// The GPUs, for a reset.
+    pub gpus: Gpus,
 }
 
 /// A service that acts on machines.
@@ -31,9 +36,24 @@ pub trait Provider: Send + Sync + 'static {
     /// Returns whether a signal was sent, by its operation.
     async fn find(&self, signal: &Signal) -> Result<Found, Failure>;
 
-    /// Returns whether the node is back after a reboot. A [`Permanent`](domain::janitor::Class::Permanent)
-    /// failure says that it will not be.
+    /// Returns whether the node is back after a reboot, or its GPUs are reset. A
+    /// [`Permanent`](domain::janitor::Class::Permanent) failure says that it will not be.
     async fn is_ready(&self, signal: &Signal, request_id: &str) -> Result<bool, Failure>;
+}
+
+// === impl Signal ===
+
+impl Signal {
+    /// Returns the signal of an operation to a node, all of its GPUs included.
+    pub fn new(action: Action, node: &str, operation: &str) -> Self {
+        Self {
+            action,
+            node: node.to_owned(),
+            operation: operation.to_owned(),
+            resource: String::new(),
+            gpus: Gpus::default(),
+        }
+    }
 }
 
 /// The reason why a provider cannot be used.

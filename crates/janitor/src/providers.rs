@@ -26,11 +26,9 @@ impl Providers {
         namespace: &str,
     ) -> Result<Self, OpenError> {
         let mut providers: HashMap<ProviderPlace, Arc<dyn Provider>> = HashMap::new();
-        for action in config.actions() {
-            let Some(rules) = config.rules(action) else {
-                continue;
-            };
-            let place = rules.provider.clone();
+        let rules = config.actions().filter_map(|action| config.rules(action));
+        let places = rules.map(|rules| &rules.provider);
+        for place in places.chain(&config.reset_provider).cloned() {
             if providers.contains_key(&place) {
                 continue;
             }

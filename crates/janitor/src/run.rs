@@ -172,6 +172,7 @@ impl Janitor {
                 key,
                 node,
                 operation,
+                gpus,
                 provider,
                 question,
             } => {
@@ -182,6 +183,8 @@ impl Janitor {
                     action,
                     node,
                     operation,
+                    resource: key.name.clone(),
+                    gpus,
                 };
                 self.ask(key, signal, &provider, question);
             }

@@ -19,6 +19,7 @@ use contract::janitor_provider::{
     SendGpuResetSignalRequest, SendGpuResetSignalResponse, SendRebootSignalRequest,
     SendRebootSignalResponse, SendTerminateSignalRequest, SendTerminateSignalResponse,
 };
+use domain::gpu_reset::Gpus;
 use domain::janitor::{Action, Class, Failure, Found};
 use runtime::tcp_grpc;
 use runtime::tls::ServerTls;
@@ -39,6 +40,9 @@ const ROOMS: usize = 64;
 const PING: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(10));
 /// Longest name and id that is taken (bytes): that of a node, and some.
 const MAX_ID: usize = 512;
+
+/// Most GPUs that a request names: more than any machine has, so that whoever calls cannot fill the memory.
+const MAX_GPUS: usize = 256;
 
 /// The service over a provider.
 struct Service {
@@ -80,34 +84,19 @@ impl Service {
     }
 
     /// Returns the signal that a request means.
-    fn signal(&self, action: Action, node: String, operation: String) -> Result<Signal, Failure> {
-        let invalid = |what: &str| Failure::new(Class::Permanent, "INVALID_REQUEST", what);
-        if node.is_empty() {
-            return Err(invalid("node_name is empty"));
-        }
-        if node.len() > MAX_ID || operation.len() > MAX_ID {
-            return Err(invalid("node_name or operation_id is too long"));
-        }
+    fn signal(&self, mut asked: Signal) -> Result<Signal, Failure> {
+        check(&asked)?;
         // NVSentinel's janitor names no operation: each of its requests is one of its own.
-        let operation = if operation.is_empty() {
+        if asked.operation.is_empty() {
             let count = self.unnamed.fetch_add(1, Ordering::Relaxed);
-            format!("unnamed-{:016x}", self.random.hash_one((count, &node)))
-        } else {
-            operation
-        };
-        Ok(Signal {
-            action,
-            node,
-            operation,
-        })
+            let random = self.random.hash_one((count, &asked.node));
+            asked.operation = format!("unnamed-{random:016x}");
+        }
+        Ok(asked)
     }
 
-    async fn send(
-        &self,
-        action: Action,
-        node: String,
-        operation: String,
-    ) -> Result<String, Status> {
+    async fn send(&self, asked: Signal) -> Result<String, Status> {
+        let action = asked.action;
         let about = [
             ("operation", action.name()),
             ("provider", self.provider.name()),
@@ -116,7 +105,7 @@ impl Service {
             tracing::warn!("{} failed: {}", action.name(), failure.text());
             grpc::status(&failure, &about)
         };
-        let signal = self.signal(action, node, operation).map_err(failed)?;
+        let signal = self.signal(asked).map_err(failed)?;
         let room = self.room(&signal.operation);
         let (provider, rooms) = (Arc::clone(&self.provider), Arc::clone(&self.rooms));
         tracing::info!(
@@ -143,49 +132,63 @@ impl Service {
         }
     }
 
-    async fn look(&self, request: IsNodeReadyRequest) -> Result<IsNodeReadyResponse, Status> {
-        let IsNodeReadyRequest {
-            node_name,
-            request_id,
-            operation_id,
-        } = request;
-        let about = [("provider", self.provider.name())];
-        let failed = |failure: Failure| grpc::status(&failure, &about);
-        if request_id.is_empty() && operation_id.is_empty() {
-            let what = "request_id and operation_id are empty";
-            return Err(failed(Failure::new(
-                Class::Permanent,
-                "INVALID_REQUEST",
-                what,
-            )));
+    /// Returns whether what a signal is for is done, and the request id; without one in the request, only
+    /// whether the operation is known.
+    async fn look(
+        &self,
+        asked: Signal,
+        request_id: String,
+    ) -> Result<(Result<bool, Failure>, String), Status> {
+        let failed = |failure: Failure| self.status(&failure);
+        if request_id.is_empty() && asked.operation.is_empty() {
+            return Err(failed(invalid("request_id and operation_id are empty")));
         }
-        let signal = self
-            .signal(Action::Reboot, node_name, operation_id)
-            .map_err(failed)?;
+        let signal = self.signal(asked).map_err(failed)?;
         if !request_id.is_empty() {
-            let is_ready = self.provider.is_ready(&signal, &request_id).await;
-            return Ok(IsNodeReadyResponse {
-                is_ready: is_ready.map_err(failed)?,
+            return Ok((
+                self.provider.is_ready(&signal, &request_id).await,
                 request_id,
-            });
+            ));
         }
         let _turn = match self.rooms.get(self.room(&signal.operation)) {
             Some(room) => Some(room.lock().await),
             None => None,
         };
         match self.provider.find(&signal).await.map_err(failed)? {
-            Found::Sent(request_id) => Ok(IsNodeReadyResponse {
-                is_ready: false,
-                request_id,
-            }),
+            Found::Sent(request_id) => Ok((Ok(false), request_id)),
             Found::NotSent => Err(grpc::operation_unknown(&signal.operation)),
             Found::CannotTell => Err(failed(unsupported("finding an operation again"))),
         }
     }
 
+    fn status(&self, failure: &Failure) -> Status {
+        grpc::status(failure, &[("provider", self.provider.name())])
+    }
+
     async fn known<T>(&self, request: &Request<T>) -> Result<(), Status> {
         self.callers.check(request.metadata()).await
     }
+}
+
+/// Refuses a request that is no signal, or larger than any.
+fn check(asked: &Signal) -> Result<(), Failure> {
+    if asked.node.is_empty() {
+        return Err(invalid("node_name is empty"));
+    }
+    let Gpus { uuids, pci_bus_ids } = &asked.gpus;
+    if uuids.len() + pci_bus_ids.len() > MAX_GPUS {
+        return Err(invalid("too many GPUs are named"));
+    }
+    let ids = [&asked.node, &asked.operation, &asked.resource];
+    let mut ids = ids.into_iter().chain(uuids).chain(pci_bus_ids);
+    if ids.any(|id| id.len() > MAX_ID) {
+        return Err(invalid("a name or an id is too long"));
+    }
+    Ok(())
+}
+
+fn invalid(what: &str) -> Failure {
+    Failure::new(Class::Permanent, "INVALID_REQUEST", what)
 }
 
 fn unsupported(what: &str) -> Failure {
@@ -201,8 +204,8 @@ impl CspProviderService for Service {
     ) -> Result<Response<SendRebootSignalResponse>, Status> {
         self.known(&request).await?;
         let request = request.into_inner();
-        let sent = self.send(Action::Reboot, request.node_name, request.operation_id);
-        let request_id = sent.await?;
+        let signal = Signal::new(Action::Reboot, &request.node_name, &request.operation_id);
+        let request_id = self.send(signal).await?;
         Ok(Response::new(SendRebootSignalResponse { request_id }))
     }
 
@@ -211,7 +214,13 @@ impl CspProviderService for Service {
         request: Request<IsNodeReadyRequest>,
     ) -> Result<Response<IsNodeReadyResponse>, Status> {
         self.known(&request).await?;
-        self.look(request.into_inner()).await.map(Response::new)
+        let request = request.into_inner();
+        let signal = Signal::new(Action::Reboot, &request.node_name, &request.operation_id);
+        let (is_ready, request_id) = self.look(signal, request.request_id).await?;
+        Ok(Response::new(IsNodeReadyResponse {
+            is_ready: is_ready.map_err(|failure| self.status(&failure))?,
+            request_id,
+        }))
     }
 
     async fn send_terminate_signal(
@@ -220,8 +229,8 @@ impl CspProviderService for Service {
     ) -> Result<Response<SendTerminateSignalResponse>, Status> {
         self.known(&request).await?;
         let request = request.into_inner();
-        let sent = self.send(Action::Terminate, request.node_name, request.operation_id);
-        let request_id = sent.await?;
+        let signal = Signal::new(Action::Terminate, &request.node_name, &request.operation_id);
+        let request_id = self.send(signal).await?;
         Ok(Response::new(SendTerminateSignalResponse { request_id }))
     }
 
@@ -230,7 +239,19 @@ impl CspProviderService for Service {
         request: Request<SendGpuResetSignalRequest>,
     ) -> Result<Response<SendGpuResetSignalResponse>, Status> {
         self.known(&request).await?;
-        Err(grpc::status(&unsupported("a reset of GPUs"), &[]))
+        let request = request.into_inner();
+        let signal = Signal {
+            action: Action::Reset,
+            node: request.node_name,
+            operation: request.operation_id,
+            resource: request.cr_name,
+            gpus: Gpus {
+                uuids: request.gpu_uuids,
+                pci_bus_ids: request.gpu_pci_bus_ids,
+            },
+        };
+        let request_id = self.send(signal).await?;
+        Ok(Response::new(SendGpuResetSignalResponse { request_id }))
     }
 
     async fn is_gpu_reset_complete(
@@ -238,6 +259,20 @@ impl CspProviderService for Service {
         request: Request<IsGpuResetCompleteRequest>,
     ) -> Result<Response<IsGpuResetCompleteResponse>, Status> {
         self.known(&request).await?;
-        Err(grpc::status(&unsupported("a reset of GPUs"), &[]))
+        let request = request.into_inner();
+        let signal = Signal::new(Action::Reset, &request.node_name, &request.operation_id);
+        let (is_reset, request_id) = self.look(signal, request.request_id).await?;
+        let (is_complete, succeeded, message) = match is_reset {
+            Ok(is_reset) => (is_reset, is_reset, String::new()),
+            // It has failed for good, and that is an answer.
+            Err(failure) if failure.class == Class::Permanent => (true, false, failure.text()),
+            Err(failure) => return Err(self.status(&failure)),
+        };
+        Ok(Response::new(IsGpuResetCompleteResponse {
+            is_complete,
+            succeeded,
+            message,
+            request_id,
+        }))
     }
 }

@@ -150,7 +150,7 @@ fn has_failed(job: &Value) -> bool {
 }
 
 /// Returns what the pods of a Job said at their end.
-async fn why(cluster: &Cluster, namespace: &str, job: &str) -> Option<String> {
+pub(crate) async fn why(cluster: &Cluster, namespace: &str, job: &str) -> Option<String> {
     let pods = Kind::new("", "v1", "pods");
     let selector = format!("batch.kubernetes.io/job-name={job}");
     // What its condition says is enough where they cannot be read.

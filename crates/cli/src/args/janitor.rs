@@ -14,7 +14,7 @@ pub struct JanitorProviderArgs {
     #[arg(long, env = "GPUWARDEN_PROVIDER_LISTEN", value_name = "ADDRESS:PORT",
           default_value = "127.0.0.1:50052", value_parser = address)]
     pub listen: SocketAddr,
-    /// The provider: generic reboots a node by a privileged Job.
+    /// The provider: generic reboots a node, or resets its GPUs, by a privileged Job.
     #[arg(long, env = "CSP", value_name = "generic", default_value = "generic")]
     pub provider: ProviderArg,
     /// Certificate for the server (PEM); read again when it changes.
@@ -68,7 +68,7 @@ pub struct JanitorProviderArgs {
         default_value_t = 3600
     )]
     pub reboot_job_ttl: u32,
-    /// Secrets by which the image is pulled.
+    /// Secrets by which the images are pulled.
     #[arg(
         long,
         env = "GENERIC_REBOOT_IMAGE_PULL_SECRETS",
@@ -76,6 +76,12 @@ pub struct JanitorProviderArgs {
         value_delimiter = ','
     )]
     pub reboot_pull_secrets: Vec<String>,
+    /// Image of the Job that resets GPUs, gpuwarden's own or NVSentinel's [default: none, and no GPU is reset].
+    #[arg(long, env = "GPUWARDEN_RESET_IMAGE", value_name = "IMAGE")]
+    pub reset_image: Option<String>,
+    /// Runtime class of its pod, such as nvidia.
+    #[arg(long, env = "GPUWARDEN_RESET_RUNTIME_CLASS", value_name = "NAME")]
+    pub reset_runtime_class: Option<String>,
     /// Kubeconfig of the cluster [default: that of the pod, where this is one].
     #[arg(long, env = "GPUWARDEN_KUBECONFIG", value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 
 use cluster::ConnectOptions;
 use controller::ingest::ServiceAccount;
+use domain::gpu_reset::ResetSettings;
 use domain::janitor::generic::GenericConfig;
 use runtime::logging::LogFormat;
 use runtime::tls::CertificateFiles;
@@ -24,6 +25,8 @@ pub struct JanitorProviderSettings {
     pub callers: Option<(String, BTreeSet<String>)>,
     /// How it reboots.
     pub generic: GenericConfig,
+    /// How it resets GPUs; `None`: it does not.
+    pub resets: Option<ResetSettings>,
     /// The cluster.
     pub cluster: ConnectOptions,
     /// The namespace of its Jobs, where none is configured.
@@ -73,11 +76,17 @@ impl JanitorProviderSettings {
             job_ttl_seconds: args.reboot_job_ttl,
             image_pull_secrets: args.reboot_pull_secrets,
         };
+        let resets = args.reset_image.map(|image| ResetSettings {
+            pull_secrets: generic.image_pull_secrets.clone(),
+            runtime_class: args.reset_runtime_class,
+            ..ResetSettings::of_job(&image)
+        });
         Ok(Self {
             listen: args.listen,
             tls,
             callers: (!args.anybody).then_some((args.audience, callers)),
             generic,
+            resets,
             cluster: connect_options(args.kubeconfig, args.context),
             namespace: namespace(args.namespace)?,
             log: args.log,
@@ -118,6 +127,9 @@ mod tests {
             ["system:serviceaccount:a:b", "system:serviceaccount:c:d"]
         );
         assert!(provider(&["--anybody"]).unwrap().callers.is_none());
+        assert!(provider(&["--anybody"]).unwrap().resets.is_none());
+        let resets = provider(&["--anybody", "--reset-image", "i"]).unwrap();
+        assert_eq!(resets.resets.unwrap().image, "i");
         for (more, expected) in [
             ([&open[..], &callers].concat(), "in the open"),
             ([&open[..], &tls].concat(), "nobody may call"),

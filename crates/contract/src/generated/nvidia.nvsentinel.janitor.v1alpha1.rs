@@ -79,6 +79,9 @@ pub struct IsGpuResetCompleteResponse {
     pub succeeded: bool,
     #[prost(string, tag = "3")]
     pub message: ::prost::alloc::string::String,
+    /// Of the operation that was asked about, from a provider that knows it.
+    #[prost(string, tag = "4")]
+    pub request_id: ::prost::alloc::string::String,
 }
 /// Generated client implementations.
 pub mod csp_provider_service_client {

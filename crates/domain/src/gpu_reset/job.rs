@@ -19,6 +19,39 @@ const SUFFIX: &str = "-reset-job";
 /// Characters of the hash in a name that is cut.
 const HASH_CHARS: usize = 10;
 
+/// The GPUs that are to be reset; without any, all of the node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Gpus {
+    /// By UUID.
+    pub uuids: Vec<String>,
+    /// By PCI bus id.
+    pub pci_bus_ids: Vec<String>,
+}
+
+// === impl Gpus ===
+
+impl Gpus {
+    /// Returns those that a request names.
+    pub(crate) fn of(request: &Resource) -> Self {
+        let list = |pointer: &str| {
+            let list = request.spec.pointer(pointer).and_then(Value::as_array);
+            let texts = list.into_iter().flatten().filter_map(Value::as_str);
+            texts.map(str::to_owned).collect()
+        };
+        Self {
+            uuids: list("/selector/uuids"),
+            pci_bus_ids: list("/selector/pciBusIDs"),
+        }
+    }
+
+    /// Returns them as the program of the Job takes them.
+    fn list(&self) -> String {
+        [self.uuids.as_slice(), &self.pci_bus_ids]
+            .concat()
+            .join(",")
+    }
+}
+
 /// Returns the name of the Job of a request.
 pub fn job_name(request: &str) -> String {
     if request.len() + SUFFIX.len() <= NAME_BYTES {
@@ -38,13 +71,21 @@ pub fn job_name(request: &str) -> String {
 }
 
 /// Returns the Job of a request.
-pub(super) fn job(request: &Resource, settings: &ResetSettings) -> Value {
+pub(super) fn job_of(request: &Resource, settings: &ResetSettings) -> Value {
+    let (name, gpus) = (job_name(&request.name), Gpus::of(request));
+    let mut job = job(&name, &request.node, &gpus, settings);
+    job["metadata"]["ownerReferences"] = json!([owner(request)]);
+    job
+}
+
+/// Returns a Job that resets GPUs of a node, and is nobody's yet.
+pub fn job(name: &str, node: &str, gpus: &Gpus, settings: &ResetSettings) -> Value {
     let directory = |name: &str, path: &str| json!({"name": name, "hostPath": {"path": path, "type": "DirectoryOrCreate"}});
     let mount = |name: &str, path: &str| json!({"name": name, "mountPath": path});
     let mut pod = json!({
         "restartPolicy": "Never",
         // A node that is out of service takes it, too.
-        "nodeName": request.node,
+        "nodeName": node,
         "tolerations": [{"operator": "Exists"}],
         // To name who holds a GPU.
         "hostPID": true,
@@ -56,7 +97,7 @@ pub(super) fn job(request: &Resource, settings: &ResetSettings) -> Value {
             "imagePullPolicy": "Always",
             "args": ["gpu-reset"],
             "env": [
-                {"name": "NVIDIA_GPU_RESETS", "value": targets(&request.spec)},
+                {"name": "NVIDIA_GPU_RESETS", "value": gpus.list()},
                 {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"},
                 {"name": "NVIDIA_DRIVER_CAPABILITIES", "value": "utility"},
                 {"name": "WRITE_SYSLOG_EVENT", "value": settings.write_log.to_string()},
@@ -89,10 +130,9 @@ pub(super) fn job(request: &Resource, settings: &ResetSettings) -> Value {
         "apiVersion": "batch/v1",
         "kind": "Job",
         "metadata": {
-            "name": job_name(&request.name),
+            "name": name,
             "namespace": settings.namespace,
             "labels": labels,
-            "ownerReferences": [owner(request)],
         },
         "spec": {
             "activeDeadlineSeconds": JOB_SECONDS,
@@ -101,14 +141,6 @@ pub(super) fn job(request: &Resource, settings: &ResetSettings) -> Value {
             "template": {"metadata": {"labels": labels}, "spec": pod},
         },
     })
-}
-
-/// Returns the GPUs of a request by UUID or PCI bus id; empty: all of the node.
-fn targets(spec: &Value) -> String {
-    let lists = ["/selector/uuids", "/selector/pciBusIDs"].into_iter();
-    let lists = lists.filter_map(|pointer| spec.pointer(pointer)?.as_array());
-    let targets: Vec<&str> = lists.flatten().filter_map(Value::as_str).collect();
-    targets.join(",")
 }
 
 /// Returns a request as the owner of its Job.

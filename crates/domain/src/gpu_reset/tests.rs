@@ -46,7 +46,8 @@ struct World {
     object: Value,
     node: Option<NodeView>,
     pods: Vec<ServicePod>,
-    job: JobSeen,
+    job: ResetSeen,
+    by_provider: bool,
     before: Option<String>,
     excluded: bool,
     settings: ResetSettings,
@@ -63,7 +64,8 @@ impl World {
             }),
             node: Some(node),
             pods: Vec::new(),
-            job: JobSeen::Absent,
+            job: ResetSeen::Absent,
+            by_provider: false,
             before: None,
             excluded: false,
             settings: settings(),
@@ -77,7 +79,8 @@ impl World {
             request: &Resource::read(Maintenance::Reset, &self.object).unwrap(),
             node: self.node.as_ref(),
             pods: &self.pods,
-            job: &self.job,
+            reset: &self.job,
+            by_provider: self.by_provider,
             before: self.before.as_deref(),
             excluded: self.excluded,
             settings: &self.settings,
@@ -107,9 +110,12 @@ impl World {
             Act::Node(change) => self.node = self.node.as_ref().map(|one| one.after(&change)),
             Act::Make(job) => {
                 self.made.push(job);
-                self.job = JobSeen::Ours(JobState::Active(Some(self.now)));
+                self.job = ResetSeen::Ours(ResetState::Active(Some(self.now)));
             }
-            Act::Stop => self.job = JobSeen::Absent,
+            Act::Stop => {
+                assert!(!self.by_provider, "a provider cannot be stopped");
+                self.job = ResetSeen::Absent;
+            }
         }
     }
 
@@ -223,7 +229,7 @@ fn services_are_stopped_gpus_are_reset_and_all_is_as_it_was() {
     assert_eq!(world.says(JOB_CREATED), "True ResetJobCreationSucceeded");
     assert_eq!(world.outcome(), None);
     // The labels are put back at once, and then the pods are awaited.
-    world.job = JobSeen::Ours(JobState::Succeeded);
+    world.job = ResetSeen::Ours(ResetState::Succeeded);
     let decision = world.settle();
     assert_eq!(world.label(PLUGIN), Some("true"));
     assert!(
@@ -271,21 +277,23 @@ fn each_failure_ends_as_one_with_the_services_as_they_were() {
         }),
         ("ResetJobFailed", "the Job fails", |world| {
             world.settle();
-            world.job = JobSeen::Ours(JobState::Failed("DeadlineExceeded: too late".to_owned()));
+            world.job =
+                ResetSeen::Ours(ResetState::Failed("DeadlineExceeded: too late".to_owned()));
         }),
         ("ResetJobNotFound", "the Job vanishes", |world| {
             world.settle();
-            world.job = JobSeen::Absent;
+            world.job = ResetSeen::Absent;
         }),
         ("ResetJobFailed", "the Job never ends", |world| {
             world.settle();
             world.passes(8);
         }),
         ("ResetJobCreationFailed", "the Job is refused", |world| {
-            world.job = JobSeen::Refused("denied by policy".to_owned());
+            world.job =
+                ResetSeen::Refused(Outcome::PermanentFailure, "denied by policy".to_owned());
         }),
         ("ResetJobCreationFailed", "its name is taken", |world| {
-            world.job = JobSeen::Anothers;
+            world.job = ResetSeen::Anothers;
         }),
         (
             "RestoreTimeoutExceeded",
@@ -295,7 +303,7 @@ fn each_failure_ends_as_one_with_the_services_as_they_were() {
                 world.settle();
                 world.pods.clear();
                 world.settle();
-                world.job = JobSeen::Ours(JobState::Succeeded);
+                world.job = ResetSeen::Ours(ResetState::Succeeded);
                 world.settle();
                 world.passes(11);
             },
@@ -328,7 +336,7 @@ fn each_failure_ends_as_one_with_the_services_as_they_were() {
         assert_eq!(node.labels, before.labels, "{what}");
         assert_eq!(node.annotations, before.annotations, "{what}");
         assert!(
-            !matches!(world.job, JobSeen::Ours(JobState::Active(_))),
+            !matches!(world.job, ResetSeen::Ours(ResetState::Active(_))),
             "{what}"
         );
     }
@@ -359,7 +367,7 @@ fn deleted_at_any_step_it_puts_all_back_and_goes() {
             "{step}"
         );
         assert!(
-            !matches!(world.job, JobSeen::Ours(JobState::Active(_))),
+            !matches!(world.job, ResetSeen::Ours(ResetState::Active(_))),
             "{step}"
         );
         assert!(had || step == 0);
@@ -370,7 +378,7 @@ fn deleted_at_any_step_it_puts_all_back_and_goes() {
 fn a_job_that_does_not_go_holds_nothing_up_for_ever() {
     let mut world = World::new(node(&[(PLUGIN, "true")]));
     world.settle();
-    world.job = JobSeen::Ours(JobState::Deleting);
+    world.job = ResetSeen::Ours(ResetState::Deleting);
     world.object["metadata"]["deletionTimestamp"] = json!(world.now);
     assert_eq!(world.settle().awaits, "its Job to go");
     assert_eq!(world.label(PLUGIN), Some("false"));
@@ -439,7 +447,7 @@ fn a_service_that_comes_back_is_stopped_again_and_what_others_set_stays() {
     world.apply(set(DCGM, "paused-for-driver-upgrade"));
     world.settle();
     assert_eq!(world.label(PLUGIN), Some("false"));
-    world.job = JobSeen::Ours(JobState::Succeeded);
+    world.job = ResetSeen::Ours(ResetState::Succeeded);
     world.settle();
     assert_eq!(world.phase(), "Succeeded");
     assert_eq!(world.label(PLUGIN), Some("true"));

@@ -10,7 +10,8 @@ use serde_json::Value;
 
 use super::Action;
 use super::config::JanitorConfig;
-use super::signal::{ASK_AGAIN, Node};
+use super::sending::ASK_AGAIN;
+use super::signal::Node;
 use crate::gpu_reset::{self, ServicePod, job_name};
 use crate::handover;
 use crate::maintenance::{Key, Listings, Maintenance, Resource, is_older};
@@ -193,8 +194,9 @@ impl Board {
 
     fn carries_out(&self, kind: Maintenance) -> bool {
         match Action::of(kind) {
+            Some(Action::Reset) => self.config.resets.is_some(),
             Some(action) => self.config.rules(action).is_some(),
-            None => kind != Maintenance::Reset || self.config.resets.is_some(),
+            None => true,
         }
     }
 

@@ -21,6 +21,8 @@ const TIMEOUT: SignedDuration = SignedDuration::from_mins(30);
 const MAX_TIMEOUT: SignedDuration = SignedDuration::from_hours(24);
 /// The name of the one manager of services that is known.
 const GPU_OPERATOR: &str = "gpu-operator";
+/// The key of how GPUs are reset.
+const RESETS: &str = "gpuResetController";
 /// The token of a pod's own account, where no other is named.
 const TOKEN: &str = "/var/run/secrets/kubernetes.io/serviceaccount/token";
 
@@ -31,6 +33,8 @@ pub struct JanitorConfig {
     exclusions: Vec<LabelSelector>,
     /// How GPUs are reset; `None`: their requests are left alone. Its namespace is the product's to say.
     pub resets: Option<ResetSettings>,
+    /// Who resets GPUs in the place of a Job; `None`: a Job does.
+    pub reset_provider: Option<ProviderPlace>,
     /// How the built-in provider reboots; only where no other is named.
     pub generic: GenericConfig,
     /// How BMCs are reached; then they are asked for reboots, and no Jobs are made.
@@ -132,15 +136,14 @@ struct Controller {
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 struct ResetController {
-    /// Where it is not said: where there is an image.
+    /// Where it is not said: where there is an image, or a provider.
     enabled: Option<bool>,
     timeout: Option<String>,
     /// Not looked at: nobody but the janitor sends this signal.
     #[serde(rename = "manualMode")]
     _manual_mode: Value,
-    /// Not looked at: the Job is made here.
-    #[serde(rename = "cspProviderHost")]
-    _csp_provider_host: Value,
+    /// Only its own counts, not the global one: providers that reboot nodes need not know of resets.
+    csp_provider_host: String,
     service_manager: ServiceManager,
     reset_job: ResetJob,
 }
@@ -226,6 +229,7 @@ impl JanitorConfig {
             .collect();
         let longest = rules.values().map(|rules| rules.timeout).max();
         let resets = file.gpu_reset_controller.settings(global, &mut wrong);
+        let reset_provider = file.gpu_reset_controller.provider(global, &mut wrong);
         if let Err(why) = file.generic.check(longest.unwrap_or_default()) {
             wrong.push(format!("generic.{why}"));
         }
@@ -233,6 +237,7 @@ impl JanitorConfig {
             Ok(Self {
                 rules,
                 exclusions,
+                reset_provider: reset_provider.filter(|_| resets.is_some()),
                 resets,
                 generic: file.generic,
                 redfish: file.redfish,
@@ -262,12 +267,14 @@ impl JanitorConfig {
 
 impl ResetController {
     fn settings(&self, global: &Global, wrong: &mut Vec<String>) -> Option<ResetSettings> {
-        const KEY: &str = "gpuResetController";
+        const KEY: &str = RESETS;
         let job = &self.reset_job;
-        if !self.enabled.unwrap_or(!job.image_config.image.is_empty()) {
+        let has_image = !job.image_config.image.is_empty();
+        let has_provider = !self.csp_provider_host.is_empty();
+        if !self.enabled.unwrap_or(has_image || has_provider) {
             return None;
         }
-        if job.image_config.image.is_empty() {
+        if !has_image && !has_provider {
             wrong.push(format!(
                 "{KEY}.resetJob.imageConfig.image is missing: the image of the Job"
             ));
@@ -299,6 +306,14 @@ impl ResetController {
             resources: job.resources.clone(),
             write_log: job.write_sys_log_event.unwrap_or(true),
         })
+    }
+
+    fn provider(&self, global: &Global, wrong: &mut Vec<String>) -> Option<ProviderPlace> {
+        if self.csp_provider_host.is_empty() {
+            return None;
+        }
+        let place = global.provider(&self.csp_provider_host, RESETS);
+        place.map_err(|why| wrong.push(why)).ok()
     }
 }
 

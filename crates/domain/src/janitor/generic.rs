@@ -1,4 +1,5 @@
-//! The generic provider: a privileged Job on the node boots it anew, and its pod shows a failure.
+//! The generic provider: a privileged Job on the node boots it anew, and its pod shows a failure. Another
+//! resets GPUs, as it does for a janitor without a provider.
 //!
 //! The name of the Job follows from the operation, so a signal that is sent twice makes one Job. The node
 //! is named in the pod, which no scheduler has to place and no taint keeps away.
@@ -9,6 +10,7 @@ use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
 use super::failure::{Class, Failure};
+use crate::gpu_reset::{self, Gpus, ResetSettings, ResetState};
 
 /// Image whose `sh`, `chroot` and `sync` the Job runs.
 const IMAGE: &str = "public.ecr.aws/docker/library/busybox:1.37.0";
@@ -159,8 +161,43 @@ impl GenericConfig {
     }
 }
 
+/// Returns the Job that resets GPUs of a node for an operation.
+pub fn reset_job(node: &str, operation: &str, gpus: &Gpus, settings: &ResetSettings) -> Value {
+    let mut job = gpu_reset::job(&reset_job_name(node, operation), node, gpus, settings);
+    job["metadata"]["annotations"] = json!({OPERATION: operation});
+    job
+}
+
+/// Returns whether a Job was made for an operation.
+pub fn is_of(job: &Value, operation: &str) -> bool {
+    let annotations = job.pointer("/metadata/annotations");
+    annotations.is_some_and(|all| all[OPERATION] == operation)
+}
+
+/// Returns whether a Job has reset its GPUs. `why`: what its pods said at their end.
+pub fn is_reset(job: &Value, why: Option<&str>) -> Result<bool, Failure> {
+    match ResetState::read(job, why) {
+        ResetState::Active(_) => Ok(false),
+        ResetState::Succeeded => Ok(true),
+        ResetState::Failed(why) => Err(Failure::new(Class::Permanent, "GPU_RESET_FAILED", why)),
+        ResetState::Deleting => {
+            let why = "the Job was deleted before it had ended";
+            Err(Failure::new(Class::Ambiguous, "AMBIGUOUS_RESULT", why))
+        }
+    }
+}
+
+/// Returns the name of the Job that resets GPUs for an operation.
+pub fn reset_job_name(node: &str, operation: &str) -> String {
+    named("gpu-reset", node, operation)
+}
+
 /// Returns the name of the Job of an operation.
 pub fn job_name(node: &str, operation: &str) -> String {
+    named("reboot", node, operation)
+}
+
+fn named(what: &str, node: &str, operation: &str) -> String {
     let hash = Sha256::digest(operation);
     let hash = hash
         .iter()
@@ -168,7 +205,7 @@ pub fn job_name(node: &str, operation: &str) -> String {
         .fold(0_u64, |number, byte| number << 8 | u64::from(*byte));
     let node: String = node.chars().take(NAME_BYTES).collect();
     // A name may not have a dot before a dash.
-    format!("reboot-{}-{hash:016x}", node.trim_end_matches(['.', '-']))
+    format!("{what}-{}-{hash:016x}", node.trim_end_matches(['.', '-']))
 }
 
 /// Returns the boot id of the node before the Job was made; `None` where the Job is another's.

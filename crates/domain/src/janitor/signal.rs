@@ -16,8 +16,9 @@ use serde_json::Value;
 
 use super::Action;
 use super::config::{JanitorConfig, Rules};
-use super::failure::{Class, Failure};
+use super::failure::Class;
 use super::record::{MANUAL_MODE, Record, SIGNAL_SENT};
+use super::sending::{Answer, Course, Memory, Question, RETRYING, SUCCEEDED, Sending, UNCLEAR};
 use super::turn::Turn;
 use crate::maintenance::{
     ATTEMPT_COMPLETE, Condition, ITS_SESSION_HAS_ENDED, Outcome, Resource, SESSION_ENDED, Status,
@@ -26,26 +27,12 @@ use crate::node::NodeView;
 use crate::ownership::Ownership;
 use crate::remedy::TOLD_WITHIN;
 
-/// Most signals of one resource that a provider refuses for now. The tries are some ten minutes apart
-/// in all, within the usual deadline.
-pub(super) const MAX_TRIES: u32 = 6;
-/// Wait before the second try, where the provider names none. Each further one doubles it.
-const BACK_OFF: SignedDuration = SignedDuration::from_secs(10);
-/// Longest wait before another try, whatever the provider says: one that names hours would outlast the
-/// deadline unseen.
-const BACK_OFF_MAX: SignedDuration = SignedDuration::from_mins(5);
-/// Time between two questions to a provider, how a signal is, or whether it knows one.
-pub(super) const ASK_AGAIN: SignedDuration = SignedDuration::from_secs(30);
 /// Time for a person to do by hand what was asked for, in manual mode.
 const MANUAL: SignedDuration = SignedDuration::from_hours(24);
 
-/// Reasons of `SignalSent` while it is unknown.
-const SENDING: &str = "Sending";
-const RETRYING: &str = "Retrying";
-const UNCLEAR: &str = "Unclear";
+/// Reasons of conditions.
 const INITIALIZING: &str = "Initializing";
 const FAILED: &str = "Failed";
-const SUCCEEDED: &str = "Succeeded";
 
 /// A node, as far as its maintenance looks at it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -74,54 +61,6 @@ pub(super) enum Node {
     Absent,
     /// It is there.
     There(NodeSeen),
-}
-
-/// A question to the provider, or a signal.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Question {
-    /// Send the signal, and say under which id it is known.
-    Send,
-    /// Say whether the signal of this operation was sent.
-    Find,
-    /// Say whether the node is ready again, after the signal of this request id.
-    Ready(String),
-}
-
-/// The answer to a question.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Answer {
-    /// To [`Question::Send`]: the request id.
-    Sent(Result<String, Failure>),
-    /// To [`Question::Find`].
-    Found(Result<Found, Failure>),
-    /// To [`Question::Ready`].
-    Ready(Result<bool, Failure>),
-}
-
-/// What a provider knows of an operation.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Found {
-    /// It was sent, and this is its request id.
-    Sent(String),
-    /// It was not, and a signal that comes late is known again.
-    NotSent,
-    /// The provider does not know operations again.
-    CannotTell,
-}
-
-/// What this process remembers of a resource beside its status. All of it may be lost.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Memory {
-    /// The try whose signal this process has sent.
-    pub(super) sent: Option<u32>,
-    /// The answer that is not yet in the status.
-    pub(super) heard: Option<Answer>,
-    /// The time before which the provider is not asked again.
-    pub(super) ask_after: Option<Timestamp>,
-    /// True once the provider has said that it does not know operations again.
-    pub(super) cannot_tell: bool,
-    /// True once it has said that the node is ready again.
-    pub(super) ready: bool,
 }
 
 /// What a step is decided by.
@@ -275,14 +214,14 @@ impl Situation<'_> {
             },
             not_before: None,
         };
-        record.write(&mut status, self.now);
         if self.rules.manual {
+            record.write(&mut status, self.now);
             let message = "somebody else has to do it; this resource ends once it is done";
             let reason = "OutsideActorRequired";
             self.say(&mut status, MANUAL_MODE, "True", reason, message);
             self.say(&mut status, SIGNAL_SENT, "Unknown", INITIALIZING, "");
         } else {
-            self.say_sending(&mut status);
+            self.sending().announce(&mut status, &record);
         }
         let done = self.action.done();
         self.say(&mut status, done, "Unknown", INITIALIZING, "");
@@ -311,8 +250,11 @@ impl Situation<'_> {
             Some("True") => self.watch(signal, manual),
             _ if manual => Step::Wait(None),
             // NVSentinel's janitor, which ended between two writes.
-            Some("False") => self.refused_for_good(signal.map_or("", |one| &one.message)),
-            _ => self.send(record, signal),
+            Some("False") => {
+                let message = signal.map_or("", |one| &one.message);
+                self.not_sent(Outcome::PermanentFailure, message)
+            }
+            _ => self.send(record),
         };
         match step {
             Step::Wait(until) => {
@@ -337,7 +279,7 @@ impl Situation<'_> {
                 (node.ready && (changed || said))
                     .then(|| format!("the node is ready in the boot {}", node.boot_id))
             }
-            (Action::Reboot, Node::Absent) | (_, Node::Unseen) => None,
+            (Action::Reboot, Node::Absent) | (Action::Reset, _) | (_, Node::Unseen) => None,
             (Action::Terminate, Node::There(node)) => {
                 let another = record.is_some_and(|record| {
                     !record.node_uid.is_empty() && node.uid != record.node_uid
@@ -392,7 +334,7 @@ impl Situation<'_> {
     }
 
     /// Sends the signal, or asks whether it was sent.
-    fn send(&self, record: Option<Record>, signal: Option<&Condition>) -> Step {
+    fn send(&self, record: Option<Record>) -> Step {
         let Some(record) = record else {
             return match self.node {
                 Node::Unseen => Step::Wait(None),
@@ -400,120 +342,43 @@ impl Situation<'_> {
                 Node::There(node) => self.taken_over(Some(node)),
             };
         };
-        if let Some(answer) = &self.memory.heard
-            && let Some(step) = self.heard(&record, answer)
-        {
-            return step;
-        }
-        if let Turn::Behind { .. } = &self.turn {
-            // Both were begun: the write of one was not seen when the other was.
-            return Step::Wait(None);
-        }
-        if signal.is_some_and(|one| one.reason == RETRYING) {
-            let not_before = record.not_before.unwrap_or(self.now);
-            if self.now < not_before {
-                return Step::Wait(Some(not_before));
+        // Both were begun: the write of one was not seen when the other was.
+        let is_behind = matches!(self.turn, Turn::Behind { .. });
+        match self.sending().course(&record) {
+            Course::Note(status) => Step::Write(status),
+            Course::Refused(outcome, message) => self.not_sent(outcome, &message),
+            _ if is_behind => Step::Wait(None),
+            Course::Later(time) => Step::Wait(Some(time)),
+            Course::Wait(until) => Step::Wait(until),
+            Course::Find => Step::Ask(Question::Find),
+            Course::Announce(status) => {
+                let ended = self.ended_with_its_session();
+                ended.unwrap_or(Step::Write(status))
             }
-            return self.send_again(record);
-        }
-        if record.attempt == 0 || self.memory.cannot_tell {
-            return Step::Wait(None);
-        }
-        let unsent = self.memory.sent != Some(record.attempt);
-        if record.by == self.process && unsent {
-            let ended = self.ended_with_its_session();
-            return ended.unwrap_or(Step::Ask(Question::Send));
-        }
-        self.ask(Question::Find)
-    }
-
-    /// Returns what follows from the answer of the provider; `None`: nothing that changes the status.
-    fn heard(&self, record: &Record, answer: &Answer) -> Option<Step> {
-        match answer {
-            Answer::Sent(Ok(request)) | Answer::Found(Ok(Found::Sent(request))) => {
-                let mut status = self.resource.status.clone();
-                self.say(&mut status, SIGNAL_SENT, "True", SUCCEEDED, request);
-                Some(Step::Write(status))
+            Course::Send => {
+                let ended = self.ended_with_its_session();
+                ended.unwrap_or(Step::Ask(Question::Send))
             }
-            Answer::Sent(Err(failure)) => match failure.class {
-                Class::Transient => Some(self.refused_for_now(record, failure)),
-                Class::Permanent => Some(self.refused_for_good(&failure.text())),
-                Class::Ambiguous => self.unclear(failure),
-            },
-            Answer::Found(Ok(Found::NotSent)) => Some(self.send_again(record.clone())),
-            Answer::Found(Ok(Found::CannotTell) | Err(_)) | Answer::Ready(_) => None,
         }
     }
 
-    /// Writes that nobody knows whether the signal was sent.
-    fn unclear(&self, failure: &Failure) -> Option<Step> {
-        let mut status = self.resource.status.clone();
-        let message = format!(
-            "nobody knows whether the signal was sent; the provider is asked for it: {}",
-            failure.text()
-        );
-        self.say(&mut status, SIGNAL_SENT, "Unknown", UNCLEAR, &message);
-        (status != self.resource.status).then_some(Step::Write(status))
-    }
-
-    fn refused_for_now(&self, record: &Record, failure: &Failure) -> Step {
-        if record.attempt >= MAX_TRIES {
-            let message = format!("after {MAX_TRIES} tries: {}", failure.text());
-            return self.end(&End {
-                outcome: Outcome::TransientFailure,
-                signal: Some(("False", FAILED)),
-                done: None,
-                message: &message,
-            });
+    fn sending(&self) -> Sending<'_> {
+        Sending {
+            resource: self.resource,
+            memory: self.memory,
+            process: self.process,
+            now: self.now,
         }
-        let doubled = BACK_OFF
-            .checked_mul(1 << record.attempt.saturating_sub(1).min(16))
-            .unwrap_or(BACK_OFF_MAX);
-        let wait = failure.retry_after.unwrap_or(doubled).min(BACK_OFF_MAX);
-        let mut status = self.resource.status.clone();
-        let record = Record {
-            by: String::new(),
-            not_before: self.now.checked_add(wait).ok(),
-            ..record.clone()
-        };
-        record.write(&mut status, self.now);
-        let message = format!("try {} of {MAX_TRIES}: {}", record.attempt, failure.text());
-        self.say(&mut status, SIGNAL_SENT, "Unknown", RETRYING, &message);
-        Step::Write(status)
     }
 
-    fn refused_for_good(&self, message: &str) -> Step {
+    /// Ends where no signal was sent, and none will be.
+    fn not_sent(&self, outcome: Outcome, message: &str) -> Step {
         self.end(&End {
-            outcome: Outcome::PermanentFailure,
+            outcome,
             signal: Some(("False", FAILED)),
             done: None,
             message,
         })
-    }
-
-    /// Writes that another signal is about to be sent, of which it is known that the one before was not.
-    fn send_again(&self, record: Record) -> Step {
-        if record.attempt >= MAX_TRIES {
-            return self.end(&End {
-                outcome: Outcome::TransientFailure,
-                signal: Some(("False", FAILED)),
-                done: None,
-                message: &format!("the signal did not reach the provider in {MAX_TRIES} tries"),
-            });
-        }
-        if let Some(step) = self.ended_with_its_session() {
-            return step;
-        }
-        let mut status = self.resource.status.clone();
-        let record = Record {
-            attempt: record.attempt + 1,
-            by: self.process.to_owned(),
-            not_before: None,
-            ..record
-        };
-        record.write(&mut status, self.now);
-        self.say_sending(&mut status);
-        Step::Write(status)
     }
 
     /// Takes over what NVSentinel's janitor has begun: it sends first and writes then, so its signal may
@@ -548,17 +413,13 @@ impl Situation<'_> {
                 Some(time) if self.now < time => Step::Wait(Some(time)),
                 _ => Step::DeleteNode(node.uid.clone()),
             },
-            (Action::Reboot, _) if !manual => self.ask(Question::Ready(
-                signal.map_or("", |one| &one.message).to_owned(),
-            )),
+            (Action::Reboot, _) if !manual => match self.memory.ask_after {
+                Some(time) if self.now < time => Step::Wait(Some(time)),
+                _ => Step::Ask(Question::Ready(
+                    signal.map_or("", |one| &one.message).to_owned(),
+                )),
+            },
             _ => Step::Wait(None),
-        }
-    }
-
-    fn ask(&self, question: Question) -> Step {
-        match self.memory.ask_after {
-            Some(time) if self.now < time => Step::Wait(Some(time)),
-            _ => Step::Ask(question),
         }
     }
 
@@ -585,11 +446,6 @@ impl Situation<'_> {
         let outcome = end.outcome.word();
         self.say(&mut status, ATTEMPT_COMPLETE, "True", outcome, end.message);
         Step::Write(status)
-    }
-
-    fn say_sending(&self, status: &mut Status) {
-        let message = format!("operation {}", self.resource.operation());
-        self.say(status, SIGNAL_SENT, "Unknown", SENDING, &message);
     }
 
     fn say(&self, status: &mut Status, kind: &str, to: &str, reason: &str, message: &str) {

@@ -514,11 +514,8 @@ fn one_resource_of_a_node_at_a_time_and_the_oldest_first() {
     let effects = board.take(Input::Written(key.clone(), written(status.clone())), at(11));
     // Who asks for the same is told so; who asks for something else waits.
     assert_eq!(writes(&effects), ["younger"]);
-    assert!(
-        effects
-            .iter()
-            .any(|effect| matches!(effect, Effect::Ask { .. }))
-    );
+    let asks = |effect: &Effect| matches!(effect, Effect::Ask { .. });
+    assert!(effects.iter().any(asks));
     let mut ended = status;
     ended["completionTime"] = json!(at(60));
     let effects = board.take(Input::Written(key, written(ended)), at(61));

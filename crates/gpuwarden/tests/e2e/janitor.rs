@@ -241,11 +241,7 @@ async fn the_provider_as_a_process_makes_the_job_that_it_is_asked_for() -> anyho
         .spawn()?;
     let place = ProviderPlace::Open { host: address };
     let remote = Remote::open(&place)?;
-    let signal = Signal {
-        action: Action::Reboot,
-        node: name.clone(),
-        operation: format!("operation-of-{name}"),
-    };
+    let signal = Signal::new(Action::Reboot, &name, &format!("operation-of-{name}"));
     let answers = || async { remote.send(&signal).await.map_err(|failure| failure.text()) };
     // Asked until it listens: it is one signal all the same.
     let request = testkit::wait_for("the provider", SOON, answers).await?;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use cluster::{Cluster, ConnectOptions, Kind};
+use domain::gpu_reset::ResetSettings;
 use domain::janitor::generic::{GenericConfig, JOB_LABEL, NODE_LABEL};
 use domain::janitor::{Action, Class, ProviderPlace};
 use gpuwarden_janitor::client::Remote;
@@ -17,6 +18,9 @@ use serde_json::{Value, json};
 use testkit::{Authority, ControlPlane, Purpose, Version, unique};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
+
+/// Longest wait for what the controllers of the cluster do.
+const SOON: std::time::Duration = std::time::Duration::from_secs(60);
 
 struct Jobs {
     plane: ControlPlane,
@@ -38,7 +42,8 @@ impl Jobs {
         };
         let cluster = Arc::new(Cluster::connect(options).await?);
         let config = GenericConfig::default();
-        let generic = Arc::new(Generic::new(Arc::clone(&cluster), config, &namespace));
+        let generic = Generic::new(Arc::clone(&cluster), config, &namespace);
+        let generic = Arc::new(generic.with_resets(Some(ResetSettings::of_job("reset:1"))));
         Ok(Some(Self {
             plane,
             cluster,
@@ -52,6 +57,50 @@ impl Jobs {
         let selector = format!("{JOB_LABEL}=true,{NODE_LABEL}={machine}");
         let found = self.cluster.some_objects(&jobs, &self.namespace, &selector);
         found.await.unwrap()
+    }
+
+    /// The Jobs that reset GPUs of a machine.
+    async fn resets(&self, machine: &str) -> Vec<Value> {
+        let jobs = Kind::new("batch", "v1", "jobs");
+        let found = self
+            .cluster
+            .some_objects(&jobs, &self.namespace, "app=gpu-reset");
+        let mut found = found.await.unwrap();
+        found.retain(|job| job["spec"]["template"]["spec"]["nodeName"] == machine);
+        found
+    }
+
+    /// Returns the pod of a Job, once it is there.
+    async fn pod(&self, job: &Value) -> Value {
+        let pods = Kind::new("", "v1", "pods");
+        let name = job["metadata"]["name"].as_str().unwrap();
+        let selector = format!("batch.kubernetes.io/job-name={name}");
+        let found = || async {
+            let found = self.cluster.some_objects(&pods, &self.namespace, &selector);
+            let found = found.await.map_err(|error| error.to_string())?;
+            found.into_iter().next().ok_or_else(|| "no pod".to_owned())
+        };
+        testkit::wait_for("the pod of the Job", SOON, found)
+            .await
+            .unwrap()
+    }
+
+    /// Says as a kubelet what has become of a pod.
+    async fn set_pod(&self, pod: &Value, status: &Value) {
+        let name = pod["metadata"]["name"].as_str().unwrap();
+        let status = json!({"status": status}).to_string();
+        let namespace = self.namespace.as_str();
+        let patch = [
+            "-n",
+            namespace,
+            "patch",
+            "pod",
+            name,
+            "--subresource=status",
+            "-p",
+            &status,
+        ];
+        self.plane.kubectl(patch).await.unwrap();
     }
 }
 
@@ -95,44 +144,37 @@ impl World for Jobs {
 
     async fn fails(&self, machine: &str) -> bool {
         let job = self.jobs(machine).await.remove(0);
-        let pods = Kind::new("", "v1", "pods");
-        let selector = format!(
-            "batch.kubernetes.io/job-name={}",
-            job["metadata"]["name"].as_str().unwrap()
-        );
-        let found = || async {
-            let found = self.cluster.some_objects(&pods, &self.namespace, &selector);
-            let found = found.await.map_err(|error| error.to_string())?;
-            found.into_iter().next().ok_or_else(|| "no pod".to_owned())
-        };
-        let soon = std::time::Duration::from_secs(60);
-        let pod = testkit::wait_for("the pod of the Job", soon, found)
-            .await
-            .unwrap();
+        let pod = self.pod(&job).await;
         // Nothing keeps it from the node: no scheduler, no taint.
         assert_eq!(pod["spec"]["nodeName"], machine);
-        let name = pod["metadata"]["name"].as_str().unwrap();
-        let status = json!({"status": {"containerStatuses": [{
+        let status = json!({"containerStatuses": [{
             "name": "reboot", "image": "i", "imageID": "", "ready": false, "restartCount": 0,
             "state": {"waiting": {"reason": "ImagePullBackOff"}},
-        }]}})
-        .to_string();
-        let patch = [
-            "-n",
-            &self.namespace,
-            "patch",
-            "pod",
-            name,
-            "--subresource=status",
-            "-p",
-            &status,
-        ];
-        self.plane.kubectl(patch).await.unwrap();
+        }]});
+        self.set_pod(&pod, &status).await;
+        true
+    }
+
+    async fn resets(&self, machine: &str, well: bool) -> bool {
+        if !well {
+            return false; // Three pods fail, half a minute apart.
+        }
+        let job = Self::resets(self, machine).await.remove(0);
+        let pod = self.pod(&job).await;
+        self.set_pod(&pod, &json!({"phase": "Succeeded"})).await;
+        let ended = || async {
+            let job = Self::resets(self, machine).await.remove(0);
+            let end = job["status"]["completionTime"].as_str().map(str::to_owned);
+            end.ok_or_else(|| job["status"].to_string())
+        };
+        testkit::wait_for("the end of the Job", SOON, ended)
+            .await
+            .unwrap();
         true
     }
 
     async fn signals(&self, machine: &str) -> usize {
-        self.jobs(machine).await.len()
+        self.jobs(machine).await.len() + self.resets(machine).await.len()
     }
 }
 
@@ -163,11 +205,7 @@ async fn the_api_server_takes_the_job_as_it_is_meant() -> anyhow::Result<()> {
         };
         let generic = Generic::new(Arc::clone(&world.cluster), config, &world.namespace);
         let machine = world.machine().await;
-        let signal = Signal {
-            action: Action::Reboot,
-            node: machine.clone(),
-            operation: format!("op-{at}-{machine}"),
-        };
+        let signal = Signal::new(Action::Reboot, &machine, &format!("op-{at}-{machine}"));
         assert_eq!(generic.send(&signal).await.unwrap(), "boot-1");
         let job = world.jobs(&machine).await.remove(0);
         let spec = &job["spec"];
@@ -198,11 +236,7 @@ async fn the_api_server_takes_the_job_as_it_is_meant() -> anyhow::Result<()> {
         GenericConfig::default(),
         "nowhere",
     );
-    let signal = Signal {
-        action: Action::Reboot,
-        node: machine,
-        operation: "op".to_owned(),
-    };
+    let signal = Signal::new(Action::Reboot, &machine, "op");
     let failure = generic.send(&signal).await.unwrap_err();
     assert_eq!(failure.class, Class::Permanent, "{failure:?}");
     Ok(())
@@ -257,11 +291,7 @@ async fn only_listed_accounts_with_a_token_for_the_provider_may_call() -> anyhow
     };
     let remote = Remote::open(&place)?;
     let machine = world.machine().await;
-    let signal = Signal {
-        action: Action::Reboot,
-        node: machine.clone(),
-        operation: format!("op-of-{machine}"),
-    };
+    let signal = Signal::new(Action::Reboot, &machine, &format!("op-of-{machine}"));
     // Without the file, with a token for others, of another account: nothing is done.
     let missing = remote.send(&signal).await.unwrap_err();
     assert_eq!(missing.class, Class::Transient, "{missing:?}");

@@ -12,7 +12,7 @@ use contract::janitor_provider::csp_provider_service_client::CspProviderServiceC
 use contract::janitor_provider::csp_provider_service_server::{
     CspProviderService, CspProviderServiceServer,
 };
-use domain::janitor::{Class, Failure, Found, ProviderPlace};
+use domain::janitor::{Action, Class, Failure, Found, ProviderPlace};
 use gpuwarden_janitor::client::Remote;
 use gpuwarden_janitor::conformance::{self, Weather, World};
 use gpuwarden_janitor::server::{self, Callers};
@@ -27,6 +27,10 @@ use tonic::{Code, Request, Response, Status};
 struct Machine {
     boots: u32,
     failed: bool,
+    /// How a reset of its GPUs has ended.
+    reset: Option<bool>,
+    /// The signals to reset GPUs, as they came.
+    resets: Vec<Signal>,
     /// Request ids, by operation.
     signals: BTreeMap<String, String>,
 }
@@ -74,6 +78,9 @@ impl Provider for Farm {
         let machine = machine
             .ok_or_else(|| Failure::new(Class::Permanent, "RESOURCE_NOT_FOUND", "no such"))?;
         let boots = machine.boots;
+        if signal.action == Action::Reset && !machine.signals.contains_key(&signal.operation) {
+            machine.resets.push(signal.clone());
+        }
         let request = machine.signals.entry(signal.operation.clone());
         let request = request.or_insert_with(|| boots.to_string()).clone();
         if weather == Weather::AnswerLost {
@@ -92,6 +99,13 @@ impl Provider for Farm {
     async fn is_ready(&self, signal: &Signal, request_id: &str) -> Result<bool, Failure> {
         let machines = self.machines.lock().unwrap();
         let machine = machines.get(&signal.node).unwrap();
+        if signal.action == Action::Reset {
+            let failed = || Failure::new(Class::Permanent, "HELD", "it is held by x (pid 1)");
+            return match machine.reset {
+                Some(false) => Err(failed()),
+                well => Ok(well.unwrap_or_default()),
+            };
+        }
         if machine.failed {
             return Err(Failure::new(Class::Permanent, "BROKEN", "it is broken"));
         }
@@ -182,6 +196,12 @@ impl World for Behind {
         true
     }
 
+    async fn resets(&self, machine: &str, well: bool) -> bool {
+        let mut machines = self.farm.machines.lock().unwrap();
+        machines.get_mut(machine).unwrap().reset = Some(well);
+        true
+    }
+
     async fn signals(&self, machine: &str) -> usize {
         self.farm.machines.lock().unwrap()[machine].signals.len()
     }
@@ -189,7 +209,13 @@ impl World for Behind {
 
 #[tokio::test]
 async fn a_provider_behind_the_protocol_is_as_good_as_one_without() -> anyhow::Result<()> {
-    conformance::all(&Behind::new().await?).await;
+    let world = Behind::new().await?;
+    conformance::all(&world).await;
+    // What is to be reset comes over whole.
+    let machines = world.farm.machines.lock().unwrap();
+    let mut resets = machines.values().flat_map(|one| &one.resets);
+    let is_whole = |one: &Signal| one.gpus.uuids == ["GPU-1"] && one.resource == "first";
+    assert!(resets.any(is_whole));
     Ok(())
 }
 
@@ -262,11 +288,7 @@ async fn a_provider_that_knows_no_operations_is_not_believed_to() -> anyhow::Res
     let server = tonic::transport::Server::builder().add_service(service);
     tokio::spawn(server.serve_with_incoming(incoming));
     let remote = Remote::open(&ProviderPlace::Open { host })?;
-    let signal = Signal {
-        action: domain::janitor::Action::Reboot,
-        node: "n".to_owned(),
-        operation: "op".to_owned(),
-    };
+    let signal = Signal::new(Action::Reboot, "n", "op");
     assert_eq!(remote.send(&signal).await.unwrap(), "i-1");
     // It would say that any node is ready, so this is no answer about the operation.
     assert_eq!(remote.find(&signal).await.unwrap(), Found::CannotTell);
@@ -286,11 +308,15 @@ async fn a_provider_that_knows_no_operations_is_not_believed_to() -> anyhow::Res
         assert_eq!(failure.class, Class::Transient, "{code:?}: {failure:?}");
     }
     let terminate = Signal {
-        action: domain::janitor::Action::Terminate,
+        action: Action::Terminate,
         ..signal
     };
     let failure = remote.send(&terminate).await.unwrap_err();
     assert_eq!(failure.class, Class::Permanent, "{failure:?}");
+    let reset = Signal::new(Action::Reset, "n", "op");
+    let failure = remote.send(&reset).await.unwrap_err();
+    assert_eq!(failure.class, Class::Permanent, "{failure:?}");
+    assert_eq!(remote.find(&reset).await.unwrap(), Found::CannotTell);
     Ok(())
 }
 
@@ -362,6 +388,13 @@ async fn nvsentinels_janitor_is_served_each_request_by_itself() -> anyhow::Resul
     assert_eq!(nothing.unwrap_err(), Code::InvalidArgument);
     let reset = wire::SendGpuResetSignalRequest::default();
     let reset = client.send_gpu_reset_signal(reset).await.map_err(code);
-    assert_eq!(reset.unwrap_err(), Code::Unimplemented);
+    assert_eq!(reset.unwrap_err(), Code::InvalidArgument);
+    let many = wire::SendGpuResetSignalRequest {
+        node_name: "n".to_owned(),
+        gpu_uuids: vec!["GPU-1".to_owned(); 300],
+        ..wire::SendGpuResetSignalRequest::default()
+    };
+    let many = client.send_gpu_reset_signal(many).await.map_err(code);
+    assert_eq!(many.unwrap_err(), Code::InvalidArgument);
     Ok(())
 }

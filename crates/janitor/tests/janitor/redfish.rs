@@ -260,11 +260,7 @@ impl World for Bmcs {
 }
 
 fn reboot(node: &str, operation: &str) -> Signal {
-    Signal {
-        action: Action::Reboot,
-        node: node.to_owned(),
-        operation: operation.to_owned(),
-    }
+    Signal::new(Action::Reboot, node, operation)
 }
 
 #[tokio::test]

@@ -54,7 +54,7 @@ struct Story {
     exists: bool,
     /// What each label is to be in the end.
     wanted: BTreeMap<String, String>,
-    seen: (Value, Option<NodeView>, JobSeen),
+    seen: (Value, Option<NodeView>, ResetSeen),
 }
 
 impl Story {
@@ -90,7 +90,8 @@ impl Story {
             request: &Resource::read(Maintenance::Reset, &object).unwrap(),
             node: node.as_ref(),
             pods: &self.world.pods,
-            job: &job,
+            reset: &job,
+            by_provider: self.world.by_provider,
             before: None,
             excluded: false,
             settings: &self.world.settings,
@@ -103,7 +104,7 @@ impl Story {
             // Each names the state that it was decided by.
             Act::Finalizer(_) | Act::Status(_) if object != self.world.object => {}
             Act::Node(change) => self.change(node.as_ref(), &change),
-            Act::Make(_) if self.world.job != JobSeen::Absent => {}
+            Act::Make(_) if self.world.job != ResetSeen::Absent => {}
             effect => self.world.apply(effect),
         }
         let gone = self.world.object["metadata"]["deletionTimestamp"].is_string()
@@ -157,12 +158,13 @@ impl Story {
                 }));
             }
             Happens::Pods => self.run_pods(),
-            Happens::Job(what) if matches!(self.world.job, JobSeen::Ours(_)) => {
+            Happens::Job(what) if matches!(self.world.job, ResetSeen::Ours(_)) => {
                 self.world.job = match what {
-                    0 | 1 => JobSeen::Ours(JobState::Succeeded),
-                    2 => JobSeen::Ours(JobState::Failed("it is held".to_owned())),
-                    3 => JobSeen::Ours(JobState::Deleting),
-                    _ => JobSeen::Absent,
+                    0 | 1 => ResetSeen::Ours(ResetState::Succeeded),
+                    2 => ResetSeen::Ours(ResetState::Failed("it is held".to_owned())),
+                    _ if self.world.by_provider => ResetSeen::Unclear,
+                    3 => ResetSeen::Ours(ResetState::Deleting),
+                    _ => ResetSeen::Absent,
                 };
             }
             Happens::Job(_) => {}
@@ -196,9 +198,11 @@ proptest! {
     fn whatever_happens_the_labels_are_what_they_were(
         first in prop::collection::vec(prop_oneof![Just("true"), Just("false")], 3),
         story in prop::collection::vec(happens(), 1..60),
+        by_provider in any::<bool>(),
     ) {
         let labels: Vec<(&str, &str)> = LABELS.iter().copied().zip(first).collect();
         let mut world = Story::new(&labels);
+        world.world.by_provider = by_provider;
         for one in story {
             world.happens(one);
         }
@@ -207,8 +211,8 @@ proptest! {
             world.look();
             if !world.step() {
                 world.run_pods();
-                if world.world.job == JobSeen::Ours(JobState::Deleting) {
-                    world.world.job = JobSeen::Absent;
+                if world.world.job == ResetSeen::Ours(ResetState::Deleting) {
+                    world.world.job = ResetSeen::Absent;
                 }
                 world.world.passes(1);
             }
@@ -217,8 +221,8 @@ proptest! {
         if let Some(node) = &world.world.node {
             prop_assert_eq!(&node.labels, &world.wanted);
         }
-        let active = matches!(world.world.job, JobSeen::Ours(JobState::Active(_)));
-        prop_assert!(!active || !world.exists, "{:?}", world.world.job);
+        let active = matches!(world.world.job, ResetSeen::Ours(ResetState::Active(_)));
+        prop_assert!(!active || by_provider || !world.exists, "{:?}", world.world.job);
         // It has an end.
         if world.exists {
             prop_assert!(world.world.outcome().is_some(), "{}", world.world.object["status"]);

@@ -5,7 +5,7 @@ use jiff::Timestamp;
 use super::io::Effect;
 use crate::janitor::failure::Class;
 use crate::janitor::record::{Record, SIGNAL_SENT};
-use crate::janitor::signal::{ASK_AGAIN, Answer, Found, Memory, Question};
+use crate::janitor::sending::{ASK_AGAIN, Answer, Found, Memory, Question};
 use crate::maintenance::{Maintenance, Resource};
 
 #[derive(Clone, Debug)]
@@ -91,9 +91,13 @@ impl Entry {
     /// Takes in what the resource is after a write. A provider is not asked at once about a signal that it has
     /// just taken.
     pub(super) fn has_written(&mut self, resource: Resource, now: Timestamp) {
-        (self.not_before, self.memory.heard) = (None, None);
+        self.not_before = None;
+        // How a reset has failed is still needed while the rest is put back.
+        let heard = self.memory.heard.take();
+        self.memory.heard = heard.filter(|answer| matches!(answer, Answer::Ready(_)));
         let sent = |of: &Resource| of.status.is_true(SIGNAL_SENT);
-        if resource.kind == Maintenance::Reboot && sent(&resource) && !sent(&self.resource) {
+        let is_asked = resource.kind != Maintenance::Terminate;
+        if is_asked && sent(&resource) && !sent(&self.resource) {
             self.memory.ask_after = now.checked_add(ASK_AGAIN).ok();
         }
         // The watch may have told of a newer one.

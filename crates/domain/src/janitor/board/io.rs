@@ -3,10 +3,11 @@
 use jiff::SignedDuration;
 use serde_json::Value;
 
-use crate::gpu_reset::ServicePod;
+use crate::gpu_reset::{Gpus, ServicePod};
 use crate::handover::Phase;
 use crate::janitor::config::ProviderPlace;
-use crate::janitor::signal::{Answer, NodeSeen, Question};
+use crate::janitor::sending::{Answer, Question};
+use crate::janitor::signal::NodeSeen;
 use crate::maintenance::{Expiry, Key, Maintenance, Resource};
 use crate::node::{NodeChange, NodeView};
 
@@ -114,6 +115,8 @@ pub enum Effect {
         node: String,
         /// The operation.
         operation: String,
+        /// The GPUs, for a reset.
+        gpus: Gpus,
         /// The provider.
         provider: ProviderPlace,
         /// The question.

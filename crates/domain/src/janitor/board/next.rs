@@ -5,12 +5,15 @@ use jiff::Timestamp;
 use super::entry::Entry;
 use super::io::Effect;
 use super::{Around, Board, WRITE_AGAIN};
-use crate::gpu_reset::{self, Decision, JobSeen, job_name};
+use crate::gpu_reset::{self, Decision, Gpus, ResetSeen, job_name};
 use crate::handover;
 use crate::janitor::Action;
+use crate::janitor::config::ProviderPlace;
+use crate::janitor::reset::ResetSignal;
+use crate::janitor::sending::{Question, Sending};
 use crate::janitor::signal::{Node, Situation, Step};
 use crate::janitor::turn::{Turn, turn};
-use crate::maintenance::{Act, Key, Maintenance, Resource, Status};
+use crate::maintenance::{Act, Key, Maintenance, Outcome, Resource, Status};
 
 /// What is done about a resource now.
 pub(super) enum Next {
@@ -66,8 +69,8 @@ impl Board {
             return Next::Wait(None); // Before all are known, nobody knows whose turn it is.
         }
         match Action::of(resource.kind) {
+            Some(Action::Reset) | None => self.request(entry, now),
             Some(action) => self.signal(entry, action, now),
-            None => self.request(entry, now),
         }
     }
 
@@ -91,7 +94,7 @@ impl Board {
             return Next::Wait(None);
         };
         let begun = resource.status.start.is_some();
-        let is_request = |key: &Key| Action::of(key.kind).is_none();
+        let is_request = |key: &Key| key.kind.finalizer().is_some();
         let request = self.at_work(&resource.node, is_request);
         let turn = request.filter(|_| !begun).map_or_else(
             || {
@@ -123,13 +126,7 @@ impl Board {
             Step::Ask(_) | Step::DeleteNode(_) if entry.asking => {
                 return Next::Wait(situation.last_moment());
             }
-            Step::Ask(question) => Effect::Ask {
-                key,
-                node,
-                operation: resource.operation().to_owned(),
-                provider: rules.provider.clone(),
-                question,
-            },
+            Step::Ask(question) => ask(resource, rules.provider.clone(), question),
             Step::DeleteNode(uid) => Effect::DeleteNode { key, node, uid },
         })
     }
@@ -141,16 +138,14 @@ impl Board {
         let Some(around) = around.filter(|around| around.seen != Node::Unseen) else {
             return Next::Wait(None);
         };
-        let (act, wake) = if request.kind == Maintenance::Reset {
-            let decision = self.reset(entry, around, now).unwrap_or_default();
-            (decision.act, decision.wake)
+        let (effect, wake) = if request.kind == Maintenance::Reset {
+            self.reset(entry, around, now)
         } else {
-            (
-                self.hand_over(request, around, now),
-                handover::wake_at(request),
-            )
+            let act = self.hand_over(request, around, now);
+            let effect = act.and_then(|act| self.effect(request, around, act));
+            (effect, handover::wake_at(request))
         };
-        match act.and_then(|act| self.effect(request, around, act)) {
+        match effect {
             Some(effect) => Next::Do(effect),
             // What is left to be undone is undone before it goes.
             None if request.status.completion.is_some() => self.keep(request, now),
@@ -158,15 +153,78 @@ impl Board {
         }
     }
 
-    fn reset(&self, entry: &Entry, around: &Around, now: Timestamp) -> Option<Decision> {
+    /// Decides about a reset: what is done, or when to look again.
+    fn reset(
+        &self,
+        entry: &Entry,
+        around: &Around,
+        now: Timestamp,
+    ) -> (Option<Effect>, Option<Timestamp>) {
         let request = &entry.resource;
+        let signal = self.reset_signal(entry, now);
+        if let Some(status) = signal.as_ref().and_then(ResetSignal::note) {
+            return (Some(write(request, &status)), None);
+        }
+        let seen = match &signal {
+            None => self.job(request, entry.refused.as_ref()),
+            Some(signal) if signal.is_announced() || self.jobs_listed => signal.seen(),
+            // There may be a Job yet.
+            Some(_) => ResetSeen::Unknown,
+        };
+        let decision = self.decide(request, around, &seen, signal.is_some(), now);
+        let Decision { act, wake, .. } = decision.unwrap_or_default();
+        let step = match (act, signal) {
+            (Some(Act::Make(_)), Some(signal)) => signal.send(),
+            (None, Some(signal)) if request.status.completion.is_none() => signal.ask(),
+            (act, _) => {
+                let effect = act.and_then(|act| self.effect(request, around, act));
+                return (effect, wake);
+            }
+        };
+        let place = self.config.reset_provider.clone();
+        match step {
+            Step::Write(status) => (Some(write(request, &status)), None),
+            // One question at a time. Its answer looks again.
+            Step::Ask(question) if !entry.asking => {
+                (place.map(|place| ask(request, place, question)), wake)
+            }
+            Step::Wait(until) => (None, until.into_iter().chain(wake).min()),
+            Step::Ask(_) | Step::DeleteNode(_) => (None, wake),
+        }
+    }
+
+    /// Returns the signal of a reset that a provider carries out; `None`: a Job does. Who has begun ends it,
+    /// also where the configuration is another one now.
+    fn reset_signal<'a>(&'a self, entry: &'a Entry, now: Timestamp) -> Option<ResetSignal<'a>> {
+        let request = &entry.resource;
+        let signal = ResetSignal(Sending {
+            resource: request,
+            memory: &entry.memory,
+            process: &self.process,
+            now,
+        });
+        let has_job =
+            request.status.job.is_some() || self.jobs.contains_key(&job_name(&request.name));
+        let is_wanted = self.config.reset_provider.is_some() && !has_job;
+        (signal.is_announced() || is_wanted).then_some(signal)
+    }
+
+    fn decide(
+        &self,
+        request: &Resource,
+        around: &Around,
+        reset: &ResetSeen,
+        by_provider: bool,
+        now: Timestamp,
+    ) -> Option<Decision> {
         let key = request.key();
         let node = around.view.as_deref();
         Some(gpu_reset::decide(&gpu_reset::Case {
             request,
             node,
             pods: around.pods.as_ref()?,
-            job: &self.job(request, entry.refused.as_ref()),
+            reset,
+            by_provider,
             before: (self.at_work(&request.node, |other| *other != key)).as_deref(),
             excluded: node.is_some_and(|node| self.config.excludes(&node.labels)),
             settings: self.config.resets.as_ref()?,
@@ -202,13 +260,24 @@ impl Board {
         })
     }
 
-    fn job(&self, request: &Resource, refused: Option<&String>) -> JobSeen {
+    fn job(&self, request: &Resource, refused: Option<&String>) -> ResetSeen {
         match (self.jobs.get(&job_name(&request.name)), refused) {
-            (Some((job, why)), _) => JobSeen::read(job, &request.uid, why.as_deref()),
-            (None, Some(why)) => JobSeen::Refused(why.clone()),
-            (None, None) if self.jobs_listed => JobSeen::Absent,
-            (None, None) => JobSeen::Unknown,
+            (Some((job, why)), _) => ResetSeen::read(job, &request.uid, why.as_deref()),
+            (None, Some(why)) => ResetSeen::Refused(Outcome::PermanentFailure, why.clone()),
+            (None, None) if self.jobs_listed => ResetSeen::Absent,
+            (None, None) => ResetSeen::Unknown,
         }
+    }
+}
+
+fn ask(resource: &Resource, provider: ProviderPlace, question: Question) -> Effect {
+    Effect::Ask {
+        key: resource.key(),
+        node: resource.node.clone(),
+        operation: resource.operation().to_owned(),
+        gpus: Gpus::of(resource),
+        provider,
+        question,
     }
 }
 

@@ -88,6 +88,30 @@ fn nvsentinels_file_is_read_unchanged() {
 }
 
 #[test]
+fn resets_are_signalled_only_where_their_own_host_is_named() {
+    let read = |text: &str| JanitorConfig::parse(text).unwrap();
+    let global = "global: {cspProviderHost: \"all:1\", cspProviderInsecure: true}\n";
+    let image = "resetJob: {imageConfig: {image: i}}";
+    let config = read(&format!("{global}gpuResetController: {{{image}}}"));
+    assert!(config.resets.is_some() && config.reset_provider.is_none());
+    let own = "cspProviderHost: \"own:1\"";
+    let config = read(&format!("{global}gpuResetController: {{{own}}}"));
+    let host = "own:1".to_owned();
+    assert_eq!(config.reset_provider, Some(ProviderPlace::Open { host }));
+    // Without an image, too: no Job is made.
+    assert!(config.resets.is_some());
+    let off = format!("{global}gpuResetController: {{{own}, enabled: false}}");
+    let config = read(&off);
+    assert!(config.resets.is_none() && config.reset_provider.is_none());
+    let wrong = JanitorConfig::parse("gpuResetController: {cspProviderHost: own}");
+    assert!(
+        wrong
+            .unwrap_err()
+            .contains("gpuResetController: cspProviderHost")
+    );
+}
+
+#[test]
 fn without_a_host_the_generic_provider_reboots_after_half_an_hour_at_most() {
     let config = JanitorConfig::parse("generic: {namespace: ops, useSysrq: true}").unwrap();
     let rules = config.rules(Action::Reboot).unwrap();

@@ -8,6 +8,8 @@ use super::*;
 use crate::gpu_reset::ResetSettings;
 use crate::handover;
 
+mod resets;
+
 const PLUGIN: &str = "nvidia.com/gpu.deploy.device-plugin";
 
 /// A cluster that does what the board asks for, and tells of it.
@@ -24,6 +26,12 @@ struct World {
     news: Vec<News>,
     /// True while answers are lost, and nothing is done.
     deaf: bool,
+    /// True if a provider resets GPUs.
+    provider: bool,
+    /// The id of the process that looks.
+    process: String,
+    /// The last question to it.
+    asked: Option<Question>,
 }
 
 fn settings() -> ResetSettings {
@@ -39,11 +47,13 @@ fn settings() -> ResetSettings {
     }
 }
 
-fn board() -> Board {
+fn board(provider: bool, process: &str) -> Board {
     let mut config = super::config("");
     config.resets = Some(settings());
+    let host = "provider:1".to_owned();
+    config.reset_provider = provider.then_some(ProviderPlace::Open { host });
     let ttl = Some(SignedDuration::from_hours(1));
-    Board::new(config, ttl, "p1".to_owned())
+    Board::new(config, ttl, process.to_owned())
 }
 
 fn node() -> NodeView {
@@ -70,7 +80,7 @@ fn hand_over(name: &str) -> Key {
 impl World {
     fn new() -> Self {
         let mut world = Self {
-            board: board(),
+            board: board(false, "p1"),
             objects: BTreeMap::new(),
             node: Some(node()),
             job: None,
@@ -80,6 +90,9 @@ impl World {
             now: "2026-11-24T00:00:00Z".parse().unwrap(),
             news: Vec::new(),
             deaf: false,
+            provider: false,
+            process: "p1".to_owned(),
+            asked: None,
         };
         world.begin();
         world
@@ -87,7 +100,7 @@ impl World {
 
     /// Has a board that knows nothing learn all.
     fn begin(&mut self) {
-        self.board = board();
+        self.board = board(self.provider, &self.process);
         self.followed = false;
         for kind in Maintenance::ALL {
             self.take(Input::ListBegun(kind));
@@ -198,7 +211,13 @@ impl World {
                 self.expired.push((key.clone(), expiry));
                 Input::Tried(key)
             }
-            Effect::Ask { .. } | Effect::DeleteNode { .. } => return None,
+            Effect::Ask { key, question, .. } => {
+                if key.kind == Maintenance::Reset {
+                    self.asked = Some(question);
+                }
+                return None;
+            }
+            Effect::DeleteNode { .. } => return None,
         })
     }
 

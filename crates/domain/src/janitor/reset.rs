@@ -1,0 +1,128 @@
+//! A reset of GPUs that a provider carries out: its signal, and what is heard of it, as `gpu_reset` sees a
+//! reset.
+
+use super::failure::Class;
+use super::record::{Record, SIGNAL_SENT};
+use super::sending::{Answer, Course, Question, Sending};
+use super::signal::Step;
+use crate::gpu_reset::{ResetSeen, ResetState, is_reset};
+use crate::maintenance::{Condition, Outcome, Status};
+
+/// The signal of a reset.
+pub(super) struct ResetSignal<'a>(pub(super) Sending<'a>);
+
+// === impl ResetSignal ===
+
+impl ResetSignal<'_> {
+    /// Returns whether it stands in the status: it may have been sent.
+    pub(super) fn is_announced(&self) -> bool {
+        self.record().is_some()
+    }
+
+    /// Returns the status that says what the provider has answered; `None`: it says so already.
+    pub(super) fn note(&self) -> Option<Status> {
+        let Sending { resource, now, .. } = self.0;
+        if resource.status.completion.is_some() || self.is_answered() {
+            return None;
+        }
+        match self.0.course(&self.record()?) {
+            Course::Note(status) => Some(status),
+            Course::Refused(outcome, why) => {
+                let mut next = resource.status.clone();
+                next.set(SIGNAL_SENT, "False", outcome.word(), &why, now);
+                Some(next)
+            }
+            _ => None,
+        }
+    }
+
+    /// Returns what is known of the reset.
+    pub(super) fn seen(&self) -> ResetSeen {
+        let Some(record) = self.record() else {
+            return ResetSeen::Absent;
+        };
+        if let Some(signal) = self.signal().filter(|_| self.is_answered()) {
+            if signal.status == "True" {
+                return ResetSeen::Ours(self.state());
+            }
+            let for_now = Outcome::TransientFailure;
+            let outcome = if signal.reason == for_now.word() {
+                for_now
+            } else {
+                Outcome::PermanentFailure
+            };
+            return ResetSeen::Refused(outcome, signal.message.clone());
+        }
+        match self.0.course(&record) {
+            Course::Announce(_) | Course::Later(_) | Course::Send => ResetSeen::Absent,
+            _ => ResetSeen::Unclear,
+        }
+    }
+
+    /// Returns what is done to have it sent, of which it is known that none is on its way.
+    pub(super) fn send(&self) -> Step {
+        let Some(record) = self.record() else {
+            let record = Record {
+                attempt: 1,
+                by: self.0.process.to_owned(),
+                ..Record::default()
+            };
+            let mut next = self.0.resource.status.clone();
+            self.0.announce(&mut next, &record);
+            return Step::Write(next);
+        };
+        match self.0.course(&record) {
+            Course::Announce(status) => Step::Write(status),
+            Course::Later(time) => Step::Wait(Some(time)),
+            Course::Send => Step::Ask(Question::Send),
+            _ => Step::Wait(None),
+        }
+    }
+
+    /// Returns what the provider is asked while nothing else is to be done.
+    pub(super) fn ask(&self) -> Step {
+        let Some(record) = self.record().filter(|_| !is_reset(self.0.resource)) else {
+            return Step::Wait(None);
+        };
+        if self.is_answered() {
+            let sent = self.signal().filter(|one| one.status == "True");
+            let active = matches!(self.state(), ResetState::Active(_));
+            return match (sent.filter(|_| active), self.0.memory.ask_after) {
+                (None, _) => Step::Wait(None),
+                (Some(_), Some(time)) if self.0.now < time => Step::Wait(Some(time)),
+                (Some(signal), _) => Step::Ask(Question::Ready(signal.message.clone())),
+            };
+        }
+        match self.0.course(&record) {
+            Course::Find => Step::Ask(Question::Find),
+            Course::Wait(until) => Step::Wait(until),
+            _ => Step::Wait(None),
+        }
+    }
+
+    fn signal(&self) -> Option<&Condition> {
+        self.0.resource.status.condition(SIGNAL_SENT)
+    }
+
+    /// Returns whether it is known whether the provider has taken it.
+    fn is_answered(&self) -> bool {
+        self.signal().is_some_and(|one| one.status != "Unknown")
+    }
+
+    /// Returns what was recorded. What cannot be read any more says that a signal may have been sent.
+    fn record(&self) -> Option<Record> {
+        let unreadable = || self.signal().map(|_| Record::default());
+        Record::read(&self.0.resource.status).or_else(unreadable)
+    }
+
+    /// Returns how far a reset is whose signal the provider has taken.
+    fn state(&self) -> ResetState {
+        match &self.0.memory.heard {
+            _ if self.0.memory.ready => ResetState::Succeeded,
+            Some(Answer::Ready(Err(failure))) if failure.class == Class::Permanent => {
+                ResetState::Failed(failure.text())
+            }
+            _ => ResetState::Active(self.0.resource.status.since(SIGNAL_SENT)),
+        }
+    }
+}
