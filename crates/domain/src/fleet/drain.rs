@@ -514,6 +514,11 @@ impl Fleet {
         if !self.drain_mut(name).begins_try(pod, now) {
             return;
         }
+        if evict.is_none() && self.drain_mut(name).tells_of_deletion(&pod.uid) {
+            let text = format!("pod {} {} ({})", pod.title(), Next::Delete, mode.name());
+            let note = Note::new(EntryKind::Decision, text);
+            self.note(name, session.as_deref(), note, Some(Level::Warn));
+        }
         self.effects.push(Effect::Remove(Box::new(PlannedRemoval {
             node: name.to_owned(),
             session,

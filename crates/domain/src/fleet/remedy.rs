@@ -16,6 +16,7 @@ use crate::journal::EntryKind;
 use crate::node::NodeView;
 use crate::ownership::Ownership;
 use crate::policy::Routed;
+use crate::remedy::validation::{DIAGNOSTICS_GROUP, VALIDATION_GROUP};
 use crate::remedy::{
     Attempt, Case, OpenFault, Outcome, RemediationMark, ResourceKind, ResourceState, Seen, decide,
 };
@@ -525,8 +526,16 @@ impl Fleet {
                 .get(index)
                 .filter(|known| known.key() == one.key());
             if known.is_none() {
-                let number = index + 1;
-                let text = format!("repair {number}: {} ({})", one.title(), one.action);
+                let what = match one.group.as_str() {
+                    VALIDATION_GROUP => "validation".to_owned(),
+                    DIAGNOSTICS_GROUP => "diagnostics".to_owned(),
+                    _ => {
+                        let so_far = mark.attempts.iter().take(index + 1);
+                        let number = so_far.filter(|one| one.repairs()).count();
+                        format!("repair {number}")
+                    }
+                };
+                let text = format!("{what}: {} ({})", one.title(), one.action);
                 let detail = json!({"attempt": one});
                 self.note_attempt(name, session.as_deref(), text, detail);
             }

@@ -218,7 +218,7 @@ impl Attempt {
     }
 
     /// Returns whether it repairs, and neither validates nor collects diagnostics.
-    pub(super) fn repairs(&self) -> bool {
+    pub(crate) fn repairs(&self) -> bool {
         ![VALIDATION_GROUP, DIAGNOSTICS_GROUP].contains(&self.group.as_str())
     }
 

@@ -46,6 +46,8 @@ pub(super) struct Try {
     pub(super) not_before: Option<Timestamp>,
     /// Since when it does not succeed, and why.
     pub(super) trouble: Option<(Timestamp, String)>,
+    /// True once its story says that it is deleted without time to end.
+    told: bool,
 }
 
 // === impl DrainState ===
@@ -123,6 +125,12 @@ impl DrainState {
         let one = tries.entry(pod.uid.clone()).or_default();
         (one.in_flight, one.not_before) = (true, None);
         true
+    }
+
+    /// Returns whether its story is to say now that a pod is deleted without time to end: once.
+    pub(super) fn tells_of_deletion(&mut self, uid: &str) -> bool {
+        let one = self.tries.get_mut(uid);
+        one.is_some_and(|one| !std::mem::replace(&mut one.told, true))
     }
 
     /// Returns the gangs of those that leave.

@@ -110,6 +110,23 @@ fn awaits(world: &World) -> String {
 }
 
 #[test]
+fn a_pod_that_is_deleted_without_time_to_end_is_told_of_once() {
+    let mut world = world(&["late/b"]);
+    begin(&mut world);
+    world.now += SignedDuration::from_mins(12);
+    let mut told = 0;
+    for _ in 0..3 {
+        let looked = world.look_unseen(PatchFate::Made);
+        assert_eq!(removed(&looked), ["delete late/b"]);
+        let says = "pod late/b is deleted, without time to end (DeleteAfterTimeout)";
+        told += looked.notes.iter().filter(|one| one.text == says).count();
+        answer(&mut world, "b", RemovalAnswer::Taken);
+        world.now += SignedDuration::from_mins(1);
+    }
+    assert_eq!(told, 1);
+}
+
+#[test]
 fn a_node_is_drained_as_its_namespaces_wish_and_given_back_as_it_was() {
     let mut world = world(&["now/a", "late/b", "jobs/c", "kube-system/d", "other/e"]);
     let before = world["n1"].clone();
