@@ -52,7 +52,10 @@ impl Quarantine {
                 }
                 self.put_entry(entry);
             }
-            Effect::Status(status) => self.write_status(status),
+            Effect::Status(status) => {
+                self.drain_metrics.told(&status);
+                self.write_status(status);
+            }
             Effect::Log { level, node, text } => match level {
                 Level::Info => tracing::info!(node, "{text}"),
                 Level::Warn => tracing::warn!(node, "{text}"),

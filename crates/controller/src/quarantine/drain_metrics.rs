@@ -3,10 +3,12 @@
 use std::time::Duration;
 
 use cluster::ApiError;
+use domain::status::StatusUpdate;
+use domain::status::eviction::EvictionWord;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::Histogram;
-use runtime::metrics::{Labels, Metrics};
+use runtime::metrics::{Labels, LegacyCounter, Metrics};
 
 /// From half the time of an idle API server on (seconds).
 const BUCKETS: [f64; 11] = [
@@ -16,7 +18,8 @@ const BUCKETS: [f64; 11] = [
 pub(super) struct DrainMetrics {
     errors: Family<Labels<2, String>, Counter>,
     evicted: Family<Labels<1, String>, Counter>,
-    deleted: Family<Labels<2, String>, Counter>,
+    deleted: Family<Labels<2, String>, LegacyCounter>,
+    ended: Family<Labels<2, String>, Counter>,
     took: Histogram,
 }
 
@@ -31,6 +34,7 @@ impl DrainMetrics {
                 "force_delete_pods_after_timeout",
                 "Pods that were deleted without time to end",
             ),
+            ended: drainer.family("events_processed", "Drains that have ended, by how"),
             evicted: metrics.family("gpuwarden_drain_evictions", "Pods that were evicted"),
             took: metrics.histogram(
                 "gpuwarden_drain_removal_duration_seconds",
@@ -38,6 +42,23 @@ impl DrainMetrics {
                 BUCKETS,
             ),
         }
+    }
+
+    /// Counts a drain that has ended, as the records of its events say.
+    pub(super) fn told(&self, update: &StatusUpdate) {
+        let StatusUpdate::Drain { node, eviction, .. } = update else {
+            return;
+        };
+        let how = match eviction.word {
+            EvictionWord::Succeeded => "drained",
+            EvictionWord::Cancelled => "cancelled",
+            EvictionWord::NotStarted
+            | EvictionWord::InProgress
+            | EvictionWord::Failed
+            | EvictionWord::AlreadyDrained => return,
+        };
+        let labels = [("drain_status", how.to_owned()), ("node", node.clone())];
+        self.ended.get_or_create(&labels).inc();
     }
 
     /// Counts the answer to the removal of a pod: evicted, or else deleted without time to end.
