@@ -60,8 +60,8 @@ const GUARDS: [Guard; 9] = [
     Guard {
         what: "only DeleteAfterTimeout deletes pods without time to end",
         file: "drain.rs",
-        text: "let deletes = mode == DrainMode::DeleteAfterTimeout && now >= last;",
-        without: "let deletes = now >= last;",
+        text: "(wished == DrainMode::DeleteAfterTimeout",
+        without: "(true",
     },
     Guard {
         what: "nothing is repaired before the pods have left",
