@@ -9,7 +9,7 @@ use domain::fault::{Fault, FaultBook};
 use domain::fleet::{Fleet, Planned, PlannedRemoval, PlannedResource};
 use domain::node::NodeView;
 use domain::ownership::{Ownership, released_at};
-use domain::remedy::validation::VALIDATION_GROUP;
+use domain::remedy::validation::{VALIDATION_GROUP, Validation};
 use domain::remedy::{Attempt, Outcome};
 use domain::session::Intent;
 use domain::veto::Veto;
@@ -231,6 +231,13 @@ pub(super) fn settled(fleet: &Fleet, nodes: &[SimNode]) -> Result<(), Broken> {
 pub(super) fn given_back(fleet: &Fleet, nodes: &[SimNode]) -> Result<(), Broken> {
     for node in nodes {
         let (name, view): (_, &NodeView) = (&node.view.name, &node.view);
+        // A validation that has failed, or of which nobody knows, is a person's.
+        let validates = |fault: &Fault| Validation::of(&fault.event).is_some();
+        if fleet.book().faults(name).iter().any(validates)
+            && awaits(fleet, name).starts_with("a person: ")
+        {
+            continue;
+        }
         if view.unschedulable != node.cordoned_by_hand {
             return Err(format!(
                 "{name} is not given back: its cordon is {}, and it waits for {:?}",
