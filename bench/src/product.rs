@@ -22,14 +22,14 @@ pub(crate) fn run(args: &Args, node: &str) -> anyhow::Result<Launch> {
     acting(alone(node)?.option("--accept-nodes", "any"), args)
 }
 
-/// Returns the launch of a controller that acts in the cluster in all ways, and has no agent. No other acts
-/// there, and the cluster may lack the namespace of the Lease.
+/// Returns the launch of a controller that quarantines, drains and repairs in the cluster, and has no agent. No
+/// other acts there, and the cluster may lack the namespace of the Lease.
 pub(crate) fn controller(args: &Args) -> anyhow::Result<Launch> {
     let launch = Launch::controller()?
         .arg("--grpc-insecure")
         .option("--grpc-listen", "127.0.0.1:0")
         .option("--leader-elect", "false");
-    let launch = launch.arg("--drain").arg("--remediate").arg("--janitor");
+    let launch = launch.arg("--drain").arg("--remediate");
     acting(launch, args)
 }
 

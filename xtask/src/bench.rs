@@ -22,7 +22,9 @@ pub(crate) struct Args {
 /// Builds both for release, and runs the benchmarks. Of the environment nothing is for the
 /// product: a cluster is only loaded where it is named.
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    let packages = ["--package", "gpuwarden", "--package", "gpuwarden-bench"];
+    // The fake GPUs are a library beside the program.
+    let packages = ["gpuwarden", "gpuwarden-bench", "gpuwarden-fakes"];
+    let packages = packages.iter().flat_map(|name| ["--package", name]);
     run_command(cargo().args(["build", "--release"]).args(packages))?;
     let release = target_dir()?.join("release");
     let mut bench = Command::new(release.join("gpuwarden-bench"));
