@@ -461,7 +461,12 @@ mod tests {
 
     #[test]
     fn what_a_pod_is_follows_from_its_object() {
-        let view = |pod: Value| serde_json::from_value::<PodObject>(pod).unwrap().view();
+        let view = |mut pod: Value| {
+            for (key, value) in [("namespace", "a"), ("name", "b"), ("uid", "u")] {
+                pod["metadata"][key] = json!(value);
+            }
+            serde_json::from_value::<PodObject>(pod).unwrap().view()
+        };
         let plain = view(
             json!({"metadata": {"namespace": "a", "name": "b", "uid": "u"},
             "spec": {"terminationGracePeriodSeconds": 7, "containers": [{"name": "c"}]},
