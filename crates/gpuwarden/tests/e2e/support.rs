@@ -266,9 +266,14 @@ pub(crate) async fn object(nodes: &Api<Node>, name: &str) -> anyhow::Result<Valu
 
 /// Returns the parts that a restored node must have as before: labels, annotations, spec.
 pub(crate) fn shape(node: &Value) -> Value {
+    let mut annotations = node["metadata"]["annotations"].clone();
+    // The controller manager's, which follows the number of nodes: with a hundred it changes.
+    if let Some(ttl) = annotations.get_mut("node.alpha.kubernetes.io/ttl") {
+        *ttl = Value::Null;
+    }
     json!({
         "labels": node["metadata"]["labels"],
-        "annotations": node["metadata"]["annotations"],
+        "annotations": annotations,
         "spec": node["spec"],
     })
 }
