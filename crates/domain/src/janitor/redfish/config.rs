@@ -7,7 +7,7 @@ use serde::Deserialize;
 /// The place of a node's name in an address.
 const NODE: &str = "{node}";
 
-/// How the BMCs of nodes are reached. It is used where an address is given.
+/// `RedfishConfig` says how the BMCs of nodes are reached. It is used where an address is given.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct RedfishConfig {

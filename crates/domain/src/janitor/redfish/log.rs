@@ -11,14 +11,14 @@ const BOOT_SENSOR: &str = "system boot";
 /// Messages of boots where there is no sensor type, by the end of their ids: `OpenBMC`, and Dell's SYS1000
 /// (turning on) and SYS1003 (processor resets).
 const BOOT_MESSAGES: [&str; 4] = ["DCPowerOn", "HostPowerOn", "SYS1000", "SYS1003"];
-/// Words of messages of boots where nothing else says so, in lower case: HPE, Supermicro, and `ipmitool`'s
-/// words for the sensor type.
+/// Words of messages of boots where nothing else says so, in lower case: HPE's, and `ipmitool`'s for the
+/// sensor type.
 const BOOT_WORDS: [&str; 3] = [
     "server reset",
     "system boot initiated",
     "initiated by power up",
 ];
-/// Severities of entries that are told of.
+/// Severity of the entries that are told of.
 const CRITICAL: &str = "Critical";
 /// Most entries that are told of.
 const TOLD: usize = 3;

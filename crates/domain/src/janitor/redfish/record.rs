@@ -26,7 +26,7 @@ pub struct Record {
     pub at: Timestamp,
 }
 
-/// Whether a signal that was recorded has reached the machine.
+/// A `Verdict` says whether a signal that was recorded has reached the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// The machine has been reset since.
