@@ -10,10 +10,9 @@ use domain::janitor::generic::{
     GenericConfig, boot_before, failure_of, is_of, is_reset, job_name, reset_job, reset_job_name,
 };
 use domain::janitor::{Action, Class, Failure, Found};
-use jiff::SignedDuration;
-use runtime::logging::chain;
 use serde_json::Value;
 
+use crate::node::{boot_of, failure, is_ready, known_boot, node};
 use crate::provider::{Provider, Signal};
 use crate::watches::why;
 
@@ -51,24 +50,6 @@ impl Generic {
         Self { resets, ..self }
     }
 
-    async fn node(&self, name: &str) -> Result<Value, Failure> {
-        let nodes = Kind::new("", "v1", "nodes");
-        let node = self.cluster.object(&nodes, None, name);
-        let missing = || {
-            let message = format!("there is no node {name}");
-            Failure::new(Class::Permanent, "RESOURCE_NOT_FOUND", message)
-        };
-        // Nothing was changed, whatever went wrong.
-        let read = node.await.map_err(|error| Failure {
-            class: match failure(&error).class {
-                Class::Ambiguous => Class::Transient,
-                class => class,
-            },
-            ..failure(&error)
-        });
-        read?.ok_or_else(missing)
-    }
-
     async fn job(&self, name: &str) -> Result<Option<Value>, ApiError> {
         let namespace = Some(self.config.namespace.as_str());
         self.cluster.object(&jobs(), namespace, name).await
@@ -93,18 +74,14 @@ impl Generic {
     }
 
     async fn reboot(&self, signal: &Signal) -> Result<String, Failure> {
-        let node = self.node(&signal.node).await?;
-        let boot_id = boot_of(&node);
-        if boot_id.is_empty() {
-            let message = format!("the node {} has no boot id", signal.node);
-            return Err(Failure::new(Class::Permanent, "INVALID_REQUEST", message));
-        }
+        let node = node(&self.cluster, &signal.node).await?;
+        let boot_id = known_boot(&node)?;
         let job = self.config.job(&signal.node, boot_id, &signal.operation);
         self.make(signal, &job, boot_id.to_owned()).await
     }
 
     async fn reset(&self, signal: &Signal, resets: &ResetSettings) -> Result<String, Failure> {
-        self.node(&signal.node).await?;
+        node(&self.cluster, &signal.node).await?;
         let job = reset_job(&signal.node, &signal.operation, &signal.gpus, resets);
         let name = reset_job_name(&signal.node, &signal.operation);
         self.make(signal, &job, name).await
@@ -173,13 +150,10 @@ impl Provider for Generic {
         if signal.action == Action::Reset {
             return self.is_reset(&signal.node, request_id).await;
         }
-        let node = self.node(&signal.node).await?;
-        let conditions = node["status"]["conditions"].as_array();
-        let ready = (conditions.into_iter().flatten())
-            .any(|one| one["type"] == "Ready" && one["status"] == "True");
+        let node = node(&self.cluster, &signal.node).await?;
         let boot_id = boot_of(&node);
         if !boot_id.is_empty() && boot_id != request_id {
-            return Ok(ready);
+            return Ok(is_ready(&node));
         }
         let job = job_name(&signal.node, &signal.operation);
         let selector = format!("batch.kubernetes.io/job-name={job}");
@@ -194,30 +168,4 @@ impl Provider for Generic {
 
 fn jobs() -> Kind {
     Kind::new("batch", "v1", "jobs")
-}
-
-fn boot_of(node: &Value) -> &str {
-    let id = node.pointer("/status/nodeInfo/bootID");
-    id.and_then(Value::as_str).unwrap_or_default()
-}
-
-/// Returns what an error of the API server means for a signal.
-pub(crate) fn failure(error: &ApiError) -> Failure {
-    let (class, reason) = match error {
-        ApiError::Throttled { .. } | ApiError::Held { .. } => (Class::Transient, "RATE_LIMITED"),
-        ApiError::Conflict { .. } => (Class::Transient, "RESOURCE_BUSY"),
-        ApiError::Forbidden { .. } => (Class::Permanent, "PERMISSION_DENIED"),
-        ApiError::NotFound { .. } => (Class::Permanent, "RESOURCE_NOT_FOUND"),
-        ApiError::Invalid { .. } => (Class::Permanent, "INVALID_REQUEST"),
-        ApiError::Unavailable { .. } | ApiError::NotLeading => {
-            (Class::Ambiguous, "AMBIGUOUS_RESULT")
-        }
-    };
-    let failure = Failure::new(class, reason, chain(error));
-    match error {
-        ApiError::Throttled {
-            retry_after: Some(wait),
-        } => SignedDuration::try_from(*wait).map_or(failure.clone(), |wait| failure.after(wait)),
-        _ => failure,
-    }
 }

@@ -12,6 +12,7 @@ pub mod conformance;
 pub mod generic;
 mod grpc;
 mod metrics;
+mod node;
 mod provider;
 mod providers;
 pub mod redfish;

@@ -8,7 +8,7 @@ mod bmc;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use cluster::{ApiError, Cluster, Kind};
+use cluster::{ApiError, Cluster};
 use domain::janitor::redfish::{
     Log, Machine, Record, RedfishConfig, SYSTEMS, Verdict, entries_of, log_of, members_of,
 };
@@ -18,7 +18,7 @@ use runtime::tls::ClientTls;
 use serde_json::{Value, json};
 
 use self::bmc::Bmc;
-use crate::generic::failure;
+use crate::node::{boot_of, failure, is_ready, known_boot, node, nodes, unsent};
 use crate::provider::{OpenError, Provider, Signal};
 
 /// The annotation of a node with the note of the last signal.
@@ -49,16 +49,6 @@ impl Redfish {
             config,
             tls: tls.map_err(OpenError::BmcCertificates)?,
         })
-    }
-
-    async fn node(&self, name: &str) -> Result<Value, Failure> {
-        let node = self.cluster.object(&nodes(), None, name).await;
-        let missing = || {
-            let message = format!("there is no node {name}");
-            Failure::new(Class::Permanent, "RESOURCE_NOT_FOUND", message)
-        };
-        node.map_err(|error| unsent(failure(&error)))?
-            .ok_or_else(missing)
     }
 
     /// Notes a signal at a node that is still as it was read, or takes the note back.
@@ -159,11 +149,7 @@ impl Redfish {
 
     /// Notes a signal and sends it.
     async fn cycle(&self, signal: &Signal, node: &Value) -> Result<String, Failure> {
-        let boot_id = boot_of(node).to_owned();
-        if boot_id.is_empty() {
-            let message = format!("the node {} has no boot id", signal.node);
-            return Err(Failure::new(Class::Permanent, "INVALID_REQUEST", message));
-        }
+        let boot_id = known_boot(node)?.to_owned();
         let bmc = self.bmc(&signal.node).await?;
         let machine = self.machine(&bmc).await?;
         let reset_type = machine.reset_type().map_err(unusable)?;
@@ -211,7 +197,7 @@ impl Provider for Redfish {
                 message,
             ));
         }
-        let node = self.node(&signal.node).await?;
+        let node = node(&self.cluster, &signal.node).await?;
         let Some(record) = record_of(&node, signal) else {
             return self.cycle(signal, &node).await;
         };
@@ -227,7 +213,7 @@ impl Provider for Redfish {
     }
 
     async fn find(&self, signal: &Signal) -> Result<Found, Failure> {
-        let node = self.node(&signal.node).await?;
+        let node = node(&self.cluster, &signal.node).await?;
         match record_of(&node, signal) {
             Some(record) => self.found(&node, &record).await,
             None => Ok(Found::NotSent),
@@ -235,22 +221,10 @@ impl Provider for Redfish {
     }
 
     async fn is_ready(&self, signal: &Signal, request_id: &str) -> Result<bool, Failure> {
-        let node = self.node(&signal.node).await?;
-        let conditions = node["status"]["conditions"].as_array();
-        let ready = (conditions.into_iter().flatten())
-            .any(|one| one["type"] == "Ready" && one["status"] == "True");
+        let node = node(&self.cluster, &signal.node).await?;
         let boot_id = boot_of(&node);
-        Ok(ready && !boot_id.is_empty() && boot_id != request_id)
+        Ok(is_ready(&node) && !boot_id.is_empty() && boot_id != request_id)
     }
-}
-
-fn nodes() -> Kind {
-    Kind::new("", "v1", "nodes")
-}
-
-fn boot_of(node: &Value) -> &str {
-    let id = node.pointer("/status/nodeInfo/bootID");
-    id.and_then(Value::as_str).unwrap_or_default()
 }
 
 fn record_of(node: &Value, signal: &Signal) -> Option<Record> {
@@ -261,15 +235,4 @@ fn record_of(node: &Value, signal: &Signal) -> Option<Record> {
 /// Returns a failure of a BMC that cannot do what is asked of it.
 fn unusable(what: String) -> Failure {
     Failure::new(Class::Permanent, "UNSUPPORTED_OPERATION", what)
-}
-
-/// Returns the failure of a request that was not yet the signal: whatever came of it, none was sent.
-fn unsent(failure: Failure) -> Failure {
-    match failure.class {
-        Class::Ambiguous => Failure {
-            class: Class::Transient,
-            ..failure
-        },
-        _ => failure,
-    }
 }

@@ -19,6 +19,8 @@ use runtime::logging::chain;
 use runtime::tls::ClientTls;
 use serde_json::Value;
 
+use crate::node::unsent;
+
 /// Longest wait for an answer. BMCs are slow.
 const WITHIN: Duration = Duration::from_secs(60);
 /// Largest answer that is read (bytes): pages of a log may be large.
@@ -59,7 +61,7 @@ impl Bmc {
     /// Reads a resource. Whatever goes wrong, nothing was changed.
     pub(super) async fn get(&self, path: &str) -> Result<Value, Failure> {
         let answer = self.ask(Method::GET, path, Bytes::new()).await;
-        let answer = answer.map_err(super::unsent)?;
+        let answer = answer.map_err(unsent)?;
         serde_json::from_slice(&answer).map_err(|error| {
             let what = format!("{}{path} is no JSON: {error}", self.address);
             Failure::new(Class::Transient, "UNREADABLE", what)

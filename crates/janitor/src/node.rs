@@ -1,0 +1,77 @@
+//! A node as the providers of this process read it, and what errors of the API server mean for a signal.
+
+use cluster::{ApiError, Cluster, Kind};
+use domain::janitor::{Class, Failure};
+use jiff::SignedDuration;
+use runtime::logging::chain;
+use serde_json::Value;
+
+/// Reads a node. Whatever goes wrong, nothing was changed.
+pub(crate) async fn node(cluster: &Cluster, name: &str) -> Result<Value, Failure> {
+    let node = cluster.object(&nodes(), None, name).await;
+    let missing = || {
+        let message = format!("there is no node {name}");
+        Failure::new(Class::Permanent, "RESOURCE_NOT_FOUND", message)
+    };
+    node.map_err(|error| unsent(failure(&error)))?
+        .ok_or_else(missing)
+}
+
+pub(crate) fn nodes() -> Kind {
+    Kind::new("", "v1", "nodes")
+}
+
+/// Returns the boot id of a node; empty where it says none.
+pub(crate) fn boot_of(node: &Value) -> &str {
+    let id = node.pointer("/status/nodeInfo/bootID");
+    id.and_then(Value::as_str).unwrap_or_default()
+}
+
+/// Returns the boot id of a node that is to be rebooted: without one nobody could tell that it was.
+pub(crate) fn known_boot(node: &Value) -> Result<&str, Failure> {
+    let id = Some(boot_of(node)).filter(|id| !id.is_empty());
+    id.ok_or_else(|| {
+        let name = node["metadata"]["name"].as_str().unwrap_or_default();
+        let message = format!("the node {name} has no boot id");
+        Failure::new(Class::Permanent, "INVALID_REQUEST", message)
+    })
+}
+
+/// Returns whether a node is ready.
+pub(crate) fn is_ready(node: &Value) -> bool {
+    let conditions = node["status"]["conditions"].as_array();
+    let mut conditions = conditions.into_iter().flatten();
+    conditions.any(|one| one["type"] == "Ready" && one["status"] == "True")
+}
+
+/// Returns what an error of the API server means for a signal.
+pub(crate) fn failure(error: &ApiError) -> Failure {
+    let (class, reason) = match error {
+        ApiError::Throttled { .. } | ApiError::Held { .. } => (Class::Transient, "RATE_LIMITED"),
+        ApiError::Conflict { .. } => (Class::Transient, "RESOURCE_BUSY"),
+        ApiError::Forbidden { .. } => (Class::Permanent, "PERMISSION_DENIED"),
+        ApiError::NotFound { .. } => (Class::Permanent, "RESOURCE_NOT_FOUND"),
+        ApiError::Invalid { .. } => (Class::Permanent, "INVALID_REQUEST"),
+        ApiError::Unavailable { .. } | ApiError::NotLeading => {
+            (Class::Ambiguous, "AMBIGUOUS_RESULT")
+        }
+    };
+    let failure = Failure::new(class, reason, chain(error));
+    match error {
+        ApiError::Throttled {
+            retry_after: Some(wait),
+        } => SignedDuration::try_from(*wait).map_or(failure.clone(), |wait| failure.after(wait)),
+        _ => failure,
+    }
+}
+
+/// Returns the failure of a request that was not the signal: whatever came of it, none was sent.
+pub(crate) fn unsent(failure: Failure) -> Failure {
+    match failure.class {
+        Class::Ambiguous => Failure {
+            class: Class::Transient,
+            ..failure
+        },
+        _ => failure,
+    }
+}
