@@ -61,25 +61,21 @@ pub(super) async fn execute(args: &DrainArgs) -> anyhow::Result<u8> {
         }
         facts.push(one);
     }
-    let plan = plan(name, facts, begun, drain, &config, now);
+    let mut plan = plan(name, facts, begun, drain, &config, now);
+    let veto = Veto::of(&node, now).ok().flatten();
+    plan.veto = veto.map(|veto| veto.to_string());
+    let custom = config
+        .custom
+        .as_ref()
+        .filter(|one| one.applies_to(&node.labels));
+    plan.custom_drain = custom.map(|custom| custom.resource.kind.clone());
+    plan.budgets_unknown = unasked.map(|error| error.to_string());
     if !output::structured(args.output.output, &plan)? {
         let by = path.map_or_else(
             || "without a file: each pod is waited for".to_owned(),
             |path| format!("by {}", path.display()),
         );
         text(&plan, &by)?;
-        if let Ok(Some(veto)) = Veto::of(&node, now) {
-            say!("\nHeld back by {}.", output::plain(&veto.to_string()))?;
-        }
-        if let Some(custom) = config.custom.filter(|one| one.applies_to(&node.labels)) {
-            say!(
-                "\nNo pod is evicted: a {} asks somebody else for the drain, and names the pods that leave.",
-                custom.resource.kind
-            )?;
-        }
-        if let Some(error) = unasked {
-            say!("\nWhich pods a disruption budget holds is not known: {error}")?;
-        }
     }
     Ok(EXIT_OK)
 }
@@ -102,6 +98,9 @@ fn text(plan: &Plan, by: &str) -> anyhow::Result<()> {
     let Plan {
         node,
         since,
+        veto,
+        custom_drain,
+        budgets_unknown,
         leaving,
         gpus,
         gpu_hours,
@@ -142,6 +141,17 @@ fn text(plan: &Plan, by: &str) -> anyhow::Result<()> {
             group.gpu_hours,
             modes.join(" and ")
         )?;
+    }
+    if let Some(veto) = veto {
+        say!("\nHeld back by {}.", output::plain(veto))?;
+    }
+    if let Some(kind) = custom_drain {
+        say!(
+            "\nNo pod is evicted: a {kind} asks somebody else for the drain, and names the pods that leave."
+        )?;
+    }
+    if let Some(why) = budgets_unknown {
+        say!("\nWhich pods a disruption budget holds is not known: {why}")?;
     }
     Ok(())
 }

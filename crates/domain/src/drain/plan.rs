@@ -33,6 +33,15 @@ pub struct Plan {
     /// Since when it is being drained; absent where it is not.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub since: Option<Timestamp>,
+    /// The veto that holds the drain back; absent where none does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub veto: Option<String>,
+    /// The kind of the custom resource by which somebody else is asked to drain; absent where pods are evicted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub custom_drain: Option<String>,
+    /// Why it is not known which pods a disruption budget holds; absent where it is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub budgets_unknown: Option<String>,
     /// The number of pods that would leave.
     pub leaving: usize,
     /// The number of GPUs that those have.
@@ -91,7 +100,8 @@ pub struct PlannedGroup {
     pub gpu_hours: f64,
 }
 
-/// Returns what the drain of a node would do now. `begun`: when it began, where it is under way.
+/// Returns what the drain of a node would do with its pods now. `begun`: when it began, where it is under
+/// way. Of what holds for the drain as a whole it knows nothing.
 pub fn plan(
     node: &str,
     pods: Vec<PodFacts>,
@@ -133,6 +143,9 @@ pub fn plan(
     Plan {
         node: node.to_owned(),
         since: begun,
+        veto: None,
+        custom_drain: None,
+        budgets_unknown: None,
         leaving: leaving().count(),
         gpus: leaving().map(|pod| pod.gpus).fold(0, u64::saturating_add),
         gpu_hours: leaving().map(|pod| pod.gpu_hours).sum(),
