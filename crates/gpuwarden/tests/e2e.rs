@@ -4,6 +4,8 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+#[path = "e2e/admission.rs"]
+mod admission;
 #[path = "e2e/apart.rs"]
 mod apart;
 #[path = "e2e/brake.rs"]

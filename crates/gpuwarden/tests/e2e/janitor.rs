@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use ::janitor::client::Remote;
 use ::janitor::{Provider, Signal};
+use contract::{HealthEvent, RecommendedAction};
 use domain::janitor::{Action, ProviderPlace};
 use kube::api::{Api, DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use kube::core::{ApiResource, GroupVersionKind};
@@ -12,7 +13,8 @@ use serde_json::{Value, json};
 use testkit::{ControlPlane, Version, unique};
 
 use crate::machines::{self, Played, boots};
-use crate::support::{SOON, Scene, install_crds, own_port, xid};
+use crate::remedy::of_node;
+use crate::support::{SOON, Scene, event, install_crds, own_port, send_to, xid};
 
 const STATE: &str = "dgxc.nvidia.com/nvsentinel-state";
 
@@ -208,6 +210,74 @@ async fn a_fault_ends_in_one_reboot_through_kills_and_the_node_comes_back() -> a
     recovered.expect(0)?;
     scene.restored().await?;
     assert_eq!(played.signals().len(), 1, "one request is one reboot");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_machine_that_is_to_be_replaced_is_given_up_once_and_its_node_is_deleted()
+-> anyhow::Result<()> {
+    let Some(plane) = ControlPlane::shared(Version::V1_37).await? else {
+        return Ok(());
+    };
+    let client = plane.client().await?;
+    install_crds(&client).await?;
+    let played = Played::new();
+    let directory = tempfile::tempdir()?;
+    let path = directory.path().join("janitor.yaml");
+    let _guard = machines::serve(Arc::clone(&played) as Arc<dyn Provider>, &path).await?;
+    let arrange = |launch: testkit::Launch| {
+        let launch = launch.arg("--drain").arg("--remediate").arg("--janitor");
+        launch.option("--janitor-config", path)
+    };
+    let mut scene = Scene::new(&plane, testkit::NodeBuilder::without_kubelet, arrange).await?;
+    let replace = HealthEvent {
+        recommended_action: RecommendedAction::ReplaceVm.into(),
+        ..event(&scene.node, "0")
+    };
+    send_to(&scene.product, vec![replace]).await?;
+    let accepted = || async {
+        let api = resources(&client, "TerminateNode", "terminatenodes");
+        let made = of_node(&api, &scene.node).await;
+        let made = made.map_err(|error| error.to_string())?;
+        let conditions = made.first().map(|one| one["status"]["conditions"].clone());
+        let conditions = conditions.unwrap_or_default();
+        let mut sent = conditions.as_array().into_iter().flatten();
+        if sent.any(|one| one["type"] == "SignalSent" && one["status"] == "True") {
+            Ok(())
+        } else {
+            Err(conditions.to_string())
+        }
+    };
+    let product = &scene.product;
+    product.wait_for("the signal", SOON, accepted).await?;
+    // A machine that still answers keeps its node.
+    scene.product.restart().await?;
+    scene.ready().await?;
+    assert!(scene.nodes.get_opt(&scene.node).await?.is_some());
+    // The machine goes, as its cloud was told.
+    let silent = json!({"status": {"conditions": [{
+        "type": "Ready", "status": "False", "reason": "Terminated", "message": "",
+        "lastTransitionTime": "2026-11-25T00:00:00Z",
+    }]}});
+    let params = PatchParams::default();
+    scene
+        .nodes
+        .patch_status(&scene.node, &params, &Patch::Strategic(silent))
+        .await?;
+    let gone = || async {
+        let node = scene.nodes.get_opt(&scene.node).await;
+        match node.map_err(|error| error.to_string())? {
+            None => Ok(()),
+            Some(node) => Err(format!("{:?}", node.status)),
+        }
+    };
+    let product = &scene.product;
+    product.wait_for("no node", SOON, gone).await?;
+    assert_eq!(
+        played.signals().len(),
+        1,
+        "one request gives one machine up"
+    );
     Ok(())
 }
 

@@ -76,6 +76,11 @@ async fn a_veto_holds_a_drain_back_until_it_is_taken_back() -> anyhow::Result<()
     assert_eq!(refused.code, Some(2), "{}", refused.stderr);
     let said = veto(&["--reason", "looking at the link"]).await?;
     assert!(said.expect(0)?.contains("no drain and no repair begins"));
+    let plan = ["drain", "--plan", &scene.node, "-o", "json"];
+    let plan = [&plan[..], &["--kubeconfig", &kubeconfig]].concat();
+    let plan: Value = serde_json::from_str(scene.product.command(plan).await?.expect(0)?)?;
+    let held = plan["veto"].as_str().unwrap_or_default();
+    assert!(held.contains("looking at the link"), "{plan}");
     fault(&scene)?;
     scene.cordoned().await?;
     awaits(&scene, "the end of the veto of").await?;
@@ -83,6 +88,53 @@ async fn a_veto_holds_a_drain_back_until_it_is_taken_back() -> anyhow::Result<()
     scene.told("session", "looking at the link").await?;
     let said = veto(&["--end"]).await?;
     assert!(said.expect(0)?.contains("the veto is taken back"));
+    state(&scene, "drain-succeeded").await?;
+    recovered(&scene).await?;
+    scene.restored().await
+}
+
+#[tokio::test]
+async fn a_pause_of_repairs_holds_back_what_has_not_begun_until_it_is_resumed() -> anyhow::Result<()>
+{
+    let Some(plane) = ControlPlane::shared(Version::V1_37).await? else {
+        return Ok(());
+    };
+    let namespace = unique("paused");
+    plane.namespace(&namespace).await?;
+    let arrange = |launch: Launch| launch.arg("--drain").option("--namespace", &namespace);
+    let mut scene = Scene::new(&plane, |node| node, arrange).await?;
+    let kubeconfig = plane.kubeconfig().display().to_string();
+    let cluster = ["--kubeconfig", &kubeconfig];
+    let place = ["--namespace", &namespace];
+    // A veto of the node's own holds it until the pause is there, which holds new quarantines back, too.
+    let veto = ["veto", &scene.node, "--reason", "first"];
+    let said = scene.product.command([&veto[..], &cluster].concat());
+    said.await?.expect(0)?;
+    fault(&scene)?;
+    scene.cordoned().await?;
+    let pause = ["pause", "--repairs", "--reason", "the store is moved"];
+    let said = scene
+        .product
+        .command([&pause[..], &cluster, &place].concat())
+        .await?;
+    let said = said.expect(0)?;
+    assert!(
+        said.contains("New quarantines, drains and repairs"),
+        "{said}"
+    );
+    let end = ["veto", &scene.node, "--end"];
+    let said = scene.product.command([&end[..], &cluster].concat());
+    said.await?.expect(0)?;
+    scene
+        .told("session", "all repairs are paused: the store is moved")
+        .await?;
+    awaits(&scene, "the end of the veto of").await?;
+    scene.product.restart().await?;
+    scene.ready().await?;
+    awaits(&scene, "the end of the veto of").await?;
+    state(&scene, "quarantined").await?;
+    let resume = [&["resume"][..], &cluster, &place].concat();
+    scene.product.command(resume).await?.expect(0)?;
     state(&scene, "drain-succeeded").await?;
     recovered(&scene).await?;
     scene.restored().await
