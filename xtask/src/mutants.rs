@@ -54,7 +54,7 @@ const GUARDS: [Guard; 9] = [
     Guard {
         what: "nothing is drained whose pods are not known",
         file: "fleet/drain.rs",
-        text: "state.filter(|state| state.listed)",
+        text: "state.filter(|state| state.sees_pods())",
         without: "state.filter(|_| true)",
     },
     Guard {

@@ -197,7 +197,7 @@ impl PodWatches {
                     Signal::Applied(pod) => PodNews::Seen(Box::new(pod.view())),
                     Signal::Deleted(name) => PodNews::Gone(name),
                     Signal::Failing { error, .. } => PodNews::Failing(error),
-                    Signal::Recovered => continue,
+                    Signal::Recovered => PodNews::Recovered,
                 };
                 if news.send((node.clone(), told)).await.is_err() {
                     return;

@@ -53,6 +53,8 @@ pub enum PodNews {
     Listed,
     /// They cannot be watched, for this reason; it is tried again.
     Failing(String),
+    /// They are watched again. What was missed follows.
+    Recovered,
 }
 
 /// A pod to be removed from its node.
@@ -313,7 +315,7 @@ impl Fleet {
         let gpus = self.gpus(name, &gpus);
         let config = self.settings.drain.as_ref()?;
         let state = self.nodes.get(name)?.drain.as_ref();
-        let Some(state) = state.filter(|state| state.listed) else {
+        let Some(state) = state.filter(|state| state.sees_pods()) else {
             return mark.map(|_| DrainStage::Draining);
         };
         let mut leaving = state.leaving(drain, gpus.as_ref(), config, self.now);
@@ -461,7 +463,11 @@ impl Fleet {
         let times = wakes.flatten().chain(asks_at).chain(retries).chain(settles);
         state.wake = times.filter(|at| *at > now).min();
         let held = veto.map_or_else(String::new, |veto| format!("the end of {veto}; then "));
-        state.awaits = Some(format!("{held}{}", awaits(&leaving, &state.tries)));
+        let awaited = match &state.failing {
+            Some(why) if leaving.is_empty() => format!("its pods to be read: {why}"),
+            _ => awaits(&leaving, &state.tries),
+        };
+        state.awaits = Some(format!("{held}{awaited}"));
         // The node is to say first that it is being drained: who comes after us sees it.
         if mark.is_none() {
             return;

@@ -290,7 +290,7 @@ impl Fleet {
         let vetoed = self.veto(name).is_some();
         let (mode, cluster) = (self.settings.mode, self.settings.cluster);
         let pods = self.nodes.get(name).and_then(|one| one.drain.as_ref());
-        let pods = pods.filter(|state| state.listed);
+        let pods = pods.filter(|state| state.sees_pods());
         let (Some(pods), Some(config)) = (pods, &self.settings.drain) else {
             return; // It names the pods that are to leave.
         };

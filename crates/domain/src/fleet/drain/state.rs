@@ -72,10 +72,17 @@ impl DrainState {
                 (self.listed, self.failing) = (true, None);
             }
             PodNews::Failing(why) => self.failing = Some(why),
+            PodNews::Recovered => self.failing = None,
         }
         let uids: BTreeSet<&str> = self.pods.values().map(|pod| pod.uid.as_str()).collect();
         self.tries
             .retain(|uid, one| one.in_flight || uids.contains(uid.as_str()));
+    }
+
+    /// Returns whether the pods are known as they are now. What was known before the watch broke off does not
+    /// count: a node that somebody has let in meanwhile may have got others.
+    pub(super) fn sees_pods(&self) -> bool {
+        self.listed && self.listing.is_none() && self.failing.is_none()
     }
 
     /// Returns when it is to be looked at even if nothing happens.

@@ -375,6 +375,19 @@ fn while_pods_cannot_be_read_nothing_is_drained_and_it_says_why() {
 }
 
 #[test]
+fn a_node_whose_pods_cannot_be_seen_any_more_is_not_called_drained() {
+    let mut world = world(&["now/a"]);
+    begin(&mut world);
+    gone(&mut world, "now/a");
+    world.tell(PodNews::Failing("the API server is away".into()));
+    world.settle_now();
+    assert_eq!(state(&world), Some("draining"));
+    world.tell(PodNews::Recovered);
+    world.settle_now();
+    assert_eq!(state(&world), Some("drain-succeeded"));
+}
+
+#[test]
 fn a_taint_that_the_policy_asks_for_stands_beside_the_cordon_for_the_whole_drain() {
     let text = "[[rule-sets]]\nname = \"fatal\"\ncordon = { shouldCordon = true }\n\
                 taint = { key = \"gpuwarden.dev/drain\", value = \"yes\", effect = \"NoSchedule\" }\n\
