@@ -104,12 +104,13 @@ pub enum RemovalAnswer {
 impl Fleet {
     /// Takes news of the pods of a node in.
     pub(super) fn take_pods(&mut self, node: &str, news: PodNews) {
+        let now = self.now;
         let state = self.nodes.get_mut(node).and_then(|one| one.drain.as_mut());
         let Some(state) = state.filter(|state| state.followed) else {
             return;
         };
         let listing = state.listing.is_some();
-        state.take(news);
+        state.take(news, now);
         // What a list brings is looked at as a whole.
         if !listing || state.listing.is_none() {
             self.look_again_at(node);
@@ -322,8 +323,8 @@ impl Fleet {
         if leaving.next().is_some() {
             return Some(DrainStage::Draining);
         }
-        let settled = own
-            .since
+        // What was missed while they were not watched comes after the word that they are.
+        let settled = (own.since.max(state.watched_again))
             .is_none_or(|since| self.now.duration_since(since) >= SETTLES);
         let begun = mark.map(|_| DrainStage::Draining);
         if settled {
@@ -459,7 +460,8 @@ impl Fleet {
         let asks_at = [ASK_AFTER, config.ask_after].map(|by| drain.since.checked_add(by).ok());
         let asks_at = asks_at.into_iter().flatten();
         let retries = state.tries.values().filter_map(|one| one.not_before);
-        let settles = own.since.and_then(|since| since.checked_add(SETTLES).ok());
+        let settles = own.since.max(state.watched_again);
+        let settles = settles.and_then(|since| since.checked_add(SETTLES).ok());
         let times = wakes.flatten().chain(asks_at).chain(retries).chain(settles);
         state.wake = times.filter(|at| *at > now).min();
         let held = veto.map_or_else(String::new, |veto| format!("the end of {veto}; then "));

@@ -23,6 +23,8 @@ pub(in crate::fleet) struct DrainState {
     pub(super) listed: bool,
     /// The reason why they cannot be seen.
     pub(super) failing: Option<String>,
+    /// The time since which they are watched again, without a list of all since.
+    pub(super) watched_again: Option<Timestamp>,
     /// The removals that were tried, by uid.
     pub(super) tries: BTreeMap<String, Try>,
     /// Uids of pods that a dry run pretends to have removed.
@@ -54,7 +56,7 @@ pub(super) struct Try {
 
 impl DrainState {
     /// Takes news in.
-    pub(super) fn take(&mut self, news: PodNews) {
+    pub(super) fn take(&mut self, news: PodNews, now: Timestamp) {
         match news {
             PodNews::ListBegun => self.listing = Some(BTreeSet::new()),
             PodNews::Seen(pod) => {
@@ -69,10 +71,10 @@ impl DrainState {
                 if let Some(listing) = self.listing.take() {
                     self.pods.retain(|title, _| listing.contains(title));
                 }
-                (self.listed, self.failing) = (true, None);
+                (self.listed, self.failing, self.watched_again) = (true, None, None);
             }
             PodNews::Failing(why) => self.failing = Some(why),
-            PodNews::Recovered => self.failing = None,
+            PodNews::Recovered => (self.failing, self.watched_again) = (None, Some(now)),
         }
         let uids: BTreeSet<&str> = self.pods.values().map(|pod| pod.uid.as_str()).collect();
         self.tries
@@ -97,6 +99,7 @@ impl DrainState {
 
     /// Takes in that the clock was put back.
     pub(in crate::fleet) fn clock_put_back(&mut self, now: Timestamp) {
+        self.watched_again = self.watched_again.map(|since| since.min(now));
         for one in self.tries.values_mut() {
             one.not_before = None;
             if let Some((since, _)) = &mut one.trouble {

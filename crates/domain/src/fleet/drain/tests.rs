@@ -382,7 +382,9 @@ fn a_node_whose_pods_cannot_be_seen_any_more_is_not_called_drained() {
     world.tell(PodNews::Failing("the API server is away".into()));
     world.settle_now();
     assert_eq!(state(&world), Some("draining"));
+    // What was missed follows the word that they are watched again.
     world.tell(PodNews::Recovered);
+    assert!(world.look_unseen(PatchFate::Made).patch().is_none());
     world.settle_now();
     assert_eq!(state(&world), Some("drain-succeeded"));
 }
