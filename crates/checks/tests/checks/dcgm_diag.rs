@@ -19,6 +19,8 @@ const OFFSET: u32 = 10;
 /// It notes how it was called, and tells of GPUs, or what the file of its attempt says, else the last one.
 const SCRIPT: &str = r#"#!/bin/sh
 here=$(dirname "$0")
+# Before the call is noted: who waits for the note may send the signal at once.
+if [ -e "$here/hang" ]; then trap 'echo stopped > "$here/stopped"; exit 1' TERM; fi
 echo "$@" >> "$here/calls"
 case "$1" in
 discovery)
@@ -27,10 +29,7 @@ discovery)
 esac
 while [ -e "$here/hold" ]; do sleep 0.05; done
 attempt=$(grep -c '^diag' "$here/calls")
-if [ -e "$here/hang" ]; then
-    trap 'echo stopped > "$here/stopped"; exit 1' TERM
-    while :; do sleep 0.05; done
-fi
+while [ -e "$here/hang" ]; do sleep 0.05; done
 if [ -e "$here/diag.$attempt" ]; then cat "$here/diag.$attempt"; else cat "$here/diag"; fi
 exit 226
 "#;

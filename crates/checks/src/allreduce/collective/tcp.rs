@@ -16,8 +16,13 @@ use crate::worker::{Failure, Measured, Operation, SeenGpu};
 
 /// Pause before a member that does not listen yet is called again.
 const CALL_AGAIN: Duration = Duration::from_millis(50);
+/// Time for who calls to say of which test it is.
+const ANSWER: Duration = Duration::from_secs(2);
 /// Numbers for messages whose content does not matter.
 const FILLING: f32 = 0.75;
+
+/// The number of a test, as members tell it each other.
+type Mark = [u8; 8];
 
 /// The place of this member in rings.
 pub(in super::super) struct Tcp {
@@ -45,7 +50,8 @@ impl Tcp {
         })
     }
 
-    /// Connects to the next member, and is called by the one before.
+    /// Connects to the next member, and is called by the one before. Who is called answers with the mark of
+    /// the test: one that is still in the test before hangs up, and is called again.
     async fn join(&self, test: &Test) -> io::Result<Ring> {
         let members = test.endpoints.len();
         let next = (test.place + 1) % members.max(1);
@@ -54,12 +60,8 @@ impl Tcp {
         let mark = test.step.to_be_bytes();
         let call = async {
             loop {
-                match TcpStream::connect(next).await {
-                    Ok(mut stream) => {
-                        stream.set_nodelay(true)?;
-                        stream.write_all(&mark).await?;
-                        return Ok::<_, io::Error>(stream);
-                    }
+                match call(next, mark).await {
+                    Ok(stream) => return Ok::<_, io::Error>(stream),
                     Err(_) => tokio::time::sleep(CALL_AGAIN).await,
                 }
             }
@@ -67,9 +69,9 @@ impl Tcp {
         let accept = async {
             loop {
                 let (mut stream, _) = self.listener.accept().await?;
-                let mut told = [0; 8];
-                // One of a ring before, or a stranger.
-                if stream.read_exact(&mut told).await.is_ok() && told == mark {
+                // Others are of another test, or strangers, who may say nothing at all.
+                let answered = tokio::time::timeout(ANSWER, answer(&mut stream, mark)).await;
+                if answered.is_ok_and(|answered| answered.is_ok()) {
                     return Ok::<_, io::Error>(stream);
                 }
             }
@@ -133,6 +135,26 @@ impl Collective for Tcp {
     fn without_topology(&mut self) {}
 
     fn over(&mut self) {}
+}
+
+/// Calls a member for the test of a mark.
+async fn call(member: SocketAddr, mark: Mark) -> io::Result<TcpStream> {
+    let mut stream = TcpStream::connect(member).await?;
+    stream.set_nodelay(true)?;
+    stream.write_all(&mark).await?;
+    let mut answer = Mark::default();
+    stream.read_exact(&mut answer).await?;
+    Ok(stream)
+}
+
+/// Answers one who calls for the test of a mark.
+async fn answer(stream: &mut TcpStream, mark: Mark) -> io::Result<()> {
+    let mut told = Mark::default();
+    stream.read_exact(&mut told).await?;
+    if told != mark {
+        return Err(io::Error::other("it calls for another test"));
+    }
+    stream.write_all(&mark).await
 }
 
 // === impl Ring ===
