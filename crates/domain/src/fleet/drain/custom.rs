@@ -94,17 +94,41 @@ impl CustomState {
         }
     }
 
-    /// Takes in how it is.
-    fn see(&mut self, object: &Value, custom: Option<&CustomDrain>, now: Timestamp) {
+    /// Takes in how it is. Returns the attempt of an earlier drain of this session, where it was made for
+    /// that: it is in the way.
+    fn see(
+        &mut self,
+        object: &Value,
+        custom: Option<&CustomDrain>,
+        now: Timestamp,
+    ) -> Option<Attempt> {
         let says = object.pointer("/metadata/annotations");
         let key = says.and_then(|all| all.get(keys::ATTEMPT)?.as_str());
-        if !key.is_some_and(|key| self.is_of(key)) {
-            // One of an earlier drain may be on its way out.
-            let failure = Failure::Error { retry_after: None };
-            return self.failed("another is there, which is not ours", failure, false, now);
+        if key.is_some_and(|key| self.is_of(key)) {
+            self.seen = Seen::There(custom.is_some_and(|custom| custom.is_done(object)));
+            (self.failures, self.trouble, self.failing) = (0, None, None);
+            return None;
         }
-        self.seen = Seen::There(custom.is_some_and(|custom| custom.is_done(object)));
-        (self.failures, self.trouble, self.failing) = (0, None, None);
+        let failure = Failure::Error { retry_after: None };
+        let Some(earlier) = key.and_then(|key| self.earlier(key)) else {
+            self.failed("another is there, which is not ours", failure, false, now);
+            return None;
+        };
+        self.failed("that of an earlier drain is there", failure, false, now);
+        let goes = object.pointer("/metadata/deletionTimestamp").is_some();
+        (!goes).then_some(earlier)
+    }
+
+    /// Returns the attempt with this key, if it is of an earlier drain of the same session: the node was let
+    /// in while the resource was made, and who made it was ended before its answer.
+    fn earlier(&self, key: &str) -> Option<Attempt> {
+        let attempt = self.attempt.as_ref()?;
+        let since = key.strip_prefix(&attempt.id)?.strip_prefix('/')?;
+        let since = since.parse().ok()?;
+        (since < attempt.since).then(|| Attempt {
+            since,
+            ..attempt.clone()
+        })
     }
 
     /// Takes in that it is not made. `for_good`: to try it again alone does not help.
@@ -164,11 +188,13 @@ impl Fleet {
             return false;
         }
         let state = &mut entry.custom;
+        let mut earlier = None;
         match news {
-            ResourceNews::There(object) => state.see(object, custom.as_deref(), now),
+            ResourceNews::There(object) => earlier = state.see(object, custom.as_deref(), now),
             ResourceNews::Absent => (state.seen, state.failing) = (Seen::Gone, None),
             ResourceNews::Failing(why) => state.failing = Some(why.clone()),
         }
+        self.take_away(node, earlier);
         self.look_again_at(node);
         true
     }
@@ -189,9 +215,10 @@ impl Fleet {
             return false;
         }
         let awaited = std::mem::replace(&mut state.making, false);
+        let mut earlier = None;
         match answer {
             MadeAnswer::There(object) => {
-                state.see(object, custom.as_deref(), now);
+                earlier = state.see(object, custom.as_deref(), now);
                 // It was withdrawn while it was made.
                 state.withdrawn = false;
             }
@@ -208,8 +235,18 @@ impl Fleet {
                 state.failed(why, failure, false, now);
             }
         }
+        self.take_away(node, earlier);
         self.look_again_at(node);
         true
+    }
+
+    /// Has the custom resource of an attempt deleted.
+    fn take_away(&mut self, node: &str, attempt: Option<Attempt>) {
+        self.effects.extend(attempt.map(|attempt| Effect::Withdraw {
+            node: node.to_owned(),
+            attempt: Box::new(attempt),
+            begun: true,
+        }));
     }
 
     /// Has the custom resource made that drains a node, where it is not there, and asks a person where it
@@ -382,13 +419,7 @@ impl Fleet {
         if own.is_none() && !state.making {
             *state = CustomState::default();
         }
-        if !withdrawn {
-            self.effects.push(Effect::Withdraw {
-                node: name.to_owned(),
-                attempt: Box::new(attempt),
-                begun: true,
-            });
-        }
+        self.take_away(name, (!withdrawn).then_some(attempt));
     }
 }
 

@@ -117,6 +117,33 @@ fn a_node_is_drained_by_a_custom_resource_and_by_nobody_else() {
     );
 }
 
+/// A node is let in while its resource is made, whoever made it is ended before the answer, and the same
+/// fault comes again: the resource has the same name and says what an earlier drain has come to.
+#[test]
+fn the_resource_of_an_earlier_drain_makes_way() {
+    let mut world = world();
+    world.fault(0);
+    let earlier = look(&mut world).makes.remove(0);
+    world["n1"].unschedulable = false;
+    look(&mut world);
+    create(&mut world, &earlier);
+    world.restart(Restart::All);
+    world.now += SignedDuration::from_secs(1);
+    world.fault(0);
+    let planned = look(&mut world).makes.remove(0);
+    assert_eq!(planned.name, earlier.name);
+    assert_ne!(planned.key, earlier.key);
+    make(&mut world, &planned);
+    let mut looked = look(&mut world);
+    let withdrawn: Vec<String> = looked.withdrawn.iter().map(Attempt::key).collect();
+    assert_eq!(withdrawn, [earlier.key]);
+    // It is asked for again, and is made once the other has gone.
+    world.resources.clear();
+    make(&mut world, &looked.makes.remove(0));
+    look(&mut world);
+    assert!(awaits(&world).starts_with("the end of DrainRequest"));
+}
+
 #[test]
 fn whoever_starts_anew_asks_for_the_same_drain() {
     for with in [Restart::All, Restart::Events, Restart::Nothing] {
@@ -247,7 +274,14 @@ fn what_cannot_be_made_is_tried_again_and_a_person_asked() {
     assert!(awaits(&world).ends_with("to be made (another is there, which is not ours)"));
     world.resources.clear();
     world.now += SignedDuration::from_mins(1);
-    let again = look(&mut world).makes.remove(0);
+    let mut x = look(&mut world);
+    eprintln!(
+        "{} {:?} {x:?} {:?}",
+        awaits(&world),
+        state(&world),
+        world.phase()
+    );
+    let again = x.makes.remove(0);
     make(&mut world, &again);
     look(&mut world);
     finish(&mut world, &again.name);
