@@ -3,7 +3,7 @@
 //! The condition that its action names is true once it is done. Whoever carries it out may say more: the
 //! condition `AttemptComplete` with a reason that says whether a failure may pass; NVSentinel's janitor
 //! says `completionTime` also where its condition stays open, and has `phase: Failed` beside a true one. A
-//! Job of Kubernetes has a condition for each end.
+//! Job of Kubernetes has a condition for each end, and a `ValidationRequest` has a phase and no conditions.
 
 use contract::keys;
 use serde_json::Value;
@@ -64,6 +64,7 @@ impl ResourceState {
                 &kind.condition,
                 text("/status/phase"),
                 text("/status/completionTime").is_some(),
+                object.pointer("/status/skipped").is_some(),
             ),
         }
     }
@@ -75,6 +76,7 @@ fn end(
     done: &str,
     phase: Option<&str>,
     completed: bool,
+    leaves_out: bool,
 ) -> Option<(Outcome, String)> {
     let find = |kind: &str| conditions.iter().find(|one| one.kind == kind);
     if let Some(complete) = find(ATTEMPT_COMPLETE).filter(|one| one.status == "True") {
@@ -96,6 +98,13 @@ fn end(
     // Of a Job: its other condition.
     let failed_job = find("Failed").filter(|one| one.status == "True");
     match done {
+        // Of a ValidationRequest, which has a phase and no conditions. What was left out proves nothing.
+        None if phase == Some("Succeeded") && conditions.is_empty() => Some(if leaves_out {
+            let why = "it has left out nodes or tests, see status.skipped";
+            (Outcome::Unclear, why.to_owned())
+        } else {
+            (Outcome::Succeeded, "its phase is Succeeded".to_owned())
+        }),
         Some(one) if one.status == "True" => Some((Outcome::Succeeded, one.text())),
         _ if failed_job.is_some() => failed_job.map(|one| (Outcome::Failed, one.text())),
         Some(one) if one.kind == EXTERNAL => None,

@@ -318,6 +318,27 @@ fn what_a_status_says_is_read_as_its_maker_means_it() {
             "Complete",
             Some(Outcome::Succeeded),
         ),
+        // A ValidationRequest.
+        (
+            json!({"phase": "Running", "startTime": ended}),
+            "Succeeded",
+            None,
+        ),
+        (
+            json!({"phase": "Succeeded", "completionTime": ended}),
+            "Succeeded",
+            Some(Outcome::Succeeded),
+        ),
+        (
+            json!({"phase": "Succeeded", "completionTime": ended, "skipped": {"tests": ["a"]}}),
+            "Succeeded",
+            Some(Outcome::Unclear),
+        ),
+        (
+            json!({"phase": "Failed", "completionTime": ended}),
+            "Succeeded",
+            Some(Outcome::Failed),
+        ),
         // What an external system puts aside has not failed.
         (
             json!({"conditions": [condition("ExternalRemediationComplete", "False", "Parked")]}),
