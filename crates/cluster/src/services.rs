@@ -1,12 +1,17 @@
-//! Single nodes told of, and the pods of services on them that hold GPUs open, for maintenance.
+//! Single nodes told of, for maintenance: with the pods of services on them that hold GPUs open, or with the
+//! devices that drivers publish for them.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Values;
+use std::sync::Arc;
+use std::time::Duration;
 
 use domain::gpu_reset::{SERVICES, ServicePod};
 use serde_json::Value;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
+use crate::causes::chain;
 use crate::connect::{Cluster, ConnectError};
 use crate::connections::Connections;
 use crate::kind::Kind;
@@ -14,6 +19,8 @@ use crate::watch::Signal;
 
 /// News that wait for their consumer; when it is slower, the API server waits.
 const QUEUE: usize = 256;
+/// Pause before a cluster that serves no slices is asked again: somebody may switch it on.
+const ASK_AGAIN: Duration = Duration::from_secs(60);
 
 /// News of a node.
 #[derive(Clone, Debug)]
@@ -22,10 +29,12 @@ pub enum ServiceEvent {
     Node(String, Option<Value>),
     /// These are the pods of services on it.
     Pods(String, Vec<ServicePod>),
+    /// These are its `ResourceSlice`s.
+    Slices(String, Vec<Value>),
 }
 
-/// Tells of single nodes and of the pods of services on them, each by watches of its own: those under
-/// maintenance are few.
+/// Tells of single nodes and of what belongs to them, each by watches of its own: those under maintenance are
+/// few.
 #[derive(Debug)]
 pub struct ServiceWatches {
     connections: Connections,
@@ -75,10 +84,31 @@ impl ServiceWatches {
         Ok(())
     }
 
-    /// Tells of a node and its pods no more. What was told before may still come.
+    /// Tells of the `ResourceSlice`s of a node from now on, with the same permissions on them; of none where the
+    /// cluster does not serve any.
+    pub fn follow_slices(
+        &mut self,
+        node: &str,
+        cancel: &CancellationToken,
+    ) -> Result<(), ConnectError> {
+        // No node has such a name.
+        let slices = format!("{node}/slices");
+        if let Some((connection, cancel)) = self.connections.begin(&slices, cancel)? {
+            let (node, news) = (node.to_owned(), self.news.clone());
+            tokio::spawn(
+                cancel
+                    .clone()
+                    .run_until_cancelled_owned(tell_of_slices(connection, node, news, cancel)),
+            );
+        }
+        Ok(())
+    }
+
+    /// Tells of a node and what belongs to it no more. What was told before may still come.
     pub fn leave(&mut self, node: &str) {
         self.connections.end(node);
         self.connections.end(&format!("{node}/pods"));
+        self.connections.end(&format!("{node}/slices"));
     }
 }
 
@@ -111,28 +141,81 @@ async fn tell_of_node(
 
 async fn tell_of_pods(
     node: String,
-    mut signals: mpsc::Receiver<Signal<Value>>,
+    signals: mpsc::Receiver<Signal<Value>>,
     news: mpsc::Sender<ServiceEvent>,
 ) {
-    let mut pods = BTreeMap::new();
+    let event = |pods: Values<'_, String, Arc<Value>>| {
+        let pods = pods.filter_map(|pod| service_pod(pod)).collect();
+        ServiceEvent::Pods(node.clone(), pods)
+    };
+    tell_of_all(signals, news, event).await;
+}
+
+async fn tell_of_slices(
+    cluster: Cluster,
+    node: String,
+    news: mpsc::Sender<ServiceEvent>,
+    cancel: CancellationToken,
+) {
+    let mut told = false;
+    let api = loop {
+        match cluster.slices_api().await {
+            Ok(Some(api)) => break api,
+            Ok(None) if told => {}
+            Ok(None) => {
+                let none = ServiceEvent::Slices(node.clone(), Vec::new());
+                if news.send(none).await.is_err() {
+                    return;
+                }
+                told = true;
+            }
+            Err(error) => {
+                tracing::warn!(
+                    err = chain(&error),
+                    "it is not known which devices there are"
+                );
+            }
+        }
+        tokio::time::sleep(ASK_AGAIN).await;
+    };
+    let kind = Kind::new(&api.group, &api.version, &api.plural);
+    let fields = format!("spec.nodeName={node}");
+    let signals = cluster.watch_objects(&kind, None, |all| all.with_fields(&fields), cancel);
+    let event = |slices: Values<'_, String, Arc<Value>>| {
+        let slices = slices.map(|slice| slice.as_ref().clone()).collect();
+        ServiceEvent::Slices(node.clone(), slices)
+    };
+    tell_of_all(signals, news, event).await;
+}
+
+/// Tells all objects of a watch whenever they change, once all are known.
+async fn tell_of_all(
+    mut signals: mpsc::Receiver<Signal<Value>>,
+    news: mpsc::Sender<ServiceEvent>,
+    event: impl Fn(Values<'_, String, Arc<Value>>) -> ServiceEvent,
+) {
+    let mut objects = BTreeMap::new();
     let mut listed = false;
     while let Some(signal) = signals.recv().await {
         match signal {
             Signal::Restarted => {
-                pods.clear();
+                objects.clear();
                 listed = false;
             }
             Signal::Listed => listed = true,
-            Signal::Applied(pod) => {
-                if let Some(pod) = service_pod(&pod) {
-                    pods.insert(pod.title.clone(), pod);
-                }
+            Signal::Applied(object) => {
+                let text = |key: &str| object["metadata"][key].as_str();
+                let name = text("name").unwrap_or_default();
+                let title = match text("namespace") {
+                    Some(namespace) => format!("{namespace}/{name}"),
+                    None => name.to_owned(),
+                };
+                objects.insert(title, object);
             }
-            Signal::Deleted(title) => drop(pods.remove(&title)),
+            Signal::Deleted(title) => drop(objects.remove(&title)),
             Signal::Failing { .. } | Signal::Recovered => continue,
         }
-        let told = || ServiceEvent::Pods(node.clone(), pods.values().cloned().collect());
-        if listed && news.send(told()).await.is_err() {
+        if listed && news.send(event(objects.values())).await.is_err() {
             return;
         }
     }

@@ -37,6 +37,7 @@ pub mod selector;
 pub mod session;
 pub mod shell;
 pub mod status;
+pub mod validation_request;
 pub mod veto;
 pub mod view;
 pub mod wakes;

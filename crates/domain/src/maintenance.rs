@@ -264,7 +264,7 @@ impl Resource {
 }
 
 /// Returns whether a version is older than another one. They are numbers; of others it is not known.
-pub(crate) fn is_older(version: &str, than: &str) -> bool {
+pub fn is_older(version: &str, than: &str) -> bool {
     match (version.parse::<u64>(), than.parse::<u64>()) {
         (Ok(version), Ok(than)) => version < than,
         _ => false,

@@ -23,7 +23,7 @@ pub use route::{ALL_STAGES, Route, RouteDrain, Routed};
 #[cfg(test)]
 pub(crate) use rule::counts;
 pub use rule::{
-    Compared, CompileError, CountExpression, EventVariable, How, MAX_COST, MAX_DEPTH,
+    Compared, CompileError, CountExpression, Criterion, EventVariable, How, MAX_COST, MAX_DEPTH,
     MAX_EXPRESSION_BYTES, MAX_LOOPS, MAX_NODE_BYTES, MAX_NODE_ITEMS, NodeVariable, Rule, RuleKind,
 };
 

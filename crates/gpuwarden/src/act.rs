@@ -14,8 +14,9 @@ use controller::quarantine::{Owns, Quarantine, QuarantineConfig};
 use controller::retention::Retention;
 use devices::DeviceApi;
 use domain::condition::{Limits, Options};
+use domain::validation_request::ValidationConfiguration;
 use domain::view::FleetView;
-use janitor::{Janitor, JanitorParts, Providers};
+use janitor::{Janitor, JanitorParts, Providers, Validator, ValidatorParts};
 use runtime::logging::chain;
 use runtime::metrics::Metrics;
 use runtime::sources::Sources;
@@ -175,6 +176,38 @@ impl Acting<'_> {
         };
         let janitor = Janitor::new(parts, &self.metrics);
         tasks.writer("the janitor", janitor.run(tasks.done()));
+        if let Some(config) = settings.validation.clone() {
+            self.start_validator(config, cluster, tasks)?;
+        }
+        Ok(())
+    }
+
+    /// Starts what carries `ValidationRequest`s out.
+    fn start_validator(
+        &self,
+        config: ValidationConfiguration,
+        cluster: &Arc<Cluster>,
+        tasks: &mut Tasks,
+    ) -> anyhow::Result<()> {
+        if let Owns::Node(_) = &self.owns {
+            anyhow::bail!(
+                "--validation-config is for `gpuwarden controller`: a request may name any node"
+            );
+        }
+        if config.has_new_node_rules {
+            tracing::warn!(
+                "newNodeValidation of --validation-config is not looked at: new nodes are admitted by \
+                 [validation] of --remediate-config"
+            );
+        }
+        let parts = ValidatorParts {
+            cluster: Arc::clone(cluster),
+            config,
+            namespace: self.settings.namespace.clone(),
+            clock: CLOCK,
+        };
+        let validator = Validator::new(parts, &self.metrics);
+        tasks.writer("the validation of nodes", validator.run(tasks.done()));
         Ok(())
     }
 }

@@ -92,5 +92,7 @@ mod story_killed;
 mod support;
 #[path = "e2e/throttled.rs"]
 mod throttled;
+#[path = "e2e/validation.rs"]
+mod validation;
 #[path = "e2e/webhook.rs"]
 mod webhook;

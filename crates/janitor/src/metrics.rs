@@ -5,6 +5,7 @@ use std::time::Duration;
 use domain::handover::Phase;
 use domain::janitor::{Action, News};
 use domain::maintenance::{Key, Maintenance, Outcome};
+use domain::validation_request::{Phase as TestPhase, Request, Status};
 use jiff::SignedDuration;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -37,6 +38,13 @@ pub(crate) struct JanitorMetrics {
     hand_overs: Family<Labels<2, String>, Counter>,
     open: Family<Labels<3, String>, Gauge>,
     age: Times<Labels<2, String>>,
+}
+
+#[derive(Clone)]
+pub(crate) struct ValidationMetrics {
+    begun: Counter,
+    completed: Family<Labels<1>, Counter>,
+    duration: Times<Labels<1>>,
 }
 
 // === impl JanitorMetrics ===
@@ -242,4 +250,51 @@ fn state(phase: Phase) -> Option<&'static str> {
 
 fn action_type(key: &Key) -> &'static str {
     Action::of(key.kind).map_or("", Action::name)
+}
+
+// === impl ValidationMetrics ===
+
+impl ValidationMetrics {
+    pub(crate) fn new(metrics: &Metrics) -> Self {
+        let duration: Times<Labels<1>> = Family::new_with_constructor(|| {
+            Histogram::new(exponential_buckets(FIRST, 2.0, BUCKETS))
+        });
+        Self {
+            begun: metrics.register(
+                "validation_requests",
+                "ValidationRequests that were begun",
+                Counter::default(),
+            ),
+            completed: metrics.family(
+                "validation_requests_completed",
+                "ValidationRequests that have ended, by how",
+            ),
+            duration: metrics.register(
+                "validation_requests_duration_seconds",
+                "From the begin of a ValidationRequest to its end, in seconds",
+                duration,
+            ),
+        }
+    }
+
+    /// Counts a request whose status is another one now.
+    pub(crate) fn changed(&self, request: &Request, now: &Status) {
+        let before = request.status.phase;
+        if before.is_none() {
+            self.begun.inc();
+        }
+        let Some(phase) = now.phase.filter(|phase| phase.is_over()) else {
+            return;
+        };
+        let status = match phase {
+            TestPhase::Succeeded => "success",
+            _ => "failure",
+        };
+        let labels = [("status", status)];
+        self.completed.get_or_create(&labels).inc();
+        if let Some((begin, end)) = now.start_time.zip(now.completion_time) {
+            let took = end.duration_since(begin).as_secs_f64();
+            self.duration.get_or_create(&labels).observe(took);
+        }
+    }
 }

@@ -125,6 +125,7 @@ impl Janitor {
     fn node_event(&mut self, event: ServiceEvent) {
         let input = match event {
             ServiceEvent::Pods(node, pods) => Input::Pods(node, pods),
+            ServiceEvent::Slices(..) => return, // Nobody has asked for them.
             ServiceEvent::Node(node, object) => {
                 let config = self.parts.board.config();
                 let told = object.and_then(|object| {

@@ -54,7 +54,13 @@ async fn resources(
     sender: &mpsc::Sender<Input>,
     cancel: CancellationToken,
 ) -> Option<()> {
-    until_served(cluster, of, sender).await?;
+    let (group, version, _) = of.resource();
+    // Of a kind that does not exist there is none: the others need not wait.
+    let none = async {
+        sender.send(Input::ListBegun(of)).await.ok()?;
+        sender.send(Input::Listed(of)).await.ok()
+    };
+    until_served(cluster, (group, version, of.name()), none).await?;
     let malformed = Seldom::default();
     let mut signals = cluster.watch_objects(&kind(of), None, |all| all, cancel);
     while let Some(signal) = signals.recv().await {
@@ -79,27 +85,24 @@ async fn resources(
     Some(())
 }
 
-/// Waits until the API server serves a kind.
-async fn until_served(
+/// Waits until the API server serves a kind, by group, version and name. `missing` is done once where it does
+/// not, and may end the wait.
+pub(crate) async fn until_served(
     cluster: &Cluster,
-    of: Maintenance,
-    sender: &mpsc::Sender<Input>,
+    (group, version, name): (&str, &str, &str),
+    missing: impl Future<Output = Option<()>>,
 ) -> Option<()> {
-    let (group, version, _) = of.resource();
-    let mut said = false;
+    let mut missing = Some(missing);
     loop {
-        match cluster.resource_of(group, version, of.name()).await {
+        match cluster.resource_of(group, version, name).await {
             Ok(Some(_)) => return Some(()),
-            Ok(None) if said => {}
             Ok(None) => {
-                let name = of.name();
-                tracing::warn!(
-                    "the cluster has no kind {name} of {group}/{version}: install its CRD"
-                );
-                // Of a kind that does not exist there is none: the others need not wait.
-                sender.send(Input::ListBegun(of)).await.ok()?;
-                sender.send(Input::Listed(of)).await.ok()?;
-                said = true;
+                if let Some(missing) = missing.take() {
+                    tracing::warn!(
+                        "the cluster has no kind {name} of {group}/{version}: install its CRD"
+                    );
+                    missing.await?;
+                }
             }
             Err(error) => {
                 tracing::warn!(err = chain(&error), "it is not known which kinds there are");

@@ -332,6 +332,10 @@ group! {
         /// Time for which these resources are kept after their end; 0s: for ever [default: 336h].
         #[arg(long, env = "GPUWARDEN_JANITOR_TTL", value_name = "DURATION")]
         pub janitor_ttl: Option<String>,
+        /// Beside --janitor: the file that says which tests of nodes a `ValidationRequest` may ask for:
+        /// `NVSentinel`'s for its lifecycle manager, in YAML.
+        #[arg(long, env = "GPUWARDEN_VALIDATION_CONFIG", value_name = "FILE")]
+        pub validation_config: Option<PathBuf>,
         /// Beside an acting switch: decide and show, but write nothing in the cluster.
         #[arg(long, env = "GPUWARDEN_DRY_RUN", num_args = 0..=1, default_missing_value = "true",
               value_name = "BOOL")]

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use domain::janitor::JanitorConfig;
+use domain::validation_request::ValidationConfiguration;
 use jiff::SignedDuration;
 
 use super::{SettingsError, amount};
@@ -18,6 +19,8 @@ pub struct JanitorSettings {
     pub config: JanitorConfig,
     /// The time for which resources are kept after their end; `None`: for ever.
     pub ttl: Option<SignedDuration>,
+    /// The tests of nodes that may be asked for; `None`: these requests are left alone.
+    pub validation: Option<ValidationConfiguration>,
 }
 
 // === impl JanitorSettings ===
@@ -25,9 +28,13 @@ pub struct JanitorSettings {
 impl JanitorSettings {
     pub(super) fn resolve(args: &ActArgs, in_cluster: bool) -> Result<Option<Self>, SettingsError> {
         if !args.janitor.unwrap_or(false) {
-            if args.janitor_config.is_some() || args.janitor_ttl.is_some() {
+            if args.janitor_config.is_some()
+                || args.janitor_ttl.is_some()
+                || args.validation_config.is_some()
+            {
                 return Err(SettingsError::Conflict(
-                    "--janitor-config and --janitor-ttl stand beside --janitor: add it, or remove them",
+                    "--janitor-config, --janitor-ttl and --validation-config stand beside --janitor: add it, \
+                     or remove them",
                 ));
             }
             return Ok(None);
@@ -52,6 +59,11 @@ impl JanitorSettings {
         Ok(Some(Self {
             config: janitor_config(path)?,
             ttl: Some(ttl).filter(SignedDuration::is_positive),
+            validation: args
+                .validation_config
+                .as_deref()
+                .map(validation_config)
+                .transpose()?,
         }))
     }
 }
@@ -63,6 +75,16 @@ pub(crate) fn janitor_config(path: &Path) -> Result<JanitorConfig, SettingsError
     let text =
         std::fs::read_to_string(path).map_err(|error| wrong(format!("cannot be read: {error}")))?;
     JanitorConfig::parse(&text).map_err(|error| wrong(format!("is not right:\n{error}")))
+}
+
+/// Reads the file that says which tests of nodes there are.
+fn validation_config(path: &Path) -> Result<ValidationConfiguration, SettingsError> {
+    let source = path.display().to_string();
+    let wrong = |what: String| SettingsError::value("--validation-config", &source, what);
+    let text =
+        std::fs::read_to_string(path).map_err(|error| wrong(format!("cannot be read: {error}")))?;
+    ValidationConfiguration::parse(&text, |path| std::fs::read_to_string(path))
+        .map_err(|error| wrong(format!("is not right:\n{error}")))
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ mod check;
 mod compared;
 mod cost;
 mod count;
+mod criterion;
 mod seen;
 
 use std::sync::{Arc, LazyLock};
@@ -18,6 +19,7 @@ use serde_json::Value;
 pub use compared::{Compared, How};
 pub use cost::{MAX_COST, MAX_NODE_BYTES, MAX_NODE_ITEMS};
 pub use count::CountExpression;
+pub use criterion::Criterion;
 
 /// The variable of an expression.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

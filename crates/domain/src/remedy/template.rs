@@ -14,6 +14,8 @@ use gotmpl::parse::{BranchNode, CommandNode, Expr, ListNode, Node, PipeNode, Pos
 use gotmpl::{Template as GoTemplate, TemplateError as GoError, Value};
 use serde_json::Value as Json;
 
+use crate::node::Taint;
+
 use fields::Type;
 
 mod fields;
@@ -26,9 +28,10 @@ pub const MAX_OUTPUT_BYTES: usize = 128 * 1024;
 const MAX_ROUNDS: u64 = 1_000;
 /// Most bytes that the functions of a template may make together.
 const MAX_MADE_BYTES: usize = 1024 * 1024;
-/// Functions that a template may call, which are Go's.
-const FUNCTIONS: [&str; 13] = [
+/// Functions that a template may call: Go's, and `quote` of NVSentinel's lifecycle manager.
+const FUNCTIONS: [&str; 14] = [
     "and", "eq", "ge", "gt", "index", "le", "len", "lt", "ne", "not", "or", "print", "printf",
+    "quote",
 ];
 /// Name of the template within the crate.
 const NAME: &str = "resource";
@@ -89,6 +92,31 @@ pub struct DrainVariables<'a> {
     pub namespace: &'a str,
 }
 
+/// The values that a template of a test of nodes sees.
+#[derive(Clone, Debug)]
+pub struct ValidationVariables<'a> {
+    /// The name of the request.
+    pub request: &'a str,
+    /// The name of the group of tests.
+    pub group: &'a str,
+    /// The namespace of the object.
+    pub namespace: &'a str,
+    /// The time for the tests.
+    pub timeout_seconds: i64,
+    /// The nodes.
+    pub nodes: &'a [String],
+    /// The tests.
+    pub tests: &'a [String],
+    /// The image of the first test.
+    pub image: &'a str,
+    /// Its command.
+    pub command: &'a [String],
+    /// Its environment.
+    pub env: &'a [(String, String)],
+    /// The taints that pods tolerate; one without a value is tolerated with any.
+    pub tolerated: &'a [Taint],
+}
+
 /// A text of bounded size.
 struct Output(String);
 
@@ -103,6 +131,11 @@ impl Template {
     /// Reads a template of a drain.
     pub fn parse_drain(source: &str) -> Result<Self, TemplateError> {
         Self::parse_as(source, Type::Drain)
+    }
+
+    /// Reads a template of a test of nodes.
+    pub fn parse_validation(source: &str) -> Result<Self, TemplateError> {
+        Self::parse_as(source, Type::Validation)
     }
 
     /// Reads a template that sees data of this type.
@@ -143,6 +176,14 @@ impl Template {
 
     /// Returns the text that it comes to, of a template of a drain.
     pub fn render_drain(&self, variables: &DrainVariables<'_>) -> Result<String, TemplateError> {
+        self.render_data(&variables.value())
+    }
+
+    /// Returns the text that it comes to, of a template of a test of nodes.
+    pub fn render_validation(
+        &self,
+        variables: &ValidationVariables<'_>,
+    ) -> Result<String, TemplateError> {
         self.render_data(&variables.value())
     }
 
@@ -241,6 +282,45 @@ impl DrainVariables<'_> {
     }
 }
 
+// === impl ValidationVariables ===
+
+impl ValidationVariables<'_> {
+    fn value(&self) -> Value {
+        let text = |text: &str| Value::String(text.into());
+        let texts = |texts: &[String]| Value::List(texts.iter().map(|one| text(one)).collect());
+        let nodes = self.nodes.iter();
+        let nodes = nodes.map(|name| fields::map([("NodeName", text(name))]));
+        let env = self.env.iter();
+        let env =
+            env.map(|(name, value)| fields::map([("Name", text(name)), ("Value", text(value))]));
+        let tolerations = self.tolerated.iter().map(|taint| {
+            let operator = if taint.value.is_empty() {
+                "Exists"
+            } else {
+                "Equal"
+            };
+            fields::map([
+                ("Key", text(&taint.key)),
+                ("Value", text(&taint.value)),
+                ("Operator", text(operator)),
+                ("Effect", text(&taint.effect)),
+            ])
+        });
+        fields::map([
+            ("ValidationRequestName", text(self.request)),
+            ("TestGroupName", text(self.group)),
+            ("Namespace", text(self.namespace)),
+            ("TimeoutSeconds", Value::Int(self.timeout_seconds)),
+            ("Nodes", Value::List(nodes.collect())),
+            ("Tests", texts(self.tests)),
+            ("Image", text(self.image)),
+            ("Command", texts(self.command)),
+            ("Env", Value::List(env.collect())),
+            ("Tolerations", Value::List(tolerations.collect())),
+        ])
+    }
+}
+
 // === impl Output ===
 
 impl fmt::Write for Output {
@@ -316,10 +396,14 @@ fn with_functions(template: GoTemplate) -> GoTemplate {
         }
         Ok(Value::String(text.into()))
     };
-    let also = bounded.clone();
+    let (also, quoted) = (bounded.clone(), bounded.clone());
     template
         .func("print", move |args| bounded(print(args)))
         .func("printf", move |args| also(printf(args)?))
+        .func("quote", move |args| {
+            let texts: Vec<String> = args.iter().map(|one| quote(&one.to_string())).collect();
+            quoted(texts.join(" "))
+        })
 }
 
 /// Prints values as Go's `print` does: a space stands between two that are no texts.
@@ -374,7 +458,7 @@ fn printf(args: &[Value]) -> Result<String, GoError> {
             return Err(wrong(format!("%{verb} does not fit {value}")));
         }
         match verb {
-            'q' => text.push_str(&Json::from(value.to_string()).to_string()),
+            'q' => text.push_str(&quote(&value.to_string())),
             _ => text.push_str(&value.to_string()),
         }
     }
@@ -382,6 +466,11 @@ fn printf(args: &[Value]) -> Result<String, GoError> {
         return Err(wrong("it has more arguments than verbs".to_owned()));
     }
     Ok(text)
+}
+
+/// Returns a text in quotes, as YAML and JSON have it.
+fn quote(text: &str) -> String {
+    Json::from(text).to_string()
 }
 
 /// What is looked at when a template is read.

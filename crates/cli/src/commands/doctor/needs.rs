@@ -9,6 +9,7 @@ use domain::janitor::{Action, JanitorConfig, ProviderPlace};
 use domain::maintenance::Maintenance;
 use domain::remedy::ResourceKind;
 use domain::shell;
+use domain::validation_request::{self, ValidationConfiguration};
 
 use super::Installation;
 use crate::settings::{Mode, Transport};
@@ -123,6 +124,12 @@ pub(super) fn of(installation: &Installation) -> Vec<Need> {
     if let Some(janitor) = &act.janitor {
         needs.extend(of_janitor(&janitor.config, &act.namespace));
         needs.extend(of_requests(&janitor.config, &act.namespace));
+        let validation = janitor.validation.as_ref();
+        needs.extend(
+            validation
+                .into_iter()
+                .flat_map(|config| of_validation(config, &act.namespace)),
+        );
     }
     let ingest = installation.ingest.as_ref();
     if ingest.is_some_and(|ingest| matches!(ingest.transport, Transport::Tls { .. })) {
@@ -293,6 +300,49 @@ fn of_requests(config: &JanitorConfig, namespace: &str) -> Vec<Need> {
                 "jobs",
                 &["list", "watch", "create", "delete"],
                 why,
+            )
+        });
+    }
+    needs
+}
+
+/// Returns the needs of `ValidationRequest`s.
+fn of_validation(config: &ValidationConfiguration, namespace: &str) -> Vec<Need> {
+    let need = |name: String, group: &str, resource: &str, verbs| Need {
+        name: Cow::Owned(name),
+        group: Cow::Owned(group.to_owned()),
+        resource: Cow::Owned(resource.to_owned()),
+        verbs,
+        why: "without it nobody carries ValidationRequests out",
+        ..Need::default()
+    };
+    let plural = validation_request::PLURAL;
+    let group = validation_request::GROUP;
+    let reads: &[&str] = &["list", "watch"];
+    let changes: &[&str] = &["list", "watch", "patch"];
+    let mut needs = vec![
+        need("validation".to_owned(), group, plural, changes),
+        need(
+            "validation-status".to_owned(),
+            group,
+            "validationrequests/status",
+            &["patch"],
+        ),
+        need("validation-nodes".to_owned(), "", "nodes", changes),
+    ];
+    if config.reads_slices() {
+        let group = "resource.k8s.io";
+        let name = "validation-slices".to_owned();
+        needs.push(need(name, group, "resourceslices", reads));
+    }
+    for (name, provider) in &config.providers {
+        needs.push(Need {
+            namespace: Some(namespace.to_owned()),
+            ..need(
+                format!("validation-{name}"),
+                &provider.group,
+                &provider.plural,
+                &["get", "list", "watch", "create", "delete"],
             )
         });
     }

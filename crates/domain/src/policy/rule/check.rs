@@ -208,7 +208,7 @@ fn check_call(call: &CallExpr, kind: RuleKind, bound: &[String]) -> Result<bool,
 
 /// Returns whether the function that `call` names, without arguments, exists. The environment is
 /// asked by a call: that its arguments do not fit is another error.
-fn is_function(call: &str) -> bool {
+pub(super) fn is_function(call: &str) -> bool {
     let Ok(program) = ENVIRONMENT.compile(call) else {
         return false;
     };

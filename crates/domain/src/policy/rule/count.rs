@@ -89,7 +89,7 @@ impl CountExpression {
 
 /// JSON whose whole numbers have a sign, as CEL counts them in an expression: it does not reckon with
 /// numbers of both kinds.
-struct Signed<'a>(&'a Value);
+pub(super) struct Signed<'a>(pub(super) &'a Value);
 
 impl Serialize for Signed<'_> {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {

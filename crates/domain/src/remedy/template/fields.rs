@@ -14,6 +14,14 @@ pub(super) enum Type {
     Drain,
     /// Names of pods by their namespace.
     Pods,
+    /// The data of a template of a test of nodes.
+    Validation,
+    TestedNodes,
+    TestedNode,
+    Tolerations,
+    Toleration,
+    Variables,
+    Variable,
     Event,
     Entities,
     Entity,
@@ -52,6 +60,26 @@ const DRAIN: [(&str, Type); 7] = [
     ("Kind", Type::Scalar),
     ("Namespace", Type::Scalar),
 ];
+const VALIDATION: [(&str, Type); 10] = [
+    ("ValidationRequestName", Type::Scalar),
+    ("TestGroupName", Type::Scalar),
+    ("Namespace", Type::Scalar),
+    ("TimeoutSeconds", Type::Scalar),
+    ("Nodes", Type::TestedNodes),
+    ("Tests", Type::Scalars),
+    ("Image", Type::Scalar),
+    ("Command", Type::Scalars),
+    ("Env", Type::Variables),
+    ("Tolerations", Type::Tolerations),
+];
+const TESTED_NODE: [(&str, Type); 1] = [("NodeName", Type::Scalar)];
+const TOLERATION: [(&str, Type); 4] = [
+    ("Key", Type::Scalar),
+    ("Value", Type::Scalar),
+    ("Operator", Type::Scalar),
+    ("Effect", Type::Scalar),
+];
+const VARIABLE: [(&str, Type); 2] = [("Name", Type::Scalar), ("Value", Type::Scalar)];
 const EVENT: [(&str, Type); 18] = [
     ("Version", Type::Scalar),
     ("Agent", Type::Scalar),
@@ -85,6 +113,10 @@ impl Type {
             Self::Root => &ROOT,
             Self::Drain => &DRAIN,
             Self::Pods => return Ok(Self::Scalars),
+            Self::Validation => &VALIDATION,
+            Self::TestedNode => &TESTED_NODE,
+            Self::Toleration => &TOLERATION,
+            Self::Variable => &VARIABLE,
             Self::Event => &EVENT,
             Self::Entity => &ENTITY,
             Self::Overrides => &OVERRIDES,
@@ -92,9 +124,19 @@ impl Type {
             Self::Texts => return Ok(Self::Scalar),
             Self::Unknown => return Ok(Self::Unknown),
             Self::Enum if name == "String" => return Ok(Self::Scalar),
-            Self::Enum | Self::Scalar | Self::Scalars | Self::Entities => return Err(Vec::new()),
+            Self::Enum
+            | Self::Scalar
+            | Self::Scalars
+            | Self::Entities
+            | Self::TestedNodes
+            | Self::Tolerations
+            | Self::Variables => return Err(Vec::new()),
         };
-        let getter = (![Self::Root, Self::Drain].contains(&self)).then(|| name.strip_prefix("Get"));
+        let getter = matches!(
+            self,
+            Self::Event | Self::Entity | Self::Overrides | Self::Time
+        )
+        .then(|| name.strip_prefix("Get"));
         let names = [Some(name), getter.flatten()];
         let found = (fields.iter()).find(|(field, _)| names.contains(&Some(*field)));
         let known = || fields.iter().map(|(field, _)| *field).collect();
@@ -107,6 +149,9 @@ impl Type {
             Self::Entities => Self::Entity,
             Self::Scalars | Self::Texts => Self::Scalar,
             Self::Pods => Self::Scalars,
+            Self::TestedNodes => Self::TestedNode,
+            Self::Tolerations => Self::Toleration,
+            Self::Variables => Self::Variable,
             _ => Self::Unknown,
         }
     }

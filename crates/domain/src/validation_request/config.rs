@@ -1,0 +1,499 @@
+//! The configuration: NVSentinel's file (YAML) for its lifecycle manager, as far as validation goes, as a
+//! `ValidationConfiguration` or only its `spec`.
+
+use std::collections::BTreeMap;
+
+use jiff::SignedDuration;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::node::Taint;
+use crate::policy::Criterion;
+use crate::remedy::template::{Template, ValidationVariables};
+
+/// Largest file, in bytes: what a `ConfigMap` can hold.
+const MAX_BYTES: usize = 1024 * 1024;
+/// Groups that run at once, where nobody says how many.
+const GROUPS: usize = 3;
+/// Time for an attempt, where nobody says how long, and the longest one, in seconds.
+const TIMEOUT: u64 = 1800;
+const LONGEST_TIMEOUT: u64 = 7 * 24 * 3600;
+/// Most retries of a group.
+const MOST_RETRIES: u32 = 100;
+/// The taint of a cordon, which all tests tolerate.
+const UNSCHEDULABLE: &str = "node.kubernetes.io/unschedulable";
+
+/// What tests there are, and who runs them.
+#[derive(Clone, Debug)]
+pub struct ValidationConfiguration {
+    /// Tests of requests that name none.
+    pub(super) default_tests: Vec<String>,
+    /// Which all have to hold for a node that is tested.
+    readiness: Vec<(String, Criterion)>,
+    /// Most groups that run at once.
+    pub(super) max_groups: usize,
+    /// Who runs tests, by name.
+    pub providers: BTreeMap<String, Provider>,
+    tests: BTreeMap<String, TestRules>,
+    pub(super) gate: Gate,
+    /// True if it has rules for new nodes, which are none of ours.
+    pub has_new_node_rules: bool,
+}
+
+/// Who runs tests: a kind of objects, each of which is a run.
+#[derive(Clone, Debug)]
+pub struct Provider {
+    /// Group of the kind.
+    pub group: String,
+    /// Its version.
+    pub version: String,
+    /// The kind.
+    pub kind: String,
+    /// Its plural.
+    pub plural: String,
+    pub(super) supports_test_batching: bool,
+    pub(super) retries: u32,
+    pub(super) timeout: SignedDuration,
+    pub(super) succeeded: Condition,
+    pub(super) failed: Condition,
+    template: Template,
+}
+
+/// The keys of a test.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub(super) struct TestRules {
+    pub(super) provider: String,
+    image: String,
+    command: Vec<String>,
+    env: Vec<Variable>,
+    pub(super) supports_batching_nodes: bool,
+    pub(super) minimum_nodes_per_batch: usize,
+    batch_failure_policy: TooFew,
+    /// For who runs it; templates of NVSentinel 1.26 name it themselves.
+    #[serde(rename = "bandwidthGBps")]
+    _bandwidth: Value,
+    #[serde(rename = "goodputRatio")]
+    _goodput: Value,
+}
+
+/// What a test with too few nodes comes to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum TooFew {
+    #[default]
+    Fail,
+    Ignore,
+}
+
+/// A variable of the environment.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Variable {
+    name: String,
+    #[serde(default)]
+    value: String,
+}
+
+/// A condition of the status of an object.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Condition {
+    #[serde(rename = "type")]
+    kind: String,
+    status: String,
+}
+
+/// What keeps pods from a node until it is tested, and is taken away then.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Gate {
+    /// True if the node is uncordoned.
+    pub(super) uncordons: bool,
+    /// What stands before the labels of a cordon.
+    pub(super) label_prefix: String,
+    /// Taints, and whether they are taken away.
+    pub(super) taints: Vec<(Taint, bool)>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Wrapper {
+    #[serde(rename = "apiVersion")]
+    _api_version: Value,
+    #[serde(rename = "kind")]
+    _kind: Value,
+    #[serde(default, rename = "metadata")]
+    _metadata: Value,
+    spec: File,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct File {
+    #[serde(default)]
+    default_tests: Vec<String>,
+    #[serde(default)]
+    readiness_criteria: Vec<NamedExpression>,
+    max_concurrent_groups: Option<usize>,
+    #[serde(default)]
+    template_mount_path: String,
+    /// Templates by the names of their files, as NVSentinel's chart has them; others are read from files.
+    #[serde(default)]
+    templates: BTreeMap<String, String>,
+    #[serde(default)]
+    providers: BTreeMap<String, ProviderKeys>,
+    #[serde(default)]
+    tests: BTreeMap<String, TestRules>,
+    #[serde(default)]
+    scheduling_gate: GateKeys,
+    #[serde(default)]
+    new_node_validation: Option<Value>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct NamedExpression {
+    name: String,
+    expression: String,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct ProviderKeys {
+    api_group: String,
+    version: String,
+    kind: String,
+    resource: String,
+    template_file: String,
+    #[serde(default)]
+    supports_test_batching: bool,
+    #[serde(default)]
+    retries: u32,
+    timeout_seconds: Option<u64>,
+    successful_condition: Condition,
+    failed_condition: Condition,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct GateKeys {
+    cordon: CordonKeys,
+    taints: Vec<TaintKeys>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+struct CordonKeys {
+    remove: bool,
+    label_prefix: String,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TaintKeys {
+    key: String,
+    #[serde(default)]
+    value: String,
+    #[serde(default)]
+    effect: String,
+    #[serde(default)]
+    remove: bool,
+}
+
+/// What an object is made for.
+pub(super) struct Run<'a> {
+    pub(super) request: &'a str,
+    pub(super) group: &'a str,
+    pub(super) namespace: &'a str,
+    pub(super) nodes: &'a [String],
+    pub(super) tests: &'a [String],
+}
+
+// === impl ValidationConfiguration ===
+
+impl ValidationConfiguration {
+    /// Reads a configuration; `read` reads the file of a template. The error says all that is wrong, a line each.
+    pub fn parse(
+        text: &str,
+        read: impl Fn(&str) -> std::io::Result<String>,
+    ) -> Result<Self, String> {
+        if text.len() > MAX_BYTES {
+            let found = text.len();
+            return Err(format!(
+                "it has {found} bytes, at most {MAX_BYTES} are taken"
+            ));
+        }
+        let wrong = |error: serde_saphyr::Error| error.to_string();
+        let whole: Value = serde_saphyr::from_str(text).map_err(wrong)?;
+        let file = match whole.get("spec") {
+            Some(_) => serde_saphyr::from_str::<Wrapper>(text).map_err(wrong)?.spec,
+            None => serde_saphyr::from_str::<File>(text).map_err(wrong)?,
+        };
+        let mut wrong = Vec::new();
+        let config = file.config(read, &mut wrong);
+        if wrong.is_empty() {
+            config.try_out(&mut wrong);
+        }
+        if wrong.is_empty() {
+            Ok(config)
+        } else {
+            Err(wrong.join("\n"))
+        }
+    }
+
+    /// Returns a test of this name, and who runs it.
+    pub(super) fn test(&self, name: &str) -> Option<(&TestRules, &Provider)> {
+        let test = self.tests.get(name)?;
+        Some((test, self.providers.get(&test.provider)?))
+    }
+
+    /// Returns the names of all tests.
+    pub(super) fn known_tests(&self) -> String {
+        let names: Vec<&str> = self.tests.keys().map(String::as_str).collect();
+        names.join(", ")
+    }
+
+    /// Returns whether a node has to be seen with the `ResourceSlice`s that are its own.
+    pub fn reads_slices(&self) -> bool {
+        self.readiness.iter().any(|(_, one)| one.reads_slices())
+    }
+
+    /// Returns why a node is not ready for tests; `None` where it is.
+    pub fn not_ready(
+        &self,
+        node: &Value,
+        slices: &[Value],
+        now: jiff::Timestamp,
+    ) -> Option<String> {
+        self.readiness.iter().find_map(|(name, criterion)| {
+            match criterion.holds(node, slices, now) {
+                Ok(true) => None,
+                Ok(false) => Some(format!("{name} does not hold")),
+                Err(error) => Some(format!("{name} cannot be told: {error}")),
+            }
+        })
+    }
+
+    /// Returns the object of a run, without its name.
+    pub(super) fn render(&self, provider: &Provider, run: &Run<'_>) -> Result<Value, String> {
+        let first = run.tests.first().and_then(|test| self.tests.get(test));
+        let first = first.cloned().unwrap_or_default();
+        let taints = self.gate.taints.iter().map(|(taint, _)| taint.clone());
+        let cordon = Taint {
+            key: UNSCHEDULABLE.to_owned(),
+            value: String::new(),
+            effect: "NoSchedule".to_owned(),
+        };
+        let env: Vec<(String, String)> = (first.env.into_iter())
+            .map(|one| (one.name, one.value))
+            .collect();
+        let tolerated: Vec<Taint> = [cordon].into_iter().chain(taints).collect();
+        let text = provider.template.render_validation(&ValidationVariables {
+            request: run.request,
+            group: run.group,
+            namespace: run.namespace,
+            timeout_seconds: provider.timeout.as_secs(),
+            nodes: run.nodes,
+            tests: run.tests,
+            image: &first.image,
+            command: &first.command,
+            env: &env,
+            tolerated: &tolerated,
+        });
+        let text = text.map_err(|error| error.to_string())?;
+        let object: Value = serde_saphyr::from_str(&text)
+            .map_err(|error| format!("what it comes to is no YAML: {error}"))?;
+        let version = match provider.group.as_str() {
+            "" => provider.version.clone(),
+            group => format!("{group}/{}", provider.version),
+        };
+        if object["apiVersion"] != json!(version) || object["kind"] != json!(provider.kind) {
+            let kind = &provider.kind;
+            return Err(format!(
+                "what it comes to is no {kind} of {version}, as its provider says"
+            ));
+        }
+        Ok(object)
+    }
+
+    /// Renders each test once, with values as they may come.
+    fn try_out(&self, wrong: &mut Vec<String>) {
+        for (name, test) in &self.tests {
+            let Some(provider) = self.providers.get(&test.provider) else {
+                continue;
+            };
+            let rendered = self.render(
+                provider,
+                &Run {
+                    request: "request",
+                    group: "test-group-1",
+                    namespace: "gpuwarden",
+                    nodes: &["node-1".to_owned()],
+                    tests: std::slice::from_ref(name),
+                },
+            );
+            if let Err(error) = rendered {
+                wrong.push(format!(
+                    "tests.{name}: the template of {}: {error}",
+                    test.provider
+                ));
+            }
+        }
+    }
+}
+
+// === impl File ===
+
+impl File {
+    fn config(
+        self,
+        read: impl Fn(&str) -> std::io::Result<String>,
+        wrong: &mut Vec<String>,
+    ) -> ValidationConfiguration {
+        let readiness = self.readiness_criteria.into_iter().filter_map(|one| {
+            let compiled = Criterion::compile(&one.expression);
+            let compiled = compiled.map_err(|error| {
+                wrong.push(format!("readinessCriteria {}: {error}", one.name));
+            });
+            Some((one.name, compiled.ok()?))
+        });
+        let readiness = readiness.collect();
+        let (folder, templates) = (self.template_mount_path, self.templates);
+        let text = |file: &str| {
+            if let Some(text) = templates.get(file) {
+                return Ok(text.clone());
+            }
+            let path = format!("{}/{file}", folder.trim_end_matches('/'));
+            read(&path).map_err(|error| format!("the template {path} cannot be read: {error}"))
+        };
+        let mut providers = BTreeMap::new();
+        for (name, keys) in self.providers {
+            let template = text(&keys.template_file).and_then(|text| {
+                let template = Template::parse_validation(&text);
+                template.map_err(|error| format!("{}:{error}", keys.template_file))
+            });
+            match template.and_then(|template| keys.provider(template)) {
+                Ok(provider) => drop(providers.insert(name, provider)),
+                Err(why) => wrong.push(format!("providers.{name}: {why}")),
+            }
+        }
+        for (name, test) in &self.tests {
+            let provider = &test.provider;
+            if !providers.contains_key(provider) {
+                wrong.push(format!("tests.{name}: there is no provider {provider:?}"));
+            }
+            if !test.supports_batching_nodes && test.minimum_nodes_per_batch > 1 {
+                wrong.push(format!(
+                    "tests.{name}: minimumNodesPerBatch is {}, and supportsBatchingNodes is false: it \
+                     would never run",
+                    test.minimum_nodes_per_batch
+                ));
+            }
+        }
+        for name in &self.default_tests {
+            if !self.tests.contains_key(name) {
+                wrong.push(format!("defaultTests: there is no test {name:?}"));
+            }
+        }
+        let max_groups = self.max_concurrent_groups.unwrap_or(GROUPS);
+        if max_groups == 0 {
+            wrong.push("maxConcurrentGroups is 0, and no test would ever run".to_owned());
+        }
+        ValidationConfiguration {
+            default_tests: self.default_tests,
+            readiness,
+            max_groups,
+            providers,
+            tests: self.tests,
+            gate: self.scheduling_gate.gate(),
+            has_new_node_rules: self.new_node_validation.is_some_and(|keys| !keys.is_null()),
+        }
+    }
+}
+
+// === impl ProviderKeys ===
+
+impl ProviderKeys {
+    fn provider(self, template: Template) -> Result<Provider, String> {
+        let timeout = self.timeout_seconds.unwrap_or(TIMEOUT);
+        if timeout == 0 || timeout > LONGEST_TIMEOUT {
+            return Err(format!(
+                "timeoutSeconds is {timeout}; 1 to {LONGEST_TIMEOUT} belong here"
+            ));
+        }
+        if self.retries > MOST_RETRIES {
+            let retries = self.retries;
+            return Err(format!(
+                "retries is {retries}; at most {MOST_RETRIES} are taken"
+            ));
+        }
+        for (key, one) in [
+            ("successfulCondition", &self.successful_condition),
+            ("failedCondition", &self.failed_condition),
+        ] {
+            if one.kind.is_empty() || one.status.is_empty() {
+                return Err(format!("{key} lacks its type or its status"));
+            }
+        }
+        Ok(Provider {
+            group: self.api_group,
+            version: self.version,
+            kind: self.kind,
+            plural: self.resource,
+            supports_test_batching: self.supports_test_batching,
+            retries: self.retries,
+            timeout: SignedDuration::from_secs(timeout.try_into().unwrap_or(i64::MAX)),
+            succeeded: self.successful_condition,
+            failed: self.failed_condition,
+            template,
+        })
+    }
+}
+
+// === impl GateKeys ===
+
+impl GateKeys {
+    fn gate(self) -> Gate {
+        let taints = self.taints.into_iter().map(|one| {
+            let taint = Taint {
+                key: one.key,
+                value: one.value,
+                effect: one.effect,
+            };
+            (taint, one.remove)
+        });
+        Gate {
+            uncordons: self.cordon.remove,
+            label_prefix: self.cordon.label_prefix,
+            taints: taints.collect(),
+        }
+    }
+}
+
+// === impl TestRules ===
+
+impl TestRules {
+    /// Returns whether it is left out where it has too few nodes.
+    pub(super) fn may_be_skipped(&self) -> bool {
+        self.batch_failure_policy == TooFew::Ignore
+    }
+}
+
+// === impl Condition ===
+
+impl Condition {
+    /// Returns what the object says of it, for people, where it has this condition.
+    pub(super) fn of(&self, object: &Value) -> Option<String> {
+        let conditions = object.pointer("/status/conditions")?.as_array()?;
+        let text = |one: &Value, key: &str| one[key].as_str().unwrap_or_default().to_owned();
+        let found = conditions.iter().find(|one| {
+            one["type"] == self.kind.as_str() && one["status"] == self.status.as_str()
+        })?;
+        let (reason, message) = (text(found, "reason"), text(found, "message"));
+        Some(match (reason.as_str(), message.as_str()) {
+            ("", "") => format!("its condition {} is {}", self.kind, self.status),
+            (one, "") | ("", one) => one.to_owned(),
+            _ => format!("{reason}: {message}"),
+        })
+    }
+}

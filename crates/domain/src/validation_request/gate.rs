@@ -1,0 +1,167 @@
+//! What a node says of the requests that it is held for: two annotations and a label, as NVSentinel writes
+//! them. A node that no request holds any more is let in.
+
+use contract::keys;
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use super::config::Gate;
+use crate::node::{NodeChange, NodeView};
+use crate::ownership::{CORDON_TIME, Ownership};
+
+/// The request whose tests run on the node.
+const ACTIVE: &str = "nvsentinel.nvidia.com/active-validation-request";
+/// All requests for the node that are waiting, running, or have failed.
+const SESSION: &str = "nvsentinel.nvidia.com/validation-session";
+/// The same in a word.
+const STATE: &str = "nvsentinel.nvidia.com/validation-state";
+
+/// A request that holds a node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Entry {
+    name: String,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    tests: Vec<String>,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    failed: bool,
+}
+
+/// What a node says of its requests.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Held {
+    active: Option<String>,
+    entries: Vec<Entry>,
+}
+
+// === impl Held ===
+
+impl Held {
+    /// Reads it. What cannot be read counts as nothing: the requests are all that matters.
+    pub(super) fn read(node: &NodeView) -> Self {
+        let text = |key: &str| node.annotations.get(key);
+        let entries = text(SESSION).and_then(|text| serde_json::from_str(text).ok());
+        Self {
+            active: text(ACTIVE).filter(|name| !name.is_empty()).cloned(),
+            entries: entries.unwrap_or_default(),
+        }
+    }
+
+    /// Returns the request whose tests run on the node.
+    pub(super) fn active(&self) -> Option<&str> {
+        self.active.as_deref()
+    }
+
+    /// Adds a request with its tests.
+    pub(super) fn add(&mut self, request: &str, tests: &[String]) {
+        if !self.entries.iter().any(|one| one.name == request) {
+            self.entries.push(Entry {
+                name: request.to_owned(),
+                tests: tests.to_vec(),
+                failed: false,
+            });
+        }
+    }
+
+    /// Marks that the tests of a request run.
+    pub(super) fn activate(&mut self, request: &str) {
+        self.active = Some(request.to_owned());
+    }
+
+    /// Marks that a request has failed: it holds the node until it is deleted, or the same tests pass.
+    pub(super) fn fail(&mut self, request: &str) {
+        for one in self.entries.iter_mut().filter(|one| one.name == request) {
+            one.failed = true;
+        }
+        self.deactivate(request);
+    }
+
+    /// Takes a request out, and those that have failed with the same tests, where it has passed them.
+    pub(super) fn remove(&mut self, request: &str, passed: Option<&[String]>) {
+        let sorted = |tests: &[String]| {
+            let mut tests = tests.to_vec();
+            tests.sort_unstable();
+            tests
+        };
+        self.entries.retain(|one| {
+            let same = passed.is_some_and(|tests| sorted(tests) == sorted(&one.tests));
+            one.name != request && !(one.failed && same)
+        });
+        self.deactivate(request);
+    }
+
+    fn deactivate(&mut self, request: &str) {
+        self.active.take_if(|name| name == request);
+    }
+
+    /// Returns what to change at the node so that it says so; `None`: it does. Where the last request has gone,
+    /// the node is let in, unless it is quarantined.
+    pub(super) fn change(
+        &self,
+        node: &NodeView,
+        gate: &Gate,
+        now: Timestamp,
+    ) -> Option<NodeChange> {
+        let before = Self::read(node);
+        let mut change = NodeChange::default();
+        let entries = (!self.entries.is_empty())
+            .then(|| serde_json::to_string(&self.entries).unwrap_or_default());
+        if self.entries != before.entries {
+            change.annotations.insert(SESSION.to_owned(), entries);
+        }
+        if self.active != before.active {
+            let active = self.active.clone();
+            change.annotations.insert(ACTIVE.to_owned(), active);
+        }
+        let state = self.state();
+        if node.labels.get(STATE).map(String::as_str) != state {
+            let state = state.map(str::to_owned);
+            change.labels.insert(STATE.to_owned(), state);
+        }
+        let has_gone = self.entries.is_empty() && !before.entries.is_empty();
+        if has_gone && Ownership::read(node).is_none() {
+            gate.open(node, &mut change, now);
+        }
+        (!change.is_empty()).then_some(change)
+    }
+
+    fn state(&self) -> Option<&'static str> {
+        Some(match (self.entries.as_slice(), &self.active) {
+            ([], _) => return None,
+            (_, Some(_)) => "validating",
+            (entries, None) if entries.iter().all(|one| one.failed) => "validation-failed",
+            _ => "validation-pending",
+        })
+    }
+}
+
+// === impl Gate ===
+
+impl Gate {
+    /// Has the node uncordoned and its taints taken away, as far as the configuration says so.
+    fn open(&self, node: &NodeView, change: &mut NodeChange, now: Timestamp) {
+        let taints = self.taints.iter().filter(|(_, goes)| *goes);
+        let taints = taints.filter(|(taint, _)| node.has_taint(taint));
+        change.remove_taints = taints.map(|(taint, _)| taint.clone()).collect();
+        if !self.uncordons || !node.unschedulable {
+            return;
+        }
+        change.unschedulable = Some(false);
+        if self.label_prefix.is_empty() {
+            return;
+        }
+        let label = |name: &str| format!("{}{name}", self.label_prefix);
+        for name in [keys::CORDON_BY, keys::CORDON_REASON, keys::CORDON_TIMESTAMP] {
+            if node.labels.contains_key(&label(name)) {
+                change.labels.insert(label(name), None);
+            }
+        }
+        let at = now.strftime(CORDON_TIME).to_string();
+        for (name, value) in [
+            (keys::UNCORDON_BY, keys::CORDONED_BY_VALUE),
+            (keys::UNCORDON_REASON, "ValidationSucceeded"),
+            (keys::UNCORDON_TIMESTAMP, &at),
+        ] {
+            change.labels.insert(label(name), Some(value.to_owned()));
+        }
+    }
+}

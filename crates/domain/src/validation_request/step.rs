@@ -1,0 +1,586 @@
+//! What is done next for one request.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use serde_json::{Value, json};
+
+use super::config::{Run, ValidationConfiguration};
+use super::gate::Held;
+use super::groups;
+use super::status::{Attempt, Phase, Skipped, Status, TestGroup};
+use super::{FINALIZER, GROUP, KIND, Request, VERSION};
+use crate::node::{NodeChange, NodeView};
+
+/// Why an attempt has failed, as NVSentinel names it.
+const TEST_FAILED: &str = "TestFailed";
+const TIMED_OUT: &str = "TestTimeout";
+const NOT_READY: &str = "NodeReadinessViolation";
+const NODE_DELETED: &str = "NodeDeleted";
+/// Longest message, in characters.
+const MAX_TEXT: usize = 500;
+
+/// What is known around a request.
+pub struct Around<'a> {
+    /// Its nodes; one that is not in it has not been looked at yet.
+    pub nodes: &'a BTreeMap<String, NodeState>,
+    /// Objects by provider and name; one that is not in it is not there.
+    pub objects: &'a BTreeMap<(String, String), Value>,
+    /// The namespace of the objects.
+    pub namespace: &'a str,
+    /// How many groups of other requests are running.
+    pub running: usize,
+    /// The time.
+    pub now: Timestamp,
+}
+
+/// A node of a request.
+#[derive(Clone, Debug)]
+pub enum NodeState {
+    /// There is none of this name.
+    Gone,
+    /// It is there.
+    There {
+        /// As it was last seen.
+        view: Box<NodeView>,
+        /// Why it is not ready for tests; `None`: it is.
+        not_ready: Option<String>,
+    },
+}
+
+/// The state of the object of an attempt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ObjectState {
+    /// It is not there.
+    Gone,
+    /// Somebody else's has its name.
+    Foreign,
+    /// It has not come to its end.
+    UnderWay,
+    /// The tests have passed.
+    Succeeded,
+    /// They have not; with what it says.
+    Failed(String),
+}
+
+/// What is to be done, in order; the later only if the earlier was.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Act {
+    /// The request gets these finalizers.
+    Finalizers(Vec<String>),
+    /// A node is changed.
+    Node(Box<NodeView>, NodeChange),
+    /// The object of an attempt is made, unless it is there.
+    Make {
+        /// The provider.
+        provider: String,
+        /// The place of the group in the status, for [`refused`].
+        group: usize,
+        /// The object.
+        object: Value,
+    },
+    /// An object is deleted.
+    Delete {
+        /// The provider.
+        provider: String,
+        /// Its name.
+        name: String,
+        /// Its uid.
+        uid: String,
+    },
+    /// The status is written.
+    Status(Box<Status>),
+}
+
+/// The next step for a request.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Step {
+    /// What is to be done; nothing: it waits.
+    pub acts: Vec<Act>,
+    /// When time alone changes something.
+    pub wake: Option<Timestamp>,
+}
+
+/// One look at a request.
+struct Look<'a> {
+    request: &'a Request,
+    config: &'a ValidationConfiguration,
+    around: &'a Around<'a>,
+    status: Status,
+}
+
+/// Returns what is done next for a request.
+pub fn step(request: &Request, config: &ValidationConfiguration, around: &Around<'_>) -> Step {
+    let look = Look {
+        request,
+        config,
+        around,
+        status: request.status.clone(),
+    };
+    look.step()
+}
+
+/// Returns the status of a request after the API server has refused the object of a group: the attempt has
+/// failed.
+pub fn refused(
+    request: &Request,
+    config: &ValidationConfiguration,
+    group: usize,
+    why: &str,
+    now: Timestamp,
+) -> Status {
+    let mut status = request.status.clone();
+    if let Some(group) = status.test_groups.get_mut(group) {
+        let name = groups::object_name(&request.name, &group.name, group.attempts.len() + 1);
+        begin(group, name, now);
+        let message = short(&format!("its object cannot be made: {why}"));
+        group.end(Phase::Failed, second(now), Some((TEST_FAILED, message)));
+        group.phase = after_failure(group, config);
+    }
+    status
+}
+
+// === impl Look ===
+
+impl Look<'_> {
+    fn step(mut self) -> Step {
+        if self.request.deleted {
+            return self.leave();
+        }
+        let acts = self.sweep();
+        if !acts.is_empty() || self.request.is_over() {
+            return Step { acts, wake: None };
+        }
+        if !self.request.finalizers.iter().any(|one| one == FINALIZER) {
+            let mut finalizers = self.request.finalizers.clone();
+            finalizers.push(FINALIZER.to_owned());
+            return of(Act::Finalizers(finalizers));
+        }
+        match self.request.status.phase {
+            None => {
+                self.status.phase = Some(Phase::Pending);
+                self.status.start_time = Some(second(self.around.now));
+                self.write()
+            }
+            // What is not known of a node would be forgotten by the end.
+            _ if !self.knows_all_nodes() => Step::default(),
+            Some(Phase::Pending) => self.pending(),
+            _ => self.running(),
+        }
+    }
+
+    /// Takes everything back that was done for a request that is being deleted.
+    fn leave(self) -> Step {
+        if !self.request.finalizers.iter().any(|one| one == FINALIZER) {
+            return Step::default();
+        }
+        let mut acts = Vec::new();
+        for group in &self.status.test_groups {
+            let last = group.attempts.last().map(|one| one.object_name.as_str());
+            acts.extend(last.and_then(|name| self.delete(&group.provider, name)));
+        }
+        acts.extend(self.change_nodes(|held| held.remove(&self.request.name, None)));
+        if self.knows_all_nodes() {
+            let mut finalizers = self.request.finalizers.clone();
+            finalizers.retain(|one| one != FINALIZER);
+            acts.push(Act::Finalizers(finalizers));
+        }
+        Step { acts, wake: None }
+    }
+
+    /// Has the objects deleted of attempts that have ended.
+    fn sweep(&self) -> Vec<Act> {
+        let groups = self.status.test_groups.iter();
+        let ended = groups.flat_map(|group| {
+            let attempts = group.attempts.iter().filter(|one| one.phase.is_over());
+            attempts.filter_map(|one| self.delete(&group.provider, &one.object_name))
+        });
+        ended.collect()
+    }
+
+    fn pending(mut self) -> Step {
+        let tests = self.tests();
+        if let Some(unknown) = tests.iter().find(|name| self.config.test(name).is_none()) {
+            let known = self.config.known_tests();
+            self.status.message = Some(format!("there is no test {unknown}; there are {known}"));
+            return self.finish(Phase::Failed);
+        }
+        if tests.is_empty() {
+            self.status.message = Some("it names no test, and there is no default".to_owned());
+            return self.finish(Phase::Failed);
+        }
+        // A node says first for whom it is held: it is let in again by that.
+        let acts = self.change_nodes(|held| held.add(&self.request.name, &tests));
+        if !acts.is_empty() {
+            return Step { acts, wake: None };
+        }
+        let mut waits = Vec::new();
+        let mut nodes = Vec::new();
+        for name in &self.request.nodes {
+            match self.around.nodes.get(name) {
+                None => {} // Not reached: all are known.
+                Some(NodeState::Gone) => self.status.skipped.node(name),
+                Some(NodeState::There { view, not_ready }) => {
+                    let held = Held::read(view);
+                    let other = held.active().filter(|other| *other != self.request.name);
+                    if let Some(other) = other {
+                        waits.push(format!("{name} is tested for {other}"));
+                    } else if let Some(why) = not_ready {
+                        waits.push(format!("{name} is not ready: {why}"));
+                    }
+                    nodes.push(name.clone());
+                }
+            }
+        }
+        if !waits.is_empty() {
+            return self.wait(&waits);
+        }
+        self.status.test_groups =
+            groups::form(&tests, &nodes, self.config, &mut self.status.skipped);
+        self.status.message = None;
+        if nodes.is_empty() || self.status.test_groups.is_empty() {
+            return self.finish(Phase::Succeeded);
+        }
+        if self.status.count(Phase::Failed) > 0 {
+            self.status.message = Some("a test has too few nodes".to_owned());
+            return self.finish(Phase::Failed);
+        }
+        let mut acts = self.change_nodes(|held| held.activate(&self.request.name));
+        self.status.phase = Some(Phase::Running);
+        acts.extend(self.write().acts);
+        Step { acts, wake: None }
+    }
+
+    fn running(mut self) -> Step {
+        let mut status = std::mem::take(&mut self.status);
+        for group in &mut status.test_groups {
+            if group.phase == Phase::Running {
+                self.look_at(group, &mut status.skipped);
+            }
+        }
+        self.status = status;
+        if self.status != self.request.status {
+            return self.write();
+        }
+        let (running, failed) = (self.status.running(), self.status.count(Phase::Failed));
+        if running == 0 && (failed > 0 || self.status.count(Phase::Pending) == 0) {
+            // Of nodes that are gone nothing is to be proven any more.
+            let gone = |name| matches!(self.around.nodes.get(name), Some(NodeState::Gone));
+            let fails = failed > 0 && !self.request.nodes.iter().all(gone);
+            self.status.message = None;
+            return self.finish(if fails {
+                Phase::Failed
+            } else {
+                Phase::Succeeded
+            });
+        }
+        if failed > 0 {
+            return self.wait(&[]);
+        }
+        self.start()
+    }
+
+    /// Looks at a group that is running.
+    fn look_at(&self, group: &mut TestGroup, skipped: &mut Skipped) {
+        let now = second(self.around.now);
+        let Some((attempt, provider)) =
+            (group.attempt()).zip(self.config.providers.get(&group.provider))
+        else {
+            return; // Its provider is not in the configuration any more: it may come back.
+        };
+        let timed_out = now.duration_since(attempt.start_time) >= provider.timeout;
+        let object = self.object(&group.provider, &attempt.object_name);
+        let (gone, not_ready) = self.unfit(group);
+        let failure = if !gone.is_empty() {
+            (
+                NODE_DELETED,
+                format!("{} is gone", gone.join(", ")),
+                gone.clone(),
+            )
+        } else if let Some((node, why)) = not_ready {
+            (NOT_READY, format!("{node} is not ready: {why}"), vec![node])
+        } else if object == ObjectState::Succeeded {
+            group.end(Phase::Succeeded, now, None);
+            group.phase = Phase::Succeeded;
+            return;
+        } else if timed_out {
+            let seconds = provider.timeout.as_secs();
+            (TIMED_OUT, format!("no end after {seconds} s"), Vec::new())
+        } else {
+            let why = match object {
+                ObjectState::Failed(why) => why,
+                ObjectState::Gone => "its object was deleted".to_owned(),
+                ObjectState::Foreign => "another object has its name".to_owned(),
+                ObjectState::UnderWay | ObjectState::Succeeded => return,
+            };
+            (TEST_FAILED, why, Vec::new())
+        };
+        let (reason, message, nodes) = failure;
+        group.end(Phase::Failed, now, Some((reason, short(&message))));
+        if let Some(attempt) = group.attempts.last_mut() {
+            attempt.failed_nodes = nodes;
+        }
+        group.phase = after_failure(group, self.config);
+        if !gone.is_empty() {
+            let fewer = groups::without(group, &gone, self.config, skipped);
+            if group.phase == Phase::Pending || fewer != Phase::Pending {
+                group.phase = fewer;
+            }
+        }
+    }
+
+    /// Begins the next group that can begin.
+    fn start(mut self) -> Step {
+        let mut waits = Vec::new();
+        let mut taken: Vec<String> = Vec::new();
+        for group in &self.status.test_groups {
+            if group.phase == Phase::Running {
+                taken.extend(group.nodes.iter().cloned());
+            }
+        }
+        let room = self.config.max_groups > self.status.running() + self.around.running;
+        for at in 0..self.status.test_groups.len() {
+            let Some(group) = self.status.test_groups.get(at) else {
+                break;
+            };
+            if group.phase != Phase::Pending || group.nodes.iter().any(|node| taken.contains(node))
+            {
+                continue;
+            }
+            let (gone, not_ready) = self.unfit(group);
+            if !gone.is_empty() {
+                let skipped = &mut self.status.skipped;
+                if let Some(group) = self.status.test_groups.get_mut(at) {
+                    group.phase = groups::without(group, &gone, self.config, skipped);
+                }
+                return self.write();
+            }
+            let last = group.attempts.last().map(|one| one.object_name.as_str());
+            if last.is_some_and(|name| self.object(&group.provider, name) != ObjectState::Gone) {
+                // It may still use the GPUs.
+                waits.push(format!(
+                    "{}: the object of its last attempt is not gone",
+                    group.name
+                ));
+                taken.extend(group.nodes.iter().cloned());
+                continue;
+            }
+            if let Some((node, why)) = not_ready {
+                waits.push(format!("{node} is not ready: {why}"));
+                continue;
+            }
+            if !room {
+                let most = self.config.max_groups;
+                waits.push(format!("{most} groups are running"));
+                break;
+            }
+            return self.begin(at);
+        }
+        self.wait(&waits)
+    }
+
+    /// Begins a group: its object is made before the status says so. Who comes after us finds it by its name.
+    fn begin(mut self, at: usize) -> Step {
+        let (namespace, now) = (self.around.namespace, self.around.now);
+        let Some(group) = self.status.test_groups.get_mut(at) else {
+            return Step::default();
+        };
+        let name = groups::object_name(&self.request.name, &group.name, group.attempts.len() + 1);
+        let run = Run {
+            request: &self.request.name,
+            group: &group.name,
+            namespace,
+            nodes: &group.nodes,
+            tests: &group.tests,
+        };
+        let rendered = match self.config.providers.get(&group.provider) {
+            Some(provider) => self.config.render(provider, &run),
+            None => Err(format!("there is no provider {}", group.provider)),
+        };
+        let mut object = match rendered {
+            Ok(object) => object,
+            Err(why) => {
+                let status = refused(self.request, self.config, at, &why, now);
+                return of(Act::Status(Box::new(status)));
+            }
+        };
+        let owner = json!({
+            "apiVersion": format!("{GROUP}/{VERSION}"), "kind": KIND, "name": self.request.name,
+            "uid": self.request.uid, "controller": true, "blockOwnerDeletion": true,
+        });
+        object["metadata"]["name"] = json!(name);
+        object["metadata"]["namespace"] = json!(namespace);
+        object["metadata"]["ownerReferences"] = json!([owner]);
+        begin(group, name, now);
+        let make = Act::Make {
+            provider: group.provider.clone(),
+            group: at,
+            object,
+        };
+        self.status.message = None;
+        let mut acts = vec![make];
+        acts.extend(self.write().acts);
+        Step { acts, wake: None }
+    }
+
+    /// Ends the request: the nodes say so first, so nobody has to come back to it.
+    fn finish(mut self, phase: Phase) -> Step {
+        let tests = self.tests();
+        let mut acts = match phase {
+            Phase::Succeeded => {
+                self.change_nodes(|held| held.remove(&self.request.name, Some(&tests)))
+            }
+            _ => self.change_nodes(|held| held.fail(&self.request.name)),
+        };
+        self.status.phase = Some(phase);
+        self.status.completion_time = Some(second(self.around.now));
+        acts.extend(self.write().acts);
+        Step { acts, wake: None }
+    }
+
+    /// Says what is waited for.
+    fn wait(mut self, waits: &[String]) -> Step {
+        let next = self.status.test_groups.iter().filter_map(|group| {
+            let provider = self.config.providers.get(&group.provider)?;
+            let began = group.attempt()?.start_time;
+            began.checked_add(provider.timeout).ok()
+        });
+        let wake = next.min();
+        self.status.message = (!waits.is_empty()).then(|| short(&waits.join("; ")));
+        let acts = if self.status == self.request.status {
+            Vec::new()
+        } else {
+            self.write().acts
+        };
+        Step { acts, wake }
+    }
+
+    fn write(self) -> Step {
+        of(Act::Status(Box::new(self.status)))
+    }
+
+    /// Returns the tests of the request.
+    fn tests(&self) -> Vec<String> {
+        if self.request.tests.is_empty() {
+            self.config.default_tests.clone()
+        } else {
+            self.request.tests.clone()
+        }
+    }
+
+    fn knows_all_nodes(&self) -> bool {
+        let mut nodes = self.request.nodes.iter();
+        nodes.all(|name| self.around.nodes.contains_key(name))
+    }
+
+    /// Returns the changes after which all its nodes say what `edit` makes of what they say now.
+    fn change_nodes(&self, edit: impl Fn(&mut Held)) -> Vec<Act> {
+        let nodes = self.request.nodes.iter();
+        let changed = nodes.filter_map(|name| match self.around.nodes.get(name)? {
+            NodeState::There { view, .. } => {
+                let mut held = Held::read(view);
+                edit(&mut held);
+                let change = held.change(view, &self.config.gate, self.around.now)?;
+                Some(Act::Node(view.clone(), change))
+            }
+            NodeState::Gone => None,
+        });
+        changed.collect()
+    }
+
+    /// Returns the nodes of a group that are gone, and the first one that is not ready, with the reason.
+    fn unfit(&self, group: &TestGroup) -> (Vec<String>, Option<(String, String)>) {
+        let mut gone = Vec::new();
+        let mut unready = None;
+        for name in &group.nodes {
+            match self.around.nodes.get(name) {
+                Some(NodeState::Gone) => gone.push(name.clone()),
+                Some(NodeState::There { not_ready, .. }) => {
+                    let why = not_ready.clone().map(|why| (name.clone(), why));
+                    unready = unready.or(why);
+                }
+                None => {}
+            }
+        }
+        (gone, unready)
+    }
+
+    /// Returns the state of an object.
+    fn object(&self, provider: &str, name: &str) -> ObjectState {
+        let key = (provider.to_owned(), name.to_owned());
+        let Some(object) = self.around.objects.get(&key) else {
+            return ObjectState::Gone;
+        };
+        let owners = object.pointer("/metadata/ownerReferences");
+        let mut owners = owners.and_then(Value::as_array).into_iter().flatten();
+        if !owners.any(|one| one["uid"] == self.request.uid.as_str()) {
+            return ObjectState::Foreign;
+        }
+        let Some(rules) = self.config.providers.get(provider) else {
+            return ObjectState::UnderWay;
+        };
+        if rules.succeeded.of(object).is_some() {
+            return ObjectState::Succeeded;
+        }
+        match rules.failed.of(object) {
+            Some(why) => ObjectState::Failed(why),
+            None => ObjectState::UnderWay,
+        }
+    }
+
+    /// Returns the deletion of an object that is its own and is not being deleted.
+    fn delete(&self, provider: &str, name: &str) -> Option<Act> {
+        let key = (provider.to_owned(), name.to_owned());
+        let metadata = self.around.objects.get(&key)?.get("metadata")?;
+        let state = self.object(provider, name);
+        if state == ObjectState::Foreign || metadata.get("deletionTimestamp").is_some() {
+            return None;
+        }
+        Some(Act::Delete {
+            provider: provider.to_owned(),
+            name: name.to_owned(),
+            uid: metadata["uid"].as_str()?.to_owned(),
+        })
+    }
+}
+
+fn of(act: Act) -> Step {
+    Step {
+        acts: vec![act],
+        wake: None,
+    }
+}
+
+fn begin(group: &mut TestGroup, object_name: String, now: Timestamp) {
+    group.phase = Phase::Running;
+    group.attempts.push(Attempt {
+        object_name,
+        phase: Phase::Running,
+        start_time: second(now),
+        end_time: None,
+        failure_reason: None,
+        failed_nodes: Vec::new(),
+        message: None,
+    });
+}
+
+/// Returns the phase of a group whose last attempt has failed.
+fn after_failure(group: &TestGroup, config: &ValidationConfiguration) -> Phase {
+    let provider = config.providers.get(&group.provider);
+    let retries = provider.map_or(0, |provider| provider.retries);
+    let retries = usize::try_from(retries).unwrap_or(usize::MAX);
+    if group.attempts.len() > retries {
+        Phase::Failed
+    } else {
+        Phase::Pending
+    }
+}
+
+/// Returns a time as objects have it: a whole second.
+fn second(at: Timestamp) -> Timestamp {
+    Timestamp::from_second(at.as_second()).unwrap_or(at)
+}
+
+fn short(text: &str) -> String {
+    text.chars().take(MAX_TEXT).collect()
+}

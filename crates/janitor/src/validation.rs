@@ -1,0 +1,497 @@
+//! The controller of `ValidationRequest`s: what it watches goes into [`domain::validation_request::step`], and
+//! what that says is carried out, one request after the other.
+//!
+//! It waits for each answer before it looks at the next request: so two requests never take the same node, and
+//! what was done is known before anything else is decided. Tests take minutes, and a step some milliseconds.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use cluster::{ApiError, Cluster, Kind, ServiceEvent, ServiceWatches, Signal};
+use domain::maintenance::is_older;
+use domain::node::NodeView;
+use domain::validation_request::{
+    self as requests, Act, Around, NodeState, Request, Status, ValidationConfiguration,
+};
+use jiff::{SignedDuration, Timestamp};
+use runtime::logging::{Seldom, chain};
+use runtime::metrics::Metrics;
+use serde_json::{Value, json};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use crate::metrics::ValidationMetrics;
+use crate::watches::until_served;
+
+/// News that wait for the loop; when it is slower, the API server waits.
+const QUEUE: usize = 256;
+/// Longest sleep of the loop, so that a clock that is put forward is noticed.
+const LONGEST_SLEEP: Duration = Duration::from_secs(60);
+/// Wait before a step is tried again that the API server has not done.
+const AGAIN: SignedDuration = SignedDuration::from_secs(5);
+
+/// What a controller of requests is made of.
+pub struct ValidatorParts {
+    /// The cluster, for who leads.
+    pub cluster: Arc<Cluster>,
+    /// Which tests there are.
+    pub config: ValidationConfiguration,
+    /// The namespace of the objects that are runs of tests.
+    pub namespace: String,
+    /// The clock.
+    pub clock: fn() -> Timestamp,
+}
+
+/// Carries out what `ValidationRequest`s ask for.
+pub struct Validator {
+    parts: ValidatorParts,
+    metrics: ValidationMetrics,
+    watches: ServiceWatches,
+    news_of_nodes: mpsc::Receiver<ServiceEvent>,
+    requests: BTreeMap<String, Request>,
+    nodes: BTreeMap<String, Option<Value>>,
+    /// The `ResourceSlice`s of nodes.
+    slices: BTreeMap<String, Vec<Value>>,
+    /// The objects that are runs of tests, by provider and name.
+    objects: BTreeMap<(String, String), Value>,
+    /// Watches that have not told yet of all there is.
+    unlisted: BTreeSet<Source>,
+    /// Says seldom that one cannot be read.
+    malformed: Seldom,
+    /// Requests to be looked at.
+    dirty: BTreeSet<String>,
+    /// When to look at requests again.
+    wakes: BTreeMap<String, Timestamp>,
+    cancel: CancellationToken,
+}
+
+/// A watch that runs as long as the controller does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Source {
+    Requests,
+    /// The objects of a provider, by its place among them.
+    Objects(usize),
+}
+
+/// News of a watch.
+type News = (Source, Signal<Value>);
+
+// === impl Validator ===
+
+impl Validator {
+    /// Returns one that has not begun.
+    pub fn new(parts: ValidatorParts, metrics: &Metrics) -> Self {
+        let (watches, news_of_nodes) = ServiceWatches::new(&parts.cluster);
+        let providers = 0..parts.config.providers.len();
+        let unlisted = providers.map(Source::Objects).chain([Source::Requests]);
+        Self {
+            metrics: ValidationMetrics::new(metrics),
+            watches,
+            news_of_nodes,
+            requests: BTreeMap::new(),
+            nodes: BTreeMap::new(),
+            slices: BTreeMap::new(),
+            objects: BTreeMap::new(),
+            unlisted: unlisted.collect(),
+            malformed: Seldom::default(),
+            dirty: BTreeSet::new(),
+            wakes: BTreeMap::new(),
+            cancel: CancellationToken::new(),
+            parts,
+        }
+    }
+
+    /// Runs until `cancel`. Takes the permissions `list`, `watch` and `patch` on requests, `patch` on their
+    /// status, `list`, `watch` and `patch` on nodes, `list` and `watch` on `ResourceSlice`s where a criterion
+    /// reads them, and on the kinds of providers `list`, `watch`, `create` and `delete`.
+    pub async fn run(mut self, cancel: CancellationToken) {
+        let (sender, mut news) = mpsc::channel(QUEUE);
+        self.begin(&sender);
+        loop {
+            let sleep = self.sleep();
+            tokio::select! {
+                () = cancel.cancelled() => break,
+                Some((source, signal)) = news.recv() => self.take(source, signal),
+                Some(event) = self.news_of_nodes.recv() => self.take_node(event),
+                () = tokio::time::sleep(sleep) => {}
+            }
+            // All that is known already, so that what is decided is decided on it.
+            while let Ok((source, signal)) = news.try_recv() {
+                self.take(source, signal);
+            }
+            while let Ok(event) = self.news_of_nodes.try_recv() {
+                self.take_node(event);
+            }
+            if self.unlisted.is_empty() {
+                self.look_at_all(&cancel).await;
+            }
+        }
+        self.cancel.cancel();
+    }
+
+    /// Begins to watch.
+    fn begin(&self, sender: &mpsc::Sender<News>) {
+        let providers = self.parts.config.providers.values().enumerate();
+        let objects = providers.map(|(at, provider)| {
+            let kind = Kind::new(&provider.group, &provider.version, &provider.plural);
+            let of = (
+                provider.group.clone(),
+                provider.version.clone(),
+                provider.kind.clone(),
+            );
+            let namespace = self.parts.namespace.clone();
+            (Source::Objects(at), of, kind, Some(namespace))
+        });
+        let own = [requests::GROUP, requests::VERSION, requests::KIND].map(str::to_owned);
+        let requests = (Source::Requests, own.into(), requests_kind(), None);
+        for (source, of, kind, namespace) in objects.chain([requests]) {
+            let (cluster, sender) = (Arc::clone(&self.parts.cluster), sender.clone());
+            let cancel = self.cancel.clone();
+            tokio::spawn(cancel.clone().run_until_cancelled_owned(async move {
+                let of = (of.0.as_str(), of.1.as_str(), of.2.as_str());
+                until_served(&cluster, of, async { Some(()) }).await;
+                let namespace = namespace.as_deref();
+                let mut signals = cluster.watch_objects(&kind, namespace, |all| all, cancel);
+                while let Some(signal) = signals.recv().await {
+                    if sender.send((source, signal)).await.is_err() {
+                        return;
+                    }
+                }
+            }));
+        }
+    }
+
+    fn sleep(&self) -> Duration {
+        let wake = self.wakes.values().min();
+        let wait = wake.map(|wake| wake.duration_since((self.parts.clock)()));
+        // A time that has passed already is no wait.
+        let wait = wait.map(|wait| Duration::try_from(wait).unwrap_or_default());
+        wait.unwrap_or(LONGEST_SLEEP).min(LONGEST_SLEEP)
+    }
+
+    fn take(&mut self, source: Source, signal: Signal<Value>) {
+        match (source, signal) {
+            (_, Signal::Restarted) => {
+                self.unlisted.insert(source);
+                match source {
+                    Source::Requests => self.requests.clear(),
+                    Source::Objects(at) => {
+                        let provider = self.provider(at);
+                        self.objects
+                            .retain(|(of, _), _| Some(of) != provider.as_ref());
+                    }
+                }
+            }
+            (_, Signal::Listed) => {
+                self.unlisted.remove(&source);
+                self.look_at_every_request();
+                self.follow_nodes();
+            }
+            (Source::Requests, Signal::Applied(object)) => self.take_request(&object),
+            (Source::Requests, Signal::Deleted(name)) => {
+                self.requests.remove(&name);
+                self.wakes.remove(&name);
+                // Others may have waited for its nodes.
+                self.look_at_every_request();
+                self.follow_nodes();
+            }
+            (Source::Objects(at), Signal::Applied(object)) => {
+                let name = object["metadata"]["name"].as_str();
+                if let Some((provider, name)) = self.provider(at).zip(name) {
+                    let key = (provider, name.to_owned());
+                    self.objects.insert(key, object.as_ref().clone());
+                    self.look_at_every_request();
+                }
+            }
+            (Source::Objects(at), Signal::Deleted(title)) => {
+                let name = title.rsplit('/').next().unwrap_or_default().to_owned();
+                if let Some(provider) = self.provider(at) {
+                    self.objects.remove(&(provider, name));
+                    self.look_at_every_request();
+                }
+            }
+            (_, Signal::Failing { .. } | Signal::Recovered) => {}
+        }
+    }
+
+    fn provider(&self, at: usize) -> Option<String> {
+        self.parts.config.providers.keys().nth(at).cloned()
+    }
+
+    fn take_request(&mut self, object: &Value) {
+        match Request::read(object) {
+            Ok(request) => {
+                let seen = self.requests.get(&request.name);
+                if seen.is_some_and(|seen| is_older(&request.version, &seen.version)) {
+                    return;
+                }
+                self.dirty.insert(request.name.clone());
+                self.requests.insert(request.name.clone(), request);
+                self.follow_nodes();
+            }
+            Err(error) => {
+                if let Some(not_logged_before) = self.malformed.now() {
+                    let name = object["metadata"]["name"].as_str();
+                    tracing::warn!(
+                        not_logged_before,
+                        name,
+                        "a ValidationRequest cannot be read: {error}"
+                    );
+                }
+            }
+        }
+    }
+
+    fn take_node(&mut self, event: ServiceEvent) {
+        let node = match event {
+            ServiceEvent::Node(node, object) => {
+                let version = |object: &Value| {
+                    let version = object["metadata"]["resourceVersion"].as_str();
+                    version.unwrap_or_default().to_owned()
+                };
+                let seen = self.nodes.get(&node).and_then(Option::as_ref).map(version);
+                let told = object.as_ref().map(version);
+                if seen
+                    .zip(told)
+                    .is_some_and(|(seen, told)| is_older(&told, &seen))
+                {
+                    return;
+                }
+                self.nodes.insert(node.clone(), object);
+                node
+            }
+            ServiceEvent::Slices(node, slices) => {
+                self.slices.insert(node.clone(), slices);
+                node
+            }
+            ServiceEvent::Pods(..) => return,
+        };
+        let requests = self.requests.values();
+        let about = requests.filter(|request| request.nodes.contains(&node));
+        self.dirty.extend(about.map(|request| request.name.clone()));
+    }
+
+    fn look_at_every_request(&mut self) {
+        let open = self.requests.values();
+        self.dirty.extend(open.map(|request| request.name.clone()));
+    }
+
+    /// Watches the nodes of requests that are not over, and no others.
+    fn follow_nodes(&mut self) {
+        let open = self.requests.values().filter(|request| !request.is_over());
+        let wanted: BTreeSet<String> = open.flat_map(|one| one.nodes.iter().cloned()).collect();
+        if self.unlisted.is_empty() {
+            let gone: Vec<String> = (self.nodes.keys())
+                .filter(|node| !wanted.contains(*node))
+                .cloned()
+                .collect();
+            for node in gone {
+                self.watches.leave(&node);
+                self.nodes.remove(&node);
+                self.slices.remove(&node);
+            }
+        }
+        for node in wanted {
+            let mut followed = self.watches.follow(&node, &self.cancel);
+            if self.parts.config.reads_slices() {
+                let slices = self.watches.follow_slices(&node, &self.cancel);
+                followed = followed.and(slices);
+            }
+            if let Err(error) = followed {
+                tracing::warn!(node, err = chain(&error), "a node cannot be watched");
+            }
+        }
+    }
+
+    /// Looks at all requests of which something has changed, the oldest first, until nothing is left to do.
+    async fn look_at_all(&mut self, cancel: &CancellationToken) {
+        let now = (self.parts.clock)();
+        let due = self.wakes.iter().filter(|(_, at)| **at <= now);
+        let due: Vec<String> = due.map(|(name, _)| name.clone()).collect();
+        for name in due {
+            self.wakes.remove(&name);
+            self.dirty.insert(name);
+        }
+        let mut names: Vec<String> = std::mem::take(&mut self.dirty).into_iter().collect();
+        names.sort_by_key(|name| self.requests.get(name).map(|request| request.created));
+        for name in names {
+            // What is left waits for the next process.
+            while !cancel.is_cancelled() && self.look_at(&name).await {}
+        }
+    }
+
+    /// Does what is next for a request. Returns whether it was all done, so that something may follow.
+    async fn look_at(&mut self, name: &str) -> bool {
+        let now = (self.parts.clock)();
+        let Some(request) = self.requests.get(name).cloned() else {
+            return false;
+        };
+        let others = self.requests.values().filter(|other| other.name != name);
+        let running = others.map(|other| other.status.running()).sum();
+        let around = Around {
+            nodes: &self.nodes_of(&request, now),
+            objects: &self.objects,
+            namespace: &self.parts.namespace,
+            running,
+            now,
+        };
+        let step = requests::step(&request, &self.parts.config, &around);
+        match step.wake {
+            Some(wake) => drop(self.wakes.insert(name.to_owned(), wake)),
+            None => drop(self.wakes.remove(name)),
+        }
+        let acts = !step.acts.is_empty();
+        for act in step.acts {
+            if let Err(error) = self.carry_out(&request, act).await {
+                let title = request.title();
+                if !matches!(error, ApiError::Conflict { .. }) {
+                    tracing::warn!(err = chain(&error), "{title}: a step is not done");
+                }
+                // After a conflict there is news, unless it was missed.
+                self.wakes.insert(name.to_owned(), now + AGAIN);
+                return false;
+            }
+        }
+        acts
+    }
+
+    /// Returns the nodes of a request that were seen.
+    fn nodes_of(&self, request: &Request, now: Timestamp) -> BTreeMap<String, NodeState> {
+        let config = &self.parts.config;
+        let nodes = request.nodes.iter().filter_map(|name| {
+            let state = match self.nodes.get(name)? {
+                None => NodeState::Gone,
+                Some(object) => {
+                    let slices = match self.slices.get(name) {
+                        Some(slices) => slices.as_slice(),
+                        None if config.reads_slices() => return None,
+                        None => &[],
+                    };
+                    NodeState::There {
+                        not_ready: config.not_ready(object, slices, now),
+                        view: Box::new(NodeView::from_object(object.clone())?),
+                    }
+                }
+            };
+            Some((name.clone(), state))
+        });
+        nodes.collect()
+    }
+
+    async fn carry_out(&mut self, request: &Request, act: Act) -> Result<(), ApiError> {
+        let cluster = Arc::clone(&self.parts.cluster);
+        let namespace = self.parts.namespace.clone();
+        match act {
+            Act::Finalizers(finalizers) => {
+                let change = json!({"metadata": {
+                    "resourceVersion": self.version(request), "finalizers": finalizers}});
+                let kind = requests_kind();
+                let merged = cluster.merge_object(&kind, &request.name, &change).await?;
+                self.take_request(&merged);
+            }
+            Act::Node(view, change) => {
+                let what = change.summary();
+                let after = cluster.apply(&view, &change).await?;
+                let (node, title) = (&view.name, request.title());
+                tracing::info!(node, "{title}: {what}");
+                self.nodes.insert(node.clone(), Some(after.object()));
+                self.look_at_every_request();
+            }
+            Act::Make {
+                provider,
+                group,
+                object,
+            } => {
+                let Some(kind) = self.kind(&provider) else {
+                    return Ok(()); // Not reached: it was rendered by it.
+                };
+                let made = cluster
+                    .create_object(&kind, Some(&namespace), &object)
+                    .await;
+                let name = object["metadata"]["name"].as_str().unwrap_or_default();
+                let object = match made {
+                    Ok(object) => Some(object),
+                    // It was made before, or is another's: what it says is looked at.
+                    Err(ApiError::Conflict { .. }) => {
+                        cluster.object(&kind, Some(&namespace), name).await?
+                    }
+                    Err(
+                        ApiError::Invalid { message, .. } | ApiError::Forbidden { message, .. },
+                    ) => {
+                        let (config, now) = (&self.parts.config, (self.parts.clock)());
+                        let status = requests::refused(request, config, group, &message, now);
+                        self.write(request, &status).await?;
+                        // The rest of the step is of an object that is not there.
+                        return Err(ApiError::Conflict { status: 409 });
+                    }
+                    Err(error) => return Err(error),
+                };
+                tracing::info!("{}: {name} is begun", request.title());
+                if let Some(object) = object {
+                    self.objects.insert((provider, name.to_owned()), object);
+                }
+            }
+            Act::Delete {
+                provider,
+                name,
+                uid,
+            } => {
+                if let Some(kind) = self.kind(&provider) {
+                    let deleted = cluster.delete_with_dependents(&kind, &namespace, &name, &uid);
+                    deleted.await?;
+                }
+                // It may stay for a while, and then its watch tells.
+                let key = (provider, name);
+                if let Some(object) = self.objects.get_mut(&key) {
+                    object["metadata"]["deletionTimestamp"] = json!((self.parts.clock)());
+                }
+            }
+            Act::Status(status) => self.write(request, &status).await?,
+        }
+        Ok(())
+    }
+
+    async fn write(&mut self, request: &Request, status: &Status) -> Result<(), ApiError> {
+        let change = json!({
+            "metadata": {"resourceVersion": self.version(request)},
+            "status": status,
+        });
+        let cluster = Arc::clone(&self.parts.cluster);
+        let kind = requests_kind();
+        let merged = cluster.merge_status(&kind, &request.name, &change).await?;
+        self.take_request(&merged);
+        self.metrics.changed(request, status);
+        if request.status.phase != status.phase
+            && let Some(phase) = status.phase
+        {
+            let why = status.message.as_deref().unwrap_or_default();
+            tracing::info!("{}: {} {why}", request.title(), phase.name());
+        }
+        if status.phase.is_some_and(requests::Phase::is_over) {
+            // Others may wait for its nodes, or for room.
+            self.look_at_every_request();
+            self.follow_nodes();
+        }
+        Ok(())
+    }
+
+    /// Returns the version of a request after what was done in the same step.
+    fn version(&self, request: &Request) -> String {
+        let seen = self.requests.get(&request.name).unwrap_or(request);
+        seen.version.clone()
+    }
+
+    fn kind(&self, provider: &str) -> Option<Kind> {
+        let provider = self.parts.config.providers.get(provider)?;
+        Some(Kind::new(
+            &provider.group,
+            &provider.version,
+            &provider.plural,
+        ))
+    }
+}
+
+fn requests_kind() -> Kind {
+    Kind::new(requests::GROUP, requests::VERSION, requests::PLURAL)
+}
