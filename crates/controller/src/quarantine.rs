@@ -104,6 +104,8 @@ pub struct QuarantineConfig {
     pub namespace: String,
     /// The board for what is told on the nodes; `None`: nothing is.
     pub board: Option<Board>,
+    /// Whether Kubernetes Events of nodes tell of drains.
+    pub events: bool,
     /// The faults of a node that the cluster no longer has are dropped once its newest report is
     /// this old.
     pub retention: SignedDuration,
@@ -118,6 +120,7 @@ pub struct Quarantine {
     cluster: Option<Arc<Cluster>>,
     policies: CurrentPolicy,
     sources: Sources,
+    events: bool,
     board: Option<Board>,
     clock: fn() -> Timestamp,
     metrics: QuarantineMetrics,
@@ -208,6 +211,7 @@ impl Quarantine {
             policies: config.policy,
             sources: config.sources,
             board: config.board,
+            events: config.events,
             clock: config.clock,
             namespace: config.namespace,
             switches: None,

@@ -86,6 +86,7 @@ impl Acting<'_> {
             gpu_label: self.settings.gpu_node_label.clone(),
             namespace: self.settings.namespace.clone(),
             board,
+            events: self.settings.reports.events.is_some(),
             retention: self.settings.retention,
             clock: CLOCK,
         };

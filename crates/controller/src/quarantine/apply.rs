@@ -32,6 +32,11 @@ impl Quarantine {
             Effect::Pods { node, follow } => self.tell_of_pods(node, follow),
             Effect::Remove(planned) => self.remove_pod(*planned),
             Effect::Checkpoint(planned) => self.ask_for_checkpoint(*planned),
+            Effect::Waits {
+                node,
+                reason,
+                message,
+            } => self.tell_who_is_waited_for(&node, reason, &message),
             Effect::Make(planned) => self.make_resource(*planned),
             Effect::Follow { node, resource } => self.tell_of_resource(node, resource),
             Effect::Withdraw {

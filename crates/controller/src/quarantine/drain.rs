@@ -2,15 +2,20 @@
 
 use std::time::Instant;
 
-use cluster::{ApiError, PodWatches};
+use cluster::{ApiError, Event, PodWatches};
 use domain::fleet::{FleetInput, PlannedCheckpoint, PlannedRemoval, PodNews, RemovalAnswer};
 use jiff::SignedDuration;
 use runtime::logging::chain;
+use sha2::{Digest as _, Sha256};
 use tokio::sync::mpsc;
 use tokio::task::JoinError;
 use tokio_util::sync::CancellationToken;
 
 use super::{Quarantine, ROUND};
+
+/// Type and source of Events about drains, as NVSentinel has them.
+const EVENT_TYPE: &str = "NodeDraining";
+const EVENT_SOURCE: &str = "nvsentinel-node-drainer";
 
 /// The pods of nodes that are drained.
 pub(super) struct Drains {
@@ -116,6 +121,35 @@ impl Quarantine {
                 asked: Asked::Checkpoint(planned),
                 result,
                 took,
+            }
+        });
+    }
+
+    /// Tells as an Event of a node which of its pods are waited for. One of the same words is told once, also by
+    /// who comes after us.
+    pub(super) fn tell_who_is_waited_for(&self, node: &str, reason: &str, message: &str) {
+        let Some(cluster) = self.cluster.clone().filter(|_| self.events) else {
+            return;
+        };
+        let now = (self.clock)();
+        let hash = format!("{:x}", Sha256::digest(format!("{reason} {message}")));
+        let hash: String = hash.chars().take(16).collect();
+        let event = Event {
+            name: format!("{node}-{hash}"),
+            node: node.to_owned(),
+            pod: None,
+            kind: EVENT_TYPE.to_owned(),
+            reason: reason.to_owned(),
+            message: message.to_owned(),
+            agent: EVENT_SOURCE.to_owned(),
+            count: 1,
+            first_seen: now,
+            last_seen: now,
+        };
+        tokio::spawn(async move {
+            // It only tells.
+            if let Err(error) = cluster.create_event(&event).await {
+                tracing::debug!(err = chain(&error), "an Event was not made");
             }
         });
     }

@@ -105,6 +105,7 @@ impl Bench {
             namespace: "gpuwarden".to_owned(),
             retention: SignedDuration::from_hours(30 * 24),
             board: Some(board),
+            events: false,
             clock: now,
         };
         let (mut quarantine, handles) = Quarantine::new(config, &metrics);

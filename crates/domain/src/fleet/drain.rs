@@ -478,6 +478,7 @@ impl Fleet {
             self.note_drain(name, drain, gpus.as_ref(), &config);
         }
         self.ask_about_pods(name, &leaving, drain, &config);
+        self.tell_who_is_waited_for(name, &leaving);
         if self.veto(name).is_some() {
             return; // Each eviction is a beginning of its own.
         }

@@ -171,6 +171,15 @@ pub enum Effect {
     Checkpoint(Box<PlannedCheckpoint>),
     /// Remove a pod from its node. Asks for a [`FleetInput::Removed`].
     Remove(Box<PlannedRemoval>),
+    /// Tell as a Kubernetes Event of a node which of its pods are waited for. Nobody waits for it.
+    Waits {
+        /// The node.
+        node: String,
+        /// The reason, as NVSentinel has it.
+        reason: &'static str,
+        /// The message.
+        message: String,
+    },
     /// Make the custom resource of a repair. Asks for a [`FleetInput::Made`].
     Make(Box<PlannedResource>),
     /// Tell of the custom resource of a node's repair, or of none any more. Asks for

@@ -59,6 +59,7 @@ pub(crate) struct Looked {
     pub(crate) removals: Vec<PlannedRemoval>,
     /// Pods to be told that they may write a checkpoint, which nobody answers.
     pub(crate) checkpoints: Vec<PlannedCheckpoint>,
+    pub(crate) waits: Vec<(&'static str, String)>,
     /// Custom resources to be made, which nobody answers.
     pub(crate) makes: Vec<PlannedResource>,
     /// Attempts whose custom resources are withdrawn.
@@ -334,6 +335,9 @@ impl World {
                     }
                     Effect::Remove(planned) => looked.removals.push(*planned),
                     Effect::Checkpoint(planned) => looked.checkpoints.push(*planned),
+                    Effect::Waits {
+                        reason, message, ..
+                    } => looked.waits.push((reason, message)),
                     Effect::Make(planned) => looked.makes.push(*planned),
                     Effect::Withdraw { attempt, .. } => looked.withdrawn.push(*attempt),
                     Effect::Follow { resource, .. } => {

@@ -2,9 +2,9 @@
 
 use contract::keys::POD_DEVICES;
 use contract::{Entity, HealthEvent, RecommendedAction};
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Event as CoreEvent, Pod};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
-use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
+use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 use testkit::{ControlPlane, Launch, Version, unique};
 
@@ -258,6 +258,26 @@ async fn pods_leave_by_three_modes_through_kills_and_the_node_comes_back() -> an
         .await?;
     drain
         .awaits(&format!("{late}/a is waited for until 2"))
+        .await?;
+    let events: Api<CoreEvent> = Api::namespaced(drain.client.clone(), "default");
+    let of_node = format!("involvedObject.name={}", drain.scene.node);
+    let of_node = ListParams::default().fields(&of_node);
+    let waits = || async {
+        let list = events.list(&of_node).await;
+        let list = list.map_err(|error| error.to_string())?.items;
+        let said = |reason: &str, pod: &str| {
+            list.iter().any(|event| {
+                let is = event.reason.as_deref() == Some(reason);
+                let message = event.message.as_deref().unwrap_or_default();
+                is && message.contains(&format!("[{pod}/a]"))
+            })
+        };
+        let both = said("AwaitingPodCompletion", &jobs) && said("WaitingBeforeForceDelete", &late);
+        both.then_some(()).ok_or_else(|| format!("{list:?}"))
+    };
+    let product = &drain.scene.product;
+    product
+        .wait_for("Events of who is waited for", SOON, waits)
         .await?;
     drain.scene.product.restart().await?;
     drain.awaits("disruption budget").await?;

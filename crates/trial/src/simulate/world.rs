@@ -608,6 +608,7 @@ fn kind(effect: &Effect) -> &'static str {
         Effect::Withdraw { .. } => "withdrawal of a repair",
         Effect::Follow { .. } => "watch of a repair",
         Effect::Checkpoint(_) => "request for a checkpoint",
+        Effect::Waits { .. } => "Event of a drain",
         Effect::Remediation(_) => "count of repairs",
         Effect::LookUp { .. } => "question to the store",
         Effect::Append { .. } => "events for the store",

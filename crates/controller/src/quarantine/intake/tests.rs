@@ -48,6 +48,7 @@ fn config(mode: Mode, store: &Arc<dyn EventStore>) -> QuarantineConfig {
         gpu_label: NodeLabel::parse("gpu=true").unwrap(),
         namespace: "gpuwarden".to_owned(),
         board: None,
+        events: false,
         retention: jiff::SignedDuration::from_hours(30 * 24),
         clock: now,
     }

@@ -33,6 +33,8 @@ pub(in crate::fleet) struct DrainState {
     pub(super) asked: BTreeSet<String>,
     /// The pods that do not leave by themselves, for people; `None` where there are none.
     pub(super) stuck: Option<String>,
+    /// What was last told of who is waited for, and when, by reason.
+    pub(super) told: BTreeMap<&'static str, (String, Timestamp)>,
     /// The text of who is to leave, for people.
     pub(super) awaits: Option<String>,
     /// The time at which it is to be looked at even if nothing happens.
@@ -100,6 +102,9 @@ impl DrainState {
     /// Takes in that the clock was put back.
     pub(in crate::fleet) fn clock_put_back(&mut self, now: Timestamp) {
         self.watched_again = self.watched_again.map(|since| since.min(now));
+        self.told
+            .values_mut()
+            .for_each(|(_, at)| *at = (*at).min(now));
         for one in self.tries.values_mut() {
             one.not_before = None;
             if let Some((since, _)) = &mut one.trouble {

@@ -127,6 +127,28 @@ fn a_pod_that_is_deleted_without_time_to_end_is_told_of_once() {
 }
 
 #[test]
+fn who_is_waited_for_is_told_in_the_words_of_the_reference_and_seldom() {
+    let mut world = world(&["now/a", "late/b", "jobs/d", "jobs/c"]);
+    let waits = begin(&mut world).waits;
+    let [ends, timed] = waits.as_slice() else {
+        panic!("{waits:?}")
+    };
+    let text = "Waiting for following pods to finish: [jobs/c jobs/d]";
+    assert_eq!(*ends, ("AwaitingPodCompletion", text.to_owned()));
+    let (reason, text) = timed;
+    assert_eq!(*reason, "WaitingBeforeForceDelete");
+    let begin = "Waiting for following pods to finish: [late/b] in namespaces: [late] or they will be \
+                 force deleted on: 2027-01-15T08:1";
+    assert!(text.starts_with(begin) && text.ends_with('Z'), "{text}");
+    gone(&mut world, "jobs/c");
+    assert_eq!(world.look(PatchFate::Made).waits, []);
+    world.now += SignedDuration::from_mins(1);
+    let waits = world.look_unseen(PatchFate::Made).waits;
+    let text = "Waiting for following pods to finish: [jobs/d]".to_owned();
+    assert_eq!(waits, [("AwaitingPodCompletion", text)]);
+}
+
+#[test]
 fn a_node_is_drained_as_its_namespaces_wish_and_given_back_as_it_was() {
     let mut world = world(&["now/a", "late/b", "jobs/c", "kube-system/d", "other/e"]);
     let before = world["n1"].clone();

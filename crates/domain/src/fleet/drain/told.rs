@@ -1,20 +1,25 @@
 //! What is told of a drain: whom it waits for, what becomes of each pod, and when a person is asked.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use jiff::{SignedDuration, Timestamp};
 use serde_json::json;
 
 use super::ASK_AFTER;
 use super::state::Try;
 use crate::drain::partial::{Gpus, fate_of};
 use crate::drain::{Drain, DrainConfig, DrainMode, Fate, Next, PodView, Stay};
-use crate::fleet::Fleet;
+use crate::fleet::{Effect, Fleet, Mode};
 use crate::journal::EntryKind;
 use crate::session::Note;
 
 /// Most pods that one line of a story names.
 const PODS_NAMED: usize = 10;
+/// Longest message of an Event that Kubernetes takes.
+const EVENT_CHARS: usize = 1024;
+/// Pods end one after the other: who is still waited for is told no more often than this.
+const TOLD_AGAIN: SignedDuration = SignedDuration::from_mins(1);
 
 impl Fleet {
     /// Asks a person about pods that do not leave by themselves, once for each.
@@ -64,6 +69,72 @@ impl Fleet {
                 "the drain does not get on: {stuck}; end the pods by hand, or release the node"
             );
             self.call_attention(name, text);
+        }
+    }
+
+    /// Has told by Events of the node who is waited for, in NVSentinel's words.
+    pub(super) fn tell_who_is_waited_for(
+        &mut self,
+        name: &str,
+        leaving: &[(PodView, DrainMode, Next)],
+    ) {
+        let now = self.now;
+        if self.settings.mode != Mode::Quarantine || !self.settings.cluster {
+            return;
+        }
+        let mut ends = Vec::new();
+        let mut timed: Option<(Vec<String>, BTreeSet<&str>, Timestamp)> = None;
+        for (pod, _, next) in leaving {
+            match next {
+                Next::Wait(None) => ends.push(pod.title()),
+                Next::Wait(Some(until)) => {
+                    let (pods, namespaces, last) =
+                        timed.get_or_insert((Vec::new(), BTreeSet::new(), *until));
+                    pods.push(pod.title());
+                    namespaces.insert(&pod.namespace);
+                    *last = (*last).max(*until);
+                }
+                _ => {}
+            }
+        }
+        ends.sort_unstable();
+        let ends = (!ends.is_empty())
+            .then(|| format!("Waiting for following pods to finish: [{}]", ends.join(" ")));
+        let timed = timed.map(|(mut pods, namespaces, last)| {
+            pods.sort_unstable();
+            let namespaces: Vec<&str> = namespaces.into_iter().collect();
+            format!(
+                "Waiting for following pods to finish: [{}] in namespaces: [{}] or they will be force \
+                 deleted on: {last:.0}",
+                pods.join(" "),
+                namespaces.join(" ")
+            )
+        });
+        for (reason, message) in [
+            ("AwaitingPodCompletion", ends),
+            ("WaitingBeforeForceDelete", timed),
+        ] {
+            let Some(message) = message else {
+                continue;
+            };
+            let message: String = message.chars().take(EVENT_CHARS).collect();
+            let state = self.drain_mut(name);
+            if let Some((text, at)) = state.told.get(reason) {
+                let again = *at + TOLD_AGAIN;
+                if *text == message {
+                    continue;
+                }
+                if now < again {
+                    state.wake = Some(state.wake.map_or(again, |wake| wake.min(again)));
+                    continue;
+                }
+            }
+            state.told.insert(reason, (message.clone(), now));
+            self.effects.push(Effect::Waits {
+                node: name.to_owned(),
+                reason,
+                message,
+            });
         }
     }
 
