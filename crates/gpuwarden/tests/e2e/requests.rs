@@ -1,6 +1,7 @@
 //! Requests that are carried out on a real control plane: GPUs are reset after a fault, and a node is handed
 //! over and taken back. Each test has a control plane of its own, for a janitor looks at all requests.
 
+use contract::{HealthEvent, RecommendedAction};
 use kube::api::{Api, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use kube::core::{ApiResource, GroupVersionKind};
 use serde_json::{Value, json};
@@ -29,7 +30,27 @@ templateFileName = "gpu-reset.yaml"
 equivalenceGroup = "reset"
 impactedEntityScope = "GPU_UUID"
 
+[remediationActions.REPLACE_VM]
+apiGroup = "nvsentinel.dgxc.nvidia.com"
+version = "v1"
+kind = "ExternalRemediationRequest"
+scope = "Cluster"
+completeConditionType = "ExternalRemediationComplete"
+templateFileName = "hand-over.yaml"
+equivalenceGroup = "external"
+
 [templates]
+"hand-over.yaml" = """
+apiVersion: {{ .ApiGroup }}/{{ .Version }}
+kind: {{ .Kind }}
+metadata:
+  name: extrr-{{ .NodeName }}-{{ .HealthEventID }}
+spec:
+  healthEvent:
+    nodeName: {{ .NodeName | printf "%q" }}
+    checkName: {{ .HealthEvent.CheckName | printf "%q" }}
+    recommendedAction: {{ .RecommendedActionName | printf "%q" }}
+"""
 "gpu-reset.yaml" = """
 apiVersion: janitor.dgxc.nvidia.com/v1alpha1
 kind: GPUReset
@@ -297,6 +318,58 @@ async fn a_reset_that_is_deleted_half_way_puts_everything_back() -> anyhow::Resu
     requests.scene.restored().await
 }
 
+/// The status of a hand-over as an external system writes it.
+fn external(status: &str) -> Value {
+    json!({"status": {"conditions": [
+        {"type": "NVSentinelOwnershipReleased", "status": "True", "reason": "ReleaseTaintApplied",
+         "message": "", "lastTransitionTime": "2026-11-24T00:00:00Z"},
+        {"type": "ExternalRemediationComplete", "status": status, "reason": "Vendor",
+         "message": "", "lastTransitionTime": "2026-11-24T00:00:00Z"},
+    ]}})
+}
+
+#[tokio::test]
+async fn a_fault_hands_its_node_over_to_the_vendor_and_it_comes_back() -> anyhow::Result<()> {
+    let Some(mut requests) = Requests::new(|node| node.label(MANAGED, "true")).await? else {
+        return Ok(());
+    };
+    let hand_overs = requests.hand_overs();
+    let node = requests.scene.node.clone();
+    let replace = HealthEvent {
+        recommended_action: RecommendedAction::ReplaceVm.into(),
+        ..event(&node, "0")
+    };
+    send_to(&requests.scene.product, vec![replace]).await?;
+    requests.scene.cordoned().await?;
+    requests.label_is(MANAGED, "false").await?;
+    let made = hand_overs.list(&ListParams::default()).await?.items;
+    let names: Vec<&str> = made
+        .iter()
+        .filter_map(|one| one.metadata.name.as_deref())
+        .collect();
+    let [name] = names.as_slice() else {
+        panic!("{names:?}")
+    };
+    let spec = &made[0].data["spec"]["healthEvent"];
+    assert_eq!(spec["recommendedAction"], "REPLACE_VM");
+    // What the vendor puts aside has not failed, and whoever comes after us waits on.
+    let how = PatchParams::default();
+    let parked = Patch::Merge(external("False"));
+    hand_overs.patch_status(name, &how, &parked).await?;
+    requests.scene.product.restart().await?;
+    requests.scene.ready().await?;
+    requests.label_is(STATE, "remediating").await?;
+    let done = Patch::Merge(external("True"));
+    hand_overs.patch_status(name, &how, &done).await?;
+    requests.label_is(MANAGED, "true").await?;
+    requests.label_is(STATE, "remediation-succeeded").await?;
+    send_to(&requests.scene.product, vec![recovery(&node, "0")]).await?;
+    requests.scene.restored().await?;
+    let made = hand_overs.list(&ListParams::default()).await?.items;
+    assert_eq!(made.len(), 1, "{made:?}");
+    Ok(())
+}
+
 #[tokio::test]
 async fn a_node_is_handed_over_left_alone_and_taken_back() -> anyhow::Result<()> {
     let Some(mut requests) = Requests::new(|node| node.label(MANAGED, "true")).await? else {
@@ -337,14 +410,6 @@ async fn a_node_is_handed_over_left_alone_and_taken_back() -> anyhow::Result<()>
     // A fault meanwhile takes it out once it is back.
     send_to(&requests.scene.product, vec![event(&node, "0")]).await?;
     requests.scene.told("rules", "handed over").await?;
-    let external = |status: &str| {
-        json!({"status": {"conditions": [
-            {"type": "NVSentinelOwnershipReleased", "status": "True", "reason": "ReleaseTaintApplied",
-             "message": "", "lastTransitionTime": "2026-11-24T00:00:00Z"},
-            {"type": "ExternalRemediationComplete", "status": status, "reason": "Vendor",
-             "message": "", "lastTransitionTime": "2026-11-24T00:00:00Z"},
-        ]}})
-    };
     let how = PatchParams::default();
     requests_of
         .patch_status("x1", &how, &Patch::Merge(external("False")))
