@@ -1,7 +1,7 @@
 //! Objects of any kind, as the JSON that they are: for kinds that are named by an operator, or whose
 //! versions differ in what matters.
 
-use kube::api::{DeleteParams, GetParams, PostParams};
+use kube::api::{DeleteParams, GetParams, PostParams, Preconditions};
 use kube::core::Request;
 use serde_json::Value;
 use tokio::sync::mpsc;
@@ -106,7 +106,8 @@ impl Cluster {
         Ok(())
     }
 
-    /// Deletes an object that has this uid; one that is gone is none to delete.
+    /// Deletes an object that has this uid, and after it what belongs to it, such as the pods of a Job; one that is
+    /// gone is none to delete.
     pub async fn delete_object(
         &self,
         kind: &Kind,
@@ -114,30 +115,35 @@ impl Cluster {
         name: &str,
         uid: &str,
     ) -> Result<(), ApiError> {
-        // The pods of a Job go with it.
-        let params = DeleteParams::background().preconditions(kube::api::Preconditions {
+        let params = DeleteParams::background();
+        self.delete(params, kind, namespace, name, uid).await
+    }
+
+    /// Has an object that has this uid deleted once what belongs to it is gone, such as the pods of a Job.
+    pub async fn delete_after_dependents(
+        &self,
+        kind: &Kind,
+        namespace: Option<&str>,
+        name: &str,
+        uid: &str,
+    ) -> Result<(), ApiError> {
+        let params = DeleteParams::foreground();
+        self.delete(params, kind, namespace, name, uid).await
+    }
+
+    async fn delete(
+        &self,
+        params: DeleteParams,
+        kind: &Kind,
+        namespace: Option<&str>,
+        name: &str,
+        uid: &str,
+    ) -> Result<(), ApiError> {
+        let params = params.preconditions(Preconditions {
             uid: Some(uid.to_owned()),
             resource_version: None,
         });
         let request = Request::new(kind.path(namespace)).delete(name, &params);
-        let gone: Option<Value> = found(ask(&self.client(Urgency::Act), request).await)?;
-        drop(gone);
-        Ok(())
-    }
-
-    /// Does the same, and has what belongs to the object deleted after it, such as the pods of a Job.
-    pub async fn delete_with_dependents(
-        &self,
-        kind: &Kind,
-        namespace: &str,
-        name: &str,
-        uid: &str,
-    ) -> Result<(), ApiError> {
-        let params = DeleteParams::background().preconditions(kube::api::Preconditions {
-            uid: Some(uid.to_owned()),
-            resource_version: None,
-        });
-        let request = Request::new(kind.path(Some(namespace))).delete(name, &params);
         let gone: Option<Value> = found(ask(&self.client(Urgency::Act), request).await)?;
         drop(gone);
         Ok(())

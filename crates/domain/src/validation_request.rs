@@ -22,7 +22,7 @@ use serde_json::Value;
 
 pub use config::{Provider, ValidationConfiguration};
 pub use status::{Phase, Status};
-pub use step::{Act, Around, NodeState, ObjectState, Step, refused, step};
+pub use step::{Act, Around, NodeState, ObjectState, Readiness, Step, refused, step};
 
 /// The API group of the kind.
 pub const GROUP: &str = "nvsentinel.nvidia.com";
@@ -106,6 +106,14 @@ impl Request {
     /// Returns whether nothing is left to be done for it, but to have its objects deleted.
     pub fn is_over(&self) -> bool {
         !self.deleted && self.status.phase.is_some_and(Phase::is_over)
+    }
+
+    /// Returns its runs that have not ended: the provider of each, and the name of its object.
+    pub fn runs(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.status.test_groups.iter().filter_map(|group| {
+            let attempt = group.attempt()?;
+            Some((group.provider.as_str(), attempt.object_name.as_str()))
+        })
     }
 
     /// Returns it for people.

@@ -52,7 +52,7 @@ pub(crate) async fn carry_out(
         }
         Effect::Stop { key, name, uid } => {
             let jobs = jobs();
-            let deleted = cluster.delete_with_dependents(&jobs, namespace, &name, &uid);
+            let deleted = cluster.delete_object(&jobs, Some(namespace), &name, &uid);
             if let Err(error) = deleted.await {
                 let title = key.title();
                 tracing::warn!(err = chain(&error), "{title}: its Job is not deleted");

@@ -12,7 +12,7 @@ use cluster::{ApiError, Cluster, Kind, ServiceEvent, ServiceWatches, Signal};
 use domain::maintenance::is_older;
 use domain::node::NodeView;
 use domain::validation_request::{
-    self as requests, Act, Around, NodeState, Request, Status, ValidationConfiguration,
+    self as requests, Act, Around, NodeState, Readiness, Request, Status, ValidationConfiguration,
 };
 use jiff::{SignedDuration, Timestamp};
 use runtime::logging::{Seldom, chain};
@@ -30,6 +30,11 @@ const QUEUE: usize = 256;
 const LONGEST_SLEEP: Duration = Duration::from_secs(60);
 /// Wait before a step is tried again that the API server has not done.
 const AGAIN: SignedDuration = SignedDuration::from_secs(5);
+
+/// Wait before criteria that read the clock are asked again.
+const ASK_AGAIN: SignedDuration = SignedDuration::from_mins(1);
+/// Most steps before news are looked at.
+const MOST_STEPS: usize = 1000;
 
 /// What a controller of requests is made of.
 pub struct ValidatorParts {
@@ -50,20 +55,32 @@ pub struct Validator {
     watches: ServiceWatches,
     news_of_nodes: mpsc::Receiver<ServiceEvent>,
     requests: BTreeMap<String, Request>,
-    nodes: BTreeMap<String, Option<Value>>,
-    /// The `ResourceSlice`s of nodes.
-    slices: BTreeMap<String, Vec<Value>>,
+    /// The nodes of requests that are not over, as far as they were seen.
+    nodes: BTreeMap<String, NodeState>,
+    /// What their criteria look at: the object, and the `ResourceSlice`s.
+    seen: BTreeMap<String, Seen>,
+    /// When criteria that read the clock are asked again.
+    ask_again: Option<Timestamp>,
     /// The objects that are runs of tests, by provider and name.
     objects: BTreeMap<(String, String), Value>,
     /// Watches that have not told yet of all there is.
     unlisted: BTreeSet<Source>,
     /// Says seldom that one cannot be read.
     malformed: Seldom,
+    /// Says seldom that a watch fails.
+    failing: Seldom,
     /// Requests to be looked at.
     dirty: BTreeSet<String>,
     /// When to look at requests again.
     wakes: BTreeMap<String, Timestamp>,
     cancel: CancellationToken,
+}
+
+/// A node as its criteria look at it.
+#[derive(Debug, Default)]
+struct Seen {
+    object: Option<Value>,
+    slices: Option<Vec<Value>>,
 }
 
 /// A watch that runs as long as the controller does.
@@ -91,10 +108,12 @@ impl Validator {
             news_of_nodes,
             requests: BTreeMap::new(),
             nodes: BTreeMap::new(),
-            slices: BTreeMap::new(),
+            seen: BTreeMap::new(),
+            ask_again: None,
             objects: BTreeMap::new(),
             unlisted: unlisted.collect(),
             malformed: Seldom::default(),
+            failing: Seldom::default(),
             dirty: BTreeSet::new(),
             wakes: BTreeMap::new(),
             cancel: CancellationToken::new(),
@@ -124,6 +143,7 @@ impl Validator {
                 self.take_node(event);
             }
             if self.unlisted.is_empty() {
+                self.ask_criteria_again();
                 self.look_at_all(&cancel).await;
             }
         }
@@ -150,7 +170,11 @@ impl Validator {
             let cancel = self.cancel.clone();
             tokio::spawn(cancel.clone().run_until_cancelled_owned(async move {
                 let of = (of.0.as_str(), of.1.as_str(), of.2.as_str());
-                until_served(&cluster, of, async { Some(()) }).await;
+                // Of a kind that does not exist there is none: the others need not wait.
+                let none = async { sender.send((source, Signal::Listed)).await.ok() };
+                if until_served(&cluster, of, none).await.is_none() {
+                    return;
+                }
                 let namespace = namespace.as_deref();
                 let mut signals = cluster.watch_objects(&kind, namespace, |all| all, cancel);
                 while let Some(signal) = signals.recv().await {
@@ -163,6 +187,9 @@ impl Validator {
     }
 
     fn sleep(&self) -> Duration {
+        if !self.unlisted.is_empty() {
+            return LONGEST_SLEEP; // Nothing is looked at before.
+        }
         let wake = self.wakes.values().min();
         let wait = wake.map(|wake| wake.duration_since((self.parts.clock)()));
         // A time that has passed already is no wait.
@@ -211,7 +238,28 @@ impl Validator {
                     self.look_at_every_request();
                 }
             }
-            (_, Signal::Failing { .. } | Signal::Recovered) => {}
+            (_, Signal::Failing { error, .. }) => {
+                if let Some(not_logged_before) = self.failing.now() {
+                    let what = self.name(source);
+                    tracing::warn!(not_logged_before, err = error, "{what} cannot be watched");
+                }
+                // Those of other providers need not wait: a run that is not seen is asked for.
+                if source != Source::Requests {
+                    self.unlisted.remove(&source);
+                }
+            }
+            (_, Signal::Recovered) => {}
+        }
+    }
+
+    /// Returns what a watch tells of, for people.
+    fn name(&self, source: Source) -> String {
+        match source {
+            Source::Requests => "ValidationRequests".to_owned(),
+            Source::Objects(at) => {
+                let provider = self.provider(at).unwrap_or_default();
+                format!("the objects of the provider {provider}")
+            }
         }
     }
 
@@ -244,31 +292,103 @@ impl Validator {
     }
 
     fn take_node(&mut self, event: ServiceEvent) {
-        let node = match event {
-            ServiceEvent::Node(node, object) => {
-                let version = |object: &Value| {
-                    let version = object["metadata"]["resourceVersion"].as_str();
-                    version.unwrap_or_default().to_owned()
-                };
-                let seen = self.nodes.get(&node).and_then(Option::as_ref).map(version);
-                let told = object.as_ref().map(version);
-                if seen
-                    .zip(told)
-                    .is_some_and(|(seen, told)| is_older(&told, &seen))
-                {
-                    return;
-                }
-                self.nodes.insert(node.clone(), object);
-                node
-            }
-            ServiceEvent::Slices(node, slices) => {
-                self.slices.insert(node.clone(), slices);
-                node
-            }
-            ServiceEvent::Pods(..) => return,
+        let (ServiceEvent::Node(node, _) | ServiceEvent::Slices(node, _)) = &event else {
+            return;
         };
+        // What is told of one that nobody names any more would be out of date once somebody does.
+        if !self.is_named(node) {
+            return;
+        }
+        match event {
+            ServiceEvent::Node(node, object) => self.see(&node, object),
+            ServiceEvent::Slices(node, slices) => {
+                self.seen.entry(node.clone()).or_default().slices = Some(slices);
+                self.judge(&node);
+            }
+            ServiceEvent::Pods(..) => {}
+        }
+    }
+
+    /// Takes in how a node is.
+    fn see(&mut self, node: &str, object: Option<Value>) {
+        let seen = self.seen.entry(node.to_owned()).or_default();
+        let Some(mut object) = object else {
+            seen.object = None;
+            self.nodes.insert(node.to_owned(), NodeState::Gone);
+            self.look_at_requests_of(node);
+            return;
+        };
+        let version = |object: &Value| {
+            let version = object["metadata"]["resourceVersion"].as_str();
+            version.unwrap_or_default().to_owned()
+        };
+        let known = seen.object.as_ref().map(version);
+        if known.is_some_and(|known| is_older(&version(&object), &known)) {
+            return;
+        }
+        // They are large, and no criterion is about them.
+        for (of, what) in [("metadata", "managedFields"), ("status", "images")] {
+            if let Some(part) = object[of].as_object_mut() {
+                part.remove(what);
+            }
+        }
+        seen.object = Some(object);
+        self.judge(node);
+    }
+
+    /// Asks the criteria about a node, and has its requests looked at where that changes anything.
+    fn judge(&mut self, node: &str) {
+        let config = &self.parts.config;
+        let Some(seen) = self.seen.get(node) else {
+            return;
+        };
+        let view = seen.object.clone().and_then(NodeView::from_object);
+        let Some((object, view)) = seen.object.as_ref().zip(view) else {
+            return;
+        };
+        let readiness = match &seen.slices {
+            None if config.reads_slices() => {
+                Readiness::Unknown("its ResourceSlices have not been seen")
+            }
+            slices => {
+                let slices = slices.as_deref().unwrap_or_default();
+                config.readiness(object, slices, (self.parts.clock)())
+            }
+        };
+        let now = NodeState::There {
+            view: Box::new(view),
+            readiness,
+        };
+        let before = self.nodes.get(node);
+        let is_news = before.is_none_or(|before| before.differs_from(&now));
+        self.nodes.insert(node.to_owned(), now);
+        if is_news {
+            self.look_at_requests_of(node);
+        }
+    }
+
+    /// Asks the criteria about all nodes once a minute, where time alone may change what they say.
+    fn ask_criteria_again(&mut self) {
+        let now = (self.parts.clock)();
+        if !self.parts.config.reads_time() || self.ask_again.is_some_and(|at| now < at) {
+            return;
+        }
+        self.ask_again = Some(now + ASK_AGAIN);
+        let nodes: Vec<String> = self.seen.keys().cloned().collect();
+        for node in nodes {
+            self.judge(&node);
+        }
+    }
+
+    /// Returns whether a request that is not over names a node.
+    fn is_named(&self, node: &str) -> bool {
+        let mut open = self.requests.values().filter(|request| !request.is_over());
+        open.any(|request| request.nodes.iter().any(|one| one == node))
+    }
+
+    fn look_at_requests_of(&mut self, node: &str) {
         let requests = self.requests.values();
-        let about = requests.filter(|request| request.nodes.contains(&node));
+        let about = requests.filter(|request| request.nodes.iter().any(|one| one == node));
         self.dirty.extend(about.map(|request| request.name.clone()));
     }
 
@@ -282,14 +402,14 @@ impl Validator {
         let open = self.requests.values().filter(|request| !request.is_over());
         let wanted: BTreeSet<String> = open.flat_map(|one| one.nodes.iter().cloned()).collect();
         if self.unlisted.is_empty() {
-            let gone: Vec<String> = (self.nodes.keys())
+            let gone: Vec<String> = (self.seen.keys())
                 .filter(|node| !wanted.contains(*node))
                 .cloned()
                 .collect();
             for node in gone {
                 self.watches.leave(&node);
                 self.nodes.remove(&node);
-                self.slices.remove(&node);
+                self.seen.remove(&node);
             }
         }
         for node in wanted {
@@ -304,7 +424,8 @@ impl Validator {
         }
     }
 
-    /// Looks at all requests of which something has changed, the oldest first, until nothing is left to do.
+    /// Looks at all requests of which something has changed, until nothing is left to do: after each step at the
+    /// oldest of them, so that a younger one does not take the room that it waits for.
     async fn look_at_all(&mut self, cancel: &CancellationToken) {
         let now = (self.parts.clock)();
         let due = self.wakes.iter().filter(|(_, at)| **at <= now);
@@ -313,11 +434,22 @@ impl Validator {
             self.wakes.remove(&name);
             self.dirty.insert(name);
         }
-        let mut names: Vec<String> = std::mem::take(&mut self.dirty).into_iter().collect();
-        names.sort_by_key(|name| self.requests.get(name).map(|request| request.created));
-        for name in names {
-            // What is left waits for the next process.
-            while !cancel.is_cancelled() && self.look_at(&name).await {}
+        for _ in 0..MOST_STEPS {
+            let created = |name: &&String| self.requests.get(*name).map(|one| one.created);
+            let Some(name) = self.dirty.iter().min_by_key(created).cloned() else {
+                return;
+            };
+            if cancel.is_cancelled() {
+                return; // What is left waits for the next process.
+            }
+            self.dirty.remove(&name);
+            if self.look_at(&name).await {
+                self.dirty.insert(name);
+            }
+        }
+        // News come first; then it goes on.
+        for name in std::mem::take(&mut self.dirty) {
+            self.wakes.insert(name, now);
         }
     }
 
@@ -327,13 +459,17 @@ impl Validator {
         let Some(request) = self.requests.get(name).cloned() else {
             return false;
         };
-        let others = self.requests.values().filter(|other| other.name != name);
-        let running = others.map(|other| other.status.running()).sum();
+        if let Err(error) = self.look_for_runs(&request).await {
+            let title = request.title();
+            tracing::warn!(err = chain(&error), "{title}: a run is not seen");
+            self.wakes.insert(name.to_owned(), now + AGAIN);
+            return false;
+        }
         let around = Around {
-            nodes: &self.nodes_of(&request, now),
+            nodes: &self.nodes,
             objects: &self.objects,
             namespace: &self.parts.namespace,
-            running,
+            requests: &self.requests,
             now,
         };
         let step = requests::step(&request, &self.parts.config, &around);
@@ -356,27 +492,23 @@ impl Validator {
         acts
     }
 
-    /// Returns the nodes of a request that were seen.
-    fn nodes_of(&self, request: &Request, now: Timestamp) -> BTreeMap<String, NodeState> {
-        let config = &self.parts.config;
-        let nodes = request.nodes.iter().filter_map(|name| {
-            let state = match self.nodes.get(name)? {
-                None => NodeState::Gone,
-                Some(object) => {
-                    let slices = match self.slices.get(name) {
-                        Some(slices) => slices.as_slice(),
-                        None if config.reads_slices() => return None,
-                        None => &[],
-                    };
-                    NodeState::There {
-                        not_ready: config.not_ready(object, slices, now),
-                        view: Box::new(NodeView::from_object(object.clone())?),
-                    }
-                }
+    /// Asks for the objects of runs that were not told of: a list may be older than they are, and one that is
+    /// gone is a failure.
+    async fn look_for_runs(&mut self, request: &Request) -> Result<(), ApiError> {
+        for (provider, name) in request.runs() {
+            let key = (provider.to_owned(), name.to_owned());
+            let Some(kind) = self
+                .kind(provider)
+                .filter(|_| !self.objects.contains_key(&key))
+            else {
+                continue;
             };
-            Some((name.clone(), state))
-        });
-        nodes.collect()
+            let (cluster, namespace) = (&self.parts.cluster, Some(self.parts.namespace.as_str()));
+            if let Some(object) = cluster.object(&kind, namespace, name).await? {
+                self.objects.insert(key, object);
+            }
+        }
+        Ok(())
     }
 
     async fn carry_out(&mut self, request: &Request, act: Act) -> Result<(), ApiError> {
@@ -395,8 +527,7 @@ impl Validator {
                 let after = cluster.apply(&view, &change).await?;
                 let (node, title) = (&view.name, request.title());
                 tracing::info!(node, "{title}: {what}");
-                self.nodes.insert(node.clone(), Some(after.object()));
-                self.look_at_every_request();
+                self.see(node, Some(after.object()));
             }
             Act::Make {
                 provider,
@@ -416,9 +547,7 @@ impl Validator {
                     Err(ApiError::Conflict { .. }) => {
                         cluster.object(&kind, Some(&namespace), name).await?
                     }
-                    Err(
-                        ApiError::Invalid { message, .. } | ApiError::Forbidden { message, .. },
-                    ) => {
+                    Err(ApiError::Invalid { message, .. }) => {
                         let (config, now) = (&self.parts.config, (self.parts.clock)());
                         let status = requests::refused(request, config, group, &message, now);
                         self.write(request, &status).await?;
@@ -438,7 +567,8 @@ impl Validator {
                 uid,
             } => {
                 if let Some(kind) = self.kind(&provider) {
-                    let deleted = cluster.delete_with_dependents(&kind, &namespace, &name, &uid);
+                    let deleted =
+                        cluster.delete_after_dependents(&kind, Some(&namespace), &name, &uid);
                     deleted.await?;
                 }
                 // It may stay for a while, and then its watch tells.
@@ -468,8 +598,11 @@ impl Validator {
             let why = status.message.as_deref().unwrap_or_default();
             tracing::info!("{}: {} {why}", request.title(), phase.name());
         }
+        if status.running() < request.status.running() {
+            self.look_at_every_request(); // They may wait for room.
+        }
         if status.phase.is_some_and(requests::Phase::is_over) {
-            // Others may wait for its nodes, or for room.
+            // They may wait for its nodes.
             self.look_at_every_request();
             self.follow_nodes();
         }

@@ -7,6 +7,7 @@ use jiff::SignedDuration;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use super::step::Readiness;
 use crate::node::Taint;
 use crate::policy::Criterion;
 use crate::remedy::template::{Template, ValidationVariables};
@@ -258,24 +259,34 @@ impl ValidationConfiguration {
         self.readiness.iter().any(|(_, one)| one.reads_slices())
     }
 
-    /// Returns why a node is not ready for tests; `None` where it is.
-    pub fn not_ready(
-        &self,
-        node: &Value,
-        slices: &[Value],
-        now: jiff::Timestamp,
-    ) -> Option<String> {
-        self.readiness.iter().find_map(|(name, criterion)| {
-            match criterion.holds(node, slices, now) {
-                Ok(true) => None,
-                Ok(false) => Some(format!("{name} does not hold")),
-                Err(error) => Some(format!("{name} cannot be told: {error}")),
-            }
-        })
+    /// Returns whether a node may become ready, or not be any more, by time alone.
+    pub fn reads_time(&self) -> bool {
+        self.readiness.iter().any(|(_, one)| one.reads_time())
+    }
+
+    /// Returns whether a node is ready for tests.
+    pub fn readiness(&self, node: &Value, slices: &[Value], now: jiff::Timestamp) -> Readiness {
+        let mut criteria = self.readiness.iter();
+        let fails =
+            criteria.find_map(
+                |(name, criterion)| match criterion.holds(node, slices, now) {
+                    Ok(true) => None,
+                    Ok(false) => Some(format!("{name} does not hold")),
+                    Err(error) => Some(format!("{name} cannot be told: {error}")),
+                },
+            );
+        fails.map_or(Readiness::Ready, Readiness::Not)
     }
 
     /// Returns the object of a run, without its name.
     pub(super) fn render(&self, provider: &Provider, run: &Run<'_>) -> Result<Value, String> {
+        if let Some(unknown) = run
+            .tests
+            .iter()
+            .find(|test| !self.tests.contains_key(*test))
+        {
+            return Err(format!("there is no test {unknown} any more"));
+        }
         let first = run.tests.first().and_then(|test| self.tests.get(test));
         let first = first.cloned().unwrap_or_default();
         let taints = self.gate.taints.iter().map(|(taint, _)| taint.clone());
@@ -312,6 +323,9 @@ impl ValidationConfiguration {
             return Err(format!(
                 "what it comes to is no {kind} of {version}, as its provider says"
             ));
+        }
+        if !object["metadata"].is_object() && !object["metadata"].is_null() {
+            return Err("its metadata is no object".to_owned());
         }
         Ok(object)
     }
@@ -378,6 +392,12 @@ impl File {
             }
         }
         for (name, test) in &self.tests {
+            let allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+            if name.is_empty() || !name.chars().all(allowed) || name.starts_with('-') {
+                wrong.push(format!(
+                    "tests.{name}: names of objects begin with it: small letters, digits and - belong here"
+                ));
+            }
             let provider = &test.provider;
             if !providers.contains_key(provider) {
                 wrong.push(format!("tests.{name}: there is no provider {provider:?}"));

@@ -51,6 +51,12 @@ impl Held {
         self.active.as_deref()
     }
 
+    /// Takes out requests that are not there: somebody has taken their finalizers away.
+    pub(super) fn keep(&mut self, known: impl Fn(&str) -> bool) {
+        self.entries.retain(|one| known(&one.name));
+        self.active.take_if(|name| !known(name));
+    }
+
     /// Adds a request with its tests.
     pub(super) fn add(&mut self, request: &str, tests: &[String]) {
         if !self.entries.iter().any(|one| one.name == request) {
@@ -75,15 +81,17 @@ impl Held {
         self.deactivate(request);
     }
 
-    /// Takes a request out, and those that have failed with the same tests, where it has passed them.
-    pub(super) fn remove(&mut self, request: &str, passed: Option<&[String]>) {
+    /// Takes a request out; with `passed`, also those that have failed with the same tests.
+    pub(super) fn remove(&mut self, request: &str, passed: bool) {
         let sorted = |tests: &[String]| {
             let mut tests = tests.to_vec();
             tests.sort_unstable();
             tests
         };
+        let own = self.entries.iter().find(|one| one.name == request);
+        let own = own.filter(|_| passed).map(|one| sorted(&one.tests));
         self.entries.retain(|one| {
-            let same = passed.is_some_and(|tests| sorted(tests) == sorted(&one.tests));
+            let same = own.as_ref() == Some(&sorted(&one.tests));
             one.name != request && !(one.failed && same)
         });
         self.deactivate(request);
@@ -94,7 +102,7 @@ impl Held {
     }
 
     /// Returns what to change at the node so that it says so; `None`: it does. Where the last request has gone,
-    /// the node is let in, unless it is quarantined.
+    /// the node is let in; one that is quarantined, by the end of that.
     pub(super) fn change(
         &self,
         node: &NodeView,
@@ -118,7 +126,7 @@ impl Held {
             change.labels.insert(STATE.to_owned(), state);
         }
         let has_gone = self.entries.is_empty() && !before.entries.is_empty();
-        if has_gone && Ownership::read(node).is_none() {
+        if has_gone {
             gate.open(node, &mut change, now);
         }
         (!change.is_empty()).then_some(change)
@@ -143,6 +151,14 @@ impl Gate {
         let taints = taints.filter(|(taint, _)| node.has_taint(taint));
         change.remove_taints = taints.map(|(taint, _)| taint.clone()).collect();
         if !self.uncordons || !node.unschedulable {
+            return;
+        }
+        if Ownership::read(node).is_some() {
+            // The cordon is the quarantine's alone from now on, and goes with it.
+            let pre_existing = keys::QUARANTINE_CORDON_PRE_EXISTING;
+            if node.annotations.contains_key(pre_existing) {
+                change.annotations.insert(pre_existing.to_owned(), None);
+            }
             return;
         }
         change.unschedulable = Some(false);

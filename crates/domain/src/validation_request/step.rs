@@ -28,8 +28,8 @@ pub struct Around<'a> {
     pub objects: &'a BTreeMap<(String, String), Value>,
     /// The namespace of the objects.
     pub namespace: &'a str,
-    /// How many groups of other requests are running.
-    pub running: usize,
+    /// All requests, by name.
+    pub requests: &'a BTreeMap<String, Request>,
     /// The time.
     pub now: Timestamp,
 }
@@ -43,9 +43,20 @@ pub enum NodeState {
     There {
         /// As it was last seen.
         view: Box<NodeView>,
-        /// Why it is not ready for tests; `None`: it is.
-        not_ready: Option<String>,
+        /// Whether it is ready for tests.
+        readiness: Readiness,
     },
+}
+
+/// Whether a node is ready for tests.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Readiness {
+    /// It is.
+    Ready,
+    /// A criterion does not hold, which ends a run.
+    Not(String),
+    /// Not all is known that criteria look at: nothing begins, and nothing ends.
+    Unknown(&'static str),
 }
 
 /// The state of the object of an attempt.
@@ -140,6 +151,46 @@ pub fn refused(
     status
 }
 
+// === impl NodeState ===
+
+impl NodeState {
+    /// Returns whether a request may be decided about otherwise after this than after the other one: a heartbeat
+    /// changes nothing.
+    pub fn differs_from(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Gone, Self::Gone) => false,
+            (
+                Self::There { view, readiness },
+                Self::There {
+                    view: other,
+                    readiness: of_other,
+                },
+            ) => {
+                readiness != of_other
+                    || view.uid != other.uid
+                    || view.unschedulable != other.unschedulable
+                    || view.taints != other.taints
+                    || view.labels != other.labels
+                    || view.annotations != other.annotations
+            }
+            _ => true,
+        }
+    }
+}
+
+// === impl Readiness ===
+
+impl Readiness {
+    /// Returns what is waited for of the node of this name; `None`: nothing.
+    fn waits(&self, node: &str) -> Option<String> {
+        match self {
+            Self::Ready => None,
+            Self::Not(why) => Some(format!("{node} is not ready: {why}")),
+            Self::Unknown(why) => Some(format!("{node}: {why}")),
+        }
+    }
+}
+
 // === impl Look ===
 
 impl Look<'_> {
@@ -175,12 +226,14 @@ impl Look<'_> {
             return Step::default();
         }
         let mut acts = Vec::new();
+        let mut has_objects = false;
         for group in &self.status.test_groups {
-            let last = group.attempts.last().map(|one| one.object_name.as_str());
-            acts.extend(last.and_then(|name| self.delete(&group.provider, name)));
+            let attempts = group.attempts.iter();
+            has_objects |= attempts.clone().any(|one| self.is_there(group, one));
+            acts.extend(attempts.filter_map(|one| self.delete(&group.provider, &one.object_name)));
         }
-        acts.extend(self.change_nodes(|held| held.remove(&self.request.name, None)));
-        if self.knows_all_nodes() {
+        acts.extend(self.change_nodes(|held| held.remove(&self.request.name, false)));
+        if self.knows_all_nodes() && !has_objects {
             let mut finalizers = self.request.finalizers.clone();
             finalizers.retain(|one| one != FINALIZER);
             acts.push(Act::Finalizers(finalizers));
@@ -198,7 +251,22 @@ impl Look<'_> {
         ended.collect()
     }
 
+    /// Returns the groups with an object of an attempt that has ended and is not gone: it may still use the GPUs.
+    fn lingering(&self) -> impl Iterator<Item = &TestGroup> {
+        self.status.test_groups.iter().filter(|group| {
+            let mut ended = group.attempts.iter().filter(|one| one.phase.is_over());
+            ended.any(|one| self.is_there(group, one))
+        })
+    }
+
+    /// Returns whether the object of an attempt is there, and not somebody else's.
+    fn is_there(&self, group: &TestGroup, attempt: &Attempt) -> bool {
+        let state = self.object(&group.provider, &attempt.object_name);
+        !matches!(state, ObjectState::Gone | ObjectState::Foreign)
+    }
+
     fn pending(mut self) -> Step {
+        self.status.skipped = Skipped::default();
         let tests = self.tests();
         if let Some(unknown) = tests.iter().find(|name| self.config.test(name).is_none()) {
             let known = self.config.known_tests();
@@ -220,13 +288,14 @@ impl Look<'_> {
             match self.around.nodes.get(name) {
                 None => {} // Not reached: all are known.
                 Some(NodeState::Gone) => self.status.skipped.node(name),
-                Some(NodeState::There { view, not_ready }) => {
-                    let held = Held::read(view);
+                Some(NodeState::There { view, readiness }) => {
+                    let mut held = Held::read(view);
+                    held.keep(|name| self.around.requests.contains_key(name));
                     let other = held.active().filter(|other| *other != self.request.name);
                     if let Some(other) = other {
                         waits.push(format!("{name} is tested for {other}"));
-                    } else if let Some(why) = not_ready {
-                        waits.push(format!("{name} is not ready: {why}"));
+                    } else if let Some(why) = readiness.waits(name) {
+                        waits.push(why);
                     }
                     nodes.push(name.clone());
                 }
@@ -237,6 +306,15 @@ impl Look<'_> {
         }
         self.status.test_groups =
             groups::form(&tests, &nodes, self.config, &mut self.status.skipped);
+        let groups = self.status.test_groups.len();
+        if groups > groups::MOST_GROUPS {
+            self.status.test_groups.clear();
+            let most = groups::MOST_GROUPS;
+            self.status.message = Some(format!(
+                "it comes to {groups} groups of tests, at most {most} are taken: ask for fewer nodes at once"
+            ));
+            return self.finish(Phase::Failed);
+        }
         self.status.message = None;
         if nodes.is_empty() || self.status.test_groups.is_empty() {
             return self.finish(Phase::Succeeded);
@@ -252,6 +330,17 @@ impl Look<'_> {
     }
 
     fn running(mut self) -> Step {
+        // Somebody may have taken it away, and a node that was made anew says nothing.
+        let tests = self.tests();
+        let acts = self.change_nodes(|held| {
+            held.add(&self.request.name, &tests);
+            if held.active().is_none() {
+                held.activate(&self.request.name);
+            }
+        });
+        if !acts.is_empty() {
+            return Step { acts, wake: None };
+        }
         let mut status = std::mem::take(&mut self.status);
         for group in &mut status.test_groups {
             if group.phase == Phase::Running {
@@ -264,10 +353,14 @@ impl Look<'_> {
         }
         let (running, failed) = (self.status.running(), self.status.count(Phase::Failed));
         if running == 0 && (failed > 0 || self.status.count(Phase::Pending) == 0) {
+            let lingering: Vec<String> = self.lingering().map(not_gone).collect();
+            if !lingering.is_empty() {
+                return self.wait(&lingering);
+            }
             // Of nodes that are gone nothing is to be proven any more.
             let gone = |name| matches!(self.around.nodes.get(name), Some(NodeState::Gone));
             let fails = failed > 0 && !self.request.nodes.iter().all(gone);
-            self.status.message = None;
+            self.status.message = self.failure().filter(|_| fails);
             return self.finish(if fails {
                 Phase::Failed
             } else {
@@ -283,22 +376,26 @@ impl Look<'_> {
     /// Looks at a group that is running.
     fn look_at(&self, group: &mut TestGroup, skipped: &mut Skipped) {
         let now = second(self.around.now);
-        let Some((attempt, provider)) =
-            (group.attempt()).zip(self.config.providers.get(&group.provider))
-        else {
-            return; // Its provider is not in the configuration any more: it may come back.
+        let Some(attempt) = group.attempt() else {
+            return;
+        };
+        let Some(provider) = self.config.providers.get(&group.provider) else {
+            let why = format!("there is no provider {} any more", group.provider);
+            group.end(Phase::Failed, now, Some((TEST_FAILED, why)));
+            group.phase = Phase::Failed;
+            return;
         };
         let timed_out = now.duration_since(attempt.start_time) >= provider.timeout;
         let object = self.object(&group.provider, &attempt.object_name);
-        let (gone, not_ready) = self.unfit(group);
+        let gone = self.gone(group);
         let failure = if !gone.is_empty() {
             (
                 NODE_DELETED,
                 format!("{} is gone", gone.join(", ")),
                 gone.clone(),
             )
-        } else if let Some((node, why)) = not_ready {
-            (NOT_READY, format!("{node} is not ready: {why}"), vec![node])
+        } else if let Some((node, why)) = self.not_ready(group) {
+            (NOT_READY, why, vec![node.to_owned()])
         } else if object == ObjectState::Succeeded {
             group.end(Phase::Succeeded, now, None);
             group.phase = Phase::Succeeded;
@@ -320,25 +417,40 @@ impl Look<'_> {
         if let Some(attempt) = group.attempts.last_mut() {
             attempt.failed_nodes = nodes;
         }
-        group.phase = after_failure(group, self.config);
-        if !gone.is_empty() {
-            let fewer = groups::without(group, &gone, self.config, skipped);
-            if group.phase == Phase::Pending || fewer != Phase::Pending {
-                group.phase = fewer;
-            }
-        }
+        // Nodes that go use up no retries: they go once.
+        group.phase = if gone.is_empty() {
+            after_failure(group, self.config)
+        } else {
+            groups::without(group, &gone, self.config, skipped)
+        };
+    }
+
+    /// Returns why the request fails.
+    fn failure(&self) -> Option<String> {
+        let mut groups = self.status.test_groups.iter();
+        let failed = groups.find(|group| group.phase == Phase::Failed)?;
+        let last = failed
+            .attempts
+            .last()
+            .and_then(|one| one.message.as_deref());
+        let why = last.unwrap_or("a test has too few nodes");
+        Some(short(&format!("{}: {why}", failed.name)))
     }
 
     /// Begins the next group that can begin.
     fn start(mut self) -> Step {
         let mut waits = Vec::new();
         let mut taken: Vec<String> = Vec::new();
-        for group in &self.status.test_groups {
-            if group.phase == Phase::Running {
-                taken.extend(group.nodes.iter().cloned());
-            }
+        let running = self.status.test_groups.iter();
+        let running = running.filter(|group| group.phase == Phase::Running);
+        for group in running.chain(self.lingering()) {
+            taken.extend(group.nodes.iter().cloned());
         }
-        let room = self.config.max_groups > self.status.running() + self.around.running;
+        waits.extend(self.lingering().map(not_gone));
+        let others = self.around.requests.values();
+        let others = others.filter(|other| other.name != self.request.name);
+        let running: usize = others.map(|other| other.status.running()).sum();
+        let room = self.config.max_groups > self.status.running() + running;
         for at in 0..self.status.test_groups.len() {
             let Some(group) = self.status.test_groups.get(at) else {
                 break;
@@ -347,7 +459,7 @@ impl Look<'_> {
             {
                 continue;
             }
-            let (gone, not_ready) = self.unfit(group);
+            let gone = self.gone(group);
             if !gone.is_empty() {
                 let skipped = &mut self.status.skipped;
                 if let Some(group) = self.status.test_groups.get_mut(at) {
@@ -355,18 +467,9 @@ impl Look<'_> {
                 }
                 return self.write();
             }
-            let last = group.attempts.last().map(|one| one.object_name.as_str());
-            if last.is_some_and(|name| self.object(&group.provider, name) != ObjectState::Gone) {
-                // It may still use the GPUs.
-                waits.push(format!(
-                    "{}: the object of its last attempt is not gone",
-                    group.name
-                ));
-                taken.extend(group.nodes.iter().cloned());
-                continue;
-            }
-            if let Some((node, why)) = not_ready {
-                waits.push(format!("{node} is not ready: {why}"));
+            let unready = self.states(group).find_map(|(name, one)| one.waits(name));
+            if let Some(why) = unready {
+                waits.push(why);
                 continue;
             }
             if !room {
@@ -406,7 +509,7 @@ impl Look<'_> {
         };
         let owner = json!({
             "apiVersion": format!("{GROUP}/{VERSION}"), "kind": KIND, "name": self.request.name,
-            "uid": self.request.uid, "controller": true, "blockOwnerDeletion": true,
+            "uid": self.request.uid, "controller": true, "blockOwnerDeletion": false,
         });
         object["metadata"]["name"] = json!(name);
         object["metadata"]["namespace"] = json!(namespace);
@@ -425,11 +528,10 @@ impl Look<'_> {
 
     /// Ends the request: the nodes say so first, so nobody has to come back to it.
     fn finish(mut self, phase: Phase) -> Step {
-        let tests = self.tests();
+        // What was left out makes up for nothing that has failed.
+        let passed = !self.status.test_groups.is_empty() && self.status.skipped.tests.is_empty();
         let mut acts = match phase {
-            Phase::Succeeded => {
-                self.change_nodes(|held| held.remove(&self.request.name, Some(&tests)))
-            }
+            Phase::Succeeded => self.change_nodes(|held| held.remove(&self.request.name, passed)),
             _ => self.change_nodes(|held| held.fail(&self.request.name)),
         };
         self.status.phase = Some(phase);
@@ -479,6 +581,7 @@ impl Look<'_> {
         let changed = nodes.filter_map(|name| match self.around.nodes.get(name)? {
             NodeState::There { view, .. } => {
                 let mut held = Held::read(view);
+                held.keep(|name| self.around.requests.contains_key(name));
                 edit(&mut held);
                 let change = held.change(view, &self.config.gate, self.around.now)?;
                 Some(Act::Node(view.clone(), change))
@@ -488,21 +591,36 @@ impl Look<'_> {
         changed.collect()
     }
 
-    /// Returns the nodes of a group that are gone, and the first one that is not ready, with the reason.
-    fn unfit(&self, group: &TestGroup) -> (Vec<String>, Option<(String, String)>) {
-        let mut gone = Vec::new();
-        let mut unready = None;
-        for name in &group.nodes {
-            match self.around.nodes.get(name) {
-                Some(NodeState::Gone) => gone.push(name.clone()),
-                Some(NodeState::There { not_ready, .. }) => {
-                    let why = not_ready.clone().map(|why| (name.clone(), why));
-                    unready = unready.or(why);
-                }
-                None => {}
-            }
-        }
-        (gone, unready)
+    /// Returns the nodes of a group that are gone.
+    fn gone(&self, group: &TestGroup) -> Vec<String> {
+        let is_gone = |name: &&String| {
+            let state = self.around.nodes.get(*name);
+            matches!(state, Some(NodeState::Gone))
+        };
+        group.nodes.iter().filter(is_gone).cloned().collect()
+    }
+
+    /// Returns the nodes of a group that are there.
+    fn states<'b>(
+        &'b self,
+        group: &'b TestGroup,
+    ) -> impl Iterator<Item = (&'b str, &'b Readiness)> {
+        group
+            .nodes
+            .iter()
+            .filter_map(|name| match self.around.nodes.get(name)? {
+                NodeState::There { readiness, .. } => Some((name.as_str(), readiness)),
+                NodeState::Gone => None,
+            })
+    }
+
+    /// Returns the first node of a group for which a criterion does not hold, and says so.
+    fn not_ready<'b>(&'b self, group: &'b TestGroup) -> Option<(&'b str, String)> {
+        let mut states = self.states(group);
+        states.find_map(|(name, readiness)| match readiness {
+            Readiness::Not(_) => Some((name, readiness.waits(name)?)),
+            Readiness::Ready | Readiness::Unknown(_) => None,
+        })
     }
 
     /// Returns the state of an object.
@@ -579,6 +697,10 @@ fn after_failure(group: &TestGroup, config: &ValidationConfiguration) -> Phase {
 /// Returns a time as objects have it: a whole second.
 fn second(at: Timestamp) -> Timestamp {
     Timestamp::from_second(at.as_second()).unwrap_or(at)
+}
+
+fn not_gone(group: &TestGroup) -> String {
+    format!("{}: the object of its last attempt is not gone", group.name)
 }
 
 fn short(text: &str) -> String {

@@ -11,9 +11,7 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use super::count::Signed;
-use super::{
-    COMPILE_STACK, CompileError, MAX_DEPTH, MAX_EXPRESSION_BYTES, check, first, on_stack, one_line,
-};
+use super::{COMPILE_STACK, CompileError, MAX_DEPTH, MAX_EXPRESSION_BYTES, check, first, on_stack};
 
 /// Most loops inside one another. It is asked seldom, and a node has some hundred things to loop over.
 const MAX_LOOPS: usize = 2;
@@ -104,12 +102,19 @@ impl Criterion {
         self.expression.contains(SLICES)
     }
 
-    /// Returns whether it holds; the error says why it could not be evaluated.
+    /// Returns whether it reads the clock.
+    pub fn reads_time(&self) -> bool {
+        self.expression.contains("now(")
+    }
+
+    /// Returns whether it holds; the error says why it could not be evaluated. It has no values in it, so it is the
+    /// same as long as nothing changes.
     pub fn holds(&self, node: &Value, slices: &[Value], now: Timestamp) -> Result<bool, String> {
         match self.evaluate(node, slices, now) {
             Ok(CelValue::Bool(holds)) => Ok(holds),
             Ok(other) => Err(format!("gives a {}, not true or false", other.type_of())),
-            Err(error) => Err(one_line(&error.to_string())),
+            Err(ExecutionError::NoSuchKey(key)) => Err(format!("there is no {key}")),
+            Err(_) => Err("it cannot be evaluated with what the node says".to_owned()),
         }
     }
 
@@ -232,7 +237,12 @@ mod tests {
                 Ok(true),
             ),
             (r#"quantity(node.status.allocatable["cpu"]) < 1"#, Ok(true)),
-            (r#"quantity("8x") > 0"#, Err("no quantity")),
+            (r#"quantity("8x") > 0"#, Err("cannot be evaluated")),
+            // Its error would have the time in it.
+            (
+                r#"now() - node.metadata.creationTimestamp < duration("30m")"#,
+                Err("it cannot be evaluated with what the node says"),
+            ),
             (
                 r#"now() - timestamp(node.metadata.creationTimestamp) < duration("30m")"#,
                 Ok(true),
@@ -253,7 +263,7 @@ mod tests {
                 r#"resourceSlices.exists(s, s.spec.driver == "gpu.nvidia.com" && size(s.spec.devices) > 0)"#,
                 Ok(true),
             ),
-            (r#"node.metadata.labels["c"] == "b""#, Err("c")),
+            (r#"node.metadata.labels["c"] == "b""#, Err("there is no c")),
             ("node.metadata", Err("must be true or false")),
             ("other == 1", Err("unknown name 'other'")),
             (

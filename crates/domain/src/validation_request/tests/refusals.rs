@@ -1,0 +1,186 @@
+//! What is not done: wrong files, tests that cannot run, objects of others, and what has to wait.
+
+use super::*;
+
+#[test]
+fn an_object_that_the_api_server_refuses_is_a_failed_attempt() {
+    let mut world = World::new(&["a"]);
+    world.refuses = Some("no such image");
+    world.ask("r", &["a"], &[]);
+    world.run(usize::MAX);
+    let status = world.status("r");
+    assert_eq!(status.phase, Some(Phase::Failed));
+    let message = status.test_groups[0].attempts[1].message.as_deref();
+    assert_eq!(message, Some("its object cannot be made: no such image"));
+}
+
+#[test]
+fn too_few_nodes_leave_a_test_out_or_fail_it() {
+    let mut world = World::new(&["a"]);
+    world.ask("ignores", &["a"], &["allreduce"]);
+    world.ask("strict", &["a"], &["strict"]);
+    world.ask("unknown", &["a"], &["diag", "no-such"]);
+    world.run(usize::MAX);
+    let status = world.status("ignores");
+    assert_eq!(status.phase, Some(Phase::Succeeded));
+    assert_eq!(status.skipped.tests, ["allreduce"]);
+    for (name, why) in [
+        ("strict", "a test has too few nodes"),
+        (
+            "unknown",
+            "there is no test no-such; there are allreduce, diag, loopback, strict",
+        ),
+    ] {
+        let status = world.status(name);
+        assert_eq!(status.phase, Some(Phase::Failed));
+        assert_eq!(status.message.as_deref(), Some(why));
+    }
+    assert_eq!(world.made, 0);
+}
+
+#[test]
+fn what_still_ends_is_waited_for() {
+    let mut world = World::new(&["a"]);
+    world.lingers = true;
+    world.ask("r", &["a"], &["diag", "loopback"]);
+    world.run(usize::MAX);
+    // The same group again, another one of the node, and the end.
+    for (before, passes) in [false, true, true].into_iter().enumerate() {
+        assert_eq!(world.made, before + 1);
+        world.end(passes);
+        world.run(usize::MAX);
+        let waits = world.status("r").message.unwrap();
+        assert!(
+            waits.ends_with("the object of its last attempt is not gone"),
+            "{waits}"
+        );
+        assert_eq!(world.node("a").2, Some("validating"));
+        world.objects.clear();
+        world.run(usize::MAX);
+    }
+    assert_eq!(world.status("r").phase, Some(Phase::Succeeded));
+    world.ask("s", &["a"], &[]);
+    world.run(usize::MAX);
+    world.delete("s");
+    world.run(usize::MAX);
+    assert!(world.requests.contains_key("s"));
+    world.objects.clear();
+    world.run(usize::MAX);
+    assert!(!world.requests.contains_key("s"));
+}
+
+#[test]
+fn a_test_that_was_left_out_makes_up_for_nothing() {
+    let mut world = World::new(&["a", "b"]);
+    world.ask("f", &["a", "b"], &["allreduce"]);
+    world.run(usize::MAX);
+    world.end(false);
+    world.run(usize::MAX);
+    assert_eq!(world.status("f").phase, Some(Phase::Failed));
+    let why = "allreduce-group-1: R: said";
+    assert_eq!(world.status("f").message.as_deref(), Some(why));
+    world.ask("r", &["a"], &["allreduce"]);
+    world.run(usize::MAX);
+    assert_eq!(world.status("r").phase, Some(Phase::Succeeded));
+    assert_eq!(world.node("a").2, Some("validation-failed"));
+    // Somebody takes its finalizer away: the next request finds a name of nobody.
+    world.requests.remove("f");
+    world.ask("s", &["a"], &["loopback"]);
+    world.run(usize::MAX);
+    world.end(true);
+    world.run(usize::MAX);
+    assert_eq!(world.node("a"), LET_IN);
+}
+
+#[test]
+fn what_leaves_the_configuration_fails() {
+    let mut world = World::new(&["a"]);
+    world.ask("r", &["a"], &[]);
+    world.run(usize::MAX);
+    world.config.providers.remove("jobs");
+    world.run(usize::MAX);
+    let why = "diag-group-1: there is no provider jobs any more";
+    assert_eq!(world.status("r").message.as_deref(), Some(why));
+}
+
+#[test]
+fn requests_whose_names_begin_alike_have_objects_of_their_own() {
+    let mut world = World::new(&["a", "b"]);
+    let long = "a-name-that-goes-on-and-on-and-on-and-on-and-on-and-on-and-on";
+    let (one, other) = (format!("{long}-1"), format!("{long}-2"));
+    world.ask(&one, &["a"], &[]);
+    world.ask(&other, &["b"], &[]);
+    world.run(usize::MAX);
+    assert_eq!(world.made, 2);
+}
+
+#[test]
+fn an_object_of_somebody_else_is_left_alone() {
+    let mut world = World::new(&["a"]);
+    world.ask("r", &["a"], &[]);
+    let key = ("jobs".to_owned(), "r-diag-group-1-1".to_owned());
+    let theirs = json!({"metadata": {"name": key.1, "uid": "theirs"}});
+    world.objects.insert(key.clone(), theirs.clone());
+    world.run(usize::MAX);
+    let status = world.status("r");
+    let message = status.test_groups[0].attempts[0].message.as_deref();
+    assert_eq!(message, Some("another object has its name"));
+    assert_eq!(world.objects[&key], theirs);
+}
+
+#[test]
+fn what_is_wrong_in_the_file_is_said() {
+    let read = |_: &str| Err(std::io::ErrorKind::NotFound.into());
+    for (from, to, why) in [
+        (
+            "defaultTests: [diag]",
+            "defaultTests: [other]",
+            "defaultTests: there is no test \"other\"",
+        ),
+        (
+            "provider: jobs",
+            "provider: none",
+            "tests.diag: there is no provider \"none\"",
+        ),
+        (
+            "maxConcurrentGroups: 2",
+            "maxConcurrentGroups: 0",
+            "no test would ever run",
+        ),
+        ("retries: 1,", "retries: 1000,", "at most 100 are taken"),
+        (
+            "timeoutSeconds: 600",
+            "timeoutSeconds: 0",
+            "1 to 604800 belong here",
+        ),
+        ("kind: Gang\n", "kind: Other\n", "is no Gang of x/v1"),
+        ("{{.Image}}", "{{.Picture}}", "there is no field Picture"),
+        (
+            "templateFile: gang.yaml",
+            "templateFile: no.yaml",
+            "/no.yaml cannot be read",
+        ),
+        ("quantity(", "amount(", "there is no function 'amount'"),
+        ("spec:\n  sched", "spec:\n  other: 1\n  sched", "other"),
+        (
+            "type: Complete",
+            "type: ''",
+            "successfulCondition lacks its type",
+        ),
+        (
+            "minimumNodesPerBatch: 1,",
+            "minimumNodesPerBatch: 0, x: 1,",
+            "unknown field",
+        ),
+        (
+            "diag: {provider",
+            "diag: {minimumNodesPerBatch: 2, provider",
+            "it would never run",
+        ),
+    ] {
+        assert!(CONFIG.contains(from), "{from}");
+        let error =
+            ValidationConfiguration::parse(&CONFIG.replacen(from, to, 1), read).expect_err(to);
+        assert!(error.contains(why), "{to}: {error}");
+    }
+}
