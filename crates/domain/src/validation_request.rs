@@ -1,6 +1,7 @@
 //! Tests of nodes that a `ValidationRequest` of NVSentinel's lifecycle manager asks for.
 //!
 //! ```text
+//! around.rs   what is known around a request: nodes, objects, other requests
 //! config.rs   the file: tests, who runs them, and when a node is ready for them
 //! status.rs   the status of a request, as it is written
 //! groups.rs   which tests run together on which nodes
@@ -11,6 +12,7 @@
 //! Each step is one thing, and the next one follows from what is there then. So a crash between any two
 //! changes nothing: a test that was begun is found by its name, and a node says for whom it is held.
 
+mod around;
 mod config;
 mod gate;
 mod groups;
@@ -20,9 +22,10 @@ mod step;
 use jiff::Timestamp;
 use serde_json::Value;
 
+pub use around::{Around, NodeState, ObjectState, Readiness};
 pub use config::{Provider, ValidationConfiguration};
 pub use status::{Phase, Status};
-pub use step::{Act, Around, NodeState, ObjectState, Readiness, Step, refused, step};
+pub use step::{Act, Step, refused, step};
 
 /// The API group of the kind.
 pub const GROUP: &str = "nvsentinel.nvidia.com";

@@ -10,9 +10,8 @@ use std::time::Duration;
 
 use cluster::{ApiError, Cluster, Kind, ServiceEvent, ServiceWatches, Signal};
 use domain::maintenance::is_older;
-use domain::node::NodeView;
 use domain::validation_request::{
-    self as requests, Act, Around, NodeState, Readiness, Request, Status, ValidationConfiguration,
+    self as requests, Act, Around, Request, Status, ValidationConfiguration,
 };
 use jiff::{SignedDuration, Timestamp};
 use runtime::logging::{Seldom, chain};
@@ -21,8 +20,12 @@ use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
+use nodes::Nodes;
+
 use crate::metrics::ValidationMetrics;
 use crate::watches::until_served;
+
+mod nodes;
 
 /// News that wait for the loop; when it is slower, the API server waits.
 const QUEUE: usize = 256;
@@ -31,8 +34,6 @@ const LONGEST_SLEEP: Duration = Duration::from_secs(60);
 /// Wait before a step is tried again that the API server has not done.
 const AGAIN: SignedDuration = SignedDuration::from_secs(5);
 
-/// Wait before criteria that read the clock are asked again.
-const ASK_AGAIN: SignedDuration = SignedDuration::from_mins(1);
 /// Most steps before news are looked at.
 const MOST_STEPS: usize = 1000;
 
@@ -52,15 +53,9 @@ pub struct ValidatorParts {
 pub struct Validator {
     parts: ValidatorParts,
     metrics: ValidationMetrics,
-    watches: ServiceWatches,
+    nodes: Nodes,
     news_of_nodes: mpsc::Receiver<ServiceEvent>,
     requests: BTreeMap<String, Request>,
-    /// The nodes of requests that are not over, as far as they were seen.
-    nodes: BTreeMap<String, NodeState>,
-    /// What their criteria look at: the object, and the `ResourceSlice`s.
-    seen: BTreeMap<String, Seen>,
-    /// When criteria that read the clock are asked again.
-    ask_again: Option<Timestamp>,
     /// The objects that are runs of tests, by provider and name.
     objects: BTreeMap<(String, String), Value>,
     /// Watches that have not told yet of all there is.
@@ -74,13 +69,6 @@ pub struct Validator {
     /// When to look at requests again.
     wakes: BTreeMap<String, Timestamp>,
     cancel: CancellationToken,
-}
-
-/// A node as its criteria look at it.
-#[derive(Debug, Default)]
-struct Seen {
-    object: Option<Value>,
-    slices: Option<Vec<Value>>,
 }
 
 /// A watch that runs as long as the controller does.
@@ -104,12 +92,9 @@ impl Validator {
         let unlisted = providers.map(Source::Objects).chain([Source::Requests]);
         Self {
             metrics: ValidationMetrics::new(metrics),
-            watches,
+            nodes: Nodes::new(watches),
             news_of_nodes,
             requests: BTreeMap::new(),
-            nodes: BTreeMap::new(),
-            seen: BTreeMap::new(),
-            ask_again: None,
             objects: BTreeMap::new(),
             unlisted: unlisted.collect(),
             malformed: Seldom::default(),
@@ -143,7 +128,10 @@ impl Validator {
                 self.take_node(event);
             }
             if self.unlisted.is_empty() {
-                self.ask_criteria_again();
+                let (config, now) = (&self.parts.config, (self.parts.clock)());
+                for node in self.nodes.ask_again(config, now) {
+                    self.look_at_requests_of(&node);
+                }
                 self.look_at_all(&cancel).await;
             }
         }
@@ -292,98 +280,10 @@ impl Validator {
     }
 
     fn take_node(&mut self, event: ServiceEvent) {
-        let (ServiceEvent::Node(node, _) | ServiceEvent::Slices(node, _)) = &event else {
-            return;
-        };
-        // What is told of one that nobody names any more would be out of date once somebody does.
-        if !self.is_named(node) {
-            return;
+        let (config, now) = (&self.parts.config, (self.parts.clock)());
+        if let Some(node) = self.nodes.take(event, config, now) {
+            self.look_at_requests_of(&node);
         }
-        match event {
-            ServiceEvent::Node(node, object) => self.see(&node, object),
-            ServiceEvent::Slices(node, slices) => {
-                self.seen.entry(node.clone()).or_default().slices = Some(slices);
-                self.judge(&node);
-            }
-            ServiceEvent::Pods(..) => {}
-        }
-    }
-
-    /// Takes in how a node is.
-    fn see(&mut self, node: &str, object: Option<Value>) {
-        let seen = self.seen.entry(node.to_owned()).or_default();
-        let Some(mut object) = object else {
-            seen.object = None;
-            self.nodes.insert(node.to_owned(), NodeState::Gone);
-            self.look_at_requests_of(node);
-            return;
-        };
-        let version = |object: &Value| {
-            let version = object["metadata"]["resourceVersion"].as_str();
-            version.unwrap_or_default().to_owned()
-        };
-        let known = seen.object.as_ref().map(version);
-        if known.is_some_and(|known| is_older(&version(&object), &known)) {
-            return;
-        }
-        // They are large, and no criterion is about them.
-        for (of, what) in [("metadata", "managedFields"), ("status", "images")] {
-            if let Some(part) = object[of].as_object_mut() {
-                part.remove(what);
-            }
-        }
-        seen.object = Some(object);
-        self.judge(node);
-    }
-
-    /// Asks the criteria about a node, and has its requests looked at where that changes anything.
-    fn judge(&mut self, node: &str) {
-        let config = &self.parts.config;
-        let Some(seen) = self.seen.get(node) else {
-            return;
-        };
-        let view = seen.object.clone().and_then(NodeView::from_object);
-        let Some((object, view)) = seen.object.as_ref().zip(view) else {
-            return;
-        };
-        let readiness = match &seen.slices {
-            None if config.reads_slices() => {
-                Readiness::Unknown("its ResourceSlices have not been seen")
-            }
-            slices => {
-                let slices = slices.as_deref().unwrap_or_default();
-                config.readiness(object, slices, (self.parts.clock)())
-            }
-        };
-        let now = NodeState::There {
-            view: Box::new(view),
-            readiness,
-        };
-        let before = self.nodes.get(node);
-        let is_news = before.is_none_or(|before| before.differs_from(&now));
-        self.nodes.insert(node.to_owned(), now);
-        if is_news {
-            self.look_at_requests_of(node);
-        }
-    }
-
-    /// Asks the criteria about all nodes once a minute, where time alone may change what they say.
-    fn ask_criteria_again(&mut self) {
-        let now = (self.parts.clock)();
-        if !self.parts.config.reads_time() || self.ask_again.is_some_and(|at| now < at) {
-            return;
-        }
-        self.ask_again = Some(now + ASK_AGAIN);
-        let nodes: Vec<String> = self.seen.keys().cloned().collect();
-        for node in nodes {
-            self.judge(&node);
-        }
-    }
-
-    /// Returns whether a request that is not over names a node.
-    fn is_named(&self, node: &str) -> bool {
-        let mut open = self.requests.values().filter(|request| !request.is_over());
-        open.any(|request| request.nodes.iter().any(|one| one == node))
     }
 
     fn look_at_requests_of(&mut self, node: &str) {
@@ -401,27 +301,11 @@ impl Validator {
     fn follow_nodes(&mut self) {
         let open = self.requests.values().filter(|request| !request.is_over());
         let wanted: BTreeSet<String> = open.flat_map(|one| one.nodes.iter().cloned()).collect();
+        // While not all requests are known, others may name the rest.
         if self.unlisted.is_empty() {
-            let gone: Vec<String> = (self.seen.keys())
-                .filter(|node| !wanted.contains(*node))
-                .cloned()
-                .collect();
-            for node in gone {
-                self.watches.leave(&node);
-                self.nodes.remove(&node);
-                self.seen.remove(&node);
-            }
+            self.nodes.leave_all_but(&wanted);
         }
-        for node in wanted {
-            let mut followed = self.watches.follow(&node, &self.cancel);
-            if self.parts.config.reads_slices() {
-                let slices = self.watches.follow_slices(&node, &self.cancel);
-                followed = followed.and(slices);
-            }
-            if let Err(error) = followed {
-                tracing::warn!(node, err = chain(&error), "a node cannot be watched");
-            }
-        }
+        self.nodes.follow(wanted, &self.parts.config, &self.cancel);
     }
 
     /// Looks at all requests of which something has changed, until nothing is left to do: after each step at the
@@ -466,7 +350,7 @@ impl Validator {
             return false;
         }
         let around = Around {
-            nodes: &self.nodes,
+            nodes: self.nodes.states(),
             objects: &self.objects,
             namespace: &self.parts.namespace,
             requests: &self.requests,
@@ -527,7 +411,10 @@ impl Validator {
                 let after = cluster.apply(&view, &change).await?;
                 let (node, title) = (&view.name, request.title());
                 tracing::info!(node, "{title}: {what}");
-                self.see(node, Some(after.object()));
+                let (config, now) = (&self.parts.config, (self.parts.clock)());
+                if self.nodes.see(node, Some(after.object()), config, now) {
+                    self.look_at_requests_of(node);
+                }
             }
             Act::Make {
                 provider,

@@ -7,7 +7,7 @@ use jiff::SignedDuration;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::step::Readiness;
+use super::around::Readiness;
 use crate::node::Taint;
 use crate::policy::Criterion;
 use crate::remedy::template::{Template, ValidationVariables};
