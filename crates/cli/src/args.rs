@@ -396,6 +396,10 @@ pub struct DrainArgs {
     /// The file that says how pods leave [default: each is waited for until it has ended].
     #[arg(long, env = "GPUWARDEN_DRAIN_CONFIG", value_name = "FILE")]
     pub drain_config: Option<PathBuf>,
+    /// The policy whose routes say for which events there is a drain: a file, or `preset:NAME` [default: there is
+    /// one for all].
+    #[arg(long, value_name = "POLICY")]
+    pub policy: Option<String>,
     /// The output format.
     #[command(flatten)]
     pub output: OutputArgs,

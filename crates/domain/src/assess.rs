@@ -15,7 +15,10 @@ use crate::fault::Fault;
 use crate::handover;
 use crate::node::{NodeView, Taint, label_value};
 use crate::ownership::Ownership;
-use crate::policy::{NodeVariable, Policy, Route, RouteDrain, Routed, RuleSet, RuleSetAnswer};
+use crate::policy::{
+    EventVariable, NodeVariable, Policy, Route, RouteDrain, Routed, RuleSet, RuleSetAnswer,
+    event_variable,
+};
 use crate::remedy::RemediationMark;
 
 mod devices;
@@ -312,6 +315,31 @@ pub fn is_notice(fault: &Fault, rulings: &[FaultRuling]) -> bool {
 // === impl Desired ===
 
 impl Desired {
+    /// Returns what is wanted of the pods of a node that says it is out for these events, by the words of their
+    /// senders and by the routes of `policy`.
+    pub fn of_listed(events: &[HealthEvent], policy: Option<&Policy>, node: &NodeView) -> Self {
+        let routes = policy.map_or(&[][..], |policy| &policy.routes);
+        let node = LazyCell::new(|| NodeVariable::new(&node.object()));
+        let events = events.iter().map(|event| {
+            let variable = LazyCell::new(|| EventVariable::new(&event_variable(event)));
+            let answers = routes.iter().map(|route| {
+                let answer = route.rules.answer(&variable, &node);
+                (route.rules.name.clone(), answer)
+            });
+            CountedEvent {
+                event: event.clone(),
+                open: Vec::new(),
+                accepted_at: Timestamp::UNIX_EPOCH,
+                first_seen: Timestamp::UNIX_EPOCH,
+                route: Route::taken(routes, &answers.collect::<Vec<_>>()),
+            }
+        });
+        Self {
+            events: events.collect(),
+            ..Self::default()
+        }
+    }
+
     /// Returns whether the node, or a device of it, is to be taken out of service.
     pub fn wanted(&self) -> bool {
         let mut taints = self.devices.values().flatten();

@@ -5,9 +5,13 @@
 
 use anyhow::{Context as _, bail};
 use cluster::ApiError;
+use contract::HealthEvent;
+use domain::assess::Desired;
 use domain::drain::plan::{Plan, PlannedPod, plan};
 use domain::drain::{Drain, DrainConfig, Fate, Next, fate};
+use domain::node::NodeView;
 use domain::ownership::Ownership;
+use domain::policy::Policy;
 use domain::veto::Veto;
 use jiff::Timestamp;
 use preflight::config::Discovery;
@@ -18,6 +22,7 @@ use super::connect;
 use crate::EXIT_OK;
 use crate::args::DrainArgs;
 use crate::output::{self, Colour, say};
+use crate::policy_source;
 use crate::settings::{ClientSettings, drain_config};
 
 pub(super) async fn execute(args: &DrainArgs) -> anyhow::Result<u8> {
@@ -37,20 +42,26 @@ pub(super) async fn execute(args: &DrainArgs) -> anyhow::Result<u8> {
             "the pods of node {name} cannot be read; that takes `list` on pods and resourceclaims"
         )
     })?;
-    let mark = Ownership::read(&node).and_then(|own| own.mark.drain);
+    let policy = args.policy.as_deref().map(policy_source::load);
+    let policy = policy.transpose()?;
+    let own = Ownership::read(&node);
+    let mark = own.as_ref().and_then(|own| own.mark.drain);
+    let events = own.map(|own| own.events).unwrap_or_default();
     let begun = mark
         .filter(|mark| mark.done.is_none())
         .map(|mark| mark.since);
     let now = Timestamp::now();
+    let wanted = wanted(&events, policy.as_ref(), &node);
     let drain = Drain {
         since: begun.unwrap_or(now),
-        force: false,
+        force: wanted == Ok(true),
     };
     let (mut facts, mut unasked) = (Vec::new(), None);
     for (mut one, pod) in pods {
         one.gang = gang(&pod, &one.pod.namespace);
         let leaves = fate(&one.pod, drain, &config, now);
-        if unasked.is_none() && matches!(leaves, Fate::Leaves(_, Next::Evict(_))) {
+        if wanted.is_ok() && unasked.is_none() && matches!(leaves, Fate::Leaves(_, Next::Evict(_)))
+        {
             match cluster.refuses_eviction(&one.pod).await {
                 Ok(why) => one.held_by = why,
                 Err(error @ ApiError::Forbidden { .. }) => unasked = Some(error),
@@ -61,6 +72,7 @@ pub(super) async fn execute(args: &DrainArgs) -> anyhow::Result<u8> {
         }
         facts.push(one);
     }
+    let drain = wanted.map(|_| drain);
     let mut plan = plan(name, facts, begun, drain, &config, now);
     let veto = Veto::of(&node, now).ok().flatten();
     plan.veto = veto.map(|veto| veto.to_string());
@@ -76,8 +88,32 @@ pub(super) async fn execute(args: &DrainArgs) -> anyhow::Result<u8> {
             |path| format!("by {}", path.display()),
         );
         text(&plan, &by)?;
+        if events.is_empty() && policy.is_some_and(|policy| !policy.routes.is_empty()) {
+            say!(
+                "\nThe node says no event for which it is out: which route it would take is not known."
+            )?;
+        }
     }
     Ok(EXIT_OK)
+}
+
+/// Returns whether pods leave at once, by the events for which a node says it is out; the error says why they stay.
+fn wanted(
+    events: &[HealthEvent],
+    policy: Option<&Policy>,
+    node: &NodeView,
+) -> Result<bool, String> {
+    let desired = Desired::of_listed(events, policy, node);
+    if let Some(force) = desired.drains() {
+        return Ok(force);
+    }
+    if events.is_empty() {
+        return Ok(false);
+    }
+    Err(match desired.skipped_by() {
+        Some(routes) => format!("skipped by {routes}"),
+        None => "the senders of its events ask that pods stay".to_owned(),
+    })
 }
 
 /// Returns the gang that a pod says it is in, as `DISCOVERER NAMESPACE/NAME`.
@@ -98,6 +134,7 @@ fn text(plan: &Plan, by: &str) -> anyhow::Result<()> {
     let Plan {
         node,
         since,
+        kept_by,
         veto,
         custom_drain,
         budgets_unknown,
@@ -141,6 +178,9 @@ fn text(plan: &Plan, by: &str) -> anyhow::Result<()> {
             group.gpu_hours,
             modes.join(" and ")
         )?;
+    }
+    if let Some(why) = kept_by {
+        say!("\nThere is no drain: {}.", output::plain(why))?;
     }
     if let Some(veto) = veto {
         say!("\nHeld back by {}.", output::plain(veto))?;

@@ -33,6 +33,9 @@ pub struct Plan {
     /// Since when it is being drained; absent where it is not.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub since: Option<Timestamp>,
+    /// Why all pods stay; absent where the drain is wanted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kept_by: Option<String>,
     /// The veto that holds the drain back; absent where none does.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub veto: Option<String>,
@@ -101,19 +104,28 @@ pub struct PlannedGroup {
 }
 
 /// Returns what the drain of a node would do with its pods now. `begun`: when it began, where it is under
-/// way. Of what holds for the drain as a whole it knows nothing.
+/// way. `drain`: the error says why all pods stay. Of what else holds for the drain as a whole it knows nothing.
 pub fn plan(
     node: &str,
     pods: Vec<PodFacts>,
     begun: Option<Timestamp>,
-    drain: Drain,
+    drain: Result<Drain, String>,
     config: &DrainConfig,
     now: Timestamp,
 ) -> Plan {
     let views = pods.iter().map(|facts| &facts.pod);
-    let gangs = Gangs::of(views, drain, None, config, now);
+    let wanted = drain.as_ref().map(|drain| {
+        let gangs = Gangs::of(views, *drain, None, config, now);
+        (*drain, gangs)
+    });
     let mut planned: Vec<PlannedPod> = (pods.into_iter())
-        .map(|facts| planned(facts, &gangs, drain, config, now))
+        .map(|facts| {
+            let fate = match &wanted {
+                Ok((drain, gangs)) => Ok(fate_among(&facts.pod, gangs, *drain, config, now)),
+                Err(why) => Err(why.as_str()),
+            };
+            planned(facts, fate, now)
+        })
         .collect();
     planned.sort_by(|a, b| {
         (b.leaves.cmp(&a.leaves))
@@ -143,6 +155,7 @@ pub fn plan(
     Plan {
         node: node.to_owned(),
         since: begun,
+        kept_by: drain.err(),
         veto: None,
         custom_drain: None,
         budgets_unknown: None,
@@ -154,19 +167,14 @@ pub fn plan(
     }
 }
 
-fn planned(
-    facts: PodFacts,
-    gangs: &Gangs,
-    drain: Drain,
-    config: &DrainConfig,
-    now: Timestamp,
-) -> PlannedPod {
-    let fate = fate_among(&facts.pod, gangs, drain, config, now);
+/// Returns what is told of a pod. `fate`: the error says why all pods stay.
+fn planned(facts: PodFacts, fate: Result<Fate, &str>, now: Timestamp) -> PlannedPod {
     let (mode, what) = match fate {
-        Fate::Stays(stay) => (None, stay.to_string()),
-        Fate::Leaves(mode, next) => (Some(mode), next.to_string()),
+        Ok(Fate::Stays(stay)) => (None, stay.to_string()),
+        Ok(Fate::Leaves(mode, next)) => (Some(mode), next.to_string()),
+        Err(why) => (None, why.to_owned()),
     };
-    let ended = fate == Fate::Stays(Stay::Finished);
+    let ended = fate == Ok(Fate::Stays(Stay::Finished));
     let worked = facts.started_at.filter(|_| !ended).map_or(0.0, |since| {
         now.duration_since(since).as_secs_f64().max(0.0) / 3600.0
     });
@@ -237,7 +245,7 @@ mod tests {
             facts("kube-system/dcgm", 8, 1000),
             facts("other/x", 2, 3),
         ];
-        let plan = plan("n1", pods, None, BEGUN, &config, Timestamp::UNIX_EPOCH);
+        let plan = plan("n1", pods, None, Ok(BEGUN), &config, Timestamp::UNIX_EPOCH);
         let told: Vec<(String, &str, f64)> = (plan.pods.iter())
             .map(|pod| {
                 (
@@ -284,6 +292,20 @@ mod tests {
     }
 
     #[test]
+    fn where_there_is_no_drain_all_pods_stay() {
+        let pods = vec![facts("a/b", 8, 2)];
+        let config = DrainConfig::default();
+        let kept = Err("a route".to_owned());
+        let plan = plan("n1", pods, None, kept, &config, Timestamp::UNIX_EPOCH);
+        assert_eq!((plan.leaving, plan.gpus, plan.groups.len()), (0, 0, 0));
+        assert_eq!(plan.kept_by.as_deref(), Some("a route"));
+        assert_eq!(
+            (plan.pods[0].leaves, plan.pods[0].what.as_str()),
+            (false, "a route")
+        );
+    }
+
+    #[test]
     fn a_drain_that_is_under_way_goes_on_from_its_begin() {
         let config = "deleteAfterTimeoutMinutes = 10\n\
                       [[userNamespaces]]\nname = \"*\"\nmode = \"DeleteAfterTimeout\"\n";
@@ -297,7 +319,7 @@ mod tests {
             let pods = vec![facts("a/b", 1, 1)];
             let since = since.unwrap_or(Timestamp::UNIX_EPOCH);
             let drain = Drain { since, force };
-            let plan = plan("n1", pods, None, drain, &config, Timestamp::UNIX_EPOCH);
+            let plan = plan("n1", pods, None, Ok(drain), &config, Timestamp::UNIX_EPOCH);
             assert_eq!(plan.pods[0].what, what);
         }
     }

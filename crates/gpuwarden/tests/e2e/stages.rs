@@ -60,6 +60,23 @@ pub(crate) async fn recovered(scene: &Scene) -> anyhow::Result<()> {
     recovered.expect(0).map(drop)
 }
 
+/// A policy by which nothing is drained.
+const ROUTES: &str = r#"
+[[rule-sets]]
+name = "all"
+cordon = { shouldCordon = true }
+[[rule-sets.match.any]]
+kind = "HealthEvent"
+expression = "event.isFatal"
+
+[[routes]]
+name = "by hand"
+drain = false
+[[routes.match.all]]
+kind = "HealthEvent"
+expression = "true"
+"#;
+
 #[tokio::test]
 async fn a_veto_holds_a_drain_back_until_it_is_taken_back() -> anyhow::Result<()> {
     let Some(plane) = ControlPlane::shared(Version::V1_37).await? else {
@@ -86,6 +103,26 @@ async fn a_veto_holds_a_drain_back_until_it_is_taken_back() -> anyhow::Result<()
     awaits(&scene, "the end of the veto of").await?;
     state(&scene, "quarantined").await?;
     scene.told("session", "looking at the link").await?;
+    // A plan knows the events of the node, and by a policy the route that they take.
+    let routes = tempfile::NamedTempFile::new()?;
+    std::fs::write(routes.path(), ROUTES)?;
+    let policy = routes.path().display().to_string();
+    let plan = [
+        "drain",
+        "--plan",
+        &scene.node,
+        "--policy",
+        &policy,
+        "--kubeconfig",
+        &kubeconfig,
+    ];
+    let said = scene.product.command(plan).await?;
+    let said = said.expect(0)?;
+    let why = "There is no drain: skipped by policy route 'by hand'.";
+    assert!(
+        said.contains(why) && said.contains("Held back by"),
+        "{said}"
+    );
     let said = veto(&["--end"]).await?;
     assert!(said.expect(0)?.contains("the veto is taken back"));
     state(&scene, "drain-succeeded").await?;

@@ -5,8 +5,10 @@ use std::sync::Arc;
 use contract::BehaviourOverrides;
 
 use super::*;
+use crate::assess::Desired;
 use crate::drain::{DrainConfig, PodView};
 use crate::fleet::world::{Fate, Looked, Restart, World, event, settings};
+use crate::ownership::Ownership;
 use crate::remedy::RemedyConfig;
 
 const POLICY: &str = r#"
@@ -174,4 +176,32 @@ fn the_senders_word_goes_before_the_route() {
         let said = session(&world).drain.unwrap().to_string();
         assert_eq!(said.contains("override"), skip, "{said}");
     }
+}
+
+/// What the node says is enough to know which route its events take.
+#[test]
+fn by_what_a_node_says_the_same_route_is_known() {
+    let policy = Policy::parse(POLICY, "p").unwrap();
+    let of = |world: &World, policy: Option<&Policy>| {
+        let node = &world["n1"];
+        let events = Ownership::read(node).unwrap().events;
+        Desired::of_listed(&events, policy, node)
+    };
+    let mut world = world();
+    fault(&mut world, "LookFirst");
+    look(&mut world);
+    let desired = of(&world, Some(&policy));
+    assert_eq!(desired.drains(), None);
+    let route = "policy route 'look first'".to_owned();
+    assert_eq!(desired.skipped_by(), Some(route));
+    assert_eq!(of(&world, None).drains(), Some(false));
+    let mut world = self::world();
+    world["n1"].labels.insert("pet".into(), "yes".into());
+    fault(&mut world, "Other");
+    look(&mut world);
+    assert_eq!(of(&world, Some(&policy)).drains(), Some(true));
+    assert_eq!(
+        Desired::of_listed(&[], Some(&policy), &world["n1"]).drains(),
+        None
+    );
 }
