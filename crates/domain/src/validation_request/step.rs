@@ -137,8 +137,12 @@ impl Look<'_> {
             has_objects |= attempts.clone().any(|one| self.is_there(group, one));
             acts.extend(attempts.filter_map(|one| self.delete(&group.provider, &one.object_name)));
         }
+        // The nodes are free once nothing of it runs on them any more.
+        if has_objects {
+            return Step { acts, wake: None };
+        }
         acts.extend(self.change_nodes(|held| held.remove(&self.request.name, false)));
-        if self.knows_all_nodes() && !has_objects {
+        if self.knows_all_nodes() {
             let mut finalizers = self.request.finalizers.clone();
             finalizers.retain(|one| one != FINALIZER);
             acts.push(Act::Finalizers(finalizers));
@@ -194,10 +198,7 @@ impl Look<'_> {
                 None => {} // Not reached: all are known.
                 Some(NodeState::Gone) => self.status.skipped.node(name),
                 Some(NodeState::There { view, readiness }) => {
-                    let mut held = Held::read(view);
-                    held.keep(|name| self.around.requests.contains_key(name));
-                    let other = held.active().filter(|other| *other != self.request.name);
-                    if let Some(other) = other {
+                    if let Some(other) = self.tested_for(name, view) {
                         waits.push(format!("{name} is tested for {other}"));
                     } else if let Some(why) = readiness.waits(name) {
                         waits.push(why);
@@ -232,6 +233,24 @@ impl Look<'_> {
         self.status.phase = Some(Phase::Running);
         acts.extend(self.write().acts);
         Step { acts, wake: None }
+    }
+
+    /// Returns the other request whose tests run on a node, by what the node says, or by the request itself where
+    /// somebody has taken that away.
+    fn tested_for(&self, name: &str, node: &NodeView) -> Option<String> {
+        let mut held = Held::read(node);
+        held.keep(|name| self.around.requests.contains_key(name));
+        if let Some(other) = held.active().filter(|other| *other != self.request.name) {
+            return Some(other.to_owned());
+        }
+        let others = self.around.requests.values();
+        let mut others = others.filter(|other| other.name != self.request.name);
+        let other = others.find(|other| {
+            let running = other.status.test_groups.iter();
+            let mut running = running.filter(|group| group.phase == Phase::Running);
+            running.any(|group| group.nodes.iter().any(|one| one == name))
+        });
+        other.map(|other| other.name.clone())
     }
 
     fn running(mut self) -> Step {
@@ -371,6 +390,17 @@ impl Look<'_> {
                     group.phase = groups::without(group, &gone, self.config, skipped);
                 }
                 return self.write();
+            }
+            let other = group.nodes.iter().find_map(|name| {
+                let Some(NodeState::There { view, .. }) = self.around.nodes.get(name) else {
+                    return None;
+                };
+                let other = self.tested_for(name, view)?;
+                Some(format!("{name} is tested for {other}"))
+            });
+            if let Some(why) = other {
+                waits.push(why);
+                continue;
             }
             let unready = self.states(group).find_map(|(name, one)| one.waits(name));
             if let Some(why) = unready {

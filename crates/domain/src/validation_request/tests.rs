@@ -496,6 +496,29 @@ fn a_quarantined_node_is_let_in_by_the_end_of_its_quarantine() {
 }
 
 #[test]
+fn what_a_node_says_may_be_taken_away_and_no_two_requests_test_it() {
+    let mut world = World::new(&["a", "b"]);
+    world.ask("r", &["a"], &["loopback"]);
+    world.run(usize::MAX);
+    world.ask("an-older-one", &["a", "b"], &["diag"]);
+    world.run(usize::MAX);
+    let annotations = &mut world.nodes.get_mut("a").unwrap()["metadata"]["annotations"];
+    *annotations = json!({});
+    // It is looked at before the other one can say anew that it tests the node.
+    for _ in 0..5 {
+        for act in world.step("an-older-one").acts {
+            world.carry_out("an-older-one", &act);
+        }
+    }
+    assert_eq!(world.made, 1);
+    let waits = Some("a is tested for r".to_owned());
+    assert_eq!(world.status("an-older-one").message, waits);
+    world.end(true);
+    world.run(usize::MAX);
+    assert_eq!(world.made, 3);
+}
+
+#[test]
 fn a_node_that_was_made_anew_is_held_again() {
     let mut world = World::new(&["a"]);
     world.ask("r", &["a"], &[]);

@@ -62,8 +62,10 @@ fn what_still_ends_is_waited_for() {
     world.ask("s", &["a"], &[]);
     world.run(usize::MAX);
     world.delete("s");
+    world.ask("t", &["a"], &[]);
     world.run(usize::MAX);
     assert!(world.requests.contains_key("s"));
+    assert_eq!((world.node("a").2, world.made), (Some("validating"), 4));
     world.objects.clear();
     world.run(usize::MAX);
     assert!(!world.requests.contains_key("s"));
