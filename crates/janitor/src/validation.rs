@@ -56,6 +56,8 @@ pub struct Validator {
     nodes: Nodes,
     news_of_nodes: mpsc::Receiver<ServiceEvent>,
     requests: BTreeMap<String, Request>,
+    /// The names of those that cannot be read.
+    unreadable: BTreeSet<String>,
     /// The objects that are runs of tests, by provider and name.
     objects: BTreeMap<(String, String), Value>,
     /// Watches that have not told yet of all there is.
@@ -95,6 +97,7 @@ impl Validator {
             nodes: Nodes::new(watches),
             news_of_nodes,
             requests: BTreeMap::new(),
+            unreadable: BTreeSet::new(),
             objects: BTreeMap::new(),
             unlisted: unlisted.collect(),
             malformed: Seldom::default(),
@@ -108,7 +111,7 @@ impl Validator {
 
     /// Runs until `cancel`. Takes the permissions `list`, `watch` and `patch` on requests, `patch` on their
     /// status, `list`, `watch` and `patch` on nodes, `list` and `watch` on `ResourceSlice`s where a criterion
-    /// reads them, and on the kinds of providers `list`, `watch`, `create` and `delete`.
+    /// reads them, and on the kinds of providers `get`, `list`, `watch`, `create` and `delete`.
     pub async fn run(mut self, cancel: CancellationToken) {
         let (sender, mut news) = mpsc::channel(QUEUE);
         self.begin(&sender);
@@ -190,7 +193,10 @@ impl Validator {
             (_, Signal::Restarted) => {
                 self.unlisted.insert(source);
                 match source {
-                    Source::Requests => self.requests.clear(),
+                    Source::Requests => {
+                        self.requests.clear();
+                        self.unreadable.clear();
+                    }
                     Source::Objects(at) => {
                         let provider = self.provider(at);
                         self.objects
@@ -206,6 +212,7 @@ impl Validator {
             (Source::Requests, Signal::Applied(object)) => self.take_request(&object),
             (Source::Requests, Signal::Deleted(name)) => {
                 self.requests.remove(&name);
+                self.unreadable.remove(&name);
                 self.wakes.remove(&name);
                 // Others may have waited for its nodes.
                 self.look_at_every_request();
@@ -262,13 +269,16 @@ impl Validator {
                 if seen.is_some_and(|seen| is_older(&request.version, &seen.version)) {
                     return;
                 }
+                self.unreadable.remove(&request.name);
                 self.dirty.insert(request.name.clone());
                 self.requests.insert(request.name.clone(), request);
                 self.follow_nodes();
             }
             Err(error) => {
+                let name = object["metadata"]["name"].as_str().unwrap_or_default();
+                self.requests.remove(name);
+                self.unreadable.insert(name.to_owned());
                 if let Some(not_logged_before) = self.malformed.now() {
-                    let name = object["metadata"]["name"].as_str();
                     tracing::warn!(
                         not_logged_before,
                         name,
@@ -354,6 +364,7 @@ impl Validator {
             objects: &self.objects,
             namespace: &self.parts.namespace,
             requests: &self.requests,
+            unreadable: &self.unreadable,
             now,
         };
         let step = requests::step(&request, &self.parts.config, &around);

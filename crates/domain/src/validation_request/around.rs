@@ -1,6 +1,6 @@
 //! What is known around a request: its nodes, the objects of its runs, and the other requests.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
 use serde_json::Value;
@@ -18,6 +18,8 @@ pub struct Around<'a> {
     pub namespace: &'a str,
     /// All requests, by name.
     pub requests: &'a BTreeMap<String, Request>,
+    /// The names of requests that cannot be read: they hold their nodes all the same.
+    pub unreadable: &'a BTreeSet<String>,
     /// The time.
     pub now: Timestamp,
 }
@@ -49,7 +51,7 @@ pub enum Readiness {
 
 /// The state of the object of an attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ObjectState {
+pub(super) enum ObjectState {
     /// It is not there.
     Gone,
     /// Somebody else's has its name.
@@ -60,6 +62,15 @@ pub enum ObjectState {
     Succeeded,
     /// They have not; with what it says.
     Failed(String),
+}
+
+// === impl Around ===
+
+impl Around<'_> {
+    /// Returns whether there is a request of this name.
+    pub(super) fn knows(&self, request: &str) -> bool {
+        self.requests.contains_key(request) || self.unreadable.contains(request)
+    }
 }
 
 // === impl NodeState ===

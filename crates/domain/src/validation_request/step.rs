@@ -239,7 +239,7 @@ impl Look<'_> {
     /// somebody has taken that away.
     fn tested_for(&self, name: &str, node: &NodeView) -> Option<String> {
         let mut held = Held::read(node);
-        held.keep(|name| self.around.requests.contains_key(name));
+        held.keep(|name| self.around.knows(name));
         if let Some(other) = held.active().filter(|other| *other != self.request.name) {
             return Some(other.to_owned());
         }
@@ -516,7 +516,7 @@ impl Look<'_> {
         let changed = nodes.filter_map(|name| match self.around.nodes.get(name)? {
             NodeState::There { view, .. } => {
                 let mut held = Held::read(view);
-                held.keep(|name| self.around.requests.contains_key(name));
+                held.keep(|name| self.around.knows(name));
                 edit(&mut held);
                 let change = held.change(view, &self.config.gate, self.around.now)?;
                 Some(Act::Node(view.clone(), change))

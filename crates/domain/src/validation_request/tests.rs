@@ -1,6 +1,6 @@
 //! Requests in a small world: nodes, objects and statuses that acts change, as the API server would.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::{SignedDuration, Timestamp};
 use proptest::prelude::*;
@@ -85,6 +85,8 @@ struct World {
     has_just_begun: bool,
     /// True if objects that are deleted stay until somebody ends them.
     lingers: bool,
+    /// Requests that cannot be read.
+    unreadable: BTreeSet<String>,
 }
 
 impl World {
@@ -110,6 +112,7 @@ impl World {
             refuses: None,
             has_just_begun: false,
             lingers: false,
+            unreadable: BTreeSet::new(),
         }
     }
 
@@ -154,6 +157,7 @@ impl World {
                 objects: &self.objects,
                 namespace: "gpuwarden",
                 requests: &requests.collect(),
+                unreadable: &self.unreadable,
                 now: self.now,
             },
         )

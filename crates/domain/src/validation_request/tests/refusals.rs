@@ -85,8 +85,16 @@ fn a_test_that_was_left_out_makes_up_for_nothing() {
     world.run(usize::MAX);
     assert_eq!(world.status("r").phase, Some(Phase::Succeeded));
     assert_eq!(world.node("a").2, Some("validation-failed"));
-    // Somebody takes its finalizer away: the next request finds a name of nobody.
+    // It is there, and cannot be read: it holds its node on.
     world.requests.remove("f");
+    world.unreadable.insert("f".to_owned());
+    world.ask("q", &["a"], &["loopback"]);
+    world.run(usize::MAX);
+    world.end(true);
+    world.run(usize::MAX);
+    assert_eq!(world.node("a").2, Some("validation-failed"));
+    // Somebody takes its finalizer away: the next request finds a name of nobody.
+    world.unreadable.clear();
     world.ask("s", &["a"], &["loopback"]);
     world.run(usize::MAX);
     world.end(true);
