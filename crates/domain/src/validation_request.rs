@@ -22,7 +22,7 @@ mod step;
 use jiff::Timestamp;
 use serde_json::Value;
 
-pub use around::{Around, NodeState, ObjectState, Readiness};
+pub use around::{Around, NodeState, Readiness};
 pub use config::{Provider, ValidationConfiguration};
 pub use status::{Phase, Status};
 pub use step::{Act, Step, refused, step};

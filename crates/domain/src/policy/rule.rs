@@ -193,10 +193,7 @@ impl Rule {
         }
         // Parser and checks recurse as deeply as the expression is nested, which can be
         // deeper than the stack of a thread; so they get one that is deep enough.
-        on_stack(COMPILE_STACK, || Self::compile_here(kind, expression))
-            .map_err(CompileError::NoThread)?
-            .unwrap_or_else(|| Err("cannot be compiled: the CEL library fails on it".to_owned()))
-            .map_err(CompileError::Wrong)
+        compile(|| Self::compile_here(kind, expression))
     }
 
     fn compile_here(kind: RuleKind, expression: &str) -> Result<Self, String> {
@@ -330,6 +327,14 @@ impl std::fmt::Debug for NodeVariable {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("NodeVariable")
     }
+}
+
+/// Returns what `work` compiles, on a stack that is deep enough for any expression.
+fn compile<T: Send>(work: impl FnOnce() -> Result<T, String> + Send) -> Result<T, CompileError> {
+    on_stack(COMPILE_STACK, work)
+        .map_err(CompileError::NoThread)?
+        .unwrap_or_else(|| Err("cannot be compiled: the CEL library fails on it".to_owned()))
+        .map_err(CompileError::Wrong)
 }
 
 /// Returns the result of `work` on a thread with a stack of so many bytes; `None` where it panics.

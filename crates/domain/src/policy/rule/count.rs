@@ -6,9 +6,7 @@ use cel::{Context, ExecutionError, Program, Value as CelValue};
 use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 
-use super::{
-    COMPILE_STACK, CompileError, ENVIRONMENT, MAX_DEPTH, check, first, on_stack, one_line,
-};
+use super::{CompileError, ENVIRONMENT, MAX_DEPTH, check, compile, first, one_line};
 
 /// Longest expression (bytes): it names a field, and may choose between two.
 const MAX_BYTES: usize = 1024;
@@ -34,10 +32,7 @@ impl CountExpression {
                 "has {found} bytes, at most {MAX_BYTES} are taken"
             )));
         }
-        on_stack(COMPILE_STACK, || Self::compile_here(variable, expression))
-            .map_err(CompileError::NoThread)?
-            .unwrap_or_else(|| Err("cannot be compiled: the CEL library fails on it".to_owned()))
-            .map_err(CompileError::Wrong)
+        compile(|| Self::compile_here(variable, expression))
     }
 
     fn compile_here(variable: &'static str, expression: &str) -> Result<Self, String> {

@@ -274,14 +274,7 @@ fn what_cannot_be_made_is_tried_again_and_a_person_asked() {
     assert!(awaits(&world).ends_with("to be made (another is there, which is not ours)"));
     world.resources.clear();
     world.now += SignedDuration::from_mins(1);
-    let mut x = look(&mut world);
-    eprintln!(
-        "{} {:?} {x:?} {:?}",
-        awaits(&world),
-        state(&world),
-        world.phase()
-    );
-    let again = x.makes.remove(0);
+    let again = look(&mut world).makes.remove(0);
     make(&mut world, &again);
     look(&mut world);
     finish(&mut world, &again.name);
