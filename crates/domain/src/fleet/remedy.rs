@@ -18,9 +18,11 @@ use crate::ownership::Ownership;
 use crate::policy::Routed;
 use crate::remedy::validation::{DIAGNOSTICS_GROUP, VALIDATION_GROUP};
 use crate::remedy::{
-    Attempt, Case, OpenFault, Outcome, RemediationMark, ResourceKind, ResourceState, Seen, decide,
+    Attempt, Case, Hold, OpenFault, Outcome, RemediationMark, ResourceKind, ResourceState, Seen,
+    decide,
 };
 use crate::session::{Failure, Note, Observed, retry_after};
+use crate::veto::Veto;
 use contract::{RecommendedAction, keys};
 
 /// A custom resource to be made.
@@ -300,10 +302,12 @@ impl Fleet {
         }
         let now = self.now;
         let quiet_until = self.waits_for_quiet(name);
-        let veto = self.veto(name).map(|veto| format!("the end of {veto}"));
-        let waits = veto
-            .or_else(|| waits(&observed.view, own, desired).map(str::to_owned))
-            .or_else(|| quiet_until.map(|_| "a while without a new fault".to_owned()));
+        let hold = (self.veto(name).map(vetoed))
+            .or_else(|| hold(&observed.view, own, desired))
+            .or_else(|| {
+                let why = "a while without a new fault";
+                quiet_until.map(|until| Hold::Until(until, why.to_owned()))
+            });
         let entry = self.nodes.get_mut(name)?;
         let earlier = mark.map_or(&entry.session.repairs, |mark| &mark.earlier);
         if let Some(open) = mark.and_then(RemediationMark::under_way) {
@@ -324,7 +328,7 @@ impl Fleet {
             seen: &entry.remedy.seen,
             making: entry.remedy.making,
             config: config.as_deref(),
-            waits: waits.as_deref(),
+            hold: hold.as_ref(),
             partial: !own.mark.drain_gpus.is_empty(),
             earlier,
             now,
@@ -337,11 +341,12 @@ impl Fleet {
         let state = &mut entry.remedy;
         // While its pods leave, the drain says what is awaited.
         let drains = own.mark.drain.is_some_and(|mark| mark.done.is_none());
-        let says = !drains && !decision.awaits.is_empty();
         let trouble = state.failing.as_ref().or(state.trouble.as_ref());
         let trouble = trouble.map_or_else(String::new, |why| format!(" ({why})"));
-        state.awaits = says.then(|| format!("{}{trouble}", decision.awaits));
-        state.wake = [decision.wake, quiet_until].into_iter().flatten().min();
+        let awaits = decision.stand.awaits().filter(|_| !drains);
+        state.awaits = awaits.map(|awaits| format!("{awaits}{trouble}"));
+        let wakes = [decision.stand.wake(), quiet_until];
+        state.wake = wakes.into_iter().flatten().min();
         let news: Vec<String> = (decision.unsupported.iter())
             .filter(|action| !state.unsupported.contains(*action))
             .cloned()
@@ -553,6 +558,13 @@ impl Fleet {
                     }));
             }
         }
+        let begun = [keys::STATE_REMEDIATING, keys::STATE_REMEDIATION_FAILED];
+        let was = before.state();
+        if mark.state().is_none() && was.is_some_and(|was| begun.contains(&was)) {
+            let text = "no repair goes on: the faults that are open ask for none now";
+            let note = Note::new(EntryKind::Session, text);
+            self.note(name, session.as_deref(), note, None);
+        }
         let asked = before.person.map(|one| one.why);
         if let Some(person) = mark.person.filter(|one| asked.as_ref() != Some(&one.why)) {
             let text = format!(
@@ -569,14 +581,23 @@ impl Fleet {
     }
 }
 
+/// Returns what a veto is for a repair.
+fn vetoed(veto: &Veto) -> Hold {
+    let why = format!("the end of {veto}");
+    match veto.ends_at() {
+        Some(until) => Hold::Until(until, why),
+        None => Hold::Others(why),
+    }
+}
+
 /// Returns why no repair begins now.
-fn waits(view: &NodeView, own: &Ownership, desired: &Desired) -> Option<&'static str> {
+fn hold(view: &NodeView, own: &Ownership, desired: &Desired) -> Option<Hold> {
     let drained = own.mark.drain.is_some_and(|mark| mark.done.is_some());
     // Where all events ask that pods stay, they do.
     if !drained && desired.drains().is_some() {
-        return Some("its pods to leave");
+        return Some(Hold::Drain);
     }
-    is_handed_over(&view.labels).then_some(HANDED_OVER)
+    is_handed_over(&view.labels).then(|| Hold::Others(HANDED_OVER.to_owned()))
 }
 
 /// Adds to the object of an attempt what it says for whom it was made. It goes with the node.

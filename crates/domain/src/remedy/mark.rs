@@ -5,8 +5,9 @@ use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::ResourceKind;
+use super::stand::Stand;
 use super::validation::{DIAGNOSTICS_GROUP, VALIDATION_GROUP};
+use super::{Case, ResourceKind};
 
 /// The remediation of a node, as its session says.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -20,6 +21,10 @@ pub struct RemediationMark {
     /// Set while a person is asked.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub person: Option<PersonAsked>,
+    /// Until when something else than the end of an attempt is awaited: another try, or the recovery of the
+    /// faults after one that has succeeded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub waits_until: Option<Timestamp>,
 }
 
 /// A person is asked to repair the node.
@@ -120,25 +125,48 @@ impl RemediationMark {
         times.split_off(surplus)
     }
 
-    /// Returns the value of [`keys::STATE_LABEL`]; `None` where no attempt was begun.
+    /// Returns what the session is to say of a remediation that stands so; `None` where there is nothing to
+    /// say.
+    pub(super) fn standing(mut self, stand: &Stand, case: &Case<'_>) -> Option<Self> {
+        let before = self.person.take();
+        self.person = stand.person().map(|why| match before {
+            Some(before) if before.why == why => before,
+            _ => PersonAsked {
+                since: case.now,
+                why: why.to_owned(),
+            },
+        });
+        // An attempt that is under way has times of its own.
+        self.waits_until = match stand {
+            Stand::Waits(wait) if self.under_way().is_none() => Some(wait.until()),
+            _ => None,
+        };
+        self.earlier = case.earlier.to_vec();
+        let blank = self.attempts.is_empty() && self.person.is_none();
+        (!blank).then_some(self)
+    }
+
+    /// Returns the value of [`keys::STATE_LABEL`]; `None` where no attempt was begun, or no repair is needed
+    /// any more and the node waits as one that was not repaired. Only what has a way out is called
+    /// `remediating`: an attempt that is under way, or a wait.
     pub(crate) fn state(&self) -> Option<&'static str> {
         if self.person.is_some() {
             return Some(keys::STATE_REMEDIATION_FAILED);
         }
         let last = self.last()?;
-        Some(if last.succeeded() {
-            keys::STATE_REMEDIATED
-        } else {
-            keys::STATE_REMEDIATING
-        })
+        if last.succeeded() {
+            return Some(keys::STATE_REMEDIATED);
+        }
+        let goes_on = last.end.is_none() || self.waits_until.is_some();
+        goes_on.then_some(keys::STATE_REMEDIATING)
     }
 
-    /// Returns since when it is in its state.
+    /// Returns since when it is in its state; `None` where it has none.
     pub(crate) fn since(&self) -> Option<Timestamp> {
         if let Some(person) = &self.person {
             return Some(person.since);
         }
-        let last = self.last()?;
+        let last = self.last().filter(|_| self.state().is_some())?;
         Some(match &last.end {
             Some(end) if last.succeeded() => end.at,
             _ => last.since,

@@ -104,7 +104,7 @@ impl Node {
             seen: &self.seen,
             making: false,
             config: Some(&self.config),
-            waits: None,
+            hold: None,
             partial: self.partial,
             earlier: &[],
             now: self.now,
@@ -140,6 +140,10 @@ impl Node {
     }
 }
 
+fn awaits(decision: &Decision) -> String {
+    decision.stand.awaits().unwrap_or_default()
+}
+
 #[test]
 fn each_gpu_of_an_event_is_reset_by_itself() {
     let mut node = Node::new();
@@ -147,7 +151,7 @@ fn each_gpu_of_an_event_is_reset_by_itself() {
     assert_eq!(node.begin(&events), "maintenance-n1-e1");
     // One at a time.
     assert_eq!(
-        node.decide(&events).awaits,
+        awaits(&node.decide(&events)),
         "the end of GPUReset maintenance-n1-e1"
     );
     let decision = node.end(Outcome::Succeeded, &events);
@@ -176,7 +180,7 @@ fn a_reset_that_does_not_help_is_followed_by_a_reboot_and_then_a_person() {
         node.now = at(40);
         let decision = node.decide(&events);
         assert_eq!(
-            decision.awaits,
+            awaits(&decision),
             "a person: no repair is left to be tried: RebootNode maintenance-n1-e1-2 has succeeded"
         );
         assert_eq!(decision.mark.unwrap().state(), Some("remediation-failed"));
@@ -191,8 +195,10 @@ fn a_node_of_which_some_pods_stay_is_not_rebooted() {
     node.begin(&events);
     let decision = node.end(Outcome::Failed, &events);
     assert!(decision.whole);
-    assert_eq!(decision.mark.unwrap().attempts.len(), 1);
-    assert_eq!(decision.awaits, "all of its pods to leave");
+    assert_eq!(awaits(&decision), "all of its pods to leave");
+    let mark = decision.mark.unwrap();
+    // Until the whole drain has begun it is what it was before.
+    assert_eq!((mark.attempts.len(), mark.state()), (1, None));
     node.partial = false;
     node.begin(&events);
     let open = node.mark.as_ref().unwrap().under_way().unwrap();
@@ -219,7 +225,7 @@ fn a_group_that_supersedes_another_covers_it() {
     // Its own fault is over; the other is to be over, too, within its time.
     let decision = node.decide(&events[..1]);
     assert!(
-        decision.awaits.starts_with("the recovery of its faults"),
+        awaits(&decision).starts_with("the recovery of its faults"),
         "{decision:?}"
     );
     // One that came after the reboot is reset.
@@ -256,11 +262,7 @@ fn nothing_is_done_twice_of_which_nobody_knows_how_it_went() {
     node.begin(&events);
     let decision = node.end(Outcome::Unclear, &events);
     // Nor is anything stronger: it may still be going on.
-    assert!(
-        decision
-            .awaits
-            .starts_with("a person: GPUReset maintenance-n1-e1 has ended")
-    );
+    assert!(awaits(&decision).starts_with("a person: GPUReset maintenance-n1-e1 has ended"));
     node.now = at(10_000);
     assert_eq!(node.decide(&events).mark.unwrap().attempts.len(), 1);
 }

@@ -6,61 +6,69 @@ use contract::effective_action_name;
 use jiff::{SignedDuration, Timestamp};
 
 use super::mark::{Attempt, AttemptEnd, Outcome, RemediationMark};
+use super::stand::{Stand, Wait};
 use super::validation::DIAGNOSTICS_GROUP;
-use super::{Case, Decision, OpenFault, Seen, later};
+use super::{Case, OpenFault, Seen, later};
 
 /// Time for which a custom resource cannot be made before a person is asked.
-const MADE_WITHIN: SignedDuration = SignedDuration::from_secs(60);
+pub(super) const MADE_WITHIN: SignedDuration = SignedDuration::from_secs(60);
 /// Said of a custom resource that somebody has deleted.
 const GONE: &str = "it was deleted before it had ended";
 
 /// Takes in how the attempt goes that is under way. While it goes on nothing else is decided: it then breaks,
-/// with the reason why a person is asked, if one is.
+/// and says how the repair stands. Else the id of an attempt follows that was not made, for another one has
+/// its name.
 pub(super) fn follow(
     mark: &mut RemediationMark,
-    decision: &mut Decision,
     case: &Case<'_>,
-) -> ControlFlow<Option<String>> {
+) -> ControlFlow<Stand, Option<String>> {
     let Some(open) = mark.attempts.last_mut().filter(|one| one.end.is_none()) else {
-        return ControlFlow::Continue(());
+        return ControlFlow::Continue(None);
     };
     let stands = |one: &OpenFault<'_>| {
         one.unrepaired_by.is_none()
             && (one.event.id == open.event || effective_action_name(one.event) == open.action)
     };
     let stands = case.events.iter().any(stands);
-    let waits = case.waits.is_some() && open.group != DIAGNOSTICS_GROUP;
-    let wanted = case.making || (case.config.is_some() && !waits && stands);
+    let held = case.hold.is_some() && open.group != DIAGNOSTICS_GROUP;
+    let wanted = case.making || (case.config.is_some() && !held && stands);
     match under_way(open, case, wanted) {
-        Open::Goes { made, person, wake } => {
-            let title = open.title();
-            decision.awaits = match (&person, made) {
-                (Some(why), _) => format!("a person: {why}"),
-                (None, None) => format!("{title} to be made"),
-                (None, Some(_)) => format!("the end of {title}"),
-            };
-            decision.wake = wake;
+        Open::Goes { made, by } => {
             open.made = made;
-            return ControlFlow::Break(person);
+            let title = open.title();
+            let what = match made {
+                None => format!("{title} to be made"),
+                Some(_) => format!("the end of {title}"),
+            };
+            return ControlFlow::Break(Stand::Waits(Wait::new(what, by, case.now)));
         }
+        Open::Late(why) => return ControlFlow::Break(Stand::Rests(None).asking(why, None)),
         Open::Ended(end) => {
             open.made.get_or_insert(open.since);
             open.end = Some(end);
         }
         Open::Dropped => drop(mark.attempts.pop()),
+        Open::Taken => {
+            let taken = mark.attempts.pop().map(|one| one.id);
+            return ControlFlow::Continue(taken);
+        }
     }
-    ControlFlow::Continue(())
+    ControlFlow::Continue(None)
 }
 
 /// The state of the attempt that is under way.
 enum Open {
+    /// It goes on, and is to be further by then.
     Goes {
         made: Option<Timestamp>,
-        person: Option<String>,
-        wake: Option<Timestamp>,
+        by: Timestamp,
     },
+    /// It is not further, for this reason, and is watched on.
+    Late(String),
     /// It was not made, and is not wanted any more.
     Dropped,
+    /// It was not made: the custom resource of another attempt has its name.
+    Taken,
     Ended(AttemptEnd),
 }
 
@@ -78,14 +86,10 @@ fn under_way(open: &Attempt, case: &Case<'_>, wanted: bool) -> Open {
         return match case.seen {
             Seen::There(state) if state.attempt == Some(open.key()) => Open::Goes {
                 made: Some(now),
-                person: None,
-                wake: None,
+                by: later(now, open.timeout()),
             },
-            // One that was let go of while it was being made: the next has another name.
-            Seen::There(state) if state.attempt.is_some() => ended(
-                Outcome::FailedForNow,
-                "the custom resource of another attempt has this name",
-            ),
+            // One of an earlier session, or that was let go of while it was being made.
+            Seen::There(state) if state.attempt.is_some() => Open::Taken,
             Seen::There(_) => ended(
                 Outcome::Failed,
                 "a custom resource of this name is there, and not ours",
@@ -94,37 +98,32 @@ fn under_way(open: &Attempt, case: &Case<'_>, wanted: bool) -> Open {
             Seen::Gone => ended(Outcome::Unclear, GONE),
             Seen::Unknown if !wanted => Open::Dropped,
             Seen::Unknown => {
-                let late = later(open.since, MADE_WITHIN);
-                if now >= late && open.group == DIAGNOSTICS_GROUP {
-                    return ended(Outcome::Failed, "it cannot be made");
-                }
-                Open::Goes {
-                    made: None,
-                    person: (now >= late).then(|| format!("{} cannot be made", open.title())),
-                    wake: Some(late).filter(|at| *at > now),
+                let by = later(open.since, MADE_WITHIN);
+                match open.group.as_str() {
+                    _ if now < by => Open::Goes { made: None, by },
+                    DIAGNOSTICS_GROUP => ended(Outcome::Failed, "it cannot be made"),
+                    _ => Open::Late(format!("{} cannot be made", open.title())),
                 }
             }
         };
     };
-    let deadline = later(made, open.timeout());
-    let late = now >= deadline;
-    let goes = |person: Option<String>| Open::Goes {
-        made: Some(made),
-        person,
-        wake: Some(deadline).filter(|at| *at > now),
+    let by = later(made, open.timeout());
+    let goes = |late: &str| {
+        if now < by {
+            let made = Some(made);
+            return Open::Goes { made, by };
+        }
+        Open::Late(format!("{} {late}", open.title()))
     };
     match case.seen {
         Seen::Gone => ended(Outcome::Unclear, GONE),
         Seen::There(state) => match &state.end {
             Some((outcome, why)) => ended(*outcome, why),
-            None if late && open.group == DIAGNOSTICS_GROUP => {
+            None if now >= by && open.group == DIAGNOSTICS_GROUP => {
                 ended(Outcome::Failed, "it was not done in time")
             }
-            None if late => goes(Some(format!("{} does not come to its end", open.title()))),
-            None => goes(None),
+            None => goes("does not come to its end"),
         },
-        Seen::Unknown | Seen::Refused(_) => {
-            goes(late.then(|| format!("{} cannot be read", open.title())))
-        }
+        Seen::Unknown | Seen::Refused(_) => goes("cannot be read"),
     }
 }

@@ -12,6 +12,7 @@ use crate::view::NodeState;
 
 mod diagnostics;
 mod simulator;
+mod ways_out;
 
 #[test]
 fn the_records_say_that_a_repair_was_tried_and_how_it_ended() {
@@ -529,20 +530,25 @@ fn one_that_cannot_be_made_is_tried_again_or_given_up() {
         "{}",
         awaits(&world)
     );
-    // One of another attempt of ours is left alone, too, and the next has another name.
+    // One of another attempt of ours is left alone, too: that is no failed try, and the next has another name.
     let mut world = self::world();
     let id = fault(&mut world, 0, 24);
-    let before = json!({"metadata": {
-        "name": "x", "uid": "before", "annotations": {keys::ATTEMPT: "e/before"},
-    }});
     let name = format!("maintenance-n1-{id}");
-    world.resources.insert(name.clone(), before);
-    let planned = until_made(&mut world);
-    assert_eq!(planned.name, name);
-    make(&mut world, &planned);
+    for taken in [name.clone(), format!("{name}-2")] {
+        let before = json!({"metadata": {
+            "name": taken, "uid": "before", "annotations": {keys::ATTEMPT: "e/before"},
+        }});
+        world.resources.insert(taken, before);
+    }
+    for wanted in [name.clone(), format!("{name}-2"), format!("{name}-3")] {
+        let planned = until_made(&mut world);
+        assert_eq!(planned.name, wanted);
+        make(&mut world, &planned);
+    }
     world.settle_now();
-    world.now += SignedDuration::from_mins(1);
-    assert_eq!(until_made(&mut world).name, format!("{name}-2"));
+    let [one] = attempts(&world).try_into().unwrap();
+    assert_eq!((one.name, one.end), (format!("{name}-3"), None));
+    assert_eq!(world.session().repairs.len(), 1);
 }
 
 #[test]

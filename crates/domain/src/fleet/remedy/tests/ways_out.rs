@@ -1,0 +1,191 @@
+//! Stories in which a node waited for something that nobody was at, or a person was not asked.
+
+use super::*;
+
+const SUPPORT: &str = "no repair is configured for CONTACT_SUPPORT";
+
+/// Looks some times. Returns what was said of this kind.
+fn said(world: &mut World, kind: EntryKind) -> Vec<String> {
+    (0..6)
+        .flat_map(|_| texts(&world.look(Fate::Made), kind))
+        .collect()
+}
+
+#[test]
+fn a_repair_that_nothing_asks_for_any_more_is_not_waited_for() {
+    for reason in ["TransientFailure", "PermanentFailure", "Cancelled"] {
+        for recovers in [true, false] {
+            let mut world = world();
+            fault(&mut world, 1, 0);
+            let name = begin(&mut world, 0, 2);
+            set(&mut world, &name, failed(reason));
+            world.settle_now();
+            if recovers {
+                world.recovery(0);
+            } else {
+                fault(&mut world, 0, 0);
+            }
+            let said = said(&mut world, EntryKind::Session);
+            let text = "no repair goes on: the faults that are open ask for none now";
+            assert!(said.iter().any(|one| one == text), "{reason}: {said:?}");
+            // What is left waits as a node whose faults never asked for a repair.
+            let is = (world.phase(), state(&world));
+            let wanted = (Phase::Drained, Some("drain-succeeded"));
+            assert_eq!(is, wanted, "{reason} {recovers}");
+            assert_eq!(
+                awaits(&world),
+                "the recovery of its faults, or a release by hand"
+            );
+            world.restart(Restart::Nothing);
+            world.now += SignedDuration::from_hours(400);
+            assert!(world.look(Fate::Made).makes.is_empty());
+            assert_eq!(world.phase(), Phase::Drained, "{reason} {recovers}");
+            // The next fault that asks for a repair gets one, unless that was tried in vain.
+            fault(&mut world, 2, 24);
+            if reason == "TransientFailure" {
+                until_made(&mut world);
+            } else {
+                world.settle_now();
+                assert_eq!(world.phase(), Phase::RemediationFailed);
+            }
+        }
+    }
+}
+
+#[test]
+fn with_the_switch_taken_back_a_repair_that_failed_is_not_waited_for() {
+    let mut world = world();
+    let name = begin(&mut world, 0, 24);
+    world.settings.remedy = None;
+    world.restart(Restart::All);
+    world.settle_now();
+    set(&mut world, &name, failed("TransientFailure"));
+    world.settle_now();
+    assert_eq!(world.phase(), Phase::Drained, "{}", awaits(&world));
+    // Who was asked stays so.
+    let mut world = self::world();
+    let name = begin(&mut world, 0, 24);
+    set(&mut world, &name, failed("PermanentFailure"));
+    world.settle_now();
+    world.settings.remedy = None;
+    world.restart(Restart::All);
+    world.settle_now();
+    assert_eq!(world.phase(), Phase::RemediationFailed);
+}
+
+#[test]
+fn a_person_is_asked_beside_what_is_waited_for() {
+    // The recovery after a repair, and another try of one.
+    for (status, waits) in [
+        (done(), "the recovery of its faults after RebootNode"),
+        (failed("TransientFailure"), "another try of RESTART_BM"),
+    ] {
+        let mut world = world();
+        let name = begin(&mut world, 0, 24);
+        set(&mut world, &name, status);
+        world.settle_now();
+        assert!(awaits(&world).starts_with(waits), "{}", awaits(&world));
+        fault(&mut world, 1, 5);
+        assert_eq!(
+            said(&mut world, EntryKind::Attention),
+            [format!(
+                "the repair does not get on: {SUPPORT}; repair the node by hand, and release it"
+            )]
+        );
+        let is = (world.phase(), state(&world));
+        assert_eq!(
+            is,
+            (Phase::RemediationFailed, Some("remediation-failed")),
+            "{waits}"
+        );
+        let both = format!("a person: {SUPPORT}; beside that, {waits}");
+        assert!(awaits(&world).starts_with(&both), "{}", awaits(&world));
+        // What is waited for goes on all the same, and with it ends what a person need not do.
+        world.recovery(1);
+        world.settle_now();
+        assert!(awaits(&world).starts_with(waits), "{}", awaits(&world));
+    }
+}
+
+#[test]
+fn what_a_person_is_asked_beside_goes_on() {
+    let mut world = world();
+    let name = begin(&mut world, 0, 24);
+    set(&mut world, &name, failed("TransientFailure"));
+    world.settle_now();
+    fault(&mut world, 1, 5);
+    world.settle_now();
+    assert_eq!(world.phase(), Phase::RemediationFailed);
+    // It is decided at its time even if nothing happens.
+    let wake = world.fleet.wake_at().unwrap();
+    assert!(wake <= world.now + SignedDuration::from_mins(1), "{wake}");
+    world.now = wake;
+    let planned = until_made(&mut world);
+    assert_eq!(state(&world), Some("remediating"));
+    make(&mut world, &planned);
+    world.settle_now();
+    set(&mut world, &planned.name, done());
+    world.settle_now();
+    assert_eq!(world.phase(), Phase::RemediationFailed);
+    // Where it does not help, a person is asked about both.
+    world.now += SignedDuration::from_mins(16);
+    let asked = said(&mut world, EntryKind::Attention);
+    assert_eq!(asked.len(), 1, "{asked:?}");
+    assert!(
+        asked[0].contains("no repair is left to be tried"),
+        "{asked:?}"
+    );
+    assert!(asked[0].contains(SUPPORT), "{asked:?}");
+    (0..2).for_each(|gpu| world.recovery(gpu));
+    world.settle();
+    assert_eq!(world.phase(), Phase::Idle);
+}
+
+#[test]
+fn a_later_session_makes_no_custom_resource_of_an_earlier_name() {
+    for deleted in [true, false] {
+        let mut world = world();
+        let name = begin(&mut world, 0, 24);
+        set(
+            &mut world,
+            &name,
+            json!({"conditions": [{"type": "SignalSent", "status": "True"}]}),
+        );
+        if deleted {
+            world.resources.remove(&name);
+            world.tell_of_resource();
+        }
+        world["n1"].unschedulable = false;
+        world.settle();
+        assert_eq!(world.phase(), Phase::Idle);
+        world.restart(Restart::All);
+        // The same fault, which was dismissed and is reported anew: it keeps the event that stands for it.
+        fault(&mut world, 0, 24);
+        let again = until_made(&mut world);
+        assert_eq!(again.name, format!("{name}-2"), "deleted: {deleted}");
+        make(&mut world, &again);
+        world.settle_now();
+        set(&mut world, &again.name, failed("TransientFailure"));
+        world.settle_now();
+        world.now += SignedDuration::from_mins(1);
+        assert_eq!(until_made(&mut world).name, format!("{name}-3"));
+    }
+}
+
+#[test]
+fn a_pause_without_an_end_and_a_hand_over_are_in_somebodys_hands() {
+    let mut world = world();
+    let name = begin(&mut world, 0, 24);
+    set(&mut world, &name, failed("TransientFailure"));
+    world.settle_now();
+    assert_eq!(state(&world), Some("remediating"));
+    let label = (keys::HANDED_OVER_LABEL.to_owned(), "false".to_owned());
+    world["n1"].labels.extend([label]);
+    world.now += SignedDuration::from_mins(1);
+    world.settle_now();
+    // Nothing of ours is under way, and nothing of ours says so.
+    assert_eq!(state(&world), Some("drain-succeeded"));
+    assert!(awaits(&world).contains("handed over"), "{}", awaits(&world));
+    world["n1"].labels.remove(keys::HANDED_OVER_LABEL);
+    until_made(&mut world);
+}

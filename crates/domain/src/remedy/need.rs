@@ -1,0 +1,224 @@
+//! The faults of a node that are to be repaired, and what each asks for by the attempts so far.
+
+use std::collections::BTreeSet;
+
+use contract::{HealthEvent, RecommendedAction, effective_action_name};
+use jiff::{SignedDuration, Timestamp};
+
+use super::mark::{Attempt, Outcome, RemediationMark};
+use super::stand::Wait;
+use super::validation::VALIDATION_GROUP;
+use super::{Action, Case, RemedyConfig, TRIES, later};
+
+/// First and longest wait between two attempts of one group that failed and may pass.
+const RETRY: (SignedDuration, SignedDuration) =
+    (SignedDuration::from_mins(1), SignedDuration::from_mins(10));
+
+/// A fault to be repaired, and how.
+#[derive(Clone, Debug)]
+pub(super) struct Need<'a> {
+    pub(super) event: &'a HealthEvent,
+    pub(super) first_seen: Timestamp,
+    pub(super) action: String,
+    /// Its group without an entity.
+    pub(super) group: String,
+    pub(super) entity: String,
+}
+
+/// What a need asks for now.
+pub(super) enum Asks {
+    /// An attempt of this action and group.
+    Attempt { action: String, group: String },
+    /// Nothing before then.
+    Wait(Wait),
+    /// A person, for this reason.
+    Person(String),
+}
+
+/// Returns the faults to be repaired, gravest first, without those that the repair of another covers;
+/// and the actions that nobody carries out.
+pub(super) fn needs<'a>(case: &Case<'a>) -> (Vec<Need<'a>>, BTreeSet<String>) {
+    let mut unsupported = BTreeSet::new();
+    let mut needs: Vec<Need<'a>> = Vec::new();
+    let Some(config) = case.config else {
+        return (needs, unsupported);
+    };
+    for counted in case.events {
+        let event = counted.event;
+        let name = effective_action_name(event);
+        if counted.unrepaired_by.is_some() {
+            continue;
+        }
+        if name == RecommendedAction::None.as_str_name() {
+            continue;
+        }
+        let Some(action) = config.actions.get(name.as_ref()) else {
+            unsupported.insert(name.into_owned());
+            continue;
+        };
+        for entity in action.entities(event) {
+            needs.push(Need {
+                event,
+                first_seen: counted.first_seen,
+                action: name.to_string(),
+                group: action.group.clone(),
+                entity,
+            });
+        }
+    }
+    let groups: BTreeSet<String> = needs.iter().map(|one| one.group.clone()).collect();
+    needs.retain(|need| {
+        let action = config.actions.get(&need.action);
+        let mut superseding = action.into_iter().flat_map(|action| &action.superseding);
+        !superseding.any(|group| groups.contains(group))
+    });
+    (needs, unsupported)
+}
+
+// === impl Need ===
+
+impl Need<'_> {
+    /// Returns what it asks for, by the attempts of the session so far.
+    pub(super) fn asks(
+        &self,
+        mark: &RemediationMark,
+        config: &RemedyConfig,
+        now: Timestamp,
+    ) -> Asks {
+        let (mut group, mut preferred) = (self.group.clone(), self.action.clone());
+        // Each group of the escalation is looked at once.
+        for _ in 0..=config.escalation.len() {
+            let Some((name, action)) = config.of_group(&group, &preferred) else {
+                break;
+            };
+            let scoped = action.entity_scope.is_some();
+            let own = match self.entity.as_str() {
+                "" if scoped => None, // The event does not say which entity: that helps nobody.
+                entity if scoped => Some(format!("{group}-{entity}")),
+                _ => Some(group.clone()),
+            };
+            if let Some(own) = own {
+                let covers = |one: &&Attempt| {
+                    one.group == own || (action.superseding.contains(&one.group) && one.succeeded())
+                };
+                let attempts = if group == VALIDATION_GROUP {
+                    mark.validations()
+                } else {
+                    &mark.attempts
+                };
+                let Some(last) = attempts.iter().rev().find(covers) else {
+                    return Asks::Attempt {
+                        action: name.to_owned(),
+                        group: own,
+                    };
+                };
+                match self.after(last, mark, config, now) {
+                    After::Again => {
+                        return Asks::Attempt {
+                            action: name.to_owned(),
+                            group: own,
+                        };
+                    }
+                    After::Wait(wait) => return Asks::Wait(wait),
+                    After::Person(why) => return Asks::Person(why),
+                    After::Next => {}
+                }
+            }
+            let mut rest = config.escalation.iter().skip_while(|one| **one != group);
+            match rest.nth(1) {
+                Some(next) => (group, preferred) = (next.clone(), String::new()),
+                None => break,
+            }
+        }
+        let tried = mark
+            .attempts
+            .last()
+            .map(|one| format!(": {}", one.ending()));
+        Asks::Person(format!(
+            "no repair is left to be tried{}",
+            tried.unwrap_or_default()
+        ))
+    }
+
+    /// Returns what follows the last attempt that was to mend it.
+    fn after(
+        &self,
+        last: &Attempt,
+        mark: &RemediationMark,
+        config: &RemedyConfig,
+        now: Timestamp,
+    ) -> After {
+        let Some(end) = &last.end else {
+            // Only the newest can be under way, and that is followed before: it was written by hand.
+            return After::Person(format!("nobody knows how {} has ended", last.title()));
+        };
+        match end.outcome {
+            // It came after the repair.
+            Outcome::Succeeded if self.first_seen > end.at => After::Again,
+            Outcome::Succeeded => {
+                let until = later(end.at, config.recovery);
+                if now < until {
+                    let why = format!("the recovery of its faults after {}", last.title());
+                    After::Wait(Wait::new(why, until, now))
+                } else {
+                    After::Next
+                }
+            }
+            Outcome::FailedForNow => {
+                let mut tries = mark.attempts.iter().rev();
+                let failed = (tries.by_ref().filter(|one| one.group == last.group))
+                    .take_while(|one| {
+                        let end = one.end.as_ref();
+                        end.is_some_and(|end| end.outcome == Outcome::FailedForNow)
+                    })
+                    .count();
+                if failed >= TRIES {
+                    return After::Next;
+                }
+                let doublings = u32::try_from(failed.saturating_sub(1)).unwrap_or(0).min(8);
+                let until = later(end.at, (RETRY.0 * (1 << doublings)).min(RETRY.1));
+                if now < until {
+                    let why = format!("another try of {}: {}", last.action, end.why);
+                    After::Wait(Wait::new(why, until, now))
+                } else {
+                    After::Again
+                }
+            }
+            Outcome::Failed => After::Next,
+            Outcome::Unclear => After::Person(last.ending()),
+        }
+    }
+}
+
+/// What follows an attempt.
+enum After {
+    /// The same again.
+    Again,
+    /// Nothing before then.
+    Wait(Wait),
+    /// The next group of the escalation.
+    Next,
+    Person(String),
+}
+
+// === impl Action ===
+
+impl Action {
+    /// Returns the entities of an event that are repaired each by itself; an empty one stands for the
+    /// node, or for one that the event does not name.
+    fn entities(&self, event: &HealthEvent) -> Vec<String> {
+        let Some(scope) = &self.entity_scope else {
+            return vec![String::new()];
+        };
+        let found = event.entities_impacted.iter();
+        let found: BTreeSet<String> = found
+            .filter(|one| one.entity_type == *scope && !one.entity_value.is_empty())
+            .map(|one| one.entity_value.clone())
+            .collect();
+        if found.is_empty() {
+            vec![String::new()]
+        } else {
+            found.into_iter().collect()
+        }
+    }
+}

@@ -1,0 +1,223 @@
+//! What follows for a node of which no attempt is under way.
+
+use std::collections::BTreeSet;
+
+use jiff::Timestamp;
+
+use super::mark::{Attempt, RemediationMark};
+use super::need::{Asks, Need};
+use super::stand::{Hold, Stand, Wait};
+use super::validation::{DIAGNOSTICS_GROUP, VALIDATION_GROUP};
+use super::{Case, RemedyConfig, later};
+
+/// Most numbers of names that are looked at to find the next one.
+const MOST_NAMES: usize = 1000;
+
+/// What follows.
+pub(super) enum Next {
+    /// An attempt is to be made.
+    Make(Box<Attempt>),
+    /// First all pods of the node are to leave.
+    Whole,
+    /// Nothing is to be made now.
+    Stands(Stand),
+}
+
+/// A node of which no attempt is under way, and its faults.
+pub(super) struct Plan<'a> {
+    pub(super) mark: &'a RemediationMark,
+    pub(super) config: &'a RemedyConfig,
+    pub(super) case: &'a Case<'a>,
+    /// The id of an attempt that was to be made, and whose name another one has.
+    pub(super) taken: Option<&'a str>,
+}
+
+/// A person who is asked.
+struct Ask {
+    why: String,
+    /// The time at which another attempt may be made, where too many were.
+    again: Option<Timestamp>,
+}
+
+// === impl Plan ===
+
+impl Plan<'_> {
+    /// Returns what follows. `unsupported`: actions that nobody carries out. `skipped`: the routes of the
+    /// policy for which faults are not repaired.
+    pub(super) fn next(
+        &self,
+        needs: &[Need<'_>],
+        unsupported: &BTreeSet<String>,
+        skipped: &BTreeSet<String>,
+    ) -> Next {
+        let to_repair = needs.iter().any(|need| need.group != VALIDATION_GROUP);
+        if (to_repair || !unsupported.is_empty())
+            && let Some(diagnostics) = self.diagnostics()
+        {
+            return Next::Make(Box::new(diagnostics));
+        }
+        let mut asked: Vec<Ask> = Vec::new();
+        let mut wait: Option<Wait> = None;
+        let mut held = None;
+        for need in needs {
+            match need.asks(self.mark, self.config, self.case.now) {
+                Asks::Attempt { action, group } => match self.begin(need, &action, &group) {
+                    Ok(Next::Stands(hold)) => held = Some(hold),
+                    Ok(next) => return next,
+                    Err(ask) => asked.push(ask),
+                },
+                Asks::Wait(one) => wait = Some(one.or_sooner(wait)),
+                Asks::Person(why) => asked.push(Ask { why, again: None }),
+            }
+        }
+        if !unsupported.is_empty() {
+            let names: Vec<&str> = unsupported.iter().map(String::as_str).collect();
+            let why = format!("no repair is configured for {}", names.join(", "));
+            asked.push(Ask { why, again: None });
+        }
+        let now = self.case.now;
+        let goes_on = held.or_else(|| wait.map(Stand::Waits));
+        Next::Stands(match (asked.is_empty(), self.case.hold) {
+            // Its pods leave first, and what holds back comes to its end: until then nothing is said.
+            (false, Some(hold)) if *hold == Hold::Drain || self.mark.repairs().next().is_none() => {
+                hold.stand(now)
+            }
+            (false, _) => {
+                let again = asked.iter().filter_map(|one| one.again).min();
+                let mut whys: Vec<String> = Vec::new();
+                for Ask { why, .. } in asked {
+                    if !whys.contains(&why) {
+                        whys.push(why);
+                    }
+                }
+                let goes_on = goes_on.unwrap_or(Stand::Rests(None));
+                goes_on.asking(whys.join("; "), again)
+            }
+            (true, _) => goes_on.unwrap_or_else(|| {
+                let routes: Vec<&str> = skipped.iter().map(String::as_str).collect();
+                let routes = (!routes.is_empty()).then(|| routes.join(" and "));
+                Stand::Rests(routes.map(|routes| {
+                    format!("the recovery of its faults: no repair, skipped by {routes}")
+                }))
+            }),
+        })
+    }
+
+    /// Returns the attempt that a need asks for, or what it has to wait for. The error says why it cannot be
+    /// made.
+    fn begin(&self, need: &Need<'_>, action: &str, group: &str) -> Result<Next, Ask> {
+        if let Some(hold) = self.case.hold {
+            return Ok(Next::Stands(hold.stand(self.case.now)));
+        }
+        let scoped = self.config.actions.get(action);
+        if self.case.partial && scoped.is_some_and(|one| one.entity_scope.is_none()) {
+            return Ok(Next::Whole);
+        }
+        if group != VALIDATION_GROUP
+            && let Some(ask) = self.exhausted()
+        {
+            return Err(ask);
+        }
+        match self.attempt(need, action, group) {
+            Ok(attempt) => Ok(Next::Make(Box::new(attempt))),
+            Err(why) => Err(Ask { why, again: None }),
+        }
+    }
+
+    /// Returns why no further attempt is made, and until when, where too many were made of late.
+    fn exhausted(&self) -> Option<Ask> {
+        let (window, now) = (self.config.window, self.case.now);
+        let ours = self.mark.repairs().map(|one| one.since);
+        let mut times: Vec<Timestamp> = self.case.earlier.iter().copied().chain(ours).collect();
+        times.retain(|at| now.duration_since(*at) < window);
+        times.sort();
+        let over = (times.len() + 1)
+            .checked_sub(self.config.max_attempts)?
+            .checked_sub(1)?;
+        let why = format!(
+            "{} repairs were tried within {} hours, as many as may be",
+            times.len(),
+            window.as_hours()
+        );
+        let again = times.get(over).map(|at| later(*at, window));
+        Some(Ask { why, again })
+    }
+
+    /// Returns the attempt that collects diagnostics, where that is asked for and was not tried in this
+    /// session. What goes wrong with it holds nothing up.
+    fn diagnostics(&self) -> Option<Attempt> {
+        let name = self.config.diagnostics.as_deref()?;
+        let mut attempts = self.mark.attempts.iter();
+        let was_tried = attempts.any(|one| one.group == DIAGNOSTICS_GROUP);
+        let fault = self.case.events.first().filter(|_| !was_tried)?;
+        let need = Need {
+            event: fault.event,
+            first_seen: fault.first_seen,
+            action: name.to_owned(),
+            group: DIAGNOSTICS_GROUP.to_owned(),
+            entity: String::new(),
+        };
+        self.attempt(&need, name, DIAGNOSTICS_GROUP).ok()
+    }
+
+    /// Returns the attempt to be made for a need.
+    fn attempt(&self, need: &Need<'_>, name: &str, group: &str) -> Result<Attempt, String> {
+        let action = self.config.actions.get(name);
+        let action = action.ok_or_else(|| format!("there is no action {name}"))?;
+        let entity = if action.entity_scope.is_some() {
+            need.entity.as_str()
+        } else {
+            ""
+        };
+        let event = need.event;
+        let id = self.id(need, group);
+        let object = action.render(event, &id, entity);
+        let object = object.map_err(|why| format!("the template of {name}: {why}"))?;
+        let called = object.pointer("/metadata/name");
+        let called = called.and_then(|called| called.as_str());
+        Ok(Attempt {
+            id,
+            action: name.to_owned(),
+            group: group.to_owned(),
+            event: event.id.clone(),
+            entity: entity.to_owned(),
+            resource: action.resource.clone(),
+            name: called.unwrap_or_default().to_owned(),
+            since: self.case.now,
+            timeout_minutes: action.timeout.as_mins(),
+            made: None,
+            end: None,
+        })
+    }
+
+    /// Returns the identity of the next attempt for an event: several may be for one, of this session or of
+    /// earlier ones that ended while the fault went on, and each further one has its number.
+    fn id(&self, need: &Need<'_>, group: &str) -> String {
+        let event = &need.event.id;
+        let numbered = |number: usize| {
+            let id = match number {
+                0 | 1 => event.clone(),
+                _ => format!("{event}-{number}"),
+            };
+            match group {
+                DIAGNOSTICS_GROUP => format!("{id}-{group}"),
+                _ => id,
+            }
+        };
+        let earlier = self.case.earlier.iter();
+        let earlier = earlier.filter(|at| **at >= need.first_seen).count();
+        let ours = self.mark.attempts.iter();
+        let ours = ours.filter(|one| one.event == *event && one.group != DIAGNOSTICS_GROUP);
+        let ours = match group {
+            DIAGNOSTICS_GROUP => 0,
+            _ => ours.count(),
+        };
+        let next = earlier + ours + 1;
+        // The ones before may be taken, too.
+        let taken = self.taken.and_then(|taken| {
+            let mut numbers = next..next + MOST_NAMES;
+            numbers.find(|number| numbered(*number) == taken)
+        });
+        numbered(taken.map_or(next, |taken| taken + 1))
+    }
+}
