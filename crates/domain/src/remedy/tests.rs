@@ -235,6 +235,56 @@ fn a_group_that_supersedes_another_covers_it() {
 }
 
 #[test]
+fn a_failed_attempt_of_a_group_that_supersedes_another_does_not_cover_it() {
+    let mut node = Node::new();
+    node.begin(&[event("e1", 24, &[], at(-2))]);
+    node.end(Outcome::Failed, &[event("e1", 24, &[], at(-2))]);
+    // The reboot was not done: a GPU that asks for its reset gets it.
+    assert_eq!(
+        node.begin(&[event("e2", 2, &["GPU-0"], at(-1))]),
+        "maintenance-n1-e2"
+    );
+    let open = node.mark.as_ref().unwrap().under_way().unwrap();
+    assert_eq!(open.resource.kind, "GPUReset");
+}
+
+#[test]
+fn validations_are_not_held_by_the_most_attempts() {
+    let validate = r#"
+[remediationActions.VALIDATE]
+apiGroup = "batch"
+version = "v1"
+kind = "Job"
+namespace = "gpuwarden"
+completeConditionType = "Complete"
+templateFileName = "t"
+equivalenceGroup = "validation"
+
+[validation]
+action = "VALIDATE"
+"#;
+    let text = format!("maxAttempts = 1\n{CONFIG}{validate}");
+    let mut node = Node::new();
+    node.config = RemedyConfig::parse(&text, "t", |_| Err(String::new())).unwrap();
+    let reboot = [event("e1", 24, &[], at(-1))];
+    node.begin(&reboot);
+    node.end(Outcome::Succeeded, &reboot);
+    let mut validation = event("e2", 27, &[], at(1));
+    validation.event.custom_recommended_action = "VALIDATE".into();
+    node.now = at(2);
+    node.begin(&[validation]);
+    let open = node.mark.as_ref().unwrap().under_way().unwrap();
+    assert_eq!(open.resource.kind, "Job");
+    // Another repair is one too many.
+    let again = [event("e3", 24, &[], at(3))];
+    node.end(Outcome::Succeeded, &again);
+    assert_eq!(
+        awaits(&node.decide(&again)),
+        "a person: 1 repairs were tried within 168 hours, as many as may be"
+    );
+}
+
+#[test]
 fn an_action_of_ones_own_is_known_by_its_name() {
     let mut node = Node::new();
     let mut custom = event("e1", 27, &[], at(-1));

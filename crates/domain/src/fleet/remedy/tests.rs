@@ -10,6 +10,7 @@ use crate::session::Phase;
 use crate::status::StatusUpdate;
 use crate::view::NodeState;
 
+mod changes;
 mod diagnostics;
 mod simulator;
 mod ways_out;
