@@ -34,9 +34,10 @@ impl Quarantine {
             Effect::Checkpoint(planned) => self.ask_for_checkpoint(*planned),
             Effect::Waits {
                 node,
+                since,
                 reason,
                 message,
-            } => self.tell_who_is_waited_for(&node, reason, &message),
+            } => self.tell_who_is_waited_for(&node, since, reason, &message),
             Effect::Make(planned) => self.make_resource(*planned),
             Effect::Follow { node, resource } => self.tell_of_resource(node, resource),
             Effect::Withdraw {

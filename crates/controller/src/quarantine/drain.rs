@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use cluster::{ApiError, Event, PodWatches};
 use domain::fleet::{FleetInput, PlannedCheckpoint, PlannedRemoval, PodNews, RemovalAnswer};
-use jiff::SignedDuration;
+use jiff::{SignedDuration, Timestamp};
 use runtime::logging::chain;
 use sha2::{Digest as _, Sha256};
 use tokio::sync::mpsc;
@@ -125,17 +125,21 @@ impl Quarantine {
         });
     }
 
-    /// Tells as an Event of a node which of its pods are waited for. One of the same words is told once, also by
-    /// who comes after us.
-    pub(super) fn tell_who_is_waited_for(&self, node: &str, reason: &str, message: &str) {
+    /// Tells as an Event of a node which of its pods are waited for. One of the same words is told once for a
+    /// drain, also by who comes after us.
+    pub(super) fn tell_who_is_waited_for(
+        &self,
+        node: &str,
+        since: Timestamp,
+        reason: &str,
+        message: &str,
+    ) {
         let Some(cluster) = self.cluster.clone().filter(|_| self.events) else {
             return;
         };
         let now = (self.clock)();
-        let hash = format!("{:x}", Sha256::digest(format!("{reason} {message}")));
-        let hash: String = hash.chars().take(16).collect();
         let event = Event {
-            name: format!("{node}-{hash}"),
+            name: event_name(node, since, reason, message),
             node: node.to_owned(),
             pod: None,
             kind: EVENT_TYPE.to_owned(),
@@ -195,6 +199,17 @@ impl Quarantine {
     }
 }
 
+/// Returns the name of the Event that tells who is waited for: that of another drain has another one, also where
+/// it waits for pods of the same names.
+fn event_name(node: &str, since: Timestamp, reason: &str, message: &str) -> String {
+    let hash = format!(
+        "{:x}",
+        Sha256::digest(format!("{reason} {message} {since}"))
+    );
+    let hash: String = hash.chars().take(16).collect();
+    format!("{node}-{hash}")
+}
+
 fn answer(result: Result<(), ApiError>) -> RemovalAnswer {
     let signed = |wait| SignedDuration::try_from(wait).ok();
     match result {
@@ -215,5 +230,23 @@ fn answer(result: Result<(), ApiError>) -> RemovalAnswer {
                 _ => None,
             },
         },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_drain_tells_who_is_waited_for_and_tells_it_once() {
+        let name = |since, message| {
+            let since = Timestamp::from_second(since).unwrap();
+            event_name("n1", since, "AwaitingPodCompletion", message)
+        };
+        let first = name(1_800_000_000, "[jobs/a]");
+        assert_eq!(first, name(1_800_000_000, "[jobs/a]"));
+        assert_ne!(first, name(1_800_000_000, "[jobs/b]"));
+        assert_ne!(first, name(1_800_009_000, "[jobs/a]"));
+        assert!(first.starts_with("n1-"), "{first}");
     }
 }

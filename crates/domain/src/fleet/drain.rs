@@ -442,12 +442,14 @@ impl Fleet {
             return self.look_at_custom(observed, own, desired, &custom, drain);
         }
         let state = self.drain_mut(name);
+        let unseen_at = state.look_for_pods(now);
         if !state.listed {
             state.awaits = Some(match &state.failing {
                 Some(why) => format!("its pods to be read: {why}"),
                 None => "its pods to be read".to_owned(),
             });
-            return;
+            state.wake = unseen_at.filter(|at| *at > now);
+            return self.ask_about_pods(name, &[], drain, &config);
         }
         let gangs = state.gangs(drain, gpus.as_ref(), &config, now);
         let leaving: Vec<(PodView, DrainMode, Next)> =
@@ -462,7 +464,8 @@ impl Fleet {
         let retries = state.tries.values().filter_map(|one| one.not_before);
         let settles = own.since.max(state.watched_again);
         let settles = settles.and_then(|since| since.checked_add(SETTLES).ok());
-        let times = wakes.flatten().chain(asks_at).chain(retries).chain(settles);
+        let times = wakes.flatten().chain(asks_at).chain(retries);
+        let times = times.chain(settles).chain(unseen_at);
         state.wake = times.filter(|at| *at > now).min();
         let held = veto.map_or_else(String::new, |veto| format!("the end of {veto}; then "));
         let awaited = match &state.failing {
@@ -472,13 +475,13 @@ impl Fleet {
         state.awaits = Some(format!("{held}{awaited}"));
         // The node is to say first that it is being drained: who comes after us sees it.
         if mark.is_none() {
-            return;
+            return self.ask_about_pods(name, &[], drain, &config);
         }
         if begins {
             self.note_drain(name, drain, gpus.as_ref(), &config);
         }
         self.ask_about_pods(name, &leaving, drain, &config);
-        self.tell_who_is_waited_for(name, &leaving);
+        self.tell_who_is_waited_for(name, &leaving, drain.since);
         if self.veto(name).is_some() {
             return; // Each eviction is a beginning of its own.
         }

@@ -175,6 +175,8 @@ pub enum Effect {
     Waits {
         /// The node.
         node: String,
+        /// The begin of its drain: another drain tells anew.
+        since: Timestamp,
         /// The reason, as NVSentinel has it.
         reason: &'static str,
         /// The message.

@@ -60,6 +60,8 @@ pub(crate) struct Looked {
     /// Pods to be told that they may write a checkpoint, which nobody answers.
     pub(crate) checkpoints: Vec<PlannedCheckpoint>,
     pub(crate) waits: Vec<(&'static str, String)>,
+    /// The begins of the drains of which these tell.
+    pub(crate) waits_since: Vec<Timestamp>,
     /// Custom resources to be made, which nobody answers.
     pub(crate) makes: Vec<PlannedResource>,
     /// Attempts whose custom resources are withdrawn.
@@ -336,8 +338,14 @@ impl World {
                     Effect::Remove(planned) => looked.removals.push(*planned),
                     Effect::Checkpoint(planned) => looked.checkpoints.push(*planned),
                     Effect::Waits {
-                        reason, message, ..
-                    } => looked.waits.push((reason, message)),
+                        since,
+                        reason,
+                        message,
+                        ..
+                    } => {
+                        looked.waits.push((reason, message));
+                        looked.waits_since.push(since);
+                    }
                     Effect::Make(planned) => looked.makes.push(*planned),
                     Effect::Withdraw { attempt, .. } => looked.withdrawn.push(*attempt),
                     Effect::Follow { resource, .. } => {

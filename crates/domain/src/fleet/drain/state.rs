@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
 
-use super::{MAX_AT_ONCE, PodNews};
+use super::{ASK_AFTER, MAX_AT_ONCE, PodNews};
 use crate::drain::partial::{Gpus, fate_of};
 use crate::drain::{Drain, DrainConfig, DrainMode, Fate, Gangs, Next, PodView};
 
@@ -23,6 +23,8 @@ pub(in crate::fleet) struct DrainState {
     pub(super) listed: bool,
     /// The reason why they cannot be seen.
     pub(super) failing: Option<String>,
+    /// Since when they cannot be seen while that is wanted.
+    pub(super) unseen_since: Option<Timestamp>,
     /// The time since which they are watched again, without a list of all since.
     pub(super) watched_again: Option<Timestamp>,
     /// The removals that were tried, by uid.
@@ -31,6 +33,8 @@ pub(in crate::fleet) struct DrainState {
     pub(super) pretended: BTreeSet<String>,
     /// Uids of pods for which a person was asked.
     pub(super) asked: BTreeSet<String>,
+    /// True if one was asked about pods that cannot be seen.
+    pub(super) asked_unseen: bool,
     /// The pods that do not leave by themselves, for people; `None` where there are none.
     pub(super) stuck: Option<String>,
     /// What was last told of who is waited for, and when, by reason.
@@ -89,6 +93,23 @@ impl DrainState {
         self.listed && self.listing.is_none() && self.failing.is_none()
     }
 
+    /// Takes in whether the pods can be seen. Returns when a person is asked where they cannot be.
+    pub(super) fn look_for_pods(&mut self, now: Timestamp) -> Option<Timestamp> {
+        if self.sees_pods() {
+            self.unseen_since = None;
+        } else {
+            self.unseen_since.get_or_insert(now);
+        }
+        self.unseen_since.map(|since| since + ASK_AFTER)
+    }
+
+    /// Returns why a person is asked about pods that cannot be seen; `None`: none is.
+    pub(super) fn unseen(&self, now: Timestamp) -> Option<String> {
+        let since = self.unseen_since?;
+        let why = self.failing.as_deref().unwrap_or("no answer yet");
+        (now.duration_since(since) >= ASK_AFTER).then(|| format!("its pods cannot be read: {why}"))
+    }
+
     /// Returns when it is to be looked at even if nothing happens.
     pub(in crate::fleet) fn wake_at(&self) -> Option<Timestamp> {
         self.wake
@@ -102,6 +123,7 @@ impl DrainState {
     /// Takes in that the clock was put back.
     pub(in crate::fleet) fn clock_put_back(&mut self, now: Timestamp) {
         self.watched_again = self.watched_again.map(|since| since.min(now));
+        self.unseen_since = self.unseen_since.map(|since| since.min(now));
         self.told
             .values_mut()
             .for_each(|(_, at)| *at = (*at).min(now));

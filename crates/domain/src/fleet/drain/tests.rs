@@ -285,6 +285,66 @@ fn a_budget_holds_its_pod_alone_and_a_person_is_asked_once() {
 }
 
 #[test]
+fn a_refused_eviction_is_tried_again_within_thirty_seconds_whatever_the_server_wishes() {
+    let mut world = world(&["now/a"]);
+    begin(&mut world);
+    let held = RemovalAnswer::Held {
+        why: "its budget".into(),
+        retry_after: Some(SignedDuration::from_mins(10)),
+    };
+    answer(&mut world, "a", held);
+    world.now += SignedDuration::from_secs(28);
+    assert!(removed(&world.look(PatchFate::Made)).is_empty());
+    world.now += SignedDuration::from_secs(1);
+    assert_eq!(removed(&world.look(PatchFate::Made)), ["evict now/a"]);
+}
+
+#[test]
+fn pods_that_cannot_be_read_ask_a_person_also_before_the_drain_has_begun() {
+    for begun in [true, false] {
+        let mut world = world(&["jobs/a"]);
+        if begun {
+            begin(&mut world);
+        } else {
+            world.fault(0);
+            world.look(PatchFate::Made);
+        }
+        world.tell(PodNews::Failing("403".into()));
+        let mut asked = Vec::new();
+        for _ in 0..320 {
+            world.tell(PodNews::Failing("403".into()));
+            let notes = world.look(PatchFate::Made).notes.into_iter();
+            let notes = notes.filter(|one| one.kind == EntryKind::Attention);
+            asked.extend(notes.map(|one| one.text));
+        }
+        let [once] = asked.as_slice() else {
+            panic!("begun: {begun}: {asked:?}");
+        };
+        let says = "the drain does not get on: its pods cannot be read: 403";
+        assert!(once.starts_with(says), "{once}");
+        // Once they are read it goes on, and nobody is asked any more.
+        world.list_pods();
+        world.look(PatchFate::Made);
+        world.look(PatchFate::Made);
+        assert_eq!(world.phase(), Phase::Draining);
+        let state = world.fleet.status("n1").unwrap().session.unwrap().drain;
+        assert_eq!(state.unwrap().word, EvictionWord::InProgress);
+    }
+}
+
+#[test]
+fn each_drain_tells_anew_who_is_waited_for() {
+    let mut world = world(&["jobs/a"]);
+    let first = begin(&mut world).waits_since;
+    world["n1"].unschedulable = false;
+    world.settle();
+    world.now += SignedDuration::from_mins(1);
+    let second = begin(&mut world).waits_since;
+    assert_eq!((first.len(), second.len()), (1, 1));
+    assert!(second > first, "{first:?} {second:?}");
+}
+
+#[test]
 fn a_sender_says_whether_pods_stay_or_are_not_waited_for() {
     let overrides = |force, skip| Some(BehaviourOverrides { force, skip });
     let report = |world: &mut World, gpu: &str, overrides| {

@@ -22,7 +22,7 @@ const EVENT_CHARS: usize = 1024;
 const TOLD_AGAIN: SignedDuration = SignedDuration::from_mins(1);
 
 impl Fleet {
-    /// Asks a person about pods that do not leave by themselves, once for each.
+    /// Asks a person about pods that do not leave by themselves, once for each, and where they cannot be seen.
     pub(super) fn ask_about_pods(
         &mut self,
         name: &str,
@@ -35,7 +35,10 @@ impl Fleet {
         let late = now.duration_since(drain.since) >= config.ask_after;
         let unknown = now.duration_since(drain.since) >= ASK_AFTER;
         let mut texts = Vec::new();
-        let mut news = false;
+        let unseen = state.unseen(now);
+        let mut news = unseen.is_some() && !state.asked_unseen;
+        state.asked_unseen = unseen.is_some();
+        texts.extend(unseen);
         for (pod, _, next) in leaving {
             let trouble = (state.tries.get(&pod.uid)).and_then(|one| one.trouble.as_ref());
             let refused = trouble.filter(|(since, _)| now.duration_since(*since) >= ASK_AFTER);
@@ -77,6 +80,7 @@ impl Fleet {
         &mut self,
         name: &str,
         leaving: &[(PodView, DrainMode, Next)],
+        since: Timestamp,
     ) {
         let now = self.now;
         if self.settings.mode != Mode::Quarantine || !self.settings.cluster {
@@ -132,6 +136,7 @@ impl Fleet {
             state.told.insert(reason, (message.clone(), now));
             self.effects.push(Effect::Waits {
                 node: name.to_owned(),
+                since,
                 reason,
                 message,
             });
