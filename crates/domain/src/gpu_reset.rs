@@ -22,9 +22,11 @@ use crate::node::{NodeChange, NodeView};
 use crate::remedy::{TOLD_WITHIN, later};
 
 mod job;
+mod seen;
 mod services;
 
 pub use job::{Gpus, job, job_name};
+pub use seen::{ResetSeen, ResetState};
 pub use services::{SERVICES, Service, ServicePod, Stopped};
 
 /// The condition that is true once GPUs are reset and services run.
@@ -52,6 +54,8 @@ const GONE_WITHIN: SignedDuration = SignedDuration::from_mins(5);
 const READY_WITHIN: SignedDuration = SignedDuration::from_mins(10);
 /// Time after the deadline of a Job, or of a provider's reset, in which it is to be heard of.
 const JOB_SLACK: SignedDuration = SignedDuration::from_mins(2);
+/// Time for a process that has just begun to read pods and Jobs: a time that is over says nothing before.
+const READ_WITHIN: SignedDuration = SignedDuration::from_mins(5);
 /// Time for a Job to go that is stopped: the pods of a node that is gone never do.
 const STOPS_WITHIN: SignedDuration = SignedDuration::from_mins(2);
 
@@ -94,36 +98,6 @@ impl ResetSettings {
     }
 }
 
-/// The reset itself, as it is seen: the Job, or what a provider has answered to its signal.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ResetSeen {
-    /// Nobody has looked yet, or cannot.
-    Unknown,
-    /// There is no Job, and no signal is on its way.
-    Absent,
-    /// The API server or the provider refuses it, for this reason. How that ends the request.
-    Refused(Outcome, String),
-    /// A signal may have been taken, and nobody knows yet.
-    Unclear,
-    /// The Job is there and is this request's, or the provider has taken the signal.
-    Ours(ResetState),
-    /// Another's has the name of the Job.
-    Anothers,
-}
-
-/// The state of a reset.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ResetState {
-    /// It is not at its end. Since when it is under way.
-    Active(Option<Timestamp>),
-    /// It has succeeded.
-    Succeeded,
-    /// It has failed, with what is known of why.
-    Failed(String),
-    /// It is being deleted.
-    Deleting,
-}
-
 /// A request to be decided about.
 #[derive(Clone, Copy, Debug)]
 pub struct Case<'a> {
@@ -131,8 +105,8 @@ pub struct Case<'a> {
     pub request: &'a Resource,
     /// Its node; `None`: the cluster has none of this name.
     pub node: Option<&'a NodeView>,
-    /// The pods of services on it.
-    pub pods: &'a [ServicePod],
+    /// The pods of services on it; `None`: they could not be read yet.
+    pub pods: Option<&'a [ServicePod]>,
     /// The reset of the request.
     pub reset: &'a ResetSeen,
     /// True if a provider carries it out, and no Job.
@@ -143,6 +117,8 @@ pub struct Case<'a> {
     pub excluded: bool,
     /// How GPUs are reset.
     pub settings: &'a ResetSettings,
+    /// Since when this process looks.
+    pub looks_since: Timestamp,
     /// The time.
     pub now: Timestamp,
 }
@@ -178,9 +154,8 @@ pub fn decide(case: &Case<'_>) -> Decision {
     if !request.has_finalizer() {
         return Decision::now(Act::Finalizer(true));
     }
-    if status.start.is_none() {
+    if status.condition(READY).is_none() {
         let mut next = status.clone();
-        next.start = Some(now);
         "Pending".clone_into(&mut next.phase);
         next.set(READY, "Unknown", "Pending", "", now);
         return Decision::now(Act::Status(Box::new(next)));
@@ -278,22 +253,24 @@ impl Case<'_> {
 
     /// Waits for its turn, and for others to let go of the node.
     fn begin(&self, node: &NodeView) -> Decision {
-        let start = self.request.status.start.unwrap_or(self.now);
+        let seen = self.request.status.since(READY).unwrap_or(self.now);
         if !self.request.is_permitted(node) {
             let why = ITS_SESSION_HAS_ENDED;
-            let until = later(start, TOLD_WITHIN);
+            let until = later(seen, TOLD_WITHIN);
             if self.now >= until {
                 return self.fails(READY, SESSION_ENDED, why);
             }
             return self.waits(READY, "Pending", why, Some(until));
         }
-        let until = later(start, self.settings.timeout);
+        let until = later(seen, self.settings.timeout);
         let other = Stopped::read(node).filter(|one| one.uid != self.request.uid);
         let other = other.map(|one| format!("GPUReset {}", one.request));
         let at_work = || services::at_work(node).filter(|_| self.settings.services);
         let before = self.before.map(str::to_owned).or(other).or_else(at_work);
         let Some(before) = before else {
             return self.status(|next| {
+                // Its time begins with its turn, and not when it was seen.
+                next.start = Some(self.now);
                 "InProgress".clone_into(&mut next.phase);
                 next.set(READY, "True", "ReadyForReset", "", self.now);
             });
@@ -313,13 +290,17 @@ impl Case<'_> {
         if !self.settings.services {
             return done("Skipped", "no services are configured");
         }
-        if let Some(act) = self.stop(node) {
+        let Some(pods) = self.pods else {
+            let start = self.request.status.start.unwrap_or(self.now);
+            return self.waits_for_pods(TORN_DOWN, later(start, GONE_WITHIN));
+        };
+        if let Some(act) = self.stop(node, pods) {
             return Decision::now(act);
         }
         let Some(stopped) = self.stopped() else {
             return done("Skipped", "no service runs on the node by its label");
         };
-        let there = services::still_there(node, self.pods);
+        let there = services::still_there(node, pods);
         if there.is_empty() {
             return done("ServiceTeardownSucceeded", "");
         }
@@ -331,25 +312,52 @@ impl Case<'_> {
         self.waits(TORN_DOWN, "TearingDownServices", &why, Some(until))
     }
 
-    fn stop(&self, node: &NodeView) -> Option<Act> {
+    /// Waits until the pods of services can be read; a step for which they never can has failed.
+    fn waits_for_pods(&self, step: &str, until: Timestamp) -> Decision {
+        let until = self.at_least_read(until);
+        let what = "the pods of services";
+        if self.now >= until {
+            let text = format!("{what} cannot be read");
+            return self.fails(step, "ServicePodsUnknown", &text);
+        }
+        let mut decision = Decision::waiting(&format!("{what} to be read"));
+        decision.wake = Some(until);
+        decision
+    }
+
+    fn stop(&self, node: &NodeView, pods: &[ServicePod]) -> Option<Act> {
         let before = self.stopped();
         let whose = (self.request.name.as_str(), self.request.uid.as_str());
-        services::stop(node, self.pods, before.as_ref(), whose, self.now).map(Act::Node)
+        services::stop(node, pods, before.as_ref(), whose, self.now).map(Act::Node)
     }
 
     /// Has the GPUs reset.
     fn reset(&self, node: &NodeView) -> Decision {
-        // Somebody has started a service in between: it would hold the GPUs open.
-        if self.settings.services
-            && let Some(act) = self.stop(node)
-        {
-            return Decision::now(act);
+        let created = self.request.status.is_true(JOB_CREATED);
+        if self.settings.services {
+            match self.pods {
+                // Somebody has started a service in between: it would hold the GPUs open.
+                Some(pods) => {
+                    if let Some(act) = self.stop(node, pods) {
+                        return Decision::now(act);
+                    }
+                }
+                None if !created => return self.waits_for_pods(JOB_CREATED, self.last_moment()),
+                None => {}
+            }
         }
-        let status = &self.request.status;
-        let created = status.is_true(JOB_CREATED);
         let what = self.what();
         match self.reset {
-            ResetSeen::Unknown => Decision::waiting(&format!("{what} to be read")),
+            ResetSeen::Unknown => {
+                let until = self.at_least_read(self.unseen_until());
+                if self.now >= until {
+                    let text = format!("{what} cannot be read, and nobody knows how it ended");
+                    return self.fails(JOB_COMPLETED, TIMED_OUT, &text);
+                }
+                let mut decision = Decision::waiting(&format!("{what} to be read"));
+                decision.wake = Some(until);
+                decision
+            }
             ResetSeen::Absent if created => {
                 let text = format!("{what} is gone, and nobody knows how it ended");
                 self.fails(JOB_COMPLETED, "ResetJobNotFound", &text)
@@ -403,6 +411,32 @@ impl Case<'_> {
         later(later(start, self.settings.timeout), GONE_WITHIN)
     }
 
+    /// Returns until when a reset that cannot be read is waited for: no longer than for one that can be.
+    fn unseen_until(&self) -> Timestamp {
+        let begun = self.request.status.since(JOB_CREATED);
+        begun.map_or_else(
+            || self.last_moment(),
+            |begun| later(later(begun, self.limit().0), JOB_SLACK),
+        )
+    }
+
+    /// Returns until when something is waited for that cannot be read.
+    fn at_least_read(&self, until: Timestamp) -> Timestamp {
+        until.max(later(self.looks_since, READ_WITHIN))
+    }
+
+    /// Returns the time that a reset has, and the reason where it takes longer.
+    fn limit(&self) -> (SignedDuration, &'static str) {
+        if self.by_provider {
+            (self.settings.timeout, TIMED_OUT)
+        } else {
+            (
+                SignedDuration::from_secs(job::JOB_SECONDS),
+                "ResetJobFailed",
+            )
+        }
+    }
+
     /// Has the Job made, or the signal sent, unless it is too late for that.
     fn make(&self, node: &NodeView) -> Decision {
         if !self.request.is_permitted(node) {
@@ -440,14 +474,7 @@ impl Case<'_> {
             ResetState::Active(since) => {
                 let begun = self.request.status.since(JOB_CREATED);
                 let since = since.or(begun).unwrap_or(self.now);
-                let (limit, reason) = if self.by_provider {
-                    (self.settings.timeout, TIMED_OUT)
-                } else {
-                    (
-                        SignedDuration::from_secs(job::JOB_SECONDS),
-                        "ResetJobFailed",
-                    )
-                };
+                let (limit, reason) = self.limit();
                 let until = later(later(since, limit), JOB_SLACK);
                 if self.now >= until {
                     let text = format!("{what} does not come to its end");
@@ -467,7 +494,12 @@ impl Case<'_> {
         if !stopped.labels.is_empty() {
             return Decision::now(Act::Node(stopped.put_back(node, true)));
         }
-        let missing = stopped.not_ready(node, self.pods);
+        let Some(pods) = self.pods else {
+            let since = self.request.status.since(JOB_COMPLETED);
+            let until = later(since.unwrap_or(self.now), READY_WITHIN);
+            return self.waits_for_pods(RESTORED, until);
+        };
+        let missing = stopped.not_ready(node, pods);
         if missing.is_empty() {
             return Decision::now(Act::Node(stopped.put_back(node, false)));
         }
@@ -545,7 +577,7 @@ impl Case<'_> {
         }
         let status = &self.request.status;
         let ended = status.completion.is_some();
-        if !ended && status.start.is_some() && status.phase != "Terminating" {
+        if !ended && status.condition(READY).is_some() && status.phase != "Terminating" {
             return self.status(|next| {
                 "Terminating".clone_into(&mut next.phase);
                 let reason = "FinalizerRestoringServices";
@@ -572,55 +604,6 @@ impl Decision {
             awaits: awaits.to_owned(),
             ..Self::default()
         }
-    }
-}
-
-// === impl ResetSeen ===
-
-impl ResetSeen {
-    /// Reads a Job for the request of a uid. `why`: what its pods said at their end.
-    pub fn read(object: &Value, uid: &str, why: Option<&str>) -> Self {
-        let owners = object.pointer("/metadata/ownerReferences");
-        let owners = owners.and_then(Value::as_array).into_iter().flatten();
-        if !owners.into_iter().any(|owner| owner["uid"] == uid) {
-            return Self::Anothers;
-        }
-        Self::Ours(ResetState::read(object, why))
-    }
-}
-
-// === impl ResetState ===
-
-impl ResetState {
-    /// Reads a Job. `why`: what its pods said at their end.
-    pub fn read(object: &Value, why: Option<&str>) -> Self {
-        let conditions = object.pointer("/status/conditions");
-        let conditions = conditions.and_then(Value::as_array).into_iter().flatten();
-        let conditions: Vec<&Value> = conditions.collect();
-        let is = |kind: &str| {
-            let found = conditions.iter().find(|one| one["type"] == kind);
-            found.filter(|one| one["status"] == "True")
-        };
-        if is("Complete").is_some() {
-            return Self::Succeeded;
-        }
-        if let Some(failed) = is("Failed") {
-            let words = [failed["reason"].as_str(), failed["message"].as_str(), why];
-            let words: Vec<&str> = words
-                .into_iter()
-                .flatten()
-                .filter(|it| !it.is_empty())
-                .collect();
-            return Self::Failed(words.join(": "));
-        }
-        if object.pointer("/metadata/deletionTimestamp").is_some() {
-            return Self::Deleting;
-        }
-        let since = object.pointer("/metadata/creationTimestamp");
-        let since = since
-            .and_then(Value::as_str)
-            .and_then(|time| time.parse().ok());
-        Self::Active(since)
     }
 }
 

@@ -46,6 +46,9 @@ struct World {
     object: Value,
     node: Option<NodeView>,
     pods: Vec<ServicePod>,
+    /// True if the pods cannot be read.
+    unread: bool,
+    looks_since: Timestamp,
     job: ResetSeen,
     by_provider: bool,
     before: Option<String>,
@@ -64,6 +67,8 @@ impl World {
             }),
             node: Some(node),
             pods: Vec::new(),
+            unread: false,
+            looks_since: Timestamp::UNIX_EPOCH,
             job: ResetSeen::Absent,
             by_provider: false,
             before: None,
@@ -78,7 +83,8 @@ impl World {
         decide(&Case {
             request: &Resource::read(Maintenance::Reset, &self.object).unwrap(),
             node: self.node.as_ref(),
-            pods: &self.pods,
+            pods: (!self.unread).then_some(&self.pods),
+            looks_since: self.looks_since,
             reset: &self.job,
             by_provider: self.by_provider,
             before: self.before.as_deref(),
@@ -194,6 +200,85 @@ fn a_session_that_ends_before_the_job_is_made_stops_it() {
         ("False SessionEnded", 0)
     );
     assert_eq!(world.label(PLUGIN), Some("true"));
+}
+
+#[test]
+fn its_time_begins_with_its_turn() {
+    let mut world = World::new(node(&[]));
+    world.before = Some("RebootNode b".to_owned());
+    world.settle();
+    let status = &world.object["status"];
+    assert_eq!(
+        (world.phase(), &status["startTime"]),
+        ("Pending", &Value::Null)
+    );
+    world.passes(20);
+    world.before = None;
+    world.settle();
+    let start = world.object["status"]["startTime"].as_str().unwrap();
+    assert_eq!(start.parse::<Timestamp>().unwrap(), world.now);
+    // It was seen before: its turn is waited for no longer than that allows.
+    let mut world = World::new(node(&[]));
+    world.before = Some("RebootNode b".to_owned());
+    let decision = world.settle();
+    assert_eq!(decision.wake, Some(world.now + world.settings.timeout));
+    world.passes(25);
+    world.settle();
+    assert_eq!(world.says(READY), "False ReadinessTimeoutExceeded");
+}
+
+#[test]
+fn pods_of_services_that_cannot_be_read_end_a_reset_and_do_not_hold_it_for_ever() {
+    let mut world = World::new(node(&[(PLUGIN, "true")]));
+    world.unread = true;
+    let decision = world.settle();
+    assert_eq!(decision.awaits, "the pods of services to be read");
+    world.now = decision.wake.unwrap();
+    world.settle();
+    assert_eq!(world.says(TORN_DOWN), "False ServicePodsUnknown");
+    assert_eq!(world.says(ATTEMPT_COMPLETE), "True PermanentFailure");
+    // Who has just begun has not read them yet, and the time that is over says nothing.
+    let mut world = World::new(node(&[(PLUGIN, "true")]));
+    world.unread = true;
+    world.settle();
+    world.passes(60);
+    world.looks_since = world.now;
+    let decision = world.settle();
+    assert_eq!(decision.awaits, "the pods of services to be read");
+    assert_eq!(decision.wake, Some(world.now + READ_WITHIN));
+    // After the reset, with what was stopped put back.
+    let mut world = World::new(node(&[(PLUGIN, "true")]));
+    world.settle();
+    world.unread = true;
+    world.job = ResetSeen::Ours(ResetState::Succeeded);
+    let decision = world.settle();
+    assert_eq!(world.label(PLUGIN), Some("true"));
+    world.now = decision.wake.unwrap();
+    world.settle();
+    assert_eq!(world.says(RESTORED), "False ServicePodsUnknown");
+    assert!(world.object["status"]["completionTime"].is_string());
+}
+
+#[test]
+fn a_reset_that_cannot_be_read_is_not_waited_for_for_ever() {
+    for created in [true, false] {
+        let mut world = World::new(node(&[(PLUGIN, "true")]));
+        if !created {
+            world.job = ResetSeen::Unknown;
+        }
+        world.settle();
+        world.job = ResetSeen::Unknown;
+        let decision = world.settle();
+        assert!(decision.awaits.ends_with("to be read"), "{decision:?}");
+        world.now = decision.wake.unwrap();
+        world.settle();
+        assert_eq!(world.says(JOB_COMPLETED), "False ResetTimeoutExceeded");
+        // Nobody knows whether it goes on: that is said, and the services are put back.
+        world.passes(3);
+        world.settle();
+        assert_eq!(world.label(PLUGIN), Some("true"));
+        assert_eq!(world.says(ATTEMPT_COMPLETE), "True AmbiguousFailure");
+    }
 }
 
 #[test]

@@ -46,6 +46,8 @@ pub struct Board {
     /// The Jobs that reset GPUs, each with what its pods said at their end.
     jobs: BTreeMap<String, (Value, Option<String>)>,
     jobs_listed: bool,
+    /// The time of the first input: since when it looks.
+    since: Option<Timestamp>,
     listings: Listings,
     wakes: BTreeSet<(Timestamp, Key)>,
 }
@@ -81,6 +83,7 @@ impl Board {
             nodes: BTreeMap::new(),
             jobs: BTreeMap::new(),
             jobs_listed: false,
+            since: None,
             listings: Listings::default(),
             wakes: BTreeSet::new(),
         }
@@ -113,6 +116,7 @@ impl Board {
     /// answer to each but those that tell of a node, and [`Effect::Tell`].
     pub fn take(&mut self, input: Input, now: Timestamp) -> Vec<Effect> {
         let mut effects = Vec::new();
+        self.since.get_or_insert(now);
         match input {
             Input::ListBegun(kind) => self.listings.begin(kind),
             Input::Listed(kind) => self.listed(kind, now, &mut effects),

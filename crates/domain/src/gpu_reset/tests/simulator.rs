@@ -89,7 +89,8 @@ impl Story {
         let decision = decide(&Case {
             request: &Resource::read(Maintenance::Reset, &object).unwrap(),
             node: node.as_ref(),
-            pods: &self.world.pods,
+            pods: Some(&self.world.pods),
+            looks_since: self.world.now,
             reset: &job,
             by_provider: self.world.by_provider,
             before: None,

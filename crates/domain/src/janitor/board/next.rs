@@ -222,12 +222,13 @@ impl Board {
         Some(gpu_reset::decide(&gpu_reset::Case {
             request,
             node,
-            pods: around.pods.as_ref()?,
+            pods: around.pods.as_deref(),
             reset,
             by_provider,
             before: (self.at_work(&request.node, |other| *other != key)).as_deref(),
             excluded: node.is_some_and(|node| self.config.excludes(&node.labels)),
             settings: self.config.resets.as_ref()?,
+            looks_since: self.since.unwrap_or(now),
             now,
         }))
     }
