@@ -1,6 +1,6 @@
 //! What is done next for one request.
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
 
 use super::around::{Around, NodeState, ObjectState, Readiness};
@@ -16,6 +16,8 @@ const TEST_FAILED: &str = "TestFailed";
 const TIMED_OUT: &str = "TestTimeout";
 const NOT_READY: &str = "NodeReadinessViolation";
 const NODE_DELETED: &str = "NodeDeleted";
+/// Time for the object of an attempt to go that has ended: its pods may be on a machine that is gone.
+const GOES_WITHIN: SignedDuration = SignedDuration::from_mins(15);
 /// Longest message, in characters.
 const MAX_TEXT: usize = 500;
 
@@ -134,7 +136,9 @@ impl Look<'_> {
         let mut has_objects = false;
         for group in &self.status.test_groups {
             let attempts = group.attempts.iter();
-            has_objects |= attempts.clone().any(|one| self.is_there(group, one));
+            has_objects |= attempts
+                .clone()
+                .any(|one| self.is_there(self.request, group, one));
             acts.extend(attempts.filter_map(|one| self.delete(&group.provider, &one.object_name)));
         }
         // The nodes are free once nothing of it runs on them any more.
@@ -162,15 +166,29 @@ impl Look<'_> {
 
     /// Returns the groups with an object of an attempt that has ended and is not gone: it may still use the GPUs.
     fn lingering(&self) -> impl Iterator<Item = &TestGroup> {
-        self.status.test_groups.iter().filter(|group| {
-            let mut ended = group.attempts.iter().filter(|one| one.phase.is_over());
-            ended.any(|one| self.is_there(group, one))
-        })
+        let groups = self.status.test_groups.iter();
+        groups.filter(|group| self.lingers(self.request, group))
+    }
+
+    /// Returns whether an object of an attempt of a group is there that has ended, of this request or another.
+    fn lingers(&self, request: &Request, group: &TestGroup) -> bool {
+        let mut ended = group.attempts.iter().filter(|one| one.phase.is_over());
+        ended.any(|one| self.is_there(request, group, one))
+    }
+
+    /// Returns by when the first of these objects is to be gone.
+    fn goes_by(&self) -> Option<Timestamp> {
+        let attempts = self.lingering().flat_map(|group| {
+            let ended = group.attempts.iter().filter(|one| one.phase.is_over());
+            ended.filter(|one| self.is_there(self.request, group, one))
+        });
+        let ends = attempts.filter_map(|one| one.end_time?.checked_add(GOES_WITHIN).ok());
+        ends.min()
     }
 
     /// Returns whether the object of an attempt is there, and not somebody else's.
-    fn is_there(&self, group: &TestGroup, attempt: &Attempt) -> bool {
-        let state = self.object(&group.provider, &attempt.object_name);
+    fn is_there(&self, request: &Request, group: &TestGroup, attempt: &Attempt) -> bool {
+        let state = self.object(request, &group.provider, &attempt.object_name);
         !matches!(state, ObjectState::Gone | ObjectState::Foreign)
     }
 
@@ -235,8 +253,8 @@ impl Look<'_> {
         Step { acts, wake: None }
     }
 
-    /// Returns the other request whose tests run on a node, by what the node says, or by the request itself where
-    /// somebody has taken that away.
+    /// Returns the other request whose tests run on a node, or whose objects are not gone from it, by what the node
+    /// says, or by the request itself where somebody has taken that away.
     fn tested_for(&self, name: &str, node: &NodeView) -> Option<String> {
         let mut held = Held::read(node);
         held.keep(|name| self.around.knows(name));
@@ -246,9 +264,10 @@ impl Look<'_> {
         let others = self.around.requests.values();
         let mut others = others.filter(|other| other.name != self.request.name);
         let other = others.find(|other| {
-            let running = other.status.test_groups.iter();
-            let mut running = running.filter(|group| group.phase == Phase::Running);
-            running.any(|group| group.nodes.iter().any(|one| one == name))
+            let groups = other.status.test_groups.iter();
+            let mut busy =
+                groups.filter(|one| one.phase == Phase::Running || self.lingers(other, one));
+            busy.any(|group| group.nodes.iter().any(|one| one == name))
         });
         other.map(|other| other.name.clone())
     }
@@ -276,6 +295,13 @@ impl Look<'_> {
             return self.write();
         }
         let (running, failed) = (self.status.running(), self.status.count(Phase::Failed));
+        let stays = self.goes_by().is_some_and(|by| by <= self.around.now);
+        if running == 0 && stays {
+            // Nothing more can begin on its nodes, and they are not let in while it may use their GPUs.
+            let why = self.lingering().next().map(not_gone);
+            self.status.message = why;
+            return self.finish(Phase::Failed);
+        }
         if running == 0 && (failed > 0 || self.status.count(Phase::Pending) == 0) {
             let lingering: Vec<String> = self.lingering().map(not_gone).collect();
             if !lingering.is_empty() {
@@ -310,7 +336,7 @@ impl Look<'_> {
             return;
         };
         let timed_out = now.duration_since(attempt.start_time) >= provider.timeout;
-        let object = self.object(&group.provider, &attempt.object_name);
+        let object = self.object(self.request, &group.provider, &attempt.object_name);
         let gone = self.gone(group);
         let failure = if !gone.is_empty() {
             (
@@ -482,7 +508,7 @@ impl Look<'_> {
             let began = group.attempt()?.start_time;
             began.checked_add(provider.timeout).ok()
         });
-        let wake = next.min();
+        let wake = next.chain(self.goes_by()).min();
         self.status.message = (!waits.is_empty()).then(|| short(&waits.join("; ")));
         let acts = if self.status == self.request.status {
             Vec::new()
@@ -559,14 +585,14 @@ impl Look<'_> {
     }
 
     /// Returns the state of an object.
-    fn object(&self, provider: &str, name: &str) -> ObjectState {
+    fn object(&self, request: &Request, provider: &str, name: &str) -> ObjectState {
         let key = (provider.to_owned(), name.to_owned());
         let Some(object) = self.around.objects.get(&key) else {
             return ObjectState::Gone;
         };
         let owners = object.pointer("/metadata/ownerReferences");
         let mut owners = owners.and_then(Value::as_array).into_iter().flatten();
-        if !owners.any(|one| one["uid"] == self.request.uid.as_str()) {
+        if !owners.any(|one| one["uid"] == request.uid.as_str()) {
             return ObjectState::Foreign;
         }
         let Some(rules) = self.config.providers.get(provider) else {
@@ -585,7 +611,7 @@ impl Look<'_> {
     fn delete(&self, provider: &str, name: &str) -> Option<Act> {
         let key = (provider.to_owned(), name.to_owned());
         let metadata = self.around.objects.get(&key)?.get("metadata")?;
-        let state = self.object(provider, name);
+        let state = self.object(self.request, provider, name);
         if state == ObjectState::Foreign || metadata.get("deletionTimestamp").is_some() {
             return None;
         }

@@ -10,6 +10,7 @@ use super::*;
 use crate::node::{NodeChange, NodeView};
 
 mod refusals;
+mod together;
 
 const CONFIG: &str = r#"
 apiVersion: nvsentinel.nvidia.com/v1alpha1
