@@ -11,6 +11,7 @@ use gpuwarden_domain::event::Record;
 use gpuwarden_domain::fault::{FaultBook, MAX_OPEN_FAULTS_PER_NODE};
 use jiff::Timestamp;
 use proptest::prelude::*;
+use proptest::test_runner::FileFailurePersistence;
 
 #[path = "../../diagnosis/src/fold/tests/reports.rs"]
 mod reports;
@@ -22,7 +23,19 @@ fn as_many_faults_are_counted_as_are_kept_open() {
     assert_eq!(MAX_WINDOWS, MAX_OPEN_FAULTS_PER_NODE);
 }
 
+/// Keeps what fails in `counts.proptest-regressions` beside this file: there is no `lib.rs` above it.
+fn keeps_failures() -> ProptestConfig {
+    ProptestConfig {
+        failure_persistence: Some(Box::new(FileFailurePersistence::WithSource(
+            "proptest-regressions",
+        ))),
+        ..ProptestConfig::default()
+    }
+}
+
 proptest! {
+    #![proptest_config(keeps_failures())]
+
     /// A controller hears of recoveries that the agent does not: what it is told later of lines
     /// from before opens nothing, and what came after is told when the window ends.
     #[test]

@@ -43,6 +43,20 @@ fn config() -> DrainConfig {
 }
 
 #[test]
+fn without_a_file_times_are_those_of_the_documentation() {
+    let config = DrainConfig::default();
+    let minutes = [
+        config.eviction_grace,
+        config.delete_after,
+        config.unready_after,
+        config.ask_after,
+        config.checkpoint_limit,
+    ];
+    assert_eq!(minutes.map(|time| time.as_mins()), [5, 60, 5, 1440, 10]);
+    assert_eq!(config.stuck_after, None);
+}
+
+#[test]
 fn each_pod_is_decided_about_for_itself() {
     use DrainMode::{AllowCompletion, DeleteAfterTimeout, Immediate};
     let config = config();

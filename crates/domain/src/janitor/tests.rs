@@ -11,6 +11,7 @@ use crate::node::NodeView;
 mod config;
 mod requests;
 mod simulator;
+mod waits;
 
 const NODE: &str = "gpu-1";
 const TIMEOUT: SignedDuration = SignedDuration::from_mins(25);
@@ -234,6 +235,9 @@ fn a_reboot_is_recorded_sent_and_proven_by_the_boot_id() {
     assert_eq!(scene.ended(), "");
     scene.node(Some(node("boot-2", false)));
     assert_eq!(scene.ended(), "");
+    // Nor does one that does not say in which boot it is.
+    scene.node(Some(node("", true)));
+    assert_eq!(scene.ended(), "");
     scene.node(Some(node("boot-2", true)));
     assert_eq!(scene.ended(), "Succeeded");
     assert_eq!(scene.says("NodeReady"), "True Succeeded");
@@ -329,43 +333,6 @@ fn a_failure_is_tried_again_ends_it_or_is_asked_about() {
         (&*scene.ended(), &*scene.says("NodeReady")),
         ("PermanentFailure", "False Failed")
     );
-}
-
-#[test]
-fn every_wait_has_an_end() {
-    // NVSentinel looks for a missing node for ever, and holds its lock.
-    let mut scene = Scene::new(Action::Reboot, "");
-    scene.node(None);
-    assert_eq!(scene.ended(), "Cancelled");
-    assert_eq!(scene.says("NodeReady"), "False NodeNotFound");
-    // A node that never comes back, or whose object goes.
-    for gone in [false, true] {
-        let mut scene = Scene::sent(Action::Reboot);
-        scene.node((!gone).then(|| node("boot-2", false)));
-        scene.later(TIMEOUT.as_secs() - 1);
-        assert_eq!(scene.ended(), "");
-        scene.later(1);
-        assert_eq!(scene.ended(), "AmbiguousFailure");
-    }
-    // Nothing was done while it waits for another try.
-    let mut scene = Scene::new(Action::Reboot, "");
-    scene.node(Some(node("boot-1", true)));
-    scene.now = TIMEOUT.as_secs() - 1;
-    scene.answer(Answer::Sent(Err(failed(Class::Transient))));
-    scene.later(5);
-    assert_eq!(scene.ended(), "TransientFailure");
-    // A person has a day, and after the signal the usual time.
-    let manual = "  manualMode: true\n";
-    let mut scene = Scene::new(Action::Reboot, manual);
-    scene.node(Some(node("boot-1", true)));
-    assert_eq!(scene.says("ManualMode"), "True OutsideActorRequired");
-    scene.later(23 * 3600);
-    assert_eq!((scene.asked(), &*scene.ended()), (None, ""));
-    let mut by_hand = scene.clone();
-    by_hand.node(Some(node("boot-2", true)));
-    assert_eq!(by_hand.ended(), "Succeeded");
-    scene.later(3601);
-    assert_eq!(scene.ended(), "AmbiguousFailure");
 }
 
 #[test]

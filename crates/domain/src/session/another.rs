@@ -112,6 +112,8 @@ mod tests {
         let taints = json!([
             {"key": "bad", "value": "v", "effect": "NoSchedule"},
             {"key": "old", "value": "v", "effect": "NoExecute", "preExisting": true},
+            {"key": "x; reboot", "value": "v", "effect": "NoSchedule"},
+            {"key": "y", "value": "v", "effect": "$(reboot)"},
         ]);
         let node = NodeView::from_object(json!({
             "metadata": {
@@ -132,6 +134,8 @@ mod tests {
                 "taints": [
                     {"key": "bad", "value": "v", "effect": "NoSchedule"},
                     {"key": "old", "value": "v", "effect": "NoExecute"},
+                    {"key": "x; reboot", "value": "v", "effect": "NoSchedule"},
+                    {"key": "y", "value": "v", "effect": "$(reboot)"},
                 ],
             },
         }))

@@ -362,6 +362,16 @@ fn a_new_node_begins_once_it_has_passed_and_is_not_asked_again() {
 }
 
 #[test]
+fn a_new_machine_under_an_old_name_has_to_pass_whatever_its_annotation_says() {
+    for (admitted, held) in [("u1", false), ("u0", true), ("", true)] {
+        let mut world = world_of(NEW, new_node(1_000_000_001));
+        world.annotate(keys::ADMITTED, admitted);
+        looks(&mut world, 3);
+        assert_eq!(world["n1"].unschedulable, held, "admitted: {admitted:?}");
+    }
+}
+
+#[test]
 fn who_was_there_before_or_is_not_meant_or_is_let_in_by_a_person_is_not_held() {
     for (keys, created) in [
         (NEW, 1_000_000_000),

@@ -1,0 +1,52 @@
+//! What is waited for, and until when.
+
+use super::*;
+
+#[test]
+fn every_wait_has_an_end() {
+    // NVSentinel looks for a missing node for ever, and holds its lock.
+    let mut scene = Scene::new(Action::Reboot, "");
+    scene.node(None);
+    assert_eq!(scene.ended(), "Cancelled");
+    assert_eq!(scene.says("NodeReady"), "False NodeNotFound");
+    // A node that never comes back, or whose object goes.
+    for gone in [false, true] {
+        let mut scene = Scene::sent(Action::Reboot);
+        scene.node((!gone).then(|| node("boot-2", false)));
+        scene.later(TIMEOUT.as_secs() - 1);
+        assert_eq!(scene.ended(), "");
+        scene.later(1);
+        assert_eq!(scene.ended(), "AmbiguousFailure");
+    }
+    // Nothing was done while it waits for another try.
+    let mut scene = Scene::new(Action::Reboot, "");
+    scene.node(Some(node("boot-1", true)));
+    scene.now = TIMEOUT.as_secs() - 1;
+    scene.answer(Answer::Sent(Err(failed(Class::Transient))));
+    scene.later(5);
+    assert_eq!(scene.ended(), "TransientFailure");
+    // A person has a day, and after the signal the usual time.
+    let manual = "  manualMode: true\n";
+    let mut scene = Scene::new(Action::Reboot, manual);
+    scene.node(Some(node("boot-1", true)));
+    assert_eq!(scene.says("ManualMode"), "True OutsideActorRequired");
+    scene.later(23 * 3600);
+    assert_eq!((scene.asked(), &*scene.ended()), (None, ""));
+    let mut by_hand = scene.clone();
+    by_hand.node(Some(node("boot-2", true)));
+    assert_eq!(by_hand.ended(), "Succeeded");
+    scene.later(3601);
+    assert_eq!(scene.ended(), "AmbiguousFailure");
+}
+
+#[test]
+fn a_provider_that_names_hours_is_asked_again_after_five_minutes() {
+    let mut scene = Scene::new(Action::Reboot, "");
+    scene.node(Some(node("boot-1", true)));
+    let wait = failed(Class::Transient).after(SignedDuration::from_hours(3));
+    scene.answer(Answer::Sent(Err(wait)));
+    scene.later(299);
+    assert_eq!(scene.asked(), None);
+    scene.later(1);
+    assert_eq!(scene.asked(), Some(&Question::Send));
+}
