@@ -193,6 +193,8 @@ impl Fleet {
         let by_node = own.is_some_and(|own| own.mark.by == Some(Maker::Node));
         let session = own.map(|own| own.session_id.clone());
         let entry = self.entry(name);
+        // Also where it was not asked again: what it has was read meanwhile.
+        entry.claim.unanswered = false;
         entry.claim.on_our_node = ours && by_node;
         if entry.claim.anothers == session {
             return;

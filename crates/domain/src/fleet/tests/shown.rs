@@ -1,7 +1,7 @@
 //! What is shown of the nodes, and what is remembered of it.
 
 use super::*;
-use crate::fleet::world::Fate;
+use crate::fleet::world::{Fate, Restart};
 use crate::view::{NodeState, NodeStatus};
 
 const NODES: u32 = 10;
@@ -350,4 +350,32 @@ fn a_node_that_was_cordoned_before_its_session_is_told_to_stay_so() {
     world.recovery(0);
     let notes = world.look(Fate::Made).notes;
     assert!(notes.iter().any(|note| said(&note.text)), "{notes:?}");
+}
+
+#[test]
+fn once_the_store_is_read_nothing_is_said_of_its_silence() {
+    let awaits = |world: &World| world.fleet.status("n1").unwrap().session.unwrap().awaits;
+    let mut world = World::new(&Policy::builtin());
+    world.fault(0);
+    world.settle();
+    let record = world.stored[0].clone();
+    world.restart(Restart::Nothing);
+    let effects = world.fleet.decide(world.now);
+    let asks = |effect: &Effect| matches!(effect, Effect::LookUp { .. });
+    assert!(effects.iter().any(asks));
+    let node = "n1".to_owned();
+    world.take(FleetInput::Found { node, found: None });
+    assert!(
+        awaits(&world).starts_with("the event store"),
+        "{}",
+        awaits(&world)
+    );
+    // What it has is read before it is asked again.
+    world.store(record.event, record.created_at);
+    world.now += SignedDuration::from_mins(1);
+    world.settle();
+    assert_eq!(
+        awaits(&world),
+        "the recovery of its faults, or a release by hand"
+    );
 }
