@@ -1,5 +1,6 @@
-//! `cargo xtask mutants`: takes guards out of the decisions, one at a time, and looks whether the simulation
-//! notices. One that does not would find no fault of ours either.
+//! `cargo xtask mutants`: takes guards out of the decisions, and looks whether the tests notice that hold them:
+//! the simulation, for one guard at a time, and named tests of the parts that the simulation lacks. Tests that do
+//! not notice would find no fault of ours either.
 
 use std::fs;
 use std::path::Path;
@@ -20,7 +21,14 @@ struct Guard {
     without: &'static str,
 }
 
-const GUARDS: [Guard; 9] = [
+/// A guard that a named test of `domain` holds.
+struct Held {
+    guard: Guard,
+    test: &'static str,
+}
+
+/// Guards that the simulation holds.
+const SIMULATED: [Guard; 10] = [
     Guard {
         what: "a cordon that was there before stays",
         file: "session/change.rs",
@@ -75,25 +83,98 @@ const GUARDS: [Guard; 9] = [
         text: "let repaired = (own.mark",
         without: "let repaired = false && (own.mark",
     },
+    Guard {
+        what: "a node is remediating only while something is under way or waited for",
+        file: "remedy/mark.rs",
+        text: "let goes_on = last.end.is_none() || self.waits_until.is_some();",
+        without: "let goes_on = true;",
+    },
 ];
 
-/// The test that has to fail.
-const TEST: &str = "simulate::tests::nothing_breaks_an_invariant";
+/// Guards that named tests hold, each of another part of `domain`: they are taken out together, for one build.
+const HELD: [Held; 4] = [
+    Held {
+        guard: Guard {
+            what: "a node is drained once the custom resource of its drain says so",
+            file: "fleet/drain/custom.rs",
+            text: "&& state.seen == Seen::There(true)",
+            without: "&& matches!(state.seen, Seen::There(_))",
+        },
+        test: "fleet::drain::tests::custom::one_that_does_not_end_asks_a_person_and_is_not_called_drained",
+    },
+    Held {
+        guard: Guard {
+            what: "the rules of devices that others have made stay",
+            file: "fleet/devices.rs",
+            text: "Owns::All => rule.spec.by == Maker::Controller,",
+            without: "Owns::All => true,",
+        },
+        test: "fleet::devices::tests::each_kind_of_gpuwarden_leaves_the_rules_of_others_alone",
+    },
+    Held {
+        guard: Guard {
+            what: "a signal that another process may have sent is asked about, and not sent",
+            file: "janitor/sending.rs",
+            text: "if record.by == self.process && unsent {",
+            without: "if unsent {",
+        },
+        test: "janitor::tests::a_crash_between_any_two_steps_makes_no_second_signal",
+    },
+    Held {
+        guard: Guard {
+            what: "a node stays held by each request that waits for it",
+            file: "validation_request/gate.rs",
+            text: "one.name != request && !(one.failed && same)",
+            without: "one.name != request && !same",
+        },
+        test: "validation_request::tests::together::a_request_that_waits_holds_its_node_whatever_becomes_of_another",
+    },
+];
 
-/// Takes each guard out of a copy of the sources; fails where the simulation does not notice.
+/// The test of the simulation, and what it says where it has found something.
+const SIMULATION: (&str, &str) = (
+    "simulate::tests::nothing_breaks_an_invariant",
+    "violation: Some(",
+);
+/// What a test says that has failed.
+const FAILED: &str = "test result: FAILED. 0 passed; 1 failed";
+
+/// Takes each guard out of a copy of the sources; fails where its test does not notice.
 pub(crate) fn run() -> anyhow::Result<()> {
     let target = target_dir()?;
     let copy = target.join("mutants");
     copy_sources(&copy)?;
-    for guard in &GUARDS {
+    let tests = |package| Tests {
+        package,
+        copy: &copy,
+        target: &target,
+    };
+    let domain = tests("gpuwarden-domain");
+    without(HELD.iter().map(|one| &one.guard), &copy, || {
+        domain.build()?;
+        HELD.iter().try_for_each(|Held { guard, test }| {
+            step(&format!("without: {}", guard.what), || {
+                domain.notice(test, FAILED).map(drop)
+            })
+        })
+    })?;
+    let trial = tests("gpuwarden-trial");
+    for guard in &SIMULATED {
         step(&format!("without: {}", guard.what), || {
-            notices(guard, &copy, &target)
+            let said = without([guard], &copy, || {
+                trial.build()?;
+                trial.notice(SIMULATION.0, SIMULATION.1)
+            })?;
+            let mut lines = said.lines().map(str::trim);
+            let what = lines.find(|line| line.starts_with("what:"));
+            println!("  {}", what.unwrap_or_default());
+            Ok(())
         })?;
     }
     Ok(())
 }
 
-/// Copies what the simulation is built from; registry crates are built once for both.
+/// Copies what the tests are built from; registry crates are built once for both.
 fn copy_sources(copy: &Path) -> anyhow::Result<()> {
     let mut git = Command::new("git");
     git.current_dir(workspace_root()).args([
@@ -116,36 +197,65 @@ fn copy_sources(copy: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn notices(guard: &Guard, copy: &Path, target: &Path) -> anyhow::Result<()> {
-    let file = copy.join("crates/domain/src").join(guard.file);
-    let text = fs::read_to_string(&file)?;
-    ensure!(
-        text.matches(guard.text).count() == 1,
-        "{} has not once: {}",
-        guard.file,
-        guard.text
-    );
-    let test = |more: &[&str]| {
+/// Runs while guards are taken out of the copy.
+fn without<'a, T>(
+    guards: impl IntoIterator<Item = &'a Guard>,
+    copy: &Path,
+    run: impl FnOnce() -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
+    let mut before = Vec::new();
+    for guard in guards {
+        let file = copy.join("crates/domain/src").join(guard.file);
+        let text = fs::read_to_string(&file)?;
+        ensure!(
+            text.matches(guard.text).count() == 1,
+            "{} has not once: {}",
+            guard.file,
+            guard.text
+        );
+        before.push((file, text, guard));
+    }
+    for (file, text, guard) in &before {
+        fs::write(file, text.replacen(guard.text, guard.without, 1))?;
+    }
+    let ran = run();
+    for (file, text, _) in before {
+        fs::write(file, text)?;
+    }
+    ran
+}
+
+/// The unit tests of a package of the copy.
+struct Tests<'a> {
+    package: &'static str,
+    copy: &'a Path,
+    target: &'a Path,
+}
+
+// === impl Tests ===
+
+impl Tests<'_> {
+    fn command(&self, more: &[&str]) -> Command {
         let mut command = cargo();
         command
-            .current_dir(copy)
-            .env("CARGO_TARGET_DIR", target)
-            .args(["test", "--quiet", "--package", "gpuwarden-trial", "--lib"])
+            .current_dir(self.copy)
+            .env("CARGO_TARGET_DIR", self.target)
+            .args(["test", "--quiet", "--package", self.package, "--lib"])
             .args(more);
         command
-    };
-    fs::write(&file, text.replacen(guard.text, guard.without, 1))?;
-    let built = run_command(&mut test(&["--no-run"]));
-    let ran = built.and_then(|()| Ok(test(&["--", "--exact", TEST]).output()?));
-    fs::write(&file, text)?;
-    let ran = ran?;
-    let said = String::from_utf8_lossy(&ran.stdout);
-    if ran.status.success() || !said.contains("violation: Some(") {
-        bail!("the simulation does not notice that it is gone:\n{said}");
     }
-    let what = said
-        .lines()
-        .find(|line| line.trim_start().starts_with("what:"));
-    println!("  {}", what.unwrap_or_default().trim());
-    Ok(())
+
+    fn build(&self) -> anyhow::Result<()> {
+        run_command(&mut self.command(&["--no-run"]))
+    }
+
+    /// Runs one test. Returns what it says; fails where it passes, or does not say this.
+    fn notice(&self, test: &str, says: &str) -> anyhow::Result<String> {
+        let ran = self.command(&["--", "--exact", test]).output()?;
+        let said = String::from_utf8_lossy(&ran.stdout).into_owned();
+        if ran.status.success() || !said.contains(says) {
+            bail!("{test} does not notice that it is gone:\n{said}");
+        }
+        Ok(said)
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use contract::keys;
+use contract::{RecommendedAction, keys};
 use domain::drain::{Drain, DrainConfig, Fate, fate};
 use domain::event::Record;
 use domain::fault::{Fault, FaultBook};
@@ -223,8 +223,35 @@ pub(super) fn settled(fleet: &Fleet, nodes: &[SimNode]) -> Result<(), Broken> {
             let is = if cordon { "not cordoned" } else { "cordoned" };
             return Err(format!("{name} is {is}, against what is wanted"));
         }
+        if own.is_some() {
+            has_a_way_out(fleet, node)?;
+        }
     }
     Ok(())
+}
+
+/// A node that is out waits for nothing that nobody is at. This is asked where time alone changes nothing any more:
+/// so nothing is under way, and either a person was asked, or no fault of the node asks for a repair.
+fn has_a_way_out(fleet: &Fleet, node: &SimNode) -> Result<(), Broken> {
+    let (name, awaits) = (&node.view.name, awaits(fleet, &node.view.name));
+    let state = node.view.labels.get(keys::STATE_LABEL).map(String::as_str);
+    let desired = fleet.desired(name);
+    let mut events = desired.events.iter().map(|one| &one.event);
+    let to_repair = events.any(|event| event.recommended_action() != RecommendedAction::None);
+    let moves = [keys::STATE_DRAINING, keys::STATE_REMEDIATING];
+    let wrong = match state {
+        Some(state) if moves.contains(&state) => "and nothing is under way",
+        Some(keys::STATE_REMEDIATION_FAILED) if !awaits.starts_with("a person: ") => {
+            "and no person is asked"
+        }
+        Some(keys::STATE_REMEDIATION_FAILED) => return Ok(()),
+        _ if to_repair => "and nobody is at the repair that a fault asks for",
+        _ => return Ok(()),
+    };
+    let state = state.unwrap_or("in no state");
+    Err(format!(
+        "{name} stays {state}, {wrong}: it waits for {awaits:?}"
+    ))
 }
 
 /// Each node is as others have made it.

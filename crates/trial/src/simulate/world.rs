@@ -68,6 +68,8 @@ pub(super) struct World {
     read: usize,
     saved: Option<Kept>,
     under_way: Vec<Request>,
+    /// True if the controller was told something since it last decided.
+    news: bool,
     pub(super) now: Timestamp,
     /// The latest time that the clock has shown.
     latest: Timestamp,
@@ -105,6 +107,7 @@ impl World {
             read: 0,
             saved: None,
             under_way: Vec::new(),
+            news: false,
             now,
             latest: Timestamp::UNIX_EPOCH,
             put_back: false,
@@ -146,6 +149,7 @@ impl World {
     }
 
     pub(super) fn take(&mut self, input: FleetInput) {
+        self.news = true;
         self.fleet.take(input, self.now);
     }
 
@@ -222,6 +226,7 @@ impl World {
 
     /// Has the controller decide; what it asks for is under way then.
     pub(super) fn decide(&mut self) -> Result<(), Broken> {
+        self.news = false;
         for effect in self.fleet.decide(self.now) {
             *self.effects.entry(kind(&effect)).or_default() += 1;
             match effect {
@@ -524,10 +529,10 @@ impl World {
         self.nodes.iter().position(|node| node.view.name == name)
     }
 
-    /// Returns whether nothing is under way, and all is told and read.
+    /// Returns whether nothing is under way, and all is told, read and decided about.
     pub(super) fn is_quiet(&self) -> bool {
         let told = self.nodes.iter().all(|node| node.told.is_empty());
-        told && self.under_way.is_empty() && self.read == self.stored.len()
+        told && !self.news && self.under_way.is_empty() && self.read == self.stored.len()
     }
 
     /// Lets time pass; less than none puts the clock back.
