@@ -9,6 +9,7 @@ mod limits;
 mod load;
 mod route;
 mod rule;
+mod uncordon;
 
 use std::fmt;
 
@@ -26,6 +27,7 @@ pub use rule::{
     Compared, CompileError, CountExpression, Criterion, EventVariable, How, MAX_COST, MAX_DEPTH,
     MAX_EXPRESSION_BYTES, MAX_LOOPS, MAX_NODE_BYTES, MAX_NODE_ITEMS, NodeVariable, Rule, RuleKind,
 };
+pub use uncordon::Uncordon;
 
 use crate::node::{NodeView, Taint};
 
@@ -51,6 +53,8 @@ pub struct Policy {
     pub unhealthy_taint: bool,
     /// True if a recovery leaves the reference's `uncordon-*` labels.
     pub uncordon_labels: bool,
+    /// The meaning of an uncordon that gpuwarden has not made.
+    pub uncordon: Uncordon,
     /// The limits of nodes that are taken out of service.
     pub brake: Brake,
     /// The effects of device taints; `None`: single devices are not tainted.

@@ -74,6 +74,7 @@ pub fn settings(a: &Policy, b: &Policy) -> Vec<SettingDifference> {
             ("label-prefix", format!("{:?}", policy.label_prefix)),
             ("unhealthy-taint", policy.unhealthy_taint.to_string()),
             ("uncordon-labels", policy.uncordon_labels.to_string()),
+            ("uncordon", policy.uncordon.to_string()),
             ("policies", listed(names)),
         ]
     };

@@ -8,6 +8,7 @@ use toml::Spanned;
 use super::route::Written;
 use super::{
     CompileError, MAX_COST, NamedPolicy, Policy, Route, RouteDrain, Rule, RuleKind, RuleSet,
+    Uncordon,
 };
 use crate::node::Taint;
 
@@ -44,6 +45,8 @@ struct PolicyFile {
     unhealthy_taint: bool,
     #[serde(rename = "uncordon-labels", default)]
     uncordon_labels: bool,
+    #[serde(default)]
+    uncordon: Uncordon,
     #[serde(rename = "rule-sets", default)]
     rule_sets: Vec<Spanned<RuleSetEntry>>,
     #[serde(default)]
@@ -197,6 +200,7 @@ pub(super) fn parse(text: &str, source: &str) -> Result<Policy, FileError> {
         policies,
         unhealthy_taint: file.unhealthy_taint,
         uncordon_labels: file.uncordon_labels,
+        uncordon: file.uncordon,
         brake,
         device_taints,
         warnings: reader.warnings,

@@ -226,6 +226,27 @@ fn either_of_any_and_all_is_enough_where_the_file_says_so() {
 }
 
 #[test]
+fn what_an_uncordon_means_is_a_key() {
+    for (written, means) in [
+        ("", Uncordon::NotDuringRepair),
+        ("uncordon = \"releases\"", Uncordon::Releases),
+        (
+            "uncordon = \"not-during-repair\"",
+            Uncordon::NotDuringRepair,
+        ),
+        ("uncordon = \"never\"", Uncordon::Never),
+    ] {
+        let policy = Policy::parse(&format!("# rules\n{written}\n"), "p.toml").unwrap();
+        assert_eq!(
+            (policy.uncordon, policy.warnings),
+            (means, vec![]),
+            "{written}"
+        );
+        assert!(written.is_empty() || written.contains(&format!("{means:#}")));
+    }
+}
+
+#[test]
 fn a_configuration_of_the_reference_loads_unchanged() {
     let policy = Policy::parse(include_str!("tests/reference.toml"), "config.toml").unwrap();
     assert_eq!(policy.label_prefix, "k8saas.nvidia.com/");
@@ -238,6 +259,7 @@ fn a_configuration_of_the_reference_loads_unchanged() {
     );
     assert_eq!(policy.rule_sets[0].priority, 100);
     assert!(!policy.unhealthy_taint && !policy.uncordon_labels && policy.policies.is_empty());
+    assert_eq!(policy.uncordon, Uncordon::NotDuringRepair);
     assert!(policy.warnings.is_empty(), "{:?}", policy.warnings);
     // Each agent by its rule set, and none where the label says so.
     let event = |agent: &str, class: &str, check: &str| HealthEvent {

@@ -109,6 +109,7 @@ impl Shown {
                 setting(&["brake", "circuitBreaker"], brake),
                 setting(&["unhealthy-taint"], policy.unhealthy_taint.to_string()),
                 setting(&["uncordon-labels"], policy.uncordon_labels.to_string()),
+                setting(&["uncordon"], policy.uncordon.to_string()),
             ],
             rule_sets: policy.rule_sets.iter().map(ShownRuleSet::of).collect(),
             routes: policy.routes.iter().map(ShownRoute::of).collect(),

@@ -18,7 +18,7 @@ const SHOWN: usize = 40;
 /// The keys there are: the table that a key is in, its name, what its value is, and how that is
 /// written. A rule set of a named policy has the keys of one of the file.
 #[rustfmt::skip]
-const KEYS: [(&str, &str, &str, &str); 51] = [
+const KEYS: [(&str, &str, &str, &str); 52] = [
     ("", "label-prefix", STRING, "label-prefix = \"example.com/\""),
     ("", "circuitBreaker", TABLE, "[circuitBreaker] with percentage = 50 and duration = \"5m\""),
     ("", "brake", TABLE, "[[brake.budgets]] and max = \"10%\""),
@@ -26,6 +26,7 @@ const KEYS: [(&str, &str, &str, &str); 51] = [
     ("", "match-any-all", STRING, "match-any-all = \"both\" or match-any-all = \"either\""),
     ("", "unhealthy-taint", BOOLEAN, TRUE_OR_FALSE),
     ("", "uncordon-labels", BOOLEAN, TRUE_OR_FALSE),
+    ("", "uncordon", STRING, "uncordon = \"releases\", \"not-during-repair\" or \"never\""),
     ("", "rule-sets", TABLES, "each rule set below a line [[rule-sets]]"),
     ("", "routes", TABLES, "each route below a line [[routes]]"),
     ("", "policies", TABLES, "each policy below a line [[policies]]"),

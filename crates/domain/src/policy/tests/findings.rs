@@ -132,6 +132,12 @@ fn what_is_wrong_is_named_with_file_line_and_hint() {
         ),
         ("match-any-all = \"or\"\n".to_owned(), "p.toml:1", "both"),
         (
+            "uncordon = \"sometimes\"\n".to_owned(),
+            "p.toml:1",
+            "write uncordon = \"releases\", \"not-during-repair\" or \"never\"",
+        ),
+        ("uncordon = true\n".to_owned(), "p.toml:1", "uncordon"),
+        (
             "[[policies]]\nname = \"a\"\n[[policies]]\nname = \"a\"\n".to_owned(),
             "p.toml:3",
             "there twice",
