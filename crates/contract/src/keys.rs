@@ -118,6 +118,11 @@ pub const UNCORDON_REASON: &str = "uncordon-reason";
 /// Label (behind the configured prefix): when, as `2006-01-02T15-04-05Z`.
 pub const UNCORDON_TIMESTAMP: &str = "uncordon-timestamp";
 
+/// Label of the GPU Operator: how far the upgrade of the node's driver is.
+pub const DRIVER_UPGRADE_STATE: &str = "nvidia.com/gpu-driver-upgrade-state";
+/// Values of [`DRIVER_UPGRADE_STATE`] where none is under way.
+pub const DRIVER_UPGRADE_ENDED: [&str; 3] = ["", "upgrade-done", "upgrade-failed"];
+
 /// Label: `false` while a node is handed over to an external system for its repair.
 pub const HANDED_OVER_LABEL: &str = "nvsentinel.dgxc.nvidia.com/managed";
 /// Taint: beside it, with the name of the `ExternalRemediationRequest` as value.

@@ -46,6 +46,7 @@ mod remedy;
 mod seen;
 mod show;
 mod situation;
+mod uncordon;
 mod validation;
 mod veto;
 

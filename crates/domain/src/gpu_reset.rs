@@ -16,7 +16,7 @@ use jiff::{SignedDuration, Timestamp};
 use serde_json::Value;
 
 use crate::maintenance::{
-    ATTEMPT_COMPLETE, Act, ITS_SESSION_HAS_ENDED, Outcome, Resource, SESSION_ENDED, Status,
+    ATTEMPT_COMPLETE, Act, ITS_SESSION_HAS_ENDED, NOT_OUT, Outcome, Resource, SESSION_ENDED, Status,
 };
 use crate::node::{NodeChange, NodeView};
 use crate::remedy::{TOLD_WITHIN, later};
@@ -267,7 +267,9 @@ impl Case<'_> {
         let other = other.map(|one| format!("GPUReset {}", one.request));
         let at_work = || services::at_work(node).filter(|_| self.settings.services);
         let before = self.before.map(str::to_owned).or(other).or_else(at_work);
-        let Some(before) = before else {
+        let before = before.map(|before| format!("{before} is at work on the node"));
+        let waits = self.request.waits_for_session(node);
+        let Some(why) = before.or_else(|| waits.then(|| NOT_OUT.to_owned())) else {
             return self.status(|next| {
                 // Its time begins with its turn, and not when it was seen.
                 next.start = Some(self.now);
@@ -275,7 +277,6 @@ impl Case<'_> {
                 next.set(READY, "True", "ReadyForReset", "", self.now);
             });
         };
-        let why = format!("{before} is at work on the node");
         if self.now >= until {
             return self.fails(READY, "ReadinessTimeoutExceeded", &why);
         }
@@ -443,6 +444,13 @@ impl Case<'_> {
             return self.fails(JOB_CREATED, SESSION_ENDED, ITS_SESSION_HAS_ENDED);
         }
         let (until, what) = (self.last_moment(), self.what());
+        if self.request.waits_for_session(node) && self.now < until {
+            return Decision {
+                act: None,
+                wake: Some(until),
+                awaits: NOT_OUT.to_owned(),
+            };
+        }
         if self.now >= until {
             let reason = if self.by_provider {
                 NOT_TAKEN

@@ -137,6 +137,9 @@ pub fn decide(case: &Case<'_>) -> Option<Act> {
             ends(SESSION_ENDED, ITS_SESSION_HAS_ENDED)
         };
     }
+    if request.waits_for_session(node) {
+        return None;
+    }
     Some(Act::Node(hand_over(request, node)))
 }
 

@@ -29,7 +29,10 @@ pub const GROUP: &str = "janitor.dgxc.nvidia.com";
 
 /// The reason of what is not done any more because the session for which it was to be has ended.
 pub(crate) const SESSION_ENDED: &str = "SessionEnded";
-/// The same for people.
+/// Said of a resource that waits for the session for which it was made.
+pub(crate) const NOT_OUT: &str =
+    "the node is not out of service as its session says: something has undone that";
+/// The same as [`SESSION_ENDED`] for people.
 pub(crate) const ITS_SESSION_HAS_ENDED: &str =
     "the session of the node for which it was made has ended";
 
@@ -220,8 +223,13 @@ impl Resource {
     /// Returns whether it may be begun, as far as its node says: it was made by somebody else, or for a session
     /// that still permits it.
     pub(crate) fn is_permitted(&self, node: &NodeView) -> bool {
-        let permitted = || Ownership::read(node).and_then(|own| own.permits(node));
-        self.attempt.is_none() || permitted() == self.attempt
+        self.attempt.is_none() || Ownership::permit(node).attempt == self.attempt
+    }
+
+    /// Returns whether it is not begun yet, for its node is not out of service as the session says for which it was
+    /// made.
+    pub(crate) fn waits_for_session(&self, node: &NodeView) -> bool {
+        self.attempt.is_some() && Ownership::permit(node).waits
     }
 
     /// Returns whether it has come to its end, or somebody has deleted it.

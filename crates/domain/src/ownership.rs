@@ -16,6 +16,7 @@ use crate::event::{event_id, floor_char_boundary};
 use crate::future::is_future;
 use crate::node::{NodeView, Taint};
 use crate::remedy::{Attempt, RemediationMark};
+use crate::session::uncordon::{Machines, Undone};
 
 /// The annotations that tell a session on a node. A decision about a session has read all of them.
 pub const SESSION_ANNOTATIONS: [&str; 5] = [
@@ -90,6 +91,17 @@ pub enum ByHand {
     Released,
 }
 
+/// The word of a node's session to who carries out repairs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Permit {
+    /// The key of the attempt ([`Attempt::key`](crate::remedy::Attempt::key)) that may be begun: the one that is
+    /// under way, unless a person has ended the session. What was made for another repairs nothing any more.
+    pub attempt: Option<String>,
+    /// True while nothing may be begun: the node is not out of service as its session says. Whoever decides about
+    /// the session says next whether a person has ended it, or puts the node back.
+    pub waits: bool,
+}
+
 /// A request to give a quarantined node back, whatever its faults: the annotation
 /// [`keys::RELEASE`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -159,6 +171,21 @@ pub struct SessionMark {
     /// The times at which the node had come back to service, of late, before the session began.
     #[serde(deserialize_with = "or_nothing", skip_serializing_if = "Vec::is_empty")]
     pub returns: Vec<Timestamp>,
+    /// The times of machines on the node, as far as they were seen.
+    #[serde(
+        deserialize_with = "or_nothing",
+        skip_serializing_if = "Machines::is_empty"
+    )]
+    pub machines: Machines,
+    /// What machines have undone of the session.
+    #[serde(
+        deserialize_with = "or_nothing",
+        skip_serializing_if = "Undone::is_empty"
+    )]
+    pub undone: Undone,
+    /// What the session asked for and was never seen on the node: a change that has not arrived.
+    #[serde(deserialize_with = "or_nothing", skip_serializing_if = "Vec::is_empty")]
+    pub missing: Vec<String>,
 }
 
 /// The drain of a node, as its session says.
@@ -288,27 +315,15 @@ impl Ownership {
         !self.events.is_empty() && self.events.iter().all(force)
     }
 
-    /// Returns what somebody took back by hand of what the session had done. Our own changes remove
-    /// the annotations in the same patch, so they never look like this.
-    pub(crate) fn undone_by_hand(&self, node: &NodeView) -> Option<ByHand> {
-        if self.cordoned && !node.unschedulable {
-            return Some(ByHand::Uncordoned);
+    /// Returns what the session on `node` says to who carries out repairs.
+    pub fn permit(node: &NodeView) -> Permit {
+        let own = Self::read(node).filter(|_| !node.annotations.contains_key(keys::RELEASE));
+        let mark = own.as_ref().and_then(|own| own.mark.remediation.as_ref());
+        let open = mark.and_then(RemediationMark::under_way).map(Attempt::key);
+        Permit {
+            waits: own.as_ref().is_some_and(|own| own.lacks_a_deed(node)),
+            attempt: open,
         }
-        let gone = self
-            .taints
-            .iter()
-            .any(|applied| !applied.pre_existing && !node.has_taint(&applied.taint));
-        gone.then_some(ByHand::Untainted)
-    }
-
-    /// Returns the key of the attempt ([`Attempt::key`](crate::remedy::Attempt::key)) that who carries out
-    /// repairs may begin: the one that is under way in the session on `node`, unless a person has ended that.
-    /// What was made for a session that has ended repairs nothing any more.
-    pub fn permits(&self, node: &NodeView) -> Option<String> {
-        let open = (self.mark.remediation.as_ref()).and_then(RemediationMark::under_way);
-        let released = node.annotations.contains_key(keys::RELEASE);
-        let ended = released || self.undone_by_hand(node).is_some();
-        open.filter(|_| !ended).map(Attempt::key)
     }
 
     /// Returns whether the session has put `taint` on the node.

@@ -38,7 +38,9 @@ mod change;
 mod dismissal;
 pub mod returns;
 mod step;
+pub mod uncordon;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use contract::keys;
@@ -55,6 +57,7 @@ use crate::remedy::RemediationMark;
 use change::Draft;
 pub use dismissal::dismissal;
 pub use step::step;
+use uncordon::{Machines, Undone};
 
 /// Time after which a change that did not get through is brought to a person's attention.
 pub const DEADLINE: SignedDuration = SignedDuration::from_secs(60);
@@ -69,6 +72,10 @@ const CONFLICT_RETRY: (SignedDuration, SignedDuration) = (
     SignedDuration::from_millis(10),
     SignedDuration::from_secs(1),
 );
+
+/// Said of a change about which a person is asked.
+const ASKED: &str = "a person: the API server has not taken the change for over a minute; it is tried \
+                     again every 30 s";
 
 /// Doublings of a wait beyond which no number of failures counts; any wait is at its longest by then.
 const MAX_DOUBLINGS: u32 = 19;
@@ -102,6 +109,18 @@ pub struct Session {
     /// Times of the future on the node, with those as which they count.
     #[serde(default, skip_serializing_if = "FutureTimes::is_empty")]
     pub times: FutureTimes,
+    /// The times of machines on the node, as far as they were seen.
+    #[serde(default, skip_serializing_if = "Machines::is_empty")]
+    pub machines: Machines,
+    /// What machines have undone of the session.
+    #[serde(default, skip_serializing_if = "Undone::is_empty")]
+    pub undone: Undone,
+    /// What the session did and was seen on the node; `None` where nothing is known of that here.
+    #[serde(skip)]
+    seen: Option<BTreeSet<String>>,
+    /// Until when the node is left without what a machine has undone.
+    #[serde(skip)]
+    left_until: Option<Timestamp>,
     /// True if the session is in its phase by a step of this process: what a person has done to the
     /// node while no process was there may be of any time.
     #[serde(skip)]
@@ -152,6 +171,8 @@ pub enum Effect {
     Patch(Patch),
     /// Keep something for `explain`.
     Note(Note),
+    /// Tell by an Event of the node what machines have undone, and what follows.
+    Tell(String),
 }
 
 /// A change to make on a node, and its purpose.
@@ -339,23 +360,25 @@ impl Session {
             if self.back_at.take().is_some() {
                 returns::keep(&mut self.returns, [now], now);
             }
+            (self.undone, self.left_until) = (Undone::default(), None);
             return None;
         };
-        let own = Ownership {
+        let mut own = Ownership {
             since: self.times.counted(keys::SESSION, own.since),
             ..own.clone()
         };
-        let another = self.id.as_ref() != Some(&own.session_id);
+        let is_new = self.is_new_here(&own);
         self.id = Some(own.session_id.clone());
         if let Some(remediation) = &own.mark.remediation {
             self.repairs = remediation.times(now);
         }
-        if another || matches!(self.phase, Phase::Idle | Phase::Held) {
+        if is_new {
             let returns = own.mark.returns.iter().copied();
             returns::keep(&mut self.returns, returns, now);
             let latest = now + returns::LONGEST_WAIT;
             self.back_at = own.mark.back_at.map(|at| at.min(latest));
         }
+        self.take_in_deeds(&mut own, &observed.view, is_new);
         Some(own)
     }
 
@@ -387,6 +410,7 @@ impl Session {
         self.not_before = None;
         self.pending_since = self.pending_since.map(|since| since.min(now));
         self.back_at = self.back_at.map(|at| at.min(now + returns::LONGEST_WAIT));
+        self.machines.clock_put_back(now);
         for at in self.returns.iter_mut().chain(&mut self.repairs) {
             *at = (*at).min(now);
         }
@@ -398,7 +422,12 @@ impl Session {
             .pending_since
             .filter(|_| !self.asked)
             .map(|since| since.checked_add(DEADLINE).unwrap_or(Timestamp::MAX));
-        let times = [self.not_before, attention, self.waits_until()];
+        let times = [
+            self.not_before,
+            attention,
+            self.waits_until(),
+            self.left_until,
+        ];
         // One that is over does not hide one that is to come.
         times.into_iter().flatten().filter(|at| *at > now).min()
     }
@@ -409,6 +438,17 @@ impl Session {
         self.not_before = None;
         self.pending_since = None;
         self.asked = false;
+    }
+
+    /// Returns what is awaited of a node that is out of service before anything else, for people; `None`: nothing.
+    pub fn awaits_first(&self) -> Option<String> {
+        if let Some(until) = self.left_until {
+            return Some(format!(
+                "a person: something uncordons the node, or takes its taint, again and again; it is put back at \
+                 {until:.0}"
+            ));
+        }
+        (self.asked && self.phase.is_out()).then(|| ASKED.to_owned())
     }
 
     /// Returns what is awaited, for people; `seen`: whether the cluster has the node.
@@ -423,10 +463,7 @@ impl Session {
             (Phase::Held, _) => "room below the limits of the brake, or a person",
             (Phase::Quarantining, false) => "the API server's answer to the quarantine",
             (Phase::Releasing, false) => "the API server's answer to the release",
-            (Phase::Quarantining | Phase::Releasing, true) => {
-                "a person: the API server has not taken the change for over a minute; \
-                 it is tried again every 30 s"
-            }
+            (_, true) => ASKED,
             (Phase::Quarantined | Phase::Drained | Phase::Remediated, _) => {
                 "the recovery of its faults, or a release by hand"
             }

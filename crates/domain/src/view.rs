@@ -209,9 +209,12 @@ pub struct SessionView {
     pub failures: u32,
     /// The thing that the session awaits, for people.
     pub awaits: String,
-    /// True if the session has cordoned the node: then an uncordon by hand ends it.
+    /// True if the session has cordoned the node.
     #[serde(default)]
     pub cordoned: bool,
+    /// True if an uncordon ends the session now: it is not the time of machines that do it, which is undone.
+    #[serde(default)]
+    pub uncordon_releases: bool,
     /// The other gpuwarden whose it is, where it is not ours: then it is left alone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub another: Option<AnotherView>,

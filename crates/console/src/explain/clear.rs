@@ -80,8 +80,8 @@ pub(super) fn how_to_clear(status: &NodeStatus, data_dir: Option<&str>) -> Vec<S
     // While it is being quarantined there is nothing to uncordon yet.
     let held = (status.session.as_ref()).filter(|session| session.phase.is_out());
     if let Some(session) = held.filter(|_| status.in_cluster != Some(false)) {
-        // Where it was not we who cordoned the node, an uncordon ends nothing.
-        let command = if session.cordoned {
+        // Where it was not we who cordoned the node, an uncordon ends nothing; nor where it is undone.
+        let command = if session.cordoned && session.uncordon_releases {
             format!("kubectl uncordon {node}")
         } else {
             format!("gpuwarden release {node} --reason TEXT")

@@ -243,6 +243,7 @@ impl Server {
                     another: None,
                     awaits: "the recovery of its faults, or a release by hand".into(),
                     cordoned: true,
+                    uncordon_releases: true,
                 });
             }
         });

@@ -38,6 +38,7 @@ impl Quarantine {
                 reason,
                 message,
             } => self.tell_who_is_waited_for(&node, since, reason, &message),
+            Effect::Undone { node, message } => self.tell_who_undid(&node, &message),
             Effect::Make(planned) => self.make_resource(*planned),
             Effect::Follow { node, resource } => self.tell_of_resource(node, resource),
             Effect::Withdraw {

@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use cluster::{ApiError, Event, PodWatches};
 use domain::fleet::{FleetInput, PlannedCheckpoint, PlannedRemoval, PodNews, RemovalAnswer};
+use domain::reporter::OWN_AGENT;
 use jiff::{SignedDuration, Timestamp};
 use runtime::logging::chain;
 use sha2::{Digest as _, Sha256};
@@ -16,6 +17,9 @@ use super::{Quarantine, ROUND};
 /// Type and source of Events about drains, as NVSentinel has them.
 const EVENT_TYPE: &str = "NodeDraining";
 const EVENT_SOURCE: &str = "nvsentinel-node-drainer";
+/// Type and reason of Events of our own about a quarantine that something has undone.
+const WARNING: &str = "Warning";
+const UNDONE: &str = "QuarantineUndone";
 
 /// The pods of nodes that are drained.
 pub(super) struct Drains {
@@ -134,18 +138,30 @@ impl Quarantine {
         reason: &str,
         message: &str,
     ) {
+        let name = event_name(node, since, reason, message);
+        self.tell(node, name, [EVENT_TYPE, reason, EVENT_SOURCE], message);
+    }
+
+    /// Tells as an Event of a node that something has undone its quarantine. It is told each time.
+    pub(super) fn tell_who_undid(&self, node: &str, message: &str) {
+        let name = event_name(node, (self.clock)(), UNDONE, message);
+        self.tell(node, name, [WARNING, UNDONE, OWN_AGENT], message);
+    }
+
+    /// Makes an Event of a node of this type, reason and source.
+    fn tell(&self, node: &str, name: String, [kind, reason, source]: [&str; 3], message: &str) {
         let Some(cluster) = self.cluster.clone().filter(|_| self.events) else {
             return;
         };
         let now = (self.clock)();
         let event = Event {
-            name: event_name(node, since, reason, message),
+            name,
             node: node.to_owned(),
             pod: None,
-            kind: EVENT_TYPE.to_owned(),
+            kind: kind.to_owned(),
             reason: reason.to_owned(),
             message: message.to_owned(),
-            agent: EVENT_SOURCE.to_owned(),
+            agent: source.to_owned(),
             count: 1,
             first_seen: now,
             last_seen: now,

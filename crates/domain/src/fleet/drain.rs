@@ -8,6 +8,7 @@ use std::collections::BTreeSet;
 
 use jiff::SignedDuration;
 
+use super::remedy::NOT_OUT;
 use super::{Effect, Fleet, Level, Mode};
 use crate::assess::{Desired, DrainStage};
 use crate::device::{DeviceTaint, TaintEffect};
@@ -301,7 +302,7 @@ impl Fleet {
         if mark.is_some_and(|mark| mark.done.is_some()) && desired.drains().is_some() {
             return Some(DrainStage::Drained);
         }
-        if self.is_handed_over(name) {
+        if self.is_handed_over(name) || self.lacks_a_deed(name, own) {
             return mark.map(|_| DrainStage::Draining);
         }
         let (drain, gpus) = self.wanted_drain(name, own, desired)?;
@@ -332,6 +333,12 @@ impl Fleet {
         } else {
             begun
         }
+    }
+
+    /// Returns whether the node is not out of service as its session says: pods that leave could come back.
+    fn lacks_a_deed(&self, name: &str, own: &Ownership) -> bool {
+        let observed = self.nodes.get(name).and_then(|one| one.observed.as_ref());
+        observed.is_some_and(|observed| own.lacks_a_deed(&observed.view))
     }
 
     /// Returns whether a node is in the hands of an external system.
@@ -434,8 +441,10 @@ impl Fleet {
         let handed_over = is_handed_over(&observed.view.labels);
         let state = self.drain_mut(name);
         state.wanted = true;
-        if handed_over {
-            state.awaits = Some(HANDED_OVER.to_owned());
+        let waits = handed_over.then_some(HANDED_OVER);
+        let waits = waits.or_else(|| own.lacks_a_deed(&observed.view).then_some(NOT_OUT));
+        if let Some(waits) = waits {
+            state.awaits = Some(waits.to_owned());
             return;
         }
         if let Some(custom) = self.custom_of(name) {

@@ -202,6 +202,14 @@ pub enum Effect {
         /// True: also if something has begun.
         begun: bool,
     },
+    /// Tell by an Event of the node that something has undone what its session did, and what follows. Nobody waits
+    /// for it.
+    Undone {
+        /// The node.
+        node: String,
+        /// The text.
+        message: String,
+    },
     /// An attempt to repair a node has ended, or events recommend what nobody carries out.
     Remediation(RemediationNews),
     /// Look events up in the store. Asks for a [`FleetInput::Found`].

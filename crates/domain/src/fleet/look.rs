@@ -129,6 +129,9 @@ impl Fleet {
             (desired.drain, desired.drain_gpus) = (Some(stage), gpus);
         }
         desired.remediation = self.remediation(name, &observed, &desired);
+        if desired.remediation.is_some() && self.awaits_begin(name, &observed) {
+            return; // Looked at again when it is told.
+        }
         let eviction = self.look_at_eviction(name, &observed, &desired);
         self.look_at_reports(&observed, &desired, eviction);
         if desired.wanted() && self.entry(name).in_service() {
@@ -183,6 +186,12 @@ impl Fleet {
                 session::Effect::Patch(patch) => {
                     self.plan_patch(name, &observed.view, patch, desired);
                 }
+                session::Effect::Tell(message) => {
+                    if self.settings.mode == Mode::Quarantine && self.settings.cluster {
+                        let node = name.to_owned();
+                        self.effects.push(Effect::Undone { node, message });
+                    }
+                }
             }
         }
         self.look_at_rules(name, desired);
@@ -204,8 +213,18 @@ impl Fleet {
         hold: Option<&Hold>,
     ) -> Vec<session::Effect> {
         let (now, marks) = (self.now, self.marks(policy));
+        let machines = observed.and_then(|observed| self.machines(name, observed));
         let entry = self.entry(name);
-        let step = step(&entry.session, desired, observed, &marks, hold, now);
+        let session = &entry.session;
+        let step = step(
+            session,
+            desired,
+            observed,
+            &marks,
+            hold,
+            machines.as_deref(),
+            now,
+        );
         if entry.session != step.session {
             entry.session = step.session;
             self.session_changed(name);

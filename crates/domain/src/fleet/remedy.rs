@@ -152,6 +152,26 @@ impl RemedyState {
         self.making = false;
     }
 
+    /// Returns whether anybody has begun an attempt; `None` where nobody has told yet.
+    pub(super) fn has_begun(&self, attempt: &Attempt) -> Option<bool> {
+        match &self.seen {
+            Seen::There(state) if self.key == attempt.key() => Some(state.begun),
+            Seen::Unknown if attempt.made.is_some() => None,
+            _ if self.key != attempt.key() && attempt.made.is_some() => None,
+            _ => Some(false),
+        }
+    }
+
+    /// Returns whether the custom resource that is to be followed cannot be seen.
+    pub(super) fn is_unseen(&self) -> bool {
+        self.failing.is_some()
+    }
+
+    /// Marks that its custom resource is to be followed.
+    pub(super) fn wish(&mut self) {
+        self.wanted = true;
+    }
+
     /// Marks that nothing need be known, unless what follows wants it.
     fn forget_wish(&mut self) {
         (self.wanted, self.awaits, self.wake) = (false, None, None);
@@ -581,6 +601,9 @@ impl Fleet {
     }
 }
 
+/// Said where nothing begins, for something has undone what the session did.
+pub(super) const NOT_OUT: &str = "its cordon and taints, which are not all there";
+
 /// Returns what a veto is for a repair.
 fn vetoed(veto: &Veto) -> Hold {
     let why = format!("the end of {veto}");
@@ -596,6 +619,9 @@ fn hold(view: &NodeView, own: &Ownership, desired: &Desired) -> Option<Hold> {
     // Where all events ask that pods stay, they do.
     if !drained && desired.drains().is_some() {
         return Some(Hold::Drain);
+    }
+    if own.lacks_a_deed(view) {
+        return Some(Hold::Others(NOT_OUT.to_owned()));
     }
     is_handed_over(&view.labels).then(|| Hold::Others(HANDED_OVER.to_owned()))
 }

@@ -110,6 +110,9 @@ impl Fleet {
         let (was_out, since) = (!entry.in_service(), entry.out_since());
         let counted = entry.counted(now);
         let changed = entry.take_view(view);
+        if let Some(observed) = &entry.observed {
+            entry.session.take_in_view(observed, now);
+        }
         let (in_service, counts) = (entry.in_service(), entry.counted(now));
         if was_out && in_service {
             self.unsaved.recently_out |= self.brake.back(&name, since);

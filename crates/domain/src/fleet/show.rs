@@ -107,6 +107,8 @@ impl Fleet {
                 cordoned: (entry.observed.as_ref())
                     .and_then(|observed| observed.own.as_ref())
                     .is_some_and(|own| own.cordoned),
+                uncordon_releases: (entry.observed.as_ref())
+                    .is_none_or(|observed| self.machines(name, observed).is_none()),
                 another: anothers.as_ref().map(|(_, another)| another.clone()),
                 drain: (entry.noted.eviction.as_deref().cloned())
                     .filter(|_| anothers.is_none() && entry.ownership().is_some()),
@@ -161,6 +163,9 @@ impl Fleet {
             && self.book.misses_monitors(name)
         {
             return "reports of monitors that found no room, to be read again".to_owned();
+        }
+        if let Some(first) = entry.session.awaits_first() {
+            return first;
         }
         if let Some(veto) = Self::held_back_by(entry) {
             return format!("the end of {veto}");

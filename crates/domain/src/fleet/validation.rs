@@ -12,11 +12,10 @@ use crate::assess::Desired;
 use crate::event::normalise;
 use crate::fault::Fault;
 use crate::handover::is_handed_over;
-use crate::node::NodeView;
 use crate::ownership::{Ownership, ReleaseRequest};
 use crate::remedy::validation::{FAILED, Validation, ValidationConfig};
 use crate::remedy::{Attempt, Outcome, RemediationMark};
-use crate::session::Observed;
+use crate::session::{Observed, Session};
 
 impl Fleet {
     fn validates(&self) -> Option<&ValidationConfig> {
@@ -66,9 +65,9 @@ impl Fleet {
         desired: &Desired,
         open: &[Fault],
     ) -> Option<(Vec<HealthEvent>, String)> {
-        let (view, own) = (observed.view.as_ref(), observed.own.as_deref());
+        let own = observed.own.as_deref();
         if open.is_empty() {
-            let (which, why) = self.begins(name, view, own, desired)?;
+            let (which, why) = self.begins(name, observed, desired)?;
             let action = self.validates()?.action.as_deref();
             let event = which.begins(name, action, self.now);
             return Some((vec![event], why.to_owned()));
@@ -125,11 +124,11 @@ impl Fleet {
     fn begins(
         &self,
         name: &str,
-        view: &NodeView,
-        own: Option<&Ownership>,
+        observed: &Observed,
         desired: &Desired,
     ) -> Option<(Validation, &'static str)> {
         let config = self.validates()?;
+        let (view, own) = (observed.view.as_ref(), observed.own.as_deref());
         if desired.wanted() || ReleaseRequest::read(view).is_some() || is_handed_over(&view.labels)
         {
             return None;
@@ -144,7 +143,12 @@ impl Fleet {
             .flat_map(RemediationMark::repairs)
             .any(|one| one.made.is_some());
         let validated = lists_validation(own);
-        let ends = own.undone_by_hand(view).is_none() && !self.book.misses_monitors(name);
+        let by_machine = || {
+            let again = self.session(name).is_some_and(Session::is_undone);
+            again || self.machines(name, observed).is_some()
+        };
+        let ends = own.undone_by_hand(view).is_none() || by_machine();
+        let ends = ends && !self.book.misses_monitors(name);
         (config.after_repair && repaired && !validated && ends && own.takes_node_out()).then_some((
             Validation::Return,
             "the node was repaired: it is validated before it comes back",
@@ -185,4 +189,4 @@ fn last_validation<'a>(own: &'a Ownership, pending: &Fault, action: &str) -> Opt
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -202,6 +202,13 @@ impl World {
         self.now += SignedDuration::from_secs(1);
     }
 
+    /// Boots `n1`.
+    pub(crate) fn boot(&mut self, id: &str) {
+        let mut object = self.view("n1").object();
+        object["status"]["nodeInfo"]["bootID"] = json!(id);
+        self["n1"] = NodeView::from_object(object).unwrap();
+    }
+
     pub(crate) fn policy(&self) -> &Policy {
         &self.policy
     }

@@ -24,7 +24,7 @@ use crate::maintenance::{
     ATTEMPT_COMPLETE, Condition, ITS_SESSION_HAS_ENDED, Outcome, Resource, SESSION_ENDED, Status,
 };
 use crate::node::NodeView;
-use crate::ownership::Ownership;
+use crate::ownership::{Ownership, Permit};
 use crate::remedy::TOLD_WITHIN;
 
 /// Time for a person to do by hand what was asked for, in manual mode.
@@ -47,8 +47,8 @@ pub struct NodeSeen {
     pub ready_since: Option<Timestamp>,
     /// True if the configuration excludes it.
     pub excluded: bool,
-    /// The attempt that the session on it permits ([`Ownership::permits`]).
-    pub permitted: Option<String>,
+    /// The word of its session.
+    pub permit: Permit,
 }
 
 /// What is known of a node.
@@ -126,8 +126,9 @@ impl NodeSeen {
             ready: ready.is_some_and(|one| one["status"] == "True"),
             ready_since: ready.and_then(|one| one["lastTransitionTime"].as_str()?.parse().ok()),
             excluded: config.excludes(&labels.collect()),
-            permitted: NodeView::from_object(object.clone())
-                .and_then(|view| Ownership::read(&view)?.permits(&view)),
+            permit: NodeView::from_object(object.clone())
+                .map(|view| Ownership::permit(&view))
+                .unwrap_or_default(),
         }
     }
 }
@@ -174,6 +175,7 @@ impl Situation<'_> {
                     }
                 }
             }
+            Node::There(node) if self.waits_for_session(node) => Step::Wait(None),
             Node::There(node) => self.begun(node),
         }
     }
@@ -181,7 +183,12 @@ impl Situation<'_> {
     /// Returns whether it was made for a session of ours that is not, or not any more, on the node.
     fn lacks_permission(&self, node: &NodeSeen) -> bool {
         let attempt = self.resource.attempt.as_ref();
-        attempt.is_some_and(|attempt| node.permitted.as_ref() != Some(attempt))
+        attempt.is_some_and(|attempt| node.permit.attempt.as_ref() != Some(attempt))
+    }
+
+    /// Returns whether the session for which it was made has not said yet what becomes of its node.
+    fn waits_for_session(&self, node: &NodeSeen) -> bool {
+        self.resource.attempt.is_some() && node.permit.waits
     }
 
     /// Returns what is done in the place of a signal, of which it is known that none was sent, where the
@@ -195,6 +202,7 @@ impl Situation<'_> {
                 done: None,
                 message: ITS_SESSION_HAS_ENDED,
             })),
+            Node::There(node) if self.waits_for_session(node) => Some(Step::Wait(None)),
             Node::Absent | Node::There(_) => None,
         }
     }

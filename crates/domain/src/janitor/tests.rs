@@ -7,6 +7,7 @@ use super::generic::GenericConfig;
 use super::*;
 use crate::maintenance::{EXPIRY, Expiry, Key, Resource};
 use crate::node::NodeView;
+use crate::ownership::Permit;
 
 mod config;
 mod requests;
@@ -47,7 +48,7 @@ fn node(boot_id: &str, ready: bool) -> NodeSeen {
         ready,
         ready_since: Some(at(-1000)),
         excluded: false,
-        permitted: None,
+        permit: Permit::default(),
     }
 }
 
@@ -361,7 +362,10 @@ fn what_was_made_for_a_session_begins_only_while_that_permits_it() {
         Scene::of(Action::Reboot, object, "")
     };
     let permits = |attempt: &str| NodeSeen {
-        permitted: Some(attempt.to_owned()),
+        permit: Permit {
+            attempt: Some(attempt.to_owned()),
+            waits: false,
+        },
         ..node("boot-1", true)
     };
     let mut scene = made();
@@ -379,6 +383,20 @@ fn what_was_made_for_a_session_begins_only_while_that_permits_it() {
         assert_eq!((scene.asked(), &*scene.ended()), (None, "Cancelled"));
         assert_eq!(scene.says("SignalSent"), "False SessionEnded");
     }
+    // Nor while something has undone what the session did: that it has ended is said next, or not.
+    let mut scene = made();
+    let undone = |waits| NodeSeen {
+        permit: Permit {
+            attempt: Some("e1/t".to_owned()),
+            waits,
+        },
+        ..node("boot-1", true)
+    };
+    scene.node(Some(undone(true)));
+    scene.later(600);
+    assert_eq!((scene.asked(), &*scene.ended()), (None, ""));
+    scene.node(Some(undone(false)));
+    assert_eq!(scene.asked(), Some(&Question::Send));
     // Nor is it sent once more, of which it is known that it was not sent: whoever asks.
     let begun = || {
         let mut scene = made();

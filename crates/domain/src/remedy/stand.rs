@@ -47,7 +47,7 @@ pub struct Wait {
 pub enum Hold {
     /// Its pods are to leave first. The drain asks a person itself where they do not.
     Drain,
-    /// Somebody has it in their hands, or has said so, without an end.
+    /// Somebody has it in their hands, or has said so, without an end; or its quarantine is to be put back first.
     Others(String),
     /// It ends by itself.
     Until(Timestamp, String),

@@ -6,7 +6,7 @@ use contract::{HealthEvent, json, keys};
 use jiff::Timestamp;
 use serde_json::Value;
 
-use super::Marks;
+use super::{Marks, Session};
 use crate::assess::{CountedEvent, Desired, DrainStage};
 use crate::event::floor_char_boundary;
 use crate::node::{LABEL_VALUE_BYTES, NodeChange, NodeView, Taint, label_value};
@@ -29,6 +29,8 @@ pub(super) struct Draft<'a> {
     own: &'a Ownership,
     marks: &'a Marks,
     now: Timestamp,
+    /// True if what others have undone is to be put back.
+    puts_back: bool,
     change: NodeChange,
 }
 
@@ -38,7 +40,7 @@ pub(super) fn quarantine(
     desired: &Desired,
     marks: &Marks,
     released_at: Option<Timestamp>,
-    returns: &[Timestamp],
+    session: &Session,
     now: Timestamp,
 ) -> NodeChange {
     let first = desired.events.first();
@@ -48,7 +50,8 @@ pub(super) fn quarantine(
         mark: SessionMark {
             by: marks.maker.clone(),
             store: marks.store.clone(),
-            returns: returns.to_vec(),
+            returns: session.returns.clone(),
+            machines: session.machines.clone(),
             ..SessionMark::default()
         },
         replaced_labels: Some(BTreeMap::new()),
@@ -82,17 +85,21 @@ impl<'a> Draft<'a> {
             own,
             marks,
             now,
+            puts_back: false,
             change: NodeChange::default(),
         }
     }
 
     /// Returns the change that brings what the session has done in line with what is wanted.
-    /// `released_at` is to be written in the place of a time of the future.
+    /// `released_at` is to be written in the place of a time of the future. `puts_back`: whether what the session
+    /// did is done again where others have undone it.
     pub(super) fn update(
         mut self,
         desired: &Desired,
         released_at: Option<Timestamp>,
+        puts_back: bool,
     ) -> NodeChange {
+        self.puts_back = puts_back;
         self.bring_in_line(desired, released_at);
         self.change
     }
@@ -168,6 +175,8 @@ impl<'a> Draft<'a> {
         }
         if desired.cordon && !self.own.cordoned {
             self.cordon(desired, &mut labels);
+        } else if desired.cordon && self.puts_back && !self.node.unschedulable {
+            self.change.unschedulable = Some(true);
         }
         if !desired.cordon && self.own.cordoned {
             self.uncordon();
@@ -292,8 +301,12 @@ impl<'a> Draft<'a> {
                 let goes = own.added(&on.taint) && !wanted.contains(&on.taint);
                 on.taint.key == taint.key && on.taint.effect == taint.effect && !goes
             });
-            let pre_existing = known.map_or(occupied, |known| known.pre_existing);
-            if known.is_none() && !pre_existing {
+            let gone = self.puts_back && !node.has_taint(taint);
+            let pre_existing = match known {
+                Some(known) if known.pre_existing || !gone => known.pre_existing,
+                _ => occupied,
+            };
+            if (known.is_none() || gone) && !pre_existing {
                 self.change.add_taints.push(taint.clone());
             }
             applied.push(AppliedTaint {

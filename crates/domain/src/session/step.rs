@@ -1,11 +1,14 @@
 //! One step of a session: from what is wanted and what is observed to the next change of the node.
 //! The table of all steps is in [`super`].
 
+use std::collections::BTreeSet;
+
 use contract::keys;
 use jiff::Timestamp;
 use serde_json::json;
 
 use super::change::Draft;
+use super::uncordon::Gone;
 use super::{
     DEADLINE, Effect, Intent, Marks, Note, Observed, Patch, Phase, Session, Step, change, returns,
 };
@@ -19,13 +22,15 @@ use crate::ownership::{ByHand, CORDONED_BEFORE, Ownership, ReleaseRequest};
 /// Returns the session after the next step, and what is to be done.
 ///
 /// `observed` is the node as last seen, or `None` where the cluster does not know it.
-/// `hold` is why the node must not be taken out now; it has no say in anything else.
+/// `hold` is why the node must not be taken out now; it has no say in anything else. `machines` is why
+/// an uncordon that is seen now is a machine's; `None`: it is a person's.
 pub fn step(
     session: &Session,
     desired: &Desired,
     observed: Option<&Observed>,
     marks: &Marks,
     hold: Option<&Hold>,
+    machines: Option<&str>,
     now: Timestamp,
 ) -> Step {
     let wanted = desired.wanted();
@@ -46,24 +51,15 @@ pub fn step(
     let node = observed.view.as_ref();
     let released_at = step.session.take_in_times(observed, now);
     let own = step.session.take_in_own(observed, now);
-    let by_hand = (own.as_ref()).and_then(|own| ended_by_hand(session, node, own, desired, now));
-    match (own, by_hand) {
-        (None, _) if !wanted => {
-            step.enter(Phase::Idle, desired, now, "nothing of ours is on the node");
-        }
-        (None, _) => {
-            if let Some(hold) = hold {
-                let why = format!("held back: {hold}");
-                step.enter(Phase::Held, desired, now, &why);
-                return step;
-            }
-            step.enter(Phase::Quarantining, desired, now, "a fault asks for it");
-            let returns = &step.session.returns;
-            let change = change::quarantine(node, desired, marks, released_at, returns, now);
-            step.drive(Intent::Quarantine, change, now);
-        }
-        (Some(own), Some(ending)) => step.stand_down(node, &own, &ending, desired, marks, now),
-        (Some(own), None) if wanted => {
+    let Some(mut own) = own else {
+        step.without_ours(node, desired, marks, hold, released_at, now);
+        return step;
+    };
+    let gone = (step.session).judge(&mut own, node, desired, machines, now);
+    let ending = ended_by_hand(session, node, &own, desired, &gone, now);
+    match ending {
+        Some(ending) => step.stand_down(node, &own, &ending, desired, marks, now),
+        None if wanted => {
             let waited = step.session.back_at.take().is_some();
             let stands_since = own.mark.stands_since();
             let since = match stands_since {
@@ -76,10 +72,17 @@ pub fn step(
             // A drain and a remediation say themselves since when.
             let own_since = own.since.filter(|_| stands_since.is_some());
             let own = own.in_phase(own_since.unwrap_or(step.session.since), None);
-            let change = Draft::new(node, &own, marks, now).update(desired, released_at);
+            let puts_back = matches!(gone, Gone::PutBack(_));
+            if let Gone::PutBack(Some(text)) | Gone::Left(_, Some(text)) = gone {
+                let note = Note::new(EntryKind::Attention, text.clone());
+                step.effects
+                    .extend([Effect::Note(note), Effect::Tell(text)]);
+            }
+            let draft = Draft::new(node, &own, marks, now);
+            let change = draft.update(desired, released_at, puts_back);
             step.drive(Intent::Update, change, now);
         }
-        (Some(own), None) => {
+        None => {
             let waits_since = (own.in_phase_since(now)).filter(|_| step.session.back_at.is_some());
             let since = waits_since.unwrap_or(now);
             let why = own.with_cordon_before(node, "no open fault asks for it any more");
@@ -108,6 +111,7 @@ fn ended_by_hand(
     node: &NodeView,
     own: &Ownership,
     desired: &Desired,
+    gone: &Gone,
     now: Timestamp,
 ) -> Option<EndByHand> {
     let newest = own.newest_listed(desired);
@@ -129,7 +133,9 @@ fn ended_by_hand(
             why: own.with_cordon_before(node, &format!("released by {by}: {reason}{future}")),
         });
     }
-    let by_hand = own.undone_by_hand(node).filter(|_| desired.wanted())?;
+    let Gone::ByHand(by_hand) = *gone else {
+        return None;
+    };
     let why = match by_hand {
         ByHand::Untainted => "somebody removed a quarantine taint by hand: the session ends",
         _ => "somebody uncordoned the node by hand: the session ends",
@@ -172,6 +178,31 @@ impl Step {
             text: format!("{} -> {}: {why}", from.name(), phase.name()),
             detail: json!({"from": from, "to": phase, "id": id}),
         }));
+    }
+
+    /// Takes a node out of service that carries nothing of ours, where that is wanted and nothing holds it back.
+    fn without_ours(
+        &mut self,
+        node: &NodeView,
+        desired: &Desired,
+        marks: &Marks,
+        hold: Option<&Hold>,
+        released_at: Option<Timestamp>,
+        now: Timestamp,
+    ) {
+        // Of what is done to it from here on nothing was seen yet.
+        self.session.seen = desired.wanted().then(BTreeSet::new);
+        if !desired.wanted() {
+            return self.enter(Phase::Idle, desired, now, "nothing of ours is on the node");
+        }
+        if let Some(hold) = hold {
+            let why = format!("held back: {hold}");
+            return self.enter(Phase::Held, desired, now, &why);
+        }
+        self.enter(Phase::Quarantining, desired, now, "a fault asks for it");
+        let session = &self.session;
+        let change = change::quarantine(node, desired, marks, released_at, session, now);
+        self.drive(Intent::Quarantine, change, now);
     }
 
     /// Cleans up after a person who ends the session.

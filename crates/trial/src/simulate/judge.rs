@@ -162,7 +162,7 @@ pub(super) fn repair(fleet: &Fleet, planned: &PlannedResource) -> Result<(), Bro
     let Some(own) = Ownership::read(view) else {
         return wrong("its node carries no session");
     };
-    if own.permits(view).as_ref() != Some(&planned.key) {
+    if Ownership::permit(view).attempt.as_ref() != Some(&planned.key) {
         return wrong("the session of its node has no such attempt under way");
     }
     let validates = own

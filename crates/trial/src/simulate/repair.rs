@@ -131,8 +131,8 @@ impl Resources {
             _ if state.end.is_some() => {}
             Work::Begins if state.begun => {}
             Work::Begins => {
-                let own = Ownership::read(&node.view);
-                if own.is_none_or(|own| own.permits(&node.view).as_ref() != Some(&key)) {
+                let permit = Ownership::permit(&node.view);
+                if permit.attempt.as_ref() != Some(&key) {
                     resource.ends("Cancelled");
                     return Ok(());
                 }
@@ -150,6 +150,9 @@ impl Resources {
             Work::Succeeds => resource.ends("Succeeded"),
             Work::FailsForNow => resource.ends("TransientFailure"),
             Work::FailsForGood => resource.ends("PermanentFailure"),
+                if permit.waits {
+                    return Ok(());
+                }
             Work::IsLost => resource.ends("Cancelled"),
         }
         Ok(())

@@ -627,3 +627,4 @@ fn kind(effect: &Effect) -> &'static str {
         Effect::Trip => "trip of the circuit breaker",
     }
 }
+        Effect::Undone { .. } => "Event of an uncordon",

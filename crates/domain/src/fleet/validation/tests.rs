@@ -8,8 +8,8 @@ use super::*;
 use crate::drain::DrainConfig;
 use crate::fleet::world::{Fate, Restart, World, event, settings};
 use crate::fleet::{FleetInput, MadeAnswer, Settings};
-use crate::node::Taint;
-use crate::policy::Policy;
+use crate::node::{NodeView, Taint};
+use crate::policy::{DEFAULT_POLICY, Policy};
 use crate::remedy::RemedyConfig;
 use crate::reporter::{Process, Reporter};
 use crate::session::Phase;
@@ -62,17 +62,17 @@ fn validates(keys: &str) -> Settings {
     }
 }
 
-fn world_of(keys: &str, node: NodeView) -> World {
+pub(in crate::fleet) fn world_of(keys: &str, node: NodeView) -> World {
     let mut world = World::with(validates(keys), &Policy::builtin(), [node]);
     world.restart(Restart::Nothing);
     world
 }
 
-fn world(keys: &str) -> World {
+pub(in crate::fleet) fn world(keys: &str) -> World {
     world_of(keys, NodeView::unknown("n1"))
 }
 
-fn fault(world: &mut World) {
+pub(in crate::fleet) fn fault(world: &mut World) {
     world.tick();
     let mut event = event("GpuMemWatch", &[("GPU", "0")], true, false);
     event.recommended_action = RecommendedAction::RestartBm.into();
@@ -80,7 +80,7 @@ fn fault(world: &mut World) {
 }
 
 /// Looks until a custom resource is there; returns its attempt.
-fn until_made(world: &mut World) -> Attempt {
+pub(in crate::fleet) fn until_made(world: &mut World) -> Attempt {
     for _ in 0..12 {
         let own = Ownership::read(&world["n1"]);
         let mark = own.and_then(|own| own.mark.remediation);
@@ -94,7 +94,7 @@ fn until_made(world: &mut World) -> Attempt {
 }
 
 /// Looks; what is to be made is made.
-fn looks(world: &mut World, times: usize) {
+pub(in crate::fleet) fn looks(world: &mut World, times: usize) {
     for _ in 0..times {
         for planned in world.look(Fate::Made).makes {
             let object = planned.object;
@@ -106,7 +106,7 @@ fn looks(world: &mut World, times: usize) {
     }
 }
 
-fn ends(world: &mut World, open: &Attempt, condition: &str) {
+pub(in crate::fleet) fn ends(world: &mut World, open: &Attempt, condition: &str) {
     let object = world.resources.get_mut(&open.name).unwrap();
     let condition = json!({"type": condition, "status": "True", "reason": "R", "message": "m"});
     object["status"] = json!({"conditions": [condition]});
@@ -198,6 +198,8 @@ fn a_validation_that_fails_is_a_fault_and_a_person_s() {
 #[test]
 fn a_node_that_was_let_in_and_fails_at_once_is_validated_after_its_next_repair() {
     let mut world = world("action = \"VALIDATE\"");
+    let text = format!("uncordon = \"releases\"\n{DEFAULT_POLICY}");
+    world.set_policy(&Policy::parse(&text, "p").unwrap());
     repaired(&mut world);
     world["n1"].unschedulable = false;
     fault(&mut world);

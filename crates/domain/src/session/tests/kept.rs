@@ -277,6 +277,7 @@ fn a_session_that_is_newer_than_what_was_kept_is_read_off_the_node() {
         Some(&observed),
         &marks,
         None,
+        None,
         now,
     );
     let Session {
