@@ -85,6 +85,7 @@ fn status(faults: Vec<FaultView>, phase: Option<Phase>) -> NodeStatus {
             another: None,
             awaits: "the recovery of its faults, or a release by hand".into(),
             cordoned: true,
+            uncordon_releases: true,
         }),
         in_cluster: phase.map(|_| true),
         unschedulable: None,
@@ -99,6 +100,14 @@ fn status(faults: Vec<FaultView>, phase: Option<Phase>) -> NodeStatus {
 fn not_cordoned(mut status: NodeStatus) -> NodeStatus {
     if let Some(session) = &mut status.session {
         session.cordoned = false;
+    }
+    status
+}
+
+/// Machines uncordon nodes now, and that is undone.
+fn of_machines(mut status: NodeStatus) -> NodeStatus {
+    if let Some(session) = &mut status.session {
+        session.uncordon_releases = false;
     }
     status
 }
@@ -497,6 +506,15 @@ fn what_is_awaited_and_how_to_clear_it() {
             Some(not_cordoned(status(
                 vec![fault("79")],
                 Some(Phase::Quarantined),
+            ))),
+            "or a release by hand",
+            vec![recovery, "`gpuwarden release n1 --reason TEXT`"],
+            vec![uncordon],
+        ),
+        (
+            Some(of_machines(status(
+                vec![fault("79")],
+                Some(Phase::Remediating),
             ))),
             "or a release by hand",
             vec![recovery, "`gpuwarden release n1 --reason TEXT`"],

@@ -77,3 +77,6 @@ impl Fleet {
         awaits
     }
 }
+
+#[cfg(test)]
+mod tests;
