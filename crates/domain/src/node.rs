@@ -293,6 +293,31 @@ impl NodeChange {
         *self == Self::default()
     }
 
+    /// Returns what of it `node` does not have, for people, where it was answered that it was made and this is the node
+    /// from then. Labels are left out: nothing is decided by those of ours, so they are not written again.
+    pub fn dropped(&self, node: &NodeView) -> Vec<String> {
+        let cordon = self
+            .unschedulable
+            .filter(|cordon| *cordon != node.unschedulable);
+        let add = self
+            .add_taints
+            .iter()
+            .filter(|taint| !node.has_taint(taint));
+        let remove = self
+            .remove_taints
+            .iter()
+            .filter(|taint| node.has_taint(taint));
+        let (add, remove): (Vec<_>, Vec<_>) = (add.cloned().collect(), remove.cloned().collect());
+        let mut dropped = scheduling(cordon, &add, &remove);
+        for (key, value) in &self.annotations {
+            if node.annotations.get(key) != value.as_ref() {
+                let verb = if value.is_some() { "set" } else { "remove" };
+                dropped.push(format!("{verb} annotation {key}"));
+            }
+        }
+        dropped
+    }
+
     /// Returns this change and then `later` as one: it brings a node to where the two would.
     #[must_use]
     pub fn then(mut self, later: Self) -> Self {

@@ -148,11 +148,15 @@ impl Quarantine {
         let (node, Patch { intent, change }) = (planned.node.clone(), &planned.patch);
         let (answer, text, status) = match result {
             Ok(view) => {
-                self.metrics.applied(&node, *intent, change);
-                let first_seen = planned.first_seen;
-                if let Some(first_seen) = first_seen.filter(|_| *intent == Intent::Quarantine) {
-                    let now = (self.clock)();
-                    self.metrics.taken_out(now.duration_since(first_seen));
+                if change.dropped(&view).is_empty() {
+                    self.metrics.applied(&node, *intent, change);
+                    let first_seen = planned.first_seen;
+                    if let Some(first_seen) = first_seen.filter(|_| *intent == Intent::Quarantine) {
+                        let now = (self.clock)();
+                        self.metrics.taken_out(now.duration_since(first_seen));
+                    }
+                } else {
+                    self.metrics.error(error_type(*intent, change));
                 }
                 let text = format!("200 OK in {took_ms:.1} ms");
                 (PatchAnswer::Made(Arc::new(view)), text, json!(200))

@@ -24,9 +24,12 @@ impl Fleet {
         self.brake.doubt(in_doubt);
         let failure = match answer {
             PatchAnswer::Made(view) => {
-                self.entry(name).patch.answered_at = Some(now);
+                let entry = self.entry(name);
+                entry.patch.answered_at = Some(now);
+                let dropped = entry.patch.change.dropped(&view);
                 self.take_view(view);
-                None
+                self.note_dropped(name, &dropped);
+                (!dropped.is_empty()).then_some(Failure::Error { retry_after: None })
             }
             PatchAnswer::Conflict => Some(Failure::Conflict),
             PatchAnswer::NotFound => {
@@ -47,6 +50,21 @@ impl Fleet {
         }
         self.set_wake(name);
         self.look_again_at(name);
+    }
+
+    /// Says that a patch has not brought all that it was to, though the API server has answered that it was made.
+    fn note_dropped(&mut self, name: &str, dropped: &[String]) {
+        if dropped.is_empty() {
+            return;
+        }
+        let session = self.entry(name).session.id.clone();
+        let text = format!(
+            "the API server has taken the change, and the node does not have it: {}; an admission webhook or \
+             policy drops it; it is tried again",
+            dropped.join(", ")
+        );
+        let note = Note::new(EntryKind::Answer, text);
+        self.note(name, session.as_deref(), note, Some(Level::Warn));
     }
 
     /// Takes in that something was asked that nobody will answer, and not of which node.

@@ -63,6 +63,8 @@ pub(super) struct NodeEntry {
 pub(super) struct PatchState {
     /// True while a patch is under way.
     pub(super) in_flight: bool,
+    /// The change of the last patch.
+    pub(super) change: NodeChange,
     /// True while a patch is under way that takes the node out of service.
     pub(super) taking_out: bool,
     /// True if the last patch was one of a node that is out of service and stays so: its session

@@ -259,6 +259,7 @@ impl Fleet {
         self.note(name, session.as_deref(), note, Some(Level::Info));
         let entry = self.entry(name);
         entry.patch.in_flight = true;
+        entry.patch.change = change.clone();
         // Whoever let it go has counted it.
         entry.patch.taking_out = *intent == Intent::Quarantine;
         entry.patch.updating = *intent == Intent::Update;

@@ -22,7 +22,7 @@ use crate::drain::PodView;
 use crate::event::{Record, normalise};
 use crate::journal::Entry;
 use crate::mode::Mode;
-use crate::node::{NodeTaint, NodeView, Taint};
+use crate::node::{NodeChange, NodeTaint, NodeView, Taint};
 use crate::policy::Policy;
 use crate::position::Position;
 use crate::remedy::Attempt;
@@ -35,6 +35,10 @@ pub(crate) enum Fate {
     Made,
     Conflict,
     Refused,
+    /// An admission policy drops all of it; it is answered as made.
+    Dropped,
+    /// An admission policy drops cordons and new taints; it is answered as made.
+    Stripped,
 }
 
 /// The state from which a controller that starts anew goes on, beside the nodes.
@@ -198,15 +202,15 @@ impl World {
         Arc::new(NodeView::from_object(object).unwrap())
     }
 
-    pub(crate) fn tick(&mut self) {
-        self.now += SignedDuration::from_secs(1);
-    }
-
     /// Boots `n1`.
     pub(crate) fn boot(&mut self, id: &str) {
         let mut object = self.view("n1").object();
         object["status"]["nodeInfo"]["bootID"] = json!(id);
         self["n1"] = NodeView::from_object(object).unwrap();
+    }
+
+    pub(crate) fn tick(&mut self) {
+        self.now += SignedDuration::from_secs(1);
     }
 
     pub(crate) fn policy(&self) -> &Policy {
@@ -316,6 +320,11 @@ impl World {
             let answer = match fate {
                 Fate::Made => {
                     self["n1"] = self["n1"].after(&patch.change);
+                    PatchAnswer::Made(self.view("n1"))
+                }
+                Fate::Dropped => PatchAnswer::Made(self.view("n1")),
+                Fate::Stripped => {
+                    self["n1"] = self["n1"].after(&stripped(patch.change));
                     PatchAnswer::Made(self.view("n1"))
                 }
                 Fate::Conflict => PatchAnswer::Conflict,
@@ -523,6 +532,15 @@ impl World {
 
     pub(crate) fn annotate(&mut self, key: &str, text: impl Into<String>) {
         self["n1"].annotations.insert(key.to_owned(), text.into());
+    }
+}
+
+/// What is left of a change by an admission policy that takes cordons and new taints out.
+pub(crate) fn stripped(change: NodeChange) -> NodeChange {
+    NodeChange {
+        unschedulable: change.unschedulable.filter(|cordon| !cordon),
+        add_taints: Vec::new(),
+        ..change
     }
 }
 

@@ -266,7 +266,7 @@ impl Step {
             session.asked = true;
             let text = format!(
                 "{}: not taken by the API server for {} s, {} attempts failed; look at the API \
-                 server and at gpuwarden's permissions",
+                 server, at gpuwarden's permissions, and at admission webhooks and policies for nodes",
                 intent.name(),
                 now.duration_since(since).as_secs(),
                 session.failures

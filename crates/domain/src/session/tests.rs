@@ -1,5 +1,6 @@
 //! Tests of sessions, as the fleet drives them.
 
+mod dropped;
 mod endings;
 mod kept;
 mod simulator;

@@ -39,6 +39,8 @@ fn happening() -> impl Strategy<Value = Happening> {
         6 => Just(Happening::Look(Fate::Made)),
         1 => Just(Happening::Look(Fate::Conflict)),
         1 => Just(Happening::Look(Fate::Refused)),
+        1 => Just(Happening::Look(Fate::Dropped)),
+        1 => Just(Happening::Look(Fate::Stripped)),
         1 => restart().prop_map(Happening::Restart),
         1 => Just(Happening::Cordon),
         1 => Just(Happening::Uncordon),
@@ -89,7 +91,7 @@ impl Foreign {
     /// Looks once, and checks what has followed.
     fn look(&mut self, world: &mut World, fate: Fate) -> Option<Intent> {
         let patch = world.look(fate).patch();
-        if let (Some(patch), Fate::Made) = (&patch, fate) {
+        if let (Some(patch), Fate::Made | Fate::Stripped) = (&patch, fate) {
             self.see(patch, &world["n1"]);
         }
         // A recovery waits ten minutes at most, and what a person did not at all.
@@ -180,7 +182,8 @@ proptest! {
                 Happening::Look(fate) => {
                     let seen_by_all = Decisions::seen_by_all(&world);
                     let intent = foreign.look(&mut world, *fate);
-                    let released = intent == Some(Intent::StandDown) && *fate == Fate::Made;
+                    let arrives = matches!(fate, Fate::Made | Fate::Stripped);
+                    let released = intent == Some(Intent::StandDown) && arrives;
                     if released && seen_by_all {
                         decisions.released = Some(world.now);
                     }
@@ -294,6 +297,7 @@ proptest! {
                 4 => (0_u8..3).prop_map(Happening::Recovery),
                 6 => Just(Happening::Look(Fate::Made)),
                 1 => Just(Happening::Look(Fate::Conflict)),
+                1 => Just(Happening::Look(Fate::Stripped)),
                 2 => (0_u16..1_000).prop_map(Happening::Later),
             ],
             1..40,
