@@ -13,6 +13,7 @@ use serde_json::json;
 
 use crate::connect::Cluster;
 use crate::error::ApiError;
+use crate::kind::check_name;
 use crate::pace::Urgency;
 
 /// The namespace of Events about nodes: nodes have none.
@@ -77,6 +78,7 @@ impl Cluster {
             "message": event.message,
             "lastTimestamp": Time(event.last_seen),
         }));
+        check_name(&event.name)?;
         let events = self.events(event);
         events
             .patch(&event.name, &PatchParams::default(), &change)

@@ -1,4 +1,16 @@
-//! Kinds of objects that are named by an operator, or whose versions differ in what matters.
+//! Kinds of objects that are named by an operator, or whose versions differ in what matters; and the paths of
+//! their objects.
+//!
+//! Names come from outside: of pods that nobody has admitted yet, of requests, of callers. One such as
+//! `../../namespaces/kube-system/secrets/token` or `node?x` would be another object, which we have the right to
+//! read or to change.
+
+use kube::core::Request;
+
+use crate::error::ApiError;
+
+/// Longest name of an object (bytes): a DNS subdomain.
+const LONGEST_NAME: usize = 253;
 
 /// A kind of objects, as it stands in the API server's paths.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -23,6 +35,27 @@ impl Kind {
         }
     }
 
+    /// Returns the beginning of a request for its objects: all, or those of a namespace. The error is of a part
+    /// that would make it another path.
+    pub(crate) fn request(&self, namespace: Option<&str>) -> Result<Request, ApiError> {
+        let group = Some(self.group.as_str()).filter(|group| !group.is_empty());
+        let parts = [group, Some(&self.version), Some(&self.resource), namespace];
+        for part in parts.into_iter().flatten() {
+            check_name(part)?;
+        }
+        Ok(Request::new(self.path(namespace)))
+    }
+
+    /// Returns the same for the object of a name.
+    pub(crate) fn request_for(
+        &self,
+        namespace: Option<&str>,
+        name: &str,
+    ) -> Result<Request, ApiError> {
+        check_name(name)?;
+        self.request(namespace)
+    }
+
     /// Returns the path of its objects: all, or those of a namespace.
     pub(crate) fn path(&self, namespace: Option<&str>) -> String {
         let Self {
@@ -39,5 +72,109 @@ impl Kind {
             Some(namespace) => format!("{root}/namespaces/{namespace}/{resource}"),
             None => format!("{root}/{resource}"),
         }
+    }
+}
+
+/// Returns whether this can be the name of an object: any other would make another path.
+pub(crate) fn is_name(text: &str) -> bool {
+    let allowed = |one: u8| one.is_ascii_alphanumeric() || b"-._:".contains(&one);
+    let dots = matches!(text, "." | "..");
+    !text.is_empty() && text.len() <= LONGEST_NAME && !dots && text.bytes().all(allowed)
+}
+
+/// Refuses what cannot be the name of an object.
+pub(crate) fn check_name(text: &str) -> Result<(), ApiError> {
+    if is_name(text) {
+        return Ok(());
+    }
+    let shown: String = text.chars().take(LONGEST_NAME).collect();
+    Err(ApiError::Invalid {
+        status: 400,
+        message: format!("{shown:?} cannot be the name of an object"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::fake;
+
+    const BAD: [&str; 12] = [
+        "",
+        ".",
+        "..",
+        "../secrets/token",
+        "a/b",
+        "a?b",
+        "a#b",
+        "a%2f..",
+        "a\\b",
+        "a b",
+        "a\r\nb",
+        "\u{e9}",
+    ];
+
+    #[test]
+    fn a_name_is_one_part_of_a_path() {
+        for good in ["n1", "node-1.example.com", "system:node", "a_b", "A"] {
+            assert!(is_name(good), "{good}");
+        }
+        for bad in BAD {
+            assert!(!is_name(bad), "{bad:?}");
+        }
+        assert!(is_name(&"x".repeat(253)) && !is_name(&"x".repeat(254)));
+    }
+
+    /// Nothing is sent for a name that would be another path, whoever gives it.
+    #[tokio::test]
+    async fn no_name_makes_another_path() {
+        let (cluster, mut requests) = fake::serve(Vec::new()).await;
+        let (kind, object) = (Kind::new("", "v1", "pods"), json!({}));
+        let within = Some("ns");
+        for bad in BAD {
+            assert!(matches!(cluster.object(&kind, within, bad).await, Ok(None)));
+            assert!(matches!(
+                cluster.object(&kind, Some(bad), "p").await,
+                Ok(None)
+            ));
+            for odd in [
+                Kind::new(bad, "v1", "pods"),
+                Kind::new("apps", bad, "pods"),
+                Kind::new("apps", "v1", bad),
+            ] {
+                // No group is the core.
+                if !odd.group.is_empty() {
+                    assert!(matches!(cluster.object(&odd, within, "p").await, Ok(None)));
+                }
+            }
+            let uid = "u";
+            for refused in [
+                cluster
+                    .create_object(&kind, Some(bad), &object)
+                    .await
+                    .map(drop),
+                cluster
+                    .replace_object(&kind, within, bad, &object)
+                    .await
+                    .map(drop),
+                cluster.replace_status(&kind, "ns", bad, &object).await,
+                cluster.delete_object(&kind, within, bad, uid).await,
+                cluster
+                    .delete_after_dependents(&kind, within, bad, uid)
+                    .await,
+                cluster.merge_status(&kind, bad, &object).await.map(drop),
+                cluster.merge_object(&kind, bad, &object).await.map(drop),
+                cluster.some_objects(&kind, bad, "a=b").await.map(drop),
+            ] {
+                let error = refused.unwrap_err();
+                assert!(
+                    matches!(error, ApiError::Invalid { status: 400, .. }),
+                    "{bad:?} {error}"
+                );
+            }
+        }
+        assert!(requests.try_recv().is_err());
     }
 }

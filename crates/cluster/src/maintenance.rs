@@ -1,7 +1,6 @@
 //! Merge patches of the resources that the janitor carries out, and looks at some objects.
 
 use kube::api::{ListParams, Patch, PatchParams};
-use kube::core::Request;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -32,7 +31,7 @@ impl Cluster {
         change: &Value,
     ) -> Result<Value, ApiError> {
         let patch = Patch::Merge(change);
-        let request = Request::new(kind.path(None));
+        let request = kind.request_for(None, name)?;
         let request = request.patch_subresource("status", name, &PatchParams::default(), &patch);
         Ok(ask(&self.client(Urgency::Act), request).await?)
     }
@@ -45,7 +44,8 @@ impl Cluster {
         change: &Value,
     ) -> Result<Value, ApiError> {
         let patch = Patch::Merge(change);
-        let request = Request::new(kind.path(None)).patch(name, &PatchParams::default(), &patch);
+        let request = kind.request_for(None, name)?;
+        let request = request.patch(name, &PatchParams::default(), &patch);
         Ok(ask(&self.client(Urgency::Act), request).await?)
     }
 
@@ -58,7 +58,7 @@ impl Cluster {
         labels: &str,
     ) -> Result<Vec<Value>, ApiError> {
         let params = ListParams::default().labels(labels).limit(SOME);
-        let request = Request::new(kind.path(Some(namespace))).list(&params);
+        let request = kind.request(Some(namespace))?.list(&params);
         let found: Items = ask(&self.client(Urgency::Act), request).await?;
         Ok(found.items)
     }

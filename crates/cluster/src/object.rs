@@ -2,14 +2,13 @@
 //! versions differ in what matters.
 
 use kube::api::{DeleteParams, GetParams, PostParams, Preconditions};
-use kube::core::Request;
 use serde_json::Value;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use crate::connect::Cluster;
 use crate::error::{ApiError, found};
-use crate::kind::Kind;
+use crate::kind::{Kind, check_name};
 use crate::pace::Urgency;
 use crate::request::ask;
 use crate::watch::{Selection, Signal};
@@ -19,6 +18,7 @@ use crate::watch::{Selection, Signal};
 impl Cluster {
     /// Returns the versions of an API group that the API server serves; none where it has no such group.
     pub async fn served_versions(&self, group: &str) -> Result<Vec<String>, ApiError> {
+        check_name(group)?;
         let request = http::Request::get(format!("/apis/{group}")).body(Vec::new());
         let request = request.map_err(kube::core::request::Error::BuildRequest);
         let answer: Option<Value> = found(ask(&self.client(Urgency::Act), request).await)?;
@@ -37,6 +37,11 @@ impl Cluster {
         version: &str,
         kind: &str,
     ) -> Result<Option<String>, ApiError> {
+        for part in [group, version] {
+            if !part.is_empty() {
+                check_name(part)?;
+            }
+        }
         let path = Kind::new(group, version, "").path(None);
         let request = http::Request::get(path.trim_end_matches('/')).body(Vec::new());
         let request = request.map_err(kube::core::request::Error::BuildRequest);
@@ -51,14 +56,18 @@ impl Cluster {
             .find(|name| !name.contains('/')))
     }
 
-    /// Reads an object; `None` where it does not exist, or nobody serves its kind.
+    /// Reads an object; `None` where it does not exist, also because none can have the name, or nobody serves
+    /// its kind.
     pub async fn object(
         &self,
         kind: &Kind,
         namespace: Option<&str>,
         name: &str,
     ) -> Result<Option<Value>, ApiError> {
-        let request = Request::new(kind.path(namespace)).get(name, &GetParams::default());
+        let Ok(request) = kind.request_for(namespace, name) else {
+            return Ok(None);
+        };
+        let request = request.get(name, &GetParams::default());
         found(ask(&self.client(Urgency::Act), request).await)
     }
 
@@ -70,7 +79,8 @@ impl Cluster {
         object: &Value,
     ) -> Result<Value, ApiError> {
         let body = serde_json::to_vec(object).map_err(ApiError::unavailable)?;
-        let request = Request::new(kind.path(namespace)).create(&PostParams::default(), body);
+        let request = kind.request(namespace)?;
+        let request = request.create(&PostParams::default(), body);
         Ok(ask(&self.client(Urgency::Act), request).await?)
     }
 
@@ -84,8 +94,8 @@ impl Cluster {
         object: &Value,
     ) -> Result<Value, ApiError> {
         let body = serde_json::to_vec(object).map_err(ApiError::unavailable)?;
-        let request =
-            Request::new(kind.path(namespace)).replace(name, &PostParams::default(), body);
+        let request = kind.request_for(namespace, name)?;
+        let request = request.replace(name, &PostParams::default(), body);
         Ok(ask(&self.client(Urgency::Act), request).await?)
     }
 
@@ -99,7 +109,7 @@ impl Cluster {
         object: &Value,
     ) -> Result<(), ApiError> {
         let body = serde_json::to_vec(object).map_err(ApiError::unavailable)?;
-        let request = Request::new(kind.path(Some(namespace)));
+        let request = kind.request_for(Some(namespace), name)?;
         let request = request.replace_subresource("status", name, &PostParams::default(), body);
         let replaced: Value = ask(&self.client(Urgency::Tell), request).await?;
         drop(replaced);
@@ -143,7 +153,7 @@ impl Cluster {
             uid: Some(uid.to_owned()),
             resource_version: None,
         });
-        let request = Request::new(kind.path(namespace)).delete(name, &params);
+        let request = kind.request_for(namespace, name)?.delete(name, &params);
         let gone: Option<Value> = found(ask(&self.client(Urgency::Act), request).await)?;
         drop(gone);
         Ok(())

@@ -12,6 +12,7 @@ use serde_json::json;
 use crate::connect::Cluster;
 use crate::devices::slice;
 use crate::error::ApiError;
+use crate::kind::check_name;
 use crate::pace::Urgency;
 
 /// A pod, as far as it is of use here.
@@ -67,6 +68,7 @@ impl Cluster {
     /// [`ApiError::Conflict`] or [`ApiError::NotFound`] where the pod is gone, also where another
     /// has its name now. One request, after all that acts.
     pub async fn set_pod_devices(&self, pod: &Pod, value: Option<&str>) -> Result<(), ApiError> {
+        check_name(&pod.name)?;
         let pods: Api<Object> = Api::namespaced(self.client(Urgency::Tell), &pod.namespace);
         let patch = json!({"metadata": {
             "uid": pod.uid,
