@@ -7,6 +7,7 @@
 //! - [`Product`]: the `gpuwarden` binary, started, killed and started again.
 //! - [`Authority`]: certificates for TLS.
 //! - [`KernelLog`]: `/dev/kmsg`, by one test at a time on the whole machine.
+//! - [`Log`]: what a test logs.
 //! - [`Network`]: hosts of their own, some slow or cut off.
 //! - [`wait_for`]: poll until a state is reached.
 //! - [`require`], [`skip`]: what a test needs beyond Rust, or a skip that is seen.
@@ -28,6 +29,8 @@ mod control_plane;
 #[cfg(feature = "tests")]
 mod kernel_log;
 #[cfg(feature = "tests")]
+mod log;
+#[cfg(feature = "tests")]
 mod objects;
 #[cfg(feature = "tests")]
 mod product;
@@ -40,8 +43,9 @@ pub use self::{
     certificates::{Authority, Certificate, Purpose},
     control_plane::{ControlPlane, Options, Private, Program},
     kernel_log::KernelLog,
+    log::Log,
     objects::{NodeBuilder, PodBuilder, node, pod, unique},
-    product::{Launch, Output, Product, binary, get},
+    product::{Launch, Output, Product, binary, get, warning_in},
     wait::wait_for,
 };
 pub use self::{

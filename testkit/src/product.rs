@@ -30,6 +30,10 @@ const COMMAND_LIMIT: Duration = Duration::from_secs(60);
 /// Length of the end of each output stream that a failure quotes, in bytes.
 const QUOTED: usize = 6000;
 
+/// The words by which the product logs a warning of the API server, such as of a field that it does not know
+/// and has left out.
+const WARNED: &str = "the API server warns of a request";
+
 /// Returns the path of the `gpuwarden` binary: `GPUWARDEN_BIN`, what cargo names to the tests of
 /// its package, else the one built beside this test.
 pub fn binary() -> anyhow::Result<PathBuf> {
@@ -88,6 +92,10 @@ enum Role {
 }
 
 /// A running `gpuwarden run`, `agent` or `controller`. Killed on drop; what it wrote is in every error.
+///
+/// # Panics
+///
+/// On drop, where the API server has warned of one of its requests.
 #[derive(Debug)]
 pub struct Product {
     launch: Launch,
@@ -522,7 +530,15 @@ impl Drop for Product {
             let _ = self.child.kill();
             let _ = self.child.wait();
         }
+        if let Some(line) = warning_in(&self.stderr()).filter(|_| !std::thread::panicking()) {
+            panic!("gpuwarden (process {}): {line}", self.pid());
+        }
     }
+}
+
+/// Returns the first line of a log that tells of a warning of the API server.
+pub fn warning_in(log: &str) -> Option<&str> {
+    log.lines().find(|line| line.contains(WARNED))
 }
 
 /// Reads the state of each thread of a process.

@@ -237,6 +237,7 @@ impl Cluster {
             sent: self.counters.sent.load(Ordering::Relaxed),
             throttled: self.counters.throttled.load(Ordering::Relaxed),
             failed: self.counters.failed.load(Ordering::Relaxed),
+            warned: self.counters.warnings.count(),
             limit: self.pace.as_ref().map_or(1, |pace| pace.limit()),
         }
     }

@@ -2,6 +2,8 @@
 
 use std::sync::atomic::AtomicU64;
 
+use crate::warnings::Warnings;
+
 /// The number of requests to the API server since the start, watches not counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Requests {
@@ -11,6 +13,8 @@ pub struct Requests {
     pub throttled: u64,
     /// Requests without an answer in time, or with a 5xx.
     pub failed: u64,
+    /// Warnings in the answers: of a field that the API server does not know, for example.
+    pub warned: u64,
     /// Number of requests that may be under way at once now.
     pub limit: usize,
 }
@@ -21,4 +25,5 @@ pub(crate) struct Counters {
     pub(crate) sent: AtomicU64,
     pub(crate) throttled: AtomicU64,
     pub(crate) failed: AtomicU64,
+    pub(crate) warnings: Warnings,
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::State;
-use axum::http::header::{RETRY_AFTER, USER_AGENT};
+use axum::http::header::{RETRY_AFTER, USER_AGENT, WARNING};
 use axum::http::{Request, Response};
 use futures::{StreamExt, stream};
 use serde_json::{Value, json};
@@ -22,6 +22,8 @@ pub(crate) enum Answer {
     Now(u16, String),
     /// 429 with this `Retry-After`.
     Later(&'static str),
+    /// Status and a warning.
+    Warned(u16, &'static str),
     /// No answer at all.
     Never,
     /// A watch that ends after these lines.
@@ -107,6 +109,10 @@ async fn answer(
             .status(429)
             .header(RETRY_AFTER, when)
             .body(Body::from("Too many requests, please try again later.\n")),
+        Some(Answer::Warned(status, warning)) => response
+            .status(status)
+            .header(WARNING, warning)
+            .body(Body::from(node("n", 1).to_string())),
         Some(Answer::Lines(all)) => response.body(Body::from_stream(lines(all))),
         Some(Answer::Open(all)) => {
             response.body(Body::from_stream(lines(all).chain(stream::pending())))

@@ -34,6 +34,7 @@ mod services;
 mod status;
 mod tenure;
 mod token;
+mod warnings;
 mod watch;
 
 pub use access::{Access, ServerInfo};

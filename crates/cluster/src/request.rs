@@ -77,7 +77,7 @@ fn exchange(client: Client, counters: Arc<Counters>) -> Http {
             let limit = request.extensions().get();
             let limit = limit.map_or(REQUEST_TIMEOUT, |Limit(limit)| *limit);
             counters.sent.fetch_add(1, Ordering::Relaxed);
-            let result = tokio::time::timeout(limit, answer(&client, request))
+            let result = tokio::time::timeout(limit, answer(&client, request, &counters))
                 .await
                 .unwrap_or_else(|_| Err(kube::Error::Service(NoAnswer(limit).into())));
             let counter = match &result {
@@ -92,8 +92,14 @@ fn exchange(client: Client, counters: Arc<Counters>) -> Http {
     }))
 }
 
-async fn answer(client: &Client, request: Request<Body>) -> Result<Response<Body>, kube::Error> {
+async fn answer(
+    client: &Client,
+    request: Request<Body>,
+    counters: &Counters,
+) -> Result<Response<Body>, kube::Error> {
+    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let (head, body) = client.send(request).await?.into_parts();
+    counters.warnings.read(&method, &path, &head.headers);
     let body = Limited::new(body, ANSWER_BYTES).collect().await;
     let body = body.map_err(kube::Error::Service)?.to_bytes();
     if head.status.is_success() {

@@ -1,8 +1,12 @@
-//! The API server or etcd is away for a while.
+//! The API server or etcd is away for a while; the API server warns.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use contract::HealthEvent;
+use serde_json::json;
 use testkit::{ControlPlane, Options, Program, Version};
 
-use crate::support::{SOON, Scene, xid};
+use crate::support::{SOON, Scene, event, recovery, send_to, xid};
 
 #[tokio::test]
 async fn an_api_server_that_was_away_gets_the_cordon_and_the_release() -> anyhow::Result<()> {
@@ -63,4 +67,58 @@ async fn an_etcd_that_hangs_for_twenty_seconds_delays_and_loses_nothing() -> any
         .await?
         .expect(0)?;
     scene.restored().await
+}
+
+/// What the API server warns of, such as a field that it does not know, is seen by an operator and by whoever
+/// runs these tests.
+#[tokio::test]
+async fn a_warning_of_the_api_server_is_logged_and_fails_a_test() -> anyhow::Result<()> {
+    let Some(plane) = ControlPlane::private(Version::V1_37, Options::default()).await? else {
+        return Ok(());
+    };
+    let directory = tempfile::tempdir()?;
+    let path = directory.path().join("policy.json");
+    let rule = json!({
+        "apiGroups": [""], "apiVersions": ["v1"], "operations": ["UPDATE"],
+        "resources": ["nodes", "nodes/status"],
+    });
+    let policy = json!({"apiVersion": "v1", "kind": "List", "items": [{
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "ValidatingAdmissionPolicy",
+        "metadata": {"name": "warns"},
+        "spec": {
+            "matchConstraints": {"resourceRules": [rule]},
+            "validations": [{"expression": "false", "message": "it is said of every change"}],
+        },
+    }, {
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "ValidatingAdmissionPolicyBinding",
+        "metadata": {"name": "warns"},
+        "spec": {"policyName": "warns", "validationActions": ["Warn"]},
+    }]});
+    std::fs::write(&path, policy.to_string())?;
+    plane
+        .kubectl(["apply", "-f", &path.display().to_string()])
+        .await?;
+    let scene = Scene::new(&plane, |node| node, |launch| launch).await?;
+    // A policy holds from some seconds after it was made.
+    let warned = || async {
+        for event in [event(&scene.node, "0"), recovery(&scene.node, "0")] {
+            let event = HealthEvent {
+                is_fatal: false,
+                ..event
+            };
+            let sent = send_to(&scene.product, vec![event]).await;
+            sent.map_err(|error| error.to_string())?;
+        }
+        let log = scene.product.stderr();
+        match testkit::warning_in(&log) {
+            Some(line) if line.contains("it is said of every change") => Ok(()),
+            other => Err(format!("{other:?}")),
+        }
+    };
+    scene.product.wait_for("the warning", SOON, warned).await?;
+    let product = scene.product;
+    assert!(catch_unwind(AssertUnwindSafe(|| drop(product))).is_err());
+    Ok(())
 }

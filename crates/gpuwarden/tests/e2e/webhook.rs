@@ -137,6 +137,10 @@ impl Webhook {
         .await
     }
 
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     fn tell_to_end(&self) -> anyhow::Result<()> {
         let pid = rustix::process::Pid::from_child(&self.child);
         rustix::process::kill_process(pid, rustix::process::Signal::TERM)?;
@@ -163,8 +167,11 @@ impl Drop for Webhook {
     fn drop(&mut self) {
         drop(self.child.kill());
         drop(self.child.wait());
+        let log = self.log();
         if std::thread::panicking() {
-            drop(writeln!(std::io::stderr(), "{}", self.log()));
+            drop(writeln!(std::io::stderr(), "{log}"));
+        } else if let Some(line) = testkit::warning_in(&log) {
+            panic!("the webhook: {line}");
         }
     }
 }
@@ -207,7 +214,7 @@ pub(crate) async fn create(client: &Client, namespace: &str, pod: &Value) -> any
     create_with(&PostParams::default(), client, namespace, pod).await
 }
 
-async fn create_with(
+pub(crate) async fn create_with(
     params: &PostParams,
     client: &Client,
     namespace: &str,
