@@ -1,4 +1,4 @@
-//! The pods of nodes that are drained: told of, and removed.
+//! The pods of nodes that are drained, as a drain and a plan of one see them. `evict.rs` removes them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,23 +6,20 @@ use contract::keys;
 use domain::device::{Claim, GPU_DRIVER};
 use domain::drain::plan::PodFacts;
 use domain::drain::{Checkpoint, PodView};
-use domain::fleet::{PlannedCheckpoint, PlannedRemoval, PodNews};
+use domain::fleet::PodNews;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Pod as Object;
-use kube::Api;
-use kube::api::{
-    DeleteParams, EvictParams, ListParams, Patch, PatchParams, PostParams, Preconditions,
-};
+use kube::api::ListParams;
 use kube::core::Request;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
-use serde_json::{Value, json};
+use serde_json::Value;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use crate::connect::{Cluster, ConnectError};
 use crate::connections::Connections;
-use crate::error::{ApiError, found};
+use crate::error::ApiError;
 use crate::pace::Urgency;
 use crate::request::ask;
 use crate::watch::{Selection, Signal};
@@ -216,75 +213,6 @@ impl PodWatches {
 // === impl Cluster ===
 
 impl Cluster {
-    /// Removes a pod from its node: evicts it, or deletes it without time to end. The error is
-    /// [`ApiError::Held`] where a disruption budget keeps it, and [`ApiError::Conflict`] or
-    /// [`ApiError::NotFound`] where the pod is gone. Takes the permission `create` on `pods/eviction`, or
-    /// `delete` on pods. One request.
-    pub async fn remove_pod(&self, planned: &PlannedRemoval) -> Result<(), ApiError> {
-        let pods: Api<Object> = Api::namespaced(self.client(Urgency::Act), &planned.namespace);
-        let mut params = DeleteParams {
-            preconditions: Some(Preconditions {
-                uid: Some(planned.uid.clone()),
-                ..Preconditions::default()
-            }),
-            ..DeleteParams::default()
-        };
-        let Some(grace) = planned.evict else {
-            params.grace_period_seconds = Some(0);
-            return found(pods.delete(&planned.name, &params).await).map(drop);
-        };
-        params.grace_period_seconds = Some(u32::try_from(grace.as_secs()).unwrap_or(u32::MAX));
-        let evict = EvictParams {
-            delete_options: Some(params),
-            post_options: PostParams::default(),
-        };
-        pods.evict(&planned.name, &evict)
-            .await
-            .map(drop)
-            .map_err(ApiError::from)
-    }
-
-    /// Tells a pod, by an annotation, that it may write a checkpoint. The error is [`ApiError::Conflict`] or
-    /// [`ApiError::NotFound`] where the pod is gone, also where another has its name now. Takes the
-    /// permission `patch` on pods. One request.
-    pub async fn ask_for_checkpoint(&self, planned: &PlannedCheckpoint) -> Result<(), ApiError> {
-        let pods: Api<Object> = Api::namespaced(self.client(Urgency::Act), &planned.namespace);
-        let patch = Patch::Merge(json!({"metadata": {
-            "uid": planned.uid,
-            "annotations": {keys::CHECKPOINT_REQUESTED: planned.at.to_string()},
-        }}));
-        let params = PatchParams::default();
-        let patched = pods.patch_metadata(&planned.name, &params, &patch).await;
-        match patched.map(drop).map_err(ApiError::from) {
-            // So it says that the uid is another's.
-            Err(ApiError::Invalid { status, message }) if message.contains("metadata.uid") => {
-                Err(ApiError::Conflict { status })
-            }
-            answer => answer,
-        }
-    }
-
-    /// Returns why a pod would not be evicted now; `None`: it would. Nothing is done. Takes the
-    /// permission `create` on `pods/eviction`. One request.
-    pub async fn refuses_eviction(&self, pod: &PodView) -> Result<Option<String>, ApiError> {
-        let pods: Api<Object> = Api::namespaced(self.client(Urgency::Tell), &pod.namespace);
-        let evict = EvictParams {
-            delete_options: Some(DeleteParams {
-                dry_run: true,
-                ..DeleteParams::default()
-            }),
-            post_options: PostParams {
-                dry_run: true,
-                ..PostParams::default()
-            },
-        };
-        match pods.evict(&pod.name, &evict).await.map_err(ApiError::from) {
-            Ok(_) | Err(ApiError::NotFound { .. }) => Ok(None),
-            Err(ApiError::Held { message, .. }) => Ok(Some(message)),
-            Err(error) => Err(error),
-        }
-    }
-
     /// Returns the pods of a node with what a plan tells of them, but for gangs and budgets, and each
     /// as the API server has it. Takes the permission `list` on pods, and where pods have claims on
     /// these.

@@ -16,6 +16,7 @@ mod devices;
 mod drain;
 mod error;
 mod event;
+mod evict;
 #[cfg(test)]
 mod fake;
 mod kind;

@@ -20,6 +20,9 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
+#[path = "cluster/requests.rs"]
+mod requests;
+
 /// The longest time that the controller manager, or an API server that was killed, may take.
 const SOON: Duration = Duration::from_secs(60);
 /// The taint with which the controller manager marks a cordon.
