@@ -6,5 +6,7 @@
 mod generic;
 #[path = "janitor/grpc.rs"]
 mod grpc;
+#[path = "janitor/lies.rs"]
+mod lies;
 #[path = "janitor/redfish.rs"]
 mod redfish;

@@ -4,6 +4,10 @@
 
 use jiff::SignedDuration;
 
+/// Longest message (characters): it stands in a status, an annotation and a line of the log, and repeats what a
+/// machine's controller or a cloud has said, which may be anything.
+const MAX_MESSAGE: usize = 1000;
+
 /// A failure of a provider.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
@@ -31,12 +35,13 @@ pub enum Class {
 // === impl Failure ===
 
 impl Failure {
-    /// Returns a failure of a class.
+    /// Returns a failure of a class. A message that is too long is cut.
     pub fn new(class: Class, reason: &str, message: impl Into<String>) -> Self {
+        let message: String = message.into();
         Self {
             class,
             reason: reason.to_owned(),
-            message: message.into(),
+            message: message.chars().take(MAX_MESSAGE).collect(),
             retry_after: None,
         }
     }

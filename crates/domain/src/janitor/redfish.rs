@@ -11,7 +11,7 @@ mod record;
 
 use serde_json::Value;
 
-pub use config::RedfishConfig;
+pub use config::{RedfishConfig, is_path};
 pub use log::{Log, entries_of, log_of};
 pub use record::{Record, Verdict};
 
@@ -22,6 +22,8 @@ pub const SYSTEMS: &str = "/redfish/v1/Systems";
 const RESTARTS: [&str; 2] = ["PowerCycle", "ForceRestart"];
 /// The reset types that start a machine that is off.
 const STARTS: [&str; 2] = ["On", "ForceOn"];
+/// Longest time that is taken for one (bytes), which is noted at the node.
+const LONGEST_TIME: usize = 64;
 /// The action by which a machine is reset.
 const RESET: &str = "/Actions/#ComputerSystem.Reset";
 
@@ -57,7 +59,7 @@ impl Machine {
         Ok(Self {
             target: target.to_owned(),
             action_info: text(&format!("{RESET}/@Redfish.ActionInfo")),
-            last_reset: text("/LastResetTime"),
+            last_reset: text("/LastResetTime").filter(|time| time.len() <= LONGEST_TIME),
             logs: text("/LogServices/@odata.id"),
             off: object["PowerState"] == "Off",
             allowed: action.and_then(|action| texts(&action["ResetType@Redfish.AllowableValues"])),

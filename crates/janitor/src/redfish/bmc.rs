@@ -4,12 +4,13 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
-use domain::janitor::redfish::RedfishConfig;
+use domain::janitor::redfish::{RedfishConfig, is_path};
 use domain::janitor::{Class, Failure};
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::body::Bytes;
 use hyper::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER};
-use hyper::{Method, Request, StatusCode};
+use hyper::http::uri::{Authority, Scheme};
+use hyper::{Method, Request, StatusCode, Uri};
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::client::legacy::{Client, Error};
@@ -31,7 +32,8 @@ const MAX_MESSAGE: usize = 300;
 /// The BMC of one machine.
 pub(super) struct Bmc {
     client: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
-    address: String,
+    scheme: Scheme,
+    authority: Authority,
     authorization: Option<HeaderValue>,
 }
 
@@ -44,6 +46,7 @@ impl Bmc {
         config: &RedfishConfig,
         tls: &ClientTls,
     ) -> Result<Self, Failure> {
+        let (scheme, authority) = parts(address)?;
         let mut connector = HttpConnector::new();
         connector.enforce_http(false);
         let mut tls = tls.config().as_ref().clone();
@@ -53,7 +56,8 @@ impl Bmc {
         let https = https.https_or_http().enable_http1();
         Ok(Self {
             client: Client::builder(TokioExecutor::new()).build(https.wrap_connector(connector)),
-            address: address.trim_end_matches('/').to_owned(),
+            scheme,
+            authority,
             authorization: authorization(config).await?,
         })
     }
@@ -63,7 +67,7 @@ impl Bmc {
         let answer = self.ask(Method::GET, path, Bytes::new()).await;
         let answer = answer.map_err(unsent)?;
         serde_json::from_slice(&answer).map_err(|error| {
-            let what = format!("{}{path} is no JSON: {error}", self.address);
+            let what = format!("{}{} is no JSON: {error}", self.authority, told(path));
             Failure::new(Class::Transient, "UNREADABLE", what)
         })
     }
@@ -75,7 +79,8 @@ impl Bmc {
     }
 
     async fn ask(&self, method: Method, path: &str, body: Bytes) -> Result<Bytes, Failure> {
-        let url = format!("{}{path}", self.address);
+        let uri = self.uri(path)?;
+        let url = format!("{}://{}{}", self.scheme, self.authority, told(path));
         let ambiguous = |what: String| {
             Failure::new(
                 Class::Ambiguous,
@@ -83,7 +88,7 @@ impl Bmc {
                 format!("{url}: {what}"),
             )
         };
-        let mut request = Request::builder().method(method).uri(&url);
+        let mut request = Request::builder().method(method).uri(uri);
         if let Some(authorization) = &self.authorization {
             request = request.header(AUTHORIZATION, authorization);
         }
@@ -91,7 +96,6 @@ impl Bmc {
             .header(ACCEPT, "application/json")
             .header(CONTENT_TYPE, "application/json")
             .body(Full::new(body));
-        // A path of the BMC's may be anything.
         let request = request.map_err(|error| super::unusable(format!("{url}: {error}")))?;
         let answer = async {
             let answer = self.client.request(request).await.map_err(|error| {
@@ -123,6 +127,51 @@ impl Bmc {
             ))),
         }
     }
+
+    /// Returns the address of a path, which is always at the BMC that is configured: whatever its answers call
+    /// a path, the password and the reset go nowhere else.
+    fn uri(&self, path: &str) -> Result<Uri, Failure> {
+        let refused = || {
+            let path = told(path);
+            super::unusable(format!(
+                "{} names {path:?}, which is no path of its own",
+                self.authority
+            ))
+        };
+        if !is_path(path) {
+            return Err(refused());
+        }
+        let uri = Uri::builder()
+            .scheme(self.scheme.clone())
+            .authority(self.authority.clone())
+            .path_and_query(path)
+            .build();
+        let uri = uri.map_err(|_| refused())?;
+        let stays = uri.scheme() == Some(&self.scheme) && uri.authority() == Some(&self.authority);
+        stays.then_some(uri).ok_or_else(refused)
+    }
+}
+
+/// Returns the two parts of a configured address, of which a node's name may be one: the scheme, and the host
+/// with its port.
+fn parts(address: &str) -> Result<(Scheme, Authority), Failure> {
+    let wrong = || {
+        let message = format!("{address:?} is not the address of a BMC");
+        Failure::new(Class::Permanent, "INVALID_REQUEST", message)
+    };
+    let uri: Uri = address.parse().map_err(|_| wrong())?;
+    let plain = uri.path_and_query().is_none_or(|path| path == "/");
+    match (uri.scheme(), uri.authority()) {
+        (Some(scheme), Some(authority)) if plain && !authority.as_str().contains('@') => {
+            Ok((scheme.clone(), authority.clone()))
+        }
+        _ => Err(wrong()),
+    }
+}
+
+/// Returns as much of a path as a failure tells.
+fn told(path: &str) -> String {
+    path.chars().take(MAX_MESSAGE).collect()
 }
 
 fn unreachable(url: &str, error: &Error) -> Failure {

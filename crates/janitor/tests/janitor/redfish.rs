@@ -31,17 +31,23 @@ const MACHINES: usize = 12;
 const AUTHORIZATION: &str = "Basic cm9vdDpjYWx2aW4=";
 const SOON: Duration = Duration::from_secs(30);
 
+/// Makes another answer of a true one.
+pub(crate) type Lie = Box<dyn FnMut(&Value) -> Vec<u8> + Send>;
+
 /// A BMC as the test plays it.
-struct Fake {
+pub(crate) struct Fake {
     weather: Arc<Mutex<Weather>>,
-    resets: Mutex<Vec<String>>,
+    pub(crate) resets: Mutex<Vec<String>>,
+    /// What becomes of each of its answers to a reader.
+    pub(crate) lie: Mutex<Option<Lie>>,
 }
 
 impl Fake {
-    fn new(weather: &Arc<Mutex<Weather>>) -> Arc<Self> {
+    pub(crate) fn new(weather: &Arc<Mutex<Weather>>) -> Arc<Self> {
         Arc::new(Self {
             weather: Arc::clone(weather),
             resets: Mutex::default(),
+            lie: Mutex::default(),
         })
     }
 
@@ -54,7 +60,10 @@ impl Fake {
         let path = request.uri().path().to_owned();
         if request.method() == "GET" {
             return Ok(match self.resource(&path) {
-                Some(resource) => answer(StatusCode::OK, &resource),
+                Some(resource) => match &mut *self.lie.lock().unwrap() {
+                    Some(lie) => Response::new(Full::new(lie(&resource).into())),
+                    None => answer(StatusCode::OK, &resource),
+                },
                 None => answer(StatusCode::NOT_FOUND, &json!({})),
             });
         }
@@ -124,7 +133,7 @@ impl Fake {
     }
 
     /// Listens, and answers; nobody is let in while it is away.
-    async fn listen(self: Arc<Self>) -> anyhow::Result<String> {
+    pub(crate) async fn listen(self: Arc<Self>) -> anyhow::Result<String> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let address = format!("http://{}", listener.local_addr()?);
         tokio::spawn(async move {
@@ -145,13 +154,13 @@ fn answer(status: StatusCode, body: &Value) -> Response<Full<Bytes>> {
 }
 
 /// A cluster whose nodes have boots by the test's word.
-struct Nodes {
+pub(crate) struct Nodes {
     plane: ControlPlane,
-    cluster: Arc<Cluster>,
+    pub(crate) cluster: Arc<Cluster>,
 }
 
 impl Nodes {
-    async fn new() -> anyhow::Result<Option<Self>> {
+    pub(crate) async fn new() -> anyhow::Result<Option<Self>> {
         let Some(plane) = ControlPlane::shared(Version::V1_37).await? else {
             return Ok(None);
         };
@@ -163,7 +172,7 @@ impl Nodes {
         Ok(Some(Self { plane, cluster }))
     }
 
-    async fn make(&self, name: &str) {
+    pub(crate) async fn make(&self, name: &str) {
         let client = self.plane.client().await.unwrap();
         let node = testkit::node(name).without_kubelet();
         node.create(&client).await.unwrap();
@@ -213,7 +222,7 @@ impl Bmcs {
     }
 }
 
-fn credentials() -> anyhow::Result<(tempfile::TempDir, RedfishConfig)> {
+pub(crate) fn credentials() -> anyhow::Result<(tempfile::TempDir, RedfishConfig)> {
     let directory = tempfile::tempdir()?;
     let file = |name: &str, text: &str| {
         let path = directory.path().join(name);
@@ -259,7 +268,7 @@ impl World for Bmcs {
     }
 }
 
-fn reboot(node: &str, operation: &str) -> Signal {
+pub(crate) fn reboot(node: &str, operation: &str) -> Signal {
     Signal::new(Action::Reboot, node, operation)
 }
 

@@ -73,7 +73,7 @@ impl RedfishConfig {
         if self.username_path.is_empty() != self.password_path.is_empty() {
             wrong.push("redfish.usernamePath and passwordPath belong together".to_owned());
         }
-        if !self.system.is_empty() && !self.system.starts_with('/') {
+        if !self.system.is_empty() && !is_path(&self.system) {
             wrong.push(format!(
                 "redfish.system is {:?}; a path such as /redfish/v1/Systems/1 belongs here",
                 self.system
@@ -88,6 +88,13 @@ impl RedfishConfig {
             None => (!self.address.is_empty()).then(|| self.address.replace(NODE, node)),
         }
     }
+}
+
+/// Returns whether this is a path at a BMC, perhaps with a query, and nothing that names another host: a BMC
+/// says itself where its machine is, and who speaks for the BMC may say anything.
+pub fn is_path(text: &str) -> bool {
+    let printed = |one: u8| one.is_ascii_graphic() && one != b'\\';
+    text.starts_with('/') && !text.starts_with("//") && text.bytes().all(printed)
 }
 
 /// Returns whether this is a scheme, a host and perhaps a port, and nothing else.

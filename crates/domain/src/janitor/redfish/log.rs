@@ -22,6 +22,9 @@ const BOOT_WORDS: [&str; 3] = [
 const CRITICAL: &str = "Critical";
 /// Most entries that are told of.
 const TOLD: usize = 3;
+/// Longest text of an entry that is told of (characters): it stands in one line of a log, and a BMC may say
+/// anything.
+const LONGEST: usize = 200;
 
 /// What a log is a witness of.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -47,7 +50,8 @@ impl Log {
             }
             if entry["Severity"] == CRITICAL {
                 let message = entry["Message"].as_str().unwrap_or_default();
-                self.critical.push((created, message.to_owned()));
+                let message = message.chars().take(LONGEST).collect();
+                self.critical.push((created, message));
             }
         }
         self.critical.sort_by_key(|(at, _)| std::cmp::Reverse(*at));

@@ -4,6 +4,7 @@ use jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
 
 use super::*;
+use crate::janitor::{Class, Failure};
 
 fn at(text: &str) -> Timestamp {
     text.parse().unwrap()
@@ -260,4 +261,47 @@ fn the_address_of_a_node_is_its_own_or_that_of_all() {
     let config: RedfishConfig =
         serde_saphyr::from_str("addresses: {gpu-2: 'http://10.0.0.2'}\n").unwrap();
     assert_eq!(config.address_of("gpu-1"), None);
+}
+
+#[test]
+fn a_path_names_no_other_host() {
+    for good in [
+        "/redfish/v1/Systems/1",
+        "/redfish/v1/Systems/1/Actions/ComputerSystem.Reset",
+        "/redfish/v1/Systems/1/LogServices/SEL/Entries?$skip=50&$top=50",
+        "/redfish/v1/Chassis/1/Power#/PowerSupplies/0",
+        "/",
+    ] {
+        assert!(is_path(good), "{good}");
+    }
+    for bad in [
+        "",
+        "@10.0.0.2/redfish/v1/Systems/1",
+        ".evil.example/redfish/v1/Systems/1",
+        ":1@10.0.0.2/redfish/v1/Systems/1",
+        "//10.0.0.2/redfish/v1/Systems/1",
+        "/\\10.0.0.2/redfish",
+        "http://10.0.0.2/redfish/v1/Systems/1",
+        "redfish/v1/Systems/1",
+        "/redfish/v1 HTTP/1.1",
+        "/redfish\r\nHost: 10.0.0.2",
+        "/redfish/v1/Systems/\u{e9}",
+    ] {
+        assert!(!is_path(bad), "{bad:?}");
+    }
+}
+
+#[test]
+fn what_a_bmc_says_at_length_is_cut() {
+    let long = "x".repeat(1_000_000);
+    let mut log = Log::default();
+    log.read(&json!({"Members": [
+        {"Created": "2026-11-20T08:00:00Z", "Severity": "Critical", "Message": long}]}));
+    assert_eq!(log.critical[0].1.len(), 200);
+    let mut object = machine("On", &json!([long]));
+    object["LastResetTime"] = json!(long);
+    let machine = Machine::read(&object).unwrap();
+    assert_eq!(machine.last_reset, None);
+    let failure = Failure::new(Class::Permanent, "X", machine.reset_type().unwrap_err());
+    assert_eq!(failure.message.len(), 1000);
 }
