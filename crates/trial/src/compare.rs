@@ -340,7 +340,9 @@ mod tests {
         let row = |setting: &str, a: &str, b: &str| (setting.into(), a.into(), b.into());
         assert_eq!(told(&brake(1), &brake(30)), [row("brake", "1", "30")]);
         assert!(told(&brake(1), &brake(1)).is_empty());
-        let breaker = with("label-prefix = \"x/\"\n[circuitBreaker]\npercentage = 50\n");
+        let breaker = with(
+            "uncordon-labels = false\nlabel-prefix = \"x/\"\n[circuitBreaker]\npercentage = 50\n",
+        );
         assert_eq!(
             told(&brake(1), &breaker),
             [

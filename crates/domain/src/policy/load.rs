@@ -43,8 +43,8 @@ struct PolicyFile {
     match_any_all: AnyAll,
     #[serde(rename = "unhealthy-taint", default)]
     unhealthy_taint: bool,
-    #[serde(rename = "uncordon-labels", default)]
-    uncordon_labels: bool,
+    #[serde(rename = "uncordon-labels")]
+    uncordon_labels: Option<bool>,
     #[serde(default)]
     uncordon: Uncordon,
     #[serde(rename = "rule-sets", default)]
@@ -183,6 +183,8 @@ pub(super) fn parse(text: &str, source: &str) -> Result<Policy, FileError> {
         policies.push(NamedPolicy { name, rule_sets });
     }
     let routes = reader.routes(file.routes);
+    // Whoever comes with a file of the reference's form has scripts that look for its labels.
+    let of_reference = file.circuit_breaker.is_some();
     let brake = brake::brake(file.brake, file.circuit_breaker, |at, what| {
         reader.findings.at(at, &what);
     });
@@ -199,7 +201,7 @@ pub(super) fn parse(text: &str, source: &str) -> Result<Policy, FileError> {
         routes,
         policies,
         unhealthy_taint: file.unhealthy_taint,
-        uncordon_labels: file.uncordon_labels,
+        uncordon_labels: file.uncordon_labels.unwrap_or(of_reference),
         uncordon: file.uncordon,
         brake,
         device_taints,

@@ -247,6 +247,21 @@ fn what_an_uncordon_means_is_a_key() {
 }
 
 #[test]
+fn the_labels_of_an_uncordon_are_on_for_files_of_the_references_form() {
+    let breaker = "[circuitBreaker]\npercentage = 50\n";
+    for (text, on) in [
+        ("# no rules\n".to_owned(), false),
+        (breaker.to_owned(), true),
+        (format!("uncordon-labels = false\n{breaker}"), false),
+        ("uncordon-labels = true\n".to_owned(), true),
+    ] {
+        let policy = Policy::parse(&text, "p.toml").unwrap();
+        assert_eq!(policy.uncordon_labels, on, "{text}");
+    }
+    assert!(!Policy::builtin().uncordon_labels);
+}
+
+#[test]
 fn a_configuration_of_the_reference_loads_unchanged() {
     let policy = Policy::parse(include_str!("tests/reference.toml"), "config.toml").unwrap();
     assert_eq!(policy.label_prefix, "k8saas.nvidia.com/");
@@ -258,7 +273,8 @@ fn a_configuration_of_the_reference_loads_unchanged() {
             .all(|set| set.cordon && set.taint.is_none())
     );
     assert_eq!(policy.rule_sets[0].priority, 100);
-    assert!(!policy.unhealthy_taint && !policy.uncordon_labels && policy.policies.is_empty());
+    assert!(!policy.unhealthy_taint && policy.policies.is_empty());
+    assert!(policy.uncordon_labels, "its users look for the labels");
     assert_eq!(policy.uncordon, Uncordon::NotDuringRepair);
     assert!(policy.warnings.is_empty(), "{:?}", policy.warnings);
     // Each agent by its rule set, and none where the label says so.
