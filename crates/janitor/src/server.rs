@@ -21,6 +21,7 @@ use contract::janitor_provider::{
 };
 use domain::gpu_reset::Gpus;
 use domain::janitor::{Action, Class, Failure, Found};
+use runtime::logging::Seldom;
 use runtime::tcp_grpc;
 use runtime::tls::ServerTls;
 use tokio::net::TcpListener;
@@ -38,6 +39,12 @@ const ROOMS: usize = 64;
 /// The silence after which a connection is asked whether the other end is there, and the longest wait for
 /// its answer.
 const PING: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(10));
+/// Largest request (bytes): twice the names of as many GPUs as one may have. It is read before anybody knows who
+/// calls.
+const MAX_REQUEST: usize = 256 * 1024;
+/// Most requests of a connection at once: a janitor has one for each node that it works on, and strangers must
+/// not have many.
+const MAX_STREAMS: u32 = 64;
 /// Longest name and id that is taken (bytes): that of a node, and some.
 const MAX_ID: usize = 512;
 
@@ -51,6 +58,8 @@ struct Service {
     rooms: Arc<[Mutex<()>; ROOMS]>,
     random: RandomState,
     unnamed: AtomicU64,
+    /// The limit on the line that a signal was not sent, which stands in the janitor's log, too.
+    failed: Seldom,
 }
 
 /// Serves a provider on `listener` until `cancel`; calls under way are answered.
@@ -67,11 +76,14 @@ pub async fn serve(
         rooms: Arc::new([const { Mutex::const_new(()) }; ROOMS]),
         random: RandomState::new(),
         unnamed: AtomicU64::new(0),
+        failed: Seldom::default(),
     };
+    let service = CspProviderServiceServer::new(service).max_decoding_message_size(MAX_REQUEST);
     tonic::transport::Server::builder()
+        .max_concurrent_streams(Some(MAX_STREAMS))
         .http2_keepalive_interval(Some(PING.0))
         .http2_keepalive_timeout(Some(PING.1))
-        .add_service(CspProviderServiceServer::new(service))
+        .add_service(service)
         .serve_with_incoming_shutdown(tcp_grpc::incoming(listener, tls), cancel.cancelled_owned())
         .await
 }
@@ -102,7 +114,10 @@ impl Service {
             ("provider", self.provider.name()),
         ];
         let failed = |failure: Failure| {
-            tracing::warn!("{} failed: {}", action.name(), failure.text());
+            if let Some(not_logged_before) = self.failed.now() {
+                let text = failure.text();
+                tracing::warn!(not_logged_before, "{} failed: {text}", action.name());
+            }
             grpc::status(&failure, &about)
         };
         let signal = self.signal(asked).map_err(failed)?;

@@ -10,3 +10,5 @@ mod grpc;
 mod lies;
 #[path = "janitor/redfish.rs"]
 mod redfish;
+#[path = "janitor/strangers.rs"]
+mod strangers;

@@ -5,8 +5,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use cluster::{Cluster, TokenError};
-use runtime::logging::chain;
+use runtime::logging::{Seldom, chain};
 use sha2::{Digest as _, Sha256};
+use tokio::sync::Semaphore;
 use tonic::Status;
 use tonic::metadata::MetadataMap;
 
@@ -16,6 +17,10 @@ pub const AUDIENCE: &str = "nvsentinel-csp-provider";
 const KEEP: Duration = Duration::from_secs(60);
 /// Most tokens that are remembered: a janitor has one, and a new one every hour.
 const MAX_KEPT: usize = 64;
+/// Most tokens that the API server is asked about at once: a flood of strangers must not become one of ours.
+const MAX_ASKED: usize = 4;
+/// A caller whose token cannot be asked about by then is told to come again.
+const TURN: Duration = Duration::from_secs(5);
 /// Longest token (bytes); Kubernetes makes them of about 1 KiB.
 const MAX_TOKEN: usize = 8 * 1024;
 
@@ -28,6 +33,8 @@ struct Tokens {
     /// User names, `system:serviceaccount:NAMESPACE:NAME`.
     allowed: BTreeSet<String>,
     good: Mutex<HashMap<[u8; 32], Instant>>,
+    turns: Semaphore,
+    turned_away: Seldom,
 }
 
 // === impl Callers ===
@@ -46,6 +53,8 @@ impl Callers {
             audience,
             allowed,
             good: Mutex::default(),
+            turns: Semaphore::new(MAX_ASKED),
+            turned_away: Seldom::default(),
         }))
     }
 
@@ -73,6 +82,17 @@ impl Tokens {
         if self.is_good(&key) {
             return Ok(());
         }
+        let turn = tokio::time::timeout(TURN, self.turns.acquire()).await;
+        let Ok(Ok(_turn)) = turn else {
+            // By this code nothing was done, and the caller may come again.
+            return Err(Status::unauthenticated(
+                "too many tokens are being asked about; come again",
+            ));
+        };
+        // Another call with the same token may have been before us.
+        if self.is_good(&key) {
+            return Ok(());
+        }
         let owner = match self.cluster.review_token(token, &self.audience).await {
             Ok(owner) => owner,
             Err(error @ TokenError::Invalid { .. }) => {
@@ -86,10 +106,13 @@ impl Tokens {
         };
         if !self.allowed.contains(&owner.username) {
             let user = owner.username;
-            tracing::warn!(
-                user,
-                "a caller was turned away: it is not allowed to act on nodes"
-            );
+            if let Some(not_logged_before) = self.turned_away.now() {
+                tracing::warn!(
+                    user,
+                    not_logged_before,
+                    "a caller was turned away: it is not allowed to act on nodes"
+                );
+            }
             let text = format!("{user} is not among those that --callers names");
             return Err(Status::permission_denied(text));
         }
