@@ -202,6 +202,7 @@ where
     /// Reports a fault, or the end of one, that was seen at `at`. It may be reported as often as
     /// it is seen. Where the event does not say when it came, it came now.
     pub fn report(&mut self, mut event: HealthEvent, at: Timestamp) {
+        domain::event::not_fatal_without_action(&mut event);
         if accepted(&event).is_none() {
             mark_accepted(&mut event, self.now());
         }

@@ -146,7 +146,7 @@ impl Finding {
             entity_type: kind.to_owned(),
             entity_value: name,
         });
-        HealthEvent {
+        let mut event = HealthEvent {
             check_name: self.check,
             is_healthy: self.healthy,
             is_fatal: self.fatal,
@@ -156,6 +156,29 @@ impl Finding {
             entities_impacted: entities.collect(),
             metadata: self.metadata.into_iter().collect(),
             ..blank
+        };
+        domain::event::not_fatal_without_action(&mut event);
+        event
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_asks_for_nothing_is_not_fatal() {
+        for (action, is_fatal) in [
+            (RecommendedAction::None, false),
+            (RecommendedAction::ContactSupport, true),
+        ] {
+            let finding = Finding {
+                fatal: true,
+                action,
+                ..Finding::harmless("Any", "BAD", "is bad".to_owned())
+            };
+            let event = finding.into_event(HealthEvent::default());
+            assert_eq!(event.is_fatal, is_fatal, "{event:?}");
         }
     }
 }

@@ -6,16 +6,35 @@ use contract::RecommendedAction;
 use crate::outcome::{Finding, Outcome};
 use crate::worker::{Failure, SeenGpu};
 
-/// `cudaErrorMemoryAllocation`: somebody else holds the memory.
-const NO_MEMORY: u32 = 2;
-/// `cudaErrorInsufficientDriver` and `cudaErrorNoDevice`: this container has no driver, or no GPU.
-const NOT_THERE: [u32; 2] = [35, 100];
-/// Texts of the libraries where the container lacks something, such as a large enough `/dev/shm`.
-const LACKS: [&str; 4] = [
+/// The errors of CUDA (`cudaError`) by which this container has no GPU, no driver, or not the one that CUDA wants:
+/// `StubLibrary`, `InsufficientDriver`, `CallRequiresNewerDriver`, `NoDevice`, `SystemNotReady` (the fabric is not
+/// set up), `SystemDriverMismatch` and `CompatNotSupportedOnDevice`.
+const NO_GPU: [u32; 7] = [34, 35, 36, 100, 802, 803, 804];
+/// The errors of CUDA by which the container lacks something else: memory or a GPU that others hold
+/// (`MemoryAllocation`, `DevicesUnavailable`, those of MPS), a right or a licence (`DeviceNotLicensed`,
+/// `OperatingSystem`, `NotPermitted`, `NotSupported`), or a program that is made for this GPU
+/// (`InvalidDeviceFunction`, `InvalidKernelImage`, `NoKernelImageForDevice`, `JitCompilerNotFound`,
+/// `UnsupportedPtxVersion`, `SharedObject...`, `SymbolNotFound`).
+const CONTAINER_LACKS: [u32; 20] = [
+    2, 46, 98, 102, 200, 209, 221, 222, 302, 303, 304, 500, 800, 801, 805, 806, 807, 808, 809, 810,
+];
+/// Texts of the libraries where the container lacks something, such as a large enough `/dev/shm`, in small letters.
+const LACKS: [&str; 8] = [
     "no space left",
     "out of memory",
     "cannot allocate memory",
     "shared memory",
+    "too many open files",
+    "operation not permitted",
+    "permission denied",
+    "no socket interface found",
+];
+/// The same of what NCCL tells of CUDA without a number, as it did before 2.18.
+const LACKS_GPU: [&str; 4] = [
+    "driver version is insufficient",
+    "no cuda-capable device",
+    "busy or unavailable",
+    "system not yet initialized",
 ];
 /// The key under which an event names the row of the ADR's table.
 const NCCL_ERROR: &str = "nccl_error";
@@ -31,20 +50,18 @@ pub(crate) struct Verdict {
 
 /// Returns the meaning of a failure.
 pub(crate) fn of(failure: &Failure) -> Verdict {
-    let lacks = |text: &str| {
-        let text = text.to_ascii_lowercase();
-        LACKS.iter().any(|lacking| text.contains(lacking))
-    };
     match failure {
-        Failure::Nccl { text, .. } | Failure::Cuda { text, .. } if lacks(text) => {
+        Failure::Nccl { text, .. } | Failure::Cuda { text, .. } if has_one_of(text, &LACKS) => {
             harmless("CONTAINER_LACKS_RESOURCES")
         }
-        Failure::Cuda { code, .. } if *code == NO_MEMORY => harmless("CONTAINER_LACKS_RESOURCES"),
-        Failure::Cuda { code, .. } if NOT_THERE.contains(code) => harmless("NO_GPU"),
-        Failure::Cuda { .. } => fatal("CUDA_ERROR", RecommendedAction::ContactSupport),
+        Failure::Cuda { code, .. } => of_cuda(*code),
+        Failure::Nccl { code: 1, text } => match cuda_in(text) {
+            Some(code) => of_cuda(code),
+            None if has_one_of(text, &LACKS_GPU) => harmless("NO_GPU"),
+            None => fatal("CUDA_ERROR", RecommendedAction::ContactSupport),
+        },
         // The codes of `ncclResult_t`.
         Failure::Nccl { code, .. } => match code {
-            1 => fatal("CUDA_ERROR", RecommendedAction::ContactSupport),
             2 => fatal("NCCL_SYSTEM_ERROR", RecommendedAction::ContactSupport),
             3 => fatal("NCCL_INTERNAL_ERROR", RecommendedAction::RunDcgmeud),
             4 | 5 => harmless("NCCL_INVALID_USAGE"),
@@ -57,6 +74,27 @@ pub(crate) fn of(failure: &Failure) -> Verdict {
         Failure::Nvml(_) => harmless("NVML_ERROR"),
         Failure::Library(_) => harmless("NO_LIBRARY"),
     }
+}
+
+fn of_cuda(code: u32) -> Verdict {
+    if NO_GPU.contains(&code) {
+        harmless("NO_GPU")
+    } else if CONTAINER_LACKS.contains(&code) {
+        harmless("CONTAINER_LACKS_RESOURCES")
+    } else {
+        fatal("CUDA_ERROR", RecommendedAction::ContactSupport)
+    }
+}
+
+/// Returns the number of CUDA's error in a text of NCCL, such as `Cuda failure 2 'out of memory'`.
+fn cuda_in(text: &str) -> Option<u32> {
+    let (_, number) = text.split_once("Cuda failure ")?;
+    number.split(' ').next()?.parse().ok()
+}
+
+fn has_one_of(text: &str, all: &[&str]) -> bool {
+    let text = text.to_ascii_lowercase();
+    all.iter().any(|one| text.contains(one))
 }
 
 /// Returns whether nothing could be tested because the container lacks something: that says nothing of the node.
@@ -161,22 +199,90 @@ mod tests {
         }
     }
 
-    #[test]
-    fn what_the_container_lacks_is_no_fault_of_the_node() {
-        let shm = "ncclCommInitRank answered ncclSystemError: Error while creating shared memory \
-                   segment /dev/shm/nccl-x (size 33030528), error: No space left on device (28)";
-        let cuda = |code| Failure::Cuda {
+    fn cuda(code: u32) -> Failure {
+        Failure::Cuda {
             code,
             text: String::new(),
-        };
-        for failure in [
-            nccl(2, shm),
-            nccl(1, "Cuda failure 2 'out of memory'"),
-            cuda(2),
-            cuda(100),
-        ] {
-            assert!(!of(&failure).fatal, "{failure:?}");
         }
-        assert!(of(&cuda(214)).fatal);
+    }
+
+    #[test]
+    fn what_the_adr_has_no_row_for_has_one_of_ours() {
+        let contact = (true, RecommendedAction::ContactSupport);
+        let nothing = (false, RecommendedAction::None);
+        for (failure, error, (fatal, action)) in [
+            (nccl(1, ""), "CUDA_ERROR", contact),
+            (
+                nccl(1, "Cuda failure 700 'an illegal memory access was encountered'"),
+                "CUDA_ERROR",
+                contact,
+            ),
+            (nccl(4, ""), "NCCL_INVALID_USAGE", nothing),
+            (nccl(7, ""), "NCCL_UNKNOWN_ERROR", nothing),
+            (nccl(99, ""), "NCCL_UNKNOWN_ERROR", nothing),
+            (Failure::Crashed(String::new()), "CRASHED", nothing),
+            (Failure::Nvml(String::new()), "NVML_ERROR", nothing),
+            (Failure::Library(String::new()), "NO_LIBRARY", nothing),
+        ] {
+            let expected = Verdict {
+                error,
+                fatal,
+                action,
+            };
+            assert_eq!(of(&failure), expected, "{failure:?}");
+        }
+        // An ECC error, an illegal address, a failed launch, and what CUDA does not know itself.
+        for code in [3, 214, 700, 719, 999] {
+            assert_eq!(
+                of(&cuda(code)),
+                of(&nccl(1, "")),
+                "{code} is the hardware's"
+            );
+        }
+    }
+
+    #[test]
+    fn what_the_container_lacks_is_no_fault_of_the_node() {
+        let no_gpu = [34, 35, 36, 100, 802, 803, 804];
+        let lacks = [
+            2, 46, 98, 102, 200, 209, 221, 222, 302, 303, 304, 500, 800, 801, 805, 806, 807, 808,
+            809, 810,
+        ];
+        let codes = no_gpu.map(|code| (code, "NO_GPU")).into_iter();
+        let codes = codes.chain(lacks.map(|code| (code, "CONTAINER_LACKS_RESOURCES")));
+        for (code, error) in codes {
+            let of_nccl = nccl(1, &format!("Cuda failure {code} 'some words'"));
+            for failure in [cuda(code), of_nccl] {
+                assert_eq!(of(&failure), harmless(error), "{failure:?}");
+                assert!(is_of_container(&failure));
+            }
+        }
+        for text in [
+            "Error while creating shared memory segment /dev/shm/nccl-x (size 33030528)",
+            "Call to posix_fallocate failed : No space left on device",
+            "Cuda failure 'out of memory'",
+            "Call to ibv_reg_mr failed with error Cannot allocate memory",
+            "socketStartConnect: socket creation failed : Too many open files",
+            "Call to ibv_create_qp failed with error Operation not permitted",
+            "open of /dev/infiniband/uverbs0 failed: Permission denied",
+            "Bootstrap : no socket interface found",
+        ] {
+            for code in 1..=6 {
+                let failure = nccl(code, &format!("ncclCommInitRank answered x: {text}"));
+                assert_eq!(
+                    of(&failure),
+                    harmless("CONTAINER_LACKS_RESOURCES"),
+                    "{failure:?}"
+                );
+            }
+        }
+        for text in [
+            "Cuda failure 'CUDA driver version is insufficient for CUDA runtime version'",
+            "Cuda failure 'no CUDA-capable device is detected'",
+            "Cuda failure 'all CUDA-capable devices are busy or unavailable'",
+            "Cuda failure 'system not yet initialized'",
+        ] {
+            assert_eq!(of(&nccl(1, text)), harmless("NO_GPU"), "{text}");
+        }
     }
 }

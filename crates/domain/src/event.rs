@@ -156,6 +156,13 @@ fn validate_lists(event: &HealthEvent) -> Result<(), Problem> {
     Ok(())
 }
 
+/// Makes an event of our own that asks for nothing (`NONE`) one that is not fatal: else its node would go out
+/// of service, and nothing would ever bring it back. Every monitor and every check passes its events through
+/// here; the events of others are theirs, and stay as they are.
+pub fn not_fatal_without_action(event: &mut HealthEvent) {
+    event.is_fatal &= event.recommended_action != RecommendedAction::None as i32;
+}
+
 /// Brings a valid event into the one form in which it is stored, and names it.
 ///
 /// - `UNSPECIFIED` strategy is the normal one.

@@ -219,6 +219,25 @@ impl Running {
 }
 
 #[tokio::test]
+async fn what_a_monitor_finds_and_nothing_mends_is_not_fatal() {
+    for (action, is_fatal) in [
+        (RecommendedAction::None, false),
+        (RecommendedAction::RestartVm, true),
+    ] {
+        let bench = Bench::new();
+        let mut reporter = bench.reporter(&Sources::default(), &Metrics::default());
+        let mut event = reporter.event("GpuHot", keys::COMPONENT_GPU);
+        event.is_fatal = true;
+        event.recommended_action = action as i32;
+        reporter.report(event, Timestamp::now());
+        reporter.finish(&CancellationToken::new()).await;
+        let records = bench.records().await;
+        assert_eq!(records.len(), 1);
+        assert_eq!(records[0].event.is_fatal, is_fatal, "{records:?}");
+    }
+}
+
+#[tokio::test]
 async fn a_fault_that_lasts_is_told_once_and_its_end_also_after_a_restart() {
     let bench = Bench::new();
     bench.says("GPU 3 hot\nGPU 4 ok\n");

@@ -13,9 +13,10 @@ use crate::outcome::{Finding, Outcome, Result as Meaning};
 /// The severities of DCGM with which a failure is one of the hardware.
 const GRAVE: [&str; 3] = ["ISOLATE", "RESET", "TRIAGE"];
 /// Failures that DCGM rates as grave, and that say that a test could not be made: something else uses or limits the GPU,
-/// or DCGM is not installed as it should be.
-const NOT_OF_HARDWARE: [&str; 11] = [
+/// or driver or DCGM are not installed as they should be.
+const NOT_OF_HARDWARE: [&str; 12] = [
     "DCGM_FR_CANNOT_OPEN_LIB",
+    "DCGM_FR_NVML_LIB_BAD",
     "DCGM_FR_GRAPHICS_PROCESSES",
     "DCGM_FR_INTERNAL",
     "DCGM_FR_MEMORY_ALLOC",
@@ -27,14 +28,37 @@ const NOT_OF_HARDWARE: [&str; 11] = [
     "DCGM_FR_BINARY_PERMISSIONS",
     "DCGM_FR_RETEST_REQUESTED",
 ];
-/// The severities by their numbers, from 0 on (`dcgmErrorSeverity_t` of `dcgm_errors.h`).
-const SEVERITIES: [&str; 7] = [
-    "NONE", "MONITOR", "ISOLATE", "UNKNOWN", "TRIAGE", "CONFIG", "RESET",
+/// The severities that rate a failure, by their numbers (`dcgmErrorSeverity_t` of `dcgm_errors.h`). The two others
+/// rate none: 0 is "no severity", and 3 a code that DCGM does not know.
+const SEVERITIES: [(u32, &str); 5] = [
+    (1, "MONITOR"),
+    (2, "ISOLATE"),
+    (4, "TRIAGE"),
+    (5, "CONFIG"),
+    (6, "RESET"),
 ];
 /// The code of an XID that was seen during a test.
 const XID: &str = "DCGM_FR_XID_ERROR";
 /// The XID that the end of a test provokes itself: a program was ended before its work was done.
-const OWN_XID: &str = "45";
+const OWN_XID: u32 = 45;
+/// The XIDs whose meaning stands in words that a diagnosis does not tell on: the reports of NVLink 5, and the
+/// driver's advice. The kernel log has them.
+const TOLD_BY_WORDS: [u32; 8] = [144, 145, 146, 147, 148, 149, 150, 154];
+/// How the names of tests begin that look at settings of the machine, in small letters and without signs: DCGM's
+/// deployment tests but for those of retired pages and the InfoROM, and DCGM 4's one name for all of them.
+const OF_SETTINGS: [&str; 11] = [
+    "blacklist",
+    "cudamainlibrar",
+    "cudatoolkitlibrar",
+    "denylist",
+    "environment",
+    "fabricmanager",
+    "graphicsprocesses",
+    "nvmllibrar",
+    "permissionsandos",
+    "persistencemode",
+    "software",
+];
 
 /// Returns the outcome of a diagnosis.
 pub(super) fn outcome(level: u64, gpus: &[KnownGpu], diagnosis: Diagnosis) -> Outcome {
@@ -132,7 +156,7 @@ fn finding(check: &str, result: &TestResult, problems: &[&Problem], uuid: Option
         _ => (
             format!("DCGM_DIAG_{:?}", result.state).to_uppercase(),
             of_test(&result.test),
-            true,
+            !is_of_settings(&result.test),
         ),
     };
     let texts: Vec<&str> = problems
@@ -184,41 +208,72 @@ fn judge(problem: &Problem) -> Judged {
             grave: false,
         };
     };
+    let stated = SEVERITIES
+        .iter()
+        .find(|(severity, _)| problem.severity == Some(*severity));
+    let stated = stated.map(|(_, word)| *word);
+    let is_grave = |severity: &str| GRAVE.contains(&severity);
     let catalog = Catalog::builtin();
-    let told = problem
-        .severity
-        .and_then(|severity| usize::try_from(severity).ok());
-    let told = told.and_then(|severity| SEVERITIES.get(severity).copied());
-    match catalog.dcgm(number) {
-        Some(row) => Judged {
-            code: Some(row.name.to_string()),
-            action: catalog.judge_dcgm(&row.name).action,
-            grave: GRAVE.contains(&&*row.severity) && !NOT_OF_HARDWARE.contains(&&*row.name),
-        },
+    let Some(row) = catalog.dcgm(number) else {
         // Newer than our table.
-        None => Judged {
+        return Judged {
             code: Some(format!("DCGM_FR_{number}")),
             action: RecommendedAction::Unknown,
-            grave: told.is_some_and(|severity| GRAVE.contains(&severity)),
-        },
+            grave: stated.is_some_and(is_grave),
+        };
+    };
+    let (action, grave) = if row.name == XID {
+        of_xids(&problem.text)
+    } else {
+        // Each test of DCGM rates the same code for itself, and the table has one for all.
+        let grave = is_grave(stated.unwrap_or(&row.severity));
+        let action = catalog.judge_dcgm(&row.name).action;
+        (action, grave && !NOT_OF_HARDWARE.contains(&&*row.name))
+    };
+    Judged {
+        code: Some(row.name.to_string()),
+        action,
+        grave: grave && action != RecommendedAction::None,
     }
+}
+
+/// Returns what the XIDs of a text ask for, by the catalogue of XIDs, and whether it is grave: the gravest
+/// counts. Where the kernel log alone can tell, nothing.
+fn of_xids(text: &str) -> (RecommendedAction, bool) {
+    let told = xids(text).into_iter();
+    let told = told.filter(|xid| *xid != OWN_XID && !TOLD_BY_WORDS.contains(xid));
+    let judged = told.map(|xid| Catalog::builtin().judge_xid(xid, ""));
+    let gravest = judged.max_by_key(|verdict| verdict.fatal);
+    gravest.map_or((RecommendedAction::None, false), |verdict| {
+        (verdict.action, verdict.fatal)
+    })
+}
+
+/// Returns the numbers of the XIDs that a text names, as in `Detected XID 79 for GPU 4`.
+fn xids(text: &str) -> Vec<u32> {
+    let words = text.split(|letter: char| !letter.is_ascii_alphanumeric());
+    let words: Vec<&str> = words.filter(|word| !word.is_empty()).collect();
+    let named = words.windows(2).filter_map(|pair| match pair {
+        [word, number] if word.eq_ignore_ascii_case("xid") => number.parse().ok(),
+        _ => None,
+    });
+    named.collect()
 }
 
 /// Returns whether the diagnosis has provoked a problem itself.
 fn is_own(problem: &Problem) -> bool {
     let row = problem.code.and_then(|code| Catalog::builtin().dcgm(code));
-    let words = problem
-        .text
-        .split(|letter: char| !letter.is_ascii_alphanumeric());
-    let words: Vec<&str> = words.filter(|word| !word.is_empty()).collect();
-    let mut xids = words.windows(2).filter_map(|pair| match pair {
-        [word, number] if word.eq_ignore_ascii_case("xid") => Some(*number),
-        _ => None,
-    });
-    let mut is_own = xids.clone().peekable();
+    let xids = xids(&problem.text);
     row.is_some_and(|row| row.name == XID)
-        && is_own.peek().is_some()
-        && xids.all(|number| number == OWN_XID)
+        && !xids.is_empty()
+        && xids.iter().all(|xid| *xid == OWN_XID)
+}
+
+/// Returns whether a test looks at settings, which break no hardware.
+fn is_of_settings(test: &str) -> bool {
+    let letters = test.chars().filter(char::is_ascii_alphanumeric);
+    let name: String = letters.map(|letter| letter.to_ascii_lowercase()).collect();
+    OF_SETTINGS.iter().any(|begin| name.starts_with(begin))
 }
 
 /// Returns the action for a test that fails without a code (preflight ADR, "Error to Recommended Action
@@ -333,38 +388,104 @@ mod tests {
         assert!(ended.findings.is_empty(), "{ended:?}");
     }
 
+    /// Settings of a machine break no hardware, whether a report has codes for them or not.
     #[test]
-    fn each_severity_decides_whether_a_failure_is_fatal() {
-        // Of a GPU that others use, by time-slicing, and of how DCGM was installed.
-        let no_fault = |name: &str| {
-            let mut words = [
-                "ALLOC",
-                "PROCESSES",
-                "PERMISSIONS",
-                "NON_ROOT",
-                "INTERNAL",
-                "DCGM_API",
-            ]
-            .into_iter()
-            .chain(["OPEN_LIB", "RETEST", "TARGET_POWER"]);
-            words.any(|word| name.contains(word))
-        };
+    fn without_a_code_a_test_of_settings_is_not_fatal() {
+        for test in [
+            "Blacklist",
+            "Denylist",
+            "NVML Library",
+            "CUDA Main Library",
+            "CUDA Toolkit Libraries",
+            "Permissions and OS Blocks",
+            "Permissions and OS-related Blocks",
+            "Persistence Mode",
+            "Environment Variables",
+            "Environmental Variables",
+            "Graphics Processes",
+            "Fabric Manager",
+            "software",
+        ] {
+            for problems in [&[][..], &[(None, "is not as it should be")]] {
+                let fails = judged(vec![result(test, State::Fail, &[], problems)]);
+                assert_eq!(fails.result, Meaning::Failed, "{test}");
+                assert!(!fails.findings[0].fatal, "{fails:?}");
+                assert_eq!(fails.findings[0].code, "DCGM_DIAG_FAIL");
+            }
+        }
+        for test in ["Page Retirement/Row Remap", "Inforom", "Memory", "NVLink"] {
+            let fails = judged(vec![result(test, State::Fail, &[4], &[])]);
+            assert!(fails.findings[0].fatal, "{fails:?}");
+        }
+    }
+
+    /// Returns the finding about a failure with this code, severity and text.
+    fn of_failure(code: u32, severity: Option<u32>, text: &str) -> Finding {
+        let mut result = result("Memory", State::Fail, &[6], &[(Some(code), text)]);
+        result.problems[0].severity = severity;
+        let mut ended = judged(vec![result]);
+        assert_eq!(ended.result, Meaning::Failed, "{ended:?}");
+        ended.findings.remove(0)
+    }
+
+    /// Returns whether a code says that a test could not be made: of a GPU that others use, by time-slicing, and of
+    /// how DCGM was installed.
+    fn is_no_fault(name: &str) -> bool {
+        let mut words = [
+            "ALLOC",
+            "PROCESSES",
+            "BINARY_PERMISSIONS",
+            "NON_ROOT",
+            "INTERNAL",
+            "DCGM_API",
+            "OPEN_LIB",
+            "LIB_BAD",
+            "RETEST",
+            "TARGET_POWER",
+        ]
+        .into_iter();
+        words.any(|word| name.contains(word))
+    }
+
+    /// Each test of DCGM rates a code for itself: nvbandwidth only watches (1) what the table calls ISOLATE.
+    #[test]
+    fn the_severity_that_is_stated_goes_before_that_of_the_table() {
         for row in Catalog::builtin().dcgms() {
             let Some(code) = row.code.filter(|code| *code != 0) else {
                 continue;
             };
-            let ended = judged(vec![result(
-                "Memory",
-                State::Fail,
-                &[6],
-                &[(Some(code), "bad")],
-            )]);
+            let of_table = GRAVE.contains(&&*row.severity);
+            for (severity, is_grave) in [
+                (None, of_table),
+                (Some(0), of_table),
+                (Some(1), false),
+                (Some(2), true),
+                (Some(3), of_table),
+                (Some(4), true),
+                (Some(5), false),
+                (Some(6), true),
+                (Some(7), of_table),
+            ] {
+                let finding = of_failure(code, severity, "bad");
+                assert_eq!(finding.code, row.name, "{row:?}");
+                let asks = row.action != RecommendedAction::None;
+                let is_fatal = is_grave && asks && !is_no_fault(&row.name);
+                assert_eq!(finding.fatal, is_fatal, "{severity:?} of {row:?}");
+                assert_eq!(finding.action, row.action, "{row:?}");
+                assert_eq!(finding.entities, [("GPU_UUID", "GPU-6".to_owned())]);
+            }
+        }
+    }
+
+    #[test]
+    fn what_asks_for_nothing_does_not_hide_what_is_broken() {
+        // ISOLATE with NONE behind and before ISOLATE with CONTACT_SUPPORT.
+        for codes in [[13, 52], [52, 13]] {
+            let problems = codes.map(|code| (Some(code), "bad"));
+            let ended = judged(vec![result("Memory", State::Fail, &[6], &problems)]);
             let finding = &ended.findings[0];
-            assert_eq!(finding.code, row.name, "{row:?}");
-            let grave = GRAVE.contains(&&*row.severity) && !no_fault(&row.name);
-            assert_eq!(finding.fatal, grave, "{row:?}");
-            assert_eq!(finding.action, row.action, "{row:?}");
-            assert_eq!(finding.entities, [("GPU_UUID", "GPU-6".to_owned())]);
+            assert_eq!(finding.code, "DCGM_FR_FAULTY_MEMORY");
+            assert!(finding.fatal, "{finding:?}");
         }
     }
 
@@ -401,6 +522,35 @@ mod tests {
         ] {
             let other = judged(vec![result("Memory", State::Fail, &[4], &[(xid, text)])]);
             assert_eq!(other.result, Meaning::Failed, "{text}");
+        }
+    }
+
+    /// The severity is the code's, which is one for all XIDs: it says nothing of this one.
+    #[test]
+    fn an_xid_that_came_in_a_test_is_judged_by_the_catalogue_of_xids() {
+        let catalog = Catalog::builtin();
+        let code = catalog.dcgm_named(XID).and_then(|row| row.code).unwrap();
+        for row in catalog.xids().filter(|row| row.code != OWN_XID) {
+            let expected = match row.code {
+                144..=150 | 154 => (RecommendedAction::None, false),
+                _ => (row.action, row.fatal),
+            };
+            for severity in [None, Some(1), Some(4)] {
+                let text = format!("Detected XID {} for GPU 6. Consult the guide.", row.code);
+                let finding = of_failure(code, severity, &text);
+                assert_eq!(finding.code, XID);
+                assert_eq!((finding.action, finding.fatal), expected, "{row:?}");
+            }
+        }
+        for (text, action, fatal) in [
+            ("Detected XID 31 for GPU 6", RecommendedAction::None, false),
+            ("XID 79, XID 31, XID 45", RecommendedAction::RestartBm, true),
+            ("XID 31 and XID 79", RecommendedAction::RestartBm, true),
+            ("Detected XID 9999", RecommendedAction::Unknown, false),
+            ("Detected some XID", RecommendedAction::None, false),
+        ] {
+            let finding = of_failure(code, Some(4), text);
+            assert_eq!((finding.action, finding.fatal), (action, fatal), "{text}");
         }
     }
 }

@@ -75,6 +75,45 @@ fn every_row_says_what_it_means_and_where_that_comes_from() {
     }
 }
 
+/// A node that goes out of service for a fault that nothing mends stays out.
+#[test]
+fn no_verdict_is_fatal_and_asks_for_nothing() {
+    let catalog = Catalog::builtin();
+    let mut verdicts: Vec<Verdict> = Vec::new();
+    for code in (0..=200).filter(|code| *code != 154) {
+        verdicts.push(catalog.judge_xid(code, ""));
+        for severity in [
+            Option::None,
+            Some(Severity::Fatal),
+            Some(Severity::NonFatal),
+        ] {
+            verdicts.push(catalog.judge_unread_nvlink5(code, severity));
+        }
+    }
+    for to in 0..=9 {
+        let text = format!("GPU recovery action changed from 0x0 (None) to 0x{to} (New Word)");
+        verdicts.push(catalog.judge_xid(154, &text));
+    }
+    for row in catalog.sxids() {
+        let told = [Option::None, Some(true), Some(false)];
+        verdicts.extend(told.map(|fatal| catalog.judge_sxid(row.code, fatal)));
+    }
+    verdicts.push(catalog.judge_sxid(99_999, Some(true)));
+    for row in catalog.nvlink5() {
+        verdicts.push(Verdict::of(
+            (row.fatal, row.action),
+            &row.meaning,
+            Option::None,
+        ));
+    }
+    // Readings of NVML have DCGM's names.
+    verdicts.extend((catalog.dcgms().iter()).map(|row| catalog.judge_dcgm(&row.name)));
+    verdicts.extend(catalog.nics().iter().map(Nic::verdict));
+    for verdict in verdicts {
+        assert!(!verdict.fatal || verdict.action != None, "{verdict:?}");
+    }
+}
+
 #[test]
 fn actions_are_those_that_users_rely_on() {
     let catalog = Catalog::builtin();

@@ -368,6 +368,10 @@ impl Reader<'_> {
             // Found wrong; what else could be wrong is still looked for.
             return Some((false, RecommendedAction::None));
         };
+        if fatal == Some(true) && action == RecommendedAction::None {
+            self.findings
+                .wrong("is fatal, so it needs an action that mends it, and NONE mends nothing");
+        }
         // As on the wire: what has an action is fatal.
         let nothing = [RecommendedAction::None, RecommendedAction::Unknown];
         Some((fatal.unwrap_or(!nothing.contains(&action)), action))

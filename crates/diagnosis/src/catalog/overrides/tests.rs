@@ -157,6 +157,10 @@ fn what_is_wrong_is_named_with_its_line_and_all_at_once() {
             "xid 1: is fatal, so it needs an action",
         ),
         (
+            "[[dcgm]]\nname = \"DCGM_FR_XID_ERROR\"\nfatal = true\naction = \"NONE\"",
+            "dcgm DCGM_FR_XID_ERROR: is fatal, so it needs an action",
+        ),
+        (
             "[[xid]]\ncode = 1\naction = \"REBOOT\"",
             "site.toml:3: xid 1: action 'REBOOT' is none of",
         ),
