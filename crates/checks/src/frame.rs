@@ -9,6 +9,7 @@ use std::time::{Duration, Instant, SystemTime};
 use contract::preflight::{FindPassRequest, ReportCheckRequest};
 use contract::{EVENT_VERSION, HealthEvent, ProcessingStrategy};
 use preflight::inject::RESULT_CACHE_VARIABLE;
+use runtime::logging::plain;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
@@ -376,6 +377,7 @@ fn complain(check: Check, text: &str) {
     ));
 }
 
+/// Returns a text in one line that steers no terminal: parts of it are the words of programs and other pods.
 fn one_line(text: &str) -> String {
-    text.replace(['\n', '\r'], " ")
+    plain(&text.replace(['\n', '\r', '\t'], " "))
 }

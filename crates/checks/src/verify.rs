@@ -12,6 +12,9 @@ use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
 use contract::{HealthEvent, ProcessingStrategy, RecommendedAction};
+use host::program::Group;
+use runtime::logging::plain;
+use tokio::io::{AsyncRead, AsyncReadExt as _};
 use tokio::process::Command;
 
 use crate::exit;
@@ -21,6 +24,11 @@ use crate::witness::Witness;
 const NODE: &str = "verify-node";
 /// The variables that a check of a gang gets beside the others are not set: it is run alone.
 const STRATEGIES: [&str; 2] = ["EXECUTE_REMEDIATION", "STORE_ONLY"];
+/// Most bytes of each output of a check that are passed on: more is no word to a person, and fills a log.
+const MOST_OUTPUT: usize = 1 << 20;
+/// Longest wait for the end of the outputs once the check and all that it has started are killed. A process that
+/// has left their group may hold them open.
+const OUTPUT_END: Duration = Duration::from_secs(2);
 
 /// The settings of a verification.
 #[derive(Clone, Debug)]
@@ -82,7 +90,7 @@ pub async fn verify(
                 Some(broken) => format!("broken  {strategy}: {}: {broken}", rule.text),
             };
             // It fails only where nobody reads.
-            drop(writeln!(out, "{line}"));
+            drop(writeln!(out, "{}", plain(&line)));
         }
     }
     let word = if kept { "keeps" } else { "breaks" };
@@ -106,7 +114,20 @@ async fn run(settings: &VerifySettings, strategy: &'static str) -> Result<Run, V
             program: settings.program.clone(),
             source,
         })?;
-    let status = match tokio::time::timeout(settings.timeout, child.wait()).await {
+    // All that it starts ends with it, as in a container.
+    let group = Group::of(&child);
+    let outputs = [
+        tokio::spawn(pass_on(child.stdout.take(), io::stdout())),
+        tokio::spawn(pass_on(child.stderr.take(), io::stderr())),
+    ];
+    let ended = tokio::time::timeout(settings.timeout, child.wait()).await;
+    drop(group);
+    for mut output in outputs {
+        if tokio::time::timeout(OUTPUT_END, &mut output).await.is_err() {
+            output.abort();
+        }
+    }
+    let status = match ended {
         Ok(Ok(status)) => Some(status),
         Ok(Err(source)) => {
             return Err(VerifyError::Program {
@@ -134,8 +155,32 @@ fn command(settings: &VerifySettings, strategy: &str, socket: &Path) -> Command 
         )
         .env("PROCESSING_STRATEGY", strategy)
         .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .process_group(0)
         .kill_on_drop(true);
     command
+}
+
+/// Passes on what a check writes, up to a bound; the rest is read and forgotten.
+async fn pass_on(output: Option<impl AsyncRead + Unpin>, mut to: impl Write) {
+    let Some(mut output) = output else {
+        return;
+    };
+    let mut buffer = vec![0; 8192];
+    let mut left = MOST_OUTPUT;
+    let mut is_cut = false;
+    while let Ok(read @ 1..) = output.read(&mut buffer).await {
+        let passed = buffer.get(..read.min(left)).unwrap_or_default();
+        // It fails only where nobody reads.
+        drop(to.write_all(passed).and_then(|()| to.flush()));
+        if read > left && !is_cut {
+            is_cut = true;
+            let told = format!("\n(more than {MOST_OUTPUT} bytes: the rest is left out)\n");
+            drop(to.write_all(told.as_bytes()));
+        }
+        left -= passed.len();
+    }
 }
 
 /// Returns the rules that a run has to keep.
@@ -257,5 +302,23 @@ fn each(run: &Run, text: &'static str, problem: impl Fn(&HealthEvent) -> Option<
     Rule {
         text,
         broken: run.events.iter().find_map(problem),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_check_that_writes_without_end_is_cut() {
+        for (bytes, is_cut) in [(MOST_OUTPUT, false), (3 * MOST_OUTPUT, true)] {
+            let written = u64::try_from(bytes).unwrap();
+            let mut to = Vec::new();
+            pass_on(Some(tokio::io::repeat(b'x').take(written)), &mut to).await;
+            let text = String::from_utf8(to).unwrap();
+            let passed = text.matches('x').count();
+            assert_eq!(passed, bytes.min(MOST_OUTPUT));
+            assert_eq!(text.ends_with("the rest is left out)\n"), is_cut);
+        }
     }
 }

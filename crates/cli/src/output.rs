@@ -5,6 +5,8 @@ use std::io::{self, IsTerminal as _, Write};
 use jiff::{SignedDuration, Timestamp};
 use serde::Serialize;
 
+pub(crate) use runtime::logging::plain;
+
 use crate::args::Format;
 
 /// Writes `value` as JSON or YAML. Returns `false` where the format is for people.
@@ -136,20 +138,6 @@ pub(crate) fn even_if_unread<T>(told: anyhow::Result<T>, found: T) -> anyhow::Re
         Err(error) if is_broken_pipe(&error) => Ok(found),
         told => told,
     }
-}
-
-/// Returns text that came from outside, for a terminal: control characters cannot move its cursor,
-/// and what sets the direction of text cannot show it in another order.
-pub(crate) fn plain(text: &str) -> String {
-    let steers = |c: char| c.is_control() || sets_direction(c);
-    text.chars()
-        .map(|c| if steers(c) { '\u{fffd}' } else { c })
-        .collect()
-}
-
-/// Returns whether a character is of Unicode's `Bidi_Control`.
-fn sets_direction(c: char) -> bool {
-    matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
 /// Returns text of several lines that came from outside: the first as it stands, each further one

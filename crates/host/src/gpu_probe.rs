@@ -18,7 +18,6 @@ use std::time::{Duration, Instant};
 
 use diagnosis::gpu::dcgm::DcgmLook;
 use diagnosis::gpu::{GpuEvent, Inventory, Readings, UnreadableGpu};
-use rustix::process::{Signal, getpid, kill_process};
 use serde::{Deserialize, Serialize};
 
 use crate::library::{Listener, Places};
@@ -115,10 +114,7 @@ pub fn run(settings: &ProbeSettings) -> io::Result<()> {
 fn end_with(mut input: impl Read) {
     let mut ignored = [0; 64];
     while !matches!(input.read(&mut ignored), Ok(0) | Err(_)) {}
-    let killed = kill_process(getpid(), Signal::KILL);
-    if let Err(error) = killed {
-        tracing::error!(%error, "cannot end with the parent");
-    }
+    crate::program::end_now();
 }
 
 /// Watches the GPUs until the driver cannot be asked, or nobody listens.

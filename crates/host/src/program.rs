@@ -10,7 +10,7 @@ use std::time::Duration;
 use std::{fs, io};
 
 use rustix::process::{Pid, Resource, Rlimit, Signal};
-use tokio::process::Command;
+use tokio::process::{Child, Command};
 
 /// The directories in which programs are looked for behind those of `PATH`, and the `PATH` of a machine
 /// below another root.
@@ -37,8 +37,10 @@ pub enum Ended {
     Killed,
 }
 
-/// A process group, which is killed when this is dropped.
-struct Group(Option<Pid>);
+/// A process group that a child leads. All who are in it are killed when this is dropped: what a program, or a
+/// vendor's library in it, has started does not outlive it. Only who has made a group of its own escapes.
+#[derive(Debug)]
+pub struct Group(Option<Pid>);
 
 /// Returns where a program is: in a directory of `path`, else of [`STANDARD_PATH`]. Below another root, the
 /// path is the one that is seen from there.
@@ -73,8 +75,7 @@ pub async fn run(command: &mut Command, bounds: Bounds) -> io::Result<Ended> {
         .process_group(0)
         .kill_on_drop(true);
     let mut child = command.spawn()?;
-    let id = child.id().and_then(|id| i32::try_from(id).ok());
-    let mut group = Group(id.and_then(Pid::from_raw));
+    let mut group = Group::of(&child);
     let most = Rlimit {
         current: Some(bounds.file_bytes),
         maximum: Some(bounds.file_bytes),
@@ -103,7 +104,28 @@ pub fn become_below(root: &Path, program: &OsStr, arguments: &[OsString]) -> io:
     }
 }
 
+/// Ends this process at once, as a kill from outside would: another thread may hang in a driver, which an orderly
+/// end would wait for. Where this process leads a group, all who are in that end, too.
+pub fn end_now() {
+    let killed = if rustix::process::getpgrp() == rustix::process::getpid() {
+        rustix::process::kill_current_process_group(Signal::KILL)
+    } else {
+        rustix::process::kill_process(rustix::process::getpid(), Signal::KILL)
+    };
+    if let Err(error) = killed {
+        tracing::error!(%error, "this process cannot be ended");
+    }
+}
+
 // === impl Group ===
+
+impl Group {
+    /// Returns the group of a child that was started with `process_group(0)`.
+    pub fn of(child: &Child) -> Self {
+        let id = child.id().and_then(|id| i32::try_from(id).ok());
+        Self(id.and_then(Pid::from_raw))
+    }
+}
 
 impl Drop for Group {
     fn drop(&mut self) {
@@ -122,6 +144,42 @@ mod tests {
     use super::*;
 
     const LONG: Duration = Duration::from_secs(60);
+    /// Set for a process of the test program that ends itself.
+    const ENDS: &str = "GPUWARDEN_TEST_ENDS_NOW";
+
+    /// No test, but the door to a process that has started another and ends itself.
+    #[test]
+    fn a_process_that_ends_now() {
+        if std::env::var_os(ENDS).is_some() {
+            // It is left alone on purpose.
+            #[allow(clippy::zombie_processes, reason = "this process is killed")]
+            let started = std::process::Command::new("sleep").arg("1000").spawn();
+            assert!(started.is_ok(), "{started:?}");
+            end_now();
+        }
+    }
+
+    #[tokio::test]
+    async fn a_process_that_ends_itself_ends_what_it_has_started() {
+        let (mut reader, writer) = io::pipe().unwrap();
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command
+            .args(["--exact", "program::tests::a_process_that_ends_now"])
+            .arg("--nocapture")
+            .env(ENDS, "1")
+            .stdout(writer)
+            .process_group(0);
+        let status = command.spawn().unwrap().wait().await.unwrap();
+        assert!(!status.success(), "{status}");
+        drop(command);
+        // The pipe ends only once nobody has it any more.
+        let read = tokio::task::spawn_blocking(move || io::copy(&mut reader, &mut io::sink()));
+        tokio::time::timeout(LONG, read)
+            .await
+            .unwrap()
+            .unwrap()
+            .unwrap();
+    }
 
     fn shell(script: &str) -> Command {
         let mut command = Command::new("sh");

@@ -154,6 +154,20 @@ impl Seldom {
     }
 }
 
+/// Returns text that came from outside, for a terminal: control characters cannot move its cursor,
+/// and what sets the direction of text cannot show it in another order.
+pub fn plain(text: &str) -> String {
+    let steers = |c: char| c.is_control() || sets_direction(c);
+    text.chars()
+        .map(|c| if steers(c) { '\u{fffd}' } else { c })
+        .collect()
+}
+
+/// Returns whether a character is of Unicode's `Bidi_Control`.
+fn sets_direction(c: char) -> bool {
+    matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
 /// Returns an error with its causes, in one line, for a log or a person.
 pub fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();

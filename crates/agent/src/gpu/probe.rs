@@ -11,6 +11,7 @@ use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
 use host::gpu_probe::{PROTOCOL, ProbeSettings, Said};
+use host::program::Group;
 use runtime::backoff::Backoff;
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader};
 use tokio::process::{Child, ChildStdout, Command};
@@ -127,6 +128,8 @@ async fn run(
             return (reason, false);
         }
     };
+    // Dropped with the others where nobody waits any more; what a library has started in it ends, too.
+    let group = Group::of(&child);
     let mut doing = Doing(Some((START.to_owned(), None)));
     let end = match child.stdout.take() {
         Some(output) => hear(config, output, seen, &mut doing, backoff).await,
@@ -136,7 +139,7 @@ async fn run(
         // It has ended, or is about to: how is worth knowing.
         let _ = timeout(KILLED, child.wait()).await;
     }
-    let status = finish(child, stuck).await;
+    let status = finish(child, group, stuck).await;
     let is_said = matches!(end, End::Said(_));
     let reason = match end {
         End::Unwanted => "not wanted any more".to_owned(),
@@ -164,6 +167,7 @@ fn spawn(config: &ProbeConfig) -> io::Result<Child> {
         // It ends when this closes, which it does when the agent ends in whatever way.
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
+        .process_group(0)
         .kill_on_drop(true)
         .spawn()
 }
@@ -263,12 +267,10 @@ fn shown(line: &[u8]) -> String {
 }
 
 /// Ends a child; returns how it ended, and keeps it where it does not.
-async fn finish(mut child: Child, stuck: &mut Stuck) -> Option<ExitStatus> {
+async fn finish(mut child: Child, group: Group, stuck: &mut Stuck) -> Option<ExitStatus> {
     // Its output is closed, its input closes now: it may end by itself.
     drop(child.stdin.take());
-    if let Err(error) = child.start_kill() {
-        tracing::debug!(%error, "the probe cannot be killed");
-    }
+    drop(group);
     if let Ok(Ok(status)) = timeout(KILLED, child.wait()).await {
         return Some(status);
     }

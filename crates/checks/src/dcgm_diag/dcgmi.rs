@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
+use host::program::Group;
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::io::{AsyncRead, AsyncReadExt as _};
 use tokio::process::{Child, Command};
@@ -148,6 +149,7 @@ impl Dcgmi {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
+            .process_group(0)
             .kill_on_drop(true)
             .spawn()
             .map_err(|error| {
@@ -156,6 +158,8 @@ impl Dcgmi {
                     "cannot run {program}: {error}; GPUWARDEN_DCGMI names another"
                 ))
             })?;
+        // What it has started does not outlive it.
+        let _group = Group::of(&child);
         let out = child.stdout.take();
         let errors = child.stderr.take();
         let ended = async { tokio::join!(text(out), text(errors), child.wait()) };

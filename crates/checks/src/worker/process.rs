@@ -11,7 +11,6 @@ use host::cuda::Cuda;
 use host::library::{Listener, OpenError, Places};
 use host::nccl::Nccl;
 use host::nvml::{self, Nvml};
-use rustix::process::{Signal, getpid, kill_process};
 
 use super::{Failure, Libraries, Request, Said, SeenGpu, benchmark, copy};
 
@@ -32,10 +31,7 @@ pub fn run() -> io::Result<()> {
                     break;
                 }
             }
-            // Another thread may hang in the driver, which an orderly end would wait for.
-            if let Err(error) = kill_process(getpid(), Signal::KILL) {
-                tracing::error!(%error, "cannot end with the parent");
-            }
+            host::program::end_now();
         })?;
     for line in asked {
         let answer = match serde_json::from_str(&line) {

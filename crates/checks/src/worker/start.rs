@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::Duration;
 
+use host::program::Group;
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::UnixStream;
 use tokio::process::{Child, Command};
@@ -30,8 +31,10 @@ pub struct Launcher {
     pub left_out: Vec<OsString>,
 }
 
-/// A worker that runs. It is killed when this is dropped.
+/// A worker that runs. It is killed when this is dropped, with what the libraries have started in it.
 pub(crate) struct Worker {
+    /// Comes first, for it is dropped first: a group without its leader has no name.
+    _group: Group,
     child: Child,
     socket: BufReader<UnixStream>,
     /// The call that was said last.
@@ -84,9 +87,11 @@ impl Worker {
             .stdin(Stdio::from(OwnedFd::from(theirs)))
             // The libraries write to it, and ours is for the result.
             .stdout(Stdio::from(io::stderr().as_fd().try_clone_to_owned()?))
+            .process_group(0)
             .kill_on_drop(true)
             .spawn()?;
         Ok(Self {
+            _group: Group::of(&child),
             child,
             socket: BufReader::new(UnixStream::from_std(ours)?),
             doing: None,
@@ -146,6 +151,58 @@ impl Worker {
         match &self.doing {
             Some(call) => format!("in {call}"),
             None => "before its first call".to_owned(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::Path;
+
+    use super::super::Libraries;
+    use super::*;
+
+    /// Waits until a process that a script notes in a file is there, then until it is gone.
+    async fn is_gone(file: &Path, end: impl FnOnce()) {
+        let wait = Duration::from_millis(20);
+        let pid = loop {
+            let noted = fs::read_to_string(file).unwrap_or_default();
+            if let Some(pid) = noted.strip_suffix('\n') {
+                break pid.to_owned();
+            }
+            tokio::time::sleep(wait).await;
+        };
+        end();
+        // One that nobody has taken leave of is gone, too.
+        let stat = format!("/proc/{pid}/stat");
+        while fs::read_to_string(&stat).is_ok_and(|stat| !stat.contains(") Z ")) {
+            tokio::time::sleep(wait).await;
+        }
+    }
+
+    #[tokio::test]
+    async fn what_a_library_starts_ends_with_its_worker() {
+        let directory = tempfile::tempdir().unwrap();
+        for (name, then) in [("hangs", "sleep 1000"), ("crashes", "exit 1")] {
+            let file = directory.path().join(name);
+            let script = format!("sleep 1000 & echo $! > {}; {then}", file.display());
+            let launcher = Launcher {
+                program: "sh".into(),
+                arguments: vec!["-c".into(), script.into()],
+                variables: Vec::new(),
+                left_out: Vec::new(),
+            };
+            let mut worker = Worker::start(&launcher).unwrap();
+            if name == "crashes" {
+                let request = Request::Gpus(Libraries::default());
+                let until = Instant::now() + Duration::from_secs(60);
+                let asked = worker.ask(&request, until).await;
+                assert!(matches!(asked, Err(Failure::Crashed(_))), "{asked:?}");
+            }
+            let gone = is_gone(&file, || drop(worker));
+            let gone = tokio::time::timeout(Duration::from_secs(60), gone).await;
+            assert!(gone.is_ok(), "{name}: it is still there");
         }
     }
 }

@@ -167,6 +167,26 @@ async fn a_host_engine_that_does_not_know_a_gpu_is_another_nodes() {
 }
 
 #[tokio::test]
+async fn what_dcgmi_writes_steers_no_terminal() {
+    let diagnosed = Diagnosed::new(1);
+    let warning =
+        r#"{"error_id": 52, "warning": "faulty \u001b]0;gone\u0007\u001b[2Jmemory\u202e"}"#;
+    let report = fourth("memory", &[&of_gpu(10, "Fail", warning)]);
+    for (report, words) in [
+        (report.as_str(), "faulty"),
+        ("no\x1b[2J \u{9b}report", "report"),
+    ] {
+        diagnosed.says("diag", report);
+        let ended = diagnosed.container.run(DIAG).await;
+        for text in [&ended.out, &ended.termination] {
+            assert!(text.contains(words), "{text:?}");
+            let steers = |c: char| c.is_control() || c == '\u{202e}';
+            assert!(!text.lines().any(|line| line.contains(steers)), "{text:?}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn each_gpu_that_fails_a_test_is_one_event_and_what_passed_is_one() {
     let diagnosed = Diagnosed::new(3);
     let memory =

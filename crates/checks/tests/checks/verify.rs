@@ -103,6 +103,28 @@ async fn each_breach_of_the_contract_is_told() {
 }
 
 #[tokio::test]
+async fn what_a_check_has_started_ends_with_it() {
+    let directory = tempfile::tempdir().unwrap();
+    for (name, then, told) in [
+        ("hangs", "sleep 1000", "it did not end in time"),
+        ("ends", "exit 3", "it ended with exit status: 3"),
+    ] {
+        let file = directory.path().join(name);
+        let text = format!("sleep 1000 & echo $! >> {}; {then}", file.display());
+        let (_, out) = verified(&script(&text, Duration::from_secs(1))).await;
+        assert!(out.contains(told), "{out}");
+        let noted = fs::read_to_string(&file).unwrap();
+        assert_eq!(noted.lines().count(), 2, "one of each run");
+        for pid in noted.lines() {
+            let stat = Path::new("/proc").join(pid).join("stat");
+            // One that nobody has taken leave of is gone, too.
+            let is_there = || fs::read_to_string(&stat).is_ok_and(|stat| !stat.contains(") Z "));
+            support::wait_for(|| !is_there()).await;
+        }
+    }
+}
+
+#[tokio::test]
 async fn a_check_is_told_the_injected_variables() {
     let text = r#"socket="${PLATFORM_CONNECTOR_SOCKET#unix://}"
                   test "$NODE_NAME" = verify-node && test -S "$socket" || exit 9

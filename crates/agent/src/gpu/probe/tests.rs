@@ -170,6 +170,34 @@ async fn it_ends_its_child_when_nobody_listens() {
 }
 
 #[tokio::test]
+async fn what_a_library_starts_ends_with_the_child() {
+    let directory = tempfile::tempdir().unwrap();
+    let started = directory.path().join("pid");
+    for (then, hears) in [("exec sleep 1000", 1), ("exit 1", 2)] {
+        let script = format!(
+            "sleep 1000 & echo $! > {}; {HELLO}; {then}",
+            started.display()
+        );
+        let mut watched = Watched::new(&script);
+        for _ in 0..hears {
+            watched.next().await;
+        }
+        let pid = std::fs::read_to_string(&started).unwrap();
+        drop(watched.seen);
+        watched.task.await.unwrap();
+        let stat = PathBuf::from("/proc").join(pid.trim()).join("stat");
+        let gone = async {
+            // One that nobody has taken leave of is gone, too.
+            while std::fs::read_to_string(&stat).is_ok_and(|stat| !stat.contains(") Z ")) {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        let gone = timeout(Duration::from_secs(60), gone).await;
+        assert!(gone.is_ok(), "{then}: it is still there");
+    }
+}
+
+#[tokio::test]
 async fn no_third_child_is_started_while_two_cannot_be_ended() {
     let sleeping = || {
         let child = Command::new("sleep").arg("1000").kill_on_drop(true).spawn();
