@@ -137,10 +137,18 @@ impl Sender {
 impl Receiver {
     /// Returns the next message; it loses what it has read where it is dropped before.
     pub(super) async fn receive<T: DeserializeOwned>(&mut self) -> Result<T, WireError> {
+        self.receive_within(MOST).await
+    }
+
+    /// Returns the next message, which has at most so many bytes.
+    pub(super) async fn receive_within<T: DeserializeOwned>(
+        &mut self,
+        most: u32,
+    ) -> Result<T, WireError> {
         let mut length = [0; 4];
         self.stream.read_exact(&mut length).await?;
         let length = u32::from_be_bytes(length);
-        if length > MOST {
+        if length > most {
             return Err(WireError::Garbled(format!("a message has {length} bytes")));
         }
         // A stranger gets no memory for a message that it does not send.
@@ -251,6 +259,12 @@ mod tests {
             receiver.receive::<u32>().await,
             Err(WireError::Garbled(_))
         ));
+        for (most, is_taken) in [(5, true), (4, false)] {
+            let ((mut sender, _), (_, mut receiver)) = connected(&key, &key).await;
+            sender.send(&"abc").await.unwrap();
+            let received = receiver.receive_within::<String>(most).await;
+            assert_eq!(received.is_ok(), is_taken, "{received:?}");
+        }
         let ((mut sender, _), (_, mut receiver)) = connected(&key, &key).await;
         sender.send(&"no number").await.unwrap();
         assert!(matches!(
