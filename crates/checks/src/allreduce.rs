@@ -35,6 +35,7 @@ use crate::environment::{BadVariable, Environment};
 use crate::expected::{Scope, ThresholdSettings};
 use crate::loopback;
 use crate::outcome::{Finding, GangWait, Outcome, Result as Meaning};
+use crate::refusal::Variables;
 use crate::verdict;
 use crate::worker::{Benchmark, Failure, Launcher, Libraries, Operation, SeenGpu};
 use collective::Collective;
@@ -88,6 +89,8 @@ struct Settings {
     topology: topology::Settings,
     /// The pod's own variables.
     inherited: BTreeMap<String, String>,
+    /// All that NCCL hears, whoever has set it.
+    variables: Variables,
 }
 
 pub(crate) async fn execute(
@@ -132,7 +135,9 @@ async fn check(settings: &Settings, launcher: &Launcher) -> Outcome {
 async fn reduce(settings: &Settings, launcher: &Launcher, gang: &Gang, formed: Instant) -> Outcome {
     if !settings.tcp {
         let (told, file) = settings.topology.choose(gang.topology.as_ref());
-        let nccl = Nccl::new(launcher.clone(), settings.libraries.clone(), file);
+        let (launcher, libraries) = (launcher.clone(), settings.libraries.clone());
+        let variables = (settings.variables.clone(), settings.pod.clone());
+        let nccl = Nccl::new(launcher, libraries, file, variables);
         return take_part(settings, gang, nccl, told, formed).await;
     }
     let own = gang.members.get(gang.rank).map(|member| member.address);
@@ -355,6 +360,7 @@ impl Settings {
             tcp: tcp.unwrap_or(false),
             topology: topology::Settings::read(environment)?,
             inherited: environment.inherited(),
+            variables: Variables::of(environment),
         })
     }
 }
@@ -419,6 +425,10 @@ mod tests {
             ("a", 700, 200)
         );
         assert_eq!(told.threshold.of(&[]).gb_s, Some(5.0));
+        // Its size is the default, and can be set as well.
+        assert_eq!(told.benchmark.sizes, [4 << 30]);
+        let sizes = settings(&[("POD_NAME", "a"), ("MESSAGE_SIZES", "4G")]);
+        assert_eq!(sizes.benchmark.sizes, [4 << 30]);
         let newer = [
             ("POD_NAME", "b"),
             ("GANG_TIMEOUT_SECONDS", "1"),

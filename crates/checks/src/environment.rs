@@ -67,6 +67,14 @@ impl Environment {
         })
     }
 
+    /// Returns the variables whose names begin so.
+    pub(crate) fn beginning_with(&self, begin: &str) -> BTreeMap<String, String> {
+        let named = self.0.iter().filter(|(name, _)| name.starts_with(begin));
+        named
+            .map(|(name, value)| (name.clone(), value.clone()))
+            .collect()
+    }
+
     /// Returns the pod's own variables that the check has inherited.
     pub(crate) fn inherited(&self) -> BTreeMap<String, String> {
         let names = self.first(&[INHERITED_VARIABLE]);

@@ -18,6 +18,7 @@ mod frame;
 mod loopback;
 mod numbers;
 mod outcome;
+mod refusal;
 mod report;
 mod verdict;
 pub mod verify;

@@ -10,6 +10,7 @@ use tokio_util::sync::CancellationToken;
 use crate::environment::{BadVariable, Environment};
 use crate::expected::{Scope, Threshold, ThresholdSettings};
 use crate::outcome::{Finding, Outcome, Result as Meaning};
+use crate::refusal::Variables;
 use crate::verdict;
 use crate::worker::{
     Benchmark, Failure, Join, Launcher, Libraries, Measured, Operation, Request, Said, SeenGpu,
@@ -44,6 +45,8 @@ struct Settings {
     timeout: Duration,
     /// The variables that are the user's, and may slow NCCL down on good links.
     inherited: Vec<String>,
+    /// All that NCCL hears, whoever has set it.
+    variables: Variables,
 }
 
 /// What was measured.
@@ -95,6 +98,12 @@ async fn test(
             (judge(settings, &figures), false)
         }
         Err(failure) => {
+            // Those that were left out are not why.
+            let failure = if launcher.left_out.is_empty() {
+                settings.variables.explain(failure, "this pod")
+            } else {
+                failure
+            };
             let is_wrong = matches!(failure, Failure::Wrong { .. });
             let mut outcome = verdict::outcome(CHECK, TEST_ERROR, &failure, &gpus);
             if verdict::is_of_container(&failure) {
@@ -269,6 +278,7 @@ impl Settings {
             sizes: environment.sizes("MESSAGE_SIZES", &[megabytes << 20])?,
             timeout: timeout.unwrap_or(TIMEOUT),
             inherited: environment.inherited().into_keys().collect(),
+            variables: Variables::of(environment),
         })
     }
 }

@@ -19,7 +19,7 @@ const CONTAINER_LACKS: [u32; 20] = [
     2, 46, 98, 102, 200, 209, 221, 222, 302, 303, 304, 500, 800, 801, 805, 806, 807, 808, 809, 810,
 ];
 /// Texts of the libraries where the container lacks something, such as a large enough `/dev/shm`, in small letters.
-const LACKS: [&str; 8] = [
+const LACKS: [&str; 7] = [
     "no space left",
     "out of memory",
     "cannot allocate memory",
@@ -27,6 +27,11 @@ const LACKS: [&str; 8] = [
     "too many open files",
     "operation not permitted",
     "permission denied",
+];
+/// Texts of NCCL where settings ask for what cannot be, which some versions call an internal error.
+const MISUSED: [&str; 3] = [
+    "duplicate gpu detected",
+    "no algorithm/protocol available",
     "no socket interface found",
 ];
 /// The same of what NCCL tells of CUDA without a number, as it did before 2.18.
@@ -54,6 +59,7 @@ pub(crate) fn of(failure: &Failure) -> Verdict {
         Failure::Nccl { text, .. } | Failure::Cuda { text, .. } if has_one_of(text, &LACKS) => {
             harmless("CONTAINER_LACKS_RESOURCES")
         }
+        Failure::Nccl { text, .. } if has_one_of(text, &MISUSED) => harmless("NCCL_INVALID_USAGE"),
         Failure::Cuda { code, .. } => of_cuda(*code),
         Failure::Nccl { code: 1, text } => match cuda_in(text) {
             Some(code) => of_cuda(code),
@@ -213,7 +219,10 @@ mod tests {
         for (failure, error, (fatal, action)) in [
             (nccl(1, ""), "CUDA_ERROR", contact),
             (
-                nccl(1, "Cuda failure 700 'an illegal memory access was encountered'"),
+                nccl(
+                    1,
+                    "Cuda failure 700 'an illegal memory access was encountered'",
+                ),
                 "CUDA_ERROR",
                 contact,
             ),
@@ -265,7 +274,6 @@ mod tests {
             "socketStartConnect: socket creation failed : Too many open files",
             "Call to ibv_create_qp failed with error Operation not permitted",
             "open of /dev/infiniband/uverbs0 failed: Permission denied",
-            "Bootstrap : no socket interface found",
         ] {
             for code in 1..=6 {
                 let failure = nccl(code, &format!("ncclCommInitRank answered x: {text}"));
@@ -274,6 +282,17 @@ mod tests {
                     harmless("CONTAINER_LACKS_RESOURCES"),
                     "{failure:?}"
                 );
+            }
+        }
+        for text in [
+            "Bootstrap : no socket interface found",
+            "Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 3000",
+            "Error : no algorithm/protocol available for function AllReduce",
+        ] {
+            for code in 2..=6 {
+                let failure = nccl(code, text);
+                assert_eq!(of(&failure), harmless("NCCL_INVALID_USAGE"), "{failure:?}");
+                assert!(!is_of_container(&failure));
             }
         }
         for text in [

@@ -67,7 +67,7 @@ type Odd = BTreeMap<usize, String>;
 
 /// What came out of a test.
 struct Judged {
-    /// The least bandwidth, where there is one.
+    /// The least bandwidth, where there is one: of all-reduces, or where there is one device of copies in it.
     gb_s: Option<f64>,
     failure: Option<Failure>,
     passes: bool,
@@ -328,6 +328,11 @@ impl Coordinator {
         let begin = Instant::now();
         let step = self.step;
         let first = group.first().copied().unwrap_or_default();
+        if self.ranks(group) < 2 {
+            // One device forms no group.
+            self.order(group, "", benchmark).await;
+            return self.results(group, begin, until).await;
+        }
         self.say(first, &FromRank0::Lead { step }).await;
         let name = loop {
             let said = self.hear(group, until).await;
@@ -338,8 +343,17 @@ impl Coordinator {
             }
         };
         self.order(group, &name, benchmark).await;
+        self.results(group, begin, until).await
+    }
+
+    /// Returns what the members of a group have measured.
+    async fn results(
+        &mut self,
+        group: &[usize],
+        begin: Instant,
+        mut until: Instant,
+    ) -> Result<Vec<Measured>, Failure> {
         let mut results = BTreeMap::new();
-        let mut until = until;
         while results.len() < group.len() {
             match self.hear(group, until).await {
                 Some((rank, FromMember::Result { step, result })) if step == self.step => {
@@ -430,9 +444,12 @@ impl Coordinator {
         match measured {
             Ok(measured) => {
                 let ranks = self.ranks(group);
-                let all = measured.iter().map(|one| one.bus_bandwidth(ranks));
+                let all = measured.iter().map(|one| match ranks {
+                    // One device has nobody to reduce with, and copies.
+                    0 | 1 => one.copy_bandwidth(),
+                    _ => one.bus_bandwidth(ranks),
+                });
                 let gb_s = all.min_by(f64::total_cmp);
-                // One device has nobody to reduce with.
                 let passes = ranks < 2 || gb_s.is_some_and(|gb_s| plan.threshold.passes(gb_s));
                 Judged {
                     gb_s,

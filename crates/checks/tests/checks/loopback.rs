@@ -255,6 +255,26 @@ async fn an_error_of_nccl_is_judged_by_the_adrs_table() {
 }
 
 #[tokio::test]
+async fn the_variable_that_may_have_nccl_refuse_is_named_while_it_counts() {
+    let mut scenario = with_bandwidth(2, 400.0);
+    let refuses = Behaviour::Code(5);
+    scenario
+        .calls
+        .insert("ncclCommInitRank".to_owned(), refuses);
+    // The second test leaves out what is the user's.
+    for inherited in ["", "NCCL_ALGO"] {
+        let mut container = container(&scenario);
+        container.set("NCCL_ALGO", "Star");
+        container.set("GPUWARDEN_INHERITED_ENV", inherited);
+        let ended = container.run(LOOPBACK).await;
+        assert_eq!(ended.code, 1, "{ended:#?}");
+        let message = &ended.event().message;
+        let named = "NCCL_ALGO=Star of this pod may be why";
+        assert_eq!(message.matches(named).count(), 1, "{message}");
+    }
+}
+
+#[tokio::test]
 async fn an_error_in_the_background_ends_the_check_at_once() {
     let mut scenario = with_bandwidth(2, 0.0);
     scenario.nccl.async_error = 6;

@@ -8,6 +8,7 @@ use tokio::time::Instant;
 use super::super::messages::Test;
 use super::super::topology::{self, File};
 use super::Collective;
+use crate::refusal::Variables;
 use crate::worker::{Failure, Join, Launcher, Libraries, Measured, Request, Said, SeenGpu, Worker};
 
 /// NCCL on the devices of this container.
@@ -16,6 +17,8 @@ pub(in super::super) struct Nccl {
     libraries: Libraries,
     /// The topology file that NCCL is given; `None` where it is left to itself.
     topology: Option<File>,
+    /// What may be why NCCL refuses, and the pod that it is set in.
+    variables: (Variables, String),
     /// The process of the group that is under way.
     worker: Option<Worker>,
 }
@@ -27,11 +30,13 @@ impl Nccl {
         launcher: Launcher,
         libraries: Libraries,
         topology: Option<File>,
+        variables: (Variables, String),
     ) -> Self {
         Self {
             launcher,
             libraries,
             topology,
+            variables,
             worker: None,
         }
     }
@@ -51,7 +56,9 @@ impl Nccl {
             Some(worker) => worker,
             None => Worker::start(&self.launcher())?,
         };
-        self.worker.insert(worker).ask(request, until).await
+        let asked = self.worker.insert(worker).ask(request, until).await;
+        let (variables, pod) = &self.variables;
+        asked.map_err(|failure| variables.explain(failure, pod))
     }
 }
 
@@ -100,7 +107,13 @@ impl Collective for Nccl {
             ranks: test.ranks,
             first: test.first,
         };
-        let request = Request::AllReduce(self.libraries.clone(), join, test.benchmark.clone());
+        let (libraries, benchmark) = (self.libraries.clone(), test.benchmark.clone());
+        let request = if test.ranks < 2 {
+            // One device has nobody to reduce with; its memory can be tested.
+            Request::Copy(libraries, benchmark)
+        } else {
+            Request::AllReduce(libraries, join, benchmark)
+        };
         match self.ask(&request, until).await? {
             Said::Measured(measured) => Ok(measured),
             said => Err(said.unexpected()),

@@ -16,6 +16,9 @@ const BYTES: u64 = 1_000_000_000;
 /// A failure that no variable brings about.
 const CORRUPT: &str = "an illegal memory access";
 
+/// A failure that blames no way between two.
+const REFUSED: &str = "Duplicate GPU detected";
+
 /// What comes of a test: the seconds that it takes, or the text of its failure.
 type Comes = Result<f64, &'static str>;
 
@@ -49,6 +52,10 @@ impl Collective for Timed {
         comes.map_err(|text| match text {
             CORRUPT => Failure::Cuda {
                 code: 700,
+                text: text.to_owned(),
+            },
+            REFUSED => Failure::Nccl {
+                code: 5,
                 text: text.to_owned(),
             },
             _ => Failure::Nccl {
@@ -251,5 +258,50 @@ async fn whose_variables_only_it_has_is_named_and_not_blamed() {
                 assert!(!verdict.text.contains("to blame"), "{verdict:?}");
             }
         }
+    }
+}
+
+#[tokio::test]
+async fn where_nccl_refuses_no_way_between_two_is_suspected() {
+    for verdict in verdicts(None, Err(REFUSED), Err(REFUSED)).await {
+        assert_eq!(verdict.kind, Kind::Pair, "{verdict:?}");
+        let text = "; which is no fault of the way between a on node-a and b on node-b";
+        assert!(verdict.text.ends_with(text), "{verdict:?}");
+        let outcome = super::super::judge(&verdict);
+        assert_eq!(outcome.result, crate::outcome::Result::Failed);
+        assert!(!outcome.findings[0].fatal, "{outcome:?}");
+    }
+    for comes in [Err("bad"), SLOW] {
+        for verdict in verdicts(None, comes, comes).await {
+            let text = "; only together fail a on node-a and b on node-b";
+            assert!(verdict.text.ends_with(text), "{verdict:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn one_device_alone_is_not_held_to_a_bandwidth() {
+    for (comes, kind, text) in [
+        (
+            SLOW,
+            Kind::Passed,
+            "1 device has nobody to reduce with; it keeps what is written to it, and its memory copies with \
+             2.00 GB/s",
+        ),
+        (
+            Err(CORRUPT),
+            Kind::Unclear,
+            "the test of 1 device fails: an illegal memory access; there is no other member to compare it with",
+        ),
+    ] {
+        let played = Played {
+            pod: "a",
+            topology: None,
+            with: comes,
+            without: comes,
+            inherited: &[],
+        };
+        let verdicts = verdicts_of(&[played]).await;
+        assert_eq!((verdicts[0].kind, verdicts[0].text.as_str()), (kind, text));
     }
 }

@@ -5,6 +5,7 @@ use preflight::roster::Member;
 use super::super::messages::{Hello, Kind, Verdict};
 use super::super::search::Found;
 use super::{Judged, Odd, Plan};
+use crate::verdict;
 use crate::worker::{Failure, Measured};
 
 /// Most members that a text names.
@@ -113,14 +114,21 @@ impl Names {
                 self.name(*member)
             ));
         }
+        let pair = if is_refused(whole) {
+            "which is no fault of the way between"
+        } else {
+            "only together fail"
+        };
         for (one, other) in found.pairs.iter().take(NAMED) {
             blamed.push(format!(
-                "only together fail {} and {}",
+                "{pair} {} and {}",
                 self.name(*one),
                 self.name(*other)
             ));
         }
-        if blamed.is_empty() {
+        if self.0.len() < 2 {
+            blamed.push("there is no other member to compare it with".to_owned());
+        } else if blamed.is_empty() {
             blamed.push("only larger groups fail, so nobody is to blame".to_owned());
         }
         let text = format!("{text}; {}", blamed.join("; "));
@@ -155,9 +163,30 @@ impl Names {
     }
 }
 
+/// Returns whether all together were kept from working by something that is no fault of hardware, such as a
+/// variable that names what is not there.
+fn is_refused(whole: &Judged) -> bool {
+    whole.failure.as_ref().is_some_and(|failure| {
+        let is_unknown = matches!(failure, Failure::Late { .. } | Failure::Crashed(_));
+        !is_unknown && !verdict::of(failure).fatal
+    })
+}
+
 /// Returns what all together did, for people.
 pub(super) fn told(whole: &Judged, ranks: u32, plan: &Plan) -> String {
     let threshold = &plan.threshold;
+    if ranks < 2 {
+        return match (&whole.failure, whole.gb_s) {
+            (Some(failure), _) => format!("the test of {ranks} device fails: {failure}"),
+            (None, Some(gb_s)) => format!(
+                "{ranks} device has nobody to reduce with; it keeps what is written to it, and its memory \
+                 copies with {gb_s:.2} GB/s"
+            ),
+            (None, None) => {
+                format!("{ranks} device has nobody to reduce with; it keeps what is written to it")
+            }
+        };
+    }
     if let Some(failure) = &whole.failure {
         return format!("the all-reduce over {ranks} devices fails: {failure}");
     }
