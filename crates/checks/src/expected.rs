@@ -228,7 +228,9 @@ mod tests {
         let node = |gpus: &[SeenGpu]| settings(Scope::Node, &[]).unwrap().of(gpus).gb_s;
         // Two of a board without a switch; bridged cards; what nobody has published; no NVML.
         let h100 = gpus("NVIDIA H100 80GB HBM3", true);
-        assert_eq!(node(&h100[..2]), Some(50.0));
+        for (count, least) in [(2, 50.0), (3, 50.0), (4, 150.0), (8, 150.0)] {
+            assert_eq!(node(&h100[..count]), Some(least), "{count}");
+        }
         for (product, nvlink) in [
             ("NVIDIA H100 NVL", true),
             ("NVIDIA A100-PCIE-80GB", false),
@@ -243,6 +245,48 @@ mod tests {
         assert_eq!(gang(&h100[..1], &[]), None);
         let ib = [("GPUWARDEN_BW_PERCENT", "100"), ("GPUWARDEN_FABRIC", "ib")];
         assert_eq!(gang(&h100[..4], &ib), Some(75.0));
+    }
+
+    #[test]
+    fn of_several_products_the_slowest_counts() {
+        let percent = [("GPUWARDEN_BW_PERCENT", "100")];
+        let settings = settings(Scope::Node, &percent).unwrap();
+        let mut mixed = gpus("NVIDIA H100 80GB HBM3", true);
+        assert_eq!(settings.of(&mixed).gb_s, Some(460.0));
+        mixed[3].product = "NVIDIA A100-SXM4-80GB".to_owned();
+        mixed[5].product = "NVIDIA H200".to_owned();
+        assert_eq!(settings.of(&mixed).gb_s, Some(230.0));
+        mixed.reverse();
+        assert_eq!(settings.of(&mixed).gb_s, Some(230.0));
+        // Of one of which nothing is known nobody can say what it does with the others.
+        mixed[0].product = "NVIDIA X".to_owned();
+        assert_eq!(settings.of(&mixed).gb_s, None);
+    }
+
+    /// A second list: who changes a number of the table changes whose nodes go out.
+    #[test]
+    fn the_numbers_are_those_that_were_published() {
+        let numbers: Vec<_> = rows()
+            .map(|row| (row.scope, row.fabric, row.product, row.gb_s))
+            .collect();
+        let published = [
+            ("node", "nvlink", "H100", 460.0),
+            ("node", "nvlink", "H200", 431.0),
+            ("node", "nvlink", "A100", 230.0),
+            ("node", "nvlink", "GB200", 580.0),
+            ("node", "nvlink", "GB300", 630.0),
+            ("node", "pcie", "L40S", 20.0),
+            ("gang", "efa", "H100", 335.0),
+            ("gang", "tcpx", "H100", 60.0),
+            ("gang", "tcpxo", "H100", 328.0),
+            ("gang", "ib", "H100", 150.0),
+            ("gang", "ib", "A100", 165.0),
+            ("gang", "roce", "H200", 250.0),
+            ("gang", "roce", "B200", 250.0),
+            ("gang", "roce", "GB200", 160.0),
+            ("gang", "mnnvl", "GB200", 617.0),
+        ];
+        assert_eq!(numbers, published);
     }
 
     #[test]

@@ -291,6 +291,15 @@ mod tests {
         }
     }
 
+    /// The one or two who are tried first as partners may be to blame themselves.
+    #[test]
+    fn two_who_are_well_are_found_among_many_who_are_not() {
+        for (members, culprits) in [(4, &[0, 2][..]), (6, &[0, 1, 3, 5])] {
+            let faults = found(culprits, &[]);
+            assert_eq!(search(members, &faults).0, faults, "of {members}");
+        }
+    }
+
     #[test]
     fn of_two_members_nobody_is_blamed_alone() {
         for faults in [
