@@ -15,8 +15,8 @@ pub struct Dcgm {
     pub name: Text,
     /// Another name of it, in older versions.
     pub alias: Option<Text>,
-    /// The publisher's word for its gravity, such as `ISOLATE`; empty where there is none. It
-    /// decides nothing: the action does.
+    /// The publisher's word for its gravity, such as `ISOLATE`; empty where there is none. In the
+    /// verdict it decides nothing: the action does.
     pub severity: Text,
     /// True if work on the GPU must stop: it must where there is an action, unless a file says
     /// otherwise.

@@ -138,6 +138,8 @@ fn defaults_are_those_of_the_documents() {
             .iter()
             .any(|one| one.matches("TORCH_NCCL_BLOCKING_WAIT"))
     );
+    let of_mpi = |one: &Glob| one.matches("OMPI_MCA_btl");
+    assert!(!config.env_patterns.iter().any(of_mpi));
     assert!(
         config
             .mount_patterns
@@ -219,6 +221,8 @@ preflight-injector:
     };
     assert_eq!(topology("p5.48xlarge"), Some(of_p5));
     assert!(matches!(topology("other"), Some(Topology::Missing(_))));
+    let inherits = |name: &str| config.env_patterns.iter().any(|one| one.matches(name));
+    assert!(inherits("OMPI_MCA_btl") && !inherits("NCCL_ALGO"));
     assert_eq!(config.failure_policy, FailurePolicy::Ignore);
     assert_eq!(config.namespaces, ["training"]);
     assert_eq!(config.excluded_namespaces, ["kube-system"]);

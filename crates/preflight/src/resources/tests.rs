@@ -68,6 +68,20 @@ fn network_devices_are_given_as_well() {
     );
 }
 
+/// ADR-026 asks for the largest; the containers of a pod use theirs at the same time.
+#[test]
+fn the_network_devices_of_several_containers_are_added_or_the_largest_counts() {
+    let nics = |count: u32| {
+        container(&json!({"limits": {"nvidia.com/gpu": 1, "nvidia.com/mlnxnics": count}}))
+    };
+    let pod = json!({"spec": {"containers": [nics(2), nics(4), nics(1)]}});
+    for (more, gpus, expected) in [("", 3, 7), ("resourceMode: max\n", 1, 4)] {
+        let found = devices(&pod, more).expect("GPUs");
+        assert_eq!(found.extended["nvidia.com/mlnxnics"], expected, "{more}");
+        assert_eq!(found.extended["nvidia.com/gpu"], gpus, "{more}");
+    }
+}
+
 fn with_claim(spec: &Value) -> (Value, ClusterClaims) {
     let pod = json!({"spec": {
         "resourceClaims": [{"name": "gpus", "resourceClaimTemplateName": "template"}],
