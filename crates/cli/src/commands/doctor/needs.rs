@@ -133,16 +133,23 @@ pub(super) fn of(installation: &Installation) -> Vec<Need> {
     }
     let ingest = installation.ingest.as_ref();
     if ingest.is_some_and(|ingest| matches!(ingest.transport, Transport::Tls { .. })) {
-        needs.push(Need {
-            name: Cow::Borrowed("tokens"),
-            group: Cow::Borrowed("authentication.k8s.io"),
-            resource: Cow::Borrowed("tokenreviews"),
-            verbs: &["create"],
-            why: "without it agents that show a ServiceAccount token are turned away",
-            ..Need::default()
-        });
+        needs.push(of_tokens(
+            "without it agents that show a ServiceAccount token are turned away",
+        ));
     }
     needs
+}
+
+/// Returns the need of whoever asks whose token a caller shows.
+fn of_tokens(why: &'static str) -> Need {
+    Need {
+        name: Cow::Borrowed("tokens"),
+        group: Cow::Borrowed("authentication.k8s.io"),
+        resource: Cow::Borrowed("tokenreviews"),
+        verbs: &["create"],
+        why,
+        ..Need::default()
+    }
 }
 
 /// Returns the needs of a drain, which in a dry run removes nothing.
@@ -220,34 +227,46 @@ fn of_janitor(config: &JanitorConfig, namespace: &str) -> Vec<Need> {
             });
         }
     }
-    let generic = |action| {
-        config
-            .rules(action)
-            .is_some_and(|it| it.provider == ProviderPlace::Generic)
-    };
-    if generic(Action::Reboot) {
-        let own = &config.generic.namespace;
-        let namespace = if own.is_empty() { namespace } else { own };
-        let need = |name, group, resource, verbs| Need {
-            name: Cow::Borrowed(name),
-            group: Cow::Borrowed(group),
-            resource: Cow::Borrowed(resource),
-            namespace: Some(namespace.to_owned()),
-            verbs,
-            why: "without it no node is rebooted, or it is not seen that its Job cannot start",
-            ..Need::default()
-        };
-        needs.push(need("janitor-jobs", "batch", "jobs", &["get", "create"]));
-        needs.push(need("janitor-pods", "", "pods", &["list"]));
-        needs.push(Need {
-            name: Cow::Borrowed("janitor-node"),
-            resource: Cow::Borrowed("nodes"),
-            verbs: &["get"],
-            why: "without it the boot of a node is not known, and it is not rebooted",
-            ..Need::default()
-        });
+    let reboots_by = config.rules(Action::Reboot).map(|rules| &rules.provider);
+    match reboots_by {
+        Some(ProviderPlace::Generic) => {
+            let own = &config.generic.namespace;
+            let namespace = if own.is_empty() { namespace } else { own };
+            needs.extend(of_reboot_jobs(namespace));
+        }
+        Some(ProviderPlace::Redfish) => needs.push(of_boots()),
+        _ => {}
     }
     needs
+}
+
+/// Returns the needs of whoever reboots nodes by Jobs in `namespace`: a janitor, or a `janitor-provider`.
+fn of_reboot_jobs(namespace: &str) -> [Need; 3] {
+    let need = |name, group, resource, verbs| Need {
+        name: Cow::Borrowed(name),
+        group: Cow::Borrowed(group),
+        resource: Cow::Borrowed(resource),
+        namespace: Some(namespace.to_owned()),
+        verbs,
+        why: "without it no node is rebooted, or it is not seen that its Job cannot start",
+        ..Need::default()
+    };
+    [
+        need("janitor-jobs", "batch", "jobs", &["get", "create"]),
+        need("janitor-pods", "", "pods", &["list"]),
+        of_boots(),
+    ]
+}
+
+/// Returns the need of whoever reads the boot of a node before it reboots that node.
+fn of_boots() -> Need {
+    Need {
+        name: Cow::Borrowed("janitor-node"),
+        resource: Cow::Borrowed("nodes"),
+        verbs: &["get"],
+        why: "without it the boot of a node is not known, and it is not rebooted",
+        ..Need::default()
+    }
 }
 
 /// Returns the needs of resets of GPUs and of hand-overs of nodes.
@@ -289,6 +308,17 @@ fn of_requests(config: &JanitorConfig, namespace: &str) -> Vec<Need> {
         needs.push(need(name, group, plural, verbs, why));
         needs.push(need(of_status, group, status, &["patch"], why));
     }
+    needs.push(Need {
+        namespace: Some(EVENTS_NAMESPACE.to_owned()),
+        may_lack: true,
+        ..need(
+            "hand-overs-events",
+            "",
+            "events",
+            &["create"],
+            "without it hand-overs are not told as Kubernetes Events; nothing else needs it",
+        )
+    });
     if config.resets.is_some() {
         let why = "without it no GPU is reset";
         needs.push(need("gpu-resets-pods", "", "pods", &["list", "watch"], why));
@@ -464,6 +494,17 @@ impl Need {
         format!("{} {}{place}", verbs.join(", "), self.resource)
     }
 
+    /// Returns the resource with its group as kubectl takes it: `gpuresets.janitor.dgxc.nvidia.com/status`.
+    fn full_name(&self) -> String {
+        if self.group.is_empty() {
+            return self.resource.to_string();
+        }
+        match self.resource.split_once('/') {
+            Some((resource, part)) => format!("{resource}.{}/{part}", self.group),
+            None => format!("{}.{}", self.resource, self.group),
+        }
+    }
+
     /// Returns the commands that grant the need to `who`: a user, as the API server calls him.
     pub(super) fn grant(&self, who: &str) -> String {
         let account = who
@@ -475,10 +516,7 @@ impl Need {
         };
         let verbs = self.verbs.join(",");
         let name = format!("gpuwarden-{}", self.name);
-        let resource = match self.group.as_ref() {
-            "" => self.resource.to_string(),
-            group => format!("{}.{group}", self.resource),
-        };
+        let resource = self.full_name();
         let (kubectl, kind) = match &self.namespace {
             Some(namespace) => (format!("kubectl -n {}", shell::word(namespace)), "role"),
             None => ("kubectl".to_owned(), "clusterrole"),

@@ -119,6 +119,21 @@ fn a_janitor_needs_its_resources_and_what_its_provider_does() {
         assert!(found.starts_with(expected), "{found}");
     }
     assert_eq!(rest.len(), jobs.len());
+    // The BMC of the machine.
+    let bmc = "redfish: {address: \"http://{node}-bmc\"}\n";
+    let power_cycles = described(&format!("{bmc}{off}"));
+    assert_eq!(power_cycles[..2], reboots);
+    assert_eq!(power_cycles[2..], ["get nodes"]);
+}
+
+#[test]
+fn hand_overs_are_told_and_do_without() {
+    let config = JanitorConfig::parse("").unwrap();
+    let needs = of_requests(&config, "gw");
+    let events = needs.iter().find(|need| need.resource == "events");
+    let events = events.unwrap();
+    assert_eq!(events.described(events.verbs), "create events in default");
+    assert!(events.may_lack);
 }
 
 #[test]
@@ -253,4 +268,16 @@ fn a_grant_is_a_command_for_a_user_or_a_service_account() {
          kubectl -n default create rolebinding gpuwarden-events --role=gpuwarden-events \
          --serviceaccount=gw:gpuwarden"
     );
+}
+
+#[test]
+fn a_grant_names_a_part_of_a_resource_as_kubectl_takes_it() {
+    let config = JanitorConfig::parse("").unwrap();
+    let needs = of_janitor(&config, "gw");
+    let status = needs
+        .iter()
+        .find(|need| need.resource == "rebootnodes/status");
+    let command = status.unwrap().grant("ops");
+    let resource = "--resource=rebootnodes.janitor.dgxc.nvidia.com/status ";
+    assert!(command.contains(resource), "{command}");
 }
