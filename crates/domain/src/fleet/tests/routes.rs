@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use contract::BehaviourOverrides;
+use contract::{BehaviourOverrides, RecommendedAction};
 
 use super::*;
 use crate::assess::Desired;
@@ -10,6 +10,7 @@ use crate::drain::{DrainConfig, PodView};
 use crate::fleet::world::{Fate, Looked, Restart, World, event, settings};
 use crate::ownership::Ownership;
 use crate::remedy::RemedyConfig;
+use crate::reporter::{Process, Reporter};
 
 const POLICY: &str = r#"
     [[routes]]
@@ -158,6 +159,44 @@ fn what_is_made_already_is_watched_whatever_its_route_says_then() {
         session(&world).awaits,
         format!("the end of RebootNode {}", planned.name)
     );
+}
+
+/// The policy that SECURITY.md proposes where users may report.
+#[test]
+fn what_only_users_report_is_not_repaired_where_the_policy_says_so() {
+    let page = include_str!("../../../../../SECURITY.md");
+    let block = page.split("```toml\n").nth(1).unwrap();
+    let route = block.split("```").next().unwrap();
+    let rule_sets = POLICY.split_once("[[rule-sets]]").unwrap().1;
+    let policy = Policy::parse(&format!("{route}\n[[rule-sets]]{rule_sets}"), "p").unwrap();
+    let process = |uid| Process { uid, pid: Some(1) };
+    for (reporter, repairs) in [
+        (Reporter::Monitor, true),
+        (Reporter::Operator(process(0)), true),
+        (Reporter::Node, true),
+        (Reporter::Central("cloud".into()), true),
+        (Reporter::User(process(1000)), false),
+        (Reporter::Pod("ml/train-0".into()), false),
+    ] {
+        let mut world = world();
+        world.set_policy(&policy);
+        world.pods.clear();
+        world.restart(Restart::Nothing);
+        world.tick();
+        let mut event = event("GpuMemWatch", &[("GPU", "0")], true, false);
+        event.recommended_action = RecommendedAction::ReplaceVm.into();
+        reporter.note_in(&mut event);
+        world.store(event, world.now);
+        let looked = look(&mut world);
+        let made = looked.iter().any(|one| !one.makes.is_empty());
+        assert_eq!(made, repairs, "{reporter}");
+        let phase = if repairs {
+            Phase::Remediating
+        } else {
+            Phase::Drained
+        };
+        assert_eq!(world.phase(), phase, "{reporter}");
+    }
 }
 
 #[test]

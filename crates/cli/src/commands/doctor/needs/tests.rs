@@ -2,6 +2,8 @@ use super::*;
 use crate::args::{ActArgs, ControllerArgs, IngestArgs, NodeArgs, RunArgs};
 use crate::settings::resolve;
 
+mod security;
+
 fn act(edit: impl FnOnce(&mut ActArgs)) -> ActArgs {
     let mut act = ActArgs {
         kubeconfig: Some("/k".into()),
