@@ -138,6 +138,21 @@ fn the_pods_own_grace_holds_up_to_the_limit() {
 }
 
 #[test]
+fn without_a_configuration_a_pod_gets_300_seconds_at_most() {
+    let text = "[[userNamespaces]]\nname = \"*\"\nmode = \"Immediate\"\n";
+    let config = DrainConfig::parse(text, "c").unwrap();
+    assert_eq!(config.eviction_grace, DrainConfig::default().eviction_grace);
+    for (own, expected) in [(301, 300), (86_400, 300), (299, 299)] {
+        let pod = PodView {
+            grace: Some(secs(own)),
+            ..pod("web-1")
+        };
+        let next = Fate::Leaves(DrainMode::Immediate, Next::Evict(secs(expected)));
+        assert_eq!(fate(&pod, BEGUN, &config, at(0)), next);
+    }
+}
+
+#[test]
 fn who_is_deleted_at_last_was_asked_to_end_before() {
     let (config, pod) = (config(), pod("batch"));
     let next = |pod: &PodView, second| match fate(pod, BEGUN, &config, at(second)) {
