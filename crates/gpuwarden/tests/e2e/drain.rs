@@ -1,7 +1,7 @@
 //! The pods of a node that is out of service leave as their namespaces wish.
 
 use contract::keys::POD_DEVICES;
-use contract::{Entity, HealthEvent, RecommendedAction};
+use contract::{BehaviourOverrides, Entity, HealthEvent, RecommendedAction};
 use k8s_openapi::api::core::v1::{Event as CoreEvent, Pod};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
@@ -196,12 +196,17 @@ impl Drain {
 
     /// Waits until the record of the node's first event says this of the drain.
     async fn recorded(&self, status: &str) -> anyhow::Result<()> {
+        self.recorded_of(0, status).await
+    }
+
+    /// Waits until the record of an event, counted from the first, says so.
+    async fn recorded_of(&self, event: usize, status: &str) -> anyhow::Result<()> {
         let says = || async {
             let output = self.scene.product.client(["events", "-o", "json"]).await;
             let output = output.map_err(|error| error.to_string())?;
             let events: Value =
                 serde_json::from_str(&output.stdout).map_err(|error| error.to_string())?;
-            let found = &events[0]["healtheventstatus"]["userpodsevictionstatus"];
+            let found = &events[event]["healtheventstatus"]["userpodsevictionstatus"];
             if found["status"] == status {
                 Ok(())
             } else {
@@ -405,9 +410,19 @@ async fn an_uncordon_half_way_stops_the_drain() -> anyhow::Result<()> {
     drain.condition("DrainInProgress", "False").await?;
     let ended = |session: &Value| session.is_null();
     drain.scene.session("a session that ends", ended).await?;
-    // Nothing is in the way of an eviction any more.
+    // Nothing is in the way of an eviction any more, and the node goes out again, for a fault whose sender asks
+    // that pods stay.
     budgets.delete("keep", &DeleteParams::default()).await?;
-    tokio::time::sleep(std::time::Duration::from_secs(3)).await;
+    let spares = HealthEvent {
+        drain_overrides: Some(BehaviourOverrides {
+            force: false,
+            skip: true,
+        }),
+        ..event(&drain.scene.node, "3")
+    };
+    send_to(&drain.scene.product, vec![spares]).await?;
+    drain.scene.cordoned().await?;
+    drain.recorded_of(1, "AlreadyDrained").await?;
     for namespace in [&now, &jobs] {
         assert!(drain.is_there(namespace).await?, "{namespace}");
     }

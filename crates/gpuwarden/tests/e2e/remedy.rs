@@ -1,7 +1,10 @@
 //! A node that is out of service and drained is repaired by custom resources, and comes back. The test
 //! plays who carries them out.
 
+use std::time::Duration;
+
 use contract::{HealthEvent, RecommendedAction};
+use jiff::Timestamp;
 use k8s_openapi::api::batch::v1::Job;
 use kube::api::{Api, DynamicObject, ListParams, Patch, PatchParams};
 use kube::core::{ApiResource, GroupVersionKind};
@@ -46,6 +49,11 @@ impl Repair {
 
     /// Waits until so many are there; returns the name of the last.
     async fn made_is(&self, count: usize) -> anyhow::Result<String> {
+        self.made_within(SOON, count).await
+    }
+
+    /// Waits at most `time` until so many are there; returns the name of the last.
+    async fn made_within(&self, time: Duration, count: usize) -> anyhow::Result<String> {
         let there = || async {
             let made = self.made().await.map_err(|error| error.to_string())?;
             match made.last() {
@@ -57,7 +65,7 @@ impl Repair {
             }
         };
         let product = &self.scene.product;
-        product.wait_for("a custom resource", SOON, there).await
+        product.wait_for("a custom resource", time, there).await
     }
 
     /// Waits until the record of the fault says whether it was repaired.
@@ -234,13 +242,20 @@ async fn what_failed_for_now_is_made_again_and_for_good_asks_a_person() -> anyho
             condition("AttemptComplete", "True", reason),
         ])
     };
+    let failed_at = Timestamp::now();
     repair.set(&name, failed("TransientFailure")).await?;
     repair.awaits("another try of").await?;
-    assert_eq!(repair.made().await?.len(), 1);
-    // It is tried again a minute later.
-    tokio::time::sleep(std::time::Duration::from_secs(50)).await;
-    let again = repair.made_is(2).await?;
+    // It is tried again a minute later, and not before.
+    let minute = Duration::from_secs(60);
+    let again = repair.made_within(minute + SOON, 2).await?;
     assert_eq!(again, format!("{name}-2"));
+    let made = repair.made().await?;
+    let created = made[1]["metadata"]["creationTimestamp"]
+        .as_str()
+        .unwrap_or_default();
+    // Kubernetes cuts the time to the second.
+    let waited = created.parse::<Timestamp>()?.duration_since(failed_at);
+    assert!(waited.as_secs() >= 59, "{waited}");
     repair.set(&again, failed("PermanentFailure")).await?;
     repair.state("remediation-failed").await?;
     repair
