@@ -89,7 +89,7 @@ struct Settings {
     topology: topology::Settings,
     /// The pod's own variables.
     inherited: BTreeMap<String, String>,
-    /// All that NCCL hears, whoever has set it.
+    /// The variables that NCCL hears, whoever has set them.
     variables: Variables,
 }
 

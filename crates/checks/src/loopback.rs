@@ -45,7 +45,7 @@ struct Settings {
     timeout: Duration,
     /// The variables that are the user's, and may slow NCCL down on good links.
     inherited: Vec<String>,
-    /// All that NCCL hears, whoever has set it.
+    /// The variables that NCCL hears, whoever has set them.
     variables: Variables,
 }
 

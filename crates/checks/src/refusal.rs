@@ -9,7 +9,7 @@ use crate::worker::Failure;
 /// The codes of `ncclResult_t` by which NCCL itself refuses: `ncclSystemError`, `ncclInternalError`,
 /// `ncclInvalidArgument` and `ncclInvalidUsage`. The others are errors of CUDA, and echoes of another rank's.
 const REFUSALS: std::ops::RangeInclusive<u32> = 2..=5;
-/// Those of them that say that it was asked for what cannot be.
+/// The codes among them that say that it was asked for what cannot be.
 const MISUSES: [u32; 2] = [4, 5];
 /// Words of what NCCL says, in small letters, and the beginnings of the variables that then may be why.
 const REASONS: [(&[&str], &[&str]); 3] = [
@@ -55,6 +55,7 @@ pub(crate) struct Variables(BTreeMap<String, String>);
 // === impl Variables ===
 
 impl Variables {
+    /// Returns the variables of an environment.
     pub(crate) fn of(environment: &Environment) -> Self {
         Self(environment.beginning_with("NCCL_"))
     }

@@ -44,8 +44,8 @@ const OWN_XID: u32 = 45;
 /// The XIDs whose meaning stands in words that a diagnosis does not tell on: the reports of NVLink 5, and the
 /// driver's advice. The kernel log has them.
 const TOLD_BY_WORDS: [u32; 8] = [144, 145, 146, 147, 148, 149, 150, 154];
-/// How the names of tests begin that look at settings of the machine, in small letters and without signs: DCGM's
-/// deployment tests but for those of retired pages and the InfoROM, and DCGM 4's one name for all of them.
+/// Beginnings of the names of tests that look at settings of the machine, in small letters and without signs:
+/// DCGM's deployment tests but for those of retired pages and the InfoROM, and DCGM 4's one name for all of them.
 const OF_SETTINGS: [&str; 11] = [
     "blacklist",
     "cudamainlibrar",

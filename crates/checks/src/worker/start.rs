@@ -33,7 +33,7 @@ pub struct Launcher {
 
 /// A worker that runs. It is killed when this is dropped, with what the libraries have started in it.
 pub(crate) struct Worker {
-    /// Comes first, for it is dropped first: a group without its leader has no name.
+    /// The group that it leads. It is dropped before the child, while the leader still has its number.
     _group: Group,
     child: Child,
     socket: BufReader<UnixStream>,

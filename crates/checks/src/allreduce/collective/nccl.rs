@@ -17,7 +17,7 @@ pub(in super::super) struct Nccl {
     libraries: Libraries,
     /// The topology file that NCCL is given; `None` where it is left to itself.
     topology: Option<File>,
-    /// What may be why NCCL refuses, and the pod that it is set in.
+    /// The variables that may be why NCCL refuses, and the pod that they are set in.
     variables: (Variables, String),
     /// The process of the group that is under way.
     worker: Option<Worker>,

@@ -44,7 +44,7 @@ pub(super) enum Heard {
     Gone(usize, u64),
 }
 
-/// What all connections share.
+/// The parts that all connections share.
 struct Door {
     key: GangKey,
     pods: Vec<String>,
