@@ -158,7 +158,7 @@ fn what_is_wrong_is_named_with_its_line_and_all_at_once() {
         ),
         (
             "[[dcgm]]\nname = \"DCGM_FR_XID_ERROR\"\nfatal = true\naction = \"NONE\"",
-            "dcgm DCGM_FR_XID_ERROR: is fatal, so it needs an action",
+            "dcgm 'DCGM_FR_XID_ERROR': is fatal, so it needs an action",
         ),
         (
             "[[xid]]\ncode = 1\naction = \"REBOOT\"",
