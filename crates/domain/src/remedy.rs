@@ -119,42 +119,41 @@ pub fn decide(case: &Case<'_>) -> Decision {
     let skipped: BTreeSet<String> = routes
         .filter_map(|one| one.unrepaired_by.map(str::to_owned))
         .collect();
-    let mut whole = false;
-    let stand = match follow(&mut mark, case) {
-        ControlFlow::Break(stand) => stand,
-        ControlFlow::Continue(taken) => {
-            let config = case.config.filter(|_| !case.events.is_empty());
-            match (config, &mark.person) {
-                // Who was asked stays so.
-                (None, Some(person)) => Stand::Rests(None).asking(person.why.clone(), None),
-                (None, None) => Stand::Rests(None),
-                (Some(config), _) => {
-                    let plan = Plan {
-                        mark: &mark,
-                        config,
-                        case,
-                        taken: taken.as_deref(),
-                    };
-                    match plan.next(&needs, &unsupported, &skipped) {
-                        Next::Make(attempt) => {
-                            let what = format!("{} to be made", attempt.title());
-                            let until = later(attempt.since, MADE_WITHIN);
-                            mark.attempts.push(*attempt);
-                            Stand::Waits(Wait::new(what, until, case.now))
-                        }
-                        Next::Whole => {
-                            whole = true;
-                            Stand::Others("all of its pods to leave".to_owned())
-                        }
-                        Next::Stands(stand) => stand,
-                    }
-                }
-            }
+    let config = case.config.filter(|_| !case.events.is_empty());
+    let next = match (follow(&mut mark, case), config) {
+        (ControlFlow::Break(stand), _) => Next::Stands(stand),
+        (ControlFlow::Continue(taken), Some(config)) => {
+            let plan = Plan {
+                mark: &mark,
+                config,
+                case,
+                taken: taken.as_deref(),
+            };
+            plan.next(&needs, &unsupported, &skipped)
+        }
+        (ControlFlow::Continue(_), None) => {
+            let stand = Stand::Rests(None);
+            // Who was asked stays so.
+            let person = mark.person.as_ref().map(|one| one.why.clone());
+            Next::Stands(match person {
+                Some(why) => stand.asking(why, None),
+                None => stand,
+            })
         }
     };
-    let mark = mark.standing(&stand, case);
+    let whole = matches!(next, Next::Whole);
+    let stand = match next {
+        Next::Make(attempt) => {
+            let what = format!("{} to be made", attempt.title());
+            let until = later(attempt.since, MADE_WITHIN);
+            mark.attempts.push(*attempt);
+            Stand::Waits(Wait::new(what, until, case.now))
+        }
+        Next::Whole => Stand::Others("all of its pods to leave".to_owned()),
+        Next::Stands(stand) => stand,
+    };
     Decision {
-        mark,
+        mark: mark.standing(&stand, case),
         stand,
         unsupported,
         skipped,
