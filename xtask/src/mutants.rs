@@ -50,8 +50,8 @@ const SIMULATED: [Guard; 10] = [
     Guard {
         what: "a node says that it is being drained before pods leave it",
         file: "fleet/drain.rs",
-        text: "if mark.is_none() {\n            return;",
-        without: "if false {\n            return;",
+        text: "if mark.is_none() {\n            return self",
+        without: "if false {\n            return self",
     },
     Guard {
         what: "no pod is asked to leave against a veto",
