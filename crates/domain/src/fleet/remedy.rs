@@ -103,6 +103,8 @@ pub(super) struct RemedyState {
     seen: Seen,
     /// True while it is to be followed.
     wanted: bool,
+    /// True once somebody has told of it who follows it: the answer by which it was made may be old.
+    told: bool,
     /// The resource of which somebody tells.
     followed: Option<(ResourceKind, String)>,
     /// The reason why it cannot be seen.
@@ -154,11 +156,11 @@ impl RemedyState {
 
     /// Returns whether anybody has begun an attempt; `None` where nobody has told yet.
     pub(super) fn has_begun(&self, attempt: &Attempt) -> Option<bool> {
-        match &self.seen {
-            Seen::There(state) if self.key == attempt.key() => Some(state.begun),
+        let seen = Some(&self.seen).filter(|_| self.key == attempt.key());
+        match seen.unwrap_or(&Seen::Unknown) {
+            Seen::There(state) => Some(state.begun).filter(|begun| *begun || self.told),
             Seen::Unknown if attempt.made.is_some() => None,
-            _ if self.key != attempt.key() && attempt.made.is_some() => None,
-            _ => Some(false),
+            Seen::Unknown | Seen::Gone | Seen::Refused(_) => Some(false),
         }
     }
 
@@ -246,6 +248,7 @@ impl Fleet {
             ResourceNews::Absent => (state.seen, state.failing) = (Seen::Gone, None),
             ResourceNews::Failing(why) => state.failing = Some(why),
         }
+        state.told = state.failing.is_none();
         self.look_again_at(node);
     }
 
@@ -521,7 +524,7 @@ impl Fleet {
             return;
         }
         state.followed.clone_from(&follow);
-        state.failing = None;
+        (state.failing, state.told) = (None, false);
         if self.settings.mode == Mode::DryRun {
             return;
         }

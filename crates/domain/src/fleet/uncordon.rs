@@ -44,7 +44,7 @@ impl Fleet {
         }
         let state = self.nodes.get(name).map(|entry| &entry.remedy);
         // Where nobody can see whether it was begun, it may have been.
-        state.is_some_and(|state| state.has_begun(last).unwrap_or(last.made.is_some()))
+        state.is_some_and(|state| state.has_begun(last).unwrap_or(true))
     }
 
     /// Returns whether the node is validated because it is new, and has registered just now: that is its first boot.
@@ -67,10 +67,7 @@ impl Fleet {
             return false;
         };
         let state = &mut self.entry(name).remedy;
-        let awaits = open.made.is_some()
-            && open.repairs()
-            && state.has_begun(open).is_none()
-            && !state.is_unseen();
+        let awaits = open.repairs() && state.has_begun(open).is_none() && !state.is_unseen();
         if awaits {
             state.wish();
         }

@@ -29,8 +29,8 @@ use crate::ownership::{ByHand, Ownership};
 /// uncordoned that it was loaded on.
 pub const AFTER_BOOT: SignedDuration = SignedDuration::from_mins(10);
 /// Most uncordons that are undone within [`UNDONE_WITHIN`]. A driver that is loaded uncordons its node once or
-/// twice; whatever does it more often would go on for ever.
-pub const MOST_UNDONE: usize = 3;
+/// twice, and an hour may have two boots; whatever does it more often would go on for ever.
+pub const MOST_UNDONE: usize = 5;
 /// Time within which they count.
 pub const UNDONE_WITHIN: SignedDuration = SignedDuration::from_hours(1);
 
@@ -180,7 +180,6 @@ impl Session {
         let asked: BTreeSet<String> = own.deeds(node).map(|(deed, _)| deed).collect();
         let there = own.deeds(node).filter(|(_, there)| *there);
         let there: BTreeSet<String> = there.map(|(deed, _)| deed).collect();
-        let is_whole = there.len() == asked.len();
         // Of one that has come just now nothing was seen before.
         let seen = self.seen.take().filter(|seen| !is_new || seen.is_empty());
         let seen = seen.unwrap_or_else(|| {
@@ -198,7 +197,7 @@ impl Session {
         if is_new {
             self.undone.since = own.mark.undone.since;
         }
-        if is_whole {
+        if own.undone_by_hand(node).is_none() {
             self.undone.since = None;
         }
         own.mark.undone.since = self.undone.since;

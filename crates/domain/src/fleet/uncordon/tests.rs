@@ -6,6 +6,7 @@ use serde_json::json;
 
 use crate::fleet::validation::tests::{ends, fault, looks, until_made, world as validating};
 use crate::fleet::world::{Fate, Looked, Restart, World, event};
+use crate::fleet::{FleetInput, MadeAnswer};
 use crate::journal::EntryKind;
 use crate::node::NodeView;
 use crate::ownership::Ownership;
@@ -235,6 +236,30 @@ fn a_boot_while_nobody_was_there_is_seen_by_who_comes_next() {
         world["n1"].unschedulable = false;
         looks(&mut world, 4);
         assert!(released(&world), "{restart:?}");
+    }
+}
+
+/// The answer by which it was made shows it as it was then.
+#[test]
+fn whether_a_repair_was_begun_is_heard_before_an_uncordon_is_judged() {
+    for begun in [false, true] {
+        let mut world = world(Uncordon::default());
+        fault(&mut world);
+        let planned = (0..12)
+            .find_map(|_| world.look(Fate::Made).makes.pop())
+            .unwrap();
+        let mut object = planned.object.clone();
+        let (node, key) = ("n1".to_owned(), planned.key);
+        let answer = MadeAnswer::There(Box::new(object.clone()));
+        if begun {
+            let sent = json!({"type": "SignalSent", "status": "True"});
+            object["status"] = json!({"conditions": [sent]});
+        }
+        world.resources.insert(planned.name, object);
+        world["n1"].unschedulable = false;
+        world.take(FleetInput::Made { node, key, answer });
+        looks(&mut world, 5);
+        assert_eq!((out(&world), released(&world)), (begun, !begun));
     }
 }
 
