@@ -28,7 +28,7 @@ struct Held {
 }
 
 /// Guards that the simulation holds.
-const SIMULATED: [Guard; 10] = [
+const SIMULATED: [Guard; 11] = [
     Guard {
         what: "a cordon that was there before stays",
         file: "session/change.rs",
@@ -46,6 +46,12 @@ const SIMULATED: [Guard; 10] = [
         file: "session/dismissal.rs",
         text: "let released = released.map(",
         without: "let released = released.filter(|_| false).map(",
+    },
+    Guard {
+        what: "the uncordon of a machine ends no session",
+        file: "session/uncordon.rs",
+        text: "if machines.is_none() && !self.is_undone() {",
+        without: "if machines.is_none() || !self.is_undone() {",
     },
     Guard {
         what: "a node says that it is being drained before pods leave it",

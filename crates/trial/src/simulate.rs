@@ -126,6 +126,7 @@ fn take(world: &mut World, step: Happening, figures: &mut Figures) -> Result<(),
             world.crash(memory, done)?;
         }
         Happening::Hand(node, hand) => world.lay_hand(node, hand),
+        Happening::Machine(node, machine) => world.machine(node, machine),
         Happening::Pause(paused) => world.pause(paused),
         Happening::Bound(node, namespace) => world.bind(node, namespace),
         Happening::Ends(pod) => world.end_pod(pod),

@@ -62,6 +62,15 @@ pub(super) enum Hand {
     Label(usize),
 }
 
+/// Something that a machine does to a node by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Machine {
+    /// The node boots.
+    Boots,
+    /// What loads its driver uncordons it, as it does after a boot and during a repair.
+    Uncordons,
+}
+
 /// A step of a janitor with a custom resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Work {
@@ -97,6 +106,8 @@ pub(super) enum Happening {
     Crash(Memory, u64),
     /// A hand is laid on a node.
     Hand(usize, Hand),
+    /// A machine does something to a node.
+    Machine(usize, Machine),
     /// A person stops new quarantines, and repairs with them or not; or lets them go on.
     Pause(Option<bool>),
     /// A pod is bound to a node, if one can be.
@@ -118,7 +129,7 @@ pub(super) enum Happening {
 impl Happening {
     /// Returns one of them, the usual ones more often.
     pub(super) fn any(dice: &mut Dice) -> Self {
-        match dice.below(44) {
+        match dice.below(46) {
             0..4 => {
                 let late = if dice.once_in(4) { dice.below(100) } else { 0 };
                 Self::Fault(Symptom::any(dice), dice.once_in(2), seconds(late))
@@ -147,7 +158,8 @@ impl Happening {
             37 => Self::Pods(dice.below(NODES), dice.once_in(3)),
             38..41 => Self::Janitor(dice.below(4), Work::any(dice)),
             41 if dice.once_in(6) => Self::Deleted(dice.below(4)),
-            42 if dice.once_in(8) => Self::Time(-seconds(dice.below(7200))),
+            42..44 => Self::Machine(dice.below(NODES), Machine::any(dice)),
+            44 if dice.once_in(8) => Self::Time(-seconds(dice.below(7200))),
             _ => {
                 let most = [3, 60, 900, 20_000];
                 let most = most.get(dice.below(most.len())).copied();
@@ -210,6 +222,16 @@ impl Work {
     }
 }
 
+impl Machine {
+    fn any(dice: &mut Dice) -> Self {
+        if dice.once_in(3) {
+            Self::Boots
+        } else {
+            Self::Uncordons
+        }
+    }
+}
+
 impl Hand {
     fn any(dice: &mut Dice) -> Self {
         match dice.below(8) {
@@ -258,6 +280,10 @@ impl fmt::Display for Happening {
                 write!(f, "the controller crashes, and starts anew with {memory}")
             }
             Self::Hand(node, hand) => write!(f, "n{node}: {hand}"),
+            Self::Machine(node, Machine::Boots) => write!(f, "n{node}: it boots"),
+            Self::Machine(node, Machine::Uncordons) => {
+                write!(f, "n{node}: what loads its driver uncordons it")
+            }
             Self::Pause(Some(false)) => write!(f, "new quarantines are paused"),
             Self::Pause(Some(true)) => write!(f, "new quarantines and repairs are paused"),
             Self::Pause(None) => write!(f, "the pause ends"),

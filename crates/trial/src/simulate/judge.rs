@@ -12,6 +12,7 @@ use domain::ownership::{Ownership, released_at};
 use domain::remedy::validation::{VALIDATION_GROUP, Validation};
 use domain::remedy::{Attempt, Outcome};
 use domain::session::Intent;
+use domain::session::uncordon::AFTER_BOOT;
 use domain::veto::Veto;
 use jiff::{SignedDuration, Timestamp};
 
@@ -180,6 +181,35 @@ pub(super) fn repair(fleet: &Fleet, planned: &PlannedResource) -> Result<(), Bro
     let validates = validates.is_some_and(|open| open.group == VALIDATION_GROUP);
     if !validates && own.mark.drain.is_none_or(|mark| mark.done.is_none()) {
         return wrong("its node is not drained");
+    }
+    Ok(())
+}
+
+/// No node comes back to service by the uncordon of a machine: checks a patch that is decided, of a node as it is.
+/// `begun`: its repair was begun. A machine uncordons it soon after a boot, or while it is repaired; where the
+/// controller comes to see that only later, it cannot know.
+pub(super) fn release(
+    node: &SimNode,
+    planned: &Planned,
+    begun: bool,
+    now: Timestamp,
+) -> Result<(), Broken> {
+    let asked = planned.view.annotations.contains_key(keys::RELEASE);
+    let uncordoned = planned
+        .patch
+        .change
+        .annotations
+        .get(keys::UNCORDONED_MANUALLY);
+    let released = planned.patch.intent == Intent::StandDown && uncordoned.is_some() && !asked;
+    let booted = node
+        .booted
+        .is_some_and(|at| now.duration_since(at) < AFTER_BOOT);
+    let seen = planned.view.resource_version == node.view.resource_version;
+    if released && seen && node.uncordoned_by_machine && (booted || begun) {
+        return Err(format!(
+            "{} was uncordoned by a machine, and its session ends",
+            planned.node
+        ));
     }
     Ok(())
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use domain::drain::PodView;
 use domain::node::{NodeChange, NodeView, Taint};
 use domain::ownership::SESSION_ANNOTATIONS;
+use jiff::Timestamp;
 use serde_json::json;
 
 /// Beginning of the names of others' taints and labels.
@@ -18,6 +19,10 @@ pub(super) struct SimNode {
     pub(super) told: VecDeque<Arc<NodeView>>,
     /// True if somebody else than gpuwarden has cordoned it.
     pub(super) cordoned_by_hand: bool,
+    /// The time of its last boot, after which a machine may uncordon it.
+    pub(super) booted: Option<Timestamp>,
+    /// True if it was a machine that uncordoned it.
+    pub(super) uncordoned_by_machine: bool,
     /// The pods, by `NAMESPACE/NAME`.
     pub(super) pods: BTreeMap<String, PodView>,
     /// The controller wants to be told of its pods.
@@ -34,21 +39,39 @@ impl SimNode {
             "metadata": {"name": name(index), "uid": format!("uid-{index}"), "resourceVersion": "1",
                          "labels": {"nvidia.com/gpu.present": "true"}},
             "spec": {},
-            "status": {},
+            "status": {"nodeInfo": {"bootID": "boot"}},
         });
         Some(Self {
             view: Arc::new(NodeView::from_object(object)?),
             told: VecDeque::new(),
             cordoned_by_hand: false,
+            booted: None,
+            uncordoned_by_machine: false,
             pods: BTreeMap::new(),
             followed: false,
             unseen: false,
         })
     }
 
+    /// Boots it, which the watch will tell.
+    pub(super) fn boot(&mut self, now: Timestamp) {
+        let mut object = self.view.object();
+        object["status"]["nodeInfo"]["bootID"] = json!(format!("boot-{now}"));
+        if let Some(view) = NodeView::from_object(object) {
+            self.booted = Some(now);
+            self.becomes(view);
+        }
+    }
+
     /// Changes it, which the watch will tell.
     pub(super) fn change(&mut self, change: &NodeChange) {
-        let mut view = self.view.after(change);
+        if change.unschedulable.is_some() {
+            self.uncordoned_by_machine = false;
+        }
+        self.becomes(self.view.after(change));
+    }
+
+    fn becomes(&mut self, mut view: NodeView) {
         let version = view.resource_version.parse::<u64>().unwrap_or_default() + 1;
         view.resource_version = version.to_string();
         self.view = Arc::new(view);

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use contract::keys;
 use domain::fleet::{MadeAnswer, PlannedResource, ResourceNews};
+use domain::node::NodeView;
 use domain::ownership::Ownership;
 use domain::remedy::{Attempt, ResourceKind, ResourceState};
 use serde_json::{Value, json};
@@ -100,6 +101,19 @@ impl Resources {
         found.map(|(name, resource)| (name.clone(), resource.node.clone()))
     }
 
+    /// Returns whether the repair that the session of a node has under way was begun, and has not ended.
+    pub(super) fn is_begun(&self, node: &NodeView) -> bool {
+        let permitted = Ownership::permit(node).attempt;
+        let begun = permitted.filter(|key| self.begun.contains(key));
+        let mut repairs = self.by_name.values().filter(|one| one.kind.kind != "Job");
+        begun.is_some_and(|key| {
+            repairs.any(|one| {
+                let state = one.state();
+                state.attempt.as_ref() == Some(&key) && state.end.is_none()
+            })
+        })
+    }
+
     /// Returns the names of those that are not at their end, each with its node.
     pub(super) fn open(&self) -> Vec<(String, String)> {
         let open = self.by_name.iter();
@@ -136,6 +150,9 @@ impl Resources {
                     resource.ends("Cancelled");
                     return Ok(());
                 }
+                if permit.waits {
+                    return Ok(());
+                }
                 may_begin(node, name)?;
                 if !self.begun.insert(key) {
                     return Err(format!("{name} is carried out twice"));
@@ -150,9 +167,6 @@ impl Resources {
             Work::Succeeds => resource.ends("Succeeded"),
             Work::FailsForNow => resource.ends("TransientFailure"),
             Work::FailsForGood => resource.ends("PermanentFailure"),
-                if permit.waits {
-                    return Ok(());
-                }
             Work::IsLost => resource.ends("Cancelled"),
         }
         Ok(())

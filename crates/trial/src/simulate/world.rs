@@ -23,7 +23,7 @@ use domain::session::{Intent, Session};
 use jiff::{SignedDuration, Timestamp};
 use serde_json::json;
 
-use super::happening::{Fate, Hand, Memory, NODES, Symptom};
+use super::happening::{Fate, Hand, Machine, Memory, NODES, Symptom};
 use super::judge::{self, Broken};
 use super::node::{FOREIGN, SimNode, holds, name};
 use super::repair::{REMEDY, Resources};
@@ -44,6 +44,8 @@ mode = "DeleteAfterTimeout"
 name = "jobs"
 mode = "AllowCompletion"
 "#;
+/// Time after a boot in which a machine uncordons its node.
+const LOADS_WITHIN: SignedDuration = SignedDuration::from_mins(5);
 /// Begin of the time.
 const BEGIN: i64 = 1_800_000_000;
 
@@ -135,6 +137,11 @@ impl World {
             None => self.fleet.begin(),
         }
         let applied = self.fleet.book().applied();
+        for node in &mut self.nodes {
+            // That it has booted stands on it only where it carries a session.
+            let session = Ownership::read(&node.view);
+            node.booted = node.booted.filter(|_| session.is_some());
+        }
         let read = self.stored.partition_point(|record| record.seq <= applied);
         self.read = read;
         self.read_events(usize::MAX);
@@ -234,6 +241,8 @@ impl World {
                     judge::quarantine(&self.fleet, &planned, self.put_back)?;
                     if let Some(node) = self.index(&planned.node).and_then(|at| self.nodes.get(at))
                     {
+                        let begun = self.resources.is_begun(&node.view);
+                        judge::release(node, &planned, begun, self.now)?;
                         judge::drained(node, &planned, &self.drain, self.now)?;
                     }
                     self.under_way.push(Request::Patch(planned));
@@ -372,6 +381,10 @@ impl World {
             if untainted.is_some_and(Option::is_some) {
                 node.cordoned_by_hand |= node.view.unschedulable;
             }
+            // What is put back of a cordon that was there before is theirs again.
+            let own = Ownership::read(&node.view);
+            let theirs = own.is_some_and(|own| own.cordon_pre_existing);
+            node.cordoned_by_hand |= theirs && change.unschedulable == Some(true);
             node.change(&patch.change);
             self.sessions += u64::from(patch.intent == Intent::Quarantine);
             return Ok(PatchAnswer::Made(Arc::clone(&node.view)));
@@ -525,6 +538,30 @@ impl World {
         node.change(&change);
     }
 
+    /// Has a machine do something to a node.
+    pub(super) fn machine(&mut self, index: usize, machine: Machine) {
+        let now = self.now;
+        let Some(node) = self.nodes.get_mut(index) else {
+            return;
+        };
+        let begun = self.resources.is_begun(&node.view);
+        match machine {
+            Machine::Boots => node.boot(now),
+            // What a person has cordoned is left out: whether that comes back is another matter.
+            Machine::Uncordons if node.view.unschedulable && !node.cordoned_by_hand => {
+                let booted = (node.booted).is_some_and(|at| now.duration_since(at) < LOADS_WITHIN);
+                if booted || begun {
+                    node.change(&NodeChange {
+                        unschedulable: Some(false),
+                        ..NodeChange::default()
+                    });
+                    node.uncordoned_by_machine = true;
+                }
+            }
+            Machine::Uncordons => {}
+        }
+    }
+
     fn index(&self, name: &str) -> Option<usize> {
         self.nodes.iter().position(|node| node.view.name == name)
     }
@@ -540,6 +577,9 @@ impl World {
         self.latest = self.latest.max(self.now);
         self.now += SignedDuration::from_secs(seconds);
         self.put_back |= seconds < 0;
+        for node in &mut self.nodes {
+            node.booted = node.booted.map(|at| at.min(self.now));
+        }
     }
 
     /// Lets the time of one step pass.
@@ -614,6 +654,7 @@ fn kind(effect: &Effect) -> &'static str {
         Effect::Follow { .. } => "watch of a repair",
         Effect::Checkpoint(_) => "request for a checkpoint",
         Effect::Waits { .. } => "Event of a drain",
+        Effect::Undone { .. } => "Event of an uncordon",
         Effect::Remediation(_) => "count of repairs",
         Effect::LookUp { .. } => "question to the store",
         Effect::Append { .. } => "events for the store",
@@ -627,4 +668,3 @@ fn kind(effect: &Effect) -> &'static str {
         Effect::Trip => "trip of the circuit breaker",
     }
 }
-        Effect::Undone { .. } => "Event of an uncordon",
