@@ -88,6 +88,8 @@ mod story;
 mod story_failing;
 #[path = "e2e/story_killed.rs"]
 mod story_killed;
+#[path = "e2e/story_uncordoned.rs"]
+mod story_uncordoned;
 #[path = "e2e/support.rs"]
 mod support;
 #[path = "e2e/throttled.rs"]
