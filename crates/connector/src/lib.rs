@@ -36,7 +36,7 @@ use diagnosis::fold::Sightings;
 use domain::event::{self, MAX_EVENTS, Problem};
 use domain::reporter::Authority;
 use jiff::Timestamp;
-use runtime::logging::Seldom;
+use runtime::logging::{Seldom, chain};
 use runtime::metrics::Metrics;
 use runtime::work_queue::{Work, WorkQueue};
 use store::{Appended, Identity, NewEvent};
@@ -68,6 +68,7 @@ pub struct Connector {
     /// Batches from the end of their checks until they are stored, or are known not to be.
     queue: WorkQueue,
     refusals: Arc<Seldom>,
+    failures: Arc<Seldom>,
     clock: fn() -> Timestamp,
     recoveries: broadcast::Sender<Recovery>,
 }
@@ -152,6 +153,7 @@ impl Connector {
             passes: passes::Passes::default(),
             queue: WorkQueue::new(metrics, QUEUE, "batches of events for the store"),
             refusals: Arc::default(),
+            failures: Arc::default(),
             clock,
             recoveries: broadcast::channel(RECOVERIES).0,
         }
@@ -229,6 +231,11 @@ impl Connector {
                 self.metrics.not_stored.inc_by(stored as u64);
                 if error.is_retryable() {
                     self.queue.retry();
+                }
+                // Whoever may report could fill the log while the disk is full.
+                if let Some(not_logged_before) = self.failures.now() {
+                    let err = chain(&error);
+                    tracing::error!(err, not_logged_before, "events were not taken");
                 }
                 AcceptError::Sink(error)
             })?

@@ -142,7 +142,6 @@ pub(super) fn status(error: &AcceptError) -> Status {
             if let Some(cause) = sink.source() {
                 text = format!("{text}: {cause}");
             }
-            tracing::error!("{text}");
             if sink.is_retryable() {
                 text.push_str("; send them again");
             }

@@ -384,6 +384,24 @@ async fn what_a_sink_says_reaches_the_sender() {
     }
 }
 
+/// Whoever may report writes no line for each report while the disk is full.
+#[tokio::test]
+async fn a_store_that_takes_nothing_is_logged_now_and_then() {
+    let log = testkit::Log::begin();
+    let sink = Scripted {
+        answer: Some(|| SinkError::Unavailable("disk is full".into())),
+    };
+    let metrics = Metrics::default();
+    let connector = Connector::new(sink, AcceptNodes::Any, &metrics, Timestamp::now);
+    for _ in 0..50 {
+        let accepted = connector.accept(batch(vec![event("0")]), &Caller::Monitor);
+        server::status(&accepted.await.unwrap_err());
+    }
+    let lines = log.lines_with("disk is full");
+    assert_eq!(lines.len(), 1, "{lines:?}");
+    assert!(lines[0].contains("ERROR") && lines[0].contains("events were not taken"));
+}
+
 #[tokio::test]
 async fn monitors_hear_of_recoveries_that_others_report() {
     let served = Served::new();

@@ -29,6 +29,7 @@ use tokio_util::sync::CancellationToken;
 pub use probes::{liveness, metrics, readiness};
 use write_deadline::WriteDeadline;
 
+use crate::logging::Seldom;
 use crate::tls::ServerTls;
 
 /// Most connections that are kept at a time.
@@ -97,6 +98,8 @@ async fn serve_within(
     let slots = Arc::new(Semaphore::new(limits.connections));
     let room_wanted = Arc::new(Notify::new());
     let mut connections = JoinSet::new();
+    // Strangers who take all descriptors would write it ten times a second.
+    let failed = Seldom::default();
     // Oldest first.
     let mut reserve: VecDeque<AbortHandle> = VecDeque::new();
     let accept = async {
@@ -105,7 +108,9 @@ async fn serve_within(
             let stream = match listener.accept().await {
                 Ok((stream, _)) => stream,
                 Err(error) => {
-                    tracing::warn!(%error, "cannot accept a connection");
+                    if let Some(not_logged_before) = failed.now() {
+                        tracing::warn!(%error, not_logged_before, "cannot accept a connection");
+                    }
                     tokio::time::sleep(ACCEPT_RETRY).await;
                     continue;
                 }

@@ -136,6 +136,12 @@ impl Seldom {
     /// Lines are let through this far apart.
     pub const EVERY: Duration = Duration::from_secs(10);
 
+    /// Returns the limit of a line that was not logged yet.
+    pub const fn new() -> Self {
+        let (last, unsaid) = (None, 0);
+        Self(Mutex::new(Said { last, unsaid }))
+    }
+
     /// Returns whether the line may be logged now: `Some` says how many were not since the last.
     pub fn now(&self) -> Option<u64> {
         self.counting(1)

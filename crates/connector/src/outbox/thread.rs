@@ -4,7 +4,6 @@
 //! What else is asked of the log is done before, for it may make room.
 
 use jiff::{SignedDuration, Timestamp};
-use runtime::logging::chain;
 use store::{Appended, GroupThread, NewEvent};
 use tokio::sync::{oneshot, watch};
 
@@ -124,9 +123,6 @@ impl Worker {
             .collect();
         let waiting_before = self.log.staged_from();
         let committed = self.log.commit();
-        if let Err(error) = &committed {
-            tracing::error!(err = %chain(error), "the outbox took no events");
-        }
         // Before the callers are answered: who has appended an event finds it announced.
         let status = self.log.status();
         self.metrics.set(&status);

@@ -5,7 +5,7 @@ use std::time::Duration;
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use runtime::logging::chain;
+use runtime::logging::{Seldom, chain};
 use store::StoreError;
 use trial::why_not::WhyNot;
 
@@ -13,6 +13,9 @@ use crate::api::ErrorBody;
 
 /// Longest wait of a route for the store.
 pub(super) const STORE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The limit on the line that the store cannot be read: whoever asks the page would write it.
+static FAILED: Seldom = Seldom::new();
 
 /// The reason why a request is not served.
 #[derive(Debug)]
@@ -34,7 +37,9 @@ pub(super) async fn ask<T>(
         )),
         Ok(Err(error)) => {
             let error = chain(&error);
-            tracing::warn!(%error, "cannot read the event store");
+            if let Some(not_logged_before) = FAILED.now() {
+                tracing::warn!(%error, not_logged_before, "cannot read the event store");
+            }
             Err(Refusal::new(
                 StatusCode::SERVICE_UNAVAILABLE,
                 error,
@@ -116,5 +121,21 @@ impl IntoResponse for Refusal {
                 .insert(header::ALLOW, HeaderValue::from_static("GET, HEAD"));
         }
         response
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whoever asks the page writes no line for each question while the store cannot be read.
+    #[tokio::test]
+    async fn a_store_that_cannot_be_read_is_logged_now_and_then() {
+        let log = testkit::Log::begin();
+        for _ in 0..50 {
+            let asked = ask(async { Err::<(), _>(StoreError::Closed) }).await;
+            assert_eq!(asked.unwrap_err().status, StatusCode::SERVICE_UNAVAILABLE);
+        }
+        assert_eq!(log.lines_with("cannot read the event store").len(), 1);
     }
 }

@@ -186,3 +186,24 @@ async fn within_tls_it_answers_and_who_does_not_shake_hands_is_cut_off() {
     assert_eq!(read_all(&mut silent).await, "");
     cancel.cancel();
 }
+
+/// Strangers who have taken all descriptors do not thereby fill the log.
+#[tokio::test]
+async fn a_listener_that_fails_all_the_time_is_logged_now_and_then() {
+    let log = testkit::Log::begin();
+    // A socket that does not listen: every accept fails.
+    let socket = rustix::net::socket(
+        rustix::net::AddressFamily::INET,
+        rustix::net::SocketType::STREAM,
+        None,
+    );
+    let listener = std::net::TcpListener::from(socket.unwrap());
+    listener.set_nonblocking(true).unwrap();
+    let listener = TcpListener::from_std(listener).unwrap();
+    let serving = serve(listener, None, Router::new(), CancellationToken::new());
+    tokio::time::timeout(8 * ACCEPT_RETRY, serving)
+        .await
+        .unwrap_err();
+    let lines = log.lines_with("cannot accept a connection");
+    assert_eq!(lines.len(), 1, "{lines:?}");
+}
