@@ -35,6 +35,15 @@ pub fn line_of(text: &str, offset: usize) -> usize {
     1 + before.filter(|byte| **byte == b'\n').count()
 }
 
+/// Returns `line N: ` for the first line of a YAML file that has `part`, and nothing where none has: its
+/// reader does not say where a value stands.
+pub fn on_line_with(text: &str, part: &str) -> String {
+    let line = text
+        .lines()
+        .position(|line| !part.is_empty() && line.contains(part));
+    line.map_or_else(String::new, |line| format!("line {}: ", line + 1))
+}
+
 /// Returns the byte at which the text begins that a TOML error is about.
 pub fn start_of(error: &toml::de::Error) -> usize {
     error.span().map_or(0, |span| span.start)

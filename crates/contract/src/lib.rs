@@ -10,6 +10,7 @@ mod action;
 pub mod findings;
 pub mod json;
 pub mod keys;
+pub mod names;
 pub mod nearest;
 
 /// Protobuf messages and the gRPC service of package `datamodels`.

@@ -3,12 +3,10 @@
 use std::collections::BTreeMap;
 use std::str::FromStr;
 
+use contract::names;
+
 /// Longest selector, in bytes: more than any that a person writes.
 pub const MAX_SELECTOR_BYTES: usize = 16 * 1024;
-/// Longest value of a label, and longest name behind the prefix of its key (bytes).
-const MAX_NAME_BYTES: usize = 63;
-/// Longest prefix of the key of a label (bytes).
-const MAX_PREFIX_BYTES: usize = 253;
 
 /// A selector of labels: all its requirements hold together.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,6 +47,24 @@ impl LabelSelector {
     /// Returns whether it selects an object with these labels.
     pub fn matches(&self, labels: &BTreeMap<String, String>) -> bool {
         self.0.iter().all(|one| one.matches(labels))
+    }
+
+    /// Returns the selector of what has all these labels, which are one at least.
+    pub fn of_labels(labels: &BTreeMap<String, String>) -> Result<Self, SelectorError> {
+        let requirement = |(key, value): (&String, &String)| {
+            let checked = names::label_key(key).and_then(|()| names::label_value(value));
+            checked.map_err(|error| SelectorError(error.to_string()))?;
+            let (key, test) = (key.clone(), Test::In(vec![value.clone()]));
+            Ok(Requirement { key, test })
+        };
+        if labels.is_empty() {
+            return Err(SelectorError("it is empty".to_owned()));
+        }
+        labels
+            .iter()
+            .map(requirement)
+            .collect::<Result<_, _>>()
+            .map(Self)
     }
 }
 
@@ -137,45 +153,15 @@ fn requirement(text: &str) -> Result<Requirement, SelectorError> {
         (text, Test::There)
     };
     let key = name.trim();
-    if !is_key(key) {
-        return Err(wrong("the key is no name of a label"));
-    }
-    if let Test::In(values) | Test::NotIn(values) = &test
-        && let Some(value) = values
+    names::label_key(key).map_err(|error| wrong(&error.to_string()))?;
+    if let Test::In(values) | Test::NotIn(values) = &test {
+        let checked = values
             .iter()
-            .find(|value| !value.is_empty() && !is_name(value))
-    {
-        return Err(wrong(&format!("{value:?} is no value of a label")));
+            .try_for_each(|value| names::label_value(value));
+        checked.map_err(|error| wrong(&error.to_string()))?;
     }
     let key = key.to_owned();
     Ok(Requirement { key, test })
-}
-
-/// Returns whether a label can have this key.
-fn is_key(key: &str) -> bool {
-    let Some((prefix, name)) = key.split_once('/') else {
-        return is_name(key);
-    };
-    let part = |part: &str| {
-        let edge = |letter: Option<char>| letter.is_some_and(|one| one.is_ascii_alphanumeric());
-        edge(part.chars().next())
-            && edge(part.chars().next_back())
-            && part
-                .chars()
-                .all(|one| one.is_ascii_lowercase() || one.is_ascii_digit() || one == '-')
-    };
-    prefix.len() <= MAX_PREFIX_BYTES && prefix.split('.').all(part) && is_name(name)
-}
-
-/// Returns whether it can be the value of a label, or the name in its key.
-fn is_name(name: &str) -> bool {
-    let edge = |letter: Option<char>| letter.is_some_and(|one| one.is_ascii_alphanumeric());
-    name.len() <= MAX_NAME_BYTES
-        && edge(name.chars().next())
-        && edge(name.chars().next_back())
-        && name
-            .chars()
-            .all(|one| one.is_ascii_alphanumeric() || "-_.".contains(one))
 }
 
 #[cfg(test)]
@@ -225,8 +211,8 @@ mod tests {
             ("app in (web", "not closed"),
             ("app of (web)", "in or notin"),
             ("in (web)", "belongs here"),
-            ("-app", "no name"),
-            ("Example.com/app", "no name"),
+            ("-app", "no key"),
+            ("Example.com/app", "no key"),
             ("app=we b", "no value"),
             ("app in (a,-)", "no value"),
             ("tier>high", "whole number"),

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use contract::findings::{FileError, Findings};
+use contract::names;
 use jiff::SignedDuration;
 use regex::Regex;
 use serde::Deserialize;
@@ -103,7 +104,7 @@ struct File {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Namespaces {
-    name: String,
+    name: Spanned<String>,
     mode: Spanned<String>,
 }
 
@@ -111,7 +112,7 @@ struct Namespaces {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct PodPolicy {
     name: Spanned<String>,
-    namespace: Option<String>,
+    namespace: Option<Spanned<String>>,
     pod_selector: Spanned<String>,
     mode: Spanned<String>,
 }
@@ -256,7 +257,7 @@ impl DrainConfig {
                     (Some(namespaces), None) if namespaces.is_empty() && is_custom => default.rules,
                     (Some(namespaces), None) => (namespaces.into_iter())
                         .map(|one| Rule {
-                            namespace: Glob::from(one.name),
+                            namespace: pattern(one.name, &mut findings),
                             labels: None,
                             mode: mode(&one.mode, &mut findings),
                         })
@@ -303,13 +304,25 @@ fn of_pods(policies: Vec<PodPolicy>, findings: &mut Findings<'_>) -> Vec<Rule> {
             let what = format!("podSelector: {error}");
             findings.at(policy.pod_selector.span().start, &what);
         });
+        let namespace = policy.namespace.map(|name| pattern(name, findings));
         rules.push(Rule {
-            namespace: Glob::from(policy.namespace.unwrap_or_else(|| "*".to_owned())),
+            namespace: namespace.unwrap_or_else(|| Glob::from("*")),
             labels: labels.ok(),
             mode: mode(&policy.mode, findings),
         });
     }
     rules
+}
+
+/// Reads the name of a namespace, or a pattern of several.
+fn pattern(name: Spanned<String>, findings: &mut Findings<'_>) -> Glob {
+    let start = name.span().start;
+    // The marks of a pattern stand for letters.
+    if let Err(error) = names::dns_label(&name.get_ref().replace(['*', '?'], "x")) {
+        let (name, why) = (name.get_ref(), error.why);
+        findings.at(start, &format!("the namespace {name:?} {why}"));
+    }
+    Glob::from(name.into_inner())
 }
 
 /// Reads a number of minutes; 0 stands for the default, as in NVSentinel.

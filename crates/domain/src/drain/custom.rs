@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use contract::findings::Findings;
-use contract::{Entity, HealthEvent};
+use contract::{Entity, HealthEvent, names};
 use jiff::SignedDuration;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -103,6 +103,16 @@ pub(super) fn read(
             findings.at(start, &format!("customDrain: {key} is empty"));
         }
     }
+    if sound {
+        for (key, checked) in [
+            ("namespace", names::dns_label(&file.namespace)),
+            ("apiGroup", names::object_name(&file.api_group)),
+        ] {
+            if let Err(error) = checked {
+                findings.at(start, &format!("customDrain: {key}: {error}"));
+            }
+        }
+    }
     let timeout = file.timeout.map_or(Some(TIMEOUT), |value| {
         let timeout = timeout(value.get_ref());
         if timeout.is_none() {
@@ -116,14 +126,11 @@ pub(super) fn read(
         timeout
     });
     let nodes = file.node_selector.map(|value| {
-        let text = match value.get_ref() {
-            NodeSelector::Text(text) => text.clone(),
-            NodeSelector::Labels(labels) => {
-                let pairs = labels.iter().map(|(key, value)| format!("{key}={value}"));
-                pairs.collect::<Vec<_>>().join(",")
-            }
+        let read = match value.get_ref() {
+            NodeSelector::Text(text) => text.parse(),
+            NodeSelector::Labels(labels) => LabelSelector::of_labels(labels),
         };
-        text.parse::<LabelSelector>().map_err(|error| {
+        read.map_err(|error| {
             let what = format!("customDrain: nodeSelector: {error}");
             findings.at(value.span().start, &what);
         })

@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
+use contract::findings;
+use contract::names::{self, WrongName};
 use jiff::SignedDuration;
 use serde::Deserialize;
 use serde_json::Value;
@@ -222,7 +224,7 @@ impl JanitorConfig {
         let exclusions = global.nodes.exclusions.iter().enumerate();
         let exclusions = exclusions
             .filter_map(|(at, selector)| {
-                let read = selector.read();
+                let read = selector.read(text);
                 read.map_err(|why| wrong.push(format!("global.nodes.exclusions[{at}]: {why}")))
                     .ok()
             })
@@ -232,6 +234,12 @@ impl JanitorConfig {
         let reset_provider = file.gpu_reset_controller.provider(global, &mut wrong);
         if let Err(why) = file.generic.check(longest.unwrap_or_default()) {
             wrong.push(format!("generic.{why}"));
+        }
+        for (key, checked) in file.names() {
+            if let Err(error) = checked {
+                let line = findings::on_line_with(text, &error.text);
+                wrong.push(format!("{line}{key}: {error}"));
+            }
         }
         if wrong.is_empty() {
             Ok(Self {
@@ -260,6 +268,37 @@ impl JanitorConfig {
     /// Returns whether a node with these labels is left alone.
     pub fn excludes(&self, labels: &BTreeMap<String, String>) -> bool {
         self.exclusions.iter().any(|one| one.matches(labels))
+    }
+}
+
+// === impl File ===
+
+impl File {
+    /// Returns the names of objects that it has, by their keys, each with what Kubernetes says of it.
+    fn names(&self) -> Vec<(&'static str, Result<(), WrongName>)> {
+        let job = &self.gpu_reset_controller.reset_job;
+        let filled = |text: &str, check: fn(&str) -> Result<(), WrongName>| match text {
+            "" => Ok(()),
+            text => check(text),
+        };
+        let mut names = vec![
+            (
+                "generic.namespace",
+                filled(&self.generic.namespace, names::dns_label),
+            ),
+            (
+                "gpuResetController.resetJob.runtimeClassName",
+                filled(&job.runtime_class_name, names::object_name),
+            ),
+        ];
+        let own = self.generic.image_pull_secrets.iter();
+        names.extend(own.map(|name| ("generic.imagePullSecrets", names::object_name(name))));
+        let of_resets = job.image_config.image_pull_secrets.iter();
+        names.extend(of_resets.map(|one| {
+            let key = "gpuResetController.resetJob.imageConfig.imagePullSecrets";
+            (key, names::object_name(&one.name))
+        }));
+        names
     }
 }
 
@@ -396,8 +435,22 @@ impl Global {
 // === impl Selector ===
 
 impl Selector {
-    /// Reads it by way of its text form.
-    fn read(&self) -> Result<LabelSelector, String> {
+    /// Reads it by way of its text form; `file` is what it stands in.
+    fn read(&self, file: &str) -> Result<LabelSelector, String> {
+        let more = self.match_expressions.iter();
+        let keys = self
+            .match_labels
+            .keys()
+            .chain(more.clone().map(|one| &one.key));
+        let values = self
+            .match_labels
+            .values()
+            .chain(more.flat_map(|one| &one.values));
+        // In the text form a comma would be the end of a value.
+        keys.map(|key| names::label_key(key))
+            .chain(values.map(|value| names::label_value(value)))
+            .collect::<Result<(), _>>()
+            .map_err(|error| format!("{}{error}", findings::on_line_with(file, &error.text)))?;
         let mut text = String::new();
         for (key, value) in &self.match_labels {
             let _ = write!(text, ",{key}={value}");

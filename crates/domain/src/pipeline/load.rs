@@ -8,6 +8,7 @@ use std::fmt;
 
 use contract::RecommendedAction;
 use contract::findings::{FileError, Findings};
+use contract::names;
 use jiff::SignedDuration;
 use serde::{Deserialize, Deserializer, de};
 use toml::Spanned;
@@ -26,8 +27,6 @@ pub const MAX_RULES: usize = 256;
 /// Longest window and longest cleanup interval of the deduplicator. A fault that goes on is
 /// to be looked at once a day at least.
 pub const MAX_WINDOW: SignedDuration = SignedDuration::from_hours(24);
-/// Longest name of a label in Kubernetes: prefix of 253 bytes, slash, name of 63.
-const MAX_LABEL_BYTES: usize = 317;
 
 /// The contents of `config.json`.
 #[derive(Debug, PartialEq, Eq)]
@@ -275,11 +274,10 @@ pub fn metadata(text: &str, source: &str) -> Result<(Labels, Vec<String>), FileE
             let what = format!("{found} entries; an event carries {MAX_METADATA} at most");
             findings.at(labels.span().start, &format!("allowedLabels: {what}"));
         }
-        let lengths = labels.get_ref().iter().map(String::len);
-        if let Some(long) = lengths.filter(|length| *length > MAX_LABEL_BYTES).max() {
-            let what =
-                format!("{long} bytes are no name of a label, which has {MAX_LABEL_BYTES} at most");
-            findings.at(labels.span().start, &format!("allowedLabels: {what}"));
+        for label in labels.get_ref() {
+            if let Err(error) = names::label_key(label) {
+                findings.at(labels.span().start, &format!("allowedLabels: {error}"));
+            }
         }
     }
     if let Some(ttl) = &keys.cache_ttl {

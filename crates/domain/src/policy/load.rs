@@ -2,6 +2,7 @@
 //! at once.
 
 use contract::findings::{FileError, Findings, start_of};
+use contract::names;
 use serde::Deserialize;
 use toml::Spanned;
 
@@ -19,6 +20,10 @@ mod keys;
 /// The finding about a policy without a text.
 const EMPTY: &str = "it is empty; a comment in it (# no rules) says that no rules are meant";
 
+/// The finding about a file that is no TOML, and most likely the values of a chart.
+const YAML: &str = "it is YAML, such as values of a chart, and a policy is TOML: the text `config.toml` that \
+                    `helm template` shows in the ConfigMap of fault-quarantine; docs/policy.md has the keys";
+
 /// Largest policy, in bytes: what a `ConfigMap` can hold.
 pub const MAX_POLICY_BYTES: usize = 1024 * 1024;
 /// Most rule sets of a file, those of its named policies included, and most routes. Each is asked about each
@@ -32,8 +37,8 @@ pub const MAX_POLICY_COST: u64 = 4 * MAX_COST;
 /// The keys of a policy file.
 #[derive(Deserialize)]
 struct PolicyFile {
-    #[serde(rename = "label-prefix", default)]
-    label_prefix: String,
+    #[serde(rename = "label-prefix")]
+    label_prefix: Option<Spanned<String>>,
     #[serde(rename = "circuitBreaker")]
     circuit_breaker: Option<Spanned<brake::CircuitBreakerEntry>>,
     brake: Option<brake::BrakeEntry>,
@@ -116,12 +121,9 @@ struct RuleEntry {
 
 #[derive(Deserialize)]
 struct TaintEntry {
-    #[serde(default)]
-    key: String,
-    #[serde(default)]
-    value: String,
-    #[serde(default)]
-    effect: String,
+    key: Option<Spanned<String>>,
+    value: Option<Spanned<String>>,
+    effect: Option<Spanned<String>>,
 }
 
 #[derive(Deserialize)]
@@ -144,6 +146,7 @@ pub(super) fn parse(text: &str, source: &str) -> Result<Policy, FileError> {
     }
     let file: PolicyFile = match toml::from_str(text) {
         Ok(file) => file,
+        Err(_) if looks_like_yaml(text) => return Err(findings.stop(0, YAML)),
         Err(error) => {
             let what = keys::wrong_value(text, &error);
             return Err(findings.stop(start_of(&error), &what));
@@ -168,6 +171,12 @@ pub(super) fn parse(text: &str, source: &str) -> Result<Policy, FileError> {
         cost: 0,
         unchecked: None,
     };
+    if let Some(prefix) = &file.label_prefix
+        && let Err(error) = names::label_prefix(prefix.get_ref())
+    {
+        let what = format!("label-prefix: {error}");
+        reader.findings.at(prefix.span().start, &what);
+    }
     let rule_sets = reader.rule_sets(file.rule_sets);
     let mut policies: Vec<NamedPolicy> = Vec::new();
     for entry in file.policies {
@@ -196,7 +205,10 @@ pub(super) fn parse(text: &str, source: &str) -> Result<Policy, FileError> {
     }
     reader.findings.result(Policy {
         source: source.to_owned(),
-        label_prefix: file.label_prefix,
+        label_prefix: file
+            .label_prefix
+            .map(Spanned::into_inner)
+            .unwrap_or_default(),
         rule_sets,
         routes,
         policies,
@@ -207,6 +219,21 @@ pub(super) fn parse(text: &str, source: &str) -> Result<Policy, FileError> {
         device_taints,
         warnings: reader.warnings,
     })
+}
+
+/// Returns whether the first line that says anything has a key as YAML has it.
+fn looks_like_yaml(text: &str) -> bool {
+    let lines = text.lines().map(str::trim);
+    let mut saying = lines.filter(|line| !line.is_empty() && !line.starts_with('#'));
+    let first = saying.next().unwrap_or_default();
+    let key = first
+        .split_once(':')
+        .map(|(key, rest)| (key.trim_matches('"'), rest));
+    first == "---"
+        || key.is_some_and(|(key, rest)| {
+            let is_name = |letter: char| letter.is_ascii_alphanumeric() || "-_.".contains(letter);
+            key.chars().all(is_name) && (rest.is_empty() || rest.starts_with(' '))
+        })
 }
 
 /// Returns the finding about a file with too many rule sets or rules.
@@ -396,21 +423,38 @@ impl Reader<'_> {
     fn taint(&mut self, rule_set: &str, entry: Spanned<TaintEntry>) -> Option<Taint> {
         let start = entry.span().start;
         let TaintEntry { key, value, effect } = entry.into_inner();
-        if key.is_empty() || value.is_empty() || effect.is_empty() {
+        let filled = |part: Option<Spanned<String>>| part.filter(|text| !text.get_ref().is_empty());
+        let (Some(key), Some(value), Some(effect)) = (filled(key), filled(value), filled(effect))
+        else {
             let what = format!(
                 "rule set '{rule_set}': the taint has no effect: it needs key, value and effect"
             );
             self.warnings.push(self.findings.said(start, &what));
             return None;
-        }
-        if !["NoSchedule", "PreferNoSchedule", "NoExecute"].contains(&effect.as_str()) {
-            let what = format_args!(
-                "taint effect '{effect}' is unknown; it is NoSchedule, PreferNoSchedule or NoExecute"
-            );
+        };
+        let (key, value) = (
+            self.name("taint.key", key, names::label_key),
+            self.name("taint.value", value, names::label_value),
+        );
+        let effect = self.name("taint.effect", effect, names::taint_effect)?;
+        let (key, value) = (key?, value?);
+        Some(Taint { key, value, effect })
+    }
+
+    /// Returns a name that Kubernetes takes.
+    fn name(
+        &mut self,
+        key: &str,
+        text: Spanned<String>,
+        check: fn(&str) -> Result<(), names::WrongName>,
+    ) -> Option<String> {
+        let start = text.span().start;
+        if let Err(error) = check(text.get_ref()) {
+            let what = format_args!("{key}: {error}");
             self.findings.wrong_at(start, what);
             return None;
         }
-        Some(Taint { key, value, effect })
+        Some(text.into_inner())
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use contract::findings::{FileError, Findings};
-use contract::{Entity, HealthEvent, RecommendedAction};
+use contract::{Entity, HealthEvent, RecommendedAction, names};
 use jiff::SignedDuration;
 use serde::Deserialize;
 use serde_json::Value;
@@ -346,6 +346,8 @@ struct Templates<'a> {
     read: &'a dyn Fn(&str) -> Result<String, String>,
 }
 
+type Check = fn(&str) -> Result<(), names::WrongName>;
+
 /// Reads an action.
 fn action(
     name: &str,
@@ -376,6 +378,14 @@ fn action(
         (scope, _) => wrong(&format!(
             "scope is {scope:?}; it is Cluster, Namespaced or empty"
         )),
+    }
+    for (key, value, check) in [
+        ("namespace", &file.namespace, names::dns_label as Check),
+        ("apiGroup", &file.api_group, names::object_name),
+    ] {
+        if let Some(error) = check(value).err().filter(|_| !value.is_empty()) {
+            wrong(&format!("{key}: {error}"));
+        }
     }
     let builtin = RecommendedAction::from_str_name(name).is_some();
     let scope = file.impacted_entity_scope.as_str();

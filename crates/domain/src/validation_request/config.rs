@@ -3,6 +3,8 @@
 
 use std::collections::BTreeMap;
 
+use contract::findings;
+use contract::names::{self, WrongName};
 use jiff::SignedDuration;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -231,6 +233,12 @@ impl ValidationConfiguration {
             None => serde_saphyr::from_str::<File>(text).map_err(wrong)?,
         };
         let mut wrong = Vec::new();
+        for (key, checked) in file.scheduling_gate.names() {
+            if let Err(error) = checked {
+                let line = findings::on_line_with(text, &error.text);
+                wrong.push(format!("{line}schedulingGate.{key}: {error}"));
+            }
+        }
         let config = file.config(read, &mut wrong);
         if wrong.is_empty() {
             config.try_out(&mut wrong);
@@ -473,6 +481,29 @@ impl ProviderKeys {
 // === impl GateKeys ===
 
 impl GateKeys {
+    /// Returns the names that it writes on nodes, by their keys, each with what Kubernetes says of it.
+    fn names(&self) -> Vec<(String, Result<(), WrongName>)> {
+        let prefix = names::label_prefix(&self.cordon.label_prefix);
+        let mut names = vec![("cordon.labelPrefix".to_owned(), prefix)];
+        for (at, taint) in self.taints.iter().enumerate() {
+            // One without an effect stands for those of all effects; none of them is taken away.
+            let any = taint.effect.is_empty() && !taint.remove;
+            let effect = if any {
+                Ok(())
+            } else {
+                names::taint_effect(&taint.effect)
+            };
+            for (key, checked) in [
+                ("key", names::label_key(&taint.key)),
+                ("value", names::label_value(&taint.value)),
+                ("effect", effect),
+            ] {
+                names.push((format!("taints[{at}].{key}"), checked));
+            }
+        }
+        names
+    }
+
     fn gate(self) -> Gate {
         let taints = self.taints.into_iter().map(|one| {
             let taint = Taint {

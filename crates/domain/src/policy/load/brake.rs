@@ -1,5 +1,6 @@
 //! The brake's part of a policy file: `[brake]`, and NVSentinel's `[circuitBreaker]`.
 
+use contract::names;
 use jiff::SignedDuration;
 use serde::Deserialize;
 use toml::Spanned;
@@ -53,10 +54,13 @@ pub(super) fn brake(
     let mut budgets = Vec::new();
     for entry in brake.into_iter().flat_map(|entry| entry.budgets) {
         let start = entry.max.span().start;
-        let per = entry.per.map(Spanned::into_inner);
-        if per.as_deref().is_some_and(|label| label.trim().is_empty()) {
-            find(start, "brake: 'per' names the label of a node".to_owned());
-        }
+        let per = entry.per.map(|label| {
+            if let Err(error) = names::label_key(label.get_ref()) {
+                let what = format!("brake: 'per' names the label of a node: {error}");
+                find(label.span().start, what);
+            }
+            label.into_inner()
+        });
         match amount(&entry.max.into_inner()) {
             Ok(max) => budgets.push(Budget { max, per }),
             Err(what) => find(start, format!("brake: max {what}")),

@@ -211,6 +211,30 @@ fn what_is_too_deep_or_too_long_is_refused_and_does_not_overflow_the_stack() {
 }
 
 #[test]
+fn values_of_a_chart_are_told_from_a_policy() {
+    for text in [
+        "# values\nruleSets:\n  - name: r\n",
+        "---\nlabelPrefix: \"a/\"\n",
+        "\"labelPrefix\": a/\n",
+    ] {
+        let error = Policy::parse(text, "values.yaml").unwrap_err().to_string();
+        assert!(
+            error.starts_with("values.yaml:1: it is YAML"),
+            "{text}: {error}"
+        );
+        assert!(error.contains("helm template"), "{error}");
+    }
+    for text in [
+        "label-prefix = \"a: b",
+        "[rule-sets\n",
+        "label prefix: = 1\n",
+    ] {
+        let error = Policy::parse(text, "p.toml").unwrap_err().to_string();
+        assert!(!error.contains("YAML"), "{text}: {error}");
+    }
+}
+
+#[test]
 fn all_findings_are_reported_at_once() {
     // Also the two of one rule.
     let both = Policy::parse(&any("Nod", "1 +"), "p.toml").unwrap_err();
