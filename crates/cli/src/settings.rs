@@ -32,7 +32,7 @@ pub use parts::{
     ActSettings, DeliverySettings, IngestSettings, Mode, NodeSettings, ProcessSettings, Transport,
 };
 
-pub(crate) use kubernetes::{connect_options, namespace};
+pub(crate) use kubernetes::{connect_options, named, namespace};
 pub use reports::ReportSettings;
 pub(crate) use role::{Role, resolve};
 pub use webhook::{Reached, WebhookSettings};

@@ -1,6 +1,7 @@
 //! Carrying a change to a node out: one conditional patch, and what its answer means. Asking
 //! for one node.
 
+use contract::names;
 use domain::node::{NodeChange, NodeView};
 use http::Request;
 use http::header::CONTENT_TYPE;
@@ -96,7 +97,7 @@ impl Cluster {
 
     /// Returns the node of this name as it is now; `None` where there is none. One request.
     pub async fn node(&self, name: &str) -> Result<Option<NodeView>, ApiError> {
-        if !is_node_name(name) {
+        if check_node_name(name).is_err() {
             return Ok(None);
         }
         let request = core::Request::new(NODES).get(name, &GetParams::default());
@@ -106,25 +107,10 @@ impl Cluster {
 
 /// Refuses what would be another path.
 pub(crate) fn check_node_name(name: &str) -> Result<(), ApiError> {
-    if is_node_name(name) {
-        return Ok(());
-    }
-    let message = format!("{name:?} is not the name of a node");
-    Err(ApiError::Invalid {
+    names::object_name(name).map_err(|error| ApiError::Invalid {
         status: 400,
-        message,
+        message: format!("{name:?} is not the name of a node: {error}"),
     })
-}
-
-/// Returns true if `name` can be a node's: a DNS subdomain. Anything else would be another path.
-fn is_node_name(name: &str) -> bool {
-    let allowed = |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit() || c == b'-' || c == b'.';
-    name.len() <= 253
-        && name
-            .as_bytes()
-            .first()
-            .is_some_and(u8::is_ascii_alphanumeric)
-        && name.bytes().all(allowed)
 }
 
 #[cfg(test)]
@@ -355,10 +341,10 @@ mod tests {
             "ä",
             &"a".repeat(254),
         ] {
-            assert!(!is_node_name(name), "{name:?}");
+            assert!(check_node_name(name).is_err(), "{name:?}");
         }
         for name in ["a", "gpu-node-17.lab.example.com", "10.0.0.1"] {
-            assert!(is_node_name(name), "{name:?}");
+            assert!(check_node_name(name).is_ok(), "{name:?}");
         }
     }
 }

@@ -13,7 +13,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use contract::keys;
+use contract::{keys, names};
 use jiff::{SignedDuration, Timestamp};
 
 use crate::assess::Desired;
@@ -404,13 +404,16 @@ impl<'a> Room<'a> {
 // === impl NodeLabel ===
 
 impl NodeLabel {
-    /// Reads `key=value`; `None` where it is not that.
-    pub fn parse(text: &str) -> Option<Self> {
-        let (key, value) = text.trim().split_once('=')?;
-        (!key.is_empty() && !value.is_empty()).then(|| Self {
-            key: key.to_owned(),
-            value: value.to_owned(),
-        })
+    /// Reads `key=value`; the error says what is wrong with it.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let parts = text.trim().split_once('=');
+        let (key, value) = parts
+            .filter(|(_, value)| !value.is_empty())
+            .ok_or("it is no label with its value, such as nvidia.com/gpu.present=true")?;
+        let checked = names::label_key(key).and_then(|()| names::label_value(value));
+        checked.map_err(|error| error.to_string())?;
+        let (key, value) = (key.to_owned(), value.to_owned());
+        Ok(Self { key, value })
     }
 
     fn is_on(&self, member: &Member<'_>) -> bool {

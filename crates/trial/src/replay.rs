@@ -156,7 +156,7 @@ impl Replay {
             since: Position::START,
             brake: true,
             // The text is a constant; without a label all nodes are counted.
-            gpu_label: NodeLabel::parse(keys::GPU_NODE_LABEL).unwrap_or_else(|| NodeLabel {
+            gpu_label: NodeLabel::parse(keys::GPU_NODE_LABEL).unwrap_or_else(|_| NodeLabel {
                 key: String::new(),
                 value: String::new(),
             }),

@@ -10,14 +10,18 @@ use super::roles::address;
 /// Arguments of `webhook`.
 #[derive(Args, Debug)]
 pub struct WebhookArgs {
-    /// Configuration of preflight: `NVSentinel`'s file (YAML), or the values of its chart.
+    /// Configuration of preflight: `NVSentinel`'s file (YAML), or the values of its chart
+    /// [default: `/etc/preflight/config.yaml`, where it is there].
+    #[arg(long, env = "GPUWARDEN_PREFLIGHT_CONFIG", value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Image that has gpuwarden: without a configuration, the built-in checks run in it.
     #[arg(
         long,
-        env = "GPUWARDEN_PREFLIGHT_CONFIG",
-        value_name = "FILE",
-        default_value = "/etc/preflight/config.yaml"
+        env = "GPUWARDEN_PREFLIGHT_IMAGE",
+        value_name = "IMAGE",
+        conflicts_with = "config"
     )]
-    pub config: PathBuf,
+    pub image: Option<String>,
     /// Address on which API servers are answered.
     #[arg(long, env = "GPUWARDEN_WEBHOOK_LISTEN", value_name = "ADDRESS:PORT",
           default_value = "0.0.0.0:8443", value_parser = address)]

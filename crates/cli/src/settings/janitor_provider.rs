@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
 use cluster::ConnectOptions;
+use contract::names;
 use controller::ingest::ServiceAccount;
 use domain::gpu_reset::ResetSettings;
 use domain::janitor::generic::GenericConfig;
@@ -11,7 +12,7 @@ use runtime::logging::LogFormat;
 use runtime::tls::CertificateFiles;
 
 use super::parts::log_format;
-use super::{SettingsError, connect_options, namespace};
+use super::{SettingsError, connect_options, named, namespace};
 use crate::args::JanitorProviderArgs;
 
 /// `JanitorProviderSettings` are the settings of `janitor-provider`, with all defaults.
@@ -68,9 +69,13 @@ impl JanitorProviderSettings {
             Ok(format!("system:serviceaccount:{namespace}:{name}"))
         });
         let callers = callers.collect::<Result<BTreeSet<String>, SettingsError>>()?;
+        let reboot_namespace = args.reboot_namespace;
+        let reboot_namespace = reboot_namespace
+            .map(|name| named("--reboot-namespace", name, names::dns_label))
+            .transpose()?;
         let generic = GenericConfig {
             image: args.reboot_image,
-            namespace: args.reboot_namespace.unwrap_or_default(),
+            namespace: reboot_namespace.unwrap_or_default(),
             use_sysrq: args.reboot_sysrq,
             write_syslog: args.reboot_syslog,
             job_ttl_seconds: args.reboot_job_ttl,

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use cluster::ConnectOptions;
 use contract::keys;
+use contract::names::{self, WrongName};
 
 use super::SettingsError;
 
@@ -43,15 +44,95 @@ pub(crate) fn namespace(given: Option<String>) -> Result<String, SettingsError> 
         .filter(|name| !name.is_empty())
         .unwrap_or_else(|| keys::NAMESPACE.to_owned());
     // It becomes part of a path.
-    let letters = |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit() || c == b'-';
-    if namespace.len() > 63 || !namespace.bytes().all(letters) {
-        let what = "is no name of a namespace";
-        return Err(SettingsError::value("--namespace", namespace, what));
+    named("--namespace", namespace, names::dns_label)
+}
+
+/// Returns the value of a flag that Kubernetes takes as a name.
+pub(crate) fn named(
+    flag: &'static str,
+    value: String,
+    check: fn(&str) -> Result<(), WrongName>,
+) -> Result<String, SettingsError> {
+    match check(&value) {
+        Ok(()) => Ok(value),
+        Err(error) => Err(SettingsError::value(flag, value, error.why)),
     }
-    Ok(namespace)
 }
 
 /// Returns whether this process runs in a pod.
 pub(super) fn in_pod() -> bool {
     std::env::var_os("KUBERNETES_SERVICE_HOST").is_some()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::{ActArgs, ControllerArgs, RunArgs};
+    use crate::settings::resolve;
+
+    type Set = fn(&mut ActArgs, String);
+
+    #[test]
+    fn a_flag_whose_name_kubernetes_refuses_is_an_error_of_that_flag() {
+        let flags: [(&str, Set, &str, &[&str]); 3] = [
+            (
+                "--gpu-node-label",
+                |act, text| act.gpu_node_label = Some(text),
+                "example.com/gpu=true",
+                &[
+                    "gpu",
+                    "gpu=",
+                    "=true",
+                    "a b=true",
+                    "a=not ready!",
+                    "a/b/c=d",
+                ],
+            ),
+            (
+                "--namespace",
+                |act, text| act.namespace = Some(text),
+                "gpuwarden-system",
+                &["Gpuwarden", "a.b", "-a", "a/b"],
+            ),
+            (
+                "--policy",
+                |act, text| act.policy = Some(format!("configmap:{text}")),
+                "gpuwarden/policy.v1/my_key.toml",
+                &[
+                    "gpuwarden",
+                    "Gpuwarden/policy",
+                    "a/b_c",
+                    "a/b/c d",
+                    "a/b/c/d",
+                    "../b",
+                ],
+            ),
+        ];
+        for (flag, set, right, wrong) in flags {
+            let read = |text: &str| {
+                let mut run = RunArgs::default();
+                run.act.kubeconfig = Some("/k".into());
+                set(&mut run.act, text.to_owned());
+                resolve(run).map(drop).map_err(|error| error.to_string())
+            };
+            assert_eq!(read(right), Ok(()), "{flag} {right}");
+            for text in wrong {
+                let error = read(text).unwrap_err();
+                assert!(error.starts_with(&format!("{flag} ")), "{text}: {error}");
+            }
+        }
+        for (accounts, is_right) in [
+            ("a/b.c", true),
+            ("A/b", false),
+            ("a/b/c", false),
+            ("a/b c", false),
+        ] {
+            let mut args = ControllerArgs::default();
+            args.ingest.grpc_insecure = Some(true);
+            args.ingest.agents = Some(vec![accounts.to_owned()]);
+            let read = resolve(args).map(drop).map_err(|error| error.to_string());
+            let refused = read.is_err_and(|error| error.starts_with("--agents "));
+            assert_eq!(refused, !is_right, "{accounts}");
+        }
+    }
 }

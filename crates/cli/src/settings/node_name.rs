@@ -3,10 +3,9 @@
 //! Events of a name that no node can have would be refused one by one, or be acted on
 //! nowhere: such a name is refused here, before anything starts.
 
-use super::SettingsError;
+use contract::names;
 
-/// Most bytes of a node's name (Kubernetes: an RFC 1123 subdomain).
-const MAX_BYTES: usize = 253;
+use super::SettingsError;
 
 /// Returns the name of this node, or what is wrong with it.
 pub(crate) fn node_name(given: Option<String>) -> Result<String, SettingsError> {
@@ -43,13 +42,12 @@ fn checked(
 ) -> Result<String, SettingsError> {
     let what = if value.is_empty() {
         "is empty: write the node's name in the cluster, or leave it out for the host name"
-    } else if value.len() > MAX_BYTES {
-        "is longer than the 253 bytes that a node's name can have"
-    } else if is_subdomain(&value) {
-        return Ok(value);
+            .to_owned()
     } else {
-        "can be no node's name: that has lower-case letters, digits, '-' and '.', and each part \
-         between dots begins and ends with a letter or a digit"
+        match names::object_name(&value) {
+            Ok(()) => return Ok(value),
+            Err(error) => error.why,
+        }
     };
     Err(SettingsError::value(
         name,
@@ -58,23 +56,13 @@ fn checked(
     ))
 }
 
-/// Returns whether `text` has the form of an RFC 1123 subdomain, as Kubernetes checks it.
-fn is_subdomain(text: &str) -> bool {
-    let inner = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
-    text.split('.').map(str::as_bytes).all(|label| {
-        label.first().is_some_and(inner)
-            && label.last().is_some_and(inner)
-            && label.iter().all(|byte| inner(byte) || *byte == b'-')
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn a_name_that_no_node_can_have_is_refused_whoever_gives_it() {
-        let long = "a".repeat(MAX_BYTES + 1);
+        let long = "a".repeat(254);
         for bad in [
             "", " ", "a b/..", "GPU-7", "gpu_7", "-a", "a-", "a..b", ".a", "ä", &long,
         ] {

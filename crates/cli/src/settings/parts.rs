@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use cluster::ConnectOptions;
 use connector::{AcceptNodes, outbox};
-use contract::keys;
+use contract::{keys, names};
 use controller::ingest::{ServiceAccount, TokenRules};
 use controller::policy::PolicySource;
 use domain::brake::NodeLabel;
@@ -264,10 +264,8 @@ impl ActSettings {
         }
         let label = args.gpu_node_label.as_deref();
         let label = label.unwrap_or(keys::GPU_NODE_LABEL);
-        let gpu_node_label = NodeLabel::parse(label).ok_or_else(|| {
-            let what = "is no label with its value, such as nvidia.com/gpu.present=true";
-            SettingsError::value("--gpu-node-label", label, what)
-        })?;
+        let gpu_node_label = NodeLabel::parse(label)
+            .map_err(|what| SettingsError::value("--gpu-node-label", label, what))?;
         let namespace = namespace(args.namespace.clone())?;
         let named = args.kubeconfig.is_some() || args.context.is_some();
         let cluster = (named || in_pod())
@@ -396,31 +394,26 @@ pub(super) fn policy(text: &str) -> Result<PolicySource, SettingsError> {
     let Some(place) = text.strip_prefix("configmap:") else {
         return Ok(PolicySource::File(PathBuf::from(text)));
     };
-    let parts: Vec<&str> = place.split('/').collect();
-    match parts.as_slice() {
-        [namespace, name, key @ ..]
-            if key.len() <= 1 && parts.iter().all(|part| is_object_name(part)) =>
-        {
-            Ok(PolicySource::ConfigMap {
-                namespace: (*namespace).to_owned(),
-                name: (*name).to_owned(),
-                key: key.first().map_or(POLICY_KEY, |key| *key).to_owned(),
-            })
-        }
-        _ => {
-            let what = "is no configmap:NAMESPACE/NAME[/KEY]";
-            Err(SettingsError::value("--policy", text, what))
-        }
-    }
-}
-
-/// Returns whether `text` can be the name of a `ConfigMap`, its namespace or a key of it.
-fn is_object_name(text: &str) -> bool {
-    !text.is_empty()
-        && text.len() <= 253
-        && text
-            .bytes()
-            .all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))
+    let wrong = |what: String| SettingsError::value("--policy", text, what);
+    let mut parts = place.splitn(3, '/');
+    let (Some(namespace), Some(name)) = (parts.next(), parts.next()) else {
+        return Err(wrong("is no configmap:NAMESPACE/NAME[/KEY]".to_owned()));
+    };
+    let key = parts.next().unwrap_or(POLICY_KEY);
+    names::dns_label(namespace)
+        .and_then(|()| names::object_name(name))
+        // A key of a `ConfigMap` has the letters of a label's value.
+        .and_then(|()| names::label_value(key))
+        .map_err(|error| {
+            wrong(format!(
+                "configmap:NAMESPACE/NAME[/KEY] belongs here, and {error}"
+            ))
+        })?;
+    Ok(PolicySource::ConfigMap {
+        namespace: namespace.to_owned(),
+        name: name.to_owned(),
+        key: key.to_owned(),
+    })
 }
 
 // === impl DeliverySettings ===

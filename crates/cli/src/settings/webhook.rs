@@ -1,18 +1,21 @@
 //! The settings of `webhook`.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use cluster::ConnectOptions;
+use contract::names;
 use preflight::config::{Config, ConfigError, FailurePolicy, PodSecurity};
 use runtime::logging::LogFormat;
 use runtime::tls::CertificateFiles;
 
 use super::parts::log_format;
-use super::{DeliverySettings, SettingsError, amount, connect_options, namespace};
+use super::{DeliverySettings, SettingsError, amount, connect_options, named, namespace};
 use crate::args::{DeliveryArgs, FailurePolicyArg, WebhookArgs};
 
+/// The usual place of the configuration: NVSentinel's chart mounts it there.
+const CONFIG: &str = "/etc/preflight/config.yaml";
 /// Shortest life of a certificate: a third of it is the time in which the next one is made.
 const MIN_LIFETIME: Duration = Duration::from_secs(10);
 /// Longest time for which questions are answered after the end was asked for. A pod has 30 s to end.
@@ -72,7 +75,7 @@ pub enum Reached {
 impl WebhookSettings {
     /// Reads the configuration, and checks all of it.
     pub(crate) fn resolve(args: WebhookArgs) -> Result<Self, SettingsError> {
-        let preflight = read(&args.config)?;
+        let preflight = preflight(args.config.as_deref(), args.image.as_deref())?;
         let lifetime = positive("--certificate-lifetime", &args.certificate_lifetime)?;
         if lifetime < MIN_LIFETIME {
             let what = "is shorter than 10s";
@@ -99,7 +102,7 @@ impl WebhookSettings {
                 url,
                 keep: args.keep_registration,
             },
-            (None, None) => Reached::Service(args.service),
+            (None, None) => Reached::Service(named("--service", args.service, names::dns_label)?),
         };
         let delivery = delivery(args.controller, args.tls_ca, args.token_file)?;
         let takes_reports = delivery.is_some() && !matches!(reached, Reached::Elsewhere(_));
@@ -155,14 +158,33 @@ fn delivery(
     .map(Some)
 }
 
-fn read(path: &PathBuf) -> Result<Config, SettingsError> {
-    let text = std::fs::read_to_string(path).map_err(|source| SettingsError::Read {
-        path: path.clone(),
-        source,
-    })?;
-    let place = path.display().to_string();
+/// Returns what checks pods get: by the file that is named, else the built-in checks in `image`, else by the
+/// file at its usual place.
+fn preflight(file: Option<&Path>, image: Option<&str>) -> Result<Config, SettingsError> {
+    let usual = Path::new(CONFIG);
+    let (flag, text, place) = match (file, image) {
+        (None, Some(image)) => {
+            let text = serde_json::json!({"image": image}).to_string();
+            ("--image", text, image.to_owned())
+        }
+        (None, None) if !usual.exists() => {
+            return Err(SettingsError::Conflict(
+                "there is no configuration: name one with --config FILE, or run the built-in checks \
+                 (preflight-dcgm-diag, preflight-nccl-loopback, preflight-nccl-allreduce) with --image IMAGE, an \
+                 image that has gpuwarden in its PATH",
+            ));
+        }
+        (file, _) => {
+            let path = file.unwrap_or(usual);
+            let text = std::fs::read_to_string(path).map_err(|source| SettingsError::Read {
+                path: path.to_owned(),
+                source,
+            })?;
+            ("--config", text, path.display().to_string())
+        }
+    };
     Config::parse(&text, &place)
-        .map_err(|ConfigError { place, what }| SettingsError::value("--config", place, what))
+        .map_err(|ConfigError { place, what }| SettingsError::value(flag, place, what))
 }
 
 fn positive(name: &'static str, text: &str) -> Result<Duration, SettingsError> {
@@ -192,6 +214,31 @@ fn host(url: &str, flag: &'static str) -> Result<String, SettingsError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn without_a_file_the_built_in_checks_run_in_the_image_that_is_named() {
+        // No test may rely on what stands at the usual place.
+        if !Path::new(CONFIG).exists() {
+            let error = preflight(None, None).expect_err("no image").to_string();
+            assert!(
+                error.contains("--image IMAGE") && error.contains("--config FILE"),
+                "{error}"
+            );
+        }
+        let config = preflight(None, Some("registry.example/gpuwarden:1")).expect("built in");
+        let names: Vec<&str> = config.checks.iter().map(|check| &*check.name).collect();
+        let built_in = "preflight-dcgm-diag preflight-nccl-loopback preflight-nccl-allreduce";
+        assert_eq!(names.join(" "), built_in);
+        for check in &config.checks {
+            assert_eq!(check.container["image"], "registry.example/gpuwarden:1");
+        }
+        let error = preflight(None, Some("a b"))
+            .expect_err("no image")
+            .to_string();
+        assert!(error.starts_with("--image \"a b\""), "{error}");
+        let error = preflight(Some(Path::new("/nowhere/x.yaml")), None).expect_err("no file");
+        assert!(error.to_string().contains("/nowhere/x.yaml"), "{error}");
+    }
 
     #[test]
     fn the_way_to_the_controller_is_by_a_token() {

@@ -13,6 +13,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use cluster::{Cluster, TokenError, TokenOwner};
 use connector::Caller;
+use contract::names;
 use jiff::{SignedDuration, Timestamp};
 use runtime::logging::{Seldom, chain};
 use runtime::tcp_grpc::TcpPeer;
@@ -346,7 +347,7 @@ impl FromStr for ServiceAccount {
     fn from_str(text: &str) -> Result<Self, ServiceAccountError> {
         match text.split_once('/') {
             Some((namespace, name))
-                if !namespace.is_empty() && !name.is_empty() && !name.contains('/') =>
+                if names::dns_label(namespace).is_ok() && names::object_name(name).is_ok() =>
             {
                 Ok(Self {
                     namespace: namespace.to_owned(),

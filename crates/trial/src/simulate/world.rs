@@ -635,7 +635,7 @@ fn settings(drain: &Arc<DrainConfig>) -> Result<Settings, Broken> {
         since: Position::START,
         // Its budgets have a simulator of their own.
         brake: false,
-        gpu_label: gpu_label.ok_or("no label")?,
+        gpu_label: gpu_label?,
         drain: Some(Arc::clone(drain)),
         remedy: Some(Arc::new(remedy)),
         retention: SignedDuration::from_hours(24 * 30),
