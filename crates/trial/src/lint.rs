@@ -10,7 +10,7 @@ use domain::policy::{
     RuleSetAnswer, event_variable,
 };
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::standard::{self, Standard};
 
@@ -117,13 +117,17 @@ fn of_rule_set(rule_set: &RuleSet, events: &[Standard], warnings: &mut Vec<Warni
             explained = warn(format!("{what}, in: {}", rule.expression), &hint);
         }
     }
+    for (what, hint) in rules.iter().filter_map(|rule| left_out(rule, events)) {
+        warn(what, hint);
+    }
     if !rule_set.asks() {
         return;
     }
     let looks_at_label =
         |one: &&Rule| one.kind == RuleKind::Node && one.expression.contains(keys::MANAGED_LABEL);
+    // That tells nothing of why a rule set matches nothing.
     if !rules.iter().any(looks_at_label) {
-        explained = warn(
+        warn(
             format!(
                 "it does not look at the opt-out label {}",
                 keys::MANAGED_LABEL
@@ -169,6 +173,9 @@ fn of_route(
         ));
     }
     let rules = route.all.iter().chain(&route.any);
+    for (what, hint) in rules.clone().filter_map(|rule| left_out(rule, events)) {
+        warnings.push(of_file(format!("route '{name}': {what}"), hint));
+    }
     for rule in rules.filter(|one| one.kind == RuleKind::HealthEvent) {
         for (what, hint) in rule.compared().iter().filter_map(never_so) {
             let what = format!("route '{name}': {what}, in: {}", rule.expression);
@@ -215,6 +222,35 @@ fn matches(rule_set: &RuleSet, standard: &Standard) -> bool {
     let node = NodeVariable::new(&NodeView::unknown(standard::NODE).object());
     bare.answer(&EventVariable::new(&event_variable(&standard.event)), &node)
         == RuleSetAnswer::Matched
+}
+
+/// Returns why a rule about nodes does not hold for any node in service, and what to do: the API server leaves
+/// `spec.unschedulable` out where it is false.
+fn left_out(rule: &Rule, events: &[Standard]) -> Option<(String, &'static str)> {
+    const FIELD: &str = "unschedulable";
+    if rule.kind != RuleKind::Node || !rule.expression.contains(FIELD) {
+        return None;
+    }
+    let event = EventVariable::new(&event_variable(&events.first()?.event));
+    let holds = |spec: Value| {
+        let mut node = NodeView::unknown(standard::NODE).object();
+        node["spec"] = spec;
+        rule.holds(&event, &NodeVariable::new(&node))
+    };
+    let in_service = holds(json!({}));
+    let is_meant =
+        holds(json!({FIELD: false})) == Ok(true) && holds(json!({FIELD: true})) != Ok(true);
+    (in_service.is_err() || is_meant && in_service != Ok(true)).then(|| {
+        (
+            format!(
+                "a node in service has no spec.unschedulable, for the API server leaves out what is false, so this \
+                 does not hold for it: {}",
+                rule.expression
+            ),
+            "write has(node.spec.unschedulable) for a node that is cordoned, and !has(node.spec.unschedulable) for \
+             one that is not",
+        )
+    })
 }
 
 /// Returns why a comparison says the same of every event, and what to do; `None`: it need not.
@@ -431,6 +467,66 @@ mod tests {
             let all = of_rule(fine);
             assert!(all.is_empty(), "{fine}: {all:#?}");
         }
+    }
+
+    #[test]
+    fn that_a_rule_matches_nothing_is_said_beside_what_else_is() {
+        let text = "[[rule-sets]]\nname = \"r\"\ncordon = { shouldCordon = true }\n\
+            [[rule-sets.match.all]]\nkind = \"HealthEvent\"\nexpression = \"'XID-79' in event.errorCode\"\n";
+        let all = warnings(text);
+        for expected in [
+            "does not look at the opt-out label",
+            "it matches none of the",
+        ] {
+            let said = all.iter().any(|warning| warning.contains(expected));
+            assert!(said, "{expected}: {all:#?}");
+        }
+    }
+
+    #[test]
+    fn a_rule_that_waits_for_what_the_api_server_leaves_out_is_named() {
+        let of_node = |expression: &str| {
+            let text = format!(
+                "[[rule-sets]]\nname = \"r\"\ncordon = {{ shouldCordon = true }}\n[[rule-sets.match.all]]\n\
+                 kind = \"HealthEvent\"\nexpression = \"event.isFatal\"\n[[rule-sets.match.all]]\nkind = \"Node\"\n\
+                 expression = \"{expression}\"\n{OPT_OUT}"
+            );
+            let policy = Policy::parse(&text, "p").unwrap();
+            let all = lint(&policy, Catalog::builtin()).into_iter();
+            all.filter(|one| one.what.contains("spec.unschedulable"))
+                .count()
+        };
+        for (expression, warnings) in [
+            ("node.spec.unschedulable == false", 1),
+            ("!node.spec.unschedulable", 1),
+            (
+                "has(node.spec.unschedulable) && node.spec.unschedulable == false",
+                1,
+            ),
+            (
+                "node.metadata.labels['a'] == 'b' && node.spec.unschedulable == false",
+                1,
+            ),
+            ("node.spec.unschedulable == true", 1),
+            ("has(node.spec.unschedulable)", 0),
+            ("!has(node.spec.unschedulable)", 0),
+            (
+                "!has(node.spec.unschedulable) || !node.spec.unschedulable",
+                0,
+            ),
+            ("has(node.spec.unschedulable) && node.spec.unschedulable", 0),
+            ("'unschedulable' in node.spec && node.spec.unschedulable", 0),
+        ] {
+            assert_eq!(of_node(expression), warnings, "{expression}");
+        }
+        let route = "[[routes]]\nname = \"a\"\nmatch.all = [{kind = \"Node\", expression = \
+            \"node.spec.unschedulable == false\"}]\n";
+        let all = warnings(&format!("{route}# no rule sets"));
+        assert!(
+            all.iter()
+                .any(|one| one.starts_with("route 'a': a node in service has no")),
+            "{all:#?}"
+        );
     }
 
     #[test]
