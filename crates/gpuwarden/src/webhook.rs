@@ -32,6 +32,9 @@ const SERVICE_PORT: u16 = 443;
 /// Runs until SIGTERM or SIGINT, or until a part of it fails.
 pub(crate) async fn run(settings: WebhookSettings) -> anyhow::Result<ExitCode> {
     let metrics = parts::start_logging(&settings.log, settings.log_format)?;
+    for what in &settings.preflight.warnings {
+        tracing::warn!(%what, "a key of the configuration has no effect, or another one than in NVSentinel");
+    }
     let told = parts::until_told();
     let cluster = Arc::new(Cluster::connect(settings.cluster.clone()).await?);
     let config = Arc::new(settings.preflight.clone());

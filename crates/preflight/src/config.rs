@@ -1,20 +1,24 @@
 //! The configuration of preflight: which containers are put into which pods, and how gangs are known.
 //!
-//! It is NVSentinel's file (YAML), the values of its chart under `preflight`, or the keys that ADR-026
+//! It is NVSentinel's file (YAML), the values of its chart, also under `preflight`, or the keys that ADR-026
 //! has under `preflight-injector`. Where two keys say the same thing, the one of the configuration
 //! document goes before the one of the ADR.
 
+mod chart;
 mod container;
 mod discovery;
 mod older;
 mod valid;
 
+use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use jiff::SignedDuration;
 use serde::{Deserialize, Deserializer, de};
 use serde_json::{Map, Value};
+
+use contract::findings::on_line_with;
 
 pub use container::CheckContainer;
 pub use discovery::{Discovery, MinCount, PodGroups, Resource};
@@ -121,6 +125,8 @@ pub struct Config {
     /// How long a check that passed on a node is not repeated there for the same GPUs; `None`: each pod is
     /// tested.
     pub result_cache: Option<Duration>,
+    /// Warnings for the operator: what is read and has no effect, or another one than in NVSentinel.
+    pub warnings: Vec<String>,
 }
 
 /// Names of one kind of device.
@@ -210,15 +216,16 @@ pub enum PodSecurity {
 
 /// The keys of the file.
 #[derive(Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
 struct Keys {
     #[serde(default)]
     init_containers: Option<Vec<container::Entry>>,
     /// The checks of ADR-026.
     #[serde(default)]
     checks: Option<Vec<container::Entry>>,
+    /// The image of all our checks; in the values of a chart that of its Deployment, in whatever form.
     #[serde(default)]
-    image: Option<container::Image>,
+    image: Option<Value>,
     #[serde(default)]
     gpu_resource_names: Option<Vec<String>>,
     #[serde(default)]
@@ -229,8 +236,14 @@ struct Keys {
     processing_strategy: Strategy,
     #[serde(default)]
     init_container_placement: Placement,
-    #[serde(default, alias = "injectedImagePullSecrets")]
-    image_pull_secrets: Vec<Secret>,
+    /// Those of pods; in the values of a chart those of its Deployment.
+    #[serde(default)]
+    image_pull_secrets: Option<Vec<Secret>>,
+    /// Those of pods, as the values of the chart call them.
+    #[serde(default)]
+    injected_image_pull_secrets: Option<Vec<Secret>>,
+    #[serde(default)]
+    ignore_unknown_checks: bool,
     #[serde(default)]
     nccl_env_patterns: Option<Vec<Glob>>,
     #[serde(default)]
@@ -260,6 +273,9 @@ struct Keys {
     _enabled: Option<bool>,
     #[serde(flatten)]
     older: older::Keys,
+    /// The keys that nothing here reads.
+    #[serde(flatten)]
+    rest: BTreeMap<String, Value>,
 }
 
 #[derive(Deserialize)]
@@ -277,7 +293,18 @@ struct CoordinationKeys {
     extra_host_path_mounts: Vec<HostPath>,
     extra_volume_mounts: Vec<VolumeMount>,
     mirror_resource_claims: bool,
+    /// How checks learn of their gang, in newer charts.
+    config_transport: String,
 }
+
+/// The one value of `gangCoordination.configTransport` that is carried out.
+const CONFIG_MAP: &str = "configMap";
+/// Warning about another one.
+const NO_TRANSPORT: &str =
+    "has no effect: gangs get a ConfigMap, and our own checks ask the webhook besides";
+/// Warning about a key of newer charts.
+const IGNORE_UNKNOWN: &str = "ignoreUnknownChecks: true has no effect: a pod whose annotation names a check that \
+                              is not known is denied";
 
 #[derive(Deserialize, Clone, Copy, Default)]
 enum Strategy {
@@ -335,27 +362,65 @@ impl Config {
             }
             _ => from_yaml(text),
         };
-        Self::from_keys(keys.map_err(&wrong)?).map_err(wrong)
+        let config = Self::from_keys(keys.map_err(&wrong)?).map_err(&wrong)?;
+        let mut names = valid::names(&config).into_iter();
+        if let Some((key, error)) = names.find_map(|(key, checked)| Some((key, checked.err()?))) {
+            let line = on_line_with(text, &error.text);
+            return Err(wrong(format!("{line}{key}: {error}")));
+        }
+        Ok(config)
     }
 
     fn from_keys(keys: Keys) -> Result<Self, String> {
         let older = keys.older;
+        let is_values = chart::is_values(&keys.rest)?;
+        // The chart's image has its webhook, and no checks.
+        let image = keys.image.filter(|image| !image.is_null() && !is_values);
+        let image = image.map(container::Image::deserialize).transpose();
+        let image = image.map_err(|error| format!("image: {error}"))?;
+        if is_values && keys.init_containers.is_none() && keys.checks.is_none() {
+            return Err(
+                "initContainers is missing: these are values of a chart, whose own list of checks is not known                  here; add it, or write a file of `image: IMAGE` alone for the checks of gpuwarden"
+                    .into(),
+            );
+        }
         let checks = container::checks(
             keys.init_containers,
             keys.checks,
-            keys.image.as_ref(),
+            image.as_ref(),
             &older,
             &keys.nccl_allreduce_extra_env,
         )?;
+        let mut warnings = Vec::new();
+        if is_values {
+            warnings.extend(chart::without_tag(&checks));
+        }
+        let secrets = chart::pull_secrets(
+            keys.injected_image_pull_secrets,
+            keys.image_pull_secrets,
+            is_values,
+            &mut warnings,
+        );
+        if keys.ignore_unknown_checks {
+            warnings.push(IGNORE_UNKNOWN.to_owned());
+        }
         let coordination = keys.gang_coordination;
+        if coordination.config_transport != CONFIG_MAP {
+            let found = &coordination.config_transport;
+            warnings.push(format!(
+                "gangCoordination.configTransport: {found:?} {NO_TRANSPORT}"
+            ));
+        }
         let timeout = coordination.timeout.or(older.gang_timeout);
+        let gpus = older.gpu_detection.devices(
+            keys.gpu_resource_names,
+            || vec!["nvidia.com/gpu".to_owned()],
+            &["gpu.nvidia.com"],
+        );
+        warnings.extend(valid::parts_of_gpus(&gpus.resources));
         let config = Self {
             checks,
-            gpus: older.gpu_detection.devices(
-                keys.gpu_resource_names,
-                || vec!["nvidia.com/gpu".to_owned()],
-                &["gpu.nvidia.com"],
-            ),
+            gpus,
             networks: older.network_detection.devices(
                 keys.network_resource_names,
                 network_resources,
@@ -367,11 +432,7 @@ impl Config {
                 Strategy::Store => "STORE_ONLY".to_owned(),
             },
             prepend: keys.init_container_placement == Placement::Prepend,
-            image_pull_secrets: keys
-                .image_pull_secrets
-                .into_iter()
-                .map(Secret::name)
-                .collect(),
+            image_pull_secrets: secrets,
             env_patterns: keys
                 .nccl_env_patterns
                 .unwrap_or_else(|| globs(&ENV_PATTERNS)),
@@ -400,6 +461,7 @@ impl Config {
             pod_security: keys.pod_security,
             check_timeout: in_range("checkTimeout", keys.check_timeout)?,
             result_cache: in_range("resultCache", keys.result_cache)?,
+            warnings,
         };
         valid::check(&config)?;
         Ok(config)
@@ -426,6 +488,7 @@ impl Default for CoordinationKeys {
             extra_host_path_mounts: Vec::new(),
             extra_volume_mounts: Vec::new(),
             mirror_resource_claims: true,
+            config_transport: CONFIG_MAP.to_owned(),
         }
     }
 }

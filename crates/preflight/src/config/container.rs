@@ -2,10 +2,10 @@
 
 use std::collections::BTreeSet;
 
+use contract::names;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::valid::is_label;
 use super::{MAX_CHECKS, older, yes};
 
 /// The checks of this program, and the command that each is.
@@ -100,12 +100,7 @@ pub(super) fn checks(
     let mut checks = Vec::new();
     for entry in entries {
         let name = entry.name.clone();
-        if !is_label(&name) {
-            return Err(format!(
-                "{key}: {name:?} is no name for a container: small letters, digits and dashes, 63 at \
-                 most"
-            ));
-        }
+        names::dns_label(&name).map_err(|error| format!("{key}: {error}"))?;
         if !names.insert(name.clone()) {
             return Err(format!(
                 "{key}: two checks have the name {name}; give each its own"

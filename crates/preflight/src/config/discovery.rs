@@ -1,5 +1,6 @@
 //! How the gang of a pod is known.
 
+use contract::names::{self, WrongName};
 use domain::policy::CountExpression;
 use serde::Deserialize;
 use serde_json::Value;
@@ -61,7 +62,31 @@ impl Discovery {
     pub fn from_json(keys: &Value) -> Result<Self, String> {
         let keys = Option::<Entry>::deserialize(keys);
         let keys = keys.map_err(|error| format!("gangDiscovery: {error}"))?;
-        keys.unwrap_or_default().discovery()
+        let discovery = keys.unwrap_or_default().discovery()?;
+        for (key, checked) in discovery.names() {
+            checked.map_err(|error| format!("{key}: {error}"))?;
+        }
+        Ok(discovery)
+    }
+
+    /// Returns the keys of labels and annotations that it looks at, each by the place where it is named, and
+    /// what Kubernetes says of it.
+    pub(crate) fn names(&self) -> Vec<(String, Result<(), WrongName>)> {
+        let name =
+            |place: &str, key: &String| (format!("gangDiscovery.{place}"), names::label_key(key));
+        match self {
+            Self::Native | Self::Kueue => Vec::new(),
+            Self::PodGroups(groups) => {
+                let annotations = groups.annotations.iter();
+                let annotations = annotations.map(|key| name("annotationKeys", key));
+                let labels = groups.labels.iter().map(|key| name("labelKeys", key));
+                annotations.chain(labels).collect()
+            }
+            Self::Labels { id, size } => vec![
+                name("labels.gangIdLabel", id),
+                name("labels.gangSizeLabel", size),
+            ],
+        }
     }
 
     /// Returns its name, which begins the ids of gangs.

@@ -1,6 +1,9 @@
 use super::*;
 use crate::rendezvous::Topology;
 
+mod chart;
+mod names;
+
 /// The configuration of NVSentinel's chart with its three checks.
 pub(crate) const REFERENCE: &str = r#"
 initContainers:
@@ -307,7 +310,7 @@ fn what_is_wrong_is_said_with_its_place() {
         ),
         (
             "initContainers: [{name: Big_Name, image: i}]",
-            "no name for a container",
+            "\"Big_Name\" is no name: it has 'B'",
         ),
         (
             "image: i\ninitContainers: [{name: third}]",
@@ -419,7 +422,7 @@ fn what_an_api_server_would_refuse_of_every_pod_is_refused_at_the_start() {
             container("resources: {limits: {cpu: 1}, requests: {cpu: 1500m}}"),
             "the request of cpu is above its limit",
         ),
-        (path("name: A b, hostPath: /x"), "no name for a volume"),
+        (path("name: A b, hostPath: /x"), "\"A b\" is no name"),
         (path("name: a, hostPath: x"), "\"x\" is no whole path"),
         (path("name: a, hostPath: /x/../y"), "is no whole path"),
         (
@@ -429,7 +432,7 @@ fn what_an_api_server_would_refuse_of_every_pod_is_refused_at_the_start() {
         (gang("configMapMountPath: '/a:b'"), "is no path to mount at"),
         (
             gang("ncclTopoConfigMap: A b"),
-            "ncclTopoConfigMap: \"A b\" is no name",
+            "line 2: gangCoordination.ncclTopoConfigMap: \"A b\" is no name",
         ),
         (
             "image: i\nimagePullSecrets: ['']".to_owned(),
@@ -443,4 +446,42 @@ fn what_an_api_server_would_refuse_of_every_pod_is_refused_at_the_start() {
         let error = Config::parse(&text, "config.yaml").expect_err(&text);
         assert!(error.to_string().contains(part), "{text}: {error}");
     }
+}
+
+#[test]
+fn what_the_document_names_is_the_default_and_can_be_changed() {
+    let config = parsed("image: i");
+    let env = [
+        "NCCL_*",
+        "FI_*",
+        "LD_LIBRARY_PATH",
+        "UCX_*",
+        "TORCH_NCCL_*",
+        "CUDA_DEVICE_ORDER",
+    ];
+    assert_eq!(config.env_patterns, env.map(Glob::from));
+    let mounts = [
+        "host-opt-amazon*",
+        "host-libefa*",
+        "host-libibverbs*",
+        "amazon-efa*",
+        "nvtcpxo-*",
+        "nccl-*",
+        "dev-shm",
+    ];
+    assert_eq!(config.mount_patterns, mounts.map(Glob::from));
+    assert_eq!(config.gpus.resources, ["nvidia.com/gpu"]);
+    // The document's key goes before the ADR's.
+    let config =
+        parsed("image: i\ngpuResourceNames: [a.b/gpu]\ngpuDetection: {resourceNames: [c.d/gpu]}");
+    assert_eq!(config.gpus.resources, ["a.b/gpu"]);
+    let config =
+        parsed("image: i\nprocessingStrategy: STORE_ONLY\nnetworkResourceNames: [c.d/nic]");
+    assert_eq!(config.processing_strategy, "STORE_ONLY");
+    assert_eq!(config.networks.resources, ["c.d/nic"]);
+    let config = parsed(
+        "image: i\nobjectSelector: {matchExpressions: [{key: a, operator: NotIn, values: [b]}]}",
+    );
+    let selector = serde_json::json!({"matchExpressions": [{"key": "a", "operator": "NotIn", "values": ["b"]}]});
+    assert_eq!(config.object_selector, Some(selector));
 }

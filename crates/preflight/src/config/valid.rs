@@ -1,14 +1,19 @@
 //! What an API server would refuse of every pod that a check is put into. It is refused when the configuration
 //! is read: with `failurePolicy: Fail` no pod of a labelled namespace would be created any more.
 
+use std::collections::BTreeMap;
+
+use contract::names::{self, WrongName};
+use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::{Config, HostPath};
 use crate::{field, quantity};
 
-/// Longest name of a container or volume, and of another object (bytes).
-const MAX_LABEL_BYTES: usize = 63;
-const MAX_NAME_BYTES: usize = 253;
+/// Beginning of the names of resources that are MIG instances, as NVIDIA's device plugin calls them.
+const MIG: &str = "nvidia.com/mig-";
+/// End of the names of resources that several pods share, as it calls them where it says so.
+const SHARED: &str = ".shared";
 /// The kinds of paths of the host that Kubernetes knows.
 const HOST_PATH_TYPES: [&str; 8] = [
     "",
@@ -33,12 +38,14 @@ pub(super) fn check(config: &Config) -> Result<(), String> {
              unix:///var/run/nvsentinel.sock"
         ));
     }
-    for name in &config.image_pull_secrets {
-        object_name("imagePullSecrets", name)?;
-    }
     let coordination = &config.coordination;
-    if let Some(name) = &coordination.topology_config_map {
-        object_name("gangCoordination.ncclTopoConfigMap", name)?;
+    for (key, selector) in [
+        ("namespaceSelector", Some(&config.namespace_selector)),
+        ("objectSelector", config.object_selector.as_ref()),
+    ] {
+        let selector = selector.map(Selector::deserialize).transpose();
+        let selector = selector.map_err(|error| format!("{key}: {error}"))?;
+        selector.map_or(Ok(()), |selector| selector.check(key))?;
     }
     mount_path("gangCoordination", &coordination.mount_path)?;
     for path in &coordination.host_paths {
@@ -54,23 +61,121 @@ pub(super) fn check(config: &Config) -> Result<(), String> {
     Ok(())
 }
 
-/// Returns whether it is a name for a container or a volume.
-pub(super) fn is_label(name: &str) -> bool {
-    let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
-    let bytes = name.as_bytes();
-    let ends = bytes.first().zip(bytes.last());
-    bytes.len() <= MAX_LABEL_BYTES
-        && ends.is_some_and(|(first, last)| inner(*first) && inner(*last))
-        && bytes.iter().all(|byte| inner(*byte) || *byte == b'-')
+/// A name, by its key, and what Kubernetes says of it.
+type Name = (String, Result<(), WrongName>);
+
+/// Returns the names that a configuration has.
+pub(super) fn names(config: &Config) -> Vec<Name> {
+    let mut found = config.discovery.names();
+    let mut add = |key: &str, all: &[String], check: fn(&str) -> Result<(), WrongName>| {
+        found.extend(all.iter().map(|name| (key.to_owned(), check(name))));
+    };
+    add("gpuResourceNames", &config.gpus.resources, names::label_key);
+    add(
+        "networkResourceNames",
+        &config.networks.resources,
+        names::label_key,
+    );
+    add(
+        "gpuDetection.deviceClasses",
+        &config.gpus.classes,
+        names::object_name,
+    );
+    add(
+        "networkDetection.deviceClasses",
+        &config.networks.classes,
+        names::object_name,
+    );
+    add("namespaces", &config.namespaces, names::dns_label);
+    add(
+        "excludeNamespaces",
+        &config.excluded_namespaces,
+        names::dns_label,
+    );
+    add(
+        "imagePullSecrets",
+        &config.image_pull_secrets,
+        names::object_name,
+    );
+    let topology = config.coordination.topology_config_map.as_slice();
+    add(
+        "gangCoordination.ncclTopoConfigMap",
+        topology,
+        names::object_name,
+    );
+    let label = std::slice::from_ref(&config.topologies.label);
+    add("ncclTopology.instanceTypeLabel", label, names::label_key);
+    found
 }
 
-fn object_name(key: &str, name: &str) -> Result<(), String> {
-    if name.len() <= MAX_NAME_BYTES && name.split('.').all(is_label) {
-        return Ok(());
+/// Returns the warnings about resources that are parts of GPUs.
+pub(super) fn parts_of_gpus(resources: &[String]) -> Vec<String> {
+    let parts = resources
+        .iter()
+        .filter(|name| name.starts_with(MIG) || name.ends_with(SHARED));
+    parts
+        .map(|name| {
+            format!(
+                "gpuResourceNames: {name} is a part of a GPU, and the checks of gpuwarden test whole GPUs: leave it \
+                 out, or give such pods checks of your own"
+            )
+        })
+        .collect()
+}
+
+/// A selector of labels, as objects write it.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Selector {
+    #[serde(default)]
+    match_labels: Option<BTreeMap<String, String>>,
+    #[serde(default)]
+    match_expressions: Option<Vec<Expression>>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Expression {
+    key: String,
+    operator: String,
+    #[serde(default)]
+    values: Option<Vec<String>>,
+}
+
+// === impl Selector ===
+
+impl Selector {
+    /// Checks it; `key` is where it stands.
+    fn check(self, key: &str) -> Result<(), String> {
+        let named = |error: WrongName| format!("{key}: {error}");
+        for (name, value) in self.match_labels.iter().flatten() {
+            names::label_key(name)
+                .and_then(|()| names::label_value(value))
+                .map_err(named)?;
+        }
+        for one in self.match_expressions.iter().flatten() {
+            let values = one.values.as_deref().unwrap_or_default();
+            names::label_key(&one.key).map_err(named)?;
+            values
+                .iter()
+                .try_for_each(|value| names::label_value(value))
+                .map_err(named)?;
+            let (operator, has_values) = (one.operator.as_str(), !values.is_empty());
+            match (operator, has_values) {
+                ("In" | "NotIn", true) | ("Exists" | "DoesNotExist", false) => {}
+                ("In" | "NotIn", false) => return Err(format!("{key}: {operator} needs values")),
+                ("Exists" | "DoesNotExist", true) => {
+                    return Err(format!("{key}: {operator} takes no values"));
+                }
+                _ => {
+                    return Err(format!(
+                        "{key}: the operator is {operator:?}; In, NotIn, Exists and DoesNotExist are known"
+                    ));
+                }
+            }
+        }
+        Ok(())
     }
-    Err(format!(
-        "{key}: {name:?} is no name for an object of Kubernetes: small letters, digits, dashes and dots"
-    ))
 }
 
 fn mount_path(key: &str, path: &str) -> Result<(), String> {
@@ -82,12 +187,7 @@ fn mount_path(key: &str, path: &str) -> Result<(), String> {
 
 fn host_path(path: &HostPath) -> Result<(), String> {
     let key = "gangCoordination.extraHostPathMounts";
-    if !is_label(&path.name) {
-        let name = &path.name;
-        return Err(format!(
-            "{key}: {name:?} is no name for a volume: small letters, digits and dashes, 63 at most"
-        ));
-    }
+    names::dns_label(&path.name).map_err(|error| format!("{key}: {error}"))?;
     mount_path(key, &path.mount_path)?;
     let host = &path.host_path;
     if !host.starts_with('/') || host.split('/').any(|part| part == "..") {

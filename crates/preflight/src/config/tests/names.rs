@@ -1,0 +1,132 @@
+//! Names that Kubernetes refuses, in each place of the configuration that takes one.
+
+use super::*;
+
+#[test]
+fn a_name_that_kubernetes_refuses_is_an_error_wherever_it_stands() {
+    let groups = |keys: &str| {
+        format!(
+            "gangDiscovery:\n  name: x\n  podGroupGVR: {{group: g, version: v, resource: r}}\n  {keys}"
+        )
+    };
+    let labels = |keys: &str| format!("gangDiscovery:\n  method: labels\n  labels: {{{keys}}}");
+    let places = [
+        (
+            "gpuResourceNames: ['@']".to_owned(),
+            "nvidia.com/gpu",
+            "nvidia.com/mig-*",
+            "line 2: gpuResourceNames: ",
+        ),
+        (
+            "networkResourceNames: ['@']".into(),
+            "rdma/hca_a",
+            "rdma/hca a",
+            "line 2: networkResourceNames: ",
+        ),
+        (
+            "gpuDetection: {deviceClasses: ['@']}".into(),
+            "gpu.nvidia.com",
+            "GPU",
+            "line 2: gpuDetection.deviceClasses: ",
+        ),
+        (
+            "networkDetection: {deviceClasses: ['@']}".into(),
+            "nic",
+            "n_c",
+            "line 2: networkDetection.deviceClasses: ",
+        ),
+        (
+            "namespaces: ['@']".into(),
+            "training",
+            "Training",
+            "line 2: namespaces: ",
+        ),
+        (
+            "excludeNamespaces: ['@']".into(),
+            "kube-system",
+            "kube-*",
+            "line 2: excludeNamespaces: ",
+        ),
+        (
+            "imagePullSecrets: ['@']".into(),
+            "registry.example",
+            "my registry",
+            "line 2: imagePullSecrets: ",
+        ),
+        (
+            "ncclTopology: {instanceTypeLabel: '@'}".into(),
+            "a/b",
+            "a b",
+            "line 2: ncclTopology.instanceTypeLabel: ",
+        ),
+        (
+            groups("annotationKeys: ['@']"),
+            "a.example/group",
+            "a.example/my group",
+            "line 5: gangDiscovery.annotationKeys: ",
+        ),
+        (
+            groups("labelKeys: ['@']"),
+            "osmo.group_uuid",
+            "osmo/",
+            "line 5: gangDiscovery.labelKeys: ",
+        ),
+        (
+            labels("gangIdLabel: '@', gangSizeLabel: s"),
+            "gang",
+            "gang!",
+            "line 4: gangDiscovery.labels.gangIdLabel: ",
+        ),
+        (
+            labels("gangIdLabel: i, gangSizeLabel: '@'"),
+            "size",
+            "a/b/c",
+            "line 4: gangDiscovery.labels.gangSizeLabel: ",
+        ),
+        (
+            "namespaceSelector: {matchLabels: {'@': b}}".into(),
+            "a",
+            "a!",
+            "namespaceSelector: ",
+        ),
+        (
+            "objectSelector: {matchLabels: {a: '@'}}".into(),
+            "b",
+            "b c",
+            "objectSelector: ",
+        ),
+        (
+            "objectSelector: {matchExpressions: [{key: a, operator: '@', values: [b]}]}".into(),
+            "NotIn",
+            "Inside",
+            "objectSelector: the operator is ",
+        ),
+    ];
+    for (text, right, wrong, place) in places {
+        let read = |name: &str| {
+            let text = format!("image: i\n{}\n", text.replace('@', name));
+            Config::parse(&text, "config.yaml")
+        };
+        assert_eq!(read(right).map(|_| ()), Ok(()), "{text}");
+        let error = read(wrong).expect_err(&text).to_string();
+        let expected = format!("config.yaml: {place}{wrong:?}");
+        assert!(error.starts_with(&expected), "{text}: {error}");
+    }
+    let discovery = serde_json::json!({"method": "labels", "labels": {"gangIdLabel": "a b", "gangSizeLabel": "s"}});
+    let error = Discovery::from_json(&discovery).expect_err("no label");
+    assert!(
+        error.starts_with("gangDiscovery.labels.gangIdLabel: \"a b\""),
+        "{error}"
+    );
+    for selector in [
+        "{matchLabel: {a: b}}",
+        "{matchExpressions: [{key: a, operator: In}]}",
+        "{matchExpressions: [{key: a, operator: Exists, values: [b]}]}",
+    ] {
+        let text = format!("image: i\nnamespaceSelector: {selector}");
+        let error = Config::parse(&text, "test")
+            .expect_err(selector)
+            .to_string();
+        assert!(error.starts_with("test: namespaceSelector: "), "{error}");
+    }
+}
