@@ -123,7 +123,13 @@ pub fn checks_of(pod: &Value, config: &Config) -> Vec<String> {
 }
 
 fn is_counted(check: &CheckContainer, config: &Config) -> bool {
-    check.gang_only || !config.gate_checks
+    is_of_gang(check, config) || !config.gate_checks
+}
+
+/// Returns whether a check is one of the gang. Where none says so, as in a configuration of others' checks
+/// alone, all are: nobody knows which of them meet.
+fn is_of_gang(check: &CheckContainer, config: &Config) -> bool {
+    check.gang_only || config.checks.iter().all(|one| !one.gang_only)
 }
 
 /// Returns how a pod's checks of the gang have ended, as the kubelet tells it: in `state` what ended and was
@@ -136,7 +142,7 @@ fn ends<'a>(
     let containers = field::list(pod, "/spec/initContainers").iter();
     let checks = containers.map(field::name).filter(|name| {
         let check = config.check(name);
-        check.is_some_and(|check| check.gang_only)
+        check.is_some_and(|check| is_of_gang(check, config))
     });
     checks.map(move |name| {
         let statuses = field::list(pod, "/status/initContainerStatuses").iter();

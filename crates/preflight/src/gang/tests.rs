@@ -78,6 +78,92 @@ fn each_form_of_a_gang_is_known_from_the_pod_alone() {
 }
 
 #[test]
+fn of_several_names_the_first_annotation_counts_and_then_the_first_label() {
+    let own = "{name: own, annotationKeys: [a, b], labelKeys: [c, d], podGroupGVR: {group: g, version: v, \
+               resource: r}}";
+    let pod = |annotations: Value, labels: Value| json!({"metadata": {"annotations": annotations, "labels": labels}});
+    for (pod, discovery, id) in [
+        (
+            pod(json!({"b": "2", "a": "1"}), json!({"c": "3"})),
+            own,
+            "own-training-1",
+        ),
+        (
+            pod(json!({"b": "2"}), json!({"c": "3", "a": "4"})),
+            own,
+            "own-training-2",
+        ),
+        (
+            pod(json!({"c": "5"}), json!({"d": "4", "c": "3"})),
+            own,
+            "own-training-3",
+        ),
+        (pod(json!({}), json!({"d": "4"})), own, "own-training-4"),
+        (
+            pod(
+                json!({"volcano.sh/pod-group": "2", "scheduling.k8s.io/group-name": "1"}),
+                json!({}),
+            ),
+            VOLCANO,
+            "volcano-training-1",
+        ),
+        // The label of ADR-026 goes before what Kueue's topology-aware scheduling writes.
+        (
+            pod(
+                json!({"kueue.x-k8s.io/workload": "2"}),
+                json!({"kueue.x-k8s.io/workload-name": "1"}),
+            ),
+            "{method: kueue}",
+            "kueue-training-1",
+        ),
+    ] {
+        let gang = Gang::of(&pod, "training", &by(discovery))
+            .expect("a gang")
+            .expect("a gang");
+        assert_eq!(gang.id(), id, "{pod}");
+    }
+}
+
+#[test]
+fn an_expression_says_where_the_size_stands() {
+    let discovery = by(
+        "{name: x, labelKeys: [group], podGroupGVR: {group: g, version: v, resource: r}, \
+         minCountExpr: 'podGroup.spec.size + podGroup.spec.spares'}",
+    );
+    let pod = json!({"metadata": {"labels": {"group": "g"}}});
+    let gang = Gang::of(&pod, "training", &discovery)
+        .expect("a gang")
+        .expect("a gang");
+    let object = json!({"spec": {"size": 5, "spares": 2, "minMember": 3}});
+    assert_eq!(gang.size_in(&object, &discovery), Ok(Size::Members(7)));
+    let error = gang
+        .size_in(&json!({"spec": {"minMember": 3}}), &discovery)
+        .unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .contains("`podGroup.spec.size + podGroup.spec.spares`"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_gang_has_as_many_members_as_its_config_map_has_room_for() {
+    let labels = by("{method: labels, labels: {gangIdLabel: gang, gangSizeLabel: size}}");
+    let volcano = by(VOLCANO);
+    for (count, is_taken) in [(0, false), (1, true), (8192, true), (8193, false)] {
+        let pod = json!({"metadata": {"labels": {"gang": "g", "size": count.to_string()}}});
+        assert_eq!(Gang::of(&pod, "n", &labels).is_ok(), is_taken, "{count}");
+        let pod = json!({"metadata": {"annotations": {"volcano.sh/pod-group": "g"}}});
+        let gang = Gang::of(&pod, "n", &volcano)
+            .expect("a gang")
+            .expect("a gang");
+        let object = json!({"spec": {"minMember": count}});
+        assert_eq!(gang.size_in(&object, &volcano).is_ok(), is_taken, "{count}");
+    }
+}
+
+#[test]
 fn what_a_pod_says_wrongly_is_refused_by_name() {
     let labels = "{method: labels, labels: {gangIdLabel: gang, gangSizeLabel: size}}";
     for (pod, discovery, part) in [

@@ -487,6 +487,42 @@ fn a_pod_that_has_its_checks_stays_as_it_is() {
 }
 
 #[test]
+fn a_gang_of_others_checks_alone_meets() {
+    let others = |more: &str| {
+        config(&format!(
+            "initContainers:\n  - {{name: fabric-test, image: i}}\n  - {{name: disk-test, image: i{more}}}\n"
+        ))
+    };
+    // Where none says that it is one of the gang, all are: somebody makes what they mount.
+    let config = others("");
+    let pod_of_gang = injected(&in_gang(pod(8)), &config);
+    assert_eq!(
+        pod_of_gang["metadata"]["labels"][roster::GANG_ID_LABEL],
+        "kubernetes-training-group"
+    );
+    assert_eq!(
+        checks_of(&pod_of_gang, &config),
+        ["fabric-test", "disk-test"]
+    );
+    let ended = |codes: [i64; 2]| {
+        let mut pod = pod_of_gang.clone();
+        let of = |name: &str, code: i64| json!({"name": name, "state": {"terminated": {"exitCode": code, "finishedAt": "t"}}});
+        pod["status"]["initContainerStatuses"] =
+            json!([of("fabric-test", codes[0]), of("disk-test", codes[1])]);
+        pod
+    };
+    assert!(is_through(&ended([0, 0]), &config) && !is_through(&ended([0, 1]), &config));
+    // Where one says so, it alone is.
+    let config = others(", gangOnly: true");
+    let pod_of_gang = injected(&in_gang(pod(8)), &config);
+    assert_eq!(checks_of(&pod_of_gang, &config), ["disk-test"]);
+    // A pod that is in no gang meets nobody.
+    let config = others("");
+    let alone = injected(&pod(8), &config);
+    assert_eq!(alone["metadata"].get("labels"), None);
+}
+
+#[test]
 fn where_pod_security_forbids_what_checks_need_a_pod_starts_without_or_is_denied() {
     let pod = pod(1);
     for (word, is_denied) in [("", false), ("podSecurity: deny\n", true)] {

@@ -134,10 +134,22 @@ fn claims_of_gpus_are_shared() {
             first(json!([class("gpu.nvidia.com"), class("cpu.example.com")])),
             None,
         ),
+        // Nor may a network card count as one, nor a GPU as a card: both are known kinds.
+        (
+            json!({"devices": {"requests": [{"name": "r", "firstAvailable": [
+                class("gpu.nvidia.com"), class("nic.example.com")]}]}}),
+            None,
+        ),
+        (
+            json!({"devices": {"requests": [{"name": "r", "firstAvailable": [
+                class("nic.example.com"), class("gpu.nvidia.com")]}]}}),
+            None,
+        ),
         (json!({"devices": {}}), None),
     ] {
         let (pod, cluster) = with_claim(&spec);
-        let found = DevicesOfPod::of(&pod, &config(""), &cluster);
+        let config = config("networkDetection: {deviceClasses: [nic.example.com]}\n");
+        let found = DevicesOfPod::of(&pod, &config, &cluster);
         assert_eq!(found.as_ref().map(|found| found.gpus), expected, "{spec}");
         if let Some(found) = found {
             assert_eq!(found.claims, [json!({"name": "gpus"})]);

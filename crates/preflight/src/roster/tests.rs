@@ -27,6 +27,11 @@ fn names_are_those_of_the_reference() {
     ] {
         assert_eq!(config_map_name(id), name);
     }
+    // By it others find these objects: it is the reference's, whatever the constant says.
+    assert_eq!(
+        (MANAGED_BY_LABEL, MANAGED_BY),
+        ("nvsentinel.nvidia.com/managed-by", "preflight")
+    );
     let long = format!("kubernetes-training-{}", "g".repeat(100));
     let name = config_map_name(&long);
     assert_eq!(name.len(), 63);
