@@ -516,7 +516,7 @@ pub struct SimulateArgs {
 #[derive(Args, Debug)]
 pub struct ReplayArgs {
     /// Kernel logs in the forms that `decode` takes, or events as `events -o json` writes
-    /// them; - for standard input. A kernel log is of the node NODE, else of the one that the
+    /// them, or `NVSentinel`'s logs and store; - for standard input. A kernel log is of the node NODE, else of the one that the
     /// file is named after (up to the first dot).
     #[arg(required = true, value_name = "[NODE=]FILE|-")]
     pub files: Vec<String>,

@@ -1,4 +1,4 @@
-//! JSON forms of a health event. There are three, because three readers rely on them:
+//! JSON forms of a health event. Each has a reader that relies on it:
 //!
 //! - [`to_value`] / [`from_value`]: the public form (command output, API, export,
 //!   replay, our own store): proto field names, enumerations by name, RFC 3339 time,
@@ -6,14 +6,16 @@
 //! - [`annotation::to_value`]: the form inside the node annotation
 //!   `quarantineHealthEvent`: as Go's `encoding/json` writes the generated struct:
 //!   empty fields dropped, enumerations as numbers, time as `{seconds, nanos}`.
+//! - [`stored::from_value`]: the forms in which `NVSentinel`'s logs and store have an event. They are read only.
 //! - [`rule::to_value`]: what a CEL rule sees as `event`: every field present,
 //!   numbers as doubles, absent overrides and empty lists `null`.
 //!
-//! The generated message carries serde's attributes for the public form, and the two others are
-//! made from that: a new field of the contract is in all three.
+//! The generated message carries serde's attributes for the public form, and the others are
+//! made from that: a new field of the contract is in all of them.
 
 pub mod annotation;
 pub mod rule;
+pub mod stored;
 
 use jiff::Timestamp;
 use serde::de::Error as _;

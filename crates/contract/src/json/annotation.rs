@@ -49,7 +49,7 @@ pub fn parse(text: &str) -> Result<Vec<HealthEvent>, EventJsonError> {
     events.into_iter().map(from_value).collect()
 }
 
-fn from_value(mut value: Value) -> Result<HealthEvent, EventJsonError> {
+pub(super) fn from_value(mut value: Value) -> Result<HealthEvent, EventJsonError> {
     let time = value.get_mut("generatedTimestamp").map(Value::take);
     let time: Option<TimeForm> = serde_json::from_value(time.unwrap_or_default())?;
     let mut event = super::from_value(value)?;

@@ -326,17 +326,15 @@ fn read_event(
     }
 }
 
-/// Returns an event as the API shows it (`seq`, `createdAt`, `event`), or its public form alone.
+/// Returns an event as the API shows it (`seq`, `createdAt`, `event`), its public form alone, or as `NVSentinel`'s
+/// logs and store have it.
 fn event_of(text: &[u8], newest: Option<Timestamp>) -> Result<Item, String> {
     let mut value: Value = serde_json::from_slice(text).map_err(|error| error.to_string())?;
-    let created_at = value.get("createdAt").and_then(Value::as_str);
-    let created_at: Option<Timestamp> = match created_at {
-        Some(text) => Some(
-            text.parse()
-                .map_err(|error| format!("createdAt: {error}"))?,
-        ),
-        None => None,
-    };
+    let created_at = value
+        .get("createdAt")
+        .map(created_at)
+        .transpose()?
+        .flatten();
     if value.get("__CURSOR").is_some() {
         return Err(
             "is an entry of `journalctl -o json`; a kernel log is read as `journalctl -k -o \
@@ -346,8 +344,10 @@ fn event_of(text: &[u8], newest: Option<Timestamp>) -> Result<Item, String> {
     }
     if value.get("event").is_some_and(Value::is_object) {
         value = value.get_mut("event").map(Value::take).unwrap_or_default();
+    } else if let Some(stored) = json::stored::take_event(&mut value) {
+        value = stored;
     }
-    let mut event = json::from_value(value).map_err(|error| error.to_string())?;
+    let mut event = json::stored::from_value(value).map_err(|error| error.to_string())?;
     validate(&event).map_err(|error| error.to_string())?;
     let own = event.generated_timestamp.and_then(json::timestamp);
     let at = created_at
@@ -356,6 +356,23 @@ fn event_of(text: &[u8], newest: Option<Timestamp>) -> Result<Item, String> {
         .unwrap_or(Timestamp::UNIX_EPOCH);
     normalise(&mut event, at);
     Ok(Item { at, event })
+}
+
+/// Reads when an event was stored: RFC 3339, or as an export of `MongoDB` has it, `{"$date": ...}`.
+fn created_at(value: &Value) -> Result<Option<Timestamp>, String> {
+    let date = value.get("$date").unwrap_or(value);
+    let millis = match date.get("$numberLong").and_then(Value::as_str) {
+        Some(text) => text.parse().ok(),
+        None => date.as_i64(),
+    };
+    if let Some(millis) = millis {
+        let read = Timestamp::from_millisecond(millis);
+        return read
+            .map(Some)
+            .map_err(|error| format!("createdAt: {error}"));
+    }
+    let read = date.as_str().map(str::parse).transpose();
+    read.map_err(|error| format!("createdAt: {error}"))
 }
 
 // === impl RecentIds ===
@@ -421,6 +438,46 @@ mod tests {
         assert!(shown.matches(" lines").count() >= 2, "{shown:?}");
         assert!(shown.ends_with("\r\x1b[K"), "{shown:?}");
         assert_eq!(inputs.problems(), 1);
+    }
+
+    #[test]
+    fn events_of_nvsentinels_logs_and_store_are_read() {
+        let fields = r#""agent":"gpu-health-monitor","isFatal":true,"recommendedAction":15,"nodeName":"n1",
+            "checkName":"GpuMemWatch","componentClass":"GPU","version":1,"processingStrategy":1"#;
+        let of_log =
+            format!(r#"{{{fields},"generatedTimestamp":{{"seconds":1790000000,"nanos":7000}}}}"#);
+        let lower = of_log.to_lowercase().replace("gpumemwatch", "GpuMemWatch");
+        let stored = |date: &str| format!(r#"{{"createdAt":{date},"healthevent":{lower}}}"#);
+        let generated = "2026-09-21T14:13:20.000007Z";
+        for (text, at) in [
+            (of_log.clone(), generated),
+            (stored("null"), generated),
+            (stored(r#""2026-09-22T00:00:00Z""#), "2026-09-22T00:00:00Z"),
+            (
+                stored(r#"{"$date":"2026-09-22T00:00:00Z"}"#),
+                "2026-09-22T00:00:00Z",
+            ),
+            (
+                stored(r#"{"$date":{"$numberLong":"1790035200000"}}"#),
+                "2026-09-22T00:00:00Z",
+            ),
+            (stored(r#"{"$date":1790035200000}"#), "2026-09-22T00:00:00Z"),
+        ] {
+            let item =
+                event_of(text.as_bytes(), None).unwrap_or_else(|what| panic!("{text}: {what}"));
+            assert_eq!(item.at.to_string(), at, "{text}");
+            assert_eq!(
+                (item.event.node_name.as_str(), item.event.recommended_action),
+                ("n1", 15)
+            );
+            assert!(item.event.is_fatal && item.event.check_name == "GpuMemWatch");
+            let own = item.event.generated_timestamp.and_then(json::timestamp);
+            assert_eq!(own.map(|own| own.to_string()).as_deref(), Some(generated));
+        }
+        let error = event_of(stored(r#"{"$date":"soon"}"#).as_bytes(), None)
+            .err()
+            .unwrap();
+        assert!(error.starts_with("createdAt: "), "{error}");
     }
 
     #[test]
