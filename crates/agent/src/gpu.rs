@@ -12,9 +12,11 @@ pub mod metadata;
 mod metrics;
 pub mod probe;
 mod ready;
+pub mod way;
 mod xid;
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -40,6 +42,7 @@ use crate::monitor::{Frame, Monitor, Reporter};
 use dcgm::DcgmWatch;
 use metrics::{GpuMetrics, ProbeMetrics};
 use ready::Critical;
+use way::Way;
 
 /// Describes the GPU health monitor to its frame.
 const MONITOR: Monitor = Monitor {
@@ -77,7 +80,12 @@ pub struct GpuConfig {
     pub ignored_xids: Vec<u32>,
     /// The catalogue by which codes are judged.
     pub catalog: Arc<Catalog>,
+    /// The directory at which the driver is mounted, where it is.
+    pub driver_root: PathBuf,
 }
+
+/// Name of the source of what the driver tells.
+pub const NAME: &str = MONITOR.name;
 
 /// The detail of the source where the driver is not asked, but DCGM alone.
 const NOT_ASKED: &str = "the driver is not asked (--enable-nvml-provider false)";
@@ -133,6 +141,8 @@ pub struct GpuMonitor {
     health: Health,
     /// True once this process has found a driver.
     has_driver: bool,
+    /// The driver's library, and by which way it was found.
+    library: Option<String>,
     /// True once the driver, if it is asked, has answered or failed.
     driver_has_spoken: bool,
     inventory: Inventory,
@@ -199,6 +209,7 @@ impl GpuMonitor {
             imex_told,
             devices,
             has_driver: false,
+            library: None,
             driver_has_spoken,
             inventory: Inventory::default(),
             shown: watch::Sender::default(),
@@ -251,7 +262,11 @@ impl GpuMonitor {
         }
         self.driver_has_spoken |= matches!(seen, Seen::Readings(_) | Seen::Blind { .. });
         match seen {
-            Seen::Library(_) => self.has_driver = true,
+            Seen::Library(library) => {
+                self.has_driver = true;
+                let way = Way::of(&library, &self.config.driver_root);
+                self.library = (!self.config.is_fake).then(|| format!("{library} {way}"));
+            }
             Seen::Inventory(inventory) => {
                 self.show_inventory(&inventory);
                 self.shown.send_replace(inventory.clone());
@@ -275,8 +290,7 @@ impl GpuMonitor {
                 is_said: true,
                 ..
             } if self.never_had_gpus() => {
-                // The places in which it was looked for are in the log, at the level debug.
-                let short = reason.split(": ").next().unwrap_or(&reason);
+                let (short, _) = in_short(&reason);
                 let detail = format!("waiting for a driver: {short}");
                 self.reporter.show(SourceState::Following, &detail);
             }
@@ -328,9 +342,10 @@ impl GpuMonitor {
     }
 
     fn cannot_see(&mut self, why: &str) {
+        let (short, advice) = in_short(why);
         self.metrics.show(&Inventory::default(), &[]);
-        self.devices.away(Own::Nvml, "DriverNotSeen", why);
-        self.reporter.cannot_see(why);
+        self.devices.away(Own::Nvml, "DriverNotSeen", &short);
+        self.reporter.cannot_see_with(&short, advice);
     }
 
     /// Closes what a reboot has mended, where there was one, before anything of the new boot is
@@ -355,8 +370,10 @@ impl GpuMonitor {
         }
         self.begin_boot();
         let fake = self.fake_mark();
-        self.reporter
-            .has_looked(&format!("{fake}{}", detail(&self.inventory)));
+        self.reporter.has_looked(&format!(
+            "{fake}{}",
+            detail(&self.inventory, self.library.as_deref())
+        ));
         self.metrics.show(&self.inventory, readings);
         let elapsed = self.started.elapsed();
         let changes = self.health.take(&self.inventory, readings, elapsed);
@@ -379,11 +396,26 @@ async fn next(probe: &mut Option<mpsc::Receiver<Seen>>) -> Option<Seen> {
     seen
 }
 
-/// Returns what is looked at, and the trouble with that.
-fn detail(inventory: &Inventory) -> String {
+/// Returns why nothing is seen in a sentence, and what to do. Of a library that is not found, the many places in
+/// which it was looked for are in the log, at the level debug.
+pub fn in_short(reason: &str) -> (String, Option<String>) {
+    let Some((library, _)) = reason.split_once(" cannot be loaded: ") else {
+        return (reason.to_owned(), None);
+    };
+    let advice = "have it below --nvml-driver-root, or where the loader finds it; the log has the places in which it \
+                  was looked for, with GPUWARDEN_LOG=debug";
+    (
+        format!("{library} cannot be loaded"),
+        Some(advice.to_owned()),
+    )
+}
+
+/// Returns what is looked at, and the trouble with that. `library` is the driver's library, and how it was found.
+pub fn detail(inventory: &Inventory, library: Option<&str>) -> String {
     let count = inventory.gpus.len();
     let driver = inventory.driver_version.as_deref().unwrap_or("unknown");
-    let mut detail = format!("{count} GPUs, driver {driver}");
+    let library = library.map_or_else(String::new, |library| format!(", {library}"));
+    let mut detail = format!("{count} GPUs, driver {driver}{library}");
     for gpu in inventory.unreadable.iter().filter(|gpu| !gpu.is_lost) {
         detail.push_str(&format!(
             "; GPU {} cannot be read: {}",

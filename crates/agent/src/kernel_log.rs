@@ -165,7 +165,9 @@ impl KernelLogMonitor {
                     self.reporter.show(SourceState::CatchingUp, &detail);
                     return Some(source);
                 }
-                Err(error) => self.reporter.cannot_see(&chain(&error)),
+                Err(error) => self
+                    .reporter
+                    .cannot_see_with(&chain(&error), error.advice()),
             }
             if !self.reporter.pause(RETRY, cancel).await {
                 return None;

@@ -258,16 +258,23 @@ where
 
     /// Shows that nothing is seen, and why; it is said in the log once.
     pub fn cannot_see(&mut self, why: &str) {
+        self.cannot_see_with(why, None);
+    }
+
+    /// Shows that nothing is seen, why, and what to do about it; it is said in the log once.
+    pub fn cannot_see_with(&mut self, why: &str, advice: Option<String>) {
         if self.blind.as_deref() != Some(why) {
             let monitor = self.monitor.name;
             tracing::error!(
                 err = why,
                 monitor,
+                advice,
                 "the source of a monitor cannot be read; it is tried again"
             );
             self.blind = Some(why.to_owned());
         }
         self.show(SourceState::Failing, why);
+        (self.source).update(self.now(), |status| status.advice = advice);
     }
 
     /// Shows how the monitor does, and what it looks at or what is wrong with that.
@@ -279,6 +286,7 @@ where
         self.source.update(self.now(), |status| {
             status.state = state;
             status.detail = detail;
+            status.advice = None;
         });
     }
 

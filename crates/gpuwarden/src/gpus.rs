@@ -69,6 +69,7 @@ pub(crate) fn start(
         is_fake: installed.is_some(),
         ignored_xids: gpu.ignored_xids.clone(),
         catalog: Arc::clone(catalog),
+        driver_root: gpu.driver_root.clone(),
     };
     let is_fake = config.is_fake;
     let mut probes = Probes::default();
@@ -124,9 +125,15 @@ pub(crate) fn start(
 
 /// Refuses GPUs that are not there on a machine with others, where something would be done about them.
 pub(crate) fn refuse_to_act_on_fakes(gpu: &GpuSettings, acts: bool) -> anyhow::Result<()> {
-    if gpu.fake.is_some() && acts && Path::new(DRIVER).exists() {
+    refuse(gpu.fake.is_some(), acts, Path::new(DRIVER))
+}
+
+/// Refuses them where the kernel shows a driver in `driver`.
+fn refuse(are_fake: bool, acts: bool, driver: &Path) -> anyhow::Result<()> {
+    if are_fake && acts && driver.exists() {
+        let driver = driver.display();
         bail!(
-            "--fake-gpus is refused on a machine with GPUs ({DRIVER} is there) where nodes may be \
+            "--fake-gpus is refused on a machine with GPUs ({driver} is there) where nodes may be \
              taken out because of them: leave it out, or use `gpuwarden run` without --quarantine \
              or with --dry-run"
         );
@@ -182,4 +189,34 @@ fn install(fake: &FakeGpus, data_dir: &Path) -> anyhow::Result<PathBuf> {
             .with_context(|| format!("link {} to {}", followed.display(), file.display()))?;
     }
     Ok(directory)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fake_gpus_are_refused_beside_a_driver_where_something_is_done_because_of_them() {
+        let directory = tempfile::tempdir().unwrap();
+        let (there, absent) = (directory.path(), directory.path().join("nvidia"));
+        for (are_fake, acts, driver, refused) in [
+            (true, true, there, true),
+            (true, false, there, false),
+            (false, true, there, false),
+            (true, true, absent.as_path(), false),
+        ] {
+            let result = refuse(are_fake, acts, driver);
+            assert_eq!(
+                result.is_err(),
+                refused,
+                "{are_fake} {acts} {}",
+                driver.display()
+            );
+        }
+        let error = refuse(true, true, there).unwrap_err().to_string();
+        assert!(
+            error.starts_with("--fake-gpus is refused") && error.contains("--dry-run"),
+            "{error}"
+        );
+    }
 }

@@ -46,8 +46,11 @@ pub struct SourceStatus {
     pub name: String,
     /// Its state.
     pub state: SourceState,
-    /// The thing that it reads, or what is wrong and how to mend it.
+    /// The thing that it reads, or what is wrong.
     pub detail: String,
+    /// What to do about that; absent where nothing is wrong, or nothing is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub advice: Option<String>,
     /// Last sign of life of its reader.
     pub alive_at: Timestamp,
     /// The time of the newest record, or of the newest look that was answered; absent before the
@@ -103,6 +106,7 @@ impl Sources {
             name: name.to_owned(),
             state: SourceState::CatchingUp,
             detail: detail.to_owned(),
+            advice: None,
             alive_at: now,
             last_record_at: None,
             records: 0,

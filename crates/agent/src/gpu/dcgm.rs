@@ -12,7 +12,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
 use runtime::sources::{SourceHandle, SourceState};
 
-use super::{GpuMemory, GpuMonitor, Seen};
+use super::{GpuMemory, GpuMonitor, Seen, in_short};
 use crate::monitor::{Frame, Monitor, Reporter};
 
 /// The name of the source.
@@ -132,6 +132,7 @@ impl GpuMonitor {
             dcgm.metrics.incidents.set(incidents);
             dcgm.source.update(now, |status| {
                 status.state = SourceState::Following;
+                status.advice = None;
                 status.detail = format!("{fake}{}", detail(look));
                 status.records += 1;
                 status.last_record_at = Some(now);
@@ -154,12 +155,14 @@ impl GpuMonitor {
 
     /// Shows that DCGM does not answer, and why; it is said in the log and by an event once.
     pub(super) fn cannot_see_dcgm(&mut self, why: &str) {
+        let (why, advice) = in_short(why);
+        let why = why.as_str();
         self.health.dcgm_is_away();
         self.devices.away(Own::Dcgm, "DcgmNotSeen", why);
         let now = self.reporter.now();
         if let Some(dcgm) = &mut self.dcgm {
             if dcgm.blind.as_deref() != Some(why) {
-                tracing::error!(err = why, "DCGM does not answer; it is tried again");
+                tracing::error!(err = why, advice, "DCGM does not answer; it is tried again");
                 dcgm.blind = Some(why.to_owned());
             }
             dcgm.metrics.connected.set(0);
@@ -167,6 +170,7 @@ impl GpuMonitor {
             dcgm.source.update(now, |status| {
                 status.state = SourceState::Failing;
                 why.clone_into(&mut status.detail);
+                status.advice = advice;
             });
         }
         if !self.reporter.memory().dcgm_is_lost {

@@ -109,6 +109,7 @@ impl Bench {
                 is_fake: false,
                 ignored_xids: vec![137],
                 catalog: Arc::new(Catalog::builtin().clone()),
+                driver_root: "/run/nvidia/driver".into(),
             },
             readings: gpus.iter().map(well).collect(),
             inventory: Inventory {

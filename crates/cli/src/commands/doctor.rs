@@ -2,7 +2,7 @@
 //! mend it. It looks at what a role with the same flags and file would use, and at the
 //! gpuwarden that runs, if one does. It changes nothing.
 
-mod dcgm;
+mod gpus;
 mod in_cluster;
 mod machine;
 mod needs;
@@ -121,7 +121,7 @@ fn unusable(error: &SettingsError) -> Finding {
 async fn look_at(installation: &Installation, given: &Given) -> Vec<Finding> {
     let (mut findings, running) = running::check(installation, given).await;
     findings.extend(machine::check(installation, running, given));
-    findings.extend(dcgm::check(installation, running).await);
+    findings.extend(gpus::check(installation, running).await);
     findings.extend(peers::check(installation, running).await);
     findings.extend(in_cluster::check(installation, given).await);
     findings

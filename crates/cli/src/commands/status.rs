@@ -163,8 +163,10 @@ fn source_text(source: &SourceStatus) -> String {
             gone = format!("{gone}, {count} {what}");
         }
     }
+    let advice = source.advice.as_ref();
+    let advice = advice.map_or_else(String::new, |advice| format!("\n            {advice}"));
     format!(
-        "{:<11} {}: {}, {} records, {} faults{gone}",
+        "{:<11} {}: {}, {} records, {} faults{gone}{advice}",
         source.name,
         output::colour(source.state.name(), colour),
         source.detail,
@@ -542,6 +544,7 @@ mod tests {
             name: "connector".to_owned(),
             state: SourceState::Following,
             detail: "/s".to_owned(),
+            advice: None,
             records: 3,
             faults: 1,
             lost: 0,
@@ -553,6 +556,13 @@ mod tests {
         };
         assert!(source_text(&source(0)).ends_with("1 faults"));
         assert!(source_text(&source(2)).ends_with("1 faults, 2 malformed"));
+        // What to do stands on a line of its own.
+        let advice = Some("mend it".to_owned());
+        let told = source_text(&SourceStatus {
+            advice,
+            ..source(0)
+        });
+        assert!(told.ends_with("1 faults\n            mend it"), "{told}");
     }
 
     #[test]

@@ -311,6 +311,7 @@ function sources(all) {
   return el("ul", { class: "sources" }, all.map((source) => el("li", {},
     el("div", { class: "name" }, el("span", {}, source.name), stateWord(SOURCE_STATES[source.state] ?? ["", source.state])),
     el("div", { class: "muted" }, source.detail),
+    source.advice ? el("div", { class: "muted" }, source.advice) : null,
     el("div", {},
       source.lastRecordAt ? ["last record ", ago(source.lastRecordAt)] : "no record yet",
       `, ${plural(source.records, "record", "records")}, ${plural(source.faults, "fault", "faults")}`),

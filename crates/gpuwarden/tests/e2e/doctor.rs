@@ -123,6 +123,58 @@ fn whether_dcgm_can_be_asked_is_told_with_why_not() {
     assert!(!lines(&found).iter().any(|line| line.starts_with("dcgm ")));
 }
 
+#[test]
+fn the_driver_of_the_gpus_is_told_with_where_it_was_found() {
+    let home = tempfile::tempdir().unwrap();
+    let path = |name: &str| home.path().join(name).to_string_lossy().into_owned();
+    std::fs::write(path("kernel.log"), "").unwrap();
+    let (log, data, root) = (path("kernel.log"), path("data"), path("driver"));
+    let doctor = |more: &[&str]| -> Value {
+        let args = ["doctor", "-o", "json", "--listen", "127.0.0.1:0"];
+        let places = [
+            "--kernel-log",
+            &log,
+            "--data-dir",
+            &data,
+            "--nvml-driver-root",
+            &root,
+        ];
+        let (_, out, err) = gpuwarden(&[&args[..], &places, more].concat(), "");
+        assert_eq!(err, "", "{out}");
+        serde_json::from_str(&out).unwrap()
+    };
+    let library = home.path().join("driver/usr/lib64");
+    fakes::install(&library, &fakes::Scenario::healthy(2)).unwrap();
+    let found = doctor(&[]);
+    let gpus = one(&found, "gpus");
+    let what = gpus["what"].as_str().unwrap();
+    assert_eq!(gpus["result"], "ok", "{gpus}");
+    let library = library.join("libnvidia-ml.so.1");
+    let by = format!(", {} by the driver's directory", library.display());
+    assert!(
+        what.starts_with("2 GPUs, driver ") && what.ends_with(&by),
+        "{what}"
+    );
+    // One that is there and answers nothing is a problem.
+    std::fs::write(&library, "no library").unwrap();
+    let found = doctor(&[]);
+    assert_ne!(one(&found, "gpus")["result"], "ok", "{found:#}");
+    let found = doctor(&["--fake-gpus", "2"]);
+    assert!(
+        one(&found, "gpus")["what"]
+            .as_str()
+            .unwrap()
+            .contains("made up"),
+        "{found:#}"
+    );
+    // Where it is not to be asked, nothing is said of it.
+    let found = doctor(&["--enable-nvml-provider", "false"]);
+    assert!(
+        !lines(&found).iter().any(|line| line.starts_with("gpus ")),
+        "{found:#}"
+    );
+}
+
 /// A command that was printed, as a person pastes it into a shell.
 fn pasted(command: &str) -> anyhow::Result<tokio::process::Command> {
     let program = binary()?;

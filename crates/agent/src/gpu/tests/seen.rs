@@ -180,3 +180,31 @@ async fn the_gauges_are_those_of_the_gpus_that_are_there() {
     assert!(text.contains("GPU-0") && !text.contains("GPU-1"), "{text}");
     running.end().await;
 }
+
+#[tokio::test]
+async fn a_library_that_is_not_found_is_told_in_a_sentence_with_what_to_do_beside_it() {
+    let places: Vec<String> = (0..9)
+        .map(|place| format!("/opt/{place}/libnvidia-ml.so.1: not there"))
+        .collect();
+    let reason = format!("libnvidia-ml.so.1 cannot be loaded: {}", places.join("; "));
+    let bench = Bench::new();
+    let running = bench.start();
+    running
+        .sees(Seen::Library("/opt/libnvidia-ml.so.1".to_owned()))
+        .await;
+    bench.look(&running).await;
+    let detail = "2 GPUs, driver 580.65.06, /opt/libnvidia-ml.so.1 of this machine";
+    running
+        .status(|status| status.state == SourceState::Following && status.detail == detail)
+        .await;
+    running.sees(blind(&reason)).await;
+    running
+        .status(|status| {
+            let advice = status.advice.as_deref().unwrap_or_default();
+            status.state == SourceState::Failing
+                && status.detail == "libnvidia-ml.so.1 cannot be loaded"
+                && advice.contains("--nvml-driver-root")
+        })
+        .await;
+    running.end().await;
+}

@@ -9,8 +9,17 @@ async fn a_source_that_cannot_be_opened_is_shown_and_tried_again() {
     let running = bench.start();
     running
         .status(|status| {
-            status.state == SourceState::Failing && status.detail.contains("directory")
+            // What is wrong is short, and what to do stands beside it.
+            let advice = status.advice.as_deref().unwrap_or_default();
+            status.state == SourceState::Failing
+                && status.detail.ends_with("is a directory")
+                && advice.starts_with("name a file")
         })
+        .await;
+    std::fs::remove_dir(bench.log()).unwrap();
+    bench.append("");
+    running
+        .status(|status| status.state == SourceState::Following && status.advice.is_none())
         .await;
     running.end().await;
 }

@@ -1,10 +1,12 @@
-//! DCGM, where it is to be asked: whether its library is found and a host engine answers. It is asked
-//! as the roles ask it, in a process of its own, for a call may hang or crash in the vendor's code.
+//! The GPUs: whether their driver's library is found, where, and how many it tells of; and DCGM, where it is to be
+//! asked. Both are asked as the roles ask them, in a process of its own, for a call may hang or crash in the
+//! vendor's code.
 
 use std::time::Duration;
 
-use agent::gpu::Seen;
 use agent::gpu::probe::{self, ProbeConfig};
+use agent::gpu::way::Way;
+use agent::gpu::{Seen, detail, in_short};
 use host::gpu_probe::ProbeSettings;
 use tokio::sync::mpsc;
 
@@ -13,43 +15,103 @@ use crate::settings::GpuSettings;
 
 /// Longest wait for a call of the library: a person waits.
 const DEADLINE: Duration = Duration::from_secs(10);
+/// The mend where the driver is not found, or does not answer.
+const REACH: &str = "nvidia-smi -L; in a pod use one of the three ways of docs/gpu.md: RuntimeClass nvidia, the \
+                     driver's directory at --nvml-driver-root, or a claim";
 
-/// Asks DCGM, unless a gpuwarden that runs does so already and says itself how that goes.
-pub(super) async fn check(installation: &Installation, running: bool) -> Option<Finding> {
-    let gpu = &installation.node.as_ref()?.gpu;
+/// Asks the driver and DCGM, unless a gpuwarden that runs does so already and says itself how that goes.
+pub(super) async fn check(installation: &Installation, running: bool) -> Vec<Finding> {
+    let Some(node) = installation.node.as_ref().filter(|_| !running) else {
+        return Vec::new();
+    };
+    let gpu = &node.gpu;
     // Fake ones have a fake library, which is made at the start.
-    if running || gpu.fake.is_some() {
-        return None;
+    if gpu.fake.is_some() {
+        return vec![Finding::ok(
+            "gpus",
+            "what is told of GPUs is made up (--fake-gpus)",
+        )];
     }
-    let address = gpu.dcgm.as_ref()?;
+    let mut findings = Vec::new();
+    if gpu.enabled {
+        findings.push(driver(gpu).await);
+    }
+    if let Some(address) = &gpu.dcgm {
+        findings.push(dcgm(gpu, address).await);
+    }
+    findings
+}
+
+/// Asks the driver for its GPUs.
+async fn driver(gpu: &GpuSettings) -> Finding {
+    let why = "what the driver tells of its GPUs is not seen";
+    let mut found = None;
+    let asked = ask(gpu, None, |seen| match seen {
+        Seen::Library(library) => {
+            let way = Way::of(&library, &gpu.driver_root);
+            found = Some(format!("{library} {way}"));
+            None
+        }
+        Seen::Inventory(inventory) => Some(Ok(detail(&inventory, found.as_deref()))),
+        Seen::Blind { reason, .. } => Some(Err((found.is_some(), reason))),
+        _ => None,
+    });
+    match asked.await {
+        Ok(well) => Finding::ok("gpus", well),
+        Err((true, reason)) => Finding::problem("gpus", reason, why).fix(REACH),
+        Err((false, reason)) => {
+            let (short, _) = in_short(&reason);
+            Finding::warning(
+                "gpus",
+                format!("no driver of NVIDIA GPUs is found: {short}"),
+                why,
+            )
+            .fix(REACH)
+        }
+    }
+}
+
+async fn dcgm(gpu: &GpuSettings, address: &str) -> Finding {
     let why =
         "what DCGM finds is not seen, and this gpuwarden is not ready; the driver is still asked";
     let well = format!("the host engine at {address} answers");
     let fix = "start nv-hostengine there, and have DCGM's library below --nvml-driver-root or where the \
                loader finds it; or leave --dcgm-addr out";
-    let asked = ask(gpu, address).await;
-    Some(Finding::tried("dcgm", well, asked, why).fix(fix))
+    let asked = ask(gpu, Some(address), |seen| {
+        Some(match seen {
+            Seen::Blind { reason, .. } => Err((true, reason)),
+            _ => Ok(()),
+        })
+    });
+    let asked = asked.await.map_err(|(_, reason)| in_short(&reason).0);
+    Finding::tried("dcgm", well, asked, why).fix(fix)
 }
 
-/// Asks the host engine for a first word; fails with why there is none.
-async fn ask(gpu: &GpuSettings, address: &str) -> Result<(), String> {
+/// Runs a probe until `heard` has the answer; fails with whether the library was there, and why there is none.
+async fn ask<T>(
+    gpu: &GpuSettings,
+    dcgm: Option<&str>,
+    mut heard: impl FnMut(Seen) -> Option<Result<T, (bool, String)>>,
+) -> Result<T, (bool, String)> {
     let settings = ProbeSettings {
         library: None,
-        dcgm: Some(address.to_owned()),
+        dcgm: dcgm.map(str::to_owned),
         driver_root: Some(gpu.driver_root.clone()),
         interval_ms: 0,
     };
     let config = ProbeConfig::of(&settings, gpu.deadline.min(DEADLINE));
-    let config = config.map_err(|error| error.to_string())?;
+    let config = config.map_err(|error| (true, error.to_string()))?;
     let (seen, mut told) = mpsc::channel(1);
     let watching = tokio::spawn(probe::watch(config, seen));
-    let first = told.recv().await;
+    let mut answer = None;
+    while answer.is_none() {
+        let Some(seen) = told.recv().await else {
+            break;
+        };
+        answer = heard(seen);
+    }
     // Then it ends.
     drop(told);
     let _ = watching.await;
-    match first {
-        Some(Seen::Blind { reason, .. }) => Err(reason),
-        Some(_) => Ok(()),
-        None => Err("the process that asks it has ended".to_owned()),
-    }
+    answer.unwrap_or_else(|| Err((true, "the process that asks it has ended".to_owned())))
 }

@@ -99,6 +99,8 @@ fn kernel_log(spec: &Spec, command: &str, given: &Given) -> Finding {
                     "sudo setcap cap_syslog+ep \"$(command -v gpuwarden)\", or journalctl -kf | {}",
                     given.command_with(command, &[("kernel-log", "-")])
                 );
+            } else if let Some(advice) = error.advice() {
+                fix = advice;
             }
             Err(format!("{spec}: {} (asked by {})", causes(&error), asker()))
         }

@@ -94,8 +94,19 @@ fn of_status(status: &StatusView, given: &Given) -> Vec<Finding> {
             return Finding::ok("ready", reason);
         }
         let why = "it does not see or do all that it is there for";
-        Finding::problem("ready", reason, why).fix(fix.clone())
+        let mut sources = status.sources.iter();
+        let source = sources.find(|one| reason.starts_with(&format!("source {} fails", one.name)));
+        let advice = source.and_then(|source| source.advice.clone());
+        Finding::problem("ready", reason, why).fix(advice.unwrap_or_else(|| fix.clone()))
     }));
+    let gpus = status
+        .sources
+        .iter()
+        .find(|source| source.name == agent::gpu::NAME);
+    findings.extend(
+        gpus.filter(|source| source.state.sees())
+            .map(|source| Finding::ok("gpus", source.detail.clone())),
+    );
     let notes = status.store.notes.iter().map(|note| {
         let why = "stories begin later; what nodes carry has come back from the nodes";
         ("store-history", note.clone(), why)
