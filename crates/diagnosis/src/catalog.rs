@@ -10,6 +10,7 @@ mod dcgm;
 mod nic;
 mod nvlink5;
 mod overrides;
+mod recovery;
 mod rows;
 
 use std::collections::BTreeMap;
@@ -24,6 +25,7 @@ pub use dcgm::Dcgm;
 pub use nic::{Filter, NicDriver, Pattern};
 pub use nvlink5::{Report, Severity};
 pub use overrides::{MAX_OVERRIDES, MAX_OVERRIDES_BYTES, Overrides};
+pub use recovery::{recovery_code, recovery_codes};
 pub(crate) use rows::hex;
 pub use rows::{Bits, Changed, Confidence, Nic, Nvlink5, RowError, Sxid, SxidClass, Text, Xid};
 
@@ -140,14 +142,7 @@ impl Catalog {
         if code != 154 || row.changed.is_some() {
             return verdict;
         }
-        let action = recovery_action(text);
-        Verdict {
-            // The driver takes its own advice back.
-            healthy: action == RecommendedAction::None,
-            fatal: action != RecommendedAction::None,
-            action,
-            ..verdict
-        }
+        self.judge_advice(text, verdict)
     }
 
     /// Returns the verdict about an XID 144 to 150 line that has a unit and register words.
@@ -273,48 +268,6 @@ fn by_code<T>(
     rows.filter_map(Result::ok)
         .map(|row| (code(&row), row))
         .collect()
-}
-
-/// Returns the recovery action that an XID 154 line changes to, as in `GPU recovery action changed
-/// from 0x0 (None) to 0x1 (GPU Reset Required)`: by its name, or by its number where a later driver
-/// has another name.
-///
-/// Only what stands where the driver puts it counts. Whatever else is in the line, such as
-/// the name of a process behind it, cannot take advice back: anything else asks a person.
-fn recovery_action(text: &str) -> RecommendedAction {
-    let Some((number, name)) = changed_to(text) else {
-        return RecommendedAction::ContactSupport;
-    };
-    match name.to_ascii_lowercase().as_str() {
-        // PF FLR is a reset of the GPU on the PCIe bus; drivers from R610 on name it so.
-        // Draining peer traffic alone may be enough, but a drained GPU can be reset at no
-        // further cost, and the driver says None where it no longer needs it.
-        "gpu reset required" | "drain and reset" | "drain p2p" | "pf flr" => {
-            RecommendedAction::ComponentReset
-        }
-        "node reboot required" | "os reboot" => RecommendedAction::RestartBm,
-        _ => match number {
-            0 => RecommendedAction::None,
-            1 | 3 | 4 => RecommendedAction::ComponentReset,
-            2 => RecommendedAction::RestartBm,
-            _ => RecommendedAction::ContactSupport,
-        },
-    }
-}
-
-/// Returns number and name of the action at the end of `... changed from 0x0 (None) to 0x1 (GPU
-/// Reset Required)`.
-fn changed_to(text: &str) -> Option<(u32, &str)> {
-    /// Reads `0x1 (GPU Reset Required)`, and returns it with the rest.
-    fn action(text: &str) -> Option<(u32, &str, &str)> {
-        let (number, rest) = text.strip_prefix("0x")?.split_once(" (")?;
-        let (name, rest) = rest.split_once(')')?;
-        Some((u32::from_str_radix(number, 16).ok()?, name.trim(), rest))
-    }
-    let text = text.strip_prefix("GPU recovery action ").unwrap_or(text);
-    let (_, _, rest) = action(text.strip_prefix("changed from ")?)?;
-    let (number, name, _) = action(rest.strip_prefix(" to ")?)?;
-    Some((number, name))
 }
 
 #[cfg(test)]

@@ -137,9 +137,16 @@ impl GpuMonitor {
     }
 }
 
-/// Returns whether the driver says of a GPU and its partitions that nothing has to be done.
+/// Returns whether the driver says of a GPU and its partitions that nothing has to be done to them.
 pub(super) fn asks_for_nothing(told: &Readings) -> bool {
+    // A recovery of the IMEX domain is none of this GPU.
+    let is_nothing = |action: RecoveryAction| {
+        matches!(
+            action,
+            RecoveryAction::None | RecoveryAction::RecoverImexDomain
+        )
+    };
     let mut partitions = told.mig_recovery_actions.iter();
-    told.recovery_action == Some(RecoveryAction::None)
-        && partitions.all(|(_, action)| *action == RecoveryAction::None)
+    told.recovery_action.is_some_and(is_nothing)
+        && partitions.all(|(_, action)| is_nothing(*action))
 }

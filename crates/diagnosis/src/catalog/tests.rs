@@ -181,6 +181,25 @@ fn xid_154_is_judged_by_its_text() {
         // The names of drivers from R610 on.
         ("changed from 0x0 (None) to 0x1 (PF FLR)", ComponentReset),
         ("changed from 0x0 (None) to 0x2 (OS Reboot)", RestartBm),
+        // The number decides, also where an older name stands beside it.
+        (
+            "changed from 0x0 (None) to 0x2 (GPU Reset Required)",
+            RestartBm,
+        ),
+        (
+            "changed from 0x0 (None) to 0x6 (Sing a Song)",
+            ComponentReset,
+        ),
+        ("changed from 0x0 (None) to 0x7 (Sing a Song)", RestartBm),
+        // But PF FLR is a reset, whatever its number comes to be.
+        ("changed from 0x0 (None) to 0x2 (PF FLR)", ComponentReset),
+        ("changed from 0x0 (None) to 0x9 (PF FLR)", ComponentReset),
+        // A number that is not known: the name may be.
+        (
+            "changed from 0x0 (None) to 0x9 (Drain and Reset)",
+            ComponentReset,
+        ),
+        ("changed from 0x0 (None) to 0xa (OS Reboot)", RestartBm),
         // A name that is not known: the number still is.
         ("changed from 0x0 (None) to 0x2 (Sing a Song)", RestartBm),
         (
@@ -225,6 +244,60 @@ fn xid_154_is_judged_by_its_text() {
         assert_eq!(verdict.action, action, "{text}");
         assert_eq!(verdict.fatal, action != None, "{text}");
         assert_eq!(verdict.healthy, action == None, "{text}");
+    }
+}
+
+/// The driver tells one thing twice: in the line of an XID 154, and as a number of NVML, which is
+/// reported under a code of DCGM.
+#[test]
+fn the_drivers_advice_comes_to_the_same_however_it_is_told() {
+    let catalog = Catalog::builtin();
+    let of_line = |number: u32| {
+        let text = format!("changed from 0x0 (None) to {number:#x} (Whatever)");
+        let verdict = catalog.judge_xid(154, &text);
+        (verdict.fatal, verdict.action)
+    };
+    for (number, action) in [
+        (1, ComponentReset),
+        (2, RestartBm),
+        (3, ComponentReset),
+        (4, ComponentReset),
+        (6, ComponentReset),
+        (7, RestartBm),
+        (8, ContactSupport),
+        (99, ContactSupport),
+    ] {
+        let of_nvml = catalog.judge_dcgm(recovery_code(number).unwrap());
+        assert_eq!((of_nvml.fatal, of_nvml.action), (true, action), "{number}");
+        assert_eq!(of_line(number), (true, action), "{number}");
+    }
+    assert_eq!(recovery_code(0), Option::None);
+    let codes: Vec<&str> = recovery_codes().collect();
+    assert_eq!(codes.len(), 6, "{codes:?}");
+    assert!((0..99).all(|number| recovery_code(number).is_none_or(|code| codes.contains(&code))));
+    // What a site says of the one holds for the other.
+    let site = "[[dcgm]]\nname = \"DCGM_FR_GPU_RECOVERY_RESET\"\nfatal = false\nreason = \"lab\"\n";
+    let overrides = Overrides::parse(site, "site.toml").unwrap();
+    let changed = Catalog::builtin().with(&overrides);
+    let text = "changed from 0x0 (None) to 0x1 (GPU Reset Required)";
+    let verdict = changed.judge_xid(154, text);
+    assert!(!verdict.fatal, "{verdict:?}");
+    assert!(verdict.basis.unwrap().contains("lab"));
+}
+
+#[test]
+fn a_recovery_of_the_imex_domain_takes_no_node_out_and_is_no_all_clear() {
+    for text in [
+        "changed from 0x0 (None) to 0x5 (Recover IMEX Domain)",
+        "changed from 0x1 (GPU Reset Required) to 0x5 (Something)",
+    ] {
+        let verdict = Catalog::builtin().judge_xid(154, text);
+        assert_eq!(
+            (verdict.fatal, verdict.action, verdict.healthy),
+            (false, None, false),
+            "{text}"
+        );
+        assert!(verdict.basis.unwrap().contains("IMEX"), "{text}");
     }
 }
 

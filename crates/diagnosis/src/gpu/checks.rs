@@ -189,6 +189,7 @@ impl Health {
                     gpu,
                     readings,
                     limits: &self.limits,
+                    imex: self.dcgm.imex(),
                     known,
                     trails: self.trails.entry(gpu.uuid.clone()).or_default(),
                     now,

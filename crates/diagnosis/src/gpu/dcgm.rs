@@ -24,6 +24,8 @@ const WATCHES: [(u32, &str); 13] = [
     (0x800, keys::CHECK_NVSWITCH_FATAL),
     (0x2000, keys::CHECK_GPU_IMEX),
 ];
+/// The code of a GPU at the limit of its power, `DCGM_FR_CLOCKS_EVENT_POWER`.
+const AT_POWER_LIMIT: u32 = 12;
 /// The code of the service that shares memory between machines, `DCGM_FR_IMEX_UNHEALTHY`. Versions
 /// before 4.7 tell it by the watch of NVLinks.
 const IMEX_UNHEALTHY: u32 = 122;
@@ -119,10 +121,11 @@ impl DcgmIncident {
     }
 
     /// Returns whether it is to be judged. IMEX is while pods rely on it, for it need not run
-    /// otherwise, and counts as broken then.
+    /// otherwise, and counts as broken then. A GPU at the limit of its power is at work, and DCGM does
+    /// not tell that from a brake, which the driver does.
     pub(super) fn is_judged(&self, imex: ImexUse) -> bool {
         let counts = self.check() != keys::CHECK_GPU_IMEX || imex == ImexUse::Used;
-        counts && self.code != OK
+        counts && ![OK, AT_POWER_LIMIT].contains(&self.code)
     }
 }
 
@@ -162,6 +165,7 @@ mod tests {
             assert!(!told.is_judged(ImexUse::Unused) && !told.is_judged(ImexUse::Unknown));
         }
         assert!(!incident(0x2, 0).is_judged(ImexUse::Used));
+        assert!(!incident(0x200, 12).is_judged(ImexUse::Used));
         assert!(incident(0x2, 14).is_judged(ImexUse::Unknown));
     }
 

@@ -109,6 +109,8 @@ async fn an_xid_is_over_when_it_is_calm_and_the_driver_asks_for_nothing() {
     let open = bench.open().await;
     assert!(open[0].starts_with("SysLogsXIDError 48 "), "{open:?}");
     later(73);
+    // That the domain of machines is to be recovered is nothing to be done to the GPU.
+    bench.readings[1].recovery_action = Some(RecoveryAction::RecoverImexDomain);
     bench.look_once().await;
     assert_eq!(bench.open().await, [""; 0]);
     AHEAD.set(SignedDuration::ZERO);

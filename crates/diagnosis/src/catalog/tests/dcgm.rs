@@ -6,7 +6,7 @@ use super::*;
 const PUBLISHED: &str = include_str!("published_dcgm.tsv");
 
 /// The codes about which the catalogue differs, or that the mapping does not have.
-const OUR_OWN: [(u32, RecommendedAction); 9] = [
+const OUR_OWN: [(u32, RecommendedAction); 10] = [
     // Nothing is wrong.
     (0, None),
     // The mapping for DCGM 4.6 passed over both by mistake; each asks for a reset.
@@ -19,6 +19,8 @@ const OUR_OWN: [(u32, RecommendedAction); 9] = [
     (80, ComponentReset),
     (131, None),
     (132, ContactSupport),
+    // As the line of an XID 154 with the same advice.
+    (127, ComponentReset),
     // The test has found nothing out, and asks for another.
     (130, ContactSupport),
 ];

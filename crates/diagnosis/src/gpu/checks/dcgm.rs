@@ -30,7 +30,7 @@ pub(super) struct Dcgm {
     absent: BTreeMap<Problem, Duration>,
     /// The names of its GPUs, by key.
     names: BTreeMap<String, GpuNames>,
-    /// Whether what it tells of IMEX counts.
+    /// Whether a word about IMEX counts.
     imex: ImexUse,
 }
 
@@ -192,6 +192,11 @@ impl Health {
 // === impl Dcgm ===
 
 impl Dcgm {
+    /// Returns whether a word about IMEX counts, whoever says it.
+    pub(super) fn imex(&self) -> ImexUse {
+        self.imex
+    }
+
     /// Returns the names of a GPU by its key.
     pub(super) fn names(&self, key: &str) -> Option<&GpuNames> {
         self.names.get(key)

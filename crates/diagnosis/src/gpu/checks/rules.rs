@@ -9,6 +9,8 @@ use contract::keys;
 
 use super::trail::{Counter, Growth, Trails, WINDOW};
 use super::{KnownGpu, Problem, Sight};
+use crate::catalog::{recovery_code, recovery_codes};
+use crate::gpu::dcgm::ImexUse;
 use crate::gpu::{FabricState, Gpu, NvlinkReadings, Readings, RecoveryAction};
 use crate::limits::Limits;
 
@@ -16,31 +18,11 @@ use crate::limits::Limits;
 const PCIE_REPLAYS: [u64; 6] = [15, 30, 48, 96, 192, 384];
 /// The call that reads the power of a GPU.
 const POWER_CALL: &str = "nvmlDeviceGetPowerUsage";
-
-/// The codes by which the actions that the driver asks for are reported. DCGM 4.6 has none for those
-/// of newer drivers: they have the code of what they come down to.
-const RECOVERY_CODES: [(&str, &[RecoveryAction]); 5] = [
-    (
-        "DCGM_FR_GPU_RECOVERY_RESET",
-        &[RecoveryAction::Reset, RecoveryAction::BusReset],
-    ),
-    (
-        "DCGM_FR_GPU_RECOVERY_REBOOT",
-        &[RecoveryAction::Reboot, RecoveryAction::SystemReboot],
-    ),
-    (
-        "DCGM_FR_GPU_RECOVERY_DRAIN_P2P",
-        &[RecoveryAction::DrainPeers],
-    ),
-    (
-        "DCGM_FR_GPU_RECOVERY_DRAIN_RESET",
-        &[RecoveryAction::DrainAndReset],
-    ),
-    (
-        "DCGM_FR_IMEX_UNHEALTHY",
-        &[RecoveryAction::RecoverImexDomain],
-    ),
-];
+/// The reason of low clocks that the machine brakes the GPU, such as for its power supply
+/// (`nvmlClocksEventReasonHwPowerBrakeSlowdown`).
+const POWER_BRAKE: u64 = 0x80;
+/// The code of a domain of IMEX that the driver asks to recover.
+const IMEX_UNHEALTHY: &str = "DCGM_FR_IMEX_UNHEALTHY";
 
 /// Judges one GPU.
 pub(super) struct Rules<'a> {
@@ -48,6 +30,8 @@ pub(super) struct Rules<'a> {
     pub(super) gpu: &'a Gpu,
     pub(super) readings: &'a Readings,
     pub(super) limits: &'a Limits,
+    /// Whether a word about IMEX counts.
+    pub(super) imex: ImexUse,
     pub(super) known: &'a mut KnownGpu,
     pub(super) trails: &'a mut Trails,
     pub(super) now: Duration,
@@ -230,11 +214,13 @@ impl Rules<'_> {
     }
 
     fn power(&mut self) {
-        self.grown(
+        // A GPU at the limit of its power is at work; what slows it down from outside is not.
+        let reasons = self.readings.clock_reasons;
+        self.see(
             self.of(keys::CHECK_GPU_POWER, "DCGM_FR_CLOCKS_EVENT_POWER"),
-            &[(Counter::PowerViolation, self.readings.power_violation_ns)],
-            |growth| growth.by > 0,
-            |growth| format!("the power limit slowed the GPU down {}", share(growth)),
+            reasons.map(|reasons| reasons & POWER_BRAKE != 0),
+            (0, self.limits.calm_seconds),
+            || "the machine's power brake slows the GPU down".to_owned(),
         );
         let mut failed = self.readings.failed.iter();
         let failure = failed.find(|(call, _)| call == POWER_CALL);
@@ -262,20 +248,22 @@ impl Rules<'_> {
                 format!("the driver asks for {action}, because of {by}")
             })
         };
-        for (code, actions) in RECOVERY_CODES {
-            let by = asked.iter().find(|(_, asked)| actions.contains(asked));
+        for code in recovery_codes() {
+            let mut asked = asked.iter();
+            let by = asked.find(|(_, asked)| recovery_code(asked.number()) == Some(code));
+            let is_asked = is_told.then_some(by.is_some());
             self.is(
                 self.of(keys::CHECK_GPU_DRIVER, code),
-                is_told.then_some(by.is_some()),
+                // The domain matters where a pod relies on it; elsewhere it need not even be there.
+                match self.imex {
+                    _ if code != IMEX_UNHEALTHY => is_asked,
+                    ImexUse::Used => is_asked,
+                    ImexUse::Unused => Some(false),
+                    ImexUse::Unknown => None,
+                },
                 || asking(by),
             );
         }
-        let unknown = (asked.iter()).find(|(_, asked)| matches!(asked, RecoveryAction::Other(_)));
-        self.is(
-            self.of(keys::CHECK_GPU_DRIVER, "DCGM_FR_UNRECOGNIZED"),
-            is_told.then_some(unknown.is_some()),
-            || asking(unknown),
-        );
         self.is(
             self.of(keys::CHECK_GPU_DRIVER, "GPU_UNMONITORED"),
             Some(self.gpu.unmonitored.is_some()),

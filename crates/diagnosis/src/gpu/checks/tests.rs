@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::catalog::Catalog;
+use crate::gpu::dcgm::ImexUse;
 use crate::gpu::{Fabric, FabricState, NvlinkReadings, RecoveryAction, UnreadableGpu};
 
 mod any;
@@ -127,7 +128,7 @@ type Tells = fn(&mut Gpu, &mut Readings);
 
 /// The problems that last as long as they are told: the check, the code, how the GPU tells it, and
 /// how it tells nothing about it.
-const WHILE_TOLD: [(&str, &str, Tells, Tells); 21] = [
+const WHILE_TOLD: [(&str, &str, Tells, Tells); 20] = [
     (
         "GpuMemWatch",
         "DCGM_FR_VOLATILE_DBE_DETECTED",
@@ -229,12 +230,6 @@ const WHILE_TOLD: [(&str, &str, Tells, Tells); 21] = [
         "GpuDriverWatch",
         "DCGM_FR_GPU_RECOVERY_REBOOT",
         |_, told| told.recovery_action = Some(7.into()),
-        |_, told| told.recovery_action = None,
-    ),
-    (
-        "GpuDriverWatch",
-        "DCGM_FR_IMEX_UNHEALTHY",
-        |_, told| told.recovery_action = Some(5.into()),
         |_, told| told.recovery_action = None,
     ),
     (
@@ -371,6 +366,23 @@ fn what_the_driver_tells_is_a_problem_until_it_tells_that_it_is_over() {
     }
 }
 
+/// As DCGM's word on IMEX, by whichever source it is told.
+#[test]
+fn a_recovery_of_the_imex_domain_is_asked_for_where_pods_rely_on_it() {
+    let mut bench = Bench::new(2);
+    bench.tells(|_, told| told.recovery_action = Some(5.into()));
+    assert_eq!(bench.look_for(300), [""; 0], "nobody knows of a pod");
+    bench.health.imex_is(ImexUse::Unused);
+    assert_eq!(bench.look_for(300), [""; 0], "no pod relies on it");
+    bench.health.imex_is(ImexUse::Used);
+    assert_eq!(bench.look(), ["+1 DCGM_FR_IMEX_UNHEALTHY"]);
+    bench.health.imex_is(ImexUse::Unknown);
+    bench.is_well();
+    assert_eq!(bench.look_for(300), [""; 0], "nor is it seen to be over");
+    bench.health.imex_is(ImexUse::Unused);
+    assert_eq!(bench.look(), ["-1 DCGM_FR_IMEX_UNHEALTHY"]);
+}
+
 #[test]
 fn what_has_to_last_is_a_problem_once_it_has() {
     for (check, code, seconds, broken, silent) in WHEN_IT_LASTS {
@@ -419,6 +431,18 @@ fn what_is_just_below_a_threshold_is_no_problem() {
         bench.look();
         bench.tells(tells);
         assert_eq!(bench.look_for(600), [""; 0], "{:?}", bench.readings[1]);
+    }
+}
+
+#[test]
+fn a_link_counts_from_the_load_on_that_is_set() {
+    for (load, is_judged) in [(50, true), (49, false)] {
+        let mut bench = Bench::new(2);
+        bench.look();
+        bench.tells(|_, told| told.pcie_width = Some(8));
+        bench.readings[1].utilization_percent = Some(load);
+        let came = !bench.look_for(90).is_empty();
+        assert_eq!(came, is_judged, "{load} %");
     }
 }
 

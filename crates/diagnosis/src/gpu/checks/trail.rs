@@ -14,7 +14,6 @@ const MAX_READINGS: usize = 120;
 pub(super) enum Counter {
     PcieReplays,
     ThermalViolation,
-    PowerViolation,
     NvlinkReplays(u32),
     NvlinkRecoveries(u32),
     NvlinkCrcErrors(u32),

@@ -6,7 +6,7 @@ use super::*;
 type Case = (&'static str, fn(&mut Readings, u64), bool);
 
 /// Each after a first look at which the counter stood at 7, in looks 15 seconds apart.
-const CASES: [Case; 14] = [
+const CASES: [Case; 15] = [
     // 1.92 a lane and minute: 31 of 16 lanes of the fifth generation.
     (
         "DCGM_FR_PCI_REPLAY_RATE",
@@ -32,9 +32,18 @@ const CASES: [Case; 14] = [
         |told, look| told.thermal_violation_ns = Some(7 + look),
         true,
     ),
+    // A GPU at the limit of its power is at work.
     (
         "DCGM_FR_CLOCKS_EVENT_POWER",
-        |told, look| told.power_violation_ns = Some(7 + look),
+        |told, look| {
+            told.power_violation_ns = Some(7 + look);
+            told.clock_reasons = Some(0x4);
+        },
+        false,
+    ),
+    (
+        "DCGM_FR_CLOCKS_EVENT_POWER",
+        |told, _| told.clock_reasons = Some(0x80 | 0x8 | 0x4),
         true,
     ),
     (

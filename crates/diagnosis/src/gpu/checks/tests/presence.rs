@@ -1,6 +1,7 @@
 //! GPUs that are lost, that come back, and that are replaced.
 
 use super::*;
+use crate::gpu::MigDevice;
 
 const LOST: &str = "+1 DCGM_FR_FALLEN_OFF_BUS";
 const BACK: &str = "-1 DCGM_FR_FALLEN_OFF_BUS";
@@ -138,6 +139,57 @@ fn other_gpus_altogether_are_another_machine() {
     }
     assert_eq!(bench.look(), ["-1 DCGM_FR_SRAM_THRESHOLD"]);
     assert_eq!(bench.look_for(600), [""; 0]);
+}
+
+#[test]
+fn a_machine_that_comes_up_with_fewer_gpus_than_before_misses_them() {
+    let mut bench = Bench::new(8);
+    bench.look();
+    bench.restart();
+    bench.health.boot_has_begun(|_| true);
+    bench.loses();
+    assert_eq!(bench.look_for(60), [LOST]);
+    // It is told anew in each boot.
+    bench.health.boot_has_begun(|_| true);
+    assert_eq!(bench.look_for(60), [LOST]);
+}
+
+/// A new machine, or a driver that is being installed: nothing is known that could be missed.
+#[test]
+fn gpus_that_appear_one_after_the_other_are_not_missed_before() {
+    let mut bench = Bench::new(0);
+    for index in 0..8 {
+        assert_eq!(bench.look_for(120), [""; 0], "{index}");
+        bench.inventory.gpus.push(gpu(index));
+        bench.readings.push(well(&gpu(index)));
+    }
+    // The driver is taken away for another, and comes back.
+    let whole = (bench.inventory.clone(), bench.readings.clone());
+    bench.inventory.gpus.clear();
+    bench.readings.clear();
+    assert_eq!(bench.look_for(600), [""; 0]);
+    (bench.inventory, bench.readings) = whole;
+    bench.inventory.driver_version = Some("590.44.01".to_owned());
+    assert_eq!(bench.look_for(600), [""; 0]);
+}
+
+#[test]
+fn a_gpu_that_is_divided_or_no_longer_divided_is_the_same_one() {
+    let mut bench = Bench::new(2);
+    bench.health.limits.expected_gpus = Some(2);
+    bench.look();
+    let partition = |number: u32| MigDevice {
+        uuid: format!("MIG-{number}"),
+        gpu_instance: number,
+        ..MigDevice::default()
+    };
+    for partitions in [7, 1, 0] {
+        let gpu = &mut bench.inventory.gpus[1];
+        gpu.mig_enabled = Some(partitions > 0);
+        gpu.mig_devices = (0..partitions).map(partition).collect();
+        bench.health.boot_has_begun(|_| true);
+        assert_eq!(bench.look_for(600), [""; 0], "{partitions}");
+    }
 }
 
 #[test]
