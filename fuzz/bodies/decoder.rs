@@ -44,8 +44,12 @@ pub fn run(input: &[u8]) {
                 assert_eq!(sxid.code, *code);
             }
             (Some(LogLine::Reset(_)), Some(Kind::Reset)) => {}
-            (Some(LogLine::Fallen(part)), Some(Kind::FallenOffBus { .. })) => assert!(part.fell),
-            (Some(LogLine::Nic(_)), Some(Kind::Nic { .. })) => {}
+            (Some(LogLine::Fallen(part)), Some(Kind::FallenOffBus { .. })) => {
+                // The words may be said in several lines.
+                assert!(part.fell || part.pci.is_none());
+            }
+            (Some(LogLine::Nic(_)), Some(Kind::Nic { .. }))
+            | (Some(LogLine::InitFailed { .. }), None | Some(Kind::InitFailed)) => {}
             // The rest of a message, or right after an XID of the same GPU; a NIC's
             // ordinary line; a GPU's name.
             (Some(LogLine::Fallen(_) | LogLine::Nic(_) | LogLine::GpuName { .. }) | None, None) => {
@@ -108,6 +112,7 @@ fn check(said: &LogLine<'_>) {
             assert!(part.pci_id.is_none_or(|id| id.contains(':')));
             part.pci
         }
+        LogLine::InitFailed { pci } => Some(*pci),
         LogLine::GpuName { pci, uuid } => {
             assert!(uuid.starts_with("GPU-") && uuid.len() > 4);
             Some(*pci)

@@ -19,7 +19,7 @@ use domain::event::mark_accepted;
 use host::boot::Boot;
 use host::kernel_log::{Event, OpenError, Position, Record, Source, Spec};
 use jiff::{SignedDuration, Timestamp};
-use runtime::logging::chain;
+use runtime::logging::{Seldom, chain};
 use runtime::sources::{HEARTBEAT, SourceState};
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
@@ -47,6 +47,7 @@ const MONITOR: Monitor = Monitor {
         (keys::CHECK_XID, keys::COMPONENT_GPU),
         (keys::CHECK_SXID, keys::COMPONENT_GPU),
         (keys::CHECK_GPU_FALLEN_OFF, keys::COMPONENT_GPU),
+        (keys::CHECK_GPU_INIT, keys::COMPONENT_GPU),
         (keys::CHECK_NIC_DRIVER, keys::COMPONENT_NIC),
     ],
 };
@@ -94,6 +95,8 @@ pub struct KernelLogMonitor {
     last_place: Option<Position>,
     arrival: Arrival,
     unreadable: Unreadable,
+    /// Limits what is said of records that were lost.
+    said_lost: Seldom,
 }
 
 /// The place up to which the log is read, which is remembered over a restart.
@@ -141,6 +144,7 @@ impl KernelLogMonitor {
             newest: None,
             arrival: Arrival::default(),
             unreadable: Unreadable::default(),
+            said_lost: Seldom::default(),
         }
     }
 
@@ -356,16 +360,19 @@ impl KernelLogMonitor {
             Event::Record(record) => self.take_record(&record, self.reporter.now()),
             Event::Lost { count, counted } => {
                 // Blindness, never a fault: shown and counted.
-                if counted {
-                    tracing::warn!(
+                // A storm loses some between any two reads.
+                match self.said_lost.counting(count.max(1)) {
+                    Some(not_logged_before) if counted => tracing::warn!(
+                        not_logged_before,
                         "{count} kernel log records were lost before they could be read"
-                    );
-                } else {
-                    tracing::warn!(
+                    ),
+                    Some(not_logged_before) => tracing::warn!(
+                        not_logged_before,
                         "kernel log records were lost before they could be read, nobody can tell how \
                          many: counted as {}",
                         count.max(1)
-                    );
+                    ),
+                    None => {}
                 }
                 self.reporter.has_lost(count.max(1));
             }

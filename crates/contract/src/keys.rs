@@ -204,6 +204,10 @@ pub const CHECK_NIC_DRIVER: &str = "SysLogsNICDriverError";
 pub const CHECK_GPU_FALLEN_OFF: &str = "SysLogsGPUFallenOff";
 /// Code of [`CHECK_GPU_FALLEN_OFF`] events.
 pub const CODE_GPU_FALLEN_OFF: &str = "GPU_FALLEN_OFF_BUS";
+/// Check of GPUs that the driver cannot start.
+pub const CHECK_GPU_INIT: &str = "SysLogsGPUInitFailed";
+/// Code of [`CHECK_GPU_INIT`] events.
+pub const CODE_GPU_INIT_FAILED: &str = "GPU_INIT_FAILED";
 /// Code of [`CHECK_XID`] events about a reset that failed.
 pub const CODE_GPU_RESET_FAILURE: &str = "GPU_RESET_FAILURE";
 

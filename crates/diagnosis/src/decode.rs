@@ -47,6 +47,12 @@ pub enum LogLine<'a> {
         /// UUID of the GPU.
         uuid: &'a str,
     },
+    /// `NVRM: GPU 0000:b3:00.0: RmInitAdapter failed! (0x62:0x40:2393)`: the driver could not start a
+    /// GPU, and may try again.
+    InitFailed {
+        /// PCI address as printed.
+        pci: &'a str,
+    },
     /// `GPU reset executed: GPU-<uuid>, success: true`, written by whoever reset the GPU.
     Reset(Reset<'a>),
     /// A line of a dump that follows an XID: no fault, but tells of one.
@@ -129,7 +135,7 @@ fn anywhere(message: &[u8]) -> Option<LogLine<'_>> {
 const DRIVER: &[u8] = b"NVRM: ";
 
 fn driver_may_say_something(rest: &[u8]) -> bool {
-    matches!(rest.first(), Some(b'X' | b'G' | b'T' | b'(' | b'f' | b' '))
+    matches!(rest.first(), Some(b'X' | b'G' | b'T' | b' ')) || gpu::fallen_goes_on(rest).is_some()
 }
 
 /// Returns the content of a line of the GPU driver, of which `rest` follows `NVRM: `.
@@ -140,14 +146,14 @@ fn driver(rest: &[u8]) -> Option<LogLine<'_>> {
             None => xid::begins(rest).then_some(LogLine::Garbled),
         },
         b'G' => match rest.strip_prefix(b"GPU ") {
-            Some(rest) => gpu::name(rest).or_else(|| gpu::fallen(rest).map(LogLine::Fallen)),
+            Some(rest) => gpu::name(rest)
+                .or_else(|| gpu::init_failed(rest))
+                .or_else(|| gpu::fallen(rest).map(LogLine::Fallen)),
             None => rpc::begins(rest).map(LogLine::Rpc),
         },
         b' ' => rpc::goes_on(rest).map(LogLine::Rpc),
         b'T' => gpu::fallen_begins(text(rest)).map(LogLine::Fallen),
-        b'(' => gpu::fallen_goes_on(text(rest)).map(LogLine::Fallen),
-        b'f' => gpu::fallen_ends(rest).map(LogLine::Fallen),
-        _ => None,
+        _ => gpu::fallen_goes_on(rest).map(LogLine::Fallen),
     }
 }
 

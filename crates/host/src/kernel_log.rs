@@ -29,7 +29,7 @@ mod write;
 use self::{journal::Journal, kmsg::Kmsg, lines::Lines};
 
 pub use self::{
-    line::{LineParser, parse_line},
+    line::{LineParser, parse_line, unwrapped},
     line_buffer::LINE_MAX,
     position::{Cursor, InvalidPosition, Position},
     record::{Malformed, Record, RecordRef, parse_kmsg},

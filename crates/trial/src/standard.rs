@@ -93,6 +93,18 @@ pub fn events(catalog: &Catalog) -> Vec<Standard> {
             basis: None,
         },
     ));
+    events.push(kernel_log(
+        "GPU that the driver cannot start".to_owned(),
+        keys::CHECK_GPU_INIT,
+        keys::CODE_GPU_INIT_FAILED,
+        &Verdict {
+            healthy: false,
+            fatal: true,
+            action: RecommendedAction::ComponentReset,
+            meaning: "".into(),
+            basis: None,
+        },
+    ));
     for row in catalog.nics() {
         let name = format!("NIC driver {}", row.name);
         let mut standard = kernel_log(name, keys::CHECK_NIC_DRIVER, &row.name, &row.verdict());
@@ -127,6 +139,7 @@ pub fn checks() -> impl Iterator<Item = &'static str> {
         keys::CHECK_XID,
         keys::CHECK_SXID,
         keys::CHECK_GPU_FALLEN_OFF,
+        keys::CHECK_GPU_INIT,
         keys::CHECK_NIC_DRIVER,
     ];
     let others = OTHERS

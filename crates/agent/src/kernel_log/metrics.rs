@@ -118,8 +118,8 @@ impl KernelLogMetrics {
                 ];
                 self.nics.get_or_create(&labels).inc();
             }
-            // NVSentinel counts no resets.
-            Kind::Reset => {}
+            // NVSentinel counts neither.
+            Kind::Reset | Kind::InitFailed => {}
             Kind::FallenOffBus { .. } => {
                 self.fallen.get_or_create(&[node]).inc();
             }

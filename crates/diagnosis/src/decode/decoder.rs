@@ -29,9 +29,12 @@ use crate::subject::normalise_pci;
 /// The time after an XID that tells of a GPU's fall in which a "fallen off the bus" line of that
 /// GPU adds nothing.
 const SAME_FALL: SignedDuration = SignedDuration::from_mins(5);
+/// The time in which two starts of a GPU have to fail until that is a fault: one may be of a driver that
+/// is just being loaded, or of a GPU that is being reset.
+const SAME_START: SignedDuration = SignedDuration::from_mins(10);
 /// The XID of a GPU that has fallen off the bus.
 const FALLEN_XID: u32 = 79;
-/// Most GPUs, and most recent XIDs of falls, that are remembered: far above any machine.
+/// Most GPUs, most recent XIDs of falls and most starts that failed, that are remembered: far above any machine.
 const REMEMBERED: usize = 1024;
 /// Longest quotation of a garbled line (bytes): the beginning is what tells.
 const MAX_QUOTED_BYTES: usize = 200;
@@ -62,6 +65,8 @@ pub struct KernelLogDecoder {
     /// Messages of three lines, until the third has come.
     begun: Begun,
     dumps: Dumps,
+    /// The GPUs whose last start failed, with the time of that; the newest last.
+    failed_starts: VecDeque<(String, Timestamp)>,
     garbled: Option<Garbled>,
 }
 
@@ -94,6 +99,7 @@ impl KernelLogDecoder {
             reported_falls: VecDeque::new(),
             begun: Begun::default(),
             dumps: Dumps::default(),
+            failed_starts: VecDeque::new(),
             garbled: None,
         }
     }
@@ -193,6 +199,7 @@ impl KernelLogDecoder {
             }
             LogLine::Sxid(sxid) => Some(self.sxid(&sxid)),
             LogLine::Fallen(part) => self.fallen(part, line, at),
+            LogLine::InitFailed { pci } => self.init_failed(pci, at),
             LogLine::Reset(reset) => Some(self.reset(reset)),
             LogLine::Nic(nic) => self.nic(&nic),
             LogLine::Garbled => {
@@ -329,6 +336,29 @@ impl KernelLogDecoder {
         finding.pci = Some(pci);
         finding.lines =
             (!lines.is_empty()).then(|| format!("{lines}{}", String::from_utf8_lossy(line)));
+        Some(finding)
+    }
+
+    /// Takes in that a start of a GPU failed. The first such line is no fault.
+    fn init_failed(&mut self, pci: &str, at: Timestamp) -> Option<Finding> {
+        let pci = normalise_pci(pci);
+        let known = self.failed_starts.iter().position(|(gpu, _)| *gpu == pci);
+        let before = known.and_then(|index| self.failed_starts.remove(index));
+        if self.failed_starts.len() >= REMEMBERED {
+            self.failed_starts.pop_front();
+        }
+        self.failed_starts.push_back((pci.clone(), at));
+        let (_, before) = before?;
+        if at.duration_since(before).abs() > SAME_START {
+            return None;
+        }
+        let verdict = fatal(
+            RecommendedAction::ComponentReset,
+            "The driver cannot start the GPU",
+        );
+        let mut finding = self.finding(Kind::InitFailed, verdict);
+        finding.gpu_uuid = self.uuid_at(&pci);
+        finding.pci = Some(pci);
         Some(finding)
     }
 

@@ -79,6 +79,8 @@ pub enum Kind {
         /// Vendor and device, for example `10de:2330`.
         pci_id: Option<String>,
     },
+    /// Lines about starts of a GPU that failed, one after the other.
+    InitFailed,
     /// A line about a reset of a GPU. A successful one is the end of all its XIDs.
     Reset,
     /// A line of a NIC's driver.
@@ -100,6 +102,7 @@ impl Finding {
             Kind::Xid { .. } | Kind::Reset => keys::CHECK_XID,
             Kind::Sxid { .. } => keys::CHECK_SXID,
             Kind::FallenOffBus { .. } => keys::CHECK_GPU_FALLEN_OFF,
+            Kind::InitFailed => keys::CHECK_GPU_INIT,
             Kind::Nic { .. } => keys::CHECK_NIC_DRIVER,
         }
     }
@@ -123,6 +126,7 @@ impl Finding {
                 unit: Some(unit),
             } => Some(format!("{code}.{}", unit.replace(' ', "_"))),
             Kind::FallenOffBus { .. } => Some(keys::CODE_GPU_FALLEN_OFF.to_owned()),
+            Kind::InitFailed => Some(keys::CODE_GPU_INIT_FAILED.to_owned()),
             Kind::Reset if self.healthy => None,
             Kind::Reset => Some(keys::CODE_GPU_RESET_FAILURE.to_owned()),
             Kind::Nic { pattern, .. } => Some(pattern.clone()),

@@ -9,15 +9,36 @@ use super::{LogLine, is_gpu_uuid, is_pci, text};
 /// The beginning of the line of a reset job.
 pub(super) const RESET: &[u8] = b"GPU reset executed:";
 
-/// A message that a GPU has fallen off the bus, or a part of one: the longer form has three lines,
-/// which are one record or three.
+/// The sentence that a GPU has fallen off the bus, word by word, behind the address of the GPU:
+/// drivers and those who copy a log break it into lines at any of them. An empty word is the PCI id.
+const SENTENCE: [&str; 12] = [
+    "(PCI",
+    "ID:",
+    "",
+    "installed",
+    "in",
+    "this",
+    "system",
+    "has",
+    "fallen",
+    "off",
+    "the",
+    "bus",
+];
+/// The place of the first word behind the PCI id, which some drivers leave out.
+const BEHIND_ID: usize = 3;
+
+/// A message that a GPU has fallen off the bus, or a part of one: the longer form has several lines,
+/// which are one record or more.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Fallen<'a> {
     /// PCI address as printed, for example `0000:b3:00.0`.
     pub pci: Option<&'a str>,
     /// PCI vendor and device, for example `10de:2330`.
     pub pci_id: Option<&'a str>,
-    /// True if this line says that the GPU fell.
+    /// The words of the sentence that this line has, behind the address where it has one.
+    pub words: &'a str,
+    /// True if this line says that the GPU fell, whatever was said before.
     pub fell: bool,
 }
 
@@ -38,6 +59,21 @@ pub(super) fn name(rest: &[u8]) -> Option<LogLine<'_>> {
     (is_gpu_uuid(uuid) && is_pci(pci)).then_some(LogLine::GpuName { pci, uuid })
 }
 
+/// Reads `0000:b3:00.0: RmInitAdapter failed! (0x62:0x40:2393)` behind `NVRM: GPU `, which the driver
+/// prints once for each try to start a GPU that fails. The line `rm_init_adapter failed` that follows
+/// says no more.
+pub(super) fn init_failed(rest: &[u8]) -> Option<LogLine<'_>> {
+    const FAILED: &[u8] = b": RmInitAdapter failed";
+    /// The longest address, `00000000:b3:00.0`, in bytes.
+    const LONGEST: usize = 16;
+    let at = memchr::memmem::find(
+        rest.get(..(LONGEST + FAILED.len()).min(rest.len()))?,
+        FAILED,
+    )?;
+    let pci = text(rest.get(..at)?);
+    is_pci(pci).then_some(LogLine::InitFailed { pci })
+}
+
 /// Reads `0000:b3:00.0: GPU has fallen off the bus.` behind `NVRM: GPU `, and the forms with `at`
 /// and `PCI:` of older drivers.
 pub(super) fn fallen(rest: &[u8]) -> Option<Fallen<'_>> {
@@ -54,39 +90,70 @@ pub(super) fn fallen(rest: &[u8]) -> Option<Fallen<'_>> {
     let pci = text(rest.get(..length)?).trim_end_matches([':', '.']);
     is_pci(pci).then_some(Fallen {
         pci: Some(pci),
-        pci_id: None,
         fell: true,
+        ..Fallen::default()
     })
 }
 
 /// Reads `The NVIDIA GPU 0000:b3:00.0 (PCI ID: 10de:2330) installed in this system has fallen off
-/// the bus and is not responding to commands.`, or the first line of it.
+/// the bus and is not responding to commands.`, or the first line of it, which ends anywhere.
 pub(super) fn fallen_begins(text: &str) -> Option<Fallen<'_>> {
-    let rest = text.strip_prefix("The NVIDIA GPU ")?;
-    let pci = rest.split_ascii_whitespace().next()?.trim_end_matches(':');
-    is_pci(pci).then(|| Fallen {
+    let rest = text.strip_prefix("The NVIDIA GPU ")?.trim_start();
+    let (pci, words) = rest.split_once(char::is_whitespace).unwrap_or((rest, ""));
+    let pci = pci.trim_end_matches(':');
+    let fell = fell(words.as_bytes());
+    // A driver that does not support a GPU begins in the same way.
+    let is_of_it = fell || goes_on(0, words).is_some();
+    (is_pci(pci) && is_of_it).then(|| Fallen {
         pci: Some(pci),
-        pci_id: pci_id(rest),
-        fell: fell(rest.as_bytes()),
+        pci_id: pci_id(words),
+        words,
+        fell,
     })
 }
 
-/// Reads the second line: `(PCI ID: 10de:2330) installed in this system has`.
-pub(super) fn fallen_goes_on(text: &str) -> Option<Fallen<'_>> {
-    Some(Fallen {
+/// Reads a later line, such as `(PCI ID: 10de:2330) installed in this system has` or `fallen off the
+/// bus and is not responding to commands.`.
+pub(super) fn fallen_goes_on(rest: &[u8]) -> Option<Fallen<'_>> {
+    // One look at the first byte ends it for most lines of the driver.
+    let is_word = |word: &&str| word.as_bytes().first() == rest.first();
+    let may_be =
+        rest.first().is_some_and(u8::is_ascii_hexdigit) || SENTENCE.iter().any(|it| is_word(&it));
+    let fell = fell(rest);
+    if !fell && !may_be {
+        return None;
+    }
+    let words = text(rest);
+    let is_part = || (0..SENTENCE.len()).any(|at| goes_on(at, words) > Some(at));
+    (fell || is_part()).then(|| Fallen {
         pci: None,
-        pci_id: Some(pci_id(text)?),
-        fell: fell(text.as_bytes()),
+        pci_id: pci_id(words),
+        words,
+        fell,
     })
 }
 
-/// Reads the third line: `fallen off the bus and is not responding to commands.`.
-pub(super) fn fallen_ends(rest: &[u8]) -> Option<Fallen<'_>> {
-    rest.starts_with(FELL).then_some(Fallen {
-        pci: None,
-        pci_id: None,
-        fell: true,
-    })
+/// Returns how many words of the sentence are said once `words` have followed the first `at` of them;
+/// `None` where they do not follow. What comes behind the bus does not matter.
+pub(super) fn goes_on(at: usize, words: &str) -> Option<usize> {
+    let mut at = at;
+    for word in words.split_ascii_whitespace() {
+        let Some(expected) = SENTENCE.get(at) else {
+            break;
+        };
+        at = match (*expected == word, expected.is_empty()) {
+            (true, _) => at + 1,
+            (false, true) if is_pci_id(word.trim_end_matches(')')) => at + 1,
+            _ if at == 0 && SENTENCE.get(BEHIND_ID) == Some(&word) => BEHIND_ID + 1,
+            _ => return None,
+        };
+    }
+    Some(at)
+}
+
+/// Returns whether so many words of the sentence say that the GPU fell.
+pub(super) fn is_said(words: usize) -> bool {
+    words >= SENTENCE.len()
 }
 
 /// Reads ` GPU-d2e7..., success: true`. Jobs of before there was a result wrote the line only when
@@ -110,11 +177,16 @@ fn fell(rest: &[u8]) -> bool {
     FINDER.find(rest).is_some()
 }
 
-/// Returns `10de:2330` of `PCI ID: 10de:2330`.
-fn pci_id(text: &str) -> Option<&str> {
-    let (_, rest) = text.split_once("PCI ID: ")?;
-    let id = rest.split([')', ' ', '\n']).next()?;
-    let (vendor, device) = id.split_once(':')?;
+/// Returns the PCI id among words of the sentence: `10de:2330` of `(PCI ID: 10de:2330)`.
+fn pci_id(words: &str) -> Option<&str> {
+    let words = words.split_ascii_whitespace();
+    let mut words = words.map(|word| word.trim_matches(['(', ')']));
+    words.find(|word| is_pci_id(word))
+}
+
+/// Returns whether a word is vendor and device: `10de:2330`.
+fn is_pci_id(word: &str) -> bool {
     let is_hex = |part: &str| part.len() == 4 && part.bytes().all(|b| b.is_ascii_hexdigit());
-    (is_hex(vendor) && is_hex(device)).then_some(id)
+    word.split_once(':')
+        .is_some_and(|(vendor, device)| is_hex(vendor) && is_hex(device))
 }

@@ -17,8 +17,9 @@ use crate::policy::{DeviceTaints, RuleSet};
 use crate::reporter::Authority;
 
 /// The checks of one dimension each; XIDs are known by their code.
-const CHECKS: [(&str, Dimension); 7] = [
+const CHECKS: [(&str, Dimension); 8] = [
     (keys::CHECK_GPU_FALLEN_OFF, Dimension::GpuLost),
+    (keys::CHECK_GPU_INIT, Dimension::GpuLost),
     ("GpuDcgmConnectivityFailure", Dimension::Unmonitored),
     (keys::CHECK_GPU_MEMORY, Dimension::Memory),
     (keys::CHECK_GPU_NVLINK, Dimension::Nvlink),

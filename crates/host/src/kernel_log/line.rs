@@ -4,7 +4,10 @@
 //! -r`) or its names (`dmesg -x`); a time in brackets (`dmesg`, `-T`, `-d`, `-e`), in ISO 8601
 //! (`dmesg --time-format iso`, `journalctl -o short-iso`, rsyslog), in the form of RFC 3164
 //! (syslog, `journalctl`), of RFC 5424, or of `journalctl -o short-full`; host and tag, also
-//! without a time. What is not recognised stays text, so no line is refused.
+//! without a time; names before a time in brackets (Talos). What is not recognised stays text, so no
+//! line is refused. What other programs put around a line is taken off by [`unwrapped`] before.
+
+mod wrapped;
 
 use jiff::{
     SignedDuration, Timestamp,
@@ -14,6 +17,7 @@ use jiff::{
 use memchr::memchr;
 
 use super::record::{RecordRef, level_of, parse_kmsg};
+pub use wrapped::unwrapped;
 
 /// Longest bracket, name or tag that is looked at, in bytes; a longer one is text.
 const TOKEN_MAX: usize = 64;
@@ -98,10 +102,22 @@ impl LineParser {
     pub fn parse<'a>(&self, line: &'a [u8]) -> RecordRef<'a> {
         let line = line.strip_suffix(b"\n").unwrap_or(line);
         let line = line.strip_suffix(b"\r").unwrap_or(line);
+        // A container runtime puts its own time before whatever the line is.
+        if let Some((wall, _, rest)) = iso_stamp(line)
+            && let Some(line) = wrapped::stream(rest)
+        {
+            let record = self.of_kernel(line);
+            let wall = record.wall.or(Some(wall));
+            return RecordRef { wall, ..record };
+        }
+        self.of_kernel(line)
+    }
+
+    /// Reads a line as the kernel's log was kept, raw or by a log daemon.
+    fn of_kernel<'a>(&self, line: &'a [u8]) -> RecordRef<'a> {
         if let Ok(record) = parse_kmsg(line) {
             return record;
         }
-
         let mut record = RecordRef::default();
         let rest = priority(line, &mut record)
             .or_else(|| priority_names(line, &mut record))
@@ -113,6 +129,7 @@ impl LineParser {
             .or_else(|| self.full_time(rest, &mut record))
             .or_else(|| self.syslog_protocol(rest, &mut record))
             .or_else(|| self.host_and_kernel(rest, &mut record))
+            .or_else(|| self.names_and_time(rest, &mut record))
             .unwrap_or(rest);
         record
     }
@@ -156,13 +173,13 @@ impl LineParser {
 
     /// Reads `Nov 21 11:40:00 host tag: ` and returns the rest of the line.
     fn syslog_time<'a>(&self, bytes: &'a [u8], record: &mut RecordRef<'_>) -> Option<&'a [u8]> {
-        let (month, rest) = name_of(bytes, &MONTHS)?;
+        let (month, rest) = wrapped::month(bytes)?;
         let rest = rest.strip_prefix(b" ")?;
         let rest = rest.strip_prefix(b" ").unwrap_or(rest);
         let (day, rest) = number(rest, 1, 2)?;
         let (time, rest) = time_of_day(rest.strip_prefix(b" ")?)?;
         let rest = rest.strip_prefix(b" ")?;
-        record.wall = self.latest_year(month, day, time);
+        record.wall = month.and_then(|month| self.latest_year(month, day, time));
         Some(self.host_and_tag(rest, record))
     }
 
@@ -210,6 +227,19 @@ impl LineParser {
         let (_host, rest) = field(bytes)?;
         rest.starts_with(b"kernel:")
             .then(|| self.host_and_tag(bytes, record))
+    }
+
+    /// Reads names before a time in brackets, as those of Talos, and returns the rest of the line.
+    fn names_and_time<'a>(&self, bytes: &'a [u8], record: &mut RecordRef<'_>) -> Option<&'a [u8]> {
+        let bracket = wrapped::names_and_bracket(bytes)?;
+        record.wall = Some(bracket.wall);
+        record.facility = record.facility.or(bracket.facility);
+        record.level = record.level.or(bracket.level);
+        let rest = bracket.rest;
+        let rest = rest.strip_prefix(b"kernel: ").unwrap_or(rest);
+        let rest = self.bracketed_time(rest, record).unwrap_or(rest);
+        let behind_caller = caller(rest).map(|rest| rest.strip_prefix(b" ").unwrap_or(rest));
+        Some(behind_caller.unwrap_or(rest))
     }
 
     /// Takes off `host kernel: ` and a kernel time in brackets after it. The tag of another program
@@ -315,6 +345,15 @@ fn iso_stamp(bytes: &[u8]) -> Option<(Timestamp, bool, &[u8])> {
     let time_of_day = time.on(date.year(), date.month(), date.day())?;
     let wall = offset.to_timestamp(time_of_day).ok()?;
     Some((wall, time.comma, rest))
+}
+
+/// Reads a whole `2026-11-21T11:40:00.123456Z`.
+fn iso_time(stamp: &[u8]) -> Option<Timestamp> {
+    let (date, rest) = date(stamp)?;
+    let (time, rest) = time_of_day(rest.strip_prefix(b"T")?)?;
+    let (offset, rest) = utc_offset(rest)?;
+    let time = time.on(date.year(), date.month(), date.day())?;
+    offset.to_timestamp(time).ok().filter(|_| rest.is_empty())
 }
 
 /// Reads `+0530`, or `+05` as zones without letters have it.

@@ -25,7 +25,7 @@ use super::{
     Event, OpenError, Position, Record,
     file_id::directory_of,
     follow::{Follow, ReadStep, StartingPlace, hash, open_file},
-    line::LineParser,
+    line::{LineParser, unwrapped},
     line_buffer::{LINE_MAX, LineBuffer, RawLine},
 };
 use crate::readiness;
@@ -330,7 +330,8 @@ impl Output {
         {
             return;
         }
-        let record = self.parser.parse(line.bytes);
+        let plain = unwrapped(line.bytes);
+        let record = self.parser.parse(&plain);
         self.after_raw_record = record.seq.is_some();
         out.push(Event::Record(Record {
             line: self.place.is_none().then_some(self.lines),

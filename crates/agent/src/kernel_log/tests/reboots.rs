@@ -37,18 +37,19 @@ async fn a_reboot_closes_once_and_before_anything_of_the_new_boot() {
             healthy(keys::CHECK_XID),
             healthy(keys::CHECK_SXID),
             healthy(keys::CHECK_GPU_FALLEN_OFF),
+            healthy(keys::CHECK_GPU_INIT),
             healthy(keys::CHECK_NIC_DRIVER),
             fault(3),
         ]
     );
-    let nic = &events[6];
+    let nic = &events[7];
     assert_eq!(
         (nic.agent.as_str(), nic.component_class.as_str()),
         (keys::SYSLOG_AGENT, keys::COMPONENT_NIC)
     );
     assert_eq!(nic.metadata[keys::META_BOOT_ID], bench.boot.id.to_string());
     // A restart in the same boot is none.
-    assert_eq!(bench.run_until(8).await.len(), 8);
+    assert_eq!(bench.run_until(9).await.len(), 9);
 }
 
 /// The machine hangs at an XID 79, and is switched off and on: what was renamed and not
@@ -61,9 +62,9 @@ async fn a_power_cycle_that_empties_the_state_file_is_a_reboot_all_the_same() {
     std::fs::write(bench.state(), "").unwrap();
     bench.append(&at(2, 10, "usb 1-1: new device"));
     bench.boot = boot(2);
-    let events = bench.run_until(5).await;
+    let events = bench.run_until(6).await;
     let healthy = events.iter().filter(|event| event.is_healthy);
-    assert_eq!(healthy.count(), 4, "{events:#?}");
+    assert_eq!(healthy.count(), 5, "{events:#?}");
 }
 
 #[tokio::test]
@@ -93,9 +94,9 @@ async fn a_kill_in_the_middle_of_a_reboot_neither_loses_nor_doubles_its_healthy_
     bench.run_until(1).await;
     let before = std::fs::read(bench.state()).unwrap();
     bench.boot = boot(2);
-    assert_eq!(bench.run_until(5).await.len(), 5);
+    assert_eq!(bench.run_until(6).await.len(), 6);
     // Power was lost before the state reached the disk.
     std::fs::write(bench.state(), before).unwrap();
     bench.append(&at(2, 10, &xid(79, 2)));
-    assert_eq!(bench.run_until(6).await.len(), 6);
+    assert_eq!(bench.run_until(7).await.len(), 7);
 }

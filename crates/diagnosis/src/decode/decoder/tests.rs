@@ -2,6 +2,7 @@ mod dump;
 mod fall;
 mod nic;
 mod nvlink5;
+mod starts;
 
 use std::fmt::Write as _;
 

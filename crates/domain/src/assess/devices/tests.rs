@@ -1,4 +1,4 @@
-use contract::{Entity, HealthEvent};
+use contract::{BehaviourOverrides, Entity, HealthEvent};
 
 use super::*;
 use crate::assess::{Desired, assess};
@@ -57,6 +57,16 @@ fn recovery(event: &HealthEvent) -> HealthEvent {
 }
 
 fn desired(events: &[HealthEvent], table: &str, published: &[DeviceTaint]) -> Desired {
+    let policy = format!("[device-taints]\n{table}\n{ONE}");
+    desired_on(&NodeView::unknown("n1"), events, &policy, published)
+}
+
+fn desired_on(
+    node: &NodeView,
+    events: &[HealthEvent],
+    policy: &str,
+    published: &[DeviceTaint],
+) -> Desired {
     let mut book = FaultBook::default();
     for (seq, event) in (1_u64..).zip(events) {
         let mut event = event.clone();
@@ -69,7 +79,7 @@ fn desired(events: &[HealthEvent], table: &str, published: &[DeviceTaint]) -> De
             event,
         });
     }
-    let policy = Policy::parse(&format!("[device-taints]\n{table}\n{ONE}"), "p").unwrap();
+    let policy = Policy::parse(policy, "p").unwrap();
     let mut slice = slice("n1", 3);
     slice.devices[0].taints = published.to_vec();
     slice.devices.push(SliceDevice {
@@ -80,13 +90,7 @@ fn desired(events: &[HealthEvent], table: &str, published: &[DeviceTaint]) -> De
     let mut inventory = Inventory::default();
     inventory.take("s", Some(slice));
     let devices = inventory.of_node("n1", [].iter());
-    assess(
-        book.faults("n1"),
-        &policy,
-        &NodeView::unknown("n1"),
-        &devices,
-        None,
-    )
+    assess(book.faults("n1"), &policy, node, &devices, None)
 }
 
 /// The taints as `device taint`, without the keys' domain, and `node` where the node is taken out.
@@ -171,6 +175,27 @@ fn each_dimension_has_its_taint() {
             false,
             of(&["gpu-0 thermal=throttled:None"]),
         ),
+        (
+            "GpuThermalMarginWatch",
+            "GPU_TEMP_HW_SLOWDOWN_VIOLATION",
+            gpu,
+            true,
+            of(&["gpu-0 thermal=throttled:NoSchedule"]),
+        ),
+        (
+            "SysLogsGPUInitFailed",
+            "GPU_INIT_FAILED",
+            gpu,
+            true,
+            of(&["gpu-0 gpu-lost:NoSchedule"]),
+        ),
+        (
+            "GpuNvswitchFatalWatch",
+            "C",
+            gpu,
+            true,
+            of(&["gpu-0 nvlink=degraded:NoSchedule", "node"]),
+        ),
         // A link has two ends, so the rule set does not spare the node.
         (
             "GpuNvlinkWatch",
@@ -225,6 +250,99 @@ fn each_dimension_has_its_taint() {
     ] {
         let found = taints(&[report(check, code, entities, fatal)], "");
         assert_eq!(found, expected, "{check} {code} {entities:?}");
+    }
+}
+
+#[test]
+fn a_device_has_a_taint_of_each_dimension_at_most() {
+    let gpu = &["GPU_UUID=GPU-0"][..];
+    let all: Vec<HealthEvent> = CHECKS
+        .iter()
+        .map(|(check, _)| report(check, "C", gpu, true))
+        .chain(["48", "79", "63", "95"].map(|xid| report("SysLogsXIDError", xid, gpu, true)))
+        .chain([report("GpuDriverWatch", "GPU_UNMONITORED", gpu, true)])
+        .collect();
+    let mut keys: Vec<String> = taints(&all, "")
+        .iter()
+        .filter_map(|taint| taint.strip_prefix("gpu-0 "))
+        .map(|taint| taint.split(['=', ':']).next().unwrap().to_owned())
+        .collect();
+    keys.sort();
+    // Kubernetes takes sixteen.
+    let expected = [
+        "gpu-lost",
+        "memory",
+        "nvlink",
+        "thermal",
+        "unmonitored",
+        "xid",
+    ];
+    assert_eq!(keys, expected);
+}
+
+/// Without a rule set that taints, a fault only marks the device, unless the table says more.
+#[test]
+fn what_marks_a_device_keeps_no_pod_away_by_default() {
+    let rules = ONE.replace("taint-devices = 1\n", "");
+    assert_ne!(rules, ONE);
+    let gpu = &["GPU_UUID=GPU-0"][..];
+    for (check, code, expected) in [
+        ("GpuMemWatch", "C", "gpu-0 memory=retired:None"),
+        ("GpuThermalWatch", "C", "gpu-0 thermal=throttled:None"),
+        ("SysLogsXIDError", "48", "gpu-0 xid=48:None"),
+        ("GpuNvlinkWatch", "C", "gpu-0 nvlink=degraded:None"),
+    ] {
+        let policy = format!("[device-taints]\n{rules}");
+        let events = [report(check, code, gpu, true)];
+        let desired = desired_on(&NodeView::unknown("n1"), &events, &policy, &[]);
+        assert_eq!(said(&desired), [expected, "node"], "{check}");
+    }
+}
+
+/// Nothing waits for the repair of what a job has brought about.
+#[test]
+fn the_xids_of_jobs_taint_no_device() {
+    for code in ["13", "31", "43", "45"] {
+        let notice = HealthEvent {
+            recommended_action: 0,
+            ..report("SysLogsXIDError", code, &["GPU_UUID=GPU-0"], false)
+        };
+        assert_eq!(taints(&[notice], ""), [""; 0], "{code}");
+    }
+}
+
+#[test]
+fn faults_that_somebody_has_set_aside_taint_no_device() {
+    let grave = |edit: fn(&mut HealthEvent)| {
+        let mut event = report("SysLogsXIDError", "48", &["GPU_UUID=GPU-0"], true);
+        edit(&mut event);
+        event
+    };
+    assert_eq!(taints(&[grave(|_| {})], ""), ["gpu-0 xid=48:NoSchedule"]);
+    // Its sender asks for nothing.
+    let skipped = grave(|event| {
+        event.quarantine_overrides = Some(BehaviourOverrides {
+            skip: true,
+            ..BehaviourOverrides::default()
+        });
+    });
+    assert_eq!(taints(&[skipped], ""), [""; 0]);
+    // Its node is in the hands of somebody else, or opted out.
+    let opt_out = format!(
+        "[[rule-sets.match.all]]\nkind = \"Node\"\n\
+         expression = \"!('{0}' in node.metadata.labels && node.metadata.labels['{0}'] == 'false')\"\n",
+        keys::MANAGED_LABEL
+    );
+    for (label, expected) in [
+        ("x", &["gpu-0 xid=48:NoSchedule"][..]),
+        (keys::HANDED_OVER_LABEL, &[]),
+        (keys::MANAGED_LABEL, &[]),
+    ] {
+        let object = serde_json::json!({"metadata": {"name": "n1", "labels": {label: "false"}}});
+        let node = NodeView::from_object(object).unwrap();
+        let rules = format!("[device-taints]\n{ONE}{opt_out}");
+        let desired = desired_on(&node, &[grave(|_| {})], &rules, &[]);
+        assert_eq!(said(&desired), expected, "{label}");
     }
 }
 

@@ -2,6 +2,8 @@ use proptest::prelude::*;
 
 use super::*;
 
+mod forms;
+
 const XID: &str =
     "NVRM: Xid (PCI:0000:b3:00): 79, pid=1234, name=python3, GPU has fallen off the bus.";
 
@@ -400,7 +402,7 @@ fn a_new_year_has_begun_on_the_writer_first() {
 proptest! {
     #[test]
     fn any_bytes_are_a_line(line: Vec<u8>) {
-        let _ = parser().parse(&line).to_record();
+        let _ = parser().parse(&unwrapped(&line)).to_record();
         let _ = parse_line(&line).to_record();
     }
 

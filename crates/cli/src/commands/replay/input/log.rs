@@ -11,7 +11,7 @@ use diagnosis::catalog::Catalog;
 use diagnosis::decode::KernelLogDecoder;
 use diagnosis::fold::Fold;
 use domain::event::normalise;
-use host::kernel_log::{LINE_MAX, LineParser, Record};
+use host::kernel_log::{LINE_MAX, LineParser, Record, unwrapped};
 use jiff::{SignedDuration, Timestamp, tz::TimeZone};
 
 use super::{Item, Problems};
@@ -96,7 +96,8 @@ impl Log {
     }
 
     fn take(&mut self, name: &str, line: &[u8], at: &mut Timestamp, events: &mut Vec<HealthEvent>) {
-        let record = self.parser.parse(line);
+        let plain = unwrapped(line);
+        let record = self.parser.parse(&plain);
         let since_boot = || {
             let micros = i64::try_from(record.boot_time_us?).ok()?;
             Timestamp::from_microsecond(micros).ok()

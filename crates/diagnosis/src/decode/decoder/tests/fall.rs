@@ -167,6 +167,46 @@ fn a_fall_told_in_three_lines_is_one_fault_with_all_of_them() {
     assert_eq!(both.code().as_deref(), Some("79"));
 }
 
+/// Drivers, and those who copy a log, break the sentence wherever they like.
+#[test]
+fn a_fall_is_one_fault_wherever_its_sentence_breaks() {
+    let sentence = "The NVIDIA GPU 0000:b3:00.0 (PCI ID: 10de:2330) installed in this system has \
+                    fallen off the bus and is not responding to commands.";
+    let words: Vec<&str> = sentence.split(' ').collect();
+    let lines = |breaks: &[usize]| {
+        let mut from = 0;
+        let ends = breaks.iter().copied().chain([words.len()]);
+        let lines = ends.map(|end| {
+            let line = format!("NVRM: {}", words[from..end].join(" "));
+            from = end;
+            line
+        });
+        lines.collect::<Vec<String>>()
+    };
+    let between = "NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  580.65.06";
+    // The first line names the GPU.
+    for first in 4..words.len() {
+        for second in first..words.len() {
+            let mut breaks = vec![first, second];
+            breaks.dedup();
+            let mut decoder = on_a_known_machine();
+            let mut found = Vec::new();
+            for line in lines(&breaks) {
+                found.extend(decoder.record(line.as_bytes(), T0));
+                found.extend(decoder.record(between.as_bytes(), T0));
+            }
+            assert_eq!(found.len(), 1, "{breaks:?}: {found:?}");
+            assert_eq!(
+                entities(&found[0]),
+                "PCI=0000:b3:00 GPU_UUID=GPU-aa PCI_ID=10de:2330",
+                "{breaks:?}"
+            );
+            let one = decoder.record(lines(&breaks).join("\n").as_bytes(), T0);
+            assert_eq!(one.len(), 1, "{breaks:?}");
+        }
+    }
+}
+
 /// The three lines about a GPU on this bus.
 fn three(bus: &str) -> [String; 3] {
     [
