@@ -264,6 +264,16 @@ fn the_apis_of_gpus_have_the_numbers_of_their_contracts() {
     let (ours, theirs) = ("gpuwarden.device.v1alpha1", "nvidia.nvsentinel.v1alpha1");
     let condition = "type 1, status 2, reason 3, message 4, last_transition_time 5, source 6";
     assert_eq!(fields(ours, "Condition"), condition);
+    use contract::device::ConditionStatus;
+    let statuses = [
+        ConditionStatus::Unspecified,
+        ConditionStatus::True,
+        ConditionStatus::False,
+        ConditionStatus::Unknown,
+    ];
+    for (number, status) in (0..).zip(statuses) {
+        assert_eq!(ConditionStatus::try_from(number), Ok(status));
+    }
     let condition = "type 1, status 2, last_transition_time 3, reason 4, message 5";
     for (message, expected) in [
         ("Gpu", "name 1, spec 2, status 3"),

@@ -25,7 +25,9 @@ use history::History;
 use record::{Record, Registration, Told};
 
 pub use history::{Change, Forgotten};
-pub use limits::{MAX_CONDITIONS, MAX_GPUS, MAX_MESSAGE, MAX_PROVIDERS, MAX_WORD};
+pub use limits::{
+    MAX_CONDITIONS, MAX_GPUS, MAX_MESSAGE, MAX_OF_PROVIDERS, MAX_PROVIDERS, MAX_WORD,
+};
 
 /// The time after which a provider that says nothing is no longer believed: six times the pause
 /// between two heartbeats that are usual.
@@ -33,6 +35,8 @@ pub const HEARTBEAT: Duration = Duration::from_secs(60);
 
 /// The condition that sums up all others.
 pub const READY: &str = "Ready";
+/// The source of that condition.
+const SUM: &str = "gpuwarden";
 
 /// The sources of this process. Their types of conditions, and their names, are nobody else's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,6 +56,8 @@ pub struct Provider {
     pub id: String,
     /// The user that it runs as. Another user's provider cannot take its name.
     pub uid: u32,
+    /// True if that user administers the machine: others have a share of the room.
+    pub is_operator: bool,
 }
 
 /// The condition of a GPU, as one of our own sources says.
@@ -106,6 +112,19 @@ pub enum BoardError {
         /// The trouble, and what to do.
         problem: String,
     },
+    /// There is no room for more of users who do not administer the machine.
+    #[error(
+        "there are too many {what} of users who do not administer the machine: one of them can have \
+         {one}, and all of them {all}"
+    )]
+    TooManyOfOthers {
+        /// The things of which there are too many.
+        what: &'static str,
+        /// The highest number of them that one such user can have.
+        one: usize,
+        /// The highest number of them that all such users can have.
+        all: usize,
+    },
     /// There is no room for more.
     #[error("there are {limit} {what} already, and no more are taken")]
     TooMany {
@@ -132,10 +151,13 @@ pub struct Board {
     version: u64,
     /// By name in lower case.
     gpus: BTreeMap<String, Record>,
-    /// The user of each provider that has a GPU registered.
-    providers: BTreeMap<String, u32>,
-    /// The provider of each type of condition.
+    /// Each provider that has a GPU registered, by its name.
+    providers: BTreeMap<String, Provider>,
+    /// The provider of each type of condition, by the type in lower case: one that differs in case alone
+    /// would pass for it.
     types: BTreeMap<String, String>,
+    /// The number of GPUs that the driver shows and for which there is no room.
+    left_out: usize,
     history: History,
 }
 
@@ -164,7 +186,10 @@ impl Own {
 
     /// Returns whether a source of conditions is one of this process.
     pub fn is_source(source: &str) -> bool {
-        Self::ALL.into_iter().any(|own| own.source() == source)
+        let sources = Self::ALL.into_iter().map(Self::source);
+        sources
+            .chain([SUM])
+            .any(|own| own.eq_ignore_ascii_case(source))
     }
 }
 
@@ -185,6 +210,7 @@ impl Board {
             gpus: BTreeMap::new(),
             providers: BTreeMap::new(),
             types: BTreeMap::new(),
+            left_out: 0,
             history: History::new(bytes),
         }
     }
@@ -220,6 +246,11 @@ impl Board {
     /// Returns all GPUs, in the order of their names.
     pub fn gpus(&self) -> impl Iterator<Item = &Arc<Gpu>> {
         self.gpus.values().map(Record::shown)
+    }
+
+    /// Returns the number of GPUs that the driver shows and for which there is no room.
+    pub fn left_out(&self) -> usize {
+        self.left_out
     }
 
     /// Returns one GPU; the case of its name does not count.
@@ -267,25 +298,24 @@ impl Board {
         status: Option<GpuStatus>,
         now: Timestamp,
     ) -> Result<(Arc<Gpu>, bool), BoardError> {
-        limits::word("name", name)?;
+        limits::name("name", name)?;
         let spec = limits::spec(name, spec)?;
         let conditions = limits::conditions(status.unwrap_or_default().conditions)?;
         self.admit(provider)?;
         self.may_write(&provider.id, &conditions)?;
-        let room = self.gpus.len() < MAX_GPUS;
+        let room = self.room_for(provider);
         let (record, created) = match self.gpus.entry(key(name)) {
             Entry::Occupied(entry) => (entry.into_mut(), false),
-            Entry::Vacant(_) if !room => {
-                let (what, limit) = ("GPUs", MAX_GPUS);
-                return Err(BoardError::TooMany { what, limit });
+            Entry::Vacant(entry) => {
+                room?;
+                (entry.insert(Record::new(name.to_owned(), spec)), true)
             }
-            Entry::Vacant(entry) => (entry.insert(Record::new(name.to_owned(), spec)), true),
         };
         let registration = record.registration(&provider.id, Some(now));
         if !conditions.is_empty() {
             registration.replace(&conditions);
         }
-        self.providers.insert(provider.id.clone(), provider.uid);
+        self.providers.insert(provider.id.clone(), provider.clone());
         self.claim(&provider.id, &conditions);
         Ok((self.heard(&provider.id, &key(name), now)?, created))
     }
@@ -301,7 +331,7 @@ impl Board {
         let key = key(name);
         if let Some(record) = self.gpus.get_mut(&key) {
             record.registrations.remove(&provider.id);
-            if record.registrations.is_empty() {
+            if !record.is_held() {
                 self.remove(&key);
             } else {
                 self.refresh(&key, now);
@@ -412,7 +442,7 @@ impl Board {
 
     /// Checks that a provider may have its name.
     fn admit(&self, provider: &Provider) -> Result<(), BoardError> {
-        limits::word("provider_id", &provider.id)?;
+        limits::name("provider_id", &provider.id)?;
         let taken = |owner| BoardError::Taken {
             id: provider.id.clone(),
             owner,
@@ -421,13 +451,32 @@ impl Board {
             return Err(taken("gpuwarden itself".to_owned()));
         }
         match self.providers.get(&provider.id) {
-            Some(uid) if *uid != provider.uid => Err(taken(format!("a provider of user {uid}"))),
-            None if self.providers.len() >= MAX_PROVIDERS => {
-                let (what, limit) = ("providers", MAX_PROVIDERS);
-                Err(BoardError::TooMany { what, limit })
+            Some(known) if known.uid != provider.uid => {
+                Err(taken(format!("a provider of user {}", known.uid)))
             }
-            _ => Ok(()),
+            Some(_) => Ok(()),
+            None => {
+                let mut same = self.providers.keys();
+                if same.any(|id| id.eq_ignore_ascii_case(&provider.id)) {
+                    return Err(taken(
+                        "a provider whose name differs in case alone".to_owned(),
+                    ));
+                }
+                let holders = self.providers.values().map(|one| vec![one]);
+                limits::room(provider, "providers", MAX_PROVIDERS, holders)
+            }
         }
+    }
+
+    /// Checks that there is room for a GPU that a provider alone has registered. Those that the driver
+    /// shows have a room of their own.
+    fn room_for(&self, provider: &Provider) -> Result<(), BoardError> {
+        let of_providers = self.gpus.values().filter(|gpu| !gpu.is_of_driver());
+        let holders = of_providers.map(|gpu| {
+            let ids = gpu.registrations.keys();
+            ids.filter_map(|id| self.providers.get(id)).collect()
+        });
+        limits::room(provider, "GPUs of providers", MAX_OF_PROVIDERS, holders)
     }
 
     /// Checks that the types of conditions are a provider's, or nobody's yet and not too many.
@@ -438,10 +487,11 @@ impl Board {
     ) -> Result<(), BoardError> {
         let mut new = 0;
         for kind in conditions.keys() {
-            let own = Own::ALL.into_iter().find(|own| own.kind() == kind);
-            let owner = match (own, self.types.get(kind)) {
+            let is = |known: &str| known.eq_ignore_ascii_case(kind);
+            let own = Own::ALL.into_iter().find(|own| is(own.kind()));
+            let owner = match (own, self.types.get(&key(kind))) {
                 (Some(own), _) => own.source(),
-                (None, _) if kind == READY => "gpuwarden",
+                (None, _) if is(READY) => SUM,
                 (None, Some(owner)) if owner != provider => owner,
                 (None, Some(_)) => continue,
                 (None, None) => {
@@ -464,7 +514,7 @@ impl Board {
 
     fn claim(&mut self, provider: &str, conditions: &BTreeMap<String, Told>) {
         for kind in conditions.keys() {
-            self.types.insert(kind.clone(), provider.to_owned());
+            self.types.insert(key(kind), provider.to_owned());
         }
     }
 
@@ -529,7 +579,7 @@ impl Board {
     }
 }
 
-/// Returns the form of a name under which a GPU is kept.
+/// Returns the form of a name under which a GPU, or the owner of a type of condition, is kept.
 fn key(name: &str) -> String {
     name.to_ascii_lowercase()
 }

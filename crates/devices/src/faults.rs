@@ -116,6 +116,36 @@ fn said_of(gpu: &Gpu, faults: &[OpenFault]) -> Said {
     Said::bad(&first.check, texts.join(", "))
 }
 
+/// Returns the open fatal faults of GPUs that concern none of these, each with what it names: those of
+/// GPUs for which there was no room, or that the driver does not show any more.
+pub(crate) fn unplaced(known: &NodeFaults, gpus: &[Arc<Gpu>]) -> Vec<String> {
+    let NodeFaults::Told(told) = known else {
+        return Vec::new();
+    };
+    let is_unplaced = |fault: &&OpenFault| {
+        let is_of_gpus = fault.component_class == keys::COMPONENT_GPU;
+        let is_bad = fault.fatal && is_of_gpus && fault.agent != PROVIDERS_AGENT;
+        is_bad && !gpus.iter().any(|gpu| concerns(fault, gpu))
+    };
+    let unplaced = told.faults.iter().filter(is_unplaced).take(MAX_NAMED);
+    let texts = unplaced.map(|fault| {
+        let entities = fault.entities.iter();
+        let names: Vec<String> = entities
+            .map(|entity| format!("{} {}", entity.r#type, entity.value))
+            .collect();
+        let of = if names.is_empty() {
+            "no GPU".to_owned()
+        } else {
+            names.join(", ")
+        };
+        format!(
+            "{} {} of {of}, which is none of those listed",
+            fault.check, fault.code
+        )
+    });
+    texts.collect()
+}
+
 /// Returns whether a fault concerns a GPU: it names it, or it is one of GPUs and names none.
 pub fn concerns(fault: &OpenFault, gpu: &Gpu) -> bool {
     let spec = gpu.spec.clone().unwrap_or_default();

@@ -3,7 +3,7 @@
 //! Launchers of training jobs ask it before each rendezvous (`nvhcd.HealthCheckService`). Unfit is
 //! what is known to be bad; what is not known says nothing.
 
-use contract::device::{Gpu, GpuPhase};
+use contract::device::{GpuPhase, ListGpusResponse};
 use contract::nvhcd::health_check_service_server::{HealthCheckService, HealthCheckServiceServer};
 use contract::nvhcd::{HealthCheckRequest, HealthCheckResponse};
 use runtime::unix_grpc;
@@ -20,7 +20,7 @@ use crate::server::{self, MAX_REQUEST_BYTES};
 pub struct Fitness {
     /// The GPUs that are bad, each with why.
     pub bad: Vec<String>,
-    /// The GPUs of which it is not known how they do, each with why.
+    /// The GPUs of which it is not known how they do, with why.
     pub unknown: Vec<String>,
     /// The number of all GPUs.
     pub gpus: usize,
@@ -45,10 +45,18 @@ pub async fn serve(
 // === impl Fitness ===
 
 impl Fitness {
-    /// Returns what GPUs come to.
-    pub fn of<'a>(gpus: impl IntoIterator<Item = &'a Gpu>) -> Self {
-        let mut fitness = Self::default();
-        for gpu in gpus {
+    /// Returns what the answer to the question which GPUs there are comes to.
+    pub fn of(listed: &ListGpusResponse) -> Self {
+        let mut fitness = Self {
+            bad: listed.unplaced_faults.clone(),
+            ..Self::default()
+        };
+        if listed.left_out > 0 {
+            let left_out = listed.left_out;
+            let why = format!("{left_out} GPUs for which the Device API has no room");
+            fitness.unknown.push(why);
+        }
+        for gpu in &listed.gpus {
             fitness.gpus += 1;
             let Some(status) = &gpu.status else { continue };
             let why = || {
@@ -76,8 +84,7 @@ impl HealthCheckService for Gate {
         &self,
         _: Request<HealthCheckRequest>,
     ) -> Result<Response<HealthCheckResponse>, Status> {
-        let gpus = self.0.gpus();
-        let fitness = Fitness::of(gpus.iter().map(AsRef::as_ref));
+        let fitness = Fitness::of(&self.0.list());
         let fit = fitness.bad.is_empty();
         let answer = [("answer", if fit { "fit" } else { "unfit" })];
         self.0.shared.metrics.gate.get_or_create(&answer).inc();

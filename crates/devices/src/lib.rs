@@ -20,7 +20,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use contract::device::{ConditionStatus, Gpu};
+use contract::device::{ConditionStatus, Gpu, ListGpusResponse};
 use diagnosis::gpu::Inventory;
 use futures::Stream;
 use jiff::Timestamp;
@@ -140,6 +140,22 @@ impl DeviceApi {
     /// Returns all GPUs as they are, in the order of their names.
     pub fn gpus(&self) -> Vec<Arc<Gpu>> {
         self.board().gpus().cloned().collect()
+    }
+
+    /// Returns all GPUs with what consumers are told beside them.
+    pub(crate) fn list(&self) -> ListGpusResponse {
+        // All under one lock: the version is that of just these GPUs.
+        let board = self.board();
+        let gpus: Vec<Arc<Gpu>> = board.gpus().cloned().collect();
+        let resource_version = board.name_of(board.version());
+        let left_out = board.left_out();
+        drop(board);
+        ListGpusResponse {
+            resource_version,
+            left_out: u32::try_from(left_out).unwrap_or(u32::MAX),
+            unplaced_faults: faults::unplaced(&self.shared.faults.borrow(), &gpus),
+            gpus: gpus.into_iter().map(Arc::unwrap_or_clone).collect(),
+        }
     }
 
     /// Makes unknown what providers have said that are not heard any more.

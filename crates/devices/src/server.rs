@@ -42,6 +42,9 @@ const PING: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs
 /// Pause between two looks whether providers are heard.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
+/// Most connections over the network at the same time: as many as watchers can have places there.
+const MAX_NETWORK_CONNECTIONS: usize = 512;
+
 /// The user whose share all watchers over the network take together. No user of a machine has this
 /// number.
 const NETWORK: u32 = u32::MAX;
@@ -101,8 +104,9 @@ pub async fn serve_tcp(
         providers: Providers::Operators,
         cancel: cancel.clone(),
     };
+    let incoming = tcp_grpc::incoming_up_to(listener, tls, MAX_NETWORK_CONNECTIONS);
     (router(service).await)
-        .serve_with_incoming_shutdown(tcp_grpc::incoming(listener, tls), cancel.cancelled_owned())
+        .serve_with_incoming_shutdown(incoming, cancel.cancelled_owned())
         .await
 }
 
@@ -209,6 +213,8 @@ fn status(error: &BoardError) -> Status {
         BoardError::NotRegistered { .. } => Status::failed_precondition(text),
         BoardError::Owned { .. } | BoardError::Taken { .. } => Status::permission_denied(text),
         BoardError::Invalid { .. } => Status::invalid_argument(text),
-        BoardError::TooMany { .. } => Status::resource_exhausted(text),
+        BoardError::TooMany { .. } | BoardError::TooManyOfOthers { .. } => {
+            Status::resource_exhausted(text)
+        }
     }
 }

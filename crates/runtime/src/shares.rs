@@ -9,10 +9,10 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// The part of the whole that all users may have together who do not administer the machine.
-const OTHERS: usize = 2;
+pub const OTHERS: usize = 2;
 /// The part of the whole that one of them may have: several users have to come together to take
 /// the room of all.
-const ONE: usize = 8;
+pub const ONE: usize = 8;
 
 /// Something of which there is a certain amount.
 #[derive(Debug)]

@@ -3,6 +3,8 @@
 //! Both take what certificates they have at that moment ([`crate::tls`]), so rotated ones
 //! count from the next connection on. Without TLS only loopback is for use.
 
+mod places;
+
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -15,7 +17,7 @@ use hyper_util::rt::TokioIo;
 use rustls::pki_types::ServerName;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::sync::mpsc;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::codegen::{BoxFuture, Service, http::Uri};
@@ -24,9 +26,11 @@ use tonic::transport::{Channel, Endpoint};
 
 use crate::logging::Seldom;
 use crate::tls::{CertificateNames, ClientTls, ServerTls};
+use places::{Place, Places};
 
 /// Connections open at the same time; more wait in the listener's backlog. One for each
-/// node of the largest cluster that the rest is made for, and some.
+/// node of the largest cluster that the rest is made for, and some. Where the process may have fewer
+/// descriptors it is fewer.
 pub const MAX_CONNECTIONS: usize = 20_480;
 /// Connections whose handshake is done and that the server has not taken yet.
 const QUEUE: usize = 64;
@@ -57,7 +61,7 @@ pub struct Connection {
     io: Box<dyn Io>,
     peer: TcpPeer,
     /// Counts the connection until it is dropped.
-    _permit: OwnedSemaphorePermit,
+    _place: Place,
 }
 
 /// A stream with or without TLS.
@@ -101,8 +105,18 @@ pub fn incoming(
     listener: TcpListener,
     tls: Option<Arc<ServerTls>>,
 ) -> impl Stream<Item = io::Result<Connection>> {
+    incoming_up_to(listener, tls, MAX_CONNECTIONS)
+}
+
+/// Returns the connections as [`incoming`] does, at most so many at the same time.
+pub fn incoming_up_to(
+    listener: TcpListener,
+    tls: Option<Arc<ServerTls>>,
+    most: usize,
+) -> impl Stream<Item = io::Result<Connection>> {
+    let places = Places::new(places::within_limit(most));
     let (sender, receiver) = mpsc::channel(QUEUE);
-    tokio::spawn(accept_all(listener, tls, sender));
+    tokio::spawn(accept_all(listener, tls, places, sender));
     ReceiverStream::new(receiver)
 }
 
@@ -110,30 +124,36 @@ pub fn incoming(
 async fn accept_all(
     listener: TcpListener,
     tls: Option<Arc<ServerTls>>,
+    places: Arc<Places>,
     sender: mpsc::Sender<io::Result<Connection>>,
 ) {
-    let permits = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     let seldom = Arc::new(Seldom::default());
     let failed = Seldom::default();
     loop {
         let accepted = async {
-            let permit = Arc::clone(&permits).acquire_owned().await;
-            (listener.accept().await, permit)
+            places.wait_for_one().await;
+            listener.accept().await
         };
-        let (accepted, permit) = tokio::select! {
+        let accepted = tokio::select! {
             () = sender.closed() => return,
             accepted = accepted => accepted,
         };
-        let ((stream, address), permit) = match (accepted, permit) {
-            (Ok(accepted), Ok(permit)) => (accepted, permit),
-            (Err(error), _) => {
+        let (stream, address) = match accepted {
+            Ok(accepted) => accepted,
+            Err(error) => {
                 if let Some(not_logged_before) = failed.now() {
                     tracing::warn!(err = %error, not_logged_before, "cannot accept a connection");
                 }
                 tokio::time::sleep(ACCEPT_PAUSE).await;
                 continue;
             }
-            (_, Err(_)) => return,
+        };
+        let mut place = match places.take(address.ip()) {
+            Ok(place) => place,
+            Err(refused) => {
+                say_failed(&seldom, address, refused);
+                continue;
+            }
         };
         let tls = tls.as_ref().map(|tls| TlsAcceptor::from(tls.config()));
         let (sender, seldom) = (sender.clone(), Arc::clone(&seldom));
@@ -147,6 +167,7 @@ async fn accept_all(
                 Ok(Err(error)) => return say_failed(&seldom, address, &error.to_string()),
                 Err(_) => return say_failed(&seldom, address, "it took too long"),
             };
+            place.is_secured();
             let peer = TcpPeer {
                 address,
                 certificate,
@@ -154,7 +175,7 @@ async fn accept_all(
             let connection = Connection {
                 io,
                 peer,
-                _permit: permit,
+                _place: place,
             };
             // Fails only when the server has ended.
             drop(sender.send(Ok(connection)).await);

@@ -106,7 +106,7 @@ async fn fitness(api: &DeviceApiArgs) -> anyhow::Result<Fitness> {
     let mut api = GpuServiceClient::new(client::device_api(api).await?);
     let listed = api.list_gpus(ListGpusRequest {}).await;
     let listed = listed.context("gpuwarden does not say which GPUs there are")?;
-    Ok(Fitness::of(&listed.into_inner().gpus))
+    Ok(Fitness::of(&listed.into_inner()))
 }
 
 /// Returns why it is not known how all GPUs do.

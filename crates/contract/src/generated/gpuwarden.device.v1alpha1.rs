@@ -102,6 +102,12 @@ pub struct ListGpusResponse {
     /// Version of the list, to watch from.
     #[prost(string, tag = "2")]
     pub resource_version: ::prost::alloc::string::String,
+    /// GPUs that the driver shows and for which there is no room in the list.
+    #[prost(uint32, tag = "3")]
+    pub left_out: u32,
+    /// Open fatal faults of GPUs that concern none of the list, in words.
+    #[prost(string, repeated, tag = "4")]
+    pub unplaced_faults: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct WatchGpusRequest {

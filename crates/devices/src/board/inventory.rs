@@ -57,13 +57,16 @@ impl Board {
             }
             self.refresh(&key, now);
         }
+        self.left_out = left_out;
         left_out
     }
 
     /// Returns the record of a GPU that the driver names; `None`: there is no room for one more.
     fn take_in(&mut self, uuid: &str, spec: GpuSpec) -> Option<&mut Record> {
-        let room = self.gpus.len() < MAX_GPUS || self.gpus.contains_key(&key(uuid));
-        room.then(|| {
+        let known = self.gpus.get(&key(uuid)).is_some_and(Record::is_of_driver);
+        // Whatever providers have registered, there is room for what the driver shows.
+        let room = || self.gpus.values().filter(|gpu| gpu.is_of_driver()).count() < MAX_GPUS;
+        (known || room()).then(|| {
             let new = || Record::new(uuid.to_owned(), spec);
             let record = self.gpus.entry(key(uuid)).or_insert_with(new);
             record.registration(Own::Nvml.source(), None);

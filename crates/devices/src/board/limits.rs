@@ -4,13 +4,16 @@ use std::collections::BTreeMap;
 
 use contract::device::{Condition, ConditionStatus, GpuSpec};
 use contract::json;
+use runtime::shares;
 
-use super::BoardError;
 use super::record::Told;
+use super::{BoardError, Provider};
 
-/// Most GPUs of one machine: some more than the largest machines have, those that were swapped
-/// included.
+/// Most GPUs of one machine that its driver shows: some more than the largest machines have, those that
+/// were swapped included.
 pub const MAX_GPUS: usize = 256;
+/// Most GPUs beside these that only providers have registered. They take no room from the driver's.
+pub const MAX_OF_PROVIDERS: usize = 256;
 /// Most providers from outside.
 pub const MAX_PROVIDERS: usize = 32;
 /// Most types of conditions of one provider, until it has no GPU registered any more.
@@ -22,16 +25,46 @@ pub const MAX_MESSAGE: usize = 1024;
 /// Most partitions of one GPU; the drivers of today make seven.
 const MAX_MIG_DEVICES: usize = 64;
 
-/// Checks a name.
-pub(super) fn word(field: &'static str, text: &str) -> Result<(), BoardError> {
+/// Checks a name: of a GPU, a provider or a type of condition. As Kubernetes has it for names and types
+/// of conditions: nothing that passes for another name, or for none.
+pub(super) fn name(field: &'static str, text: &str) -> Result<(), BoardError> {
     if text.is_empty() {
         let problem = "it is missing".to_owned();
         return Err(BoardError::Invalid { field, problem });
     }
     at_most(field, text, MAX_WORD)?;
-    if text.chars().any(char::is_control) {
-        let problem = format!("{text:?} has a control character");
+    let is_end = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);
+    let bytes = text.as_bytes();
+    let is_name = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_.:/".contains(byte);
+    if !(bytes.iter().all(is_name) && is_end(bytes.first()) && is_end(bytes.last())) {
+        let problem = format!(
+            "{text:?} is none: letters and digits of ASCII are taken, and between them - _ . : /"
+        );
         return Err(BoardError::Invalid { field, problem });
+    }
+    Ok(())
+}
+
+/// Checks that there is room for one more thing for a provider. `holders` are the providers of each that
+/// is there. The shares of users who do not administer the machine are those of all else that they use.
+pub(super) fn room<'a>(
+    provider: &Provider,
+    what: &'static str,
+    limit: usize,
+    holders: impl Iterator<Item = Vec<&'a Provider>>,
+) -> Result<(), BoardError> {
+    let (mut taken, mut of_others, mut of_own) = (0, 0, 0);
+    for holders in holders {
+        taken += 1;
+        of_others += usize::from(holders.iter().any(|one| !one.is_operator));
+        of_own += usize::from(holders.iter().any(|one| one.uid == provider.uid));
+    }
+    let (one, all) = (limit / shares::ONE, limit / shares::OTHERS);
+    if !provider.is_operator && (of_own >= one || of_others >= all) {
+        return Err(BoardError::TooManyOfOthers { what, one, all });
+    }
+    if taken >= limit {
+        return Err(BoardError::TooMany { what, limit });
     }
     Ok(())
 }
@@ -75,7 +108,7 @@ pub(super) fn conditions(conditions: Vec<Condition>) -> Result<BTreeMap<String, 
     }
     let mut checked = BTreeMap::new();
     for one in conditions {
-        word("condition.type", &one.r#type)?;
+        name("condition.type", &one.r#type)?;
         at_most("condition.reason", &one.reason, MAX_WORD)?;
         at_most("condition.message", &one.message, MAX_MESSAGE)?;
         let status = status(one.status)?;

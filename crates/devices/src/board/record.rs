@@ -7,13 +7,13 @@ use contract::device::{Condition, ConditionStatus, Gpu, GpuPhase, GpuSpec, GpuSt
 use contract::json;
 use jiff::Timestamp;
 
-use super::{READY, Said};
+use super::{Own, READY, SUM, Said};
 
 /// One GPU, with all that its sources say.
 pub(super) struct Record {
     name: String,
     pub(super) spec: GpuSpec,
-    /// The registration of each source, by the source's name. Without any the GPU is gone.
+    /// The registration of each source, by the source's name.
     pub(super) registrations: BTreeMap<String, Registration>,
     shown: Arc<Gpu>,
 }
@@ -67,6 +67,18 @@ impl Record {
         self.shown = gpu;
     }
 
+    /// Returns whether the driver shows it, or has shown it.
+    pub(super) fn is_of_driver(&self) -> bool {
+        self.registrations.contains_key(Own::Nvml.source())
+    }
+
+    /// Returns whether anybody has it registered. Our own sources say something of every GPU that is
+    /// there, and keep none: but for the driver, which shows it.
+    pub(super) fn is_held(&self) -> bool {
+        let mut sources = self.registrations.keys();
+        self.is_of_driver() || sources.any(|source| !Own::is_source(source))
+    }
+
     /// Returns what a source says, which is nothing yet where it is new.
     pub(super) fn registration(
         &mut self,
@@ -107,7 +119,7 @@ impl Record {
             ConditionStatus::False => GpuPhase::NotReady,
             _ => GpuPhase::Unknown,
         };
-        conditions.push(self.condition(READY, &ready, "gpuwarden", now));
+        conditions.push(self.condition(READY, &ready, SUM, now));
         conditions.sort_by(|one, other| one.r#type.cmp(&other.r#type));
         GpuStatus {
             phase: phase.into(),

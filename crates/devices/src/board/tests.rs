@@ -33,6 +33,16 @@ fn provider(id: &str) -> Provider {
     Provider {
         id: id.to_owned(),
         uid: 0,
+        is_operator: true,
+    }
+}
+
+/// Returns a provider of a user who does not administer the machine.
+fn other(id: &str, uid: u32) -> Provider {
+    Provider {
+        id: id.to_owned(),
+        uid,
+        is_operator: false,
     }
 }
 
@@ -234,6 +244,222 @@ fn a_gpu_goes_when_nobody_has_it_registered_any_more() {
     assert!(board.gpu("GPU-0").is_ok());
 }
 
+/// Our own sources say something of each GPU that is there, whoever has registered it.
+#[test]
+fn what_our_own_sources_say_keeps_no_gpu() {
+    let mut board = board(1);
+    let by = provider("a");
+    board
+        .register(&by, "GPU-x", GpuSpec::default(), None, at(0))
+        .unwrap();
+    for own in [Own::Health, Own::Dcgm] {
+        for name in ["GPU-0", "GPU-x"] {
+            board
+                .set_own(own, name, Said::well("W", ""), at(1))
+                .unwrap();
+        }
+    }
+    board.unregister(&by, "GPU-x", at(2)).unwrap();
+    assert!(board.gpu("GPU-x").is_err());
+    // The driver has no such end: what it has shown stays.
+    board
+        .register(&by, "GPU-0", GpuSpec::default(), None, at(3))
+        .unwrap();
+    board.unregister(&by, "GPU-0", at(4)).unwrap();
+    assert!(board.gpu("GPU-0").is_ok());
+}
+
+#[test]
+fn users_who_do_not_administer_the_machine_leave_room_for_those_who_do() {
+    let mut board = board(0);
+    let spec = GpuSpec::default;
+    // One has an eighth of the GPUs, and of the providers; all of them have half.
+    for index in 0..MAX_OF_PROVIDERS / 8 {
+        let name = format!("GPU-{index}");
+        board
+            .register(&other("a", 1000), &name, spec(), None, at(0))
+            .unwrap();
+    }
+    let refused = board
+        .register(&other("a", 1000), "GPU-x", spec(), None, at(0))
+        .unwrap_err();
+    assert_eq!(
+        refused.to_string(),
+        "there are too many GPUs of providers of users who do not administer the machine: one of them \
+         can have 32, and all of them 128"
+    );
+    for index in 1..MAX_PROVIDERS / 8 {
+        let by = other(&format!("a{index}"), 1000);
+        board.register(&by, "GPU-0", spec(), None, at(0)).unwrap();
+    }
+    assert!(board.heartbeat(&other("ax", 1000), &[], at(0)).is_err());
+    let mut taken = 0;
+    for uid in 1001..1020 {
+        for index in 0..MAX_PROVIDERS {
+            let by = other(&format!("u{uid}-{index}"), uid);
+            let name = format!("GPU-{uid}-{index}");
+            taken += usize::from(board.register(&by, &name, spec(), None, at(0)).is_ok());
+        }
+    }
+    assert_eq!(taken, MAX_PROVIDERS / 2 - MAX_PROVIDERS / 8);
+    // The rest is for those who administer it.
+    for index in 0..MAX_PROVIDERS / 2 {
+        let by = provider(&format!("root{index}"));
+        let name = format!("GPU-root-{index}");
+        board.register(&by, &name, spec(), None, at(0)).unwrap();
+    }
+}
+
+/// A name that looks like another, or like none, passes for it with people and scripts.
+#[test]
+fn names_that_pass_for_others_are_refused() {
+    let mut board = board(1);
+    let by = provider("a");
+    let good = condition("Hot", ConditionStatus::False, "R");
+    board
+        .register(
+            &by,
+            "GPU-0",
+            GpuSpec::default(),
+            Some(status_of([good])),
+            at(0),
+        )
+        .unwrap();
+    let version = board.version();
+    for odd in [
+        "",
+        " ",
+        "Hot ",
+        " Hot",
+        "Hot\u{200b}",
+        "\u{202e}toH",
+        "Hót",
+        "H t",
+        "-Hot",
+        "Hot.",
+    ] {
+        let one = condition(odd, ConditionStatus::True, "R");
+        board
+            .update_condition(&by, "GPU-0", one, at(1))
+            .unwrap_err();
+        board
+            .register(&by, odd, GpuSpec::default(), None, at(1))
+            .unwrap_err();
+        board.heartbeat(&provider(odd), &[], at(1)).unwrap_err();
+    }
+    let b = provider("b");
+    board
+        .register(&b, "GPU-0", GpuSpec::default(), None, at(0))
+        .unwrap();
+    for taken in ["NVMLReady", "nvmlready", "READY", "dcgmHealth", "hot"] {
+        let one = condition(taken, ConditionStatus::True, "R");
+        let refused = board.update_condition(&b, "GPU-0", one, at(1)).unwrap_err();
+        assert!(matches!(refused, BoardError::Owned { .. }), "{refused}");
+    }
+    for taken in ["gpuwarden", "NVML-Provider", "A", "nvsentinel"] {
+        let refused = board.heartbeat(&provider(taken), &[], at(1)).unwrap_err();
+        assert!(matches!(refused, BoardError::Taken { .. }), "{refused}");
+    }
+    assert_eq!(board.version(), version);
+    for fine in ["x", "example.com/Hot-1", "a_b.c:d"] {
+        let one = condition(fine, ConditionStatus::True, "R");
+        board.update_condition(&by, "GPU-0", one, at(1)).unwrap();
+    }
+}
+
+#[test]
+fn a_gpu_is_described_as_the_driver_describes_it() {
+    let mut board = board(0);
+    let found = Found {
+        index: 3,
+        uuid: "GPU-3".to_owned(),
+        pci: "0000:1b:00.0".to_owned(),
+        product: "NVIDIA H100 80GB HBM3".to_owned(),
+        architecture: Some("Hopper".to_owned()),
+        memory_bytes: Some(85_520_809_984),
+        mig_devices: vec![diagnosis::gpu::MigDevice {
+            uuid: "MIG-1".to_owned(),
+            gpu_instance: 1,
+            compute_instance: 2,
+            memory_bytes: Some(10_468_982_784),
+        }],
+        ..Found::default()
+    };
+    let mut inventory = Inventory {
+        gpus: vec![found],
+        ..Inventory::default()
+    };
+    board.set_inventory(&inventory, at(0));
+    let gpu = board.gpu("GPU-3").unwrap();
+    let expected = GpuSpec {
+        uuid: "GPU-3".to_owned(),
+        index: 3,
+        product_name: "NVIDIA H100 80GB HBM3".to_owned(),
+        architecture: "Hopper".to_owned(),
+        memory_bytes: 85_520_809_984,
+        pci_bus_id: "0000:1b:00.0".to_owned(),
+        mig_devices: vec![contract::device::MigDevice {
+            uuid: "MIG-1".to_owned(),
+            gpu_instance: 1,
+            compute_instance: 2,
+            memory_bytes: 10_468_982_784,
+        }],
+    };
+    assert_eq!(gpu.spec, Some(expected));
+    let message = |board: &Board| {
+        let status = board.gpu("GPU-3").unwrap().status.clone().unwrap();
+        status.conditions[0].message.clone()
+    };
+    assert_eq!(message(&board), "GPU enumerated via NVML");
+    // It is known by its UUID in whichever case, also where it cannot be read.
+    inventory.gpus.clear();
+    inventory.unreadable.push(UnreadableGpu {
+        uuid: Some("gpu-3".to_owned()),
+        error: "NVML_ERROR_X".to_owned(),
+        ..UnreadableGpu::default()
+    });
+    board.set_inventory(&inventory, at(1));
+    assert_eq!(seen(&board, "GPU-3")[0], "NVMLReady=Unknown/Unreadable@1");
+    assert_eq!(message(&board), "NVML cannot read it: NVML_ERROR_X");
+    board.set_inventory(&Inventory::default(), at(2));
+    assert_eq!(message(&board), "NVML shows no GPUs any more");
+}
+
+/// Nothing that others say is less true because one of our sources sees nothing.
+#[test]
+fn a_source_that_goes_away_takes_back_only_what_it_has_said() {
+    let mut board = board(1);
+    let hot = condition("Hot", ConditionStatus::False, "R");
+    board
+        .register(
+            &provider("a"),
+            "GPU-0",
+            GpuSpec::default(),
+            Some(status_of([hot])),
+            at(1),
+        )
+        .unwrap();
+    for own in [Own::Dcgm, Own::Health] {
+        board
+            .set_own(own, "GPU-0", Said::well("W", ""), at(1))
+            .unwrap();
+    }
+    board.own_away(Own::Nvml, "DriverGone", "", at(2));
+    assert_eq!(
+        seen(&board, "GPU-0"),
+        [
+            "DCGMHealth=True/W@1",
+            "Hot=False/R@1",
+            "NVMLReady=Unknown/DriverGone@2",
+            "NVSentinelHealth=True/W@1",
+            "Ready=False/R@1",
+        ]
+    );
+    board.own_away(Own::Dcgm, "Away", "", at(3));
+    assert_eq!(seen(&board, "GPU-0")[0], "DCGMHealth=Unknown/Away@3");
+    assert_eq!(seen(&board, "GPU-0")[3], "NVSentinelHealth=True/W@1");
+}
+
 #[test]
 fn one_gpu_that_vanishes_is_lost_and_all_that_vanish_are_unknown() {
     let mut board = board(2);
@@ -311,7 +537,7 @@ fn what_is_too_much_or_malformed_is_refused_by_name_and_changes_nothing() {
         ),
         (
             vec![condition("a\nb", ConditionStatus::True, "R")],
-            "control character",
+            "condition.type: \"a\\nb\" is none",
         ),
         (
             vec![condition("Hot", ConditionStatus::Unspecified, "R")],
@@ -362,7 +588,7 @@ fn what_is_too_much_or_malformed_is_refused_by_name_and_changes_nothing() {
 fn there_is_room_for_so_many_and_no_more() {
     let mut board = board(0);
     let by = provider("a");
-    for index in 0..MAX_GPUS {
+    for index in 0..MAX_OF_PROVIDERS {
         board
             .register(
                 &by,
@@ -377,7 +603,13 @@ fn there_is_room_for_so_many_and_no_more() {
         .register(&by, "GPU-x", GpuSpec::default(), None, at(0))
         .unwrap_err();
     assert!(refused.to_string().contains("256 GPUs"), "{refused}");
-    assert_eq!(board.set_inventory(&inventory(254..258), at(1)), 2);
+    // Those of the driver have a room of their own.
+    assert_eq!(board.set_inventory(&inventory(250..506), at(1)), 0);
+    assert_eq!(board.set_inventory(&inventory(250..508), at(1)), 2);
+    assert_eq!(board.left_out(), 2);
+    assert_eq!(seen(&board, "GPU-505")[0], "NVMLReady=True/Initialized@1");
+    assert_eq!(board.set_inventory(&inventory(250..300), at(1)), 0);
+    assert_eq!(board.left_out(), 0);
     for index in 1..MAX_PROVIDERS {
         let by = provider(&index.to_string());
         board

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use contract::device::{ConditionStatus, GpuSpec};
+use contract::device::{Condition, ConditionStatus, GpuSpec};
+use contract::node::FaultEntity;
 use diagnosis::gpu::{Gpu as Found, Inventory};
 use domain::view::FaultView;
 use jiff::Timestamp;
@@ -10,6 +11,8 @@ use runtime::metrics::Metrics;
 use serde_json::json;
 
 use super::*;
+use crate::board::Provider;
+use crate::gate::Fitness;
 
 fn api() -> DeviceApi {
     let api = DeviceApi::new(&Metrics::default(), Timestamp::now);
@@ -197,4 +200,120 @@ fn node(faults: &[FaultView]) -> domain::view::NodeStatus {
         "name": "n1", "state": "unhealthy", "faults": faults, "notes": [],
     }))
     .unwrap()
+}
+
+/// A GPU for which there is no room, or that is gone, has no condition; its fault counts all the same.
+#[test]
+fn a_fault_of_a_gpu_that_is_not_listed_makes_the_node_unfit() {
+    let api = api();
+    let open = |class: &str, agent: &str, fatal, entities: &[(&str, &str)]| OpenFault {
+        agent: agent.to_owned(),
+        component_class: class.to_owned(),
+        check: "GpuMemWatch".to_owned(),
+        code: "DCGM_FR_ROW_REMAP_FAILURE".to_owned(),
+        fatal,
+        entities: entities
+            .iter()
+            .map(|(kind, value)| FaultEntity {
+                r#type: (*kind).to_owned(),
+                value: (*value).to_owned(),
+            })
+            .collect(),
+    };
+    let tell = |faults: Vec<OpenFault>| {
+        api.take_faults(NodeFaults::Told(ListFaultsResponse {
+            store_id: "s".to_owned(),
+            faults,
+        }));
+        Fitness::of(&api.list())
+    };
+    let lost = [("GPU_UUID", "GPU-9"), ("PCI", "0000:b9:00.0")];
+    let fit = tell(vec![
+        open("GPU", "gpu-health-monitor", false, &lost),
+        open("NIC", "gpu-health-monitor", true, &lost),
+        // It is a condition of a provider already.
+        open("GPU", PROVIDERS_AGENT, true, &lost),
+        open("GPU", "gpu-health-monitor", true, &[("GPU_UUID", "gpu-1")]),
+    ]);
+    assert_eq!(fit.bad, [""; 0]);
+    let unfit = tell(vec![open("GPU", "gpu-health-monitor", true, &lost)]);
+    assert_eq!(
+        unfit.bad,
+        [
+            "GpuMemWatch DCGM_FR_ROW_REMAP_FAILURE of GPU_UUID GPU-9, PCI 0000:b9:00.0, which is none of \
+          those listed"
+        ]
+    );
+    assert_eq!((unfit.gpus, unfit.unknown.len()), (2, 0));
+}
+
+#[test]
+fn gpus_for_which_there_is_no_room_are_not_known_to_be_well() {
+    let api = DeviceApi::new(&Metrics::default(), Timestamp::now);
+    let found = |index| Found {
+        index,
+        uuid: format!("GPU-{index}"),
+        ..Found::default()
+    };
+    let gpus = (0..257).map(found).collect();
+    api.set_inventory(&Inventory {
+        gpus,
+        ..Inventory::default()
+    });
+    let fitness = Fitness::of(&api.list());
+    assert_eq!(fitness.gpus, 256);
+    assert_eq!(
+        fitness.unknown,
+        ["1 GPUs for which the Device API has no room"]
+    );
+}
+
+/// NVML, providers and the fault book are tasks of their own.
+#[test]
+fn sources_that_write_at_the_same_time_lose_nothing_of_each_other() {
+    const TIMES: u32 = 200;
+    let api = api();
+    let by = Provider {
+        id: "site".to_owned(),
+        uid: 0,
+        is_operator: true,
+    };
+    api.change(|board, now| board.register(&by, "GPU-0", GpuSpec::default(), None, now))
+        .unwrap();
+    std::thread::scope(|scope| {
+        for own in [Own::Nvml, Own::Dcgm, Own::Health] {
+            let api = &api;
+            scope.spawn(move || {
+                for time in 0..=TIMES {
+                    let said = Said::bad(&format!("R{time}"), "");
+                    api.set_condition(own, "GPU-0", said).unwrap();
+                }
+            });
+        }
+        scope.spawn(|| {
+            for time in 0..=TIMES {
+                let condition = Condition {
+                    r#type: "Site".to_owned(),
+                    status: ConditionStatus::False.into(),
+                    reason: format!("R{time}"),
+                    ..Condition::default()
+                };
+                api.change(|board, now| board.update_condition(&by, "GPU-0", condition, now))
+                    .unwrap();
+            }
+        });
+    });
+    let gpus = api.gpus();
+    let status = gpus[0].status.as_ref().unwrap();
+    let last = format!("R{TIMES}");
+    let kinds = status.conditions.iter().filter(|one| one.reason == last);
+    let kinds: BTreeSet<&str> = kinds.map(|one| one.r#type.as_str()).collect();
+    let expected = [
+        "DCGMHealth",
+        "NVMLReady",
+        "NVSentinelHealth",
+        "Ready",
+        "Site",
+    ];
+    assert_eq!(kinds, expected.into());
 }

@@ -1,7 +1,5 @@
 //! Our service for consumers.
 
-use std::sync::Arc;
-
 use contract::device::gpu_service_server::GpuService;
 use contract::device::{
     GetGpuRequest, GetGpuResponse, Gpu, ListGpusRequest, ListGpusResponse, WatchGpusRequest,
@@ -31,15 +29,7 @@ impl GpuService for Service {
         &self,
         _: Request<ListGpusRequest>,
     ) -> Result<Response<ListGpusResponse>, Status> {
-        // Both under one lock: the version is that of just these GPUs.
-        let board = self.api.board();
-        let gpus: Vec<Arc<Gpu>> = board.gpus().cloned().collect();
-        let resource_version = board.name_of(board.version());
-        drop(board);
-        Ok(Response::new(ListGpusResponse {
-            gpus: gpus.into_iter().map(Arc::unwrap_or_clone).collect(),
-            resource_version,
-        }))
+        Ok(Response::new(self.api.list()))
     }
 
     async fn watch_gpus(

@@ -47,6 +47,7 @@ impl Service {
         Ok(Provider {
             id: id.to_owned(),
             uid: peer.uid,
+            is_operator: peer.is_operator,
         })
     }
 }

@@ -127,6 +127,7 @@ fn write(board: &mut Board, step: &Step, now: Timestamp) {
     let provider = |by: u8| Provider {
         id: format!("p{by}"),
         uid: 0,
+        is_operator: true,
     };
     let message = |large: bool| {
         if large {

@@ -8,6 +8,8 @@ use testkit::{Authority, Purpose};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tonic::{Code, Request, Response, Status};
 
+use futures::StreamExt as _;
+
 use super::*;
 use crate::tls::{CertificateFiles, ClientCertificates};
 
@@ -237,6 +239,48 @@ async fn a_peer_that_says_nothing_holds_up_no_other() {
     let tls = ClientTls::load(dir.join("ca.crt"), None).unwrap();
     let mut client = client(&format!("https://127.0.0.1:{port}"), Some(tls));
     assert_eq!(ask(&mut client).await.unwrap(), "nobody");
+}
+
+/// Strangers who connect and say nothing take no place from others, and no descriptors without end.
+#[tokio::test]
+async fn peers_that_say_nothing_keep_no_other_address_out() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let authority = Authority::new("ours").unwrap();
+    std::fs::write(dir.join("ours.crt"), authority.pem()).unwrap();
+    let names = &["localhost", "127.0.0.1"];
+    let signed = authority
+        .sign(Purpose::Server, "controller", names)
+        .unwrap();
+    signed.write(dir, "server").unwrap();
+    let tls = ServerTls::load(pair(dir, "server"), ClientCertificates::None).unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let to = listener.local_addr().unwrap();
+    let mut incoming = Box::pin(incoming_up_to(listener, Some(Arc::new(tls)), 16));
+    let from = |host: u8| async move {
+        let socket = tokio::net::TcpSocket::new_v4().unwrap();
+        socket.bind(([127, 0, 0, host], 0).into()).unwrap();
+        socket.connect(to).await.unwrap()
+    };
+    let mut silent = Vec::new();
+    for _ in 0..32 {
+        silent.push(from(2).await);
+    }
+    // All but two, an eighth, are closed; those are given their time.
+    let mut open = 0;
+    for stream in &mut silent {
+        let read = tokio::time::timeout(Duration::from_millis(300), stream.read_u8()).await;
+        open += usize::from(read.is_err());
+    }
+    assert_eq!(open, 2);
+    let clients = ClientTls::load(dir.join("ours.crt"), None).unwrap();
+    let connector = TlsConnector::from(clients.config());
+    let name = ServerName::try_from("localhost").unwrap();
+    let other = from(3).await;
+    let (shaken, taken) = tokio::join!(connector.connect(name, other), incoming.next());
+    shaken.unwrap();
+    let taken = taken.unwrap().unwrap();
+    assert_eq!(taken.peer.address.ip().to_string(), "127.0.0.3");
 }
 
 #[tokio::test]

@@ -1,0 +1,241 @@
+//! The places for connections over the network, and what of them strangers may have.
+//!
+//! A connection that is not secured yet is a stranger's: it costs a descriptor and says nothing of who is
+//! there. All strangers together have a quarter of the places, one address of them an eighth; of all
+//! places one address has half. Many nodes may stand behind one address, so that is much.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv6Addr};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rustix::process::{Resource, getrlimit};
+use tokio::sync::Notify;
+
+/// The part of all places that one address may have.
+const ONE: usize = 2;
+/// The part that all connections may have that are not secured yet.
+const STRANGERS: usize = 4;
+/// The part that those of one address may have.
+const ONE_STRANGER: usize = 8;
+/// The descriptors that connections over the network leave to all else, as `descriptors::needed` counts
+/// it: files, the page, the API server, the Unix socket.
+const RESERVED: u64 = 1536;
+/// The bits of an IPv6 address that are one network's: whoever has one address there has them all.
+const NETWORK: u128 = u128::MAX << 64;
+
+/// The places of one server.
+pub(super) struct Places {
+    most: usize,
+    taken: Mutex<Taken>,
+    freed: Notify,
+}
+
+#[derive(Default)]
+struct Taken {
+    all: Count,
+    /// Only of those that have some.
+    by_address: HashMap<IpAddr, Count>,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Count {
+    all: usize,
+    strangers: usize,
+}
+
+/// One place, until it is dropped.
+pub(super) struct Place {
+    of: Arc<Places>,
+    address: IpAddr,
+    is_stranger: bool,
+}
+
+// === impl Places ===
+
+impl Places {
+    pub(super) fn new(most: usize) -> Arc<Self> {
+        Arc::new(Self {
+            most: most.max(ONE_STRANGER),
+            taken: Mutex::default(),
+            freed: Notify::new(),
+        })
+    }
+
+    /// Waits until there is a place at all.
+    pub(super) async fn wait_for_one(&self) {
+        loop {
+            let freed = self.freed.notified();
+            if self.taken().all.all < self.most {
+                return;
+            }
+            freed.await;
+        }
+    }
+
+    /// Takes a place for a connection that is not secured yet, or says why there is none for it.
+    pub(super) fn take(self: &Arc<Self>, address: IpAddr) -> Result<Place, &'static str> {
+        let address = network(address);
+        let mut taken = self.taken();
+        let own = taken.by_address.get(&address).copied().unwrap_or_default();
+        if own.all >= self.most / ONE {
+            return Err("this address has too many connections");
+        }
+        if own.strangers >= self.most / ONE_STRANGER {
+            return Err("too many connections of this address are not secured yet");
+        }
+        if taken.all.strangers >= self.most / STRANGERS {
+            return Err("too many connections are not secured yet");
+        }
+        taken.count(address, |count| {
+            count.all += 1;
+            count.strangers += 1;
+        });
+        drop(taken);
+        Ok(Place {
+            of: Arc::clone(self),
+            address,
+            is_stranger: true,
+        })
+    }
+
+    fn taken(&self) -> MutexGuard<'_, Taken> {
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+// === impl Taken ===
+
+impl Taken {
+    fn count(&mut self, address: IpAddr, change: impl Fn(&mut Count)) {
+        change(&mut self.all);
+        let own = self.by_address.entry(address).or_default();
+        change(own);
+        if own.all == 0 {
+            self.by_address.remove(&address);
+        }
+    }
+}
+
+// === impl Place ===
+
+impl Place {
+    /// Notes that the connection is secured.
+    pub(super) fn is_secured(&mut self) {
+        if std::mem::take(&mut self.is_stranger) {
+            let mut taken = self.of.taken();
+            taken.count(self.address, |count| count.strangers -= 1);
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let is_stranger = usize::from(self.is_stranger);
+        self.of.taken().count(self.address, |count| {
+            count.all -= 1;
+            count.strangers -= is_stranger;
+        });
+        self.of.freed.notify_waiters();
+    }
+}
+
+/// Returns how many connections a server may have that would have `most`: what the limit of this process
+/// leaves beside all else, and a quarter of it where that is less.
+pub(super) fn within_limit(most: usize) -> usize {
+    let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    within(limit, most)
+}
+
+fn within(limit: u64, most: usize) -> usize {
+    let left = limit.saturating_sub(RESERVED).max(limit / 4);
+    most.min(usize::try_from(left).unwrap_or(usize::MAX))
+}
+
+/// Returns the address, or of IPv6 its network.
+fn network(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V4(address) => IpAddr::V4(address),
+        IpAddr::V6(address) => IpAddr::V6(Ipv6Addr::from(u128::from(address) & NETWORK)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn address(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    /// Takes places until there is none.
+    fn all(places: &Arc<Places>, of: &str) -> Vec<Place> {
+        std::iter::from_fn(|| places.take(address(of)).ok()).collect()
+    }
+
+    #[test]
+    fn connections_leave_descriptors_for_all_else() {
+        for (limit, most, expected) in [
+            (1024, 20_480, 256),
+            (4096, 20_480, 2560),
+            (4096, 512, 512),
+            (1_048_576, 20_480, 20_480),
+            (u64::MAX, 20_480, 20_480),
+        ] {
+            assert_eq!(within(limit, most), expected, "{limit}");
+        }
+        assert_eq!(RESERVED, crate::descriptors::needed(false));
+    }
+
+    #[test]
+    fn strangers_leave_places_to_those_who_are_secured() {
+        let places = Places::new(64);
+        let one = all(&places, "192.0.2.1");
+        let two = all(&places, "192.0.2.2");
+        assert_eq!((one.len(), two.len()), (8, 8));
+        assert_eq!(all(&places, "192.0.2.3").len(), 0);
+        drop(one);
+        // Who is secured makes room for the next.
+        let mut secured = Vec::new();
+        while let Ok(mut place) = places.take(address("192.0.2.3")) {
+            place.is_secured();
+            secured.push(place);
+        }
+        assert_eq!(secured.len(), 32, "one address has half");
+        drop((two, secured));
+        let taken = places.taken();
+        assert_eq!((taken.all.all, taken.all.strangers), (0, 0));
+        assert!(taken.by_address.is_empty());
+    }
+
+    #[test]
+    fn the_addresses_of_one_network_are_one() {
+        let places = Places::new(64);
+        let held = all(&places, "2001:db8::1");
+        assert_eq!(held.len(), 8);
+        assert_eq!(all(&places, "2001:db8::2").len(), 0);
+        assert_eq!(all(&places, "2001:db8:0:1::2").len(), 8);
+        let places = Places::new(64);
+        let held = all(&places, "192.0.2.1");
+        assert_eq!(all(&places, "::ffff:192.0.2.1").len(), 0);
+        drop(held);
+    }
+
+    #[tokio::test]
+    async fn a_place_that_becomes_free_is_noticed() {
+        let places = Places::new(8);
+        let mut held: Vec<Place> = Vec::new();
+        for host in 0..8 {
+            let mut place = places.take(address(&format!("192.0.2.{host}"))).unwrap();
+            place.is_secured();
+            held.push(place);
+        }
+        let waiting = tokio::spawn({
+            let places = Arc::clone(&places);
+            async move { places.wait_for_one().await }
+        });
+        tokio::task::yield_now().await;
+        assert!(!waiting.is_finished());
+        held.pop();
+        waiting.await.unwrap();
+    }
+}
