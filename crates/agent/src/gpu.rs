@@ -12,13 +12,14 @@ pub mod metadata;
 mod metrics;
 pub mod probe;
 mod ready;
+mod starts;
 pub mod way;
 mod xid;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use contract::{HealthEvent, keys};
 use devices::DeviceApi;
@@ -32,6 +33,7 @@ use diagnosis::gpu::{GpuEvent, Inventory, Readings};
 use diagnosis::limits::Limits;
 use domain::fault::is_mended_by_reboot;
 use jiff::Timestamp;
+use runtime::logging::Seldom;
 use runtime::sources::{SourceState, SourceStatus, Sources};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, watch};
@@ -82,6 +84,9 @@ pub struct GpuConfig {
     pub catalog: Arc<Catalog>,
     /// The directory at which the driver is mounted, where it is.
     pub driver_root: PathBuf,
+    /// Time after a look in which there ought to be another. From then on it is not known how the GPUs
+    /// do, well before a call of the driver counts as hung.
+    pub late_after: Duration,
 }
 
 /// Name of the source of what the driver tells.
@@ -139,6 +144,14 @@ pub struct GpuMonitor {
     /// The other end, for those who tell it.
     imex_told: watch::Sender<ImexUse>,
     health: Health,
+    /// The time by which the driver ought to have told of another look; `None`: it is not waited for.
+    due: Option<Instant>,
+    /// True if that time has passed.
+    is_late: bool,
+    /// Limits what is said of conditions that the Device API does not take.
+    not_taken: Seldom,
+    /// The looks in which a GPU has answered while a start of it that failed was open, by UUID.
+    answered_since_failure: BTreeMap<String, u32>,
     /// True once this process has found a driver.
     has_driver: bool,
     /// The driver's library, and by which way it was found.
@@ -208,6 +221,10 @@ impl GpuMonitor {
             imex,
             imex_told,
             devices,
+            due: None,
+            is_late: false,
+            not_taken: Seldom::default(),
+            answered_since_failure: BTreeMap::new(),
             has_driver: false,
             library: None,
             driver_has_spoken,
@@ -231,6 +248,7 @@ impl GpuMonitor {
 
     /// Takes in what the probe sees until `cancel`.
     pub async fn run(mut self, cancel: CancellationToken) {
+        self.forget_connectivity();
         loop {
             tokio::select! {
                 biased;
@@ -240,6 +258,7 @@ impl GpuMonitor {
                 _ = self.faults.changed() => self.end_by_word(),
                 // Nor does this one, of which we keep the other end.
                 _ = self.imex.changed(), if self.reporter.has_room() => self.take_in_imex(),
+                () = until(self.due) => self.is_not_seen_lately(),
                 seen = next(&mut self.probes.nvml), if self.reporter.has_room() => match seen {
                     Some(seen) => self.take_in(seen),
                     None => self.cannot_see(PROBE_HAS_ENDED),
@@ -261,6 +280,7 @@ impl GpuMonitor {
             self.probe_metrics.blind(MONITOR.name, *stuck);
         }
         self.driver_has_spoken |= matches!(seen, Seen::Readings(_) | Seen::Blind { .. });
+        self.note_time(&seen);
         match seen {
             Seen::Library(library) => {
                 self.has_driver = true;
@@ -299,6 +319,29 @@ impl GpuMonitor {
             }
             Seen::Blind { reason, .. } => self.cannot_see(&reason),
         }
+    }
+
+    /// Notes when the driver has last told of a look, and shows again what it has not told anew.
+    fn note_time(&mut self, seen: &Seen) {
+        match seen {
+            Seen::Readings(_) => {
+                if std::mem::take(&mut self.is_late) {
+                    self.show_inventory(&self.inventory.clone());
+                }
+                self.due = Some(Instant::now() + self.config.late_after);
+            }
+            Seen::Blind { .. } => (self.due, self.is_late) = (None, false),
+            Seen::Library(_) | Seen::Inventory(_) | Seen::Event(_) | Seen::Dcgm(_) => {}
+        }
+    }
+
+    /// Makes unknown how the GPUs do, because no look has ended lately: the driver may be slow, or hang.
+    fn is_not_seen_lately(&mut self) {
+        (self.due, self.is_late) = (None, true);
+        let seconds = self.config.late_after.as_secs();
+        let why = format!("the driver has told of no look for {seconds} s");
+        self.devices.away(Own::Nvml, "DriverNotSeen", &why);
+        self.reporter.show(SourceState::CatchingUp, &why);
     }
 
     /// Returns whether, as far as one can tell, this is a machine without GPUs, which is not blind
@@ -380,7 +423,16 @@ impl GpuMonitor {
         self.report_changes(&changes);
         self.end_xids(readings);
         self.end_critical(readings);
+        self.end_failed_starts(readings);
         self.end_by_word();
+    }
+}
+
+/// Waits until a time; for ever where there is none.
+async fn until(due: Option<Instant>) {
+    match due {
+        Some(due) => tokio::time::sleep_until(due.into()).await,
+        None => std::future::pending().await,
     }
 }
 

@@ -1,7 +1,7 @@
 //! The conditions of a node, as a projection of its open faults.
 //!
 //! A check with an open fatal fault has a condition of its own name, `True` where it is
-//! broken, in NVSentinel's grammar; beside them [`keys::CONDITION_GPU_HEALTHY`] sums all up.
+//! broken, in NVSentinel's grammar, and so has a host engine of DCGM that does not answer; beside them [`keys::CONDITION_GPU_HEALTHY`] sums all up.
 //! What a condition says always follows from the whole set of open faults: what the limit of
 //! its message cuts off is not forgotten, and what stands on the node is never read back.
 //!
@@ -51,6 +51,9 @@ const KUBERNETES_OWN: [&str; 11] = [
     "MaintenancePlanned",
     "MaintenanceInProgress",
 ];
+/// The checks whose faults have a condition although they are not fatal: alerts of NVSentinel's users
+/// look at it, and no node goes out because of it.
+const TOLD_THOUGH_NOT_FATAL: [&str; 1] = [keys::CHECK_DCGM_CONNECTIVITY];
 /// Reason and message of the summary where no fatal fault is open.
 const NO_FATAL_FAULTS: (&str, &str) = ("NoFatalFaults", "No fatal fault is open");
 /// Reason of the summary where the name of the check does not fit one.
@@ -114,7 +117,10 @@ pub fn changes<'a>(
     let object = node.object();
     let on_node = observed(&object);
     let mut broken: BTreeMap<&str, Vec<&Fault>> = BTreeMap::new();
-    for fault in faults.iter().filter(|fault| fault.event.is_fatal) {
+    let is_told = |fault: &&Fault| {
+        fault.event.is_fatal || TOLD_THOUGH_NOT_FATAL.contains(&fault.check.as_str())
+    };
+    for fault in faults.iter().filter(is_told) {
         broken.entry(&fault.check).or_default().push(fault);
     }
     for faults in broken.values_mut() {

@@ -4,6 +4,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use agent::gpu::metadata::{MetadataConfig, MetadataFile};
 use agent::gpu::probe::{self, ProbeConfig};
@@ -28,6 +29,9 @@ use crate::tasks::Tasks;
 const METADATA: &str = "gpu_metadata.json";
 /// The directory in which the kernel shows NVIDIA's driver, where that is loaded.
 const DRIVER: &str = "/proc/driver/nvidia";
+/// Time beyond the pause between two looks after which it is not known how the GPUs do. Drivers under
+/// load take seconds for a look.
+const LATE_AFTER: Duration = Duration::from_secs(30);
 /// Room for what the probe says while the monitor waits: a look is two messages.
 const UNHEARD: usize = 64;
 
@@ -70,6 +74,7 @@ pub(crate) fn start(
         ignored_xids: gpu.ignored_xids.clone(),
         catalog: Arc::clone(catalog),
         driver_root: gpu.driver_root.clone(),
+        late_after: gpu.interval + LATE_AFTER,
     };
     let is_fake = config.is_fake;
     let mut probes = Probes::default();

@@ -1,10 +1,10 @@
 //! DCGM beside the driver, as far as it is asked: a source of its own, `gpu-dcgm`, and a second
 //! witness of the same faults.
 //!
-//! A host engine that does not answer is blindness of that source. It is told by NVSentinel's event,
-//! which is only stored, and no fault is opened or closed by it.
+//! A host engine that does not answer is blindness of that source. It is told by NVSentinel's check,
+//! whose condition alerts look at, and is not fatal: what cannot be seen is not broken.
 
-use contract::{HealthEvent, ProcessingStrategy, keys};
+use contract::{HealthEvent, RecommendedAction, keys};
 use devices::board::{Own, Said};
 use diagnosis::gpu::checks::Health;
 use diagnosis::gpu::dcgm::{DcgmGpu, DcgmLook};
@@ -189,14 +189,29 @@ impl GpuMonitor {
         }
     }
 
-    /// Reports whether DCGM answers, by an event that opens no fault and closes none.
+    /// Takes back that DCGM does not answer, where nobody asks it any more.
+    pub(super) fn forget_connectivity(&mut self) {
+        if self.dcgm.is_none() && self.reporter.memory().dcgm_is_lost {
+            self.reporter.memory_mut().dcgm_is_lost = false;
+            let message = "DCGM is not asked any more".to_owned();
+            self.tell_connectivity(true, Vec::new(), message);
+        }
+    }
+
+    /// Reports whether DCGM answers, by a fault that is not fatal and asks a person: a notice would be
+    /// forgotten after a while.
     fn tell_connectivity(&mut self, is_healthy: bool, error_code: Vec<String>, message: String) {
         let check = keys::CHECK_DCGM_CONNECTIVITY;
+        let action = if is_healthy {
+            RecommendedAction::None
+        } else {
+            RecommendedAction::ContactSupport
+        };
         let event = HealthEvent {
             is_healthy,
+            recommended_action: action as i32,
             error_code,
             message,
-            processing_strategy: ProcessingStrategy::StoreOnly as i32,
             ..self.reporter.event(check, keys::COMPONENT_GPU)
         };
         self.report(event);

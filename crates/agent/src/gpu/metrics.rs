@@ -3,6 +3,7 @@
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use diagnosis::gpu::{Inventory, NvlinkReadings, Readings};
 use prometheus_client::collector::Collector;
@@ -16,10 +17,34 @@ use runtime::metrics::{Labels, Metrics};
 use super::probe::MOST_STUCK;
 
 /// A gauge: name, help, and its value where it is told.
-type Gauge<T> = (&'static str, &'static str, fn(&T) -> Option<i64>);
+type Gauge<T, V = i64> = (&'static str, &'static str, fn(&T) -> Option<V>);
 
-/// The gauges of a GPU.
-const OF_GPU: [Gauge<Readings>; 26] = [
+/// The gauges of a GPU that the driver tells in smaller units than Prometheus' own.
+const IN_BASE_UNITS: [Gauge<Readings, f64>; 4] = [
+    (
+        "gpuwarden_gpu_power_watts",
+        "Power that the GPU draws",
+        |it| watts(it.power_mw),
+    ),
+    (
+        "gpuwarden_gpu_power_limit_watts",
+        "Limit of the GPU's power that is enforced",
+        |it| watts(it.power_limit_mw),
+    ),
+    (
+        "gpuwarden_gpu_thermal_violation_seconds",
+        "Time for which heat has slowed the GPU down",
+        |it| seconds(it.thermal_violation_ns),
+    ),
+    (
+        "gpuwarden_gpu_power_violation_seconds",
+        "Time for which the power limit has slowed the GPU down",
+        |it| seconds(it.power_violation_ns),
+    ),
+];
+
+/// The other gauges of a GPU.
+const OF_GPU: [Gauge<Readings>; 22] = [
     (
         "gpuwarden_gpu_temperature_celsius",
         "Temperature of the GPU",
@@ -36,29 +61,9 @@ const OF_GPU: [Gauge<Readings>; 26] = [
         |it| it.margin_c.map(i64::from),
     ),
     (
-        "gpuwarden_gpu_power_milliwatts",
-        "Power that the GPU draws",
-        |it| whole(it.power_mw),
-    ),
-    (
-        "gpuwarden_gpu_power_limit_milliwatts",
-        "Limit of the GPU's power that is enforced",
-        |it| whole(it.power_limit_mw),
-    ),
-    (
         "gpuwarden_gpu_clock_reasons",
         "Why the clocks are below what they could be, as the bits of NVML",
         |it| whole(it.clock_reasons),
-    ),
-    (
-        "gpuwarden_gpu_thermal_violation_nanoseconds",
-        "Time for which heat has slowed the GPU down",
-        |it| whole(it.thermal_violation_ns),
-    ),
-    (
-        "gpuwarden_gpu_power_violation_nanoseconds",
-        "Time for which the power limit has slowed the GPU down",
-        |it| whole(it.power_violation_ns),
     ),
     (
         "gpuwarden_gpu_utilization_percent",
@@ -245,6 +250,14 @@ impl Collector for GpuMetrics {
         if shown.is_empty() {
             return Ok(());
         }
+        for (name, help, value) in IN_BASE_UNITS {
+            let mut gauge = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            for gpu in shown.iter() {
+                if let Some(value) = value(&gpu.readings) {
+                    gauge.encode_family(&gpu.labels)?.encode_gauge(&value)?;
+                }
+            }
+        }
         for (name, help, value) in OF_GPU {
             let mut gauge = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
             for gpu in shown.iter() {
@@ -273,6 +286,15 @@ fn whole(value: Option<u64>) -> Option<i64> {
     value.and_then(|value| i64::try_from(value).ok())
 }
 
+/// Returns milliwatts as watts; more than a GPU can draw is not told.
+fn watts(milliwatts: Option<u64>) -> Option<f64> {
+    Some(f64::from(u32::try_from(milliwatts?).ok()?) / 1000.0)
+}
+
+fn seconds(nanoseconds: Option<u64>) -> Option<f64> {
+    nanoseconds.map(|nanoseconds| Duration::from_nanos(nanoseconds).as_secs_f64())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -281,7 +303,11 @@ mod tests {
     fn the_page_of_the_metrics_has_each_of_them() {
         let page = include_str!("../../../../docs/metrics.md");
         let of_gpu = OF_GPU.iter().map(|(name, ..)| *name);
-        for name in of_gpu.chain(OF_LINK.iter().map(|(name, ..)| *name)) {
+        let in_base_units = IN_BASE_UNITS.iter().map(|(name, ..)| *name);
+        for name in of_gpu
+            .chain(in_base_units)
+            .chain(OF_LINK.iter().map(|(name, ..)| *name))
+        {
             assert!(page.contains(&format!("`{name}`")), "{name}");
         }
     }

@@ -142,8 +142,15 @@ impl GpuMonitor {
     }
 
     fn say(&self, uuid: &str, said: Said) {
-        if let Err(error) = self.devices.set_condition(Own::Nvml, uuid, said) {
-            tracing::warn!(err = %error, "the Device API does not take a condition of NVMLReady");
+        let Err(error) = self.devices.set_condition(Own::Nvml, uuid, said) else {
+            return;
+        };
+        // Each event of a GPU that is not there would say it anew.
+        if let Some(not_logged_before) = self.not_taken.now() {
+            tracing::warn!(
+                err = %error, not_logged_before,
+                "the Device API does not take a condition of NVMLReady"
+            );
         }
     }
 }

@@ -22,6 +22,7 @@ mod dcgm;
 mod driver;
 mod ready;
 mod seen;
+mod starts;
 mod xid;
 
 thread_local! {
@@ -110,6 +111,7 @@ impl Bench {
                 ignored_xids: vec![137],
                 catalog: Arc::new(Catalog::builtin().clone()),
                 driver_root: "/run/nvidia/driver".into(),
+                late_after: Duration::from_secs(600),
             },
             readings: gpus.iter().map(well).collect(),
             inventory: Inventory {

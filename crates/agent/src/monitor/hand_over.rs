@@ -8,7 +8,7 @@ use contract::{EVENT_VERSION, HealthEvent, HealthEvents};
 use domain::event::MAX_EVENTS;
 use futures::future::BoxFuture;
 use runtime::backoff::Backoff;
-use runtime::logging::chain;
+use runtime::logging::{Seldom, chain};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::time::Instant;
@@ -26,6 +26,8 @@ pub(super) struct HandOver {
     not_before: Option<Instant>,
     backoff: Backoff,
     refusals: u32,
+    /// Limits what is said of events that are refused.
+    said_refused: Seldom,
 }
 
 /// Number of events that were handed over, and the connector's answer.
@@ -95,6 +97,7 @@ impl Default for HandOver {
             not_before: None,
             backoff: Backoff::new(PAUSES.0, PAUSES.1),
             refusals: 0,
+            said_refused: Seldom::default(),
         }
     }
 }
@@ -149,7 +152,9 @@ where
                 if count == 1 && self.hand_over.refusals > REFUSALS {
                     let error = chain(&error);
                     let monitor = self.monitor.name;
-                    tracing::error!(err = %error, monitor, "an event was refused");
+                    if let Some(not_logged_before) = self.hand_over.said_refused.now() {
+                        tracing::error!(err = %error, monitor, not_logged_before, "an event was refused");
+                    }
                     self.refused(1, Err(error));
                     self.sent(1);
                     self.hand_over.refusals = 1;

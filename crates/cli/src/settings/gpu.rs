@@ -129,7 +129,22 @@ mod tests {
         assert!(settings.enabled);
         assert_eq!(settings.driver_root, PathBuf::from("/run/nvidia/driver"));
         assert_eq!(settings.interval, Duration::from_secs(5));
+        assert_eq!(settings.ignored_xids, [0; 0]);
         assert_eq!(settings.fake, None);
+    }
+
+    #[test]
+    fn the_provider_is_switched_off_and_told_what_to_ignore_by_its_flags() {
+        let settings = GpuSettings::resolve(GpuArgs {
+            enable_nvml_provider: Some(false),
+            nvml_driver_root: Some("/driver".into()),
+            nvml_ignored_xids: Some(vec![63, 94]),
+            ..GpuArgs::default()
+        });
+        let settings = settings.unwrap();
+        assert!(!settings.enabled);
+        assert_eq!(settings.driver_root, PathBuf::from("/driver"));
+        assert_eq!(settings.ignored_xids, [63, 94]);
     }
 
     #[test]

@@ -419,6 +419,32 @@ fn conditions_follow_from_what_is_known_and_stands_on_the_node() {
     }
 }
 
+/// As NVSentinel's users have it in their alerts. It takes no node out, and is no fault of a GPU.
+#[test]
+fn a_host_engine_that_does_not_answer_has_a_condition_and_is_in_no_summary() {
+    let lost = HealthEvent {
+        is_fatal: false,
+        recommended_action: 5,
+        ..fatal(
+            "GpuDcgmConnectivityFailure",
+            "DCGM_CONNECTIVITY_ERROR",
+            &[],
+            "it does not answer",
+        )
+    };
+    let changes = wanted(&book(vec![lost.clone()]), &node(&json!([])), true);
+    let told_of = told(&changes);
+    let is_true = |it: &&String| it.contains("GpuDcgmConnectivityFailure") && it.contains("True");
+    assert_eq!(told_of.iter().filter(is_true).count(), 1, "{told_of:?}");
+    let is_well = |it: &String| it.contains("NoFatalFaults");
+    assert!(told_of.iter().any(is_well), "{told_of:?}");
+    let on_node = written(&node(&json!([])), &changes);
+    let back = healthy("GpuDcgmConnectivityFailure", &[], &[]);
+    let told_of = told(&wanted(&book(vec![lost, back]), &on_node, true));
+    let is_over = |it: &String| it.starts_with("GpuDcgmConnectivityFailure False");
+    assert!(told_of.iter().any(is_over), "{told_of:?}");
+}
+
 #[test]
 fn the_summary_names_the_worst_check() {
     let mut events = vec![HealthEvent {

@@ -15,6 +15,11 @@ use crate::nvml::{Events, NvmlError};
 const WAIT: Duration = Duration::from_secs(5);
 /// Pause after a wait that failed.
 const RETRY: Duration = Duration::from_secs(1);
+/// Most events that are told within [`SPAN`]: far more than a broken GPU makes. Where more come, as
+/// from a driver that does not pause, the driver keeps them, and drops what is too much.
+const MOST: u32 = 32;
+/// The time in which so many events are told.
+const SPAN: Duration = Duration::from_secs(1);
 /// After so long a wait counts as hung; drivers under load answer late by three quarters of that.
 const HUNG: Duration = Duration::from_secs(60);
 
@@ -102,6 +107,30 @@ impl Drop for Listening {
     }
 }
 
+/// The number of events told within one [`SPAN`].
+struct Pace {
+    began: Instant,
+    told: u32,
+}
+
+// === impl Pace ===
+
+impl Pace {
+    /// Returns how long to pause before one more is waited for, `now` that one was told.
+    fn after(&mut self, now: Instant) -> Duration {
+        if now.saturating_duration_since(self.began) >= SPAN {
+            (self.began, self.told) = (now, 0);
+        }
+        self.told += 1;
+        if self.told < MOST {
+            return Duration::ZERO;
+        }
+        let rest = (self.began + SPAN).saturating_duration_since(now);
+        (self.began, self.told) = (now + rest, 0);
+        rest
+    }
+}
+
 /// Waits for one event after the other until `stop`, or until nobody hears of them.
 fn listen(
     mut wait: impl FnMut(Duration) -> Result<Option<GpuEvent>, NvmlError>,
@@ -111,6 +140,10 @@ fn listen(
     say: impl Fn(GpuEvent) -> io::Result<()>,
 ) {
     let mut failed = false;
+    let mut pace = Pace {
+        began: Instant::now(),
+        told: 0,
+    };
     while !stop.load(Ordering::Relaxed) {
         let waited = wait(WAIT);
         *back.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
@@ -122,6 +155,7 @@ fn listen(
                 if say(event).is_err() {
                     return;
                 }
+                thread::sleep(pace.after(Instant::now()));
                 tell.send(None)
             }
             Err(error) => {
@@ -140,6 +174,26 @@ mod tests {
     use diagnosis::gpu::GpuEventKind;
 
     use super::*;
+
+    #[test]
+    fn events_that_come_without_pause_are_told_at_a_pace() {
+        let mut now = Instant::now();
+        let mut pace = Pace {
+            began: now,
+            told: 0,
+        };
+        let began = now;
+        for _ in 0..10 * MOST {
+            now += pace.after(now) + Duration::from_micros(10);
+        }
+        let took = (now - began).as_secs_f64();
+        assert!((9.9..10.1).contains(&took), "{took}");
+        // What comes now and then waits for nothing.
+        for _ in 0..10 * MOST {
+            now += SPAN / (MOST - 2);
+            assert_eq!(pace.after(now), Duration::ZERO);
+        }
+    }
 
     #[test]
     fn each_wait_lasts_five_seconds_and_only_what_happens_is_told() {

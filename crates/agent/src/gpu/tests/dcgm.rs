@@ -236,11 +236,41 @@ async fn a_host_engine_that_does_not_answer_is_blindness_of_its_source_alone() {
     };
     assert_eq!(lost.error_code, ["DCGM_CONNECTIVITY_ERROR"]);
     assert!(!lost.is_healthy && !lost.is_fatal && back.is_healthy);
+    let action = lost.recommended_action();
+    assert_eq!(action, RecommendedAction::ContactSupport);
     for event in [lost, back] {
-        assert_eq!(event.processing_strategy(), ProcessingStrategy::StoreOnly);
+        let strategy = event.processing_strategy();
+        assert_eq!(strategy, ProcessingStrategy::ExecuteRemediation);
         assert_eq!(entities(event), []);
     }
     assert_eq!(bench.open().await.len(), 1);
+}
+
+/// Else the fault would stay for ever, for nobody sees its end.
+#[tokio::test]
+async fn a_host_engine_that_nobody_asks_any_more_is_not_missed() {
+    let mut bench = bench();
+    let running = bench.start();
+    let (is_said, stuck) = (true, 0);
+    let reason = "it does not answer".to_owned();
+    let blind = Seen::Blind {
+        reason,
+        is_said,
+        stuck,
+    };
+    running.dcgm.send(blind).await.unwrap();
+    running
+        .status_of(NAME, |it| it.state == SourceState::Failing)
+        .await;
+    running.end().await;
+    let open = bench.open().await;
+    assert!(
+        open[0].starts_with("GpuDcgmConnectivityFailure DCGM_CONNECTIVITY_ERROR"),
+        "{open:?}"
+    );
+    bench.asks_dcgm = false;
+    bench.look_once().await;
+    assert_eq!(bench.open().await, [""; 0]);
 }
 
 #[tokio::test]
@@ -403,8 +433,14 @@ async fn the_word_of_the_kubelet_is_no_look_at_the_gpus_of_a_new_boot() {
         .status_of(NAME, |status| status.state == SourceState::Failing)
         .await;
     running.end().await;
-    assert_eq!(bench.open().await.len(), 1);
+    let mut open = bench.open().await;
+    open.retain(|it| !it.starts_with("GpuDcgmConnectivityFailure"));
+    assert_eq!(open.len(), 1);
     bench.readings[1].remap_failed = Some(false);
     bench.look_once().await;
-    assert_eq!(bench.open().await, [""; 0]);
+    let open = bench.open().await;
+    assert!(
+        open.len() == 1 && open[0].starts_with("GpuDcgmConnectivityFailure"),
+        "{open:?}"
+    );
 }

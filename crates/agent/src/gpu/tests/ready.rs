@@ -14,6 +14,16 @@ fn ready(running: &Running, uuid: &str) -> String {
     format!("{:?}/{}", ready.status(), ready.reason)
 }
 
+/// Returns what the condition says for people.
+fn message(running: &Running, uuid: &str) -> String {
+    let gpus = running.devices.gpus();
+    let gpu = gpus.iter().find(|gpu| gpu.name == uuid).unwrap();
+    let status = gpu.status.as_ref().unwrap();
+    let mut conditions = status.conditions.iter();
+    let ready = conditions.find(|one| one.r#type == "NVMLReady").unwrap();
+    ready.message.clone()
+}
+
 fn xid(uuid: Option<&str>, code: u32) -> Seen {
     Seen::Event(GpuEvent {
         uuid: uuid.map(str::to_owned),
@@ -37,11 +47,24 @@ async fn a_critical_xid_takes_readiness_away_until_the_driver_asks_for_nothing()
     }
     bench.look(&running).await;
     assert_eq!(ready(&running, "GPU-1"), "True/Initialized");
+    assert_eq!(message(&running, "GPU-1"), "GPU enumerated via NVML");
+    // What is no XID leaves it alone, though it is counted as a fault where it is one.
+    for kind in [
+        GpuEventKind::SingleBitEcc,
+        GpuEventKind::DoubleBitEcc,
+        GpuEventKind::Other(0x400),
+    ] {
+        let uuid = Some("GPU-1".to_owned());
+        running.sees(Seen::Event(GpuEvent { uuid, kind })).await;
+    }
+    bench.look(&running).await;
+    assert_eq!(ready(&running, "GPU-1"), "True/Initialized");
     running.sees(xid(Some("GPU-1"), 79)).await;
     // Another one neither ends it nor hides it.
     running.sees(xid(Some("GPU-1"), 13)).await;
     bench.look(&running).await;
     assert_eq!(ready(&running, "GPU-1"), "False/XidError");
+    assert_eq!(message(&running, "GPU-1"), "Critical XID error 79 detected");
     assert_eq!(ready(&running, "GPU-0"), "True/Initialized");
     running.end().await;
     // Nor does a restart.
@@ -81,6 +104,24 @@ async fn time_alone_gives_no_readiness_back() {
         .await;
     assert_eq!(ready(&running, "GPU-1"), "Unknown/DriverNotSeen");
     running.end().await;
+}
+
+/// A driver that is slow, or a child that is stopped, is not known for hung for a minute and more.
+#[tokio::test]
+async fn what_was_not_seen_lately_is_unknown_until_it_is_seen_again() {
+    let mut bench = Bench::new();
+    bench.config.late_after = Duration::from_secs(1);
+    let running = bench.start();
+    bench.look(&running).await;
+    running
+        .status(|it| it.state == SourceState::CatchingUp && it.detail.contains("no look for"))
+        .await;
+    assert_eq!(ready(&running, "GPU-1"), "Unknown/DriverNotSeen");
+    // The inventory is told only where it has changed.
+    running.sees(Seen::Readings(bench.readings.clone())).await;
+    until(|| ready(&running, "GPU-1") == "True/Initialized").await;
+    running.end().await;
+    assert_eq!(bench.open().await, [""; 0]);
 }
 
 /// Returns what the book of a store has open: XIDs, each with the GPU that it names.

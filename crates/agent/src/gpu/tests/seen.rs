@@ -163,7 +163,7 @@ async fn the_gauges_are_those_of_the_gpus_that_are_there() {
     let text = running.metrics.encode();
     for line in [
         "gpuwarden_gpu_temperature_margin_celsius{gpu=\"0\",uuid=\"GPU-0\"} 40",
-        "gpuwarden_gpu_power_milliwatts{gpu=\"0\",uuid=\"GPU-0\"} 700000",
+        "gpuwarden_gpu_power_watts{gpu=\"0\",uuid=\"GPU-0\"} 700.0",
         "gpuwarden_gpu_recovery_action{gpu=\"1\",uuid=\"GPU-1\"} 9",
         "gpuwarden_gpu_nvlink_up{gpu=\"1\",uuid=\"GPU-1\",link=\"4\"} 0",
     ] {
@@ -171,7 +171,7 @@ async fn the_gauges_are_those_of_the_gpus_that_are_there() {
     }
     // What is not told has no series.
     assert!(
-        !text.contains("gpuwarden_gpu_power_milliwatts{gpu=\"1\""),
+        !text.contains("gpuwarden_gpu_power_watts{gpu=\"1\""),
         "{text}"
     );
     bench.inventory.gpus.pop();

@@ -1,0 +1,78 @@
+//! GPUs that the driver could not start, as the kernel's log has said, and that it has started since.
+//!
+//! The log says only that a start has failed. That a GPU answers again is seen here, so it is told here,
+//! in the name of the monitor that has reported the failure.
+
+use contract::{Entity, HealthEvent, keys};
+use devices::faults::{NodeFaults, concerns};
+use diagnosis::gpu::{Gpu, Readings};
+
+use super::GpuMonitor;
+
+/// The looks in which a GPU has to answer while its fault is open: the first may have begun before the
+/// failure.
+const LOOKS: u32 = 2;
+
+impl GpuMonitor {
+    /// Closes the faults of starts that failed of the GPUs that answer.
+    pub(super) fn end_failed_starts(&mut self, readings: &[Readings]) {
+        let answering = self.answering_failed(readings);
+        self.answered_since_failure
+            .retain(|uuid, _| answering.iter().any(|gpu| gpu.uuid == *uuid));
+        for gpu in answering {
+            let looks = self.answered_since_failure.entry(gpu.uuid.clone());
+            let looks = looks.or_default();
+            *looks = looks.saturating_add(1);
+            if *looks == LOOKS {
+                self.report_started(&gpu);
+            }
+        }
+    }
+
+    /// Returns the GPUs that answer, and of which a start that failed is still open.
+    fn answering_failed(&self, readings: &[Readings]) -> Vec<Gpu> {
+        let NodeFaults::Told(told) = self.faults.borrow().clone() else {
+            return Vec::new();
+        };
+        let mut failed = told.faults;
+        failed.retain(|it| it.agent == keys::SYSLOG_AGENT && it.check == keys::CHECK_GPU_INIT);
+        if failed.is_empty() || self.config.is_fake {
+            return Vec::new();
+        }
+        let shown = self.devices.gpus();
+        let is_failed = |gpu: &&Gpu| {
+            let mut shown = shown
+                .iter()
+                .filter(|it| it.name.eq_ignore_ascii_case(&gpu.uuid));
+            let answers = readings.iter().any(|told| told.uuid == gpu.uuid);
+            answers && shown.any(|shown| failed.iter().any(|it| concerns(it, shown)))
+        };
+        self.inventory
+            .gpus
+            .iter()
+            .filter(is_failed)
+            .cloned()
+            .collect()
+    }
+
+    fn report_started(&mut self, gpu: &Gpu) {
+        let names = [
+            (keys::ENTITY_PCI, &gpu.pci),
+            (keys::ENTITY_GPU_UUID, &gpu.uuid),
+        ];
+        let entities = names.map(|(kind, value)| Entity {
+            entity_type: kind.to_owned(),
+            entity_value: value.clone(),
+        });
+        let event = HealthEvent {
+            agent: keys::SYSLOG_AGENT.to_owned(),
+            is_healthy: true,
+            message: "The driver has started the GPU, and it answers".to_owned(),
+            entities_impacted: entities.into(),
+            ..self
+                .reporter
+                .event(keys::CHECK_GPU_INIT, keys::COMPONENT_GPU)
+        };
+        self.report(event);
+    }
+}

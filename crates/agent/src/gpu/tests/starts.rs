@@ -1,0 +1,124 @@
+//! GPUs that the driver could not start.
+
+use contract::node::{FaultEntity, ListFaultsResponse, OpenFault};
+use contract::{Entity, RecommendedAction};
+use diagnosis::decode::KernelLogDecoder;
+use domain::event::Record;
+
+use super::*;
+
+/// Returns the report of the kernel log's monitor that the GPU on this bus cannot be started.
+fn failed(bus: &str) -> HealthEvent {
+    let line = format!("NVRM: GPU 0000:{bus}:00.0: RmInitAdapter failed! (0x62:0x65:1858)");
+    let mut decoder = KernelLogDecoder::default();
+    let finding = [line.clone(), line].iter().find_map(|line| {
+        let found = decoder.record(line.as_bytes(), Timestamp::now());
+        found.into_iter().next()
+    });
+    let finding = finding.unwrap();
+    assert_eq!(finding.action, RecommendedAction::ComponentReset);
+    HealthEvent {
+        version: 1,
+        agent: keys::SYSLOG_AGENT.to_owned(),
+        component_class: keys::COMPONENT_GPU.to_owned(),
+        check_name: finding.check().to_owned(),
+        error_code: finding.code().into_iter().collect(),
+        is_fatal: finding.fatal,
+        recommended_action: finding.action as i32,
+        entities_impacted: finding.entities(),
+        node_name: "n1".to_owned(),
+        ..HealthEvent::default()
+    }
+}
+
+/// Returns what the book of the node says of it.
+fn told(events: &[HealthEvent]) -> NodeFaults {
+    let entity = |it: &Entity| FaultEntity {
+        r#type: it.entity_type.clone(),
+        value: it.entity_value.clone(),
+    };
+    let faults = events.iter().map(|event| OpenFault {
+        agent: event.agent.clone(),
+        component_class: event.component_class.clone(),
+        check: event.check_name.clone(),
+        code: event.error_code[0].clone(),
+        fatal: true,
+        entities: event.entities_impacted.iter().map(entity).collect(),
+    });
+    NodeFaults::Told(ListFaultsResponse {
+        store_id: "s".to_owned(),
+        faults: faults.collect(),
+    })
+}
+
+/// Without any setting: the last boot's GPUs are remembered.
+#[tokio::test]
+async fn a_gpu_that_does_not_come_up_after_a_reboot_is_missed_until_its_absence_is_accepted() {
+    let mut bench = Bench::new();
+    bench.config.limits.missing_seconds = 0;
+    bench.look_once().await;
+    bench.boot = 2;
+    bench.inventory.gpus.pop();
+    bench.readings.pop();
+    bench.look_once().await;
+    let open = bench.open().await;
+    let is_missed = |it: &String| it.starts_with("GpuPcieWatch DCGM_FR_FALLEN_OFF_BUS");
+    assert!(open.len() == 1 && open.iter().all(is_missed), "{open:?}");
+    // A person took it out, and says so.
+    bench.config.limits.expected_gpus = Some(1);
+    bench.look_once().await;
+    assert_eq!(bench.open().await, [""; 0]);
+    bench.config.limits.expected_gpus = None;
+    bench.boot = 3;
+    bench.look_once().await;
+    assert_eq!(
+        bench.open().await,
+        [""; 0],
+        "from then on it is none of this machine"
+    );
+}
+
+#[tokio::test]
+async fn a_start_that_failed_is_over_when_the_gpu_answers_again() {
+    let mut bench = Bench::new();
+    let both = [failed("b0"), failed("b1")];
+    let answering = (bench.inventory.clone(), bench.readings.clone());
+    bench.inventory.gpus.pop();
+    bench.readings.pop();
+    let running = bench.start();
+    bench.look(&running).await;
+    running.devices.take_faults(told(&both[1..]));
+    for _ in 0..3 {
+        bench.look(&running).await;
+    }
+    assert_eq!(bench.stored().await, [], "it does not answer");
+    (bench.inventory, bench.readings) = answering;
+    bench.look(&running).await;
+    assert_eq!(bench.stored().await, [], "the look may be from before it");
+    for _ in 0..3 {
+        bench.look(&running).await;
+    }
+    running.devices.take_faults(told(&both));
+    for _ in 0..3 {
+        bench.look(&running).await;
+    }
+    running.end().await;
+    let over = bench.stored().await;
+    // Each is told once, and of the GPU that has started.
+    assert_eq!(over.len(), 2, "{over:?}");
+    let mut book = FaultBook::default();
+    let record = |event: &HealthEvent, seq: u64| Record {
+        seq: seq.into(),
+        id: format!("{seq:024}"),
+        event: event.clone(),
+        created_at: Timestamp::now(),
+    };
+    for (seq, event) in (1..).zip(&both) {
+        book.record(&record(event, seq));
+    }
+    for (seq, (event, left)) in (3..).zip(over.iter().zip([1, 0])) {
+        assert!(event.is_healthy);
+        book.record(&record(event, seq));
+        assert_eq!(book.faults("n1").len(), left, "{event:?}");
+    }
+}
