@@ -2,6 +2,17 @@
 
 use serde_json::Value;
 
+/// Most characters of a name that stands in a text for people: names of Kubernetes have up to 63, or 253.
+const MAX_SHOWN: usize = 100;
+
+/// Returns a name for a text for people: whoever creates a pod chooses the names in it, and their length.
+pub(crate) fn shortened(name: &str) -> String {
+    match name.char_indices().nth(MAX_SHOWN) {
+        Some((end, _)) => format!("{}...", name.get(..end).unwrap_or_default()),
+        None => name.to_owned(),
+    }
+}
+
 /// Returns the elements of the list at `pointer`; none where there is no list.
 pub(crate) fn list<'a>(object: &'a Value, pointer: &str) -> &'a [Value] {
     let found = object.pointer(pointer).and_then(Value::as_array);

@@ -1,6 +1,7 @@
 //! Injection decides which checks a pod gets, and makes the JSON patch that puts them in.
 
 mod container;
+mod inherited;
 mod volumes;
 
 use serde_json::{Value, json};
@@ -193,6 +194,7 @@ fn selected<'a>(
         }
         let Some(check) = config.check(name) else {
             let known: Vec<_> = config.checks.iter().map(|check| &*check.name).collect();
+            let name = field::shortened(name);
             return Err(Refusal(format!(
                 "the annotation {CHECKS_ANNOTATION} names the check {name:?}, which is not known; there \
                  are: {}",

@@ -82,11 +82,12 @@ impl DevicesOfPod {
             }
             found.extended.insert(resource, count);
         }
+        let mut uses_of = uses(pod, config);
         for claim in field::list(pod, "/spec/resourceClaims") {
             let Some(claimed) = claimed(claim, config, cluster) else {
                 continue;
             };
-            let uses = uses_of(pod, field::name(claim), config);
+            let uses = uses_of.remove(field::name(claim)).unwrap_or_default();
             if uses.is_empty() {
                 continue;
             }
@@ -104,10 +105,10 @@ impl DevicesOfPod {
 
     /// Returns the elements of `resources.claims` for all claims of the pod.
     pub fn all_claims(pod: &Value, config: &Config) -> Vec<Value> {
+        let mut uses = uses(pod, config);
         let claims = field::list(pod, "/spec/resourceClaims").iter();
-        claims
-            .flat_map(|claim| uses_of(pod, field::name(claim), config))
-            .collect()
+        let used = claims.filter_map(|claim| uses.remove(field::name(claim)));
+        used.flatten().collect()
     }
 
     /// Returns `resources` of a check: its own from the configuration, within what the pod gets
@@ -222,24 +223,29 @@ fn later_containers<'a>(pod: &'a Value, config: &Config) -> Vec<&'a Value> {
     containers.chain(sidecars).collect()
 }
 
-/// Returns the uses that the containers which start after the checks make of a claim: all of it, or
+/// Returns the uses that the containers which start after the checks make of each claim: all of it, or
 /// single requests.
-fn uses_of(pod: &Value, claim: &str, config: &Config) -> Vec<Value> {
-    let mut requests = BTreeSet::new();
+fn uses<'a>(pod: &'a Value, config: &Config) -> BTreeMap<&'a str, Vec<Value>> {
+    let mut requests: BTreeMap<&str, BTreeSet<Option<&str>>> = BTreeMap::new();
     for container in later_containers(pod, config) {
         for used in field::list(container, "/resources/claims") {
-            if field::name(used) == claim {
-                let request = used.get("request").and_then(Value::as_str);
-                requests.insert(request.map(str::to_owned));
-            }
+            let request = used.get("request").and_then(Value::as_str);
+            let of_claim = requests.entry(field::name(used)).or_default();
+            of_claim.insert(request);
         }
     }
-    if requests.contains(&None) {
-        return vec![json!({"name": claim})];
-    }
-    let requests = requests.into_iter().flatten();
+    let uses = |claim: &str, requests: BTreeSet<Option<&str>>| {
+        if requests.contains(&None) {
+            return vec![json!({"name": claim})];
+        }
+        let requests = requests.into_iter().flatten();
+        requests
+            .map(|request| json!({"name": claim, "request": request}))
+            .collect()
+    };
+    let requests = requests.into_iter();
     requests
-        .map(|request| json!({"name": claim, "request": request}))
+        .map(|(claim, requests)| (claim, uses(claim, requests)))
         .collect()
 }
 

@@ -1,8 +1,11 @@
 //! The container of one check: what the configuration has, what preflight adds, and what it takes over
 //! from the user's containers.
 
+use std::collections::BTreeSet;
+
 use serde_json::{Map, Value, json};
 
+use super::inherited::Inherited;
 use super::volumes::{GANG, SHARED_MEMORY, SOCKET, TOKEN, TOKEN_FILE, TOPOLOGY, Volumes};
 use super::{Candidate, INHERITED_VARIABLE, RESULT_CACHE_VARIABLE};
 use crate::config::{CheckContainer, Config};
@@ -27,7 +30,11 @@ const SHARED_MEMORY_PATH: &str = "/dev/shm";
 struct Draft<'a> {
     pod: &'a Value,
     env: Vec<Value>,
+    /// Names of `env`.
+    names: BTreeSet<String>,
     mounts: Vec<Value>,
+    /// Places of `mounts`, without a slash at their ends.
+    places: BTreeSet<String>,
 }
 
 /// Returns the container of a check.
@@ -40,10 +47,13 @@ pub(super) fn build(
 ) -> Value {
     let gang = candidate.gang.filter(|_| config.coordination.enabled);
     let own = Value::Object(check.container.clone());
+    let env = field::list(&own, "/env");
     let mut draft = Draft {
         pod: candidate.pod,
-        env: field::list(&own, "/env").to_vec(),
+        env: env.to_vec(),
+        names: env.iter().map(|one| field::name(one).to_owned()).collect(),
         mounts: Vec::new(),
+        places: BTreeSet::new(),
     };
     let reports_to = candidate.reports_to();
     for mount in field::list(&own, "/volumeMounts") {
@@ -73,14 +83,21 @@ pub(super) fn build(
             draft.rendezvous(place, gang, volumes);
         }
     }
+    let mut room = Inherited::default();
     if check.inherits_env {
-        let inherited = draft.inherit_env(config);
+        let inherited = draft.inherit_env(config, &mut room);
         if check.is_ours() && !inherited.is_empty() {
             draft.set_text(INHERITED_VARIABLE, &inherited.join(","));
         }
     }
     if check.inherits_mounts {
-        draft.inherit_mounts(config);
+        draft.inherit_mounts(config, &mut room);
+    }
+    // The checks of a pod mostly leave out the same.
+    for left_out in room.left_out() {
+        if !warnings.contains(&left_out) {
+            warnings.push(left_out);
+        }
     }
     // After what is inherited: a user's own shared memory goes first.
     let several = config.gate_checks && candidate.devices.gpus != Some(1);
@@ -166,7 +183,7 @@ fn socket_directory(config: &Config) -> &str {
 impl Draft<'_> {
     /// Adds a variable; one that is there stays.
     fn set(&mut self, variable: Value) {
-        if !self.has(field::name(&variable)) {
+        if self.names.insert(field::name(&variable).to_owned()) {
             self.env.push(variable);
         }
     }
@@ -180,16 +197,13 @@ impl Draft<'_> {
     }
 
     fn has(&self, name: &str) -> bool {
-        self.env.iter().any(|there| field::name(there) == name)
+        self.names.contains(name)
     }
 
     /// Adds a mount of a volume under its name in the pod; the place of one that is there stays.
     fn mount_as(&mut self, mount: &Value, name: &str) {
-        let place = |mount: &Value| {
-            let path = field::text(mount, "/mountPath").unwrap_or_default();
-            path.trim_end_matches('/').to_owned()
-        };
-        if self.mounts.iter().any(|there| place(there) == place(mount)) {
+        let path = field::text(mount, "/mountPath").unwrap_or_default();
+        if !self.places.insert(place(path).to_owned()) {
             return;
         }
         let mut mount = mount.clone();
@@ -200,8 +214,7 @@ impl Draft<'_> {
     }
 
     fn mount_ours(&mut self, volume: &str, path: &str, read_only: bool, volumes: &mut Volumes<'_>) {
-        let is_free = |there: &Value| field::text(there, "/mountPath") != Some(path);
-        if !self.mounts.iter().all(is_free) {
+        if self.places.contains(place(path)) {
             return;
         }
         let mut mount = json!({"mountPath": path});
@@ -310,14 +323,18 @@ impl Draft<'_> {
     /// Adds the variables of the user's containers that the configuration names; of two with one name
     /// the first container's. Returns their names, but for that of the path of libraries, without which
     /// they may not be found.
-    fn inherit_env(&mut self, config: &Config) -> Vec<String> {
+    fn inherit_env(&mut self, config: &Config, room: &mut Inherited) -> Vec<String> {
         let mut inherited = Vec::new();
         for container in field::list(self.pod, "/spec/containers") {
             for variable in field::list(container, "/env") {
                 let name = field::name(variable);
                 let mut patterns = config.env_patterns.iter();
                 let is_named = patterns.any(|pattern| pattern.matches(name));
-                if is_named && self.is_whole(variable) && !self.has(name) {
+                if is_named
+                    && self.is_whole(variable)
+                    && !self.has(name)
+                    && room.has_room_for_variable(variable)
+                {
                     self.set(variable.clone());
                     inherited.push(name.to_owned());
                 }
@@ -336,7 +353,7 @@ impl Draft<'_> {
 
     /// Adds the mounts of the user's containers that the configuration names, and the one behind the
     /// user's topology file.
-    fn inherit_mounts(&mut self, config: &Config) {
+    fn inherit_mounts(&mut self, config: &Config, room: &mut Inherited) {
         for container in field::list(self.pod, "/spec/containers") {
             let file = users_variable(container, TOPOLOGY_FILE);
             for mount in field::list(container, "/volumeMounts") {
@@ -347,7 +364,11 @@ impl Draft<'_> {
                     .iter()
                     .any(|pattern| pattern.matches(name));
                 let holds_file = file.is_some_and(|file| is_below(file, path));
-                if (is_named || holds_file) && mount.get("subPathExpr").is_none() {
+                if (is_named || holds_file)
+                    && mount.get("subPathExpr").is_none()
+                    && !self.places.contains(place(path))
+                    && room.has_room_for_mount(mount)
+                {
                     self.mount_as(&without_propagation(mount), name);
                 }
             }
@@ -374,6 +395,11 @@ fn users_variable<'a>(of: &'a Value, name: &str) -> Option<&'a str> {
     };
     let mut containers = field::list(of, "/spec/containers").iter();
     of_container(of).or_else(|| containers.find_map(of_container))
+}
+
+/// Returns a path as two of them are compared.
+fn place(path: &str) -> &str {
+    path.trim_end_matches('/')
 }
 
 fn is_below(file: &str, directory: &str) -> bool {

@@ -134,9 +134,15 @@ fn the_annotation_chooses_and_orders() {
             "\"preflight-dcgm\", which is not known; there are: preflight-dcgm-diag, ",
         ),
         ("preflight-dcgm-diag,", "\"\", which is not known"),
+        // Of one that is very long the beginning is said again, and which there are.
+        (
+            &"x".repeat(300_000),
+            "xxx...\", which is not known; there are: preflight-dcgm-diag, ",
+        ),
     ] {
-        let refusal = tried(&with(annotation), &config).expect_err(annotation);
+        let refusal = tried(&with(annotation), &config).expect_err(part);
         assert!(refusal.to_string().contains(part), "{refusal}");
+        assert!(refusal.to_string().len() < 400, "{refusal}");
     }
     // What could never end is left out, and said.
     let alone = tried(&with("preflight-nccl-allreduce"), &config).expect("no refusal");
@@ -636,5 +642,6 @@ fn a_volume_that_nobody_has_is_left_out_and_said() {
     );
 }
 
+mod large;
 mod odd;
 mod reference;

@@ -1,5 +1,7 @@
 //! The volumes that checks bring into a pod, under names that the pod does not use.
 
+use std::collections::BTreeMap;
+
 use serde_json::{Value, json};
 
 use super::Candidate;
@@ -29,7 +31,8 @@ const SHARED_MEMORY_LIMIT: &str = "64Gi";
 
 /// The volumes of a pod, and those that are added.
 pub(super) struct Volumes<'a> {
-    pod: &'a Value,
+    /// The pod's own, by name.
+    theirs: BTreeMap<&'a str, &'a Value>,
     gang_config_map: Option<String>,
     config: &'a Config,
     /// A volume of ours, its name in the pod, and the volume itself if the pod does not have it yet.
@@ -40,7 +43,11 @@ impl<'a> Volumes<'a> {
     pub(super) fn new(candidate: Candidate<'a>, config: &'a Config) -> Self {
         let gang = candidate.gang.filter(|_| config.coordination.enabled);
         Self {
-            pod: candidate.pod,
+            theirs: field::list(candidate.pod, "/spec/volumes")
+                .iter()
+                .rev()
+                .map(|volume| (field::name(volume), volume))
+                .collect(),
             gang_config_map: gang.map(|gang| roster::config_map_name(&gang.id())),
             config,
             ours: Vec::new(),
@@ -49,13 +56,9 @@ impl<'a> Volumes<'a> {
 
     /// Returns the name in the pod of a volume that a check mounts; `None` where there is none.
     pub(super) fn named(&mut self, wanted: &str) -> Option<String> {
-        let there = |volume: &&Value| field::name(volume) == wanted;
         match self.source(wanted) {
             Some((volume, source)) => Some(self.ours(volume, source)),
-            None => field::list(self.pod, "/spec/volumes")
-                .iter()
-                .find(there)
-                .map(|_| wanted.to_owned()),
+            None => self.theirs.get(wanted).map(|_| wanted.to_owned()),
         }
     }
 
@@ -133,10 +136,9 @@ impl<'a> Volumes<'a> {
     /// Returns the first name like the wanted one that nobody else has, and the volume if it is to be
     /// added: the pod may have the very same.
     fn place(&self, wanted: &str, source: Value) -> (String, Option<Value>) {
-        let theirs = field::list(self.pod, "/spec/volumes");
         let mut name = wanted.to_owned();
         for number in 2.. {
-            match theirs.iter().find(|volume| field::name(volume) == name) {
+            match self.theirs.get(&*name) {
                 Some(volume) if same(volume, &source) => return (name, None),
                 Some(_) => name = format!("{wanted}-{number}"),
                 None if self.ours.iter().any(|(_, ours, _)| *ours == name) => {

@@ -1,0 +1,79 @@
+//! How much a check takes over from the user's containers: whoever creates a pod decides what is in it, and each of
+//! its checks gets a copy.
+
+use serde_json::Value;
+
+use crate::field::{self, shortened};
+
+/// Most variables that a check takes over: jobs that tune NCCL, libfabric and UCX at once have some dozens.
+const MAX_VARIABLES: usize = 256;
+/// Most mounts that a check takes over: the libraries of a fabric are a handful.
+const MAX_MOUNTS: usize = 64;
+/// Most bytes of both, as JSON. The whole pod may have 1.5 MiB, and three checks or more share them.
+const MAX_BYTES: usize = 64 * 1024;
+
+/// The amount that a check has taken over, and what it has left out.
+#[derive(Default)]
+pub(super) struct Inherited {
+    variables: Kind,
+    mounts: Kind,
+    bytes: usize,
+}
+
+#[derive(Default)]
+struct Kind {
+    taken: usize,
+    left_out: usize,
+    /// The name of the first that was left out.
+    first: Option<String>,
+}
+
+// === impl Inherited ===
+
+impl Inherited {
+    /// Returns whether there is room for a variable, and takes it.
+    pub(super) fn has_room_for_variable(&mut self, variable: &Value) -> bool {
+        self.variables
+            .take(variable, MAX_VARIABLES, &mut self.bytes)
+    }
+
+    /// Returns whether there is room for a mount, and takes it.
+    pub(super) fn has_room_for_mount(&mut self, mount: &Value) -> bool {
+        self.mounts.take(mount, MAX_MOUNTS, &mut self.bytes)
+    }
+
+    /// Returns what whoever created the pod is told of that which was left out.
+    pub(super) fn left_out(&self) -> impl Iterator<Item = String> {
+        let kinds = [
+            ("variables", MAX_VARIABLES, &self.variables),
+            ("volume mounts", MAX_MOUNTS, &self.mounts),
+        ];
+        kinds.into_iter().filter_map(|(what, most, kind)| {
+            let first = kind.first.as_ref()?;
+            Some(format!(
+                "preflight checks take over {} of the pod's {what} and leave out {}, such as {first}: at most {most} \
+                 are taken over, and with variables and mounts together {} KiB",
+                kind.taken,
+                kind.left_out,
+                MAX_BYTES / 1024
+            ))
+        })
+    }
+}
+
+// === impl Kind ===
+
+impl Kind {
+    fn take(&mut self, one: &Value, most: usize, bytes: &mut usize) -> bool {
+        let with_it = *bytes + one.to_string().len();
+        if self.taken < most && with_it <= MAX_BYTES {
+            self.taken += 1;
+            *bytes = with_it;
+            return true;
+        }
+        self.left_out += 1;
+        self.first
+            .get_or_insert_with(|| shortened(field::name(one)));
+        false
+    }
+}
