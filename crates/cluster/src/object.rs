@@ -1,7 +1,9 @@
 //! Objects of any kind, as the JSON that they are: for kinds that are named by an operator, or whose
 //! versions differ in what matters.
 
-use kube::api::{DeleteParams, GetParams, PostParams, Preconditions};
+use kube::api::{DeleteParams, GetParams, ListParams, PostParams, Preconditions};
+use kube::core::Request;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -12,6 +14,9 @@ use crate::kind::{Kind, check_name};
 use crate::pace::Urgency;
 use crate::request::ask;
 use crate::watch::{Selection, Signal};
+
+/// Objects in one answer to a list.
+const LIST_PAGE: u32 = 500;
 
 // === impl Cluster ===
 
@@ -69,6 +74,26 @@ impl Cluster {
         };
         let request = request.get(name, &GetParams::default());
         found(ask(&self.client(Urgency::Act), request).await)
+    }
+
+    /// Lists the objects of a kind in all namespaces, page by page; none where nobody serves the kind. Takes the
+    /// permission `list`.
+    pub async fn list_objects(&self, kind: &Kind) -> Result<Vec<Value>, ApiError> {
+        let mut page = ListParams::default().limit(LIST_PAGE);
+        let mut all = Vec::new();
+        loop {
+            let request = Request::new(kind.path(None)).list(&page);
+            let answer: Option<Value> = found(ask(&self.client(Urgency::Act), request).await)?;
+            let mut answer = answer.unwrap_or_default();
+            if let Some(Value::Array(items)) = answer.get_mut("items").map(Value::take) {
+                all.extend(items);
+            }
+            let next = answer.pointer("/metadata/continue").and_then(Value::as_str);
+            match next.filter(|next| !next.is_empty()) {
+                Some(next) => page = page.continue_token(next),
+                None => return Ok(all),
+            }
+        }
     }
 
     /// Makes an object and returns it. The error is [`ApiError::Conflict`] where it is there already.
@@ -168,6 +193,17 @@ impl Cluster {
         select: impl FnOnce(Selection) -> Selection,
         cancel: CancellationToken,
     ) -> mpsc::Receiver<Signal<Value>> {
+        self.watch_objects_as(kind, namespace, select, cancel)
+    }
+
+    /// Does the same, and delivers of each object what a `T` has of it.
+    pub fn watch_objects_as<T: DeserializeOwned + Send + Sync + 'static>(
+        &self,
+        kind: &Kind,
+        namespace: Option<&str>,
+        select: impl FnOnce(Selection) -> Selection,
+        cancel: CancellationToken,
+    ) -> mpsc::Receiver<Signal<T>> {
         self.watch(select(Selection::of_kind(kind, namespace)), cancel)
     }
 }

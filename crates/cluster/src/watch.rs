@@ -38,6 +38,9 @@ use crate::layer::REQUEST_TIMEOUT;
 const QUEUE: usize = 1024;
 /// Objects in one answer to a list.
 const PAGE: u32 = 500;
+/// Objects in one answer, and events that wait, where only what an object says of itself is asked for: of anybody's
+/// objects, such as every `ConfigMap` with a label. Each may have 256 KiB of annotations.
+const METADATA_PAGE: u32 = 32;
 /// After at most this time, in seconds, the API server ends a watch, and it is started anew.
 /// With a connection that has died silently this end does not come, and so the silence is
 /// found (`connect/transport.rs`). Up to a third less, at random: many who began together,
@@ -91,6 +94,8 @@ pub struct Selection {
     fields: Option<String>,
     /// The label selector; `None`: all.
     labels: Option<String>,
+    /// Only `metadata` of the objects is wanted.
+    metadata_only: bool,
 }
 
 /// The reason why a list or watch ended.
@@ -200,7 +205,7 @@ impl Cluster {
         look: impl Fn(&Signal<T>) + Send + Sync + 'static,
         cancel: CancellationToken,
     ) -> mpsc::Receiver<Signal<T>> {
-        let (signals, receiver) = mpsc::channel(QUEUE);
+        let (signals, receiver) = mpsc::channel(selection.queue());
         let watch = Watch::new(self.watching.clone(), selection, look, signals);
         tokio::spawn(async move { cancel.run_until_cancelled(watch.run()).await });
         receiver
@@ -222,6 +227,7 @@ impl Selection {
             path: K::url_path(kind, namespace),
             fields: None,
             labels: None,
+            metadata_only: false,
         }
     }
 
@@ -231,6 +237,7 @@ impl Selection {
             path: kind.path(namespace),
             fields: None,
             labels: None,
+            metadata_only: false,
         }
     }
 
@@ -255,6 +262,33 @@ impl Selection {
     pub fn with_labels(self, selector: &str) -> Self {
         let labels = Some(selector.to_owned());
         Self { labels, ..self }
+    }
+
+    /// Returns of these only `metadata`: an API server sends nothing else, however large the objects are.
+    #[must_use]
+    pub fn metadata_only(self) -> Self {
+        Self {
+            metadata_only: true,
+            ..self
+        }
+    }
+
+    /// Returns how many objects are in one answer to a list.
+    fn page(&self) -> u32 {
+        if self.metadata_only {
+            METADATA_PAGE
+        } else {
+            PAGE
+        }
+    }
+
+    /// Returns how many events wait for the consumer.
+    fn queue(&self) -> usize {
+        if self.metadata_only {
+            METADATA_PAGE as usize
+        } else {
+            QUEUE
+        }
     }
 }
 
@@ -343,14 +377,18 @@ impl<T: DeserializeOwned> Watch<T> {
 
     /// Delivers all objects, page by page.
     async fn list(&mut self) -> Result<(), WatchEnd> {
-        let mut page = ListParams::default().limit(PAGE);
+        let mut page = ListParams::default().limit(self.selection.page());
         page.field_selector.clone_from(&self.selection.fields);
         page.label_selector.clone_from(&self.selection.labels);
         let mut first = true;
         loop {
-            let request = Request::new(&self.selection.path)
-                .list(&page)
-                .map_err(WatchEnd::failed)?;
+            let request = Request::new(&self.selection.path);
+            let request = if self.selection.metadata_only {
+                request.list_metadata(&page)
+            } else {
+                request.list(&page)
+            };
+            let request = request.map_err(WatchEnd::failed)?;
             let answer = self.client.request_text(request);
             let answer = tokio::time::timeout(PAGE_TIMEOUT, answer).await;
             let answer = answer
@@ -395,9 +433,13 @@ impl<T: DeserializeOwned> Watch<T> {
         let mut params = WatchParams::default().timeout(seconds.ceil() as u32);
         params.field_selector.clone_from(&self.selection.fields);
         params.label_selector.clone_from(&self.selection.labels);
-        let request = Request::new(&self.selection.path)
-            .watch(&params, version)
-            .map_err(WatchEnd::failed)?;
+        let request = Request::new(&self.selection.path);
+        let request = if self.selection.metadata_only {
+            request.watch_metadata(&params, version)
+        } else {
+            request.watch(&params, version)
+        };
+        let request = request.map_err(WatchEnd::failed)?;
         let begin = Instant::now();
         let end = begin + Duration::from_secs(WATCH_SECONDS.into()) + WATCH_GRACE;
         let started = tokio::time::timeout_at(end, self.client.request_stream(request)).await;
