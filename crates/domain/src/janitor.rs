@@ -9,6 +9,7 @@
 //! reset.rs      the signal of a reset of GPUs, as `gpu_reset` sees it
 //! record.rs     what stands in the status about a signal
 //! failure.rs    what a provider says went wrong
+//! admission.rs  why a request is refused before it is there, by the webhook
 //! config.rs     the file
 //! generic.rs    the Job by which the generic provider reboots
 //! redfish.rs    what a machine's BMC is asked for, and whether it has done it
@@ -19,6 +20,7 @@
 
 use crate::maintenance::Maintenance;
 
+mod admission;
 mod board;
 mod config;
 mod failure;
@@ -30,6 +32,7 @@ mod sending;
 mod signal;
 mod turn;
 
+pub use admission::{Named, Request};
 pub use board::{Board, Effect, Input, Made, News, NodeTold, Written};
 pub use config::{JanitorConfig, MAX_CONFIG_BYTES, ProviderPlace, Rules};
 pub use failure::{Class, Failure};

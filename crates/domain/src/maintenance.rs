@@ -137,6 +137,15 @@ impl Maintenance {
         }
     }
 
+    /// Returns the kind whose resources stand in paths so.
+    pub fn of_resource(group: &str, plural: &str) -> Option<Self> {
+        let is_it = |kind: &Self| {
+            let (its_group, _, its_plural) = kind.resource();
+            (its_group, its_plural) == (group, plural)
+        };
+        Self::ALL.into_iter().find(is_it)
+    }
+
     /// Returns the finalizer of its resources: before one goes, what was done for it is undone. `None`: nothing
     /// is left behind.
     pub(crate) fn finalizer(self) -> Option<&'static str> {
@@ -147,7 +156,7 @@ impl Maintenance {
         }
     }
 
-    fn node_field(self) -> &'static str {
+    pub(crate) fn node_field(self) -> &'static str {
         match self {
             Self::HandOver => "/spec/healthEvent/nodeName",
             Self::Reboot | Self::Terminate | Self::Reset => "/spec/nodeName",

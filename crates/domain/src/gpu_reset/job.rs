@@ -33,8 +33,13 @@ pub struct Gpus {
 impl Gpus {
     /// Returns those that a request names.
     pub(crate) fn of(request: &Resource) -> Self {
+        Self::in_spec(&request.spec)
+    }
+
+    /// Returns those that the `spec` of a request names.
+    pub(crate) fn in_spec(spec: &Value) -> Self {
         let list = |pointer: &str| {
-            let list = request.spec.pointer(pointer).and_then(Value::as_array);
+            let list = spec.pointer(pointer).and_then(Value::as_array);
             let texts = list.into_iter().flatten().filter_map(Value::as_str);
             texts.map(str::to_owned).collect()
         };
@@ -42,6 +47,19 @@ impl Gpus {
             uuids: list("/selector/uuids"),
             pci_bus_ids: list("/selector/pciBusIDs"),
         }
+    }
+
+    /// Returns whether one of them may be one of the others. Of a UUID and a bus address nobody knows here.
+    pub(crate) fn overlap(&self, others: &Self) -> bool {
+        let shares = |ours: &[String], theirs: &[String]| ours.iter().any(|it| theirs.contains(it));
+        self.is_all()
+            || others.is_all()
+            || shares(&self.uuids, &others.uuids)
+            || shares(&self.pci_bus_ids, &others.pci_bus_ids)
+    }
+
+    fn is_all(&self) -> bool {
+        self.uuids.is_empty() && self.pci_bus_ids.is_empty()
     }
 
     /// Returns them as the program of the Job takes them.
