@@ -19,8 +19,9 @@ use webhook::discoveries::Discoveries;
 use webhook::facts::Facts;
 use webhook::failures;
 use webhook::gangs::GangKeeper;
-use webhook::registration::{NAME, Place, Registration};
+use webhook::registration::{Asked, NAME, Place, Registration};
 use webhook::rendezvous::Rendezvous;
+use webhook::requests::Requests;
 use webhook::server::WebhookServer;
 
 use crate::parts;
@@ -75,7 +76,10 @@ pub(crate) async fn run(settings: WebhookSettings) -> anyhow::Result<ExitCode> {
             .with_connector(connector);
         tasks.writer("the gangs", gangs.run(tasks.done()));
     }
-    let server = WebhookServer::new(admission, metrics);
+    let requests = settings
+        .validates_requests
+        .then(|| Requests::new(Arc::clone(&cluster)));
+    let server = WebhookServer::new(admission, metrics).with_requests(requests);
     greet(&settings, &listener, &open)?;
     let (serving, cancel, drain) = (server.clone(), tasks.no_more(), settings.drain);
     tasks.input("the webhook", async move {
@@ -83,7 +87,9 @@ pub(crate) async fn run(settings: WebhookSettings) -> anyhow::Result<ExitCode> {
             .serve(listener, certificate.tls, drain, cancel)
             .await;
     });
-    tasks.worker("the metrics", server.serve_metrics(open, tasks.done()));
+    let serving = server.serve_metrics(open, tasks.done());
+    let serving = serving.context("cannot serve probes and metrics")?;
+    tasks.worker("the metrics", serving);
     let ended = tasks.until_told_or_failed(told).await;
     // Longer than the drain, and than a request that is under way at its end.
     tasks
@@ -146,12 +152,25 @@ impl Certificate {
         let registration = Registration {
             cluster: Arc::clone(cluster),
             place,
-            config: Arc::new(settings.preflight.clone()),
-            failure_policy: settings.failure_policy,
-            own_namespace: settings.namespace.clone(),
+            asked: Asked::Pods {
+                config: Arc::new(settings.preflight.clone()),
+                failure_policy: settings.failure_policy,
+                own_namespace: settings.namespace.clone(),
+            },
             authorities: keeper.authorities(),
             ends_with_us,
         };
+        if settings.validates_requests {
+            let of_requests = Registration {
+                cluster: Arc::clone(cluster),
+                place: registration.place.clone(),
+                asked: Asked::Requests,
+                authorities: keeper.authorities(),
+                ends_with_us,
+            };
+            let name = "the registration for requests";
+            tasks.input(name, of_requests.run(tasks.no_more()));
+        }
         // The registration goes first: what it names still answers for a while.
         tasks.input("the registration", registration.run(tasks.no_more()));
         tasks.worker("the certificate", keeper.run(tasks.done()));

@@ -94,7 +94,8 @@ mod story_uncordoned;
 mod support;
 #[path = "e2e/throttled.rs"]
 mod throttled;
+#[path = "e2e/webhook.rs"]
+mod validating;
 #[path = "e2e/validation.rs"]
 mod validation;
-#[path = "e2e/webhook.rs"]
 mod webhook;

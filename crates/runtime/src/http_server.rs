@@ -2,30 +2,37 @@
 //! them in order.
 //!
 //! Anybody may connect, ask and not read, or not even ask. So that probes and metrics answer
-//! nevertheless, no connection waits to be accepted: beyond the limit it comes into a small
-//! reserve, where it gets one answer, and where the oldest gives way to the newest. And where
-//! room is wanted, whoever is idle is let go.
+//! nevertheless, no connection waits to be accepted: beyond the limit the address that has most
+//! connections gives one up, into a small reserve, where it gets one answer, and where the oldest
+//! gives way to the newest. So no address takes the room of one that has fewer. And where room is
+//! wanted, whoever is idle is let go.
 
+mod bodies;
 mod probes;
 mod write_deadline;
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
+use std::net::IpAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
+use http::Request;
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
+use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use rustls::ServerConfig;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::Notify;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
+pub use bodies::{Bodies, BodyError, ReadBody};
 pub use probes::{liveness, metrics, readiness};
 use write_deadline::WriteDeadline;
 
@@ -37,8 +44,9 @@ pub const MAX_CONNECTIONS: usize = 256;
 /// Most connections beyond these, each for one answer. Whoever wants to keep a probe from its
 /// answer has to connect so often while the answer is made.
 const RESERVE: usize = 64;
-/// Time for a TLS handshake, for the head of a request, and for which an idle connection is
-/// kept.
+/// Time for a TLS handshake.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time for the head of a request, and for which an idle connection is kept.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time after which a client that takes nothing of what is sent to it is let go.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -60,6 +68,20 @@ struct Limits {
     write_timeout: Duration,
 }
 
+/// The address at the other end of a connection. A request carries it in its extensions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer(pub IpAddr);
+
+/// The habits of a server's clients.
+#[derive(Clone, Copy, Debug)]
+pub struct Clients {
+    /// Most connections that are kept at a time.
+    pub connections: usize,
+    /// Time for which an idle connection is kept, which is that for the head of a request: longer for clients
+    /// that keep theirs long, and would not ask once more where one is closed just then.
+    pub idle: Duration,
+}
+
 /// Serves until `cancel`, ends within a second of it, and returns the listener: requests under
 /// way may finish. `tls` is `None` for connections in the open. At most [`MAX_CONNECTIONS`]
 /// connections are kept at a time; further ones get one answer each.
@@ -72,17 +94,17 @@ pub async fn serve(
     serve_within(Limits::default(), listener, tls, routes, cancel).await
 }
 
-/// Does the same, but keeps idle connections for `idle`: for clients that keep theirs long, and would not
-/// ask once more where one is closed just then.
-pub async fn serve_keeping(
-    idle: Duration,
+/// Does the same for clients of which more is known.
+pub async fn serve_clients(
+    clients: Clients,
     listener: TcpListener,
     tls: Option<Arc<ServerTls>>,
     routes: Router,
     cancel: CancellationToken,
 ) -> TcpListener {
     let limits = Limits {
-        header_timeout: idle,
+        connections: clients.connections,
+        header_timeout: clients.idle,
         ..Limits::default()
     };
     serve_within(limits, listener, tls, routes, cancel).await
@@ -95,9 +117,9 @@ async fn serve_within(
     routes: Router,
     cancel: CancellationToken,
 ) -> TcpListener {
-    let slots = Arc::new(Semaphore::new(limits.connections));
     let room_wanted = Arc::new(Notify::new());
     let mut connections = JoinSet::new();
+    let mut kept = Kept::default();
     // Strangers who take all descriptors would write it ten times a second.
     let failed = Seldom::default();
     // Oldest first.
@@ -105,8 +127,8 @@ async fn serve_within(
     let accept = async {
         loop {
             while connections.try_join_next().is_some() {}
-            let stream = match listener.accept().await {
-                Ok((stream, _)) => stream,
+            let (stream, address) = match listener.accept().await {
+                Ok(accepted) => accepted,
                 Err(error) => {
                     if let Some(not_logged_before) = failed.now() {
                         tracing::warn!(%error, not_logged_before, "cannot accept a connection");
@@ -116,27 +138,39 @@ async fn serve_within(
                 }
             };
             let tls = tls.as_deref().map(acceptor);
+            let peer = address.ip().to_canonical();
+            let leave = CancellationToken::new();
             let connection = Connection {
                 routes: routes.clone(),
                 limits,
+                peer: Peer(peer),
                 cancel: cancel.clone(),
+                leave: leave.clone(),
                 room_wanted: Arc::clone(&room_wanted),
             };
-            if let Ok(slot) = Arc::clone(&slots).try_acquire_owned() {
-                connections.spawn(async move {
-                    connection.serve(stream, tls, true).await;
-                    drop(slot);
-                });
-                continue;
+            kept.forget_ended(limits.connections);
+            let is_full = kept.count() >= limits.connections;
+            if is_full {
+                // Before this one is there to hear it.
+                room_wanted.notify_waiters();
             }
-            room_wanted.notify_waiters();
+            let giving_way = is_full.then(|| kept.shed_for(peer)).flatten();
+            let keep = !is_full || giving_way.is_some();
+            let serving = connections.spawn(connection.serve(stream, tls, keep));
+            let crowded = if keep {
+                kept.add(peer, serving, leave);
+                giving_way
+            } else {
+                Some(serving)
+            };
+            let Some(crowded) = crowded else { continue };
             reserve.retain(|served| !served.is_finished());
             if reserve.len() >= limits.reserve
                 && let Some(oldest) = reserve.pop_front()
             {
                 oldest.abort();
             }
-            reserve.push_back(connections.spawn(connection.serve(stream, tls, false)));
+            reserve.push_back(crowded);
         }
     };
     cancel.run_until_cancelled(accept).await;
@@ -144,6 +178,56 @@ async fn serve_within(
     // Whoever is still not done is cut off when the set is dropped.
     drop(tokio::time::timeout(GRACE, finish).await);
     listener
+}
+
+/// The connections that are kept, by the address at their other end; the oldest first.
+#[derive(Default)]
+struct Kept {
+    by_peer: HashMap<IpAddr, VecDeque<(AbortHandle, CancellationToken)>>,
+    count: usize,
+}
+
+// === impl Kept ===
+
+impl Kept {
+    fn count(&self) -> usize {
+        self.count
+    }
+
+    fn add(&mut self, peer: IpAddr, serving: AbortHandle, leave: CancellationToken) {
+        let of_peer = self.by_peer.entry(peer).or_default();
+        of_peer.push_back((serving, leave));
+        self.count += 1;
+    }
+
+    /// Forgets those that have ended, if there may be too many otherwise.
+    fn forget_ended(&mut self, limit: usize) {
+        if self.count < limit {
+            return;
+        }
+        self.by_peer.retain(|_, of_peer| {
+            of_peer.retain(|(serving, _)| !serving.is_finished());
+            !of_peer.is_empty()
+        });
+        self.count = self.by_peer.values().map(VecDeque::len).sum();
+    }
+
+    /// Asks the oldest connection of the address that has most to leave, and returns it; `None` where no address
+    /// has more than `peer` would have.
+    fn shed_for(&mut self, peer: IpAddr) -> Option<AbortHandle> {
+        let own = self.by_peer.get(&peer).map_or(0, VecDeque::len);
+        let most = self
+            .by_peer
+            .values_mut()
+            .max_by_key(|theirs| theirs.len())?;
+        if most.len() <= own + 1 {
+            return None;
+        }
+        let (serving, leave) = most.pop_front()?;
+        self.count -= 1;
+        leave.cancel();
+        Some(serving)
+    }
 }
 
 /// Returns what the next connection shakes hands with: the certificates may have changed.
@@ -157,7 +241,10 @@ fn acceptor(tls: &ServerTls) -> TlsAcceptor {
 struct Connection {
     routes: Router,
     limits: Limits,
+    peer: Peer,
     cancel: CancellationToken,
+    /// Cancelled when this connection is to end, with the answer that is under way.
+    leave: CancellationToken,
     room_wanted: Arc<Notify>,
 }
 
@@ -170,7 +257,8 @@ impl Connection {
         let Some(tls) = tls else {
             return self.answer(stream, keep).await;
         };
-        match tokio::time::timeout(self.limits.header_timeout, tls.accept(stream)).await {
+        let limit = self.limits.header_timeout.min(HANDSHAKE_TIMEOUT);
+        match tokio::time::timeout(limit, tls.accept(stream)).await {
             Ok(Ok(stream)) => self.answer(stream, keep).await,
             Ok(Err(error)) => tracing::debug!(%error, "connection was not secured"),
             Err(_) => tracing::debug!("connection was not secured in time"),
@@ -179,16 +267,22 @@ impl Connection {
 
     /// Answers request after request, or one only, until its client goes or it is to end.
     async fn answer(self, stream: impl AsyncRead + AsyncWrite + Unpin, keep: bool) {
+        let (routes, peer) = (TowerToHyperService::new(self.routes), self.peer);
+        let routes = service_fn(move |mut request: Request<Incoming>| {
+            request.extensions_mut().insert(peer);
+            routes.call(request)
+        });
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
             .header_read_timeout(self.limits.header_timeout)
             .max_buf_size(MAX_HEAD_BYTES)
             .keep_alive(keep)
-            .serve_connection(TokioIo::new(stream), TowerToHyperService::new(self.routes));
+            .serve_connection(TokioIo::new(stream), routes);
         let mut connection = pin!(connection);
         let to_end = async {
             tokio::select! {
                 () = self.cancel.cancelled() => {}
+                () = self.leave.cancelled() => {}
                 () = self.room_wanted.notified() => {}
             }
         };

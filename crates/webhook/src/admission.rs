@@ -1,21 +1,24 @@
 //! What a pod that is created becomes.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::Duration;
 
 use preflight::config::Config;
 use preflight::gang::{Gang, Size};
 use preflight::inject::{Candidate, Injection, inject};
 use preflight::rendezvous::RendezvousPlace;
-use preflight::resources::DevicesOfPod;
+use preflight::resources::{DevicesOfPod, claims_named};
+use runtime::http_server::ReadBody;
 use runtime::metrics::Metrics;
 use serde_json::Value;
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 use crate::discoveries::Discoveries;
 use crate::facts::{Facts, Unknown};
 use crate::metrics::WebhookMetrics;
-use crate::review::{BadReview, Question};
+use crate::review::{BadReview, Question, shortened};
+use crate::turns::Turns;
 
 /// Answers the questions of API servers. Cheap to clone.
 #[derive(Clone)]
@@ -27,11 +30,43 @@ pub struct Admission {
     rendezvous: Option<(String, watch::Receiver<String>)>,
     /// Checks can report there.
     takes_reports: bool,
+    turns: Turns,
     metrics: Arc<WebhookMetrics>,
+}
+
+/// A reason why a question has no answer.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Unanswered {
+    /// The text is no question.
+    #[error(transparent)]
+    Bad(#[from] BadReview),
+    /// The question takes more memory than one may have.
+    #[error("the object has too many parts to be looked at")]
+    TooLarge,
+    /// Other questions took too long, or the cluster did.
+    #[error("the webhook has not answered within {} s; create the object again", .0.as_secs())]
+    Late(Duration),
+    /// A fault of ours.
+    #[error("the webhook failed at the object; its log says why")]
+    Failed,
 }
 
 /// What became of a pod: for the metrics, and the answer.
 type Answer = (&'static str, Value);
+
+// === impl Unanswered ===
+
+impl Unanswered {
+    /// Returns what the metrics call it.
+    fn outcome(&self) -> &'static str {
+        match self {
+            Self::Bad(_) => "bad_request",
+            Self::TooLarge => "too_large",
+            Self::Late(_) => "late",
+            Self::Failed => "failed",
+        }
+    }
+}
 
 // === impl Admission ===
 
@@ -49,6 +84,7 @@ impl Admission {
             facts,
             rendezvous: None,
             takes_reports: false,
+            turns: Turns::default(),
             metrics: Arc::new(WebhookMetrics::registered(metrics)),
         }
     }
@@ -100,17 +136,18 @@ impl Admission {
         reasons.map(|(_, why)| why).collect()
     }
 
-    /// Returns the answer to a question. Nothing is written in the cluster for it, so that a question
-    /// about a dry run has the same one.
-    pub(crate) async fn answer(&self, body: &[u8]) -> Result<Value, BadReview> {
+    /// Returns the answer to a question, if there is one by `until`. Nothing is written in the cluster for it, so that
+    /// a question about a dry run has the same one.
+    pub(crate) async fn answer(&self, body: ReadBody, until: Instant) -> Result<Value, Unanswered> {
         let began = Instant::now();
-        let answered = match Question::parse(body) {
-            Ok(question) => Ok(self.judge(&question).await),
-            Err(bad) => Err(bad),
+        let answering = tokio::time::timeout_at(until, self.judge(body));
+        let answered = answering
+            .await
+            .unwrap_or_else(|_| Err(Unanswered::Late(began.elapsed())));
+        let outcome = match &answered {
+            Ok((outcome, _)) => outcome,
+            Err(why) => why.outcome(),
         };
-        let outcome = answered
-            .as_ref()
-            .map_or("bad_request", |(outcome, _)| outcome);
         let counter = self
             .metrics
             .injections
@@ -120,24 +157,30 @@ impl Admission {
         answered.map(|(_, answer)| answer)
     }
 
-    async fn judge(&self, question: &Question) -> Answer {
+    async fn judge(&self, body: ReadBody) -> Result<Answer, Unanswered> {
+        let turn = self.turns.take(&body).await?;
+        let question = turn.work(move || Question::parse(&body)).await??;
         let unchanged = Injection::default();
-        let namespace = &question.namespace;
-        if !question.is_new_pod() || !self.concerns(namespace) {
-            return ("skipped", question.changed(&unchanged));
+        let namespace = question.namespace.clone();
+        if !question.is_new_pod() || !self.concerns(&namespace) {
+            return Ok(("skipped", question.changed(&unchanged)));
         }
-        let pod = &question.object;
-        let claims = match self.facts.claims(pod, namespace).await {
+        let question = Arc::new(question);
+        let (asked, of) = (Arc::clone(&question), Arc::clone(&question));
+        let named = turn.work(move || claims_named(&asked.object)).await?;
+        let claims = match self.facts.claims(named, &namespace).await {
             Ok(claims) => claims,
-            Err(why) => return unknown(question, &why),
+            Err(why) => return Ok(unknown(&question, &why)),
         };
-        let Some(devices) = DevicesOfPod::of(pod, &self.config, &claims) else {
-            return ("skipped", question.changed(&unchanged));
+        let config = Arc::clone(&self.config);
+        let devices = turn.work(move || DevicesOfPod::of(&of.object, &config, &claims));
+        let Some(devices) = devices.await? else {
+            return Ok(("skipped", question.changed(&unchanged)));
         };
-        let (gang, warning) = self.gang(pod, namespace).await;
-        let forbidden_by = match self.facts.forbids_host_paths(namespace).await {
+        let (gang, warning) = self.gang(&question.object, &namespace).await;
+        let forbidden_by = match self.facts.forbids_host_paths(&namespace).await {
             Ok(level) => level,
-            Err(why) => return unknown(question, &why),
+            Err(why) => return Ok(unknown(&question, &why)),
         };
         let rendezvous = self.rendezvous.as_ref();
         let rendezvous = rendezvous.map(|(url, authorities)| RendezvousPlace {
@@ -145,28 +188,33 @@ impl Admission {
             authorities: authorities.borrow().clone(),
             takes_reports: self.takes_reports,
         });
-        let candidate = Candidate {
-            pod,
-            devices: &devices,
-            gang: gang.as_ref(),
-            forbidden_by: forbidden_by.as_deref(),
-            rendezvous: rendezvous.as_ref(),
-        };
-        match inject(candidate, &self.config) {
-            Ok(mut injection) => {
-                injection.warnings.extend(warning);
-                let outcome = if injection.patch.is_empty() {
-                    "skipped"
-                } else {
-                    "injected"
-                };
-                (outcome, question.changed(&injection))
+        let config = Arc::clone(&self.config);
+        let injecting = turn.work(move || {
+            let candidate = Candidate {
+                pod: &question.object,
+                devices: &devices,
+                gang: gang.as_ref(),
+                forbidden_by: forbidden_by.as_deref(),
+                rendezvous: rendezvous.as_ref(),
+            };
+            match inject(candidate, &config) {
+                Ok(mut injection) => {
+                    injection.warnings.extend(warning);
+                    let outcome = if injection.patch.is_empty() {
+                        "skipped"
+                    } else {
+                        "injected"
+                    };
+                    (outcome, question.changed(&injection))
+                }
+                Err(refusal) => {
+                    let namespace = &question.namespace;
+                    tracing::info!("a pod in {namespace} is denied: {refusal}");
+                    ("denied", question.denied(&refusal.to_string()))
+                }
             }
-            Err(refusal) => {
-                tracing::info!("a pod in {namespace} is denied: {refusal}");
-                ("denied", question.denied(&refusal.to_string()))
-            }
-        }
+        });
+        injecting.await
     }
 
     /// Returns whether pods of a namespace get checks, as far as the registration's selectors, which an
@@ -201,6 +249,7 @@ impl Admission {
 
 /// Returns that a pod is in no gang that can be tested.
 fn untested(why: &str) -> (Option<Gang>, Option<String>) {
+    let why = shortened(why);
     let warning = format!("no preflight checks of the gang: {why}");
     (None, Some(warning))
 }
@@ -208,6 +257,8 @@ fn untested(why: &str) -> (Option<Gang>, Option<String>) {
 /// Returns the answer where what it takes cannot be learnt: the pod starts unchecked, for it is not to wait
 /// for what may never be known.
 fn unknown(question: &Question, why: &str) -> Answer {
+    // Names of what the pod asks for stand in it.
+    let why = shortened(why);
     let namespace = &question.namespace;
     tracing::warn!("a pod in {namespace} gets no preflight checks: {why}");
     let unchanged = Injection {

@@ -1,29 +1,36 @@
 //! What the cluster says of the claims, device classes and gangs that pods name, and of their nodes.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use cluster::{ApiError, Cluster, Kind, Signal};
 use preflight::config::Discovery;
 use preflight::gang::{Gang, Size, SizeFrom};
-use preflight::resources::{ClusterClaims, claims_named};
+use preflight::resources::ClusterClaims;
 use runtime::logging::chain;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use crate::kept::{Kept, Key};
+use crate::turns::memory;
+
 /// Longest wait for all answers that one pod takes. The API server waits 10 s for us.
 const DEADLINE: Duration = Duration::from_secs(3);
+/// Most claims that are looked up for one pod: each is a request to the API server, and a pod of eight GPUs has a
+/// handful.
+const MAX_CLAIMS: usize = 64;
 /// Time for which an answer is good. What claims ask for never changes, but one of the same name may
 /// take their place.
 const FRESH: Duration = Duration::from_secs(10);
-/// Answers that are kept. A pod of a job has a claim of its own, or shares a template with many.
+/// Answers that are kept. A pod of a job has a claim of its own, or shares a template with many. How many bytes they
+/// have is bounded as well, for all and for those of a namespace: who may create pods writes them.
 const MAX_ANSWERS: usize = 4096;
 /// Answers beyond which those that are no good any more are let go each time.
 const MANY_ANSWERS: usize = 256;
-/// The parts of an object that are kept; a large one is kept for a few seconds only.
+/// The parts of an object that are kept.
 const NEEDED: [&str; 5] = [
     "/apiVersion",
     "/kind",
@@ -41,9 +48,6 @@ const FORBIDDING: [&str; 2] = ["baseline", "restricted"];
 /// Pause before versions that nobody serves are asked for again.
 const ASK_AGAIN: Duration = Duration::from_secs(60);
 
-/// The part of an object that is asked for, by kind, namespace and name.
-type Key = (Kind, String, String);
-
 /// What the cluster says of what pods name. Cheap to clone.
 #[derive(Clone)]
 pub struct Facts {
@@ -52,8 +56,12 @@ pub struct Facts {
     classes: watch::Receiver<Option<Arc<Classes>>>,
 }
 
-/// The objects that were asked for, and when.
-type Answers = HashMap<Key, (Instant, Arc<Value>)>;
+/// The objects that were asked for, and when, by namespace, and by kind and name.
+#[derive(Default)]
+struct Answers {
+    objects: HashMap<Key, (Instant, Arc<Value>)>,
+    kept: Kept,
+}
 
 /// The device classes that stand for extended resources.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -105,17 +113,27 @@ impl Facts {
         self.classes.borrow().is_some()
     }
 
-    /// Returns what the claims of a pod ask for. The error says what is not known.
-    pub async fn claims(&self, pod: &Value, namespace: &str) -> Result<ClusterClaims, String> {
+    /// Returns what the claims and the claim templates of a pod ask for, which are named as by
+    /// [`preflight::resources::claims_named`]. The error says what is not known.
+    pub async fn claims(
+        &self,
+        (claims, templates): (BTreeSet<String>, BTreeSet<String>),
+        namespace: &str,
+    ) -> Result<ClusterClaims, String> {
         let classes = self.classes.borrow().clone().unwrap_or_default();
         let mut known = ClusterClaims {
             classes: classes.by_resource.clone(),
             ..ClusterClaims::default()
         };
-        let (claims, templates) = claims_named(pod);
         let Some(version) = classes.version else {
             return Ok(known);
         };
+        let named = claims.len() + templates.len();
+        if named > MAX_CLAIMS {
+            return Err(format!(
+                "the pod names {named} claims, and at most {MAX_CLAIMS} are looked up"
+            ));
+        }
         let until = Instant::now() + DEADLINE;
         for (names, resource, spec, into) in [
             (claims, "resourceclaims", "/spec", &mut known.claims),
@@ -204,9 +222,8 @@ impl Facts {
         until: Instant,
     ) -> Result<Option<Arc<Value>>, Unknown> {
         let key = (
-            kind.clone(),
             namespace.unwrap_or_default().to_owned(),
-            name.to_owned(),
+            format!("{}/{}/{}/{name}", kind.group, kind.version, kind.resource),
         );
         if let Some(object) = self.kept(&key) {
             return Ok(Some(object));
@@ -231,7 +248,7 @@ impl Facts {
 
     fn kept(&self, key: &Key) -> Option<Arc<Value>> {
         let mut answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
-        let (at, object) = answers.get_mut(key)?;
+        let (at, object) = answers.objects.get_mut(key)?;
         if at.elapsed() >= FRESH {
             // One asks anew; the others go on with this one, and do not all ask at once.
             *at = Instant::now();
@@ -242,11 +259,22 @@ impl Facts {
 
     fn keep(&self, key: Key, object: Arc<Value>) -> Arc<Value> {
         let mut answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
-        if answers.len() >= MANY_ANSWERS {
-            answers.retain(|_, (at, _)| at.elapsed() < FRESH);
+        let Answers { objects, kept } = &mut *answers;
+        if objects.len() >= MANY_ANSWERS {
+            objects.retain(|key, (at, _)| {
+                let is_fresh = at.elapsed() < FRESH;
+                if !is_fresh {
+                    kept.let_go(key);
+                }
+                is_fresh
+            });
         }
-        if answers.len() < MAX_ANSWERS {
-            answers.insert(key, (Instant::now(), Arc::clone(&object)));
+        if objects.len() < MAX_ANSWERS {
+            let gone = kept.keep(&key, memory(object.to_string().as_bytes()));
+            objects.insert(key, (Instant::now(), Arc::clone(&object)));
+            for key in gone {
+                objects.remove(&key);
+            }
         }
         object
     }
@@ -327,4 +355,27 @@ async fn served(cluster: &Cluster) -> Result<Option<&'static str>, String> {
     Ok(VERSIONS
         .into_iter()
         .find(|version| served.iter().any(|one| one == version)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Anybody who may create pods may create claim templates, each of up to 1 MiB.
+    #[tokio::test]
+    async fn of_large_objects_only_so_many_are_kept() {
+        let cluster = crate::server::tests::away().await;
+        let (facts, _following) = Facts::new(cluster, CancellationToken::new());
+        let of = |namespace: &str, number: usize| (namespace.to_owned(), number.to_string());
+        let usual = Arc::new(json!({"spec": {"a": "b"}}));
+        facts.keep(of("other", 0), usual);
+        let large = Arc::new(json!({"spec": {"a": "x".repeat(1_000_000)}}));
+        for number in 0..20 {
+            facts.keep(of("tenant", number), Arc::clone(&large));
+        }
+        let answers = facts.answers.lock().expect("no panic elsewhere");
+        let kept = answers.objects.len();
+        assert!((2..10).contains(&kept), "{kept}");
+        assert!(answers.objects.contains_key(&of("other", 0)));
+    }
 }

@@ -1,5 +1,6 @@
-//! The registration by which API servers find the webhook: a `MutatingWebhookConfiguration`, kept as it is
-//! to be, with the authorities of our certificate in it.
+//! The registrations by which API servers find the webhook, kept as they are to be, with the authorities of our
+//! certificate in them: a `MutatingWebhookConfiguration` for pods, and a `ValidatingWebhookConfiguration` for the
+//! requests of the janitor.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,14 +9,19 @@ use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use cluster::{ApiError, Cluster, Kind};
 use contract::keys;
+use domain::maintenance::Maintenance;
 use preflight::config::{Config, FailurePolicy};
 use runtime::logging::{Trouble, chain};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-/// Name of the registration.
+/// Name of the registration for pods.
 pub const NAME: &str = "gpuwarden-preflight";
+/// Name of the registration for requests.
+const REQUESTS_NAME: &str = "gpuwarden-requests";
+/// Name of its webhook.
+const REQUESTS_WEBHOOK: &str = "requests.gpuwarden.dev";
 /// Name of its webhook, as NVSentinel has it.
 const WEBHOOK: &str = "preflight.nvsentinel.nvidia.com";
 /// Time between two looks at whether it still is as it is to be.
@@ -24,8 +30,10 @@ const LOOK: Duration = Duration::from_secs(30);
 const RETRY: Duration = Duration::from_secs(2);
 /// Time for which an API server waits for an answer (seconds).
 const TIMEOUT: u32 = 10;
-/// The path of the webhook.
+/// The paths of the webhooks.
 const PATH: &str = "/mutate";
+const REQUESTS_PATH: &str = "/validate";
+const GROUP: &str = "admissionregistration.k8s.io";
 /// Label of every namespace: its name.
 const NAMESPACE_NAME: &str = "kubernetes.io/metadata.name";
 
@@ -45,18 +53,29 @@ pub enum Place {
     Url(String),
 }
 
-/// Keeps the registration.
+/// The objects that API servers ask about.
+pub enum Asked {
+    /// New pods.
+    Pods {
+        /// The configuration: which pods get checks, and what becomes of them without a webhook.
+        config: Arc<Config>,
+        /// Goes before the configuration's word.
+        failure_policy: Option<FailurePolicy>,
+        /// The namespace of the webhook, whose own pods never wait for it.
+        own_namespace: String,
+    },
+    /// Requests of the janitor. Without a webhook they come in: nobody is to wait for it who wants a node rebooted.
+    Requests,
+}
+
+/// Keeps a registration.
 pub struct Registration {
     /// The cluster.
     pub cluster: Arc<Cluster>,
     /// The place of the webhook.
     pub place: Place,
-    /// What pods get checks, and what becomes of them without a webhook.
-    pub config: Arc<Config>,
-    /// Goes before the configuration's word.
-    pub failure_policy: Option<FailurePolicy>,
-    /// The namespace of the webhook, whose own pods never wait for it.
-    pub own_namespace: String,
+    /// The objects that API servers ask about.
+    pub asked: Asked,
     /// The authorities of our certificate, as they change.
     pub authorities: watch::Receiver<String>,
     /// Take it away at the end: nobody answers then.
@@ -75,7 +94,8 @@ impl Registration {
                 let kept = self.keep().await;
                 let pause = if kept.is_ok() { LOOK } else { RETRY };
                 trouble.note(kept.map_err(|error| {
-                    format!("the registration {NAME} cannot be kept: {}", chain(&error))
+                    let name = self.asked.name();
+                    format!("the registration {name} cannot be kept: {}", chain(&error))
                 }));
                 tokio::select! {
                     () = tokio::time::sleep(pause) => {}
@@ -88,18 +108,19 @@ impl Registration {
             && let Err(error) = self.remove().await
         {
             let error = chain(&error);
-            tracing::warn!(error, "the registration {NAME} could not be taken away");
+            let name = self.asked.name();
+            tracing::warn!(error, "the registration {name} could not be taken away");
         }
     }
 
     async fn keep(&mut self) -> Result<(), ApiError> {
-        let kind = kind();
+        let (kind, name) = (self.asked.kind(), self.asked.name());
         let wanted = self.wanted();
-        let Some(mut there) = self.cluster.object(&kind, None, NAME).await? else {
+        let Some(mut there) = self.cluster.object(&kind, None, name).await? else {
             let created = self.cluster.create_object(&kind, None, &wanted).await;
             return match created {
                 Ok(_) => {
-                    tracing::info!("the webhook is registered as {NAME}");
+                    tracing::info!("the webhook is registered as {name}");
                     Ok(())
                 }
                 // Another replica was first.
@@ -112,98 +133,167 @@ impl Registration {
         }
         there["webhooks"] = wanted["webhooks"].clone();
         self.cluster
-            .replace_object(&kind, None, NAME, &there)
+            .replace_object(&kind, None, name, &there)
             .await?;
         Ok(())
     }
 
     async fn remove(&self) -> Result<(), ApiError> {
-        let there = self.cluster.object(&kind(), None, NAME).await?;
+        let (kind, name) = (self.asked.kind(), self.asked.name());
+        let there = self.cluster.object(&kind, None, name).await?;
         let uid = there
             .as_ref()
             .and_then(|it| it.pointer("/metadata/uid")?.as_str());
         match uid {
-            Some(uid) => self.cluster.delete_object(&kind(), None, NAME, uid).await,
+            Some(uid) => self.cluster.delete_object(&kind, None, name, uid).await,
             None => Ok(()),
         }
     }
 
     fn wanted(&self) -> Value {
         let authorities = BASE64_STANDARD.encode(self.authorities.borrow().as_bytes());
+        let path = self.asked.path();
         let client = match &self.place {
             Place::Service {
                 namespace,
                 name,
                 port,
             } => json!({
-                "service": {"namespace": namespace, "name": name, "port": port, "path": PATH},
+                "service": {"namespace": namespace, "name": name, "port": port, "path": path},
                 "caBundle": authorities,
             }),
             Place::Url(url) => json!({
-                "url": format!("{}{PATH}", url.trim_end_matches('/')),
+                "url": format!("{}{path}", url.trim_end_matches('/')),
                 "caBundle": authorities,
             }),
         };
-        let policy = self.failure_policy.unwrap_or(self.config.failure_policy);
-        let mut webhook = json!({
-            "name": WEBHOOK,
-            "clientConfig": client,
-            "rules": [{
-                "apiGroups": [""],
-                "apiVersions": ["v1"],
-                "resources": ["pods"],
-                "operations": ["CREATE"],
-                "scope": "Namespaced",
-            }],
-            "namespaceSelector": self.namespaces(),
-            "failurePolicy": match policy {
-                FailurePolicy::Fail => "Fail",
-                FailurePolicy::Ignore => "Ignore",
-            },
-            "matchPolicy": "Equivalent",
-            "sideEffects": "None",
-            "admissionReviewVersions": ["v1"],
-            "timeoutSeconds": TIMEOUT,
-            // Another webhook may give a pod its GPUs after us; who has its checks keeps them.
-            "reinvocationPolicy": "IfNeeded",
-        });
-        if let Some(selector) = &self.config.object_selector {
-            webhook["objectSelector"] = selector.clone();
+        let mut webhook = self.asked.webhook();
+        for (key, value) in [
+            ("clientConfig", client),
+            ("matchPolicy", json!("Equivalent")),
+            ("sideEffects", json!("None")),
+            ("admissionReviewVersions", json!(["v1"])),
+            ("timeoutSeconds", json!(TIMEOUT)),
+        ] {
+            webhook[key] = value;
         }
         json!({
             "apiVersion": "admissionregistration.k8s.io/v1",
-            "kind": "MutatingWebhookConfiguration",
+            "kind": self.asked.kind_name(),
             "metadata": {
-                "name": NAME,
+                "name": self.asked.name(),
                 "labels": {keys::MANAGED_BY_LABEL: keys::MANAGED_BY},
             },
             "webhooks": [webhook],
         })
     }
+}
 
-    /// Returns the selector of namespaces: the configured one, without those that never get checks.
-    fn namespaces(&self) -> Value {
-        let mut selector = self.config.namespace_selector.clone();
-        let mut never = self.config.excluded_namespaces.clone();
-        never.push(self.own_namespace.clone());
-        let mut more = vec![(NAMESPACE_NAME, "NotIn", never)];
-        if !self.config.namespaces.is_empty() {
-            more.push((NAMESPACE_NAME, "In", self.config.namespaces.clone()));
+// === impl Asked ===
+
+impl Asked {
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Pods { .. } => NAME,
+            Self::Requests => REQUESTS_NAME,
         }
-        let more = more.into_iter().map(
-            |(key, operator, values)| json!({"key": key, "operator": operator, "values": values}),
-        );
-        if let Some(selector) = selector.as_object_mut() {
-            let expressions = selector.entry("matchExpressions").or_insert(Value::Null);
-            if expressions.is_null() {
-                *expressions = json!([]);
-            }
-            if let Some(expressions) = expressions.as_array_mut() {
-                expressions.extend(more);
-            }
-        }
-        selector
     }
+
+    fn path(&self) -> &'static str {
+        match self {
+            Self::Pods { .. } => PATH,
+            Self::Requests => REQUESTS_PATH,
+        }
+    }
+
+    fn kind_name(&self) -> &'static str {
+        match self {
+            Self::Pods { .. } => "MutatingWebhookConfiguration",
+            Self::Requests => "ValidatingWebhookConfiguration",
+        }
+    }
+
+    fn kind(&self) -> Kind {
+        match self {
+            Self::Pods { .. } => kind(),
+            Self::Requests => Kind::new(GROUP, "v1", "validatingwebhookconfigurations"),
+        }
+    }
+
+    /// Returns what is of its own in the webhook of the registration.
+    fn webhook(&self) -> Value {
+        match self {
+            Self::Pods {
+                config,
+                failure_policy,
+                own_namespace,
+            } => of_pods(config, *failure_policy, own_namespace),
+            Self::Requests => of_requests(),
+        }
+    }
+}
+
+fn of_requests() -> Value {
+    let rules = Maintenance::ALL.map(|kind| {
+        let (group, version, plural) = kind.resource();
+        json!({
+            "apiGroups": [group],
+            "apiVersions": [version],
+            "resources": [plural],
+            "operations": ["CREATE", "UPDATE"],
+            "scope": "Cluster",
+        })
+    });
+    json!({"name": REQUESTS_WEBHOOK, "rules": rules, "failurePolicy": "Ignore"})
+}
+
+fn of_pods(config: &Config, failure_policy: Option<FailurePolicy>, own_namespace: &str) -> Value {
+    let policy = failure_policy.unwrap_or(config.failure_policy);
+    let mut webhook = json!({
+        "name": WEBHOOK,
+        "rules": [{
+            "apiGroups": [""],
+            "apiVersions": ["v1"],
+            "resources": ["pods"],
+            "operations": ["CREATE"],
+            "scope": "Namespaced",
+        }],
+        "namespaceSelector": namespaces(config, own_namespace),
+        "failurePolicy": match policy {
+            FailurePolicy::Fail => "Fail",
+            FailurePolicy::Ignore => "Ignore",
+        },
+        // Another webhook may give a pod its GPUs after us; who has its checks keeps them.
+        "reinvocationPolicy": "IfNeeded",
+    });
+    if let Some(selector) = &config.object_selector {
+        webhook["objectSelector"] = selector.clone();
+    }
+    webhook
+}
+
+/// Returns the selector of namespaces: the configured one, without those that never get checks.
+fn namespaces(config: &Config, own_namespace: &str) -> Value {
+    let mut selector = config.namespace_selector.clone();
+    let mut never = config.excluded_namespaces.clone();
+    never.push(own_namespace.to_owned());
+    let mut more = vec![(NAMESPACE_NAME, "NotIn", never)];
+    if !config.namespaces.is_empty() {
+        more.push((NAMESPACE_NAME, "In", config.namespaces.clone()));
+    }
+    let more = more
+        .into_iter()
+        .map(|(key, operator, values)| json!({"key": key, "operator": operator, "values": values}));
+    if let Some(selector) = selector.as_object_mut() {
+        let expressions = selector.entry("matchExpressions").or_insert(Value::Null);
+        if expressions.is_null() {
+            *expressions = json!([]);
+        }
+        if let Some(expressions) = expressions.as_array_mut() {
+            expressions.extend(more);
+        }
+    }
+    selector
 }
 
 /// Returns whether API servers are told of these authorities: the registration has them.
@@ -216,8 +306,7 @@ pub(crate) async fn has(cluster: &Cluster, authorities: &str) -> Result<bool, Ap
 }
 
 fn kind() -> Kind {
-    let group = "admissionregistration.k8s.io";
-    Kind::new(group, "v1", "mutatingwebhookconfigurations")
+    Kind::new(GROUP, "v1", "mutatingwebhookconfigurations")
 }
 
 /// Returns whether webhooks are as wanted. A selector that has more than that selects less.
@@ -299,9 +388,11 @@ mod tests {
             let registration = Registration {
                 cluster: crate::server::tests::away().await,
                 place: Place::Url("https://127.0.0.1:8443".to_owned()),
-                config: Arc::new(config.expect("a configuration")),
-                failure_policy: None,
-                own_namespace: "own".to_owned(),
+                asked: Asked::Pods {
+                    config: Arc::new(config.expect("a configuration")),
+                    failure_policy: None,
+                    own_namespace: "own".to_owned(),
+                },
                 authorities: watch::channel(String::new()).1,
                 ends_with_us: false,
             };

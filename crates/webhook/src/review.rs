@@ -1,5 +1,7 @@
 //! `AdmissionReview`, the question of an API server and the answer to it (`admission.k8s.io/v1`).
 
+use std::borrow::Cow;
+
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use preflight::inject::Injection;
@@ -10,6 +12,8 @@ use serde_json::{Value, json};
 const API_VERSION: &str = "admission.k8s.io/v1";
 /// Most warnings of an answer; the API server cuts what has more than 4096 bytes.
 const MAX_WARNINGS: usize = 10;
+/// Most bytes of a reason that somebody is told, or that is logged: the names in it may be as long as the question.
+const MAX_REASON_BYTES: usize = 1024;
 
 /// A question that is none.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -24,22 +28,25 @@ pub(crate) struct Question {
     #[serde(default)]
     pub(crate) namespace: String,
     #[serde(default)]
-    operation: String,
+    pub(crate) operation: String,
     #[serde(default)]
     sub_resource: String,
     #[serde(default)]
-    resource: Resource,
-    /// The object as it is to be created.
+    pub(crate) resource: Resource,
+    /// The object as it is to be.
     #[serde(default)]
     pub(crate) object: Value,
+    /// The object as it is, where it is changed.
+    #[serde(default)]
+    pub(crate) old_object: Value,
 }
 
 #[derive(Debug, Default, Deserialize)]
-struct Resource {
+pub(crate) struct Resource {
     #[serde(default)]
-    group: String,
+    pub(crate) group: String,
     #[serde(default)]
-    resource: String,
+    pub(crate) resource: String,
 }
 
 #[derive(Deserialize)]
@@ -50,19 +57,27 @@ struct Review {
     request: Question,
 }
 
+// === impl BadReview ===
+
+impl BadReview {
+    fn new(why: &str) -> Self {
+        Self(shortened(why).into_owned())
+    }
+}
+
 // === impl Question ===
 
 impl Question {
     /// Reads a question.
     pub(crate) fn parse(body: &[u8]) -> Result<Self, BadReview> {
         let review: Review =
-            serde_json::from_slice(body).map_err(|error| BadReview(error.to_string()))?;
+            serde_json::from_slice(body).map_err(|error| BadReview::new(&error.to_string()))?;
         let (kind, version) = (review.kind, review.api_version);
         if kind != "AdmissionReview" || version != API_VERSION {
-            return Err(BadReview(format!("it is a {kind} of {version}")));
+            return Err(BadReview::new(&format!("it is a {kind} of {version}")));
         }
         if review.request.uid.is_empty() {
-            return Err(BadReview("the request has no uid".to_owned()));
+            return Err(BadReview::new("the request has no uid"));
         }
         Ok(review.request)
     }
@@ -99,6 +114,15 @@ impl Question {
     pub(crate) fn denied(&self, why: &str) -> Value {
         let status = json!({"code": 422, "reason": "Invalid", "message": why});
         answer(&json!({"uid": self.uid, "allowed": false, "status": status}))
+    }
+}
+
+/// Returns a reason, or the beginning of one that is too long.
+pub(crate) fn shortened(why: &str) -> Cow<'_, str> {
+    let mut ends = why.char_indices().map(|(at, _)| at);
+    match ends.find(|at| *at >= MAX_REASON_BYTES) {
+        Some(end) => Cow::Owned(format!("{}...", why.get(..end).unwrap_or_default())),
+        None => Cow::Borrowed(why),
     }
 }
 

@@ -1,43 +1,62 @@
 //! The HTTPS server that API servers ask, and the server of probes and metrics.
 
-use std::sync::Arc;
+use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
-use axum::Router;
-use axum::body::Bytes;
-use axum::extract::{DefaultBodyLimit, FromRequest as _, Request, State};
+use axum::extract::{Request, State};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use runtime::http_server;
+use axum::{Extension, Router};
+use runtime::http_server::{self, Bodies, Clients, Peer, ReadBody};
 use runtime::metrics::Metrics;
 use runtime::tls::ServerTls;
+use serde_json::Value;
 use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
+use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
-use crate::admission::Admission;
+use crate::admission::{Admission, Unanswered};
+use crate::requests::Requests;
 
-/// Largest question (bytes): an API server takes objects of 3 MiB, and a new one stands in it once.
-const MAX_QUESTION_BYTES: usize = 4 * 1024 * 1024;
-/// Questions that are read at a time, so that many large ones have room in memory. Others wait; they
-/// never wait for an answer, which may take a look at the cluster.
-const MAX_QUESTIONS: usize = 16;
+/// Largest question (bytes). An API server takes objects of 3 MiB, and writes beside them who manages which of
+/// their fields, which may be twice as much again.
+const MAX_QUESTION_BYTES: usize = 10 * 1024 * 1024;
+/// Most bytes of questions that are read or answered at a time.
+const MAX_READ_BYTES: usize = 32 * 1024 * 1024;
 /// Longest time for the body of a question.
 const BODY_TIMEOUT: Duration = Duration::from_secs(5);
-/// Time for which an idle connection is kept. API servers keep theirs for 90 s, and do not ask once more
-/// where one is closed while they ask.
-const IDLE: Duration = Duration::from_secs(120);
+/// Longest time until a question is answered: an API server gives up after 10 s, and says then that nobody answered,
+/// and not why.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(8);
+/// API servers open a connection for each question that they ask at the same time, and keep them idle for 90 s; where
+/// one is closed while they ask by it, they do not ask once more.
+const CLIENTS: Clients = Clients {
+    connections: 512,
+    idle: Duration::from_secs(120),
+};
+/// Time between two signs of life of the threads that answer.
+const BEAT: Duration = Duration::from_secs(1);
+/// Time without a sign of life after which the process is to be started anew. Far longer than any work that the
+/// threads have to do: a replica that has much to do is not helped by a start.
+const MAX_SILENCE: Duration = Duration::from_secs(60);
 
 /// The server, as its routes see it.
 #[derive(Clone)]
 pub struct WebhookServer {
     admission: Admission,
+    /// Answers about requests of the janitor, if anybody does.
+    requests: Option<Requests>,
     metrics: Metrics,
-    turns: Arc<Semaphore>,
+    bodies: Arc<Bodies>,
+    body_timeout: Duration,
+    answer_timeout: Duration,
     /// Set once it is to end: API servers shall find another replica.
     ending: Arc<AtomicBool>,
+    /// The time of the last sign of life of the threads that answer.
+    alive: Arc<Mutex<Instant>>,
 }
 
 // === impl WebhookServer ===
@@ -47,10 +66,20 @@ impl WebhookServer {
     pub fn new(admission: Admission, metrics: Metrics) -> Self {
         Self {
             admission,
+            requests: None,
             metrics,
-            turns: Arc::new(Semaphore::new(MAX_QUESTIONS)),
+            bodies: Bodies::new(MAX_READ_BYTES),
+            body_timeout: BODY_TIMEOUT,
+            answer_timeout: ANSWER_TIMEOUT,
             ending: Arc::default(),
+            alive: Arc::new(Mutex::new(Instant::now())),
         }
+    }
+
+    /// Answers about requests of the janitor as well.
+    #[must_use]
+    pub fn with_requests(self, requests: Option<Requests>) -> Self {
+        Self { requests, ..self }
     }
 
     /// Serves until `cancel`, and then for `drain` longer: it says that it is not ready, asks whoever
@@ -64,7 +93,7 @@ impl WebhookServer {
     ) {
         let over = CancellationToken::new();
         let serving =
-            http_server::serve_keeping(IDLE, listener, Some(tls), self.routes(), over.clone());
+            http_server::serve_clients(CLIENTS, listener, Some(tls), self.routes(), over.clone());
         let ending = async {
             cancel.cancelled().await;
             self.ending.store(true, Ordering::Relaxed);
@@ -76,23 +105,92 @@ impl WebhookServer {
 
     /// Returns what API servers ask.
     fn routes(&self) -> Router {
-        Router::new()
+        let validate = match self.requests {
+            Some(_) => Router::new().route("/validate", post(validate)),
+            None => Router::new(),
+        };
+        validate
             .route("/mutate", post(mutate))
             .route("/mutate-pod", post(mutate))
             .route("/healthz", get(healthz))
             .route("/readyz", get(readyz))
-            .layer(DefaultBodyLimit::max(MAX_QUESTION_BYTES))
             .with_state(self.clone())
     }
 
-    /// Serves probes and metrics in the open until `cancel`.
-    pub async fn serve_metrics(self, listener: TcpListener, cancel: CancellationToken) {
-        let routes = Router::new()
-            .route("/healthz", get(healthz))
-            .route("/readyz", get(readyz))
-            .route("/metrics", get(metrics))
-            .with_state(self);
-        http_server::serve(listener, None, routes, cancel).await;
+    /// Starts the server of probes and metrics, in the open, and returns what ends after `cancel`. It has a thread of
+    /// its own: however much the others have to do, a probe is answered, so that nobody ends the process for it.
+    pub fn serve_metrics(
+        self,
+        listener: TcpListener,
+        cancel: CancellationToken,
+    ) -> io::Result<impl Future<Output = ()>> {
+        let listener = listener.into_std()?;
+        let own = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?;
+        let (ended, end) = oneshot::channel::<()>();
+        let (server, until) = (self.clone(), cancel.clone());
+        let serve = async move {
+            let listener = match TcpListener::from_std(listener) {
+                Ok(listener) => listener,
+                Err(error) => return tracing::error!(%error, "probes are not answered"),
+            };
+            let routes = Router::new()
+                .route("/healthz", get(liveness))
+                .route("/readyz", get(readyz))
+                .route("/metrics", get(metrics))
+                .with_state(server);
+            http_server::serve(listener, None, routes, until).await;
+        };
+        std::thread::Builder::new()
+            .name("probes".to_owned())
+            .spawn(move || {
+                own.block_on(serve);
+                drop(ended);
+            })?;
+        Ok(async move {
+            let beating = async {
+                loop {
+                    self.beat();
+                    tokio::time::sleep(BEAT).await;
+                }
+            };
+            cancel.run_until_cancelled(beating).await;
+            // It is dropped, and nothing sent.
+            drop(end.await);
+        })
+    }
+
+    /// Reads a question. The error is what is said in the place of an answer.
+    async fn read(&self, peer: Peer, request: Request) -> Result<ReadBody, Response> {
+        let body = request.into_body();
+        let within = self.body_timeout;
+        let reading = self.bodies.read(peer, body, MAX_QUESTION_BYTES, within);
+        reading.await.map_err(IntoResponse::into_response)
+    }
+
+    /// Returns the response with an answer.
+    fn respond(&self, answered: Result<Value, Unanswered>) -> Response {
+        let mut response = match answered {
+            Ok(answer) => axum::Json(answer).into_response(),
+            Err(why) => why.into_response(),
+        };
+        if self.ending.load(Ordering::Relaxed) {
+            let headers = response.headers_mut();
+            headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
+        }
+        response
+    }
+
+    /// Gives a sign of life.
+    fn beat(&self) {
+        *self.alive.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+    }
+
+    /// Returns who has given no sign of life for long.
+    fn silent(&self) -> Option<&'static str> {
+        let last = *self.alive.lock().unwrap_or_else(PoisonError::into_inner);
+        (last.elapsed() >= MAX_SILENCE).then_some("the webhook")
     }
 
     fn reasons_against(&self) -> Vec<String> {
@@ -103,29 +201,55 @@ impl WebhookServer {
     }
 }
 
-async fn mutate(State(server): State<WebhookServer>, request: Request) -> Response {
-    let turn = server.turns.acquire().await;
-    let reading = tokio::time::timeout(BODY_TIMEOUT, Bytes::from_request(request, &server));
-    let body = match reading.await {
-        Ok(Ok(body)) => body,
-        Ok(Err(refused)) => return refused.into_response(),
-        Err(_) => return StatusCode::REQUEST_TIMEOUT.into_response(),
-    };
-    drop(turn);
-    let mut response = match server.admission.answer(&body).await {
-        Ok(answer) => axum::Json(answer).into_response(),
-        Err(bad) => (StatusCode::BAD_REQUEST, format!("{bad}\n")).into_response(),
-    };
-    if server.ending.load(Ordering::Relaxed) {
-        let headers = response.headers_mut();
-        headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
+async fn mutate(
+    State(server): State<WebhookServer>,
+    Extension(peer): Extension<Peer>,
+    request: Request,
+) -> Response {
+    let until = tokio::time::Instant::now() + server.answer_timeout;
+    match server.read(peer, request).await {
+        Ok(body) => server.respond(server.admission.answer(body, until).await),
+        Err(refused) => refused,
     }
-    response
+}
+
+async fn validate(
+    State(server): State<WebhookServer>,
+    Extension(peer): Extension<Peer>,
+    request: Request,
+) -> Response {
+    let Some(requests) = &server.requests else {
+        return StatusCode::NOT_FOUND.into_response();
+    };
+    match server.read(peer, request).await {
+        Ok(body) => server.respond(requests.answer(body).await),
+        Err(refused) => refused,
+    }
+}
+
+// === impl Unanswered ===
+
+impl IntoResponse for Unanswered {
+    /// The failure policy of the registration says what becomes of the object. Of a 500 the API server passes the text
+    /// on to whoever creates it; of a 503 it does not.
+    fn into_response(self) -> Response {
+        let status = match &self {
+            Self::Bad(_) => StatusCode::BAD_REQUEST,
+            Self::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::Late(_) | Self::Failed => StatusCode::INTERNAL_SERVER_ERROR,
+        };
+        (status, format!("{self}\n")).into_response()
+    }
 }
 
 /// The process lives: an API server that is away is no reason to start it again.
 async fn healthz() -> Response {
     http_server::liveness(None)
+}
+
+/// The process lives while the threads that answer do.
+async fn liveness(State(server): State<WebhookServer>) -> Response {
+    http_server::liveness(server.silent())
 }
 
 async fn readyz(State(server): State<WebhookServer>) -> Response {

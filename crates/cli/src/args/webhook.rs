@@ -121,6 +121,10 @@ pub struct WebhookArgs {
         default_value = "2160h"
     )]
     pub certificate_lifetime: String,
+    /// Refuse requests of the janitor at once that cannot be carried out: for a node that does not exist, or that
+    /// another request of the kind is at work on. Needs further permissions.
+    #[arg(long, env = "GPUWARDEN_WEBHOOK_VALIDATE_REQUESTS")]
+    pub validate_requests: bool,
     /// Time for which questions are still answered after SIGTERM, until API servers have turned to
     /// another replica.
     #[arg(

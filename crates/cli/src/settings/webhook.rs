@@ -46,6 +46,8 @@ pub struct WebhookSettings {
     pub failure_policy: Option<FailurePolicy>,
     /// Time for which a certificate that is made here is good.
     pub certificate_lifetime: Duration,
+    /// Requests of the janitor are looked at before they are there.
+    pub validates_requests: bool,
     /// Time for which questions are answered after SIGTERM.
     pub drain: Duration,
     /// The log filter.
@@ -127,6 +129,7 @@ impl WebhookSettings {
             reached,
             failure_policy: given.or(tried_out),
             certificate_lifetime: lifetime,
+            validates_requests: args.validate_requests,
             drain,
             log: args.log,
             log_format: log_format(args.log_format.as_deref())?,

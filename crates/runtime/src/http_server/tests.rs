@@ -5,6 +5,8 @@ use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
 use testkit::{Authority, Purpose};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpSocket;
+use tokio::sync::Semaphore;
 use tokio_rustls::TlsConnector;
 
 use super::*;
@@ -78,6 +80,53 @@ async fn beyond_the_limit_there_is_one_answer_and_the_oldest_gives_way() {
     // Who was within the limit gets its answer, and then makes room.
     kept.write_all(b"st: localhost\r\n\r\n").await.unwrap();
     assert!(read_all(&mut kept).await.ends_with("hello"));
+    cancel.cancel();
+}
+
+/// Connects from an address of this machine.
+async fn connect_from(from: [u8; 4], to: SocketAddr) -> TcpStream {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind(SocketAddr::from((from, 0))).unwrap();
+    socket.connect(to).await.unwrap()
+}
+
+#[tokio::test]
+async fn who_has_most_connections_gives_way_to_who_has_fewer() {
+    let limits = Limits {
+        connections: 8,
+        reserve: 4,
+        header_timeout: 2 * ENOUGH,
+        ..Limits::default()
+    };
+    let routes = Router::new().route(
+        "/",
+        get(async |axum::Extension(Peer(peer))| format!("hello {peer}")),
+    );
+    let (address, cancel) = start_with(routes, limits).await;
+    let half = b"GET / HTTP/1.1\r\nHo";
+    let mut kept = connect_from([127, 0, 0, 2], address).await;
+    kept.write_all(half).await.unwrap();
+    // Far more than are kept, none of which ends, from one address.
+    let mut crowd = Vec::new();
+    for _ in 0..64 {
+        let mut stream = connect_from([127, 0, 0, 3], address).await;
+        stream.write_all(half).await.unwrap();
+        crowd.push(stream);
+    }
+    // A further one of the other address is kept as well: it gets more than one answer.
+    let mut second = connect_from([127, 0, 0, 2], address).await;
+    let request = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n";
+    for _ in 0..2 {
+        second.write_all(request).await.unwrap();
+        let mut answer = vec![0; 512];
+        let read = tokio::time::timeout(ENOUGH, second.read(&mut answer)).await;
+        let answer = String::from_utf8_lossy(&answer[..read.unwrap().unwrap()]).into_owned();
+        assert!(answer.ends_with("hello 127.0.0.2"), "{answer}");
+    }
+    // And the one that was there before is there still.
+    kept.write_all(b"st: localhost\r\n\r\n").await.unwrap();
+    let answer = read_all(&mut kept).await;
+    assert!(answer.ends_with("hello 127.0.0.2"), "{answer}");
     cancel.cancel();
 }
 

@@ -24,8 +24,14 @@ users: [{name: nobody, user: {}}]
 
 /// Returns a cluster that nobody answers for.
 pub(crate) async fn away() -> Arc<Cluster> {
+    at("127.0.0.1:1").await
+}
+
+/// Returns a cluster whose API server is at an address.
+pub(crate) async fn at(address: &str) -> Arc<Cluster> {
     let file = tempfile::NamedTempFile::new().expect("a file");
-    std::fs::write(file.path(), KUBECONFIG).expect("a kubeconfig");
+    let kubeconfig = KUBECONFIG.replace("127.0.0.1:1", address);
+    std::fs::write(file.path(), kubeconfig).expect("a kubeconfig");
     let options = ConnectOptions {
         kubeconfig: Some(file.path().to_owned()),
         ..ConnectOptions::default()
@@ -33,8 +39,12 @@ pub(crate) async fn away() -> Arc<Cluster> {
     Arc::new(Cluster::connect(options).await.expect("a client"))
 }
 
+/// Longest wait for an answer.
+const ENOUGH: Duration = Duration::from_secs(120);
+
 /// A server; it ends when this is dropped.
 struct Server {
+    server: WebhookServer,
     address: SocketAddr,
     metrics: SocketAddr,
     _over: tokio_util::sync::DropGuard,
@@ -46,7 +56,10 @@ impl Server {
     }
 
     async fn with(more: &str) -> Self {
-        let cluster = away().await;
+        Self::of(away().await, more).await
+    }
+
+    async fn of(cluster: Arc<Cluster>, more: &str) -> Self {
         let over = CancellationToken::new();
         // The device classes are not followed, so they stay unknown.
         let (facts, _following) = Facts::new(cluster, over.clone());
@@ -63,11 +76,15 @@ impl Server {
         let (listener, open) = (port().await, port().await);
         let address = listener.local_addr().expect("an address");
         let metrics_at = open.local_addr().expect("an address");
-        let server = WebhookServer::new(admission, metrics);
+        let mut server = WebhookServer::new(admission, metrics);
+        server.body_timeout = Duration::from_secs(600);
+        server.answer_timeout = Duration::from_secs(600);
         let routes = server.routes();
         tokio::spawn(http_server::serve(listener, None, routes, over.clone()));
-        tokio::spawn(server.serve_metrics(open, over.clone()));
+        let probes = server.clone().serve_metrics(open, over.clone());
+        tokio::spawn(probes.expect("a thread"));
         Self {
+            server,
             address,
             metrics: metrics_at,
             _over: over.drop_guard(),
@@ -76,7 +93,7 @@ impl Server {
 
     /// Returns status and body of an answer.
     async fn ask(&self, method: &str, path: &str, body: &[u8]) -> (u16, String) {
-        let at = if path == "/metrics" {
+        let at = if path == "/metrics" || path == "/readyz" {
             self.metrics
         } else {
             self.address
@@ -89,10 +106,15 @@ impl Server {
             body.len()
         );
         connection.write_all(head.as_bytes()).await.expect("a head");
-        // Of what is too long the server reads no end.
-        drop(connection.write_all(body).await);
+        connection
+            .write_all(body)
+            .await
+            .expect("somebody who reads");
         let mut answer = Vec::new();
-        drop(connection.read_to_end(&mut answer).await);
+        connection
+            .read_to_end(&mut answer)
+            .await
+            .expect("an answer");
         let answer = String::from_utf8_lossy(&answer);
         let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));
         let status = head.split(' ').nth(1).and_then(|code| code.parse().ok());
@@ -166,8 +188,17 @@ async fn what_is_no_question_is_refused_with_the_reason() {
     }
     let not_utf_8 = b"{\"kind\": \"\xff\"}";
     assert_eq!(server.ask("POST", "/mutate", not_utf_8).await.0, 400);
+    // Whoever sends more is heard to the end, so that he hears why it is refused.
     let huge = vec![b' '; MAX_QUESTION_BYTES + 1];
-    assert_eq!(server.ask("POST", "/mutate", &huge).await.0, 413);
+    let (status, said) = server.ask("POST", "/mutate", &huge).await;
+    assert_eq!(
+        (status, &*said),
+        (413, "the request has more than 10485760 bytes\n")
+    );
+    // A text that is said again is cut.
+    let long = with("kind", json!("x".repeat(1_000_000)));
+    let (status, said) = server.ask("POST", "/mutate", long.as_bytes()).await;
+    assert!(status == 400 && said.len() < 1200, "{status}: {said}");
     assert_eq!(server.ask("GET", "/mutate", b"").await.0, 405);
     assert_eq!(server.ask("POST", "/validate", b"{}").await.0, 404);
     // It goes on.
@@ -262,4 +293,152 @@ async fn probes_and_metrics_say_how_it_does() {
     for what in ["device classes", "PreflightConfigs"] {
         assert!(said.contains(what), "{said}");
     }
+}
+
+/// An API server that knows the namespaces, and nothing else.
+async fn with_namespaces() -> Arc<Cluster> {
+    let namespace = async || axum::Json(json!({"metadata": {"name": "training"}}));
+    let routes = Router::new().route("/api/v1/namespaces/{name}", get(namespace));
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let address = listener.local_addr().expect("an address").to_string();
+    let never = CancellationToken::new();
+    tokio::spawn(http_server::serve(listener, None, routes, never));
+    at(&address).await
+}
+
+/// Returns a pod as large as an API server takes one, as it asks about it: with who manages which fields.
+fn largest() -> Value {
+    let volumes: Vec<Value> = (0..12_000)
+        .map(|at| json!({"name": format!("nccl-{at}"), "emptyDir": {}}))
+        .collect();
+    let mounts: Vec<Value> = (0..12_000)
+        .map(|at| json!({"name": format!("nccl-{at}"), "mountPath": format!("/m/{at}")}))
+        .collect();
+    let mut managed = serde_json::Map::new();
+    for at in 0..12_000 {
+        let key = format!("k:{{\"name\":\"nccl-{at}\"}}");
+        managed.insert(key, json!({".": {}, "f:emptyDir": {}, "f:name": {}}));
+        let key = format!("k:{{\"mountPath\":\"/m/{at}\"}}");
+        managed.insert(key, json!({".": {}, "f:mountPath": {}, "f:name": {}}));
+    }
+    // What nobody looks at fills it up to more than a question could have before.
+    let annotations = json!({"filled": "x".repeat(2 * 1024 * 1024)});
+    json!({
+        "metadata": {
+            "name": "p", "annotations": annotations,
+            "managedFields": [{"manager": "kubectl", "fieldsV1": managed}],
+        },
+        "spec": {
+            "volumes": volumes,
+            "containers": [{
+                "name": "main", "volumeMounts": mounts,
+                "resources": {"limits": {"nvidia.com/gpu": "1"}},
+            }],
+        },
+    })
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_largest_pod_gets_its_checks() {
+    let server = Server::of(with_namespaces().await, "").await;
+    let question = review(&json!({"object": largest()}));
+    assert!(question.to_string().len() > 4 * 1024 * 1024);
+    let answer = server.answer(&question).await;
+    let response = &answer["response"];
+    assert_eq!(response["patchType"], "JSONPatch", "{answer}");
+    let warning = response["warnings"][0].as_str().unwrap_or_default();
+    assert!(
+        warning.contains("volume mounts and leave out 11936"),
+        "{warning}"
+    );
+    // Beyond that it is said.
+    let many: Vec<Value> = (0..200_000).map(|_| json!({"name": "v"})).collect();
+    let question = review(&json!({"object": {"spec": {"volumes": many}}}));
+    let (status, said) = server
+        .ask("POST", "/mutate", question.to_string().as_bytes())
+        .await;
+    assert_eq!(status, 413, "{said}");
+    assert!(said.contains("too many parts"), "{said}");
+}
+
+/// Sends the head of a question and a part of its body, and no more.
+async fn begin(address: SocketAddr, from: [u8; 4], part: usize) -> TcpStream {
+    let socket = tokio::net::TcpSocket::new_v4().expect("a socket");
+    socket.bind((from, 0).into()).expect("an address");
+    let mut stream = socket.connect(address).await.expect("a server");
+    let head = "POST /mutate HTTP/1.1\r\nHost: h\r\nContent-Length: 9000000\r\n\r\n";
+    stream.write_all(head.as_bytes()).await.expect("a head");
+    // One for which there is no room is cut off.
+    drop(stream.write_all(&vec![b' '; part]).await);
+    stream
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn questions_that_trickle_hold_up_no_other() {
+    let server = Server::start().await;
+    // More than connections are kept, and so many bytes that there is room for no more.
+    let mut slow = Vec::new();
+    for _ in 0..5 {
+        slow.push(begin(server.address, [127, 0, 0, 3], 8_000_000).await);
+    }
+    for _ in 0..400 {
+        slow.push(begin(server.address, [127, 0, 0, 2], 1).await);
+    }
+    // Nobody waits for their ends, which come in ten minutes at the earliest.
+    let question = review(&json!({"filled": "x".repeat(1_000_000)}));
+    for _ in 0..10 {
+        let asked = tokio::time::timeout(ENOUGH, server.answer(&question));
+        let answer = asked.await.expect("an answer");
+        assert_eq!(answer["response"]["allowed"], true, "{answer}");
+    }
+    drop(slow);
+}
+
+#[tokio::test]
+async fn a_question_that_is_not_answered_in_time_is_answered_with_a_reason() {
+    let server = Server::start().await;
+    let whole = Bodies::new(1024 * 1024);
+    let peer = Peer([127, 0, 0, 1].into());
+    let body = axum::body::Body::from(review(&json!({})).to_string());
+    let body = whole.read(peer, body, 1024 * 1024, BODY_TIMEOUT).await;
+    let admission = &server.server.admission;
+    let past = tokio::time::Instant::now().checked_sub(Duration::from_secs(1));
+    let late = admission
+        .answer(body.expect("a body"), past.expect("a time"))
+        .await;
+    let late = late.expect_err("it is late").into_response();
+    assert_eq!(late.status(), 500);
+    let said = axum::body::to_bytes(late.into_body(), 1024).await;
+    let said = String::from_utf8_lossy(&said.expect("a text")).into_owned();
+    assert!(said.contains("not answered within"), "{said}");
+}
+
+/// Asks for a path without a runtime, as somebody else's thread does.
+fn probe(address: SocketAddr, path: &str) -> String {
+    use std::io::{Read as _, Write as _};
+    let mut stream = std::net::TcpStream::connect(address).expect("a server");
+    let wait = Some(Duration::from_secs(20));
+    stream.set_read_timeout(wait).expect("a deadline");
+    let head = format!("GET {path} HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n");
+    stream.write_all(head.as_bytes()).expect("a head");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("an answer");
+    answer
+}
+
+/// The test has one thread, and keeps it all the while.
+#[tokio::test]
+async fn a_probe_is_answered_while_the_threads_of_questions_are_busy() {
+    let server = Server::start().await;
+    let answer = probe(server.metrics, "/healthz");
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    // For so long no work keeps them.
+    let long_ago = Instant::now().checked_sub(MAX_SILENCE);
+    *server.server.alive.lock().expect("a time") = long_ago.expect("a time");
+    let answer = probe(server.metrics, "/healthz");
+    assert!(answer.starts_with("HTTP/1.1 503"), "{answer}");
+    assert!(
+        answer.ends_with("the webhook does not answer\n"),
+        "{answer}"
+    );
 }

@@ -25,7 +25,12 @@ fn large(length: usize) -> Value {
     pod["spec"]["imagePullSecrets"] = each(|at| json!({"name": format!("s{at}")})).into();
     pod["spec"]["initContainers"] = each(|at| json!({"name": format!("i{at}")})).into();
     let main = &mut pod["spec"]["containers"][0];
-    main["env"] = each(|at| json!({"name": format!("NCCL_{at}"), "value": "$(NCCL_0)"})).into();
+    // All but the first need the first.
+    main["env"] = each(|at| {
+        let value = if at == 0 { "1" } else { "$(NCCL_0)" };
+        json!({"name": format!("NCCL_{at}"), "value": value})
+    })
+    .into();
     main["volumeMounts"] =
         each(|at| json!({"name": format!("nccl-{at}"), "mountPath": format!("/m/{at}")})).into();
     main["resources"]["claims"] = each(|at| json!({"name": format!("c{at}")})).into();
