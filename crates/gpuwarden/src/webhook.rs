@@ -51,6 +51,7 @@ pub(crate) async fn run(settings: WebhookSettings) -> anyhow::Result<ExitCode> {
         .follow(Arc::clone(&cluster), tasks.done());
     tasks.worker("the PreflightConfigs", configs);
     let connector = connector(&settings, &metrics)?;
+    let by = discoveries.clone();
     let mut admission = Admission::new(Arc::clone(&config), discoveries, facts.clone(), &metrics);
     let certificate = Certificate::open(&settings, &cluster, &mut tasks).await?;
     if let Some(own) = &certificate.own {
@@ -58,6 +59,7 @@ pub(crate) async fn run(settings: WebhookSettings) -> anyhow::Result<ExitCode> {
             Arc::clone(&cluster),
             &own.gang_key,
             facts.clone(),
+            by,
             config.topologies.clone(),
         );
         if let Some(connector) = &connector {

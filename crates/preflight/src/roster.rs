@@ -177,6 +177,11 @@ impl Roster {
         self.expected > 0 && self.members.len() >= self.expected as usize
     }
 
+    /// Returns whether its members have something to do: they begin, are too late, or cannot be tested.
+    pub fn is_settled(&self) -> bool {
+        self.is_complete() || self.started.is_some() || self.untestable.is_some()
+    }
+
     /// Returns the members that have other checks than the first: the first's, and theirs. A gang
     /// whose members wait for different checks waits for ever.
     pub fn disagreement(&self) -> Option<(&Member, &Member)> {

@@ -16,6 +16,8 @@ use serde_json::Value;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use crate::seen::SeenPod;
+
 /// Pods whose checks may have failed: they never run before their checks have passed.
 const NOT_STARTED: &str = "status.phase!=Running,status.phase!=Succeeded";
 /// The reason that an Event gives.
@@ -39,14 +41,14 @@ struct Teller {
     /// By namespace and name of the pod.
     told: BTreeMap<String, Told>,
     /// Pods of which something could not be told.
-    waiting: BTreeMap<String, Arc<Value>>,
+    waiting: BTreeMap<String, Arc<SeenPod>>,
     seldom: Seldom,
 }
 
 /// Tells failed checks until `cancel`.
 pub async fn tell(cluster: Arc<Cluster>, config: Arc<Config>, cancel: CancellationToken) {
     let kind = Kind::new("", "v1", "pods");
-    let mut pods = cluster.watch_objects(
+    let mut pods = cluster.watch_objects_as(
         &kind,
         None,
         |all| all.with_fields(NOT_STARTED),
@@ -89,12 +91,12 @@ pub async fn tell(cluster: Arc<Cluster>, config: Arc<Config>, cancel: Cancellati
 
 impl Teller {
     /// Tells what of a pod is not told yet.
-    async fn look(&mut self, pod: Arc<Value>) {
-        let Some(about) = about(&pod) else {
+    async fn look(&mut self, pod: Arc<SeenPod>) {
+        let Some(about) = about(&pod.0) else {
             return;
         };
         let key = format!("{}/{}", about.namespace, about.name);
-        let failed = failed_checks(&pod, &self.checks);
+        let failed = failed_checks(&pod.0, &self.checks);
         if failed.is_empty() {
             return;
         }
@@ -106,7 +108,7 @@ impl Teller {
             if told.1.get(&one.check) == Some(&one.runs) {
                 continue;
             }
-            let event = event(&pod, &about, &one);
+            let event = event(&pod.0, &about, &one);
             match write(&self.cluster, &event).await {
                 Ok(()) => {
                     told.1.insert(one.check, one.runs);

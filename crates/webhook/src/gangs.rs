@@ -25,6 +25,7 @@ use tokio_util::sync::CancellationToken;
 use crate::discoveries::Discoveries;
 use crate::facts::{Facts, Unknown};
 use crate::metrics::WebhookMetrics;
+use crate::seen::SeenPod;
 use board::{Board, GangKey, Look, is_over};
 
 /// Name of the Lease whose holder keeps the `ConfigMap`s.
@@ -123,16 +124,17 @@ impl GangKeeper {
         // Also where the lead is lost, and this is dropped.
         let _guard = over.clone().drop_guard();
         let managed = format!("{MANAGED_BY_LABEL}={MANAGED_BY}");
-        let mut pods = cluster.watch_objects(
+        let mut pods = cluster.watch_objects_as(
             &kind("pods"),
             None,
             |all| all.with_labels(GANG_ID_LABEL),
             over.clone(),
         );
-        let mut maps = cluster.watch_objects(
+        // Whoever may write ConfigMaps can label one so: those of gangs with pods are read, one by one.
+        let mut maps = cluster.watch_objects_as(
             &kind("configmaps"),
             None,
-            |all| all.with_labels(&managed),
+            |all| all.with_labels(&managed).metadata_only(),
             over,
         );
         let mut board = Board::default();
@@ -148,9 +150,12 @@ impl GangKeeper {
                     board.map(signal);
                     drain(&mut maps, |signal| board.map(signal));
                 }
-                () = tokio::time::sleep_until(next) => {
-                    board.all_again();
-                    next = tokio::time::Instant::now() + LOOK;
+                () = tokio::time::sleep_until(board.next_due().map_or(next, |due| next.min(due.into()))) => {
+                    board.due_again();
+                    if tokio::time::Instant::now() >= next {
+                        board.all_again();
+                        next = tokio::time::Instant::now() + LOOK;
+                    }
                 }
             }
             if !board.is_listed() {
@@ -198,6 +203,8 @@ impl GangKeeper {
             }
             Ok(Some((Size::NoGang, owner))) => (Ok(1), owner),
             Ok(Some((Size::NotSaid, owner))) => (Ok(board.pods(key)), owner),
+            // It may come yet, or be gone, and its ConfigMap with it: one that is made now would belong to nobody.
+            Ok(None) if !board.has_map(key) => return Ok(()),
             Ok(None) => (Ok(0), None),
             Err(Unknown::ForGood(why)) => (
                 Err(format!("its number of members is not known: {why}")),
@@ -208,11 +215,14 @@ impl GangKeeper {
                 return Ok(());
             }
         };
+        let (configs, namespace) = (kind("configmaps"), Some(&*key.namespace));
+        if board.is_unread(key) {
+            board.read(key, cluster.object(&configs, namespace, &key.name).await?);
+        }
         let Look { map, is_new } = board.look(key, &gang, expected, owner, &self.config);
         let Some(map) = map else {
             return Ok(());
         };
-        let (configs, namespace) = (kind("configmaps"), Some(&*key.namespace));
         let written = if is_new {
             cluster.create_object(&configs, namespace, &map).await
         } else {
@@ -297,12 +307,15 @@ impl GangKeeper {
         let over = CancellationToken::new();
         let _guard = over.clone().drop_guard();
         let namespace = Some(&*gang.namespace);
-        let mut pods = cluster.watch_objects(&kind("pods"), namespace, |all| all, over);
+        let mut pods = cluster.watch_objects_as(&kind("pods"), namespace, |all| all, over);
         let mut count = 0;
         while let Some(signal) = pods.recv().await {
             match signal {
                 Signal::Restarted => count = 0,
-                Signal::Applied(pod) => count += u32::from(self.is_without_checks(&pod, gang)),
+                Signal::Applied(pod) => {
+                    let pod: &SeenPod = &pod;
+                    count += u32::from(self.is_without_checks(&pod.0, gang));
+                }
                 // What cannot be listed now is counted the next time.
                 Signal::Listed | Signal::Failing { .. } => break,
                 Signal::Deleted(_) | Signal::Recovered => {}
@@ -356,7 +369,7 @@ fn not_reached(node: &str, message: &str) -> HealthEvents {
 }
 
 /// Takes in all that waits, so that a gang is looked at once for many changes.
-fn drain(signals: &mut mpsc::Receiver<Signal<Value>>, mut take: impl FnMut(Signal<Value>)) {
+fn drain<T>(signals: &mut mpsc::Receiver<Signal<T>>, mut take: impl FnMut(Signal<T>)) {
     while let Ok(signal) = signals.try_recv() {
         take(signal);
     }
@@ -365,3 +378,6 @@ fn drain(signals: &mut mpsc::Receiver<Signal<Value>>, mut take: impl FnMut(Signa
 fn kind(resource: &str) -> Kind {
     Kind::new("", "v1", resource)
 }
+
+#[cfg(test)]
+mod tests;

@@ -10,6 +10,8 @@ pub mod certificates;
 pub mod discoveries;
 pub mod facts;
 pub mod failures;
+#[cfg(test)]
+mod fake;
 pub mod gangs;
 mod kept;
 mod metrics;
@@ -17,5 +19,6 @@ pub mod registration;
 pub mod rendezvous;
 pub mod requests;
 mod review;
+mod seen;
 pub mod server;
 mod turns;

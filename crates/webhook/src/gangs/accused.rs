@@ -55,24 +55,25 @@ impl Word {
             said,
         }
     }
-
-    /// Returns when the pod has said that it does not reach another, if it meant that one and not one of the
-    /// same name before it.
-    fn accuses(&self, pod: &str, accused: &Self) -> Option<Timestamp> {
-        let (at, named) = self.said.as_ref()?;
-        let is_meant = named.iter().any(|name| name == pod) && *at > accused.created;
-        is_meant.then_some(*at)
-    }
 }
 
 /// Returns whom a majority of the members does not reach, and who has said nothing within `round` before the
 /// first of them.
 fn accused(members: &BTreeMap<&str, &Word>, round: Duration) -> Vec<Accused> {
+    // Who does not reach whom, and when that was said.
+    let mut named: BTreeMap<&str, BTreeMap<&str, Timestamp>> = BTreeMap::new();
+    for (by, word) in members {
+        if let Some((at, pods)) = &word.said {
+            for pod in pods {
+                named.entry(pod).or_default().insert(by, *at);
+            }
+        }
+    }
     let of = |(pod, word): (&&str, &&Word)| {
-        let accusers = members
-            .iter()
-            .filter_map(|(by, other)| Some((other.accuses(pod, word)?, *by)));
-        let accusers: Vec<(Timestamp, &str)> = accusers.filter(|(_, by)| by != pod).collect();
+        let accusers = named.get(pod)?.iter().map(|(by, at)| (*at, *by));
+        // Not one of the same name before this one was meant.
+        let meant = accusers.filter(|(at, by)| by != pod && *at > word.created);
+        let accusers: Vec<(Timestamp, &str)> = meant.collect();
         let (first, _) = accusers.iter().min()?;
         let begun = first.saturating_sub(round).unwrap_or(Timestamp::MIN);
         let has_spoken = word.said.as_ref().is_some_and(|(at, _)| *at >= begun);

@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::IpAddr;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cluster::Signal;
@@ -18,6 +17,8 @@ use serde_json::{Value, json};
 
 use super::accused::{Accused, Dock, Word};
 use crate::discoveries::Discoveries;
+use crate::kept::Kept;
+use crate::seen::{MapMetadata, SeenMap, SeenPod};
 
 /// Time for which the `ConfigMap` of a gang without pods is kept: its pods may be made anew.
 const KEPT: Duration = Duration::from_secs(60);
@@ -26,6 +27,9 @@ const KEPT: Duration = Duration::from_secs(60);
 /// short of. It is doubled each time, up to [`MOST_LOOKS`] times.
 const SETTLED: Duration = Duration::from_secs(5);
 const MOST_LOOKS: u32 = 5;
+/// Time between two writes of a gang that is not whole. Each of its members has a kubelet that reads what is written,
+/// and only the last write lets them begin, which waits for nothing.
+const PACE: Duration = Duration::from_secs(1);
 
 /// A gang, by the namespace and name of its `ConfigMap`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -47,6 +51,10 @@ pub(super) struct Board {
     /// The gang of each pod, by `namespace/name`.
     of_pod: BTreeMap<String, GangKey>,
     to_look_at: BTreeSet<GangKey>,
+    /// Gangs to look at later, and when.
+    later: BTreeMap<GangKey, Instant>,
+    /// The memory of the `ConfigMap`s that were read.
+    kept: Kept,
     pods_listed: bool,
     maps_listed: bool,
     /// Those that a list has not delivered yet.
@@ -60,7 +68,9 @@ struct Known {
     gang: Option<Gang>,
     /// By name.
     pods: BTreeMap<String, Pod>,
-    map: Option<Arc<Value>>,
+    map: Option<Map>,
+    /// The time of the last write of a `ConfigMap` that was there.
+    written_at: Option<Instant>,
     empty_since: Option<Instant>,
     surplus: BTreeSet<String>,
     /// Members that have no checks of the gang, as they were counted last: they never come.
@@ -70,6 +80,15 @@ struct Known {
     count_at: Option<Instant>,
     counted: u32,
     dock: Dock,
+}
+
+/// The `ConfigMap` of a gang.
+struct Map {
+    uid: String,
+    /// The version that was seen, read or written last.
+    version: String,
+    /// The whole of it in that version. `None` until it is read.
+    read: Option<Value>,
 }
 
 struct Pod {
@@ -85,7 +104,7 @@ struct Pod {
 
 impl Board {
     /// Takes in news of a pod.
-    pub(super) fn pod(&mut self, signal: Signal<Value>, config: &Config, by: &Discoveries) {
+    pub(super) fn pod(&mut self, signal: Signal<SeenPod>, config: &Config, by: &Discoveries) {
         match signal {
             Signal::Restarted => self.pods_missing = self.of_pod.keys().cloned().collect(),
             Signal::Listed => {
@@ -94,7 +113,7 @@ impl Board {
                     self.gone(&pod);
                 }
             }
-            Signal::Applied(pod) => self.seen(&pod, config, by),
+            Signal::Applied(pod) => self.seen(&pod.0, config, by),
             Signal::Deleted(pod) => self.gone(&pod),
             Signal::Failing { .. } | Signal::Recovered => {}
         }
@@ -159,13 +178,14 @@ impl Board {
             known.pods.remove(name);
             if known.pods.is_empty() {
                 known.empty_since = Some(Instant::now());
+                self.forget(&key);
             }
         }
         self.to_look_at.insert(key);
     }
 
     /// Takes in news of a `ConfigMap`.
-    pub(super) fn map(&mut self, signal: Signal<Value>) {
+    pub(super) fn map(&mut self, signal: Signal<SeenMap>) {
         match signal {
             Signal::Restarted => {
                 let there = self.gangs.iter().filter(|(_, known)| known.map.is_some());
@@ -178,23 +198,29 @@ impl Board {
                 }
             }
             Signal::Applied(map) => {
-                let text = |pointer: &str| map.pointer(pointer).and_then(Value::as_str);
-                let names = text("/metadata/namespace").zip(text("/metadata/name"));
+                let seen = &map.metadata;
                 // Others that carry the label are none of ours.
-                let Some((namespace, name)) = names.filter(|(_, name)| name.starts_with(PREFIX))
-                else {
+                if !seen.name.starts_with(PREFIX) {
                     return;
-                };
+                }
                 let key = GangKey {
-                    namespace: namespace.to_owned(),
-                    name: name.to_owned(),
+                    namespace: seen.namespace.clone(),
+                    name: seen.name.clone(),
                 };
                 self.maps_missing.remove(&key);
                 let known = self.gangs.entry(key.clone()).or_default();
-                known.map = Some(map);
                 if known.pods.is_empty() {
                     known.empty_since.get_or_insert_with(Instant::now);
                 }
+                if known.map.as_ref().is_some_and(|map| map.is_as(seen)) {
+                    return;
+                }
+                let map = Map {
+                    uid: seen.uid.clone(),
+                    version: seen.resource_version.clone(),
+                    read: None,
+                };
+                self.set_map(&key, Some(map));
                 self.to_look_at.insert(key);
             }
             Signal::Deleted(full) => {
@@ -210,10 +236,56 @@ impl Board {
     }
 
     fn map_gone(&mut self, key: GangKey) {
-        if let Some(known) = self.gangs.get_mut(&key) {
-            known.map = None;
+        if self.gangs.contains_key(&key) {
+            self.set_map(&key, None);
             self.to_look_at.insert(key);
         }
+    }
+
+    /// Notes what is known of the `ConfigMap` of a gang.
+    fn set_map(&mut self, key: &GangKey, map: Option<Map>) {
+        let Some(known) = self.gangs.get_mut(key) else {
+            return;
+        };
+        let bytes = map.as_ref().and_then(|map| map.read.as_ref());
+        let bytes = bytes.map(|read| read.to_string().len());
+        known.map = map;
+        let name = (key.namespace.clone(), key.name.clone());
+        let gone = match bytes {
+            Some(bytes) => self.kept.keep(&name, bytes),
+            None => {
+                self.kept.let_go(&name);
+                Vec::new()
+            }
+        };
+        for (namespace, name) in gone {
+            self.forget(&GangKey { namespace, name });
+        }
+    }
+
+    /// Lets go of what was read of the `ConfigMap` of a gang. It is read again when it is looked at.
+    fn forget(&mut self, key: &GangKey) {
+        let known = self.gangs.get_mut(key);
+        if let Some(map) = known.and_then(|known| known.map.as_mut()) {
+            map.read = None;
+        }
+        self.kept.let_go(&(key.namespace.clone(), key.name.clone()));
+    }
+
+    /// Returns whether a gang has a `ConfigMap`.
+    pub(super) fn has_map(&self, key: &GangKey) -> bool {
+        self.gangs.get(key).is_some_and(|known| known.map.is_some())
+    }
+
+    /// Returns whether the `ConfigMap` of a gang is to be read before it is looked at.
+    pub(super) fn is_unread(&self, key: &GangKey) -> bool {
+        let map = self.gangs.get(key).and_then(|known| known.map.as_ref());
+        map.is_some_and(|map| map.read.is_none())
+    }
+
+    /// Notes the `ConfigMap` of a gang as it is now; `None` where it is gone.
+    pub(super) fn read(&mut self, key: &GangKey, map: Option<Value>) {
+        self.set_map(key, map.map(Map::of));
     }
 
     /// Returns whether all pods and `ConfigMap`s have been delivered once.
@@ -229,6 +301,24 @@ impl Board {
     /// Has a gang looked at once more.
     pub(super) fn again(&mut self, key: GangKey) {
         self.to_look_at.insert(key);
+    }
+
+    /// Returns when the next of the gangs is due that are to be looked at later.
+    pub(super) fn next_due(&self) -> Option<Instant> {
+        self.later.values().min().copied()
+    }
+
+    /// Has the gangs looked at that are due.
+    pub(super) fn due_again(&mut self) {
+        let now = Instant::now();
+        let (to_look_at, later) = (&mut self.to_look_at, &mut self.later);
+        later.retain(|key, at| {
+            let is_due = *at <= now;
+            if is_due {
+                to_look_at.insert(key.clone());
+            }
+            !is_due
+        });
     }
 
     /// Has all gangs looked at once more.
@@ -325,11 +415,13 @@ impl Board {
                 checks: Some(pod.checks.clone()),
             })
         });
-        let data = known.map.as_ref().and_then(|map| map.get("data").cloned());
+        let there = known.map.as_ref().and_then(|map| map.read.as_ref());
+        let data = there.and_then(|map| map.get("data").cloned());
         let data = data.unwrap_or_default();
         // What somebody else has made of it is no word of ours.
         let roster = Roster::parse(|key| data.get(key)?.as_str().map(str::to_owned));
         let mut roster = roster.unwrap_or_default();
+        let was_settled = roster.is_settled();
         roster.gang_id = gang.id();
         roster.master_port = config.coordination.master_port;
         let count = expected.as_ref().copied().unwrap_or_default();
@@ -339,10 +431,19 @@ impl Board {
         known.note_surplus(surplus, &roster);
         let wanted = json!(roster.data());
         let is_new = known.map.is_none();
+        let nothing = Look { map: None, is_new };
         if wanted == data {
-            return Look { map: None, is_new };
+            return nothing;
         }
-        let map = match &known.map {
+        let since = known.written_at.map(|at| at.elapsed());
+        if !was_settled && !roster.is_settled() && since.is_some_and(|since| since < PACE) {
+            let at = known.written_at.map(|at| at + PACE);
+            self.later.extend(at.map(|at| (key.clone(), at)));
+            return nothing;
+        }
+        known.written_at = known.map.is_some().then(Instant::now);
+        let there = known.map.as_ref().and_then(|map| map.read.as_ref());
+        let map = match there {
             Some(map) => {
                 let mut map = Value::clone(map);
                 if let Some(map) = map.as_object_mut() {
@@ -373,9 +474,7 @@ impl Board {
 
     /// Notes what a `ConfigMap` has become.
     pub(super) fn wrote(&mut self, key: &GangKey, map: Value) {
-        if let Some(known) = self.gangs.get_mut(key) {
-            known.map = Some(Arc::new(map));
-        }
+        self.read(key, Some(map));
     }
 
     /// Returns the uid of the `ConfigMap` of a gang that has had no pods for long; one without a
@@ -384,13 +483,43 @@ impl Board {
         let known = self.gangs.get(key)?;
         let Some(map) = &known.map else {
             self.gangs.remove(key);
+            self.later.remove(key);
             return None;
         };
         let is_old = known
             .empty_since
             .is_some_and(|since| since.elapsed() >= KEPT);
-        let uid = map.pointer("/metadata/uid").and_then(Value::as_str);
-        uid.filter(|_| is_old).map(str::to_owned)
+        is_old.then(|| map.uid.clone())
+    }
+}
+
+// === impl Map ===
+
+impl Map {
+    /// Returns the `ConfigMap` that was read.
+    fn of(mut map: Value) -> Self {
+        if let Some(metadata) = map.get_mut("metadata").and_then(Value::as_object_mut) {
+            metadata.remove("managedFields");
+        }
+        let text = |pointer: &str| {
+            let text = map.pointer(pointer).and_then(Value::as_str);
+            text.unwrap_or_default().to_owned()
+        };
+        Self {
+            uid: text("/metadata/uid"),
+            version: text("/metadata/resourceVersion"),
+            read: Some(map),
+        }
+    }
+
+    /// Returns whether what a watch has seen is no news: what was written here comes back by the watch, also where
+    /// it is newer meanwhile.
+    fn is_as(&self, seen: &MapMetadata) -> bool {
+        let number = |version: &str| version.parse::<u64>().ok();
+        let is_older = number(&seen.resource_version)
+            .zip(number(&self.version))
+            .is_some_and(|(seen, known)| seen <= known);
+        self.uid == seen.uid && (self.version == seen.resource_version || is_older)
     }
 }
 
@@ -400,12 +529,13 @@ impl Known {
     /// Returns a member that has been through the gang's checks: the one that was named before, if it
     /// still is one, so that not each that ends is a change.
     fn started(&self, roster: &Roster) -> Option<String> {
-        let members = roster.members.iter().map(|member| &member.pod);
-        let through = members.filter(|pod| self.pods.get(*pod).is_some_and(|pod| pod.is_through));
-        let through: Vec<&String> = through.collect();
+        let is_through = |pod: &String| self.pods.get(pod).is_some_and(|pod| pod.is_through);
+        let through = roster.members.iter().map(|member| &member.pod);
+        let mut through = through.filter(|pod| is_through(pod)).peekable();
+        let first = through.peek().copied();
         let before = roster.started.as_ref();
-        let kept = before.filter(|before| through.contains(before));
-        kept.or(through.first().copied()).cloned()
+        let kept = before.filter(|before| through.any(|pod| pod == *before));
+        kept.or(first).cloned()
     }
 
     /// Notes who has no place in the gang, and says who is new among them.

@@ -4,12 +4,13 @@
 //! a user of that machine. What it says goes through a connector, as on a node, and straight on to the
 //! controller; the check keeps it until that has it.
 
-use axum::Router;
-use axum::body::Bytes;
-use axum::extract::{DefaultBodyLimit, State};
+use std::time::Duration;
+
+use axum::extract::{Request, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
+use axum::{Extension, Router};
 use connector::{AcceptError, Caller, Connector, Uncounted};
 use contract::preflight::ReportCheckRequest;
 use contract::{EVENT_VERSION, HealthEvents};
@@ -17,47 +18,61 @@ use preflight::config::Config;
 use preflight::inject::has_checks;
 use preflight::rendezvous::{COUNTS_PATH, EVENTS_PATH};
 use prost::Message;
+use runtime::http_server::Peer;
 use runtime::logging::chain;
 use serde_json::Value;
 
-use super::Rendezvous;
+use super::{Refusal, Rendezvous};
 
 /// Largest report (bytes). A diagnosis of 16 GPUs of which each fails each test is less.
 const MAX_REPORT: usize = 512 * 1024;
 
-/// Why a report is not taken.
-type Refusal = (StatusCode, String);
+/// Longest time for a report.
+const REPORT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Returns the routes of reports, which the rendezvous lets in.
 pub(super) fn routes() -> Router<Rendezvous> {
     Router::new()
         .route(EVENTS_PATH, post(events))
         .route(COUNTS_PATH, post(count))
-        .layer(DefaultBodyLimit::max(MAX_REPORT))
 }
 
-async fn events(State(rendezvous): State<Rendezvous>, headers: HeaderMap, body: Bytes) -> Response {
-    answer(take_events(&rendezvous, &headers, &body).await)
+async fn events(
+    State(rendezvous): State<Rendezvous>,
+    Extension(peer): Extension<Peer>,
+    request: Request,
+) -> Response {
+    answer(take_events(&rendezvous, peer, request).await)
 }
 
-async fn count(State(rendezvous): State<Rendezvous>, headers: HeaderMap, body: Bytes) -> Response {
-    answer(take_count(&rendezvous, &headers, &body).await)
+async fn count(
+    State(rendezvous): State<Rendezvous>,
+    Extension(peer): Extension<Peer>,
+    request: Request,
+) -> Response {
+    answer(take_count(&rendezvous, peer, request).await)
 }
 
-fn answer(taken: Result<(), Refusal>) -> Response {
+fn answer(taken: Result<(), Response>) -> Response {
     match taken {
         Ok(()) => StatusCode::OK.into_response(),
-        Err((status, what)) => (status, format!("{what}\n")).into_response(),
+        Err(refused) => refused,
     }
+}
+
+fn refusal((status, what): Refusal) -> Response {
+    (status, format!("{what}\n")).into_response()
 }
 
 async fn take_events(
     rendezvous: &Rendezvous,
-    headers: &HeaderMap,
-    body: &Bytes,
-) -> Result<(), Refusal> {
-    let (connector, caller, node) = reporter(rendezvous, headers).await?;
-    let told: HealthEvents = read(body)?;
+    peer: Peer,
+    request: Request,
+) -> Result<(), Response> {
+    // Who it is goes before what it says: of strangers nothing is read.
+    let reporter = reporter(rendezvous, request.headers()).await;
+    let (connector, caller, node) = reporter.map_err(refusal)?;
+    let told: HealthEvents = read(rendezvous, peer, request).await?;
     let events = told.events.into_iter().map(|mut event| {
         event.node_name.clone_from(&node);
         event
@@ -66,37 +81,46 @@ async fn take_events(
         version: EVENT_VERSION,
         events: events.collect(),
     };
-    match connector.accept(events, &caller).await {
+    let taken = match connector.accept(events, &caller).await {
         Ok(_) => Ok(()),
         Err(error @ AcceptError::TooFast { .. }) => {
             Err((StatusCode::TOO_MANY_REQUESTS, chain(&error)))
         }
         Err(error) if error.is_retryable() => Err((StatusCode::SERVICE_UNAVAILABLE, chain(&error))),
         Err(error) => Err((StatusCode::UNPROCESSABLE_ENTITY, chain(&error))),
-    }
+    };
+    taken.map_err(refusal)
 }
 
-async fn take_count(
-    rendezvous: &Rendezvous,
-    headers: &HeaderMap,
-    body: &Bytes,
-) -> Result<(), Refusal> {
-    let (connector, caller, node) = reporter(rendezvous, headers).await?;
+async fn take_count(rendezvous: &Rendezvous, peer: Peer, request: Request) -> Result<(), Response> {
+    let reporter = reporter(rendezvous, request.headers()).await;
+    let (connector, caller, node) = reporter.map_err(refusal)?;
     let told = ReportCheckRequest {
         node,
-        ..read(body)?
+        ..read(rendezvous, peer, request).await?
     };
-    match connector.count_check(&told, &caller) {
+    let taken = match connector.count_check(&told, &caller) {
         Ok(()) => Ok(()),
         Err(error @ Uncounted::ForeignNode(_)) => Err((StatusCode::FORBIDDEN, error.to_string())),
         Err(error @ Uncounted::Invalid(_)) => {
             Err((StatusCode::UNPROCESSABLE_ENTITY, error.to_string()))
         }
-    }
+    };
+    taken.map_err(refusal)
 }
 
-fn read<T: Message + Default>(body: &Bytes) -> Result<T, Refusal> {
-    T::decode(body.clone()).map_err(|error| (StatusCode::BAD_REQUEST, error.to_string()))
+/// Reads what somebody reports.
+async fn read<T: Message + Default>(
+    rendezvous: &Rendezvous,
+    peer: Peer,
+    request: Request,
+) -> Result<T, Response> {
+    let body = request.into_body();
+    let reading = rendezvous
+        .bodies
+        .read(peer, body, MAX_REPORT, REPORT_TIMEOUT);
+    let body = reading.await.map_err(IntoResponse::into_response)?;
+    T::decode(&*body).map_err(|error| refusal((StatusCode::BAD_REQUEST, error.to_string())))
 }
 
 /// Returns where a report goes, who reports, and for which node.
@@ -108,7 +132,7 @@ async fn reporter<'a>(
         let what = "this webhook has no way to a controller; start it with --controller";
         return Err((StatusCode::NOT_FOUND, what.to_owned()));
     };
-    let asker = rendezvous.asker(headers).await?;
+    let (asker, _) = rendezvous.asker(headers).await?;
     let name = format!("{}/{}", asker.namespace, asker.name);
     let pod = rendezvous.object(&asker).await?;
     let node = node(&pod, config).map_err(|what| (StatusCode::FORBIDDEN, what.to_owned()))?;
@@ -142,6 +166,7 @@ mod tests {
     use tokio_util::sync::CancellationToken;
 
     use super::*;
+    use crate::discoveries::Discoveries;
     use crate::facts::Facts;
 
     #[tokio::test]
@@ -150,11 +175,20 @@ mod tests {
         let config = Config::parse("image: i", "test").expect("a configuration");
         let over = CancellationToken::new();
         let (facts, _following) = Facts::new(Arc::clone(&cluster), over.clone());
-        let rendezvous = Rendezvous::new(cluster, "key", facts, config.topologies.clone());
+        let by = Discoveries::new(config.discovery.clone());
+        let topologies = config.topologies.clone();
+        let rendezvous = Rendezvous::new(cluster, "key", facts, by, topologies);
         let mut headers = HeaderMap::new();
         let refused = async |rendezvous: &Rendezvous, headers: &HeaderMap| {
-            let taken = take_events(rendezvous, headers, &Bytes::new()).await;
-            taken.expect_err("no report").0
+            // Of a body that never comes nothing is waited for.
+            let body = axum::body::Body::from_stream(futures::stream::pending::<
+                Result<Vec<u8>, axum::Error>,
+            >());
+            let mut request = Request::new(body);
+            *request.headers_mut() = headers.clone();
+            let peer = Peer([127, 0, 0, 1].into());
+            let taken = take_events(rendezvous, peer, request).await;
+            taken.expect_err("no report").status()
         };
         // Nobody would bring it on.
         let status = refused(&rendezvous, &headers).await;

@@ -1,3 +1,7 @@
+use std::sync::Arc;
+
+use preflight::roster::Roster;
+
 use super::*;
 
 const MAP: &str = "preflight-labels-training-g";
@@ -37,10 +41,14 @@ fn board(pods: &[Value]) -> Board {
     board
 }
 
+fn news(pod: Value) -> Arc<SeenPod> {
+    Arc::new(SeenPod(pod))
+}
+
 fn relist(board: &mut Board, pods: &[Value]) {
     board.pod(Signal::Restarted, &config(), &by());
     for pod in pods {
-        board.pod(Signal::Applied(Arc::new(pod.clone())), &config(), &by());
+        board.pod(Signal::Applied(news(pod.clone())), &config(), &by());
     }
     board.pod(Signal::Listed, &config(), &by());
 }
@@ -65,7 +73,7 @@ fn a_gang_is_written_when_it_changes_and_not_again() {
     assert_eq!(write(&mut board), Some(format!("b;10.0.0.2;0;{checks}")));
     assert_eq!(write(&mut board), None);
     board.pod(
-        Signal::Applied(Arc::new(pod("a", Some("10.0.0.1")))),
+        Signal::Applied(news(pod("a", Some("10.0.0.1")))),
         &config(),
         &by(),
     );
@@ -73,7 +81,7 @@ fn a_gang_is_written_when_it_changes_and_not_again() {
     assert_eq!(write(&mut board), Some(both));
     assert_eq!((board.gangs(), board.surplus()), (1, 0));
     board.pod(
-        Signal::Applied(Arc::new(pod("0", Some("10.0.0.9")))),
+        Signal::Applied(news(pod("0", Some("10.0.0.9")))),
         &config(),
         &by(),
     );
@@ -94,12 +102,19 @@ fn ended(name: &str, address: &str, code: i32) -> Value {
 fn started(board: &mut Board) -> Option<String> {
     write(board);
     let known = board.gangs.get(&key())?;
-    let named = known.map.as_ref()?.pointer("/data/started")?;
+    let named = known.map.as_ref()?.read.as_ref()?;
+    let named = named.pointer("/data/started")?;
     named.as_str().map(str::to_owned)
 }
 
+/// Has the board see a `ConfigMap`, as a watch tells of it.
+fn see(board: &mut Board, map: &Value) {
+    let seen = serde_json::from_value(json!({"metadata": map["metadata"]}));
+    board.map(Signal::Applied(Arc::new(seen.expect("a ConfigMap"))));
+}
+
 fn apply(board: &mut Board, pod: Value) {
-    board.pod(Signal::Applied(Arc::new(pod)), &config(), &by());
+    board.pod(Signal::Applied(news(pod)), &config(), &by());
 }
 
 #[test]
@@ -219,7 +234,7 @@ fn pods_that_are_over_or_that_a_list_lacks_are_gone() {
     write(&mut board);
     let mut failed = pod("b", Some("10.0.0.2"));
     failed["status"]["phase"] = "Failed".into();
-    board.pod(Signal::Applied(Arc::new(failed)), &config(), &by());
+    board.pod(Signal::Applied(news(failed)), &config(), &by());
     assert_eq!(board.pods(&key()), 1);
     relist(&mut board, &both);
     assert_eq!(board.pods(&key()), 2);
@@ -235,13 +250,16 @@ fn what_another_wrote_into_the_map_is_put_right_and_other_maps_are_left_alone() 
     let mut board = board(&[pod("a", Some("10.0.0.1")), pod("b", Some("10.0.0.2"))]);
     let right = write(&mut board).expect("the peers");
     let map = |name: &str, peers: &str| {
-        let metadata = json!({"namespace": "training", "name": name, "uid": "u"});
-        Arc::new(json!({"metadata": metadata, "data": {"peers": peers}}))
+        let metadata =
+            json!({"namespace": "training", "name": name, "uid": "u", "resourceVersion": "7"});
+        json!({"metadata": metadata, "data": {"peers": peers}})
     };
-    board.map(Signal::Applied(map(MAP, "nonsense")));
+    see(&mut board, &map(MAP, "nonsense"));
+    assert!(board.is_unread(&key()));
+    board.read(&key(), Some(map(MAP, "nonsense")));
     assert_eq!(write(&mut board).as_ref(), Some(&right));
     while board.next().is_some() {}
-    board.map(Signal::Applied(map("somebody-elses", "nonsense")));
+    see(&mut board, &map("somebody-elses", "nonsense"));
     assert_eq!(board.next(), None);
     board.map(Signal::Deleted(format!("training/{MAP}")));
     assert_eq!(
@@ -259,10 +277,80 @@ fn the_map_of_a_gang_without_pods_is_kept_for_a_while() {
     assert_eq!(board.left_over(&key()), None);
     let known = board.gangs.get_mut(&key()).expect("the gang");
     known.empty_since = Instant::now().checked_sub(KEPT);
-    let map = json!({"metadata": {"uid": "u"}});
-    known.map = Some(Arc::new(map));
+    known.map = Some(Map::of(json!({"metadata": {"uid": "u"}})));
     assert_eq!(board.left_over(&key()).as_deref(), Some("u"));
     board.map(Signal::Deleted(format!("training/{MAP}")));
     assert_eq!(board.left_over(&key()), None);
     assert!(board.gangs.is_empty(), "it is forgotten");
+}
+
+#[test]
+fn of_the_maps_of_gangs_without_pods_and_of_large_ones_little_is_kept() {
+    let map = |name: &str, version: u32, bytes: usize| {
+        let metadata = json!({
+            "namespace": "training", "name": name, "uid": "u", "resourceVersion": version.to_string(),
+            "managedFields": [{"manager": "x".repeat(1000)}],
+        });
+        json!({"metadata": metadata, "data": {"peers": "x".repeat(bytes)}})
+    };
+    let mut board = board(&[pod("a", Some("10.0.0.1"))]);
+    for number in 0..1000 {
+        see(
+            &mut board,
+            &map(&format!("preflight-{number}"), 1, 1_000_000),
+        );
+    }
+    assert_eq!(board.kept.bytes(), 0);
+    // That of a gang is read when it is looked at, and the news of that version is none.
+    see(&mut board, &map(MAP, 3, 0));
+    assert!(board.has_map(&key()) && board.is_unread(&key()));
+    board.read(&key(), Some(map(MAP, 3, 1000)));
+    while board.next().is_some() {}
+    for version in [2, 3] {
+        see(&mut board, &map(MAP, version, 0));
+        assert!(!board.is_unread(&key()), "{version}");
+    }
+    assert_eq!(board.next(), None);
+    let bytes = board.kept.bytes();
+    assert!((1000..1500).contains(&bytes), "{bytes}");
+    see(&mut board, &map(MAP, 4, 0));
+    assert!(board.is_unread(&key()) && board.kept.bytes() == 0);
+    // Nor is one kept that is too large: it is read each time.
+    board.read(&key(), Some(map(MAP, 4, 7 * 1024 * 1024)));
+    assert!(board.is_unread(&key()) && board.kept.bytes() == 0);
+    board.read(&key(), Some(map(MAP, 4, 1000)));
+    board.pod(Signal::Deleted("training/a".into()), &config(), &by());
+    assert_eq!(board.kept.bytes(), 0);
+    board.read(&key(), None);
+    assert!(!board.has_map(&key()));
+}
+
+/// A change of a member is news, and a write goes to the kubelets of all.
+#[test]
+fn a_large_gang_is_written_a_few_times_and_at_once_when_it_is_whole() {
+    const MEMBERS: u32 = 300;
+    let name = |at: u32| format!("member-{at:04}");
+    let address = |at: u32| format!("10.0.{}.{}", at / 250, at % 250 + 1);
+    let all: Vec<Value> = (0..MEMBERS).map(|at| pod(&name(at), None)).collect();
+    let mut board = board(&all);
+    let (mut writes, mut whole) = (0, false);
+    let began = Instant::now();
+    for at in 0..MEMBERS {
+        apply(&mut board, pod(&name(at), Some(&address(at))));
+        assert_eq!(board.next(), Some(key()));
+        let gang = board.gang(&key()).expect("the gang");
+        let look = board.look(&key(), &gang, Ok(MEMBERS), None, &config());
+        let Some(map) = look.map else {
+            assert!(board.next_due().is_some(), "it is looked at once more");
+            continue;
+        };
+        writes += 1;
+        let data = |key| map["data"][key].as_str().map(str::to_owned);
+        whole = Roster::parse(data).expect("a roster").is_complete();
+        board.wrote(&key(), map);
+    }
+    assert!(whole, "the last write waits for nothing");
+    // Two at the beginning, one a second, and the last.
+    let most = 4 + began.elapsed().as_secs();
+    assert!(writes <= most, "{writes} of {most}");
 }
