@@ -51,6 +51,10 @@ struct Args {
     #[arg(long, default_value = "1000,5000", value_delimiter = ',', value_name = "NUMBER",
           value_parser = clap::value_parser!(u16).range(1..=20_000))]
     fleet: Vec<u16>,
+    /// The number of members of the gangs in `preflight`, one gang after the other.
+    #[arg(long, default_value = "2,16,64", value_delimiter = ',', value_name = "NUMBER",
+          value_parser = clap::value_parser!(u16).range(2..=8_192))]
+    gangs: Vec<u16>,
     /// The time for which `fleet` and `gpus` watch each process (seconds).
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=3_600))]
     seconds: u32,

@@ -14,7 +14,7 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
-use cli::bench::{Figure, cluster_client, median, percentile, progress};
+use cli::bench::{Figure, Usage, cluster_client, median, percentile, progress};
 use futures::{Stream, TryStreamExt as _};
 use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod};
@@ -38,8 +38,6 @@ const REGISTRATION: &str = "gpuwarden-preflight";
 const GROUP: &str = "bench.gpuwarden.dev";
 /// The annotation by which a pod names its gang.
 const GANG: &str = "bench.gpuwarden.dev/gang";
-/// Members of the gangs.
-const SIZES: [usize; 3] = [2, 16, 64];
 /// New addresses of the last member of each gang.
 const ROUNDS: usize = 50;
 /// Quiet between two of them.
@@ -74,9 +72,12 @@ async fn measure(args: &Args, client: &Client, rows: &mut Vec<Figure>) -> anyhow
     let webhook = Webhook::start(args, client).await?;
     rows.extend(admission::run(&webhook, client).await?);
     let mut maps = Maps::watch(client).await?;
-    for size in SIZES {
+    for size in &args.gangs {
         progress(&format!("gang of {size} ..."));
-        rows.extend(gang(client, &mut maps, size).await?);
+        rows.extend(gang(client, &mut maps, usize::from(*size)).await?);
+        let usage = Usage::read(webhook.pid)?;
+        let memory = Figure::new(format!("preflight.gang-{size}-memory"), usage.rss, "MiB");
+        rows.push(memory.note(format!("RSS after it, {:.1} MiB at most", usage.peak)));
     }
     webhook.end().await
 }
@@ -346,7 +347,7 @@ async fn gang(client: &Client, maps: &mut Maps, size: usize) -> anyhow::Result<V
     let map = format!("preflight-bench-{PODS}-{name}");
     make_group(client, &name, size).await?;
     let pods: Api<Pod> = Api::namespaced(client.clone(), PODS);
-    let member_name = |number: usize| format!("{name}-{number:02}");
+    let member_name = |number: usize| format!("{name}-{number:04}");
     for number in 0..size {
         let pod: Pod = serde_json::from_value(member(&name, &member_name(number)))?;
         pods.create(&PostParams::default(), &pod).await?;
@@ -359,12 +360,13 @@ async fn gang(client: &Client, maps: &mut Maps, size: usize) -> anyhow::Result<V
             .await
     };
     for number in 0..size - 1 {
-        give(number, &format!("10.1.0.{}", number + 1)).await?;
+        let address = format!("10.1.{}.{}", number / 250, number % 250 + 1);
+        give(number, &address).await?;
     }
     maps.wait(&map, size - 1, "10.1.0.1;").await?;
     let (mut whole, mut bare) = (Vec::new(), Vec::new());
     for round in 1..=ROUNDS {
-        let address = format!("10.2.{size}.{round}");
+        let address = format!("10.2.{}.{round}", size % 250);
         bare.push(maps.bare(size, &format!("{address};")).await?);
         tokio::time::sleep(QUIET).await;
         let began = Instant::now();
