@@ -12,6 +12,9 @@ pub const MAX_SUBDOMAIN_BYTES: usize = 253;
 /// The effects of a taint.
 const EFFECTS: [&str; 3] = ["NoSchedule", "PreferNoSchedule", "NoExecute"];
 
+/// Longest name that is shown as a whole, in characters: more fills a terminal, and helps nobody to find it.
+const SHOWN: usize = 100;
+
 /// The letters of the name in a key, and of a value.
 const LETTERS: &str = "letters, digits, '-', '_' and '.' belong in it";
 /// The letters of names of objects.
@@ -19,7 +22,7 @@ const SMALL_LETTERS: &str = "small letters, digits and '-' belong in it";
 
 /// A reason why Kubernetes refuses a name or a value.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} {why}")]
+#[error("{} {why}", shown(text))]
 pub struct WrongName {
     /// The name or value.
     pub text: String,
@@ -72,6 +75,14 @@ pub fn object_name(name: &str) -> Result<(), WrongName> {
 /// Checks the name of a namespace, a Service, a container or a volume: one label of DNS.
 pub fn dns_label(name: &str) -> Result<(), WrongName> {
     part(name, "it", MAX_LABEL_BYTES).map_err(|why| wrong(name, format!("is no name: {why}")))
+}
+
+/// Returns a name in quotes, cut where it is long.
+fn shown(text: &str) -> String {
+    match text.char_indices().nth(SHOWN) {
+        Some((end, _)) => format!("{:?}...", text.get(..end).unwrap_or_default()),
+        None => format!("{text:?}"),
+    }
 }
 
 fn wrong(text: &str, why: String) -> WrongName {
@@ -240,7 +251,7 @@ mod tests {
                 assert_eq!(error.text, text);
                 let error = error.to_string();
                 assert!(
-                    error.starts_with(&format!("{text:?} ")) && error.contains(says),
+                    error.starts_with(&shown(&text)) && error.len() < 400 && error.contains(says),
                     "{error}"
                 );
             }

@@ -188,7 +188,7 @@ fn what_is_wrong_with_a_transformers_file_is_named_with_its_line() {
             "\ncacheTTL = 'soon'".into(),
             "f:2: cacheTTL 'soon' is no duration",
         ),
-        (of_metadata, long, "f:1: allowedLabels: 600 bytes"),
+        (of_metadata, long, "f:1: allowedLabels: \"xxx"),
         (
             of_overrides,
             "enabled = true".into(),

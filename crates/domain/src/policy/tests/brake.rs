@@ -65,7 +65,7 @@ fn what_is_wrong_with_the_brake_is_named_with_its_line() {
         ),
         (
             "[[brake.budgets]]\nmax = 1\nper = \"\"",
-            "p:2: brake: 'per' names",
+            "p:3: brake: 'per' names",
         ),
         ("[[brake.budgets]]\nmin = 1", "p:2: unknown field `min`"),
         ("[brake]\nbudget = 1", "p:2: unknown field `budget`"),
