@@ -81,10 +81,10 @@ const KNOWN: [&str; 33] = [
 /// Returns whether a configuration is the values of a chart, by the keys in it that are not read here. The
 /// error names one that is neither.
 pub(super) fn is_values(rest: &BTreeMap<String, Value>) -> Result<bool, String> {
-    for key in rest
+    let mut unknown = rest
         .keys()
-        .filter(|key| !CHARTS_OWN.contains(&key.as_str()))
-    {
+        .filter(|key| !CHARTS_OWN.contains(&key.as_str()));
+    if let Some(key) = unknown.next() {
         let hint = match nearest(key, KNOWN, 1).first() {
             Some(meant) => format!("did you mean `{meant}`?"),
             None => format!("there is {}", KNOWN.join(", ")),
