@@ -10,6 +10,7 @@ use crate::node::NodeView;
 use crate::ownership::Permit;
 
 mod config;
+mod permits;
 mod requests;
 mod simulator;
 mod waits;
@@ -352,70 +353,6 @@ fn excluded_nodes_and_actions_that_are_off_are_left_alone() {
         (scene.last.len(), &scene.object["status"]),
         (0, &Value::Null)
     );
-}
-
-#[test]
-fn what_was_made_for_a_session_begins_only_while_that_permits_it() {
-    let made = || {
-        let mut object = object(Action::Reboot, "r", 0, NODE);
-        object["metadata"]["annotations"] = json!({"gpuwarden.dev/attempt": "e1/t"});
-        Scene::of(Action::Reboot, object, "")
-    };
-    let permits = |attempt: &str| NodeSeen {
-        permit: Permit {
-            attempt: Some(attempt.to_owned()),
-            waits: false,
-        },
-        ..node("boot-1", true)
-    };
-    let mut scene = made();
-    scene.node(Some(permits("e1/t")));
-    assert_eq!(scene.asked(), Some(&Question::Send));
-    // It is not told at once that the session permits it.
-    for told in [node("boot-1", true), permits("e2/t")] {
-        let mut scene = made();
-        scene.node(Some(told));
-        assert_eq!((scene.asked(), &*scene.ended()), (None, ""));
-        let mut late = scene.clone();
-        late.node(Some(permits("e1/t")));
-        assert_eq!(late.asked(), Some(&Question::Send));
-        scene.later(11);
-        assert_eq!((scene.asked(), &*scene.ended()), (None, "Cancelled"));
-        assert_eq!(scene.says("SignalSent"), "False SessionEnded");
-    }
-    // Nor while something has undone what the session did: that it has ended is said next, or not.
-    let mut scene = made();
-    let undone = |waits| NodeSeen {
-        permit: Permit {
-            attempt: Some("e1/t".to_owned()),
-            waits,
-        },
-        ..node("boot-1", true)
-    };
-    scene.node(Some(undone(true)));
-    scene.later(600);
-    assert_eq!((scene.asked(), &*scene.ended()), (None, ""));
-    scene.node(Some(undone(false)));
-    assert_eq!(scene.asked(), Some(&Question::Send));
-    // Nor is it sent once more, of which it is known that it was not sent: whoever asks.
-    let begun = || {
-        let mut scene = made();
-        scene.node(Some(permits("e1/t")));
-        scene
-    };
-    let mut refused = begun();
-    refused.answer(Answer::Sent(Err(failed(Class::Transient))));
-    refused.node(Some(node("boot-1", true)));
-    refused.later(600);
-    let mut another = begun();
-    another.crash();
-    another.answer(Answer::Found(Ok(Found::NotSent)));
-    assert_eq!(another.asked(), None, "the node was not seen yet");
-    another.node(Some(node("boot-1", true)));
-    for scene in [refused, another] {
-        assert_eq!((scene.asked(), &*scene.ended()), (None, "Cancelled"));
-        assert_eq!(scene.says("SignalSent"), "False SessionEnded");
-    }
 }
 
 #[test]

@@ -102,7 +102,7 @@ async fn what_uncordons_a_node_after_a_boot_is_undone_also_by_who_comes_next() -
     let Some(plane) = ControlPlane::shared(Version::V1_37).await? else {
         return Ok(());
     };
-    let mut story = Story::new(&plane, LATE, &with_validation(false), Played::failing([])).await?;
+    let mut story = Story::new(&plane, LATE, &with_validation(false), Played::new()).await?;
     let veto = json!({"by": "alice", "reason": "by hand", "until": "2100-01-01T00:00:00Z"});
     let veto = json!({"metadata": {"annotations": {keys::VETO: veto.to_string()}}});
     story.drain.scene.patch(veto).await?;
