@@ -275,7 +275,9 @@ fn a_boot_just_before_the_fault_counts() {
     fault(&mut world);
     looks(&mut world, 4);
     for restart in [None, Some(Restart::Events)] {
-        restart.map(|with| world.restart(with));
+        if let Some(with) = restart {
+            world.restart(with);
+        }
         world["n1"].unschedulable = false;
         looks(&mut world, 4);
         assert!(out(&world), "{restart:?}");
@@ -316,7 +318,9 @@ fn what_is_undone_again_and_again_asks_a_person_and_is_undone_after_the_hour() {
             world["n1"].unschedulable = false;
             assert_eq!(asked(&mut world).len(), 1);
             assert!(out(&world));
-            restart.map(|with| world.restart(with));
+            if let Some(with) = restart {
+                world.restart(with);
+            }
         }
         let first = world.now;
         world["n1"].unschedulable = false;
@@ -325,7 +329,9 @@ fn what_is_undone_again_and_again_asks_a_person_and_is_undone_after_the_hour() {
         assert!(told[0].contains("the node is left so until"), "{told:?}");
         // It stays what it was, also once the time of machines is over, and nothing is begun on it.
         for _ in 0..3 {
-            restart.map(|with| world.restart(with));
+            if let Some(with) = restart {
+                world.restart(with);
+            }
             assert_eq!(asked(&mut world), Vec::<String>::new());
             assert!(!world["n1"].unschedulable && world.phase().is_out());
             let awaits = world.fleet.status("n1").unwrap().session.unwrap().awaits;
@@ -403,7 +409,9 @@ fn the_uncordon_at_the_end_of_an_upgrade_is_a_machines_though_its_end_is_seen_wi
             let mut world = world(Uncordon::default());
             Before::Upgrades("uncordon-required").happens(&mut world);
             looks(&mut world, 2);
-            restart.map(|with| world.restart(with));
+            if let Some(with) = restart {
+                world.restart(with);
+            }
             let label = (
                 keys::DRIVER_UPGRADE_STATE.to_owned(),
                 "upgrade-done".to_owned(),

@@ -78,7 +78,9 @@ fn what_was_never_seen_on_the_node_has_nobody_undone() {
             "{:?}",
             before.told
         );
-        restart.map(|with| world.restart(with));
+        if let Some(with) = restart {
+            world.restart(with);
+        }
         let tried = tried(&mut world, Fate::Stripped, 200);
         assert!(
             (5..25).contains(&tried.attempts),
