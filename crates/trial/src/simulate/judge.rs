@@ -34,13 +34,6 @@ const AFTER_A_PERSON: [&str; 5] = [
     keys::VETO,
 ];
 
-/// Labels that a return leaves where the policy asks for it, without the prefix of the policy.
-const AFTER_A_RETURN: [&str; 3] = [
-    keys::UNCORDON_BY,
-    keys::UNCORDON_REASON,
-    keys::UNCORDON_TIMESTAMP,
-];
-
 /// Nothing is undone that others did: checks a patch that the API server is about to make.
 pub(super) fn patch(node: &SimNode, planned: &Planned) -> Result<(), Broken> {
     let (change, name) = (&planned.patch.change, &planned.node);
@@ -313,8 +306,7 @@ pub(super) fn given_back(fleet: &Fleet, nodes: &[SimNode]) -> Result<(), Broken>
         let labels = view
             .labels
             .keys()
-            .filter(|key| !key.starts_with("nvidia.com/"))
-            .filter(|key| !AFTER_A_RETURN.iter().any(|one| key.ends_with(one)));
+            .filter(|key| !key.starts_with("nvidia.com/"));
         let mut ours = ours.chain(labels).filter(|key| !key.starts_with(FOREIGN));
         let mut notes = view.annotations.keys();
         let note = notes.find(|key| !AFTER_A_PERSON.contains(&key.as_str()));
