@@ -25,8 +25,11 @@ impl Log {
             .with_writer(move || writer.clone())
             .with_ansi(false)
             .finish();
-        let _guard = tracing::subscriber::set_default(subscriber);
-        Self { text, _guard }
+        let guard = tracing::subscriber::set_default(subscriber);
+        Self {
+            text,
+            _guard: guard,
+        }
     }
 
     /// Returns the lines so far that have `text` in them.
