@@ -185,7 +185,7 @@ mod tests {
 
     use super::*;
     use crate::fake::{self, Answer};
-    use crate::request::MESSAGE_CHARS;
+    use crate::layer::MESSAGE_CHARS;
 
     async fn error(code: u16, body: String) -> ApiError {
         let (cluster, _requests) = fake::serve(vec![Answer::Now(code, body)]).await;

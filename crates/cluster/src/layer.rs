@@ -9,6 +9,9 @@ use tower::util::BoxCloneService;
 /// Longest time from the call to the whole answer, the wait for its turn not counted.
 pub(crate) const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// Longest text of an answer that is kept (characters): of one without a `Status`, and of a warning.
+pub(crate) const MESSAGE_CHARS: usize = 300;
+
 /// The service of a layer. An answer other than success is [`kube::Error::Api`].
 pub(crate) type Http = BoxCloneService<Request<Body>, Response<Body>, kube::Error>;
 

@@ -25,14 +25,12 @@ use tower::layer::Layer as _;
 use tower::service_fn;
 
 use crate::counters::Counters;
-use crate::layer::{Http, Limit, NoAnswer, REQUEST_TIMEOUT};
+use crate::layer::{Http, Limit, MESSAGE_CHARS, NoAnswer, REQUEST_TIMEOUT};
 use crate::pace::PaceLayer;
 use crate::tenure::TenureLayer;
 
 /// Largest answer that is read. The API server stores objects up to about 1.5 MiB.
 pub(crate) const ANSWER_BYTES: usize = 8 * 1024 * 1024;
-/// Longest text of an answer without a `Status` that an error keeps, in characters.
-pub(crate) const MESSAGE_CHARS: usize = 300;
 
 /// Makes a client over the connections of `below`: layers first, then the requests as such.
 ///

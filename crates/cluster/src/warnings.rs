@@ -13,7 +13,7 @@ use http::HeaderMap;
 use http::header::WARNING;
 use tokio::time::Instant;
 
-use crate::request::MESSAGE_CHARS;
+use crate::layer::MESSAGE_CHARS;
 
 /// The time for which a warning that was logged is not logged again: it comes with each request of its kind.
 const AGAIN: Duration = Duration::from_secs(60 * 60);

@@ -2,7 +2,6 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use contract::HealthEvent;
 use serde_json::json;
 use testkit::{ControlPlane, Options, Program, Version};
 
@@ -104,10 +103,6 @@ async fn a_warning_of_the_api_server_is_logged_and_fails_a_test() -> anyhow::Res
     // A policy holds from some seconds after it was made.
     let warned = || async {
         for event in [event(&scene.node, "0"), recovery(&scene.node, "0")] {
-            let event = HealthEvent {
-                is_fatal: false,
-                ..event
-            };
             let sent = send_to(&scene.product, vec![event]).await;
             sent.map_err(|error| error.to_string())?;
         }

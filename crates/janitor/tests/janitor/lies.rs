@@ -12,7 +12,7 @@ use gpuwarden_janitor::Provider as _;
 use gpuwarden_janitor::conformance::Weather;
 use gpuwarden_janitor::redfish::Redfish;
 use serde_json::{Value, json};
-use testkit::unique;
+use testkit::{ControlPlane, Version, unique};
 use tokio::net::TcpListener;
 
 use super::redfish::{Fake, Nodes, credentials, reboot};
@@ -37,9 +37,10 @@ struct Scene {
 
 impl Scene {
     async fn new() -> anyhow::Result<Option<Self>> {
-        let Some(nodes) = Nodes::new().await? else {
+        let Some(plane) = ControlPlane::shared(Version::V1_37).await? else {
             return Ok(None);
         };
+        let nodes = Nodes::of(plane).await?;
         let (secrets, config) = credentials()?;
         let fake = Fake::new(&Arc::new(Mutex::new(Weather::Fine)));
         let address = Arc::clone(&fake).listen().await?;

@@ -160,16 +160,21 @@ pub(crate) struct Nodes {
 }
 
 impl Nodes {
-    pub(crate) async fn new() -> anyhow::Result<Option<Self>> {
-        let Some(plane) = ControlPlane::shared(Version::V1_37).await? else {
-            return Ok(None);
-        };
+    async fn new() -> anyhow::Result<Option<Self>> {
+        let plane = ControlPlane::shared(Version::V1_37).await?;
+        match plane {
+            Some(plane) => Self::of(plane).await.map(Some),
+            None => Ok(None),
+        }
+    }
+
+    pub(crate) async fn of(plane: ControlPlane) -> anyhow::Result<Self> {
         let options = ConnectOptions {
             kubeconfig: Some(plane.kubeconfig().to_owned()),
             ..ConnectOptions::default()
         };
         let cluster = Arc::new(Cluster::connect(options).await?);
-        Ok(Some(Self { plane, cluster }))
+        Ok(Self { plane, cluster })
     }
 
     pub(crate) async fn make(&self, name: &str) {
