@@ -1,6 +1,6 @@
 //! `cargo xtask soak`: what takes too long for every run. The product killed a thousand times in
 //! a stream of events and in the middle of a large burst, a simulation of ten million steps, an unprivileged
-//! process that does what it can, and minutes of every fuzz target.
+//! process and strangers at every port that do what they can, and minutes of every fuzz target.
 
 use crate::{
     fuzz, setup,
@@ -24,10 +24,11 @@ pub(crate) struct Args {
     /// one process, and once as agent and controller.
     #[arg(long, default_value_t = 1_000)]
     kills: u32,
-    /// Seconds that each fuzz target, and the unprivileged process, run; 0 leaves them out.
+    /// Seconds that each fuzz target, the unprivileged process, strangers at the ports, and BMCs run; 0 leaves them
+    /// out.
     #[arg(long, default_value_t = 600)]
     seconds: u32,
-    /// Run only the unprivileged process.
+    /// Run only the unprivileged process, the strangers and the BMCs.
     #[arg(long, conflicts_with = "kills")]
     hostile: bool,
 }
@@ -73,7 +74,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     step("fuzz targets", || fuzz::run(&fuzz::Args::all(args.seconds)))
 }
 
-/// Runs real faults beside a process of another user that attacks; ends with the round under way.
+/// Runs real faults beside a process of another user that attacks, then what somebody may ask beside strangers
+/// at each port, then BMCs that answer anything; each ends with the round under way.
 /// The second in which each has to cordon is that of the product as it is shipped.
 fn hostile(seconds: u32) -> anyhow::Result<()> {
     step("release build", || {
@@ -84,10 +86,28 @@ fn hostile(seconds: u32) -> anyhow::Result<()> {
         run_command(
             cargo()
                 .args(["test", "--package", "gpuwarden", "--test", "e2e"])
-                .args(["--", "whatever_an_unprivileged_process_does", "--nocapture"])
+                .args(["--", "whatever_an_unprivileged_process_does"])
+                .args(["whatever_strangers_do", "--nocapture"])
+                // Beside strangers no cordon need take less than a second.
+                .args(["--test-threads", "1"])
                 // A soak that is skipped is none.
                 .env("CI", "true")
                 .env("GPUWARDEN_BIN", &product)
+                .env("GPUWARDEN_SOAK_SECONDS", seconds.to_string()),
+        )
+    })?;
+    step(&format!("{seconds} s of what BMCs answer"), || {
+        run_command(
+            cargo()
+                .args([
+                    "test",
+                    "--package",
+                    "gpuwarden-janitor",
+                    "--test",
+                    "janitor",
+                ])
+                .args(["--", "whatever_a_bmc_answers", "--nocapture"])
+                .env("CI", "true")
                 .env("GPUWARDEN_SOAK_SECONDS", seconds.to_string()),
         )
     })

@@ -40,6 +40,8 @@ mod gangs;
 mod gpus;
 #[path = "e2e/hostile.rs"]
 mod hostile;
+#[path = "e2e/hostile_ports.rs"]
+mod hostile_ports;
 #[path = "e2e/installed.rs"]
 mod installed;
 #[path = "e2e/janitor.rs"]

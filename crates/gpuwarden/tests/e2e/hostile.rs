@@ -1,6 +1,6 @@
 //! An unprivileged process on the machine does what it can, and beside it real faults come: each
 //! of them takes its node out of service, the probes answer, memory stays bounded, and what the
-//! operator says is well comes back.
+//! operator says is well comes back. `hostile_ports.rs` has the other ports.
 //!
 //! Every attack has a product and a node of its own. The attacker is this test binary again, as
 //! another user, who may do what every local user may: call the socket, ask the page.
@@ -38,7 +38,7 @@ const NODE: &str = "GPUWARDEN_HOSTILE_NODE";
 const DONE: &str = "done";
 /// Memory of the product, in MiB, that no attack may make it take: several times what it takes
 /// at work.
-const MOST_MEMORY: u64 = 256;
+pub(crate) const MOST_MEMORY: u64 = 256;
 /// The longest time that a cordon may take under attack, in the soak.
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -85,8 +85,7 @@ async fn real_faults_take_effect_whatever_an_unprivileged_process_does() -> anyh
     let Some(plane) = ControlPlane::shared(Version::V1_37).await? else {
         return Ok(());
     };
-    let asked = std::env::var("GPUWARDEN_SOAK_SECONDS");
-    let duration = Duration::from_secs(asked.map_or(Ok(0), |text| text.parse())?);
+    let duration = soak()?;
     let (begin, mut turns) = (Instant::now(), 0);
     let mut slowest = (Duration::ZERO, None);
     let mut failed = Vec::new();
@@ -198,8 +197,16 @@ async fn withstand(attack: Attack, plane: &ControlPlane) -> anyhow::Result<Durat
     Ok(took)
 }
 
+/// Returns how long attacks go round; nothing: each has one turn.
+pub(crate) fn soak() -> anyhow::Result<Duration> {
+    let asked = std::env::var("GPUWARDEN_SOAK_SECONDS");
+    Ok(Duration::from_secs(
+        asked.map_or(Ok(0), |text| text.parse())?,
+    ))
+}
+
 /// Returns the memory that the process uses, in MiB.
-fn memory(pid: u32) -> anyhow::Result<u64> {
+pub(crate) fn memory(pid: u32) -> anyhow::Result<u64> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
     let mut lines = status.lines();
     let line = lines.find_map(|line| line.strip_prefix("VmRSS:"));
