@@ -96,8 +96,9 @@ mod story_uncordoned;
 mod support;
 #[path = "e2e/throttled.rs"]
 mod throttled;
-#[path = "e2e/webhook.rs"]
+#[path = "e2e/validating.rs"]
 mod validating;
 #[path = "e2e/validation.rs"]
 mod validation;
+#[path = "e2e/webhook.rs"]
 mod webhook;
