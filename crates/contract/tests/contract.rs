@@ -13,6 +13,7 @@ use std::{
 
 use gpuwarden_contract::{
     BehaviourOverrides, Entity, HealthEvent, HealthEvents, ProcessingStrategy, RecommendedAction,
+    device::ConditionStatus,
     proto::{
         platform_connector_client::PlatformConnectorClient,
         platform_connector_server::{PlatformConnector, PlatformConnectorServer},
@@ -264,7 +265,6 @@ fn the_apis_of_gpus_have_the_numbers_of_their_contracts() {
     let (ours, theirs) = ("gpuwarden.device.v1alpha1", "nvidia.nvsentinel.v1alpha1");
     let condition = "type 1, status 2, reason 3, message 4, last_transition_time 5, source 6";
     assert_eq!(fields(ours, "Condition"), condition);
-    use contract::device::ConditionStatus;
     let statuses = [
         ConditionStatus::Unspecified,
         ConditionStatus::True,

@@ -331,10 +331,10 @@ impl Board {
         let key = key(name);
         if let Some(record) = self.gpus.get_mut(&key) {
             record.registrations.remove(&provider.id);
-            if !record.is_held() {
-                self.remove(&key);
-            } else {
+            if record.is_held() {
                 self.refresh(&key, now);
+            } else {
+                self.remove(&key);
             }
         }
         let has_more = (self.gpus.values()).any(|gpu| gpu.registrations.contains_key(&provider.id));

@@ -142,7 +142,7 @@ impl Catalog {
         if code != 154 || row.changed.is_some() {
             return verdict;
         }
-        self.judge_advice(text, verdict)
+        self.judge_advice(text, &verdict)
     }
 
     /// Returns the verdict about an XID 144 to 150 line that has a unit and register words.

@@ -16,7 +16,10 @@ use crate::event::{event_id, floor_char_boundary};
 use crate::future::is_future;
 use crate::node::{NodeView, Taint};
 use crate::remedy::{Attempt, RemediationMark};
-use crate::session::uncordon::{Machines, Undone};
+
+mod machines;
+
+pub use machines::{Machines, Undone};
 
 /// The annotations that tell a session on a node. A decision about a session has read all of them.
 pub const SESSION_ANNOTATIONS: [&str; 5] = [

@@ -51,13 +51,12 @@ use serde_json::Value;
 use crate::future::FutureTimes;
 use crate::journal::EntryKind;
 use crate::node::{NodeChange, NodeView};
-use crate::ownership::{Maker, Ownership, SessionMark, released_at};
+use crate::ownership::{Machines, Maker, Ownership, SessionMark, Undone, released_at};
 use crate::policy::Policy;
 use crate::remedy::RemediationMark;
 use change::Draft;
 pub use dismissal::dismissal;
 pub use step::step;
-use uncordon::{Machines, Undone};
 
 /// Time after which a change that did not get through is brought to a person's attention.
 pub const DEADLINE: SignedDuration = SignedDuration::from_secs(60);

@@ -1,7 +1,6 @@
 //! What a pod that is created becomes.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use preflight::config::Config;
 use preflight::gang::{Gang, Size};
@@ -17,7 +16,7 @@ use tokio::time::Instant;
 use crate::discoveries::Discoveries;
 use crate::facts::{Facts, Unknown};
 use crate::metrics::WebhookMetrics;
-use crate::review::{BadReview, Question, shortened};
+use crate::review::{Question, Unanswered, shortened};
 use crate::turns::Turns;
 
 /// Answers the questions of API servers. Cheap to clone.
@@ -34,39 +33,8 @@ pub struct Admission {
     metrics: Arc<WebhookMetrics>,
 }
 
-/// A reason why a question has no answer.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum Unanswered {
-    /// The text is no question.
-    #[error(transparent)]
-    Bad(#[from] BadReview),
-    /// The question takes more memory than one may have.
-    #[error("the object has too many parts to be looked at")]
-    TooLarge,
-    /// Other questions took too long, or the cluster did.
-    #[error("the webhook has not answered within {} s; create the object again", .0.as_secs())]
-    Late(Duration),
-    /// A fault of ours.
-    #[error("the webhook failed at the object; its log says why")]
-    Failed,
-}
-
 /// What became of a pod: for the metrics, and the answer.
 type Answer = (&'static str, Value);
-
-// === impl Unanswered ===
-
-impl Unanswered {
-    /// Returns what the metrics call it.
-    fn outcome(&self) -> &'static str {
-        match self {
-            Self::Bad(_) => "bad_request",
-            Self::TooLarge => "too_large",
-            Self::Late(_) => "late",
-            Self::Failed => "failed",
-        }
-    }
-}
 
 // === impl Admission ===
 

@@ -139,9 +139,12 @@ async fn list(
         .values()
         .skip(from)
         .take(limit)
-        .map(|map| match is_whole {
-            true => map.clone(),
-            false => json!({"metadata": map["metadata"]}),
+        .map(|map| {
+            if is_whole {
+                map.clone()
+            } else {
+                json!({"metadata": map["metadata"]})
+            }
         })
         .collect();
     let next = from + items.len();

@@ -13,8 +13,7 @@ use runtime::http_server::ReadBody;
 use runtime::logging::chain;
 use serde_json::Value;
 
-use crate::admission::Unanswered;
-use crate::review::Question;
+use crate::review::{Question, Unanswered};
 use crate::turns::Turns;
 
 /// Longest wait for what the cluster says.

@@ -1,6 +1,7 @@
 //! `AdmissionReview`, the question of an API server and the answer to it (`admission.k8s.io/v1`).
 
 use std::borrow::Cow;
+use std::time::Duration;
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
@@ -19,6 +20,23 @@ const MAX_REASON_BYTES: usize = 1024;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the body is no AdmissionReview of {API_VERSION} with a request: {0}")]
 pub(crate) struct BadReview(String);
+
+/// A reason why a question has no answer.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Unanswered {
+    /// The text is no question.
+    #[error(transparent)]
+    Bad(#[from] BadReview),
+    /// The question takes more memory than one may have.
+    #[error("the object has too many parts to be looked at")]
+    TooLarge,
+    /// Other questions took too long, or the cluster did.
+    #[error("the webhook has not answered within {} s; create the object again", .0.as_secs())]
+    Late(Duration),
+    /// A fault of ours.
+    #[error("the webhook failed at the object; its log says why")]
+    Failed,
+}
 
 /// A question: may this object be created?
 #[derive(Debug, Deserialize)]
@@ -62,6 +80,20 @@ struct Review {
 impl BadReview {
     fn new(why: &str) -> Self {
         Self(shortened(why).into_owned())
+    }
+}
+
+// === impl Unanswered ===
+
+impl Unanswered {
+    /// Returns what the metrics call it.
+    pub(crate) fn outcome(&self) -> &'static str {
+        match self {
+            Self::Bad(_) => "bad_request",
+            Self::TooLarge => "too_large",
+            Self::Late(_) => "late",
+            Self::Failed => "failed",
+        }
     }
 }
 

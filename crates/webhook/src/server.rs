@@ -18,8 +18,9 @@ use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
-use crate::admission::{Admission, Unanswered};
+use crate::admission::Admission;
 use crate::requests::Requests;
+use crate::review::Unanswered;
 
 /// Largest question (bytes). An API server takes objects of 3 MiB, and writes beside them who manages which of
 /// their fields, which may be twice as much again.

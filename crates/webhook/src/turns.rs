@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::admission::Unanswered;
+use crate::review::Unanswered;
 
 /// Memory that an object of JSON takes beside its text (bytes): the node of a tree, with room for eleven fields.
 const OBJECT_BYTES: usize = 640;

@@ -45,7 +45,7 @@ const OWN_XID: u32 = 45;
 /// driver's advice. The kernel log has them.
 const TOLD_BY_WORDS: [u32; 8] = [144, 145, 146, 147, 148, 149, 150, 154];
 /// Beginnings of the names of tests that look at settings of the machine, in small letters and without signs:
-/// DCGM's deployment tests but for those of retired pages and the InfoROM, and DCGM 4's one name for all of them.
+/// DCGM's deployment tests but for those of retired pages and the `InfoROM`, and DCGM 4's one name for all of them.
 const OF_SETTINGS: [&str; 11] = [
     "blacklist",
     "cudamainlibrar",

@@ -66,7 +66,6 @@ pub(super) fn in_pod() -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use crate::args::{ActArgs, ControllerArgs, RunArgs};
     use crate::settings::resolve;
 

@@ -53,7 +53,7 @@ pub fn recovery_codes() -> impl Iterator<Item = &'static str> {
 impl Catalog {
     /// Returns the verdict about the text of an XID 154, whose row has the verdict `of_row`. What the
     /// row of the action's code says decides; a text that cannot be read asks a person.
-    pub(super) fn judge_advice(&self, text: &str, of_row: Verdict) -> Verdict {
+    pub(super) fn judge_advice(&self, text: &str, of_row: &Verdict) -> Verdict {
         let number = changed_to(text).map(|(number, name)| meant(number, name));
         let verdict = |fatal, action| Verdict {
             fatal,

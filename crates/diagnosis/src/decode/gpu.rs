@@ -117,8 +117,7 @@ pub(super) fn fallen_begins(text: &str) -> Option<Fallen<'_>> {
 pub(super) fn fallen_goes_on(rest: &[u8]) -> Option<Fallen<'_>> {
     // One look at the first byte ends it for most lines of the driver.
     let is_word = |word: &&str| word.as_bytes().first() == rest.first();
-    let may_be =
-        rest.first().is_some_and(u8::is_ascii_hexdigit) || SENTENCE.iter().any(|it| is_word(&it));
+    let may_be = rest.first().is_some_and(u8::is_ascii_hexdigit) || SENTENCE.iter().any(is_word);
     let fell = fell(rest);
     if !fell && !may_be {
         return None;

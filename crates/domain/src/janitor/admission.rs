@@ -195,7 +195,7 @@ mod tests {
             (all.clone(), of("a", &["GPU-2"], &[]), true),
             (of("b", &["GPU-1"], &[]), all, true),
         ] {
-            let why = refused(kind, &one, &[other.clone()]);
+            let why = refused(kind, &one, std::slice::from_ref(&other));
             assert_eq!(why.is_some(), is_refused, "{one} {other}: {why:?}");
         }
     }

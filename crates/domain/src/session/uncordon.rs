@@ -18,12 +18,11 @@ use std::collections::BTreeSet;
 
 use contract::keys;
 use jiff::{SignedDuration, Timestamp};
-use serde::{Deserialize, Serialize};
 
 use super::{Observed, Phase, Session};
 use crate::assess::Desired;
 use crate::node::{NodeView, Taint};
-use crate::ownership::{ByHand, Ownership};
+use crate::ownership::{ByHand, Machines, Ownership, Undone};
 
 /// Time after a boot in which an uncordon is a machine's: a driver is loaded by then, and the node
 /// uncordoned that it was loaded on.
@@ -37,36 +36,6 @@ pub const UNDONE_WITHIN: SignedDuration = SignedDuration::from_hours(1);
 /// Time after the upgrade of a driver in which an uncordon is a machine's still: the node is uncordoned just before
 /// its label says that the upgrade is over, and both may be seen at once.
 pub const AFTER_UPGRADE: SignedDuration = SignedDuration::from_mins(1);
-
-/// The times of machines on a node, as far as they were seen.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Machines {
-    /// The id of the boot; empty where it is not known.
-    #[serde(skip_serializing_if = "String::is_empty")]
-    pub boot: String,
-    /// The time at which that was first seen in the place of another; `None`: it was not.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub booted: Option<Timestamp>,
-    /// True while the driver is upgraded.
-    #[serde(skip_serializing_if = "std::ops::Not::not")]
-    pub upgrading: bool,
-    /// The time at which an upgrade was last seen to be over.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub upgraded: Option<Timestamp>,
-}
-
-/// What machines have undone of a session.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Undone {
-    /// The times at which it was put back, of late.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub put_back: Vec<Timestamp>,
-    /// Since when it is gone; `None`: it is not.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub since: Option<Timestamp>,
-}
 
 /// What is to be said of what is gone, and done about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -84,11 +53,6 @@ pub(super) enum Gone {
 // === impl Machines ===
 
 impl Machines {
-    /// Returns whether nothing is known.
-    pub(crate) fn is_empty(&self) -> bool {
-        *self == Self::default()
-    }
-
     fn take_in(&mut self, node: &NodeView, now: Timestamp) {
         let boot = &node.machine.boot_id;
         if !boot.is_empty() && self.boot != *boot {
@@ -133,15 +97,6 @@ impl Machines {
 fn upgrade_of(node: &NodeView) -> Option<&str> {
     let state = node.labels.get(keys::DRIVER_UPGRADE_STATE)?.as_str();
     (!keys::DRIVER_UPGRADE_ENDED.contains(&state)).then_some(state)
-}
-
-// === impl Undone ===
-
-impl Undone {
-    /// Returns whether nothing is remembered.
-    pub(crate) fn is_empty(&self) -> bool {
-        *self == Self::default()
-    }
 }
 
 // === impl Session ===

@@ -55,7 +55,10 @@ async fn a_request_that_cannot_be_carried_out_is_refused_at_once() -> anyhow::Re
     anyhow::ensure!(made.is_ok(), "{made:?}");
     let second = make(&plane, &request("RebootNode", "second", &node)).await;
     let why = second.expect_err("one is there");
-    assert!(why.contains("the RebootNode first asks for the node"), "{why}");
+    assert!(
+        why.contains("the RebootNode first asks for the node"),
+        "{why}"
+    );
     // Of another kind it is another request.
     let made = make(&plane, &request("GPUReset", "reset", &node)).await;
     anyhow::ensure!(made.is_ok(), "{made:?}");

@@ -159,7 +159,7 @@ impl Dice {
             3 => return "[".repeat(self.throw(100_000)).into_bytes(),
             4 => {
                 told["Members@odata.nextLink"] =
-                    json!("/redfish/v1/Systems/1/LogServices/SEL/Entries")
+                    json!("/redfish/v1/Systems/1/LogServices/SEL/Entries");
             }
             _ => {}
         }

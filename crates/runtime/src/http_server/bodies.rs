@@ -228,7 +228,7 @@ impl IntoResponse for BodyError {
 #[cfg(test)]
 mod tests {
     use axum::body::Bytes;
-    use futures::{FutureExt as _, stream};
+    use futures::{FutureExt, stream};
 
     use super::*;
 
@@ -279,7 +279,7 @@ mod tests {
         assert!(matches!(more, Err(BodyError::Crowded)), "{more:?}");
         let read = bodies.read(peer(2), whole(30), 100, LONG).await;
         assert!(read.is_ok(), "{read:?}");
-        let ended = greedy.into_iter().filter_map(|one| one.now_or_never());
+        let ended = greedy.into_iter().filter_map(FutureExt::now_or_never);
         let ended: Vec<_> = ended.collect();
         assert!(matches!(ended[..], [Err(BodyError::Crowded)]), "{ended:?}");
         // Dropped futures have no part any more.

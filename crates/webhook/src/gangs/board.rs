@@ -251,12 +251,11 @@ impl Board {
         let bytes = bytes.map(|read| read.to_string().len());
         known.map = map;
         let name = (key.namespace.clone(), key.name.clone());
-        let gone = match bytes {
-            Some(bytes) => self.kept.keep(&name, bytes),
-            None => {
-                self.kept.let_go(&name);
-                Vec::new()
-            }
+        let gone = if let Some(bytes) = bytes {
+            self.kept.keep(&name, bytes)
+        } else {
+            self.kept.let_go(&name);
+            Vec::new()
         };
         for (namespace, name) in gone {
             self.forget(&GangKey { namespace, name });

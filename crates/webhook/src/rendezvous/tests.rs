@@ -175,7 +175,7 @@ async fn of_the_config_maps_of_others_nothing_is_read_or_kept() {
         loop {
             let (_, body) = meeting.ask("a", MAP, 0).await;
             if body.contains("10.0.0.1;0") && meeting.api.objects().page > 0 {
-                return;
+                break;
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
         }

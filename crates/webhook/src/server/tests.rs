@@ -44,7 +44,7 @@ const ENOUGH: Duration = Duration::from_secs(120);
 
 /// A server; it ends when this is dropped.
 struct Server {
-    server: WebhookServer,
+    under_test: WebhookServer,
     address: SocketAddr,
     metrics: SocketAddr,
     _over: tokio_util::sync::DropGuard,
@@ -84,7 +84,7 @@ impl Server {
         let probes = server.clone().serve_metrics(open, over.clone());
         tokio::spawn(probes.expect("a thread"));
         Self {
-            server,
+            under_test: server,
             address,
             metrics: metrics_at,
             _over: over.drop_guard(),
@@ -401,7 +401,7 @@ async fn a_question_that_is_not_answered_in_time_is_answered_with_a_reason() {
     let peer = Peer([127, 0, 0, 1].into());
     let body = axum::body::Body::from(review(&json!({})).to_string());
     let body = whole.read(peer, body, 1024 * 1024, BODY_TIMEOUT).await;
-    let admission = &server.server.admission;
+    let admission = &server.under_test.admission;
     let past = tokio::time::Instant::now().checked_sub(Duration::from_secs(1));
     let late = admission
         .answer(body.expect("a body"), past.expect("a time"))
@@ -434,7 +434,7 @@ async fn a_probe_is_answered_while_the_threads_of_questions_are_busy() {
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
     // For so long no work keeps them.
     let long_ago = Instant::now().checked_sub(MAX_SILENCE);
-    *server.server.alive.lock().expect("a time") = long_ago.expect("a time");
+    *server.under_test.alive.lock().expect("a time") = long_ago.expect("a time");
     let answer = probe(server.metrics, "/healthz");
     assert!(answer.starts_with("HTTP/1.1 503"), "{answer}");
     assert!(

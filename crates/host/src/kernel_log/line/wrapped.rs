@@ -68,12 +68,11 @@ fn without_colours(line: &[u8]) -> Option<Vec<u8>> {
         let is_parameter = |byte: &&u8| byte.is_ascii_digit() || b";:".contains(byte);
         let parameters = behind.iter().take_while(is_parameter).count();
         plain.extend_from_slice(before);
-        match behind.get(parameters) {
-            Some(b'm' | b'K') => rest = behind.get(parameters + 1..)?,
-            _ => {
-                plain.extend_from_slice(ESCAPE);
-                rest = behind;
-            }
+        if let Some(b'm' | b'K') = behind.get(parameters) {
+            rest = behind.get(parameters + 1..)?;
+        } else {
+            plain.extend_from_slice(ESCAPE);
+            rest = behind;
         }
     }
     plain.extend_from_slice(rest);
