@@ -82,7 +82,7 @@ fn the_table_of_permissions_is_what_doctor_asks_for() {
     let dry = run(|act| (act.quarantine, act.dry_run) = (Some(true), Some(true)));
     add("`--quarantine --dry-run`", &of(&dry), &observing);
     add("`--quarantine`", &quarantine, &observing);
-    let policy = quarantining(&|act| act.policy = Some("configmap:policies/NAME".into()));
+    let policy = quarantining(&|act| act.policy = Some("configmap:policies/name".into()));
     add("`--policy configmap:`", &policy, &quarantine);
     let devices = of_device_taints(Mode::Quarantine);
     add("`[device-taints]`", &devices, &quarantine);
