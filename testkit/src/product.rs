@@ -536,9 +536,11 @@ impl Drop for Product {
     }
 }
 
-/// Returns the first line of a log that tells of a warning of the API server.
+/// Returns the first line of a log that tells of a warning of the API server, but for those of versions of an API that are
+/// deprecated: older ones are used where a cluster has no newer one.
 pub fn warning_in(log: &str) -> Option<&str> {
-    log.lines().find(|line| line.contains(WARNED))
+    log.lines()
+        .find(|line| line.contains(WARNED) && !line.contains(" is deprecated in "))
 }
 
 /// Reads the state of each thread of a process.

@@ -164,6 +164,14 @@ impl RemedyState {
         }
     }
 
+    /// Returns whether nobody knows if the custom resource of an attempt was made: the answer to that was lost, or
+    /// is still to come.
+    pub(super) fn may_be_made(&self, attempt: &Attempt) -> bool {
+        let asked = self.making || self.failures > 0;
+        let unseen = self.key == attempt.key() && matches!(self.seen, Seen::Unknown);
+        asked && unseen && attempt.made.is_none()
+    }
+
     /// Returns whether the custom resource that is to be followed cannot be seen.
     pub(super) fn is_unseen(&self) -> bool {
         self.failing.is_some()

@@ -43,8 +43,8 @@ impl Fleet {
             return last.succeeded() && mark.person.is_none();
         }
         let state = self.nodes.get(name).map(|entry| &entry.remedy);
-        // Where nobody can see whether it was begun, it may have been.
-        state.is_some_and(|state| state.has_begun(last).unwrap_or(true))
+        // Where nobody can see whether it was made, or begun, it may have been.
+        state.is_some_and(|state| state.may_be_made(last) || state.has_begun(last).unwrap_or(true))
     }
 
     /// Returns whether the node is validated because it is new, and has registered just now: that is its first boot.

@@ -208,7 +208,12 @@ async fn dcgm_is_a_second_source_whose_end_is_no_fault_and_mends_none() -> anyho
         });
         let status = status.await?;
         assert_eq!(source(&status)["state"], "following", "{what}");
-        assert_eq!(faults(&status).len(), 1, "{what}");
+        // That it does not answer is told as a fault of its own, which is not fatal.
+        let of_gpus = faults(&status);
+        let of_gpus = of_gpus
+            .iter()
+            .filter(|one| one["check"] != "GpuDcgmConnectivityFailure");
+        assert_eq!(of_gpus.count(), 1, "{what}");
         std::fs::write(file.path(), incident)?;
         wait(&product, "DCGM answers again", sees).await?;
     }

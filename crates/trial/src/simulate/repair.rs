@@ -6,7 +6,7 @@ use contract::keys;
 use domain::fleet::{MadeAnswer, PlannedResource, ResourceNews};
 use domain::node::NodeView;
 use domain::ownership::Ownership;
-use domain::remedy::{Attempt, ResourceKind, ResourceState};
+use domain::remedy::{Attempt, RemediationMark, ResourceKind, ResourceState};
 use serde_json::{Value, json};
 
 use super::happening::Work;
@@ -101,8 +101,14 @@ impl Resources {
         found.map(|(name, resource)| (name.clone(), resource.node.clone()))
     }
 
-    /// Returns whether the repair that the session of a node has under way was begun, and has not ended.
+    /// Returns whether the repair that the session of a node has under way was made, as the node says, was begun, and
+    /// has not ended.
     pub(super) fn is_begun(&self, node: &NodeView) -> bool {
+        let own = Ownership::read(node);
+        let mark = own.as_ref().and_then(|own| own.mark.remediation.as_ref());
+        if !(mark.and_then(RemediationMark::under_way)).is_some_and(|one| one.made.is_some()) {
+            return false; // The answer may be lost by which the controller learns that there is one.
+        }
         let permitted = Ownership::permit(node).attempt;
         let begun = permitted.filter(|key| self.begun.contains(key));
         let mut repairs = self.by_name.values().filter(|one| one.kind.kind != "Job");

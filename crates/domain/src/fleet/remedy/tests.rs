@@ -554,8 +554,13 @@ fn one_that_cannot_be_made_is_tried_again_or_given_up() {
 
 #[test]
 fn who_ends_the_session_withdraws_the_repair() {
-    for by in ["uncordon", "release", "recovery"] {
-        for made in [false, true] {
+    // An uncordon before anybody knows whether it was made may be a machine's.
+    for (by, making) in [
+        ("uncordon", &[true][..]),
+        ("release", &[false, true]),
+        ("recovery", &[false, true]),
+    ] {
+        for &made in making {
             let mut world = world();
             fault(&mut world, 0, 24);
             let planned = until_made(&mut world);

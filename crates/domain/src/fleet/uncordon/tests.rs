@@ -163,6 +163,33 @@ fn released(world: &World) -> bool {
 }
 
 #[test]
+fn where_it_is_unknown_whether_a_repair_was_made_an_uncordon_may_be_a_machines() {
+    for answered in [false, true] {
+        let mut world = world(Uncordon::default());
+        fault(&mut world);
+        let mut looked = (0..8).map(|_| world.look(Fate::Made).makes);
+        let planned = looked.find(|makes| !makes.is_empty()).unwrap().remove(0);
+        drop(looked);
+        if answered {
+            // It may have been made all the same.
+            let (node, key) = ("n1".to_owned(), planned.key);
+            let answer = MadeAnswer::Failed {
+                why: "no answer".to_owned(),
+                retry_after: None,
+            };
+            world.take(FleetInput::Made { node, key, answer });
+        }
+        world["n1"].unschedulable = false;
+        let asked = asked(&mut world);
+        assert!(
+            asked.iter().any(|text| text.contains("it is undone")),
+            "{answered}: {asked:?}"
+        );
+        assert!(out(&world), "{answered}");
+    }
+}
+
+#[test]
 fn an_uncordon_is_undone_at_the_times_of_machines_and_a_persons_word_at_all_others() {
     let restarts = [
         None,

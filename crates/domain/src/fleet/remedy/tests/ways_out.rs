@@ -155,7 +155,7 @@ fn a_later_session_makes_no_custom_resource_of_an_earlier_name() {
             world.resources.remove(&name);
             world.tell_of_resource();
         }
-        world["n1"].unschedulable = false;
+        world.annotate(keys::RELEASE, "{}");
         world.settle();
         assert_eq!(world.phase(), Phase::Idle);
         world.restart(Restart::All);
