@@ -19,7 +19,7 @@ use crate::{
 
 /// Tests of the whole product that run at once. They wait for processes and for what a cluster
 /// does, and compute little.
-const PRODUCT_THREADS: usize = 8;
+const PRODUCT_THREADS: usize = 5;
 
 #[derive(clap::Args)]
 #[command(after_help = "\
