@@ -106,7 +106,7 @@ impl Resources {
     pub(super) fn is_begun(&self, node: &NodeView) -> bool {
         let own = Ownership::read(node);
         let mark = own.as_ref().and_then(|own| own.mark.remediation.as_ref());
-        if !(mark.and_then(RemediationMark::under_way)).is_some_and(|one| one.made.is_some()) {
+        if (mark.and_then(RemediationMark::under_way)).is_none_or(|one| one.made.is_none()) {
             return false; // The answer may be lost by which the controller learns that there is one.
         }
         let permitted = Ownership::permit(node).attempt;
