@@ -1,4 +1,4 @@
-//! What a session on a node says of machines that undo it: their times, and what they have undone. `session/uncordon.rs`
+//! The times of machines that undo a session, and what they have undone, as the node says them. `session/uncordon.rs`
 //! judges by it whose an uncordon was.
 
 use jiff::Timestamp;

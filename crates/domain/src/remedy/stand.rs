@@ -45,7 +45,7 @@ pub struct Wait {
 /// The reason why nothing new begins on a node now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Hold {
-    /// Its pods are to leave first. The drain asks a person itself where they do not.
+    /// Pods of the node are to leave first. The drain asks a person itself where they do not.
     Drain,
     /// Somebody has it in their hands, or has said so, without an end; or its quarantine is to be put back first.
     Others(String),
