@@ -40,7 +40,7 @@ use plan::{Next, Plan};
 pub use resource::ResourceState;
 use stand::Wait;
 pub use stand::{Beside, Hold, Stand};
-use under_way::{MADE_WITHIN, follow};
+use under_way::{MADE_WITHIN, follow, is_sought};
 
 /// Attempts of one group in a row that may fail and pass by themselves.
 pub const TRIES: usize = 3;
@@ -59,6 +59,8 @@ pub struct Case<'a> {
     pub seen: &'a Seen,
     /// True while it is being made: how that ends is not known.
     pub making: bool,
+    /// True while it is looked for, and nobody has told yet.
+    pub sought: bool,
     /// What is wished; `None`: nothing new begins.
     pub config: Option<&'a RemedyConfig>,
     /// Why nothing new begins now.
@@ -88,6 +90,8 @@ pub enum Seen {
     /// Nobody has looked yet, or cannot; with the reason.
     #[default]
     Unknown,
+    /// It was looked for before it was known to be made, and is not there.
+    Absent,
     /// It was there, and is gone.
     Gone,
     /// It is there.
@@ -103,6 +107,8 @@ pub struct Decision {
     pub mark: Option<RemediationMark>,
     /// How the repair stands, and what ends that.
     pub stand: Stand,
+    /// True if the custom resource of the attempt under way is to be looked for, and not made before that.
+    pub sought: bool,
     /// Actions that events recommend and nobody carries out.
     pub unsupported: BTreeSet<String>,
     /// The routes of the policy for which events are not repaired, for people.
@@ -152,9 +158,11 @@ pub fn decide(case: &Case<'_>) -> Decision {
         Next::Whole => Stand::Others("all of its pods to leave".to_owned()),
         Next::Stands(stand) => stand,
     };
+    let open = case.mark.and_then(RemediationMark::under_way);
     Decision {
         mark: mark.standing(&stand, case),
         stand,
+        sought: open.is_some_and(|open| is_sought(open, case)),
         unsupported,
         skipped,
         whole,

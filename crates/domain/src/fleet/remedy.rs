@@ -110,6 +110,8 @@ pub(super) struct RemedyState {
     /// The reason why it cannot be seen.
     failing: Option<String>,
     making: bool,
+    /// True while it is looked for, for nobody knows whether a process before this one made it.
+    sought: bool,
     /// Number of attempts in a row to make it that did not succeed.
     failures: u32,
     not_before: Option<Timestamp>,
@@ -159,8 +161,8 @@ impl RemedyState {
         let seen = Some(&self.seen).filter(|_| self.key == attempt.key());
         match seen.unwrap_or(&Seen::Unknown) {
             Seen::There(state) => Some(state.begun).filter(|begun| *begun || self.told),
-            Seen::Unknown if attempt.made.is_some() => None,
-            Seen::Unknown | Seen::Gone | Seen::Refused(_) => Some(false),
+            Seen::Unknown if attempt.made.is_some() || self.sought => None,
+            Seen::Unknown | Seen::Absent | Seen::Gone | Seen::Refused(_) => Some(false),
         }
     }
 
@@ -196,7 +198,8 @@ impl RemedyState {
         self.key = key;
         self.resource = Some((attempt.resource.clone(), attempt.name.clone()));
         (self.seen, self.failing, self.trouble) = (Seen::Unknown, None, None);
-        (self.making, self.failures, self.not_before) = (false, 0, None);
+        (self.making, self.sought) = (false, false);
+        (self.failures, self.not_before) = (0, None);
     }
 
     fn is_there(&self) -> bool {
@@ -244,16 +247,23 @@ impl Fleet {
         match news {
             ResourceNews::There(object) => {
                 let read = ResourceState::read(&object, &kind);
-                // Another that was made in its place is not ours: ours is gone.
+                // Another that was made in its place is not ours: ours is gone, if it was there.
                 let ours = read.attempt.as_ref() == Some(&state.key);
-                state.seen = if ours {
+                state.seen = if ours || state.sought {
                     Seen::There(Box::new(read))
                 } else {
                     Seen::Gone
                 };
                 state.failing = None;
             }
-            ResourceNews::Absent => (state.seen, state.failing) = (Seen::Gone, None),
+            ResourceNews::Absent => {
+                state.seen = if state.sought {
+                    Seen::Absent
+                } else {
+                    Seen::Gone
+                };
+                state.failing = None;
+            }
             ResourceNews::Failing(why) => state.failing = Some(why),
         }
         state.told = state.failing.is_none();
@@ -288,6 +298,10 @@ impl Fleet {
                         begun,
                     });
                 }
+            }
+            // An earlier try may have made it, and its answer is lost.
+            MadeAnswer::Refused(_) if state.failures > 0 => {
+                (state.failures, state.sought) = (0, true);
             }
             MadeAnswer::Refused(why) => state.seen = Seen::Refused(why),
             MadeAnswer::Failed {
@@ -339,10 +353,15 @@ impl Fleet {
                 let why = "a while without a new fault";
                 quiet_until.map(|until| Hold::Until(until, why.to_owned()))
             });
+        let pretends = self.settings.mode == Mode::DryRun;
         let entry = self.nodes.get_mut(name)?;
         let earlier = mark.map_or(&entry.session.repairs, |mark| &mark.earlier);
         if let Some(open) = mark.and_then(RemediationMark::under_way) {
             entry.remedy.turn_to(open);
+        }
+        // A dry run has made nothing that could be looked for.
+        if pretends && entry.remedy.seen == Seen::Unknown {
+            entry.remedy.seen = Seen::Absent;
         }
         let routes = desired.events.iter().map(CountedEvent::unrepaired_by);
         let routes: Vec<Option<String>> = routes.map(|one| one.map(Routed::title)).collect();
@@ -358,6 +377,7 @@ impl Fleet {
             mark,
             seen: &entry.remedy.seen,
             making: entry.remedy.making,
+            sought: entry.remedy.sought,
             config: config.as_deref(),
             hold: hold.as_ref(),
             partial: !own.mark.drain_gpus.is_empty(),
@@ -376,6 +396,7 @@ impl Fleet {
         let trouble = trouble.map_or_else(String::new, |why| format!(" ({why})"));
         let awaits = decision.stand.awaits().filter(|_| !drains);
         state.awaits = awaits.map(|awaits| format!("{awaits}{trouble}"));
+        state.sought = decision.sought;
         let wakes = [decision.stand.wake(), quiet_until];
         state.wake = wakes.into_iter().flatten().min();
         let news: Vec<String> = (decision.unsupported.iter())
@@ -428,9 +449,9 @@ impl Fleet {
         };
         let state = &mut self.entry(name).remedy;
         state.turn_to(open);
-        // It is looked for only once it was there: before, that it is not says nothing.
-        state.wanted = open.made.is_some() || state.is_there();
-        if stays.end.is_none() && stays.made.is_none() && !state.is_there() {
+        // That it is not there says nothing while it is being made.
+        state.wanted = open.made.is_some() || state.is_there() || state.sought;
+        if stays.end.is_none() && stays.made.is_none() && !state.is_there() && !state.sought {
             self.make(name, observed, desired, open);
         }
     }

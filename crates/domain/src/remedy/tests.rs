@@ -103,6 +103,7 @@ impl Node {
             mark: self.mark.as_ref(),
             seen: &self.seen,
             making: false,
+            sought: false,
             config: Some(&self.config),
             hold: None,
             partial: self.partial,

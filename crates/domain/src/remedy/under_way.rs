@@ -25,18 +25,12 @@ pub(super) fn follow(
     let Some(open) = mark.attempts.last_mut().filter(|one| one.end.is_none()) else {
         return ControlFlow::Continue(None);
     };
-    let stands = |one: &OpenFault<'_>| {
-        one.unrepaired_by.is_none()
-            && (one.event.id == open.event || effective_action_name(one.event) == open.action)
-    };
-    let stands = case.events.iter().any(stands);
-    let held = case.hold.is_some() && open.group != DIAGNOSTICS_GROUP;
-    let wanted = case.making || (case.config.is_some() && !held && stands);
-    match under_way(open, case, wanted) {
+    match under_way(open, case) {
         Open::Goes { made, by } => {
             open.made = made;
             let title = open.title();
             let what = match made {
+                None if is_sought(open, case) => format!("to see whether {title} was made"),
                 None => format!("{title} to be made"),
                 Some(_) => format!("the end of {title}"),
             };
@@ -56,6 +50,23 @@ pub(super) fn follow(
     ControlFlow::Continue(None)
 }
 
+/// Returns whether the custom resource of an attempt is to be looked for before anything else follows: nothing
+/// new may begin now, and a process before this one may have made it, and not have come to note that.
+pub(super) fn is_sought(open: &Attempt, case: &Case<'_>) -> bool {
+    let unknown = open.made.is_none() && *case.seen == Seen::Unknown;
+    unknown && (case.sought || !is_wanted(open, case))
+}
+
+/// Returns whether an attempt that was not made yet is to be made.
+fn is_wanted(open: &Attempt, case: &Case<'_>) -> bool {
+    let stands = |one: &OpenFault<'_>| {
+        one.unrepaired_by.is_none()
+            && (one.event.id == open.event || effective_action_name(one.event) == open.action)
+    };
+    let held = case.hold.is_some() && open.group != DIAGNOSTICS_GROUP;
+    case.making || (case.config.is_some() && !held && case.events.iter().any(stands))
+}
+
 /// The state of the attempt that is under way.
 enum Open {
     /// It goes on, and is to be further by then.
@@ -73,7 +84,7 @@ enum Open {
 }
 
 /// Returns how the attempt goes that is under way.
-fn under_way(open: &Attempt, case: &Case<'_>, wanted: bool) -> Open {
+fn under_way(open: &Attempt, case: &Case<'_>) -> Open {
     let now = case.now;
     let ended = |outcome, why: &str| {
         Open::Ended(AttemptEnd {
@@ -96,13 +107,17 @@ fn under_way(open: &Attempt, case: &Case<'_>, wanted: bool) -> Open {
             ),
             Seen::Refused(why) => ended(Outcome::Failed, why),
             Seen::Gone => ended(Outcome::Unclear, GONE),
-            Seen::Unknown if !wanted => Open::Dropped,
-            Seen::Unknown => {
+            Seen::Absent if !is_wanted(open, case) => Open::Dropped,
+            Seen::Unknown | Seen::Absent => {
                 let by = later(open.since, MADE_WITHIN);
+                let title = open.title();
                 match open.group.as_str() {
                     _ if now < by => Open::Goes { made: None, by },
                     DIAGNOSTICS_GROUP => ended(Outcome::Failed, "it cannot be made"),
-                    _ => Open::Late(format!("{} cannot be made", open.title())),
+                    _ if is_sought(open, case) => {
+                        Open::Late(format!("it cannot be seen whether {title} was made"))
+                    }
+                    _ => Open::Late(format!("{title} cannot be made")),
                 }
             }
         };
@@ -124,6 +139,6 @@ fn under_way(open: &Attempt, case: &Case<'_>, wanted: bool) -> Open {
             }
             None => goes("does not come to its end"),
         },
-        Seen::Unknown | Seen::Refused(_) => goes("cannot be read"),
+        Seen::Unknown | Seen::Absent | Seen::Refused(_) => goes("cannot be read"),
     }
 }

@@ -110,6 +110,8 @@ pub(super) enum Happening {
     Machine(usize, Machine),
     /// A person stops new quarantines, and repairs with them or not; or lets them go on.
     Pause(Option<bool>),
+    /// The controller reads what people have switched: after a start it is not known at once.
+    ReadSwitches,
     /// A pod is bound to a node, if one can be.
     Bound(usize, usize),
     /// A pod ends.
@@ -129,7 +131,7 @@ pub(super) enum Happening {
 impl Happening {
     /// Returns one of them, the usual ones more often.
     pub(super) fn any(dice: &mut Dice) -> Self {
-        match dice.below(46) {
+        match dice.below(50) {
             0..4 => {
                 let late = if dice.once_in(4) { dice.below(100) } else { 0 };
                 Self::Fault(Symptom::any(dice), dice.once_in(2), seconds(late))
@@ -159,7 +161,8 @@ impl Happening {
             38..41 => Self::Janitor(dice.below(4), Work::any(dice)),
             41 if dice.once_in(6) => Self::Deleted(dice.below(4)),
             42..44 => Self::Machine(dice.below(NODES), Machine::any(dice)),
-            44 if dice.once_in(8) => Self::Time(-seconds(dice.below(7200))),
+            44..48 => Self::ReadSwitches,
+            48 if dice.once_in(8) => Self::Time(-seconds(dice.below(7200))),
             _ => {
                 let most = [3, 60, 900, 20_000];
                 let most = most.get(dice.below(most.len())).copied();
@@ -287,6 +290,7 @@ impl fmt::Display for Happening {
             Self::Pause(Some(false)) => write!(f, "new quarantines are paused"),
             Self::Pause(Some(true)) => write!(f, "new quarantines and repairs are paused"),
             Self::Pause(None) => write!(f, "the pause ends"),
+            Self::ReadSwitches => write!(f, "the controller reads whether repairs are paused"),
             Self::Bound(node, namespace) => {
                 let namespace = NAMESPACES.get(*namespace).copied().unwrap_or_default();
                 write!(f, "n{node}: a pod of namespace {namespace} is bound to it")

@@ -1,6 +1,6 @@
 //! The custom resources of repairs, and a janitor that carries them out, or fails to.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use contract::keys;
 use domain::fleet::{MadeAnswer, PlannedResource, ResourceNews};
@@ -58,8 +58,8 @@ quietMinutes = 1
 #[derive(Default)]
 pub(super) struct Resources {
     by_name: BTreeMap<String, Resource>,
-    /// Attempts that were begun, by key.
-    begun: BTreeSet<String>,
+    /// Attempts that were begun, by key, each with the session of its node.
+    begun: BTreeMap<String, String>,
 }
 
 struct Resource {
@@ -110,7 +110,7 @@ impl Resources {
             return false; // The answer may be lost by which the controller learns that there is one.
         }
         let permitted = Ownership::permit(node).attempt;
-        let begun = permitted.filter(|key| self.begun.contains(key));
+        let begun = permitted.filter(|key| self.begun.contains_key(key));
         let mut repairs = self.by_name.values().filter(|one| one.kind.kind != "Job");
         begun.is_some_and(|key| {
             repairs.any(|one| {
@@ -142,6 +142,15 @@ impl Resources {
     /// Has a janitor work on one: it begins nothing that the session of the node does not permit, and
     /// that it may begin is checked.
     pub(super) fn work(&mut self, name: &str, work: Work, node: &SimNode) -> Result<(), Broken> {
+        let session = Ownership::read(&node.view).map(|own| own.session_id);
+        let others = self.by_name.iter().filter(|(other, _)| *other != name);
+        let others = others.filter(|(_, one)| one.kind.kind != "Job");
+        let mut goes_on = others.filter(|(_, one)| {
+            let state = one.state();
+            let of = state.attempt.and_then(|key| self.begun.get(&key));
+            of.is_some() && of == session.as_ref() && state.end.is_none()
+        });
+        let goes_on = goes_on.next().map(|(other, _)| other.clone());
         let Some(resource) = self.by_name.get_mut(name) else {
             return Ok(());
         };
@@ -160,7 +169,11 @@ impl Resources {
                     return Ok(());
                 }
                 may_begin(node, name)?;
-                if !self.begun.insert(key) {
+                if let Some(other) = goes_on.filter(|_| resource.kind.kind != "Job") {
+                    return Err(format!("{name} begins while {other} goes on"));
+                }
+                let session = session.unwrap_or_default();
+                if self.begun.insert(key, session).is_some() {
                     return Err(format!("{name} is carried out twice"));
                 }
                 resource.object["status"] =

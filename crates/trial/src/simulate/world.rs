@@ -146,7 +146,11 @@ impl World {
         self.read = read;
         self.read_events(usize::MAX);
         self.take(FleetInput::CaughtUp);
-        self.switch();
+        let unread = Some("nobody has answered yet".to_owned());
+        self.take(FleetInput::Switched(Box::new(Switched {
+            unread,
+            ..Switched::default()
+        })));
         for node in &mut self.nodes {
             node.followed = false;
         }
@@ -161,7 +165,7 @@ impl World {
     }
 
     /// Tells the controller what people have switched.
-    fn switch(&mut self) {
+    pub(super) fn read_switches(&mut self) {
         let pause = self.paused.map(|repairs| Pause {
             reason: "a simulation".to_owned(),
             by: "somebody".to_owned(),
@@ -178,7 +182,7 @@ impl World {
 
     pub(super) fn pause(&mut self, paused: Option<bool>) {
         self.paused = paused;
-        self.switch();
+        self.read_switches();
     }
 
     /// Stores an event about a GPU, which was accepted some seconds ago.

@@ -207,6 +207,52 @@ fn what_is_no_veto_holds_nothing_back_and_a_person_is_told_once() {
     );
 }
 
+#[test]
+fn a_repair_that_may_have_been_made_is_looked_for_before_it_is_let_go_of() {
+    let pause = |world: &World| Pause {
+        reason: "a bad release".to_owned(),
+        by: "anna".to_owned(),
+        since: world.now,
+        until: None,
+        repairs: true,
+    };
+    for [was_made, is_paused] in [[true, false], [true, true], [false, false], [false, true]] {
+        let case = format!("made: {was_made}, paused: {is_paused}");
+        let mut world = world();
+        world.pods.clear();
+        fault(&mut world);
+        let mut looks = (0..10).map(|_| world.look(Fate::Made).makes.pop());
+        let planned = looks.find_map(|one| one).unwrap();
+        if was_made {
+            let mut object = planned.object.clone();
+            object["metadata"]["uid"] = "u".into();
+            world.resources.insert(planned.name.clone(), object);
+        }
+        // Killed before its answer; of the next process nothing is to begin before it has read the switches.
+        world.restart(Restart::All);
+        switch(&mut world, None, Some("nobody has answered yet"));
+        let unread = look(&mut world);
+        assert!(unread.iter().all(|one| one.makes.is_empty()), "{case}");
+        let withdrawn = |looked: &[Looked]| looked.iter().any(|one| !one.withdrawn.is_empty());
+        assert_eq!(withdrawn(&unread), !was_made, "{case}");
+        let paused = is_paused.then(|| pause(&world));
+        switch(&mut world, paused, None);
+        let made: Vec<_> = look(&mut world)
+            .into_iter()
+            .flat_map(|one| one.makes)
+            .collect();
+        let own = Ownership::read(&world["n1"]).unwrap();
+        let attempts = own.mark.remediation.map(|mark| mark.attempts);
+        let attempts = attempts.unwrap_or_default();
+        let goes_on = attempts.first().is_some_and(|one| one.made.is_some());
+        // What was begun before a pause goes on; what was not waits for its end, and is then made.
+        assert_eq!(goes_on, was_made, "{case}");
+        let expected = usize::from(was_made || !is_paused);
+        assert_eq!(attempts.len(), expected, "{case}");
+        assert_eq!(made.len(), usize::from(!was_made && !is_paused), "{case}");
+    }
+}
+
 fn switch(world: &mut World, pause: Option<Pause>, unread: Option<&str>) {
     world.take(FleetInput::Switched(Box::new(Switched {
         pause,

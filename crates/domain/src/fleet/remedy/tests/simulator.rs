@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 
 use super::*;
+use crate::fleet::Switched;
 
 /// Actions that faults recommend: none, a reset, support, reboots, a replacement.
 const ACTIONS: [i32; 6] = [0, 2, 5, 15, 24, 25];
@@ -28,6 +29,8 @@ enum Act {
     Uncordon,
     Release,
     HandOver(bool),
+    /// It is not known whether repairs are paused, or they are not.
+    Unread(bool),
 }
 
 #[derive(Default)]
@@ -35,6 +38,8 @@ struct Real {
     making: Vec<PlannedResource>,
     /// How often each custom resource was made.
     made: BTreeMap<String, usize>,
+    /// The session for which each was made.
+    sessions: BTreeMap<String, Option<String>>,
     forgot: bool,
 }
 
@@ -51,6 +56,7 @@ fn act() -> impl Strategy<Value = Act> {
         1 => Just(Act::Uncordon),
         1 => Just(Act::Release),
         1 => any::<bool>().prop_map(Act::HandOver),
+        2 => any::<bool>().prop_map(Act::Unread),
     ]
 }
 
@@ -99,6 +105,15 @@ impl Real {
             *self.made.entry(planned.name.clone()).or_default() += 1;
             let again = self.made[&planned.name];
             assert!(again == 1, "{} is made {again} times", planned.name);
+            // Of the same session nothing goes on that somebody has begun.
+            for (other, object) in &world.resources {
+                let state = ResourceState::read(object, &planned.kind);
+                let goes_on = state.begun && state.end.is_none();
+                let same = self.sessions.get(other) == Some(&planned.session);
+                assert!(!(goes_on && same), "{} beside {other}", planned.name);
+            }
+            let session = planned.session.clone();
+            self.sessions.insert(planned.name.clone(), session);
         }
     }
 
@@ -135,7 +150,7 @@ impl Real {
     }
 
     fn act(&mut self, world: &mut World, act: &Act) {
-        let open = attempts(world).pop().filter(|one| one.made.is_some());
+        let open = attempts(world).pop();
         let there = open.filter(|one| world.resources.contains_key(&one.name));
         match act {
             Act::Look(made) => self.look(world, *made),
@@ -149,6 +164,10 @@ impl Real {
             Act::Answer(how) => self.answer(world, *how),
             Act::Status(how) => {
                 let Some(one) = there else { return };
+                let object = &world.resources[&one.name];
+                if ResourceState::read(object, &one.resource).end.is_some() {
+                    return; // Its end stays.
+                }
                 let begun = json!({"conditions": [{"type": "SignalSent", "status": "True"}]});
                 let status = match how {
                     0 => failed("TransientFailure"),
@@ -163,7 +182,8 @@ impl Real {
                 set(world, &one.name, status);
             }
             Act::Delete => {
-                if let Some(one) = there {
+                // Nobody can know that one was there whose answer was lost, and that is gone.
+                if let Some(one) = there.filter(|one| one.made.is_some()) {
                     world.resources.remove(&one.name);
                     world.tell_of_resource();
                 }
@@ -171,6 +191,13 @@ impl Real {
             Act::Wait(seconds) => world.now += SignedDuration::from_secs(i64::from(*seconds)),
             Act::Uncordon => world["n1"].unschedulable = false,
             Act::Release => world.annotate(keys::RELEASE, "{}"),
+            Act::Unread(unread) => {
+                let unread = unread.then(|| "nobody has answered".to_owned());
+                world.take(FleetInput::Switched(Box::new(Switched {
+                    unread,
+                    ..Switched::default()
+                })));
+            }
             Act::HandOver(over) => {
                 let label = keys::HANDED_OVER_LABEL.to_owned();
                 world["n1"].labels.remove(&label);
@@ -199,6 +226,7 @@ proptest! {
         prop_assert!(real.forgot || made <= 5, "{made}");
         // From here on all goes well: what is made succeeds, and mends.
         real.act(&mut world, &Act::HandOver(false));
+        real.act(&mut world, &Act::Unread(false));
         let mut ended = false;
         for _ in 0..400 {
             world.now += SignedDuration::from_secs(60);
