@@ -28,7 +28,7 @@ struct Held {
 }
 
 /// Guards that the simulation holds.
-const SIMULATED: [Guard; 11] = [
+const SIMULATED: [Guard; 10] = [
     Guard {
         what: "a cordon that was there before stays",
         file: "session/change.rs",
@@ -89,16 +89,10 @@ const SIMULATED: [Guard; 11] = [
         text: "let repaired = (own.mark",
         without: "let repaired = false && (own.mark",
     },
-    Guard {
-        what: "a node is remediating only while something is under way or waited for",
-        file: "remedy/mark.rs",
-        text: "let goes_on = last.end.is_none() || self.waits_until.is_some();",
-        without: "let goes_on = true;",
-    },
 ];
 
 /// Guards that named tests hold, each of another part of `domain`: they are taken out together, for one build.
-const HELD: [Held; 4] = [
+const HELD: [Held; 5] = [
     Held {
         guard: Guard {
             what: "a node is drained once the custom resource of its drain says so",
@@ -135,6 +129,15 @@ const HELD: [Held; 4] = [
         },
         test: "validation_request::tests::together::a_request_that_waits_holds_its_node_whatever_becomes_of_another",
     },
+    Held {
+        guard: Guard {
+            what: "a node is remediating only while something is under way or waited for",
+            file: "remedy/mark.rs",
+            text: "let goes_on = last.end.is_none() || self.waits_until.is_some();",
+            without: "let goes_on = true;",
+        },
+        test: "fleet::remedy::tests::ways_out::a_repair_that_nothing_asks_for_any_more_is_not_waited_for",
+    },
 ];
 
 /// The test of the simulation, and what it says where it has found something.
@@ -142,6 +145,9 @@ const SIMULATION: (&str, &str) = (
     "simulate::tests::nothing_breaks_an_invariant",
     "violation: Some(",
 );
+/// Runs of the simulation in which a guard is to be missed: each has another seed, and one run of the least often
+/// needed guard finds nothing about once in ten times.
+const RUNS: usize = 4;
 /// What a test says that has failed.
 const FAILED: &str = "test result: FAILED. 0 passed; 1 failed";
 
@@ -169,7 +175,8 @@ pub(crate) fn run() -> anyhow::Result<()> {
         step(&format!("without: {}", guard.what), || {
             let said = without([guard], &copy, || {
                 trial.build()?;
-                trial.notice(SIMULATION.0, SIMULATION.1)
+                let run = || trial.notice(SIMULATION.0, SIMULATION.1);
+                (1..RUNS).find_map(|_| run().ok()).map_or_else(run, Ok)
             })?;
             let mut lines = said.lines().map(str::trim);
             let what = lines.find(|line| line.starts_with("what:"));
