@@ -505,6 +505,8 @@ impl Fleet {
         }
         let state = &mut self.entry(name).remedy;
         (state.making, state.not_before) = (true, None);
+        // That it was not there says nothing from here on.
+        state.seen = Seen::Unknown;
         self.effects.push(Effect::Make(Box::new(PlannedResource {
             node: name.to_owned(),
             session,
@@ -613,7 +615,14 @@ impl Fleet {
         let begun = [keys::STATE_REMEDIATING, keys::STATE_REMEDIATION_FAILED];
         let was = before.state();
         if mark.state().is_none() && was.is_some_and(|was| begun.contains(&was)) {
-            let text = "no repair goes on: the faults that are open ask for none now";
+            let awaits = self.entry(name).remedy.awaits.clone();
+            let text = match awaits {
+                Some(awaits) => format!("no repair goes on now; awaited is {awaits}"),
+                None if self.settings.remedy.is_none() => {
+                    "no repair goes on: repairs are switched off".to_owned()
+                }
+                None => "no repair goes on: the faults that are open ask for none now".to_owned(),
+            };
             let note = Note::new(EntryKind::Session, text);
             self.note(name, session.as_deref(), note, None);
         }

@@ -253,6 +253,61 @@ fn a_repair_that_may_have_been_made_is_looked_for_before_it_is_let_go_of() {
     }
 }
 
+/// It was looked for and not there, was made then, and the answer is lost.
+#[test]
+fn that_a_repair_was_not_there_says_nothing_once_it_may_have_been_made() {
+    for refused in [false, true] {
+        let mut world = world();
+        world.pods.clear();
+        fault(&mut world);
+        let mut looks = (0..10).map(|_| world.look(Fate::Made).makes.pop());
+        looks.find_map(|one| one).unwrap();
+        world.restart(Restart::All);
+        switch(&mut world, None, Some("nobody has answered yet"));
+        world.look(Fate::Made);
+        switch(&mut world, None, None);
+        let mut looks = (0..10).map(|_| world.look(Fate::Made).makes.pop());
+        let planned = looks.find_map(|one| one).unwrap();
+        let mut object = planned.object.clone();
+        object["metadata"]["uid"] = "u".into();
+        let begun = serde_json::json!({"type": "SignalSent", "status": "True"});
+        object["status"] = serde_json::json!({"conditions": [begun]});
+        world.resources.insert(planned.name.clone(), object);
+        let answers = |why: &str| {
+            let why = why.to_owned();
+            [
+                MadeAnswer::Failed {
+                    why: why.clone(),
+                    retry_after: None,
+                },
+                MadeAnswer::Refused(why),
+            ]
+        };
+        let [lost, no] = answers("lost");
+        let answer = |world: &mut World, answer| {
+            let (node, key) = ("n1".to_owned(), planned.key.clone());
+            world.take(FleetInput::Made { node, key, answer });
+        };
+        answer(&mut world, lost);
+        if refused {
+            world.now += SignedDuration::from_secs(5);
+            let again = world.look(Fate::Made).makes;
+            assert_eq!(again.len(), 1);
+            answer(&mut world, no);
+        } else {
+            veto(&mut world, 4);
+        }
+        look(&mut world);
+        let own = Ownership::read(&world["n1"]).unwrap();
+        let attempts = own.mark.remediation.unwrap().attempts;
+        let [only] = attempts.as_slice() else {
+            panic!("{attempts:?}");
+        };
+        assert_eq!(only.name, planned.name);
+        assert!(only.made.is_some() && only.end.is_none(), "{only:?}");
+    }
+}
+
 fn switch(world: &mut World, pause: Option<Pause>, unread: Option<&str>) {
     world.take(FleetInput::Switched(Box::new(Switched {
         pause,

@@ -52,6 +52,44 @@ fn a_repair_that_nothing_asks_for_any_more_is_not_waited_for() {
     }
 }
 
+/// The fault that was repaired is over, and another is open that nobody repairs.
+#[test]
+fn days_after_a_repair_an_uncordon_is_a_persons_again() {
+    let mut world = world();
+    let reboot = begin(&mut world, 0, 24);
+    set(&mut world, &reboot, done());
+    world.settle_now();
+    assert_eq!(world.phase(), Phase::Remediated);
+    fault(&mut world, 1, 0);
+    world.recovery(0);
+    world.settle_now();
+    world.now += SignedDuration::from_hours(48);
+    world.settle_now();
+    assert!(world.phase().is_out() && world["n1"].unschedulable);
+    world["n1"].unschedulable = false;
+    world.settle_now();
+    assert_eq!(world.phase(), Phase::Idle);
+    assert!(
+        world["n1"]
+            .annotations
+            .contains_key(keys::UNCORDONED_MANUALLY)
+    );
+}
+
+/// A transient failure waits, and what holds back comes before its next try.
+#[test]
+fn a_repair_that_is_held_back_is_not_called_one_that_nothing_asks_for() {
+    let mut world = world();
+    let reboot = begin(&mut world, 0, 24);
+    set(&mut world, &reboot, failed("TransientFailure"));
+    world.settle_now();
+    let label = keys::HANDED_OVER_LABEL.to_owned();
+    world["n1"].labels.insert(label, "false".to_owned());
+    world.now += SignedDuration::from_hours(2);
+    let said = said(&mut world, EntryKind::Session).concat();
+    assert!(said.contains("no repair goes on now; awaited is"), "{said}");
+}
+
 #[test]
 fn with_the_switch_taken_back_a_repair_that_failed_is_not_waited_for() {
     let mut world = world();
