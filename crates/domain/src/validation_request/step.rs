@@ -265,9 +265,8 @@ impl Look<'_> {
         let mut others = others.filter(|other| other.name != self.request.name);
         let other = others.find(|other| {
             let groups = other.status.test_groups.iter();
-            let mut busy =
-                groups.filter(|one| one.phase == Phase::Running || self.lingers(other, one));
-            busy.any(|group| group.nodes.iter().any(|one| one == name))
+            let mut of_node = groups.filter(|group| group.nodes.iter().any(|one| one == name));
+            of_node.any(|one| one.phase == Phase::Running || self.lingers(other, one))
         });
         other.map(|other| other.name.clone())
     }
@@ -508,7 +507,9 @@ impl Look<'_> {
             let began = group.attempt()?.start_time;
             began.checked_add(provider.timeout).ok()
         });
-        let wake = next.chain(self.goes_by()).min();
+        // What was to be gone before now ends the request once no test runs.
+        let goes_by = self.goes_by().filter(|by| *by > self.around.now);
+        let wake = next.chain(goes_by).min();
         self.status.message = (!waits.is_empty()).then(|| short(&waits.join("; ")));
         let acts = if self.status == self.request.status {
             Vec::new()

@@ -41,6 +41,25 @@ fn a_request_that_waits_holds_its_node_whatever_becomes_of_another() {
     }
 }
 
+/// Groups that need not end together: the object of one is not gone in time, and the other's test runs.
+#[test]
+fn while_a_test_runs_what_does_not_go_is_not_looked_at_again_and_again() {
+    let mut world = World::new(&["a", "b"]);
+    let jobs = world.config.providers.get_mut("jobs").unwrap();
+    jobs.timeout = SignedDuration::from_hours(2);
+    world.ask("r", &["a", "b"], &["diag"]);
+    world.run(usize::MAX);
+    assert_eq!(world.status("r").running(), 2);
+    world.lingers = true;
+    world.end_some(true, 1);
+    world.run(usize::MAX);
+    world.now += SignedDuration::from_mins(16);
+    world.run(usize::MAX);
+    assert_eq!(world.status("r").running(), 1);
+    let wake = world.step("r").wake;
+    assert!(wake.is_some_and(|at| at > world.now), "{wake:?}");
+}
+
 #[test]
 fn what_does_not_go_once_its_test_has_ended_fails_its_request() {
     for passes in [true, false] {
