@@ -140,8 +140,7 @@ impl Fleet {
             return;
         }
         self.brake.forget(name);
-        let by_hand = |own: &Ownership| own.undone_by_hand(&observed.view).is_some();
-        let is_out = own.is_some_and(|own| !by_hand(own));
+        let is_out = own.is_some() && !self.is_undone_by_person(name, &observed);
         if is_out && !desired.wanted() && self.book.misses_monitors(name) {
             return; // Looked at again when they are read.
         }

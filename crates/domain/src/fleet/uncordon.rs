@@ -4,10 +4,11 @@ use super::Fleet;
 use crate::node::NodeView;
 use crate::ownership::Ownership;
 use crate::policy::Uncordon;
-use crate::remedy::RemediationMark;
 use crate::remedy::validation::Validation;
-use crate::session::Observed;
+use crate::remedy::{Attempt, RemediationMark};
 use crate::session::uncordon::AFTER_BOOT;
+use crate::session::{Observed, Session};
+use contract::effective_action_name;
 
 impl Fleet {
     /// Returns why an uncordon of the node that is seen now is a machine's, for people; `None`: it is a
@@ -19,7 +20,7 @@ impl Fleet {
         }
         let own = observed.own.as_deref()?;
         let mark = own.mark.remediation.as_ref();
-        if mark.is_some_and(|mark| self.is_repairing(name, mark)) {
+        if mark.is_some_and(|mark| self.is_repairing(name, own, mark)) {
             return Some(" while it is repaired".to_owned());
         }
         let session = self.session(name);
@@ -35,16 +36,35 @@ impl Fleet {
 
     /// Returns whether a repair that was begun is under way, or waits for its validation or the recovery of the
     /// faults.
-    fn is_repairing(&self, name: &str, mark: &RemediationMark) -> bool {
+    fn is_repairing(&self, name: &str, own: &Ownership, mark: &RemediationMark) -> bool {
         let Some(last) = mark.repairs().last() else {
             return false;
         };
         if last.end.is_some() {
-            return last.succeeded() && mark.person.is_none();
+            let awaits = self.awaits_validation(own) || self.is_awaited(name, last);
+            return last.succeeded() && mark.person.is_none() && awaits;
         }
         let state = self.nodes.get(name).map(|entry| &entry.remedy);
         // Where nobody can see whether it was made, or begun, it may have been.
         state.is_some_and(|state| state.may_be_made(last) || state.has_begun(last).unwrap_or(true))
+    }
+
+    /// Returns whether the faults that an attempt has repaired are not over, or its validation is not.
+    fn is_awaited(&self, name: &str, repaired: &Attempt) -> bool {
+        let mut faults = self.book.faults(name).iter();
+        faults.any(|fault| {
+            let of_it = [&fault.event.id, &fault.opened_by].contains(&&repaired.event)
+                || effective_action_name(&fault.event) == repaired.action;
+            of_it || Validation::of_fault(fault).is_some()
+        })
+    }
+
+    /// Returns whether a person took back what the session of a node did.
+    pub(super) fn is_undone_by_person(&self, name: &str, observed: &Observed) -> bool {
+        let own = observed.own.as_deref();
+        let gone = own.is_some_and(|own| own.undone_by_hand(&observed.view).is_some());
+        let again = || self.session(name).is_some_and(Session::is_undone);
+        gone && !again() && self.machines(name, observed).is_none()
     }
 
     /// Returns whether the node is validated because it is new, and has registered just now: that is its first boot.

@@ -15,11 +15,17 @@ use crate::handover::is_handed_over;
 use crate::ownership::{Ownership, ReleaseRequest};
 use crate::remedy::validation::{FAILED, Validation, ValidationConfig};
 use crate::remedy::{Attempt, Outcome, RemediationMark};
-use crate::session::{Observed, Session};
+use crate::session::Observed;
 
 impl Fleet {
     fn validates(&self) -> Option<&ValidationConfig> {
         self.settings.remedy.as_deref()?.validation.as_ref()
+    }
+
+    /// Returns whether a node that was repaired is to be validated before it comes back, and was not yet.
+    pub(super) fn awaits_validation(&self, own: &Ownership) -> bool {
+        let after_repair = self.validates().is_some_and(|config| config.after_repair);
+        after_repair && !lists_validation(own)
     }
 
     /// Opens or closes the faults that keep a node out until it has passed. Returns whether there is
@@ -143,12 +149,7 @@ impl Fleet {
             .flat_map(RemediationMark::repairs)
             .any(|one| one.made.is_some());
         let validated = lists_validation(own);
-        let by_machine = || {
-            let again = self.session(name).is_some_and(Session::is_undone);
-            again || self.machines(name, observed).is_some()
-        };
-        let ends = own.undone_by_hand(view).is_none() || by_machine();
-        let ends = ends && !self.book.misses_monitors(name);
+        let ends = !self.is_undone_by_person(name, observed) && !self.book.misses_monitors(name);
         (config.after_repair && repaired && !validated && ends && own.takes_node_out()).then_some((
             Validation::Return,
             "the node was repaired: it is validated before it comes back",

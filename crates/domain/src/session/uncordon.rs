@@ -220,9 +220,14 @@ impl Session {
             put_back: times,
             since: None,
         };
+        let lets_in = if own.cordon_pre_existing {
+            "ends the session; it was cordoned before that, so uncordon it then"
+        } else {
+            "lets the node in"
+        };
         let text = || {
             format!(
-                "{what}{}: it is undone; `gpuwarden release {}` lets the node in",
+                "{what}{}: it is undone; `gpuwarden release {}` {lets_in}",
                 machines.unwrap_or_default(),
                 node.name
             )
