@@ -47,6 +47,8 @@ const NOT_TAKEN: &str = "ResetSignalNotTaken";
 const UNCLEAR: &str = "ResetSignalUnclear";
 /// and nobody knows how its reset has ended.
 const TIMED_OUT: &str = "ResetTimeoutExceeded";
+/// The reset has succeeded, and nobody can see whether the services are ready again.
+const UNSEEN: &str = "RestoredServicesUnknown";
 
 /// Time for the pods of stopped services to go. NVSentinel's.
 const GONE_WITHIN: SignedDuration = SignedDuration::from_mins(5);
@@ -215,7 +217,7 @@ pub(crate) fn failure(request: &Resource) -> Option<String> {
 fn outcome(reason: &str) -> Outcome {
     match reason {
         NOT_TAKEN => Outcome::TransientFailure,
-        UNCLEAR | TIMED_OUT => Outcome::AmbiguousFailure,
+        UNCLEAR | TIMED_OUT | UNSEEN => Outcome::AmbiguousFailure,
         // A reboot is tried next: what stopped the reset is not in its way.
         _ => Outcome::PermanentFailure,
     }
@@ -319,7 +321,12 @@ impl Case<'_> {
         let what = "the pods of services";
         if self.now >= until {
             let text = format!("{what} cannot be read");
-            return self.fails(step, "ServicePodsUnknown", &text);
+            let reason = if step == RESTORED {
+                UNSEEN
+            } else {
+                "ServicePodsUnknown"
+            };
+            return self.fails(step, reason, &text);
         }
         let mut decision = Decision::waiting(&format!("{what} to be read"));
         decision.wake = Some(until);

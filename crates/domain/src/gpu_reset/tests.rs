@@ -255,7 +255,9 @@ fn pods_of_services_that_cannot_be_read_end_a_reset_and_do_not_hold_it_for_ever(
     assert_eq!(world.label(PLUGIN), Some("true"));
     world.now = decision.wake.unwrap();
     world.settle();
-    assert_eq!(world.says(RESTORED), "False ServicePodsUnknown");
+    assert_eq!(world.says(RESTORED), "False RestoredServicesUnknown");
+    // Its GPUs were reset: no reboot follows by itself.
+    assert_eq!(world.says(ATTEMPT_COMPLETE), "True AmbiguousFailure");
     assert!(world.object["status"]["completionTime"].is_string());
 }
 
