@@ -240,7 +240,10 @@ fn left_out(rule: &Rule, events: &[Standard]) -> Option<(String, &'static str)> 
     let in_service = holds(json!({}));
     let is_meant =
         holds(json!({FIELD: false})) == Ok(true) && holds(json!({FIELD: true})) != Ok(true);
-    (in_service.is_err() || is_meant && in_service != Ok(true)).then(|| {
+    // The error may be another's, such as of a label that no node has here.
+    let asked_for = rule.expression.replace("has(node.spec.unschedulable)", "");
+    let fails = in_service.is_err() && asked_for.contains(FIELD);
+    (fails || is_meant && in_service != Ok(true)).then(|| {
         (
             format!(
                 "a node in service has no spec.unschedulable, for the API server leaves out what is false, so this \
@@ -510,6 +513,10 @@ mod tests {
             ("node.spec.unschedulable == true", 1),
             ("has(node.spec.unschedulable)", 0),
             ("!has(node.spec.unschedulable)", 0),
+            (
+                "node.metadata.labels['a'] == 'b' && !has(node.spec.unschedulable)",
+                0,
+            ),
             (
                 "!has(node.spec.unschedulable) || !node.spec.unschedulable",
                 0,
