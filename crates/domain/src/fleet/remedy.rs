@@ -112,6 +112,8 @@ pub(super) struct RemedyState {
     making: bool,
     /// True while it is looked for, for nobody knows whether a process before this one made it.
     sought: bool,
+    /// Why it was refused for good; that holds where it is looked for and is not there.
+    refused: Option<String>,
     /// Number of attempts in a row to make it that did not succeed.
     failures: u32,
     not_before: Option<Timestamp>,
@@ -198,7 +200,7 @@ impl RemedyState {
         self.key = key;
         self.resource = Some((attempt.resource.clone(), attempt.name.clone()));
         (self.seen, self.failing, self.trouble) = (Seen::Unknown, None, None);
-        (self.making, self.sought) = (false, false);
+        (self.making, self.sought, self.refused) = (false, false, None);
         (self.failures, self.not_before) = (0, None);
     }
 
@@ -254,13 +256,13 @@ impl Fleet {
                 } else {
                     Seen::Gone
                 };
-                state.failing = None;
+                (state.failing, state.refused) = (None, None);
             }
             ResourceNews::Absent => {
-                state.seen = if state.sought {
-                    Seen::Absent
-                } else {
-                    Seen::Gone
+                state.seen = match state.refused.take() {
+                    Some(why) => Seen::Refused(why),
+                    None if state.sought => Seen::Absent,
+                    None => Seen::Gone,
                 };
                 state.failing = None;
             }
@@ -299,11 +301,8 @@ impl Fleet {
                     });
                 }
             }
-            // An earlier try may have made it, and its answer is lost.
-            MadeAnswer::Refused(_) if state.failures > 0 => {
-                (state.failures, state.sought) = (0, true);
-            }
-            MadeAnswer::Refused(why) => state.seen = Seen::Refused(why),
+            // An earlier try, also of a process before this one, may have made it, and its answer is lost.
+            MadeAnswer::Refused(why) => (state.refused, state.sought) = (Some(why), true),
             MadeAnswer::Failed {
                 why,
                 retry_after: wish,
