@@ -34,6 +34,10 @@ use tokio_util::sync::CancellationToken;
 use board::{Failed, Job, JobResult, Shared};
 use metrics::ConditionMetrics;
 
+/// Most nodes that are told of at once. What comes to be known of the others while they wait is told with the rest,
+/// in one request.
+const MOST_UNDER_WAY: usize = 8;
+
 /// The settings of the board and its reporter.
 pub struct ConditionsConfig {
     /// The cluster.
@@ -125,7 +129,8 @@ impl Reporter {
         loop {
             let posted = self.shared.posted.notified();
             let now = (self.clock)();
-            for job in self.shared.take(now) {
+            let room = MOST_UNDER_WAY.saturating_sub(under_way.len());
+            for job in self.shared.take(now, room) {
                 let (cluster, metrics) = (Arc::clone(&self.cluster), self.metrics.clone());
                 let clock = self.clock;
                 under_way.spawn(async move { carry_out(job, &cluster, &metrics, clock).await });

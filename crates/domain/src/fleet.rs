@@ -40,6 +40,7 @@ mod devices;
 mod drain;
 mod entry;
 mod io;
+mod judged;
 mod kept;
 mod look;
 mod remedy;

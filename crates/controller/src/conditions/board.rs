@@ -203,15 +203,17 @@ impl Shared {
         backlog.later.set(node, None);
     }
 
-    /// Returns the jobs that are due.
-    pub(super) fn take(&self, now: Timestamp) -> Vec<Job> {
+    /// Returns the jobs that are due, so many at most.
+    pub(super) fn take(&self, now: Timestamp, most: usize) -> Vec<Job> {
         let mut guard = self.lock();
         let backlog = &mut *guard;
         backlog.watch_the_clock(now);
         let later = backlog.later.take_due(now);
         backlog.due.extend(later);
         let mut jobs = Vec::new();
-        while let Some(name) = backlog.due.pop_first() {
+        while jobs.len() < most
+            && let Some(name) = backlog.due.pop_first()
+        {
             let Some(node) = backlog.nodes.get_mut(&name) else {
                 continue;
             };

@@ -10,6 +10,7 @@ use super::InStore;
 use super::devices::RuleState;
 use super::drain::DrainState;
 use super::drain::custom::CustomState;
+use super::judged::{Judged, Told};
 use super::remedy::RemedyState;
 use crate::assess::FaultRuling;
 use crate::brake::{Hold, Out};
@@ -52,6 +53,10 @@ pub(super) struct NodeEntry {
     pub(super) claim: ClaimState,
     /// The things that were noted for its story.
     pub(super) noted: Noted,
+    /// What was last wanted for it.
+    pub(super) judged: Option<Box<Judged>>,
+    /// What was last told of it.
+    pub(super) told: Option<Box<Told>>,
     /// Set while the node is out of service, as the node itself says (in a dry run: would say).
     own: Option<Out>,
     /// The hold that keeps it in service, if there is one.

@@ -63,7 +63,7 @@ impl Fleet {
             // object in turn, and the cordon would wait for what only tells of it. It is looked
             // at again when the answer is there.
             let entry = self.nodes.get(&name);
-            if !entry.is_some_and(|entry| entry.patch.in_flight) {
+            if !entry.is_some_and(|entry| entry.patch.in_flight) && self.has_news(&name) {
                 self.effects.push(Effect::Tell(name));
             }
         }
@@ -118,7 +118,7 @@ impl Fleet {
         self.forget_wishes(name);
         self.note_choice(&observed.view, policy);
         self.take_in_veto(name, &observed);
-        let mut desired = self.desired(name);
+        let mut desired = self.judge(name);
         if self.look_at_validation(name, &observed, &desired) {
             return; // Looked at again when it is stored.
         }

@@ -89,15 +89,18 @@ fn a_condition_is_written_once_and_an_old_view_does_not_write_it_again() {
     let (shared, mut book) = (shared(), FaultBook::default());
     record(&mut book, 1, "", true, false);
     post(&shared, &book, &view(5, false), 1);
-    let job = one(shared.take(at(1)));
+    let job = one(shared.take(at(1), usize::MAX));
     assert_eq!(job.changes.len(), 1);
     post(&shared, &book, &view(6, false), 1);
-    assert!(shared.take(at(1)).is_empty(), "one at a time");
+    assert!(shared.take(at(1), usize::MAX).is_empty(), "one at a time");
     shared.done(outcome(job, Some(9), false), at(2));
     post(&shared, &book, &view(7, false), 2);
-    assert!(shared.take(at(2)).is_empty(), "from before our patch");
+    assert!(
+        shared.take(at(2), usize::MAX).is_empty(),
+        "from before our patch"
+    );
     post(&shared, &book, &view(9, true), 2);
-    assert!(shared.take(at(2)).is_empty());
+    assert!(shared.take(at(2), usize::MAX).is_empty());
     assert!(shared.lock().nodes.is_empty(), "nothing is kept of it");
 }
 
@@ -106,13 +109,25 @@ fn what_changes_while_a_patch_is_under_way_is_not_lost() {
     let (shared, mut book) = (shared(), FaultBook::default());
     record(&mut book, 1, "", true, false);
     post(&shared, &book, &view(5, false), 1);
-    let job = one(shared.take(at(1)));
+    let job = one(shared.take(at(1), usize::MAX));
     record(&mut book, 2, "79", true, false);
     post(&shared, &book, &view(5, false), 2);
     shared.done(outcome(job, Some(9), false), at(2));
-    let job = one(shared.take(at(2)));
+    let job = one(shared.take(at(2), usize::MAX));
     assert!(job.changes[0].condition.message.contains("ErrorCode:79"));
     assert!(!job.changes[0].transition, "the status is the same by now");
+}
+
+#[test]
+fn what_comes_to_be_known_before_there_is_room_is_told_with_the_rest() {
+    let (shared, mut book) = (shared(), FaultBook::default());
+    record(&mut book, 1, "", true, false);
+    post(&shared, &book, &view(5, false), 1);
+    assert!(shared.take(at(1), 0).is_empty());
+    record(&mut book, 2, "79", true, false);
+    post(&shared, &book, &view(5, false), 2);
+    let job = one(shared.take(at(2), 1));
+    assert!(job.changes[0].condition.message.contains("ErrorCode:79"));
 }
 
 #[test]
@@ -123,10 +138,10 @@ fn a_recovery_is_tried_until_it_is_through() {
     post(&shared, &book, &view(5, true), 2);
     let mut now = 2;
     for failures in 0..100 {
-        let job = one(shared.take(at(now)));
+        let job = one(shared.take(at(now), usize::MAX));
         assert!(!job.changes[0].condition.status);
         shared.done(outcome(job, None, true), at(now));
-        assert!(shared.take(at(now)).is_empty(), "not at once");
+        assert!(shared.take(at(now), usize::MAX).is_empty(), "not at once");
         let next = shared.next().unwrap();
         if failures < 2 {
             let wait = [RETRY, RETRY * 2][failures];
@@ -135,9 +150,9 @@ fn a_recovery_is_tried_until_it_is_through() {
         assert!(next <= at(now + 30), "not later than after 30 s");
         now += 30;
     }
-    let job = one(shared.take(at(now)));
+    let job = one(shared.take(at(now), usize::MAX));
     shared.done(outcome(job, Some(9), false), at(now));
-    assert!(shared.take(at(now + 60)).is_empty());
+    assert!(shared.take(at(now + 60), usize::MAX).is_empty());
 }
 
 #[test]
@@ -145,14 +160,14 @@ fn a_clock_that_is_put_back_ends_all_waits() {
     let (shared, mut book) = (shared(), FaultBook::default());
     record(&mut book, 1, "", true, false);
     post(&shared, &book, &view(5, false), 3_700);
-    let job = one(shared.take(at(3_700)));
+    let job = one(shared.take(at(3_700), usize::MAX));
     shared.done(outcome(job, None, true), at(3_700));
-    assert!(shared.take(at(3_700)).is_empty());
-    let job = one(shared.take(at(100)));
+    assert!(shared.take(at(3_700), usize::MAX).is_empty());
+    let job = one(shared.take(at(100), usize::MAX));
     assert!(job.changes[0].condition.status);
     // What is set from then on holds.
     shared.done(outcome(job, None, true), at(100));
-    assert!(shared.take(at(100)).is_empty());
+    assert!(shared.take(at(100), usize::MAX).is_empty());
     assert!(shared.next().unwrap() <= at(130));
 }
 
@@ -162,28 +177,31 @@ fn repeats_raise_a_count_and_recovery_is_told_once() {
     let node = view(5, false);
     record(&mut book, 1, "", false, false);
     post(&shared, &book, &node, 1);
-    let job = one(shared.take(at(1)));
+    let job = one(shared.take(at(1), usize::MAX));
     let first = job.events[0].event.clone();
     assert_eq!((first.kind.as_str(), first.count), ("Warning", 1));
     shared.done(outcome(job, None, false), at(1));
     for second in 2..8 {
         record(&mut book, second, "", false, false);
         post(&shared, &book, &node, second);
-        assert!(shared.take(at(second)).is_empty(), "not every second");
+        assert!(
+            shared.take(at(second), usize::MAX).is_empty(),
+            "not every second"
+        );
     }
-    let job = one(shared.take(shared.next().unwrap()));
+    let job = one(shared.take(shared.next().unwrap(), usize::MAX));
     assert!(job.events[0].repeat);
     assert_eq!(job.events[0].event.count, 7);
     assert_eq!(job.events[0].event.name, first.name);
     shared.done(outcome(job, None, false), at(11));
     record(&mut book, 12, "", false, true);
     post(&shared, &book, &node, 12);
-    let job = one(shared.take(at(12)));
+    let job = one(shared.take(at(12), usize::MAX));
     assert_eq!(job.events[0].event.kind, "Normal");
     assert_ne!(job.events[0].event.name, first.name);
     shared.done(outcome(job, None, false), at(12));
     post(&shared, &book, &node, 13);
-    assert!(shared.take(at(13)).is_empty());
+    assert!(shared.take(at(13), usize::MAX).is_empty());
     assert!(shared.lock().nodes.is_empty());
 }
 
@@ -200,7 +218,7 @@ fn a_storm_of_events_is_told_at_a_rate() {
         }
         record(&mut book, second, &second.to_string(), false, false);
         post(&shared, &book, &node, second);
-        for job in shared.take(at(second)) {
+        for job in shared.take(at(second), usize::MAX) {
             told += job.events.len();
             shared.done(outcome(job, None, false), at(second));
         }
@@ -216,7 +234,7 @@ fn what_was_reported_long_before_the_start_is_not_told_again() {
     record(&mut book, -500, "new", false, false);
     let shared = shared();
     post(&shared, &book, &view(5, false), 1);
-    let job = one(shared.take(at(1)));
+    let job = one(shared.take(at(1), usize::MAX));
     assert_eq!(job.events.len(), 1);
     assert!(job.events[0].event.message.contains("ErrorCode:new"));
 }
@@ -242,11 +260,11 @@ fn what_is_to_be_told_is_counted_until_it_is() {
     record(&mut book, 1, "", true, false);
     post(&shared, &book, &view(5, false), 1);
     assert_eq!(seen(), ["1", "1", "0", "0"]);
-    let job = one(shared.take(at(1)));
+    let job = one(shared.take(at(1), usize::MAX));
     shared.done(outcome(job, None, true), at(1));
     assert_eq!(seen(), ["1", "2", "1", "1"], "it waits for its next try");
-    assert!(shared.take(at(1)).is_empty());
-    let job = one(shared.take(shared.next().unwrap()));
+    assert!(shared.take(at(1), usize::MAX).is_empty());
+    let job = one(shared.take(shared.next().unwrap(), usize::MAX));
     post(&shared, &book, &view(6, false), 2);
     shared.done(outcome(job, Some(9), false), at(2));
     assert_eq!(seen(), ["0", "2", "1", "2"]);

@@ -1,0 +1,122 @@
+//! What follows from the faults of a node, kept for as long as all stands from which it follows: the rules are not
+//! asked again for each pod that leaves, and nobody is told what was told.
+
+use std::sync::Arc;
+
+use jiff::Timestamp;
+
+use super::Fleet;
+use crate::assess::{Desired, Dismissal};
+use crate::fault::Fault;
+use crate::node::NodeView;
+use crate::policy::Policy;
+use crate::position::Position;
+
+/// What is wanted for a node, and from what that follows.
+#[derive(Debug)]
+pub(super) struct Judged {
+    view: Arc<NodeView>,
+    policy: Arc<Policy>,
+    faults: Vec<Reported>,
+    dismissal: Option<Dismissal>,
+    desired: Desired,
+}
+
+/// What was told of a node last.
+#[derive(Debug)]
+pub(super) struct Told {
+    view: Arc<NodeView>,
+    faults: Vec<Reported>,
+    /// Number of checks that have spoken of it; none is forgotten.
+    heard: usize,
+}
+
+/// The state of a fault: what opened it, and its newest report.
+#[derive(Debug, PartialEq)]
+struct Reported {
+    seq: Position,
+    title: String,
+    count: u64,
+    last_seen: Timestamp,
+    accepted_at: Timestamp,
+}
+
+// === impl Reported ===
+
+impl Reported {
+    fn of(fault: &Fault) -> Self {
+        Self {
+            seq: fault.seq,
+            title: fault.title(),
+            count: fault.count,
+            last_seen: fault.last_seen,
+            accepted_at: fault.accepted_at,
+        }
+    }
+}
+
+// === impl Fleet ===
+
+impl Fleet {
+    /// Returns what is wanted for a node ([`Self::desired`]).
+    pub(super) fn judge(&mut self, name: &str) -> Desired {
+        let entry = self.nodes.get(name);
+        let observed = entry.and_then(|entry| Some((entry, entry.observed.as_ref()?)));
+        let policy = self.policy.as_ref();
+        // Devices come and go without a node's doing.
+        let (Some((entry, observed)), Some(policy)) = (
+            observed,
+            policy.filter(|policy| policy.device_taints.is_none()),
+        ) else {
+            return self.desired(name);
+        };
+        let faults: Vec<Reported> = self.book.faults(name).iter().map(Reported::of).collect();
+        let dismissal = self.dismissal(entry);
+        let known = entry.judged.as_ref().filter(|known| {
+            Arc::ptr_eq(&known.view, &observed.view)
+                && Arc::ptr_eq(&known.policy, policy)
+                && known.dismissal == dismissal
+                && known.faults == faults
+        });
+        if let Some(known) = known {
+            debug_assert_eq!(known.desired, self.desired(name));
+            return known.desired.clone();
+        }
+        let (view, policy) = (Arc::clone(&observed.view), Arc::clone(policy));
+        let desired = self.desired(name);
+        // Of a node in service it is asked once.
+        let kept = desired.wanted().then(|| {
+            Box::new(Judged {
+                view,
+                policy,
+                faults,
+                dismissal,
+                desired: desired.clone(),
+            })
+        });
+        self.entry(name).judged = kept;
+        desired
+    }
+
+    /// Returns whether there is news of a node for those who are told of it, and takes that for told.
+    pub(super) fn has_news(&mut self, name: &str) -> bool {
+        let Some(entry) = self.nodes.get(name) else {
+            return true;
+        };
+        let Some(view) = entry.view.clone() else {
+            return true;
+        };
+        let told = Told {
+            view,
+            faults: self.book.faults(name).iter().map(Reported::of).collect(),
+            heard: self.book.heard(name).count(),
+        };
+        let same = entry.told.as_ref().is_some_and(|before| {
+            Arc::ptr_eq(&before.view, &told.view)
+                && before.faults == told.faults
+                && before.heard == told.heard
+        });
+        self.entry(name).told = Some(Box::new(told));
+        !same
+    }
+}
