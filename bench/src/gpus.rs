@@ -1,6 +1,7 @@
 //! The GPUs of a node: the needs of an agent and of the process that asks the driver, the time to
 //! the first list, the job gate, and many watchers. The GPUs are fakes.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -20,6 +21,8 @@ use tokio::task::JoinSet;
 use tonic::transport::{Channel, Endpoint};
 
 use crate::Args;
+
+mod confined;
 
 /// The numbers of GPUs whose needs are measured.
 const GPUS: [u16; 2] = [8, 16];
@@ -46,6 +49,13 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<Vec<Figure>> {
         progress(&format!("agent of {count} GPUs ..."));
         rows.extend(needs(args, count).await?);
     }
+    for limit in confined::LIMITS_MIB {
+        progress(&format!("agent of 8 GPUs in a cgroup of {limit} MiB ..."));
+        rows.push(match confined::run(args, limit).await {
+            Ok(figure) => figure,
+            Err(error) => Figure::absent(&format!("gpus-8.confined-{limit}"), format!("{error:#}")),
+        });
+    }
     progress("job gate ...");
     rows.extend(job_gate().await?);
     progress("watchers ...");
@@ -53,11 +63,12 @@ pub(crate) async fn run(args: &Args) -> anyhow::Result<Vec<Figure>> {
     Ok(rows)
 }
 
-fn with_gpus(launch: Launch, count: u16) -> Launch {
+/// Gives a launch so many fake GPUs, or those of a scenario.
+fn with_gpus(launch: Launch, gpus: impl AsRef<OsStr>) -> Launch {
     launch
         .node_name("gpuwarden-bench-gpus")
         .option("--history", "0s")
-        .option("--fake-gpus", count.to_string())
+        .option("--fake-gpus", gpus)
 }
 
 fn api(product: &Product) -> PathBuf {
@@ -95,7 +106,7 @@ async fn needs(args: &Args, count: u16) -> anyhow::Result<Vec<Figure>> {
     // Its controller is not there: it has nothing to tell.
     let began = Instant::now();
     let launch = Launch::agent()?.option("--controller", "http://127.0.0.1:9");
-    let agent = with_gpus(launch, count).start().await?;
+    let agent = with_gpus(launch, count.to_string()).start().await?;
     listed(&agent, usize::from(count)).await?;
     let first = began.elapsed();
     tokio::time::sleep(SETTLE).await;
@@ -185,7 +196,7 @@ fn children(pid: u32) -> anyhow::Result<Vec<u32>> {
 
 /// Asks the job gate many times, and in turns with it the Device API for one GPU.
 async fn job_gate() -> anyhow::Result<Vec<Figure>> {
-    let launch = with_gpus(Launch::new()?, GPUS[0]);
+    let launch = with_gpus(Launch::new()?, GPUS[0].to_string());
     let socket = launch.data_dir().join("gate.sock");
     let product = launch.option("--job-gate", &socket).start().await?;
     let gpus = listed(&product, usize::from(GPUS[0])).await?;
@@ -219,7 +230,9 @@ async fn job_gate() -> anyhow::Result<Vec<Figure>> {
 
 /// Has a provider change a condition as fast as it is answered, while all watch.
 async fn watchers() -> anyhow::Result<Vec<Figure>> {
-    let product = with_gpus(Launch::new()?, GPUS[0]).start().await?;
+    let product = with_gpus(Launch::new()?, GPUS[0].to_string())
+        .start()
+        .await?;
     let gpus = listed(&product, usize::from(GPUS[0])).await?;
     let name = &gpus.first().context("no GPU is listed")?.name;
     let mut provider = ProviderServiceClient::new(connect(&api(&product)).await?);

@@ -39,7 +39,7 @@ pub const NCCL_LIBRARY: &str = "libnccl.so.2";
 /// The file with the number of events that were told, in the directory of the library.
 const TOLD: &str = "gpus.told";
 /// The name of the library, as cargo builds it.
-const BUILT: &str = "libgpuwarden_fakes.so";
+pub const BUILT: &str = "libgpuwarden_fakes.so";
 
 /// A scenario that cannot be used, or a directory that cannot be made.
 #[derive(Debug, thiserror::Error)]

@@ -10,6 +10,7 @@ mod fabric;
 mod state;
 
 use std::ffi::{c_char, c_int, c_uint};
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -184,7 +185,15 @@ fn open(call: &str) -> u32 {
         return behave(behaviour);
     }
     set_open(true);
+    take_memory(scenario.library_mib);
     code::SUCCESS
+}
+
+/// Takes memory, written to, and keeps it.
+fn take_memory(mib: usize) {
+    static TAKEN: Mutex<Vec<u8>> = Mutex::new(Vec::new());
+    let mut taken = TAKEN.lock().unwrap_or_else(PoisonError::into_inner);
+    taken.resize(mib << 20, 1);
 }
 
 #[unsafe(no_mangle)]

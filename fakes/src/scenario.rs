@@ -46,6 +46,8 @@ pub(crate) const MAX_PARTITIONS: usize = 64;
 pub struct Scenario {
     /// The number of GPUs; all are healthy but for those below.
     pub gpus: u32,
+    /// Memory that the library takes for itself once it is initialised, in MiB.
+    pub library_mib: usize,
     /// Version of the driver.
     pub driver_version: String,
     /// Version of CUDA, as NVML tells it: 13000 is 13.0.
@@ -344,6 +346,7 @@ impl Default for Scenario {
     fn default() -> Self {
         Self {
             gpus: 8,
+            library_mib: 0,
             driver_version: "580.65.06".to_owned(),
             cuda_version: 13000,
             fabric_version: 4,

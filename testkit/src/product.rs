@@ -76,6 +76,7 @@ pub async fn get(address: &str, path: &str) -> anyhow::Result<String> {
 #[derive(Clone, Debug)]
 pub struct Launch {
     role: Role,
+    program: Option<PathBuf>,
     home: Arc<TempDir>,
     kernel_log: PathBuf,
     args: Vec<OsString>,
@@ -149,12 +150,20 @@ impl Launch {
         File::create(&kernel_log)?;
         Ok(Self {
             role,
+            program: None,
             home: Arc::new(home),
             kernel_log,
             args: Vec::new(),
             env: Vec::new(),
             output: None,
         })
+    }
+
+    /// Sets another program in the place of [`binary`], such as one that starts it.
+    #[must_use]
+    pub fn program(mut self, program: impl Into<PathBuf>) -> Self {
+        self.program = Some(program.into());
+        self
     }
 
     /// Sets the node that the product speaks for.
@@ -231,7 +240,10 @@ impl Launch {
 
     /// Starts the product and returns at once: for tests of a start that fails.
     pub fn spawn(self) -> anyhow::Result<Product> {
-        let program = binary()?;
+        let program = match &self.program {
+            Some(program) => program.clone(),
+            None => binary()?,
+        };
         let data_dir = self.data_dir();
         let output = |name| {
             if let Some(output) = &self.output {

@@ -331,6 +331,30 @@ fn a_clock_that_is_put_back_ends_all_waits() {
 }
 
 #[test]
+fn who_is_told_of_a_node_hears_of_it_once() {
+    let mut world = World::new(&Policy::builtin());
+    world.fault(0);
+    world.settle();
+    let told = |world: &mut World| {
+        world.fleet.look_again_at("n1");
+        let effects = all_effects(world);
+        effects
+            .iter()
+            .any(|effect| matches!(effect, Effect::Tell(_)))
+    };
+    assert!(!told(&mut world), "nothing is new");
+    world.event("GpuMemWatch", 0, true, false);
+    assert!(told(&mut world), "the same fault was reported again");
+    assert!(!told(&mut world));
+    world.event("GpuOther", 0, false, true);
+    assert!(told(&mut world), "another check has spoken");
+    world["n1"].labels.insert("zone".into(), "a".into());
+    world.see("n1");
+    assert!(told(&mut world), "the node has changed");
+    assert!(!told(&mut world));
+}
+
+#[test]
 fn nothing_is_told_on_a_node_before_its_cordon_is_answered() {
     let mut world = faulty();
     let told = |effects: &[Effect]| {
