@@ -53,6 +53,8 @@ pub struct GangKeeper {
     /// The way to the controller, if there is one.
     pub connector: Option<Connector>,
     pub(crate) metrics: Arc<WebhookMetrics>,
+    /// The line of gangs that could not be looked at.
+    failed: Seldom,
 }
 
 // === impl GangKeeper ===
@@ -75,6 +77,7 @@ impl GangKeeper {
             identity,
             connector: None,
             metrics: admission.metrics(),
+            failed: Seldom::default(),
         }
     }
 
@@ -166,11 +169,19 @@ impl GangKeeper {
                     return;
                 }
                 if let Err(error) = self.look_at(cluster, &mut board, &key).await {
-                    tracing::warn!(gang = %key, err = chain(&error), "it is tried again");
-                    board.again(key);
-                    next = next.min(tokio::time::Instant::now() + RETRY);
-                    break;
+                    if let Some(not_logged_before) = self.failed.now() {
+                        let err = chain(&error);
+                        tracing::warn!(gang = %key, err, not_logged_before, "it is tried again");
+                    }
+                    board.failed(&key);
+                    if is_of_all(&error) {
+                        next = next.min(tokio::time::Instant::now() + RETRY);
+                        break;
+                    }
+                    // What a namespace does not let us write holds up no other.
+                    continue;
                 }
+                board.went_well(&key);
                 self.tell_of_accused(&mut board, &key).await;
             }
             self.metrics.gangs.set(board.gangs());
@@ -366,6 +377,14 @@ fn not_reached(node: &str, message: &str) -> HealthEvents {
         version: EVENT_VERSION,
         events: vec![event],
     }
+}
+
+/// Returns whether what failed for one gang fails for all others now.
+fn is_of_all(error: &ApiError) -> bool {
+    matches!(
+        error,
+        ApiError::Unavailable { .. } | ApiError::Throttled { .. } | ApiError::NotLeading
+    )
 }
 
 /// Takes in all that waits, so that a gang is looked at once for many changes.

@@ -13,8 +13,10 @@ use preflight::roster::{
     GANG_ID_LABEL, MANAGED_BY, MANAGED_BY_LABEL, Member, PREFIX, Roster, config_map_name,
     gang_label,
 };
+use runtime::backoff::Backoff;
 use serde_json::{Value, json};
 
+use super::RETRY;
 use super::accused::{Accused, Dock, Word};
 use crate::discoveries::Discoveries;
 use crate::kept::Kept;
@@ -30,6 +32,9 @@ const MOST_LOOKS: u32 = 5;
 /// Time between two writes of a gang that is not whole. Each of its members has a kubelet that reads what is written,
 /// and only the last write lets them begin, which waits for nothing.
 const PACE: Duration = Duration::from_secs(1);
+/// Longest pause after a look at a gang that failed: an immutable `ConfigMap` or a quota of its namespace may be in the
+/// way for long.
+const LONGEST_RETRY: Duration = Duration::from_secs(60);
 
 /// A gang, by the namespace and name of its `ConfigMap`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -71,6 +76,8 @@ struct Known {
     map: Option<Map>,
     /// The time of the last write of a `ConfigMap` that was there.
     written_at: Option<Instant>,
+    /// The pauses after looks that failed one after the other; `None` where the last one went well.
+    retries: Option<Backoff>,
     empty_since: Option<Instant>,
     surplus: BTreeSet<String>,
     /// Members that have no checks of the gang, as they were counted last: they never come.
@@ -294,12 +301,26 @@ impl Board {
 
     /// Returns the next gang to look at.
     pub(super) fn next(&mut self) -> Option<GangKey> {
-        self.to_look_at.pop_first()
+        let key = self.to_look_at.pop_first()?;
+        self.later.remove(&key);
+        Some(key)
     }
 
-    /// Has a gang looked at once more.
-    pub(super) fn again(&mut self, key: GangKey) {
-        self.to_look_at.insert(key);
+    /// Has a gang looked at once more, the later the more often in a row that failed. News of it are looked at at once.
+    pub(super) fn failed(&mut self, key: &GangKey) {
+        if let Some(known) = self.gangs.get_mut(key) {
+            let retries = &mut known.retries;
+            let retries = retries.get_or_insert_with(|| Backoff::new(RETRY, LONGEST_RETRY));
+            self.later
+                .insert(key.clone(), Instant::now() + retries.pause());
+        }
+    }
+
+    /// Notes that a look at a gang did not fail.
+    pub(super) fn went_well(&mut self, key: &GangKey) {
+        if let Some(known) = self.gangs.get_mut(key) {
+            known.retries = None;
+        }
     }
 
     /// Returns when the next of the gangs is due that are to be looked at later.
@@ -320,9 +341,11 @@ impl Board {
         });
     }
 
-    /// Has all gangs looked at once more.
+    /// Has all gangs looked at once more, but for those that are to be looked at later.
     pub(super) fn all_again(&mut self) {
-        self.to_look_at.extend(self.gangs.keys().cloned());
+        let later = &self.later;
+        let all = self.gangs.keys().filter(|key| !later.contains_key(key));
+        self.to_look_at.extend(all.cloned());
     }
 
     /// Returns a gang that has pods.

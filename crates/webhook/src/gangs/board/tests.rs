@@ -246,6 +246,33 @@ fn pods_that_are_over_or_that_a_list_lacks_are_gone() {
 }
 
 #[test]
+fn a_gang_that_fails_is_looked_at_ever_later_but_for_its_news() {
+    let mut board = board(&[pod("a", None)]);
+    assert_eq!(board.next(), Some(key()));
+    for _ in 0..4 {
+        board.failed(&key());
+    }
+    board.all_again();
+    board.due_again();
+    assert_eq!(board.next(), None, "it is not due");
+    // The fourth pause is 8 s, of which half is at random.
+    let later = Instant::now() + Duration::from_secs(3);
+    assert!(board.next_due().is_some_and(|due| due > later));
+    apply(&mut board, pod("a", Some("10.0.0.1")));
+    assert_eq!(board.next(), Some(key()));
+    assert_eq!(board.next_due(), None);
+    board.went_well(&key());
+    board.failed(&key());
+    let later = Instant::now() + RETRY;
+    assert!(board.next_due().is_some_and(|due| due <= later));
+    // One that is gone is not tried again.
+    let mut gone = key();
+    gone.name.push('x');
+    board.failed(&gone);
+    assert_eq!(board.later.len(), 1);
+}
+
+#[test]
 fn what_another_wrote_into_the_map_is_put_right_and_other_maps_are_left_alone() {
     let mut board = board(&[pod("a", Some("10.0.0.1")), pod("b", Some("10.0.0.2"))]);
     let right = write(&mut board).expect("the peers");
