@@ -402,6 +402,22 @@ impl Board {
         }
     }
 
+    /// Notes that a member was not told of after all.
+    pub(super) fn not_told_of(&mut self, key: &GangKey, pod: &str) {
+        if let Some(known) = self.gangs.get_mut(key) {
+            known.dock.not_told(pod);
+        }
+    }
+
+    /// Has no gang, and nobody who is accused, wait any longer.
+    #[cfg(test)]
+    pub(super) fn settle(&mut self) {
+        for known in self.gangs.values_mut() {
+            known.count_at = known.count_at.map(|_| Instant::now());
+            known.dock.settle();
+        }
+    }
+
     /// Returns the number of gangs that have pods.
     pub(super) fn gangs(&self) -> i64 {
         let there = self.gangs.values().filter(|known| !known.pods.is_empty());

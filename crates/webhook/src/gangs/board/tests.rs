@@ -145,23 +145,19 @@ fn who_replaces_a_member_of_a_gang_that_has_passed_is_told_so() {
 fn members_without_checks_are_counted_out_of_a_gang_that_is_short_of_others() {
     let mut board = board(&[pod("a", Some("10.0.0.1"))]);
     assert!(!board.is_short(&key(), 2), "others may be on their way");
-    let settle = |board: &mut Board| {
-        let known = board.gangs.get_mut(&key()).expect("the gang");
-        known.count_at = known.count_at.map(|_| Instant::now());
-    };
-    settle(&mut board);
+    board.settle();
     assert!(board.is_short(&key(), 2));
     board.count_without_checks(&key(), 1);
     assert_eq!(board.with_checks(&key(), 2), 1);
     assert_eq!(board.with_checks(&key(), 1), 1, "one member has checks");
-    settle(&mut board);
+    board.settle();
     assert!(!board.is_short(&key(), 2), "it is whole");
     assert!(board.is_short(&key(), 3));
     board.count_without_checks(&key(), 1);
     assert!(!board.is_short(&key(), 3), "it is not asked all the time");
     // Who has checks after all makes it whole without being counted again.
     apply(&mut board, pod("b", Some("10.0.0.2")));
-    settle(&mut board);
+    board.settle();
     assert!(!board.is_short(&key(), 3));
 }
 
