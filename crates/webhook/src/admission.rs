@@ -8,6 +8,7 @@ use preflight::inject::{Candidate, Injection, inject};
 use preflight::rendezvous::RendezvousPlace;
 use preflight::resources::{DevicesOfPod, claims_named};
 use runtime::http_server::ReadBody;
+use runtime::logging::Seldom;
 use runtime::metrics::Metrics;
 use serde_json::Value;
 use tokio::sync::watch;
@@ -31,6 +32,16 @@ pub struct Admission {
     takes_reports: bool,
     turns: Turns,
     metrics: Arc<WebhookMetrics>,
+    lines: Arc<Lines>,
+}
+
+/// The lines of the log that whoever creates pods can cause.
+#[derive(Default)]
+struct Lines {
+    /// A pod is denied.
+    denied: Seldom,
+    /// A pod gets no checks.
+    unchecked: Seldom,
 }
 
 /// What became of a pod: for the metrics, and the answer.
@@ -54,6 +65,7 @@ impl Admission {
             takes_reports: false,
             turns: Turns::default(),
             metrics: Arc::new(WebhookMetrics::registered(metrics)),
+            lines: Arc::default(),
         }
     }
 
@@ -138,7 +150,7 @@ impl Admission {
         let named = turn.work(move || claims_named(&asked.object)).await?;
         let claims = match self.facts.claims(named, &namespace).await {
             Ok(claims) => claims,
-            Err(why) => return Ok(unknown(&question, &why)),
+            Err(why) => return Ok(self.unchecked(&question, &why)),
         };
         let config = Arc::clone(&self.config);
         let devices = turn.work(move || DevicesOfPod::of(&of.object, &config, &claims));
@@ -148,7 +160,7 @@ impl Admission {
         let (gang, warning) = self.gang(&question.object, &namespace).await;
         let forbidden_by = match self.facts.forbids_host_paths(&namespace).await {
             Ok(level) => level,
-            Err(why) => return Ok(unknown(&question, &why)),
+            Err(why) => return Ok(self.unchecked(&question, &why)),
         };
         let rendezvous = self.rendezvous.as_ref();
         let rendezvous = rendezvous.map(|(url, authorities)| RendezvousPlace {
@@ -156,7 +168,7 @@ impl Admission {
             authorities: authorities.borrow().clone(),
             takes_reports: self.takes_reports,
         });
-        let config = Arc::clone(&self.config);
+        let (config, lines) = (Arc::clone(&self.config), Arc::clone(&self.lines));
         let injecting = turn.work(move || {
             let candidate = Candidate {
                 pod: &question.object,
@@ -176,9 +188,12 @@ impl Admission {
                     (outcome, question.changed(&injection))
                 }
                 Err(refusal) => {
-                    let namespace = &question.namespace;
-                    tracing::info!("a pod in {namespace} is denied: {refusal}");
-                    ("denied", question.denied(&refusal.to_string()))
+                    let refusal = refusal.to_string();
+                    if let Some(not_logged_before) = lines.denied.now() {
+                        let (namespace, why) = (&question.namespace, shortened(&refusal));
+                        tracing::info!(not_logged_before, "a pod in {namespace} is denied: {why}");
+                    }
+                    ("denied", question.denied(&refusal))
                 }
             }
         });
@@ -213,6 +228,25 @@ impl Admission {
             Err(why) => untested(&why.to_string()),
         }
     }
+
+    /// Returns the answer where what it takes cannot be learnt: the pod starts unchecked, for it is not to wait
+    /// for what may never be known.
+    fn unchecked(&self, question: &Question, why: &str) -> Answer {
+        // Names of what the pod asks for stand in it.
+        let why = shortened(why);
+        if let Some(not_logged_before) = self.lines.unchecked.now() {
+            let namespace = &question.namespace;
+            tracing::warn!(
+                not_logged_before,
+                "a pod in {namespace} gets no preflight checks: {why}"
+            );
+        }
+        let unchanged = Injection {
+            warnings: vec![format!("no preflight checks: {why}")],
+            ..Injection::default()
+        };
+        ("unknown", question.changed(&unchanged))
+    }
 }
 
 /// Returns that a pod is in no gang that can be tested.
@@ -220,18 +254,4 @@ fn untested(why: &str) -> (Option<Gang>, Option<String>) {
     let why = shortened(why);
     let warning = format!("no preflight checks of the gang: {why}");
     (None, Some(warning))
-}
-
-/// Returns the answer where what it takes cannot be learnt: the pod starts unchecked, for it is not to wait
-/// for what may never be known.
-fn unknown(question: &Question, why: &str) -> Answer {
-    // Names of what the pod asks for stand in it.
-    let why = shortened(why);
-    let namespace = &question.namespace;
-    tracing::warn!("a pod in {namespace} gets no preflight checks: {why}");
-    let unchanged = Injection {
-        warnings: vec![format!("no preflight checks: {why}")],
-        ..Injection::default()
-    };
-    ("unknown", question.changed(&unchanged))
 }

@@ -81,6 +81,8 @@ pub struct GangKeeper {
     failed: Seldom,
     /// The line of members that could not be reported.
     unreported: Seldom,
+    /// The line of gangs whose size is not known.
+    unknown: Seldom,
 }
 
 // === impl GangKeeper ===
@@ -105,6 +107,7 @@ impl GangKeeper {
             metrics: admission.metrics(),
             failed: Seldom::default(),
             unreported: Seldom::default(),
+            unknown: Seldom::default(),
         }
     }
 
@@ -257,7 +260,12 @@ impl GangKeeper {
                 None,
             ),
             Err(Unknown::Now(why)) => {
-                tracing::warn!(gang = %gang, "how many members it has is not known: {why}");
+                if let Some(not_logged_before) = self.unknown.now() {
+                    tracing::warn!(
+                        gang = %gang, not_logged_before,
+                        "how many members it has is not known: {why}"
+                    );
+                }
                 return Ok(());
             }
         };

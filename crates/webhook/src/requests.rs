@@ -10,7 +10,7 @@ use domain::janitor::{Named, Request};
 use domain::maintenance::Maintenance;
 use preflight::inject::Injection;
 use runtime::http_server::ReadBody;
-use runtime::logging::chain;
+use runtime::logging::{Seldom, chain};
 use serde_json::Value;
 
 use crate::review::{Question, Unanswered};
@@ -24,6 +24,8 @@ const DEADLINE: Duration = Duration::from_secs(3);
 pub struct Requests {
     cluster: Arc<Cluster>,
     turns: Turns,
+    /// The line of requests that are let in unseen.
+    unseen: Arc<Seldom>,
 }
 
 // === impl Requests ===
@@ -34,6 +36,7 @@ impl Requests {
         Self {
             cluster,
             turns: Turns::default(),
+            unseen: Arc::default(),
         }
     }
 
@@ -47,8 +50,23 @@ impl Requests {
         Ok(match judged {
             Ok(Ok(None)) => question.changed(&unchanged),
             Ok(Ok(Some(why))) => question.denied(&why),
-            Ok(Err(error)) => unseen(&question, &chain(&error)),
-            Err(_) => unseen(&question, "the API server did not answer in time"),
+            Ok(Err(error)) => self.unseen(&question, &chain(&error)),
+            Err(_) => self.unseen(&question, "the API server did not answer in time"),
+        })
+    }
+
+    /// Returns the answer where the cluster does not say what it takes.
+    fn unseen(&self, question: &Question, why: &str) -> Value {
+        if let Some(not_logged_before) = self.unseen.now() {
+            tracing::warn!(
+                not_logged_before,
+                "a request of the janitor is let in unseen: {why}"
+            );
+        }
+        let warning = format!("it is not known whether the request can be carried out: {why}");
+        question.changed(&Injection {
+            warnings: vec![warning],
+            ..Injection::default()
         })
     }
 
@@ -94,16 +112,6 @@ impl Requests {
             .list_objects(&Kind::new(group, version, plural))
             .await
     }
-}
-
-/// Returns the answer where the cluster does not say what it takes.
-fn unseen(question: &Question, why: &str) -> Value {
-    tracing::warn!("a request of the janitor is let in unseen: {why}");
-    let warning = format!("it is not known whether the request can be carried out: {why}");
-    question.changed(&Injection {
-        warnings: vec![warning],
-        ..Injection::default()
-    })
 }
 
 #[cfg(test)]

@@ -14,10 +14,11 @@ use preflight::roster::{
     gang_label,
 };
 use runtime::backoff::Backoff;
+use runtime::logging::Seldom;
 use serde_json::{Value, json};
 
-use super::RETRY;
 use super::accused::{Accused, Dock, Word};
+use super::{RETRY, few};
 use crate::discoveries::Discoveries;
 use crate::kept::Kept;
 use crate::seen::{MapMetadata, SeenMap, SeenPod};
@@ -65,6 +66,10 @@ pub(super) struct Board {
     /// Those that a list has not delivered yet.
     pods_missing: BTreeSet<String>,
     maps_missing: BTreeSet<GangKey>,
+    /// The line of gangs whose names are written alike.
+    alike: Seldom,
+    /// The line of pods beyond the size of their gang.
+    crowded: Seldom,
 }
 
 /// What is known of a gang.
@@ -153,10 +158,12 @@ impl Board {
             .as_ref()
             .filter(|first| others && !is_same(first, &gang))
         {
-            tracing::warn!(
-                pod = full, map = %key, first = ?first.size, second = ?gang.size,
-                "two gangs have names that are written alike: the pods of the second find nobody"
-            );
+            if let Some(not_logged_before) = self.alike.now() {
+                tracing::warn!(
+                    pod = full, map = %key, first = ?first.size, second = ?gang.size, not_logged_before,
+                    "two gangs have names that are written alike: the pods of the second find nobody"
+                );
+            }
             return self.gone(&full);
         }
         known.gang = Some(gang);
@@ -466,7 +473,7 @@ impl Board {
         let (mut roster, surplus) = roster.with(members.collect(), count);
         roster.untestable = expected.err();
         roster.started = known.started(&roster);
-        known.note_surplus(surplus, &roster);
+        known.note_surplus(surplus, &roster, &self.crowded);
         let wanted = json!(roster.data());
         let is_new = known.map.is_none();
         let nothing = Look { map: None, is_new };
@@ -577,13 +584,19 @@ impl Known {
     }
 
     /// Notes who has no place in the gang, and says who is new among them.
-    fn note_surplus(&mut self, surplus: Vec<Member>, roster: &Roster) {
+    fn note_surplus(&mut self, surplus: Vec<Member>, roster: &Roster, line: &Seldom) {
         let names: BTreeSet<String> = surplus.into_iter().map(|member| member.pod).collect();
-        let new: Vec<&String> = names.difference(&self.surplus).collect();
-        if !new.is_empty() {
+        let new = names.difference(&self.surplus).map(String::as_str);
+        let new: Vec<&str> = new.collect();
+        if !new.is_empty()
+            && let Some(not_logged_before) = line.now()
+        {
             tracing::warn!(
-                gang = roster.gang_id, pods = ?new,
-                "the gang has its {} members; these pods wait until one goes", roster.expected
+                gang = roster.gang_id,
+                pods = few(&new),
+                not_logged_before,
+                "the gang has its {} members; these pods wait until one goes",
+                roster.expected
             );
         }
         self.surplus = names;
