@@ -158,7 +158,7 @@ mod tests {
 
     async fn answer(requests: &Requests, question: &Value) -> Value {
         let body = Body::from(question.to_string());
-        let peer = Peer([127, 0, 0, 1].into());
+        let peer = Peer::of([127, 0, 0, 1].into());
         let room = Bodies::new(1024 * 1024);
         let body = room.read(peer, body, 1024 * 1024, DEADLINE).await;
         let answer = requests.answer(body.expect("a body")).await;

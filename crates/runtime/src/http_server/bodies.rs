@@ -4,7 +4,6 @@
 //! left, the largest body of the address that has most gives way: no address takes the room of one that has less.
 
 use std::collections::{BTreeMap, HashMap};
-use std::net::IpAddr;
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -38,7 +37,7 @@ struct Taken {
 /// The part of the room that one body has.
 #[derive(Debug)]
 struct Part {
-    peer: IpAddr,
+    peer: Peer,
     bytes: usize,
     give_way: CancellationToken,
 }
@@ -94,7 +93,7 @@ impl Bodies {
         most: usize,
         within: Duration,
     ) -> Result<ReadBody, BodyError> {
-        let place = self.place(peer.0);
+        let place = self.place(peer);
         let give_way = place.give_way.clone();
         let reading = tokio::time::timeout(within, self.collect(place, body, most));
         tokio::select! {
@@ -128,7 +127,7 @@ impl Bodies {
         })
     }
 
-    fn place(self: &Arc<Self>, peer: IpAddr) -> Place {
+    fn place(self: &Arc<Self>, peer: Peer) -> Place {
         let give_way = CancellationToken::new();
         let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         let number = taken.next;
@@ -168,8 +167,8 @@ impl Bodies {
 
 impl Taken {
     /// Has the largest body of the address that has most give way, if that has more than `peer` would have.
-    fn shed_for(&mut self, peer: IpAddr, bytes: usize) -> Result<(), BodyError> {
-        let mut by_peer: HashMap<IpAddr, usize> = HashMap::new();
+    fn shed_for(&mut self, peer: Peer, bytes: usize) -> Result<(), BodyError> {
+        let mut by_peer: HashMap<Peer, usize> = HashMap::new();
         for part in self.bodies.values() {
             *by_peer.entry(part.peer).or_default() += part.bytes;
         }
@@ -235,7 +234,7 @@ mod tests {
     const LONG: Duration = Duration::from_secs(60);
 
     fn peer(number: u8) -> Peer {
-        Peer(IpAddr::from([10, 0, 0, number]))
+        Peer::of([10, 0, 0, number].into())
     }
 
     /// A body that comes to its end.
@@ -285,6 +284,25 @@ mod tests {
         // Dropped futures have no part any more.
         drop(read);
         assert_eq!(bodies.taken.lock().unwrap().all, 0);
+    }
+
+    #[tokio::test]
+    async fn the_addresses_of_one_network_have_no_more_room_than_one() {
+        let bodies = Bodies::new(100);
+        let of = |address: &str| Peer::of(address.parse().unwrap());
+        let mut held = Vec::new();
+        for host in 1..=4 {
+            let peer = of(&format!("2001:db8::{host}"));
+            let mut one = Box::pin(bodies.read(peer, stuck(25), 100, LONG));
+            assert!(one.as_mut().now_or_never().is_none());
+            held.push(one);
+        }
+        let more = bodies.read(of("2001:db8::5"), whole(25), 100, LONG).await;
+        assert!(matches!(more, Err(BodyError::Crowded)), "{more:?}");
+        let read = bodies
+            .read(of("2001:db8:0:1::1"), whole(50), 100, LONG)
+            .await;
+        assert!(read.is_ok(), "{read:?}");
     }
 
     #[tokio::test]

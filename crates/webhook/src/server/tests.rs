@@ -398,7 +398,7 @@ async fn questions_that_trickle_hold_up_no_other() {
 async fn a_question_that_is_not_answered_in_time_is_answered_with_a_reason() {
     let server = Server::start().await;
     let whole = Bodies::new(1024 * 1024);
-    let peer = Peer([127, 0, 0, 1].into());
+    let peer = Peer::of([127, 0, 0, 1].into());
     let body = axum::body::Body::from(review(&json!({})).to_string());
     let body = whole.read(peer, body, 1024 * 1024, BODY_TIMEOUT).await;
     let admission = &server.under_test.admission;
