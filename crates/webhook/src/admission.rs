@@ -90,6 +90,12 @@ impl Admission {
         Arc::clone(&self.config)
     }
 
+    /// Returns the turns of its questions.
+    #[cfg(test)]
+    pub(crate) fn turns(&self) -> &Turns {
+        &self.turns
+    }
+
     /// Returns how gangs are known.
     pub(crate) fn discoveries(&self) -> Discoveries {
         self.discoveries.clone()

@@ -1,7 +1,8 @@
 //! Bodies of requests, read into a room of so many bytes in all.
 //!
 //! A body takes of the room what has come of it, so one that trickles takes next to nothing. Where there is no room
-//! left, the largest body of the address that has most gives way: no address takes the room of one that has less.
+//! left, the largest body of the address that has most gives way: no address takes the room of one that has less. So
+//! does one that is read and waits for its answer: its bytes are counted out, and whoever waits with it is to drop it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Deref;
@@ -46,7 +47,7 @@ struct Part {
 #[derive(Debug)]
 pub struct ReadBody {
     bytes: Vec<u8>,
-    _place: Place,
+    place: Place,
 }
 
 /// The place of a body in the room, until it is dropped.
@@ -121,10 +122,7 @@ impl Bodies {
             self.take(place.number, chunk.len())?;
             bytes.extend_from_slice(&chunk);
         }
-        Ok(ReadBody {
-            bytes,
-            _place: place,
-        })
+        Ok(ReadBody { bytes, place })
     }
 
     fn place(self: &Arc<Self>, peer: Peer) -> Place {
@@ -189,6 +187,14 @@ impl Taken {
 }
 
 // === impl ReadBody ===
+
+impl ReadBody {
+    /// Returns what ends once the body has to give way: whoever waits with it drops it then, and answers
+    /// [`BodyError::Crowded`].
+    pub fn gives_way(&self) -> impl Future<Output = ()> + use<> {
+        self.place.give_way.clone().cancelled_owned()
+    }
+}
 
 impl Deref for ReadBody {
     type Target = [u8];
@@ -283,6 +289,20 @@ mod tests {
         assert!(matches!(ended[..], [Err(BodyError::Crowded)]), "{ended:?}");
         // Dropped futures have no part any more.
         drop(read);
+        assert_eq!(bodies.taken.lock().unwrap().all, 0);
+    }
+
+    #[tokio::test]
+    async fn one_that_is_read_gives_way_as_well() {
+        let bodies = Bodies::new(100);
+        let larger = bodies.read(peer(1), whole(60), 100, LONG).await.unwrap();
+        let smaller = bodies.read(peer(1), whole(40), 100, LONG).await.unwrap();
+        assert!(larger.gives_way().now_or_never().is_none());
+        let read = bodies.read(peer(2), whole(30), 100, LONG).await;
+        assert!(read.is_ok(), "{read:?}");
+        assert!(larger.gives_way().now_or_never().is_some());
+        assert!(smaller.gives_way().now_or_never().is_none());
+        drop((larger, smaller, read));
         assert_eq!(bodies.taken.lock().unwrap().all, 0);
     }
 

@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 
 use cluster::{Cluster, ConnectOptions};
+use futures::FutureExt;
 use preflight::config::{Config, Discovery};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -392,6 +393,33 @@ async fn questions_that_trickle_hold_up_no_other() {
         assert_eq!(answer["response"]["allowed"], true, "{answer}");
     }
     drop(slow);
+}
+
+#[tokio::test]
+async fn who_waits_for_a_turn_with_most_bytes_makes_room_for_another() {
+    let server = Server::start().await;
+    let ask = |from: [u8; 4], bytes: usize| {
+        let question = review(&json!({"filled": "x".repeat(bytes)}));
+        let body = axum::body::Body::from(question.to_string());
+        let (server, peer) = (server.under_test.clone(), Peer::of(from.into()));
+        mutate(State(server), Extension(peer), Request::new(body))
+    };
+    let large = vec![b' '; 2_000_000];
+    let turns = server.under_test.admission.turns();
+    let turn = turns.take(&large).await.expect("a turn");
+    let mut waiting = Vec::new();
+    for _ in 0..4 {
+        let mut one = Box::pin(ask([10, 0, 0, 3], 8_300_000));
+        assert!(one.as_mut().now_or_never().is_none(), "it has no turn");
+        waiting.push(one);
+    }
+    // For this one there is no room beside them, and it waits for none of them.
+    let answer = ask([10, 0, 0, 4], 1_000_000).await;
+    assert_eq!(answer.status(), StatusCode::OK);
+    let ended = waiting.iter_mut().filter_map(FutureExt::now_or_never);
+    let ended: Vec<StatusCode> = ended.map(|answer| answer.status()).collect();
+    assert_eq!(ended, [StatusCode::SERVICE_UNAVAILABLE]);
+    drop(turn);
 }
 
 #[tokio::test]
