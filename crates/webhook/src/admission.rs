@@ -1,6 +1,7 @@
 //! What a pod that is created becomes.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use preflight::config::Config;
 use preflight::gang::{Gang, Size};
@@ -15,10 +16,13 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::discoveries::Discoveries;
-use crate::facts::{Facts, Unknown};
+use crate::facts::{DEADLINE, Facts, Unknown};
 use crate::metrics::WebhookMetrics;
 use crate::review::{Question, Unanswered, shortened};
 use crate::turns::Turns;
+
+/// Time that is left for the answer itself when the cluster is not waited for any longer.
+const LAST: Duration = Duration::from_secs(1);
 
 /// Answers the questions of API servers. Cheap to clone.
 #[derive(Clone)]
@@ -126,7 +130,7 @@ impl Admission {
     /// a question about a dry run has the same one.
     pub(crate) async fn answer(&self, body: ReadBody, until: Instant) -> Result<Value, Unanswered> {
         let began = Instant::now();
-        let answering = tokio::time::timeout_at(until, self.judge(body));
+        let answering = tokio::time::timeout_at(until, self.judge(body, until));
         let answered = answering
             .await
             .unwrap_or_else(|_| Err(Unanswered::Late(began.elapsed())));
@@ -143,7 +147,7 @@ impl Admission {
         answered.map(|(_, answer)| answer)
     }
 
-    async fn judge(&self, body: ReadBody) -> Result<Answer, Unanswered> {
+    async fn judge(&self, body: ReadBody, until: Instant) -> Result<Answer, Unanswered> {
         let turn = self.turns.take(&body).await?;
         let question = turn.work(move || Question::parse(&body)).await??;
         let unchanged = Injection::default();
@@ -154,7 +158,10 @@ impl Admission {
         let question = Arc::new(question);
         let (asked, of) = (Arc::clone(&question), Arc::clone(&question));
         let named = turn.work(move || claims_named(&asked.object)).await?;
-        let claims = match self.facts.claims(named, &namespace).await {
+        // All that the cluster is asked has one deadline: a pod that waits for it starts unchecked, and is not refused.
+        let left = until.checked_sub(LAST).unwrap_or(until);
+        let known_by = left.min(Instant::now() + DEADLINE);
+        let claims = match self.facts.claims(named, &namespace, known_by).await {
             Ok(claims) => claims,
             Err(why) => return Ok(self.unchecked(&question, &why)),
         };
@@ -163,8 +170,9 @@ impl Admission {
         let Some(devices) = devices.await? else {
             return Ok(("skipped", question.changed(&unchanged)));
         };
-        let (gang, warning) = self.gang(&question.object, &namespace).await;
-        let forbidden_by = match self.facts.forbids_host_paths(&namespace).await {
+        let (gang, warning) = self.gang(&question.object, &namespace, known_by).await;
+        let forbids = self.facts.forbids_host_paths(&namespace, known_by);
+        let forbidden_by = match forbids.await {
             Ok(level) => level,
             Err(why) => return Ok(self.unchecked(&question, &why)),
         };
@@ -215,14 +223,19 @@ impl Admission {
     }
 
     /// Returns the gang of a pod, and what is wrong with what the pod says of it.
-    async fn gang(&self, pod: &Value, namespace: &str) -> (Option<Gang>, Option<String>) {
+    async fn gang(
+        &self,
+        pod: &Value,
+        namespace: &str,
+        until: Instant,
+    ) -> (Option<Gang>, Option<String>) {
         if !self.config.coordination.enabled {
             return (None, None);
         }
         let by = self.discoveries.of(namespace);
         match Gang::of(pod, namespace, &by) {
             Ok(Some(gang)) => {
-                let size = self.facts.size_of(&gang, &by).await;
+                let size = self.facts.size_of(&gang, &by, until).await;
                 match size {
                     Ok(Some((Size::NoGang, _))) => (None, None),
                     Err(Unknown::ForGood(why)) => untested(&why),

@@ -26,7 +26,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::discoveries::Discoveries;
-use crate::facts::{Facts, Unknown};
+use crate::facts::{DEADLINE, Facts, Unknown};
 use crate::metrics::WebhookMetrics;
 use crate::seen::SeenPod;
 use board::{Board, GangKey, Look, is_over};
@@ -304,7 +304,8 @@ impl GangKeeper {
     /// owner. The error says why that is not known.
     async fn size(&self, gang: &Gang) -> Result<Option<(Size, Option<Value>)>, Unknown> {
         let by = self.discoveries.of(&gang.namespace);
-        let Some((size, object)) = self.facts.size_of(gang, &by).await? else {
+        let until = tokio::time::Instant::now() + DEADLINE;
+        let Some((size, object)) = self.facts.size_of(gang, &by, until).await? else {
             return Ok(None);
         };
         let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str);

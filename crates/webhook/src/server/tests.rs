@@ -425,11 +425,17 @@ async fn who_waits_for_a_turn_with_most_bytes_makes_room_for_another() {
 #[tokio::test]
 async fn a_question_that_is_not_answered_in_time_is_answered_with_a_reason() {
     let server = Server::start().await;
-    let whole = Bodies::new(1024 * 1024);
+    let whole = Bodies::new(MAX_READ_BYTES);
     let peer = Peer::of([127, 0, 0, 1].into());
-    let body = axum::body::Body::from(review(&json!({})).to_string());
-    let body = whole.read(peer, body, 1024 * 1024, BODY_TIMEOUT).await;
+    let question = review(&json!({"filled": "x".repeat(2_000_000)})).to_string();
     let admission = &server.under_test.admission;
+    // It waits for its turn.
+    let turn = admission.turns().take(question.as_bytes()).await;
+    let _turn = turn.expect("a turn");
+    let body = axum::body::Body::from(question);
+    let body = whole
+        .read(peer, body, MAX_QUESTION_BYTES, BODY_TIMEOUT)
+        .await;
     let past = tokio::time::Instant::now().checked_sub(Duration::from_secs(1));
     let late = admission
         .answer(body.expect("a body"), past.expect("a time"))
@@ -439,6 +445,38 @@ async fn a_question_that_is_not_answered_in_time_is_answered_with_a_reason() {
     let said = axum::body::to_bytes(late.into_body(), 1024).await;
     let said = String::from_utf8_lossy(&said.expect("a text")).into_owned();
     assert!(said.contains("not answered within"), "{said}");
+}
+
+/// Returns an API server that hears and never answers, and a cluster that asks it.
+async fn silent() -> (TcpListener, Arc<Cluster>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let address = listener.local_addr().expect("an address").to_string();
+    (listener, at(&address).await)
+}
+
+/// A question about a pod with a GPU, of a gang that an object tells of.
+fn of_a_gang() -> Value {
+    let main = json!({"name": "main", "resources": {"limits": {"nvidia.com/gpu": "1"}}});
+    let spec = json!({"schedulingGroup": {"podGroupName": "g"}, "containers": [main]});
+    review(&json!({"object": {"metadata": {"name": "p"}, "spec": spec}}))
+}
+
+/// The clock is the test's own: nobody waits.
+#[tokio::test(start_paused = true)]
+async fn all_that_the_cluster_is_asked_about_a_pod_has_one_deadline() {
+    let (_listener, cluster) = silent().await;
+    let server = Server::of(cluster, "").await;
+    let peer = Extension(Peer::of([127, 0, 0, 1].into()));
+    let request = Request::new(of_a_gang().to_string().into());
+    let began = tokio::time::Instant::now();
+    let answer = mutate(State(server.under_test.clone()), peer, request).await;
+    // Of the gang it is not known how large it is, and of the namespace what it forbids.
+    let took = began.elapsed();
+    assert!(
+        took < crate::facts::DEADLINE + Duration::from_secs(1),
+        "{took:?}"
+    );
+    assert_eq!(answer.status(), 200);
 }
 
 /// Asks for a path without a runtime, as somebody else's thread does.
