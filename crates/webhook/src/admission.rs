@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use preflight::config::Config;
-use preflight::gang::{Gang, Size};
+use preflight::gang::{Gang, GangError, Size};
 use preflight::inject::{Candidate, Injection, inject};
 use preflight::rendezvous::RendezvousPlace;
 use preflight::resources::{DevicesOfPod, claims_named};
@@ -19,7 +19,7 @@ use crate::discoveries::Discoveries;
 use crate::facts::{DEADLINE, Facts, Unknown};
 use crate::metrics::WebhookMetrics;
 use crate::review::{Question, Unanswered, shortened};
-use crate::turns::Turns;
+use crate::turns::{Turns, Work};
 
 /// Time that is left for the answer itself when the cluster is not waited for any longer.
 const LAST: Duration = Duration::from_secs(1);
@@ -148,33 +148,40 @@ impl Admission {
     }
 
     async fn judge(&self, body: ReadBody, until: Instant) -> Result<Answer, Unanswered> {
-        let turn = self.turns.take(&body).await?;
-        let question = turn.work(move || Question::parse(&body)).await??;
-        let unchanged = Injection::default();
-        let namespace = question.namespace.clone();
-        if !question.is_new_pod() || !self.concerns(&namespace) {
-            return Ok(("skipped", question.changed(&unchanged)));
-        }
-        let question = Arc::new(question);
-        let (asked, of) = (Arc::clone(&question), Arc::clone(&question));
-        let named = turn.work(move || claims_named(&asked.object)).await?;
+        let mut work = Work::new(&self.turns, body);
+        let this = self.clone();
+        let named = work.part(move |question| {
+            let is_ours = question.is_new_pod() && this.concerns(&question.namespace);
+            let named = is_ours.then(|| claims_named(&question.object));
+            (question.bare(), named)
+        });
+        let (about, named) = named.await?;
+        let skipped = || ("skipped", about.changed(&Injection::default()));
+        let Some(named) = named else {
+            return Ok(skipped());
+        };
+        let namespace = &about.namespace;
         // All that the cluster is asked has one deadline: a pod that waits for it starts unchecked, and is not refused.
         let left = until.checked_sub(LAST).unwrap_or(until);
         let known_by = left.min(Instant::now() + DEADLINE);
-        let claims = match self.facts.claims(named, &namespace, known_by).await {
+        let claims = self.facts.claims(named, namespace, known_by);
+        let claims = match work.meanwhile(claims).await? {
             Ok(claims) => claims,
-            Err(why) => return Ok(self.unchecked(&question, &why)),
+            Err(why) => return Ok(self.unchecked(&about, &why)),
         };
-        let config = Arc::clone(&self.config);
-        let devices = turn.work(move || DevicesOfPod::of(&of.object, &config, &claims));
-        let Some(devices) = devices.await? else {
-            return Ok(("skipped", question.changed(&unchanged)));
+        let this = self.clone();
+        let found = work.part(move |question| {
+            let devices = DevicesOfPod::of(&question.object, &this.config, &claims)?;
+            Some((devices, this.gang_named(question)))
+        });
+        let Some((devices, gang)) = found.await? else {
+            return Ok(skipped());
         };
-        let (gang, warning) = self.gang(&question.object, &namespace, known_by).await;
-        let forbids = self.facts.forbids_host_paths(&namespace, known_by);
-        let forbidden_by = match forbids.await {
+        let (gang, warning) = work.meanwhile(self.gang(gang, known_by)).await?;
+        let forbids = self.facts.forbids_host_paths(namespace, known_by);
+        let forbidden_by = match work.meanwhile(forbids).await? {
             Ok(level) => level,
-            Err(why) => return Ok(self.unchecked(&question, &why)),
+            Err(why) => return Ok(self.unchecked(&about, &why)),
         };
         let rendezvous = self.rendezvous.as_ref();
         let rendezvous = rendezvous.map(|(url, authorities)| RendezvousPlace {
@@ -182,8 +189,8 @@ impl Admission {
             authorities: authorities.borrow().clone(),
             takes_reports: self.takes_reports,
         });
-        let (config, lines) = (Arc::clone(&self.config), Arc::clone(&self.lines));
-        let injecting = turn.work(move || {
+        let this = self.clone();
+        let injecting = work.last(move |question| {
             let candidate = Candidate {
                 pod: &question.object,
                 devices: &devices,
@@ -191,7 +198,7 @@ impl Admission {
                 forbidden_by: forbidden_by.as_deref(),
                 rendezvous: rendezvous.as_ref(),
             };
-            match inject(candidate, &config) {
+            match inject(candidate, &this.config) {
                 Ok(mut injection) => {
                     injection.warnings.extend(warning);
                     let outcome = if injection.patch.is_empty() {
@@ -203,7 +210,7 @@ impl Admission {
                 }
                 Err(refusal) => {
                     let refusal = refusal.to_string();
-                    if let Some(not_logged_before) = lines.denied.now() {
+                    if let Some(not_logged_before) = this.lines.denied.now() {
                         let (namespace, why) = (&question.namespace, shortened(&refusal));
                         tracing::info!(not_logged_before, "a pod in {namespace} is denied: {why}");
                     }
@@ -222,29 +229,32 @@ impl Admission {
         !is(never) && (only.is_empty() || is(only))
     }
 
-    /// Returns the gang of a pod, and what is wrong with what the pod says of it.
+    /// Returns the gang that a pod names.
+    fn gang_named(&self, question: &Question) -> Result<Option<Gang>, GangError> {
+        if !self.config.coordination.enabled {
+            return Ok(None);
+        }
+        let by = self.discoveries.of(&question.namespace);
+        Gang::of(&question.object, &question.namespace, &by)
+    }
+
+    /// Returns the gang of a pod by what it names, and what is wrong with what it says of it.
     async fn gang(
         &self,
-        pod: &Value,
-        namespace: &str,
+        named: Result<Option<Gang>, GangError>,
         until: Instant,
     ) -> (Option<Gang>, Option<String>) {
-        if !self.config.coordination.enabled {
-            return (None, None);
-        }
-        let by = self.discoveries.of(namespace);
-        match Gang::of(pod, namespace, &by) {
-            Ok(Some(gang)) => {
-                let size = self.facts.size_of(&gang, &by, until).await;
-                match size {
-                    Ok(Some((Size::NoGang, _))) => (None, None),
-                    Err(Unknown::ForGood(why)) => untested(&why),
-                    // So long as nobody says otherwise, they are scheduled together.
-                    Ok(_) | Err(Unknown::Now(_)) => (Some(gang), None),
-                }
-            }
-            Ok(None) => (None, None),
-            Err(why) => untested(&why.to_string()),
+        let gang = match named {
+            Ok(Some(gang)) => gang,
+            Ok(None) => return (None, None),
+            Err(why) => return untested(&why.to_string()),
+        };
+        let by = self.discoveries.of(&gang.namespace);
+        match self.facts.size_of(&gang, &by, until).await {
+            Ok(Some((Size::NoGang, _))) => (None, None),
+            Err(Unknown::ForGood(why)) => untested(&why),
+            // So long as nobody says otherwise, they are scheduled together.
+            Ok(_) | Err(Unknown::Now(_)) => (Some(gang), None),
         }
     }
 

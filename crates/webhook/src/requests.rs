@@ -42,7 +42,8 @@ impl Requests {
 
     /// Returns the answer to a question.
     pub(crate) async fn answer(&self, body: ReadBody) -> Result<Value, Unanswered> {
-        let waiting = tokio::time::timeout(DEADLINE, self.turns.take(&body));
+        let taking = self.turns.take(body.peer(), &body);
+        let waiting = tokio::time::timeout(DEADLINE, taking);
         let turn = waiting.await.map_err(|_| Unanswered::Late(DEADLINE))??;
         let question = turn.work(move || Question::parse(&body)).await??;
         let judged = tokio::time::timeout(DEADLINE, self.judge(&question)).await;

@@ -55,6 +55,7 @@ pub struct ReadBody {
 struct Place {
     of: Arc<Bodies>,
     number: u64,
+    peer: Peer,
     give_way: CancellationToken,
 }
 
@@ -140,6 +141,7 @@ impl Bodies {
         Place {
             of: Arc::clone(self),
             number,
+            peer,
             give_way,
         }
     }
@@ -189,6 +191,11 @@ impl Taken {
 // === impl ReadBody ===
 
 impl ReadBody {
+    /// Returns who sent it.
+    pub fn peer(&self) -> Peer {
+        self.place.peer
+    }
+
     /// Returns what ends once the body has to give way: whoever waits with it drops it then, and answers
     /// [`BodyError::Crowded`].
     pub fn gives_way(&self) -> impl Future<Output = ()> + use<> {

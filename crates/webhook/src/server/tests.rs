@@ -406,7 +406,8 @@ async fn who_waits_for_a_turn_with_most_bytes_makes_room_for_another() {
     };
     let large = vec![b' '; 2_000_000];
     let turns = server.under_test.admission.turns();
-    let turn = turns.take(&large).await.expect("a turn");
+    let own = Peer::of([10, 0, 0, 3].into());
+    let turn = turns.take(own, &large).await.expect("a turn");
     let mut waiting = Vec::new();
     for _ in 0..4 {
         let mut one = Box::pin(ask([10, 0, 0, 3], 8_300_000));
@@ -430,7 +431,7 @@ async fn a_question_that_is_not_answered_in_time_is_answered_with_a_reason() {
     let question = review(&json!({"filled": "x".repeat(2_000_000)})).to_string();
     let admission = &server.under_test.admission;
     // It waits for its turn.
-    let turn = admission.turns().take(question.as_bytes()).await;
+    let turn = admission.turns().take(peer, question.as_bytes()).await;
     let _turn = turn.expect("a turn");
     let body = axum::body::Body::from(question);
     let body = whole
@@ -476,6 +477,28 @@ async fn all_that_the_cluster_is_asked_about_a_pod_has_one_deadline() {
         took < crate::facts::DEADLINE + Duration::from_secs(1),
         "{took:?}"
     );
+    assert_eq!(answer.status(), 200);
+}
+
+/// Strangers may ask about claims that nobody has, often, and an API server may be slow.
+#[tokio::test]
+async fn a_question_that_waits_for_the_cluster_has_no_turn() {
+    let (listener, cluster) = silent().await;
+    let server = Server::of(cluster, "").await;
+    let mut question = of_a_gang();
+    question["request"]["filled"] = "x".repeat(2_000_000).into();
+    let peer = Peer::of([127, 0, 0, 1].into());
+    let (state, request) = (server.under_test.clone(), question.to_string());
+    let request = Request::new(request.into());
+    let asking = tokio::spawn(mutate(State(state), Extension(peer), request));
+    let _asked = listener.accept().await.expect("it asks the API server");
+    let turns = server.under_test.admission.turns();
+    let large = vec![b' '; 2_000_000];
+    let taking = tokio::time::timeout(ENOUGH, turns.take(peer, &large));
+    let _turn = taking.await.expect("a turn").expect("a turn");
+    assert!(!asking.is_finished(), "it waits still");
+    // It takes none to say that the cluster did not answer.
+    let answer = asking.await.expect("no panic");
     assert_eq!(answer.status(), 200);
 }
 
