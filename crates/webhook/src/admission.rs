@@ -1,7 +1,6 @@
 //! What a pod that is created becomes.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use preflight::config::Config;
 use preflight::gang::{Gang, GangError, Size};
@@ -16,13 +15,10 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::discoveries::Discoveries;
-use crate::facts::{DEADLINE, Facts, Unknown};
+use crate::facts::{self, Facts, Unknown};
 use crate::metrics::WebhookMetrics;
 use crate::review::{Question, Unanswered, shortened};
 use crate::turns::{Turns, Work};
-
-/// Time that is left for the answer itself when the cluster is not waited for any longer.
-const LAST: Duration = Duration::from_secs(1);
 
 /// Answers the questions of API servers. Cheap to clone.
 #[derive(Clone)]
@@ -162,8 +158,7 @@ impl Admission {
         };
         let namespace = &about.namespace;
         // All that the cluster is asked has one deadline: a pod that waits for it starts unchecked, and is not refused.
-        let left = until.checked_sub(LAST).unwrap_or(until);
-        let known_by = left.min(Instant::now() + DEADLINE);
+        let known_by = facts::known_by(until);
         let claims = self.facts.claims(named, namespace, known_by);
         let claims = match work.meanwhile(claims).await? {
             Ok(claims) => claims,

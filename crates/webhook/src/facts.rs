@@ -17,8 +17,10 @@ use tokio_util::sync::CancellationToken;
 use crate::kept::{Kept, Key};
 use crate::turns::memory;
 
-/// Longest wait for all answers that one pod takes together. The API server waits 10 s for us.
+/// Longest wait for all that the cluster says for one answer. The API server waits 10 s for us.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(3);
+/// Time that is left for an answer itself when the cluster is not waited for any longer.
+const LAST: Duration = Duration::from_secs(1);
 /// Most claims that are looked up for one pod: each is a request to the API server, and a pod of eight GPUs has a
 /// handful.
 const MAX_CLAIMS: usize = 64;
@@ -283,6 +285,12 @@ impl Facts {
         }
         object
     }
+}
+
+/// Returns until when the cluster is waited for, for all that it is asked for an answer that is due at `due`.
+pub(crate) fn known_by(due: Instant) -> Instant {
+    let left = due.checked_sub(LAST).unwrap_or(due);
+    left.min(Instant::now() + DEADLINE)
 }
 
 /// Returns the parts of an object that somebody looks at.

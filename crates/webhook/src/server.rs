@@ -239,9 +239,10 @@ async fn validate(
     let Some(requests) = &server.requests else {
         return StatusCode::NOT_FOUND.into_response();
     };
+    let until = tokio::time::Instant::now() + server.answer_timeout;
     match server.read(peer, request).await {
         Ok(body) => {
-            let (gives_way, answering) = (body.gives_way(), requests.answer(body));
+            let (gives_way, answering) = (body.gives_way(), requests.answer(body, until));
             server.unless_crowded(gives_way, answering).await
         }
         Err(refused) => refused,
