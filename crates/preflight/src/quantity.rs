@@ -22,7 +22,7 @@ const SUFFIXES: [(&str, i128); 13] = [
 /// Longest quantity (bytes); what Kubernetes itself writes has at most 20.
 const MAX_BYTES: usize = 40;
 /// Largest exponent, either way. Kubernetes itself ends at 10^18.
-const MAX_EXPONENT: i32 = 24;
+const MAX_EXPONENT: u32 = 24;
 
 /// Returns a quantity in thousandths of its unit, rounded up; `None` if the text is none.
 pub fn millis(text: &str) -> Option<i128> {
@@ -36,18 +36,19 @@ pub fn millis(text: &str) -> Option<i128> {
     let (number, factor) = suffix.unwrap_or((text, 1000));
     let (number, exponent) = match number.split_once(['e', 'E']) {
         // `1e3`; a suffix beside an exponent is none.
-        Some((number, exponent)) if suffix.is_none() => (number, exponent.parse().ok()?),
+        Some((number, exponent)) if suffix.is_none() => (number, exponent.parse::<i32>().ok()?),
         Some(_) => return None,
         None => (number, 0),
     };
     let (whole, part) = number.split_once('.').unwrap_or((number, ""));
     let digits = format!("{whole}{part}");
-    let exponent = exponent - i32::try_from(part.len()).ok()?;
-    if digits.is_empty() || exponent.abs() > MAX_EXPONENT {
+    let exponent = exponent.checked_sub(i32::try_from(part.len()).ok()?)?;
+    // The least exponent that there is has no positive counterpart.
+    if digits.is_empty() || exponent.unsigned_abs() > MAX_EXPONENT {
         return None;
     }
     let value = digits.parse::<i128>().ok()?.checked_mul(factor)?;
-    let power = 10_i128.pow(exponent.unsigned_abs());
+    let power = 10_i128.checked_pow(exponent.unsigned_abs())?;
     if exponent >= 0 {
         value.checked_mul(power)
     } else {
@@ -112,11 +113,32 @@ mod tests {
             "1e",
             "1e9Mi",
             "1e99",
+            "1e25",
+            "1e-25",
+            "1e2147483647",
+            "1e-2147483647",
+            "1e-2147483648",
+            "1.5e-2147483648",
+            "1E-2147483648",
+            "1e-2147483649",
             "1.2.3",
             "--1",
             &"9".repeat(60),
         ] {
             assert_eq!(millis(wrong), None, "{wrong}");
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn no_text_is_too_odd(text in "[-+]?[0-9]{0,30}[.]?[0-9]{0,30}([eE][-+]?[0-9]{0,12})?[a-zA-Z]{0,2}", any in ".*") {
+            millis(&text);
+            millis(&any);
+        }
+
+        #[test]
+        fn no_exponent_is_too_large(exponent: i32, part in "[.]?[0-9]{0,3}") {
+            millis(&format!("1{part}e{exponent}"));
         }
     }
 

@@ -4,8 +4,8 @@
 //! Anybody may connect, ask and not read, or not even ask. So that probes and metrics answer
 //! nevertheless, no connection waits to be accepted: beyond the limit the address that has most
 //! connections gives one up, into a small reserve, where it gets one answer, and where the oldest
-//! gives way to the newest. So no address takes the room of one that has fewer. And where room is
-//! wanted, whoever is idle is let go.
+//! gives way to the newest. So no address takes the room of one that has fewer; of IPv6 the addresses of
+//! one network are one. And where room is wanted, whoever is idle is let go.
 
 mod bodies;
 mod probes;
@@ -37,6 +37,7 @@ pub use probes::{liveness, metrics, readiness};
 use write_deadline::WriteDeadline;
 
 use crate::logging::Seldom;
+use crate::network::network;
 use crate::tls::ServerTls;
 
 /// Most connections that are kept at a time.
@@ -68,9 +69,9 @@ struct Limits {
     write_timeout: Duration,
 }
 
-/// The address at the other end of a connection. A request carries it in its extensions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Peer(pub IpAddr);
+/// The address at the other end of a connection, or of IPv6 its network. A request carries it in its extensions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Peer(IpAddr);
 
 /// The habits of a server's clients.
 #[derive(Clone, Copy, Debug)]
@@ -80,6 +81,15 @@ pub struct Clients {
     /// Time for which an idle connection is kept, which is that for the head of a request: longer for clients
     /// that keep theirs long, and would not ask once more where one is closed just then.
     pub idle: Duration,
+}
+
+// === impl Peer ===
+
+impl Peer {
+    /// Returns who has this address.
+    pub fn of(address: IpAddr) -> Self {
+        Self(network(address))
+    }
 }
 
 /// Serves until `cancel`, ends within a second of it, and returns the listener: requests under
@@ -138,12 +148,12 @@ async fn serve_within(
                 }
             };
             let tls = tls.as_deref().map(acceptor);
-            let peer = address.ip().to_canonical();
+            let peer = Peer::of(address.ip());
             let leave = CancellationToken::new();
             let connection = Connection {
                 routes: routes.clone(),
                 limits,
-                peer: Peer(peer),
+                peer,
                 cancel: cancel.clone(),
                 leave: leave.clone(),
                 room_wanted: Arc::clone(&room_wanted),
@@ -180,10 +190,10 @@ async fn serve_within(
     listener
 }
 
-/// The connections that are kept, by the address at their other end; the oldest first.
+/// The connections that are kept, by who is at their other end; the oldest first.
 #[derive(Default)]
 struct Kept {
-    by_peer: HashMap<IpAddr, VecDeque<(AbortHandle, CancellationToken)>>,
+    by_peer: HashMap<Peer, VecDeque<(AbortHandle, CancellationToken)>>,
     count: usize,
 }
 
@@ -194,7 +204,7 @@ impl Kept {
         self.count
     }
 
-    fn add(&mut self, peer: IpAddr, serving: AbortHandle, leave: CancellationToken) {
+    fn add(&mut self, peer: Peer, serving: AbortHandle, leave: CancellationToken) {
         let of_peer = self.by_peer.entry(peer).or_default();
         of_peer.push_back((serving, leave));
         self.count += 1;
@@ -214,7 +224,7 @@ impl Kept {
 
     /// Asks the oldest connection of the address that has most to leave, and returns it; `None` where no address
     /// has more than `peer` would have.
-    fn shed_for(&mut self, peer: IpAddr) -> Option<AbortHandle> {
+    fn shed_for(&mut self, peer: Peer) -> Option<AbortHandle> {
         let own = self.by_peer.get(&peer).map_or(0, VecDeque::len);
         let most = self
             .by_peer

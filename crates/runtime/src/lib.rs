@@ -7,6 +7,7 @@ pub mod file_stamp;
 pub mod http_server;
 pub mod logging;
 pub mod metrics;
+mod network;
 pub mod shares;
 pub mod sources;
 pub mod tcp_grpc;

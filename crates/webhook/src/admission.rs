@@ -3,21 +3,22 @@
 use std::sync::Arc;
 
 use preflight::config::Config;
-use preflight::gang::{Gang, Size};
+use preflight::gang::{Gang, GangError, Size};
 use preflight::inject::{Candidate, Injection, inject};
 use preflight::rendezvous::RendezvousPlace;
 use preflight::resources::{DevicesOfPod, claims_named};
 use runtime::http_server::ReadBody;
+use runtime::logging::Seldom;
 use runtime::metrics::Metrics;
 use serde_json::Value;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::discoveries::Discoveries;
-use crate::facts::{Facts, Unknown};
+use crate::facts::{self, Facts, Unknown};
 use crate::metrics::WebhookMetrics;
 use crate::review::{Question, Unanswered, shortened};
-use crate::turns::Turns;
+use crate::turns::{Turns, Work};
 
 /// Answers the questions of API servers. Cheap to clone.
 #[derive(Clone)]
@@ -31,6 +32,16 @@ pub struct Admission {
     takes_reports: bool,
     turns: Turns,
     metrics: Arc<WebhookMetrics>,
+    lines: Arc<Lines>,
+}
+
+/// The lines of the log that whoever creates pods can cause.
+#[derive(Default)]
+struct Lines {
+    /// A pod is denied.
+    denied: Seldom,
+    /// A pod gets no checks.
+    unchecked: Seldom,
 }
 
 /// What became of a pod: for the metrics, and the answer.
@@ -54,6 +65,7 @@ impl Admission {
             takes_reports: false,
             turns: Turns::default(),
             metrics: Arc::new(WebhookMetrics::registered(metrics)),
+            lines: Arc::default(),
         }
     }
 
@@ -76,6 +88,12 @@ impl Admission {
     /// Returns the configuration.
     pub(crate) fn config(&self) -> Arc<Config> {
         Arc::clone(&self.config)
+    }
+
+    /// Returns the turns of its questions.
+    #[cfg(test)]
+    pub(crate) fn turns(&self) -> &Turns {
+        &self.turns
     }
 
     /// Returns how gangs are known.
@@ -108,7 +126,7 @@ impl Admission {
     /// a question about a dry run has the same one.
     pub(crate) async fn answer(&self, body: ReadBody, until: Instant) -> Result<Value, Unanswered> {
         let began = Instant::now();
-        let answering = tokio::time::timeout_at(until, self.judge(body));
+        let answering = tokio::time::timeout_at(until, self.judge(body, until));
         let answered = answering
             .await
             .unwrap_or_else(|_| Err(Unanswered::Late(began.elapsed())));
@@ -125,30 +143,40 @@ impl Admission {
         answered.map(|(_, answer)| answer)
     }
 
-    async fn judge(&self, body: ReadBody) -> Result<Answer, Unanswered> {
-        let turn = self.turns.take(&body).await?;
-        let question = turn.work(move || Question::parse(&body)).await??;
-        let unchanged = Injection::default();
-        let namespace = question.namespace.clone();
-        if !question.is_new_pod() || !self.concerns(&namespace) {
-            return Ok(("skipped", question.changed(&unchanged)));
-        }
-        let question = Arc::new(question);
-        let (asked, of) = (Arc::clone(&question), Arc::clone(&question));
-        let named = turn.work(move || claims_named(&asked.object)).await?;
-        let claims = match self.facts.claims(named, &namespace).await {
+    async fn judge(&self, body: ReadBody, until: Instant) -> Result<Answer, Unanswered> {
+        let mut work = Work::new(&self.turns, body);
+        let this = self.clone();
+        let named = work.part(move |question| {
+            let is_ours = question.is_new_pod() && this.concerns(&question.namespace);
+            let named = is_ours.then(|| claims_named(&question.object));
+            (question.bare(), named)
+        });
+        let (about, named) = named.await?;
+        let skipped = || ("skipped", about.changed(&Injection::default()));
+        let Some(named) = named else {
+            return Ok(skipped());
+        };
+        let namespace = &about.namespace;
+        // All that the cluster is asked has one deadline: a pod that waits for it starts unchecked, and is not refused.
+        let known_by = facts::known_by(until);
+        let claims = self.facts.claims(named, namespace, known_by);
+        let claims = match work.meanwhile(claims).await? {
             Ok(claims) => claims,
-            Err(why) => return Ok(unknown(&question, &why)),
+            Err(why) => return Ok(self.unchecked(&about, &why)),
         };
-        let config = Arc::clone(&self.config);
-        let devices = turn.work(move || DevicesOfPod::of(&of.object, &config, &claims));
-        let Some(devices) = devices.await? else {
-            return Ok(("skipped", question.changed(&unchanged)));
+        let this = self.clone();
+        let found = work.part(move |question| {
+            let devices = DevicesOfPod::of(&question.object, &this.config, &claims)?;
+            Some((devices, this.gang_named(question)))
+        });
+        let Some((devices, gang)) = found.await? else {
+            return Ok(skipped());
         };
-        let (gang, warning) = self.gang(&question.object, &namespace).await;
-        let forbidden_by = match self.facts.forbids_host_paths(&namespace).await {
+        let (gang, warning) = work.meanwhile(self.gang(gang, known_by)).await?;
+        let forbids = self.facts.forbids_host_paths(namespace, known_by);
+        let forbidden_by = match work.meanwhile(forbids).await? {
             Ok(level) => level,
-            Err(why) => return Ok(unknown(&question, &why)),
+            Err(why) => return Ok(self.unchecked(&about, &why)),
         };
         let rendezvous = self.rendezvous.as_ref();
         let rendezvous = rendezvous.map(|(url, authorities)| RendezvousPlace {
@@ -156,8 +184,8 @@ impl Admission {
             authorities: authorities.borrow().clone(),
             takes_reports: self.takes_reports,
         });
-        let config = Arc::clone(&self.config);
-        let injecting = turn.work(move || {
+        let this = self.clone();
+        let injecting = work.last(move |question| {
             let candidate = Candidate {
                 pod: &question.object,
                 devices: &devices,
@@ -165,7 +193,7 @@ impl Admission {
                 forbidden_by: forbidden_by.as_deref(),
                 rendezvous: rendezvous.as_ref(),
             };
-            match inject(candidate, &config) {
+            match inject(candidate, &this.config) {
                 Ok(mut injection) => {
                     injection.warnings.extend(warning);
                     let outcome = if injection.patch.is_empty() {
@@ -176,9 +204,12 @@ impl Admission {
                     (outcome, question.changed(&injection))
                 }
                 Err(refusal) => {
-                    let namespace = &question.namespace;
-                    tracing::info!("a pod in {namespace} is denied: {refusal}");
-                    ("denied", question.denied(&refusal.to_string()))
+                    let refusal = refusal.to_string();
+                    if let Some(not_logged_before) = this.lines.denied.now() {
+                        let (namespace, why) = (&question.namespace, shortened(&refusal));
+                        tracing::info!(not_logged_before, "a pod in {namespace} is denied: {why}");
+                    }
+                    ("denied", question.denied(&refusal))
                 }
             }
         });
@@ -193,25 +224,52 @@ impl Admission {
         !is(never) && (only.is_empty() || is(only))
     }
 
-    /// Returns the gang of a pod, and what is wrong with what the pod says of it.
-    async fn gang(&self, pod: &Value, namespace: &str) -> (Option<Gang>, Option<String>) {
+    /// Returns the gang that a pod names.
+    fn gang_named(&self, question: &Question) -> Result<Option<Gang>, GangError> {
         if !self.config.coordination.enabled {
-            return (None, None);
+            return Ok(None);
         }
-        let by = self.discoveries.of(namespace);
-        match Gang::of(pod, namespace, &by) {
-            Ok(Some(gang)) => {
-                let size = self.facts.size_of(&gang, &by).await;
-                match size {
-                    Ok(Some((Size::NoGang, _))) => (None, None),
-                    Err(Unknown::ForGood(why)) => untested(&why),
-                    // So long as nobody says otherwise, they are scheduled together.
-                    Ok(_) | Err(Unknown::Now(_)) => (Some(gang), None),
-                }
-            }
-            Ok(None) => (None, None),
-            Err(why) => untested(&why.to_string()),
+        let by = self.discoveries.of(&question.namespace);
+        Gang::of(&question.object, &question.namespace, &by)
+    }
+
+    /// Returns the gang of a pod by what it names, and what is wrong with what it says of it.
+    async fn gang(
+        &self,
+        named: Result<Option<Gang>, GangError>,
+        until: Instant,
+    ) -> (Option<Gang>, Option<String>) {
+        let gang = match named {
+            Ok(Some(gang)) => gang,
+            Ok(None) => return (None, None),
+            Err(why) => return untested(&why.to_string()),
+        };
+        let by = self.discoveries.of(&gang.namespace);
+        match self.facts.size_of(&gang, &by, until).await {
+            Ok(Some((Size::NoGang, _))) => (None, None),
+            Err(Unknown::ForGood(why)) => untested(&why),
+            // So long as nobody says otherwise, they are scheduled together.
+            Ok(_) | Err(Unknown::Now(_)) => (Some(gang), None),
         }
+    }
+
+    /// Returns the answer where what it takes cannot be learnt: the pod starts unchecked, for it is not to wait
+    /// for what may never be known.
+    fn unchecked(&self, question: &Question, why: &str) -> Answer {
+        // Names of what the pod asks for stand in it.
+        let why = shortened(why);
+        if let Some(not_logged_before) = self.lines.unchecked.now() {
+            let namespace = &question.namespace;
+            tracing::warn!(
+                not_logged_before,
+                "a pod in {namespace} gets no preflight checks: {why}"
+            );
+        }
+        let unchanged = Injection {
+            warnings: vec![format!("no preflight checks: {why}")],
+            ..Injection::default()
+        };
+        ("unknown", question.changed(&unchanged))
     }
 }
 
@@ -220,18 +278,4 @@ fn untested(why: &str) -> (Option<Gang>, Option<String>) {
     let why = shortened(why);
     let warning = format!("no preflight checks of the gang: {why}");
     (None, Some(warning))
-}
-
-/// Returns the answer where what it takes cannot be learnt: the pod starts unchecked, for it is not to wait
-/// for what may never be known.
-fn unknown(question: &Question, why: &str) -> Answer {
-    // Names of what the pod asks for stand in it.
-    let why = shortened(why);
-    let namespace = &question.namespace;
-    tracing::warn!("a pod in {namespace} gets no preflight checks: {why}");
-    let unchanged = Injection {
-        warnings: vec![format!("no preflight checks: {why}")],
-        ..Injection::default()
-    };
-    ("unknown", question.changed(&unchanged))
 }

@@ -17,8 +17,10 @@ use tokio_util::sync::CancellationToken;
 use crate::kept::{Kept, Key};
 use crate::turns::memory;
 
-/// Longest wait for all answers that one pod takes. The API server waits 10 s for us.
-const DEADLINE: Duration = Duration::from_secs(3);
+/// Longest wait for all that the cluster says for one answer. The API server waits 10 s for us.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(3);
+/// Time that is left for an answer itself when the cluster is not waited for any longer.
+const LAST: Duration = Duration::from_secs(1);
 /// Most claims that are looked up for one pod: each is a request to the API server, and a pod of eight GPUs has a
 /// handful.
 const MAX_CLAIMS: usize = 64;
@@ -114,11 +116,12 @@ impl Facts {
     }
 
     /// Returns what the claims and the claim templates of a pod ask for, which are named as by
-    /// [`preflight::resources::claims_named`]. The error says what is not known.
+    /// [`preflight::resources::claims_named`]. The error says what is not known by `until`.
     pub async fn claims(
         &self,
         (claims, templates): (BTreeSet<String>, BTreeSet<String>),
         namespace: &str,
+        until: Instant,
     ) -> Result<ClusterClaims, String> {
         let classes = self.classes.borrow().clone().unwrap_or_default();
         let mut known = ClusterClaims {
@@ -134,7 +137,6 @@ impl Facts {
                 "the pod names {named} claims, and at most {MAX_CLAIMS} are looked up"
             ));
         }
-        let until = Instant::now() + DEADLINE;
         for (names, resource, spec, into) in [
             (claims, "resourceclaims", "/spec", &mut known.claims),
             (
@@ -155,13 +157,13 @@ impl Facts {
     }
 
     /// Returns the level of Pod Security that a namespace enforces, if it forbids paths of the host. The
-    /// error says why that is not known.
+    /// error says why that is not known by `until`.
     pub(crate) async fn forbids_host_paths(
         &self,
         namespace: &str,
+        until: Instant,
     ) -> Result<Option<String>, String> {
         let kind = Kind::new("", "v1", "namespaces");
-        let until = Instant::now() + DEADLINE;
         let found = self.object(&kind, None, namespace, until).await?;
         let labels = found.as_ref().and_then(|it| it.pointer("/metadata/labels"));
         let level = labels.and_then(|labels| labels.get(ENFORCED)?.as_str());
@@ -183,13 +185,15 @@ impl Facts {
         Ok(label.map(str::to_owned))
     }
 
-    /// Returns what the object of a gang says of its size, and that object; `None` if there is none yet.
+    /// Returns what the object of a gang says of its size, and that object; `None` if there is none yet. The error
+    /// says why that is not known by `until`.
     pub(crate) async fn size_of(
         &self,
         gang: &Gang,
         by: &Discovery,
+        until: Instant,
     ) -> Result<Option<(Size, Arc<Value>)>, Unknown> {
-        let Some(object) = self.gang_object(gang).await? else {
+        let Some(object) = self.gang_object(gang, until).await? else {
             return Ok(None);
         };
         let size = gang.size_in(&object, by);
@@ -197,11 +201,14 @@ impl Facts {
         Ok(Some((size, object)))
     }
 
-    async fn gang_object(&self, gang: &Gang) -> Result<Option<Arc<Value>>, Unknown> {
+    async fn gang_object(
+        &self,
+        gang: &Gang,
+        until: Instant,
+    ) -> Result<Option<Arc<Value>>, Unknown> {
         let SizeFrom::Object { kinds, name, .. } = &gang.size else {
             return Ok(None);
         };
-        let until = Instant::now() + DEADLINE;
         for kind in kinds {
             let kind = Kind::new(&kind.group, &kind.version, &kind.resource);
             let found = self
@@ -278,6 +285,12 @@ impl Facts {
         }
         object
     }
+}
+
+/// Returns until when the cluster is waited for, for all that it is asked for an answer that is due at `due`.
+pub(crate) fn known_by(due: Instant) -> Instant {
+    let left = due.checked_sub(LAST).unwrap_or(due);
+    left.min(Instant::now() + DEADLINE)
 }
 
 /// Returns the parts of an object that somebody looks at.

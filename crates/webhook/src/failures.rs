@@ -41,8 +41,15 @@ struct Teller {
     /// By namespace and name of the pod.
     told: BTreeMap<String, Told>,
     /// Pods of which something could not be told.
-    waiting: BTreeMap<String, Arc<SeenPod>>,
+    waiting: BTreeMap<String, Failed>,
     seldom: Seldom,
+}
+
+/// The failed checks of a pod: of the pod only what is told. All of it may have 256 KiB of annotations.
+struct Failed {
+    about: EventPod,
+    node: String,
+    checks: Vec<FailedCheck>,
 }
 
 /// Tells failed checks until `cancel`.
@@ -70,17 +77,13 @@ pub async fn tell(cluster: Arc<Cluster>, config: Arc<Config>, cancel: Cancellati
         tokio::select! {
             () = cancel.cancelled() => return,
             signal = pods.recv() => match signal {
-                Some(Signal::Applied(pod)) => teller.look(pod).await,
-                Some(Signal::Deleted(name)) => teller.forget(&name),
-                // What goes away meanwhile is not told of; what is there finds its Events.
-                Some(Signal::Restarted) => teller.told.clear(),
-                Some(Signal::Listed | Signal::Failing { .. } | Signal::Recovered) => {}
+                Some(signal) => teller.take(signal).await,
                 None => return,
             },
             () = tokio::time::sleep_until(next) => {
                 next = Instant::now() + AGAIN;
-                for pod in std::mem::take(&mut teller.waiting).into_values() {
-                    teller.look(pod).await;
+                for failed in std::mem::take(&mut teller.waiting).into_values() {
+                    teller.tell(failed).await;
                 }
             }
         }
@@ -90,28 +93,40 @@ pub async fn tell(cluster: Arc<Cluster>, config: Arc<Config>, cancel: Cancellati
 // === impl Teller ===
 
 impl Teller {
-    /// Tells what of a pod is not told yet.
-    async fn look(&mut self, pod: Arc<SeenPod>) {
-        let Some(about) = about(&pod.0) else {
-            return;
-        };
-        let key = format!("{}/{}", about.namespace, about.name);
-        let failed = failed_checks(&pod.0, &self.checks);
-        if failed.is_empty() {
-            return;
+    /// Takes in news of a pod.
+    async fn take(&mut self, signal: Signal<SeenPod>) {
+        match signal {
+            Signal::Applied(pod) => {
+                let failed = Failed::of(&pod.0, &self.checks);
+                if let Some(failed) = failed.filter(|failed| !failed.checks.is_empty()) {
+                    self.tell(failed).await;
+                }
+            }
+            Signal::Deleted(name) => self.forget(&name),
+            // What goes away meanwhile is not told of; what is there comes again, and finds its Events.
+            Signal::Restarted => {
+                self.told.clear();
+                self.waiting.clear();
+            }
+            Signal::Listed | Signal::Failing { .. } | Signal::Recovered => {}
         }
+    }
+
+    /// Tells what of a pod is not told yet.
+    async fn tell(&mut self, failed: Failed) {
+        let about = &failed.about;
+        let key = format!("{}/{}", about.namespace, about.name);
         let told = self.told.entry(key.clone()).or_default();
         if told.0 != about.uid {
             *told = (about.uid.clone(), BTreeMap::new());
         }
-        for one in failed {
+        for one in &failed.checks {
             if told.1.get(&one.check) == Some(&one.runs) {
                 continue;
             }
-            let event = event(&pod.0, &about, &one);
-            match write(&self.cluster, &event).await {
+            match write(&self.cluster, &event(&failed, one)).await {
                 Ok(()) => {
-                    told.1.insert(one.check, one.runs);
+                    told.1.insert(one.check.clone(), one.runs);
                 }
                 Err(error) => {
                     if self.seldom.now().is_some() {
@@ -122,7 +137,7 @@ impl Teller {
                         );
                     }
                     if self.waiting.len() < MAX_WAITING {
-                        self.waiting.insert(key, pod);
+                        self.waiting.insert(key, failed);
                     }
                     return;
                 }
@@ -147,35 +162,87 @@ async fn write(cluster: &Cluster, event: &Event) -> Result<(), ApiError> {
     cluster.create_event(event).await
 }
 
-fn about(pod: &Value) -> Option<EventPod> {
-    let text = |key| pod.pointer(key).and_then(Value::as_str).map(str::to_owned);
-    Some(EventPod {
-        namespace: text("/metadata/namespace")?,
-        name: text("/metadata/name")?,
-        uid: text("/metadata/uid")?,
-    })
+// === impl Failed ===
+
+impl Failed {
+    fn of(pod: &Value, checks: &BTreeSet<String>) -> Option<Self> {
+        let text = |key| pod.pointer(key).and_then(Value::as_str).map(str::to_owned);
+        let about = EventPod {
+            namespace: text("/metadata/namespace")?,
+            name: text("/metadata/name")?,
+            uid: text("/metadata/uid")?,
+        };
+        Some(Self {
+            about,
+            node: text("/spec/nodeName").unwrap_or_default(),
+            checks: failed_checks(pod, checks),
+        })
+    }
 }
 
-fn event(pod: &Value, about: &EventPod, failed: &FailedCheck) -> Event {
+fn event(failed: &Failed, one: &FailedCheck) -> Event {
+    let about = &failed.about;
     let before = if about.name.len() <= MAX_POD_IN_NAME {
         &about.name
     } else {
         "preflight"
     };
     let uid = about.uid.replace('-', "");
-    let at = failed.at.parse().unwrap_or_else(|_| Timestamp::now());
-    let node = pod.pointer("/spec/nodeName").and_then(Value::as_str);
-    let FailedCheck { check, message, .. } = failed;
+    let at = one.at.parse().unwrap_or_else(|_| Timestamp::now());
+    let FailedCheck { check, message, .. } = one;
     Event {
         name: format!("{before}.{uid}.{check}"),
-        node: node.unwrap_or_default().to_owned(),
+        node: failed.node.clone(),
         pod: Some(about.clone()),
         kind: "Warning".to_owned(),
         reason: REASON.to_owned(),
         message: format!("The preflight check {check} failed with {message}"),
         agent: REPORTER.to_owned(),
-        count: failed.runs,
+        count: one.runs,
         first_seen: at,
         last_seen: at,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn pod(name: &str, code: i32) -> Signal<SeenPod> {
+        let ended = json!({"exitCode": code, "message": "GPU-1 fails"});
+        Signal::Applied(Arc::new(SeenPod(json!({
+            "metadata": {"namespace": "training", "name": name, "uid": format!("uid-of-{name}")},
+            "spec": {"nodeName": "n"},
+            "status": {"initContainerStatuses": [
+                {"name": "preflight-dcgm-diag", "state": {"terminated": ended}},
+            ]},
+        }))))
+    }
+
+    /// A pod may start, or go, while the API server is away and nobody hears of it.
+    #[tokio::test]
+    async fn what_could_not_be_told_waits_until_its_pod_goes_or_all_come_anew() {
+        let mut teller = Teller {
+            cluster: crate::server::tests::away().await,
+            checks: BTreeSet::from(["preflight-dcgm-diag".to_owned()]),
+            told: BTreeMap::new(),
+            waiting: BTreeMap::new(),
+            seldom: Seldom::default(),
+        };
+        for signal in [pod("a", 1), pod("b", 1), pod("c", 0)] {
+            teller.take(signal).await;
+        }
+        let waiting: Vec<&str> = teller.waiting.keys().map(String::as_str).collect();
+        assert_eq!(waiting, ["training/a", "training/b"]);
+        let failed = &teller.waiting["training/a"];
+        let event = event(failed, &failed.checks[0]);
+        assert_eq!(event.name, "a.uidofa.preflight-dcgm-diag");
+        assert_eq!((&*event.node, event.count), ("n", 1));
+        teller.take(Signal::Deleted("training/a".into())).await;
+        assert_eq!(teller.waiting.len(), 1);
+        teller.take(Signal::Restarted).await;
+        assert!(teller.waiting.is_empty());
     }
 }

@@ -1,6 +1,6 @@
 //! An API server with `ConfigMap`s, pods and tokens, for tests: it says what it was asked.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 
 use axum::Router;
@@ -39,6 +39,10 @@ pub(crate) struct Objects {
     pub(crate) whole_lists: usize,
     /// Most objects that were asked for in one list.
     pub(crate) page: usize,
+    /// Lists of the pods of a namespace.
+    pub(crate) pod_lists: usize,
+    /// Namespaces whose quota of `ConfigMap`s is exhausted.
+    pub(crate) full: BTreeSet<String>,
 }
 
 // === impl FakeApi ===
@@ -53,6 +57,8 @@ impl FakeApi {
         let in_namespace = "/api/v1/namespaces/{namespace}";
         let routes = Router::new()
             .route("/api/v1/configmaps", get(list))
+            .route("/api/v1/pods", get(pods))
+            .route(&format!("{in_namespace}/pods"), get(pods_of))
             .route(&format!("{in_namespace}/configmaps"), post(create))
             .route(
                 &format!("{in_namespace}/configmaps/{{name}}"),
@@ -168,6 +174,13 @@ async fn create(
     body: Bytes,
 ) -> Response {
     let mut map: Value = serde_json::from_slice(&body).expect("an object");
+    if api.objects().full.contains(&namespace) {
+        let status = json!({
+            "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 403,
+            "reason": "Forbidden", "message": "exceeded quota",
+        });
+        return (StatusCode::FORBIDDEN, axum::Json(status)).into_response();
+    }
     api.objects().created += 1;
     map["metadata"]["uid"] = format!("uid of {namespace}").into();
     (StatusCode::CREATED, axum::Json(api.store(map))).into_response()
@@ -177,6 +190,39 @@ async fn replace(State(api): State<FakeApi>, body: Bytes) -> Response {
     let map: Value = serde_json::from_slice(&body).expect("an object");
     api.objects().replaced += 1;
     axum::Json(api.store(map)).into_response()
+}
+
+/// Lists all pods, of which nothing changes.
+async fn pods(
+    State(api): State<FakeApi>,
+    Query(query): Query<BTreeMap<String, String>>,
+) -> Response {
+    if query.contains_key("watch") {
+        return unchanging();
+    }
+    let items: Vec<Value> = api.objects().pods.values().cloned().collect();
+    axum::Json(json!({"metadata": {"resourceVersion": "1"}, "items": items})).into_response()
+}
+
+/// A watch that tells nothing.
+fn unchanging() -> Response {
+    let nothing = futures::stream::pending::<Result<Bytes, std::convert::Infallible>>();
+    Body::from_stream(nothing).into_response()
+}
+
+async fn pods_of(
+    State(api): State<FakeApi>,
+    Path(namespace): Path<String>,
+    Query(query): Query<BTreeMap<String, String>>,
+) -> Response {
+    if query.contains_key("watch") {
+        return unchanging();
+    }
+    let mut objects = api.objects();
+    objects.pod_lists += 1;
+    let pods = objects.pods.iter().filter(|((of, _), _)| *of == namespace);
+    let items: Vec<Value> = pods.map(|(_, pod)| pod.clone()).collect();
+    axum::Json(json!({"metadata": {"resourceVersion": "1"}, "items": items})).into_response()
 }
 
 async fn pod(State(api): State<FakeApi>, Path(name): Path<Name>) -> Response {

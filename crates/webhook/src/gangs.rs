@@ -7,6 +7,8 @@
 mod accused;
 mod board;
 
+use std::borrow::Borrow;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,10 +22,11 @@ use preflight::roster::{GANG_ID_LABEL, MANAGED_BY, MANAGED_BY_LABEL};
 use runtime::logging::{Seldom, chain};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
+use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::discoveries::Discoveries;
-use crate::facts::{Facts, Unknown};
+use crate::facts::{DEADLINE, Facts, Unknown};
 use crate::metrics::WebhookMetrics;
 use crate::seen::SeenPod;
 use board::{Board, GangKey, Look, is_over};
@@ -35,6 +38,27 @@ pub const LEASE: &str = "gpuwarden-webhook";
 const LOOK: Duration = Duration::from_secs(10);
 /// Pause after a failure.
 const RETRY: Duration = Duration::from_secs(1);
+/// Reports of members that are under way at a time: the controller may take ten seconds for each, or for its silence.
+const MAX_REPORTS: usize = 64;
+
+/// Most names that one line has.
+const FEW: usize = 10;
+
+/// Members that have no check of their gang, by namespace and id of the gang, as they were counted in one round of looks.
+type Counted = BTreeMap<String, BTreeMap<String, u32>>;
+
+/// The reports that are under way, and what became of each.
+type Reports = JoinSet<(Report, Result<(), String>)>;
+
+/// The report of a member that a majority of its gang does not reach.
+struct Report {
+    key: GangKey,
+    pod: String,
+    node: String,
+    message: String,
+    /// The speaker, for the connector.
+    caller: Caller,
+}
 
 /// Keeps the `ConfigMap`s.
 pub struct GangKeeper {
@@ -53,6 +77,12 @@ pub struct GangKeeper {
     /// The way to the controller, if there is one.
     pub connector: Option<Connector>,
     pub(crate) metrics: Arc<WebhookMetrics>,
+    /// The line of gangs that could not be looked at.
+    failed: Seldom,
+    /// The line of members that could not be reported.
+    unreported: Seldom,
+    /// The line of gangs whose size is not known.
+    unknown: Seldom,
 }
 
 // === impl GangKeeper ===
@@ -75,6 +105,9 @@ impl GangKeeper {
             identity,
             connector: None,
             metrics: admission.metrics(),
+            failed: Seldom::default(),
+            unreported: Seldom::default(),
+            unknown: Seldom::default(),
         }
     }
 
@@ -138,6 +171,7 @@ impl GangKeeper {
             over,
         );
         let mut board = Board::default();
+        let mut reports = Reports::new();
         let mut next = tokio::time::Instant::now() + LOOK;
         loop {
             tokio::select! {
@@ -150,6 +184,11 @@ impl GangKeeper {
                     board.map(signal);
                     drain(&mut maps, |signal| board.map(signal));
                 }
+                Some(reported) = reports.join_next() => {
+                    if let Ok((report, sent)) = reported {
+                        self.reported(&mut board, report, sent);
+                    }
+                }
                 () = tokio::time::sleep_until(board.next_due().map_or(next, |due| next.min(due.into()))) => {
                     board.due_again();
                     if tokio::time::Instant::now() >= next {
@@ -161,17 +200,26 @@ impl GangKeeper {
             if !board.is_listed() {
                 continue;
             }
+            let mut counted = Counted::default();
             while let Some(key) = board.next() {
                 if cancel.is_cancelled() {
                     return;
                 }
-                if let Err(error) = self.look_at(cluster, &mut board, &key).await {
-                    tracing::warn!(gang = %key, err = chain(&error), "it is tried again");
-                    board.again(key);
-                    next = next.min(tokio::time::Instant::now() + RETRY);
-                    break;
+                if let Err(error) = self.look_at(cluster, &mut board, &key, &mut counted).await {
+                    if let Some(not_logged_before) = self.failed.now() {
+                        let err = chain(&error);
+                        tracing::warn!(gang = %key, err, not_logged_before, "it is tried again");
+                    }
+                    board.failed(&key);
+                    if is_of_all(&error) {
+                        next = next.min(tokio::time::Instant::now() + RETRY);
+                        break;
+                    }
+                    // What a namespace does not let us write holds up no other.
+                    continue;
                 }
-                self.tell_of_accused(&mut board, &key).await;
+                board.went_well(&key);
+                self.tell_of_accused(&mut board, &key, &mut reports);
             }
             self.metrics.gangs.set(board.gangs());
             self.metrics.surplus.set(board.surplus());
@@ -184,6 +232,7 @@ impl GangKeeper {
         cluster: &Cluster,
         board: &mut Board,
         key: &GangKey,
+        counted: &mut Counted,
     ) -> Result<(), ApiError> {
         let Some(gang) = board.gang(key) else {
             return self.clean_up(cluster, board, key).await;
@@ -196,7 +245,7 @@ impl GangKeeper {
         let (expected, owner) = match told {
             Ok(Some((Size::Members(count), owner))) => {
                 if board.is_short(key, count) {
-                    let without = self.without_checks(cluster, &gang).await;
+                    let without = self.without_checks(cluster, &gang, counted).await;
                     board.count_without_checks(key, without);
                 }
                 (Ok(board.with_checks(key, count)), owner)
@@ -211,7 +260,12 @@ impl GangKeeper {
                 None,
             ),
             Err(Unknown::Now(why)) => {
-                tracing::warn!(gang = %gang, "how many members it has is not known: {why}");
+                if let Some(not_logged_before) = self.unknown.now() {
+                    tracing::warn!(
+                        gang = %gang, not_logged_before,
+                        "how many members it has is not known: {why}"
+                    );
+                }
                 return Ok(());
             }
         };
@@ -250,7 +304,8 @@ impl GangKeeper {
     /// owner. The error says why that is not known.
     async fn size(&self, gang: &Gang) -> Result<Option<(Size, Option<Value>)>, Unknown> {
         let by = self.discoveries.of(&gang.namespace);
-        let Some((size, object)) = self.facts.size_of(gang, &by).await? else {
+        let until = tokio::time::Instant::now() + DEADLINE;
+        let Some((size, object)) = self.facts.size_of(gang, &by, until).await? else {
             return Ok(None);
         };
         let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str);
@@ -263,72 +318,109 @@ impl GangKeeper {
         Ok(Some((size, owner)))
     }
 
-    /// Reports the members of a gang that a majority of it does not reach. What the controller does not take
-    /// is reported at the next look.
-    async fn tell_of_accused(&self, board: &mut Board, key: &GangKey) {
+    /// Begins to report the members of a gang that a majority of it does not reach. Those for which there is no room now
+    /// are reported at a later look.
+    fn tell_of_accused(&self, board: &mut Board, key: &GangKey, reports: &mut Reports) {
         let Some(gang) = board.gang(key) else {
             return;
         };
         for accused in board.accused(key, self.config.coordination.timeout) {
+            if reports.len() >= MAX_REPORTS {
+                return;
+            }
             let message = format!(
                 "{} of {} members of the gang {gang} do not reach {}, which says nothing itself: {}",
                 accused.by.len(),
                 accused.members,
                 accused.pod,
-                accused.by.join(", ")
+                few(&accused.by)
             );
-            if let Some(connector) = &self.connector {
-                let first = accused.by.first().map_or("", String::as_str);
-                let caller = Caller::Pod {
-                    node: accused.node.clone(),
-                    name: format!("{}/{first}", key.namespace),
-                };
-                let event = not_reached(&accused.node, &message);
-                if let Err(error) = connector.accept(event, &caller).await {
-                    let error = chain(&error);
-                    tracing::warn!(
-                        node = accused.node,
-                        error,
-                        "{message}; it is not reported yet"
-                    );
-                    continue;
-                }
-            }
-            tracing::warn!(node = accused.node, "{message}");
-            self.metrics.unreached.inc();
+            let first = accused.by.first().map_or("", String::as_str);
+            let caller = Caller::Pod {
+                node: accused.node.clone(),
+                name: format!("{}/{first}", key.namespace),
+            };
             board.told_of(key, &accused.pod);
+            let report = Report {
+                key: key.clone(),
+                pod: accused.pod,
+                node: accused.node,
+                message,
+                caller,
+            };
+            let connector = self.connector.clone();
+            reports.spawn(async move {
+                let Some(connector) = connector else {
+                    return (report, Ok(()));
+                };
+                let event = not_reached(&report.node, &report.message);
+                let sent = connector.accept(event, &report.caller).await;
+                (report, sent.map(drop).map_err(|error| chain(&error)))
+            });
         }
+    }
+
+    /// Notes what became of a report. What the controller did not take is reported at the next look.
+    fn reported(&self, board: &mut Board, report: Report, sent: Result<(), String>) {
+        let Report { node, message, .. } = report;
+        if let Err(error) = sent {
+            board.not_told_of(&report.key, &report.pod);
+            if let Some(not_logged_before) = self.unreported.now() {
+                tracing::warn!(
+                    node,
+                    error,
+                    not_logged_before,
+                    "{message}; it is not reported yet"
+                );
+            }
+            return;
+        }
+        tracing::warn!(node, "{message}");
+        self.metrics.unreached.inc();
     }
 
     /// Returns the number of members of a gang that have no check of it: a launcher without GPUs, one that
     /// wants none, or one that was let in without us. They carry no label, so they are looked for in the
-    /// gang's namespace.
-    async fn without_checks(&self, cluster: &Cluster, gang: &Gang) -> u32 {
+    /// gang's namespace, once in a round for all gangs there.
+    async fn without_checks(&self, cluster: &Cluster, gang: &Gang, counted: &mut Counted) -> u32 {
+        if !counted.contains_key(&gang.namespace) {
+            let all = self.all_without_checks(cluster, &gang.namespace).await;
+            counted.insert(gang.namespace.clone(), all);
+        }
+        let all = counted.get(&gang.namespace);
+        let count = all.and_then(|all| all.get(&gang.id()));
+        count.copied().unwrap_or_default()
+    }
+
+    /// Returns the numbers of members without checks of the gangs of a namespace, by the gang's id.
+    async fn all_without_checks(
+        &self,
+        cluster: &Cluster,
+        namespace: &str,
+    ) -> BTreeMap<String, u32> {
         let over = CancellationToken::new();
         let _guard = over.clone().drop_guard();
-        let namespace = Some(&*gang.namespace);
-        let mut pods = cluster.watch_objects_as(&kind("pods"), namespace, |all| all, over);
-        let mut count = 0;
+        let by = self.discoveries.of(namespace);
+        let mut pods = cluster.watch_objects_as(&kind("pods"), Some(namespace), |all| all, over);
+        let mut counts = BTreeMap::new();
         while let Some(signal) = pods.recv().await {
             match signal {
-                Signal::Restarted => count = 0,
+                Signal::Restarted => counts.clear(),
                 Signal::Applied(pod) => {
                     let pod: &SeenPod = &pod;
-                    count += u32::from(self.is_without_checks(&pod.0, gang));
+                    if is_over(&pod.0) || !checks_of(&pod.0, &self.config).is_empty() {
+                        continue;
+                    }
+                    if let Ok(Some(gang)) = Gang::of(&pod.0, namespace, &by) {
+                        *counts.entry(gang.id()).or_default() += 1;
+                    }
                 }
                 // What cannot be listed now is counted the next time.
                 Signal::Listed | Signal::Failing { .. } => break,
                 Signal::Deleted(_) | Signal::Recovered => {}
             }
         }
-        count
-    }
-
-    fn is_without_checks(&self, pod: &Value, gang: &Gang) -> bool {
-        let by = self.discoveries.of(&gang.namespace);
-        let of_gang = Gang::of(pod, &gang.namespace, &by).ok().flatten();
-        let is_member = of_gang.is_some_and(|other| other.id() == gang.id());
-        is_member && !is_over(pod) && checks_of(pod, &self.config).is_empty()
+        counts
     }
 
     /// Deletes the `ConfigMap` of a gang that has no pods any more.
@@ -366,6 +458,23 @@ fn not_reached(node: &str, message: &str) -> HealthEvents {
         version: EVENT_VERSION,
         events: vec![event],
     }
+}
+
+/// Returns names for one line: the first of them, and how many more there are.
+fn few<T: Borrow<str>>(names: &[T]) -> String {
+    let first = names.get(..FEW).unwrap_or(names).join(", ");
+    match names.len().saturating_sub(FEW) {
+        0 => first,
+        more => format!("{first} and {more} more"),
+    }
+}
+
+/// Returns whether what failed for one gang fails for all others now.
+fn is_of_all(error: &ApiError) -> bool {
+    matches!(
+        error,
+        ApiError::Unavailable { .. } | ApiError::Throttled { .. } | ApiError::NotLeading
+    )
 }
 
 /// Takes in all that waits, so that a gang is looked at once for many changes.

@@ -2,28 +2,39 @@
 //! where it would end without having done anything. What the cluster does not say now is let in: the janitor looks at
 //! it once more.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use cluster::{ApiError, Cluster, Kind};
 use domain::janitor::{Named, Request};
-use domain::maintenance::Maintenance;
+use domain::maintenance::{Maintenance, Resource};
 use preflight::inject::Injection;
 use runtime::http_server::ReadBody;
-use runtime::logging::chain;
+use runtime::logging::{Seldom, chain};
 use serde_json::Value;
+use tokio::sync::Mutex;
+use tokio::time::Instant;
 
+use crate::facts::known_by;
 use crate::review::{Question, Unanswered};
-use crate::turns::Turns;
+use crate::turns::{Turns, Work};
 
-/// Longest wait for what the cluster says.
-const DEADLINE: Duration = Duration::from_secs(3);
+/// Time between the beginnings of two lists of one kind: whoever reaches the port can have them made.
+const APART: Duration = Duration::from_millis(100);
+
+/// Requests that have not ended.
+type Open = Arc<Vec<Value>>;
 
 /// Answers questions about requests. Cheap to clone.
 #[derive(Clone)]
 pub struct Requests {
     cluster: Arc<Cluster>,
     turns: Turns,
+    /// The last list of each kind, by its plural, and when it began. Who makes one holds it.
+    lists: Arc<Mutex<BTreeMap<&'static str, (Instant, Open)>>>,
+    /// The line of requests that are let in unseen.
+    unseen: Arc<Seldom>,
 }
 
 // === impl Requests ===
@@ -34,80 +45,126 @@ impl Requests {
         Self {
             cluster,
             turns: Turns::default(),
+            lists: Arc::default(),
+            unseen: Arc::default(),
         }
     }
 
-    /// Returns the answer to a question.
-    pub(crate) async fn answer(&self, body: ReadBody) -> Result<Value, Unanswered> {
-        let waiting = tokio::time::timeout(DEADLINE, self.turns.take(&body));
-        let turn = waiting.await.map_err(|_| Unanswered::Late(DEADLINE))??;
-        let question = turn.work(move || Question::parse(&body)).await??;
-        let judged = tokio::time::timeout(DEADLINE, self.judge(&question)).await;
-        let unchanged = Injection::default();
-        Ok(match judged {
-            Ok(Ok(None)) => question.changed(&unchanged),
-            Ok(Ok(Some(why))) => question.denied(&why),
-            Ok(Err(error)) => unseen(&question, &chain(&error)),
-            Err(_) => unseen(&question, "the API server did not answer in time"),
-        })
+    /// Returns the answer to a question, if there is one by `until`.
+    pub(crate) async fn answer(&self, body: ReadBody, until: Instant) -> Result<Value, Unanswered> {
+        let began = Instant::now();
+        let answering = tokio::time::timeout_at(until, self.judge(body, until));
+        let late = |_| Err(Unanswered::Late(began.elapsed()));
+        answering.await.unwrap_or_else(late)
     }
 
-    /// Returns why a request is refused; `None`: it is not.
-    async fn judge(&self, question: &Question) -> Result<Option<String>, ApiError> {
-        let resource = &question.resource;
-        let kind = Maintenance::of_resource(&resource.group, &resource.resource);
-        let before = match &*question.operation {
-            "CREATE" => None,
-            "UPDATE" => Some(&question.old_object),
-            _ => return Ok(None),
+    async fn judge(&self, body: ReadBody, until: Instant) -> Result<Value, Unanswered> {
+        let mut work = Work::new(&self.turns, body);
+        let named = work.part(|question| (question.bare(), named(question)));
+        let (about, named) = named.await?;
+        let (kind, node) = match named {
+            Some(Ok(named)) => named,
+            Some(Err(why)) => return Ok(about.denied(&why)),
+            None => return Ok(about.changed(&Injection::default())),
         };
-        let Some(kind) = kind else {
-            return Ok(None);
+        let said = tokio::time::timeout_at(known_by(until), self.said_of(kind, &node));
+        let others = match work.meanwhile(said).await? {
+            Ok(Ok(others)) => others,
+            Ok(Err(error)) => return Ok(self.unseen(&about, &chain(&error))),
+            Err(_) => return Ok(self.unseen(&about, "the API server did not answer in time")),
         };
-        let request = Request {
-            kind,
-            object: &question.object,
-            before,
-        };
-        let node = match request.node() {
-            Ok(Named::Node(node)) => node,
-            Ok(Named::Changed) => return Ok(None),
-            Err(why) => return Ok(Some(why)),
-        };
+        let judging = work.last(move |question| {
+            let others = others.as_ref().map(|others| others.as_slice());
+            let refusal = request(question).and_then(|request| {
+                request.refusal(&node, others.is_some(), others.unwrap_or_default())
+            });
+            match refusal {
+                Some(why) => question.denied(&why),
+                None => question.changed(&Injection::default()),
+            }
+        });
+        judging.await
+    }
+
+    /// Returns the requests of a kind that have not ended, if there is such a node.
+    async fn said_of(&self, kind: Maintenance, node: &str) -> Result<Option<Open>, ApiError> {
         let nodes = Kind::new("", "v1", "nodes");
         // A name that is none would be another path.
         let is_name = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '.';
-        let exists =
-            node.chars().all(is_name) && self.cluster.object(&nodes, None, node).await?.is_some();
-        let others = if exists {
-            self.all(kind).await?
-        } else {
-            Vec::new()
-        };
-        Ok(request.refusal(node, exists, &others))
+        if node.chars().all(is_name) && self.cluster.object(&nodes, None, node).await?.is_some() {
+            return self.open(kind).await.map(Some);
+        }
+        Ok(None)
     }
 
-    /// Returns all requests of a kind.
-    async fn all(&self, kind: Maintenance) -> Result<Vec<Value>, ApiError> {
+    /// Returns the requests of a kind that have not ended, as they are now or after that: who asks while others do
+    /// shares a list with them.
+    async fn open(&self, kind: Maintenance) -> Result<Open, ApiError> {
+        let asked = Instant::now();
         let (group, version, plural) = kind.resource();
-        self.cluster
-            .list_objects(&Kind::new(group, version, plural))
-            .await
+        let mut lists = self.lists.lock().await;
+        if let Some((begun, open)) = lists.get(plural) {
+            if *begun >= asked {
+                return Ok(Arc::clone(open));
+            }
+            tokio::time::sleep_until(*begun + APART).await;
+        }
+        let begun = Instant::now();
+        let kinds = Kind::new(group, version, plural);
+        let mut open = self.cluster.list_objects(&kinds).await?;
+        open.retain(|one| Resource::read(kind, one).is_ok_and(|one| !one.is_over()));
+        let open = Arc::new(open);
+        lists.insert(plural, (begun, Arc::clone(&open)));
+        Ok(open)
+    }
+
+    /// Returns the answer where the cluster does not say what it takes.
+    fn unseen(&self, question: &Question, why: &str) -> Value {
+        if let Some(not_logged_before) = self.unseen.now() {
+            tracing::warn!(
+                not_logged_before,
+                "a request of the janitor is let in unseen: {why}"
+            );
+        }
+        let warning = format!("it is not known whether the request can be carried out: {why}");
+        question.changed(&Injection {
+            warnings: vec![warning],
+            ..Injection::default()
+        })
     }
 }
 
-/// Returns the answer where the cluster does not say what it takes.
-fn unseen(question: &Question, why: &str) -> Value {
-    tracing::warn!("a request of the janitor is let in unseen: {why}");
-    let warning = format!("it is not known whether the request can be carried out: {why}");
-    question.changed(&Injection {
-        warnings: vec![warning],
-        ..Injection::default()
+/// Returns the request that a question is about; `None` where there is nothing to look at.
+fn request(question: &Question) -> Option<Request<'_>> {
+    let resource = &question.resource;
+    let kind = Maintenance::of_resource(&resource.group, &resource.resource)?;
+    let before = match &*question.operation {
+        "CREATE" => None,
+        "UPDATE" => Some(&question.old_object),
+        _ => return None,
+    };
+    Some(Request {
+        kind,
+        object: &question.object,
+        before,
     })
+}
+
+/// Returns the kind of the request that a question is about, and its node; `None` where there is nothing to look at. The
+/// error is the reason for which it is refused.
+fn named(question: &Question) -> Option<Result<(Maintenance, String), String>> {
+    let request = request(question)?;
+    match request.node() {
+        Ok(Named::Node(node)) => Some(Ok((request.kind, node.to_owned()))),
+        Ok(Named::Changed) => None,
+        Err(why) => Some(Err(why)),
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use axum::Router;
     use axum::body::Body;
     use axum::extract::Path;
@@ -120,8 +177,11 @@ mod tests {
 
     use super::*;
 
-    /// An API server with the node `gpu-1`, and a `RebootNode` for it that has not ended.
-    async fn api() -> Arc<Cluster> {
+    const ENOUGH: Duration = Duration::from_secs(60);
+
+    /// An API server with the node `gpu-1`, and a `RebootNode` for it that has not ended. Returns how often those were
+    /// listed.
+    async fn api() -> (Arc<AtomicUsize>, Arc<Cluster>) {
         let node = async |Path(name): Path<String>| -> Response {
             if name == "gpu-1" || name == "gpu-2" {
                 return axum::Json(json!({"metadata": {"name": name}})).into_response();
@@ -131,10 +191,14 @@ mod tests {
             });
             (StatusCode::NOT_FOUND, axum::Json(status)).into_response()
         };
-        let reboots = async || {
+        let lists = Arc::<AtomicUsize>::default();
+        let counted = Arc::clone(&lists);
+        let reboots = move || {
+            counted.fetch_add(1, Ordering::Relaxed);
             let reboot =
                 json!({"metadata": {"name": "first", "uid": "u"}, "spec": {"nodeName": "gpu-1"}});
-            axum::Json(json!({"metadata": {}, "items": [reboot]}))
+            let list = json!({"metadata": {}, "items": [reboot]});
+            async { axum::Json(list) }
         };
         let routes = Router::new()
             .route("/api/v1/nodes/{name}", get(node))
@@ -145,15 +209,16 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("an address").to_string();
         tokio::spawn(async move { axum::serve(listener, routes).await });
-        crate::server::tests::at(&address).await
+        (lists, crate::server::tests::at(&address).await)
     }
 
     async fn answer(requests: &Requests, question: &Value) -> Value {
         let body = Body::from(question.to_string());
-        let peer = Peer([127, 0, 0, 1].into());
+        let peer = Peer::of([127, 0, 0, 1].into());
         let room = Bodies::new(1024 * 1024);
-        let body = room.read(peer, body, 1024 * 1024, DEADLINE).await;
-        let answer = requests.answer(body.expect("a body")).await;
+        let body = room.read(peer, body, 1024 * 1024, ENOUGH).await;
+        let until = Instant::now() + ENOUGH;
+        let answer = requests.answer(body.expect("a body"), until).await;
         answer.expect("an answer")["response"].clone()
     }
 
@@ -171,7 +236,8 @@ mod tests {
 
     #[tokio::test]
     async fn what_cannot_be_carried_out_is_refused_with_a_sentence() {
-        let requests = Requests::new(api().await);
+        let (_, cluster) = api().await;
+        let requests = Requests::new(cluster);
         for (operation, node, before, refusal) in [
             ("CREATE", "gpu-2", None, None),
             ("CREATE", "gpu-9", None, Some("there is no node gpu-9")),
@@ -209,6 +275,23 @@ mod tests {
                 "{message}"
             );
         }
+    }
+
+    #[tokio::test]
+    async fn who_asks_while_others_do_shares_a_list_with_them() {
+        let (lists, cluster) = api().await;
+        let requests = Requests::new(cluster);
+        let questions: Vec<Value> = (0..60)
+            .map(|at| question("CREATE", if at == 0 { "gpu-1" } else { "gpu-2" }, None))
+            .collect();
+        let asking = questions.iter().map(|one| answer(&requests, one));
+        let said = futures::future::join_all(asking).await;
+        for (at, said) in said.iter().enumerate() {
+            assert_eq!(said["allowed"], at != 0, "{at}: {said}");
+            assert_eq!(said.get("warnings"), None, "it was looked at");
+        }
+        let lists = lists.load(Ordering::Relaxed);
+        assert!(lists < 30, "{lists} lists");
     }
 
     #[tokio::test]

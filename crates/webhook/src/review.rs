@@ -39,7 +39,7 @@ pub(crate) enum Unanswered {
 }
 
 /// A question: may this object be created?
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Question {
     uid: String,
@@ -112,6 +112,15 @@ impl Question {
             return Err(BadReview::new("the request has no uid"));
         }
         Ok(review.request)
+    }
+
+    /// Returns the question without its object, for an answer that takes no look at it.
+    pub(crate) fn bare(&self) -> Self {
+        Self {
+            uid: self.uid.clone(),
+            namespace: self.namespace.clone(),
+            ..Self::default()
+        }
     }
 
     /// Returns whether a pod is to be created, and no part of one.

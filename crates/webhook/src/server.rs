@@ -10,7 +10,7 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Extension, Router};
-use runtime::http_server::{self, Bodies, Clients, Peer, ReadBody};
+use runtime::http_server::{self, Bodies, BodyError, Clients, Peer, ReadBody};
 use runtime::metrics::Metrics;
 use runtime::tls::ServerTls;
 use serde_json::Value;
@@ -170,6 +170,20 @@ impl WebhookServer {
         reading.await.map_err(IntoResponse::into_response)
     }
 
+    /// Returns the response to a question that was read. One that waits for its turn, or for the cluster, while there is
+    /// no room for others makes room, and is refused.
+    async fn unless_crowded(
+        &self,
+        gives_way: impl Future<Output = ()>,
+        answering: impl Future<Output = Result<Value, Unanswered>>,
+    ) -> Response {
+        tokio::select! {
+            biased;
+            answered = answering => self.respond(answered),
+            () = gives_way => BodyError::Crowded.into_response(),
+        }
+    }
+
     /// Returns the response with an answer.
     fn respond(&self, answered: Result<Value, Unanswered>) -> Response {
         let mut response = match answered {
@@ -209,7 +223,10 @@ async fn mutate(
 ) -> Response {
     let until = tokio::time::Instant::now() + server.answer_timeout;
     match server.read(peer, request).await {
-        Ok(body) => server.respond(server.admission.answer(body, until).await),
+        Ok(body) => {
+            let (gives_way, answering) = (body.gives_way(), server.admission.answer(body, until));
+            server.unless_crowded(gives_way, answering).await
+        }
         Err(refused) => refused,
     }
 }
@@ -222,8 +239,12 @@ async fn validate(
     let Some(requests) = &server.requests else {
         return StatusCode::NOT_FOUND.into_response();
     };
+    let until = tokio::time::Instant::now() + server.answer_timeout;
     match server.read(peer, request).await {
-        Ok(body) => server.respond(requests.answer(body).await),
+        Ok(body) => {
+            let (gives_way, answering) = (body.gives_way(), requests.answer(body, until));
+            server.unless_crowded(gives_way, answering).await
+        }
         Err(refused) => refused,
     }
 }

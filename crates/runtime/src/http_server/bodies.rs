@@ -1,10 +1,10 @@
 //! Bodies of requests, read into a room of so many bytes in all.
 //!
 //! A body takes of the room what has come of it, so one that trickles takes next to nothing. Where there is no room
-//! left, the largest body of the address that has most gives way: no address takes the room of one that has less.
+//! left, the largest body of the address that has most gives way: no address takes the room of one that has less. So
+//! does one that is read and waits for its answer: its bytes are counted out, and whoever waits with it is to drop it.
 
 use std::collections::{BTreeMap, HashMap};
-use std::net::IpAddr;
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -38,7 +38,7 @@ struct Taken {
 /// The part of the room that one body has.
 #[derive(Debug)]
 struct Part {
-    peer: IpAddr,
+    peer: Peer,
     bytes: usize,
     give_way: CancellationToken,
 }
@@ -47,7 +47,7 @@ struct Part {
 #[derive(Debug)]
 pub struct ReadBody {
     bytes: Vec<u8>,
-    _place: Place,
+    place: Place,
 }
 
 /// The place of a body in the room, until it is dropped.
@@ -55,6 +55,7 @@ pub struct ReadBody {
 struct Place {
     of: Arc<Bodies>,
     number: u64,
+    peer: Peer,
     give_way: CancellationToken,
 }
 
@@ -94,7 +95,7 @@ impl Bodies {
         most: usize,
         within: Duration,
     ) -> Result<ReadBody, BodyError> {
-        let place = self.place(peer.0);
+        let place = self.place(peer);
         let give_way = place.give_way.clone();
         let reading = tokio::time::timeout(within, self.collect(place, body, most));
         tokio::select! {
@@ -122,13 +123,10 @@ impl Bodies {
             self.take(place.number, chunk.len())?;
             bytes.extend_from_slice(&chunk);
         }
-        Ok(ReadBody {
-            bytes,
-            _place: place,
-        })
+        Ok(ReadBody { bytes, place })
     }
 
-    fn place(self: &Arc<Self>, peer: IpAddr) -> Place {
+    fn place(self: &Arc<Self>, peer: Peer) -> Place {
         let give_way = CancellationToken::new();
         let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         let number = taken.next;
@@ -143,6 +141,7 @@ impl Bodies {
         Place {
             of: Arc::clone(self),
             number,
+            peer,
             give_way,
         }
     }
@@ -168,8 +167,8 @@ impl Bodies {
 
 impl Taken {
     /// Has the largest body of the address that has most give way, if that has more than `peer` would have.
-    fn shed_for(&mut self, peer: IpAddr, bytes: usize) -> Result<(), BodyError> {
-        let mut by_peer: HashMap<IpAddr, usize> = HashMap::new();
+    fn shed_for(&mut self, peer: Peer, bytes: usize) -> Result<(), BodyError> {
+        let mut by_peer: HashMap<Peer, usize> = HashMap::new();
         for part in self.bodies.values() {
             *by_peer.entry(part.peer).or_default() += part.bytes;
         }
@@ -190,6 +189,19 @@ impl Taken {
 }
 
 // === impl ReadBody ===
+
+impl ReadBody {
+    /// Returns who sent it.
+    pub fn peer(&self) -> Peer {
+        self.place.peer
+    }
+
+    /// Returns what ends once the body has to give way: whoever waits with it drops it then, and answers
+    /// [`BodyError::Crowded`].
+    pub fn gives_way(&self) -> impl Future<Output = ()> + use<> {
+        self.place.give_way.clone().cancelled_owned()
+    }
+}
 
 impl Deref for ReadBody {
     type Target = [u8];
@@ -235,7 +247,7 @@ mod tests {
     const LONG: Duration = Duration::from_secs(60);
 
     fn peer(number: u8) -> Peer {
-        Peer(IpAddr::from([10, 0, 0, number]))
+        Peer::of([10, 0, 0, number].into())
     }
 
     /// A body that comes to its end.
@@ -285,6 +297,39 @@ mod tests {
         // Dropped futures have no part any more.
         drop(read);
         assert_eq!(bodies.taken.lock().unwrap().all, 0);
+    }
+
+    #[tokio::test]
+    async fn one_that_is_read_gives_way_as_well() {
+        let bodies = Bodies::new(100);
+        let larger = bodies.read(peer(1), whole(60), 100, LONG).await.unwrap();
+        let smaller = bodies.read(peer(1), whole(40), 100, LONG).await.unwrap();
+        assert!(larger.gives_way().now_or_never().is_none());
+        let read = bodies.read(peer(2), whole(30), 100, LONG).await;
+        assert!(read.is_ok(), "{read:?}");
+        assert!(larger.gives_way().now_or_never().is_some());
+        assert!(smaller.gives_way().now_or_never().is_none());
+        drop((larger, smaller, read));
+        assert_eq!(bodies.taken.lock().unwrap().all, 0);
+    }
+
+    #[tokio::test]
+    async fn the_addresses_of_one_network_have_no_more_room_than_one() {
+        let bodies = Bodies::new(100);
+        let of = |address: &str| Peer::of(address.parse().unwrap());
+        let mut held = Vec::new();
+        for host in 1..=4 {
+            let peer = of(&format!("2001:db8::{host}"));
+            let mut one = Box::pin(bodies.read(peer, stuck(25), 100, LONG));
+            assert!(one.as_mut().now_or_never().is_none());
+            held.push(one);
+        }
+        let more = bodies.read(of("2001:db8::5"), whole(25), 100, LONG).await;
+        assert!(matches!(more, Err(BodyError::Crowded)), "{more:?}");
+        let read = bodies
+            .read(of("2001:db8:0:1::1"), whole(50), 100, LONG)
+            .await;
+        assert!(read.is_ok(), "{read:?}");
     }
 
     #[tokio::test]

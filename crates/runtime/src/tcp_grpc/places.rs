@@ -5,11 +5,13 @@
 //! places one address has half. Many nodes may stand behind one address, so that is much.
 
 use std::collections::HashMap;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::process::{Resource, getrlimit};
 use tokio::sync::Notify;
+
+use crate::network::network;
 
 /// The part of all places that one address may have.
 const ONE: usize = 2;
@@ -20,8 +22,6 @@ const ONE_STRANGER: usize = 8;
 /// The descriptors that connections over the network leave to all else, as `descriptors::needed` counts
 /// it: files, the page, the API server, the Unix socket.
 const RESERVED: u64 = 1536;
-/// The bits of an IPv6 address that are one network's: whoever has one address there has them all.
-const NETWORK: u128 = u128::MAX << 64;
 
 /// The places of one server.
 pub(super) struct Places {
@@ -149,14 +149,6 @@ pub(super) fn within_limit(most: usize) -> usize {
 fn within(limit: u64, most: usize) -> usize {
     let left = limit.saturating_sub(RESERVED).max(limit / 4);
     most.min(usize::try_from(left).unwrap_or(usize::MAX))
-}
-
-/// Returns the address, or of IPv6 its network.
-fn network(address: IpAddr) -> IpAddr {
-    match address.to_canonical() {
-        IpAddr::V4(address) => IpAddr::V4(address),
-        IpAddr::V6(address) => IpAddr::V6(Ipv6Addr::from(u128::from(address) & NETWORK)),
-    }
 }
 
 #[cfg(test)]

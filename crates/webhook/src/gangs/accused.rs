@@ -111,6 +111,22 @@ impl Dock {
             *is_told = true;
         }
     }
+
+    /// Notes that somebody was not told of after all.
+    pub(super) fn not_told(&mut self, pod: &str) {
+        if let Some((_, is_told)) = self.0.get_mut(pod) {
+            *is_told = false;
+        }
+    }
+
+    /// Has all be accused for long enough.
+    #[cfg(test)]
+    pub(super) fn settle(&mut self) {
+        let long_ago = Instant::now().checked_sub(SETTLED);
+        for (since, _) in self.0.values_mut() {
+            *since = long_ago.unwrap_or(*since);
+        }
+    }
 }
 
 #[cfg(test)]

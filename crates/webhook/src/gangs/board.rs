@@ -13,9 +13,12 @@ use preflight::roster::{
     GANG_ID_LABEL, MANAGED_BY, MANAGED_BY_LABEL, Member, PREFIX, Roster, config_map_name,
     gang_label,
 };
+use runtime::backoff::Backoff;
+use runtime::logging::Seldom;
 use serde_json::{Value, json};
 
 use super::accused::{Accused, Dock, Word};
+use super::{RETRY, few};
 use crate::discoveries::Discoveries;
 use crate::kept::Kept;
 use crate::seen::{MapMetadata, SeenMap, SeenPod};
@@ -30,6 +33,9 @@ const MOST_LOOKS: u32 = 5;
 /// Time between two writes of a gang that is not whole. Each of its members has a kubelet that reads what is written,
 /// and only the last write lets them begin, which waits for nothing.
 const PACE: Duration = Duration::from_secs(1);
+/// Longest pause after a look at a gang that failed: an immutable `ConfigMap` or a quota of its namespace may be in the
+/// way for long.
+const LONGEST_RETRY: Duration = Duration::from_secs(60);
 
 /// A gang, by the namespace and name of its `ConfigMap`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -60,6 +66,10 @@ pub(super) struct Board {
     /// Those that a list has not delivered yet.
     pods_missing: BTreeSet<String>,
     maps_missing: BTreeSet<GangKey>,
+    /// The line of gangs whose names are written alike.
+    alike: Seldom,
+    /// The line of pods beyond the size of their gang.
+    crowded: Seldom,
 }
 
 /// What is known of a gang.
@@ -71,6 +81,8 @@ struct Known {
     map: Option<Map>,
     /// The time of the last write of a `ConfigMap` that was there.
     written_at: Option<Instant>,
+    /// The pauses after looks that failed one after the other; `None` where the last one went well.
+    retries: Option<Backoff>,
     empty_since: Option<Instant>,
     surplus: BTreeSet<String>,
     /// Members that have no checks of the gang, as they were counted last: they never come.
@@ -146,10 +158,12 @@ impl Board {
             .as_ref()
             .filter(|first| others && !is_same(first, &gang))
         {
-            tracing::warn!(
-                pod = full, map = %key, first = ?first.size, second = ?gang.size,
-                "two gangs have names that are written alike: the pods of the second find nobody"
-            );
+            if let Some(not_logged_before) = self.alike.now() {
+                tracing::warn!(
+                    pod = full, map = %key, first = ?first.size, second = ?gang.size, not_logged_before,
+                    "two gangs have names that are written alike: the pods of the second find nobody"
+                );
+            }
             return self.gone(&full);
         }
         known.gang = Some(gang);
@@ -294,12 +308,26 @@ impl Board {
 
     /// Returns the next gang to look at.
     pub(super) fn next(&mut self) -> Option<GangKey> {
-        self.to_look_at.pop_first()
+        let key = self.to_look_at.pop_first()?;
+        self.later.remove(&key);
+        Some(key)
     }
 
-    /// Has a gang looked at once more.
-    pub(super) fn again(&mut self, key: GangKey) {
-        self.to_look_at.insert(key);
+    /// Has a gang looked at once more, the later the more often in a row that failed. News of it are looked at at once.
+    pub(super) fn failed(&mut self, key: &GangKey) {
+        if let Some(known) = self.gangs.get_mut(key) {
+            let retries = &mut known.retries;
+            let retries = retries.get_or_insert_with(|| Backoff::new(RETRY, LONGEST_RETRY));
+            self.later
+                .insert(key.clone(), Instant::now() + retries.pause());
+        }
+    }
+
+    /// Notes that a look at a gang did not fail.
+    pub(super) fn went_well(&mut self, key: &GangKey) {
+        if let Some(known) = self.gangs.get_mut(key) {
+            known.retries = None;
+        }
     }
 
     /// Returns when the next of the gangs is due that are to be looked at later.
@@ -320,9 +348,11 @@ impl Board {
         });
     }
 
-    /// Has all gangs looked at once more.
+    /// Has all gangs looked at once more, but for those that are to be looked at later.
     pub(super) fn all_again(&mut self) {
-        self.to_look_at.extend(self.gangs.keys().cloned());
+        let later = &self.later;
+        let all = self.gangs.keys().filter(|key| !later.contains_key(key));
+        self.to_look_at.extend(all.cloned());
     }
 
     /// Returns a gang that has pods.
@@ -379,6 +409,22 @@ impl Board {
         }
     }
 
+    /// Notes that a member was not told of after all.
+    pub(super) fn not_told_of(&mut self, key: &GangKey, pod: &str) {
+        if let Some(known) = self.gangs.get_mut(key) {
+            known.dock.not_told(pod);
+        }
+    }
+
+    /// Has no gang, and nobody who is accused, wait any longer.
+    #[cfg(test)]
+    pub(super) fn settle(&mut self) {
+        for known in self.gangs.values_mut() {
+            known.count_at = known.count_at.map(|_| Instant::now());
+            known.dock.settle();
+        }
+    }
+
     /// Returns the number of gangs that have pods.
     pub(super) fn gangs(&self) -> i64 {
         let there = self.gangs.values().filter(|known| !known.pods.is_empty());
@@ -427,7 +473,7 @@ impl Board {
         let (mut roster, surplus) = roster.with(members.collect(), count);
         roster.untestable = expected.err();
         roster.started = known.started(&roster);
-        known.note_surplus(surplus, &roster);
+        known.note_surplus(surplus, &roster, &self.crowded);
         let wanted = json!(roster.data());
         let is_new = known.map.is_none();
         let nothing = Look { map: None, is_new };
@@ -538,13 +584,19 @@ impl Known {
     }
 
     /// Notes who has no place in the gang, and says who is new among them.
-    fn note_surplus(&mut self, surplus: Vec<Member>, roster: &Roster) {
+    fn note_surplus(&mut self, surplus: Vec<Member>, roster: &Roster, line: &Seldom) {
         let names: BTreeSet<String> = surplus.into_iter().map(|member| member.pod).collect();
-        let new: Vec<&String> = names.difference(&self.surplus).collect();
-        if !new.is_empty() {
+        let new = names.difference(&self.surplus).map(String::as_str);
+        let new: Vec<&str> = new.collect();
+        if !new.is_empty()
+            && let Some(not_logged_before) = line.now()
+        {
             tracing::warn!(
-                gang = roster.gang_id, pods = ?new,
-                "the gang has its {} members; these pods wait until one goes", roster.expected
+                gang = roster.gang_id,
+                pods = few(&new),
+                not_logged_before,
+                "the gang has its {} members; these pods wait until one goes",
+                roster.expected
             );
         }
         self.surplus = names;

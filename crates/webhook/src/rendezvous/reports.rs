@@ -186,7 +186,7 @@ mod tests {
             >());
             let mut request = Request::new(body);
             *request.headers_mut() = headers.clone();
-            let peer = Peer([127, 0, 0, 1].into());
+            let peer = Peer::of([127, 0, 0, 1].into());
             let taken = take_events(rendezvous, peer, request).await;
             taken.expect_err("no report").status()
         };

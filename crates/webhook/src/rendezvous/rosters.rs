@@ -52,8 +52,10 @@ struct Asked {
 struct Known {
     /// As it was read; `None` where there is none.
     told: Option<Arc<Told>>,
-    /// True until the `ConfigMap` changes.
-    is_fresh: bool,
+    /// The number of changes of the `ConfigMap` that were heard of.
+    changes: u64,
+    /// The number of them when the reading of `told` began; `None` where it is to be read.
+    read_at: Option<u64>,
     asked_at: Instant,
 }
 
@@ -143,13 +145,13 @@ impl Rosters {
         let _one = asked.reading.lock().await;
         {
             let known = asked.known();
-            if known.is_fresh {
+            if known.read_at == Some(known.changes) {
                 return known.told.clone();
             }
         }
         let turn = self.reads.acquire().await;
-        // What changes from here on is read again.
-        asked.known().is_fresh = true;
+        // What changes from here on is read again. Noted only once it is read: whoever asks may hang up before.
+        let changes = asked.known().changes;
         let read = self
             .cluster
             .object(&config_maps(), Some(&key.0), &key.1)
@@ -163,12 +165,14 @@ impl Rosters {
                     let err = chain(&error);
                     tracing::warn!(err, "the gang {namespace}/{name} cannot be read");
                 }
-                let mut known = asked.known();
-                known.is_fresh = false;
-                return known.told.clone();
+                return asked.known().told.clone();
             }
         };
-        asked.known().told.clone_from(&told);
+        {
+            let mut known = asked.known();
+            known.told.clone_from(&told);
+            known.read_at = Some(changes);
+        }
         self.keep(key, told.as_deref());
         told
     }
@@ -183,7 +187,7 @@ impl Rosters {
             if let Some(asked) = state.gangs.get(&gone) {
                 let mut known = asked.known();
                 known.told = None;
-                known.is_fresh = false;
+                known.read_at = None;
             }
         }
     }
@@ -211,7 +215,8 @@ impl Rosters {
             changed: watch::Sender::default(),
             told: Mutex::new(Known {
                 told: None,
-                is_fresh: false,
+                changes: 0,
+                read_at: None,
                 asked_at: Instant::now(),
             }),
         });
@@ -232,7 +237,7 @@ impl Asked {
     }
 
     fn changed(&self) {
-        self.known().is_fresh = false;
+        self.known().changes += 1;
         self.changed.send_modify(|()| {});
     }
 }

@@ -1,5 +1,6 @@
 use std::net::SocketAddr;
 
+use futures::FutureExt as _;
 use preflight::roster::{Member, Roster};
 use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -189,6 +190,26 @@ async fn of_the_config_maps_of_others_nothing_is_read_or_kept() {
     drop(objects);
     let (gangs, bytes) = meeting.rendezvous.rosters.kept();
     assert!(gangs == 1 && bytes < 4096, "{gangs} gangs, {bytes} bytes");
+}
+
+#[tokio::test]
+async fn who_hangs_up_while_a_gang_is_read_leaves_nothing_old_to_the_others() {
+    let meeting = Meeting::start().await;
+    let rosters = &meeting.rendezvous.rosters;
+    let gang = ("training".to_owned(), MAP.to_owned());
+    meeting.api.put_map("training", MAP, &data(&["a"], 2));
+    let told = rosters.told(&gang).await.expect("a gang");
+    assert!(!told.has("b"));
+    meeting.api.put_map("training", MAP, &data(&["a", "b"], 2));
+    rosters.all_changed();
+    // The request is on its way when its future is dropped.
+    assert!(rosters.told(&gang).now_or_never().is_none());
+    let told = rosters.told(&gang).await.expect("a gang");
+    assert!(told.has("b"), "the others hear of the change");
+    // It is read once.
+    let read = meeting.api.objects().read;
+    assert!(rosters.told(&gang).await.is_some());
+    assert_eq!(meeting.api.objects().read, read);
 }
 
 #[tokio::test]

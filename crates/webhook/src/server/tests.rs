@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 
 use cluster::{Cluster, ConnectOptions};
+use futures::FutureExt;
 use preflight::config::{Config, Discovery};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -395,13 +396,47 @@ async fn questions_that_trickle_hold_up_no_other() {
 }
 
 #[tokio::test]
+async fn who_waits_for_a_turn_with_most_bytes_makes_room_for_another() {
+    let server = Server::start().await;
+    let ask = |from: [u8; 4], bytes: usize| {
+        let question = review(&json!({"filled": "x".repeat(bytes)}));
+        let body = axum::body::Body::from(question.to_string());
+        let (server, peer) = (server.under_test.clone(), Peer::of(from.into()));
+        mutate(State(server), Extension(peer), Request::new(body))
+    };
+    let large = vec![b' '; 2_000_000];
+    let turns = server.under_test.admission.turns();
+    let own = Peer::of([10, 0, 0, 3].into());
+    let turn = turns.take(own, &large).await.expect("a turn");
+    let mut waiting = Vec::new();
+    for _ in 0..4 {
+        let mut one = Box::pin(ask([10, 0, 0, 3], 8_300_000));
+        assert!(one.as_mut().now_or_never().is_none(), "it has no turn");
+        waiting.push(one);
+    }
+    // For this one there is no room beside them, and it waits for none of them.
+    let answer = ask([10, 0, 0, 4], 1_000_000).await;
+    assert_eq!(answer.status(), StatusCode::OK);
+    let ended = waiting.iter_mut().filter_map(FutureExt::now_or_never);
+    let ended: Vec<StatusCode> = ended.map(|answer| answer.status()).collect();
+    assert_eq!(ended, [StatusCode::SERVICE_UNAVAILABLE]);
+    drop(turn);
+}
+
+#[tokio::test]
 async fn a_question_that_is_not_answered_in_time_is_answered_with_a_reason() {
     let server = Server::start().await;
-    let whole = Bodies::new(1024 * 1024);
-    let peer = Peer([127, 0, 0, 1].into());
-    let body = axum::body::Body::from(review(&json!({})).to_string());
-    let body = whole.read(peer, body, 1024 * 1024, BODY_TIMEOUT).await;
+    let whole = Bodies::new(MAX_READ_BYTES);
+    let peer = Peer::of([127, 0, 0, 1].into());
+    let question = review(&json!({"filled": "x".repeat(2_000_000)})).to_string();
     let admission = &server.under_test.admission;
+    // It waits for its turn.
+    let turn = admission.turns().take(peer, question.as_bytes()).await;
+    let _turn = turn.expect("a turn");
+    let body = axum::body::Body::from(question);
+    let body = whole
+        .read(peer, body, MAX_QUESTION_BYTES, BODY_TIMEOUT)
+        .await;
     let past = tokio::time::Instant::now().checked_sub(Duration::from_secs(1));
     let late = admission
         .answer(body.expect("a body"), past.expect("a time"))
@@ -411,6 +446,60 @@ async fn a_question_that_is_not_answered_in_time_is_answered_with_a_reason() {
     let said = axum::body::to_bytes(late.into_body(), 1024).await;
     let said = String::from_utf8_lossy(&said.expect("a text")).into_owned();
     assert!(said.contains("not answered within"), "{said}");
+}
+
+/// Returns an API server that hears and never answers, and a cluster that asks it.
+async fn silent() -> (TcpListener, Arc<Cluster>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let address = listener.local_addr().expect("an address").to_string();
+    (listener, at(&address).await)
+}
+
+/// A question about a pod with a GPU, of a gang that an object tells of.
+fn of_a_gang() -> Value {
+    let main = json!({"name": "main", "resources": {"limits": {"nvidia.com/gpu": "1"}}});
+    let spec = json!({"schedulingGroup": {"podGroupName": "g"}, "containers": [main]});
+    review(&json!({"object": {"metadata": {"name": "p"}, "spec": spec}}))
+}
+
+/// The clock is the test's own: nobody waits.
+#[tokio::test(start_paused = true)]
+async fn all_that_the_cluster_is_asked_about_a_pod_has_one_deadline() {
+    let (_listener, cluster) = silent().await;
+    let server = Server::of(cluster, "").await;
+    let peer = Extension(Peer::of([127, 0, 0, 1].into()));
+    let request = Request::new(of_a_gang().to_string().into());
+    let began = tokio::time::Instant::now();
+    let answer = mutate(State(server.under_test.clone()), peer, request).await;
+    // Of the gang it is not known how large it is, and of the namespace what it forbids.
+    let took = began.elapsed();
+    assert!(
+        took < crate::facts::DEADLINE + Duration::from_secs(1),
+        "{took:?}"
+    );
+    assert_eq!(answer.status(), 200);
+}
+
+/// Strangers may ask about claims that nobody has, often, and an API server may be slow.
+#[tokio::test]
+async fn a_question_that_waits_for_the_cluster_has_no_turn() {
+    let (listener, cluster) = silent().await;
+    let server = Server::of(cluster, "").await;
+    let mut question = of_a_gang();
+    question["request"]["filled"] = "x".repeat(2_000_000).into();
+    let peer = Peer::of([127, 0, 0, 1].into());
+    let (state, request) = (server.under_test.clone(), question.to_string());
+    let request = Request::new(request.into());
+    let asking = tokio::spawn(mutate(State(state), Extension(peer), request));
+    let _asked = listener.accept().await.expect("it asks the API server");
+    let turns = server.under_test.admission.turns();
+    let large = vec![b' '; 2_000_000];
+    let taking = tokio::time::timeout(ENOUGH, turns.take(peer, &large));
+    let _turn = taking.await.expect("a turn").expect("a turn");
+    assert!(!asking.is_finished(), "it waits still");
+    // It takes none to say that the cluster did not answer.
+    let answer = asking.await.expect("no panic");
+    assert_eq!(answer.status(), 200);
 }
 
 /// Asks for a path without a runtime, as somebody else's thread does.

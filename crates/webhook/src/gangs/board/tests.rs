@@ -145,23 +145,19 @@ fn who_replaces_a_member_of_a_gang_that_has_passed_is_told_so() {
 fn members_without_checks_are_counted_out_of_a_gang_that_is_short_of_others() {
     let mut board = board(&[pod("a", Some("10.0.0.1"))]);
     assert!(!board.is_short(&key(), 2), "others may be on their way");
-    let settle = |board: &mut Board| {
-        let known = board.gangs.get_mut(&key()).expect("the gang");
-        known.count_at = known.count_at.map(|_| Instant::now());
-    };
-    settle(&mut board);
+    board.settle();
     assert!(board.is_short(&key(), 2));
     board.count_without_checks(&key(), 1);
     assert_eq!(board.with_checks(&key(), 2), 1);
     assert_eq!(board.with_checks(&key(), 1), 1, "one member has checks");
-    settle(&mut board);
+    board.settle();
     assert!(!board.is_short(&key(), 2), "it is whole");
     assert!(board.is_short(&key(), 3));
     board.count_without_checks(&key(), 1);
     assert!(!board.is_short(&key(), 3), "it is not asked all the time");
     // Who has checks after all makes it whole without being counted again.
     apply(&mut board, pod("b", Some("10.0.0.2")));
-    settle(&mut board);
+    board.settle();
     assert!(!board.is_short(&key(), 3));
 }
 
@@ -243,6 +239,33 @@ fn pods_that_are_over_or_that_a_list_lacks_are_gone() {
     board.pod(Signal::Deleted("training/a".into()), &config(), &by());
     assert_eq!(board.pods(&key()), 0);
     assert!(board.gang(&key()).is_none());
+}
+
+#[test]
+fn a_gang_that_fails_is_looked_at_ever_later_but_for_its_news() {
+    let mut board = board(&[pod("a", None)]);
+    assert_eq!(board.next(), Some(key()));
+    for _ in 0..4 {
+        board.failed(&key());
+    }
+    board.all_again();
+    board.due_again();
+    assert_eq!(board.next(), None, "it is not due");
+    // The fourth pause is 8 s, of which half is at random.
+    let later = Instant::now() + Duration::from_secs(3);
+    assert!(board.next_due().is_some_and(|due| due > later));
+    apply(&mut board, pod("a", Some("10.0.0.1")));
+    assert_eq!(board.next(), Some(key()));
+    assert_eq!(board.next_due(), None);
+    board.went_well(&key());
+    board.failed(&key());
+    let later = Instant::now() + RETRY;
+    assert!(board.next_due().is_some_and(|due| due <= later));
+    // One that is gone is not tried again.
+    let mut gone = key();
+    gone.name.push('x');
+    board.failed(&gone);
+    assert_eq!(board.later.len(), 1);
 }
 
 #[test]
