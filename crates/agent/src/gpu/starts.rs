@@ -11,7 +11,10 @@ use super::{GpuMonitor, event};
 
 /// The looks in which a GPU has to answer while its fault is open: the first may have begun before the
 /// failure.
-const LOOKS: u32 = 2;
+pub(super) const LOOKS: u32 = 2;
+/// The looks after which that is told again where the fault is still open: a GPU whose start fails now and then
+/// may have failed once more before anybody saw it closed.
+pub(super) const AGAIN: u32 = 12;
 
 impl GpuMonitor {
     /// Closes the faults of starts that failed of the GPUs that answer.
@@ -23,7 +26,7 @@ impl GpuMonitor {
             let looks = self.answered_since_failure.entry(gpu.uuid.clone());
             let looks = looks.or_default();
             *looks = looks.saturating_add(1);
-            if *looks == LOOKS {
+            if *looks % AGAIN == LOOKS {
                 self.report_started(&gpu);
             }
         }
