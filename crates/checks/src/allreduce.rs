@@ -155,10 +155,19 @@ async fn take_part(
     topology: Option<Topology>,
     formed: Instant,
 ) -> Outcome {
+    let is_alone = gang.members.len() < 2;
     let (devices, gpus) = match collective.devices(Instant::now() + settings.timeout).await {
         Ok(seen) => seen,
-        Err(failure) => return verdict::outcome(CHECK, code(&failure), &failure, &[]),
+        Err(failure) => {
+            let outcome = verdict::outcome(CHECK, code(&failure), &failure, &[]);
+            return if is_alone {
+                of_one(outcome, Some(&failure), &[])
+            } else {
+                outcome
+            };
+        }
     };
+    let alone = is_alone.then_some(gpus.as_slice());
     // Without a secret its place is taken by what all of the gang know.
     let secret = settings.secret.clone().or_else(|| gang.secret.clone());
     let secret = secret.unwrap_or_else(|| gang.id.clone().into_bytes());
@@ -189,7 +198,7 @@ async fn take_part(
     let heard = member::take_part(&mut collective, hello, master, &key, formed, until);
     let end = formed + settings.timeout + BEYOND;
     let (outcome, suspects) = match tokio::time::timeout_at(end, heard).await {
-        Ok(Ok(verdict)) => (judge(&verdict), verdict.suspects),
+        Ok(Ok(verdict)) => (judge(&verdict, alone), verdict.suspects),
         Ok(Err(error)) => (unformed(GANG_TIMEOUT, error.to_string()), vec![0]),
         Err(_) => {
             let text = "rank 0 does not say what came out".to_owned();
@@ -250,18 +259,19 @@ fn code(failure: &Failure) -> &'static str {
     }
 }
 
-/// Returns what a verdict means for this node.
-fn judge(told: &Verdict) -> Outcome {
+/// Returns what a verdict means for this node; `alone` has the GPUs of a pod that is the whole gang.
+fn judge(told: &Verdict, alone: Option<&[SeenGpu]>) -> Outcome {
     let code = told.failure.as_ref().map_or(BANDWIDTH_DEGRADED, code);
-    match told.kind {
+    let outcome = match told.kind {
         Kind::Passed => {
             let finding = Finding::healthy(CHECK, told.text.clone());
             Outcome::passed(told.text.clone(), vec![finding])
         }
         Kind::Culprit => match &told.failure {
             Some(failure) => {
-                // The GPU that a failure names may be another member's.
-                let mut outcome = verdict::outcome(CHECK, code, failure, &[]);
+                // The GPU that a failure names may be another member's, where there is one.
+                let gpus = alone.unwrap_or_default();
+                let mut outcome = verdict::outcome(CHECK, code, failure, gpus);
                 outcome.text.clone_from(&told.text);
                 for finding in &mut outcome.findings {
                     finding.message.clone_from(&told.text);
@@ -291,7 +301,28 @@ fn judge(told: &Verdict) -> Outcome {
             findings: Vec::new(),
             ..unformed(NO_TOPOLOGY, told.text.clone())
         },
+    };
+    match alone {
+        Some(gpus) => of_one(outcome, told.failure.as_ref(), gpus),
+        None => outcome,
     }
+}
+
+/// Returns the outcome of a gang of one pod, which is a loopback: it is about the GPUs of this pod, so that a pass of
+/// others ends nothing of it, and what the container lacks stops no pod.
+fn of_one(mut outcome: Outcome, failure: Option<&Failure>, gpus: &[SeenGpu]) -> Outcome {
+    if failure.is_some_and(verdict::is_of_container) {
+        outcome.result = Meaning::NotTested;
+    }
+    let findings = outcome.findings.into_iter().map(|finding| {
+        if finding.entities.is_empty() {
+            finding.about_gpus(gpus)
+        } else {
+            finding
+        }
+    });
+    outcome.findings = findings.collect();
+    outcome
 }
 
 /// Returns that there is nobody to test with, for which the pod is not stopped.

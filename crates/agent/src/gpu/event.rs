@@ -1,6 +1,7 @@
 //! The health event that goes over the wire for a change of a GPU, in NVSentinel's form.
 
 use contract::{Entity, HealthEvent, ProcessingStrategy, RecommendedAction, action_name, keys};
+use diagnosis::gpu::Gpu;
 use diagnosis::gpu::checks::{Change, GpuNames, Witnesses};
 
 use super::GpuConfig;
@@ -42,6 +43,24 @@ pub(super) fn of(
     event.message.clone_from(message);
     judge(&mut event, change, config);
     event
+}
+
+/// Returns the event that a GPU is well again, made of a blank one of the check.
+pub(super) fn recovery(gpu: &Gpu, message: &str, blank: HealthEvent) -> HealthEvent {
+    let names = [
+        (keys::ENTITY_PCI, &gpu.pci),
+        (keys::ENTITY_GPU_UUID, &gpu.uuid),
+    ];
+    let entities = names.map(|(kind, value)| Entity {
+        entity_type: kind.to_owned(),
+        entity_value: value.clone(),
+    });
+    HealthEvent {
+        is_healthy: true,
+        message: message.to_owned(),
+        entities_impacted: entities.into(),
+        ..blank
+    }
 }
 
 /// Writes into an event what the catalogue says of its code.

@@ -3,15 +3,18 @@
 //! The log says only that a start has failed. That a GPU answers again is seen here, so it is told here,
 //! in the name of the monitor that has reported the failure.
 
-use contract::{Entity, HealthEvent, keys};
+use contract::{HealthEvent, keys};
 use devices::faults::{NodeFaults, concerns};
 use diagnosis::gpu::{Gpu, Readings};
 
-use super::GpuMonitor;
+use super::{GpuMonitor, event};
 
 /// The looks in which a GPU has to answer while its fault is open: the first may have begun before the
 /// failure.
-const LOOKS: u32 = 2;
+pub(super) const LOOKS: u32 = 2;
+/// The looks after which that is told again where the fault is still open: a GPU whose start fails now and then
+/// may have failed once more before anybody saw it closed.
+pub(super) const AGAIN: u32 = 12;
 
 impl GpuMonitor {
     /// Closes the faults of starts that failed of the GPUs that answer.
@@ -23,7 +26,7 @@ impl GpuMonitor {
             let looks = self.answered_since_failure.entry(gpu.uuid.clone());
             let looks = looks.or_default();
             *looks = looks.saturating_add(1);
-            if *looks == LOOKS {
+            if *looks % AGAIN == LOOKS {
                 self.report_started(&gpu);
             }
         }
@@ -56,23 +59,13 @@ impl GpuMonitor {
     }
 
     fn report_started(&mut self, gpu: &Gpu) {
-        let names = [
-            (keys::ENTITY_PCI, &gpu.pci),
-            (keys::ENTITY_GPU_UUID, &gpu.uuid),
-        ];
-        let entities = names.map(|(kind, value)| Entity {
-            entity_type: kind.to_owned(),
-            entity_value: value.clone(),
-        });
-        let event = HealthEvent {
+        let blank = HealthEvent {
             agent: keys::SYSLOG_AGENT.to_owned(),
-            is_healthy: true,
-            message: "The driver has started the GPU, and it answers".to_owned(),
-            entities_impacted: entities.into(),
             ..self
                 .reporter
                 .event(keys::CHECK_GPU_INIT, keys::COMPONENT_GPU)
         };
-        self.report(event);
+        let message = "The driver has started the GPU, and it answers";
+        self.report(event::recovery(gpu, message, blank));
     }
 }

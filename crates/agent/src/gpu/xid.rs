@@ -117,21 +117,9 @@ impl GpuMonitor {
         let gpus = self.inventory.gpus.iter().filter(is_over);
         let over: Vec<Gpu> = gpus.cloned().collect();
         for gpu in over {
-            let names = [
-                (keys::ENTITY_PCI, &gpu.pci),
-                (keys::ENTITY_GPU_UUID, &gpu.uuid),
-            ];
-            let entities = names.map(|(kind, value)| Entity {
-                entity_type: kind.to_owned(),
-                entity_value: value.clone(),
-            });
-            let event = HealthEvent {
-                is_healthy: true,
-                message: "No further XID, and the driver asks for nothing".to_owned(),
-                entities_impacted: entities.into(),
-                ..self.reporter.event(keys::CHECK_XID, keys::COMPONENT_GPU)
-            };
-            self.report(event);
+            let blank = self.reporter.event(keys::CHECK_XID, keys::COMPONENT_GPU);
+            let message = "No further XID, and the driver asks for nothing";
+            self.report(event::recovery(&gpu, message, blank));
             self.reporter.memory_mut().xids.remove(&gpu.uuid);
         }
     }

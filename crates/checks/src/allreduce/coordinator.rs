@@ -193,6 +193,12 @@ impl Coordinator {
             return self.names.all(Kind::Passed, &text, &whole);
         }
         tracing::warn!("the gang fails: {text}");
+        if self.members.len() < 2
+            && let Some(Failure::Wrong { .. } | Failure::Cuda { .. }) = whole.failure
+        {
+            // What a GPU does wrong by itself needs no other member to compare it with.
+            return self.names.all(Kind::Culprit, &text, &whole);
+        }
         let hangs = matches!(whole.failure, Some(Failure::Late { .. }));
         let found = self.search(plan, hangs, end).await;
         if !self.gone.is_empty() {

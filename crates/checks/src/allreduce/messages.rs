@@ -101,7 +101,7 @@ pub(super) struct Verdict {
 pub(super) enum Kind {
     /// All together pass.
     Passed,
-    /// It fails with everybody.
+    /// Fails with everybody, or is alone and one of its GPUs fails by itself.
     Culprit,
     /// It fails together with another one.
     Pair,

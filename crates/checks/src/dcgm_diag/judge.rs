@@ -146,7 +146,8 @@ fn finding(check: &str, result: &TestResult, problems: &[&Problem], uuid: Option
     let is_failure = result.state == State::Fail;
     let judged = problems.iter().map(|problem| judge(problem));
     // The gravest one names it.
-    let judged = judged.max_by_key(|judged| (judged.grave, judged.code.is_some()));
+    let judged =
+        judged.max_by_key(|judged| (judged.grave, judged.code.is_some(), rank(judged.action)));
     let (code, action, grave) = match judged {
         Some(Judged {
             code: Some(code),
@@ -243,10 +244,25 @@ fn of_xids(text: &str) -> (RecommendedAction, bool) {
     let told = xids(text).into_iter();
     let told = told.filter(|xid| *xid != OWN_XID && !TOLD_BY_WORDS.contains(xid));
     let judged = told.map(|xid| Catalog::builtin().judge_xid(xid, ""));
-    let gravest = judged.max_by_key(|verdict| verdict.fatal);
+    let gravest = judged.max_by_key(|verdict| (verdict.fatal, rank(verdict.action)));
     gravest.map_or((RecommendedAction::None, false), |verdict| {
         (verdict.action, verdict.fatal)
     })
+}
+
+/// Ranks actions by how much is done: a reset, then a reboot, then a person, as repairs escalate.
+fn rank(action: RecommendedAction) -> u8 {
+    match action {
+        RecommendedAction::None => 0,
+        RecommendedAction::Unknown | RecommendedAction::Custom => 1,
+        RecommendedAction::ComponentReset => 2,
+        RecommendedAction::RestartVm => 3,
+        RecommendedAction::RestartBm => 4,
+        RecommendedAction::ContactSupport
+        | RecommendedAction::RunFielddiag
+        | RecommendedAction::RunDcgmeud => 5,
+        RecommendedAction::ReplaceVm => 6,
+    }
 }
 
 /// Returns the numbers of the XIDs that a text names, as in `Detected XID 79 for GPU 4`.
@@ -490,6 +506,22 @@ mod tests {
     }
 
     #[test]
+    fn of_two_that_are_broken_the_one_that_asks_for_more_counts() {
+        // COMPONENT_RESET, RESTART_VM, RESTART_BM and CONTACT_SUPPORT.
+        let all = [85, 81, 120, 52];
+        for (less, more) in [(0, 1), (1, 2), (2, 3)] {
+            for codes in [[all[less], all[more]], [all[more], all[less]]] {
+                let problems = codes.map(|code| (Some(code), "bad"));
+                let ended = judged(vec![result("Memory", State::Fail, &[6], &problems)]);
+                let row = Catalog::builtin().dcgm(all[more]).unwrap();
+                let finding = &ended.findings[0];
+                let found = (finding.code.as_str(), finding.action);
+                assert_eq!(found, (&*row.name, row.action), "{codes:?}");
+            }
+        }
+    }
+
+    #[test]
     fn a_code_that_is_newer_than_the_table_goes_by_the_severity_that_is_told() {
         for (severity, fatal) in [(1, false), (2, true), (4, true), (5, false), (6, true)] {
             let mut told = result("Memory", State::Fail, &[6], &[(Some(9999), "new")]);
@@ -546,6 +578,8 @@ mod tests {
             ("Detected XID 31 for GPU 6", RecommendedAction::None, false),
             ("XID 79, XID 31, XID 45", RecommendedAction::RestartBm, true),
             ("XID 31 and XID 79", RecommendedAction::RestartBm, true),
+            ("XID 79, XID 48", RecommendedAction::RestartBm, true),
+            ("XID 48, XID 79", RecommendedAction::RestartBm, true),
             ("Detected XID 9999", RecommendedAction::Unknown, false),
             ("Detected some XID", RecommendedAction::None, false),
         ] {

@@ -69,7 +69,8 @@ impl JanitorProviderSettings {
             Ok(format!("system:serviceaccount:{namespace}:{name}"))
         });
         let callers = callers.collect::<Result<BTreeSet<String>, SettingsError>>()?;
-        let reboot_namespace = args.reboot_namespace;
+        // As with --namespace, an empty name is that of a template without a value.
+        let reboot_namespace = args.reboot_namespace.filter(|name| !name.is_empty());
         let reboot_namespace = reboot_namespace
             .map(|name| named("--reboot-namespace", name, names::dns_label))
             .transpose()?;
@@ -133,6 +134,13 @@ mod tests {
         );
         assert!(provider(&["--anybody"]).unwrap().callers.is_none());
         assert!(provider(&["--anybody"]).unwrap().resets.is_none());
+        let namespace_of_jobs = |name: &str| {
+            let settings = provider(&["--anybody", "--reboot-namespace", name]);
+            settings.map(|settings| settings.generic.namespace)
+        };
+        assert_eq!(namespace_of_jobs("reboots").unwrap(), "reboots");
+        assert_eq!(namespace_of_jobs("").unwrap(), "", "that of --namespace");
+        assert!(namespace_of_jobs("Reboots").is_err());
         let resets = provider(&["--anybody", "--reset-image", "i"]).unwrap();
         assert_eq!(resets.resets.unwrap().image, "i");
         for (more, expected) in [

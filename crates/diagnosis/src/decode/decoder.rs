@@ -27,7 +27,7 @@ use crate::catalog::{Catalog, Filter, Text, Verdict};
 use crate::subject::normalise_pci;
 
 /// The time after an XID that tells of a GPU's fall in which a "fallen off the bus" line of that
-/// GPU adds nothing.
+/// GPU adds nothing; and that in which a message of a fall has all its lines.
 const SAME_FALL: SignedDuration = SignedDuration::from_mins(5);
 /// The time in which two starts of a GPU have to fail until that is a fault: one may be of a driver that
 /// is just being loaded, or of a GPU that is being reset.

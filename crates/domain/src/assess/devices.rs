@@ -20,7 +20,7 @@ use crate::reporter::Authority;
 const CHECKS: [(&str, Dimension); 8] = [
     (keys::CHECK_GPU_FALLEN_OFF, Dimension::GpuLost),
     (keys::CHECK_GPU_INIT, Dimension::GpuLost),
-    ("GpuDcgmConnectivityFailure", Dimension::Unmonitored),
+    (keys::CHECK_DCGM_CONNECTIVITY, Dimension::Unmonitored),
     (keys::CHECK_GPU_MEMORY, Dimension::Memory),
     (keys::CHECK_GPU_NVLINK, Dimension::Nvlink),
     ("GpuNvswitchFatalWatch", Dimension::Nvlink),

@@ -6,6 +6,7 @@ use diagnosis::decode::KernelLogDecoder;
 use domain::event::Record;
 
 use super::*;
+use crate::gpu::starts::{AGAIN, LOOKS};
 
 /// Returns the report of the kernel log's monitor that the GPU on this bus cannot be started.
 fn failed(bus: &str) -> HealthEvent {
@@ -120,5 +121,34 @@ async fn a_start_that_failed_is_over_when_the_gpu_answers_again() {
         assert!(event.is_healthy);
         book.record(&record(event, seq));
         assert_eq!(book.faults("n1").len(), left, "{event:?}");
+    }
+}
+
+/// The fault may be opened anew between the recovery and the next word on what is open, which then shows no gap.
+#[tokio::test]
+async fn the_end_of_a_start_that_failed_is_told_again_while_its_fault_stays_open() {
+    let bench = Bench::new();
+    let running = bench.start();
+    running.devices.take_faults(told(&[failed("b1")]));
+    // The looks that it takes at most; the look that shows the GPU may be behind the first of them.
+    for _ in 0..=LOOKS {
+        bench.look(&running).await;
+    }
+    // The looks of a minute, in which the same recovery would count as a repeat.
+    AHEAD.set(SignedDuration::from_mins(2));
+    for _ in 0..AGAIN {
+        bench.look(&running).await;
+    }
+    running.end().await;
+    AHEAD.set(SignedDuration::ZERO);
+    let told = bench.stored().await;
+    assert_eq!(told.len(), 2, "{told:?}");
+    for event in &told {
+        assert!(event.is_healthy, "{event:?}");
+        assert_eq!(event.check_name, keys::CHECK_GPU_INIT);
+        assert_eq!(
+            entities(event),
+            [("PCI", "0000:b1:00.0"), ("GPU_UUID", "GPU-1")]
+        );
     }
 }

@@ -202,7 +202,7 @@ async fn without_a_topology_file_that_is_asked_for_nothing_is_measured() {
         assert_eq!(verdict.kind, Kind::Untested, "{verdict:?}");
         let text = "node-a: there is none for the instance type \"x1\"";
         assert!(verdict.text.ends_with(text), "{verdict:?}");
-        let outcome = super::super::judge(&verdict);
+        let outcome = super::super::judge(&verdict, None);
         assert_eq!(outcome.result, crate::outcome::Result::NotTested);
         assert!(outcome.findings.is_empty(), "{outcome:?}");
     }
@@ -246,7 +246,7 @@ async fn whose_variables_only_it_has_is_named_and_not_blamed() {
             [Kind::Innocent, kind, Kind::Innocent],
             "{variables:?}"
         );
-        let outcome = super::super::judge(&verdicts[1]);
+        let outcome = super::super::judge(&verdicts[1], None);
         let is_fatal = outcome.findings.iter().any(|finding| finding.fatal);
         assert_eq!(is_fatal, kind == Kind::Culprit, "{outcome:?}");
         if kind == Kind::Unclear && variables[1] == odd {
@@ -267,7 +267,7 @@ async fn where_nccl_refuses_no_way_between_two_is_suspected() {
         assert_eq!(verdict.kind, Kind::Pair, "{verdict:?}");
         let text = "; which is no fault of the way between a on node-a and b on node-b";
         assert!(verdict.text.ends_with(text), "{verdict:?}");
-        let outcome = super::super::judge(&verdict);
+        let outcome = super::super::judge(&verdict, None);
         assert_eq!(outcome.result, crate::outcome::Result::Failed);
         assert!(!outcome.findings[0].fatal, "{outcome:?}");
     }
@@ -289,9 +289,14 @@ async fn one_device_alone_is_not_held_to_a_bandwidth() {
              2.00 GB/s",
         ),
         (
-            Err(CORRUPT),
+            Err("bad"),
             Kind::Unclear,
-            "the test of 1 device fails: an illegal memory access; there is no other member to compare it with",
+            "the test of 1 device fails: bad; there is no other member to compare it with",
+        ),
+        (
+            Err(CORRUPT),
+            Kind::Culprit,
+            "the test of 1 device fails: an illegal memory access",
         ),
     ] {
         let played = Played {

@@ -2,6 +2,7 @@
 
 use std::fs;
 
+use contract::HealthEvent;
 use fakes::{Behaviour, Scenario};
 
 use super::{Ended, Pods, only};
@@ -105,13 +106,65 @@ async fn a_gang_of_one_gpu_is_tested_as_far_as_one_gpu_can_be() {
     assert_eq!(ended[0].code, Some(0), "{ended:#?}");
     let told = "passed: 1 device has nobody to reduce with; it keeps what is written to it, and its memory copies";
     assert!(ended[0].told.contains(told), "{ended:#?}");
+    // A pass of one GPU ends nothing that was found of another.
+    assert_eq!(gpus_of(only(&ended[0])).len(), 1, "{ended:#?}");
 
     scenario.gpu_mut(0).corrupts = true;
+    scenario.gpu_mut(0).uuid = Some("GPU-odd".to_owned());
     fakes::write(pods.containers[0].directory.path(), &scenario).unwrap();
     let ended = pods.run().await;
     assert_eq!(ended[0].code, Some(1), "{ended:#?}");
     let told = "the test of 1 device fails: the GPU at ";
     assert!(ended[0].told.contains(told), "{ended:#?}");
+    let event = ended[0].events.last().unwrap();
+    assert!(event.is_fatal, "{event:#?}");
+    assert_eq!(event.metadata["nccl_error"], "WRONG_RESULT");
+    assert_eq!(gpus_of(event), ["GPU-odd"]);
+}
+
+/// Returns the GPUs that an event is about.
+fn gpus_of(event: &HealthEvent) -> Vec<&str> {
+    let entities = event.entities_impacted.iter();
+    let gpus = entities.filter(|entity| entity.entity_type == "GPU_UUID");
+    gpus.map(|entity| entity.entity_value.as_str()).collect()
+}
+
+/// The judgement is that of a loopback: an error of a GPU is its fault, and what the container lacks stops no pod.
+#[tokio::test]
+async fn an_error_of_cuda_is_judged_without_another_pod_to_compare_with() {
+    let mut pods = Pods::here(1);
+    pods.set("GPUWARDEN_COLLECTIVE", "nccl");
+    for (call, code, ends, error, gpus) in [
+        ("cudaMalloc", 214, 1, "CUDA_ERROR", &["GPU-one"][..]),
+        (
+            "cudaMalloc",
+            2,
+            0,
+            "CONTAINER_LACKS_RESOURCES",
+            &["GPU-one"],
+        ),
+        ("cudaGetDeviceCount", 100, 0, "NO_GPU", &[]),
+    ] {
+        let mut scenario = Scenario::healthy(1);
+        scenario.gpu_mut(0).uuid = Some("GPU-one".to_owned());
+        scenario
+            .calls
+            .insert(call.to_owned(), Behaviour::Code(code));
+        fakes::write(pods.containers[0].directory.path(), &scenario).unwrap();
+        let ended = pods.run().await;
+        assert_eq!(ended[0].code, Some(ends), "{ended:#?}");
+        let told = if ends == 0 {
+            ": not tested: "
+        } else {
+            ": failed: "
+        };
+        assert!(ended[0].told.contains(told), "{ended:#?}");
+        let event = ended[0].events.last().unwrap();
+        assert_eq!(event.error_code, ["NCCL_ALLREDUCE_ERROR"], "{event:#?}");
+        assert_eq!(event.metadata["nccl_error"], error, "{event:#?}");
+        assert_eq!(event.is_fatal, ends == 1, "{event:#?}");
+        assert_eq!(gpus_of(event), gpus, "{event:#?}");
+    }
 }
 
 #[tokio::test]

@@ -2,6 +2,7 @@
 //! asked. Both are asked as the roles ask them, in a process of its own, for a call may hang or crash in the
 //! vendor's code.
 
+use std::path::Path;
 use std::time::Duration;
 
 use agent::gpu::probe::{self, ProbeConfig};
@@ -46,16 +47,7 @@ pub(super) async fn check(installation: &Installation, running: bool) -> Vec<Fin
 async fn driver(gpu: &GpuSettings) -> Finding {
     let why = "what the driver tells of its GPUs is not seen";
     let mut found = None;
-    let asked = ask(gpu, None, |seen| match seen {
-        Seen::Library(library) => {
-            let way = Way::of(&library, &gpu.driver_root);
-            found = Some(format!("{library} {way}"));
-            None
-        }
-        Seen::Inventory(inventory) => Some(Ok(detail(&inventory, found.as_deref()))),
-        Seen::Blind { reason, .. } => Some(Err((found.is_some(), reason))),
-        _ => None,
-    });
+    let asked = ask(gpu, None, |seen| hear(seen, &mut found, &gpu.driver_root));
     match asked.await {
         Ok(well) => Finding::ok("gpus", well),
         Err((true, reason)) => Finding::problem("gpus", reason, why).fix(REACH),
@@ -68,6 +60,30 @@ async fn driver(gpu: &GpuSettings) -> Finding {
             )
             .fix(REACH)
         }
+    }
+}
+
+/// Returns the answer where what is seen is one; `found` is the library, once it was found.
+fn hear(
+    seen: Seen,
+    found: &mut Option<String>,
+    driver_root: &Path,
+) -> Option<Result<String, (bool, String)>> {
+    match seen {
+        Seen::Library(library) => {
+            let way = Way::of(&library, driver_root);
+            *found = Some(format!("{library} {way}"));
+            None
+        }
+        Seen::Inventory(inventory) => Some(Ok(detail(&inventory, found.as_deref()))),
+        Seen::Blind {
+            reason, is_said, ..
+        } => {
+            // One that hangs or crashes does so in a driver that is there.
+            let is_trouble = found.is_some() || !is_said;
+            Some(Err((is_trouble, reason)))
+        }
+        _ => None,
     }
 }
 
@@ -87,7 +103,8 @@ async fn dcgm(gpu: &GpuSettings, address: &str) -> Finding {
     Finding::tried("dcgm", well, asked, why).fix(fix)
 }
 
-/// Runs a probe until `heard` has the answer; fails with whether the library was there, and why there is none.
+/// Runs a probe until `heard` has the answer; fails with whether that is a trouble, rather
+/// than that there is no driver, and why there is none.
 async fn ask<T>(
     gpu: &GpuSettings,
     dcgm: Option<&str>,
@@ -114,4 +131,33 @@ async fn ask<T>(
     drop(told);
     let _ = watching.await;
     answer.unwrap_or_else(|| Err((true, "the process that asks it has ended".to_owned())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_probe_that_says_so_finds_no_driver() {
+        let library = Seen::Library("/usr/lib/libnvidia-ml.so.1".to_owned());
+        for (is_found, is_said, is_trouble) in [
+            (false, true, false),
+            // It hangs in its start, or cannot be started.
+            (false, false, true),
+            (true, true, true),
+            (true, false, true),
+        ] {
+            let mut found = None;
+            if is_found {
+                assert_eq!(hear(library.clone(), &mut found, Path::new("/")), None);
+            }
+            let blind = Seen::Blind {
+                reason: "why".to_owned(),
+                is_said,
+                stuck: 0,
+            };
+            let answer = hear(blind, &mut found, Path::new("/"));
+            assert_eq!(answer, Some(Err((is_trouble, "why".to_owned()))));
+        }
+    }
 }

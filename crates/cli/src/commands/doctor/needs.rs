@@ -240,7 +240,8 @@ fn of_janitor(config: &JanitorConfig, namespace: &str) -> Vec<Need> {
     needs
 }
 
-/// Returns the needs of whoever reboots nodes by Jobs in `namespace`: a janitor, or a `janitor-provider`.
+/// Returns the needs of whoever reboots nodes by Jobs in `namespace`: a janitor. A `janitor-provider` has the same,
+/// and nobody asks for those but the test of SECURITY.md.
 fn of_reboot_jobs(namespace: &str) -> [Need; 3] {
     let need = |name, group, resource, verbs| Need {
         name: Cow::Borrowed(name),

@@ -38,6 +38,9 @@ impl Begun {
     /// A line that names no GPU goes on with the newest message whose next words it has. Where two are
     /// told at once, each has its end, whatever the order of their lines.
     pub(super) fn take_in(&mut self, part: Fallen<'_>, line: &[u8], at: Timestamp) -> Option<Fall> {
+        // What began long ago has lost its end, and another one's is not its own.
+        self.0
+            .retain(|begun| at.duration_since(begun.at).abs() <= SAME_FALL);
         let mut fall = match part.pci {
             Some(pci) => Fall {
                 pci: normalise_pci(pci),
@@ -60,9 +63,7 @@ impl Begun {
             fall.lines.push_str(&String::from_utf8_lossy(line));
             fall.lines.push('\n');
         }
-        self.0.retain(|begun| {
-            begun.pci != fall.pci && at.duration_since(begun.at).abs() <= SAME_FALL
-        });
+        self.0.retain(|begun| begun.pci != fall.pci);
         if self.0.len() >= REMEMBERED {
             self.0.remove(0);
         }

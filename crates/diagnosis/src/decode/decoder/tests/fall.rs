@@ -276,3 +276,20 @@ fn of_messages_that_never_end_few_are_kept_and_none_for_long() {
     assert_eq!(found[0].pci.as_deref(), Some("0000:b5:00"));
     assert_eq!(decoder.record(end.as_bytes(), late), []);
 }
+
+/// The beginning of its own may not have been read.
+#[test]
+fn the_end_of_a_message_is_not_that_of_one_of_long_ago() {
+    let [begin, second, end] = three("b3");
+    let late = T0 + SAME_FALL * 2;
+    for rest in [&second, &end] {
+        let mut decoder = KernelLogDecoder::default();
+        decoder.record(begin.as_bytes(), T0);
+        assert_eq!(decoder.record(rest.as_bytes(), late), []);
+        assert_eq!(decoder.record(end.as_bytes(), late), []);
+        // Where it comes in time it is.
+        decoder.record(begin.as_bytes(), T0);
+        let found = decoder.record(end.as_bytes(), T0 + SAME_FALL);
+        assert_eq!(found[0].pci.as_deref(), Some("0000:b3:00"));
+    }
+}
