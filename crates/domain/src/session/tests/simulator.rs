@@ -94,12 +94,13 @@ impl Foreign {
         if let (Some(patch), Fate::Made | Fate::Stripped) = (&patch, fate) {
             self.see(patch, &world["n1"]);
         }
-        // A recovery waits ten minutes at most, and what a person did not at all.
+        // A recovery waits ten minutes at most, and what a person did not at all. A cordon that never came through is
+        // not asked for once nothing wants it.
         if let Some(at) = world.session().waits_until() {
             assert!(at <= world.now + returns::LONGEST_WAIT);
             assert!(!world.session().returns.is_empty());
             let own = Ownership::read(&world["n1"]).unwrap();
-            assert!(world["n1"].unschedulable || !own.cordoned);
+            assert!(own.undone_by_hand(&world["n1"]).is_none(), "{own:?}");
             assert!(!world["n1"].annotations.contains_key(keys::RELEASE));
         }
         patch.map(|patch| patch.intent)

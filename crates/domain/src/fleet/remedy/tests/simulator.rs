@@ -90,6 +90,10 @@ impl Real {
                 world.tell_of_resource();
             }
         }
+        if world.phase() == Phase::Idle {
+            // Of a session that a person has ended what was begun may go on.
+            self.sessions.clear();
+        }
         let attempts = attempts(world);
         assert!(attempts.len() <= 5, "{attempts:?}");
         let open = attempts.iter().filter(|one| one.end.is_none()).count();
