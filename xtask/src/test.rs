@@ -144,11 +144,14 @@ mod tests {
 
     #[test]
     fn all_packages_are_tested_unless_some_are_named() {
+        let product = format!(
+            "test --no-fail-fast --workspace --bin gpuwarden --test e2e -- --test-threads {PRODUCT_THREADS}"
+        );
         assert_eq!(
             words(&[]),
             [
                 "test --no-fail-fast --workspace --exclude gpuwarden",
-                "test --no-fail-fast --workspace --bin gpuwarden --test e2e -- --test-threads 8",
+                &product,
             ]
         );
         assert_eq!(words(&["-p", "a"]), ["test --no-fail-fast -p a"]);
