@@ -1,7 +1,7 @@
 //! From the open faults of a node to what is wanted for it.
 //!
-//! Recomputed from all open faults every time: a second fault is taken in at once, and
-//! the recovery of one of two takes back only what that one asked for.
+//! Recomputed from all open faults whenever anything has changed from which it follows (`fleet/judged.rs`): a second
+//! fault is taken in at once, and the recovery of one of two takes back only what that one asked for.
 
 use std::cell::LazyCell;
 use std::collections::{BTreeMap, BTreeSet};

@@ -90,7 +90,7 @@ pub enum Seen {
     /// Nobody has looked yet, or cannot; with the reason.
     #[default]
     Unknown,
-    /// It was looked for before it was known to be made, and is not there.
+    /// It was looked for because nobody knew whether it was made, and is not there.
     Absent,
     /// It was there, and is gone.
     Gone,
