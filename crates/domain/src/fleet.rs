@@ -11,7 +11,7 @@
 //! controller turns I/O into inputs and effects into I/O; a replay and the simulators do the
 //! same with nodes that exist only there.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
@@ -22,7 +22,6 @@ use crate::device::NodeDevices;
 use crate::drain::DrainConfig;
 use crate::event::Record;
 use crate::fault::{Change, Fault, FaultBook};
-use crate::journal::Entry;
 use crate::mode::Mode;
 use crate::node::NodeView;
 use crate::policy::Policy;
@@ -30,11 +29,13 @@ use crate::position::Position;
 use crate::remedy::RemedyConfig;
 use crate::session::{Note, Observed, Session, dismissal};
 use crate::status::eviction::Eviction;
-use crate::wakes::{CLOCK_SLACK, Wakes};
+use crate::wakes::CLOCK_SLACK;
 
+mod agenda;
 mod answers;
 mod brake;
 mod claim;
+mod common;
 mod departed;
 mod devices;
 mod drain;
@@ -62,11 +63,12 @@ pub use remedy::{MadeAnswer, PlannedResource, RemediationNews, ResourceNews};
 pub use seen::LIST_TAKES;
 pub use situation::Situation;
 
+use agenda::Agenda;
 use brake::BrakeState;
+use common::Common;
 use devices::Devices;
 use entry::NodeEntry;
 use seen::Relisted;
-use show::Showing;
 
 /// The settings of a fleet, which do not change while a process runs.
 #[derive(Clone, Debug)]
@@ -100,28 +102,16 @@ pub struct Settings {
 /// All nodes of a cluster and what is decided about them. See the module.
 #[derive(Debug)]
 pub struct Fleet {
-    settings: Settings,
-    policy: Option<Arc<Policy>>,
-    book: FaultBook,
+    common: Common,
     nodes: BTreeMap<String, NodeEntry>,
     brake: BrakeState,
-    devices: Devices,
-    /// The time at which the store was made, see `Ownership::kept_by_another`.
-    begun: Timestamp,
-    /// Nodes to look at.
-    dirty: BTreeSet<String>,
-    /// The times at which nodes are to be looked at even if nothing happens to them.
-    wakes: Wakes,
-    now: Timestamp,
+    agenda: Agenda,
     /// True once all events that were stored at the start are in the book.
     caught_up: bool,
     /// True once the cluster's nodes are known, and where there is no cluster.
     listed: bool,
     /// A list that is not complete yet.
     relisted: Option<Relisted>,
-    unsaved: Unsaved,
-    showing: Showing,
-    effects: Vec<Effect>,
 }
 
 // === impl Fleet ===
@@ -131,24 +121,22 @@ impl Fleet {
     pub fn new(settings: Settings, policy: Option<Arc<Policy>>, now: Timestamp) -> Self {
         Self {
             listed: !settings.cluster,
-            book: FaultBook::since(settings.since),
-            settings,
-            policy,
+            common: Common {
+                book: FaultBook::since(settings.since),
+                settings,
+                policy,
+                devices: Devices::default(),
+                begun: Timestamp::UNIX_EPOCH,
+                now,
+            },
             nodes: BTreeMap::new(),
             brake: BrakeState {
                 stale: true,
                 ..BrakeState::default()
             },
-            devices: Devices::default(),
-            begun: Timestamp::UNIX_EPOCH,
-            dirty: BTreeSet::new(),
-            wakes: Wakes::default(),
-            now,
+            agenda: Agenda::default(),
             caught_up: false,
             relisted: None,
-            unsaved: Unsaved::default(),
-            showing: Showing::default(),
-            effects: Vec::new(),
         }
     }
 
@@ -158,23 +146,28 @@ impl Fleet {
         let (event, keeps) = (&record.event, self.keeps_statuses());
         // Once recorded, what it closes is gone.
         let closed: Vec<Fault> = if event.is_healthy && keeps {
-            self.book.touched_by(event).into_iter().cloned().collect()
+            self.common
+                .book
+                .touched_by(event)
+                .into_iter()
+                .cloned()
+                .collect()
         } else {
             Vec::new()
         };
-        let changes = self.book.record(record);
+        let changes = self.common.book.record(record);
         let ignored = |change: &Change| matches!(change, Change::Ignored(_));
         if keeps && !changes.iter().all(ignored) {
             let faults = if event.is_healthy {
                 closed.iter().collect()
             } else {
-                self.book.touched_by(event)
+                self.common.book.touched_by(event)
             };
             let entry = self.nodes.entry(event.node_name.clone());
             let entry = entry.or_insert_with(|| NodeEntry::new(now));
             entry.reports.took_in(&record.id, event.is_healthy, faults);
         }
-        self.unsaved.nodes.insert(event.node_name.clone());
+        self.agenda.unsaved.nodes.insert(event.node_name.clone());
         self.look_again_at(&event.node_name);
         changes
     }
@@ -183,11 +176,11 @@ impl Fleet {
     pub fn take(&mut self, input: FleetInput, now: Timestamp) {
         self.set_time(now);
         match input {
-            FleetInput::CaughtUp => (self.caught_up, self.showing.news) = (true, true),
+            FleetInput::CaughtUp => (self.caught_up, self.agenda.news) = (true, true),
             FleetInput::Reread(reading) => {
                 let node = reading.node().to_owned();
-                self.book.take_missed(*reading);
-                self.unsaved.nodes.insert(node.clone());
+                self.common.book.take_missed(*reading);
+                self.agenda.unsaved.nodes.insert(node.clone());
                 self.look_again_at(&node);
             }
             FleetInput::Policy(policy) => self.policy_changed(policy),
@@ -215,7 +208,7 @@ impl Fleet {
     /// is to be done, in order.
     pub fn decide(&mut self, now: Timestamp) -> Vec<Effect> {
         self.set_time(now);
-        self.dirty.extend(self.wakes.take_due(now));
+        self.agenda.dirty.extend(self.agenda.wakes.take_due(now));
         if self.brake.doubt_ends.is_some_and(|at| at <= now) {
             let doubts = self.nodes.values().filter_map(|entry| entry.patch.in_doubt);
             self.brake.doubt_ends = doubts.filter(|until| *until > now).min();
@@ -225,16 +218,16 @@ impl Fleet {
             self.brake.pause_ends = None;
             self.look_again_at_all();
             self.brake.mark_stale();
-            self.showing.news = true;
+            self.agenda.news = true;
         }
         self.look();
-        std::mem::take(&mut self.effects)
+        std::mem::take(&mut self.agenda.effects)
     }
 
     /// Returns when to decide again even if nothing comes in.
     pub fn wake_at(&self) -> Option<Timestamp> {
         let times = [
-            self.wakes.next(),
+            self.agenda.wakes.next(),
             self.brake.pause_ends,
             self.brake.doubt_ends,
         ];
@@ -243,7 +236,7 @@ impl Fleet {
 
     /// Returns the fault book.
     pub fn book(&self) -> &FaultBook {
-        &self.book
+        &self.common.book
     }
 
     /// Returns the node as last seen; `None` where the cluster does not have it.
@@ -278,16 +271,16 @@ impl Fleet {
 
     /// Returns whether it decides what is then written in the cluster.
     pub fn writes(&self) -> bool {
-        self.settings.mode.writes()
+        self.common.settings.mode.writes()
     }
 
     /// Returns what is wanted for a node, as it was last seen or as one of which nothing is
     /// known; nothing where there is no policy.
     pub fn desired(&self, node: &str) -> Desired {
-        let Some(policy) = &self.policy else {
+        let Some(policy) = &self.common.policy else {
             return Desired::default();
         };
-        let faults = self.book.faults(node);
+        let faults = self.common.book.faults(node);
         let entry = self.nodes.get(node);
         let devices = self.devices_of(node);
         match entry.and_then(|entry| Some((entry, entry.observed.as_ref()?))) {
@@ -302,8 +295,8 @@ impl Fleet {
     /// Returns the devices of a node that can be tainted; none where the policy does not ask.
     fn devices_of(&self, node: &str) -> NodeDevices {
         let asks = |policy: &Arc<Policy>| policy.device_taints.is_some();
-        if self.policy.as_ref().is_some_and(asks) {
-            self.devices.of_node(node)
+        if self.common.policy.as_ref().is_some_and(asks) {
+            self.common.devices.of_node(node)
         } else {
             NodeDevices::default()
         }
@@ -317,12 +310,12 @@ impl Fleet {
 
     /// Returns whether what is shown may have changed since this was last asked.
     pub fn take_news(&mut self) -> bool {
-        std::mem::take(&mut self.showing.news)
+        std::mem::take(&mut self.agenda.news)
     }
 
     /// Takes the time. Where the clock was put back, all waits end.
     fn set_time(&mut self, now: Timestamp) {
-        let before = std::mem::replace(&mut self.now, now);
+        let before = std::mem::replace(&mut self.common.now, now);
         let by = before.duration_since(now);
         if by <= CLOCK_SLACK {
             return;
@@ -359,18 +352,20 @@ impl Fleet {
     /// Returns whether what becomes of events is written: by a gpuwarden that acts. Elsewhere
     /// nothing would ever take away what is noted for it.
     fn keeps_statuses(&self) -> bool {
-        self.writes() && self.settings.cluster
+        self.writes() && self.common.settings.cluster
     }
 
     /// Forgets the events of a node that is gone, or another's: nothing becomes of them.
     fn forget_reports(&mut self, name: &str) {
         if self.reports(name).is_some() {
-            self.unsaved.nodes.insert(name.to_owned());
+            self.agenda.unsaved.nodes.insert(name.to_owned());
         }
-        let now = self.now;
+        let now = self.common.now;
         let ended = self.entry(name).reports.forget(name, now);
         if self.keeps_statuses() {
-            self.effects.extend(ended.into_iter().map(Effect::Status));
+            self.agenda
+                .effects
+                .extend(ended.into_iter().map(Effect::Status));
         }
     }
 
@@ -380,39 +375,38 @@ impl Fleet {
         if !self.keeps_statuses() {
             return;
         }
-        let (name, now) = (&observed.view.name, self.now);
+        let (name, now) = (&observed.view.name, self.common.now);
         let before = self.reports(name);
         let reports = &mut self.entry(name).reports;
         let statuses = reports.look(observed, desired, drain, now);
-        self.effects
+        self.agenda
+            .effects
             .extend(statuses.into_iter().map(Effect::Status));
         if self.reports(name) != before {
-            self.unsaved.nodes.insert(name.clone());
+            self.agenda.unsaved.nodes.insert(name.clone());
         }
     }
 
     fn entry(&mut self, name: &str) -> &mut NodeEntry {
         let entry = self.nodes.entry(name.to_owned());
-        entry.or_insert_with(|| NodeEntry::new(self.now))
+        entry.or_insert_with(|| NodeEntry::new(self.common.now))
     }
 
     /// Marks a node for another look.
     fn look_again_at(&mut self, name: &str) {
         self.entry(name);
-        self.dirty.insert(name.to_owned());
-        self.showing.unshown.insert(name.to_owned());
-        self.showing.news = true;
+        self.agenda.look_again_at(name);
     }
 
     /// Marks all nodes for another look.
     fn look_again_at_all(&mut self) {
-        self.dirty.extend(self.nodes.keys().cloned());
-        self.showing.unshown.extend(self.nodes.keys().cloned());
+        self.agenda.dirty.extend(self.nodes.keys().cloned());
+        self.agenda.unshown.extend(self.nodes.keys().cloned());
     }
 
     /// Sets when a node is to be looked at even if nothing happens to it.
     fn set_wake(&mut self, name: &str) {
-        let now = self.now;
+        let now = self.common.now;
         let entry = self.nodes.get(name);
         let session = entry.and_then(|entry| entry.session.wake_at(now));
         let rules = entry.and_then(|entry| entry.rules.wake_at(now));
@@ -421,6 +415,7 @@ impl Fleet {
         let veto = entry.and_then(|entry| entry.veto.as_ref()?.ends_at());
         // Then it is no longer shown.
         let notices = self
+            .common
             .book
             .faults(name)
             .iter()
@@ -435,26 +430,18 @@ impl Fleet {
             .chain(notices)
             .filter(|at| *at > now)
             .min();
-        self.wakes.set(name, at);
+        self.agenda.wakes.set(name, at);
     }
 
     /// Adds a note to the story of a node; with a level, it is logged, too.
     fn note(&mut self, node: &str, session: Option<&str>, note: Note, level: Option<Level>) {
-        let entry = Entry {
-            at: self.now,
-            node: node.to_owned(),
-            session: session.map(str::to_owned),
-            kind: note.kind,
-            text: note.text,
-            detail: note.detail,
-        };
-        self.effects.push(Effect::Note(entry, level));
+        let now = self.common.now;
+        self.agenda.note(now, node, session, note, level);
     }
 
     /// Logs a line for people.
     fn log(&mut self, level: Level, node: Option<&str>, text: String) {
-        let node = node.map(str::to_owned);
-        self.effects.push(Effect::Log { level, node, text });
+        self.agenda.log(level, node, text);
     }
 }
 

@@ -13,7 +13,7 @@ use crate::session::{Failure, Note};
 impl Fleet {
     /// Takes the answer to a patch in.
     pub(super) fn answered(&mut self, name: &str, answer: PatchAnswer) {
-        let now = self.now;
+        let now = self.common.now;
         let entry = self.entry(name);
         let counted = entry.counted(now);
         entry.patch.in_flight = false;
@@ -69,7 +69,7 @@ impl Fleet {
 
     /// Takes in that something was asked that nobody will answer, and not of which node.
     pub(super) fn answers_lost(&mut self) {
-        let until = self.now + DOUBT;
+        let until = self.common.now + DOUBT;
         for entry in self.nodes.values_mut() {
             if entry.patch.taking_out {
                 entry.patch.in_doubt = Some(until);
@@ -110,6 +110,6 @@ impl Fleet {
             (Some(Awaits::TakenOver { .. }), Err(())) => return self.claim_later(name),
             (other, _) => entry.claim.awaits = other,
         }
-        self.dirty.insert(name.to_owned());
+        self.agenda.dirty.insert(name.to_owned());
     }
 }

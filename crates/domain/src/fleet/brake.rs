@@ -138,14 +138,16 @@ impl Fleet {
             // What counts of the faults has changed, or what holds repairs back.
             self.look_again_at_all();
         }
-        self.brake.pause_ends = self.brake.switched.pause_ends(self.now);
+        self.brake.pause_ends = self.brake.switched.pause_ends(self.common.now);
         self.brake.mark_stale();
-        self.showing.news = true;
+        self.agenda.news = true;
     }
 
     /// Returns the hold on all new quarantines now.
     fn stop(&self) -> Option<Hold> {
-        self.brake.switched.stop(self.settings.brake, self.now)
+        self.brake
+            .switched
+            .stop(self.common.settings.brake, self.common.now)
     }
 
     /// Asks the brake about all that wait, and steps the sessions of those that may go.
@@ -157,7 +159,7 @@ impl Fleet {
         if plan.trip {
             // It holds from now on, be it written down or not.
             self.brake.switched.breaker.get_or_insert(Hold::Tripped);
-            self.effects.push(Effect::Trip);
+            self.agenda.effects.push(Effect::Trip);
         }
         let stop = self.stop();
         let looked_at = std::mem::take(&mut self.brake.looked_at);
@@ -180,7 +182,7 @@ impl Fleet {
             }
         }
         self.brake.plan = plan;
-        self.showing.news = true;
+        self.agenda.news = true;
     }
 
     fn step_waiting_node(
@@ -190,7 +192,7 @@ impl Fleet {
         hold: Option<&Hold>,
         looked_at: bool,
     ) {
-        self.showing.unshown.insert(name.to_owned());
+        self.agenda.unshown.insert(name.to_owned());
         let entry = self.entry(name);
         if entry.patch.in_flight {
             return; // Looked at again when the answer is there.
@@ -223,8 +225,8 @@ impl Fleet {
     /// Returns the plan of the brake, which is up to date from then on.
     pub(super) fn ask_the_brake(&mut self) -> Plan {
         self.brake.stale = false;
-        let now = self.now;
-        let policy = self.policy.as_ref();
+        let now = self.common.now;
+        let policy = self.common.policy.as_ref();
         let window = policy.and_then(|policy| policy.brake.window.as_ref());
         self.brake.recent.retain(|_, since| {
             window.is_some_and(|window| now.duration_since(*since) < window.duration)
@@ -256,8 +258,8 @@ impl Fleet {
         brake::plan(Question {
             brake: policy
                 .map(|policy| &policy.brake)
-                .filter(|_| self.settings.brake),
-            gpu_label: &self.settings.gpu_label,
+                .filter(|_| self.common.settings.brake),
+            gpu_label: &self.common.settings.gpu_label,
             members,
             recent: &self.brake.recent,
             reset_at: self.brake.switched.reset_at,

@@ -81,9 +81,14 @@ impl Fleet {
         let Some(own) = own else {
             return Claim::Ours;
         };
-        let now = self.now;
-        if let Owns::Node(our_node) = &self.settings.owns
-            && own.kept_by_another(&self.settings.store, self.begun, our_node == name, now)
+        let now = self.common.now;
+        if let Owns::Node(our_node) = &self.common.settings.owns
+            && own.kept_by_another(
+                &self.common.settings.store,
+                self.common.begun,
+                our_node == name,
+                now,
+            )
         {
             return Claim::Anothers;
         }
@@ -97,7 +102,7 @@ impl Fleet {
         let (mut unknown, mut asked) = (Vec::new(), Vec::new());
         let mut history = BTreeMap::new();
         // What the book has came from the store.
-        let faults = self.book.faults(name);
+        let faults = self.common.book.faults(name);
         for event in &own.events {
             let id = &event.id;
             if known.contains(id) {
@@ -119,12 +124,12 @@ impl Fleet {
             let (node, ids) = (name.to_owned(), asked);
             entry.claim.found = found;
             entry.claim.awaits = Some(Awaits::Found);
-            self.effects.push(Effect::LookUp { node, ids });
+            self.agenda.effects.push(Effect::LookUp { node, ids });
             return Claim::Later;
         }
         // Also where the list cannot be read: then nothing says that it is ours.
         if unknown.len() == own.events.len()
-            && !self.settings.owns.adopts(name, own.mark.by.as_ref())
+            && !self.common.settings.owns.adopts(name, own.mark.by.as_ref())
         {
             return Claim::Anothers;
         }
@@ -140,7 +145,7 @@ impl Fleet {
     /// Has events of a node appended: those that it lists and the store does not know, and those
     /// that the store knows of before another one was acted on.
     fn take_over(&mut self, name: &str, mut unknown: Vec<HealthEvent>, history: Vec<Record>) {
-        let now = self.now;
+        let now = self.common.now;
         let count = unknown.len() + history.len();
         let again = history.into_iter().take(MAX_EVENTS); // The rest at the next look.
         let mut events: Vec<_> = again
@@ -158,7 +163,7 @@ impl Fleet {
                  more: {count}"
             ),
         );
-        self.effects.push(Effect::Append {
+        self.agenda.effects.push(Effect::Append {
             node: name.to_owned(),
             events,
             purpose: Purpose::TakeOver,
@@ -175,7 +180,7 @@ impl Fleet {
             Some(found) => {
                 entry.claim.unanswered = false;
                 entry.claim.found.extend(found);
-                self.dirty.insert(name.to_owned());
+                self.agenda.dirty.insert(name.to_owned());
             }
             None => self.claim_later(name),
         }
@@ -189,7 +194,7 @@ impl Fleet {
             Claim::Anothers => own,
             Claim::Later => return,
         };
-        let ours = matches!(&self.settings.owns, Owns::Node(our_node) if our_node == name);
+        let ours = matches!(&self.common.settings.owns, Owns::Node(our_node) if our_node == name);
         let by_node = own.is_some_and(|own| own.mark.by == Some(Maker::Node));
         let session = own.map(|own| own.session_id.clone());
         let entry = self.entry(name);
@@ -217,7 +222,7 @@ impl Fleet {
 
     /// Takes in that the store does not answer about a node: it is left as it is for a while.
     pub(super) fn claim_later(&mut self, name: &str) {
-        let now = self.now;
+        let now = self.common.now;
         let failure = Failure::Error { retry_after: None };
         let entry = self.entry(name);
         entry.claim.unanswered = true;

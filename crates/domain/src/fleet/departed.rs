@@ -25,32 +25,36 @@ impl Fleet {
     pub(super) fn close_faults_of_gone_machine(&mut self, name: &str) -> bool {
         // Fewer are kept of a node than the store takes at once.
         const { assert!(MAX_OPEN_FAULTS_PER_NODE <= MAX_EVENTS) };
-        if !self.settings.cluster {
+        if !self.common.settings.cluster {
             return true;
         }
-        let Some(newest) = self.book.newest_report(name) else {
+        let Some(newest) = self.common.book.newest_report(name) else {
             return true;
         };
-        let now = self.now;
+        let now = self.common.now;
         let view = self.nodes.get(name).and_then(|entry| entry.view.clone());
         let (closing, why) = if let Some(view) = view {
-            if self.book.learn_machine(name, &view.machine) {
-                self.unsaved.nodes.insert(name.to_owned());
+            if self.common.book.learn_machine(name, &view.machine) {
+                self.agenda.unsaved.nodes.insert(name.to_owned());
             }
-            let closing = self.book.of_replaced_machine(name, &view.machine, now);
+            let closing = self
+                .common
+                .book
+                .of_replaced_machine(name, &view.machine, now);
             (closing, "the node is another machine now".to_owned())
         } else {
             let absent_since = *self.entry(name).absent_since.get_or_insert(now);
-            let until = after(newest, self.settings.retention).max(after(absent_since, ABSENT));
+            let until =
+                after(newest, self.common.settings.retention).max(after(absent_since, ABSENT));
             if now < until {
-                self.wakes.set(name, Some(until));
+                self.agenda.wakes.set(name, Some(until));
                 return true;
             }
             let why = format!(
                 "the cluster has not had the node since {absent_since:.0}, and nothing was \
                  reported of it since {newest:.0}"
             );
-            (self.book.of_departed_node(name, &why, now), why)
+            (self.common.book.of_departed_node(name, &why, now), why)
         };
         if closing.is_empty() {
             return true;
@@ -61,7 +65,7 @@ impl Fleet {
             normalise(&mut event, now);
             (event, now)
         });
-        self.effects.push(Effect::Append {
+        self.agenda.effects.push(Effect::Append {
             node: name.to_owned(),
             events: events.collect(),
             purpose: Purpose::Close,
@@ -71,7 +75,9 @@ impl Fleet {
 
     /// Takes in that the store did not take events of ours about a node.
     pub(super) fn append_again_later(&mut self, name: &str) {
-        self.wakes.set(name, Some(after(self.now, AGAIN)));
+        self.agenda
+            .wakes
+            .set(name, Some(after(self.common.now, AGAIN)));
     }
 }
 

@@ -232,14 +232,14 @@ impl RuleState {
 impl Fleet {
     /// Takes news of single devices in.
     pub(super) fn take_devices(&mut self, input: DeviceInput) {
-        let watch = self.devices.watch.clone();
-        for node in self.devices.take(input) {
+        let watch = self.common.devices.watch.clone();
+        for node in self.common.devices.take(input) {
             self.look_again_at(&node);
         }
-        if self.devices.watch == watch {
+        if self.common.devices.watch == watch {
             return;
         }
-        if let DeviceWatch::Unserved(why) = &self.devices.watch {
+        if let DeviceWatch::Unserved(why) = &self.common.devices.watch {
             let text = format!(
                 "single devices cannot be tainted, and where one is faulty its node is taken out: \
                  {why}"
@@ -252,12 +252,13 @@ impl Fleet {
     /// Returns whether it is not known yet what devices there are, and the policy asks for it.
     pub(super) fn awaits_devices(&self) -> bool {
         let asks = |policy: &Arc<Policy>| policy.device_taints.is_some();
-        self.devices.watch == DeviceWatch::Pending && self.policy.as_ref().is_some_and(asks)
+        self.common.devices.watch == DeviceWatch::Pending
+            && self.common.policy.as_ref().is_some_and(asks)
     }
 
     /// Returns the rules on devices of a node that are ours, as decisions see them.
     pub(super) fn rules(&self, node: &str) -> Vec<Rule> {
-        let rules = self.devices.rules_of(node);
+        let rules = self.common.devices.rules_of(node);
         let rules = rules.filter(|rule| self.owns_rule(rule)).cloned();
         let mut rules: BTreeMap<String, Rule> =
             rules.map(|rule| (rule.name.clone(), rule)).collect();
@@ -275,11 +276,11 @@ impl Fleet {
     /// node. One of our node that another store has made before ours began was left behind by a
     /// store that was lost; see `Ownership::kept_by_another`.
     fn owns_rule(&self, rule: &Rule) -> bool {
-        match &self.settings.owns {
+        match &self.common.settings.owns {
             Owns::All => rule.spec.by == Maker::Controller,
             Owns::Node(own) => {
-                let ours = rule.spec.store.as_ref() == Some(&self.settings.store);
-                let before = rule.created_at.is_some_and(|at| at < self.begun);
+                let ours = rule.spec.store.as_ref() == Some(&self.common.settings.store);
+                let before = rule.created_at.is_some_and(|at| at < self.common.begun);
                 rule.spec.by == Maker::Node && (ours || rule.spec.node == *own && before)
             }
         }
@@ -290,7 +291,7 @@ impl Fleet {
         let mut shown: BTreeMap<DeviceId, DeviceView> = BTreeMap::new();
         for Rule { spec, eviction, .. } in self.rules(node) {
             let device = shown.entry(spec.device.clone()).or_insert_with(|| {
-                let pods = self.devices.pods(&spec.device).into_iter();
+                let pods = self.common.devices.pods(&spec.device).into_iter();
                 DeviceView {
                     device: spec.device.to_string(),
                     gpu: spec.gpu,
@@ -307,7 +308,7 @@ impl Fleet {
 
     /// Brings the rules of a node in line with what is wanted.
     pub(super) fn look_at_rules(&mut self, name: &str, desired: &Desired) {
-        let now = self.now;
+        let now = self.common.now;
         let Some(entry) = self.nodes.get(name) else {
             return;
         };
@@ -382,7 +383,7 @@ impl Fleet {
                 None => changes.push(RuleChange::Delete(Box::new(rule.clone()))),
             }
         }
-        let devices = self.devices.of_node(name);
+        let devices = self.common.devices.of_node(name);
         let missing = wanted.into_iter().map(|((device, _), taint)| {
             RuleChange::Create(self.rule_spec(name, &devices, device, taint))
         });
@@ -402,13 +403,13 @@ impl Fleet {
     ) -> RuleSpec {
         let published = devices.get(&device);
         let gpu = published.and_then(|one| one.gpu.clone().or_else(|| one.pci.clone()));
-        let by = self.settings.owns.maker();
+        let by = self.common.settings.owns.maker();
         RuleSpec {
             device,
             taint,
             node: node.to_owned(),
             gpu: gpu.unwrap_or_default(),
-            store: (by == Maker::Node).then(|| self.settings.store.clone()),
+            store: (by == Maker::Node).then(|| self.common.settings.store.clone()),
             by,
         }
     }
@@ -416,28 +417,28 @@ impl Fleet {
     /// Plans the change of a rule; in a dry run goes on as if it had been made.
     fn plan_rule(&mut self, name: &str, change: RuleChange) {
         let session = self.entry(name).session.id.clone();
-        let pods = self.devices.pods(change.device());
+        let pods = self.common.devices.pods(change.device());
         let text = format!("{change}{}", users(&pods));
         let detail = json!({
             "device": change.device().to_string(),
             "rule": change.rule_name(),
             "pods": pods,
         });
-        if self.settings.mode == Mode::DryRun {
+        if self.common.settings.mode == Mode::DryRun {
             self.log(Level::Info, Some(name), format!("dry run: {text}"));
             let kind = EntryKind::DryRun;
             let note = Note { kind, text, detail };
             self.note(name, session.as_deref(), note, None);
-            let real = self.devices.rules.contains_key(&change.rule_name());
+            let real = self.common.devices.rules.contains_key(&change.rule_name());
             let pretended = &mut self.entry(name).rules.pretended;
             match change.after() {
                 None if !real => drop(pretended.remove(&change.rule_name())),
                 after => drop(pretended.insert(change.rule_name(), after)),
             }
-            self.showing.unshown.insert(name.to_owned());
+            self.agenda.unshown.insert(name.to_owned());
             return;
         }
-        if !self.settings.cluster {
+        if !self.common.settings.cluster {
             return;
         }
         let kind = EntryKind::Decision;
@@ -445,7 +446,7 @@ impl Fleet {
         self.note(name, session.as_deref(), note, Some(Level::Info));
         let rules = &mut self.entry(name).rules;
         rules.in_flight.insert(change.rule_name());
-        self.effects.push(Effect::Rule(Box::new(PlannedRule {
+        self.agenda.effects.push(Effect::Rule(Box::new(PlannedRule {
             node: name.to_owned(),
             session,
             change,
@@ -459,18 +460,18 @@ impl Fleet {
         rule: String,
         result: Result<Option<Box<Rule>>, Failure>,
     ) {
-        let now = self.now;
+        let now = self.common.now;
         let rules = &mut self.entry(node).rules;
         rules.in_flight.remove(&rule);
         match result {
             Ok(after) => {
                 rules.failures = 0;
                 // The watch may have told of a newer state before the answer came.
-                let known = self.devices.rules.get(&rule);
+                let known = self.common.devices.rules.get(&rule);
                 let overtaken = (known.zip(after.as_ref()))
                     .is_some_and(|(known, after)| after.is_older_than(known));
                 if !overtaken {
-                    self.devices.take(DeviceInput::Rule(rule, after));
+                    self.common.devices.take(DeviceInput::Rule(rule, after));
                 }
             }
             Err(failure) => {

@@ -105,7 +105,7 @@ pub enum RemovalAnswer {
 impl Fleet {
     /// Takes news of the pods of a node in.
     pub(super) fn take_pods(&mut self, node: &str, news: PodNews) {
-        let now = self.now;
+        let now = self.common.now;
         let state = self.nodes.get_mut(node).and_then(|one| one.drain.as_mut());
         let Some(state) = state.filter(|state| state.followed) else {
             return;
@@ -120,7 +120,7 @@ impl Fleet {
 
     /// Takes the answer to the removal of a pod in.
     pub(super) fn removal_answered(&mut self, node: &str, uid: &str, answer: RemovalAnswer) {
-        let now = self.now;
+        let now = self.common.now;
         let state = self.nodes.get_mut(node).and_then(|one| one.drain.as_mut());
         let Some(one) = state.and_then(|state| state.tries.get_mut(uid)) else {
             return;
@@ -174,7 +174,7 @@ impl Fleet {
 
     /// Returns why the pods of a node that is out of service all stay; `None` where they do not.
     fn skips_drain(&self, name: &str, own: &Ownership, desired: &Desired) -> Option<Skip> {
-        if self.settings.drain.is_none() {
+        if self.common.settings.drain.is_none() {
             return Some(Skip::Off);
         }
         // It has no place to say how far its drain is.
@@ -221,7 +221,7 @@ impl Fleet {
     /// Returns the GPUs by UUID whose pods are to leave a node that is out of service, or that single
     /// devices of are; none: all its pods. `None`: no pod is.
     fn drained_gpus(&self, name: &str, own: &Ownership, desired: &Desired) -> Option<Vec<String>> {
-        let config = self.settings.drain.as_ref()?;
+        let config = self.common.settings.drain.as_ref()?;
         match (own.takes_node_out(), desired.takes_node_out()) {
             // No further pod is to leave than were to before.
             (was, is) if was == is && own.mark.drain.is_some() && self.veto(name).is_some() => {
@@ -237,7 +237,7 @@ impl Fleet {
             }
             (true, true) => Some(Vec::new()),
             (false, false) if config.partial && self.custom_of(name).is_none() => {
-                let known = self.devices.of_node(name);
+                let known = self.common.devices.of_node(name);
                 let out = |taints: &[DeviceTaint]| {
                     taints.iter().any(|taint| taint.effect > TaintEffect::None)
                 };
@@ -266,13 +266,13 @@ impl Fleet {
         }
         let force = desired.drains()?;
         let mark = own.mark.drain_of(&gpus);
-        let since = mark.map_or(self.now, |mark| mark.since.min(self.now));
+        let since = mark.map_or(self.common.now, |mark| mark.since.min(self.common.now));
         Some((Drain { since, force }, gpus))
     }
 
     /// Returns what is known of the GPUs of a node with these UUIDs; `None` where none are named.
     fn gpus(&self, name: &str, uuids: &[String]) -> Option<Gpus> {
-        (!uuids.is_empty()).then(|| self.devices.gpus(name, uuids))
+        (!uuids.is_empty()).then(|| self.common.devices.gpus(name, uuids))
     }
 
     /// Returns how far the drain of a node should be, by what is known of its pods, and the GPUs whose
@@ -315,18 +315,18 @@ impl Fleet {
             });
         }
         let gpus = self.gpus(name, &gpus);
-        let config = self.settings.drain.as_ref()?;
+        let config = self.common.settings.drain.as_ref()?;
         let state = self.nodes.get(name)?.drain.as_ref();
         let Some(state) = state.filter(|state| state.sees_pods()) else {
             return mark.map(|_| DrainStage::Draining);
         };
-        let mut leaving = state.leaving(drain, gpus.as_ref(), config, self.now);
+        let mut leaving = state.leaving(drain, gpus.as_ref(), config, self.common.now);
         if leaving.next().is_some() {
             return Some(DrainStage::Draining);
         }
         // What was missed while they were not watched comes after the word that they are.
         let settled = (own.since.max(state.watched_again))
-            .is_none_or(|since| self.now.duration_since(since) >= SETTLES);
+            .is_none_or(|since| self.common.now.duration_since(since) >= SETTLES);
         let begun = mark.map(|_| DrainStage::Draining);
         if settled {
             Some(DrainStage::Drained)
@@ -361,7 +361,7 @@ impl Fleet {
         desired: &Desired,
     ) -> Option<Eviction> {
         let eviction = self.eviction(name, observed, desired);
-        let drains = self.settings.drain.is_some();
+        let drains = self.common.settings.drain.is_some();
         let entry = self.entry(name);
         if entry.noted.eviction.as_deref() == eviction.as_ref() {
             return eviction;
@@ -411,7 +411,7 @@ impl Fleet {
             return;
         }
         let node = name.to_owned();
-        self.effects.push(Effect::Pods { node, follow });
+        self.agenda.effects.push(Effect::Pods { node, follow });
     }
 
     /// Removes the pods of a node that are to leave now. `begins`: at the last look the node did not say
@@ -423,13 +423,14 @@ impl Fleet {
         desired: &Desired,
         begins: bool,
     ) {
-        let now = self.now;
+        let now = self.common.now;
         let Some(own) = observed.own.as_deref() else {
             return;
         };
         let phase_fits = self.session(name).is_some_and(|one| one.phase.is_out());
         let drain = self.wanted_drain(name, own, desired).filter(|_| phase_fits);
-        let (Some((drain, uuids)), Some(config)) = (drain, self.settings.drain.clone()) else {
+        let (Some((drain, uuids)), Some(config)) = (drain, self.common.settings.drain.clone())
+        else {
             return;
         };
         let mark = own.mark.drain_of(&uuids);
@@ -520,16 +521,16 @@ impl Fleet {
         mode: DrainMode,
         evict: Option<SignedDuration>,
     ) {
-        let now = self.now;
+        let now = self.common.now;
         let session = self.entry(name).session.id.clone();
-        if self.settings.mode == Mode::DryRun {
+        if self.common.settings.mode == Mode::DryRun {
             let next = evict.map_or(Next::Delete, Next::Evict);
             let text = format!("dry run: pod {} {next} ({})", pod.title(), mode.name());
             self.log(Level::Info, Some(name), text.clone());
             let note = Note::new(EntryKind::DryRun, text);
             self.note(name, session.as_deref(), note, None);
             self.drain_mut(name).pretended.insert(pod.uid.clone());
-            self.dirty.insert(name.to_owned());
+            self.agenda.dirty.insert(name.to_owned());
             return;
         }
         if !self.drain_mut(name).begins_try(pod, now) {
@@ -540,15 +541,17 @@ impl Fleet {
             let note = Note::new(EntryKind::Decision, text);
             self.note(name, session.as_deref(), note, Some(Level::Warn));
         }
-        self.effects.push(Effect::Remove(Box::new(PlannedRemoval {
-            node: name.to_owned(),
-            session,
-            namespace: pod.namespace.clone(),
-            name: pod.name.clone(),
-            uid: pod.uid.clone(),
-            mode,
-            evict,
-        })));
+        self.agenda
+            .effects
+            .push(Effect::Remove(Box::new(PlannedRemoval {
+                node: name.to_owned(),
+                session,
+                namespace: pod.namespace.clone(),
+                name: pod.name.clone(),
+                uid: pod.uid.clone(),
+                mode,
+                evict,
+            })));
     }
 }
 

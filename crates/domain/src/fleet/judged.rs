@@ -62,7 +62,7 @@ impl Fleet {
     pub(super) fn judge(&mut self, name: &str) -> Desired {
         let entry = self.nodes.get(name);
         let observed = entry.and_then(|entry| Some((entry, entry.observed.as_ref()?)));
-        let policy = self.policy.as_ref();
+        let policy = self.common.policy.as_ref();
         // Devices come and go without a node's doing.
         let (Some((entry, observed)), Some(policy)) = (
             observed,
@@ -70,7 +70,13 @@ impl Fleet {
         ) else {
             return self.desired(name);
         };
-        let faults: Vec<Reported> = self.book.faults(name).iter().map(Reported::of).collect();
+        let faults: Vec<Reported> = self
+            .common
+            .book
+            .faults(name)
+            .iter()
+            .map(Reported::of)
+            .collect();
         let dismissal = self.dismissal(entry);
         let known = entry.judged.as_ref().filter(|known| {
             Arc::ptr_eq(&known.view, &observed.view)
@@ -108,8 +114,14 @@ impl Fleet {
         };
         let told = Told {
             view,
-            faults: self.book.faults(name).iter().map(Reported::of).collect(),
-            heard: self.book.heard(name).count(),
+            faults: self
+                .common
+                .book
+                .faults(name)
+                .iter()
+                .map(Reported::of)
+                .collect(),
+            heard: self.common.book.heard(name).count(),
         };
         let same = entry.told.as_ref().is_some_and(|before| {
             Arc::ptr_eq(&before.view, &told.view)

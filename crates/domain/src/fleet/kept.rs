@@ -40,16 +40,16 @@ pub struct Unsaved {
 impl Fleet {
     /// Takes in that the store was made just now.
     pub fn begin(&mut self) {
-        self.begun = self.now;
+        self.common.begun = self.common.now;
     }
 
     /// Goes on from what an earlier process has kept. A fleet that writes nothing has no session
     /// of its own.
     pub fn restore(&mut self, mut kept: Kept, now: Timestamp) {
         self.set_time(now);
-        self.book = kept.book;
-        self.begun = kept.begun;
-        self.unsaved.nodes.extend(kept.unsaved);
+        self.common.book = kept.book;
+        self.common.begun = kept.begun;
+        self.agenda.unsaved.nodes.extend(kept.unsaved);
         self.brake.recent = kept.recently_out;
         self.brake.mark_stale();
         if self.writes() {
@@ -62,16 +62,18 @@ impl Fleet {
             }
             for (name, reports) in kept.reports {
                 if reports != SavedReports::default() {
-                    self.unsaved.nodes.insert(name.clone());
+                    self.agenda.unsaved.nodes.insert(name.clone());
                 }
                 let entry = self.entry(&name);
                 let on_the_node = entry.session.on_the_node().map(str::to_owned);
                 let said = entry.reports.restore(reports, on_the_node);
-                self.effects.extend(said.into_iter().map(Effect::Status));
+                self.agenda
+                    .effects
+                    .extend(said.into_iter().map(Effect::Status));
                 self.look_again_at(&name);
             }
         }
-        let names: Vec<String> = self.book.nodes().map(str::to_owned).collect();
+        let names: Vec<String> = self.common.book.nodes().map(str::to_owned).collect();
         for name in names {
             self.look_again_at(&name);
         }
@@ -99,12 +101,12 @@ impl Fleet {
 
     /// Returns when the store was made.
     pub fn begun(&self) -> Timestamp {
-        self.begun
+        self.common.begun
     }
 
     /// Takes out what is to be saved, which counts as saved from then on.
     pub fn take_unsaved(&mut self) -> Unsaved {
-        std::mem::take(&mut self.unsaved)
+        std::mem::take(&mut self.agenda.unsaved)
     }
 
     /// Takes in that these nodes are saved.
@@ -112,26 +114,26 @@ impl Fleet {
         for name in nodes {
             let entry = self.nodes.get_mut(name);
             if entry.is_some_and(|entry| entry.reports.saved()) {
-                self.unsaved.nodes.insert(name.clone());
+                self.agenda.unsaved.nodes.insert(name.clone());
             }
         }
     }
 
     /// Takes back what could not be saved.
     pub fn still_unsaved(&mut self, unsaved: Unsaved) {
-        self.unsaved.nodes.extend(unsaved.nodes);
-        self.unsaved.recently_out |= unsaved.recently_out;
+        self.agenda.unsaved.nodes.extend(unsaved.nodes);
+        self.agenda.unsaved.recently_out |= unsaved.recently_out;
     }
 
     /// Returns whether anything is to be saved.
     pub fn is_unsaved(&self) -> bool {
-        self.unsaved != Unsaved::default()
+        self.agenda.unsaved != Unsaved::default()
     }
 
     /// Marks the session of a node to be saved.
     pub(super) fn session_changed(&mut self, name: &str) {
         if self.writes() {
-            self.unsaved.nodes.insert(name.to_owned());
+            self.agenda.unsaved.nodes.insert(name.to_owned());
         }
     }
 }

@@ -28,13 +28,13 @@ impl Fleet {
         if !self.caught_up || !self.listed || self.awaits_devices() {
             return;
         }
-        let Some(policy) = self.policy.clone() else {
+        let Some(policy) = self.common.policy.clone() else {
             return;
         };
         let mut looked_at = Vec::new();
-        while let Some(name) = self.dirty.pop_first() {
-            self.showing.unshown.insert(name.clone());
-            let applied = self.book.applied();
+        while let Some(name) = self.agenda.dirty.pop_first() {
+            self.agenda.unshown.insert(name.clone());
+            let applied = self.common.book.applied();
             let entry = self.nodes.get_mut(&name);
             if entry.is_some_and(|entry| entry.waits_for_an_answer(applied)) {
                 continue; // Looked at again when the answer is there.
@@ -43,7 +43,7 @@ impl Fleet {
                 continue;
             }
             self.forget_notices(&name);
-            if self.settings.mode.decides() {
+            if self.common.settings.mode.decides() {
                 self.look_at(&name, &policy);
                 self.follow_pods(&name);
                 self.follow_resource(&name);
@@ -51,11 +51,11 @@ impl Fleet {
             }
             let entry = self.nodes.get(&name);
             // Of one that the cluster lacks it is remembered when its faults are dropped.
-            if !self.settings.cluster || entry.is_some_and(|entry| entry.view.is_some()) {
+            if !self.common.settings.cluster || entry.is_some_and(|entry| entry.view.is_some()) {
                 self.set_wake(&name);
             }
             self.forget_if_gone(&name);
-            self.effects.push(Effect::Decided(name));
+            self.agenda.effects.push(Effect::Decided(name));
         }
         self.step_waiting_nodes(&policy);
         for name in looked_at {
@@ -64,23 +64,23 @@ impl Fleet {
             // at again when the answer is there.
             let entry = self.nodes.get(&name);
             if !entry.is_some_and(|entry| entry.patch.in_flight) && self.has_news(&name) {
-                self.effects.push(Effect::Tell(name));
+                self.agenda.effects.push(Effect::Tell(name));
             }
         }
     }
 
     /// Drops the node's notices of more than a day ago, but for those for which it is out.
     fn forget_notices(&mut self, name: &str) {
-        let now = self.now;
+        let now = self.common.now;
         let is_old = |fault: &Fault| fault.notice_until().is_some_and(|until| until <= now);
-        if !self.book.faults(name).iter().any(is_old) {
+        if !self.common.book.faults(name).iter().any(is_old) {
             return;
         }
         let own = self.nodes.get(name).and_then(NodeEntry::ownership);
         let listed = own.map_or(&[][..], |own| &own.events);
         let holds = |id: &str| listed.iter().any(|event| event.id == id);
-        if self.book.forget_notices(name, now, holds) {
-            self.unsaved.nodes.insert(name.to_owned());
+        if self.common.book.forget_notices(name, now, holds) {
+            self.agenda.unsaved.nodes.insert(name.to_owned());
         }
     }
 
@@ -95,7 +95,7 @@ impl Fleet {
             self.forget_wishes(name);
             self.brake.forget(name);
             self.forget_reports(name);
-            if self.settings.cluster {
+            if self.common.settings.cluster {
                 self.look_at_missing(name, policy);
                 // Devices of a node that is gone are gone.
                 self.look_at_rules(name, &Desired::default());
@@ -112,7 +112,7 @@ impl Fleet {
                 self.forget_wishes(name);
                 self.forget_reports(name);
             }
-            self.showing.news = true;
+            self.agenda.news = true;
             return;
         }
         self.forget_wishes(name);
@@ -141,7 +141,7 @@ impl Fleet {
         }
         self.brake.forget(name);
         let is_out = own.is_some() && !self.is_undone_by_person(name, &observed);
-        if is_out && !desired.wanted() && self.book.misses_monitors(name) {
+        if is_out && !desired.wanted() && self.common.book.misses_monitors(name) {
             return; // Looked at again when they are read.
         }
         // A patch of which nobody knows may still be made: that goes on counting.
@@ -160,7 +160,7 @@ impl Fleet {
     ) {
         let before = self.entry(name).session.phase;
         let effects = self.step(name, Some(observed), policy, desired, hold);
-        let returns_wait = self.settings.returns_wait;
+        let returns_wait = self.common.settings.returns_wait;
         let entry = self.entry(name);
         if !returns_wait {
             entry.session.returns.clear();
@@ -173,7 +173,9 @@ impl Fleet {
                 rule_set: rule_set.name.clone(),
                 passed: desired.rule_sets.contains(&rule_set.name),
             });
-            self.effects.push(Effect::Evaluated(outcomes.collect()));
+            self.agenda
+                .effects
+                .push(Effect::Evaluated(outcomes.collect()));
             let note = Note::new(EntryKind::Rules, rules_text(&desired.rulings));
             self.note(name, session.as_deref(), note, None);
         }
@@ -186,9 +188,10 @@ impl Fleet {
                     self.plan_patch(name, &observed.view, patch, desired);
                 }
                 session::Effect::Tell(message) => {
-                    if self.settings.mode == Mode::Quarantine && self.settings.cluster {
+                    if self.common.settings.mode == Mode::Quarantine && self.common.settings.cluster
+                    {
                         let node = name.to_owned();
-                        self.effects.push(Effect::Undone { node, message });
+                        self.agenda.effects.push(Effect::Undone { node, message });
                     }
                 }
             }
@@ -199,7 +202,7 @@ impl Fleet {
         self.withdraw_custom(name, observed, desired);
         self.look_at_repair(name, observed, desired);
         self.set_wake(name);
-        self.showing.news = true;
+        self.agenda.news = true;
     }
 
     /// Steps the session of a node. Returns what the step asks for.
@@ -211,7 +214,7 @@ impl Fleet {
         desired: &Desired,
         hold: Option<&Hold>,
     ) -> Vec<session::Effect> {
-        let (now, marks) = (self.now, self.marks(policy));
+        let (now, marks) = (self.common.now, self.marks(policy));
         let machines = observed.and_then(|observed| self.machines(name, observed));
         let entry = self.entry(name);
         let session = &entry.session;
@@ -242,7 +245,7 @@ impl Fleet {
             "ruleSets": desired.rule_sets,
             "events": desired.events.iter().map(|one| &one.event.id).collect::<Vec<_>>(),
         });
-        if self.settings.mode == Mode::DryRun {
+        if self.common.settings.mode == Mode::DryRun {
             self.log(Level::Info, Some(name), format!("dry run: {text}"));
             let kind = EntryKind::DryRun;
             let note = Note { kind, text, detail };
@@ -250,7 +253,7 @@ impl Fleet {
             self.pretend(name, patch.change);
             return;
         }
-        if !self.settings.cluster {
+        if !self.common.settings.cluster {
             return;
         }
         let kind = EntryKind::Decision;
@@ -262,7 +265,7 @@ impl Fleet {
         // Whoever let it go has counted it.
         entry.patch.taking_out = *intent == Intent::Quarantine;
         entry.patch.updating = *intent == Intent::Update;
-        self.effects.push(Effect::Patch(Box::new(Planned {
+        self.agenda.effects.push(Effect::Patch(Box::new(Planned {
             node: name.to_owned(),
             view: Arc::clone(view),
             session,
@@ -287,13 +290,13 @@ impl Fleet {
             entry.observe();
         }
         self.brake.mark_stale();
-        self.dirty.insert(name.to_owned());
+        self.agenda.dirty.insert(name.to_owned());
     }
 
     /// Takes in the times that others have written on a node, and says once which of them lie
     /// in the future.
     fn take_in_times(&mut self, observed: &Observed) {
-        let (now, name) = (self.now, observed.view.name.as_str());
+        let (now, name) = (self.common.now, observed.view.name.as_str());
         let entry = self.entry(name);
         let before = entry.session.times.clone();
         entry.session.take_in_times(observed, now);
@@ -312,9 +315,9 @@ impl Fleet {
     /// Returns how our sessions mark a node.
     fn marks(&self, policy: &Policy) -> Marks {
         Marks {
-            maker: Some(self.settings.owns.maker()),
-            store: match self.settings.owns {
-                Owns::Node(_) => Some(self.settings.store.clone()),
+            maker: Some(self.common.settings.owns.maker()),
+            store: match self.common.settings.owns {
+                Owns::Node(_) => Some(self.common.settings.store.clone()),
                 Owns::All => None,
             },
             ..Marks::of(policy)
@@ -323,10 +326,10 @@ impl Fleet {
 
     /// Takes another policy in: all nodes are looked at.
     pub(super) fn policy_changed(&mut self, policy: Option<Arc<Policy>>) {
-        let before = std::mem::replace(&mut self.policy, policy.clone());
+        let before = std::mem::replace(&mut self.common.policy, policy.clone());
         self.look_again_at_all();
         self.brake.mark_stale();
-        self.showing.news = true;
+        self.agenda.news = true;
         let (Some(policy), Some(_)) = (policy, before) else {
             return; // The first one: it has changed nothing.
         };
@@ -341,7 +344,7 @@ impl Fleet {
             .nodes
             .iter()
             .filter(|(name, entry)| {
-                entry.session.phase != Phase::Idle || !self.book.faults(name).is_empty()
+                entry.session.phase != Phase::Idle || !self.common.book.faults(name).is_empty()
             })
             .map(|(name, _)| name.clone())
             .collect();
@@ -365,8 +368,8 @@ impl Fleet {
 
     /// Asks people to look at a node.
     pub(super) fn call_attention(&mut self, name: &str, text: String) {
-        let note = Note::new(EntryKind::Attention, text);
-        self.note(name, None, note, Some(Level::Warn));
+        let now = self.common.now;
+        self.agenda.call_attention(now, name, text);
     }
 
     /// Looks at a node with faults that the cluster does not know.
@@ -384,7 +387,7 @@ impl Fleet {
             let note = Note::new(EntryKind::Attention, text);
             self.note(name, None, note, None);
         }
-        self.showing.news = true;
+        self.agenda.news = true;
     }
 }
 

@@ -226,7 +226,7 @@ impl Fleet {
     /// its pods are to leave.
     pub(super) fn repairs_whole_node(&self, name: &str) -> bool {
         let reset = RecommendedAction::ComponentReset.as_str_name();
-        let config = self.settings.remedy.as_deref();
+        let config = self.common.settings.remedy.as_deref();
         let reset = config.and_then(|config| config.actions.get(reset));
         reset.is_some_and(|action| action.entity_scope.is_none())
             || self.nodes.get(name).is_some_and(|entry| entry.remedy.whole)
@@ -274,7 +274,7 @@ impl Fleet {
 
     /// Takes the answer to a custom resource in that was to be made.
     pub(super) fn resource_made(&mut self, node: &str, key: &str, answer: MadeAnswer) {
-        let now = self.now;
+        let now = self.common.now;
         if self.custom_made(node, key, &answer) {
             return;
         }
@@ -294,7 +294,7 @@ impl Fleet {
                 if let Some(attempt) = late.map(Box::new) {
                     let node = node.to_owned();
                     let begun = false;
-                    self.effects.push(Effect::Withdraw {
+                    self.agenda.effects.push(Effect::Withdraw {
                         node,
                         attempt,
                         begun,
@@ -339,12 +339,12 @@ impl Fleet {
         // A session of NVSentinel has no place to say how far its repair is.
         let applies =
             own.takes_node_out() && own.replaced_labels.is_some() && desired.takes_node_out();
-        let config = self.settings.remedy.clone();
+        let config = self.common.settings.remedy.clone();
         let mark = own.mark.remediation.as_ref();
         if !applies || (config.is_none() && mark.is_none()) {
             return None;
         }
-        let now = self.now;
+        let now = self.common.now;
         let quiet_until = self.waits_for_quiet(name);
         let hold = (self.veto(name).map(vetoed))
             .or_else(|| hold(&observed.view, own, desired))
@@ -352,7 +352,7 @@ impl Fleet {
                 let why = "a while without a new fault";
                 quiet_until.map(|until| Hold::Until(until, why.to_owned()))
             });
-        let pretends = self.settings.mode == Mode::DryRun;
+        let pretends = self.common.settings.mode == Mode::DryRun;
         let entry = self.nodes.get_mut(name)?;
         let earlier = mark.map_or(&entry.session.repairs, |mark| &mark.earlier);
         if let Some(open) = mark.and_then(RemediationMark::under_way) {
@@ -385,7 +385,7 @@ impl Fleet {
         });
         if decision.whole && !entry.remedy.whole {
             entry.remedy.whole = true;
-            self.dirty.insert(name.to_owned());
+            self.agenda.dirty.insert(name.to_owned());
         }
         let entry = self.nodes.get_mut(name)?;
         let state = &mut entry.remedy;
@@ -409,7 +409,7 @@ impl Fleet {
             let node = name.to_owned();
             Effect::Remediation(RemediationNews::Unsupported { node, action })
         });
-        self.effects.extend(counted);
+        self.agenda.effects.extend(counted);
         for route in skipped {
             let session = self.entry(name).session.id.clone();
             let text = format!("no repair: skipped by {route}");
@@ -458,8 +458,8 @@ impl Fleet {
     /// Has the custom resource of an attempt made, where it is time; in a dry run goes on as if it had
     /// been made and had succeeded.
     fn make(&mut self, name: &str, observed: &Observed, desired: &Desired, open: &Attempt) {
-        let now = self.now;
-        let config = self.settings.remedy.clone();
+        let now = self.common.now;
+        let config = self.common.settings.remedy.clone();
         let state = &self.entry(name).remedy;
         if state.making || state.not_before.is_some_and(|at| now < at) {
             return; // Looked at again when an answer is there, or then.
@@ -482,7 +482,7 @@ impl Fleet {
         };
         complete(&mut object, open, &observed.view);
         let session = self.entry(name).session.id.clone();
-        if self.settings.mode == Mode::DryRun {
+        if self.common.settings.mode == Mode::DryRun {
             let text = format!("dry run: {} is made ({})", open.title(), open.action);
             let note = Note {
                 kind: EntryKind::DryRun,
@@ -496,36 +496,38 @@ impl Fleet {
                 begun: true,
                 end: Some((Outcome::Succeeded, "a dry run does nothing".to_owned())),
             }));
-            self.dirty.insert(name.to_owned());
+            self.agenda.dirty.insert(name.to_owned());
             return;
         }
-        if !self.settings.cluster {
+        if !self.common.settings.cluster {
             return;
         }
         let state = &mut self.entry(name).remedy;
         (state.making, state.not_before) = (true, None);
         // That it was not there says nothing from here on.
         state.seen = Seen::Unknown;
-        self.effects.push(Effect::Make(Box::new(PlannedResource {
-            node: name.to_owned(),
-            session,
-            key: open.key(),
-            action: open.action.clone(),
-            kind: open.resource.clone(),
-            name: open.name.clone(),
-            object,
-        })));
+        self.agenda
+            .effects
+            .push(Effect::Make(Box::new(PlannedResource {
+                node: name.to_owned(),
+                session,
+                key: open.key(),
+                action: open.action.clone(),
+                kind: open.resource.clone(),
+                name: open.name.clone(),
+                object,
+            })));
     }
 
     /// Takes in that the custom resource cannot be made at all.
     fn refuse(&mut self, name: &str, why: String) {
         self.entry(name).remedy.seen = Seen::Refused(why);
-        self.dirty.insert(name.to_owned());
+        self.agenda.dirty.insert(name.to_owned());
     }
 
     /// Has the custom resource of an attempt deleted that is not wanted any more, once.
     fn withdraw(&mut self, name: &str, open: &Attempt) {
-        let acts = self.settings.mode == Mode::Quarantine && self.settings.cluster;
+        let acts = self.common.settings.mode == Mode::Quarantine && self.common.settings.cluster;
         let state = &mut self.entry(name).remedy;
         let known = state.withdrawn.as_ref().map(Attempt::key);
         if known == Some(open.key()) || !acts {
@@ -534,7 +536,7 @@ impl Fleet {
         state.withdrawn = Some(open.clone());
         let (node, attempt) = (name.to_owned(), Box::new(open.clone()));
         let begun = false;
-        self.effects.push(Effect::Withdraw {
+        self.agenda.effects.push(Effect::Withdraw {
             node,
             attempt,
             begun,
@@ -555,11 +557,11 @@ impl Fleet {
         }
         state.followed.clone_from(&follow);
         (state.failing, state.told) = (None, false);
-        if self.settings.mode == Mode::DryRun {
+        if self.common.settings.mode == Mode::DryRun {
             return;
         }
         let node = name.to_owned();
-        self.effects.push(Effect::Follow {
+        self.agenda.effects.push(Effect::Follow {
             node,
             resource: follow,
         });
@@ -603,7 +605,8 @@ impl Fleet {
             if known.is_none_or(|known| known.end.is_none()) {
                 let detail = json!({"attempt": one});
                 self.note_attempt(name, session.as_deref(), one.ending(), detail);
-                self.effects
+                self.agenda
+                    .effects
                     .push(Effect::Remediation(RemediationNews::Ended {
                         node: name.to_owned(),
                         action: one.action.clone(),
@@ -617,7 +620,7 @@ impl Fleet {
             let awaits = self.entry(name).remedy.awaits.clone();
             let text = match awaits {
                 Some(awaits) => format!("no repair goes on now; awaited is {awaits}"),
-                None if self.settings.remedy.is_none() => {
+                None if self.common.settings.remedy.is_none() => {
                     "no repair goes on: repairs are switched off".to_owned()
                 }
                 None => "no repair goes on: the faults that are open ask for none now".to_owned(),

@@ -30,7 +30,7 @@ impl Fleet {
         }
         self.relisted = Some(Relisted {
             seen: BTreeSet::new(),
-            began: self.now,
+            began: self.common.now,
         });
     }
 
@@ -61,12 +61,12 @@ impl Fleet {
         self.listed = true;
         self.warn_of_nodes();
         self.look_again_at_all();
-        self.showing.news = true;
+        self.agenda.news = true;
     }
 
     /// Says, after a list, where our own node is missing, or too many act for themselves.
     fn warn_of_nodes(&mut self) {
-        let Owns::Node(own) = self.settings.owns.clone() else {
+        let Owns::Node(own) = self.common.settings.owns.clone() else {
             return;
         };
         if !self.writes() {
@@ -96,14 +96,14 @@ impl Fleet {
     /// The state in a list is taken all the same where no patch can be newer: after etcd was
     /// restored from a backup, nodes have lower versions than before.
     pub(super) fn take_view(&mut self, view: Arc<NodeView>) -> bool {
-        let (name, now) = (view.name.clone(), self.now);
+        let (name, now) = (view.name.clone(), self.common.now);
         if self.entry(&name).knows_newer(&view) {
             if !self.restored(&name) {
                 return false;
             }
             let text = "the API server went back to an older state of the node".to_owned();
             self.log(Level::Info, Some(&name), text);
-            self.effects.push(Effect::Restored(name.clone()));
+            self.agenda.effects.push(Effect::Restored(name.clone()));
         }
         let moved = self.moved(&view);
         let entry = self.entry(&name);
@@ -115,7 +115,7 @@ impl Fleet {
         }
         let (in_service, counts) = (entry.in_service(), entry.counted(now));
         if was_out && in_service {
-            self.unsaved.recently_out |= self.brake.back(&name, since);
+            self.agenda.unsaved.recently_out |= self.brake.back(&name, since);
         } else if changed && moved || counts != counted {
             self.brake.mark_stale();
         }
@@ -138,9 +138,9 @@ impl Fleet {
         let Some(before) = self.view(&view.name) else {
             return true;
         };
-        let policy = self.policy.as_ref();
+        let policy = self.common.policy.as_ref();
         let budgets = policy.iter().flat_map(|policy| &policy.brake.budgets);
-        std::iter::once(&self.settings.gpu_label.key)
+        std::iter::once(&self.common.settings.gpu_label.key)
             .chain(budgets.filter_map(|budget| budget.per.as_ref()))
             .any(|label| before.labels.get(label) != view.labels.get(label))
     }

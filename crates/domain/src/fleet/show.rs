@@ -1,7 +1,7 @@
 //! The views of the nodes and of the brake, for the page, the API and the command line
 //! ([`crate::view`]).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use contract::keys;
 use jiff::Timestamp;
@@ -20,16 +20,6 @@ use crate::view::{
 /// Most limits that are shown; those that count apart may be many.
 const LIMITS_SHOWN: usize = 50;
 
-/// The state of what was shown last, and what of it is to be shown anew.
-#[derive(Debug, Default)]
-pub(super) struct Showing {
-    /// Nodes that may not be any more as they were last shown: whatever changes one marks it,
-    /// or has it looked at, which does.
-    pub(super) unshown: BTreeSet<String>,
-    /// True if what is shown may have changed.
-    pub(super) news: bool,
-}
-
 // === impl Fleet ===
 
 impl Fleet {
@@ -40,7 +30,7 @@ impl Fleet {
         let before = before.iter().cloned();
         let mut shown: BTreeMap<String, NodeStatus> =
             before.map(|status| (status.name.clone(), status)).collect();
-        for name in std::mem::take(&mut self.showing.unshown) {
+        for name in std::mem::take(&mut self.agenda.unshown) {
             match self.status(&name) {
                 Some(status) => drop(shown.insert(name, status)),
                 None => drop(shown.remove(&name)),
@@ -60,19 +50,23 @@ impl Fleet {
         let entry = self.nodes.get(name)?; // Or forgotten before.
         let anothers = entry.anothers();
         // Who only observes still sees what an earlier run has left on the node.
-        let not_ours = anothers.is_some() || !self.settings.mode.decides();
+        let not_ours = anothers.is_some() || !self.common.settings.mode.decides();
         let session = match entry.ownership().filter(|_| not_ours) {
             Some(own) => Some((Phase::Quarantined, Some(&own.session_id))),
             None => (entry.session.phase != Phase::Idle)
                 .then_some((entry.session.phase, entry.session.id.as_ref())),
         };
-        let faults = self.book.faults(name).iter();
+        let faults = self.common.book.faults(name).iter();
         let (mut notices, mut open): (Vec<&Fault>, Vec<&Fault>) =
             faults.partition(|fault| is_notice(fault, &entry.noted.rulings));
-        notices.retain(|fault| fault.notice_until().is_some_and(|until| until > self.now));
+        notices.retain(|fault| {
+            fault
+                .notice_until()
+                .is_some_and(|until| until > self.common.now)
+        });
         let devices = self.show_devices(name);
         let nothing_open = open.is_empty() && notices.is_empty() && devices.is_empty();
-        if nothing_open && session.is_none() && self.book.missed(name) == 0 {
+        if nothing_open && session.is_none() && self.common.book.missed(name) == 0 {
             return None;
         }
         notices.sort_by_key(|fault| std::cmp::Reverse(fault.accepted_at));
@@ -129,7 +123,7 @@ impl Fleet {
 
     /// Returns whether the cluster has a node; `None` where that is not known.
     fn in_cluster(&self, entry: &NodeEntry) -> Option<bool> {
-        let known = self.settings.cluster && (self.listed || entry.view.is_some());
+        let known = self.common.settings.cluster && (self.listed || entry.view.is_some());
         known.then(|| entry.view.is_some())
     }
 
@@ -140,7 +134,7 @@ impl Fleet {
         entry: &NodeEntry,
         another: Option<&AnotherView>,
     ) -> String {
-        if self.settings.mode == Mode::Observe {
+        if self.common.settings.mode == Mode::Observe {
             return "a gpuwarden that acts: this one only observes".to_owned();
         }
         if let Some(another) = another {
@@ -149,18 +143,18 @@ impl Fleet {
         if let Some(hold) = &entry.hold {
             return hold.awaits();
         }
-        if self.settings.cluster && self.in_cluster(entry).is_none() {
+        if self.common.settings.cluster && self.in_cluster(entry).is_none() {
             return "the cluster's nodes to be read".to_owned();
         }
-        if self.policy.is_none() {
+        if self.common.policy.is_none() {
             return "a policy to be loaded: nothing is decided before".to_owned();
         }
         if entry.claim.unanswered {
             return "the event store, which does not answer whose the session is".to_owned();
         }
         if entry.session.phase.is_out()
-            && self.book.faults(name).is_empty()
-            && self.book.misses_monitors(name)
+            && self.common.book.faults(name).is_empty()
+            && self.common.book.misses_monitors(name)
         {
             return "reports of monitors that found no room, to be read again".to_owned();
         }
@@ -182,11 +176,11 @@ impl Fleet {
 
     /// Returns what a person should know of a node; `in_session`: it carries a session, or is to.
     fn notes(&self, name: &str, entry: &NodeEntry, in_session: bool) -> Vec<String> {
-        let mode = self.settings.mode;
-        let faults = self.book.faults(name);
+        let mode = self.common.settings.mode;
+        let faults = self.common.book.faults(name);
         let mut notes = Vec::new();
         match self.in_cluster(entry) {
-            None if self.settings.cluster => notes.push(
+            None if self.common.settings.cluster => notes.push(
                 "the cluster's nodes could not be read yet: what it has of this node is not known"
                     .to_owned(),
             ),
@@ -233,7 +227,7 @@ impl Fleet {
             0 => {}
             failures => notes.push(format!("{failures} attempts in a row have failed")),
         }
-        match self.book.missed(name) {
+        match self.common.book.missed(name) {
             0 => {}
             missed => notes.push(not_fully_seen(missed)),
         }
@@ -247,7 +241,7 @@ impl Fleet {
             DismissedBy::Released => "when the node was released by hand",
             DismissedBy::Dropped => "when what the circuit breaker held back was dropped,",
         };
-        let mut faults = self.book.faults(name).iter();
+        let mut faults = self.common.book.faults(name).iter();
         faults
             .any(|fault| fault.dismissed(up_to))
             .then(|| format!("dismissed {how} at {up_to:.0}: a newer report counts again"))
@@ -261,7 +255,7 @@ impl Fleet {
             entry.view.is_none() && !awaited && entry.session.phase == Phase::Idle
         };
         let is_over = self.nodes.get(name).as_ref().is_some_and(is_over);
-        if is_over && self.book.faults(name).is_empty() {
+        if is_over && self.common.book.faults(name).is_empty() {
             self.nodes.remove(name);
         }
     }
@@ -269,7 +263,7 @@ impl Fleet {
     /// Returns the brake as it is shown, but for its state, which is not known here; `None` where
     /// there is nothing to hold back.
     pub fn show_brake(&mut self, now: Timestamp) -> Option<BrakeView> {
-        if !self.settings.cluster {
+        if !self.common.settings.cluster {
             return None;
         }
         self.set_time(now);
@@ -278,10 +272,10 @@ impl Fleet {
         }
         let plan = &self.brake.plan;
         let mut notes = Vec::new();
-        if plan.unlabelled && self.settings.brake && self.listed {
+        if plan.unlabelled && self.common.settings.brake && self.listed {
             notes.push(format!(
                 "no node carries the label {}: all nodes are counted",
-                self.settings.gpu_label
+                self.common.settings.gpu_label
             ));
         }
         let paused = match self.brake.switched.stop(false, now) {
@@ -290,14 +284,14 @@ impl Fleet {
         };
         let unknown = if !self.listed {
             Some("the cluster's nodes could not be read yet".to_owned())
-        } else if self.policy.is_none() {
+        } else if self.common.policy.is_none() {
             Some("no policy was read yet".to_owned())
         } else {
             None
         };
         let shown = plan.limits.iter().take(LIMITS_SHOWN);
         Some(BrakeView {
-            enabled: self.settings.brake,
+            enabled: self.common.settings.brake,
             state: String::new(),
             limits: shown
                 .map(|limit| LimitView {

@@ -54,11 +54,11 @@ impl Fleet {
         Situation {
             node,
             is_own: self.own().is_some_and(|own| own == node),
-            acting: self.settings.mode,
+            acting: self.common.settings.mode,
             observed: entry.and_then(|entry| entry.observed.as_ref()),
-            faults: self.book.faults(node),
-            missed: self.book.missed(node),
-            policy: self.policy.as_deref(),
+            faults: self.common.book.faults(node),
+            missed: self.common.book.missed(node),
+            policy: self.common.policy.as_deref(),
             session: entry.map_or_else(
                 || Cow::Owned(Session::idle(now)),
                 |entry| Cow::Borrowed(&entry.session),
@@ -79,7 +79,7 @@ impl Fleet {
     }
 
     fn own(&self) -> Option<&String> {
-        match &self.settings.owns {
+        match &self.common.settings.owns {
             Owns::Node(own) => Some(own),
             Owns::All => None,
         }

@@ -4,7 +4,7 @@ mod handed_over;
 mod routes;
 mod shown;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use contract::keys;
 use serde_json::{Value, json};
@@ -239,7 +239,7 @@ fn what_another_store_keeps_is_left_alone_whatever_is_known() {
         ("n1", "ours", start() - hour, Claim::Ours),
     ] {
         let mut world = acting(Owns::Node(owns.to_owned()));
-        world.fleet.begun = begun;
+        world.fleet.common.begun = begun;
         let known = world.report_of("n1", false);
         let session =
             json!({"id": "s", "since": start().to_string(), "by": "node", "store": store});
@@ -404,7 +404,7 @@ fn heartbeats_and_answers_ask_the_brake_nothing() {
     out["metadata"]["resourceVersion"] = "3".into();
     out["status"]["conditions"][0]["lastHeartbeatTime"] = "2".into();
     world.take(seen(&out));
-    assert!(world.fleet.dirty.is_empty() && !world.fleet.take_news());
+    assert!(world.fleet.agenda.dirty.is_empty() && !world.fleet.take_news());
     assert!(!world.fleet.brake.stale);
     let newest = &world.fleet.view("n1").unwrap().resource_version;
     assert_eq!(newest, "3", "the newest is kept");
@@ -413,7 +413,7 @@ fn heartbeats_and_answers_ask_the_brake_nothing() {
     out["metadata"]["resourceVersion"] = "4".into();
     out["status"]["conditions"] = json!([{"type": "Ready", "status": "False"}]);
     world.take(seen(&out));
-    assert!(world.fleet.dirty.contains("n1") && !world.fleet.brake.stale);
+    assert!(world.fleet.agenda.dirty.contains("n1") && !world.fleet.brake.stale);
     out["metadata"]["resourceVersion"] = "5".into();
     out["metadata"]["labels"]["gpu"] = "true".into();
     world.take(seen(&out));

@@ -14,7 +14,7 @@ impl Fleet {
     /// Returns why an uncordon of the node that is seen now is a machine's, for people; `None`: it is a
     /// person's.
     pub(super) fn machines(&self, name: &str, observed: &Observed) -> Option<String> {
-        let rule = self.policy.as_ref()?.uncordon;
+        let rule = self.common.policy.as_ref()?.uncordon;
         if rule == Uncordon::Releases {
             return None;
         }
@@ -24,7 +24,7 @@ impl Fleet {
             return Some(" while it is repaired".to_owned());
         }
         let session = self.session(name);
-        let at_work = session.and_then(|one| one.machines.at_work(&observed.view, self.now));
+        let at_work = session.and_then(|one| one.machines.at_work(&observed.view, self.common.now));
         if at_work.is_some() {
             return at_work;
         }
@@ -51,7 +51,7 @@ impl Fleet {
 
     /// Returns whether the faults that an attempt has repaired are not over, or its validation is not.
     fn is_awaited(&self, name: &str, repaired: &Attempt) -> bool {
-        let mut faults = self.book.faults(name).iter();
+        let mut faults = self.common.book.faults(name).iter();
         faults.any(|fault| {
             let of_it = [&fault.event.id, &fault.opened_by].contains(&&repaired.event)
                 || effective_action_name(&fault.event) == repaired.action;
@@ -72,14 +72,14 @@ impl Fleet {
         let new = Some(Validation::Admission);
         let mut events = own.events.iter();
         let registered = view.machine.registered_at;
-        registered.is_some_and(|at| self.now.duration_since(at) < AFTER_BOOT)
+        registered.is_some_and(|at| self.common.now.duration_since(at) < AFTER_BOOT)
             && events.any(|event| Validation::of(event) == new)
     }
 
     /// Returns whether something is gone from a node, and what tells whether a machine did it is to be heard first:
     /// whether the repair that is under way was begun.
     pub(super) fn awaits_begin(&mut self, name: &str, observed: &Observed) -> bool {
-        let follows = self.writes() && self.settings.cluster;
+        let follows = self.writes() && self.common.settings.cluster;
         let own = observed.own.as_deref().filter(|_| follows);
         let gone = own.filter(|own| own.undone_by_hand(&observed.view).is_some());
         let mark = gone.and_then(|own| own.mark.remediation.as_ref());

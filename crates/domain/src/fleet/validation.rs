@@ -19,7 +19,7 @@ use crate::session::Observed;
 
 impl Fleet {
     fn validates(&self) -> Option<&ValidationConfig> {
-        self.settings.remedy.as_deref()?.validation.as_ref()
+        self.common.settings.remedy.as_deref()?.validation.as_ref()
     }
 
     /// Returns whether a node that was repaired is to be validated before it comes back, and was not yet.
@@ -37,17 +37,17 @@ impl Fleet {
         desired: &Desired,
     ) -> bool {
         // Who does not act validates nothing, and says of nothing that it has passed.
-        if self.settings.mode != Mode::Quarantine || !self.settings.cluster {
+        if self.common.settings.mode != Mode::Quarantine || !self.common.settings.cluster {
             return false;
         }
-        let faults = self.book.faults(name).iter();
+        let faults = self.common.book.faults(name).iter();
         let open: Vec<Fault> = (faults.filter(|fault| Validation::of_fault(fault).is_some()))
             .cloned()
             .collect();
         let Some((events, text)) = self.next_of_validation(name, observed, desired, &open) else {
             return false;
         };
-        let now = self.now;
+        let now = self.common.now;
         let events = events.into_iter().map(|mut event| {
             normalise(&mut event, now);
             (event, now)
@@ -55,7 +55,7 @@ impl Fleet {
         let events = events.collect();
         self.entry(name).claim.awaits = Some(Awaits::OfOurs { text });
         let (node, purpose) = (name.to_owned(), Purpose::Validate);
-        self.effects.push(Effect::Append {
+        self.agenda.effects.push(Effect::Append {
             node,
             events,
             purpose,
@@ -75,11 +75,11 @@ impl Fleet {
         if open.is_empty() {
             let (which, why) = self.begins(name, observed, desired)?;
             let action = self.validates()?.action.as_deref();
-            let event = which.begins(name, action, self.now);
+            let event = which.begins(name, action, self.common.now);
             return Some((vec![event], why.to_owned()));
         }
         let gone = |why: &str| {
-            let events = open.iter().map(|fault| fault.gone(why, self.now));
+            let events = open.iter().map(|fault| fault.gone(why, self.common.now));
             Some((events.collect(), why.to_owned()))
         };
         let Some(own) = own else {
@@ -97,7 +97,7 @@ impl Fleet {
                 .flatten();
         }
         let pending = open.iter().find(|fault| fault.code.is_empty())?;
-        let others = self.book.faults(name).iter();
+        let others = self.common.book.faults(name).iter();
         let mut others = others.filter(|fault| Validation::of_fault(fault).is_none());
         // What is wrong otherwise is mended first, and the validation of before does not count.
         let sound = !others.any(|fault| counts(&fault.event.id));
@@ -106,7 +106,7 @@ impl Fleet {
         };
         let Some(action) = &config.action else {
             // Time is enough.
-            if !sound || self.quiet_until(name, pending) > self.now {
+            if !sound || self.quiet_until(name, pending) > self.common.now {
                 return None;
             }
             return gone("the node has passed its validation");
@@ -119,7 +119,7 @@ impl Fleet {
                 let which = Validation::of_fault(pending)?;
                 let why = format!("{} has failed: {}", last.title(), end.why);
                 let text = format!("the node has failed its validation: {why}");
-                Some((vec![which.failed(name, &why, self.now)], text))
+                Some((vec![which.failed(name, &why, self.common.now)], text))
             }
             // Another try, or a person: as of any repair.
             _ => None,
@@ -149,7 +149,8 @@ impl Fleet {
             .flat_map(RemediationMark::repairs)
             .any(|one| one.made.is_some());
         let validated = lists_validation(own);
-        let ends = !self.is_undone_by_person(name, observed) && !self.book.misses_monitors(name);
+        let ends =
+            !self.is_undone_by_person(name, observed) && !self.common.book.misses_monitors(name);
         (config.after_repair && repaired && !validated && ends && own.takes_node_out()).then_some((
             Validation::Return,
             "the node was repaired: it is validated before it comes back",
@@ -159,7 +160,7 @@ impl Fleet {
     /// Returns until when a node that is validated is to have no new fault, before its Job begins.
     fn quiet_until(&self, name: &str, pending: &Fault) -> Timestamp {
         let quiet = self.validates().map(|config| config.quiet);
-        let faults = self.book.faults(name).iter();
+        let faults = self.common.book.faults(name).iter();
         let newest = faults.map(|fault| fault.first_seen).max();
         let since = newest.unwrap_or(pending.first_seen);
         since
@@ -170,9 +171,9 @@ impl Fleet {
     /// Returns until when nothing begins on a node that is validated; `None` where it is not, or that is
     /// over.
     pub(super) fn waits_for_quiet(&self, name: &str) -> Option<Timestamp> {
-        let mut faults = self.book.faults(name).iter();
+        let mut faults = self.common.book.faults(name).iter();
         let pending = faults.find(|fault| Validation::of_fault(fault).is_some())?;
-        Some(self.quiet_until(name, pending)).filter(|until| *until > self.now)
+        Some(self.quiet_until(name, pending)).filter(|until| *until > self.common.now)
     }
 }
 

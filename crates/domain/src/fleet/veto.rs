@@ -12,7 +12,7 @@ impl Fleet {
     /// Takes in whether a veto holds for a node, and says what is new about that.
     pub(super) fn take_in_veto(&mut self, name: &str, observed: &Observed) {
         let of_all = self.veto_on_all();
-        let read = Veto::of(&observed.view, self.now).map(|own| own.or(of_all));
+        let read = Veto::of(&observed.view, self.common.now).map(|own| own.or(of_all));
         // Who is in service has nothing that is held back.
         let read = read.map(|veto| veto.filter(|_| observed.own.is_some()));
         let (veto, says, wrong) = match read {
@@ -45,7 +45,7 @@ impl Fleet {
     /// Returns the veto that holds for all nodes: a pause of repairs.
     fn veto_on_all(&self) -> Option<Veto> {
         let pause = self.brake.switched.pause.as_ref();
-        let pause = pause.filter(|pause| pause.repairs && pause.holds(self.now));
+        let pause = pause.filter(|pause| pause.repairs && pause.holds(self.common.now));
         pause.map(Veto::from)
     }
 

@@ -28,16 +28,16 @@ pub struct PlannedCheckpoint {
 impl Fleet {
     /// Tells a pod that it may write a checkpoint, where it is time; in a dry run goes on as if it had left.
     pub(super) fn ask_for_checkpoint(&mut self, name: &str, pod: &PodView) {
-        let now = self.now;
+        let now = self.common.now;
         let session = self.entry(name).session.id.clone();
         let text = format!("pod {} {}", pod.title(), Next::AskCheckpoint);
-        if self.settings.mode == Mode::DryRun {
+        if self.common.settings.mode == Mode::DryRun {
             let text = format!("dry run: {text}");
             self.log(Level::Info, Some(name), text.clone());
             let note = Note::new(EntryKind::DryRun, text);
             self.note(name, session.as_deref(), note, None);
             self.drain_mut(name).pretended.insert(pod.uid.clone());
-            self.dirty.insert(name.to_owned());
+            self.agenda.dirty.insert(name.to_owned());
             return;
         }
         if !self.drain_mut(name).begins_try(pod, now) {
@@ -45,7 +45,8 @@ impl Fleet {
         }
         let note = Note::new(EntryKind::Session, text);
         self.note(name, session.as_deref(), note, None);
-        self.effects
+        self.agenda
+            .effects
             .push(Effect::Checkpoint(Box::new(PlannedCheckpoint {
                 node: name.to_owned(),
                 session,

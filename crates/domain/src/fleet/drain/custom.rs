@@ -157,7 +157,7 @@ impl DrainState {
 impl Fleet {
     /// Returns by what a node is drained that is drained by a custom resource.
     pub(super) fn custom_of(&self, name: &str) -> Option<Arc<CustomDrain>> {
-        let custom = self.settings.drain.as_ref()?.custom.as_ref()?;
+        let custom = self.common.settings.drain.as_ref()?.custom.as_ref()?;
         let observed = self.nodes.get(name)?.observed.as_ref()?;
         let applies = custom.applies_to(&observed.view.labels);
         applies.then(|| Arc::clone(custom))
@@ -179,7 +179,7 @@ impl Fleet {
         resource: &str,
         news: &ResourceNews,
     ) -> bool {
-        let (now, custom) = (self.now, self.custom_of(node));
+        let (now, custom) = (self.common.now, self.custom_of(node));
         let Some(entry) = self.nodes.get_mut(node) else {
             return false;
         };
@@ -206,7 +206,7 @@ impl Fleet {
         key: &str,
         answer: &MadeAnswer,
     ) -> bool {
-        let (now, custom) = (self.now, self.custom_of(node));
+        let (now, custom) = (self.common.now, self.custom_of(node));
         let Some(entry) = self.nodes.get_mut(node) else {
             return false;
         };
@@ -242,11 +242,13 @@ impl Fleet {
 
     /// Has the custom resource of an attempt deleted.
     fn take_away(&mut self, node: &str, attempt: Option<Attempt>) {
-        self.effects.extend(attempt.map(|attempt| Effect::Withdraw {
-            node: node.to_owned(),
-            attempt: Box::new(attempt),
-            begun: true,
-        }));
+        self.agenda
+            .effects
+            .extend(attempt.map(|attempt| Effect::Withdraw {
+                node: node.to_owned(),
+                attempt: Box::new(attempt),
+                begun: true,
+            }));
     }
 
     /// Has the custom resource made that drains a node, where it is not there, and asks a person where it
@@ -259,7 +261,7 @@ impl Fleet {
         custom: &CustomDrain,
         drain: Drain,
     ) {
-        let (now, name) = (self.now, observed.view.name.as_str());
+        let (now, name) = (self.common.now, observed.view.name.as_str());
         // The node is to say first that it is being drained: who comes after us sees it.
         let Some(mark) = own.mark.drain_of(&[]) else {
             return;
@@ -301,7 +303,7 @@ impl Fleet {
         if state.stuck != stuck {
             // The records say it.
             state.stuck.clone_from(&stuck);
-            self.dirty.insert(name.to_owned());
+            self.agenda.dirty.insert(name.to_owned());
         }
         let news = self.entry(name).custom.asked != stuck;
         self.entry(name).custom.asked.clone_from(&stuck);
@@ -323,12 +325,12 @@ impl Fleet {
         attempt: &Attempt,
         drain: Drain,
     ) {
-        let (now, name) = (self.now, observed.view.name.as_str());
+        let (now, name) = (self.common.now, observed.view.name.as_str());
         let vetoed = self.veto(name).is_some();
-        let (mode, cluster) = (self.settings.mode, self.settings.cluster);
+        let (mode, cluster) = (self.common.settings.mode, self.common.settings.cluster);
         let pods = self.nodes.get(name).and_then(|one| one.drain.as_ref());
         let pods = pods.filter(|state| state.sees_pods());
-        let (Some(pods), Some(config)) = (pods, &self.settings.drain) else {
+        let (Some(pods), Some(config)) = (pods, &self.common.settings.drain) else {
             return; // It names the pods that are to leave.
         };
         let pods = pods.to_drain(drain, config, now);
@@ -364,7 +366,7 @@ impl Fleet {
                 detail: object,
             };
             self.note(name, session.as_deref(), note, None);
-            self.dirty.insert(name.to_owned());
+            self.agenda.dirty.insert(name.to_owned());
             return;
         }
         if !cluster {
@@ -376,15 +378,17 @@ impl Fleet {
             format!("the drain begins: {title} is asked for it"),
         );
         self.note(name, session.as_deref(), note, None);
-        self.effects.push(Effect::Make(Box::new(PlannedResource {
-            node: name.to_owned(),
-            session,
-            key: attempt.key(),
-            action: DRAIN_ACTION.to_owned(),
-            kind: attempt.resource.clone(),
-            name: attempt.name.clone(),
-            object,
-        })));
+        self.agenda
+            .effects
+            .push(Effect::Make(Box::new(PlannedResource {
+                node: name.to_owned(),
+                session,
+                key: attempt.key(),
+                action: DRAIN_ACTION.to_owned(),
+                kind: attempt.resource.clone(),
+                name: attempt.name.clone(),
+                object,
+            })));
     }
 
     /// Has the custom resource of a drain deleted once, where neither the drain nor what follows it is
@@ -402,7 +406,7 @@ impl Fleet {
         // Who drains so may keep the node drained for as long as it is there.
         let drained = mark.is_some_and(|(_, mark)| mark.done.is_some());
         let stays = drained && is_out && desired.takes_node_out() && custom.is_some();
-        let acts = self.settings.mode == Mode::Quarantine && self.settings.cluster;
+        let acts = self.common.settings.mode == Mode::Quarantine && self.common.settings.cluster;
         let entry = self.entry(name);
         let state = &mut entry.custom;
         if state.wanted || stays || !acts {

@@ -30,7 +30,7 @@ impl Fleet {
         drain: Drain,
         config: &Arc<DrainConfig>,
     ) {
-        let now = self.now;
+        let now = self.common.now;
         let state = self.drain_mut(name);
         let late = now.duration_since(drain.since) >= config.ask_after;
         let unknown = now.duration_since(drain.since) >= ASK_AFTER;
@@ -65,7 +65,7 @@ impl Fleet {
         if state.stuck != stuck {
             // The records say it.
             state.stuck.clone_from(&stuck);
-            self.dirty.insert(name.to_owned());
+            self.agenda.dirty.insert(name.to_owned());
         }
         if let Some(stuck) = stuck.filter(|_| news) {
             let text = format!(
@@ -82,8 +82,8 @@ impl Fleet {
         leaving: &[(PodView, DrainMode, Next)],
         since: Timestamp,
     ) {
-        let now = self.now;
-        if self.settings.mode != Mode::Quarantine || !self.settings.cluster {
+        let now = self.common.now;
+        if self.common.settings.mode != Mode::Quarantine || !self.common.settings.cluster {
             return;
         }
         let mut ends = Vec::new();
@@ -134,7 +134,7 @@ impl Fleet {
                 }
             }
             state.told.insert(reason, (message.clone(), now));
-            self.effects.push(Effect::Waits {
+            self.agenda.effects.push(Effect::Waits {
                 node: name.to_owned(),
                 since,
                 reason,
@@ -151,7 +151,7 @@ impl Fleet {
         gpus: Option<&Gpus>,
         config: &DrainConfig,
     ) {
-        let now = self.now;
+        let now = self.common.now;
         let entry = self.entry(name);
         let mut leave: BTreeMap<&'static str, Vec<String>> = BTreeMap::new();
         let mut stay: BTreeMap<String, Vec<String>> = BTreeMap::new();

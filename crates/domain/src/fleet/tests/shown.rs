@@ -31,7 +31,7 @@ fn node(name: &str, version: u32) -> FleetInput {
 /// Decides, and returns what is shown then.
 fn turn(world: &mut World, before: &[NodeStatus]) -> Vec<NodeStatus> {
     // What a dry run pretends is looked at again.
-    while !world.fleet.dirty.is_empty() {
+    while !world.fleet.agenda.dirty.is_empty() {
         all_effects(world);
     }
     world.fleet.show(before, world.now)
@@ -147,9 +147,9 @@ fn only_nodes_that_something_happened_to_are_shown_anew() {
     world.report_of("n2", false);
     let before = turn(&mut world, &[]);
     assert_eq!(before.len(), 2);
-    assert!(world.fleet.showing.unshown.is_empty());
+    assert!(world.fleet.agenda.unshown.is_empty());
     world.take(node("n3", 2));
-    assert!(world.fleet.showing.unshown.is_empty(), "a heartbeat");
+    assert!(world.fleet.agenda.unshown.is_empty(), "a heartbeat");
 
     // Behind everybody's back: it would show if they were gone over.
     for name in ["n1", "n2"] {
@@ -165,7 +165,7 @@ fn only_nodes_that_something_happened_to_are_shown_anew() {
     for name in ["n2", "n3"] {
         world.fleet.look_again_at(name);
     }
-    world.fleet.dirty.remove("n2");
+    world.fleet.agenda.dirty.remove("n2");
     let shown = turn(&mut world, &shown);
     let failures = |name: &str| {
         let node = shown.iter().find(|node| node.name == name);
