@@ -105,11 +105,11 @@ const HELD: [Held; 5] = [
     Held {
         guard: Guard {
             what: "the rules of devices that others have made stay",
-            file: "fleet/devices.rs",
+            file: "fleet/common.rs",
             text: "Owns::All => rule.spec.by == Maker::Controller,",
             without: "Owns::All => true,",
         },
-        test: "fleet::devices::tests::each_kind_of_gpuwarden_leaves_the_rules_of_others_alone",
+        test: "fleet::stage::device_taints::tests::each_kind_of_gpuwarden_leaves_the_rules_of_others_alone",
     },
     Held {
         guard: Guard {

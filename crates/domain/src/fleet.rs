@@ -48,6 +48,7 @@ mod remedy;
 mod seen;
 mod show;
 mod situation;
+mod stage;
 mod uncordon;
 mod validation;
 mod veto;
@@ -192,7 +193,7 @@ impl Fleet {
             FleetInput::Answered { node, answer } => self.answered(&node, answer),
             FleetInput::Devices(input) => self.take_devices(input),
             FleetInput::RuleAnswered { node, rule, result } => {
-                self.rule_answered(&node, rule, result);
+                self.rule_answered(&node, &rule, result);
             }
             FleetInput::Pods { node, news } => self.take_pods(&node, news),
             FleetInput::Removed { node, uid, answer } => self.removal_answered(&node, &uid, answer),
@@ -328,7 +329,9 @@ impl Fleet {
         let mut doubt = None;
         for entry in self.nodes.values_mut() {
             entry.session.clock_put_back(now);
-            entry.rules.clock_put_back(now);
+            for stage in entry.stages.all_mut() {
+                stage.clock_moved_back(now);
+            }
             if let Some(drain) = &mut entry.drain {
                 drain.clock_put_back(now);
             }
@@ -409,7 +412,7 @@ impl Fleet {
         let now = self.common.now;
         let entry = self.nodes.get(name);
         let session = entry.and_then(|entry| entry.session.wake_at(now));
-        let rules = entry.and_then(|entry| entry.rules.wake_at(now));
+        let stages = entry.and_then(|entry| entry.stages.wake_at(now));
         let drain = entry.and_then(|entry| entry.drain.as_ref()?.wake_at());
         let remedy = entry.and_then(|entry| entry.remedy.wake_at(now));
         let veto = entry.and_then(|entry| entry.veto.as_ref()?.ends_at());
@@ -423,7 +426,7 @@ impl Fleet {
         // What is due was looked at just now, or waits for an answer that brings another look.
         let at = session
             .into_iter()
-            .chain(rules)
+            .chain(stages)
             .chain(drain)
             .chain(remedy)
             .chain(veto)

@@ -75,7 +75,9 @@ impl Fleet {
                 entry.patch.in_doubt = Some(until);
             }
             (entry.patch.in_flight, entry.patch.taking_out) = (false, false);
-            entry.rules.answers_lost();
+            for stage in entry.stages.all_mut() {
+                stage.answers_lost();
+            }
             if let Some(drain) = &mut entry.drain {
                 drain.answers_lost();
             }

@@ -4,9 +4,11 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 
-use super::Settings;
-use super::devices::Devices;
+use super::devices::{DeviceWatch, Devices};
+use super::{Owns, Settings};
+use crate::device::Rule;
 use crate::fault::FaultBook;
+use crate::ownership::Maker;
 use crate::policy::Policy;
 
 /// What decisions about all nodes have in common.
@@ -20,4 +22,26 @@ pub(super) struct Common {
     /// The time at which the store was made, see `Ownership::kept_by_another`.
     pub(super) begun: Timestamp,
     pub(super) now: Timestamp,
+}
+
+impl Common {
+    /// Returns whether the devices are not known yet, and the policy asks for them.
+    pub(super) fn awaits_devices(&self) -> bool {
+        let asks = |policy: &Arc<Policy>| policy.device_taints.is_some();
+        self.devices.watch == DeviceWatch::Pending && self.policy.as_ref().is_some_and(asks)
+    }
+
+    /// Returns whether a rule is ours: of a controller, or of our own store where we run for one
+    /// node. One of our node that another store has made before ours began was left behind by a
+    /// store that was lost; see `Ownership::kept_by_another`.
+    pub(super) fn owns_rule(&self, rule: &Rule) -> bool {
+        match &self.settings.owns {
+            Owns::All => rule.spec.by == Maker::Controller,
+            Owns::Node(own) => {
+                let ours = rule.spec.store.as_ref() == Some(&self.settings.store);
+                let before = rule.created_at.is_some_and(|at| at < self.begun);
+                rule.spec.by == Maker::Node && (ours || rule.spec.node == *own && before)
+            }
+        }
+    }
 }

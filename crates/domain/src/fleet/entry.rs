@@ -7,11 +7,11 @@ use contract::keys;
 use jiff::Timestamp;
 
 use super::InStore;
-use super::devices::RuleState;
 use super::drain::DrainState;
 use super::drain::custom::CustomState;
 use super::judged::{Judged, Told};
 use super::remedy::RemedyState;
+use super::stage::Stages;
 use crate::assess::FaultRuling;
 use crate::brake::{Hold, Out};
 use crate::node::{NodeChange, NodeView};
@@ -35,8 +35,8 @@ pub(super) struct NodeEntry {
     pub(super) absent_since: Option<Timestamp>,
     /// The session of the node as a whole.
     pub(super) session: Session,
-    /// The changes of the rules that taint its devices.
-    pub(super) rules: RuleState,
+    /// The stages of its way out of service and back.
+    pub(super) stages: Stages,
     /// The drain of its pods, while they are to be known, or an answer about one is to come.
     pub(super) drain: Option<Box<DrainState>>,
     /// The custom resource that drains it, where one does.

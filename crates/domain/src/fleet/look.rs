@@ -7,6 +7,7 @@ use serde_json::json;
 use super::claim::Claim;
 use super::entry::NodeEntry;
 use super::show::unknown_policy;
+use super::stage::{Asks, Look};
 use super::{Effect, Fleet, Level, Mode, Owns, Planned, RuleSetOutcome};
 use crate::assess::{Desired, FaultRuling};
 use crate::brake::Hold;
@@ -25,7 +26,7 @@ impl Fleet {
     /// Looks at all nodes that anything has happened to.
     pub(super) fn look(&mut self) {
         // Before all is known, nothing follows from what is known.
-        if !self.caught_up || !self.listed || self.awaits_devices() {
+        if !self.caught_up || !self.listed || self.common.awaits_devices() {
             return;
         }
         let Some(policy) = self.common.policy.clone() else {
@@ -98,7 +99,7 @@ impl Fleet {
             if self.common.settings.cluster {
                 self.look_at_missing(name, policy);
                 // Devices of a node that is gone are gone.
-                self.look_at_rules(name, &Desired::default());
+                self.act(name, &Desired::default());
             }
             return;
         };
@@ -196,13 +197,30 @@ impl Fleet {
                 }
             }
         }
-        self.look_at_rules(name, desired);
+        self.act(name, desired);
         let begins = before != Phase::Draining;
         self.look_at_pods(name, observed, desired, begins);
         self.withdraw_custom(name, observed, desired);
         self.look_at_repair(name, observed, desired);
         self.set_wake(name);
         self.agenda.news = true;
+    }
+
+    /// Has every stage of a node act.
+    fn act(&mut self, name: &str, desired: &Desired) {
+        let Some(entry) = self.nodes.get_mut(name) else {
+            return;
+        };
+        let look = Look {
+            name,
+            common: &self.common,
+            observed: entry.observed.as_ref(),
+            unsettled: entry.patch.in_flight && !entry.patch.updating,
+        };
+        let mut asks = Asks::new(&mut self.agenda, name, &entry.session, self.common.now);
+        for stage in entry.stages.all_mut() {
+            stage.act(&look, desired, &mut asks);
+        }
     }
 
     /// Steps the session of a node. Returns what the step asks for.

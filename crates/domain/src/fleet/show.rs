@@ -64,7 +64,7 @@ impl Fleet {
                 .notice_until()
                 .is_some_and(|until| until > self.common.now)
         });
-        let devices = self.show_devices(name);
+        let devices = entry.stages.device_taints.show(name, &self.common);
         let nothing_open = open.is_empty() && notices.is_empty() && devices.is_empty();
         if nothing_open && session.is_none() && self.common.book.missed(name) == 0 {
             return None;
@@ -250,8 +250,9 @@ impl Fleet {
     /// Forgets a node that is neither in the cluster nor faulty, and of which nothing is awaited.
     pub(super) fn forget_if_gone(&mut self, name: &str) {
         let is_over = |entry: &&NodeEntry| {
-            let awaited =
-                entry.patch.in_flight || entry.rules.is_under_way() || entry.claim.awaits.is_some();
+            let awaited = entry.patch.in_flight
+                || entry.stages.await_answer()
+                || entry.claim.awaits.is_some();
             entry.view.is_none() && !awaited && entry.session.phase == Phase::Idle
         };
         let is_over = self.nodes.get(name).as_ref().is_some_and(is_over);

@@ -2,8 +2,10 @@ use contract::keys;
 
 use super::*;
 use crate::fleet::world::{Fate, Restart, World, settings};
-use crate::fleet::{FleetInput, Settings};
+use crate::device::Claim;
+use crate::fleet::{DeviceInput, DeviceWatch, FleetInput, Settings};
 use crate::node::NodeView;
+use crate::policy::Policy;
 use crate::session::{Intent, Phase};
 use crate::view::NodeState;
 

@@ -1,0 +1,142 @@
+//! The stages of a node's way out of service and back.
+//!
+//! A look at a node is: every stage plans what it wants of the node, the session steps, every stage acts on
+//! what the node says then ([`look`](super::look)). A stage reads the [`Look`] and its own state, and changes
+//! its own state only; what is to be done outside it asks for with [`Asks`].
+//!
+//! To add a stage: a file here with its state and `impl Stage`, a field of [`Stages`] and its name in
+//! [`Stages::all`], and, where it asks for something new, an [`Effect`] and its arm in the controller.
+
+use jiff::Timestamp;
+
+use super::agenda::Agenda;
+use super::common::Common;
+use super::{Effect, Level};
+use crate::assess::Desired;
+use crate::session::{Note, Observed, Session};
+
+pub(super) mod device_taints;
+
+use device_taints::DeviceTaints;
+
+/// A stage of a node's way out of service and back.
+pub(super) trait Stage {
+    /// Does what follows from the state of the node and from what is wanted of it, after the session has
+    /// stepped.
+    fn act(&mut self, look: &Look<'_>, desired: &Desired, asks: &mut Asks<'_>);
+
+    /// Returns when the node is to be looked at even if nothing happens to it.
+    fn wake_at(&self, now: Timestamp) -> Option<Timestamp>;
+
+    /// Returns whether the answer to a request is still to come: until then the node is not forgotten.
+    fn awaits_answer(&self) -> bool;
+
+    /// Adjusts waits and times after the clock was put back to `now`.
+    fn clock_moved_back(&mut self, now: Timestamp);
+
+    /// Gives up all requests whose answers are still to come: they were lost.
+    fn answers_lost(&mut self);
+}
+
+/// The stages of one node.
+#[derive(Debug, Default)]
+pub(super) struct Stages {
+    pub(super) device_taints: DeviceTaints,
+}
+
+/// What a stage may read while its node is looked at.
+#[derive(Clone, Copy)]
+pub(super) struct Look<'a> {
+    pub(super) name: &'a str,
+    pub(super) common: &'a Common,
+    /// The node as decisions see it; `None` where the cluster does not have it.
+    pub(super) observed: Option<&'a Observed>,
+    /// True while a patch is under way that may change whether the node is out of service.
+    pub(super) unsettled: bool,
+}
+
+/// What is asked for in a look at one node.
+pub(super) struct Asks<'a> {
+    agenda: &'a mut Agenda,
+    node: &'a str,
+    session: Option<String>,
+    now: Timestamp,
+}
+
+// === impl Stages ===
+
+impl Stages {
+    /// Returns all stages, in the order in which they plan and act.
+    pub(super) fn all(&self) -> [&dyn Stage; 1] {
+        [&self.device_taints]
+    }
+
+    /// Returns all stages, in the order in which they plan and act.
+    pub(super) fn all_mut(&mut self) -> [&mut dyn Stage; 1] {
+        [&mut self.device_taints]
+    }
+
+    /// Returns when the node is to be looked at even if nothing happens to it.
+    pub(super) fn wake_at(&self, now: Timestamp) -> Option<Timestamp> {
+        let times = self
+            .all()
+            .into_iter()
+            .filter_map(|stage| stage.wake_at(now));
+        times.filter(|at| *at > now).min()
+    }
+
+    /// Returns whether the answer to a request of a stage is still to come.
+    pub(super) fn await_answer(&self) -> bool {
+        self.all().into_iter().any(|stage| stage.awaits_answer())
+    }
+}
+
+// === impl Asks ===
+
+impl<'a> Asks<'a> {
+    pub(super) fn new(
+        agenda: &'a mut Agenda,
+        node: &'a str,
+        session: &Session,
+        now: Timestamp,
+    ) -> Self {
+        let session = session.id.clone();
+        Self {
+            agenda,
+            node,
+            session,
+            now,
+        }
+    }
+
+    /// Returns the id of the node's session.
+    pub(super) fn session(&self) -> Option<String> {
+        self.session.clone()
+    }
+
+    /// Asks for an effect.
+    pub(super) fn effect(&mut self, effect: Effect) {
+        self.agenda.effects.push(effect);
+    }
+
+    /// Adds a note to the story of the node; with a level, it is logged, too.
+    pub(super) fn note(&mut self, note: Note, level: Option<Level>) {
+        let session = self.session.as_deref();
+        self.agenda.note(self.now, self.node, session, note, level);
+    }
+
+    /// Logs a line about the node.
+    pub(super) fn log(&mut self, level: Level, text: String) {
+        self.agenda.log(level, Some(self.node), text);
+    }
+
+    /// Asks people to look at the node.
+    pub(super) fn call_attention(&mut self, text: String) {
+        self.agenda.call_attention(self.now, self.node, text);
+    }
+
+    /// Has the node shown anew.
+    pub(super) fn show(&mut self) {
+        self.agenda.unshown.insert(self.node.to_owned());
+    }
+}
