@@ -79,7 +79,7 @@ const SIMULATED: [Guard; 10] = [
     },
     Guard {
         what: "nothing is repaired before the pods have left",
-        file: "fleet/remedy.rs",
+        file: "fleet/stage/remediation.rs",
         text: "if !drained && desired.drains().is_some() {",
         without: "if false {",
     },
@@ -136,7 +136,7 @@ const HELD: [Held; 5] = [
             text: "let goes_on = last.end.is_none() || self.waits_until.is_some();",
             without: "let goes_on = true;",
         },
-        test: "fleet::remedy::tests::ways_out::a_repair_that_nothing_asks_for_any_more_is_not_waited_for",
+        test: "fleet::stage::remediation::tests::ways_out::a_repair_that_nothing_asks_for_any_more_is_not_waited_for",
     },
 ];
 

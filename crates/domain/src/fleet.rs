@@ -44,7 +44,6 @@ mod io;
 mod judged;
 mod kept;
 mod look;
-mod remedy;
 mod seen;
 mod show;
 mod situation;
@@ -58,9 +57,11 @@ pub use claim::Owns;
 pub use devices::{DeviceInput, DeviceWatch, PlannedRule};
 pub use drain::custom::DRAIN_ACTION;
 pub use drain::{PlannedCheckpoint, PlannedRemoval, PodNews, RemovalAnswer};
-pub use io::{Effect, FleetInput, InStore, Level, PatchAnswer, Planned, Purpose, RuleSetOutcome};
+pub use io::{
+    Effect, FleetInput, InStore, Level, MadeAnswer, PatchAnswer, Planned, PlannedResource, Purpose,
+    RemediationNews, ResourceNews, RuleSetOutcome,
+};
 pub use kept::{Kept, Unsaved};
-pub use remedy::{MadeAnswer, PlannedResource, RemediationNews, ResourceNews};
 pub use seen::LIST_TAKES;
 pub use situation::Situation;
 
@@ -127,6 +128,7 @@ impl Fleet {
                 settings,
                 policy,
                 devices: Devices::default(),
+                switched: Switched::default(),
                 begun: Timestamp::UNIX_EPOCH,
                 now,
             },
@@ -305,7 +307,7 @@ impl Fleet {
 
     /// Returns which faults of a node a person has dismissed.
     fn dismissal(&self, entry: &NodeEntry) -> Option<Dismissal> {
-        let dropped_at = self.brake.switched.dropped_at;
+        let dropped_at = self.common.switched.dropped_at;
         dismissal(entry.observed.as_ref()?, dropped_at, &entry.session.times)
     }
 
@@ -336,14 +338,13 @@ impl Fleet {
                 drain.clock_put_back(now);
             }
             entry.custom.clock_put_back();
-            entry.remedy.clock_put_back(now);
             entry.patch.in_doubt = entry.patch.in_doubt.map(|_| now + DOUBT);
             entry.patch.answered_at = entry.patch.answered_at.map(|at| at.min(now));
             doubt = doubt.or(entry.patch.in_doubt);
         }
         self.brake.doubt_ends = doubt;
         self.brake.clock_put_back(now);
-        self.brake.pause_ends = self.brake.switched.pause_ends(now);
+        self.brake.pause_ends = self.common.switched.pause_ends(now);
         self.brake.mark_stale();
         let names: Vec<String> = self.nodes.keys().cloned().collect();
         for name in names {
@@ -414,7 +415,6 @@ impl Fleet {
         let session = entry.and_then(|entry| entry.session.wake_at(now));
         let stages = entry.and_then(|entry| entry.stages.wake_at(now));
         let drain = entry.and_then(|entry| entry.drain.as_ref()?.wake_at());
-        let remedy = entry.and_then(|entry| entry.remedy.wake_at(now));
         let veto = entry.and_then(|entry| entry.veto.as_ref()?.ends_at());
         // Then it is no longer shown.
         let notices = self
@@ -428,7 +428,6 @@ impl Fleet {
             .into_iter()
             .chain(stages)
             .chain(drain)
-            .chain(remedy)
             .chain(veto)
             .chain(notices)
             .filter(|at| *at > now)

@@ -2,7 +2,8 @@
 //! append. Those about whose session a node carries are in `claim.rs`.
 
 use super::entry::Awaits;
-use super::{Fleet, Level, PatchAnswer};
+use super::stage::Asks;
+use super::{Effect, Fleet, Level, MadeAnswer, Mode, PatchAnswer, ResourceNews};
 use crate::brake::DOUBT;
 use crate::journal::EntryKind;
 use crate::position::Position;
@@ -67,6 +68,47 @@ impl Fleet {
         self.note(name, session.as_deref(), note, Some(Level::Warn));
     }
 
+    /// Takes news of the custom resource of a node's drain or repair.
+    pub(super) fn take_resource(&mut self, node: &str, resource: &str, news: ResourceNews) {
+        if self.take_custom(node, resource, &news) {
+            return;
+        }
+        let entry = self.nodes.get_mut(node);
+        if entry.is_some_and(|entry| entry.stages.remediation.take(resource, news)) {
+            self.look_again_at(node);
+        }
+    }
+
+    /// Takes the answer to a custom resource that was to be made.
+    pub(super) fn resource_made(&mut self, node: &str, key: &str, answer: MadeAnswer) {
+        if self.custom_made(node, key, &answer) {
+            return;
+        }
+        let Some(entry) = self.nodes.get_mut(node) else {
+            return;
+        };
+        let mut asks = Asks::new(&mut self.agenda, node, &entry.session, self.common.now);
+        if entry.stages.remediation.made(node, key, answer, &mut asks) {
+            self.set_wake(node);
+            self.look_again_at(node);
+        }
+    }
+
+    /// Starts or stops watching the custom resource of a node, to match what the last look asked for.
+    pub(super) fn follow_resource(&mut self, name: &str) {
+        let Some(entry) = self.nodes.get_mut(name) else {
+            return;
+        };
+        let of_drain = entry.custom.follows();
+        let remediation = &mut entry.stages.remediation;
+        let resource = of_drain.or_else(|| remediation.wanted_resource());
+        if !remediation.follow(resource.as_ref()) || self.common.settings.mode == Mode::DryRun {
+            return;
+        }
+        let node = name.to_owned();
+        self.agenda.effects.push(Effect::Follow { node, resource });
+    }
+
     /// Takes in that something was asked that nobody will answer, and not of which node.
     pub(super) fn answers_lost(&mut self) {
         let until = self.common.now + DOUBT;
@@ -82,7 +124,6 @@ impl Fleet {
                 drain.answers_lost();
             }
             entry.custom.answers_lost();
-            entry.remedy.answers_lost();
             if !matches!(entry.claim.awaits, Some(Awaits::Feed(_))) {
                 entry.claim.awaits = None;
             }

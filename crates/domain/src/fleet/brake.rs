@@ -36,8 +36,6 @@ pub struct Switched {
 /// The state of the brake.
 #[derive(Debug, Default)]
 pub(super) struct BrakeState {
-    /// The switches that people have set.
-    pub(super) switched: Switched,
     /// The time at which the pause that holds ends by itself.
     pub(super) pause_ends: Option<Timestamp>,
     /// The nodes that wait, with what is wanted for them.
@@ -125,11 +123,11 @@ impl BrakeState {
 impl Fleet {
     /// Takes the switches that people have set in.
     pub(super) fn switch(&mut self, switched: Switched) {
-        let before = std::mem::replace(&mut self.brake.switched, switched);
-        if before == self.brake.switched {
+        let before = std::mem::replace(&mut self.common.switched, switched);
+        if before == self.common.switched {
             return;
         }
-        let now = &self.brake.switched;
+        let now = &self.common.switched;
         let repairs = |one: &Switched| one.pause.as_ref().filter(|pause| pause.repairs).cloned();
         if now.dropped_at != before.dropped_at
             || now.unread != before.unread
@@ -138,14 +136,14 @@ impl Fleet {
             // What counts of the faults has changed, or what holds repairs back.
             self.look_again_at_all();
         }
-        self.brake.pause_ends = self.brake.switched.pause_ends(self.common.now);
+        self.brake.pause_ends = self.common.switched.pause_ends(self.common.now);
         self.brake.mark_stale();
         self.agenda.news = true;
     }
 
     /// Returns the hold on all new quarantines now.
     fn stop(&self) -> Option<Hold> {
-        self.brake
+        self.common
             .switched
             .stop(self.common.settings.brake, self.common.now)
     }
@@ -158,7 +156,7 @@ impl Fleet {
         let plan = self.ask_the_brake();
         if plan.trip {
             // It holds from now on, be it written down or not.
-            self.brake.switched.breaker.get_or_insert(Hold::Tripped);
+            self.common.switched.breaker.get_or_insert(Hold::Tripped);
             self.agenda.effects.push(Effect::Trip);
         }
         let stop = self.stop();
@@ -262,7 +260,7 @@ impl Fleet {
             gpu_label: &self.common.settings.gpu_label,
             members,
             recent: &self.brake.recent,
-            reset_at: self.brake.switched.reset_at,
+            reset_at: self.common.switched.reset_at,
             stop: self.stop(),
             candidates,
             now,

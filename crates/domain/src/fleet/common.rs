@@ -5,11 +5,12 @@ use std::sync::Arc;
 use jiff::Timestamp;
 
 use super::devices::{DeviceWatch, Devices};
-use super::{Owns, Settings};
+use super::{Owns, Settings, Switched};
 use crate::device::Rule;
 use crate::fault::FaultBook;
 use crate::ownership::Maker;
 use crate::policy::Policy;
+use crate::remedy::validation::ValidationConfig;
 
 /// What decisions about all nodes have in common.
 #[derive(Debug)]
@@ -19,12 +20,24 @@ pub(super) struct Common {
     pub(super) policy: Option<Arc<Policy>>,
     pub(super) book: FaultBook,
     pub(super) devices: Devices,
+    /// The switches that people have set.
+    pub(super) switched: Switched,
     /// The time at which the store was made, see `Ownership::kept_by_another`.
     pub(super) begun: Timestamp,
     pub(super) now: Timestamp,
 }
 
 impl Common {
+    /// Returns whether decisions are carried out in a cluster.
+    pub(super) fn acts(&self) -> bool {
+        self.settings.mode.writes() && self.settings.cluster
+    }
+
+    /// Returns how nodes are validated; `None`: they are not.
+    pub(super) fn validates(&self) -> Option<&ValidationConfig> {
+        self.settings.remedy.as_deref()?.validation.as_ref()
+    }
+
     /// Returns whether the devices are not known yet, and the policy asks for them.
     pub(super) fn awaits_devices(&self) -> bool {
         let asks = |policy: &Arc<Policy>| policy.device_taints.is_some();

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 
 use jiff::SignedDuration;
 
-use super::remedy::NOT_OUT;
+use super::stage::remediation::NOT_OUT;
 use super::{Effect, Fleet, Level, Mode};
 use crate::assess::{Desired, DrainStage};
 use crate::device::{DeviceTaint, TaintEffect};
@@ -373,6 +373,24 @@ impl Fleet {
             self.note(name, session.as_deref(), note, None);
         }
         eviction
+    }
+
+    /// Marks that the pods and the custom resource of a node need not be known, unless what follows wants
+    /// them.
+    pub(super) fn forget_wishes(&mut self, name: &str) {
+        self.forget_wish_for_pods(name);
+        if let Some(entry) = self.nodes.get_mut(name) {
+            entry.custom.forget_wish();
+            for stage in entry.stages.all_mut() {
+                stage.begin();
+            }
+        }
+    }
+
+    fn repairs_whole_node(&self, name: &str) -> bool {
+        let entry = self.nodes.get(name);
+        let settings = &self.common.settings;
+        entry.is_some_and(|entry| entry.stages.remediation.repairs_whole_node(settings))
     }
 
     /// Marks that the pods of a node need not be known, unless what follows wants them.

@@ -10,7 +10,6 @@ use super::InStore;
 use super::drain::DrainState;
 use super::drain::custom::CustomState;
 use super::judged::{Judged, Told};
-use super::remedy::RemedyState;
 use super::stage::Stages;
 use crate::assess::FaultRuling;
 use crate::brake::{Hold, Out};
@@ -41,8 +40,6 @@ pub(super) struct NodeEntry {
     pub(super) drain: Option<Box<DrainState>>,
     /// The custom resource that drains it, where one does.
     pub(super) custom: CustomState,
-    /// Its repair.
-    pub(super) remedy: RemedyState,
     /// The veto of a person that holds for it.
     pub(super) veto: Option<Veto>,
     /// Its events that wait for the status of their record.

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use contract::HealthEvent;
 use jiff::{SignedDuration, Timestamp};
+use serde_json::Value;
 
-use super::remedy::{MadeAnswer, PlannedResource, RemediationNews, ResourceNews};
 use super::{
     DeviceInput, PlannedCheckpoint, PlannedRemoval, PlannedRule, PodNews, RemovalAnswer, Switched,
 };
@@ -18,7 +18,7 @@ use crate::journal::Entry;
 use crate::node::NodeView;
 use crate::policy::Policy;
 use crate::position::Position;
-use crate::remedy::{Attempt, ResourceKind};
+use crate::remedy::{Attempt, Outcome, ResourceKind};
 use crate::session::{Failure, Patch};
 use crate::status::StatusUpdate;
 
@@ -275,6 +275,73 @@ pub struct RuleSetOutcome {
     pub rule_set: String,
     /// True if the rule set asks for anything.
     pub passed: bool,
+}
+
+/// A custom resource to be made.
+#[derive(Clone, Debug)]
+pub struct PlannedResource {
+    /// The node.
+    pub node: String,
+    /// The session that it belongs to.
+    pub session: Option<String>,
+    /// The attempt.
+    pub key: String,
+    /// Its action.
+    pub action: String,
+    /// Its kind.
+    pub kind: ResourceKind,
+    /// Its name.
+    pub name: String,
+    /// The object.
+    pub object: Value,
+}
+
+/// News of a custom resource.
+#[derive(Clone, Debug)]
+pub enum ResourceNews {
+    /// It is this.
+    There(Box<Value>),
+    /// It is not there.
+    Absent,
+    /// It cannot be seen, for this reason; it is tried again.
+    Failing(String),
+}
+
+/// The answer of the API server to a custom resource that was to be made.
+#[derive(Clone, Debug)]
+pub enum MadeAnswer {
+    /// It is there, made now or before.
+    There(Box<Value>),
+    /// It is refused for good, for this reason.
+    Refused(String),
+    /// It was not made, for this reason, or nobody knows.
+    Failed {
+        /// The reason.
+        why: String,
+        /// The time after which the server wishes to be asked again.
+        retry_after: Option<SignedDuration>,
+    },
+}
+
+/// News of repairs, to be counted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RemediationNews {
+    /// An attempt has ended.
+    Ended {
+        /// The node.
+        node: String,
+        /// Its action.
+        action: String,
+        /// How it went.
+        outcome: Outcome,
+    },
+    /// An event recommends this action, and nobody carries it out.
+    Unsupported {
+        /// The node.
+        node: String,
+        /// The action.
+        action: String,
+    },
 }
 
 /// The gravity of a line for people.

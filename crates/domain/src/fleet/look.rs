@@ -1,5 +1,6 @@
 //! A look at a node: asks the policy about its faults, steps its session, and plans what follows.
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use serde_json::json;
@@ -7,7 +8,7 @@ use serde_json::json;
 use super::claim::Claim;
 use super::entry::NodeEntry;
 use super::show::unknown_policy;
-use super::stage::{Asks, Look};
+use super::stage::{Asks, Look, Stage};
 use super::{Effect, Fleet, Level, Mode, Owns, Planned, RuleSetOutcome};
 use crate::assess::{Desired, FaultRuling};
 use crate::brake::Hold;
@@ -129,9 +130,8 @@ impl Fleet {
         if let Some((stage, gpus)) = self.drain_stage(name, own, &desired) {
             (desired.drain, desired.drain_gpus) = (Some(stage), gpus);
         }
-        desired.remediation = self.remediation(name, &observed, &desired);
-        if desired.remediation.is_some() && self.awaits_begin(name, &observed) {
-            return; // Looked at again when it is told.
+        if self.plan(name, &mut desired).is_break() {
+            return; // Looked at again when what it waits for is known.
         }
         let eviction = self.look_at_eviction(name, &observed, &desired);
         self.look_at_reports(&observed, &desired, eviction);
@@ -141,7 +141,9 @@ impl Fleet {
             return;
         }
         self.brake.forget(name);
-        let is_out = own.is_some() && !self.is_undone_by_person(name, &observed);
+        let entry = self.nodes.get(name);
+        let undone = entry.is_some_and(|entry| entry.is_undone_by_person(&self.common));
+        let is_out = own.is_some() && !undone;
         if is_out && !desired.wanted() && self.common.book.misses_monitors(name) {
             return; // Looked at again when they are read.
         }
@@ -197,30 +199,46 @@ impl Fleet {
                 }
             }
         }
-        self.act(name, desired);
         let begins = before != Phase::Draining;
         self.look_at_pods(name, observed, desired, begins);
         self.withdraw_custom(name, observed, desired);
-        self.look_at_repair(name, observed, desired);
+        self.act(name, desired);
         self.set_wake(name);
         self.agenda.news = true;
     }
 
+    /// Has every stage of a node plan.
+    fn plan(&mut self, name: &str, desired: &mut Desired) -> ControlFlow<()> {
+        self.in_stages(name, |stage, look, asks| stage.plan(look, desired, asks))
+    }
+
     /// Has every stage of a node act.
     fn act(&mut self, name: &str, desired: &Desired) {
+        let _ = self.in_stages(name, |stage, look, asks| {
+            stage.act(look, desired, asks);
+            ControlFlow::Continue(())
+        });
+    }
+
+    fn in_stages(
+        &mut self,
+        name: &str,
+        mut run: impl FnMut(&mut dyn Stage, &Look<'_>, &mut Asks<'_>) -> ControlFlow<()>,
+    ) -> ControlFlow<()> {
         let Some(entry) = self.nodes.get_mut(name) else {
-            return;
+            return ControlFlow::Continue(());
         };
         let look = Look {
             name,
             common: &self.common,
             observed: entry.observed.as_ref(),
+            session: &entry.session,
+            veto: entry.veto.as_ref(),
             unsettled: entry.patch.in_flight && !entry.patch.updating,
         };
         let mut asks = Asks::new(&mut self.agenda, name, &entry.session, self.common.now);
-        for stage in entry.stages.all_mut() {
-            stage.act(&look, desired, &mut asks);
-        }
+        let mut stages = entry.stages.all_mut().into_iter();
+        stages.try_for_each(|stage| run(stage, &look, &mut asks))
     }
 
     /// Steps the session of a node. Returns what the step asks for.
@@ -233,7 +251,8 @@ impl Fleet {
         hold: Option<&Hold>,
     ) -> Vec<session::Effect> {
         let (now, marks) = (self.common.now, self.marks(policy));
-        let machines = observed.and_then(|observed| self.machines(name, observed));
+        let entry = self.nodes.get(name);
+        let machines = entry.and_then(|entry| entry.machines(&self.common));
         let entry = self.entry(name);
         let session = &entry.session;
         let step = step(

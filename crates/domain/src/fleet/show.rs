@@ -101,8 +101,7 @@ impl Fleet {
                 cordoned: (entry.observed.as_ref())
                     .and_then(|observed| observed.own.as_ref())
                     .is_some_and(|own| own.cordoned),
-                uncordon_releases: (entry.observed.as_ref())
-                    .is_none_or(|observed| self.machines(name, observed).is_none()),
+                uncordon_releases: entry.machines(&self.common).is_none(),
                 another: anothers.as_ref().map(|(_, another)| another.clone()),
                 drain: (entry.noted.eviction.as_deref().cloned())
                     .filter(|_| anothers.is_none() && entry.ownership().is_some()),
@@ -161,11 +160,11 @@ impl Fleet {
         if let Some(first) = entry.session.awaits_first() {
             return first;
         }
-        if let Some(veto) = Self::held_back_by(entry) {
+        if let Some(veto) = entry.held_back_by() {
             return format!("the end of {veto}");
         }
         let drain = entry.drain.as_ref();
-        if let Some(awaits) = (entry.remedy.awaits())
+        if let Some(awaits) = (entry.stages.remediation.awaits())
             .or_else(|| drain.and_then(|drain| drain.awaits()))
             .filter(|_| entry.session.phase.is_out())
         {
@@ -279,7 +278,7 @@ impl Fleet {
                 self.common.settings.gpu_label
             ));
         }
-        let paused = match self.brake.switched.stop(false, now) {
+        let paused = match self.common.switched.stop(false, now) {
             Some(Hold::Paused(pause)) => Some(pause.to_string()),
             _ => None,
         };

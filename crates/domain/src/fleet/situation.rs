@@ -69,7 +69,7 @@ impl Fleet {
             awaits: entry.map_or_else(String::new, |entry| self.awaits(node, entry, None)),
             store_unanswered: entry.is_some_and(|entry| entry.claim.unanswered),
             hold: entry.and_then(|entry| entry.hold.as_ref()),
-            dropped_at: self.brake.switched.dropped_at,
+            dropped_at: self.common.switched.dropped_at,
         }
     }
 

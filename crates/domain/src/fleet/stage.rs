@@ -7,20 +7,40 @@
 //! To add a stage: a file here with its state and `impl Stage`, a field of [`Stages`] and its name in
 //! [`Stages::all`], and, where it asks for something new, an [`Effect`] and its arm in the controller.
 
+use std::ops::ControlFlow;
+
 use jiff::Timestamp;
 
 use super::agenda::Agenda;
 use super::common::Common;
 use super::{Effect, Level};
 use crate::assess::Desired;
+use crate::ownership::Ownership;
 use crate::session::{Note, Observed, Session};
+use crate::veto::Veto;
 
 pub(super) mod device_taints;
+pub(super) mod remediation;
 
 use device_taints::DeviceTaints;
+use remediation::RemediationState;
 
 /// A stage of a node's way out of service and back.
 pub(super) trait Stage {
+    /// Begins a look: until the stage wants something in it, nothing need go on.
+    fn begin(&mut self) {}
+
+    /// Writes into `desired` what the session is to say of the stage. `Break` where something has to be known
+    /// first that the stage has asked for: then the session does not step, and no stage acts.
+    fn plan(
+        &mut self,
+        _look: &Look<'_>,
+        _desired: &mut Desired,
+        _asks: &mut Asks<'_>,
+    ) -> ControlFlow<()> {
+        ControlFlow::Continue(())
+    }
+
     /// Does what follows from the state of the node and from what is wanted of it, after the session has
     /// stepped.
     fn act(&mut self, look: &Look<'_>, desired: &Desired, asks: &mut Asks<'_>);
@@ -42,6 +62,7 @@ pub(super) trait Stage {
 #[derive(Debug, Default)]
 pub(super) struct Stages {
     pub(super) device_taints: DeviceTaints,
+    pub(super) remediation: RemediationState,
 }
 
 /// What a stage may read while its node is looked at.
@@ -51,6 +72,10 @@ pub(super) struct Look<'a> {
     pub(super) common: &'a Common,
     /// The node as decisions see it; `None` where the cluster does not have it.
     pub(super) observed: Option<&'a Observed>,
+    /// The session of the node as a whole.
+    pub(super) session: &'a Session,
+    /// The veto of a person that holds for the node.
+    pub(super) veto: Option<&'a Veto>,
     /// True while a patch is under way that may change whether the node is out of service.
     pub(super) unsettled: bool,
 }
@@ -67,13 +92,13 @@ pub(super) struct Asks<'a> {
 
 impl Stages {
     /// Returns all stages, in the order in which they plan and act.
-    pub(super) fn all(&self) -> [&dyn Stage; 1] {
-        [&self.device_taints]
+    pub(super) fn all(&self) -> [&dyn Stage; 2] {
+        [&self.device_taints, &self.remediation]
     }
 
     /// Returns all stages, in the order in which they plan and act.
-    pub(super) fn all_mut(&mut self) -> [&mut dyn Stage; 1] {
-        [&mut self.device_taints]
+    pub(super) fn all_mut(&mut self) -> [&mut dyn Stage; 2] {
+        [&mut self.device_taints, &mut self.remediation]
     }
 
     /// Returns when the node is to be looked at even if nothing happens to it.
@@ -88,6 +113,16 @@ impl Stages {
     /// Returns whether the answer to a request of a stage is still to come.
     pub(super) fn await_answer(&self) -> bool {
         self.all().into_iter().any(|stage| stage.awaits_answer())
+    }
+}
+
+// === impl Look ===
+
+impl<'a> Look<'a> {
+    /// Returns the node, and what is ours on it; `None` where it carries no session.
+    pub(super) fn ours(&self) -> Option<(&'a Observed, &'a Ownership)> {
+        let observed = self.observed?;
+        Some((observed, observed.own.as_deref()?))
     }
 }
 
@@ -114,6 +149,14 @@ impl<'a> Asks<'a> {
         self.session.clone()
     }
 
+    pub(super) fn node(&self) -> &'a str {
+        self.node
+    }
+
+    pub(super) fn now(&self) -> Timestamp {
+        self.now
+    }
+
     /// Asks for an effect.
     pub(super) fn effect(&mut self, effect: Effect) {
         self.agenda.effects.push(effect);
@@ -133,6 +176,11 @@ impl<'a> Asks<'a> {
     /// Asks people to look at the node.
     pub(super) fn call_attention(&mut self, text: String) {
         self.agenda.call_attention(self.now, self.node, text);
+    }
+
+    /// Has the node looked at again at once.
+    pub(super) fn look_again(&mut self) {
+        self.agenda.dirty.insert(self.node.to_owned());
     }
 
     /// Has the node shown anew.

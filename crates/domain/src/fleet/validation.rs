@@ -6,6 +6,7 @@
 use contract::HealthEvent;
 use jiff::Timestamp;
 
+use super::common::Common;
 use super::entry::Awaits;
 use super::{Effect, Fleet, Mode, Purpose};
 use crate::assess::Desired;
@@ -13,21 +14,11 @@ use crate::event::normalise;
 use crate::fault::Fault;
 use crate::handover::is_handed_over;
 use crate::ownership::{Ownership, ReleaseRequest};
-use crate::remedy::validation::{FAILED, Validation, ValidationConfig};
+use crate::remedy::validation::{FAILED, Validation};
 use crate::remedy::{Attempt, Outcome, RemediationMark};
 use crate::session::Observed;
 
 impl Fleet {
-    fn validates(&self) -> Option<&ValidationConfig> {
-        self.common.settings.remedy.as_deref()?.validation.as_ref()
-    }
-
-    /// Returns whether a node that was repaired is to be validated before it comes back, and was not yet.
-    pub(super) fn awaits_validation(&self, own: &Ownership) -> bool {
-        let after_repair = self.validates().is_some_and(|config| config.after_repair);
-        after_repair && !lists_validation(own)
-    }
-
     /// Opens or closes the faults that keep a node out until it has passed. Returns whether there is
     /// something to be stored first.
     pub(super) fn look_at_validation(
@@ -74,7 +65,7 @@ impl Fleet {
         let own = observed.own.as_deref();
         if open.is_empty() {
             let (which, why) = self.begins(name, observed, desired)?;
-            let action = self.validates()?.action.as_deref();
+            let action = self.common.validates()?.action.as_deref();
             let event = which.begins(name, action, self.common.now);
             return Some((vec![event], why.to_owned()));
         }
@@ -101,12 +92,12 @@ impl Fleet {
         let mut others = others.filter(|fault| Validation::of_fault(fault).is_none());
         // What is wrong otherwise is mended first, and the validation of before does not count.
         let sound = !others.any(|fault| counts(&fault.event.id));
-        let Some(config) = self.validates() else {
+        let Some(config) = self.common.validates() else {
             return gone("nodes are not validated any more");
         };
         let Some(action) = &config.action else {
             // Time is enough.
-            if !sound || self.quiet_until(name, pending) > self.common.now {
+            if !sound || quiet_until(&self.common, name, pending) > self.common.now {
                 return None;
             }
             return gone("the node has passed its validation");
@@ -133,7 +124,7 @@ impl Fleet {
         observed: &Observed,
         desired: &Desired,
     ) -> Option<(Validation, &'static str)> {
-        let config = self.validates()?;
+        let config = self.common.validates()?;
         let (view, own) = (observed.view.as_ref(), observed.own.as_deref());
         if desired.wanted() || ReleaseRequest::read(view).is_some() || is_handed_over(&view.labels)
         {
@@ -149,36 +140,37 @@ impl Fleet {
             .flat_map(RemediationMark::repairs)
             .any(|one| one.made.is_some());
         let validated = lists_validation(own);
-        let ends =
-            !self.is_undone_by_person(name, observed) && !self.common.book.misses_monitors(name);
+        let entry = self.nodes.get(name);
+        let undone = entry.is_some_and(|entry| entry.is_undone_by_person(&self.common));
+        let ends = !undone && !self.common.book.misses_monitors(name);
         (config.after_repair && repaired && !validated && ends && own.takes_node_out()).then_some((
             Validation::Return,
             "the node was repaired: it is validated before it comes back",
         ))
     }
+}
 
-    /// Returns until when a node that is validated is to have no new fault, before its Job begins.
-    fn quiet_until(&self, name: &str, pending: &Fault) -> Timestamp {
-        let quiet = self.validates().map(|config| config.quiet);
-        let faults = self.common.book.faults(name).iter();
-        let newest = faults.map(|fault| fault.first_seen).max();
-        let since = newest.unwrap_or(pending.first_seen);
-        since
-            .checked_add(quiet.unwrap_or_default())
-            .unwrap_or(Timestamp::MAX)
-    }
+/// Returns until when a node that is validated is to have no new fault, before its Job begins.
+fn quiet_until(common: &Common, name: &str, pending: &Fault) -> Timestamp {
+    let quiet = common.validates().map(|config| config.quiet);
+    let faults = common.book.faults(name).iter();
+    let newest = faults.map(|fault| fault.first_seen).max();
+    let since = newest.unwrap_or(pending.first_seen);
+    since
+        .checked_add(quiet.unwrap_or_default())
+        .unwrap_or(Timestamp::MAX)
+}
 
-    /// Returns until when nothing begins on a node that is validated; `None` where it is not, or that is
-    /// over.
-    pub(super) fn waits_for_quiet(&self, name: &str) -> Option<Timestamp> {
-        let mut faults = self.common.book.faults(name).iter();
-        let pending = faults.find(|fault| Validation::of_fault(fault).is_some())?;
-        Some(self.quiet_until(name, pending)).filter(|until| *until > self.common.now)
-    }
+/// Returns until when nothing begins on a node that is validated; `None` where it is not, or that is
+/// over.
+pub(super) fn waits_for_quiet(common: &Common, name: &str) -> Option<Timestamp> {
+    let mut faults = common.book.faults(name).iter();
+    let pending = faults.find(|fault| Validation::of_fault(fault).is_some())?;
+    Some(quiet_until(common, name, pending)).filter(|until| *until > common.now)
 }
 
 /// Returns whether the session lists an event about validation.
-fn lists_validation(own: &Ownership) -> bool {
+pub(super) fn lists_validation(own: &Ownership) -> bool {
     let mut events = own.events.iter();
     events.any(|event| Validation::of(event).is_some())
 }

@@ -23,7 +23,7 @@ impl Fleet {
             Ok(None) => (None, None, false),
             Err(why) => (None, Some(why), true),
         };
-        let unread = self.brake.switched.unread.clone();
+        let unread = self.common.switched.unread.clone();
         let unread = unread.filter(|_| observed.own.is_some());
         let entry = self.entry(name);
         let held = entry.noted.veto.is_some();
@@ -44,7 +44,7 @@ impl Fleet {
 
     /// Returns the veto that holds for all nodes: a pause of repairs.
     fn veto_on_all(&self) -> Option<Veto> {
-        let pause = self.brake.switched.pause.as_ref();
+        let pause = self.common.switched.pause.as_ref();
         let pause = pause.filter(|pause| pause.repairs && pause.holds(self.common.now));
         pause.map(Veto::from)
     }
@@ -53,13 +53,15 @@ impl Fleet {
     pub(super) fn veto(&self, name: &str) -> Option<&Veto> {
         self.nodes.get(name)?.veto.as_ref()
     }
+}
 
-    /// Returns the veto for which the drain of a node waits.
-    pub(super) fn held_back_by(entry: &NodeEntry) -> Option<&Veto> {
-        let says = entry.noted.eviction.as_deref()?;
+impl NodeEntry {
+    /// Returns the veto for which the drain of the node waits.
+    pub(super) fn held_back_by(&self) -> Option<&Veto> {
+        let says = self.noted.eviction.as_deref()?;
         let held = |veto: &&Veto| says.message == Skip::Veto(veto.to_string()).to_string();
-        let quarantined = entry.session.phase == Phase::Quarantined;
-        entry.veto.as_ref().filter(|_| quarantined).filter(held)
+        let quarantined = self.session.phase == Phase::Quarantined;
+        self.veto.as_ref().filter(|_| quarantined).filter(held)
     }
 }
 

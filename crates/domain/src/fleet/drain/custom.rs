@@ -13,7 +13,7 @@ use serde_json::Value;
 use super::DrainState;
 use crate::assess::Desired;
 use crate::drain::{CustomDrain, Drain, DrainConfig, PodsToDrain};
-use crate::fleet::remedy::complete;
+use crate::fleet::stage::remediation::complete;
 use crate::fleet::{Effect, Fleet, MadeAnswer, Mode, PlannedResource, ResourceNews};
 use crate::journal::EntryKind;
 use crate::ownership::{DrainMark, Ownership};

@@ -1,8 +1,8 @@
 use contract::keys;
 
 use super::*;
-use crate::fleet::world::{Fate, Restart, World, settings};
 use crate::device::Claim;
+use crate::fleet::world::{Fate, Restart, World, settings};
 use crate::fleet::{DeviceInput, DeviceWatch, FleetInput, Settings};
 use crate::node::NodeView;
 use crate::policy::Policy;

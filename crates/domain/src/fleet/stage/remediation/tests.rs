@@ -1,5 +1,7 @@
 use std::sync::Arc;
 
+use jiff::SignedDuration;
+
 use super::*;
 use crate::drain::DrainConfig;
 use crate::fleet::world::{Fate, Looked, Restart, World, event, settings};

@@ -1,0 +1,606 @@
+//! The repair of nodes: makes custom resources and watches them.
+//!
+//! What is done next follows from the node's session ([`decide`]). The node says first which attempt is
+//! made; then its custom resource is made, under a name that the session fixes, and watched until it has
+//! ended. So who starts anew goes on where the node says it is, and makes none twice.
+
+use std::collections::BTreeSet;
+use std::ops::ControlFlow;
+
+use jiff::Timestamp;
+use serde_json::{Value, json};
+
+use super::{Asks, Look, Stage};
+use crate::assess::{CountedEvent, Desired};
+use crate::fleet::validation::waits_for_quiet;
+use crate::fleet::{
+    Effect, MadeAnswer, Mode, PlannedResource, RemediationNews, ResourceNews, Settings,
+};
+use crate::handover::{HANDED_OVER, is_handed_over};
+use crate::journal::EntryKind;
+use crate::node::NodeView;
+use crate::ownership::Ownership;
+use crate::policy::Routed;
+use crate::remedy::validation::{DIAGNOSTICS_GROUP, VALIDATION_GROUP};
+use crate::remedy::{
+    Attempt, Case, Decision, Hold, OpenFault, Outcome, RemediationMark, ResourceKind,
+    ResourceState, Seen, decide,
+};
+use crate::session::{Failure, Note, retry_after};
+use crate::veto::Veto;
+use contract::{RecommendedAction, keys};
+
+/// The state of the repair of a node.
+#[derive(Debug, Default)]
+pub(in crate::fleet) struct RemediationState {
+    /// The attempt that the rest is about.
+    key: String,
+    /// The kind and name of its custom resource.
+    resource: Option<(ResourceKind, String)>,
+    /// The custom resource, as it was last seen.
+    seen: Seen,
+    /// True while it is to be followed.
+    wanted: bool,
+    /// True once somebody has told of it who follows it: the answer by which it was made may be old.
+    told: bool,
+    /// The resource of which somebody tells.
+    followed: Option<(ResourceKind, String)>,
+    /// The reason why it cannot be seen.
+    failing: Option<String>,
+    making: bool,
+    /// True while it is looked for, for nobody knows whether a process before this one made it.
+    sought: bool,
+    /// Why it was refused for good; that holds where it is looked for and is not there.
+    refused: Option<String>,
+    /// Number of attempts in a row to make it that did not succeed.
+    failures: u32,
+    not_before: Option<Timestamp>,
+    /// Why it could not be made.
+    trouble: Option<String>,
+    /// The attempt that was withdrawn last.
+    withdrawn: Option<Attempt>,
+    /// What the node said when it was last looked at; `None`: it was not, by this process.
+    noted: Option<RemediationMark>,
+    /// Actions that were counted as not supported.
+    unsupported: BTreeSet<String>,
+    /// Routes of the policy of which the story says that nothing is repaired for them.
+    skipped: BTreeSet<String>,
+    /// True once the node as a whole is to be repaired, and not only its GPUs that were drained.
+    whole: bool,
+    /// What is awaited, for people.
+    awaits: Option<String>,
+    wake: Option<Timestamp>,
+}
+
+// === impl RemediationState ===
+
+impl RemediationState {
+    /// Returns what the repair waits for, for people; `None` where none is asked for.
+    pub(in crate::fleet) fn awaits(&self) -> Option<&str> {
+        self.awaits.as_deref()
+    }
+
+    /// Returns whether anybody has begun an attempt; `None` where nobody has told yet.
+    pub(in crate::fleet) fn has_begun(&self, attempt: &Attempt) -> Option<bool> {
+        let seen = Some(&self.seen).filter(|_| self.key == attempt.key());
+        match seen.unwrap_or(&Seen::Unknown) {
+            Seen::There(state) => Some(state.begun).filter(|begun| *begun || self.told),
+            Seen::Unknown if attempt.made.is_some() || self.sought => None,
+            Seen::Unknown | Seen::Absent | Seen::Gone | Seen::Refused(_) => Some(false),
+        }
+    }
+
+    /// Returns whether nobody knows if the custom resource of an attempt was made: the answer to that was lost, or
+    /// is still to come.
+    pub(in crate::fleet) fn may_be_made(&self, attempt: &Attempt) -> bool {
+        let asked = self.making || self.failures > 0;
+        let unseen = self.key == attempt.key() && matches!(self.seen, Seen::Unknown);
+        asked && unseen && attempt.made.is_none()
+    }
+
+    /// Returns whether the node is repaired as a whole where its faults ask for the reset of GPUs: then all of
+    /// its pods are to leave.
+    pub(in crate::fleet) fn repairs_whole_node(&self, settings: &Settings) -> bool {
+        let reset = RecommendedAction::ComponentReset.as_str_name();
+        let config = settings.remedy.as_deref();
+        let reset = config.and_then(|config| config.actions.get(reset));
+        reset.is_some_and(|action| action.entity_scope.is_none()) || self.whole
+    }
+
+    /// Marks that nothing need be known, unless what follows wants it.
+    pub(in crate::fleet) fn forget_wish(&mut self) {
+        (self.wanted, self.awaits, self.wake) = (false, None, None);
+    }
+
+    /// Returns the custom resource that is to be watched.
+    pub(in crate::fleet) fn wanted_resource(&self) -> Option<(ResourceKind, String)> {
+        self.resource.clone().filter(|_| self.wanted)
+    }
+
+    /// Sets which custom resource of the node is watched. Returns whether that is another than before.
+    pub(in crate::fleet) fn follow(&mut self, resource: Option<&(ResourceKind, String)>) -> bool {
+        if self.followed.as_ref() == resource {
+            return false;
+        }
+        self.followed = resource.cloned();
+        (self.failing, self.told) = (None, false);
+        true
+    }
+
+    /// Takes news of a custom resource. Returns whether it is the one of the attempt under way.
+    pub(in crate::fleet) fn take(&mut self, resource: &str, news: ResourceNews) -> bool {
+        let followed = self.followed.clone().filter(|one| one.1 == resource);
+        let Some((kind, _)) = followed.filter(|one| self.resource.as_ref() == Some(one)) else {
+            return false; // Of an earlier one.
+        };
+        match news {
+            ResourceNews::There(object) => {
+                let read = ResourceState::read(&object, &kind);
+                // Another that was made in its place is not ours: ours is gone, if it was there.
+                let ours = read.attempt.as_ref() == Some(&self.key);
+                self.seen = if ours || self.sought {
+                    Seen::There(Box::new(read))
+                } else {
+                    Seen::Gone
+                };
+                (self.failing, self.refused) = (None, None);
+            }
+            ResourceNews::Absent => {
+                self.seen = match self.refused.take() {
+                    Some(why) => Seen::Refused(why),
+                    None if self.sought => Seen::Absent,
+                    None => Seen::Gone,
+                };
+                self.failing = None;
+            }
+            ResourceNews::Failing(why) => self.failing = Some(why),
+        }
+        self.told = self.failing.is_none();
+        true
+    }
+
+    /// Takes the answer to a custom resource that was to be made. Returns whether it is the one of the
+    /// attempt under way.
+    pub(in crate::fleet) fn made(
+        &mut self,
+        node: &str,
+        key: &str,
+        answer: MadeAnswer,
+        asks: &mut Asks<'_>,
+    ) -> bool {
+        if self.key != key {
+            return false;
+        }
+        self.making = false;
+        match answer {
+            MadeAnswer::There(object) => {
+                if let Some((kind, _)) = &self.resource {
+                    self.seen = Seen::There(Box::new(ResourceState::read(&object, kind)));
+                }
+                (self.failures, self.trouble) = (0, None);
+                // It was withdrawn while it was made.
+                let late = self.withdrawn.clone().filter(|one| one.key() == key);
+                if let Some(attempt) = late {
+                    asks.effect(withdrawal(node, attempt));
+                }
+            }
+            // An earlier try, also of a process before this one, may have made it, and its answer is lost.
+            MadeAnswer::Refused(why) => (self.refused, self.sought) = (Some(why), true),
+            MadeAnswer::Failed {
+                why,
+                retry_after: wish,
+            } => {
+                self.failures = self.failures.saturating_add(1);
+                let failure = Failure::Error { retry_after: wish };
+                self.not_before = Some(asks.now() + retry_after(self.failures, failure));
+                let before = self.trouble.replace(why.clone());
+                if before.as_ref() != Some(&why) {
+                    let text = format!("the repair is not begun: {why}; it is tried again");
+                    asks.note(Note::new(EntryKind::Answer, text), None);
+                }
+            }
+        }
+        true
+    }
+
+    /// Takes in which attempt is under way.
+    fn turn_to(&mut self, attempt: &Attempt) {
+        let key = attempt.key();
+        if self.key == key {
+            return;
+        }
+        self.key = key;
+        self.resource = Some((attempt.resource.clone(), attempt.name.clone()));
+        (self.seen, self.failing, self.trouble) = (Seen::Unknown, None, None);
+        (self.making, self.sought, self.refused) = (false, false, None);
+        (self.failures, self.not_before) = (0, None);
+    }
+
+    fn is_there(&self) -> bool {
+        matches!(self.seen, Seen::There(_))
+    }
+
+    /// Returns what is decided about the repair of a node that is out of service; `None` where nothing is.
+    fn decide(&mut self, look: &Look<'_>, own: &Ownership, desired: &Desired) -> Option<Decision> {
+        // A session of NVSentinel has no place to say how far its repair is.
+        let applies =
+            own.takes_node_out() && own.replaced_labels.is_some() && desired.takes_node_out();
+        let settings = &look.common.settings;
+        let mark = own.mark.remediation.as_ref();
+        let observed = look.observed.filter(|_| applies)?;
+        if settings.remedy.is_none() && mark.is_none() {
+            return None;
+        }
+        let hold = (look.veto.map(vetoed))
+            .or_else(|| hold(&observed.view, own, desired))
+            .or_else(|| {
+                let why = "a while without a new fault";
+                let quiet_until = waits_for_quiet(look.common, look.name);
+                quiet_until.map(|until| Hold::Until(until, why.to_owned()))
+            });
+        let earlier = mark.map_or(&look.session.repairs, |mark| &mark.earlier);
+        if let Some(open) = mark.and_then(RemediationMark::under_way) {
+            self.turn_to(open);
+        }
+        // A dry run has made nothing that could be looked for.
+        if settings.mode == Mode::DryRun && self.seen == Seen::Unknown {
+            self.seen = Seen::Absent;
+        }
+        let routes = desired.events.iter().map(CountedEvent::unrepaired_by);
+        let routes: Vec<Option<String>> = routes.map(|one| one.map(Routed::title)).collect();
+        let events: Vec<OpenFault<'_>> = (desired.events.iter().zip(&routes))
+            .map(|(one, route)| OpenFault {
+                event: &one.event,
+                first_seen: one.first_seen,
+                unrepaired_by: route.as_deref(),
+            })
+            .collect();
+        Some(decide(&Case {
+            events: &events,
+            mark,
+            seen: &self.seen,
+            making: self.making,
+            sought: self.sought,
+            config: settings.remedy.as_deref(),
+            hold: hold.as_ref(),
+            partial: !own.mark.drain_gpus.is_empty(),
+            earlier,
+            now: look.common.now,
+        }))
+    }
+
+    /// Takes in what was decided, and says what is new about it.
+    fn take_decision(
+        &mut self,
+        own: &Ownership,
+        decision: &Decision,
+        quiet_until: Option<Timestamp>,
+        asks: &mut Asks<'_>,
+    ) {
+        if decision.whole && !self.whole {
+            self.whole = true;
+            asks.look_again();
+        }
+        // While its pods leave, the drain says what is awaited.
+        let drains = own.mark.drain.is_some_and(|mark| mark.done.is_none());
+        let trouble = self.failing.as_ref().or(self.trouble.as_ref());
+        let trouble = trouble.map_or_else(String::new, |why| format!(" ({why})"));
+        let awaits = decision.stand.awaits().filter(|_| !drains);
+        self.awaits = awaits.map(|awaits| format!("{awaits}{trouble}"));
+        self.sought = decision.sought;
+        let wakes = [decision.stand.wake(), quiet_until];
+        self.wake = wakes.into_iter().flatten().min();
+        for action in decision.unsupported.difference(&self.unsupported) {
+            asks.effect(Effect::Remediation(RemediationNews::Unsupported {
+                node: asks.node().to_owned(),
+                action: action.clone(),
+            }));
+        }
+        for route in decision.skipped.difference(&self.skipped) {
+            let text = format!("no repair: skipped by {route}");
+            asks.note(Note::new(EntryKind::Session, text), None);
+        }
+        self.unsupported.clone_from(&decision.unsupported);
+        self.skipped.clone_from(&decision.skipped);
+    }
+
+    /// Returns whether something is gone from the node, and what tells whether a machine did it is to be heard
+    /// first: whether the repair that is under way was begun.
+    fn awaits_begin(&mut self, look: &Look<'_>) -> bool {
+        let Some((observed, own)) = look.ours().filter(|_| look.common.acts()) else {
+            return false;
+        };
+        let mark = own.mark.remediation.as_ref();
+        let mark = mark.filter(|_| own.undone_by_hand(&observed.view).is_some());
+        let Some(open) = mark.and_then(RemediationMark::under_way) else {
+            return false;
+        };
+        let awaits = open.repairs() && self.has_begun(open).is_none() && self.failing.is_none();
+        self.wanted |= awaits;
+        awaits
+    }
+
+    /// Makes the custom resource of an attempt, where it is time; in a dry run goes on as if it had
+    /// been made and had succeeded.
+    fn make(
+        &mut self,
+        look: &Look<'_>,
+        view: &NodeView,
+        desired: &Desired,
+        open: &Attempt,
+        asks: &mut Asks<'_>,
+    ) {
+        let settings = &look.common.settings;
+        if self.making || self.not_before.is_some_and(|at| look.common.now < at) {
+            return; // Looked at again when an answer is there, or then.
+        }
+        let mut events = desired.events.iter().map(|one| &one.event);
+        let event = events.find(|event| event.id == open.event);
+        let event = event.or(desired.events.first().map(|one| &one.event));
+        let config = settings.remedy.as_deref();
+        let action = config.and_then(|config| config.actions.get(&open.action));
+        let (Some(event), Some(action)) = (event, action) else {
+            return self.refuse(format!("there is no action {}", open.action), asks);
+        };
+        let mut object = match action.render(event, &open.id, &open.entity) {
+            Ok(object) => object,
+            Err(why) => return self.refuse(why, asks),
+        };
+        complete(&mut object, open, view);
+        if settings.mode == Mode::DryRun {
+            let note = Note {
+                kind: EntryKind::DryRun,
+                text: format!("dry run: {} is made ({})", open.title(), open.action),
+                detail: object,
+            };
+            asks.note(note, None);
+            self.seen = Seen::There(Box::new(ResourceState {
+                uid: String::new(),
+                attempt: Some(open.key()),
+                begun: true,
+                end: Some((Outcome::Succeeded, "a dry run does nothing".to_owned())),
+            }));
+            return asks.look_again();
+        }
+        if !settings.cluster {
+            return;
+        }
+        (self.making, self.not_before) = (true, None);
+        // That it was not there says nothing from here on.
+        self.seen = Seen::Unknown;
+        asks.effect(Effect::Make(Box::new(PlannedResource {
+            node: look.name.to_owned(),
+            session: asks.session(),
+            key: open.key(),
+            action: open.action.clone(),
+            kind: open.resource.clone(),
+            name: open.name.clone(),
+            object,
+        })));
+    }
+
+    /// Takes in that the custom resource cannot be made at all.
+    fn refuse(&mut self, why: String, asks: &mut Asks<'_>) {
+        self.seen = Seen::Refused(why);
+        asks.look_again();
+    }
+
+    /// Deletes the custom resource of an attempt that is not wanted any more, once.
+    fn withdraw(&mut self, look: &Look<'_>, open: &Attempt, asks: &mut Asks<'_>) {
+        let known = self.withdrawn.as_ref().map(Attempt::key);
+        if known == Some(open.key()) || !look.common.acts() {
+            return;
+        }
+        self.withdrawn = Some(open.clone());
+        asks.effect(withdrawal(look.name, open.clone()));
+    }
+
+    /// Adds to the story of the node what has become of its repair since it was last looked at.
+    fn note_repair(&mut self, look: &Look<'_>, own: &Ownership, asks: &mut Asks<'_>) {
+        let mark = own.mark.remediation.clone().unwrap_or_default();
+        let before = self.noted.replace(mark.clone());
+        if before.as_ref() == Some(&mark) {
+            return;
+        }
+        // After a restart the marks on the node are old news.
+        let Some(before) = before else {
+            return;
+        };
+        for (index, one) in mark.attempts.iter().enumerate() {
+            let known = before.attempts.get(index);
+            let known = known.filter(|known| known.key() == one.key());
+            if known.is_none() {
+                let what = match one.group.as_str() {
+                    VALIDATION_GROUP => "validation".to_owned(),
+                    DIAGNOSTICS_GROUP => "diagnostics".to_owned(),
+                    _ => {
+                        let so_far = mark.attempts.iter().take(index + 1);
+                        let number = so_far.filter(|one| one.repairs()).count();
+                        format!("repair {number}")
+                    }
+                };
+                let text = format!("{what}: {} ({})", one.title(), one.action);
+                asks.note(of_attempt(one, text), None);
+            }
+            let Some(end) = &one.end else {
+                continue;
+            };
+            if known.is_none_or(|known| known.end.is_none()) {
+                asks.note(of_attempt(one, one.ending()), None);
+                asks.effect(Effect::Remediation(RemediationNews::Ended {
+                    node: look.name.to_owned(),
+                    action: one.action.clone(),
+                    outcome: end.outcome,
+                }));
+            }
+        }
+        let begun = [keys::STATE_REMEDIATING, keys::STATE_REMEDIATION_FAILED];
+        let was = before.state();
+        if mark.state().is_none() && was.is_some_and(|was| begun.contains(&was)) {
+            let text = match &self.awaits {
+                Some(awaits) => format!("no repair goes on now; awaited is {awaits}"),
+                None if look.common.settings.remedy.is_none() => {
+                    "no repair goes on: repairs are switched off".to_owned()
+                }
+                None => "no repair goes on: the faults that are open ask for none now".to_owned(),
+            };
+            asks.note(Note::new(EntryKind::Session, text), None);
+        }
+        let asked = before.person.map(|one| one.why);
+        if let Some(person) = mark.person.filter(|one| asked.as_ref() != Some(&one.why)) {
+            asks.call_attention(format!(
+                "the repair does not get on: {}; repair the node by hand, and release it",
+                person.why
+            ));
+        }
+    }
+}
+
+impl Stage for RemediationState {
+    fn begin(&mut self) {
+        self.forget_wish();
+    }
+
+    /// Decides what the session is to say of the repair.
+    fn plan(
+        &mut self,
+        look: &Look<'_>,
+        desired: &mut Desired,
+        asks: &mut Asks<'_>,
+    ) -> ControlFlow<()> {
+        let Some((_, own)) = look.ours() else {
+            return ControlFlow::Continue(());
+        };
+        let Some(decision) = self.decide(look, own, desired) else {
+            return ControlFlow::Continue(());
+        };
+        let quiet_until = waits_for_quiet(look.common, look.name);
+        self.take_decision(own, &decision, quiet_until, asks);
+        desired.remediation = decision.mark;
+        if desired.remediation.is_some() && self.awaits_begin(look) {
+            return ControlFlow::Break(()); // Looked at again when it is told.
+        }
+        ControlFlow::Continue(())
+    }
+
+    /// Makes the custom resource that is to be made now, and tells what has become of those before.
+    fn act(&mut self, look: &Look<'_>, desired: &Desired, asks: &mut Asks<'_>) {
+        let Some((observed, own)) = look.ours() else {
+            if look.observed.is_some() {
+                (self.noted, self.awaits, self.whole) = (None, None, false);
+                self.unsupported.clear();
+                self.skipped.clear();
+            }
+            return;
+        };
+        self.note_repair(look, own, asks);
+        let mark = own.mark.remediation.as_ref();
+        let Some(open) = mark.and_then(RemediationMark::under_way) else {
+            return;
+        };
+        let same = |one: &&Attempt| one.key() == open.key();
+        let wanted = desired.remediation.as_ref();
+        let wanted = wanted.filter(|_| look.session.phase.is_out());
+        let Some(stays) = wanted.and_then(|mark| mark.attempts.iter().find(same)) else {
+            return self.withdraw(look, open, asks);
+        };
+        self.turn_to(open);
+        // That it is not there says nothing while it is being made.
+        self.wanted = open.made.is_some() || self.is_there() || self.sought;
+        if stays.end.is_none() && stays.made.is_none() && !self.is_there() && !self.sought {
+            self.make(look, &observed.view, desired, open, asks);
+        }
+    }
+
+    fn wake_at(&self, now: Timestamp) -> Option<Timestamp> {
+        let times = [self.wake, self.not_before.filter(|_| !self.making)];
+        times.into_iter().flatten().filter(|at| *at > now).min()
+    }
+
+    fn awaits_answer(&self) -> bool {
+        false // It is asked again by whoever comes next: the node says what is made.
+    }
+
+    fn clock_moved_back(&mut self, _now: Timestamp) {
+        self.not_before = None;
+    }
+
+    fn answers_lost(&mut self) {
+        self.making = false;
+    }
+}
+
+/// Returns the note that says `text` of an attempt.
+fn of_attempt(attempt: &Attempt, text: String) -> Note {
+    Note {
+        kind: EntryKind::Session,
+        text,
+        detail: json!({"attempt": attempt}),
+    }
+}
+
+/// Returns the effect that deletes the custom resource of an attempt unless something has begun.
+fn withdrawal(node: &str, attempt: Attempt) -> Effect {
+    Effect::Withdraw {
+        node: node.to_owned(),
+        attempt: Box::new(attempt),
+        begun: false,
+    }
+}
+
+/// Said where nothing begins, for something has undone what the session did.
+pub(in crate::fleet) const NOT_OUT: &str = "its cordon and taints, which are not all there";
+
+/// Returns what a veto is for a repair.
+fn vetoed(veto: &Veto) -> Hold {
+    let why = format!("the end of {veto}");
+    match veto.ends_at() {
+        Some(until) => Hold::Until(until, why),
+        None => Hold::Others(why),
+    }
+}
+
+/// Returns why no repair begins now.
+fn hold(view: &NodeView, own: &Ownership, desired: &Desired) -> Option<Hold> {
+    let drained = own.mark.drain.is_some_and(|mark| mark.done.is_some());
+    // Where all events ask that pods stay, they do.
+    if !drained && desired.drains().is_some() {
+        return Some(Hold::Drain);
+    }
+    if own.lacks_a_deed(view) {
+        return Some(Hold::Others(NOT_OUT.to_owned()));
+    }
+    is_handed_over(&view.labels).then(|| Hold::Others(HANDED_OVER.to_owned()))
+}
+
+/// Adds to the object of an attempt what it says for whom it was made. It goes with the node.
+pub(in crate::fleet) fn complete(object: &mut Value, open: &Attempt, node: &NodeView) {
+    let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) else {
+        return; // Not reached: it has a name.
+    };
+    metadata.insert("name".to_owned(), json!(open.name));
+    if let Some(namespace) = &open.resource.namespace {
+        metadata.insert("namespace".to_owned(), json!(namespace));
+    }
+    let annotations = metadata.entry("annotations").or_insert(Value::Null);
+    if annotations.is_null() {
+        *annotations = json!({});
+    }
+    if let Some(annotations) = annotations.as_object_mut() {
+        annotations.insert(keys::ATTEMPT.to_owned(), json!(open.key()));
+    }
+    metadata.insert(
+        "ownerReferences".to_owned(),
+        json!([{
+            "apiVersion": "v1",
+            "kind": "Node",
+            "name": node.name,
+            "uid": node.uid,
+            "controller": false,
+            "blockOwnerDeletion": false,
+        }]),
+    );
+}
+
+#[cfg(test)]
+mod tests;
