@@ -55,21 +55,21 @@ const SIMULATED: [Guard; 10] = [
     },
     Guard {
         what: "a node says that it is being drained before pods leave it",
-        file: "fleet/drain.rs",
-        text: "if mark.is_none() {\n            return self",
-        without: "if false {\n            return self",
+        file: "fleet/stage/drain.rs",
+        text: "if mark.is_none() {\n            return pods",
+        without: "if false {\n            return pods",
     },
     Guard {
         what: "no pod is asked to leave against a veto",
-        file: "fleet/drain.rs",
-        text: "if self.veto(name).is_some() {\n            return;",
+        file: "fleet/stage/drain.rs",
+        text: "if look.veto.is_some() {\n            return;",
         without: "if false {\n            return;",
     },
     Guard {
         what: "nothing is drained whose pods are not known",
-        file: "fleet/drain.rs",
-        text: "state.filter(|state| state.sees_pods())",
-        without: "state.filter(|_| true)",
+        file: "fleet/stage/drain.rs",
+        text: "self.pods.as_ref().filter(|pods| pods.sees_pods())",
+        without: "self.pods.as_ref().filter(|_| true)",
     },
     Guard {
         what: "only DeleteAfterTimeout deletes pods without time to end",
@@ -96,11 +96,11 @@ const HELD: [Held; 5] = [
     Held {
         guard: Guard {
             what: "a node is drained once the custom resource of its drain says so",
-            file: "fleet/drain/custom.rs",
-            text: "&& state.seen == Seen::There(true)",
-            without: "&& matches!(state.seen, Seen::There(_))",
+            file: "fleet/stage/drain/custom.rs",
+            text: "&& self.seen == Seen::There(true)",
+            without: "&& matches!(self.seen, Seen::There(_))",
         },
-        test: "fleet::drain::tests::custom::one_that_does_not_end_asks_a_person_and_is_not_called_drained",
+        test: "fleet::stage::drain::tests::custom::one_that_does_not_end_asks_a_person_and_is_not_called_drained",
     },
     Held {
         guard: Guard {

@@ -28,7 +28,6 @@ use crate::policy::Policy;
 use crate::position::Position;
 use crate::remedy::RemedyConfig;
 use crate::session::{Note, Observed, Session, dismissal};
-use crate::status::eviction::Eviction;
 use crate::wakes::CLOCK_SLACK;
 
 mod agenda;
@@ -38,7 +37,6 @@ mod claim;
 mod common;
 mod departed;
 mod devices;
-mod drain;
 mod entry;
 mod io;
 mod judged;
@@ -55,15 +53,15 @@ mod veto;
 pub use brake::Switched;
 pub use claim::Owns;
 pub use devices::{DeviceInput, DeviceWatch, PlannedRule};
-pub use drain::custom::DRAIN_ACTION;
-pub use drain::{PlannedCheckpoint, PlannedRemoval, PodNews, RemovalAnswer};
 pub use io::{
-    Effect, FleetInput, InStore, Level, MadeAnswer, PatchAnswer, Planned, PlannedResource, Purpose,
-    RemediationNews, ResourceNews, RuleSetOutcome,
+    Effect, FleetInput, InStore, Level, MadeAnswer, PatchAnswer, Planned, PlannedCheckpoint,
+    PlannedRemoval, PlannedResource, PodNews, Purpose, RemediationNews, RemovalAnswer,
+    ResourceNews, RuleSetOutcome,
 };
 pub use kept::{Kept, Unsaved};
 pub use seen::LIST_TAKES;
 pub use situation::Situation;
+pub use stage::drain::custom::DRAIN_ACTION;
 
 use agenda::Agenda;
 use brake::BrakeState;
@@ -334,10 +332,6 @@ impl Fleet {
             for stage in entry.stages.all_mut() {
                 stage.clock_moved_back(now);
             }
-            if let Some(drain) = &mut entry.drain {
-                drain.clock_put_back(now);
-            }
-            entry.custom.clock_put_back();
             entry.patch.in_doubt = entry.patch.in_doubt.map(|_| now + DOUBT);
             entry.patch.answered_at = entry.patch.answered_at.map(|at| at.min(now));
             doubt = doubt.or(entry.patch.in_doubt);
@@ -374,15 +368,16 @@ impl Fleet {
     }
 
     /// Has written what became of the events of a node.
-    fn look_at_reports(&mut self, observed: &Observed, desired: &Desired, drain: Option<Eviction>) {
+    fn look_at_reports(&mut self, observed: &Observed, desired: &Desired) {
         // Only a gpuwarden that acts makes quarantines.
         if !self.keeps_statuses() {
             return;
         }
         let (name, now) = (&observed.view.name, self.common.now);
         let before = self.reports(name);
-        let reports = &mut self.entry(name).reports;
-        let statuses = reports.look(observed, desired, drain, now);
+        let entry = self.entry(name);
+        let drain = entry.stages.drain.eviction().cloned();
+        let statuses = entry.reports.look(observed, desired, drain, now);
         self.agenda
             .effects
             .extend(statuses.into_iter().map(Effect::Status));
@@ -414,7 +409,6 @@ impl Fleet {
         let entry = self.nodes.get(name);
         let session = entry.and_then(|entry| entry.session.wake_at(now));
         let stages = entry.and_then(|entry| entry.stages.wake_at(now));
-        let drain = entry.and_then(|entry| entry.drain.as_ref()?.wake_at());
         let veto = entry.and_then(|entry| entry.veto.as_ref()?.ends_at());
         // Then it is no longer shown.
         let notices = self
@@ -427,7 +421,6 @@ impl Fleet {
         let at = session
             .into_iter()
             .chain(stages)
-            .chain(drain)
             .chain(veto)
             .chain(notices)
             .filter(|at| *at > now)

@@ -2,8 +2,9 @@
 //! append. Those about whose session a node carries are in `claim.rs`.
 
 use super::entry::Awaits;
-use super::stage::Asks;
-use super::{Effect, Fleet, Level, MadeAnswer, Mode, PatchAnswer, ResourceNews};
+use super::{
+    Effect, Fleet, Level, MadeAnswer, Mode, PatchAnswer, PodNews, RemovalAnswer, ResourceNews,
+};
 use crate::brake::DOUBT;
 use crate::journal::EntryKind;
 use crate::position::Position;
@@ -68,45 +69,62 @@ impl Fleet {
         self.note(name, session.as_deref(), note, Some(Level::Warn));
     }
 
+    /// Takes news of the pods of a node.
+    pub(super) fn take_pods(&mut self, node: &str, news: PodNews) {
+        let now = self.common.now;
+        let looks = self.in_stages(node, |stages, _, _| stages.drain.take_pods(news, now));
+        if looks == Some(true) {
+            self.look_again_at(node);
+        }
+    }
+
+    /// Takes the answer to the removal of a pod.
+    pub(super) fn removal_answered(&mut self, node: &str, uid: &str, answer: RemovalAnswer) {
+        let looks = self.in_stages(node, |stages, _, asks| {
+            stages.drain.removal_answered(uid, answer, asks)
+        });
+        if looks == Some(true) {
+            self.look_again_at(node);
+        }
+    }
+
     /// Takes news of the custom resource of a node's drain or repair.
     pub(super) fn take_resource(&mut self, node: &str, resource: &str, news: ResourceNews) {
-        if self.take_custom(node, resource, &news) {
-            return;
-        }
-        let entry = self.nodes.get_mut(node);
-        if entry.is_some_and(|entry| entry.stages.remediation.take(resource, news)) {
+        let looks = self.in_stages(node, |stages, look, asks| {
+            let of_drain = stages.drain.custom.take(look, resource, &news, asks);
+            of_drain || stages.remediation.take(resource, news)
+        });
+        if looks == Some(true) {
             self.look_again_at(node);
         }
     }
 
     /// Takes the answer to a custom resource that was to be made.
     pub(super) fn resource_made(&mut self, node: &str, key: &str, answer: MadeAnswer) {
-        if self.custom_made(node, key, &answer) {
-            return;
-        }
-        let Some(entry) = self.nodes.get_mut(node) else {
-            return;
-        };
-        let mut asks = Asks::new(&mut self.agenda, node, &entry.session, self.common.now);
-        if entry.stages.remediation.made(node, key, answer, &mut asks) {
+        let looks = self.in_stages(node, |stages, look, asks| {
+            let of_drain = stages.drain.custom.made(look, key, &answer, asks);
+            of_drain || stages.remediation.made(node, key, answer, asks)
+        });
+        if looks == Some(true) {
             self.set_wake(node);
             self.look_again_at(node);
         }
     }
 
-    /// Starts or stops watching the custom resource of a node, to match what the last look asked for.
-    pub(super) fn follow_resource(&mut self, name: &str) {
-        let Some(entry) = self.nodes.get_mut(name) else {
-            return;
-        };
-        let of_drain = entry.custom.follows();
-        let remediation = &mut entry.stages.remediation;
-        let resource = of_drain.or_else(|| remediation.wanted_resource());
-        if !remediation.follow(resource.as_ref()) || self.common.settings.mode == Mode::DryRun {
-            return;
-        }
-        let node = name.to_owned();
-        self.agenda.effects.push(Effect::Follow { node, resource });
+    /// Starts or stops watching what the stages of a node watch, to match what the last look asked for.
+    pub(super) fn settle(&mut self, name: &str) {
+        let dry_run = self.common.settings.mode == Mode::DryRun;
+        self.in_stages(name, |stages, _, asks| {
+            for stage in stages.all_mut() {
+                stage.settle(asks);
+            }
+            let of_drain = stages.drain.custom.follows();
+            let resource = of_drain.or_else(|| stages.remediation.wanted_resource());
+            if stages.remediation.follow(resource.as_ref()) && !dry_run {
+                let node = name.to_owned();
+                asks.effect(Effect::Follow { node, resource });
+            }
+        });
     }
 
     /// Takes in that something was asked that nobody will answer, and not of which node.
@@ -120,10 +138,6 @@ impl Fleet {
             for stage in entry.stages.all_mut() {
                 stage.answers_lost();
             }
-            if let Some(drain) = &mut entry.drain {
-                drain.answers_lost();
-            }
-            entry.custom.answers_lost();
             if !matches!(entry.claim.awaits, Some(Awaits::Feed(_))) {
                 entry.claim.awaits = None;
             }

@@ -7,8 +7,6 @@ use contract::keys;
 use jiff::Timestamp;
 
 use super::InStore;
-use super::drain::DrainState;
-use super::drain::custom::CustomState;
 use super::judged::{Judged, Told};
 use super::stage::Stages;
 use crate::assess::FaultRuling;
@@ -18,7 +16,6 @@ use crate::ownership::Ownership;
 use crate::position::Position;
 use crate::session::{Observed, Session};
 use crate::status::Reports;
-use crate::status::eviction::Eviction;
 use crate::veto::Veto;
 
 /// The state of one node.
@@ -36,10 +33,6 @@ pub(super) struct NodeEntry {
     pub(super) session: Session,
     /// The stages of its way out of service and back.
     pub(super) stages: Stages,
-    /// The drain of its pods, while they are to be known, or an answer about one is to come.
-    pub(super) drain: Option<Box<DrainState>>,
-    /// The custom resource that drains it, where one does.
-    pub(super) custom: CustomState,
     /// The veto of a person that holds for it.
     pub(super) veto: Option<Veto>,
     /// Its events that wait for the status of their record.
@@ -103,8 +96,6 @@ pub(super) struct Noted {
     pub(super) rulings: Vec<FaultRuling>,
     /// The policy that it names and that does not exist.
     pub(super) unknown_policy: Option<String>,
-    /// How far its drain was at the last look, for the records of its events.
-    pub(super) eviction: Option<Box<Eviction>>,
     /// What was said of a veto.
     pub(super) veto: Option<String>,
     /// True once it is noted that the cluster does not have the node.

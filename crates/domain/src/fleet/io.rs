@@ -8,10 +8,9 @@ use contract::HealthEvent;
 use jiff::{SignedDuration, Timestamp};
 use serde_json::Value;
 
-use super::{
-    DeviceInput, PlannedCheckpoint, PlannedRemoval, PlannedRule, PodNews, RemovalAnswer, Switched,
-};
+use super::{DeviceInput, PlannedRule, Switched};
 use crate::device::Rule;
+use crate::drain::{DrainMode, PodView};
 use crate::event::Record;
 use crate::fault::Rereading;
 use crate::journal::Entry;
@@ -342,6 +341,82 @@ pub enum RemediationNews {
         /// The action.
         action: String,
     },
+}
+
+/// News of the pods of a node.
+#[derive(Clone, Debug)]
+pub enum PodNews {
+    /// A list of them begins.
+    ListBegun,
+    /// A pod as it is.
+    Seen(Box<PodView>),
+    /// The pod of this name (`NAMESPACE/NAME`) is gone, or not on the node any more.
+    Gone(String),
+    /// The list is complete: what was not part of it is not there.
+    Listed,
+    /// They cannot be watched, for this reason; it is tried again.
+    Failing(String),
+    /// They are watched again. What was missed follows.
+    Recovered,
+}
+
+/// A pod to be removed from its node.
+#[derive(Clone, Debug)]
+pub struct PlannedRemoval {
+    /// The node.
+    pub node: String,
+    /// The session that it belongs to.
+    pub session: Option<String>,
+    /// Namespace of the pod.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Its uid.
+    pub uid: String,
+    /// The mode in which it leaves.
+    pub mode: DrainMode,
+    /// The time that it has to end; `None`: it is deleted whatever protects it, without any.
+    pub evict: Option<SignedDuration>,
+}
+
+/// The answer of the API server to the removal of a pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RemovalAnswer {
+    /// It is ending.
+    Taken,
+    /// It is gone, or another has its name.
+    Gone,
+    /// A disruption budget holds it, for this reason.
+    Held {
+        /// The words of the API server.
+        why: String,
+        /// The time after which the server wishes to be asked again.
+        retry_after: Option<SignedDuration>,
+    },
+    /// It was not done, for this reason.
+    Failed {
+        /// The reason.
+        why: String,
+        /// The time after which the server wishes to be asked again.
+        retry_after: Option<SignedDuration>,
+    },
+}
+
+/// A pod to be told that it may write a checkpoint.
+#[derive(Clone, Debug)]
+pub struct PlannedCheckpoint {
+    /// The node.
+    pub node: String,
+    /// The session that it belongs to.
+    pub session: Option<String>,
+    /// Namespace of the pod.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Its uid.
+    pub uid: String,
+    /// The time of the request, which the pod repeats when it is done.
+    pub at: Timestamp,
 }
 
 /// The gravity of a line for people.

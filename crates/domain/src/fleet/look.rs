@@ -8,7 +8,7 @@ use serde_json::json;
 use super::claim::Claim;
 use super::entry::NodeEntry;
 use super::show::unknown_policy;
-use super::stage::{Asks, Look, Stage};
+use super::stage::{Asks, Look, Stages};
 use super::{Effect, Fleet, Level, Mode, Owns, Planned, RuleSetOutcome};
 use crate::assess::{Desired, FaultRuling};
 use crate::brake::Hold;
@@ -47,8 +47,7 @@ impl Fleet {
             self.forget_notices(&name);
             if self.common.settings.mode.decides() {
                 self.look_at(&name, &policy);
-                self.follow_pods(&name);
-                self.follow_resource(&name);
+                self.settle(&name);
                 looked_at.push(name.clone());
             }
             let entry = self.nodes.get(&name);
@@ -94,7 +93,7 @@ impl Fleet {
             return; // Looked at again when the answer is there.
         }
         let Some(observed) = entry.observed.clone() else {
-            self.forget_wishes(name);
+            self.begin_look(name);
             self.brake.forget(name);
             self.forget_reports(name);
             if self.common.settings.cluster {
@@ -111,13 +110,13 @@ impl Fleet {
         if claim != Claim::Ours {
             self.brake.forget(name);
             if claim == Claim::Anothers {
-                self.forget_wishes(name);
+                self.begin_look(name);
                 self.forget_reports(name);
             }
             self.agenda.news = true;
             return;
         }
-        self.forget_wishes(name);
+        self.begin_look(name);
         self.note_choice(&observed.view, policy);
         self.take_in_veto(name, &observed);
         let mut desired = self.judge(name);
@@ -127,14 +126,10 @@ impl Fleet {
         if let Some(own) = own.filter(|_| is_handed_over(&observed.view.labels)) {
             leave_as_it_is(&mut desired, own);
         }
-        if let Some((stage, gpus)) = self.drain_stage(name, own, &desired) {
-            (desired.drain, desired.drain_gpus) = (Some(stage), gpus);
-        }
         if self.plan(name, &mut desired).is_break() {
             return; // Looked at again when what it waits for is known.
         }
-        let eviction = self.look_at_eviction(name, &observed, &desired);
-        self.look_at_reports(&observed, &desired, eviction);
+        self.look_at_reports(&observed, &desired);
         if desired.wanted() && self.entry(name).in_service() {
             // To be taken out: the brake has a say. It is asked about all at once.
             self.brake.wait(name, desired);
@@ -161,7 +156,6 @@ impl Fleet {
         desired: &Desired,
         hold: Option<&Hold>,
     ) {
-        let before = self.entry(name).session.phase;
         let effects = self.step(name, Some(observed), policy, desired, hold);
         let returns_wait = self.common.settings.returns_wait;
         let entry = self.entry(name);
@@ -199,46 +193,57 @@ impl Fleet {
                 }
             }
         }
-        let begins = before != Phase::Draining;
-        self.look_at_pods(name, observed, desired, begins);
-        self.withdraw_custom(name, observed, desired);
         self.act(name, desired);
         self.set_wake(name);
         self.agenda.news = true;
     }
 
-    /// Has every stage of a node plan.
-    fn plan(&mut self, name: &str, desired: &mut Desired) -> ControlFlow<()> {
-        self.in_stages(name, |stage, look, asks| stage.plan(look, desired, asks))
-    }
-
-    /// Has every stage of a node act.
-    fn act(&mut self, name: &str, desired: &Desired) {
-        let _ = self.in_stages(name, |stage, look, asks| {
-            stage.act(look, desired, asks);
-            ControlFlow::Continue(())
+    /// Begins a look at a node in every stage.
+    fn begin_look(&mut self, name: &str) {
+        self.in_stages(name, |stages, _, _| {
+            for stage in stages.all_mut() {
+                stage.begin();
+            }
         });
     }
 
-    fn in_stages(
+    /// Lets every stage of a node plan. `Break` where one of them waits for something to be known.
+    fn plan(&mut self, name: &str, desired: &mut Desired) -> ControlFlow<()> {
+        let planned = self.in_stages(name, |stages, look, asks| {
+            let mut stages = stages.all_mut().into_iter();
+            stages.try_for_each(|stage| stage.plan(look, desired, asks))
+        });
+        planned.unwrap_or(ControlFlow::Continue(()))
+    }
+
+    /// Lets every stage of a node act.
+    fn act(&mut self, name: &str, desired: &Desired) {
+        self.in_stages(name, |stages, look, asks| {
+            for stage in stages.all_mut() {
+                stage.act(look, desired, asks);
+            }
+        });
+    }
+
+    /// Runs something in the stages of a node; `None` where nothing is known of the node.
+    pub(super) fn in_stages<T>(
         &mut self,
         name: &str,
-        mut run: impl FnMut(&mut dyn Stage, &Look<'_>, &mut Asks<'_>) -> ControlFlow<()>,
-    ) -> ControlFlow<()> {
-        let Some(entry) = self.nodes.get_mut(name) else {
-            return ControlFlow::Continue(());
-        };
+        run: impl FnOnce(&mut Stages, &Look<'_>, &mut Asks<'_>) -> T,
+    ) -> Option<T> {
+        let entry = self.nodes.get_mut(name)?;
         let look = Look {
             name,
             common: &self.common,
             observed: entry.observed.as_ref(),
             session: &entry.session,
             veto: entry.veto.as_ref(),
+            repairs_whole_node: (entry.stages.remediation)
+                .repairs_whole_node(&self.common.settings),
             unsettled: entry.patch.in_flight && !entry.patch.updating,
         };
         let mut asks = Asks::new(&mut self.agenda, name, &entry.session, self.common.now);
-        let mut stages = entry.stages.all_mut().into_iter();
-        stages.try_for_each(|stage| run(stage, &look, &mut asks))
+        Some(run(&mut entry.stages, &look, &mut asks))
     }
 
     /// Steps the session of a node. Returns what the step asks for.

@@ -103,7 +103,7 @@ impl Fleet {
                     .is_some_and(|own| own.cordoned),
                 uncordon_releases: entry.machines(&self.common).is_none(),
                 another: anothers.as_ref().map(|(_, another)| another.clone()),
-                drain: (entry.noted.eviction.as_deref().cloned())
+                drain: (entry.stages.drain.eviction().cloned())
                     .filter(|_| anothers.is_none() && entry.ownership().is_some()),
             }),
             in_cluster,
@@ -163,9 +163,8 @@ impl Fleet {
         if let Some(veto) = entry.held_back_by() {
             return format!("the end of {veto}");
         }
-        let drain = entry.drain.as_ref();
         if let Some(awaits) = (entry.stages.remediation.awaits())
-            .or_else(|| drain.and_then(|drain| drain.awaits()))
+            .or_else(|| entry.stages.drain.awaits())
             .filter(|_| entry.session.phase.is_out())
         {
             return awaits.to_owned();

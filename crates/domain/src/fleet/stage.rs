@@ -20,9 +20,11 @@ use crate::session::{Note, Observed, Session};
 use crate::veto::Veto;
 
 pub(super) mod device_taints;
+pub(super) mod drain;
 pub(super) mod remediation;
 
 use device_taints::DeviceTaints;
+use drain::DrainState;
 use remediation::RemediationState;
 
 /// A stage of a node's way out of service and back.
@@ -45,6 +47,9 @@ pub(super) trait Stage {
     /// stepped.
     fn act(&mut self, look: &Look<'_>, desired: &Desired, asks: &mut Asks<'_>);
 
+    /// Starts or stops watching what the stage watches, to match what the look has asked for.
+    fn settle(&mut self, _asks: &mut Asks<'_>) {}
+
     /// Returns when the node is to be looked at even if nothing happens to it.
     fn wake_at(&self, now: Timestamp) -> Option<Timestamp>;
 
@@ -62,6 +67,7 @@ pub(super) trait Stage {
 #[derive(Debug, Default)]
 pub(super) struct Stages {
     pub(super) device_taints: DeviceTaints,
+    pub(super) drain: DrainState,
     pub(super) remediation: RemediationState,
 }
 
@@ -76,6 +82,8 @@ pub(super) struct Look<'a> {
     pub(super) session: &'a Session,
     /// The veto of a person that holds for the node.
     pub(super) veto: Option<&'a Veto>,
+    /// True where the reset of GPUs is not enough, and the node as a whole is repaired.
+    pub(super) repairs_whole_node: bool,
     /// True while a patch is under way that may change whether the node is out of service.
     pub(super) unsettled: bool,
 }
@@ -92,13 +100,17 @@ pub(super) struct Asks<'a> {
 
 impl Stages {
     /// Returns all stages, in the order in which they plan and act.
-    pub(super) fn all(&self) -> [&dyn Stage; 2] {
-        [&self.device_taints, &self.remediation]
+    pub(super) fn all(&self) -> [&dyn Stage; 3] {
+        [&self.device_taints, &self.drain, &self.remediation]
     }
 
     /// Returns all stages, in the order in which they plan and act.
-    pub(super) fn all_mut(&mut self) -> [&mut dyn Stage; 2] {
-        [&mut self.device_taints, &mut self.remediation]
+    pub(super) fn all_mut(&mut self) -> [&mut dyn Stage; 3] {
+        [
+            &mut self.device_taints,
+            &mut self.drain,
+            &mut self.remediation,
+        ]
     }
 
     /// Returns when the node is to be looked at even if nothing happens to it.

@@ -1,5 +1,5 @@
 //! The veto of a person about a node ([`crate::veto`]): who it holds for, and what its story says of it.
-//! What it holds back is decided by the [drain](super::drain) and the [repair](super::remedy).
+//! What it holds back is decided by the [stages](super::stage).
 
 use super::Fleet;
 use super::entry::NodeEntry;
@@ -48,17 +48,12 @@ impl Fleet {
         let pause = pause.filter(|pause| pause.repairs && pause.holds(self.common.now));
         pause.map(Veto::from)
     }
-
-    /// Returns the veto that holds for a node.
-    pub(super) fn veto(&self, name: &str) -> Option<&Veto> {
-        self.nodes.get(name)?.veto.as_ref()
-    }
 }
 
 impl NodeEntry {
     /// Returns the veto for which the drain of the node waits.
     pub(super) fn held_back_by(&self) -> Option<&Veto> {
-        let says = self.noted.eviction.as_deref()?;
+        let says = self.stages.drain.eviction()?;
         let held = |veto: &&Veto| says.message == Skip::Veto(veto.to_string()).to_string();
         let quarantined = self.session.phase == Phase::Quarantined;
         self.veto.as_ref().filter(|_| quarantined).filter(held)

@@ -1,16 +1,16 @@
-//! What is known of the pods of a node that is drained, and what was asked of them.
+//! The pods of a node that is drained, as the watch tells of them, and the removals that were asked for.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
 
-use super::{ASK_AFTER, MAX_AT_ONCE, PodNews};
-use crate::drain::partial::{Gpus, fate_of};
-use crate::drain::{Drain, DrainConfig, DrainMode, Fate, Gangs, Next, PodView};
+use super::{ASK_AFTER, DrainOrder, MAX_AT_ONCE};
+use crate::drain::{DrainMode, Fate, Gangs, Next, PodView};
+use crate::fleet::PodNews;
 
-/// The state of the drain of a node.
+/// The pods of a node that is drained, and what was asked of them.
 #[derive(Debug, Default)]
-pub(in crate::fleet) struct DrainState {
+pub(super) struct NodePods {
     /// True while its pods are to be known.
     pub(super) wanted: bool,
     /// True while somebody tells of its pods.
@@ -58,9 +58,9 @@ pub(super) struct Try {
     told: bool,
 }
 
-// === impl DrainState ===
+// === impl NodePods ===
 
-impl DrainState {
+impl NodePods {
     /// Takes news in.
     pub(super) fn take(&mut self, news: PodNews, now: Timestamp) {
         match news {
@@ -110,18 +110,8 @@ impl DrainState {
         (now.duration_since(since) >= ASK_AFTER).then(|| format!("its pods cannot be read: {why}"))
     }
 
-    /// Returns when it is to be looked at even if nothing happens.
-    pub(in crate::fleet) fn wake_at(&self) -> Option<Timestamp> {
-        self.wake
-    }
-
-    /// Returns what the drain waits for, for people; `None` where it is not under way.
-    pub(in crate::fleet) fn awaits(&self) -> Option<&str> {
-        self.awaits.as_deref()
-    }
-
     /// Takes in that the clock was put back.
-    pub(in crate::fleet) fn clock_put_back(&mut self, now: Timestamp) {
+    pub(super) fn clock_moved_back(&mut self, now: Timestamp) {
         self.watched_again = self.watched_again.map(|since| since.min(now));
         self.unseen_since = self.unseen_since.map(|since| since.min(now));
         self.told
@@ -136,7 +126,7 @@ impl DrainState {
     }
 
     /// Takes in that what is under way will not be answered.
-    pub(in crate::fleet) fn answers_lost(&mut self) {
+    pub(super) fn answers_lost(&mut self) {
         for one in self.tries.values_mut() {
             one.in_flight = false;
         }
@@ -170,31 +160,28 @@ impl DrainState {
         one.is_some_and(|one| !std::mem::replace(&mut one.told, true))
     }
 
-    /// Returns the gangs of those that leave.
-    pub(super) fn gangs(
-        &self,
-        drain: Drain,
-        gpus: Option<&Gpus>,
-        config: &DrainConfig,
-        now: Timestamp,
-    ) -> Gangs {
-        Gangs::of(self.there(), drain, gpus, config, now)
+    /// Returns the gangs of the pods that leave.
+    pub(super) fn gangs(&self, order: &DrainOrder<'_>, now: Timestamp) -> Gangs {
+        Gangs::of(
+            self.there(),
+            order.drain,
+            order.gpus.as_ref(),
+            order.config,
+            now,
+        )
     }
 
     /// Returns the pods that leave, each with what comes next.
     pub(super) fn leaving<'a>(
         &'a self,
-        drain: Drain,
-        gpus: Option<&'a Gpus>,
-        config: &'a DrainConfig,
+        order: &'a DrainOrder<'_>,
         now: Timestamp,
     ) -> impl Iterator<Item = (&'a PodView, DrainMode, Next)> {
-        let gangs = self.gangs(drain, gpus, config, now);
-        self.there().filter_map(
-            move |pod| match fate_of(pod, &gangs, drain, gpus, config, now) {
+        let gangs = self.gangs(order, now);
+        self.there()
+            .filter_map(move |pod| match order.fate_of(pod, &gangs, now) {
                 Fate::Leaves(mode, next) => Some((pod, mode, next)),
                 Fate::Stays(_) => None,
-            },
-        )
+            })
     }
 }

@@ -4,17 +4,15 @@
 //!
 //! To ask for a drain twice does no harm, so one that is gone before its end is made again.
 
-use std::sync::Arc;
-
 use contract::keys;
 use jiff::{SignedDuration, Timestamp};
 use serde_json::Value;
 
-use super::DrainState;
+use super::{Asks, DrainOrder, DrainState, Look, NodePods, custom_of};
 use crate::assess::Desired;
-use crate::drain::{CustomDrain, Drain, DrainConfig, PodsToDrain};
+use crate::drain::{CustomDrain, PodsToDrain};
 use crate::fleet::stage::remediation::complete;
-use crate::fleet::{Effect, Fleet, MadeAnswer, Mode, PlannedResource, ResourceNews};
+use crate::fleet::{Effect, MadeAnswer, Mode, PlannedResource, ResourceNews};
 use crate::journal::EntryKind;
 use crate::ownership::{DrainMark, Ownership};
 use crate::remedy::{Attempt, ResourceKind};
@@ -46,7 +44,7 @@ pub(in crate::fleet) struct CustomState {
     asked: Option<String>,
 }
 
-/// It, as it was last seen.
+/// The custom resource as last seen.
 #[derive(Debug, Default, PartialEq)]
 enum Seen {
     /// Nobody has looked.
@@ -62,15 +60,15 @@ enum Seen {
 
 impl CustomState {
     /// Marks that it is not wanted, unless what follows wants it.
-    pub(in crate::fleet) fn forget_wish(&mut self) {
+    pub(super) fn forget_wish(&mut self) {
         self.wanted = false;
     }
 
-    pub(in crate::fleet) fn clock_put_back(&mut self) {
+    pub(super) fn clock_moved_back(&mut self) {
         self.not_before = None;
     }
 
-    pub(in crate::fleet) fn answers_lost(&mut self) {
+    pub(super) fn answers_lost(&mut self) {
         self.making = false;
     }
 
@@ -140,11 +138,11 @@ impl CustomState {
     }
 }
 
-impl DrainState {
+impl NodePods {
     /// Returns the pods that are to leave, by namespace.
-    fn to_drain(&self, drain: Drain, config: &DrainConfig, now: Timestamp) -> PodsToDrain {
+    fn to_drain(&self, order: &DrainOrder<'_>, now: Timestamp) -> PodsToDrain {
         let mut pods = PodsToDrain::new();
-        for (pod, ..) in self.leaving(drain, None, config, now) {
+        for (pod, ..) in self.leaving(order, now) {
             let of_namespace = pods.entry(pod.namespace.clone()).or_default();
             of_namespace.push(pod.name.clone());
         }
@@ -152,130 +150,164 @@ impl DrainState {
     }
 }
 
-// === impl Fleet ===
-
-impl Fleet {
-    /// Returns by what a node is drained that is drained by a custom resource.
-    pub(super) fn custom_of(&self, name: &str) -> Option<Arc<CustomDrain>> {
-        let custom = self.common.settings.drain.as_ref()?.custom.as_ref()?;
-        let observed = self.nodes.get(name)?.observed.as_ref()?;
-        let applies = custom.applies_to(&observed.view.labels);
-        applies.then(|| Arc::clone(custom))
+impl CustomState {
+    /// Returns whether the custom resource of the drain says that the node is drained.
+    pub(super) fn is_done(&self, node: &str, own: &Ownership, custom: &CustomDrain) -> bool {
+        let mark = own.mark.drain_of(&[]);
+        mark.is_some_and(|mark| {
+            self.is_of(&attempt(node, own, mark, custom).key()) && self.seen == Seen::There(true)
+        })
     }
 
-    /// Returns whether the custom resource of a drain says that the node is drained.
-    pub(super) fn custom_is_done(&self, name: &str, own: &Ownership, custom: &CustomDrain) -> bool {
-        let (Some(mark), Some(entry)) = (own.mark.drain_of(&[]), self.nodes.get(name)) else {
-            return false;
-        };
-        let state = &entry.custom;
-        state.is_of(&attempt(name, own, mark, custom).key()) && state.seen == Seen::There(true)
-    }
-
-    /// Takes news of a custom resource in, if it is that of a drain. Returns whether it is.
-    pub(in crate::fleet) fn take_custom(
+    /// Takes news of a custom resource, if it is that of the drain. Returns whether it is.
+    pub(in crate::fleet) fn take(
         &mut self,
-        node: &str,
+        look: &Look<'_>,
         resource: &str,
         news: &ResourceNews,
+        asks: &mut Asks<'_>,
     ) -> bool {
-        let (now, custom) = (self.common.now, self.custom_of(node));
-        let Some(entry) = self.nodes.get_mut(node) else {
-            return false;
-        };
-        let followed = entry.custom.follows();
-        if followed.is_none_or(|(_, name)| name != resource) {
+        if self.follows().is_none_or(|(_, name)| name != resource) {
             return false;
         }
-        let state = &mut entry.custom;
-        let mut earlier = None;
         match news {
-            ResourceNews::There(object) => earlier = state.see(object, custom.as_deref(), now),
-            ResourceNews::Absent => (state.seen, state.failing) = (Seen::Gone, None),
-            ResourceNews::Failing(why) => state.failing = Some(why.clone()),
+            ResourceNews::There(object) => {
+                let earlier = self.see(object, custom_of(look).as_deref(), asks.now());
+                withdraw(earlier, asks);
+            }
+            ResourceNews::Absent => (self.seen, self.failing) = (Seen::Gone, None),
+            ResourceNews::Failing(why) => self.failing = Some(why.clone()),
         }
-        self.take_away(node, earlier);
-        self.look_again_at(node);
         true
     }
 
-    /// Takes the answer to a custom resource in, if it is that of a drain. Returns whether it is.
-    pub(in crate::fleet) fn custom_made(
+    /// Takes the answer to a custom resource, if it is that of the drain. Returns whether it is.
+    pub(in crate::fleet) fn made(
         &mut self,
-        node: &str,
+        look: &Look<'_>,
         key: &str,
         answer: &MadeAnswer,
+        asks: &mut Asks<'_>,
     ) -> bool {
-        let (now, custom) = (self.common.now, self.custom_of(node));
-        let Some(entry) = self.nodes.get_mut(node) else {
-            return false;
-        };
-        let state = &mut entry.custom;
-        if !state.is_of(key) {
+        if !self.is_of(key) {
             return false;
         }
-        let awaited = std::mem::replace(&mut state.making, false);
-        let mut earlier = None;
+        let now = asks.now();
+        let awaited = std::mem::replace(&mut self.making, false);
         match answer {
             MadeAnswer::There(object) => {
-                earlier = state.see(object, custom.as_deref(), now);
+                let earlier = self.see(object, custom_of(look).as_deref(), now);
+                withdraw(earlier, asks);
                 // It was withdrawn while it was made.
-                state.withdrawn = false;
+                self.withdrawn = false;
             }
             // Of one that counted as lost.
             _ if !awaited => {}
             MadeAnswer::Refused(why) => {
                 let failure = Failure::Error { retry_after: None };
-                state.failed(why, failure, true, now);
+                self.failed(why, failure, true, now);
             }
             MadeAnswer::Failed { why, retry_after } => {
                 let failure = Failure::Error {
                     retry_after: *retry_after,
                 };
-                state.failed(why, failure, false, now);
+                self.failed(why, failure, false, now);
             }
         }
-        self.take_away(node, earlier);
-        self.look_again_at(node);
         true
     }
 
-    /// Has the custom resource of an attempt deleted.
-    fn take_away(&mut self, node: &str, attempt: Option<Attempt>) {
-        self.agenda
-            .effects
-            .extend(attempt.map(|attempt| Effect::Withdraw {
-                node: node.to_owned(),
-                attempt: Box::new(attempt),
-                begun: true,
-            }));
-    }
-
-    /// Has the custom resource made that drains a node, where it is not there, and asks a person where it
-    /// does not come to its end.
-    pub(super) fn look_at_custom(
+    /// Makes the custom resource, where it is time; in a dry run goes on as if it had drained the node.
+    fn make(
         &mut self,
-        observed: &Observed,
+        look: &Look<'_>,
+        custom: &CustomDrain,
+        attempt: &Attempt,
+        pods: &PodsToDrain,
+        desired: &Desired,
+        asks: &mut Asks<'_>,
+    ) {
+        let Some((observed, own)) = look.ours() else {
+            return;
+        };
+        let waits = self.making || self.not_before.is_some_and(|at| asks.now() < at);
+        if look.veto.is_some() || waits || matches!(self.seen, Seen::There(_)) {
+            return;
+        }
+        let events = || desired.events.iter().map(|one| &one.event);
+        let opener = events().find(|event| event.id == own.session_id);
+        let Some(event) = opener.or(events().next()) else {
+            return;
+        };
+        let mut object = match custom.render(look.name, event, &own.session_id, pods) {
+            Ok(object) => object,
+            Err(why) => {
+                self.trouble = Some((format!("its template: {why}"), true));
+                return;
+            }
+        };
+        complete(&mut object, attempt, &observed.view);
+        let title = attempt.title();
+        let settings = &look.common.settings;
+        if settings.mode == Mode::DryRun {
+            self.seen = Seen::There(true);
+            let note = Note {
+                kind: EntryKind::DryRun,
+                text: format!("dry run: {title} is made, which drains the node"),
+                detail: object,
+            };
+            asks.note(note, None);
+            return asks.look_again();
+        }
+        if !settings.cluster {
+            return;
+        }
+        (self.making, self.not_before) = (true, None);
+        let text = format!("the drain begins: {title} is asked for it");
+        asks.note(Note::new(EntryKind::Session, text), None);
+        asks.effect(Effect::Make(Box::new(PlannedResource {
+            node: look.name.to_owned(),
+            session: asks.session(),
+            key: attempt.key(),
+            action: DRAIN_ACTION.to_owned(),
+            kind: attempt.resource.clone(),
+            name: attempt.name.clone(),
+            object,
+        })));
+    }
+}
+
+// === impl DrainState ===
+
+impl DrainState {
+    /// Makes the custom resource that drains the node, where it is not there, and asks a person where it
+    /// does not come to its end.
+    pub(super) fn ask_for_custom(
+        &mut self,
+        look: &Look<'_>,
         own: &Ownership,
         desired: &Desired,
         custom: &CustomDrain,
-        drain: Drain,
+        order: &DrainOrder<'_>,
+        asks: &mut Asks<'_>,
     ) {
-        let (now, name) = (self.common.now, observed.view.name.as_str());
+        let now = asks.now();
         // The node is to say first that it is being drained: who comes after us sees it.
         let Some(mark) = own.mark.drain_of(&[]) else {
             return;
         };
-        let attempt = attempt(name, own, mark, custom);
-        let state = &mut self.entry(name).custom;
+        let attempt = attempt(look.name, own, mark, custom);
+        let state = &mut self.custom;
         state.turn_to(&attempt);
         (state.wanted, state.withdrawn) = (true, false);
-        self.make_custom(observed, own, desired, custom, &attempt, drain);
+        // It names the pods that are to leave.
+        let pods = self.pods.as_ref().filter(|pods| pods.sees_pods());
+        if let Some(pods) = pods.map(|pods| pods.to_drain(order, now)) {
+            state.make(look, custom, &attempt, &pods, desired, asks);
+        }
         let asks_at = [MADE_WITHIN, custom.timeout].map(|by| mark.since.checked_add(by).ok());
         let [made_by, ends_by] = asks_at.map(|at| at.unwrap_or(Timestamp::MAX));
         let title = attempt.title();
-        let veto = self.veto(name).cloned();
-        let state = &self.entry(name).custom;
         let stuck = match &state.trouble {
             Some((why, for_good)) if *for_good || now >= made_by => {
                 Some(format!("{title} cannot be made: {why}"))
@@ -292,128 +324,46 @@ impl Fleet {
         let trouble = state.trouble.as_ref().map(|(why, _)| why);
         let trouble = trouble.or(state.failing.as_ref());
         let trouble = trouble.map_or_else(String::new, |why| format!(" ({why})"));
-        let held = veto.filter(|_| !there);
+        let held = look.veto.filter(|_| !there);
         let held = held.map_or_else(String::new, |veto| format!("the end of {veto}; then "));
         let retry = state.not_before.filter(|_| !state.making);
+        let news = state.asked != stuck;
+        state.asked.clone_from(&stuck);
         let times = [Some(made_by), Some(ends_by), retry];
-        let wake = times.into_iter().flatten().filter(|at| *at > now).min();
-        let state = self.drain_mut(name);
-        state.awaits = Some(format!("{held}{waits}{trouble}"));
-        state.wake = wake;
-        if state.stuck != stuck {
-            // The records say it.
-            state.stuck.clone_from(&stuck);
-            self.agenda.dirty.insert(name.to_owned());
-        }
-        let news = self.entry(name).custom.asked != stuck;
-        self.entry(name).custom.asked.clone_from(&stuck);
+        let pods = self.pods_mut();
+        pods.awaits = Some(format!("{held}{waits}{trouble}"));
+        pods.wake = times.into_iter().flatten().filter(|at| *at > now).min();
+        pods.set_stuck(stuck.as_deref(), asks);
         if let Some(stuck) = stuck.filter(|_| news) {
-            let text = format!(
+            asks.call_attention(format!(
                 "the drain does not get on: {stuck}; see to it by hand, or release the node"
-            );
-            self.call_attention(name, text);
+            ));
         }
     }
 
-    /// Has the custom resource made, where it is time; in a dry run goes on as if it had drained the node.
-    fn make_custom(
-        &mut self,
-        observed: &Observed,
-        own: &Ownership,
-        desired: &Desired,
-        custom: &CustomDrain,
-        attempt: &Attempt,
-        drain: Drain,
-    ) {
-        let (now, name) = (self.common.now, observed.view.name.as_str());
-        let vetoed = self.veto(name).is_some();
-        let (mode, cluster) = (self.common.settings.mode, self.common.settings.cluster);
-        let pods = self.nodes.get(name).and_then(|one| one.drain.as_ref());
-        let pods = pods.filter(|state| state.sees_pods());
-        let (Some(pods), Some(config)) = (pods, &self.common.settings.drain) else {
-            return; // It names the pods that are to leave.
-        };
-        let pods = pods.to_drain(drain, config, now);
-        let state = &self.entry(name).custom;
-        let waits = state.making || state.not_before.is_some_and(|at| now < at);
-        if vetoed || waits || matches!(state.seen, Seen::There(_)) {
-            return;
-        }
-        let mut events = desired.events.iter().map(|one| &one.event);
-        let first = events.next();
-        let event = first.filter(|event| event.id != own.session_id);
-        let event = event.and_then(|_| events.find(|event| event.id == own.session_id));
-        let Some(event) = event.or(first) else {
-            return;
-        };
-        let session = self.entry(name).session.id.clone();
-        let object = custom.render(name, event, &own.session_id, &pods);
-        let state = &mut self.entry(name).custom;
-        let mut object = match object {
-            Ok(object) => object,
-            Err(why) => {
-                state.trouble = Some((format!("its template: {why}"), true));
-                return;
-            }
-        };
-        complete(&mut object, attempt, &observed.view);
-        let title = attempt.title();
-        if mode == Mode::DryRun {
-            state.seen = Seen::There(true);
-            let note = Note {
-                kind: EntryKind::DryRun,
-                text: format!("dry run: {title} is made, which drains the node"),
-                detail: object,
-            };
-            self.note(name, session.as_deref(), note, None);
-            self.agenda.dirty.insert(name.to_owned());
-            return;
-        }
-        if !cluster {
-            return;
-        }
-        (state.making, state.not_before) = (true, None);
-        let note = Note::new(
-            EntryKind::Session,
-            format!("the drain begins: {title} is asked for it"),
-        );
-        self.note(name, session.as_deref(), note, None);
-        self.agenda
-            .effects
-            .push(Effect::Make(Box::new(PlannedResource {
-                node: name.to_owned(),
-                session,
-                key: attempt.key(),
-                action: DRAIN_ACTION.to_owned(),
-                kind: attempt.resource.clone(),
-                name: attempt.name.clone(),
-                object,
-            })));
-    }
-
-    /// Has the custom resource of a drain deleted once, where neither the drain nor what follows it is
+    /// Deletes the custom resource of a drain once, where neither the drain nor what follows it is
     /// wanted any more.
-    pub(in crate::fleet) fn withdraw_custom(
+    pub(super) fn withdraw_custom(
         &mut self,
-        name: &str,
-        observed: &Observed,
+        look: &Look<'_>,
         desired: &Desired,
+        asks: &mut Asks<'_>,
     ) {
-        let custom = self.custom_of(name);
-        let own = observed.own.as_deref();
-        let is_out = self.session(name).is_some_and(|one| one.phase.is_out());
+        let Some(Observed { own, .. }) = look.observed else {
+            return;
+        };
+        let (own, custom) = (own.as_deref(), custom_of(look));
+        let is_out = look.session.phase.is_out();
         let mark = own.and_then(|own| Some((own, own.mark.drain_of(&[])?)));
         // Who drains so may keep the node drained for as long as it is there.
         let drained = mark.is_some_and(|(_, mark)| mark.done.is_some());
         let stays = drained && is_out && desired.takes_node_out() && custom.is_some();
-        let acts = self.common.settings.mode == Mode::Quarantine && self.common.settings.cluster;
-        let entry = self.entry(name);
-        let state = &mut entry.custom;
-        if state.wanted || stays || !acts {
+        let state = &mut self.custom;
+        if state.wanted || stays || !look.common.acts() {
             return;
         }
         if let (Some((own, mark)), Some(custom)) = (mark, custom) {
-            state.turn_to(&attempt(name, own, mark, &custom));
+            state.turn_to(&attempt(look.name, own, mark, &custom));
         }
         let Some(attempt) = state.attempt.clone() else {
             return;
@@ -423,7 +373,18 @@ impl Fleet {
         if own.is_none() && !state.making {
             *state = CustomState::default();
         }
-        self.take_away(name, (!withdrawn).then_some(attempt));
+        withdraw((!withdrawn).then_some(attempt), asks);
+    }
+}
+
+/// Deletes the custom resource of an attempt, also where something has begun.
+fn withdraw(attempt: Option<Attempt>, asks: &mut Asks<'_>) {
+    if let Some(attempt) = attempt {
+        asks.effect(Effect::Withdraw {
+            node: asks.node().to_owned(),
+            attempt: Box::new(attempt),
+            begun: true,
+        });
     }
 }
 

@@ -1,16 +1,14 @@
 //! What is told of a drain: whom it waits for, what becomes of each pod, and when a person is asked.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
 use serde_json::json;
 
-use super::ASK_AFTER;
-use super::state::Try;
-use crate::drain::partial::{Gpus, fate_of};
-use crate::drain::{Drain, DrainConfig, DrainMode, Fate, Next, PodView, Stay};
-use crate::fleet::{Effect, Fleet, Mode};
+use super::pods::{NodePods, Try};
+use super::{ASK_AFTER, Asks, DrainOrder, Leaving};
+use crate::drain::{Fate, Next, Stay};
+use crate::fleet::Effect;
 use crate::journal::EntryKind;
 use crate::session::Note;
 
@@ -21,26 +19,27 @@ const EVENT_CHARS: usize = 1024;
 /// Pods end one after the other: who is still waited for is told no more often than this.
 const TOLD_AGAIN: SignedDuration = SignedDuration::from_mins(1);
 
-impl Fleet {
+impl NodePods {
     /// Asks a person about pods that do not leave by themselves, once for each, and where they cannot be seen.
-    pub(super) fn ask_about_pods(
+    pub(super) fn ask_about(
         &mut self,
-        name: &str,
-        leaving: &[(PodView, DrainMode, Next)],
-        drain: Drain,
-        config: &Arc<DrainConfig>,
+        leaving: &[Leaving],
+        order: &DrainOrder<'_>,
+        asks: &mut Asks<'_>,
     ) {
-        let now = self.common.now;
-        let state = self.drain_mut(name);
-        let late = now.duration_since(drain.since) >= config.ask_after;
-        let unknown = now.duration_since(drain.since) >= ASK_AFTER;
+        let now = asks.now();
+        let since_begin = now.duration_since(order.drain.since);
+        let (late, unknown) = (
+            since_begin >= order.config.ask_after,
+            since_begin >= ASK_AFTER,
+        );
         let mut texts = Vec::new();
-        let unseen = state.unseen(now);
-        let mut news = unseen.is_some() && !state.asked_unseen;
-        state.asked_unseen = unseen.is_some();
+        let unseen = self.unseen(now);
+        let mut news = unseen.is_some() && !self.asked_unseen;
+        self.asked_unseen = unseen.is_some();
         texts.extend(unseen);
         for (pod, _, next) in leaving {
-            let trouble = (state.tries.get(&pod.uid)).and_then(|one| one.trouble.as_ref());
+            let trouble = (self.tries.get(&pod.uid)).and_then(|one| one.trouble.as_ref());
             let refused = trouble.filter(|(since, _)| now.duration_since(*since) >= ASK_AFTER);
             let why = match (next, refused) {
                 (Next::Stuck, _) => "its kubelet does not say that it has ended".to_owned(),
@@ -51,7 +50,7 @@ impl Fleet {
                 (_, Some((_, why))) => why.clone(),
                 _ => continue,
             };
-            news |= state.asked.insert(pod.uid.clone());
+            news |= self.asked.insert(pod.uid.clone());
             texts.push(format!("{}: {why}", pod.title()));
         }
         let more = texts.len().saturating_sub(PODS_NAMED);
@@ -62,30 +61,30 @@ impl Fleet {
             String::new()
         };
         let stuck = (!texts.is_empty()).then(|| format!("{}{more}", texts.join("; ")));
-        if state.stuck != stuck {
-            // The records say it.
-            state.stuck.clone_from(&stuck);
-            self.agenda.dirty.insert(name.to_owned());
-        }
+        self.set_stuck(stuck.as_deref(), asks);
         if let Some(stuck) = stuck.filter(|_| news) {
-            let text = format!(
+            asks.call_attention(format!(
                 "the drain does not get on: {stuck}; end the pods by hand, or release the node"
-            );
-            self.call_attention(name, text);
+            ));
         }
     }
 
-    /// Has told by Events of the node who is waited for, in NVSentinel's words.
+    /// Sets why the drain does not get on; `None`: it does.
+    pub(super) fn set_stuck(&mut self, stuck: Option<&str>, asks: &mut Asks<'_>) {
+        if self.stuck.as_deref() != stuck {
+            self.stuck = stuck.map(str::to_owned);
+            asks.look_again(); // The records of the events say it.
+        }
+    }
+
+    /// Tells by Events of the node which pods are waited for, in NVSentinel's words.
     pub(super) fn tell_who_is_waited_for(
         &mut self,
-        name: &str,
-        leaving: &[(PodView, DrainMode, Next)],
+        leaving: &[Leaving],
         since: Timestamp,
+        asks: &mut Asks<'_>,
     ) {
-        let now = self.common.now;
-        if self.common.settings.mode != Mode::Quarantine || !self.common.settings.cluster {
-            return;
-        }
+        let now = asks.now();
         let mut ends = Vec::new();
         let mut timed: Option<(Vec<String>, BTreeSet<&str>, Timestamp)> = None;
         for (pod, _, next) in leaving {
@@ -122,20 +121,19 @@ impl Fleet {
                 continue;
             };
             let message: String = message.chars().take(EVENT_CHARS).collect();
-            let state = self.drain_mut(name);
-            if let Some((text, at)) = state.told.get(reason) {
+            if let Some((text, at)) = self.told.get(reason) {
                 let again = *at + TOLD_AGAIN;
                 if *text == message {
                     continue;
                 }
                 if now < again {
-                    state.wake = Some(state.wake.map_or(again, |wake| wake.min(again)));
+                    self.wake = Some(self.wake.map_or(again, |wake| wake.min(again)));
                     continue;
                 }
             }
-            state.told.insert(reason, (message.clone(), now));
-            self.agenda.effects.push(Effect::Waits {
-                node: name.to_owned(),
+            self.told.insert(reason, (message.clone(), now));
+            asks.effect(Effect::Waits {
+                node: asks.node().to_owned(),
                 since,
                 reason,
                 message,
@@ -144,23 +142,13 @@ impl Fleet {
     }
 
     /// Adds to the story of a node what becomes of its pods, as its drain begins.
-    pub(super) fn note_drain(
-        &mut self,
-        name: &str,
-        drain: Drain,
-        gpus: Option<&Gpus>,
-        config: &DrainConfig,
-    ) {
-        let now = self.common.now;
-        let entry = self.entry(name);
+    pub(super) fn note_drain(&self, order: &DrainOrder<'_>, asks: &mut Asks<'_>) {
+        let now = asks.now();
         let mut leave: BTreeMap<&'static str, Vec<String>> = BTreeMap::new();
         let mut stay: BTreeMap<String, Vec<String>> = BTreeMap::new();
-        let gangs = (entry.drain.as_ref())
-            .map(|state| state.gangs(drain, gpus, config, now))
-            .unwrap_or_default();
-        let pods = entry.drain.as_ref().map(|state| state.pods.values());
-        for pod in pods.into_iter().flatten() {
-            match fate_of(pod, &gangs, drain, gpus, config, now) {
+        let gangs = self.gangs(order, now);
+        for pod in self.pods.values() {
+            match order.fate_of(pod, &gangs, now) {
                 Fate::Leaves(mode, _) => leave.entry(mode.name()).or_default().push(pod.title()),
                 Fate::Stays(Stay::Finished) => {}
                 Fate::Stays(why) => stay.entry(why.to_string()).or_default().push(pod.title()),
@@ -173,21 +161,17 @@ impl Fleet {
                     .map(|(why, pods)| said((&format!("stays, {why}"), pods))),
             )
             .collect();
-        let session = entry.session.id.clone();
         let note = Note {
             kind: EntryKind::Session,
             text: format!("the drain begins: {}", parts.join("; ")),
             detail: json!({"leave": leave, "stay": stay}),
         };
-        self.note(name, session.as_deref(), note, None);
+        asks.note(note, None);
     }
 }
 
 /// Returns what a drain waits for, for people.
-pub(super) fn awaits(
-    leaving: &[(PodView, DrainMode, Next)],
-    tries: &BTreeMap<String, Try>,
-) -> String {
+pub(super) fn awaits(leaving: &[Leaving], tries: &BTreeMap<String, Try>) -> String {
     let shown: Vec<String> = (leaving.iter().take(PODS_NAMED))
         .map(|(pod, mode, next)| {
             let trouble = tries.get(&pod.uid).and_then(|one| one.trouble.as_ref());
