@@ -85,7 +85,7 @@ const SIMULATED: [Guard; 10] = [
     },
     Guard {
         what: "what was repaired is validated before it comes back",
-        file: "fleet/validation.rs",
+        file: "fleet/stage/validation.rs",
         text: "let repaired = (own.mark",
         without: "let repaired = false && (own.mark",
     },

@@ -47,7 +47,6 @@ mod show;
 mod situation;
 mod stage;
 mod uncordon;
-mod validation;
 mod veto;
 
 pub use brake::Switched;

@@ -13,10 +13,8 @@ use super::{Effect, Fleet, Level, Mode, Owns, Planned, RuleSetOutcome};
 use crate::assess::{Desired, FaultRuling};
 use crate::brake::Hold;
 use crate::fault::Fault;
-use crate::handover::is_handed_over;
 use crate::journal::EntryKind;
-use crate::node::{NodeChange, NodeView, Taint};
-use crate::ownership::Ownership;
+use crate::node::{NodeChange, NodeView};
 use crate::policy::Policy;
 use crate::session::{self, Intent, Marks, Note, Observed, Patch, Phase, step};
 
@@ -120,12 +118,6 @@ impl Fleet {
         self.note_choice(&observed.view, policy);
         self.take_in_veto(name, &observed);
         let mut desired = self.judge(name);
-        if self.look_at_validation(name, &observed, &desired) {
-            return; // Looked at again when it is stored.
-        }
-        if let Some(own) = own.filter(|_| is_handed_over(&observed.view.labels)) {
-            leave_as_it_is(&mut desired, own);
-        }
         if self.plan(name, &mut desired).is_break() {
             return; // Looked at again when what it waits for is known.
         }
@@ -238,11 +230,17 @@ impl Fleet {
             observed: entry.observed.as_ref(),
             session: &entry.session,
             veto: entry.veto.as_ref(),
+            undone_by_person: entry.is_undone_by_person(&self.common),
             repairs_whole_node: (entry.stages.remediation)
                 .repairs_whole_node(&self.common.settings),
             unsettled: entry.patch.in_flight && !entry.patch.updating,
         };
-        let mut asks = Asks::new(&mut self.agenda, name, &entry.session, self.common.now);
+        let mut asks = Asks::new(
+            &mut self.agenda,
+            &mut entry.claim.awaits,
+            (name, &entry.session),
+            self.common.now,
+        );
         Some(run(&mut entry.stages, &look, &mut asks))
     }
 
@@ -431,14 +429,6 @@ impl Fleet {
         }
         self.agenda.news = true;
     }
-}
-
-/// Takes out of what is wanted of a node in the hands of an external system what its session has not done
-/// already.
-fn leave_as_it_is(desired: &mut Desired, own: &Ownership) {
-    desired.cordon &= own.cordoned;
-    let has = |taint: &Taint| own.taints.iter().any(|one| one.taint == *taint);
-    desired.taints.retain(has);
 }
 
 /// Returns what the rules said, for people. The gravest faults come first; a node with more than a

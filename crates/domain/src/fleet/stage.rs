@@ -9,23 +9,30 @@
 
 use std::ops::ControlFlow;
 
+use contract::HealthEvent;
 use jiff::Timestamp;
 
 use super::agenda::Agenda;
 use super::common::Common;
-use super::{Effect, Level};
+use super::entry::Awaits;
+use super::{Effect, Level, Purpose};
 use crate::assess::Desired;
+use crate::event::normalise;
 use crate::ownership::Ownership;
 use crate::session::{Note, Observed, Session};
 use crate::veto::Veto;
 
 pub(super) mod device_taints;
 pub(super) mod drain;
+mod hand_over;
 pub(super) mod remediation;
+pub(super) mod validation;
 
 use device_taints::DeviceTaints;
 use drain::DrainState;
+use hand_over::HandOver;
 use remediation::RemediationState;
+use validation::ValidationState;
 
 /// A stage of a node's way out of service and back.
 pub(super) trait Stage {
@@ -66,6 +73,8 @@ pub(super) trait Stage {
 /// The stages of one node.
 #[derive(Debug, Default)]
 pub(super) struct Stages {
+    validation: ValidationState,
+    hand_over: HandOver,
     pub(super) device_taints: DeviceTaints,
     pub(super) drain: DrainState,
     pub(super) remediation: RemediationState,
@@ -82,6 +91,8 @@ pub(super) struct Look<'a> {
     pub(super) session: &'a Session,
     /// The veto of a person that holds for the node.
     pub(super) veto: Option<&'a Veto>,
+    /// True if a person has taken back what the session did on the node.
+    pub(super) undone_by_person: bool,
     /// True where the reset of GPUs is not enough, and the node as a whole is repaired.
     pub(super) repairs_whole_node: bool,
     /// True while a patch is under way that may change whether the node is out of service.
@@ -91,6 +102,8 @@ pub(super) struct Look<'a> {
 /// What is asked for in a look at one node.
 pub(super) struct Asks<'a> {
     agenda: &'a mut Agenda,
+    /// The question to the store about the node.
+    awaits: &'a mut Option<Awaits>,
     node: &'a str,
     session: Option<String>,
     now: Timestamp,
@@ -100,13 +113,21 @@ pub(super) struct Asks<'a> {
 
 impl Stages {
     /// Returns all stages, in the order in which they plan and act.
-    pub(super) fn all(&self) -> [&dyn Stage; 3] {
-        [&self.device_taints, &self.drain, &self.remediation]
+    pub(super) fn all(&self) -> [&dyn Stage; 5] {
+        [
+            &self.validation,
+            &self.hand_over,
+            &self.device_taints,
+            &self.drain,
+            &self.remediation,
+        ]
     }
 
     /// Returns all stages, in the order in which they plan and act.
-    pub(super) fn all_mut(&mut self) -> [&mut dyn Stage; 3] {
+    pub(super) fn all_mut(&mut self) -> [&mut dyn Stage; 5] {
         [
+            &mut self.validation,
+            &mut self.hand_over,
             &mut self.device_taints,
             &mut self.drain,
             &mut self.remediation,
@@ -143,13 +164,14 @@ impl<'a> Look<'a> {
 impl<'a> Asks<'a> {
     pub(super) fn new(
         agenda: &'a mut Agenda,
-        node: &'a str,
-        session: &Session,
+        awaits: &'a mut Option<Awaits>,
+        (node, session): (&'a str, &Session),
         now: Timestamp,
     ) -> Self {
         let session = session.id.clone();
         Self {
             agenda,
+            awaits,
             node,
             session,
             now,
@@ -172,6 +194,22 @@ impl<'a> Asks<'a> {
     /// Asks for an effect.
     pub(super) fn effect(&mut self, effect: Effect) {
         self.agenda.effects.push(effect);
+    }
+
+    /// Appends events of our own to the store, and notes `text` once they are stored. Until then the node is
+    /// not looked at.
+    pub(super) fn append(&mut self, events: Vec<HealthEvent>, purpose: Purpose, text: String) {
+        let now = self.now;
+        let events = events.into_iter().map(|mut event| {
+            normalise(&mut event, now);
+            (event, now)
+        });
+        *self.awaits = Some(Awaits::OfOurs { text });
+        self.agenda.effects.push(Effect::Append {
+            node: self.node.to_owned(),
+            events: events.collect(),
+            purpose,
+        });
     }
 
     /// Adds a note to the story of the node; with a level, it is logged, too.

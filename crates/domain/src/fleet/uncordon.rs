@@ -2,7 +2,7 @@
 
 use super::common::Common;
 use super::entry::NodeEntry;
-use super::validation::lists_validation;
+use super::stage::validation::lists_validation;
 use crate::node::NodeView;
 use crate::ownership::Ownership;
 use crate::policy::Uncordon;

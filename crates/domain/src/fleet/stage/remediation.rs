@@ -10,9 +10,9 @@ use std::ops::ControlFlow;
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
+use super::validation::waits_for_quiet;
 use super::{Asks, Look, Stage};
 use crate::assess::{CountedEvent, Desired};
-use crate::fleet::validation::waits_for_quiet;
 use crate::fleet::{
     Effect, MadeAnswer, Mode, PlannedResource, RemediationNews, ResourceNews, Settings,
 };

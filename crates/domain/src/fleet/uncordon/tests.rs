@@ -4,7 +4,7 @@ use contract::keys;
 use jiff::SignedDuration;
 use serde_json::json;
 
-use crate::fleet::validation::tests::{ends, fault, looks, until_made, world as validating};
+use crate::fleet::stage::validation::tests::{ends, fault, looks, until_made, world as validating};
 use crate::fleet::world::{Fate, Looked, Restart, World, event};
 use crate::fleet::{FleetInput, MadeAnswer};
 use crate::journal::EntryKind;
@@ -328,7 +328,7 @@ fn a_new_node_that_is_to_be_validated_is_not_let_in_by_what_loads_its_driver() {
     for (minutes, held) in [(9, true), (10, false)] {
         let keys = "action = \"VALIDATE\"\nnewNodesSince = \"2026-01-01T00:00:00Z\"\n\
                     newNodesSelector = \"pool=gpu\"";
-        let mut world = crate::fleet::validation::tests::world_of(
+        let mut world = crate::fleet::stage::validation::tests::world_of(
             keys,
             NodeView::from_object(new.clone()).unwrap(),
         );

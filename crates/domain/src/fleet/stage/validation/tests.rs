@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::drain::DrainConfig;
 use crate::fleet::world::{Fate, Restart, World, event, settings};
-use crate::fleet::{FleetInput, MadeAnswer, Settings};
+use crate::fleet::{FleetInput, MadeAnswer, Mode, Settings};
 use crate::node::{NodeView, Taint};
 use crate::policy::{DEFAULT_POLICY, Policy};
 use crate::remedy::RemedyConfig;

@@ -1,0 +1,47 @@
+//! The stage of a node that is in the hands of an external system ([`crate::handover`]): what its session
+//! has not done already is left undone until the node comes back from there.
+
+use std::ops::ControlFlow;
+
+use jiff::Timestamp;
+
+use super::{Asks, Look, Stage};
+use crate::assess::Desired;
+use crate::handover::is_handed_over;
+use crate::node::Taint;
+
+/// The hand-over of one node. All that it knows stands on the node.
+#[derive(Debug, Default)]
+pub(in crate::fleet) struct HandOver;
+
+impl Stage for HandOver {
+    /// Takes out of what is wanted of the node what its session has not done already.
+    fn plan(
+        &mut self,
+        look: &Look<'_>,
+        desired: &mut Desired,
+        _asks: &mut Asks<'_>,
+    ) -> ControlFlow<()> {
+        let ours = look.ours();
+        if let Some((_, own)) = ours.filter(|(observed, _)| is_handed_over(&observed.view.labels)) {
+            desired.cordon &= own.cordoned;
+            let has = |taint: &Taint| own.taints.iter().any(|one| one.taint == *taint);
+            desired.taints.retain(has);
+        }
+        ControlFlow::Continue(())
+    }
+
+    fn act(&mut self, _look: &Look<'_>, _desired: &Desired, _asks: &mut Asks<'_>) {}
+
+    fn wake_at(&self, _now: Timestamp) -> Option<Timestamp> {
+        None
+    }
+
+    fn awaits_answer(&self) -> bool {
+        false
+    }
+
+    fn clock_moved_back(&mut self, _now: Timestamp) {}
+
+    fn answers_lost(&mut self) {}
+}

@@ -1,0 +1,178 @@
+//! The validation of nodes before they come back, or begin ([`crate::remedy::validation`]).
+//!
+//! The fault that keeps a node out is opened by an event of ours before the node is given back. Its Job is
+//! made by the repair of nodes; once that has succeeded the fault is closed by another event.
+
+use std::ops::ControlFlow;
+
+use contract::HealthEvent;
+use jiff::Timestamp;
+
+use super::{Asks, Look, Stage};
+use crate::assess::Desired;
+use crate::fault::Fault;
+use crate::fleet::Purpose;
+use crate::fleet::common::Common;
+use crate::handover::is_handed_over;
+use crate::ownership::{Ownership, ReleaseRequest};
+use crate::remedy::validation::{FAILED, Validation};
+use crate::remedy::{Attempt, Outcome, RemediationMark};
+
+/// The validation of one node. All that it knows stands on the node and in the fault book.
+#[derive(Debug, Default)]
+pub(in crate::fleet) struct ValidationState;
+
+impl Stage for ValidationState {
+    /// Opens or closes the faults that keep the node out until it has passed.
+    fn plan(
+        &mut self,
+        look: &Look<'_>,
+        desired: &mut Desired,
+        asks: &mut Asks<'_>,
+    ) -> ControlFlow<()> {
+        // Who does not act validates nothing, and says of nothing that it has passed.
+        if !look.common.acts() {
+            return ControlFlow::Continue(());
+        }
+        let faults = look.common.book.faults(look.name).iter();
+        let open: Vec<Fault> = (faults.filter(|fault| Validation::of_fault(fault).is_some()))
+            .cloned()
+            .collect();
+        let Some((events, text)) = next(look, desired, &open) else {
+            return ControlFlow::Continue(());
+        };
+        asks.append(events, Purpose::Validate, text);
+        ControlFlow::Break(())
+    }
+
+    fn act(&mut self, _look: &Look<'_>, _desired: &Desired, _asks: &mut Asks<'_>) {}
+
+    fn wake_at(&self, _now: Timestamp) -> Option<Timestamp> {
+        None
+    }
+
+    fn awaits_answer(&self) -> bool {
+        false
+    }
+
+    fn clock_moved_back(&mut self, _now: Timestamp) {}
+
+    fn answers_lost(&mut self) {}
+}
+
+/// Returns the events to be stored, and what they mean for people.
+fn next(look: &Look<'_>, desired: &Desired, open: &[Fault]) -> Option<(Vec<HealthEvent>, String)> {
+    let own = look.observed?.own.as_deref();
+    if open.is_empty() {
+        let (which, why) = begins(look, desired)?;
+        let action = look.common.validates()?.action.as_deref();
+        let event = which.begins(look.name, action, look.common.now);
+        return Some((vec![event], why.to_owned()));
+    }
+    let gone = |why: &str| {
+        let events = open.iter().map(|fault| fault.gone(why, look.common.now));
+        Some((events.collect(), why.to_owned()))
+    };
+    let Some(own) = own else {
+        if desired.wanted() {
+            return None; // It is to be taken out.
+        }
+        return gone("the node is in service by a person's word");
+    };
+    let counts = |id: &str| desired.events.iter().any(|one| one.event.id == id);
+    if !lists_validation(own) {
+        // The node is to say first why it is out; or it was let in, and is out for another reason.
+        let dismissed = !open.iter().any(|fault| counts(&fault.event.id));
+        return dismissed
+            .then(|| gone("a person has let the node in"))
+            .flatten();
+    }
+    let pending = open.iter().find(|fault| fault.code.is_empty())?;
+    let others = look.common.book.faults(look.name).iter();
+    let mut others = others.filter(|fault| Validation::of_fault(fault).is_none());
+    // What is wrong otherwise is mended first, and the validation of before does not count.
+    let sound = !others.any(|fault| counts(&fault.event.id));
+    let Some(config) = look.common.validates() else {
+        return gone("nodes are not validated any more");
+    };
+    let Some(action) = &config.action else {
+        // Time is enough.
+        if !sound || quiet_until(look.common, look.name, pending) > look.common.now {
+            return None;
+        }
+        return gone("the node has passed its validation");
+    };
+    let last = last_validation(own, pending, action)?;
+    let end = last.end.as_ref()?;
+    match end.outcome {
+        Outcome::Succeeded if sound => gone("the node has passed its validation"),
+        Outcome::Failed if open.iter().all(|fault| fault.code != FAILED) => {
+            let which = Validation::of_fault(pending)?;
+            let why = format!("{} has failed: {}", last.title(), end.why);
+            let text = format!("the node has failed its validation: {why}");
+            Some((vec![which.failed(look.name, &why, look.common.now)], text))
+        }
+        // Another try, or a person: as of any repair.
+        _ => None,
+    }
+}
+
+/// Returns why a node without such a fault is to be validated now.
+fn begins(look: &Look<'_>, desired: &Desired) -> Option<(Validation, &'static str)> {
+    let config = look.common.validates()?;
+    let observed = look.observed?;
+    let (view, own) = (observed.view.as_ref(), observed.own.as_deref());
+    if desired.wanted() || ReleaseRequest::read(view).is_some() || is_handed_over(&view.labels) {
+        return None;
+    }
+    let Some(own) = own else {
+        return (config.holds_new(view)).then_some((
+            Validation::Admission,
+            "the node is new: it is validated first",
+        ));
+    };
+    let repaired = (own.mark.remediation.iter())
+        .flat_map(RemediationMark::repairs)
+        .any(|one| one.made.is_some());
+    let validated = lists_validation(own);
+    let ends = !look.undone_by_person && !look.common.book.misses_monitors(look.name);
+    (config.after_repair && repaired && !validated && ends && own.takes_node_out()).then_some((
+        Validation::Return,
+        "the node was repaired: it is validated before it comes back",
+    ))
+}
+
+/// Returns until when a node that is validated is to have no new fault, before its Job begins.
+fn quiet_until(common: &Common, name: &str, pending: &Fault) -> Timestamp {
+    let quiet = common.validates().map(|config| config.quiet);
+    let faults = common.book.faults(name).iter();
+    let newest = faults.map(|fault| fault.first_seen).max();
+    let since = newest.unwrap_or(pending.first_seen);
+    since
+        .checked_add(quiet.unwrap_or_default())
+        .unwrap_or(Timestamp::MAX)
+}
+
+/// Returns until when nothing begins on a node that is validated; `None` where it is not, or that is
+/// over.
+pub(in crate::fleet) fn waits_for_quiet(common: &Common, name: &str) -> Option<Timestamp> {
+    let mut faults = common.book.faults(name).iter();
+    let pending = faults.find(|fault| Validation::of_fault(fault).is_some())?;
+    Some(quiet_until(common, name, pending)).filter(|until| *until > common.now)
+}
+
+/// Returns whether the session lists an event about validation.
+pub(in crate::fleet) fn lists_validation(own: &Ownership) -> bool {
+    let mut events = own.events.iter();
+    events.any(|event| Validation::of(event).is_some())
+}
+
+/// Returns the newest attempt of this action that was made for a fault, and after the last repair.
+fn last_validation<'a>(own: &'a Ownership, pending: &Fault, action: &str) -> Option<&'a Attempt> {
+    let attempts = own.mark.remediation.as_ref()?.validations().iter();
+    let mut ours = attempts.filter(|one| one.action == action && one.since >= pending.first_seen);
+    ours.next_back()
+}
+
+#[cfg(test)]
+pub(in crate::fleet) mod tests;
