@@ -90,8 +90,8 @@ impl Fleet {
 
     /// Takes news of the custom resource of a node's drain or repair.
     pub(super) fn take_resource(&mut self, node: &str, resource: &str, news: ResourceNews) {
-        let looks = self.in_stages(node, |stages, look, asks| {
-            let of_drain = stages.drain.custom.take(look, resource, &news, asks);
+        let looks = self.in_stages(node, |stages, facts, asks| {
+            let of_drain = stages.drain.custom.take(facts, resource, &news, asks);
             of_drain || stages.remediation.take(resource, news)
         });
         if looks == Some(true) {
@@ -101,8 +101,8 @@ impl Fleet {
 
     /// Takes the answer to a custom resource that was to be made.
     pub(super) fn resource_made(&mut self, node: &str, key: &str, answer: MadeAnswer) {
-        let looks = self.in_stages(node, |stages, look, asks| {
-            let of_drain = stages.drain.custom.made(look, key, &answer, asks);
+        let looks = self.in_stages(node, |stages, facts, asks| {
+            let of_drain = stages.drain.custom.made(facts, key, &answer, asks);
             of_drain || stages.remediation.made(node, key, answer, asks)
         });
         if looks == Some(true) {

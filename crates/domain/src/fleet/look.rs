@@ -8,7 +8,7 @@ use serde_json::json;
 use super::claim::Claim;
 use super::entry::NodeEntry;
 use super::show::unknown_policy;
-use super::stage::{Asks, Look, Stages};
+use super::stage::{Asks, Facts, Stages};
 use super::{Effect, Fleet, Level, Mode, Owns, Planned, RuleSetOutcome};
 use crate::assess::{Desired, FaultRuling};
 use crate::brake::Hold;
@@ -201,18 +201,18 @@ impl Fleet {
 
     /// Lets every stage of a node plan. `Break` where one of them waits for something to be known.
     fn plan(&mut self, name: &str, desired: &mut Desired) -> ControlFlow<()> {
-        let planned = self.in_stages(name, |stages, look, asks| {
+        let planned = self.in_stages(name, |stages, facts, asks| {
             let mut stages = stages.all_mut().into_iter();
-            stages.try_for_each(|stage| stage.plan(look, desired, asks))
+            stages.try_for_each(|stage| stage.plan(facts, desired, asks))
         });
         planned.unwrap_or(ControlFlow::Continue(()))
     }
 
     /// Lets every stage of a node act.
     fn act(&mut self, name: &str, desired: &Desired) {
-        self.in_stages(name, |stages, look, asks| {
+        self.in_stages(name, |stages, facts, asks| {
             for stage in stages.all_mut() {
-                stage.act(look, desired, asks);
+                stage.act(facts, desired, asks);
             }
         });
     }
@@ -221,10 +221,10 @@ impl Fleet {
     pub(super) fn in_stages<T>(
         &mut self,
         name: &str,
-        run: impl FnOnce(&mut Stages, &Look<'_>, &mut Asks<'_>) -> T,
+        run: impl FnOnce(&mut Stages, &Facts<'_>, &mut Asks<'_>) -> T,
     ) -> Option<T> {
         let entry = self.nodes.get_mut(name)?;
-        let look = Look {
+        let facts = Facts {
             name,
             common: &self.common,
             observed: entry.observed.as_ref(),
@@ -241,7 +241,7 @@ impl Fleet {
             (name, &entry.session),
             self.common.now,
         );
-        Some(run(&mut entry.stages, &look, &mut asks))
+        Some(run(&mut entry.stages, &facts, &mut asks))
     }
 
     /// Steps the session of a node. Returns what the step asks for.

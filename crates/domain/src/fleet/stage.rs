@@ -1,7 +1,7 @@
 //! The stages of a node's way out of service and back.
 //!
 //! A look at a node is: every stage plans what it wants of the node, the session steps, every stage acts on
-//! what the node says then ([`look`](super::look)). A stage reads the [`Look`] and its own state, and changes
+//! what the node says then ([`look`](super::look)). A stage reads the [`Facts`] and its own state, and changes
 //! its own state only; what is to be done outside it asks for with [`Asks`].
 //!
 //! To add a stage: a file here with its state and `impl Stage`, a field of [`Stages`] and its name in
@@ -43,7 +43,7 @@ pub(super) trait Stage {
     /// first that the stage has asked for: then the session does not step, and no stage acts.
     fn plan(
         &mut self,
-        _look: &Look<'_>,
+        _facts: &Facts<'_>,
         _desired: &mut Desired,
         _asks: &mut Asks<'_>,
     ) -> ControlFlow<()> {
@@ -52,7 +52,7 @@ pub(super) trait Stage {
 
     /// Does what follows from the state of the node and from what is wanted of it, after the session has
     /// stepped.
-    fn act(&mut self, look: &Look<'_>, desired: &Desired, asks: &mut Asks<'_>);
+    fn act(&mut self, facts: &Facts<'_>, desired: &Desired, asks: &mut Asks<'_>);
 
     /// Starts or stops watching what the stage watches, to match what the look has asked for.
     fn settle(&mut self, _asks: &mut Asks<'_>) {}
@@ -82,7 +82,7 @@ pub(super) struct Stages {
 
 /// What a stage may read while its node is looked at.
 #[derive(Clone, Copy)]
-pub(super) struct Look<'a> {
+pub(super) struct Facts<'a> {
     pub(super) name: &'a str,
     pub(super) common: &'a Common,
     /// The node as decisions see it; `None` where the cluster does not have it.
@@ -149,9 +149,9 @@ impl Stages {
     }
 }
 
-// === impl Look ===
+// === impl Facts ===
 
-impl<'a> Look<'a> {
+impl<'a> Facts<'a> {
     /// Returns the node, and what is ours on it; `None` where it carries no session.
     pub(super) fn ours(&self) -> Option<(&'a Observed, &'a Ownership)> {
         let observed = self.observed?;

@@ -11,7 +11,7 @@ use std::fmt::Write as _;
 use jiff::Timestamp;
 use serde_json::json;
 
-use super::{Asks, Look, Stage};
+use super::{Asks, Facts, Stage};
 use crate::assess::Desired;
 use crate::device::{DeviceId, DeviceTaint, NodeDevices, Rule, RuleChange, RuleSpec, TaintEffect};
 use crate::fleet::common::Common;
@@ -98,9 +98,11 @@ impl DeviceTaints {
 
     /// Returns the changes that make the rules of the node what they should be, but for those of
     /// rules with a change under way.
-    fn changes(&self, look: &Look<'_>, desired: &Desired) -> Vec<RuleChange> {
-        let seen = self.rules(look.name, look.common);
-        let in_session = look.observed.is_some_and(|observed| observed.own.is_some());
+    fn changes(&self, facts: &Facts<'_>, desired: &Desired) -> Vec<RuleChange> {
+        let seen = self.rules(facts.name, facts.common);
+        let in_session = facts
+            .observed
+            .is_some_and(|observed| observed.own.is_some());
         let mut wanted = BTreeMap::new();
         for (device, taints) in &desired.devices {
             for taint in taints {
@@ -129,9 +131,9 @@ impl DeviceTaints {
             }
         }
         if !wanted.is_empty() {
-            let devices = look.common.devices.of_node(look.name);
+            let devices = facts.common.devices.of_node(facts.name);
             let missing = wanted.into_iter().map(|((device, _), taint)| {
-                RuleChange::Create(rule_spec(look, &devices, device, taint))
+                RuleChange::Create(rule_spec(facts, &devices, device, taint))
             });
             changes.extend(missing);
         }
@@ -140,8 +142,8 @@ impl DeviceTaints {
     }
 
     /// Asks for the change of a rule; in a dry run goes on as if it had been made.
-    fn plan_rule(&mut self, look: &Look<'_>, change: RuleChange, asks: &mut Asks<'_>) {
-        let common = look.common;
+    fn plan_rule(&mut self, facts: &Facts<'_>, change: RuleChange, asks: &mut Asks<'_>) {
+        let common = facts.common;
         let pods = common.devices.pods(change.device());
         let text = format!("{change}{}", users(&pods));
         let detail = json!({
@@ -168,7 +170,7 @@ impl DeviceTaints {
         asks.note(Note { kind, text, detail }, Some(Level::Info));
         self.in_flight.insert(change.rule_name());
         asks.effect(Effect::Rule(Box::new(PlannedRule {
-            node: look.name.to_owned(),
+            node: facts.name.to_owned(),
             session: asks.session(),
             change,
         })));
@@ -182,12 +184,12 @@ impl DeviceTaints {
 
 impl Stage for DeviceTaints {
     /// Brings the rules of the node in line with what is wanted.
-    fn act(&mut self, look: &Look<'_>, desired: &Desired, asks: &mut Asks<'_>) {
-        let now = look.common.now;
-        if look.unsettled {
+    fn act(&mut self, facts: &Facts<'_>, desired: &Desired, asks: &mut Asks<'_>) {
+        let now = facts.common.now;
+        if facts.unsettled {
             return; // Looked at again when the node says what it is.
         }
-        let changes = self.changes(look, desired);
+        let changes = self.changes(facts, desired);
         if changes.is_empty() {
             if self.in_flight.is_empty() {
                 self.settled();
@@ -209,7 +211,7 @@ impl Stage for DeviceTaints {
         }
         self.not_before = None;
         for change in changes {
-            self.plan_rule(look, change, asks);
+            self.plan_rule(facts, change, asks);
         }
     }
 
@@ -235,19 +237,19 @@ impl Stage for DeviceTaints {
 }
 
 fn rule_spec(
-    look: &Look<'_>,
+    facts: &Facts<'_>,
     devices: &NodeDevices,
     device: DeviceId,
     taint: DeviceTaint,
 ) -> RuleSpec {
     let published = devices.get(&device);
     let gpu = published.and_then(|one| one.gpu.clone().or_else(|| one.pci.clone()));
-    let settings = &look.common.settings;
+    let settings = &facts.common.settings;
     let by = settings.owns.maker();
     RuleSpec {
         device,
         taint,
-        node: look.name.to_owned(),
+        node: facts.name.to_owned(),
         gpu: gpu.unwrap_or_default(),
         store: (by == Maker::Node).then(|| settings.store.clone()),
         by,

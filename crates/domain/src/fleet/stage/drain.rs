@@ -11,7 +11,7 @@ use std::sync::Arc;
 use jiff::{SignedDuration, Timestamp};
 
 use super::remediation::NOT_OUT;
-use super::{Asks, Look, Stage};
+use super::{Asks, Facts, Stage};
 use crate::assess::{Desired, DrainStage};
 use crate::device::{DeviceTaint, TaintEffect};
 use crate::drain::partial::{Gpus, fate_of};
@@ -78,19 +78,19 @@ type Leaving = (PodView, DrainMode, Next);
 impl<'a> DrainOrder<'a> {
     /// Returns the drain that is wanted of a node that says what of it is out of service: by the switch,
     /// and by the senders of its faults.
-    fn of(look: &Look<'a>, own: &Ownership, desired: &Desired) -> Option<Self> {
-        let uuids = drained_gpus(look, own, desired)?;
-        if skips_drain(look, own, desired).is_some() {
+    fn of(facts: &Facts<'a>, own: &Ownership, desired: &Desired) -> Option<Self> {
+        let uuids = drained_gpus(facts, own, desired)?;
+        if skips_drain(facts, own, desired).is_some() {
             return None;
         }
-        let (common, now) = (look.common, look.common.now);
+        let (common, now) = (facts.common, facts.common.now);
         let mark = own.mark.drain_of(&uuids);
         Some(Self {
             drain: Drain {
                 since: mark.map_or(now, |mark| mark.since.min(now)),
                 force: desired.drains()?,
             },
-            gpus: (!uuids.is_empty()).then(|| common.devices.gpus(look.name, &uuids)),
+            gpus: (!uuids.is_empty()).then(|| common.devices.gpus(facts.name, &uuids)),
             uuids,
             config: common.settings.drain.as_deref()?,
         })
@@ -186,12 +186,12 @@ impl DrainState {
 
     /// Takes in how far the drain of the node is, and adds to its story why all its pods stay, where they
     /// do in spite of the switch.
-    fn note_eviction(&mut self, look: &Look<'_>, desired: &Desired, asks: &mut Asks<'_>) {
-        let eviction = self.eviction_now(look, desired);
+    fn note_eviction(&mut self, facts: &Facts<'_>, desired: &Desired, asks: &mut Asks<'_>) {
+        let eviction = self.eviction_now(facts, desired);
         if self.eviction() == eviction.as_ref() {
             return;
         }
-        let drains = look.common.settings.drain.is_some();
+        let drains = facts.common.settings.drain.is_some();
         if let Some(why) = (eviction.as_ref()).filter(|one| drains && one.is_skipped()) {
             let note = Note::new(EntryKind::Session, why.message.clone());
             asks.note(note, None);
@@ -200,8 +200,8 @@ impl DrainState {
     }
 
     /// Returns how far the drain of a node that is out of service is.
-    fn eviction_now(&self, look: &Look<'_>, desired: &Desired) -> Option<Eviction> {
-        let (_, own) = look.ours().filter(|(_, own)| own.takes_node_out())?;
+    fn eviction_now(&self, facts: &Facts<'_>, desired: &Desired) -> Option<Eviction> {
+        let (_, own) = facts.ours().filter(|(_, own)| own.takes_node_out())?;
         let stuck = self.pods.as_ref().and_then(|pods| pods.stuck.as_deref());
         let mark = match desired.drain {
             Some(_) => own.mark.drain_of(&desired.drain_gpus),
@@ -214,7 +214,7 @@ impl DrainState {
             }
             (Some(_), Some(stuck)) => Eviction::new(EvictionWord::Failed, stuck),
             (Some(_), None) => Eviction::new(EvictionWord::InProgress, ""),
-            (None, _) => match skips_drain(look, own, desired) {
+            (None, _) => match skips_drain(facts, own, desired) {
                 Some(skip) if desired.takes_node_out() => Eviction::skipped(&skip),
                 _ => Eviction::new(EvictionWord::NotStarted, ""),
             },
@@ -225,7 +225,7 @@ impl DrainState {
     /// pods it is about; none: all pods.
     fn stage_of(
         &self,
-        look: &Look<'_>,
+        facts: &Facts<'_>,
         own: &Ownership,
         desired: &Desired,
         gpus: &[String],
@@ -236,19 +236,19 @@ impl DrainState {
             return Some(DrainStage::Drained);
         }
         let begun = mark.map(|_| DrainStage::Draining);
-        if waits_for_others(look, own).is_some() {
+        if waits_for_others(facts, own).is_some() {
             return begun;
         }
-        let order = DrainOrder::of(look, own, desired)?;
-        if let Some(custom) = custom_of(look) {
-            let done = self.custom.is_done(look.name, own, &custom);
+        let order = DrainOrder::of(facts, own, desired)?;
+        if let Some(custom) = custom_of(facts) {
+            let done = self.custom.is_done(facts.name, own, &custom);
             return Some(if done {
                 DrainStage::Drained
             } else {
                 DrainStage::Draining
             });
         }
-        let now = look.common.now;
+        let now = facts.common.now;
         let Some(pods) = self.pods.as_ref().filter(|pods| pods.sees_pods()) else {
             return begun;
         };
@@ -269,13 +269,13 @@ impl DrainState {
     /// it is being drained.
     fn remove_pods(
         &mut self,
-        look: &Look<'_>,
+        facts: &Facts<'_>,
         own: &Ownership,
         order: &DrainOrder<'_>,
         (mark, begins): (Option<DrainMark>, bool),
         asks: &mut Asks<'_>,
     ) {
-        let now = look.common.now;
+        let now = facts.common.now;
         let pods = self.pods_mut();
         let unseen_at = pods.look_for_pods(now);
         if !pods.listed {
@@ -290,7 +290,7 @@ impl DrainState {
             .map(|(pod, mode, next)| (pod.clone(), mode, next))
             .collect();
         pods.wake = pods.next_wake(&leaving, order, own, unseen_at, now);
-        let held = look.veto.map(|veto| format!("the end of {veto}; then "));
+        let held = facts.veto.map(|veto| format!("the end of {veto}; then "));
         let awaited = match &pods.failing {
             Some(why) if leaving.is_empty() => format!("its pods to be read: {why}"),
             _ => awaits(&leaving, &pods.tries),
@@ -304,10 +304,10 @@ impl DrainState {
             pods.note_drain(order, asks);
         }
         pods.ask_about(&leaving, order, asks);
-        if look.common.acts() {
+        if facts.common.acts() {
             pods.tell_who_is_waited_for(&leaving, order.drain.since, asks);
         }
-        if look.veto.is_some() {
+        if facts.veto.is_some() {
             return; // Each eviction is a beginning of its own.
         }
         for (pod, mode, next) in leaving {
@@ -315,7 +315,7 @@ impl DrainState {
                 Next::Evict(grace) => Some(grace),
                 Next::Delete => None,
                 Next::AskCheckpoint => {
-                    pods.ask_for_checkpoint(&pod, look, asks);
+                    pods.ask_for_checkpoint(&pod, facts, asks);
                     continue;
                 }
                 Next::Wait(_)
@@ -324,7 +324,7 @@ impl DrainState {
                 | Next::Unknown
                 | Next::Checkpoint(_) => continue,
             };
-            pods.remove(&pod, mode, evict, look, asks);
+            pods.remove(&pod, mode, evict, facts, asks);
         }
     }
 }
@@ -340,41 +340,41 @@ impl Stage for DrainState {
     /// Writes down how far the drain is to be, and the GPUs whose pods it is about.
     fn plan(
         &mut self,
-        look: &Look<'_>,
+        facts: &Facts<'_>,
         desired: &mut Desired,
         asks: &mut Asks<'_>,
     ) -> ControlFlow<()> {
-        self.begun = look.session.phase == Phase::Draining;
-        if let Some((_, own)) = look.ours() {
-            let wanted = drained_gpus(look, own, desired);
+        self.begun = facts.session.phase == Phase::Draining;
+        if let Some((_, own)) = facts.ours() {
+            let wanted = drained_gpus(facts, own, desired);
             let gpus = wanted.unwrap_or_else(|| own.mark.drain_gpus.clone());
-            if let Some(stage) = self.stage_of(look, own, desired, &gpus) {
+            if let Some(stage) = self.stage_of(facts, own, desired, &gpus) {
                 (desired.drain, desired.drain_gpus) = (Some(stage), gpus);
             }
         }
-        self.note_eviction(look, desired, asks);
+        self.note_eviction(facts, desired, asks);
         ControlFlow::Continue(())
     }
 
     /// Removes the pods of the node that are to leave now.
-    fn act(&mut self, look: &Look<'_>, desired: &Desired, asks: &mut Asks<'_>) {
+    fn act(&mut self, facts: &Facts<'_>, desired: &Desired, asks: &mut Asks<'_>) {
         let begins = !self.begun;
-        if let Some((_, own)) = look.ours().filter(|_| look.session.phase.is_out())
-            && let Some(order) = DrainOrder::of(look, own, desired)
+        if let Some((_, own)) = facts.ours().filter(|_| facts.session.phase.is_out())
+            && let Some(order) = DrainOrder::of(facts, own, desired)
         {
             let mark = own.mark.drain_of(&order.uuids);
             if !mark.is_some_and(|mark| mark.done.is_some()) {
                 self.pods_mut().wanted = true;
-                if let Some(waits) = waits_for_others(look, own) {
+                if let Some(waits) = waits_for_others(facts, own) {
                     self.pods_mut().awaits = Some(waits.to_owned());
-                } else if let Some(custom) = custom_of(look) {
-                    self.ask_for_custom(look, own, desired, &custom, &order, asks);
+                } else if let Some(custom) = custom_of(facts) {
+                    self.ask_for_custom(facts, own, desired, &custom, &order, asks);
                 } else {
-                    self.remove_pods(look, own, &order, (mark, begins), asks);
+                    self.remove_pods(facts, own, &order, (mark, begins), asks);
                 }
             }
         }
-        self.withdraw_custom(look, desired, asks);
+        self.withdraw_custom(facts, desired, asks);
     }
 
     /// Starts or stops watching the pods of the node, to match what the last look asked for.
@@ -461,12 +461,12 @@ impl NodePods {
         pod: &PodView,
         mode: DrainMode,
         evict: Option<SignedDuration>,
-        look: &Look<'_>,
+        facts: &Facts<'_>,
         asks: &mut Asks<'_>,
     ) {
         let next = evict.map_or(Next::Delete, Next::Evict);
         let text = format!("pod {} {next} ({})", pod.title(), mode.name());
-        if look.common.settings.mode == Mode::DryRun {
+        if facts.common.settings.mode == Mode::DryRun {
             return self.pretend(pod, &text, asks);
         }
         if !self.begins_try(pod, asks.now()) {
@@ -477,7 +477,7 @@ impl NodePods {
             asks.note(note, Some(Level::Warn));
         }
         asks.effect(Effect::Remove(Box::new(PlannedRemoval {
-            node: look.name.to_owned(),
+            node: facts.name.to_owned(),
             session: asks.session(),
             namespace: pod.namespace.clone(),
             name: pod.name.clone(),
@@ -489,9 +489,9 @@ impl NodePods {
 
     /// Tells a pod that it may write a checkpoint, where it is time; in a dry run goes on as if the pod had left.
     /// What the pod answers, and until when it is waited for, says [`crate::drain`].
-    fn ask_for_checkpoint(&mut self, pod: &PodView, look: &Look<'_>, asks: &mut Asks<'_>) {
+    fn ask_for_checkpoint(&mut self, pod: &PodView, facts: &Facts<'_>, asks: &mut Asks<'_>) {
         let text = format!("pod {} {}", pod.title(), Next::AskCheckpoint);
-        if look.common.settings.mode == Mode::DryRun {
+        if facts.common.settings.mode == Mode::DryRun {
             return self.pretend(pod, &text, asks);
         }
         if !self.begins_try(pod, asks.now()) {
@@ -499,7 +499,7 @@ impl NodePods {
         }
         asks.note(Note::new(EntryKind::Session, text), None);
         asks.effect(Effect::Checkpoint(Box::new(PlannedCheckpoint {
-            node: look.name.to_owned(),
+            node: facts.name.to_owned(),
             session: asks.session(),
             namespace: pod.namespace.clone(),
             name: pod.name.clone(),
@@ -519,15 +519,15 @@ impl NodePods {
 }
 
 /// Returns what drains the node, where that is a custom resource.
-fn custom_of(look: &Look<'_>) -> Option<Arc<CustomDrain>> {
-    let custom = look.common.settings.drain.as_ref()?.custom.as_ref()?;
-    let applies = custom.applies_to(&look.observed?.view.labels);
+fn custom_of(facts: &Facts<'_>) -> Option<Arc<CustomDrain>> {
+    let custom = facts.common.settings.drain.as_ref()?.custom.as_ref()?;
+    let applies = custom.applies_to(&facts.observed?.view.labels);
     applies.then(|| Arc::clone(custom))
 }
 
 /// Returns why nothing is done about the pods now, whatever is wanted; `None` where something is.
-fn waits_for_others(look: &Look<'_>, own: &Ownership) -> Option<&'static str> {
-    let view = &look.observed?.view;
+fn waits_for_others(facts: &Facts<'_>, own: &Ownership) -> Option<&'static str> {
+    let view = &facts.observed?.view;
     // Pods that leave a node that is not out of service could come back.
     let not_out = || own.lacks_a_deed(view).then_some(NOT_OUT);
     let handed_over = is_handed_over(&view.labels).then_some(HANDED_OVER);
@@ -535,8 +535,8 @@ fn waits_for_others(look: &Look<'_>, own: &Ownership) -> Option<&'static str> {
 }
 
 /// Returns why the pods of a node that is out of service all stay; `None` where they do not.
-fn skips_drain(look: &Look<'_>, own: &Ownership, desired: &Desired) -> Option<Skip> {
-    if look.common.settings.drain.is_none() {
+fn skips_drain(facts: &Facts<'_>, own: &Ownership, desired: &Desired) -> Option<Skip> {
+    if facts.common.settings.drain.is_none() {
         return Some(Skip::Off);
     }
     // It has no place to say how far its drain is.
@@ -548,30 +548,30 @@ fn skips_drain(look: &Look<'_>, own: &Ownership, desired: &Desired) -> Option<Sk
         return Some(route.unwrap_or(Skip::Override));
     }
     // One that was begun stays so.
-    let veto = look.veto.filter(|_| own.mark.drain.is_none());
+    let veto = facts.veto.filter(|_| own.mark.drain.is_none());
     veto.map(|veto| Skip::Veto(veto.to_string()))
 }
 
 /// Returns the GPUs by UUID whose pods are to leave a node that is out of service, or has single
 /// devices that are; none: all its pods. `None`: no pod is.
-fn drained_gpus(look: &Look<'_>, own: &Ownership, desired: &Desired) -> Option<Vec<String>> {
-    let config = look.common.settings.drain.as_ref()?;
+fn drained_gpus(facts: &Facts<'_>, own: &Ownership, desired: &Desired) -> Option<Vec<String>> {
+    let config = facts.common.settings.drain.as_ref()?;
     match (own.takes_node_out(), desired.takes_node_out()) {
         // No further pod is to leave than were to before.
-        (was, is) if was == is && own.mark.drain.is_some() && look.veto.is_some() => {
+        (was, is) if was == is && own.mark.drain.is_some() && facts.veto.is_some() => {
             Some(own.mark.drain_gpus.clone())
         }
         // One that was begun with all pods goes on so.
         (true, true) if own.mark.drain.is_some() && own.mark.drain_gpus.is_empty() => {
             Some(Vec::new())
         }
-        (true, true) if custom_of(look).is_some() => Some(Vec::new()),
-        (true, true) if config.partial && !look.repairs_whole_node => {
+        (true, true) if custom_of(facts).is_some() => Some(Vec::new()),
+        (true, true) if config.partial && !facts.repairs_whole_node => {
             Some(desired.reset_gpus().unwrap_or_default())
         }
         (true, true) => Some(Vec::new()),
-        (false, false) if config.partial && custom_of(look).is_none() => {
-            let known = look.common.devices.of_node(look.name);
+        (false, false) if config.partial && custom_of(facts).is_none() => {
+            let known = facts.common.devices.of_node(facts.name);
             let out = |taints: &[DeviceTaint]| {
                 taints.iter().any(|taint| taint.effect > TaintEffect::None)
             };

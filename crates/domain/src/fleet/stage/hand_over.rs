@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 
 use jiff::Timestamp;
 
-use super::{Asks, Look, Stage};
+use super::{Asks, Facts, Stage};
 use crate::assess::Desired;
 use crate::handover::is_handed_over;
 use crate::node::Taint;
@@ -18,11 +18,11 @@ impl Stage for HandOver {
     /// Takes out of what is wanted of the node what its session has not done already.
     fn plan(
         &mut self,
-        look: &Look<'_>,
+        facts: &Facts<'_>,
         desired: &mut Desired,
         _asks: &mut Asks<'_>,
     ) -> ControlFlow<()> {
-        let ours = look.ours();
+        let ours = facts.ours();
         if let Some((_, own)) = ours.filter(|(observed, _)| is_handed_over(&observed.view.labels)) {
             desired.cordon &= own.cordoned;
             let has = |taint: &Taint| own.taints.iter().any(|one| one.taint == *taint);
@@ -31,7 +31,7 @@ impl Stage for HandOver {
         ControlFlow::Continue(())
     }
 
-    fn act(&mut self, _look: &Look<'_>, _desired: &Desired, _asks: &mut Asks<'_>) {}
+    fn act(&mut self, _facts: &Facts<'_>, _desired: &Desired, _asks: &mut Asks<'_>) {}
 
     fn wake_at(&self, _now: Timestamp) -> Option<Timestamp> {
         None

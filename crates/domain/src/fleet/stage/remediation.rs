@@ -11,7 +11,7 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use super::validation::waits_for_quiet;
-use super::{Asks, Look, Stage};
+use super::{Asks, Facts, Stage};
 use crate::assess::{CountedEvent, Desired};
 use crate::fleet::{
     Effect, MadeAnswer, Mode, PlannedResource, RemediationNews, ResourceNews, Settings,
@@ -221,24 +221,29 @@ impl RemediationState {
     }
 
     /// Returns what is decided about the repair of a node that is out of service; `None` where nothing is.
-    fn decide(&mut self, look: &Look<'_>, own: &Ownership, desired: &Desired) -> Option<Decision> {
+    fn decide(
+        &mut self,
+        facts: &Facts<'_>,
+        own: &Ownership,
+        desired: &Desired,
+    ) -> Option<Decision> {
         // A session of NVSentinel has no place to say how far its repair is.
         let applies =
             own.takes_node_out() && own.replaced_labels.is_some() && desired.takes_node_out();
-        let settings = &look.common.settings;
+        let settings = &facts.common.settings;
         let mark = own.mark.remediation.as_ref();
-        let observed = look.observed.filter(|_| applies)?;
+        let observed = facts.observed.filter(|_| applies)?;
         if settings.remedy.is_none() && mark.is_none() {
             return None;
         }
-        let hold = (look.veto.map(vetoed))
+        let hold = (facts.veto.map(vetoed))
             .or_else(|| hold(&observed.view, own, desired))
             .or_else(|| {
                 let why = "a while without a new fault";
-                let quiet_until = waits_for_quiet(look.common, look.name);
+                let quiet_until = waits_for_quiet(facts.common, facts.name);
                 quiet_until.map(|until| Hold::Until(until, why.to_owned()))
             });
-        let earlier = mark.map_or(&look.session.repairs, |mark| &mark.earlier);
+        let earlier = mark.map_or(&facts.session.repairs, |mark| &mark.earlier);
         if let Some(open) = mark.and_then(RemediationMark::under_way) {
             self.turn_to(open);
         }
@@ -265,7 +270,7 @@ impl RemediationState {
             hold: hold.as_ref(),
             partial: !own.mark.drain_gpus.is_empty(),
             earlier,
-            now: look.common.now,
+            now: facts.common.now,
         }))
     }
 
@@ -306,8 +311,8 @@ impl RemediationState {
 
     /// Returns whether something is gone from the node, and what tells whether a machine did it is to be heard
     /// first: whether the repair that is under way was begun.
-    fn awaits_begin(&mut self, look: &Look<'_>) -> bool {
-        let Some((observed, own)) = look.ours().filter(|_| look.common.acts()) else {
+    fn awaits_begin(&mut self, facts: &Facts<'_>) -> bool {
+        let Some((observed, own)) = facts.ours().filter(|_| facts.common.acts()) else {
             return false;
         };
         let mark = own.mark.remediation.as_ref();
@@ -324,14 +329,14 @@ impl RemediationState {
     /// been made and had succeeded.
     fn make(
         &mut self,
-        look: &Look<'_>,
+        facts: &Facts<'_>,
         view: &NodeView,
         desired: &Desired,
         open: &Attempt,
         asks: &mut Asks<'_>,
     ) {
-        let settings = &look.common.settings;
-        if self.making || self.not_before.is_some_and(|at| look.common.now < at) {
+        let settings = &facts.common.settings;
+        if self.making || self.not_before.is_some_and(|at| facts.common.now < at) {
             return; // Looked at again when an answer is there, or then.
         }
         let mut events = desired.events.iter().map(|one| &one.event);
@@ -369,7 +374,7 @@ impl RemediationState {
         // That it was not there says nothing from here on.
         self.seen = Seen::Unknown;
         asks.effect(Effect::Make(Box::new(PlannedResource {
-            node: look.name.to_owned(),
+            node: facts.name.to_owned(),
             session: asks.session(),
             key: open.key(),
             action: open.action.clone(),
@@ -386,17 +391,17 @@ impl RemediationState {
     }
 
     /// Deletes the custom resource of an attempt that is not wanted any more, once.
-    fn withdraw(&mut self, look: &Look<'_>, open: &Attempt, asks: &mut Asks<'_>) {
+    fn withdraw(&mut self, facts: &Facts<'_>, open: &Attempt, asks: &mut Asks<'_>) {
         let known = self.withdrawn.as_ref().map(Attempt::key);
-        if known == Some(open.key()) || !look.common.acts() {
+        if known == Some(open.key()) || !facts.common.acts() {
             return;
         }
         self.withdrawn = Some(open.clone());
-        asks.effect(withdrawal(look.name, open.clone()));
+        asks.effect(withdrawal(facts.name, open.clone()));
     }
 
     /// Adds to the story of the node what has become of its repair since it was last looked at.
-    fn note_repair(&mut self, look: &Look<'_>, own: &Ownership, asks: &mut Asks<'_>) {
+    fn note_repair(&mut self, facts: &Facts<'_>, own: &Ownership, asks: &mut Asks<'_>) {
         let mark = own.mark.remediation.clone().unwrap_or_default();
         let before = self.noted.replace(mark.clone());
         if before.as_ref() == Some(&mark) {
@@ -428,7 +433,7 @@ impl RemediationState {
             if known.is_none_or(|known| known.end.is_none()) {
                 asks.note(of_attempt(one, one.ending()), None);
                 asks.effect(Effect::Remediation(RemediationNews::Ended {
-                    node: look.name.to_owned(),
+                    node: facts.name.to_owned(),
                     action: one.action.clone(),
                     outcome: end.outcome,
                 }));
@@ -439,7 +444,7 @@ impl RemediationState {
         if mark.state().is_none() && was.is_some_and(|was| begun.contains(&was)) {
             let text = match &self.awaits {
                 Some(awaits) => format!("no repair goes on now; awaited is {awaits}"),
-                None if look.common.settings.remedy.is_none() => {
+                None if facts.common.settings.remedy.is_none() => {
                     "no repair goes on: repairs are switched off".to_owned()
                 }
                 None => "no repair goes on: the faults that are open ask for none now".to_owned(),
@@ -464,51 +469,51 @@ impl Stage for RemediationState {
     /// Decides what the session is to say of the repair.
     fn plan(
         &mut self,
-        look: &Look<'_>,
+        facts: &Facts<'_>,
         desired: &mut Desired,
         asks: &mut Asks<'_>,
     ) -> ControlFlow<()> {
-        let Some((_, own)) = look.ours() else {
+        let Some((_, own)) = facts.ours() else {
             return ControlFlow::Continue(());
         };
-        let Some(decision) = self.decide(look, own, desired) else {
+        let Some(decision) = self.decide(facts, own, desired) else {
             return ControlFlow::Continue(());
         };
-        let quiet_until = waits_for_quiet(look.common, look.name);
+        let quiet_until = waits_for_quiet(facts.common, facts.name);
         self.take_decision(own, &decision, quiet_until, asks);
         desired.remediation = decision.mark;
-        if desired.remediation.is_some() && self.awaits_begin(look) {
+        if desired.remediation.is_some() && self.awaits_begin(facts) {
             return ControlFlow::Break(()); // Looked at again when it is told.
         }
         ControlFlow::Continue(())
     }
 
     /// Makes the custom resource that is to be made now, and tells what has become of those before.
-    fn act(&mut self, look: &Look<'_>, desired: &Desired, asks: &mut Asks<'_>) {
-        let Some((observed, own)) = look.ours() else {
-            if look.observed.is_some() {
+    fn act(&mut self, facts: &Facts<'_>, desired: &Desired, asks: &mut Asks<'_>) {
+        let Some((observed, own)) = facts.ours() else {
+            if facts.observed.is_some() {
                 (self.noted, self.awaits, self.whole) = (None, None, false);
                 self.unsupported.clear();
                 self.skipped.clear();
             }
             return;
         };
-        self.note_repair(look, own, asks);
+        self.note_repair(facts, own, asks);
         let mark = own.mark.remediation.as_ref();
         let Some(open) = mark.and_then(RemediationMark::under_way) else {
             return;
         };
         let same = |one: &&Attempt| one.key() == open.key();
         let wanted = desired.remediation.as_ref();
-        let wanted = wanted.filter(|_| look.session.phase.is_out());
+        let wanted = wanted.filter(|_| facts.session.phase.is_out());
         let Some(stays) = wanted.and_then(|mark| mark.attempts.iter().find(same)) else {
-            return self.withdraw(look, open, asks);
+            return self.withdraw(facts, open, asks);
         };
         self.turn_to(open);
         // That it is not there says nothing while it is being made.
         self.wanted = open.made.is_some() || self.is_there() || self.sought;
         if stays.end.is_none() && stays.made.is_none() && !self.is_there() && !self.sought {
-            self.make(look, &observed.view, desired, open, asks);
+            self.make(facts, &observed.view, desired, open, asks);
         }
     }
 

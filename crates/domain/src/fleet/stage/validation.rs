@@ -8,7 +8,7 @@ use std::ops::ControlFlow;
 use contract::HealthEvent;
 use jiff::Timestamp;
 
-use super::{Asks, Look, Stage};
+use super::{Asks, Facts, Stage};
 use crate::assess::Desired;
 use crate::fault::Fault;
 use crate::fleet::Purpose;
@@ -26,26 +26,26 @@ impl Stage for ValidationState {
     /// Opens or closes the faults that keep the node out until it has passed.
     fn plan(
         &mut self,
-        look: &Look<'_>,
+        facts: &Facts<'_>,
         desired: &mut Desired,
         asks: &mut Asks<'_>,
     ) -> ControlFlow<()> {
         // Who does not act validates nothing, and says of nothing that it has passed.
-        if !look.common.acts() {
+        if !facts.common.acts() {
             return ControlFlow::Continue(());
         }
-        let faults = look.common.book.faults(look.name).iter();
+        let faults = facts.common.book.faults(facts.name).iter();
         let open: Vec<Fault> = (faults.filter(|fault| Validation::of_fault(fault).is_some()))
             .cloned()
             .collect();
-        let Some((events, text)) = next(look, desired, &open) else {
+        let Some((events, text)) = next(facts, desired, &open) else {
             return ControlFlow::Continue(());
         };
         asks.append(events, Purpose::Validate, text);
         ControlFlow::Break(())
     }
 
-    fn act(&mut self, _look: &Look<'_>, _desired: &Desired, _asks: &mut Asks<'_>) {}
+    fn act(&mut self, _facts: &Facts<'_>, _desired: &Desired, _asks: &mut Asks<'_>) {}
 
     fn wake_at(&self, _now: Timestamp) -> Option<Timestamp> {
         None
@@ -61,16 +61,20 @@ impl Stage for ValidationState {
 }
 
 /// Returns the events to be stored, and what they mean for people.
-fn next(look: &Look<'_>, desired: &Desired, open: &[Fault]) -> Option<(Vec<HealthEvent>, String)> {
-    let own = look.observed?.own.as_deref();
+fn next(
+    facts: &Facts<'_>,
+    desired: &Desired,
+    open: &[Fault],
+) -> Option<(Vec<HealthEvent>, String)> {
+    let own = facts.observed?.own.as_deref();
     if open.is_empty() {
-        let (which, why) = begins(look, desired)?;
-        let action = look.common.validates()?.action.as_deref();
-        let event = which.begins(look.name, action, look.common.now);
+        let (which, why) = begins(facts, desired)?;
+        let action = facts.common.validates()?.action.as_deref();
+        let event = which.begins(facts.name, action, facts.common.now);
         return Some((vec![event], why.to_owned()));
     }
     let gone = |why: &str| {
-        let events = open.iter().map(|fault| fault.gone(why, look.common.now));
+        let events = open.iter().map(|fault| fault.gone(why, facts.common.now));
         Some((events.collect(), why.to_owned()))
     };
     let Some(own) = own else {
@@ -88,16 +92,16 @@ fn next(look: &Look<'_>, desired: &Desired, open: &[Fault]) -> Option<(Vec<Healt
             .flatten();
     }
     let pending = open.iter().find(|fault| fault.code.is_empty())?;
-    let others = look.common.book.faults(look.name).iter();
+    let others = facts.common.book.faults(facts.name).iter();
     let mut others = others.filter(|fault| Validation::of_fault(fault).is_none());
     // What is wrong otherwise is mended first, and the validation of before does not count.
     let sound = !others.any(|fault| counts(&fault.event.id));
-    let Some(config) = look.common.validates() else {
+    let Some(config) = facts.common.validates() else {
         return gone("nodes are not validated any more");
     };
     let Some(action) = &config.action else {
         // Time is enough.
-        if !sound || quiet_until(look.common, look.name, pending) > look.common.now {
+        if !sound || quiet_until(facts.common, facts.name, pending) > facts.common.now {
             return None;
         }
         return gone("the node has passed its validation");
@@ -110,7 +114,7 @@ fn next(look: &Look<'_>, desired: &Desired, open: &[Fault]) -> Option<(Vec<Healt
             let which = Validation::of_fault(pending)?;
             let why = format!("{} has failed: {}", last.title(), end.why);
             let text = format!("the node has failed its validation: {why}");
-            Some((vec![which.failed(look.name, &why, look.common.now)], text))
+            Some((vec![which.failed(facts.name, &why, facts.common.now)], text))
         }
         // Another try, or a person: as of any repair.
         _ => None,
@@ -118,9 +122,9 @@ fn next(look: &Look<'_>, desired: &Desired, open: &[Fault]) -> Option<(Vec<Healt
 }
 
 /// Returns why a node without such a fault is to be validated now.
-fn begins(look: &Look<'_>, desired: &Desired) -> Option<(Validation, &'static str)> {
-    let config = look.common.validates()?;
-    let observed = look.observed?;
+fn begins(facts: &Facts<'_>, desired: &Desired) -> Option<(Validation, &'static str)> {
+    let config = facts.common.validates()?;
+    let observed = facts.observed?;
     let (view, own) = (observed.view.as_ref(), observed.own.as_deref());
     if desired.wanted() || ReleaseRequest::read(view).is_some() || is_handed_over(&view.labels) {
         return None;
@@ -135,7 +139,7 @@ fn begins(look: &Look<'_>, desired: &Desired) -> Option<(Validation, &'static st
         .flat_map(RemediationMark::repairs)
         .any(|one| one.made.is_some());
     let validated = lists_validation(own);
-    let ends = !look.undone_by_person && !look.common.book.misses_monitors(look.name);
+    let ends = !facts.undone_by_person && !facts.common.book.misses_monitors(facts.name);
     (config.after_repair && repaired && !validated && ends && own.takes_node_out()).then_some((
         Validation::Return,
         "the node was repaired: it is validated before it comes back",

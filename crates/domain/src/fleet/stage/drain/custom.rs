@@ -8,7 +8,7 @@ use contract::keys;
 use jiff::{SignedDuration, Timestamp};
 use serde_json::Value;
 
-use super::{Asks, DrainOrder, DrainState, Look, NodePods, custom_of};
+use super::{Asks, DrainOrder, DrainState, Facts, NodePods, custom_of};
 use crate::assess::Desired;
 use crate::drain::{CustomDrain, PodsToDrain};
 use crate::fleet::stage::remediation::complete;
@@ -162,7 +162,7 @@ impl CustomState {
     /// Takes news of a custom resource, if it is that of the drain. Returns whether it is.
     pub(in crate::fleet) fn take(
         &mut self,
-        look: &Look<'_>,
+        facts: &Facts<'_>,
         resource: &str,
         news: &ResourceNews,
         asks: &mut Asks<'_>,
@@ -172,7 +172,7 @@ impl CustomState {
         }
         match news {
             ResourceNews::There(object) => {
-                let earlier = self.see(object, custom_of(look).as_deref(), asks.now());
+                let earlier = self.see(object, custom_of(facts).as_deref(), asks.now());
                 withdraw(earlier, asks);
             }
             ResourceNews::Absent => (self.seen, self.failing) = (Seen::Gone, None),
@@ -184,7 +184,7 @@ impl CustomState {
     /// Takes the answer to a custom resource, if it is that of the drain. Returns whether it is.
     pub(in crate::fleet) fn made(
         &mut self,
-        look: &Look<'_>,
+        facts: &Facts<'_>,
         key: &str,
         answer: &MadeAnswer,
         asks: &mut Asks<'_>,
@@ -196,7 +196,7 @@ impl CustomState {
         let awaited = std::mem::replace(&mut self.making, false);
         match answer {
             MadeAnswer::There(object) => {
-                let earlier = self.see(object, custom_of(look).as_deref(), now);
+                let earlier = self.see(object, custom_of(facts).as_deref(), now);
                 withdraw(earlier, asks);
                 // It was withdrawn while it was made.
                 self.withdrawn = false;
@@ -220,18 +220,18 @@ impl CustomState {
     /// Makes the custom resource, where it is time; in a dry run goes on as if it had drained the node.
     fn make(
         &mut self,
-        look: &Look<'_>,
+        facts: &Facts<'_>,
         custom: &CustomDrain,
         attempt: &Attempt,
         pods: &PodsToDrain,
         desired: &Desired,
         asks: &mut Asks<'_>,
     ) {
-        let Some((observed, own)) = look.ours() else {
+        let Some((observed, own)) = facts.ours() else {
             return;
         };
         let waits = self.making || self.not_before.is_some_and(|at| asks.now() < at);
-        if look.veto.is_some() || waits || matches!(self.seen, Seen::There(_)) {
+        if facts.veto.is_some() || waits || matches!(self.seen, Seen::There(_)) {
             return;
         }
         let events = || desired.events.iter().map(|one| &one.event);
@@ -239,7 +239,7 @@ impl CustomState {
         let Some(event) = opener.or(events().next()) else {
             return;
         };
-        let mut object = match custom.render(look.name, event, &own.session_id, pods) {
+        let mut object = match custom.render(facts.name, event, &own.session_id, pods) {
             Ok(object) => object,
             Err(why) => {
                 self.trouble = Some((format!("its template: {why}"), true));
@@ -248,7 +248,7 @@ impl CustomState {
         };
         complete(&mut object, attempt, &observed.view);
         let title = attempt.title();
-        let settings = &look.common.settings;
+        let settings = &facts.common.settings;
         if settings.mode == Mode::DryRun {
             self.seen = Seen::There(true);
             let note = Note {
@@ -266,7 +266,7 @@ impl CustomState {
         let text = format!("the drain begins: {title} is asked for it");
         asks.note(Note::new(EntryKind::Session, text), None);
         asks.effect(Effect::Make(Box::new(PlannedResource {
-            node: look.name.to_owned(),
+            node: facts.name.to_owned(),
             session: asks.session(),
             key: attempt.key(),
             action: DRAIN_ACTION.to_owned(),
@@ -284,7 +284,7 @@ impl DrainState {
     /// does not come to its end.
     pub(super) fn ask_for_custom(
         &mut self,
-        look: &Look<'_>,
+        facts: &Facts<'_>,
         own: &Ownership,
         desired: &Desired,
         custom: &CustomDrain,
@@ -296,14 +296,14 @@ impl DrainState {
         let Some(mark) = own.mark.drain_of(&[]) else {
             return;
         };
-        let attempt = attempt(look.name, own, mark, custom);
+        let attempt = attempt(facts.name, own, mark, custom);
         let state = &mut self.custom;
         state.turn_to(&attempt);
         (state.wanted, state.withdrawn) = (true, false);
         // It names the pods that are to leave.
         let pods = self.pods.as_ref().filter(|pods| pods.sees_pods());
         if let Some(pods) = pods.map(|pods| pods.to_drain(order, now)) {
-            state.make(look, custom, &attempt, &pods, desired, asks);
+            state.make(facts, custom, &attempt, &pods, desired, asks);
         }
         let asks_at = [MADE_WITHIN, custom.timeout].map(|by| mark.since.checked_add(by).ok());
         let [made_by, ends_by] = asks_at.map(|at| at.unwrap_or(Timestamp::MAX));
@@ -324,7 +324,7 @@ impl DrainState {
         let trouble = state.trouble.as_ref().map(|(why, _)| why);
         let trouble = trouble.or(state.failing.as_ref());
         let trouble = trouble.map_or_else(String::new, |why| format!(" ({why})"));
-        let held = look.veto.filter(|_| !there);
+        let held = facts.veto.filter(|_| !there);
         let held = held.map_or_else(String::new, |veto| format!("the end of {veto}; then "));
         let retry = state.not_before.filter(|_| !state.making);
         let news = state.asked != stuck;
@@ -345,25 +345,25 @@ impl DrainState {
     /// wanted any more.
     pub(super) fn withdraw_custom(
         &mut self,
-        look: &Look<'_>,
+        facts: &Facts<'_>,
         desired: &Desired,
         asks: &mut Asks<'_>,
     ) {
-        let Some(Observed { own, .. }) = look.observed else {
+        let Some(Observed { own, .. }) = facts.observed else {
             return;
         };
-        let (own, custom) = (own.as_deref(), custom_of(look));
-        let is_out = look.session.phase.is_out();
+        let (own, custom) = (own.as_deref(), custom_of(facts));
+        let is_out = facts.session.phase.is_out();
         let mark = own.and_then(|own| Some((own, own.mark.drain_of(&[])?)));
         // Who drains so may keep the node drained for as long as it is there.
         let drained = mark.is_some_and(|(_, mark)| mark.done.is_some());
         let stays = drained && is_out && desired.takes_node_out() && custom.is_some();
         let state = &mut self.custom;
-        if state.wanted || stays || !look.common.acts() {
+        if state.wanted || stays || !facts.common.acts() {
             return;
         }
         if let (Some((own, mark)), Some(custom)) = (mark, custom) {
-            state.turn_to(&attempt(look.name, own, mark, &custom));
+            state.turn_to(&attempt(facts.name, own, mark, &custom));
         }
         let Some(attempt) = state.attempt.clone() else {
             return;
