@@ -16,18 +16,18 @@ use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
 
-use crate::assess::{Desired, Dismissal, assess};
+use crate::assess::Desired;
 use crate::brake::{DOUBT, Hold, NodeLabel};
-use crate::device::NodeDevices;
 use crate::drain::DrainConfig;
 use crate::event::Record;
 use crate::fault::{Change, Fault, FaultBook};
+use crate::journal::EntryKind;
 use crate::mode::Mode;
 use crate::node::NodeView;
 use crate::policy::Policy;
 use crate::position::Position;
 use crate::remedy::RemedyConfig;
-use crate::session::{Note, Observed, Session, dismissal};
+use crate::session::{Note, Phase, Session};
 use crate::wakes::CLOCK_SLACK;
 
 mod agenda;
@@ -67,6 +67,7 @@ use brake::BrakeState;
 use common::Common;
 use devices::Devices;
 use entry::NodeEntry;
+use look::Look;
 use seen::Relisted;
 
 /// The settings of a fleet, which do not change while a process runs.
@@ -105,10 +106,6 @@ pub struct Fleet {
     nodes: BTreeMap<String, NodeEntry>,
     brake: BrakeState,
     agenda: Agenda,
-    /// True once all events that were stored at the start are in the book.
-    caught_up: bool,
-    /// True once the cluster's nodes are known, and where there is no cluster.
-    listed: bool,
     /// A list that is not complete yet.
     relisted: Option<Relisted>,
 }
@@ -119,8 +116,9 @@ impl Fleet {
     /// Returns a fleet of which nothing is known.
     pub fn new(settings: Settings, policy: Option<Arc<Policy>>, now: Timestamp) -> Self {
         Self {
-            listed: !settings.cluster,
             common: Common {
+                listed: !settings.cluster,
+                caught_up: false,
                 book: FaultBook::since(settings.since),
                 settings,
                 policy,
@@ -135,7 +133,6 @@ impl Fleet {
                 ..BrakeState::default()
             },
             agenda: Agenda::default(),
-            caught_up: false,
             relisted: None,
         }
     }
@@ -143,7 +140,8 @@ impl Fleet {
     /// Records an event. Returns what it has changed in the fault book.
     pub fn record(&mut self, record: &Record, now: Timestamp) -> Vec<Change> {
         self.set_time(now);
-        let (event, keeps) = (&record.event, self.keeps_statuses());
+        // Elsewhere nothing would ever take away what is noted for the records of events.
+        let (event, keeps) = (&record.event, self.common.acts());
         // Once recorded, what it closes is gone.
         let closed: Vec<Fault> = if event.is_healthy && keeps {
             self.common
@@ -176,7 +174,7 @@ impl Fleet {
     pub fn take(&mut self, input: FleetInput, now: Timestamp) {
         self.set_time(now);
         match input {
-            FleetInput::CaughtUp => (self.caught_up, self.agenda.news) = (true, true),
+            FleetInput::CaughtUp => (self.common.caught_up, self.agenda.news) = (true, true),
             FleetInput::Reread(reading) => {
                 let node = reading.node().to_owned();
                 self.common.book.take_missed(*reading);
@@ -189,18 +187,31 @@ impl Fleet {
             FleetInput::Seen(view) => self.seen(view),
             FleetInput::Gone(name) => self.gone(&name),
             FleetInput::Listed => self.list_complete(),
-            FleetInput::Answered { node, answer } => self.answered(&node, answer),
-            FleetInput::Devices(input) => self.take_devices(input),
-            FleetInput::RuleAnswered { node, rule, result } => {
-                self.rule_answered(&node, &rule, result);
-            }
-            FleetInput::Pods { node, news } => self.take_pods(&node, news),
-            FleetInput::Removed { node, uid, answer } => self.removal_answered(&node, &uid, answer),
-            FleetInput::Resource { node, name, news } => self.take_resource(&node, &name, news),
-            FleetInput::Made { node, key, answer } => self.resource_made(&node, &key, answer),
             FleetInput::AnswersLost => self.answers_lost(),
-            FleetInput::Found { node, found } => self.found(&node, found),
-            FleetInput::Appended { node, result } => self.appended(&node, result),
+            FleetInput::Devices(input) => self.take_devices(input),
+            FleetInput::Answered { node, answer } => self.on(&node, |look| look.answered(answer)),
+            FleetInput::RuleAnswered { node, rule, result } => {
+                self.on(&node, |look| look.rule_answered(&rule, result));
+            }
+            FleetInput::Pods { node, news } => self.on(&node, |look| look.take_pods(news)),
+            FleetInput::Removed { node, uid, answer } => {
+                self.on(&node, |look| look.removal_answered(&uid, answer));
+            }
+            FleetInput::Resource { node, name, news } => {
+                self.on(&node, |look| look.take_resource(&name, news));
+            }
+            FleetInput::Made { node, key, answer } => {
+                self.on(&node, |look| look.resource_made(&key, answer));
+            }
+            FleetInput::Found { node, found } => self.on(&node, |look| look.found(found)),
+            FleetInput::Appended { node, result } => self.on(&node, |look| look.appended(result)),
+        }
+    }
+
+    /// Takes news of one node, if it is known.
+    fn on(&mut self, node: &str, take: impl FnOnce(&mut Look<'_>)) {
+        if let Some(mut look) = self.look_at(node) {
+            take(&mut look);
         }
     }
 
@@ -261,12 +272,12 @@ impl Fleet {
 
     /// Returns whether all events that were stored at the start are recorded.
     pub fn is_caught_up(&self) -> bool {
-        self.caught_up
+        self.common.caught_up
     }
 
     /// Returns whether the cluster's nodes are known.
     pub fn is_listed(&self) -> bool {
-        self.listed
+        self.common.listed
     }
 
     /// Returns whether it decides what is then written in the cluster.
@@ -277,35 +288,7 @@ impl Fleet {
     /// Returns what is wanted for a node, as it was last seen or as one of which nothing is
     /// known; nothing where there is no policy.
     pub fn desired(&self, node: &str) -> Desired {
-        let Some(policy) = &self.common.policy else {
-            return Desired::default();
-        };
-        let faults = self.common.book.faults(node);
-        let entry = self.nodes.get(node);
-        let devices = self.devices_of(node);
-        match entry.and_then(|entry| Some((entry, entry.observed.as_ref()?))) {
-            Some((entry, observed)) => {
-                let dismissal = self.dismissal(entry);
-                assess(faults, policy, &observed.view, &devices, dismissal)
-            }
-            None => assess(faults, policy, &NodeView::unknown(node), &devices, None),
-        }
-    }
-
-    /// Returns the devices of a node that can be tainted; none where the policy does not ask.
-    fn devices_of(&self, node: &str) -> NodeDevices {
-        let asks = |policy: &Arc<Policy>| policy.device_taints.is_some();
-        if self.common.policy.as_ref().is_some_and(asks) {
-            self.common.devices.of_node(node)
-        } else {
-            NodeDevices::default()
-        }
-    }
-
-    /// Returns which faults of a node a person has dismissed.
-    fn dismissal(&self, entry: &NodeEntry) -> Option<Dismissal> {
-        let dropped_at = self.common.switched.dropped_at;
-        dismissal(entry.observed.as_ref()?, dropped_at, &entry.session.times)
+        self.common.desired(node, self.nodes.get(node))
     }
 
     /// Returns whether what is shown may have changed since this was last asked.
@@ -341,48 +324,11 @@ impl Fleet {
         self.brake.mark_stale();
         let names: Vec<String> = self.nodes.keys().cloned().collect();
         for name in names {
-            self.set_wake(&name);
+            self.look_at(&name)
+                .into_iter()
+                .for_each(|mut look| look.set_wake());
         }
         self.look_again_at_all();
-    }
-
-    /// Returns whether what becomes of events is written: by a gpuwarden that acts. Elsewhere
-    /// nothing would ever take away what is noted for it.
-    fn keeps_statuses(&self) -> bool {
-        self.writes() && self.common.settings.cluster
-    }
-
-    /// Forgets the events of a node that is gone, or another's: nothing becomes of them.
-    fn forget_reports(&mut self, name: &str) {
-        if self.reports(name).is_some() {
-            self.agenda.unsaved.nodes.insert(name.to_owned());
-        }
-        let now = self.common.now;
-        let ended = self.entry(name).reports.forget(name, now);
-        if self.keeps_statuses() {
-            self.agenda
-                .effects
-                .extend(ended.into_iter().map(Effect::Status));
-        }
-    }
-
-    /// Has written what became of the events of a node.
-    fn look_at_reports(&mut self, observed: &Observed, desired: &Desired) {
-        // Only a gpuwarden that acts makes quarantines.
-        if !self.keeps_statuses() {
-            return;
-        }
-        let (name, now) = (&observed.view.name, self.common.now);
-        let before = self.reports(name);
-        let entry = self.entry(name);
-        let drain = entry.stages.drain.eviction().cloned();
-        let statuses = entry.reports.look(observed, desired, drain, now);
-        self.agenda
-            .effects
-            .extend(statuses.into_iter().map(Effect::Status));
-        if self.reports(name) != before {
-            self.agenda.unsaved.nodes.insert(name.clone());
-        }
     }
 
     fn entry(&mut self, name: &str) -> &mut NodeEntry {
@@ -396,41 +342,36 @@ impl Fleet {
         self.agenda.look_again_at(name);
     }
 
+    /// Takes another policy: all nodes are looked at.
+    fn policy_changed(&mut self, policy: Option<Arc<Policy>>) {
+        let before = std::mem::replace(&mut self.common.policy, policy.clone());
+        self.look_again_at_all();
+        self.brake.mark_stale();
+        self.agenda.news = true;
+        let (Some(policy), Some(_)) = (policy, before) else {
+            return; // The first one: it has changed nothing.
+        };
+        let names = policy.rule_sets.iter().map(|set| set.name.as_str());
+        let names: Vec<&str> = names.collect();
+        let text = format!(
+            "the policy {} has changed; its rule sets are: {}",
+            policy.source,
+            names.join(", ")
+        );
+        let (book, now) = (&self.common.book, self.common.now);
+        for (name, entry) in &self.nodes {
+            if entry.session.phase != Phase::Idle || !book.faults(name).is_empty() {
+                let note = Note::new(EntryKind::Rules, text.clone());
+                let session = entry.session.id.as_deref();
+                self.agenda.note(now, name, session, note, None);
+            }
+        }
+    }
+
     /// Marks all nodes for another look.
     fn look_again_at_all(&mut self) {
         self.agenda.dirty.extend(self.nodes.keys().cloned());
         self.agenda.unshown.extend(self.nodes.keys().cloned());
-    }
-
-    /// Sets when a node is to be looked at even if nothing happens to it.
-    fn set_wake(&mut self, name: &str) {
-        let now = self.common.now;
-        let entry = self.nodes.get(name);
-        let session = entry.and_then(|entry| entry.session.wake_at(now));
-        let stages = entry.and_then(|entry| entry.stages.wake_at(now));
-        let veto = entry.and_then(|entry| entry.veto.as_ref()?.ends_at());
-        // Then it is no longer shown.
-        let notices = self
-            .common
-            .book
-            .faults(name)
-            .iter()
-            .filter_map(Fault::notice_until);
-        // What is due was looked at just now, or waits for an answer that brings another look.
-        let at = session
-            .into_iter()
-            .chain(stages)
-            .chain(veto)
-            .chain(notices)
-            .filter(|at| *at > now)
-            .min();
-        self.agenda.wakes.set(name, at);
-    }
-
-    /// Adds a note to the story of a node; with a level, it is logged, too.
-    fn note(&mut self, node: &str, session: Option<&str>, note: Note, level: Option<Level>) {
-        let now = self.common.now;
-        self.agenda.note(now, node, session, note, level);
     }
 
     /// Logs a line for people.

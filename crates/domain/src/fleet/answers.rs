@@ -2,132 +2,141 @@
 //! append. Those about whose session a node carries are in `claim.rs`.
 
 use super::entry::Awaits;
-use super::{
-    Effect, Fleet, Level, MadeAnswer, Mode, PatchAnswer, PodNews, RemovalAnswer, ResourceNews,
-};
+use super::look::Look;
+use super::{Fleet, Level, MadeAnswer, PatchAnswer, PodNews, RemovalAnswer, ResourceNews};
 use crate::brake::DOUBT;
+use crate::device::Rule;
 use crate::journal::EntryKind;
 use crate::position::Position;
 use crate::session::{Failure, Note};
 
-// === impl Fleet ===
+// === impl Look ===
 
-impl Fleet {
-    /// Takes the answer to a patch in.
-    pub(super) fn answered(&mut self, name: &str, answer: PatchAnswer) {
+impl Look<'_> {
+    /// Takes the answer to a patch.
+    pub(super) fn answered(&mut self, answer: PatchAnswer) {
         let now = self.common.now;
-        let entry = self.entry(name);
-        let counted = entry.counted(now);
-        entry.patch.in_flight = false;
+        let counted = self.entry.counted(now);
+        self.entry.patch.in_flight = false;
         // It may have been made all the same; anything else is a clear answer.
         let unknown = matches!(answer, PatchAnswer::Unknown);
-        let in_doubt = (entry.patch.taking_out && unknown).then(|| now + DOUBT);
-        entry.patch.in_doubt = in_doubt;
+        let in_doubt = (self.entry.patch.taking_out && unknown).then(|| now + DOUBT);
+        self.entry.patch.in_doubt = in_doubt;
         self.brake.doubt(in_doubt);
         let failure = match answer {
             PatchAnswer::Made(view) => {
-                let entry = self.entry(name);
-                entry.patch.answered_at = Some(now);
-                let dropped = entry.patch.change.dropped(&view);
-                self.take_view(view);
-                self.note_dropped(name, &dropped);
+                self.entry.patch.answered_at = Some(now);
+                let dropped = self.entry.patch.change.dropped(&view);
+                self.take_view(view, None);
+                self.note_dropped(&dropped);
                 (!dropped.is_empty()).then_some(Failure::Error { retry_after: None })
             }
             PatchAnswer::Conflict => Some(Failure::Conflict),
             PatchAnswer::NotFound => {
-                self.entry(name).gone();
+                self.entry.gone();
                 Some(Failure::Error { retry_after: None })
             }
             PatchAnswer::Refused { retry_after } => Some(Failure::Error { retry_after }),
             PatchAnswer::Unknown => Some(Failure::Error { retry_after: None }),
         };
         if let Some(failure) = failure {
-            self.entry(name).session.failed(failure, now);
-            self.session_changed(name);
+            self.entry.session.failed(failure, now);
+            self.save_session();
         }
-        let entry = self.entry(name);
-        entry.patch.taking_out = false;
-        if entry.counted(now) != counted {
+        self.entry.patch.taking_out = false;
+        if self.entry.counted(now) != counted {
             self.brake.mark_stale();
         }
-        self.set_wake(name);
-        self.look_again_at(name);
+        self.set_wake();
+        self.again();
     }
 
     /// Says that a patch has not brought all that it was to, though the API server has answered that it was made.
-    fn note_dropped(&mut self, name: &str, dropped: &[String]) {
+    fn note_dropped(&mut self, dropped: &[String]) {
         if dropped.is_empty() {
             return;
         }
-        let session = self.entry(name).session.id.clone();
         let text = format!(
             "the API server has taken the change, and the node does not have it: {}; an admission webhook or \
              policy drops it; it is tried again",
             dropped.join(", ")
         );
-        let note = Note::new(EntryKind::Answer, text);
-        self.note(name, session.as_deref(), note, Some(Level::Warn));
+        self.note(Note::new(EntryKind::Answer, text), Some(Level::Warn));
     }
 
-    /// Takes news of the pods of a node.
-    pub(super) fn take_pods(&mut self, node: &str, news: PodNews) {
+    /// Takes the answer to the change of a rule: the rule as it is now, `None` where it is gone.
+    pub(super) fn rule_answered(&mut self, rule: &str, result: Result<Option<Box<Rule>>, Failure>) {
+        let result = result.map(|after| self.common.devices.rule_answered(rule, after));
+        let taints = &mut self.entry.stages.device_taints;
+        taints.answered(rule, result, self.common.now);
+        self.again();
+    }
+
+    /// Takes news of the pods of the node.
+    pub(super) fn take_pods(&mut self, news: PodNews) {
         let now = self.common.now;
-        let looks = self.in_stages(node, |stages, _, _| stages.drain.take_pods(news, now));
-        if looks == Some(true) {
-            self.look_again_at(node);
+        if self.entry.stages.drain.take_pods(news, now) {
+            self.again();
         }
     }
 
     /// Takes the answer to the removal of a pod.
-    pub(super) fn removal_answered(&mut self, node: &str, uid: &str, answer: RemovalAnswer) {
-        let looks = self.in_stages(node, |stages, _, asks| {
-            stages.drain.removal_answered(uid, answer, asks)
-        });
-        if looks == Some(true) {
-            self.look_again_at(node);
+    pub(super) fn removal_answered(&mut self, uid: &str, answer: RemovalAnswer) {
+        if self.in_stages(|stages, _, asks| stages.drain.removal_answered(uid, answer, asks)) {
+            self.again();
         }
     }
 
-    /// Takes news of the custom resource of a node's drain or repair.
-    pub(super) fn take_resource(&mut self, node: &str, resource: &str, news: ResourceNews) {
-        let looks = self.in_stages(node, |stages, facts, asks| {
+    /// Takes news of the custom resource of the node's drain or repair.
+    pub(super) fn take_resource(&mut self, resource: &str, news: ResourceNews) {
+        let is_ours = self.in_stages(|stages, facts, asks| {
             let of_drain = stages.drain.custom.take(facts, resource, &news, asks);
             of_drain || stages.remediation.take(resource, news)
         });
-        if looks == Some(true) {
-            self.look_again_at(node);
+        if is_ours {
+            self.again();
         }
     }
 
     /// Takes the answer to a custom resource that was to be made.
-    pub(super) fn resource_made(&mut self, node: &str, key: &str, answer: MadeAnswer) {
-        let looks = self.in_stages(node, |stages, facts, asks| {
+    pub(super) fn resource_made(&mut self, key: &str, answer: MadeAnswer) {
+        let is_ours = self.in_stages(|stages, facts, asks| {
             let of_drain = stages.drain.custom.made(facts, key, &answer, asks);
-            of_drain || stages.remediation.made(node, key, answer, asks)
+            of_drain || stages.remediation.made(key, answer, asks)
         });
-        if looks == Some(true) {
-            self.set_wake(node);
-            self.look_again_at(node);
+        if is_ours {
+            self.set_wake();
+            self.again();
         }
     }
 
-    /// Starts or stops watching what the stages of a node watch, to match what the last look asked for.
-    pub(super) fn settle(&mut self, name: &str) {
-        let dry_run = self.common.settings.mode == Mode::DryRun;
-        self.in_stages(name, |stages, _, asks| {
-            for stage in stages.all_mut() {
-                stage.settle(asks);
+    /// Takes in whether the store has appended events of the node, and up to which position.
+    pub(super) fn appended(&mut self, result: Result<Option<Position>, ()>) {
+        match (self.entry.claim.awaits.take(), result) {
+            (Some(Awaits::TakenOver { listed }), Ok(up_to)) => {
+                // Stored now, or before, if under another id.
+                self.entry.claim.known.extend(listed);
+                self.entry.claim.awaits = up_to.map(Awaits::Feed);
             }
-            let of_drain = stages.drain.custom.follows();
-            let resource = of_drain.or_else(|| stages.remediation.wanted_resource());
-            if stages.remediation.follow(resource.as_ref()) && !dry_run {
-                let node = name.to_owned();
-                asks.effect(Effect::Follow { node, resource });
+            (Some(Awaits::OfOurs { text }), Ok(up_to)) => {
+                // What follows is decided by what is open then.
+                self.entry.claim.awaits = up_to.map(Awaits::Feed);
+                let note = Note::new(EntryKind::Attention, text);
+                let now = self.common.now;
+                (self.agenda).note(now, self.name, None, note, Some(Level::Info));
             }
-        });
+            (Some(Awaits::OfOurs { .. }), Err(())) => return self.append_again_later(),
+            (Some(Awaits::TakenOver { .. }), Err(())) => return self.claim_later(),
+            (other, _) => self.entry.claim.awaits = other,
+        }
+        self.agenda.dirty.insert(self.name.to_owned());
     }
+}
 
-    /// Takes in that something was asked that nobody will answer, and not of which node.
+// === impl Fleet ===
+
+impl Fleet {
+    /// Gives up all requests about nodes whose answers are still to come: they were lost.
     pub(super) fn answers_lost(&mut self) {
         let until = self.common.now + DOUBT;
         for entry in self.nodes.values_mut() {
@@ -144,29 +153,5 @@ impl Fleet {
         }
         self.brake.doubt(Some(until));
         self.look_again_at_all();
-    }
-
-    /// Takes in whether the store has appended events of a node, and up to which position.
-    pub(super) fn appended(&mut self, name: &str, result: Result<Option<Position>, ()>) {
-        let Some(entry) = self.nodes.get_mut(name) else {
-            return;
-        };
-        match (entry.claim.awaits.take(), result) {
-            (Some(Awaits::TakenOver { listed }), Ok(up_to)) => {
-                // Stored now, or before, if under another id.
-                entry.claim.known.extend(listed);
-                entry.claim.awaits = up_to.map(Awaits::Feed);
-            }
-            (Some(Awaits::OfOurs { text }), Ok(up_to)) => {
-                // What follows is decided by what is open then.
-                entry.claim.awaits = up_to.map(Awaits::Feed);
-                let note = Note::new(EntryKind::Attention, text);
-                self.note(name, None, note, Some(Level::Info));
-            }
-            (Some(Awaits::OfOurs { .. }), Err(())) => return self.append_again_later(name),
-            (Some(Awaits::TakenOver { .. }), Err(())) => return self.claim_later(name),
-            (other, _) => entry.claim.awaits = other,
-        }
-        self.agenda.dirty.insert(name.to_owned());
     }
 }

@@ -191,11 +191,13 @@ impl Fleet {
         looked_at: bool,
     ) {
         self.agenda.unshown.insert(name.to_owned());
-        let entry = self.entry(name);
-        if entry.patch.in_flight {
+        let Some(mut look) = self.look_at(name) else {
+            return;
+        };
+        if look.entry.patch.in_flight {
             return; // Looked at again when the answer is there.
         }
-        let before = std::mem::replace(&mut entry.hold, hold.cloned());
+        let before = std::mem::replace(&mut look.entry.hold, hold.cloned());
         if let (Some(before), Some(hold)) = (&before, hold) {
             if !before.same_cause(hold) {
                 let note = Note {
@@ -203,21 +205,20 @@ impl Fleet {
                     text: format!("still held back: {hold}"),
                     detail: json!({"by": hold.name()}),
                 };
-                let session = entry.session.id.clone();
-                self.note(name, session.as_deref(), note, Some(Level::Info));
+                look.note(note, Some(Level::Info));
             }
             if !looked_at {
                 return; // Nothing else has changed.
             }
         }
-        let Some(observed) = self.entry(name).observed.clone() else {
+        let Some(observed) = look.entry.observed.clone() else {
             return;
         };
-        let Some(desired) = self.brake.waiting.remove(name) else {
+        let Some(desired) = look.brake.waiting.remove(name) else {
             return;
         };
-        self.step_session(name, &observed, policy, &desired, hold);
-        self.brake.waiting.insert(name.to_owned(), desired);
+        look.step_session(&observed, policy, &desired, hold);
+        look.brake.waiting.insert(name.to_owned(), desired);
     }
 
     /// Returns the plan of the brake, which is up to date from then on.

@@ -22,7 +22,8 @@ use contract::{HealthEvent, json, keys};
 use jiff::Timestamp;
 
 use super::entry::Awaits;
-use super::{Effect, Fleet, InStore, Level, Purpose};
+use super::look::Look;
+use super::{Effect, InStore, Level, Purpose};
 use crate::event::{MAX_EVENTS, Record, content_fingerprint, normalise};
 use crate::journal::EntryKind;
 use crate::ownership::{Maker, Ownership};
@@ -72,16 +73,16 @@ impl Owns {
     }
 }
 
-// === impl Fleet ===
+// === impl Look ===
 
-impl Fleet {
+impl Look<'_> {
     /// Returns whose session a node carries, where the node says that it is `own`. Asks the store, and
     /// takes over what is ours and was lost.
-    pub(super) fn claim(&mut self, name: &str, own: Option<&Ownership>) -> Claim {
+    pub(super) fn claim(&mut self, own: Option<&Ownership>) -> Claim {
         let Some(own) = own else {
             return Claim::Ours;
         };
-        let now = self.common.now;
+        let (name, now) = (self.name, self.common.now);
         if let Owns::Node(our_node) = &self.common.settings.owns
             && own.kept_by_another(
                 &self.common.settings.store,
@@ -92,9 +93,7 @@ impl Fleet {
         {
             return Claim::Anothers;
         }
-        let Some(entry) = self.nodes.get_mut(name) else {
-            return Claim::Later;
-        };
+        let entry = &mut *self.entry;
         let found = std::mem::take(&mut entry.claim.found);
         // Only what the node still lists is worth remembering.
         let known = &mut entry.claim.known;
@@ -138,13 +137,13 @@ impl Fleet {
             return Claim::Ours;
         }
         let history = history.into_values().cloned().collect();
-        self.take_over(name, unknown, history);
+        self.take_over(unknown, history);
         Claim::Later
     }
 
     /// Has events of a node appended: those that it lists and the store does not know, and those
     /// that the store knows of before another one was acted on.
-    fn take_over(&mut self, name: &str, mut unknown: Vec<HealthEvent>, history: Vec<Record>) {
+    fn take_over(&mut self, mut unknown: Vec<HealthEvent>, history: Vec<Record>) {
         let now = self.common.now;
         let count = unknown.len() + history.len();
         let again = history.into_iter().take(MAX_EVENTS); // The rest at the next look.
@@ -154,50 +153,48 @@ impl Fleet {
         unknown.truncate(MAX_EVENTS - events.len());
         let listed = unknown.iter().map(|event| event.id.clone()).collect();
         events.extend(as_received(unknown, now));
-        self.entry(name).claim.awaits = Some(Awaits::TakenOver { listed });
+        self.entry.claim.awaits = Some(Awaits::TakenOver { listed });
         self.log(
             Level::Info,
-            Some(name),
             format!(
                 "taking over the faults that the node lists and the store does not know, or no \
                  more: {count}"
             ),
         );
         self.agenda.effects.push(Effect::Append {
-            node: name.to_owned(),
+            node: self.name.to_owned(),
             events,
             purpose: Purpose::TakeOver,
         });
     }
 
     /// Takes in what the store has of events that a node lists.
-    pub(super) fn found(&mut self, name: &str, found: Option<BTreeMap<String, InStore>>) {
-        let Some(entry) = self.nodes.get_mut(name) else {
-            return;
-        };
+    pub(super) fn found(&mut self, found: Option<BTreeMap<String, InStore>>) {
+        let entry = &mut *self.entry;
         entry.claim.awaits = None;
         match found {
             Some(found) => {
                 entry.claim.unanswered = false;
                 entry.claim.found.extend(found);
-                self.agenda.dirty.insert(name.to_owned());
+                self.agenda.dirty.insert(self.name.to_owned());
             }
-            None => self.claim_later(name),
+            None => self.claim_later(),
         }
     }
 
     /// Keeps whether the node is left alone because its session is another's, and notes it
     /// once for each such session.
-    pub(super) fn keep_claim(&mut self, name: &str, own: Option<&Ownership>, claim: Claim) {
+    pub(super) fn keep_claim(&mut self, own: Option<&Ownership>, claim: Claim) {
         let own = match claim {
             Claim::Ours => None,
             Claim::Anothers => own,
             Claim::Later => return,
         };
-        let ours = matches!(&self.common.settings.owns, Owns::Node(our_node) if our_node == name);
+        let ours =
+            matches!(&self.common.settings.owns, Owns::Node(our_node) if our_node == self.name);
         let by_node = own.is_some_and(|own| own.mark.by == Some(Maker::Node));
         let session = own.map(|own| own.session_id.clone());
-        let entry = self.entry(name);
+        let entry = &mut *self.entry;
         // Also where it was not asked again: what it has was read meanwhile.
         entry.claim.unanswered = false;
         entry.claim.on_our_node = ours && by_node;
@@ -217,18 +214,17 @@ impl Fleet {
         let id = session.clone().or(entry.claim.anothers.take());
         entry.claim.anothers = session;
         let note = Note::new(EntryKind::Session, text);
-        self.note(name, id.as_deref(), note, Some(Level::Info));
+        let now = self.common.now;
+        (self.agenda).note(now, self.name, id.as_deref(), note, Some(Level::Info));
     }
 
     /// Takes in that the store does not answer about a node: it is left as it is for a while.
-    pub(super) fn claim_later(&mut self, name: &str) {
-        let now = self.common.now;
+    pub(super) fn claim_later(&mut self) {
         let failure = Failure::Error { retry_after: None };
-        let entry = self.entry(name);
-        entry.claim.unanswered = true;
-        entry.session.failed(failure, now);
-        self.session_changed(name);
-        self.set_wake(name);
+        self.entry.claim.unanswered = true;
+        self.entry.session.failed(failure, self.common.now);
+        self.save_session();
+        self.set_wake();
     }
 }
 

@@ -5,9 +5,12 @@ use std::sync::Arc;
 use jiff::Timestamp;
 
 use super::devices::{DeviceWatch, Devices};
+use super::entry::NodeEntry;
 use super::{Owns, Settings, Switched};
-use crate::device::Rule;
+use crate::assess::{Desired, assess};
+use crate::device::{NodeDevices, Rule};
 use crate::fault::FaultBook;
+use crate::node::NodeView;
 use crate::ownership::Maker;
 use crate::policy::Policy;
 use crate::remedy::validation::ValidationConfig;
@@ -25,9 +28,40 @@ pub(super) struct Common {
     /// The time at which the store was made, see `Ownership::kept_by_another`.
     pub(super) begun: Timestamp,
     pub(super) now: Timestamp,
+    /// True once all events that were stored at the start are in the book.
+    pub(super) caught_up: bool,
+    /// True once the cluster's nodes are known, and where there is no cluster.
+    pub(super) listed: bool,
 }
 
 impl Common {
+    /// Returns what is wanted for a node, as it was last seen or as one of which nothing is
+    /// known; nothing where there is no policy.
+    pub(super) fn desired(&self, node: &str, entry: Option<&NodeEntry>) -> Desired {
+        let Some(policy) = &self.policy else {
+            return Desired::default();
+        };
+        let faults = self.book.faults(node);
+        let devices = self.devices_of(node);
+        match entry.and_then(|entry| Some((entry, entry.observed.as_ref()?))) {
+            Some((entry, observed)) => {
+                let dismissal = entry.dismissal(self);
+                assess(faults, policy, &observed.view, &devices, dismissal)
+            }
+            None => assess(faults, policy, &NodeView::unknown(node), &devices, None),
+        }
+    }
+
+    /// Returns the devices of a node that can be tainted; none where the policy does not ask.
+    pub(super) fn devices_of(&self, node: &str) -> NodeDevices {
+        let asks = |policy: &Arc<Policy>| policy.device_taints.is_some();
+        if self.policy.as_ref().is_some_and(asks) {
+            self.devices.of_node(node)
+        } else {
+            NodeDevices::default()
+        }
+    }
+
     /// Returns whether decisions are carried out in a cluster.
     pub(super) fn acts(&self) -> bool {
         self.settings.mode.writes() && self.settings.cluster

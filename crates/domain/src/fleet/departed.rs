@@ -7,9 +7,9 @@
 
 use jiff::{SignedDuration, Timestamp};
 
-use super::entry::Awaits;
-use super::{Effect, Fleet, Purpose};
-use crate::event::{MAX_EVENTS, normalise};
+use super::Purpose;
+use super::look::Look;
+use crate::event::MAX_EVENTS;
 use crate::fault::MAX_OPEN_FAULTS_PER_NODE;
 
 /// Time for which the cluster must have been without a node, as we have seen it ourselves, before
@@ -19,23 +19,22 @@ const ABSENT: SignedDuration = SignedDuration::from_hours(24);
 /// Pause before a second try where the store did not take the events.
 const AGAIN: SignedDuration = SignedDuration::from_secs(10);
 
-impl Fleet {
-    /// Closes the faults of `name` that were of a machine which is gone. Returns whether the
+impl Look<'_> {
+    /// Closes the faults of the node that were of a machine which is gone. Returns whether the
     /// node can be looked at: not while faults are open that should not be.
-    pub(super) fn close_faults_of_gone_machine(&mut self, name: &str) -> bool {
+    pub(super) fn close_faults_of_gone_machine(&mut self) -> bool {
         // Fewer are kept of a node than the store takes at once.
         const { assert!(MAX_OPEN_FAULTS_PER_NODE <= MAX_EVENTS) };
         if !self.common.settings.cluster {
             return true;
         }
-        let Some(newest) = self.common.book.newest_report(name) else {
+        let Some(newest) = self.common.book.newest_report(self.name) else {
             return true;
         };
-        let now = self.common.now;
-        let view = self.nodes.get(name).and_then(|entry| entry.view.clone());
-        let (closing, why) = if let Some(view) = view {
+        let (name, now) = (self.name, self.common.now);
+        let (closing, why) = if let Some(view) = self.entry.view.clone() {
             if self.common.book.learn_machine(name, &view.machine) {
-                self.agenda.unsaved.nodes.insert(name.to_owned());
+                self.save();
             }
             let closing = self
                 .common
@@ -43,9 +42,9 @@ impl Fleet {
                 .of_replaced_machine(name, &view.machine, now);
             (closing, "the node is another machine now".to_owned())
         } else {
-            let absent_since = *self.entry(name).absent_since.get_or_insert(now);
-            let until =
-                after(newest, self.common.settings.retention).max(after(absent_since, ABSENT));
+            let absent_since = *self.entry.absent_since.get_or_insert(now);
+            let retention = self.common.settings.retention;
+            let until = after(newest, retention).max(after(absent_since, ABSENT));
             if now < until {
                 self.agenda.wakes.set(name, Some(until));
                 return true;
@@ -60,24 +59,14 @@ impl Fleet {
             return true;
         }
         let text = format!("{why}: {} faults of before are closed", closing.len());
-        self.entry(name).claim.awaits = Some(Awaits::OfOurs { text });
-        let events = closing.into_iter().map(|mut event| {
-            normalise(&mut event, now);
-            (event, now)
-        });
-        self.agenda.effects.push(Effect::Append {
-            node: name.to_owned(),
-            events: events.collect(),
-            purpose: Purpose::Close,
-        });
+        self.in_stages(|_, _, asks| asks.append(closing, Purpose::Close, text));
         false
     }
 
-    /// Takes in that the store did not take events of ours about a node.
-    pub(super) fn append_again_later(&mut self, name: &str) {
-        self.agenda
-            .wakes
-            .set(name, Some(after(self.common.now, AGAIN)));
+    /// Has another try made where the store did not take events of ours.
+    pub(super) fn append_again_later(&mut self) {
+        let at = after(self.common.now, AGAIN);
+        self.agenda.wakes.set(self.name, Some(at));
     }
 }
 

@@ -6,7 +6,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::{Fleet, Level};
 use crate::device::{Claim, DeviceId, Inventory, NodeDevices, Rule, RuleChange, Slice};
 use crate::drain::partial::Gpus;
-use crate::session::Failure;
 
 /// News of single devices.
 #[derive(Debug)]
@@ -193,21 +192,5 @@ impl Fleet {
             self.log(Level::Warn, None, text);
         }
         self.look_again_at_all();
-    }
-
-    /// Takes the answer to the change of a rule: the rule as it is now, `None` where it is gone.
-    pub(super) fn rule_answered(
-        &mut self,
-        node: &str,
-        rule: &str,
-        result: Result<Option<Box<Rule>>, Failure>,
-    ) {
-        let now = self.common.now;
-        let result = result.map(|after| self.common.devices.rule_answered(rule, after));
-        self.entry(node)
-            .stages
-            .device_taints
-            .answered(rule, result, now);
-        self.look_again_at(node);
     }
 }

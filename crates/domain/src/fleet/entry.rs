@@ -7,14 +7,15 @@ use contract::keys;
 use jiff::Timestamp;
 
 use super::InStore;
+use super::common::Common;
 use super::judged::{Judged, Told};
 use super::stage::Stages;
-use crate::assess::FaultRuling;
+use crate::assess::{Dismissal, FaultRuling};
 use crate::brake::{Hold, Out};
 use crate::node::{NodeChange, NodeView};
 use crate::ownership::Ownership;
 use crate::position::Position;
-use crate::session::{Observed, Session};
+use crate::session::{Observed, Phase, Session, dismissal};
 use crate::status::Reports;
 use crate::veto::Veto;
 
@@ -206,6 +207,28 @@ impl NodeEntry {
         if self.own.is_some() {
             self.patch.in_doubt = None;
         }
+    }
+
+    /// Goes on, in a dry run, as if a change had been made.
+    pub(super) fn pretend(&mut self, change: NodeChange) {
+        self.pretended = std::mem::take(&mut self.pretended).then(change);
+        self.observe();
+        let back = match (&self.observed, &self.view) {
+            (Some(Observed { view, .. }), Some(real)) => {
+                view.annotations == real.annotations && view.labels == real.labels
+            }
+            _ => false,
+        };
+        if back || self.session.phase == Phase::Idle {
+            self.pretended = NodeChange::default();
+            self.observe();
+        }
+    }
+
+    /// Returns the faults of the node that a person has dismissed.
+    pub(super) fn dismissal(&self, common: &Common) -> Option<Dismissal> {
+        let dropped_at = common.switched.dropped_at;
+        dismissal(self.observed.as_ref()?, dropped_at, &self.session.times)
     }
 
     /// Returns whether nothing on the node says that it is out of service.

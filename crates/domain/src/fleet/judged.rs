@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 
-use super::Fleet;
+use super::common::Common;
+use super::entry::NodeEntry;
 use crate::assess::{Desired, Dismissal};
 use crate::fault::Fault;
 use crate::node::NodeView;
@@ -55,80 +56,59 @@ impl Reported {
     }
 }
 
-// === impl Fleet ===
+// === impl NodeEntry ===
 
-impl Fleet {
-    /// Returns what is wanted for a node ([`Self::desired`]).
-    pub(super) fn judge(&mut self, name: &str) -> Desired {
-        let entry = self.nodes.get(name);
-        let observed = entry.and_then(|entry| Some((entry, entry.observed.as_ref()?)));
-        let policy = self.common.policy.as_ref();
+impl NodeEntry {
+    /// Returns what is wanted for the node ([`Common::desired`]).
+    pub(super) fn judge(&mut self, name: &str, common: &Common) -> Desired {
+        let policy = common.policy.as_ref();
         // Devices come and go without a node's doing.
-        let (Some((entry, observed)), Some(policy)) = (
-            observed,
-            policy.filter(|policy| policy.device_taints.is_none()),
-        ) else {
-            return self.desired(name);
+        let policy = policy.filter(|policy| policy.device_taints.is_none());
+        let (Some(observed), Some(policy)) = (&self.observed, policy) else {
+            return common.desired(name, Some(self));
         };
-        let faults: Vec<Reported> = self
-            .common
-            .book
-            .faults(name)
-            .iter()
-            .map(Reported::of)
-            .collect();
-        let dismissal = self.dismissal(entry);
-        let known = entry.judged.as_ref().filter(|known| {
+        let faults: Vec<Reported> = common.book.faults(name).iter().map(Reported::of).collect();
+        let dismissal = self.dismissal(common);
+        let known = self.judged.as_ref().filter(|known| {
             Arc::ptr_eq(&known.view, &observed.view)
                 && Arc::ptr_eq(&known.policy, policy)
                 && known.dismissal == dismissal
                 && known.faults == faults
         });
         if let Some(known) = known {
-            debug_assert_eq!(known.desired, self.desired(name));
+            debug_assert_eq!(known.desired, common.desired(name, Some(self)));
             return known.desired.clone();
         }
-        let (view, policy) = (Arc::clone(&observed.view), Arc::clone(policy));
-        let desired = self.desired(name);
+        let desired = common.desired(name, Some(self));
         // Of a node in service it is asked once.
-        let kept = desired.wanted().then(|| {
+        self.judged = desired.wanted().then(|| {
             Box::new(Judged {
-                view,
-                policy,
+                view: Arc::clone(&observed.view),
+                policy: Arc::clone(policy),
                 faults,
                 dismissal,
                 desired: desired.clone(),
             })
         });
-        self.entry(name).judged = kept;
         desired
     }
 
-    /// Returns whether there is news of a node for those who are told of it, and takes that for told.
-    pub(super) fn has_news(&mut self, name: &str) -> bool {
-        let Some(entry) = self.nodes.get(name) else {
-            return true;
-        };
-        let Some(view) = entry.view.clone() else {
+    /// Returns whether there is news of the node for those who are told of it, and takes that for told.
+    pub(super) fn has_news(&mut self, name: &str, common: &Common) -> bool {
+        let Some(view) = self.view.clone() else {
             return true;
         };
         let told = Told {
             view,
-            faults: self
-                .common
-                .book
-                .faults(name)
-                .iter()
-                .map(Reported::of)
-                .collect(),
-            heard: self.common.book.heard(name).count(),
+            faults: common.book.faults(name).iter().map(Reported::of).collect(),
+            heard: common.book.heard(name).count(),
         };
-        let same = entry.told.as_ref().is_some_and(|before| {
+        let same = self.told.as_ref().is_some_and(|before| {
             Arc::ptr_eq(&before.view, &told.view)
                 && before.faults == told.faults
                 && before.heard == told.heard
         });
-        self.entry(name).told = Some(Box::new(told));
+        self.told = Some(Box::new(told));
         !same
     }
 }

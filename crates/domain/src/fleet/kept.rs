@@ -129,11 +129,4 @@ impl Fleet {
     pub fn is_unsaved(&self) -> bool {
         self.agenda.unsaved != Unsaved::default()
     }
-
-    /// Marks the session of a node to be saved.
-    pub(super) fn session_changed(&mut self, name: &str) {
-        if self.writes() {
-            self.agenda.unsaved.nodes.insert(name.to_owned());
-        }
-    }
 }

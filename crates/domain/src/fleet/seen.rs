@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
 
+use super::look::Look;
 use super::{Effect, Fleet, Level, Owns};
 use crate::brake::MOST_ALONE;
 use crate::node::NodeView;
@@ -39,9 +40,15 @@ impl Fleet {
         if let Some(list) = &mut self.relisted {
             list.seen.insert(view.name.clone());
         }
-        let name = view.name.clone();
-        if self.take_view(view) {
-            self.look_again_at(&name);
+        let (name, began) = (
+            view.name.clone(),
+            self.relisted.as_ref().map(|list| list.began),
+        );
+        self.entry(&name);
+        if let Some(mut look) = self.look_at(&name)
+            && look.take_view(view, began)
+        {
+            look.again();
         }
     }
 
@@ -58,7 +65,7 @@ impl Fleet {
         for name in gone {
             self.gone(&name);
         }
-        self.listed = true;
+        self.common.listed = true;
         self.warn_of_nodes();
         self.look_again_at_all();
         self.agenda.news = true;
@@ -89,24 +96,36 @@ impl Fleet {
         }
     }
 
-    /// Takes a view of a node in, unless it is older than what is known: the watch may still
+    /// Takes in that the cluster does not have a node any more.
+    pub(super) fn gone(&mut self, name: &str) {
+        self.entry(name).gone();
+        self.brake.mark_stale();
+        self.look_again_at(name);
+    }
+}
+
+impl Look<'_> {
+    /// Takes a view of the node in, unless it is older than what is known: the watch may still
     /// deliver states from before our own last patch. Returns whether anything has changed
     /// that decisions look at.
     ///
-    /// The state in a list is taken all the same where no patch can be newer: after etcd was
-    /// restored from a backup, nodes have lower versions than before.
-    pub(super) fn take_view(&mut self, view: Arc<NodeView>) -> bool {
-        let (name, now) = (view.name.clone(), self.common.now);
-        if self.entry(&name).knows_newer(&view) {
-            if !self.restored(&name) {
+    /// The state in a list, which began at `listing`, is taken all the same where no patch can be newer:
+    /// after etcd was restored from a backup, nodes have lower versions than before.
+    pub(super) fn take_view(&mut self, view: Arc<NodeView>, listing: Option<Timestamp>) -> bool {
+        let now = self.common.now;
+        if self.entry.knows_newer(&view) {
+            let patched_at = self.entry.patch.answered_at;
+            let patched_before = |began| patched_at.is_none_or(|at| at + LIST_TAKES < began);
+            if !listing.is_some_and(patched_before) {
                 return false;
             }
             let text = "the API server went back to an older state of the node".to_owned();
-            self.log(Level::Info, Some(&name), text);
-            self.agenda.effects.push(Effect::Restored(name.clone()));
+            self.log(Level::Info, text);
+            let name = self.name.to_owned();
+            self.agenda.effects.push(Effect::Restored(name));
         }
         let moved = self.moved(&view);
-        let entry = self.entry(&name);
+        let entry = &mut *self.entry;
         let (was_out, since) = (!entry.in_service(), entry.out_since());
         let counted = entry.counted(now);
         let changed = entry.take_view(view);
@@ -115,27 +134,16 @@ impl Fleet {
         }
         let (in_service, counts) = (entry.in_service(), entry.counted(now));
         if was_out && in_service {
-            self.agenda.unsaved.recently_out |= self.brake.back(&name, since);
+            self.agenda.unsaved.recently_out |= self.brake.back(self.name, since);
         } else if changed && moved || counts != counted {
             self.brake.mark_stale();
         }
         changed
     }
 
-    /// Returns whether an older view of a node is a state to which the API server went back.
-    fn restored(&self, name: &str) -> bool {
-        let patched_at = self
-            .nodes
-            .get(name)
-            .and_then(|entry| entry.patch.answered_at);
-        let patched_before =
-            |list: &Relisted| patched_at.is_none_or(|at| at + LIST_TAKES < list.began);
-        self.relisted.as_ref().is_some_and(patched_before)
-    }
-
-    /// Returns whether a node is new to the brake, or counts among others than before.
+    /// Returns whether the node is new to the brake, or counts among others than before.
     fn moved(&self, view: &NodeView) -> bool {
-        let Some(before) = self.view(&view.name) else {
+        let Some(before) = &self.entry.view else {
             return true;
         };
         let policy = self.common.policy.as_ref();
@@ -143,14 +151,5 @@ impl Fleet {
         std::iter::once(&self.common.settings.gpu_label.key)
             .chain(budgets.filter_map(|budget| budget.per.as_ref()))
             .any(|label| before.labels.get(label) != view.labels.get(label))
-    }
-
-    /// Takes in that the cluster does not have a node any more.
-    pub(super) fn gone(&mut self, name: &str) {
-        if let Some(entry) = self.nodes.get_mut(name) {
-            entry.gone();
-        }
-        self.brake.mark_stale();
-        self.look_again_at(name);
     }
 }

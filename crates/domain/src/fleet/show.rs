@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use contract::keys;
 use jiff::Timestamp;
 
+use super::common::Common;
 use super::entry::NodeEntry;
 use super::{Fleet, Mode};
 use crate::assess::{Dismissal, DismissedBy, is_notice};
@@ -19,6 +20,14 @@ use crate::view::{
 
 /// Most limits that are shown; those that count apart may be many.
 const LIMITS_SHOWN: usize = 50;
+
+/// One node, to be shown.
+#[derive(Clone, Copy)]
+pub(super) struct Shown<'a> {
+    name: &'a str,
+    entry: &'a NodeEntry,
+    common: &'a Common,
+}
 
 // === impl Fleet ===
 
@@ -47,202 +56,16 @@ impl Fleet {
 
     /// Returns how a node is shown; `None` where there is nothing to tell.
     pub fn status(&self, name: &str) -> Option<NodeStatus> {
-        let entry = self.nodes.get(name)?; // Or forgotten before.
-        let anothers = entry.anothers();
-        // Who only observes still sees what an earlier run has left on the node.
-        let not_ours = anothers.is_some() || !self.common.settings.mode.decides();
-        let session = match entry.ownership().filter(|_| not_ours) {
-            Some(own) => Some((Phase::Quarantined, Some(&own.session_id))),
-            None => (entry.session.phase != Phase::Idle)
-                .then_some((entry.session.phase, entry.session.id.as_ref())),
-        };
-        let faults = self.common.book.faults(name).iter();
-        let (mut notices, mut open): (Vec<&Fault>, Vec<&Fault>) =
-            faults.partition(|fault| is_notice(fault, &entry.noted.rulings));
-        notices.retain(|fault| {
-            fault
-                .notice_until()
-                .is_some_and(|until| until > self.common.now)
-        });
-        let devices = entry.stages.device_taints.show(name, &self.common);
-        let nothing_open = open.is_empty() && notices.is_empty() && devices.is_empty();
-        if nothing_open && session.is_none() && self.common.book.missed(name) == 0 {
-            return None;
-        }
-        notices.sort_by_key(|fault| std::cmp::Reverse(fault.accepted_at));
-        open.sort_by(|a, b| Fault::by_gravity(a, b));
-        let in_cluster = self.in_cluster(entry);
-        let phase = session.map(|(phase, _)| phase);
-        let dismissal = self.dismissal(entry);
-        let dismissed =
-            |fault: &Fault| dismissal.is_some_and(|dismissal| fault.dismissed(dismissal.up_to));
-        // What the cluster does not have cannot be on its way out of service.
-        let state = NodeState::of(&open, phase.filter(|_| in_cluster != Some(false)));
-        let own = entry.ownership().filter(|_| anothers.is_none());
-        let only_devices = || own.is_some_and(|own| !own.takes_node_out());
-        Some(NodeStatus {
-            name: name.to_owned(),
-            state: match state {
-                NodeState::Quarantined | NodeState::Draining | NodeState::Drained
-                    if only_devices() =>
-                {
-                    NodeState::PartlyQuarantined
-                }
-                state => state,
-            },
-            session: session.map(|(phase, id)| SessionView {
-                id: id.cloned().unwrap_or_default(),
-                phase,
-                since: (anothers.as_ref())
-                    .and_then(|(own, _)| own.since)
-                    .unwrap_or(entry.session.since),
-                failures: entry.session.failures,
-                awaits: self.awaits(name, entry, anothers.as_ref().map(|(_, another)| another)),
-                cordoned: (entry.observed.as_ref())
-                    .and_then(|observed| observed.own.as_ref())
-                    .is_some_and(|own| own.cordoned),
-                uncordon_releases: entry.machines(&self.common).is_none(),
-                another: anothers.as_ref().map(|(_, another)| another.clone()),
-                drain: (entry.stages.drain.eviction().cloned())
-                    .filter(|_| anothers.is_none() && entry.ownership().is_some()),
-            }),
-            in_cluster,
-            unschedulable: entry.view.as_ref().map(|view| view.unschedulable),
-            notes: self.notes(name, entry, phase.is_some()),
-            faults: (open.into_iter())
-                .map(|fault| FaultView {
-                    dismissed: dismissed(fault),
-                    ..FaultView::of(fault)
-                })
-                .collect(),
-            notices: notices.into_iter().map(FaultView::of).collect(),
-            devices,
+        self.shown(name)?.status() // Or forgotten before.
+    }
+
+    /// Returns a node to be shown; `None` where nothing is known of it.
+    pub(super) fn shown<'a>(&'a self, name: &'a str) -> Option<Shown<'a>> {
+        Some(Shown {
+            name,
+            entry: self.nodes.get(name)?,
+            common: &self.common,
         })
-    }
-
-    /// Returns whether the cluster has a node; `None` where that is not known.
-    fn in_cluster(&self, entry: &NodeEntry) -> Option<bool> {
-        let known = self.common.settings.cluster && (self.listed || entry.view.is_some());
-        known.then(|| entry.view.is_some())
-    }
-
-    /// Returns what the session on a node awaits, for people.
-    pub(super) fn awaits(
-        &self,
-        name: &str,
-        entry: &NodeEntry,
-        another: Option<&AnotherView>,
-    ) -> String {
-        if self.common.settings.mode == Mode::Observe {
-            return "a gpuwarden that acts: this one only observes".to_owned();
-        }
-        if let Some(another) = another {
-            return format!("{}, to give it back", another.who);
-        }
-        if let Some(hold) = &entry.hold {
-            return hold.awaits();
-        }
-        if self.common.settings.cluster && self.in_cluster(entry).is_none() {
-            return "the cluster's nodes to be read".to_owned();
-        }
-        if self.common.policy.is_none() {
-            return "a policy to be loaded: nothing is decided before".to_owned();
-        }
-        if entry.claim.unanswered {
-            return "the event store, which does not answer whose the session is".to_owned();
-        }
-        if entry.session.phase.is_out()
-            && self.common.book.faults(name).is_empty()
-            && self.common.book.misses_monitors(name)
-        {
-            return "reports of monitors that found no room, to be read again".to_owned();
-        }
-        if let Some(first) = entry.session.awaits_first() {
-            return first;
-        }
-        if let Some(veto) = entry.held_back_by() {
-            return format!("the end of {veto}");
-        }
-        if let Some(awaits) = (entry.stages.remediation.awaits())
-            .or_else(|| entry.stages.drain.awaits())
-            .filter(|_| entry.session.phase.is_out())
-        {
-            return awaits.to_owned();
-        }
-        entry.session.awaits(entry.view.is_some())
-    }
-
-    /// Returns what a person should know of a node; `in_session`: it carries a session, or is to.
-    fn notes(&self, name: &str, entry: &NodeEntry, in_session: bool) -> Vec<String> {
-        let mode = self.common.settings.mode;
-        let faults = self.common.book.faults(name);
-        let mut notes = Vec::new();
-        match self.in_cluster(entry) {
-            None if self.common.settings.cluster => notes.push(
-                "the cluster's nodes could not be read yet: what it has of this node is not known"
-                    .to_owned(),
-            ),
-            Some(false) => notes.push("the cluster has no node of this name".to_owned()),
-            _ => {}
-        }
-        let anothers = entry.anothers();
-        if let Some((own, another)) = &anothers {
-            notes.push(format!(
-                "quarantined by another gpuwarden{}: {}; it is left alone, and counts as out of \
-                 service",
-                another::since(own),
-                another.who
-            ));
-            if entry.claim.on_our_node {
-                notes.push(another::ON_OUR_NODE.to_owned());
-            }
-        } else if let Some(Observed {
-            view,
-            own: Some(own),
-        }) = &entry.observed
-            && own.keeps_cordon(view)
-        {
-            notes.push(CORDONED_BEFORE.to_owned());
-        }
-        notes.extend(entry.hold.as_ref().map(|hold| format!("held back: {hold}")));
-        notes.extend(self.dismissed_note(name, entry));
-        notes.extend(entry.session.times.notes());
-        if entry.opted_out() {
-            notes.push(format!(
-                "opted out by label {}=false: nothing is done about it",
-                keys::MANAGED_LABEL
-            ));
-        }
-        notes.extend(entry.noted.unknown_policy.as_deref().map(unknown_policy));
-        notes.extend(entry.noted.veto.clone());
-        if mode == Mode::Observe && faults.iter().any(|fault| fault.event.is_fatal) {
-            notes.push("observing only: nothing is done about it; --quarantine acts".to_owned());
-        }
-        if mode == Mode::DryRun && in_session && anothers.is_none() {
-            notes.push("dry run: nothing is written in the cluster".to_owned());
-        }
-        match entry.session.failures {
-            0 => {}
-            failures => notes.push(format!("{failures} attempts in a row have failed")),
-        }
-        match self.common.book.missed(name) {
-            0 => {}
-            missed => notes.push(not_fully_seen(missed)),
-        }
-        notes
-    }
-
-    /// Returns the note about faults of a node that a person has dismissed.
-    fn dismissed_note(&self, name: &str, entry: &NodeEntry) -> Option<String> {
-        let Dismissal { up_to, by } = self.dismissal(entry)?;
-        let how = match by {
-            DismissedBy::Released => "when the node was released by hand",
-            DismissedBy::Dropped => "when what the circuit breaker held back was dropped,",
-        };
-        let mut faults = self.common.book.faults(name).iter();
-        faults
-            .any(|fault| fault.dismissed(up_to))
-            .then(|| format!("dismissed {how} at {up_to:.0}: a newer report counts again"))
     }
 
     /// Forgets a node that is neither in the cluster nor faulty, and of which nothing is awaited.
@@ -271,7 +94,7 @@ impl Fleet {
         }
         let plan = &self.brake.plan;
         let mut notes = Vec::new();
-        if plan.unlabelled && self.common.settings.brake && self.listed {
+        if plan.unlabelled && self.common.settings.brake && self.common.listed {
             notes.push(format!(
                 "no node carries the label {}: all nodes are counted",
                 self.common.settings.gpu_label
@@ -281,7 +104,7 @@ impl Fleet {
             Some(Hold::Paused(pause)) => Some(pause.to_string()),
             _ => None,
         };
-        let unknown = if !self.listed {
+        let unknown = if !self.common.listed {
             Some("the cluster's nodes could not be read yet".to_owned())
         } else if self.common.policy.is_none() {
             Some("no policy was read yet".to_owned())
@@ -329,6 +152,221 @@ impl Fleet {
             Some("") => format!("{nodes} without the label"),
             Some(value) => format!("{nodes} in {value}"),
         }
+    }
+}
+
+// === impl Shown ===
+
+impl Shown<'_> {
+    /// Returns how the node is shown; `None` where there is nothing to tell.
+    fn status(self) -> Option<NodeStatus> {
+        let Self {
+            name,
+            entry,
+            common,
+        } = self;
+        let anothers = entry.anothers();
+        // Who only observes still sees what an earlier run has left on the node.
+        let not_ours = anothers.is_some() || !common.settings.mode.decides();
+        let session = match entry.ownership().filter(|_| not_ours) {
+            Some(own) => Some((Phase::Quarantined, Some(&own.session_id))),
+            None => (entry.session.phase != Phase::Idle)
+                .then_some((entry.session.phase, entry.session.id.as_ref())),
+        };
+        let faults = common.book.faults(name).iter();
+        let (mut notices, mut open): (Vec<&Fault>, Vec<&Fault>) =
+            faults.partition(|fault| is_notice(fault, &entry.noted.rulings));
+        notices.retain(|fault| fault.notice_until().is_some_and(|until| until > common.now));
+        let devices = entry.stages.device_taints.show(name, common);
+        let nothing_open = open.is_empty() && notices.is_empty() && devices.is_empty();
+        if nothing_open && session.is_none() && common.book.missed(name) == 0 {
+            return None;
+        }
+        notices.sort_by_key(|fault| std::cmp::Reverse(fault.accepted_at));
+        open.sort_by(|a, b| Fault::by_gravity(a, b));
+        let in_cluster = self.in_cluster();
+        let phase = session.map(|(phase, _)| phase);
+        let dismissal = entry.dismissal(common);
+        let dismissed =
+            |fault: &Fault| dismissal.is_some_and(|dismissal| fault.dismissed(dismissal.up_to));
+        // What the cluster does not have cannot be on its way out of service.
+        let state = NodeState::of(&open, phase.filter(|_| in_cluster != Some(false)));
+        let own = entry.ownership().filter(|_| anothers.is_none());
+        let only_devices = || own.is_some_and(|own| !own.takes_node_out());
+        Some(NodeStatus {
+            name: name.to_owned(),
+            state: match state {
+                NodeState::Quarantined | NodeState::Draining | NodeState::Drained
+                    if only_devices() =>
+                {
+                    NodeState::PartlyQuarantined
+                }
+                state => state,
+            },
+            session: session.map(|(phase, id)| SessionView {
+                id: id.cloned().unwrap_or_default(),
+                phase,
+                since: (anothers.as_ref())
+                    .and_then(|(own, _)| own.since)
+                    .unwrap_or(entry.session.since),
+                failures: entry.session.failures,
+                awaits: self.awaits(anothers.as_ref().map(|(_, another)| another)),
+                cordoned: (entry.observed.as_ref())
+                    .and_then(|observed| observed.own.as_ref())
+                    .is_some_and(|own| own.cordoned),
+                uncordon_releases: entry.machines(common).is_none(),
+                another: anothers.as_ref().map(|(_, another)| another.clone()),
+                drain: (entry.stages.drain.eviction().cloned())
+                    .filter(|_| anothers.is_none() && entry.ownership().is_some()),
+            }),
+            in_cluster,
+            unschedulable: entry.view.as_ref().map(|view| view.unschedulable),
+            notes: self.notes(phase.is_some()),
+            faults: (open.into_iter())
+                .map(|fault| FaultView {
+                    dismissed: dismissed(fault),
+                    ..FaultView::of(fault)
+                })
+                .collect(),
+            notices: notices.into_iter().map(FaultView::of).collect(),
+            devices,
+        })
+    }
+
+    /// Returns whether the cluster has a node; `None` where that is not known.
+    fn in_cluster(self) -> Option<bool> {
+        let Self { entry, common, .. } = self;
+        let known = common.settings.cluster && (common.listed || entry.view.is_some());
+        known.then(|| entry.view.is_some())
+    }
+
+    /// Returns what the session on a node awaits, for people.
+    pub(super) fn awaits(self, another: Option<&AnotherView>) -> String {
+        let Self {
+            name,
+            entry,
+            common,
+        } = self;
+        if common.settings.mode == Mode::Observe {
+            return "a gpuwarden that acts: this one only observes".to_owned();
+        }
+        if let Some(another) = another {
+            return format!("{}, to give it back", another.who);
+        }
+        if let Some(hold) = &entry.hold {
+            return hold.awaits();
+        }
+        if common.settings.cluster && self.in_cluster().is_none() {
+            return "the cluster's nodes to be read".to_owned();
+        }
+        if common.policy.is_none() {
+            return "a policy to be loaded: nothing is decided before".to_owned();
+        }
+        if entry.claim.unanswered {
+            return "the event store, which does not answer whose the session is".to_owned();
+        }
+        if entry.session.phase.is_out()
+            && common.book.faults(name).is_empty()
+            && common.book.misses_monitors(name)
+        {
+            return "reports of monitors that found no room, to be read again".to_owned();
+        }
+        if let Some(first) = entry.session.awaits_first() {
+            return first;
+        }
+        if let Some(veto) = entry.held_back_by() {
+            return format!("the end of {veto}");
+        }
+        if let Some(awaits) = (entry.stages.remediation.awaits())
+            .or_else(|| entry.stages.drain.awaits())
+            .filter(|_| entry.session.phase.is_out())
+        {
+            return awaits.to_owned();
+        }
+        entry.session.awaits(entry.view.is_some())
+    }
+
+    /// Returns what a person should know of a node; `in_session`: it carries a session, or is to.
+    fn notes(self, in_session: bool) -> Vec<String> {
+        let Self {
+            name,
+            entry,
+            common,
+        } = self;
+        let mode = common.settings.mode;
+        let faults = common.book.faults(name);
+        let mut notes = Vec::new();
+        match self.in_cluster() {
+            None if common.settings.cluster => notes.push(
+                "the cluster's nodes could not be read yet: what it has of this node is not known"
+                    .to_owned(),
+            ),
+            Some(false) => notes.push("the cluster has no node of this name".to_owned()),
+            _ => {}
+        }
+        let anothers = entry.anothers();
+        if let Some((own, another)) = &anothers {
+            notes.push(format!(
+                "quarantined by another gpuwarden{}: {}; it is left alone, and counts as out of \
+                 service",
+                another::since(own),
+                another.who
+            ));
+            if entry.claim.on_our_node {
+                notes.push(another::ON_OUR_NODE.to_owned());
+            }
+        } else if let Some(Observed {
+            view,
+            own: Some(own),
+        }) = &entry.observed
+            && own.keeps_cordon(view)
+        {
+            notes.push(CORDONED_BEFORE.to_owned());
+        }
+        notes.extend(entry.hold.as_ref().map(|hold| format!("held back: {hold}")));
+        notes.extend(self.dismissed_note());
+        notes.extend(entry.session.times.notes());
+        if entry.opted_out() {
+            notes.push(format!(
+                "opted out by label {}=false: nothing is done about it",
+                keys::MANAGED_LABEL
+            ));
+        }
+        notes.extend(entry.noted.unknown_policy.as_deref().map(unknown_policy));
+        notes.extend(entry.noted.veto.clone());
+        if mode == Mode::Observe && faults.iter().any(|fault| fault.event.is_fatal) {
+            notes.push("observing only: nothing is done about it; --quarantine acts".to_owned());
+        }
+        if mode == Mode::DryRun && in_session && anothers.is_none() {
+            notes.push("dry run: nothing is written in the cluster".to_owned());
+        }
+        match entry.session.failures {
+            0 => {}
+            failures => notes.push(format!("{failures} attempts in a row have failed")),
+        }
+        match common.book.missed(name) {
+            0 => {}
+            missed => notes.push(not_fully_seen(missed)),
+        }
+        notes
+    }
+
+    /// Returns the note about faults of a node that a person has dismissed.
+    fn dismissed_note(self) -> Option<String> {
+        let Self {
+            name,
+            entry,
+            common,
+        } = self;
+        let Dismissal { up_to, by } = entry.dismissal(common)?;
+        let how = match by {
+            DismissedBy::Released => "when the node was released by hand",
+            DismissedBy::Dropped => "when what the circuit breaker held back was dropped,",
+        };
+        let mut faults = common.book.faults(name).iter();
+        faults
+            .any(|fault| fault.dismissed(up_to))
+            .then(|| format!("dismissed {how} at {up_to:.0}: a newer report counts again"))
     }
 }
 

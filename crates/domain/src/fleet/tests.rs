@@ -250,9 +250,10 @@ fn what_another_store_keeps_is_left_alone_whatever_is_known() {
         let metadata = json!({"name": "n1", "annotations": annotations});
         let view = NodeView::from_object(json!({ "metadata": metadata })).unwrap();
         let own = Ownership::read(&view);
-        let claim = world.fleet.claim("n1", own.as_ref());
+        let mut look = world.fleet.look_at("n1").unwrap();
+        let claim = look.claim(own.as_ref());
         assert_eq!(claim, expected, "{owns} {store}");
-        world.fleet.keep_claim("n1", own.as_ref(), claim);
+        look.keep_claim(own.as_ref(), claim);
         let entry = &world.fleet.nodes["n1"];
         assert_eq!(entry.claim.anothers.is_some(), claim == Claim::Anothers);
         assert_eq!(

@@ -1,16 +1,16 @@
 //! The veto of a person about a node ([`crate::veto`]): who it holds for, and what its story says of it.
 //! What it holds back is decided by the [stages](super::stage).
 
-use super::Fleet;
 use super::entry::NodeEntry;
+use super::look::Look;
 use crate::journal::EntryKind;
 use crate::session::{Note, Observed, Phase};
 use crate::status::eviction::Skip;
 use crate::veto::Veto;
 
-impl Fleet {
+impl Look<'_> {
     /// Takes in whether a veto holds for a node, and says what is new about that.
-    pub(super) fn take_in_veto(&mut self, name: &str, observed: &Observed) {
+    pub(super) fn take_in_veto(&mut self, observed: &Observed) {
         let of_all = self.veto_on_all();
         let read = Veto::of(&observed.view, self.common.now).map(|own| own.or(of_all));
         // Who is in service has nothing that is held back.
@@ -25,21 +25,20 @@ impl Fleet {
         };
         let unread = self.common.switched.unread.clone();
         let unread = unread.filter(|_| observed.own.is_some());
-        let entry = self.entry(name);
+        let entry = &mut *self.entry;
         let held = entry.noted.veto.is_some();
         // Of what is not known yet its story says nothing.
         entry.veto = veto.or_else(|| unread.map(|why| Veto::while_unread(&why)));
         let news = entry.noted.veto != says;
         entry.noted.veto.clone_from(&says);
-        let session = entry.session.id.clone();
         let text = match says {
-            Some(why) if news && wrong => return self.call_attention(name, why),
+            Some(why) if news && wrong => return self.call_attention(why),
             Some(says) if news => says,
             None if held && observed.own.is_some() => "the veto has ended".to_owned(),
             _ => return,
         };
         let note = Note::new(EntryKind::Session, text);
-        self.note(name, session.as_deref(), note, None);
+        self.note(note, None);
     }
 
     /// Returns the veto that holds for all nodes: a pause of repairs.

@@ -163,7 +163,6 @@ impl RemediationState {
     /// attempt under way.
     pub(in crate::fleet) fn made(
         &mut self,
-        node: &str,
         key: &str,
         answer: MadeAnswer,
         asks: &mut Asks<'_>,
@@ -181,7 +180,7 @@ impl RemediationState {
                 // It was withdrawn while it was made.
                 let late = self.withdrawn.clone().filter(|one| one.key() == key);
                 if let Some(attempt) = late {
-                    asks.effect(withdrawal(node, attempt));
+                    asks.effect(withdrawal(asks.node(), attempt));
                 }
             }
             // An earlier try, also of a process before this one, may have made it, and its answer is lost.
