@@ -62,7 +62,7 @@ const SIMULATED: [Guard; 10] = [
     Guard {
         what: "no pod is asked to leave against a veto",
         file: "fleet/stage/drain.rs",
-        text: "if look.veto.is_some() {\n            return;",
+        text: "if facts.veto.is_some() {\n            return;",
         without: "if false {\n            return;",
     },
     Guard {

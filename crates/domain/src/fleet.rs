@@ -11,13 +11,13 @@
 //! controller turns I/O into inputs and effects into I/O; a replay and the simulators do the
 //! same with nodes that exist only there.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
 
 use crate::assess::Desired;
-use crate::brake::{DOUBT, Hold, NodeLabel};
+use crate::brake::{DOUBT, Hold, MOST_ALONE, NodeLabel};
 use crate::drain::DrainConfig;
 use crate::event::Record;
 use crate::fault::{Change, Fault, FaultBook};
@@ -31,7 +31,6 @@ use crate::session::{Note, Phase, Session};
 use crate::wakes::CLOCK_SLACK;
 
 mod agenda;
-mod answers;
 mod brake;
 mod claim;
 mod common;
@@ -42,7 +41,7 @@ mod io;
 mod judged;
 mod kept;
 mod look;
-mod seen;
+mod news;
 mod show;
 mod situation;
 mod stage;
@@ -58,7 +57,7 @@ pub use io::{
     ResourceNews, RuleSetOutcome,
 };
 pub use kept::{Kept, Unsaved};
-pub use seen::LIST_TAKES;
+pub use news::LIST_TAKES;
 pub use situation::Situation;
 pub use stage::drain::custom::DRAIN_ACTION;
 
@@ -66,9 +65,9 @@ use agenda::Agenda;
 use brake::BrakeState;
 use common::Common;
 use devices::Devices;
+use entry::Awaits;
 use entry::NodeEntry;
 use look::Look;
-use seen::Relisted;
 
 /// The settings of a fleet, which do not change while a process runs.
 #[derive(Clone, Debug)]
@@ -97,6 +96,14 @@ pub struct Settings {
     /// True if a node that flaps waits for its return. Not where time goes from event to event:
     /// nothing would come to end a wait.
     pub returns_wait: bool,
+}
+
+/// A list that is being delivered.
+#[derive(Debug)]
+struct Relisted {
+    /// Nodes that the list had so far.
+    seen: BTreeSet<String>,
+    began: Timestamp,
 }
 
 /// All nodes of a cluster and what is decided about them. See the module.
@@ -340,6 +347,144 @@ impl Fleet {
     fn look_again_at(&mut self, name: &str) {
         self.entry(name);
         self.agenda.look_again_at(name);
+    }
+
+    /// Takes in that a list begins.
+    fn list_begun(&mut self) {
+        // What people did to the nodes meanwhile may be of any time.
+        for entry in self.nodes.values_mut() {
+            entry.session.watched = false;
+        }
+        self.relisted = Some(Relisted {
+            seen: BTreeSet::new(),
+            began: self.common.now,
+        });
+    }
+
+    /// Takes in a node as the watch tells of it.
+    fn seen(&mut self, view: Arc<NodeView>) {
+        if let Some(list) = &mut self.relisted {
+            list.seen.insert(view.name.clone());
+        }
+        let (name, began) = (
+            view.name.clone(),
+            self.relisted.as_ref().map(|list| list.began),
+        );
+        self.entry(&name);
+        if let Some(mut look) = self.look_at(&name)
+            && look.take_view(view, began)
+        {
+            look.again();
+        }
+    }
+
+    /// Takes in that a list is complete.
+    fn list_complete(&mut self) {
+        let list = self.relisted.take();
+        let seen = list.map(|list| list.seen).unwrap_or_default();
+        let gone: Vec<String> = self
+            .nodes
+            .iter()
+            .filter(|(name, entry)| entry.view.is_some() && !seen.contains(*name))
+            .map(|(name, _)| name.clone())
+            .collect();
+        for name in gone {
+            self.gone(&name);
+        }
+        self.common.listed = true;
+        self.warn_of_nodes();
+        self.look_again_at_all();
+        self.agenda.news = true;
+    }
+
+    /// Says, after a list, where our own node is missing, or too many act for themselves.
+    fn warn_of_nodes(&mut self) {
+        let Owns::Node(own) = self.common.settings.owns.clone() else {
+            return;
+        };
+        if !self.writes() {
+            return;
+        }
+        if self.view(&own).is_none() {
+            let text = "the cluster has no node of this name: its faults cannot be acted on until \
+                        it appears; --node-name sets the name";
+            self.log(Level::Warn, Some(&own), text.to_owned());
+        }
+        let entries = self.nodes.values();
+        let nodes = entries.filter(|entry| entry.view.is_some()).count();
+        if nodes > MOST_ALONE {
+            let text = format!(
+                "each node acts for itself, and budgets do not hold what fails at the same \
+                 moment: in a cluster of more than {MOST_ALONE} nodes run `gpuwarden agent` on \
+                 them, and one `gpuwarden controller`; this one has {nodes}"
+            );
+            self.log(Level::Warn, None, text);
+        }
+    }
+
+    /// Takes in that the cluster does not have a node any more.
+    fn gone(&mut self, name: &str) {
+        self.entry(name).gone();
+        self.brake.mark_stale();
+        self.look_again_at(name);
+    }
+
+    /// Takes news of single devices in.
+    fn take_devices(&mut self, input: DeviceInput) {
+        let watch = self.common.devices.watch.clone();
+        for node in self.common.devices.take(input) {
+            self.look_again_at(&node);
+        }
+        if self.common.devices.watch == watch {
+            return;
+        }
+        if let DeviceWatch::Unserved(why) = &self.common.devices.watch {
+            let text = format!(
+                "single devices cannot be tainted, and where one is faulty its node is taken out: \
+                 {why}"
+            );
+            self.log(Level::Warn, None, text);
+        }
+        self.look_again_at_all();
+    }
+
+    /// Gives up all requests about nodes whose answers are still to come: they were lost.
+    fn answers_lost(&mut self) {
+        let until = self.common.now + DOUBT;
+        for entry in self.nodes.values_mut() {
+            if entry.patch.taking_out {
+                entry.patch.in_doubt = Some(until);
+            }
+            (entry.patch.in_flight, entry.patch.taking_out) = (false, false);
+            for stage in entry.stages.all_mut() {
+                stage.answers_lost();
+            }
+            if !matches!(entry.claim.awaits, Some(Awaits::Feed(_))) {
+                entry.claim.awaits = None;
+            }
+        }
+        self.brake.doubt(Some(until));
+        self.look_again_at_all();
+    }
+
+    /// Takes the switches that people have set in.
+    fn switch(&mut self, switched: Switched) {
+        let before = std::mem::replace(&mut self.common.switched, switched);
+        if before == self.common.switched {
+            return;
+        }
+        let now = &self.common.switched;
+        let repairs = |one: &Switched| one.pause.as_ref().filter(|pause| pause.repairs).cloned();
+        if now.dropped_at != before.dropped_at
+            || now.unread != before.unread
+            || repairs(now) != repairs(&before)
+        {
+            // What counts of the faults has changed, or what holds repairs back.
+            self.look_again_at_all();
+        }
+        self.brake.pause_ends = self.common.switched.pause_ends(self.common.now);
+        self.brake.mark_stale();
+        self.agenda.news = true;
     }
 
     /// Takes another policy: all nodes are looked at.

@@ -8,15 +8,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
-use serde_json::json;
 
-use super::{Effect, Fleet, Level};
+use super::common::Common;
+use super::entry::NodeEntry;
 use crate::assess::Desired;
 use crate::brake::pause::Pause;
-use crate::brake::{self, Candidate, Hold, Member, Plan, Question};
-use crate::journal::EntryKind;
-use crate::policy::Policy;
-use crate::session::Note;
+use crate::brake::{self, Candidate, Hold, Member, Plan, Question, Use};
+use crate::view::{BrakeView, LimitView};
+
+/// Most limits that are shown; those that count apart may be many.
+const LIMITS_SHOWN: usize = 50;
 
 /// The pause and the circuit breaker that people have set in the cluster, as far as it is known.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -116,122 +117,17 @@ impl BrakeState {
             *since = (*since).min(now);
         }
     }
-}
-
-// === impl Fleet ===
-
-impl Fleet {
-    /// Takes the switches that people have set in.
-    pub(super) fn switch(&mut self, switched: Switched) {
-        let before = std::mem::replace(&mut self.common.switched, switched);
-        if before == self.common.switched {
-            return;
-        }
-        let now = &self.common.switched;
-        let repairs = |one: &Switched| one.pause.as_ref().filter(|pause| pause.repairs).cloned();
-        if now.dropped_at != before.dropped_at
-            || now.unread != before.unread
-            || repairs(now) != repairs(&before)
-        {
-            // What counts of the faults has changed, or what holds repairs back.
-            self.look_again_at_all();
-        }
-        self.brake.pause_ends = self.common.switched.pause_ends(self.common.now);
-        self.brake.mark_stale();
-        self.agenda.news = true;
-    }
-
-    /// Returns the hold on all new quarantines now.
-    fn stop(&self) -> Option<Hold> {
-        self.common
-            .switched
-            .stop(self.common.settings.brake, self.common.now)
-    }
-
-    /// Asks the brake about all that wait, and steps the sessions of those that may go.
-    pub(super) fn step_waiting_nodes(&mut self, policy: &Policy) {
-        if !self.brake.stale || self.brake.waiting.is_empty() {
-            return;
-        }
-        let plan = self.ask_the_brake();
-        if plan.trip {
-            // It holds from now on, be it written down or not.
-            self.common.switched.breaker.get_or_insert(Hold::Tripped);
-            self.agenda.effects.push(Effect::Trip);
-        }
-        let stop = self.stop();
-        let looked_at = std::mem::take(&mut self.brake.looked_at);
-        let started: BTreeSet<&str> = plan.start.iter().map(String::as_str).collect();
-        let rest: Vec<String> = (self.brake.waiting.keys())
-            .filter(|name| !started.contains(name.as_str()))
-            .cloned()
-            .collect();
-        for name in plan.start.iter().chain(&rest) {
-            // What may be out already counts as out, and only a person stops it.
-            let free = started.contains(name.as_str())
-                || (self.brake.waiting.get(name)).is_some_and(|one| one.forced_by.is_some());
-            let in_doubt = || stop.as_ref().filter(|_| !free);
-            let hold = plan.held.get(name).or_else(in_doubt);
-            let looked_at = looked_at.contains(name);
-            self.step_waiting_node(policy, name, hold, looked_at);
-            if self.entry(name).patch.in_flight {
-                // On its way, and looked at again when the answer is there.
-                self.brake.waiting.remove(name);
-            }
-        }
-        self.brake.plan = plan;
-        self.agenda.news = true;
-    }
-
-    fn step_waiting_node(
-        &mut self,
-        policy: &Policy,
-        name: &str,
-        hold: Option<&Hold>,
-        looked_at: bool,
-    ) {
-        self.agenda.unshown.insert(name.to_owned());
-        let Some(mut look) = self.look_at(name) else {
-            return;
-        };
-        if look.entry.patch.in_flight {
-            return; // Looked at again when the answer is there.
-        }
-        let before = std::mem::replace(&mut look.entry.hold, hold.cloned());
-        if let (Some(before), Some(hold)) = (&before, hold) {
-            if !before.same_cause(hold) {
-                let note = Note {
-                    kind: EntryKind::Session,
-                    text: format!("still held back: {hold}"),
-                    detail: json!({"by": hold.name()}),
-                };
-                look.note(note, Some(Level::Info));
-            }
-            if !looked_at {
-                return; // Nothing else has changed.
-            }
-        }
-        let Some(observed) = look.entry.observed.clone() else {
-            return;
-        };
-        let Some(desired) = look.brake.waiting.remove(name) else {
-            return;
-        };
-        look.step_session(&observed, policy, &desired, hold);
-        look.brake.waiting.insert(name.to_owned(), desired);
-    }
 
     /// Returns the plan of the brake, which is up to date from then on.
-    pub(super) fn ask_the_brake(&mut self) -> Plan {
-        self.brake.stale = false;
-        let now = self.common.now;
-        let policy = self.common.policy.as_ref();
+    pub(super) fn ask(&mut self, nodes: &BTreeMap<String, NodeEntry>, common: &Common) -> Plan {
+        self.stale = false;
+        let now = common.now;
+        let policy = common.policy.as_ref();
         let window = policy.and_then(|policy| policy.brake.window.as_ref());
-        self.brake.recent.retain(|_, since| {
+        self.recent.retain(|_, since| {
             window.is_some_and(|window| now.duration_since(*since) < window.duration)
         });
-        let members = self
-            .nodes
+        let members = nodes
             .iter()
             .filter_map(|(name, entry)| {
                 let view = entry.view.as_ref()?;
@@ -243,11 +139,10 @@ impl Fleet {
             })
             .collect();
         let candidates = self
-            .brake
             .waiting
             .iter()
             .filter_map(|(name, desired)| {
-                let entry = self.nodes.get(name)?;
+                let entry = nodes.get(name)?;
                 if entry.out(now).is_some() {
                     return None; // On its way, and counted.
                 }
@@ -257,14 +152,70 @@ impl Fleet {
         brake::plan(Question {
             brake: policy
                 .map(|policy| &policy.brake)
-                .filter(|_| self.common.settings.brake),
-            gpu_label: &self.common.settings.gpu_label,
+                .filter(|_| common.settings.brake),
+            gpu_label: &common.settings.gpu_label,
             members,
-            recent: &self.brake.recent,
-            reset_at: self.common.switched.reset_at,
-            stop: self.stop(),
+            recent: &self.recent,
+            reset_at: common.switched.reset_at,
+            stop: common.stop(),
             candidates,
             now,
         })
+    }
+
+    /// Returns the brake as it is shown; `held`: number of nodes that are held back.
+    pub(super) fn show(&self, held: usize, common: &Common) -> BrakeView {
+        let plan = &self.plan;
+        let mut notes = Vec::new();
+        if plan.unlabelled && common.settings.brake && common.listed {
+            notes.push(format!(
+                "no node carries the label {}: all nodes are counted",
+                common.settings.gpu_label
+            ));
+        }
+        let paused = match common.switched.stop(false, common.now) {
+            Some(Hold::Paused(pause)) => Some(pause.to_string()),
+            _ => None,
+        };
+        let unknown = if !common.listed {
+            Some("the cluster's nodes could not be read yet".to_owned())
+        } else if common.policy.is_none() {
+            Some("no policy was read yet".to_owned())
+        } else {
+            None
+        };
+        let shown = plan.limits.iter().take(LIMITS_SHOWN);
+        BrakeView {
+            enabled: common.settings.brake,
+            state: String::new(),
+            limits: shown
+                .map(|limit| LimitView {
+                    limit: limit.limit.clone(),
+                    of_which: of_which(plan.unlabelled, limit),
+                    used: limit.used,
+                    allowed: limit.allowed,
+                    of: limit.of,
+                    by: limit.by.clone(),
+                })
+                .collect(),
+            unknown,
+            held,
+            paused,
+            notes,
+        }
+    }
+}
+
+/// Returns which nodes a limit counts, for people.
+fn of_which(unlabelled: bool, limit: &Use) -> String {
+    let nodes = match (unlabelled, limit.gpu) {
+        (true, _) => "nodes",
+        (false, true) => "GPU nodes",
+        (false, false) => "other nodes",
+    };
+    match limit.domain.as_deref() {
+        None => nodes.to_owned(),
+        Some("") => format!("{nodes} without the label"),
+        Some(value) => format!("{nodes} in {value}"),
     }
 }

@@ -8,6 +8,7 @@ use super::devices::{DeviceWatch, Devices};
 use super::entry::NodeEntry;
 use super::{Owns, Settings, Switched};
 use crate::assess::{Desired, assess};
+use crate::brake::Hold;
 use crate::device::{NodeDevices, Rule};
 use crate::fault::FaultBook;
 use crate::node::NodeView;
@@ -35,6 +36,11 @@ pub(super) struct Common {
 }
 
 impl Common {
+    /// Returns the hold on all new quarantines now.
+    pub(super) fn stop(&self) -> Option<Hold> {
+        self.switched.stop(self.settings.brake, self.now)
+    }
+
     /// Returns what is wanted for a node, as it was last seen or as one of which nothing is
     /// known; nothing where there is no policy.
     pub(super) fn desired(&self, node: &str, entry: Option<&NodeEntry>) -> Desired {

@@ -3,7 +3,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Fleet, Level};
 use crate::device::{Claim, DeviceId, Inventory, NodeDevices, Rule, RuleChange, Slice};
 use crate::drain::partial::Gpus;
 
@@ -63,7 +62,7 @@ pub(super) struct Devices {
 
 impl Devices {
     /// Takes news in. Returns the nodes that they concern.
-    fn take(&mut self, input: DeviceInput) -> BTreeSet<String> {
+    pub(super) fn take(&mut self, input: DeviceInput) -> BTreeSet<String> {
         match input {
             DeviceInput::Watch(watch) => {
                 self.watch = watch;
@@ -169,28 +168,5 @@ impl Devices {
         let claims = claims.filter_map(|name| self.claims.get(name));
         let pods = claims.flat_map(|claim| &claim.pods);
         pods.map(String::as_str).collect()
-    }
-}
-
-// === impl Fleet ===
-
-impl Fleet {
-    /// Takes news of single devices in.
-    pub(super) fn take_devices(&mut self, input: DeviceInput) {
-        let watch = self.common.devices.watch.clone();
-        for node in self.common.devices.take(input) {
-            self.look_again_at(&node);
-        }
-        if self.common.devices.watch == watch {
-            return;
-        }
-        if let DeviceWatch::Unserved(why) = &self.common.devices.watch {
-            let text = format!(
-                "single devices cannot be tainted, and where one is faulty its node is taken out: \
-                 {why}"
-            );
-            self.log(Level::Warn, None, text);
-        }
-        self.look_again_at_all();
     }
 }

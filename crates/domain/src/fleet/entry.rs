@@ -10,6 +10,7 @@ use super::InStore;
 use super::common::Common;
 use super::judged::{Judged, Told};
 use super::stage::Stages;
+use super::veto::VetoState;
 use crate::assess::{Dismissal, FaultRuling};
 use crate::brake::{Hold, Out};
 use crate::node::{NodeChange, NodeView};
@@ -17,7 +18,6 @@ use crate::ownership::Ownership;
 use crate::position::Position;
 use crate::session::{Observed, Phase, Session, dismissal};
 use crate::status::Reports;
-use crate::veto::Veto;
 
 /// The state of one node.
 #[derive(Debug, Default)]
@@ -35,7 +35,7 @@ pub(super) struct NodeEntry {
     /// The stages of its way out of service and back.
     pub(super) stages: Stages,
     /// The veto of a person that holds for it.
-    pub(super) veto: Option<Veto>,
+    pub(super) veto: VetoState,
     /// Its events that wait for the status of their record.
     pub(super) reports: Reports,
     /// The patch that is made on it.
@@ -97,8 +97,6 @@ pub(super) struct Noted {
     pub(super) rulings: Vec<FaultRuling>,
     /// The policy that it names and that does not exist.
     pub(super) unknown_policy: Option<String>,
-    /// What was said of a veto.
-    pub(super) veto: Option<String>,
     /// True once it is noted that the cluster does not have the node.
     pub(super) missing: bool,
 }

@@ -1,5 +1,6 @@
 //! A look at a node: asks the policy about its faults, steps its session, and lets its stages act.
 
+use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
@@ -20,7 +21,6 @@ use crate::journal::EntryKind;
 use crate::node::{NodeChange, NodeView};
 use crate::policy::Policy;
 use crate::session::{self, Intent, Marks, Note, Observed, Patch, step};
-use crate::veto::Veto;
 
 /// Most faults whose rulings one journal entry tells: a story is read by people.
 const MAX_RULINGS: usize = 50;
@@ -73,6 +73,39 @@ impl Fleet {
                 self.agenda.effects.push(Effect::Tell(name));
             }
         }
+    }
+
+    /// Asks the brake about all that wait, and steps the sessions of those that may go.
+    fn step_waiting_nodes(&mut self, policy: &Policy) {
+        if !self.brake.stale || self.brake.waiting.is_empty() {
+            return;
+        }
+        let plan = self.brake.ask(&self.nodes, &self.common);
+        if plan.trip {
+            // It holds from now on, be it written down or not.
+            self.common.switched.breaker.get_or_insert(Hold::Tripped);
+            self.agenda.effects.push(Effect::Trip);
+        }
+        let stop = self.common.stop();
+        let looked_at = std::mem::take(&mut self.brake.looked_at);
+        let started: BTreeSet<&str> = plan.start.iter().map(String::as_str).collect();
+        let rest: Vec<String> = (self.brake.waiting.keys())
+            .filter(|name| !started.contains(name.as_str()))
+            .cloned()
+            .collect();
+        for name in plan.start.iter().chain(&rest) {
+            // What may be out already counts as out, and only a person stops it.
+            let free = started.contains(name.as_str())
+                || (self.brake.waiting.get(name)).is_some_and(|one| one.forced_by.is_some());
+            let in_doubt = || stop.as_ref().filter(|_| !free);
+            let hold = plan.held.get(name).or_else(in_doubt);
+            let looked_at = looked_at.contains(name);
+            if let Some(mut look) = self.look_at(name) {
+                look.step_waiting(policy, hold, looked_at);
+            }
+        }
+        self.brake.plan = plan;
+        self.agenda.news = true;
     }
 
     /// Returns a node to be looked at; `None` where nothing is known of it.
@@ -152,7 +185,13 @@ impl Look<'_> {
         }
         self.begin();
         self.note_choice(&observed.view, policy);
-        self.take_in_veto(&observed);
+        let mut asks = Asks::new(
+            self.agenda,
+            &mut self.entry.claim.awaits,
+            (self.name, &self.entry.session),
+            self.common.now,
+        );
+        self.entry.veto.take(&observed, self.common, &mut asks);
         let mut desired = self.entry.judge(self.name, self.common);
         if self.plan(&mut desired).is_break() {
             return; // Looked at again when what it waits for is known.
@@ -174,7 +213,7 @@ impl Look<'_> {
     }
 
     /// Steps the session of the node, and does what follows.
-    pub(super) fn step_session(
+    fn step_session(
         &mut self,
         observed: &Observed,
         policy: &Policy,
@@ -212,6 +251,44 @@ impl Look<'_> {
         self.act(desired);
         self.set_wake();
         self.agenda.news = true;
+    }
+
+    /// Steps the session of a node that waits to be taken out: by what the brake says, it may go, or is held.
+    fn step_waiting(&mut self, policy: &Policy, hold: Option<&Hold>, looked_at: bool) {
+        self.agenda.unshown.insert(self.name.to_owned());
+        self.step_unless_held(policy, hold, looked_at);
+        if self.entry.patch.in_flight {
+            // On its way, and looked at again when the answer is there.
+            self.brake.waiting.remove(self.name);
+        }
+    }
+
+    fn step_unless_held(&mut self, policy: &Policy, hold: Option<&Hold>, looked_at: bool) {
+        if self.entry.patch.in_flight {
+            return; // Looked at again when the answer is there.
+        }
+        let before = std::mem::replace(&mut self.entry.hold, hold.cloned());
+        if let (Some(before), Some(hold)) = (&before, hold) {
+            if !before.same_cause(hold) {
+                let note = Note {
+                    kind: EntryKind::Session,
+                    text: format!("still held back: {hold}"),
+                    detail: json!({"by": hold.name()}),
+                };
+                self.note(note, Some(Level::Info));
+            }
+            if !looked_at {
+                return; // Nothing else has changed.
+            }
+        }
+        let Some(observed) = self.entry.observed.clone() else {
+            return;
+        };
+        let Some(desired) = self.brake.waiting.remove(self.name) else {
+            return;
+        };
+        self.step_session(&observed, policy, &desired, hold);
+        self.brake.waiting.insert(self.name.to_owned(), desired);
     }
 
     /// Lets every stage begin a look.
@@ -267,7 +344,7 @@ impl Look<'_> {
             common,
             observed: entry.observed.as_ref(),
             session: &entry.session,
-            veto: entry.veto.as_ref(),
+            veto: entry.veto.holds(),
             undone_by_person: entry.is_undone_by_person(common),
             repairs_whole_node: entry
                 .stages
@@ -438,7 +515,7 @@ impl Look<'_> {
         let times = [
             self.entry.session.wake_at(now),
             self.entry.stages.wake_at(now),
-            self.entry.veto.as_ref().and_then(Veto::ends_at),
+            self.entry.veto.ends_at(),
             // Then it is no longer shown.
             faults
                 .filter_map(Fault::notice_until)

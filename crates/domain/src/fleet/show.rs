@@ -10,16 +10,11 @@ use super::common::Common;
 use super::entry::NodeEntry;
 use super::{Fleet, Mode};
 use crate::assess::{Dismissal, DismissedBy, is_notice};
-use crate::brake::{Hold, Use};
+use crate::brake::Use;
 use crate::fault::{Fault, not_fully_seen};
 use crate::ownership::{CORDONED_BEFORE, Ownership};
 use crate::session::{Observed, Phase, another};
-use crate::view::{
-    AnotherView, BrakeView, FaultView, LimitView, NodeState, NodeStatus, SessionView,
-};
-
-/// Most limits that are shown; those that count apart may be many.
-const LIMITS_SHOWN: usize = 50;
+use crate::view::{AnotherView, BrakeView, FaultView, NodeState, NodeStatus, SessionView};
 
 /// One node, to be shown.
 #[derive(Clone, Copy)]
@@ -90,68 +85,17 @@ impl Fleet {
         }
         self.set_time(now);
         if self.brake.stale && self.brake.waiting.is_empty() {
-            self.brake.plan = self.ask_the_brake();
+            self.brake.plan = self.brake.ask(&self.nodes, &self.common);
         }
-        let plan = &self.brake.plan;
-        let mut notes = Vec::new();
-        if plan.unlabelled && self.common.settings.brake && self.common.listed {
-            notes.push(format!(
-                "no node carries the label {}: all nodes are counted",
-                self.common.settings.gpu_label
-            ));
-        }
-        let paused = match self.common.switched.stop(false, now) {
-            Some(Hold::Paused(pause)) => Some(pause.to_string()),
-            _ => None,
-        };
-        let unknown = if !self.common.listed {
-            Some("the cluster's nodes could not be read yet".to_owned())
-        } else if self.common.policy.is_none() {
-            Some("no policy was read yet".to_owned())
-        } else {
-            None
-        };
-        let shown = plan.limits.iter().take(LIMITS_SHOWN);
-        Some(BrakeView {
-            enabled: self.common.settings.brake,
-            state: String::new(),
-            limits: shown
-                .map(|limit| LimitView {
-                    limit: limit.limit.clone(),
-                    of_which: self.of_which(limit),
-                    used: limit.used,
-                    allowed: limit.allowed,
-                    of: limit.of,
-                    by: limit.by.clone(),
-                })
-                .collect(),
-            unknown,
-            held: (self.nodes.values())
-                .filter(|entry| entry.hold.is_some())
-                .count(),
-            paused,
-            notes,
-        })
+        let entries = self.nodes.values();
+        let held = entries.filter(|entry| entry.hold.is_some()).count();
+        Some(self.brake.show(held, &self.common))
     }
 
     /// Returns how far the fullest limit is used up.
     pub fn brake_utilization(&self) -> f64 {
         let fullest = self.brake.plan.limits.first();
         fullest.map_or(0.0, Use::utilization)
-    }
-
-    /// Returns which nodes a limit counts, for people.
-    fn of_which(&self, limit: &Use) -> String {
-        let nodes = match (self.brake.plan.unlabelled, limit.gpu) {
-            (true, _) => "nodes",
-            (false, true) => "GPU nodes",
-            (false, false) => "other nodes",
-        };
-        match limit.domain.as_deref() {
-            None => nodes.to_owned(),
-            Some("") => format!("{nodes} without the label"),
-            Some(value) => format!("{nodes} in {value}"),
-        }
     }
 }
 
@@ -274,7 +218,9 @@ impl Shown<'_> {
         if let Some(first) = entry.session.awaits_first() {
             return first;
         }
-        if let Some(veto) = entry.held_back_by() {
+        let quarantined = entry.session.phase == Phase::Quarantined;
+        let veto = entry.veto.holds_back(entry.stages.drain.eviction());
+        if let Some(veto) = veto.filter(|_| quarantined) {
             return format!("the end of {veto}");
         }
         if let Some(awaits) = (entry.stages.remediation.awaits())
@@ -333,7 +279,7 @@ impl Shown<'_> {
             ));
         }
         notes.extend(entry.noted.unknown_policy.as_deref().map(unknown_policy));
-        notes.extend(entry.noted.veto.clone());
+        notes.extend(entry.veto.says().map(str::to_owned));
         if mode == Mode::Observe && faults.iter().any(|fault| fault.event.is_fatal) {
             notes.push("observing only: nothing is done about it; --quarantine acts".to_owned());
         }

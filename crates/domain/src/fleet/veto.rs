@@ -1,19 +1,30 @@
 //! The veto of a person about a node ([`crate::veto`]): who it holds for, and what its story says of it.
 //! What it holds back is decided by the [stages](super::stage).
 
-use super::entry::NodeEntry;
-use super::look::Look;
+use jiff::Timestamp;
+
+use super::common::Common;
+use super::stage::Asks;
 use crate::journal::EntryKind;
-use crate::session::{Note, Observed, Phase};
-use crate::status::eviction::Skip;
+use crate::session::{Note, Observed};
+use crate::status::eviction::{Eviction, Skip};
 use crate::veto::Veto;
 
-impl Look<'_> {
-    /// Takes in whether a veto holds for a node, and says what is new about that.
-    pub(super) fn take_in_veto(&mut self, observed: &Observed) {
-        let of_all = self.veto_on_all();
-        let read = Veto::of(&observed.view, self.common.now).map(|own| own.or(of_all));
-        // Who is in service has nothing that is held back.
+/// The veto about one node.
+#[derive(Debug, Default)]
+pub(super) struct VetoState {
+    /// The veto that holds for the node.
+    holds: Option<Veto>,
+    /// What the story of the node says of the veto.
+    says: Option<String>,
+}
+
+impl VetoState {
+    /// Takes in whether a veto holds for the node, and says what is new about that.
+    pub(super) fn take(&mut self, observed: &Observed, common: &Common, asks: &mut Asks<'_>) {
+        let of_all = of_all(common);
+        let read = Veto::of(&observed.view, common.now).map(|own| own.or(of_all));
+        // A node in service has nothing that is held back.
         let read = read.map(|veto| veto.filter(|_| observed.own.is_some()));
         let (veto, says, wrong) = match read {
             Ok(Some(veto)) => {
@@ -23,40 +34,50 @@ impl Look<'_> {
             Ok(None) => (None, None, false),
             Err(why) => (None, Some(why), true),
         };
-        let unread = self.common.switched.unread.clone();
+        let unread = common.switched.unread.as_deref();
         let unread = unread.filter(|_| observed.own.is_some());
-        let entry = &mut *self.entry;
-        let held = entry.noted.veto.is_some();
         // Of what is not known yet its story says nothing.
-        entry.veto = veto.or_else(|| unread.map(|why| Veto::while_unread(&why)));
-        let news = entry.noted.veto != says;
-        entry.noted.veto.clone_from(&says);
+        self.holds = veto.or_else(|| unread.map(Veto::while_unread));
+        let held = self.says.is_some();
+        let news = self.says != says;
+        self.says.clone_from(&says);
         let text = match says {
-            Some(why) if news && wrong => return self.call_attention(why),
+            Some(why) if news && wrong => return asks.call_attention(why),
             Some(says) if news => says,
             None if held && observed.own.is_some() => "the veto has ended".to_owned(),
             _ => return,
         };
-        let note = Note::new(EntryKind::Session, text);
-        self.note(note, None);
+        asks.note(Note::new(EntryKind::Session, text), None);
     }
 
-    /// Returns the veto that holds for all nodes: a pause of repairs.
-    fn veto_on_all(&self) -> Option<Veto> {
-        let pause = self.common.switched.pause.as_ref();
-        let pause = pause.filter(|pause| pause.repairs && pause.holds(self.common.now));
-        pause.map(Veto::from)
+    /// Returns the veto that holds for the node.
+    pub(super) fn holds(&self) -> Option<&Veto> {
+        self.holds.as_ref()
+    }
+
+    /// Returns what the story of the node says of the veto.
+    pub(super) fn says(&self) -> Option<&str> {
+        self.says.as_deref()
+    }
+
+    /// Returns when the veto ends by itself.
+    pub(super) fn ends_at(&self) -> Option<Timestamp> {
+        self.holds.as_ref()?.ends_at()
+    }
+
+    /// Returns the veto for which a drain waits, by how far the drain is.
+    pub(super) fn holds_back(&self, drain: Option<&Eviction>) -> Option<&Veto> {
+        let says = drain?;
+        let held = |veto: &&Veto| says.message == Skip::Veto(veto.to_string()).to_string();
+        self.holds.as_ref().filter(held)
     }
 }
 
-impl NodeEntry {
-    /// Returns the veto for which the drain of the node waits.
-    pub(super) fn held_back_by(&self) -> Option<&Veto> {
-        let says = self.stages.drain.eviction()?;
-        let held = |veto: &&Veto| says.message == Skip::Veto(veto.to_string()).to_string();
-        let quarantined = self.session.phase == Phase::Quarantined;
-        self.veto.as_ref().filter(|_| quarantined).filter(held)
-    }
+/// Returns the veto that holds for all nodes: a pause of repairs.
+fn of_all(common: &Common) -> Option<Veto> {
+    let pause = common.switched.pause.as_ref();
+    let pause = pause.filter(|pause| pause.repairs && pause.holds(common.now));
+    pause.map(Veto::from)
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ use crate::node::NodeView;
 use crate::ownership::Ownership;
 use crate::policy::Policy;
 use crate::remedy::RemedyConfig;
+use crate::session::Phase;
 
 /// A controller that evicts pods at once and repairs, and a node with a pod.
 fn world() -> World {

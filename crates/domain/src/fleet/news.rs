@@ -1,14 +1,23 @@
-//! Taking answers in: of the API server to a patch, and of the store to events that it was to
-//! append. Those about whose session a node carries are in `claim.rs`.
+//! News of one node: what the watch sees, and answers of the API server and the store. Those about whose
+//! session the node carries are in `claim.rs`.
+
+use std::sync::Arc;
+
+use jiff::{SignedDuration, Timestamp};
 
 use super::entry::Awaits;
 use super::look::Look;
-use super::{Fleet, Level, MadeAnswer, PatchAnswer, PodNews, RemovalAnswer, ResourceNews};
+use super::{Effect, Level, MadeAnswer, PatchAnswer, PodNews, RemovalAnswer, ResourceNews};
 use crate::brake::DOUBT;
 use crate::device::Rule;
 use crate::journal::EntryKind;
+use crate::node::NodeView;
 use crate::position::Position;
 use crate::session::{Failure, Note};
+
+/// Most time for which a view may be on its way to us as part of a list: a page takes 30 s, and
+/// may wait in the watch's queue.
+pub const LIST_TAKES: SignedDuration = SignedDuration::from_secs(60);
 
 // === impl Look ===
 
@@ -131,27 +140,52 @@ impl Look<'_> {
         }
         self.agenda.dirty.insert(self.name.to_owned());
     }
-}
 
-// === impl Fleet ===
-
-impl Fleet {
-    /// Gives up all requests about nodes whose answers are still to come: they were lost.
-    pub(super) fn answers_lost(&mut self) {
-        let until = self.common.now + DOUBT;
-        for entry in self.nodes.values_mut() {
-            if entry.patch.taking_out {
-                entry.patch.in_doubt = Some(until);
+    /// Takes a view of the node in, unless it is older than what is known: the watch may still
+    /// deliver states from before our own last patch. Returns whether anything has changed
+    /// that decisions look at.
+    ///
+    /// The state in a list, which began at `listing`, is taken all the same where no patch can be newer:
+    /// after etcd was restored from a backup, nodes have lower versions than before.
+    pub(super) fn take_view(&mut self, view: Arc<NodeView>, listing: Option<Timestamp>) -> bool {
+        let now = self.common.now;
+        if self.entry.knows_newer(&view) {
+            let patched_at = self.entry.patch.answered_at;
+            let patched_before = |began| patched_at.is_none_or(|at| at + LIST_TAKES < began);
+            if !listing.is_some_and(patched_before) {
+                return false;
             }
-            (entry.patch.in_flight, entry.patch.taking_out) = (false, false);
-            for stage in entry.stages.all_mut() {
-                stage.answers_lost();
-            }
-            if !matches!(entry.claim.awaits, Some(Awaits::Feed(_))) {
-                entry.claim.awaits = None;
-            }
+            let text = "the API server went back to an older state of the node".to_owned();
+            self.log(Level::Info, text);
+            let name = self.name.to_owned();
+            self.agenda.effects.push(Effect::Restored(name));
         }
-        self.brake.doubt(Some(until));
-        self.look_again_at_all();
+        let moved = self.moved(&view);
+        let entry = &mut *self.entry;
+        let (was_out, since) = (!entry.in_service(), entry.out_since());
+        let counted = entry.counted(now);
+        let changed = entry.take_view(view);
+        if let Some(observed) = &entry.observed {
+            entry.session.take_in_view(observed, now);
+        }
+        let (in_service, counts) = (entry.in_service(), entry.counted(now));
+        if was_out && in_service {
+            self.agenda.unsaved.recently_out |= self.brake.back(self.name, since);
+        } else if changed && moved || counts != counted {
+            self.brake.mark_stale();
+        }
+        changed
+    }
+
+    /// Returns whether the node is new to the brake, or counts among others than before.
+    fn moved(&self, view: &NodeView) -> bool {
+        let Some(before) = &self.entry.view else {
+            return true;
+        };
+        let policy = self.common.policy.as_ref();
+        let budgets = policy.iter().flat_map(|policy| &policy.brake.budgets);
+        std::iter::once(&self.common.settings.gpu_label.key)
+            .chain(budgets.filter_map(|budget| budget.per.as_ref()))
+            .any(|label| before.labels.get(label) != view.labels.get(label))
     }
 }
