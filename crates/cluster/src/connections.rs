@@ -10,14 +10,14 @@ use crate::connect::{Cluster, ConnectError};
 /// (`--http2-max-streams-per-connection`, 100 where nobody sets it).
 const WATCHES: usize = 64;
 
-/// Connections, and the watches on them, each known by the node that it is about.
+/// Connections, and the watches on them, each known by a key, such as the node that it is about.
 #[derive(Debug)]
 pub(crate) struct Connections {
     cluster: Cluster,
     /// Connections, and how many watches each of them has.
     shared: Vec<(Cluster, usize)>,
-    /// The nodes that are told of: their connection, and what ends the watch.
-    nodes: BTreeMap<String, (usize, CancellationToken)>,
+    /// The watches by key: their connection, and what ends them.
+    watches: BTreeMap<String, (usize, CancellationToken)>,
 }
 
 // === impl Connections ===
@@ -28,18 +28,18 @@ impl Connections {
         Self {
             cluster: cluster.clone(),
             shared: Vec::new(),
-            nodes: BTreeMap::new(),
+            watches: BTreeMap::new(),
         }
     }
 
-    /// Begins a watch about a node: returns its connection and what ends it; `None` where there is one
+    /// Begins the watch of a key: returns its connection and what ends it; `None` where there is one
     /// already.
     pub(crate) fn begin(
         &mut self,
-        node: &str,
+        key: &str,
         cancel: &CancellationToken,
     ) -> Result<Option<(Cluster, CancellationToken)>, ConnectError> {
-        if self.nodes.contains_key(node) {
+        if self.watches.contains_key(key) {
             return Ok(None);
         }
         let room = (self.shared.iter()).position(|(_, watches)| *watches < WATCHES);
@@ -53,13 +53,13 @@ impl Connections {
         };
         *watches += 1;
         let cancel = cancel.child_token();
-        self.nodes.insert(node.to_owned(), (place, cancel.clone()));
+        self.watches.insert(key.to_owned(), (place, cancel.clone()));
         Ok(Some((connection.clone(), cancel)))
     }
 
-    /// Ends the watch about a node.
-    pub(crate) fn end(&mut self, node: &str) {
-        let Some((place, cancel)) = self.nodes.remove(node) else {
+    /// Ends the watch of a key.
+    pub(crate) fn end(&mut self, key: &str) {
+        let Some((place, cancel)) = self.watches.remove(key) else {
             return;
         };
         cancel.cancel();

@@ -83,7 +83,7 @@ impl ResourceWatches {
         (watches, receiver)
     }
 
-    /// Tells of the custom resource of a node from now on. Takes the permissions `list` and `watch`. Must be
+    /// Starts watching a custom resource of a node, unless it is watched. Takes the permissions `list` and `watch`. Must be
     /// called within a tokio runtime.
     pub fn follow(
         &mut self,
@@ -92,9 +92,8 @@ impl ResourceWatches {
         name: &str,
         cancel: &CancellationToken,
     ) -> Result<(), ConnectError> {
-        // Of another one before.
-        self.leave(node);
-        let Some((connection, cancel)) = self.connections.begin(node, cancel)? else {
+        let key = key(node, name);
+        let Some((connection, cancel)) = self.connections.begin(&key, cancel)? else {
             return Ok(());
         };
         let watched = Watched {
@@ -114,10 +113,15 @@ impl ResourceWatches {
         Ok(())
     }
 
-    /// Tells of the custom resource of a node no more. What was told before may still come.
-    pub fn leave(&mut self, node: &str) {
-        self.connections.end(node);
+    /// Stops watching a custom resource of a node. Events already queued are still delivered.
+    pub fn leave(&mut self, node: &str, name: &str) {
+        self.connections.end(&key(node, name));
     }
+}
+
+/// Returns what names the watch of a custom resource of a node.
+fn key(node: &str, name: &str) -> String {
+    format!("{node}/{name}")
 }
 
 /// A custom resource that is watched.

@@ -39,9 +39,14 @@ impl Quarantine {
                 message,
             } => self.tell_who_is_waited_for(&node, since, reason, &message),
             Effect::Undone { node, message } => self.tell_who_undid(&node, &message),
-            Effect::Make(planned) => self.make_resource(*planned),
-            Effect::Follow { node, resource } => self.tell_of_resource(node, resource),
-            Effect::Withdraw {
+            Effect::CreateResource(planned) => self.make_resource(*planned),
+            Effect::WatchResource {
+                node,
+                kind,
+                name,
+                watch,
+            } => self.watch_resource(node, &kind, name, watch),
+            Effect::DeleteResource {
                 node,
                 attempt,
                 begun,

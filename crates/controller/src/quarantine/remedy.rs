@@ -63,20 +63,21 @@ impl Remedies {
 }
 
 impl Quarantine {
-    /// Has the custom resource of a node told, or none any more.
-    pub(super) fn tell_of_resource(
+    /// Starts or stops to watch a custom resource of a node.
+    pub(super) fn watch_resource(
         &mut self,
         node: String,
-        resource: Option<(ResourceKind, String)>,
+        kind: &ResourceKind,
+        name: String,
+        watch: bool,
     ) {
         let Some(remedies) = &mut self.remedies else {
             return; // Without a cluster nothing is repaired.
         };
-        let Some((kind, name)) = resource else {
-            remedies.watches.leave(&node);
-            return;
-        };
-        let followed = (remedies.watches).follow(&node, &kind, &name, &remedies.cancel);
+        if !watch {
+            return remedies.watches.leave(&node, &name);
+        }
+        let followed = (remedies.watches).follow(&node, kind, &name, &remedies.cancel);
         if let Err(error) = followed {
             let why = chain(&error);
             tracing::warn!(node, name, err = why, "a repair cannot be watched");

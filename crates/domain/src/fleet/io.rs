@@ -74,7 +74,7 @@ pub enum FleetInput {
         /// The answer.
         answer: RemovalAnswer,
     },
-    /// News of a custom resource of which an [`Effect::Follow`] asks to be told.
+    /// News of a custom resource of which an [`Effect::WatchResource`] asks to be told.
     Resource {
         /// The node.
         node: String,
@@ -83,7 +83,7 @@ pub enum FleetInput {
         /// The news.
         news: ResourceNews,
     },
-    /// The answer to an [`Effect::Make`].
+    /// The answer to an [`Effect::CreateResource`].
     Made {
         /// The node.
         node: String,
@@ -181,19 +181,22 @@ pub enum Effect {
         /// The message.
         message: String,
     },
-    /// Make the custom resource of a repair. Asks for a [`FleetInput::Made`].
-    Make(Box<PlannedResource>),
-    /// Tell of the custom resource of a node's repair, or of none any more. Asks for
-    /// [`FleetInput::Resource`].
-    Follow {
-        /// The node.
+    /// Create a custom resource. Asks for a [`FleetInput::Made`].
+    CreateResource(Box<PlannedResource>),
+    /// Start or stop to watch a custom resource. Asks for [`FleetInput::Resource`].
+    WatchResource {
+        /// The node that it was created for.
         node: String,
-        /// The kind and the name.
-        resource: Option<(ResourceKind, String)>,
+        /// Its kind.
+        kind: ResourceKind,
+        /// Its name.
+        name: String,
+        /// True: start.
+        watch: bool,
     },
     /// Delete the custom resource of an attempt that is not wanted any more, if it is there. Nobody waits
     /// for it.
-    Withdraw {
+    DeleteResource {
         /// The node.
         node: String,
         /// The attempt.

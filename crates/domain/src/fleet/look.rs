@@ -319,16 +319,9 @@ impl Look<'_> {
 
     /// Lets every stage start or stop its watches, to match what the look asked for.
     fn settle(&mut self) {
-        let (node, dry_run) = (self.name, self.common.settings.mode == Mode::DryRun);
         self.in_stages(|stages, _, asks| {
             for stage in stages.all_mut() {
                 stage.settle(asks);
-            }
-            let of_drain = stages.drain.custom.follows();
-            let resource = of_drain.or_else(|| stages.remediation.wanted_resource());
-            if stages.remediation.follow(resource.as_ref()) && !dry_run {
-                let node = node.to_owned();
-                asks.effect(Effect::Follow { node, resource });
             }
         });
     }

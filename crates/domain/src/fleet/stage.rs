@@ -27,6 +27,7 @@ pub(super) mod drain;
 mod hand_over;
 pub(super) mod remediation;
 pub(super) mod validation;
+mod wanted;
 
 use device_taints::DeviceTaints;
 use drain::DrainState;

@@ -2,7 +2,7 @@
 //! has, and an API server with nodes that takes patches or does not. Most tests have one node,
 //! `n1`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Index, IndexMut};
 use std::sync::Arc;
 
@@ -88,8 +88,8 @@ pub(crate) struct World {
     pub(crate) pods: BTreeMap<String, PodView>,
     /// The custom resources as they are, by name.
     pub(crate) resources: BTreeMap<String, Value>,
-    /// The name of the one of which `n1`'s controller is told.
-    follows: Option<String>,
+    /// Names of the custom resources that the controller watches.
+    watched: BTreeSet<String>,
     /// The nodes as they are.
     pub(crate) nodes: BTreeMap<String, NodeView>,
     pub(crate) now: Timestamp,
@@ -121,7 +121,7 @@ impl World {
             loses_rules: false,
             pods: BTreeMap::new(),
             resources: BTreeMap::new(),
-            follows: None,
+            watched: BTreeSet::new(),
             nodes: nodes.collect(),
             now,
         }
@@ -157,7 +157,7 @@ impl World {
     /// Starts the controller anew, from what it has kept at some time and the events since then.
     pub(crate) fn restart_from(&mut self, kept: Option<Kept>) {
         let policy = Some(Arc::clone(&self.policy));
-        self.follows = None;
+        self.watched.clear();
         self.fleet = Fleet::new(self.settings.clone(), policy, self.now);
         match kept {
             Some(kept) => self.fleet.restore(kept, self.now),
@@ -362,12 +362,16 @@ impl World {
                         looked.waits.push((reason, message));
                         looked.waits_since.push(since);
                     }
-                    Effect::Make(planned) => looked.makes.push(*planned),
-                    Effect::Withdraw { attempt, .. } => looked.withdrawn.push(*attempt),
-                    Effect::Follow { resource, .. } => {
-                        self.follows = resource.map(|(_, name)| name);
-                        asked = self.follows.is_some();
-                        self.tell_of_resource();
+                    Effect::CreateResource(planned) => looked.makes.push(*planned),
+                    Effect::DeleteResource { attempt, .. } => looked.withdrawn.push(*attempt),
+                    Effect::WatchResource { name, watch, .. } => {
+                        if watch {
+                            asked = true;
+                            self.watched.insert(name);
+                            self.tell_of_resource();
+                        } else {
+                            self.watched.remove(&name);
+                        }
                     }
                     Effect::Pods { follow: true, .. } => {
                         asked = true;
@@ -430,17 +434,16 @@ impl World {
         self.take(FleetInput::RuleAnswered { node, rule, result });
     }
 
-    /// Has the controller hear how the custom resource is that it follows.
+    /// Has the controller hear how the custom resources are that it watches.
     pub(crate) fn tell_of_resource(&mut self) {
-        let Some(name) = self.follows.clone() else {
-            return;
-        };
-        let news = match self.resources.get(&name) {
-            Some(object) => ResourceNews::There(Box::new(object.clone())),
-            None => ResourceNews::Absent,
-        };
-        let node = "n1".to_owned();
-        self.take(FleetInput::Resource { node, name, news });
+        for name in self.watched.clone() {
+            let news = match self.resources.get(&name) {
+                Some(object) => ResourceNews::There(Box::new(object.clone())),
+                None => ResourceNews::Absent,
+            };
+            let node = "n1".to_owned();
+            self.take(FleetInput::Resource { node, name, news });
+        }
     }
 
     /// Has the controller list the pods of `n1`.

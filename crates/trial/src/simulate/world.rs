@@ -18,7 +18,7 @@ use domain::node::{NodeChange, Taint};
 use domain::ownership::Ownership;
 use domain::policy::Policy;
 use domain::position::Position;
-use domain::remedy::{Attempt, RemedyConfig, ResourceKind};
+use domain::remedy::{Attempt, RemedyConfig};
 use domain::session::{Intent, Session};
 use jiff::{SignedDuration, Timestamp};
 use serde_json::json;
@@ -81,8 +81,8 @@ pub(super) struct World {
     paused: Option<bool>,
     pods_made: u64,
     pub(super) resources: Resources,
-    /// The custom resource of which each node's controller wants to be told.
-    followed: BTreeMap<String, (ResourceKind, String)>,
+    /// The names of the custom resources that are watched, and their nodes.
+    watched: BTreeMap<String, String>,
     /// The last position in the store.
     positions: u64,
     /// Number of effects that were asked for, by kind.
@@ -116,7 +116,7 @@ impl World {
             paused: None,
             pods_made: 0,
             resources: Resources::default(),
-            followed: BTreeMap::new(),
+            watched: BTreeMap::new(),
             positions: 0,
             effects: BTreeMap::new(),
             sessions: 0,
@@ -154,7 +154,7 @@ impl World {
         for node in &mut self.nodes {
             node.followed = false;
         }
-        self.followed.clear();
+        self.watched.clear();
         self.list();
         Ok(())
     }
@@ -260,12 +260,16 @@ impl World {
                     self.under_way.push(Request::Append(node, events));
                 }
                 Effect::Pods { node, follow } => self.follow(&node, follow),
-                Effect::Make(planned) => {
+                Effect::CreateResource(planned) => {
                     judge::repair(&self.fleet, &planned)?;
                     self.under_way.push(Request::Make(planned));
                 }
-                Effect::Withdraw { attempt, .. } => self.under_way.push(Request::Withdraw(attempt)),
-                Effect::Follow { node, resource } => self.follow_resource(node, resource),
+                Effect::DeleteResource { attempt, .. } => {
+                    self.under_way.push(Request::Withdraw(attempt))
+                }
+                Effect::WatchResource {
+                    node, name, watch, ..
+                } => self.watch_resource(node, name, watch),
                 _ => {}
             }
         }
@@ -653,9 +657,9 @@ fn kind(effect: &Effect) -> &'static str {
         Effect::Rule(_) => "change of a device's rule",
         Effect::Pods { .. } => "watch of pods",
         Effect::Remove(_) => "removal of a pod",
-        Effect::Make(_) => "custom resource of a repair",
-        Effect::Withdraw { .. } => "withdrawal of a repair",
-        Effect::Follow { .. } => "watch of a repair",
+        Effect::CreateResource(_) => "custom resource of a repair",
+        Effect::DeleteResource { .. } => "withdrawal of a repair",
+        Effect::WatchResource { .. } => "watch of a repair",
         Effect::Checkpoint(_) => "request for a checkpoint",
         Effect::Waits { .. } => "Event of a drain",
         Effect::Undone { .. } => "Event of an uncordon",

@@ -334,7 +334,7 @@ impl Stage for DrainState {
         if let Some(pods) = &mut self.pods {
             pods.wanted = false;
         }
-        self.custom.forget_wish();
+        self.custom.begin();
     }
 
     /// Writes down how far the drain is to be, and the GPUs whose pods it is about.
@@ -379,6 +379,7 @@ impl Stage for DrainState {
 
     /// Starts or stops watching the pods of the node, to match what the last look asked for.
     fn settle(&mut self, asks: &mut Asks<'_>) {
+        self.custom.settle(asks);
         let Some(pods) = &mut self.pods else {
             return;
         };

@@ -11,11 +11,10 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use super::validation::waits_for_quiet;
+use super::wanted::Wanted;
 use super::{Asks, Facts, Stage};
 use crate::assess::{CountedEvent, Desired};
-use crate::fleet::{
-    Effect, MadeAnswer, Mode, PlannedResource, RemediationNews, ResourceNews, Settings,
-};
+use crate::fleet::{Effect, MadeAnswer, Mode, RemediationNews, ResourceNews, Settings};
 use crate::handover::{HANDED_OVER, is_handed_over};
 use crate::journal::EntryKind;
 use crate::node::NodeView;
@@ -23,42 +22,21 @@ use crate::ownership::Ownership;
 use crate::policy::Routed;
 use crate::remedy::validation::{DIAGNOSTICS_GROUP, VALIDATION_GROUP};
 use crate::remedy::{
-    Attempt, Case, Decision, Hold, OpenFault, Outcome, RemediationMark, ResourceKind,
-    ResourceState, Seen, decide,
+    Attempt, Case, Decision, Hold, OpenFault, Outcome, RemediationMark, ResourceState, Seen, decide,
 };
-use crate::session::{Failure, Note, retry_after};
+use crate::session::{Failure, Note};
 use crate::veto::Veto;
 use contract::{RecommendedAction, keys};
 
 /// The state of the repair of a node.
 #[derive(Debug, Default)]
 pub(in crate::fleet) struct RemediationState {
-    /// The attempt that the rest is about.
-    key: String,
-    /// The kind and name of its custom resource.
-    resource: Option<(ResourceKind, String)>,
-    /// The custom resource, as it was last seen.
-    seen: Seen,
-    /// True while it is to be followed.
-    wanted: bool,
-    /// True once somebody has told of it who follows it: the answer by which it was made may be old.
-    told: bool,
-    /// The resource of which somebody tells.
-    followed: Option<(ResourceKind, String)>,
-    /// The reason why it cannot be seen.
-    failing: Option<String>,
-    making: bool,
-    /// True while it is looked for, for nobody knows whether a process before this one made it.
+    /// The custom resource of the attempt under way.
+    object: Wanted<Seen>,
+    /// True while the resource is looked for, for nobody knows whether a process before this one created it.
     sought: bool,
-    /// Why it was refused for good; that holds where it is looked for and is not there.
+    /// Why the resource was refused for good; that holds where it is looked for and is not there.
     refused: Option<String>,
-    /// Number of attempts in a row to make it that did not succeed.
-    failures: u32,
-    not_before: Option<Timestamp>,
-    /// Why it could not be made.
-    trouble: Option<String>,
-    /// The attempt that was withdrawn last.
-    withdrawn: Option<Attempt>,
     /// What the node said when it was last looked at; `None`: it was not, by this process.
     noted: Option<RemediationMark>,
     /// Actions that were counted as not supported.
@@ -82,9 +60,9 @@ impl RemediationState {
 
     /// Returns whether anybody has begun an attempt; `None` where nobody has told yet.
     pub(in crate::fleet) fn has_begun(&self, attempt: &Attempt) -> Option<bool> {
-        let seen = Some(&self.seen).filter(|_| self.key == attempt.key());
+        let seen = Some(&self.object.seen).filter(|_| self.object.is_of(&attempt.key()));
         match seen.unwrap_or(&Seen::Unknown) {
-            Seen::There(state) => Some(state.begun).filter(|begun| *begun || self.told),
+            Seen::There(state) => Some(state.begun).filter(|begun| *begun || self.object.confirmed),
             Seen::Unknown if attempt.made.is_some() || self.sought => None,
             Seen::Unknown | Seen::Absent | Seen::Gone | Seen::Refused(_) => Some(false),
         }
@@ -93,8 +71,8 @@ impl RemediationState {
     /// Returns whether nobody knows if the custom resource of an attempt was made: the answer to that was lost, or
     /// is still to come.
     pub(in crate::fleet) fn may_be_made(&self, attempt: &Attempt) -> bool {
-        let asked = self.making || self.failures > 0;
-        let unseen = self.key == attempt.key() && matches!(self.seen, Seen::Unknown);
+        let asked = self.object.creating || self.object.retry.failures > 0;
+        let unseen = self.object.is_of(&attempt.key()) && self.object.seen == Seen::Unknown;
         asked && unseen && attempt.made.is_none()
     }
 
@@ -107,55 +85,36 @@ impl RemediationState {
         reset.is_some_and(|action| action.entity_scope.is_none()) || self.whole
     }
 
-    /// Marks that nothing need be known, unless what follows wants it.
-    pub(in crate::fleet) fn forget_wish(&mut self) {
-        (self.wanted, self.awaits, self.wake) = (false, None, None);
-    }
-
-    /// Returns the custom resource that is to be watched.
-    pub(in crate::fleet) fn wanted_resource(&self) -> Option<(ResourceKind, String)> {
-        self.resource.clone().filter(|_| self.wanted)
-    }
-
-    /// Sets which custom resource of the node is watched. Returns whether that is another than before.
-    pub(in crate::fleet) fn follow(&mut self, resource: Option<&(ResourceKind, String)>) -> bool {
-        if self.followed.as_ref() == resource {
-            return false;
-        }
-        self.followed = resource.cloned();
-        (self.failing, self.told) = (None, false);
-        true
-    }
-
     /// Takes news of a custom resource. Returns whether it is the one of the attempt under way.
     pub(in crate::fleet) fn take(&mut self, resource: &str, news: ResourceNews) -> bool {
-        let followed = self.followed.clone().filter(|one| one.1 == resource);
-        let Some((kind, _)) = followed.filter(|one| self.resource.as_ref() == Some(one)) else {
+        let attempt = self.object.attempt.as_ref();
+        let attempt = attempt.filter(|_| self.object.is_watched(resource));
+        let Some(attempt) = attempt else {
             return false; // Of an earlier one.
         };
+        self.object.unseen = None;
         match news {
             ResourceNews::There(object) => {
-                let read = ResourceState::read(&object, &kind);
+                let read = ResourceState::read(&object, &attempt.resource);
                 // Another that was made in its place is not ours: ours is gone, if it was there.
-                let ours = read.attempt.as_ref() == Some(&self.key);
-                self.seen = if ours || self.sought {
+                let ours = read.attempt == Some(attempt.key());
+                self.object.seen = if ours || self.sought {
                     Seen::There(Box::new(read))
                 } else {
                     Seen::Gone
                 };
-                (self.failing, self.refused) = (None, None);
+                self.refused = None;
             }
             ResourceNews::Absent => {
-                self.seen = match self.refused.take() {
+                self.object.seen = match self.refused.take() {
                     Some(why) => Seen::Refused(why),
                     None if self.sought => Seen::Absent,
                     None => Seen::Gone,
                 };
-                self.failing = None;
             }
-            ResourceNews::Failing(why) => self.failing = Some(why),
+            ResourceNews::Failing(why) => self.object.unseen = Some(why),
         }
-        self.told = self.failing.is_none();
+        self.object.confirmed = self.object.unseen.is_none();
         true
     }
 
@@ -167,33 +126,22 @@ impl RemediationState {
         answer: MadeAnswer,
         asks: &mut Asks<'_>,
     ) -> bool {
-        if self.key != key {
+        let object = &mut self.object;
+        let Some(attempt) = object.attempt.as_ref().filter(|one| one.key() == key) else {
             return false;
-        }
-        self.making = false;
+        };
+        object.creating = false;
         match answer {
-            MadeAnswer::There(object) => {
-                if let Some((kind, _)) = &self.resource {
-                    self.seen = Seen::There(Box::new(ResourceState::read(&object, kind)));
-                }
-                (self.failures, self.trouble) = (0, None);
-                // It was withdrawn while it was made.
-                let late = self.withdrawn.clone().filter(|one| one.key() == key);
-                if let Some(attempt) = late {
-                    asks.effect(withdrawal(asks.node(), attempt));
-                }
+            MadeAnswer::There(there) => {
+                let read = ResourceState::read(&there, &attempt.resource);
+                object.seen = Seen::There(Box::new(read));
+                object.created(false, asks);
             }
             // An earlier try, also of a process before this one, may have made it, and its answer is lost.
             MadeAnswer::Refused(why) => (self.refused, self.sought) = (Some(why), true),
-            MadeAnswer::Failed {
-                why,
-                retry_after: wish,
-            } => {
-                self.failures = self.failures.saturating_add(1);
-                let failure = Failure::Error { retry_after: wish };
-                self.not_before = Some(asks.now() + retry_after(self.failures, failure));
-                let before = self.trouble.replace(why.clone());
-                if before.as_ref() != Some(&why) {
+            MadeAnswer::Failed { why, retry_after } => {
+                let failure = Failure::Error { retry_after };
+                if object.retry.failed(&why, failure, asks.now()) {
                     let text = format!("the repair is not begun: {why}; it is tried again");
                     asks.note(Note::new(EntryKind::Answer, text), None);
                 }
@@ -204,19 +152,13 @@ impl RemediationState {
 
     /// Takes in which attempt is under way.
     fn turn_to(&mut self, attempt: &Attempt) {
-        let key = attempt.key();
-        if self.key == key {
-            return;
+        if self.object.turn_to(attempt) {
+            (self.sought, self.refused) = (false, None);
         }
-        self.key = key;
-        self.resource = Some((attempt.resource.clone(), attempt.name.clone()));
-        (self.seen, self.failing, self.trouble) = (Seen::Unknown, None, None);
-        (self.making, self.sought, self.refused) = (false, false, None);
-        (self.failures, self.not_before) = (0, None);
     }
 
     fn is_there(&self) -> bool {
-        matches!(self.seen, Seen::There(_))
+        matches!(self.object.seen, Seen::There(_))
     }
 
     /// Returns what is decided about the repair of a node that is out of service; `None` where nothing is.
@@ -247,8 +189,8 @@ impl RemediationState {
             self.turn_to(open);
         }
         // A dry run has made nothing that could be looked for.
-        if settings.mode == Mode::DryRun && self.seen == Seen::Unknown {
-            self.seen = Seen::Absent;
+        if settings.mode == Mode::DryRun && self.object.seen == Seen::Unknown {
+            self.object.seen = Seen::Absent;
         }
         let routes = desired.events.iter().map(CountedEvent::unrepaired_by);
         let routes: Vec<Option<String>> = routes.map(|one| one.map(Routed::title)).collect();
@@ -262,8 +204,8 @@ impl RemediationState {
         Some(decide(&Case {
             events: &events,
             mark,
-            seen: &self.seen,
-            making: self.making,
+            seen: &self.object.seen,
+            making: self.object.creating,
             sought: self.sought,
             config: settings.remedy.as_deref(),
             hold: hold.as_ref(),
@@ -287,7 +229,11 @@ impl RemediationState {
         }
         // While its pods leave, the drain says what is awaited.
         let drains = own.mark.drain.is_some_and(|mark| mark.done.is_none());
-        let trouble = self.failing.as_ref().or(self.trouble.as_ref());
+        let trouble = self
+            .object
+            .unseen
+            .as_ref()
+            .or(self.object.retry.why.as_ref());
         let trouble = trouble.map_or_else(String::new, |why| format!(" ({why})"));
         let awaits = decision.stand.awaits().filter(|_| !drains);
         self.awaits = awaits.map(|awaits| format!("{awaits}{trouble}"));
@@ -319,8 +265,9 @@ impl RemediationState {
         let Some(open) = mark.and_then(RemediationMark::under_way) else {
             return false;
         };
-        let awaits = open.repairs() && self.has_begun(open).is_none() && self.failing.is_none();
-        self.wanted |= awaits;
+        let awaits =
+            open.repairs() && self.has_begun(open).is_none() && self.object.unseen.is_none();
+        self.object.watch |= awaits;
         awaits
     }
 
@@ -335,7 +282,7 @@ impl RemediationState {
         asks: &mut Asks<'_>,
     ) {
         let settings = &facts.common.settings;
-        if self.making || self.not_before.is_some_and(|at| facts.common.now < at) {
+        if !self.object.may_create(facts.common.now) {
             return; // Looked at again when an answer is there, or then.
         }
         let mut events = desired.events.iter().map(|one| &one.event);
@@ -358,7 +305,7 @@ impl RemediationState {
                 detail: object,
             };
             asks.note(note, None);
-            self.seen = Seen::There(Box::new(ResourceState {
+            self.object.seen = Seen::There(Box::new(ResourceState {
                 uid: String::new(),
                 attempt: Some(open.key()),
                 begun: true,
@@ -369,34 +316,15 @@ impl RemediationState {
         if !settings.cluster {
             return;
         }
-        (self.making, self.not_before) = (true, None);
         // That it was not there says nothing from here on.
-        self.seen = Seen::Unknown;
-        asks.effect(Effect::Make(Box::new(PlannedResource {
-            node: facts.name.to_owned(),
-            session: asks.session(),
-            key: open.key(),
-            action: open.action.clone(),
-            kind: open.resource.clone(),
-            name: open.name.clone(),
-            object,
-        })));
+        self.object.seen = Seen::Unknown;
+        self.object.create(&open.action, object, asks);
     }
 
     /// Takes in that the custom resource cannot be made at all.
     fn refuse(&mut self, why: String, asks: &mut Asks<'_>) {
-        self.seen = Seen::Refused(why);
+        self.object.seen = Seen::Refused(why);
         asks.look_again();
-    }
-
-    /// Deletes the custom resource of an attempt that is not wanted any more, once.
-    fn withdraw(&mut self, facts: &Facts<'_>, open: &Attempt, asks: &mut Asks<'_>) {
-        let known = self.withdrawn.as_ref().map(Attempt::key);
-        if known == Some(open.key()) || !facts.common.acts() {
-            return;
-        }
-        self.withdrawn = Some(open.clone());
-        asks.effect(withdrawal(facts.name, open.clone()));
     }
 
     /// Adds to the story of the node what has become of its repair since it was last looked at.
@@ -462,7 +390,7 @@ impl RemediationState {
 
 impl Stage for RemediationState {
     fn begin(&mut self) {
-        self.forget_wish();
+        (self.object.watch, self.awaits, self.wake) = (false, None, None);
     }
 
     /// Decides what the session is to say of the repair.
@@ -506,18 +434,27 @@ impl Stage for RemediationState {
         let wanted = desired.remediation.as_ref();
         let wanted = wanted.filter(|_| facts.session.phase.is_out());
         let Some(stays) = wanted.and_then(|mark| mark.attempts.iter().find(same)) else {
-            return self.withdraw(facts, open, asks);
+            if facts.common.acts() {
+                self.object.withdraw(open, false, asks);
+            }
+            return;
         };
         self.turn_to(open);
         // That it is not there says nothing while it is being made.
-        self.wanted = open.made.is_some() || self.is_there() || self.sought;
+        let watch = open.made.is_some() || self.is_there() || self.sought;
+        self.object.watch = watch && facts.common.settings.mode != Mode::DryRun;
         if stays.end.is_none() && stays.made.is_none() && !self.is_there() && !self.sought {
             self.make(facts, &observed.view, desired, open, asks);
         }
     }
 
+    fn settle(&mut self, asks: &mut Asks<'_>) {
+        self.object.settle(asks);
+    }
+
     fn wake_at(&self, now: Timestamp) -> Option<Timestamp> {
-        let times = [self.wake, self.not_before.filter(|_| !self.making)];
+        let retry = self.object.retry.at().filter(|_| !self.object.creating);
+        let times = [self.wake, retry];
         times.into_iter().flatten().filter(|at| *at > now).min()
     }
 
@@ -526,11 +463,11 @@ impl Stage for RemediationState {
     }
 
     fn clock_moved_back(&mut self, _now: Timestamp) {
-        self.not_before = None;
+        self.object.retry.now();
     }
 
     fn answers_lost(&mut self) {
-        self.making = false;
+        self.object.answers_lost();
     }
 }
 
@@ -540,15 +477,6 @@ fn of_attempt(attempt: &Attempt, text: String) -> Note {
         kind: EntryKind::Session,
         text,
         detail: json!({"attempt": attempt}),
-    }
-}
-
-/// Returns the effect that deletes the custom resource of an attempt unless something has begun.
-fn withdrawal(node: &str, attempt: Attempt) -> Effect {
-    Effect::Withdraw {
-        node: node.to_owned(),
-        attempt: Box::new(attempt),
-        begun: false,
     }
 }
 

@@ -2,7 +2,7 @@
 
 use domain::fleet::FleetInput;
 use domain::ownership::Ownership;
-use domain::remedy::{Attempt, ResourceKind};
+use domain::remedy::Attempt;
 
 use super::super::happening::Work;
 use super::super::judge::Broken;
@@ -12,23 +12,17 @@ use super::World;
 
 impl World {
     /// Begins to tell of the custom resource of a node, or of none any more.
-    pub(super) fn follow_resource(
-        &mut self,
-        node: String,
-        resource: Option<(ResourceKind, String)>,
-    ) {
-        let Some((kind, name)) = resource else {
-            self.followed.remove(&node);
-            return;
-        };
-        self.followed.insert(node, (kind, name.clone()));
-        self.tell_of_resource(&name);
+    pub(super) fn watch_resource(&mut self, node: String, name: String, watch: bool) {
+        if watch {
+            self.watched.insert(name.clone(), node);
+            self.tell_of_resource(&name);
+        } else {
+            self.watched.remove(&name);
+        }
     }
 
     pub(super) fn tell_of_resource(&mut self, name: &str) {
-        let followed = self.followed.iter();
-        let node = followed.filter(|(_, (_, followed))| followed == name);
-        let Some(node) = node.map(|(node, _)| node.clone()).next() else {
+        let Some(node) = self.watched.get(name).cloned() else {
             return;
         };
         let (name, news) = (name.to_owned(), self.resources.news(name));

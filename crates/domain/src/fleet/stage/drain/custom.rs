@@ -12,11 +12,12 @@ use super::{Asks, DrainOrder, DrainState, Facts, NodePods, custom_of};
 use crate::assess::Desired;
 use crate::drain::{CustomDrain, PodsToDrain};
 use crate::fleet::stage::remediation::complete;
-use crate::fleet::{Effect, MadeAnswer, Mode, PlannedResource, ResourceNews};
+use crate::fleet::stage::wanted::{Wanted, delete};
+use crate::fleet::{MadeAnswer, Mode, ResourceNews};
 use crate::journal::EntryKind;
 use crate::ownership::{DrainMark, Ownership};
-use crate::remedy::{Attempt, ResourceKind};
-use crate::session::{Failure, Note, Observed, retry_after};
+use crate::remedy::Attempt;
+use crate::session::{Failure, Note, Observed};
 
 /// The action of custom resources that drain, beside those of repairs.
 pub const DRAIN_ACTION: &str = "drain";
@@ -26,20 +27,11 @@ const MADE_WITHIN: SignedDuration = SignedDuration::from_secs(60);
 /// The custom resource that drains a node.
 #[derive(Debug, Default)]
 pub(in crate::fleet) struct CustomState {
-    /// What it is made for; `None`: none was, by this process.
-    attempt: Option<Attempt>,
-    seen: Seen,
-    /// True if the last look has wanted it.
+    object: Wanted<Seen>,
+    /// True if the last look has wanted the resource.
     wanted: bool,
-    making: bool,
-    /// Number of attempts in a row to make it that did not succeed.
-    failures: u32,
-    not_before: Option<Timestamp>,
-    /// Why it could not be made, and whether that is for good.
-    trouble: Option<(String, bool)>,
-    /// Why it cannot be seen.
-    failing: Option<String>,
-    withdrawn: bool,
+    /// True if the resource was refused for good: to try it again alone does not help.
+    refused: bool,
     /// What a person was asked.
     asked: Option<String>,
 }
@@ -59,68 +51,53 @@ enum Seen {
 // === impl CustomState ===
 
 impl CustomState {
-    /// Marks that it is not wanted, unless what follows wants it.
-    pub(super) fn forget_wish(&mut self) {
-        self.wanted = false;
+    /// Begins a look: unless what follows wants the resource, it is not wanted.
+    pub(super) fn begin(&mut self) {
+        (self.wanted, self.object.watch) = (false, false);
+    }
+
+    pub(super) fn settle(&mut self, asks: &mut Asks<'_>) {
+        self.object.settle(asks);
     }
 
     pub(super) fn clock_moved_back(&mut self) {
-        self.not_before = None;
+        self.object.retry.now();
     }
 
     pub(super) fn answers_lost(&mut self) {
-        self.making = false;
-    }
-
-    /// Returns the resource of which somebody is to tell: it was there.
-    pub(in crate::fleet) fn follows(&self) -> Option<(ResourceKind, String)> {
-        let was_there = matches!(self.seen, Seen::There(_) | Seen::Gone);
-        let attempt = self.attempt.as_ref().filter(|_| self.wanted && was_there)?;
-        Some((attempt.resource.clone(), attempt.name.clone()))
-    }
-
-    fn is_of(&self, key: &str) -> bool {
-        self.attempt.as_ref().is_some_and(|one| one.key() == key)
+        self.object.answers_lost();
     }
 
     fn turn_to(&mut self, attempt: &Attempt) {
-        if !self.is_of(&attempt.key()) {
-            *self = Self {
-                attempt: Some(attempt.clone()),
-                ..Self::default()
-            };
+        if self.object.turn_to(attempt) {
+            (self.refused, self.asked) = (false, None);
         }
     }
 
-    /// Takes in how it is. Returns the attempt of an earlier drain of this session, where it was made for
-    /// that: it is in the way.
-    fn see(
-        &mut self,
-        object: &Value,
-        custom: Option<&CustomDrain>,
-        now: Timestamp,
-    ) -> Option<Attempt> {
+    /// Takes the resource as it is. The one of an earlier drain of this session is in the way, and deleted.
+    fn see(&mut self, object: &Value, custom: Option<&CustomDrain>, asks: &mut Asks<'_>) {
         let says = object.pointer("/metadata/annotations");
         let key = says.and_then(|all| all.get(keys::ATTEMPT)?.as_str());
-        if key.is_some_and(|key| self.is_of(key)) {
-            self.seen = Seen::There(custom.is_some_and(|custom| custom.is_done(object)));
-            (self.failures, self.trouble, self.failing) = (0, None, None);
-            return None;
+        if key.is_some_and(|key| self.object.is_of(key)) {
+            self.object.seen = Seen::There(custom.is_some_and(|custom| custom.is_done(object)));
+            self.object.unseen = None;
+            self.refused = false;
+            return self.object.created(true, asks);
         }
         let failure = Failure::Error { retry_after: None };
         let Some(earlier) = key.and_then(|key| self.earlier(key)) else {
-            self.failed("another is there, which is not ours", failure, false, now);
-            return None;
+            return self.failed("another is there, which is not ours", failure, asks);
         };
-        self.failed("that of an earlier drain is there", failure, false, now);
-        let goes = object.pointer("/metadata/deletionTimestamp").is_some();
-        (!goes).then_some(earlier)
+        self.failed("that of an earlier drain is there", failure, asks);
+        if object.pointer("/metadata/deletionTimestamp").is_none() {
+            delete(earlier, true, asks);
+        }
     }
 
     /// Returns the attempt with this key, if it is of an earlier drain of the same session: the node was let
     /// in while the resource was made, and who made it was ended before its answer.
     fn earlier(&self, key: &str) -> Option<Attempt> {
-        let attempt = self.attempt.as_ref()?;
+        let attempt = self.object.attempt.as_ref()?;
         let since = key.strip_prefix(&attempt.id)?.strip_prefix('/')?;
         let since = since.parse().ok()?;
         (since < attempt.since).then(|| Attempt {
@@ -129,12 +106,11 @@ impl CustomState {
         })
     }
 
-    /// Takes in that it is not made. `for_good`: to try it again alone does not help.
-    fn failed(&mut self, why: &str, failure: Failure, for_good: bool, now: Timestamp) {
-        self.seen = Seen::Unknown;
-        self.failures = self.failures.saturating_add(1);
-        self.not_before = Some(now + retry_after(self.failures, failure));
-        self.trouble = Some((why.to_owned(), for_good));
+    /// Takes in that the resource is not created.
+    fn failed(&mut self, why: &str, failure: Failure, asks: &Asks<'_>) {
+        self.object.seen = Seen::Unknown;
+        self.object.retry.failed(why, failure, asks.now());
+        self.refused = false;
     }
 }
 
@@ -155,7 +131,8 @@ impl CustomState {
     pub(super) fn is_done(&self, node: &str, own: &Ownership, custom: &CustomDrain) -> bool {
         let mark = own.mark.drain_of(&[]);
         mark.is_some_and(|mark| {
-            self.is_of(&attempt(node, own, mark, custom).key()) && self.seen == Seen::There(true)
+            self.object.is_of(&attempt(node, own, mark, custom).key())
+                && self.object.seen == Seen::There(true)
         })
     }
 
@@ -167,16 +144,17 @@ impl CustomState {
         news: &ResourceNews,
         asks: &mut Asks<'_>,
     ) -> bool {
-        if self.follows().is_none_or(|(_, name)| name != resource) {
+        if !self.object.is_watched(resource) {
             return false;
         }
         match news {
             ResourceNews::There(object) => {
-                let earlier = self.see(object, custom_of(facts).as_deref(), asks.now());
-                withdraw(earlier, asks);
+                self.see(object, custom_of(facts).as_deref(), asks);
             }
-            ResourceNews::Absent => (self.seen, self.failing) = (Seen::Gone, None),
-            ResourceNews::Failing(why) => self.failing = Some(why.clone()),
+            ResourceNews::Absent => {
+                (self.object.seen, self.object.unseen) = (Seen::Gone, None);
+            }
+            ResourceNews::Failing(why) => self.object.unseen = Some(why.clone()),
         }
         true
     }
@@ -189,29 +167,23 @@ impl CustomState {
         answer: &MadeAnswer,
         asks: &mut Asks<'_>,
     ) -> bool {
-        if !self.is_of(key) {
+        if !self.object.is_of(key) {
             return false;
         }
-        let now = asks.now();
-        let awaited = std::mem::replace(&mut self.making, false);
+        let awaited = std::mem::replace(&mut self.object.creating, false);
         match answer {
             MadeAnswer::There(object) => {
-                let earlier = self.see(object, custom_of(facts).as_deref(), now);
-                withdraw(earlier, asks);
-                // It was withdrawn while it was made.
-                self.withdrawn = false;
+                self.see(object, custom_of(facts).as_deref(), asks);
             }
             // Of one that counted as lost.
             _ if !awaited => {}
             MadeAnswer::Refused(why) => {
-                let failure = Failure::Error { retry_after: None };
-                self.failed(why, failure, true, now);
+                self.failed(why, Failure::Error { retry_after: None }, asks);
+                self.refused = true;
             }
             MadeAnswer::Failed { why, retry_after } => {
-                let failure = Failure::Error {
-                    retry_after: *retry_after,
-                };
-                self.failed(why, failure, false, now);
+                let retry_after = *retry_after;
+                self.failed(why, Failure::Error { retry_after }, asks);
             }
         }
         true
@@ -230,8 +202,8 @@ impl CustomState {
         let Some((observed, own)) = facts.ours() else {
             return;
         };
-        let waits = self.making || self.not_before.is_some_and(|at| asks.now() < at);
-        if facts.veto.is_some() || waits || matches!(self.seen, Seen::There(_)) {
+        let may_create = facts.veto.is_none() && self.object.may_create(asks.now());
+        if !may_create || matches!(self.object.seen, Seen::There(_)) {
             return;
         }
         let events = || desired.events.iter().map(|one| &one.event);
@@ -242,7 +214,8 @@ impl CustomState {
         let mut object = match custom.render(facts.name, event, &own.session_id, pods) {
             Ok(object) => object,
             Err(why) => {
-                self.trouble = Some((format!("its template: {why}"), true));
+                self.object.retry.why = Some(format!("its template: {why}"));
+                self.refused = true;
                 return;
             }
         };
@@ -250,7 +223,7 @@ impl CustomState {
         let title = attempt.title();
         let settings = &facts.common.settings;
         if settings.mode == Mode::DryRun {
-            self.seen = Seen::There(true);
+            self.object.seen = Seen::There(true);
             let note = Note {
                 kind: EntryKind::DryRun,
                 text: format!("dry run: {title} is made, which drains the node"),
@@ -262,18 +235,9 @@ impl CustomState {
         if !settings.cluster {
             return;
         }
-        (self.making, self.not_before) = (true, None);
         let text = format!("the drain begins: {title} is asked for it");
         asks.note(Note::new(EntryKind::Session, text), None);
-        asks.effect(Effect::Make(Box::new(PlannedResource {
-            node: facts.name.to_owned(),
-            session: asks.session(),
-            key: attempt.key(),
-            action: DRAIN_ACTION.to_owned(),
-            kind: attempt.resource.clone(),
-            name: attempt.name.clone(),
-            object,
-        })));
+        self.object.create(DRAIN_ACTION, object, asks);
     }
 }
 
@@ -299,34 +263,37 @@ impl DrainState {
         let attempt = attempt(facts.name, own, mark, custom);
         let state = &mut self.custom;
         state.turn_to(&attempt);
-        (state.wanted, state.withdrawn) = (true, false);
+        state.wanted = true;
+        state.object.keep();
         // It names the pods that are to leave.
         let pods = self.pods.as_ref().filter(|pods| pods.sees_pods());
         if let Some(pods) = pods.map(|pods| pods.to_drain(order, now)) {
             state.make(facts, custom, &attempt, &pods, desired, asks);
         }
+        let was_there = state.object.seen != Seen::Unknown;
+        state.object.watch = was_there && facts.common.settings.mode != Mode::DryRun;
         let asks_at = [MADE_WITHIN, custom.timeout].map(|by| mark.since.checked_add(by).ok());
         let [made_by, ends_by] = asks_at.map(|at| at.unwrap_or(Timestamp::MAX));
         let title = attempt.title();
-        let stuck = match &state.trouble {
-            Some((why, for_good)) if *for_good || now >= made_by => {
+        let retry = &state.object.retry;
+        let stuck = match &retry.why {
+            Some(why) if state.refused || now >= made_by => {
                 Some(format!("{title} cannot be made: {why}"))
             }
             _ if now >= ends_by => Some(format!("{title} does not come to its end")),
             _ => None,
         };
-        let there = matches!(state.seen, Seen::There(_));
+        let there = matches!(state.object.seen, Seen::There(_));
         let waits = if there {
             format!("the end of {title}")
         } else {
             format!("{title} to be made")
         };
-        let trouble = state.trouble.as_ref().map(|(why, _)| why);
-        let trouble = trouble.or(state.failing.as_ref());
+        let trouble = retry.why.as_ref().or(state.object.unseen.as_ref());
         let trouble = trouble.map_or_else(String::new, |why| format!(" ({why})"));
         let held = facts.veto.filter(|_| !there);
         let held = held.map_or_else(String::new, |veto| format!("the end of {veto}; then "));
-        let retry = state.not_before.filter(|_| !state.making);
+        let retry = retry.at().filter(|_| !state.object.creating);
         let news = state.asked != stuck;
         state.asked.clone_from(&stuck);
         let times = [Some(made_by), Some(ends_by), retry];
@@ -365,26 +332,15 @@ impl DrainState {
         if let (Some((own, mark)), Some(custom)) = (mark, custom) {
             state.turn_to(&attempt(facts.name, own, mark, &custom));
         }
-        let Some(attempt) = state.attempt.clone() else {
+        let Some(attempt) = state.object.attempt.clone() else {
             return;
         };
-        let withdrawn = std::mem::replace(&mut state.withdrawn, true);
+        state.object.withdraw(&attempt, true, asks);
         // Its answer may still be to come.
-        if own.is_none() && !state.making {
-            *state = CustomState::default();
+        if own.is_none() && !state.object.creating {
+            state.object.forget();
+            (state.refused, state.asked) = (false, None);
         }
-        withdraw((!withdrawn).then_some(attempt), asks);
-    }
-}
-
-/// Deletes the custom resource of an attempt, also where something has begun.
-fn withdraw(attempt: Option<Attempt>, asks: &mut Asks<'_>) {
-    if let Some(attempt) = attempt {
-        asks.effect(Effect::Withdraw {
-            node: asks.node().to_owned(),
-            attempt: Box::new(attempt),
-            begun: true,
-        });
     }
 }
 

@@ -5,7 +5,7 @@ use jiff::SignedDuration;
 use super::*;
 use crate::drain::DrainConfig;
 use crate::fleet::world::{Fate, Looked, Restart, World, event, settings};
-use crate::fleet::{FleetInput, Settings};
+use crate::fleet::{FleetInput, PlannedResource, Settings};
 use crate::policy::Policy;
 use crate::remedy::{RemedyConfig, Repair};
 use crate::session::Phase;
