@@ -97,8 +97,8 @@ const HELD: [Held; 5] = [
         guard: Guard {
             what: "a node is drained once the custom resource of its drain says so",
             file: "fleet/stage/drain/custom.rs",
-            text: "&& self.seen == Seen::There(true)",
-            without: "&& matches!(self.seen, Seen::There(_))",
+            text: "&& self.object.seen == Seen::There(true)",
+            without: "&& matches!(self.object.seen, Seen::There(_))",
         },
         test: "fleet::stage::drain::tests::custom::one_that_does_not_end_asks_a_person_and_is_not_called_drained",
     },

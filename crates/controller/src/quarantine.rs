@@ -45,6 +45,7 @@ mod publish;
 mod questions;
 mod remedy;
 mod remedy_metrics;
+mod requests;
 mod statuses;
 mod switches;
 #[cfg(test)]
@@ -57,9 +58,8 @@ pub use statuses::StatusWriter;
 
 use crate::conditions::Board;
 
-use apply::Applied;
-use devices::{Changed, DeviceTaints};
-use drain::{Drains, Removed};
+use devices::DeviceTaints;
+use drain::Drains;
 use drain_metrics::DrainMetrics;
 use intake::{FeedFailure, SaveState};
 use journal::{JOURNAL_QUEUE, Journal};
@@ -67,8 +67,9 @@ use metrics::QuarantineMetrics;
 use missed::Missed;
 use publish::Publishing;
 use questions::{MAX_QUESTIONS, Question};
-use remedy::{Made, Remedies};
+use remedy::Remedies;
 use remedy_metrics::RemedyMetrics;
+use requests::Answered;
 use statuses::STATUS_QUEUE;
 use switches::{Arrival, Switches};
 
@@ -134,17 +135,15 @@ pub struct Quarantine {
     /// The failure to read the feed, if there is one.
     feed_failure: Option<FeedFailure>,
     cluster_error: Option<String>,
-    applying: JoinSet<Applied>,
+    /// Requests to the API server that are under way.
+    requests: JoinSet<Answered>,
     /// The watch of single devices, and their rules.
     devices: DeviceTaints,
-    changing: JoinSet<Changed>,
     /// The watches of pods; `None`: there is no cluster.
     drains: Option<Drains>,
-    removing: JoinSet<Removed>,
     drain_metrics: DrainMetrics,
     /// The custom resources of repairs; `None`: there is no cluster.
     remedies: Option<Remedies>,
-    making: JoinSet<Made>,
     remedy_metrics: RemedyMetrics,
     /// Questions to the store that are under way; each ends with its answer.
     asking: JoinSet<FleetInput>,
@@ -221,14 +220,11 @@ impl Quarantine {
             missed: Missed::default(),
             feed_failure: None,
             cluster_error: None,
-            applying: JoinSet::new(),
+            requests: JoinSet::new(),
             devices: DeviceTaints::default(),
-            changing: JoinSet::new(),
             drains: None,
-            removing: JoinSet::new(),
             drain_metrics,
             remedies: None,
-            making: JoinSet::new(),
             remedy_metrics,
             asking: JoinSet::new(),
             journal: Journal::new(journal),
@@ -285,25 +281,19 @@ impl Quarantine {
                     }
                     None => break, // Nothing more would be seen.
                 },
-                Some(done) = self.applying.join_next() => {
-                    self.take_answer(done);
-                    self.take_answers();
-                }
+                Some(done) = self.requests.join_next() => self.take_answers(done),
                 event = nodes::receive(&mut self.devices.events) => match event {
                     Some(event) => self.device_events(event),
                     None => break, // The same.
                 },
-                Some(done) = self.changing.join_next() => self.rule_changed(done),
                 event = nodes::receive(&mut pod_events) => match event {
                     Some(event) => self.pod_events(event, &mut pod_events),
                     None => break, // The same.
                 },
-                Some(done) = self.removing.join_next() => self.pod_removed(done),
                 event = nodes::receive(&mut resource_events) => match event {
                     Some(event) => self.resource_event(event),
                     None => break, // The same.
                 },
-                Some(done) = self.making.join_next() => self.resource_made(done),
                 Some(done) = self.asking.join_next() => self.asked(done),
                 arrival = arrival(&mut self.switches) => match arrival {
                     Some(arrival) => self.switched(arrival),
@@ -324,17 +314,8 @@ impl Quarantine {
                 }
             }
         }
-        while let Some(done) = self.applying.join_next().await {
-            self.take_answer(done);
-        }
-        while let Some(done) = self.changing.join_next().await {
-            self.rule_changed(done);
-        }
-        while let Some(done) = self.removing.join_next().await {
-            self.pod_removed(done);
-        }
-        while let Some(done) = self.making.join_next().await {
-            self.resource_made(done);
+        while let Some(done) = self.requests.join_next().await {
+            self.take_answers(done);
         }
         self.save().await;
     }

@@ -12,9 +12,9 @@ use domain::session::{Intent, Patch};
 use jiff::SignedDuration;
 use runtime::logging::chain;
 use serde_json::{Value, json};
-use tokio::task::JoinError;
 
-use super::{Quarantine, ROUND};
+use super::Quarantine;
+use super::requests::Answered;
 
 /// A patch that was answered.
 pub(super) struct Applied {
@@ -112,43 +112,24 @@ impl Quarantine {
         let text = format!("{} {}", call.verb, call.path);
         let detail = json!({"patch": call.patch});
         self.note(&planned, EntryKind::Call, text, detail);
-        self.applying.spawn(async move {
+        self.requests.spawn(async move {
             let began = std::time::Instant::now();
             let result = cluster.apply(&planned.view, &planned.patch.change).await;
-            Applied {
+            Answered::Patch(Box::new(Applied {
                 planned,
                 took: began.elapsed(),
                 result,
-            }
+            }))
         });
     }
 
-    /// Takes in what else was answered by now.
-    pub(super) fn take_answers(&mut self) {
-        for _ in 1..ROUND {
-            let Some(done) = self.applying.try_join_next() else {
-                return;
-            };
-            self.take_answer(done);
-        }
-    }
-
-    /// Takes the answer to a patch in.
-    pub(super) fn take_answer(&mut self, done: Result<Applied, JoinError>) {
+    /// Takes the answer to a patch.
+    pub(super) fn patched(&mut self, applied: Applied) {
         let Applied {
             planned,
             took,
             result,
-        } = match done {
-            Ok(applied) => applied,
-            Err(error) => {
-                // A bug. Which node it was is not known: all are looked at again.
-                tracing::error!(err = %error, "a patch ended without an answer");
-                self.metrics.error("patch_panicked");
-                self.take(FleetInput::AnswersLost);
-                return;
-            }
-        };
+        } = applied;
         let took_ms = took.as_secs_f64() * 1_000.0;
         let (node, Patch { intent, change }) = (planned.node.clone(), &planned.patch);
         let (answer, text, status) = match result {

@@ -12,9 +12,9 @@ use jiff::SignedDuration;
 use runtime::logging::chain;
 use serde_json::json;
 use tokio::sync::mpsc;
-use tokio::task::JoinError;
 use tokio_util::sync::CancellationToken;
 
+use super::requests::Answered;
 use super::{Quarantine, ROUND};
 
 /// The watch of single devices, once the policy asks for it.
@@ -77,24 +77,14 @@ impl Quarantine {
         let (Some(cluster), Some(api)) = (self.cluster.clone(), self.devices.api.clone()) else {
             return; // Without them nothing is planned.
         };
-        self.changing.spawn(async move {
+        self.requests.spawn(async move {
             let result = cluster.change_rule(&api, &planned.change).await;
-            Changed { planned, result }
+            Answered::Rule(Box::new(Changed { planned, result }))
         });
     }
 
     /// Takes the answer to the change of a rule in.
-    pub(super) fn rule_changed(&mut self, done: Result<Changed, JoinError>) {
-        let Changed { planned, result } = match done {
-            Ok(changed) => changed,
-            Err(error) => {
-                // A bug. Which node it was is not known: all are looked at again.
-                tracing::error!(err = %error, "a change of a rule ended without an answer");
-                self.metrics.error("patch_panicked");
-                self.take(FleetInput::AnswersLost);
-                return;
-            }
-        };
+    pub(super) fn rule_changed(&mut self, Changed { planned, result }: Changed) {
         let (node, rule) = (planned.node.clone(), planned.change.rule_name());
         let (text, status) = match &result {
             Ok(Some(_)) => (format!("DeviceTaintRule {rule} is written"), json!(200)),

@@ -9,9 +9,9 @@ use jiff::{SignedDuration, Timestamp};
 use runtime::logging::chain;
 use sha2::{Digest as _, Sha256};
 use tokio::sync::mpsc;
-use tokio::task::JoinError;
 use tokio_util::sync::CancellationToken;
 
+use super::requests::Answered;
 use super::{Quarantine, ROUND};
 
 /// Type and source of Events about drains, as NVSentinel has them.
@@ -100,15 +100,15 @@ impl Quarantine {
         let Some(cluster) = self.cluster.clone() else {
             return; // Without one nothing is planned.
         };
-        self.removing.spawn(async move {
+        self.requests.spawn(async move {
             let began = Instant::now();
             let result = cluster.remove_pod(&planned).await;
             let took = began.elapsed();
-            Removed {
+            Answered::Pod(Removed {
                 asked: Asked::Removal(planned),
                 result,
                 took,
-            }
+            })
         });
     }
 
@@ -117,15 +117,15 @@ impl Quarantine {
         let Some(cluster) = self.cluster.clone() else {
             return; // Without one nothing is planned.
         };
-        self.removing.spawn(async move {
+        self.requests.spawn(async move {
             let began = Instant::now();
             let result = cluster.ask_for_checkpoint(&planned).await;
             let took = began.elapsed();
-            Removed {
+            Answered::Pod(Removed {
                 asked: Asked::Checkpoint(planned),
                 result,
                 took,
-            }
+            })
         });
     }
 
@@ -175,21 +175,12 @@ impl Quarantine {
     }
 
     /// Takes the answer of a pod's API server in.
-    pub(super) fn pod_removed(&mut self, done: Result<Removed, JoinError>) {
+    pub(super) fn pod_removed(&mut self, removed: Removed) {
         let Removed {
             asked,
             result,
             took,
-        } = match done {
-            Ok(removed) => removed,
-            Err(error) => {
-                // A bug. Which node it was is not known: all are looked at again.
-                tracing::error!(err = %error, "the removal of a pod ended without an answer");
-                self.metrics.error("patch_panicked");
-                self.take(FleetInput::AnswersLost);
-                return;
-            }
-        };
+        } = removed;
         let (node, uid) = match asked {
             Asked::Removal(planned) => {
                 let PlannedRemoval {

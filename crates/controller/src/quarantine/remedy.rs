@@ -11,10 +11,10 @@ use runtime::backoff::Backoff;
 use runtime::logging::chain;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
-use tokio::task::JoinError;
 use tokio_util::sync::CancellationToken;
 
 use super::Quarantine;
+use super::requests::Answered;
 
 /// Pauses between tries to withdraw a custom resource: somebody may carry it out meanwhile.
 const WITHDRAW_AGAIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
@@ -97,14 +97,14 @@ impl Quarantine {
             return; // Without them nothing is planned.
         };
         let kinds = remedies.kinds.clone();
-        self.making.spawn(async move {
+        self.requests.spawn(async move {
             let began = Instant::now();
             let result = cluster.make_resource(&kinds, &planned).await;
-            Made::Made {
+            Answered::Resource(Made::Made {
                 planned: Box::new(planned),
                 result,
                 took: began.elapsed(),
-            }
+            })
         });
     }
 
@@ -114,7 +114,7 @@ impl Quarantine {
             return;
         };
         let (kinds, cancel) = (remedies.kinds.clone(), remedies.cancel.clone());
-        self.making.spawn(async move {
+        self.requests.spawn(async move {
             let until = Instant::now() + WITHDRAW_WITHIN;
             let mut pauses = Backoff::new(WITHDRAW_AGAIN.0, WITHDRAW_AGAIN.1);
             let result = loop {
@@ -128,33 +128,27 @@ impl Quarantine {
                     () = cancel.cancelled() => break result,
                 }
             };
-            Made::Withdrawn {
+            Answered::Resource(Made::Withdrawn {
                 node,
                 attempt: Box::new(attempt),
                 result,
-            }
+            })
         });
     }
 
-    /// Takes the answer to a custom resource in.
-    pub(super) fn resource_made(&mut self, done: Result<Made, JoinError>) {
-        match done {
-            Ok(Made::Made {
+    /// Takes the answer to a custom resource.
+    pub(super) fn resource_made(&mut self, made: Made) {
+        match made {
+            Made::Made {
                 planned,
                 result,
                 took,
-            }) => self.made(*planned, result, took),
-            Ok(Made::Withdrawn {
+            } => self.made(*planned, result, took),
+            Made::Withdrawn {
                 node,
                 attempt,
                 result,
-            }) => self.withdrawn(node, &attempt, result),
-            Err(error) => {
-                // A bug. Which node it was is not known: all are looked at again.
-                tracing::error!(err = %error, "a repair ended without an answer");
-                self.metrics.error("patch_panicked");
-                self.take(FleetInput::AnswersLost);
-            }
+            } => self.withdrawn(node, &attempt, result),
         }
     }
 

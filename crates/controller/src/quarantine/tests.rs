@@ -143,8 +143,8 @@ impl Bench {
         let length = body.len();
         let answer = format!("HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n\r\n{body}");
         connection.write_all(answer.as_bytes()).await.unwrap();
-        let done = self.quarantine.applying.join_next().await.unwrap();
-        self.quarantine.take_answer(done);
+        let done = self.quarantine.requests.join_next().await.unwrap();
+        self.quarantine.take_answers(done);
     }
 
     /// On how many nodes there was something to tell.
