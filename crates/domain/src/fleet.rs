@@ -52,9 +52,9 @@ pub use brake::Switched;
 pub use claim::Owns;
 pub use devices::{DeviceInput, DeviceWatch, PlannedRule};
 pub use io::{
-    Effect, FleetInput, InStore, Level, MadeAnswer, PatchAnswer, Planned, PlannedCheckpoint,
-    PlannedRemoval, PlannedResource, PodNews, Purpose, RemediationNews, RemovalAnswer,
-    ResourceNews, RuleSetOutcome,
+    CreateAnswer, Effect, EventReason, FleetInput, InStore, Level, PatchAnswer, Planned,
+    PlannedCheckpoint, PlannedRemoval, PlannedResource, PodNews, Purpose, RemediationNews,
+    RemovalAnswer, ResourceNews, RuleSetOutcome,
 };
 pub use kept::{Kept, Unsaved};
 pub use news::LIST_TAKES;
@@ -196,22 +196,26 @@ impl Fleet {
             FleetInput::Listed => self.list_complete(),
             FleetInput::AnswersLost => self.answers_lost(),
             FleetInput::Devices(input) => self.take_devices(input),
-            FleetInput::Answered { node, answer } => self.on(&node, |look| look.answered(answer)),
-            FleetInput::RuleAnswered { node, rule, result } => {
+            FleetInput::NodePatched { node, answer } => {
+                self.on(&node, |look| look.answered(answer))
+            }
+            FleetInput::RuleChanged { node, rule, result } => {
                 self.on(&node, |look| look.rule_answered(&rule, result));
             }
             FleetInput::Pods { node, news } => self.on(&node, |look| look.take_pods(news)),
-            FleetInput::Removed { node, uid, answer } => {
+            FleetInput::PodRemoved { node, uid, answer } => {
                 self.on(&node, |look| look.removal_answered(&uid, answer));
             }
             FleetInput::Resource { node, name, news } => {
                 self.on(&node, |look| look.take_resource(&name, news));
             }
-            FleetInput::Made { node, key, answer } => {
+            FleetInput::ResourceCreated { node, key, answer } => {
                 self.on(&node, |look| look.resource_made(&key, answer));
             }
-            FleetInput::Found { node, found } => self.on(&node, |look| look.found(found)),
-            FleetInput::Appended { node, result } => self.on(&node, |look| look.appended(result)),
+            FleetInput::EventsFound { node, found } => self.on(&node, |look| look.found(found)),
+            FleetInput::EventsAppended { node, result } => {
+                self.on(&node, |look| look.appended(result))
+            }
         }
     }
 

@@ -268,7 +268,7 @@ impl Replay {
             for effect in self.fleet.decide(now) {
                 let of = |node: &str| if node == name { because } else { &[] };
                 match effect {
-                    Effect::Patch(planned) => {
+                    Effect::PatchNode(planned) => {
                         let because = of(&planned.node).to_vec();
                         touched.insert(planned.node.clone());
                         answers.push(self.make(*planned, because, now, &mut decisions));
@@ -277,7 +277,7 @@ impl Replay {
                     Effect::LookUp { node, ids } => {
                         let found = ids.into_iter().map(|id| (id, InStore::Current)).collect();
                         let found = Some(found);
-                        answers.push(FleetInput::Found { node, found });
+                        answers.push(FleetInput::EventsFound { node, found });
                     }
                     Effect::Note(entry, _) => {
                         let because = of(&entry.node).to_vec();
@@ -336,7 +336,7 @@ impl Replay {
                 ..Decision::new(now, &node, intent.into(), because)
             });
         }
-        FleetInput::Answered { node, answer }
+        FleetInput::NodePatched { node, answer }
     }
 
     /// Returns the decision that a node is held back, or that it is no more, where that is news.

@@ -27,18 +27,17 @@ impl Quarantine {
     /// Does what was decided, or starts it.
     pub(super) fn carry_out(&mut self, effect: Effect) {
         match effect {
-            Effect::Patch(planned) => self.apply(*planned),
-            Effect::Rule(planned) => self.change_rule(*planned),
-            Effect::Pods { node, follow } => self.tell_of_pods(node, follow),
-            Effect::Remove(planned) => self.remove_pod(*planned),
-            Effect::Checkpoint(planned) => self.ask_for_checkpoint(*planned),
-            Effect::Waits {
+            Effect::PatchNode(planned) => self.apply(*planned),
+            Effect::ChangeRule(planned) => self.change_rule(*planned),
+            Effect::WatchPods { node, watch } => self.watch_pods(node, watch),
+            Effect::RemovePod(planned) => self.remove_pod(*planned),
+            Effect::RequestCheckpoint(planned) => self.ask_for_checkpoint(*planned),
+            Effect::EmitEvent {
                 node,
                 since,
                 reason,
                 message,
-            } => self.tell_who_is_waited_for(&node, since, reason, &message),
-            Effect::Undone { node, message } => self.tell_who_undid(&node, &message),
+            } => self.emit_event(&node, since, reason, message),
             Effect::CreateResource(planned) => self.make_resource(*planned),
             Effect::WatchResource {
                 node,
@@ -78,7 +77,7 @@ impl Quarantine {
                     self.metrics.handled(events, since.elapsed());
                 }
             }
-            Effect::Tell(node) => self.post_on_board(&node),
+            Effect::UpdateConditions(node) => self.post_on_board(&node),
             Effect::Restored(node) => {
                 if let Some(board) = &self.board {
                     board.restored(&node);
@@ -161,7 +160,7 @@ impl Quarantine {
         };
         let detail = json!({"status": status, "tookMs": took_ms});
         self.note(&planned, EntryKind::Answer, text, detail);
-        self.take(FleetInput::Answered { node, answer });
+        self.take(FleetInput::NodePatched { node, answer });
     }
 
     /// Notes a call or its answer for the story of a node. Does not wait for the disk.

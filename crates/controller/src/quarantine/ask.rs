@@ -24,7 +24,7 @@ impl Quarantine {
                 tracing::error!(node, err = %error, "the store does not answer; the node is left as it is");
                 metrics.error("claim_error");
             });
-            FleetInput::Found {
+            FleetInput::EventsFound {
                 found: found.ok(),
                 node,
             }
@@ -73,7 +73,7 @@ impl Quarantine {
                 let new = appended.iter().filter(|one| one.new);
                 new.map(|one| one.seq).max()
             });
-            FleetInput::Appended {
+            FleetInput::EventsAppended {
                 node,
                 result: last_new.map_err(drop),
             }

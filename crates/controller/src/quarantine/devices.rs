@@ -116,7 +116,7 @@ impl Quarantine {
             text,
             detail: json!({"status": status}),
         });
-        self.take(FleetInput::RuleAnswered { node, rule, result });
+        self.take(FleetInput::RuleChanged { node, rule, result });
     }
 }
 

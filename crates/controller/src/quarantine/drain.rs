@@ -3,7 +3,9 @@
 use std::time::Instant;
 
 use cluster::{ApiError, Event, PodWatches};
-use domain::fleet::{FleetInput, PlannedCheckpoint, PlannedRemoval, PodNews, RemovalAnswer};
+use domain::fleet::{
+    EventReason, FleetInput, PlannedCheckpoint, PlannedRemoval, PodNews, RemovalAnswer,
+};
 use domain::reporter::OWN_AGENT;
 use jiff::{SignedDuration, Timestamp};
 use runtime::logging::chain;
@@ -17,9 +19,8 @@ use super::{Quarantine, ROUND};
 /// Type and source of Events about drains, as NVSentinel has them.
 const EVENT_TYPE: &str = "NodeDraining";
 const EVENT_SOURCE: &str = "nvsentinel-node-drainer";
-/// Type and reason of Events of our own about a quarantine that something has undone.
+/// Type of Events of our own.
 const WARNING: &str = "Warning";
-const UNDONE: &str = "QuarantineUndone";
 
 /// The pods of nodes that are drained.
 pub(super) struct Drains {
@@ -57,12 +58,12 @@ impl Drains {
 }
 
 impl Quarantine {
-    /// Has the pods of a node told, or not told any more.
-    pub(super) fn tell_of_pods(&mut self, node: String, follow: bool) {
+    /// Starts or stops to watch the pods of a node.
+    pub(super) fn watch_pods(&mut self, node: String, watch: bool) {
         let Some(drains) = &mut self.drains else {
             return; // Without a cluster nothing is drained.
         };
-        if !follow {
+        if !watch {
             drains.watches.leave(&node);
             return;
         }
@@ -129,45 +130,39 @@ impl Quarantine {
         });
     }
 
-    /// Tells as an Event of a node which of its pods are waited for. One of the same words is told once for a
-    /// drain, also by who comes after us.
-    pub(super) fn tell_who_is_waited_for(
+    /// Emits an Event of a node. One of the same words and time is emitted once, also by a later process.
+    pub(super) fn emit_event(
         &self,
         node: &str,
         since: Timestamp,
-        reason: &str,
-        message: &str,
+        reason: EventReason,
+        message: String,
     ) {
-        let name = event_name(node, since, reason, message);
-        self.tell(node, name, [EVENT_TYPE, reason, EVENT_SOURCE], message);
-    }
-
-    /// Tells as an Event of a node that something has undone its quarantine. It is told each time.
-    pub(super) fn tell_who_undid(&self, node: &str, message: &str) {
-        let name = event_name(node, (self.clock)(), UNDONE, message);
-        self.tell(node, name, [WARNING, UNDONE, OWN_AGENT], message);
-    }
-
-    /// Makes an Event of a node of this type, reason and source.
-    fn tell(&self, node: &str, name: String, [kind, reason, source]: [&str; 3], message: &str) {
         let Some(cluster) = self.cluster.clone().filter(|_| self.events) else {
             return;
         };
+        let (kind, source) = match reason {
+            EventReason::QuarantineUndone => (WARNING, OWN_AGENT),
+            EventReason::AwaitingPodCompletion | EventReason::WaitingBeforeForceDelete => {
+                (EVENT_TYPE, EVENT_SOURCE)
+            }
+        };
+        let reason = reason.name();
         let now = (self.clock)();
         let event = Event {
-            name,
+            name: event_name(node, since, reason, &message),
             node: node.to_owned(),
             pod: None,
             kind: kind.to_owned(),
             reason: reason.to_owned(),
-            message: message.to_owned(),
+            message,
             agent: source.to_owned(),
             count: 1,
             first_seen: now,
             last_seen: now,
         };
         tokio::spawn(async move {
-            // It only tells.
+            // Best effort: a lost Event changes no decision.
             if let Err(error) = cluster.create_event(&event).await {
                 tracing::debug!(err = chain(&error), "an Event was not made");
             }
@@ -202,7 +197,7 @@ impl Quarantine {
             Asked::Checkpoint(planned) => (planned.node, planned.uid),
         };
         let answer = answer(result);
-        self.take(FleetInput::Removed { node, uid, answer });
+        self.take(FleetInput::PodRemoved { node, uid, answer });
     }
 }
 

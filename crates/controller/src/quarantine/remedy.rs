@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use cluster::{ApiError, ResourceEvent, ResourceKinds, ResourceWatches};
-use domain::fleet::{DRAIN_ACTION, FleetInput, MadeAnswer, PlannedResource, ResourceNews};
+use domain::fleet::{CreateAnswer, DRAIN_ACTION, FleetInput, PlannedResource, ResourceNews};
 use domain::journal::{Entry, EntryKind};
 use domain::remedy::{Attempt, ResourceKind};
 use jiff::SignedDuration;
@@ -183,7 +183,7 @@ impl Quarantine {
             detail: json!({"status": status}),
         });
         let answer = answer(result);
-        self.take(FleetInput::Made { node, key, answer });
+        self.take(FleetInput::ResourceCreated { node, key, answer });
     }
 
     fn withdrawn(&mut self, node: String, attempt: &Attempt, result: Result<bool, ApiError>) {
@@ -212,11 +212,11 @@ impl Quarantine {
     }
 }
 
-fn answer(result: Result<Value, ApiError>) -> MadeAnswer {
+fn answer(result: Result<Value, ApiError>) -> CreateAnswer {
     match result {
-        Ok(object) => MadeAnswer::There(Box::new(object)),
-        Err(ApiError::Invalid { message, .. }) => MadeAnswer::Refused(message),
-        Err(error) => MadeAnswer::Failed {
+        Ok(object) => CreateAnswer::There(Box::new(object)),
+        Err(ApiError::Invalid { message, .. }) => CreateAnswer::Refused(message),
+        Err(error) => CreateAnswer::Failed {
             why: chain(&error),
             retry_after: match error {
                 ApiError::Throttled { retry_after } => {

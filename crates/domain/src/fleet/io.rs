@@ -40,8 +40,8 @@ pub enum FleetInput {
     Gone(String),
     /// The list is complete: what was not part of it is not there.
     Listed,
-    /// The answer to an [`Effect::Patch`].
-    Answered {
+    /// The answer to an [`Effect::PatchNode`].
+    NodePatched {
         /// The node.
         node: String,
         /// The answer.
@@ -49,8 +49,8 @@ pub enum FleetInput {
     },
     /// News of single devices.
     Devices(DeviceInput),
-    /// The answer to an [`Effect::Rule`].
-    RuleAnswered {
+    /// The answer to an [`Effect::ChangeRule`].
+    RuleChanged {
         /// The node.
         node: String,
         /// The name of the rule.
@@ -58,15 +58,15 @@ pub enum FleetInput {
         /// The rule as it is now, `None` where it is gone; or why the change was not made.
         result: Result<Option<Box<Rule>>, Failure>,
     },
-    /// News of the pods of a node of which an [`Effect::Pods`] asks to be told.
+    /// News of the pods of a node of which an [`Effect::WatchPods`] asks to be told.
     Pods {
         /// The node.
         node: String,
         /// The news.
         news: PodNews,
     },
-    /// The answer to an [`Effect::Remove`] or an [`Effect::Checkpoint`].
-    Removed {
+    /// The answer to an [`Effect::RemovePod`] or an [`Effect::RequestCheckpoint`].
+    PodRemoved {
         /// The node.
         node: String,
         /// Uid of the pod.
@@ -84,25 +84,25 @@ pub enum FleetInput {
         news: ResourceNews,
     },
     /// The answer to an [`Effect::CreateResource`].
-    Made {
+    ResourceCreated {
         /// The node.
         node: String,
         /// The attempt.
         key: String,
         /// The answer.
-        answer: MadeAnswer,
+        answer: CreateAnswer,
     },
     /// A patch or a question has ended without an answer, and nobody knows of which node.
     AnswersLost,
     /// The answer to an [`Effect::LookUp`]; `None` where the store does not answer.
-    Found {
+    EventsFound {
         /// The node.
         node: String,
         /// The events by id, as the store has them.
         found: Option<BTreeMap<String, InStore>>,
     },
     /// The answer to an [`Effect::Append`].
-    Appended {
+    EventsAppended {
         /// The node.
         node: String,
         /// The position of the last event that was new to the store, if one was; an error where it
@@ -154,34 +154,33 @@ pub enum Purpose {
 /// A thing to be done outside.
 #[derive(Clone, Debug)]
 pub enum Effect {
-    /// Make a patch. Asks for a [`FleetInput::Answered`].
-    Patch(Box<Planned>),
-    /// Change a rule that taints a device. Asks for a [`FleetInput::RuleAnswered`].
-    Rule(Box<PlannedRule>),
-    /// Tell of the pods of a node, all of them first, or do not tell of them any more. Asks for
-    /// [`FleetInput::Pods`].
-    Pods {
+    /// Make a patch. Asks for a [`FleetInput::NodePatched`].
+    PatchNode(Box<Planned>),
+    /// Change a rule that taints a device. Asks for a [`FleetInput::RuleChanged`].
+    ChangeRule(Box<PlannedRule>),
+    /// Start or stop to watch the pods of a node. Asks for [`FleetInput::Pods`], all of them first.
+    WatchPods {
         /// The node.
         node: String,
-        /// True: tell of them.
-        follow: bool,
+        /// True: start.
+        watch: bool,
     },
-    /// Tell a pod that it may write a checkpoint. Asks for a [`FleetInput::Removed`].
-    Checkpoint(Box<PlannedCheckpoint>),
-    /// Remove a pod from its node. Asks for a [`FleetInput::Removed`].
-    Remove(Box<PlannedRemoval>),
-    /// Tell as a Kubernetes Event of a node which of its pods are waited for. Nobody waits for it.
-    Waits {
+    /// Tell a pod that it may write a checkpoint. Asks for a [`FleetInput::PodRemoved`].
+    RequestCheckpoint(Box<PlannedCheckpoint>),
+    /// Remove a pod from its node. Asks for a [`FleetInput::PodRemoved`].
+    RemovePod(Box<PlannedRemoval>),
+    /// Emit a Kubernetes Event of a node. Nobody waits for it.
+    EmitEvent {
         /// The node.
         node: String,
-        /// The begin of its drain: another drain tells anew.
+        /// The time that tells two Events of the same words apart, such as the begin of a drain.
         since: Timestamp,
-        /// The reason, as NVSentinel has it.
-        reason: &'static str,
+        /// The reason.
+        reason: EventReason,
         /// The message.
         message: String,
     },
-    /// Create a custom resource. Asks for a [`FleetInput::Made`].
+    /// Create a custom resource. Asks for a [`FleetInput::ResourceCreated`].
     CreateResource(Box<PlannedResource>),
     /// Start or stop to watch a custom resource. Asks for [`FleetInput::Resource`].
     WatchResource {
@@ -204,24 +203,16 @@ pub enum Effect {
         /// True: also if something has begun.
         begun: bool,
     },
-    /// Tell by an Event of the node that something has undone what its session did, and what follows. Nobody waits
-    /// for it.
-    Undone {
-        /// The node.
-        node: String,
-        /// The text.
-        message: String,
-    },
     /// An attempt to repair a node has ended, or events recommend what nobody carries out.
     Remediation(RemediationNews),
-    /// Look events up in the store. Asks for a [`FleetInput::Found`].
+    /// Look events up in the store. Asks for a [`FleetInput::EventsFound`].
     LookUp {
         /// The node that lists them.
         node: String,
         /// Their ids.
         ids: Vec<String>,
     },
-    /// Append events to the store. Asks for a [`FleetInput::Appended`].
+    /// Append events to the store. Asks for a [`FleetInput::EventsAppended`].
     Append {
         /// The node that they are about.
         node: String,
@@ -248,11 +239,22 @@ pub enum Effect {
     /// All that was recorded of a node so far is decided about.
     Decided(String),
     /// Write conditions and events about the node.
-    Tell(String),
+    UpdateConditions(String),
     /// The API server went back to an older state of the node.
     Restored(String),
     /// Trip the circuit breaker.
     Trip,
+}
+
+/// The reason of a Kubernetes Event of a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum EventReason {
+    /// A drain waits for pods to end by themselves.
+    AwaitingPodCompletion,
+    /// A drain waits for pods until a time, and deletes them then.
+    WaitingBeforeForceDelete,
+    /// Something has undone what a session did to its node.
+    QuarantineUndone,
 }
 
 /// A patch to be made.
@@ -311,7 +313,7 @@ pub enum ResourceNews {
 
 /// The answer of the API server to a custom resource that was to be made.
 #[derive(Clone, Debug)]
-pub enum MadeAnswer {
+pub enum CreateAnswer {
     /// It is there, made now or before.
     There(Box<Value>),
     /// It is refused for good, for this reason.
@@ -429,4 +431,17 @@ pub enum Level {
     Info,
     /// Somebody should know.
     Warn,
+}
+
+// === impl EventReason ===
+
+impl EventReason {
+    /// Returns the reason as the Event has it: of drains, NVSentinel's.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::AwaitingPodCompletion => "AwaitingPodCompletion",
+            Self::WaitingBeforeForceDelete => "WaitingBeforeForceDelete",
+            Self::QuarantineUndone => "QuarantineUndone",
+        }
+    }
 }

@@ -13,7 +13,7 @@ use super::common::Common;
 use super::entry::NodeEntry;
 use super::show::unknown_policy;
 use super::stage::{Asks, Facts, Stages};
-use super::{Effect, Fleet, Level, Mode, Owns, Planned, RuleSetOutcome};
+use super::{Effect, EventReason, Fleet, Level, Mode, Owns, Planned, RuleSetOutcome};
 use crate::assess::{Desired, FaultRuling};
 use crate::brake::Hold;
 use crate::fault::Fault;
@@ -70,7 +70,7 @@ impl Fleet {
                 None => true,
             };
             if has_news {
-                self.agenda.effects.push(Effect::Tell(name));
+                self.agenda.effects.push(Effect::UpdateConditions(name));
             }
         }
     }
@@ -242,8 +242,12 @@ impl Look<'_> {
                 session::Effect::Patch(patch) => self.plan_patch(&observed.view, patch, desired),
                 session::Effect::Tell(message) => {
                     if self.common.acts() {
-                        let node = self.name.to_owned();
-                        self.agenda.effects.push(Effect::Undone { node, message });
+                        self.agenda.effects.push(Effect::EmitEvent {
+                            node: self.name.to_owned(),
+                            since: self.common.now,
+                            reason: EventReason::QuarantineUndone,
+                            message,
+                        });
                     }
                 }
             }
@@ -408,13 +412,15 @@ impl Look<'_> {
         // Whoever let it go has counted it.
         state.taking_out = *intent == Intent::Quarantine;
         state.updating = *intent == Intent::Update;
-        self.agenda.effects.push(Effect::Patch(Box::new(Planned {
-            node: self.name.to_owned(),
-            view: Arc::clone(view),
-            session: self.entry.session.id.clone(),
-            patch,
-            first_seen: desired.events.iter().map(|one| one.first_seen).min(),
-        })));
+        self.agenda
+            .effects
+            .push(Effect::PatchNode(Box::new(Planned {
+                node: self.name.to_owned(),
+                view: Arc::clone(view),
+                session: self.entry.session.id.clone(),
+                patch,
+                first_seen: desired.events.iter().map(|one| one.first_seen).min(),
+            })));
     }
 
     /// Goes on, in a dry run, as if the change had been made.

@@ -7,7 +7,7 @@ use jiff::{SignedDuration, Timestamp};
 
 use super::entry::Awaits;
 use super::look::Look;
-use super::{Effect, Level, MadeAnswer, PatchAnswer, PodNews, RemovalAnswer, ResourceNews};
+use super::{CreateAnswer, Effect, Level, PatchAnswer, PodNews, RemovalAnswer, ResourceNews};
 use crate::brake::DOUBT;
 use crate::device::Rule;
 use crate::journal::EntryKind;
@@ -108,7 +108,7 @@ impl Look<'_> {
     }
 
     /// Takes the answer to a custom resource that was to be made.
-    pub(super) fn resource_made(&mut self, key: &str, answer: MadeAnswer) {
+    pub(super) fn resource_made(&mut self, key: &str, answer: CreateAnswer) {
         let is_ours = self.in_stages(|stages, facts, asks| {
             let of_drain = stages.drain.custom.made(facts, key, &answer, asks);
             of_drain || stages.remediation.made(key, answer, asks)

@@ -128,7 +128,7 @@ fn a_store_that_does_not_answer_holds_up_the_nodes_that_it_was_asked_about_and_n
     let patched: Vec<&str> = effects
         .iter()
         .filter_map(|effect| match effect {
-            Effect::Patch(planned) => Some(planned.node.as_str()),
+            Effect::PatchNode(planned) => Some(planned.node.as_str()),
             _ => None,
         })
         .collect();
@@ -142,14 +142,14 @@ fn a_store_that_does_not_answer_holds_up_the_nodes_that_it_was_asked_about_and_n
     assert_eq!(asked(&all_effects(&mut world)), 0);
     // It is asked again after a while where it did not answer.
     let (node, found) = ("n1".to_owned(), None);
-    world.take(FleetInput::Found { node, found });
+    world.take(FleetInput::EventsFound { node, found });
     assert_eq!(asked(&all_effects(&mut world)), 0);
     world.now = world.fleet.wake_at().unwrap();
     assert_eq!(asked(&all_effects(&mut world)), 1);
     // What the node lists and nobody knows is taken over before anything is decided.
     let found = BTreeMap::from([("0123456789abcdef01234567".to_owned(), InStore::Nothing)]);
     let (node, found) = ("n1".to_owned(), Some(found));
-    world.take(FleetInput::Found { node, found });
+    world.take(FleetInput::EventsFound { node, found });
     let patches = world.decide().patches;
     assert!(
         patches
@@ -164,7 +164,7 @@ fn a_store_that_does_not_answer_holds_up_the_nodes_that_it_was_asked_about_and_n
 fn another_machine_under_the_name_does_not_inherit_the_faults() {
     let mut world = faulty();
     let later = start() + DAY * 2;
-    let conflict = || FleetInput::Answered {
+    let conflict = || FleetInput::NodePatched {
         node: "n1".to_owned(),
         answer: PatchAnswer::Conflict,
     };
@@ -219,7 +219,7 @@ fn the_old_faults_of_a_node_that_is_long_gone_are_dropped() {
     ));
     // A store that does not take it is asked again.
     let (node, result) = ("n1".to_owned(), Err(()));
-    world.take(FleetInput::Appended { node, result });
+    world.take(FleetInput::EventsAppended { node, result });
     let again = world.fleet.wake_at().unwrap();
     assert!(again > world.now && all_effects(&mut world).is_empty());
     world.now = again;
@@ -319,7 +319,7 @@ fn a_clock_that_is_put_back_ends_all_waits() {
     // A first try whose answer is lost.
     assert_eq!(world.decide().patches.len(), 1);
     let (node, answer) = ("n1".to_owned(), PatchAnswer::Unknown);
-    world.take(FleetInput::Answered { node, answer });
+    world.take(FleetInput::NodePatched { node, answer });
     assert_eq!(world.fleet.brake.doubt_ends, Some(start() + DOUBT));
     assert!(world.decide().patches.is_empty(), "it waits");
 
@@ -341,7 +341,7 @@ fn who_is_told_of_a_node_hears_of_it_once() {
         let effects = all_effects(world);
         effects
             .iter()
-            .any(|effect| matches!(effect, Effect::Tell(_)))
+            .any(|effect| matches!(effect, Effect::UpdateConditions(_)))
     };
     assert!(!told(&mut world), "nothing is new");
     world.event("GpuMemWatch", 0, true, false);
@@ -359,13 +359,13 @@ fn who_is_told_of_a_node_hears_of_it_once() {
 fn nothing_is_told_on_a_node_before_its_cordon_is_answered() {
     let mut world = faulty();
     let told = |effects: &[Effect]| {
-        let tells = |effect: &&Effect| matches!(effect, Effect::Tell(_));
+        let tells = |effect: &&Effect| matches!(effect, Effect::UpdateConditions(_));
         effects.iter().filter(tells).count()
     };
     let effects = all_effects(&mut world);
     assert_eq!(told(&effects), 0);
     let planned = effects.into_iter().find_map(|effect| match effect {
-        Effect::Patch(planned) => Some(planned),
+        Effect::PatchNode(planned) => Some(planned),
         _ => None,
     });
     let planned = planned.unwrap();
@@ -377,7 +377,7 @@ fn nothing_is_told_on_a_node_before_its_cordon_is_answered() {
     let mut made = planned.view.after(&planned.patch.change);
     made.resource_version = "3".to_owned();
     let (node, answer) = (planned.node, PatchAnswer::Made(Arc::new(made)));
-    world.take(FleetInput::Answered { node, answer });
+    world.take(FleetInput::NodePatched { node, answer });
     assert_eq!(told(&all_effects(&mut world)), 1);
 }
 
@@ -395,7 +395,7 @@ fn heartbeats_and_answers_ask_the_brake_nothing() {
     out["status"]["conditions"] = json!([ready]);
     let made = Arc::new(NodeView::from_object(out.clone()).unwrap());
     let (node, answer) = ("n1".to_owned(), PatchAnswer::Made(made));
-    world.take(FleetInput::Answered { node, answer });
+    world.take(FleetInput::NodePatched { node, answer });
     all_effects(&mut world);
     assert!(!world.fleet.brake.stale, "it counts as out, as before");
     world.fleet.show(&[], world.now);

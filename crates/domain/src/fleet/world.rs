@@ -11,9 +11,9 @@ use jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
 
 use super::{
-    DeviceInput, DeviceWatch, Effect, Fleet, FleetInput, InStore, Kept, Owns, PatchAnswer, Planned,
-    PlannedCheckpoint, PlannedRemoval, PlannedResource, PlannedRule, PodNews, Purpose,
-    ResourceNews, Settings,
+    DeviceInput, DeviceWatch, Effect, EventReason, Fleet, FleetInput, InStore, Kept, Owns,
+    PatchAnswer, Planned, PlannedCheckpoint, PlannedRemoval, PlannedResource, PlannedRule, PodNews,
+    Purpose, ResourceNews, Settings,
 };
 use crate::assess::Desired;
 use crate::brake::NodeLabel;
@@ -331,7 +331,7 @@ impl World {
                 Fate::Refused => PatchAnswer::Refused { retry_after: None },
             };
             let node = "n1".to_owned();
-            self.take(FleetInput::Answered { node, answer });
+            self.take(FleetInput::NodePatched { node, answer });
         }
         looked
     }
@@ -343,23 +343,23 @@ impl World {
             let mut asked = false;
             for effect in self.fleet.decide(self.now) {
                 match effect {
-                    Effect::Patch(planned) => looked.patches.push(*planned),
+                    Effect::PatchNode(planned) => looked.patches.push(*planned),
                     Effect::Note(entry, _) => looked.notes.push(entry),
-                    Effect::Rule(planned) => {
+                    Effect::ChangeRule(planned) => {
                         looked.rules.push(planned.change.clone());
                         if !self.loses_rules {
                             self.change_rule(&planned);
                         }
                     }
-                    Effect::Remove(planned) => looked.removals.push(*planned),
-                    Effect::Checkpoint(planned) => looked.checkpoints.push(*planned),
-                    Effect::Waits {
+                    Effect::RemovePod(planned) => looked.removals.push(*planned),
+                    Effect::RequestCheckpoint(planned) => looked.checkpoints.push(*planned),
+                    Effect::EmitEvent {
                         since,
                         reason,
                         message,
                         ..
-                    } => {
-                        looked.waits.push((reason, message));
+                    } if reason != EventReason::QuarantineUndone => {
+                        looked.waits.push((reason.name(), message));
                         looked.waits_since.push(since);
                     }
                     Effect::CreateResource(planned) => looked.makes.push(*planned),
@@ -373,7 +373,7 @@ impl World {
                             self.watched.remove(&name);
                         }
                     }
-                    Effect::Pods { follow: true, .. } => {
+                    Effect::WatchPods { watch: true, .. } => {
                         asked = true;
                         self.list_pods();
                     }
@@ -382,7 +382,7 @@ impl World {
                         asked = true;
                         let found = ids.into_iter().map(|id| (id.clone(), self.in_store(&id)));
                         let found = Some(found.collect());
-                        self.take(FleetInput::Found { node, found });
+                        self.take(FleetInput::EventsFound { node, found });
                     }
                     Effect::Append {
                         node,
@@ -395,7 +395,7 @@ impl World {
                             self.store(event, created_at);
                         }
                         let result = Ok(Some(Position::from(self.stored.len() as u64)));
-                        self.take(FleetInput::Appended { node, result });
+                        self.take(FleetInput::EventsAppended { node, result });
                     }
                     _ => {}
                 }
@@ -431,7 +431,7 @@ impl World {
             Err(Failure::Conflict)
         };
         let node = node.clone();
-        self.take(FleetInput::RuleAnswered { node, rule, result });
+        self.take(FleetInput::RuleChanged { node, rule, result });
     }
 
     /// Has the controller hear how the custom resources are that it watches.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use contract::keys;
-use domain::fleet::{MadeAnswer, PlannedResource, ResourceNews};
+use domain::fleet::{CreateAnswer, PlannedResource, ResourceNews};
 use domain::node::NodeView;
 use domain::ownership::Ownership;
 use domain::remedy::{Attempt, RemediationMark, ResourceKind, ResourceState};
@@ -72,14 +72,14 @@ struct Resource {
 
 impl Resources {
     /// Makes one as the API server does, where none has its name. Returns the one that is there.
-    pub(super) fn make(&mut self, planned: &PlannedResource) -> MadeAnswer {
+    pub(super) fn make(&mut self, planned: &PlannedResource) -> CreateAnswer {
         let made = || Resource {
             kind: planned.kind.clone(),
             node: planned.node.clone(),
             object: planned.object.clone(),
         };
         let entry = self.by_name.entry(planned.name.clone());
-        MadeAnswer::There(Box::new(entry.or_insert_with(made).object.clone()))
+        CreateAnswer::There(Box::new(entry.or_insert_with(made).object.clone()))
     }
 
     /// Deletes that of an attempt of which nothing has begun. Returns whether there was one.

@@ -10,7 +10,7 @@ use domain::brake::pause::Pause;
 use domain::drain::DrainConfig;
 use domain::event::{Record, normalise};
 use domain::fleet::{
-    Effect, Fleet, FleetInput, InStore, Kept, MadeAnswer, Owns, PatchAnswer, Planned,
+    CreateAnswer, Effect, Fleet, FleetInput, InStore, Kept, Owns, PatchAnswer, Planned,
     PlannedRemoval, PlannedResource, PodNews, RemovalAnswer, Settings, Switched,
 };
 use domain::mode::Mode;
@@ -241,7 +241,7 @@ impl World {
         for effect in self.fleet.decide(self.now) {
             *self.effects.entry(kind(&effect)).or_default() += 1;
             match effect {
-                Effect::Patch(planned) => {
+                Effect::PatchNode(planned) => {
                     judge::quarantine(&self.fleet, &planned, self.put_back)?;
                     if let Some(node) = self.index(&planned.node).and_then(|at| self.nodes.get(at))
                     {
@@ -251,7 +251,7 @@ impl World {
                     }
                     self.under_way.push(Request::Patch(planned));
                 }
-                Effect::Remove(planned) => {
+                Effect::RemovePod(planned) => {
                     judge::removal(&self.fleet, &planned, self.now)?;
                     self.under_way.push(Request::Remove(planned));
                 }
@@ -259,7 +259,7 @@ impl World {
                 Effect::Append { node, events, .. } => {
                     self.under_way.push(Request::Append(node, events));
                 }
-                Effect::Pods { node, follow } => self.follow(&node, follow),
+                Effect::WatchPods { node, watch } => self.follow(&node, watch),
                 Effect::CreateResource(planned) => {
                     judge::repair(&self.fleet, &planned)?;
                     self.under_way.push(Request::Make(planned));
@@ -299,7 +299,7 @@ impl World {
                     Fate::Refused => PatchAnswer::Refused { retry_after: None },
                 };
                 let node = planned.node;
-                FleetInput::Answered { node, answer }
+                FleetInput::NodePatched { node, answer }
             }
             Request::Remove(planned) => {
                 let answer = if done {
@@ -316,7 +316,7 @@ impl World {
                     },
                 };
                 let PlannedRemoval { node, uid, .. } = *planned;
-                FleetInput::Removed { node, uid, answer }
+                FleetInput::PodRemoved { node, uid, answer }
             }
             Request::Make(planned) => {
                 let answer = if done {
@@ -329,7 +329,7 @@ impl World {
                     Fate::DoneUnheard | Fate::Lost | Fate::Refused => not_made(),
                 };
                 let PlannedResource { node, key, .. } = *planned;
-                FleetInput::Made { node, key, answer }
+                FleetInput::ResourceCreated { node, key, answer }
             }
             Request::Withdraw(attempt) => {
                 if done && self.resources.withdraw(&attempt) {
@@ -340,7 +340,7 @@ impl World {
             Request::LookUp(node, ids) => {
                 let found = ids.into_iter().map(|id| (id.clone(), self.in_store(&id)));
                 let found = (fate == Fate::Done).then(|| found.collect());
-                FleetInput::Found { node, found }
+                FleetInput::EventsFound { node, found }
             }
             Request::Append(node, events) => {
                 let mut last = None;
@@ -354,7 +354,7 @@ impl World {
                 } else {
                     Err(())
                 };
-                FleetInput::Appended { node, result }
+                FleetInput::EventsAppended { node, result }
             }
         };
         self.take(input);
@@ -623,8 +623,8 @@ fn failed() -> RemovalAnswer {
     }
 }
 
-fn not_made() -> MadeAnswer {
-    MadeAnswer::Failed {
+fn not_made() -> CreateAnswer {
+    CreateAnswer::Failed {
         why: "no answer".to_owned(),
         retry_after: None,
     }
@@ -653,16 +653,15 @@ fn settings(drain: &Arc<DrainConfig>) -> Result<Settings, Broken> {
 
 fn kind(effect: &Effect) -> &'static str {
     match effect {
-        Effect::Patch(_) => "patch of a node",
-        Effect::Rule(_) => "change of a device's rule",
-        Effect::Pods { .. } => "watch of pods",
-        Effect::Remove(_) => "removal of a pod",
+        Effect::PatchNode(_) => "patch of a node",
+        Effect::ChangeRule(_) => "change of a device's rule",
+        Effect::WatchPods { .. } => "watch of pods",
+        Effect::RemovePod(_) => "removal of a pod",
         Effect::CreateResource(_) => "custom resource of a repair",
         Effect::DeleteResource { .. } => "withdrawal of a repair",
         Effect::WatchResource { .. } => "watch of a repair",
-        Effect::Checkpoint(_) => "request for a checkpoint",
-        Effect::Waits { .. } => "Event of a drain",
-        Effect::Undone { .. } => "Event of an uncordon",
+        Effect::RequestCheckpoint(_) => "request for a checkpoint",
+        Effect::EmitEvent { .. } => "Event of a node",
         Effect::Remediation(_) => "count of repairs",
         Effect::LookUp { .. } => "question to the store",
         Effect::Append { .. } => "events for the store",
@@ -671,7 +670,7 @@ fn kind(effect: &Effect) -> &'static str {
         Effect::Log { .. } => "line of the log",
         Effect::Evaluated(_) => "evaluation of rules",
         Effect::Decided(_) => "decision",
-        Effect::Tell(_) => "condition of a node",
+        Effect::UpdateConditions(_) => "condition of a node",
         Effect::Restored(_) => "node that went back",
         Effect::Trip => "trip of the circuit breaker",
     }

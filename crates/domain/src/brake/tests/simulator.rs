@@ -188,7 +188,7 @@ impl Cluster {
             self.uncertain.remove(&node);
             PatchAnswer::Made(self.world.view(&node))
         };
-        self.world.take(FleetInput::Answered { node, answer });
+        self.world.take(FleetInput::NodePatched { node, answer });
     }
 
     fn phase(&self, name: &str) -> Phase {

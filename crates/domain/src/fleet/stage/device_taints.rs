@@ -169,7 +169,7 @@ impl DeviceTaints {
         let kind = EntryKind::Decision;
         asks.note(Note { kind, text, detail }, Some(Level::Info));
         self.in_flight.insert(change.rule_name());
-        asks.effect(Effect::Rule(Box::new(PlannedRule {
+        asks.effect(Effect::ChangeRule(Box::new(PlannedRule {
             node: facts.name.to_owned(),
             session: asks.session(),
             change,

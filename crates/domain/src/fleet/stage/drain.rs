@@ -401,7 +401,10 @@ impl Stage for DrainState {
         }
         if changes {
             let node = asks.node().to_owned();
-            asks.effect(Effect::Pods { node, follow });
+            asks.effect(Effect::WatchPods {
+                node,
+                watch: follow,
+            });
         }
     }
 
@@ -477,7 +480,7 @@ impl NodePods {
             let note = Note::new(EntryKind::Decision, text);
             asks.note(note, Some(Level::Warn));
         }
-        asks.effect(Effect::Remove(Box::new(PlannedRemoval {
+        asks.effect(Effect::RemovePod(Box::new(PlannedRemoval {
             node: facts.name.to_owned(),
             session: asks.session(),
             namespace: pod.namespace.clone(),
@@ -499,7 +502,7 @@ impl NodePods {
             return;
         }
         asks.note(Note::new(EntryKind::Session, text), None);
-        asks.effect(Effect::Checkpoint(Box::new(PlannedCheckpoint {
+        asks.effect(Effect::RequestCheckpoint(Box::new(PlannedCheckpoint {
             node: facts.name.to_owned(),
             session: asks.session(),
             namespace: pod.namespace.clone(),

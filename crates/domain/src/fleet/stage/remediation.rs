@@ -14,7 +14,7 @@ use super::validation::waits_for_quiet;
 use super::wanted::Wanted;
 use super::{Asks, Facts, Stage};
 use crate::assess::{CountedEvent, Desired};
-use crate::fleet::{Effect, MadeAnswer, Mode, RemediationNews, ResourceNews, Settings};
+use crate::fleet::{CreateAnswer, Effect, Mode, RemediationNews, ResourceNews, Settings};
 use crate::handover::{HANDED_OVER, is_handed_over};
 use crate::journal::EntryKind;
 use crate::node::NodeView;
@@ -123,7 +123,7 @@ impl RemediationState {
     pub(in crate::fleet) fn made(
         &mut self,
         key: &str,
-        answer: MadeAnswer,
+        answer: CreateAnswer,
         asks: &mut Asks<'_>,
     ) -> bool {
         let object = &mut self.object;
@@ -132,14 +132,14 @@ impl RemediationState {
         };
         object.creating = false;
         match answer {
-            MadeAnswer::There(there) => {
+            CreateAnswer::There(there) => {
                 let read = ResourceState::read(&there, &attempt.resource);
                 object.seen = Seen::There(Box::new(read));
                 object.created(false, asks);
             }
             // An earlier try, also of a process before this one, may have made it, and its answer is lost.
-            MadeAnswer::Refused(why) => (self.refused, self.sought) = (Some(why), true),
-            MadeAnswer::Failed { why, retry_after } => {
+            CreateAnswer::Refused(why) => (self.refused, self.sought) = (Some(why), true),
+            CreateAnswer::Failed { why, retry_after } => {
                 let failure = Failure::Error { retry_after };
                 if object.retry.failed(&why, failure, asks.now()) {
                     let text = format!("the repair is not begun: {why}; it is tried again");

@@ -149,8 +149,8 @@ fn what_is_made_already_is_watched_whatever_its_route_says_then() {
     object["metadata"]["uid"] = "u".into();
     world.resources.insert(planned.name.clone(), object.clone());
     let (node, key) = ("n1".to_owned(), planned.key.clone());
-    let answer = MadeAnswer::There(Box::new(object));
-    world.take(FleetInput::Made { node, key, answer });
+    let answer = CreateAnswer::There(Box::new(object));
+    world.take(FleetInput::ResourceCreated { node, key, answer });
     look(&mut world);
     world["n1"].labels.insert("pet".into(), String::new());
     let looked = look(&mut world);

@@ -364,7 +364,7 @@ fn once_the_store_is_read_nothing_is_said_of_its_silence() {
     let asks = |effect: &Effect| matches!(effect, Effect::LookUp { .. });
     assert!(effects.iter().any(asks));
     let node = "n1".to_owned();
-    world.take(FleetInput::Found { node, found: None });
+    world.take(FleetInput::EventsFound { node, found: None });
     assert!(world.fleet.nodes["n1"].claim.unanswered);
     // What it has is read before it is asked again.
     world.store(record.event, record.created_at);

@@ -6,7 +6,7 @@ use serde_json::json;
 
 use crate::fleet::stage::validation::tests::{ends, fault, looks, until_made, world as validating};
 use crate::fleet::world::{Fate, Looked, Restart, World, event};
-use crate::fleet::{FleetInput, MadeAnswer};
+use crate::fleet::{CreateAnswer, FleetInput};
 use crate::journal::EntryKind;
 use crate::node::NodeView;
 use crate::ownership::Ownership;
@@ -180,11 +180,11 @@ fn where_it_is_unknown_whether_a_repair_was_made_an_uncordon_may_be_a_machines()
         }
         if answered {
             let (node, key) = ("n1".to_owned(), planned.key);
-            let answer = MadeAnswer::Failed {
+            let answer = CreateAnswer::Failed {
                 why: "no answer".to_owned(),
                 retry_after: None,
             };
-            world.take(FleetInput::Made { node, key, answer });
+            world.take(FleetInput::ResourceCreated { node, key, answer });
         }
         world["n1"].unschedulable = false;
         let undone = asked(&mut world).concat().contains("it is undone");
@@ -283,14 +283,14 @@ fn whether_a_repair_was_begun_is_heard_before_an_uncordon_is_judged() {
             .unwrap();
         let mut object = planned.object.clone();
         let (node, key) = ("n1".to_owned(), planned.key);
-        let answer = MadeAnswer::There(Box::new(object.clone()));
+        let answer = CreateAnswer::There(Box::new(object.clone()));
         if begun {
             let sent = json!({"type": "SignalSent", "status": "True"});
             object["status"] = json!({"conditions": [sent]});
         }
         world.resources.insert(planned.name, object);
         world["n1"].unschedulable = false;
-        world.take(FleetInput::Made { node, key, answer });
+        world.take(FleetInput::ResourceCreated { node, key, answer });
         looks(&mut world, 5);
         assert_eq!((out(&world), released(&world)), (begun, !begun));
     }

@@ -7,7 +7,7 @@ use super::*;
 use crate::brake::pause::Pause;
 use crate::drain::{DrainConfig, PodView};
 use crate::fleet::world::{Fate, Looked, Restart, World, event, settings};
-use crate::fleet::{FleetInput, MadeAnswer, PodNews, Settings, Switched};
+use crate::fleet::{CreateAnswer, FleetInput, PodNews, Settings, Switched};
 use crate::node::NodeView;
 use crate::ownership::Ownership;
 use crate::policy::Policy;
@@ -152,8 +152,8 @@ fn a_repair_that_was_begun_is_watched_to_its_end() {
     object["metadata"]["uid"] = "u".into();
     world.resources.insert(planned.name.clone(), object.clone());
     let (node, key) = ("n1".to_owned(), planned.key.clone());
-    let answer = MadeAnswer::There(Box::new(object));
-    world.take(FleetInput::Made { node, key, answer });
+    let answer = CreateAnswer::There(Box::new(object));
+    world.take(FleetInput::ResourceCreated { node, key, answer });
     look(&mut world);
     assert_eq!(world.phase(), Phase::Remediating);
     veto(&mut world, 4);
@@ -277,17 +277,17 @@ fn that_a_repair_was_not_there_says_nothing_once_it_may_have_been_made() {
         let answers = |why: &str| {
             let why = why.to_owned();
             [
-                MadeAnswer::Failed {
+                CreateAnswer::Failed {
                     why: why.clone(),
                     retry_after: None,
                 },
-                MadeAnswer::Refused(why),
+                CreateAnswer::Refused(why),
             ]
         };
         let [lost, no] = answers("lost");
         let answer = |world: &mut World, answer| {
             let (node, key) = ("n1".to_owned(), planned.key.clone());
-            world.take(FleetInput::Made { node, key, answer });
+            world.take(FleetInput::ResourceCreated { node, key, answer });
         };
         answer(&mut world, lost);
         if refused {

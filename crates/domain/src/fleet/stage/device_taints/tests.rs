@@ -137,7 +137,7 @@ fn an_answer_that_the_watch_has_overtaken_changes_nothing() {
     world.rules.insert(name.clone(), newer);
     world.see_devices(2);
     let (node, result) = ("n1".to_owned(), Ok(Some(Box::new(answered))));
-    world.take(FleetInput::RuleAnswered {
+    world.take(FleetInput::RuleChanged {
         node,
         rule: name,
         result,

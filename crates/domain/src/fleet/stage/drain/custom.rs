@@ -13,7 +13,7 @@ use crate::assess::Desired;
 use crate::drain::{CustomDrain, PodsToDrain};
 use crate::fleet::stage::remediation::complete;
 use crate::fleet::stage::wanted::{Wanted, delete};
-use crate::fleet::{MadeAnswer, Mode, ResourceNews};
+use crate::fleet::{CreateAnswer, Mode, ResourceNews};
 use crate::journal::EntryKind;
 use crate::ownership::{DrainMark, Ownership};
 use crate::remedy::Attempt;
@@ -164,7 +164,7 @@ impl CustomState {
         &mut self,
         facts: &Facts<'_>,
         key: &str,
-        answer: &MadeAnswer,
+        answer: &CreateAnswer,
         asks: &mut Asks<'_>,
     ) -> bool {
         if !self.object.is_of(key) {
@@ -172,16 +172,16 @@ impl CustomState {
         }
         let awaited = std::mem::replace(&mut self.object.creating, false);
         match answer {
-            MadeAnswer::There(object) => {
+            CreateAnswer::There(object) => {
                 self.see(object, custom_of(facts).as_deref(), asks);
             }
             // Of one that counted as lost.
             _ if !awaited => {}
-            MadeAnswer::Refused(why) => {
+            CreateAnswer::Refused(why) => {
                 self.failed(why, Failure::Error { retry_after: None }, asks);
                 self.refused = true;
             }
-            MadeAnswer::Failed { why, retry_after } => {
+            CreateAnswer::Failed { why, retry_after } => {
                 let retry_after = *retry_after;
                 self.failed(why, Failure::Error { retry_after }, asks);
             }

@@ -8,7 +8,7 @@ use serde_json::json;
 use super::pods::{NodePods, Try};
 use super::{ASK_AFTER, Asks, DrainOrder, Leaving};
 use crate::drain::{Fate, Next, Stay};
-use crate::fleet::Effect;
+use crate::fleet::{Effect, EventReason};
 use crate::journal::EntryKind;
 use crate::session::Note;
 
@@ -114,14 +114,14 @@ impl NodePods {
             )
         });
         for (reason, message) in [
-            ("AwaitingPodCompletion", ends),
-            ("WaitingBeforeForceDelete", timed),
+            (EventReason::AwaitingPodCompletion, ends),
+            (EventReason::WaitingBeforeForceDelete, timed),
         ] {
             let Some(message) = message else {
                 continue;
             };
             let message: String = message.chars().take(EVENT_CHARS).collect();
-            if let Some((text, at)) = self.told.get(reason) {
+            if let Some((text, at)) = self.told.get(&reason) {
                 let again = *at + TOLD_AGAIN;
                 if *text == message {
                     continue;
@@ -132,7 +132,7 @@ impl NodePods {
                 }
             }
             self.told.insert(reason, (message.clone(), now));
-            asks.effect(Effect::Waits {
+            asks.effect(Effect::EmitEvent {
                 node: asks.node().to_owned(),
                 since,
                 reason,

@@ -6,7 +6,7 @@ use jiff::Timestamp;
 
 use super::{ASK_AFTER, DrainOrder, MAX_AT_ONCE};
 use crate::drain::{DrainMode, Fate, Gangs, Next, PodView};
-use crate::fleet::PodNews;
+use crate::fleet::{EventReason, PodNews};
 
 /// The pods of a node that is drained, and what was asked of them.
 #[derive(Debug, Default)]
@@ -38,7 +38,7 @@ pub(super) struct NodePods {
     /// The pods that do not leave by themselves, for people; `None` where there are none.
     pub(super) stuck: Option<String>,
     /// What was last told of who is waited for, and when, by reason.
-    pub(super) told: BTreeMap<&'static str, (String, Timestamp)>,
+    pub(super) told: BTreeMap<EventReason, (String, Timestamp)>,
     /// The text of who is to leave, for people.
     pub(super) awaits: Option<String>,
     /// The time at which it is to be looked at even if nothing happens.

@@ -90,7 +90,7 @@ fn removed(looked: &Looked) -> Vec<String> {
 
 fn answer(world: &mut World, name: &str, answer: RemovalAnswer) {
     let (node, uid) = ("n1".to_owned(), format!("uid-{name}"));
-    world.take(FleetInput::Removed { node, uid, answer });
+    world.take(FleetInput::PodRemoved { node, uid, answer });
 }
 
 fn gone(world: &mut World, title: &str) {

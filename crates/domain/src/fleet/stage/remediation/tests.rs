@@ -103,8 +103,8 @@ fn make(world: &mut World, planned: &PlannedResource) {
     object["metadata"]["uid"] = json!(format!("uid-{}", planned.key));
     let object = made.or_insert(object).clone();
     let (node, key) = ("n1".to_owned(), planned.key.clone());
-    let answer = MadeAnswer::There(Box::new(object));
-    world.take(FleetInput::Made { node, key, answer });
+    let answer = CreateAnswer::There(Box::new(object));
+    world.take(FleetInput::ResourceCreated { node, key, answer });
 }
 
 /// Returns what was last said of the repair in the records of the events.
@@ -475,10 +475,10 @@ fn one_that_cannot_be_made_is_tried_again_or_given_up() {
     let planned = until_made(&mut world);
     let answer = |answer| {
         let (node, key) = ("n1".to_owned(), planned.key.clone());
-        FleetInput::Made { node, key, answer }
+        FleetInput::ResourceCreated { node, key, answer }
     };
     let why = "the cluster has no kind RebootNode".to_owned();
-    let fails = || MadeAnswer::Failed {
+    let fails = || CreateAnswer::Failed {
         why: why.clone(),
         retry_after: None,
     };
@@ -510,8 +510,8 @@ fn one_that_cannot_be_made_is_tried_again_or_given_up() {
     fault(&mut world, 0, 24);
     let planned = until_made(&mut world);
     let (node, key) = ("n1".to_owned(), planned.key);
-    let answer = MadeAnswer::Refused("spec is wrong".into());
-    world.take(FleetInput::Made { node, key, answer });
+    let answer = CreateAnswer::Refused("spec is wrong".into());
+    world.take(FleetInput::ResourceCreated { node, key, answer });
     world.settle_now();
     assert!(
         awaits(&world).contains("has failed: spec is wrong"),

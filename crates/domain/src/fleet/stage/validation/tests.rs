@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::drain::DrainConfig;
 use crate::fleet::world::{Fate, Restart, World, event, settings};
-use crate::fleet::{FleetInput, MadeAnswer, Mode, Settings};
+use crate::fleet::{CreateAnswer, FleetInput, Mode, Settings};
 use crate::node::{NodeView, Taint};
 use crate::policy::{DEFAULT_POLICY, Policy};
 use crate::remedy::RemedyConfig;
@@ -100,8 +100,8 @@ pub(in crate::fleet) fn looks(world: &mut World, times: usize) {
             let object = planned.object;
             world.resources.insert(planned.name, object.clone());
             let (node, key) = ("n1".to_owned(), planned.key);
-            let answer = MadeAnswer::There(Box::new(object));
-            world.take(FleetInput::Made { node, key, answer });
+            let answer = CreateAnswer::There(Box::new(object));
+            world.take(FleetInput::ResourceCreated { node, key, answer });
         }
     }
 }

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::fleet::{MadeAnswer, PlannedResource};
+use crate::fleet::{CreateAnswer, PlannedResource};
 use crate::ownership::Ownership;
 use crate::remedy::Attempt;
 use crate::status::eviction::EvictionWord;
@@ -57,9 +57,9 @@ fn create(world: &mut World, planned: &PlannedResource) -> Value {
 }
 
 fn make(world: &mut World, planned: &PlannedResource) {
-    let answer = MadeAnswer::There(Box::new(create(world, planned)));
+    let answer = CreateAnswer::There(Box::new(create(world, planned)));
     let (node, key) = ("n1".to_owned(), planned.key.clone());
-    world.take(FleetInput::Made { node, key, answer });
+    world.take(FleetInput::ResourceCreated { node, key, answer });
 }
 
 fn finish(world: &mut World, name: &str) {
@@ -247,11 +247,11 @@ fn what_cannot_be_made_is_tried_again_and_a_person_asked() {
     for _ in 0..100 {
         let (node, key) = ("n1".to_owned(), planned.key.clone());
         let why = "no kind DrainRequest".to_owned();
-        let answer = MadeAnswer::Failed {
+        let answer = CreateAnswer::Failed {
             why,
             retry_after: None,
         };
-        world.take(FleetInput::Made { node, key, answer });
+        world.take(FleetInput::ResourceCreated { node, key, answer });
         if let Some(again) = look(&mut world).makes.pop() {
             (planned, tries) = (again, tries + 1);
         }
@@ -401,7 +401,7 @@ impl Real {
                     return;
                 };
                 let (node, key, why) = ("n1".to_owned(), planned.key.clone(), "no".to_owned());
-                let failed = MadeAnswer::Failed {
+                let failed = CreateAnswer::Failed {
                     why: why.clone(),
                     retry_after: None,
                 };
@@ -412,9 +412,9 @@ impl Real {
                         failed
                     }
                     2 => failed,
-                    _ => MadeAnswer::Refused(why),
+                    _ => CreateAnswer::Refused(why),
                 };
-                world.take(FleetInput::Made { node, key, answer });
+                world.take(FleetInput::ResourceCreated { node, key, answer });
             }
             Act::Finish => {
                 let names: Vec<String> = world.resources.keys().cloned().collect();

@@ -100,8 +100,8 @@ fn diagnostics_that_do_not_end_or_cannot_be_made_hold_nothing_up() {
     let job = until_made(&mut world);
     pod_ends(&mut world);
     let (node, key) = ("n1".to_owned(), job.key);
-    let answer = MadeAnswer::Refused("no".to_owned());
-    world.take(FleetInput::Made { node, key, answer });
+    let answer = CreateAnswer::Refused("no".to_owned());
+    world.take(FleetInput::ResourceCreated { node, key, answer });
     assert_eq!(until_made(&mut world).kind.kind, "RebootNode");
 }
 

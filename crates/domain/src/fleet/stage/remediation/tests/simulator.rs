@@ -129,8 +129,8 @@ impl Real {
         let (node, key) = ("n1".to_owned(), planned.key.clone());
         let why = "no".to_owned();
         let answer = match how {
-            0 => MadeAnswer::Refused(why),
-            1 => MadeAnswer::Failed {
+            0 => CreateAnswer::Refused(why),
+            1 => CreateAnswer::Failed {
                 why,
                 retry_after: None,
             },
@@ -140,7 +140,7 @@ impl Real {
                 let mut object = planned.object;
                 object["metadata"]["uid"] = json!("u");
                 world.resources.entry(planned.name).or_insert(object);
-                MadeAnswer::Failed {
+                CreateAnswer::Failed {
                     why,
                     retry_after: None,
                 }
@@ -150,7 +150,7 @@ impl Real {
                 return make(world, &planned);
             }
         };
-        world.take(FleetInput::Made { node, key, answer });
+        world.take(FleetInput::ResourceCreated { node, key, answer });
     }
 
     fn act(&mut self, world: &mut World, act: &Act) {
