@@ -197,12 +197,14 @@ impl Fleet {
             FleetInput::AnswersLost => self.answers_lost(),
             FleetInput::Devices(input) => self.take_devices(input),
             FleetInput::NodePatched { node, answer } => {
-                self.on(&node, |look| look.answered(answer))
+                self.on(&node, |look| look.answered(answer));
             }
             FleetInput::RuleChanged { node, rule, result } => {
                 self.on(&node, |look| look.rule_answered(&rule, result));
             }
-            FleetInput::Pods { node, news } => self.on(&node, |look| look.take_pods(news)),
+            FleetInput::Pods { node, news } => {
+                self.on(&node, |look| look.take_pods(news));
+            }
             FleetInput::PodRemoved { node, uid, answer } => {
                 self.on(&node, |look| look.removal_answered(&uid, answer));
             }
@@ -212,9 +214,11 @@ impl Fleet {
             FleetInput::ResourceCreated { node, key, answer } => {
                 self.on(&node, |look| look.resource_made(&key, answer));
             }
-            FleetInput::EventsFound { node, found } => self.on(&node, |look| look.found(found)),
+            FleetInput::EventsFound { node, found } => {
+                self.on(&node, |look| look.found(found));
+            }
             FleetInput::EventsAppended { node, result } => {
-                self.on(&node, |look| look.appended(result))
+                self.on(&node, |look| look.appended(result));
             }
         }
     }

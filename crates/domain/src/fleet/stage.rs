@@ -146,7 +146,7 @@ impl Stages {
 
     /// Returns whether the answer to a request of a stage is still to come.
     pub(super) fn await_answer(&self) -> bool {
-        self.all().into_iter().any(|stage| stage.awaits_answer())
+        self.all().into_iter().any(Stage::awaits_answer)
     }
 }
 

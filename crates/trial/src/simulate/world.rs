@@ -265,11 +265,11 @@ impl World {
                     self.under_way.push(Request::Make(planned));
                 }
                 Effect::DeleteResource { attempt, .. } => {
-                    self.under_way.push(Request::Withdraw(attempt))
+                    self.under_way.push(Request::Withdraw(attempt));
                 }
                 Effect::WatchResource {
                     node, name, watch, ..
-                } => self.watch_resource(node, name, watch),
+                } => self.watch_resource(node, &name, watch),
                 _ => {}
             }
         }

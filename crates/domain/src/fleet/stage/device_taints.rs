@@ -11,6 +11,7 @@ use std::fmt::Write as _;
 use jiff::Timestamp;
 use serde_json::json;
 
+use super::wanted::Retry;
 use super::{Asks, Facts, Stage};
 use crate::assess::Desired;
 use crate::device::{DeviceId, DeviceTaint, NodeDevices, Rule, RuleChange, RuleSpec, TaintEffect};
@@ -18,7 +19,7 @@ use crate::fleet::common::Common;
 use crate::fleet::{Effect, Level, Mode, PlannedRule};
 use crate::journal::EntryKind;
 use crate::ownership::Maker;
-use crate::session::{DEADLINE, Failure, Note, retry_after};
+use crate::session::{DEADLINE, Failure, Note};
 use crate::view::DeviceView;
 
 /// Most pods that one line of a story names.
@@ -31,10 +32,7 @@ pub(in crate::fleet) struct DeviceTaints {
     in_flight: BTreeSet<String>,
     /// Rules as a dry run pretends to have made them; `None`: deleted.
     pretended: BTreeMap<String, Option<Rule>>,
-    /// Number of attempts in a row that failed.
-    failures: u32,
-    /// Time before which a change is not tried again.
-    not_before: Option<Timestamp>,
+    retry: Retry,
     /// The time since which a change is wanted that is not made.
     pending_since: Option<Timestamp>,
     /// True once a person has been asked about that change.
@@ -53,11 +51,8 @@ impl DeviceTaints {
     ) {
         self.in_flight.remove(rule);
         match result {
-            Ok(()) => self.failures = 0,
-            Err(failure) => {
-                self.failures = self.failures.saturating_add(1);
-                self.not_before = Some(now + retry_after(self.failures, failure));
-            }
+            Ok(()) => self.retry.failures = 0,
+            Err(failure) => drop(self.retry.failed("a rule is not changed", failure, now)),
         }
     }
 
@@ -177,8 +172,8 @@ impl DeviceTaints {
     }
 
     fn settled(&mut self) {
-        (self.failures, self.not_before, self.pending_since) = (0, None, None);
-        self.asked = false;
+        self.retry.succeeded();
+        (self.pending_since, self.asked) = (None, false);
     }
 }
 
@@ -203,13 +198,13 @@ impl Stage for DeviceTaints {
                 "device taints: not taken by the API server for {} s, {} attempts failed; look at the API \
                  server and at gpuwarden's permissions",
                 now.duration_since(since).as_secs(),
-                self.failures
+                self.retry.failures
             ));
         }
-        if self.not_before.is_some_and(|at| now < at) {
+        if self.retry.waits(now) {
             return;
         }
-        self.not_before = None;
+        self.retry.now();
         for change in changes {
             self.plan_rule(facts, change, asks);
         }
@@ -218,7 +213,7 @@ impl Stage for DeviceTaints {
     fn wake_at(&self, now: Timestamp) -> Option<Timestamp> {
         let since = self.pending_since.filter(|_| !self.asked);
         let attention = since.map(|since| since.checked_add(DEADLINE).unwrap_or(Timestamp::MAX));
-        let times = [self.not_before, attention].into_iter().flatten();
+        let times = [self.retry.at(), attention].into_iter().flatten();
         times.filter(|at| *at > now).min()
     }
 
@@ -227,7 +222,7 @@ impl Stage for DeviceTaints {
     }
 
     fn clock_moved_back(&mut self, now: Timestamp) {
-        self.not_before = None;
+        self.retry.now();
         self.pending_since = self.pending_since.map(|since| since.min(now));
     }
 

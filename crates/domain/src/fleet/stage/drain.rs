@@ -363,7 +363,7 @@ impl Stage for DrainState {
             && let Some(order) = DrainOrder::of(facts, own, desired)
         {
             let mark = own.mark.drain_of(&order.uuids);
-            if !mark.is_some_and(|mark| mark.done.is_some()) {
+            if mark.is_none_or(|mark| mark.done.is_none()) {
                 self.pods_mut().wanted = true;
                 if let Some(waits) = waits_for_others(facts, own) {
                     self.pods_mut().awaits = Some(waits.to_owned());

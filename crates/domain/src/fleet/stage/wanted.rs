@@ -120,18 +120,16 @@ impl<S: Default> Wanted<S> {
         }
         (self.unseen, self.confirmed) = (None, false);
         let before = std::mem::replace(&mut self.watched, resource.clone());
-        let node = asks.node();
-        let effect = |(kind, name), watch| Effect::WatchResource {
-            node: node.to_owned(),
-            kind,
-            name,
-            watch,
-        };
-        for effect in [
-            before.map(|one| effect(one, false)),
-            resource.map(|one| effect(one, true)),
-        ] {
-            effect.into_iter().for_each(|effect| asks.effect(effect));
+        let stop = before.map(|one| (one, false));
+        let start = resource.map(|one| (one, true));
+        for ((kind, name), watch) in [stop, start].into_iter().flatten() {
+            let node = asks.node().to_owned();
+            asks.effect(Effect::WatchResource {
+                node,
+                kind,
+                name,
+                watch,
+            });
         }
     }
 

@@ -12,12 +12,12 @@ use super::World;
 
 impl World {
     /// Begins to tell of the custom resource of a node, or of none any more.
-    pub(super) fn watch_resource(&mut self, node: String, name: String, watch: bool) {
+    pub(super) fn watch_resource(&mut self, node: String, name: &str, watch: bool) {
         if watch {
-            self.watched.insert(name.clone(), node);
-            self.tell_of_resource(&name);
+            self.watched.insert(name.to_owned(), node);
+            self.tell_of_resource(name);
         } else {
-            self.watched.remove(&name);
+            self.watched.remove(name);
         }
     }
 
