@@ -27,7 +27,7 @@ use runtime::metrics::Metrics;
 use runtime::sources::Sources;
 use store::EventStore;
 use tokio::sync::{mpsc, watch};
-use tokio::task::JoinSet;
+use tokio::task::{JoinError, JoinSet};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -45,7 +45,6 @@ mod publish;
 mod questions;
 mod remedy;
 mod remedy_metrics;
-mod requests;
 mod statuses;
 mod switches;
 #[cfg(test)]
@@ -58,8 +57,9 @@ pub use statuses::StatusWriter;
 
 use crate::conditions::Board;
 
-use devices::DeviceTaints;
-use drain::Drains;
+use apply::Applied;
+use devices::{Changed, DeviceTaints};
+use drain::{Drains, Removed};
 use drain_metrics::DrainMetrics;
 use intake::{FeedFailure, SaveState};
 use journal::{JOURNAL_QUEUE, Journal};
@@ -67,9 +67,8 @@ use metrics::QuarantineMetrics;
 use missed::Missed;
 use publish::Publishing;
 use questions::{MAX_QUESTIONS, Question};
-use remedy::Remedies;
+use remedy::{Made, Remedies};
 use remedy_metrics::RemedyMetrics;
-use requests::Answered;
 use statuses::STATUS_QUEUE;
 use switches::{Arrival, Switches};
 
@@ -152,6 +151,18 @@ pub struct Quarantine {
     statuses: mpsc::Sender<StatusUpdate>,
     questions: mpsc::Receiver<Question>,
     publishing: Publishing,
+}
+
+/// A request to the API server, with its answer.
+enum Answered {
+    /// The patch of a node.
+    Patch(Box<Applied>),
+    /// The change of a rule that taints a device.
+    Rule(Box<Changed>),
+    /// The removal of a pod, or the request that it writes a checkpoint.
+    Pod(Removed),
+    /// The creation or deletion of a custom resource.
+    Resource(Made),
 }
 
 /// The handles by which others reach the task.
@@ -318,6 +329,33 @@ impl Quarantine {
             self.take_answers(done);
         }
         self.save().await;
+    }
+
+    /// Takes an answer, and those that are there beside it: the brake, which goes through all nodes, is asked
+    /// once about what comes together.
+    fn take_answers(&mut self, first: Result<Answered, JoinError>) {
+        self.take_answer(first);
+        for _ in 1..ROUND {
+            let Some(done) = self.requests.try_join_next() else {
+                return;
+            };
+            self.take_answer(done);
+        }
+    }
+
+    fn take_answer(&mut self, done: Result<Answered, JoinError>) {
+        match done {
+            Ok(Answered::Patch(applied)) => self.patched(*applied),
+            Ok(Answered::Rule(changed)) => self.rule_changed(*changed),
+            Ok(Answered::Pod(removed)) => self.pod_removed(removed),
+            Ok(Answered::Resource(made)) => self.resource_made(made),
+            Err(error) => {
+                // A bug. Which node it was is not known: all are looked at again.
+                tracing::error!(err = %error, "a request ended without an answer");
+                self.metrics.error("patch_panicked");
+                self.take(FleetInput::AnswersLost);
+            }
+        }
     }
 
     /// Takes an input in.

@@ -38,6 +38,7 @@ mod departed;
 mod devices;
 mod entry;
 mod io;
+mod judge;
 mod judged;
 mod kept;
 mod look;
@@ -61,11 +62,10 @@ pub use news::LIST_TAKES;
 pub use situation::Situation;
 pub use stage::drain::custom::DRAIN_ACTION;
 
-use agenda::Agenda;
+use agenda::{Agenda, Awaits};
 use brake::BrakeState;
 use common::Common;
 use devices::Devices;
-use entry::Awaits;
 use entry::NodeEntry;
 use look::Look;
 
@@ -303,7 +303,10 @@ impl Fleet {
     /// Returns what is wanted for a node, as it was last seen or as one of which nothing is
     /// known; nothing where there is no policy.
     pub fn desired(&self, node: &str) -> Desired {
-        self.common.desired(node, self.nodes.get(node))
+        match self.nodes.get(node) {
+            Some(entry) => entry.desired(node, &self.common),
+            None => self.common.desired_of_unknown(node),
+        }
     }
 
     /// Returns whether what is shown may have changed since this was last asked.

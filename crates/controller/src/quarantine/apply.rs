@@ -13,8 +13,7 @@ use jiff::SignedDuration;
 use runtime::logging::chain;
 use serde_json::{Value, json};
 
-use super::Quarantine;
-use super::requests::Answered;
+use super::{Answered, Quarantine};
 
 /// A patch that was answered.
 pub(super) struct Applied {

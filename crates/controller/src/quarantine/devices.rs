@@ -14,8 +14,7 @@ use serde_json::json;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use super::requests::Answered;
-use super::{Quarantine, ROUND};
+use super::{Answered, Quarantine, ROUND};
 
 /// The watch of single devices, once the policy asks for it.
 #[derive(Default)]

@@ -13,8 +13,7 @@ use sha2::{Digest as _, Sha256};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use super::requests::Answered;
-use super::{Quarantine, ROUND};
+use super::{Answered, Quarantine, ROUND};
 
 /// Type and source of Events about drains, as NVSentinel has them.
 const EVENT_TYPE: &str = "NodeDraining";

@@ -13,8 +13,7 @@ use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use super::Quarantine;
-use super::requests::Answered;
+use super::{Answered, Quarantine};
 
 /// Pauses between tries to withdraw a custom resource: somebody may carry it out meanwhile.
 const WITHDRAW_AGAIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));

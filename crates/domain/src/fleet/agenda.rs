@@ -6,6 +6,7 @@ use jiff::Timestamp;
 
 use super::{Effect, Level, Unsaved};
 use crate::journal::{Entry, EntryKind};
+use crate::position::Position;
 use crate::session::Note;
 use crate::wakes::Wakes;
 
@@ -25,6 +26,27 @@ pub(super) struct Agenda {
     /// True if anything shown may have changed.
     pub(super) news: bool,
 }
+
+/// A question to the store about a node.
+#[derive(Debug)]
+pub(super) enum Awaits {
+    /// The store is asked whether it has the events on the node.
+    Found,
+    /// The store is asked to append these events, which the node lists.
+    TakenOver {
+        /// Their ids as listed.
+        listed: Vec<String>,
+    },
+    /// The store is asked to append events of our own, which open or close faults.
+    OfOurs {
+        /// The note for the story of the node.
+        text: String,
+    },
+    /// Answered: the feed is to bring what was appended, up to this position.
+    Feed(Position),
+}
+
+// === impl Agenda ===
 
 impl Agenda {
     /// Marks a node for another look.

@@ -21,7 +21,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use contract::{HealthEvent, json, keys};
 use jiff::Timestamp;
 
-use super::entry::Awaits;
+use super::agenda::Awaits;
+use super::entry::Claim;
 use super::look::Look;
 use super::{Effect, InStore, Level, Purpose};
 use crate::event::{MAX_EVENTS, Record, content_fingerprint, normalise};
@@ -37,18 +38,6 @@ pub enum Owns {
     Node(String),
     /// Every node: a controller speaks for its cluster.
     All,
-}
-
-/// An answer to whose session a node carries.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Claim {
-    /// It carries no session, or ours: it is decided about.
-    Ours,
-    /// It carries another gpuwarden's: it is left alone.
-    Anothers,
-    /// That is not known yet: it is looked at again when the store has answered, or the feed or the node
-    /// brings something.
-    Later,
 }
 
 // === impl Owns ===

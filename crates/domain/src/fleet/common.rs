@@ -5,7 +5,6 @@ use std::sync::Arc;
 use jiff::Timestamp;
 
 use super::devices::{DeviceWatch, Devices};
-use super::entry::NodeEntry;
 use super::{Owns, Settings, Switched};
 use crate::assess::{Desired, assess};
 use crate::brake::Hold;
@@ -41,21 +40,14 @@ impl Common {
         self.switched.stop(self.settings.brake, self.now)
     }
 
-    /// Returns what is wanted for a node, as it was last seen or as one of which nothing is
-    /// known; nothing where there is no policy.
-    pub(super) fn desired(&self, node: &str, entry: Option<&NodeEntry>) -> Desired {
+    /// Returns what is wanted for a node of which nothing is known but its faults; nothing where there is
+    /// no policy.
+    pub(super) fn desired_of_unknown(&self, node: &str) -> Desired {
         let Some(policy) = &self.policy else {
             return Desired::default();
         };
-        let faults = self.book.faults(node);
-        let devices = self.devices_of(node);
-        match entry.and_then(|entry| Some((entry, entry.observed.as_ref()?))) {
-            Some((entry, observed)) => {
-                let dismissal = entry.dismissal(self);
-                assess(faults, policy, &observed.view, &devices, dismissal)
-            }
-            None => assess(faults, policy, &NodeView::unknown(node), &devices, None),
-        }
+        let (faults, devices) = (self.book.faults(node), self.devices_of(node));
+        assess(faults, policy, &NodeView::unknown(node), &devices, None)
     }
 
     /// Returns the devices of a node that can be tainted; none where the policy does not ask.

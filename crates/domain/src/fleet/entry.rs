@@ -7,6 +7,7 @@ use contract::keys;
 use jiff::Timestamp;
 
 use super::InStore;
+use super::agenda::Awaits;
 use super::common::Common;
 use super::judged::{Judged, Told};
 use super::stage::Stages;
@@ -101,23 +102,16 @@ pub(super) struct Noted {
     pub(super) missing: bool,
 }
 
-/// A question to the store about a node.
-#[derive(Debug)]
-pub(super) enum Awaits {
-    /// The store is asked whether it has the events on the node.
-    Found,
-    /// The store is asked to append these events, which the node lists.
-    TakenOver {
-        /// Their ids as listed.
-        listed: Vec<String>,
-    },
-    /// The store is asked to append events of our own, which open or close faults.
-    OfOurs {
-        /// The note for the story of the node.
-        text: String,
-    },
-    /// Answered: the feed is to bring what was appended, up to this position.
-    Feed(Position),
+/// An answer to whose session a node carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Claim {
+    /// It carries no session, or ours: it is decided about.
+    Ours,
+    /// It carries another gpuwarden's: it is left alone.
+    Anothers,
+    /// That is not known yet: it is looked at again when the store has answered, or the feed or the node
+    /// brings something.
+    Later,
 }
 
 // === impl NodeEntry ===

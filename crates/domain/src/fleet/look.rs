@@ -8,9 +8,8 @@ use serde_json::json;
 
 use super::agenda::Agenda;
 use super::brake::BrakeState;
-use super::claim::Claim;
 use super::common::Common;
-use super::entry::NodeEntry;
+use super::entry::{Claim, NodeEntry};
 use super::show::unknown_policy;
 use super::stage::{Asks, Facts, Stages};
 use super::{Effect, EventReason, Fleet, Level, Mode, Owns, Planned, RuleSetOutcome};
@@ -461,7 +460,7 @@ impl Look<'_> {
 
     /// Waits for a node with faults that the cluster does not have.
     fn wait_for_missing(&mut self, policy: &Policy) {
-        let desired = self.common.desired(self.name, Some(self.entry));
+        let desired = self.entry.desired(self.name, self.common);
         self.step(None, policy, &desired, None);
         let wanted = desired.wanted();
         let noted = std::mem::replace(&mut self.entry.noted.missing, wanted);

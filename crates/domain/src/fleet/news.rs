@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
 
-use super::entry::Awaits;
+use super::agenda::Awaits;
 use super::look::Look;
 use super::{CreateAnswer, Effect, Level, PatchAnswer, PodNews, RemovalAnswer, ResourceNews};
 use crate::brake::DOUBT;

@@ -13,8 +13,8 @@ use contract::HealthEvent;
 use jiff::Timestamp;
 
 use super::agenda::Agenda;
+use super::agenda::Awaits;
 use super::common::Common;
-use super::entry::Awaits;
 use super::{Effect, Level, Purpose};
 use crate::assess::Desired;
 use crate::event::normalise;

@@ -229,7 +229,7 @@ fn the_old_faults_of_a_node_that_is_long_gone_are_dropped() {
 
 #[test]
 fn what_another_store_keeps_is_left_alone_whatever_is_known() {
-    use super::claim::Claim;
+    use super::entry::Claim;
 
     let hour = SignedDuration::from_hours(1);
     for (owns, store, begun, expected) in [

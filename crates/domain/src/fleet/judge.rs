@@ -1,0 +1,77 @@
+//! What follows from the faults of a node, kept for as long as all stands from which it follows: the rules are not
+//! asked again for each pod that leaves, and nobody is told what was told.
+
+use std::sync::Arc;
+
+use super::common::Common;
+use super::entry::NodeEntry;
+use super::judged::{Judged, Reported, Told};
+use crate::assess::{Desired, assess};
+
+// === impl NodeEntry ===
+
+impl NodeEntry {
+    /// Returns what is wanted for the node, as it was last seen; nothing where there is no policy.
+    pub(super) fn desired(&self, name: &str, common: &Common) -> Desired {
+        let (Some(policy), Some(observed)) = (&common.policy, &self.observed) else {
+            return common.desired_of_unknown(name);
+        };
+        let (faults, devices) = (common.book.faults(name), common.devices_of(name));
+        let dismissal = self.dismissal(common);
+        assess(faults, policy, &observed.view, &devices, dismissal)
+    }
+
+    /// Returns what is wanted for the node ([`Self::desired`]), kept since it was last asked where nothing has
+    /// changed from which it follows.
+    pub(super) fn judge(&mut self, name: &str, common: &Common) -> Desired {
+        let policy = common.policy.as_ref();
+        // Devices come and go without a node's doing.
+        let policy = policy.filter(|policy| policy.device_taints.is_none());
+        let (Some(observed), Some(policy)) = (&self.observed, policy) else {
+            return self.desired(name, common);
+        };
+        let faults: Vec<Reported> = common.book.faults(name).iter().map(Reported::of).collect();
+        let dismissal = self.dismissal(common);
+        let known = self.judged.as_ref().filter(|known| {
+            Arc::ptr_eq(&known.view, &observed.view)
+                && Arc::ptr_eq(&known.policy, policy)
+                && known.dismissal == dismissal
+                && known.faults == faults
+        });
+        if let Some(known) = known {
+            debug_assert_eq!(known.desired, self.desired(name, common));
+            return known.desired.clone();
+        }
+        let desired = self.desired(name, common);
+        // Of a node in service it is asked once.
+        self.judged = desired.wanted().then(|| {
+            Box::new(Judged {
+                view: Arc::clone(&observed.view),
+                policy: Arc::clone(policy),
+                faults,
+                dismissal,
+                desired: desired.clone(),
+            })
+        });
+        desired
+    }
+
+    /// Returns whether there is news of the node for those who are told of it, and takes that for told.
+    pub(super) fn has_news(&mut self, name: &str, common: &Common) -> bool {
+        let Some(view) = self.view.clone() else {
+            return true;
+        };
+        let told = Told {
+            view,
+            faults: common.book.faults(name).iter().map(Reported::of).collect(),
+            heard: common.book.heard(name).count(),
+        };
+        let same = self.told.as_ref().is_some_and(|before| {
+            Arc::ptr_eq(&before.view, &told.view)
+                && before.faults == told.faults
+                && before.heard == told.heard
+        });
+        self.told = Some(Box::new(told));
+        !same
+    }
+}
