@@ -12,8 +12,9 @@ use tokio_util::sync::CancellationToken;
 
 use crate::connect::Cluster;
 use crate::error::{ApiError, found};
+use crate::follow::{FollowOne, One};
 use crate::pace::Urgency;
-use crate::watch::{Selection, Signal};
+use crate::watch::Selection;
 
 /// Events that wait for the consumer. There is one object, and it rarely changes.
 const QUEUE: usize = 16;
@@ -83,28 +84,21 @@ impl Cluster {
         let mut incoming = self.watch::<Object>(selection, cancel);
         let (events, receiver) = mpsc::channel(QUEUE);
         tokio::spawn(async move {
-            let mut listed = false;
+            let mut follow = FollowOne::default();
             let mut last = None;
             while let Some(signal) = incoming.recv().await {
-                let event = match signal {
-                    Signal::Restarted => {
-                        listed = false;
-                        continue;
-                    }
-                    Signal::Applied(object) => {
-                        listed = true;
-                        ConfigMapEvent::Seen(Object::clone(&object).into())
-                    }
-                    Signal::Listed if listed => continue,
-                    Signal::Listed | Signal::Deleted(_) => ConfigMapEvent::Missing,
-                    Signal::Failing { error, refused } => {
+                let event = match follow.take(signal) {
+                    Some(One::There(object)) => ConfigMapEvent::Seen(Object::clone(&object).into()),
+                    Some(One::Missing) => ConfigMapEvent::Missing,
+                    Some(One::Failing { error, refused }) => {
                         ConfigMapEvent::Failing { error, refused }
                     }
                     // It goes on from where it was: what was known holds again.
-                    Signal::Recovered => match last.clone() {
+                    Some(One::Recovered) => match last.clone() {
                         Some(event) => event,
                         None => continue,
                     },
+                    None => continue,
                 };
                 if !matches!(event, ConfigMapEvent::Failing { .. }) {
                     last = Some(event.clone());

@@ -4,13 +4,13 @@
 //! The API of rules has three versions of one shape, and a cluster may serve none; it is asked
 //! which. What is watched are the parts of objects that [`object`] reads.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use contract::keys;
 use domain::device::{Claim, GPU_DRIVER, Rule, RuleChange, Slice};
 use domain::fleet::{DeviceInput, DeviceWatch};
+use domain::listing::Listing;
 use kube::Api;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::core::{ApiResource, DynamicObject, GroupVersionKind, Request};
@@ -21,6 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::connect::Cluster;
 use crate::error::{ApiError, found};
+use crate::follow::{Change, take};
 use crate::pace::Urgency;
 use crate::request::ask;
 use crate::watch::{Selection, Signal};
@@ -76,22 +77,12 @@ struct Unserved {
     passes: bool,
 }
 
-/// The names of the objects that a watch has delivered.
-#[derive(Debug, Default)]
-struct Listing {
-    known: BTreeSet<String>,
-    /// Those since a list began.
-    listed: Option<BTreeSet<String>>,
-    /// True once a list was complete.
-    complete: bool,
-}
-
 /// The state of the watches before all is known.
 #[derive(Debug, Default)]
 struct Beginning {
-    slices: Listing,
-    rules: Listing,
-    claims: Listing,
+    slices: Listing<String, ()>,
+    rules: Listing<String, ()>,
+    claims: Listing<String, ()>,
     failures: u32,
     known: bool,
 }
@@ -187,26 +178,26 @@ impl Cluster {
             let mut news: Vec<DeviceInput> = tokio::select! {
                 Some(signal) = slices.recv() => {
                     let failing = state.failing(&signal);
-                    let news = state.slices.take(signal, SliceObject::name).into_iter();
+                    let news = take(&mut state.slices, signal, |one| Some((one.name(), ()))).into_iter();
                     let slice = |(name, object): (String, Option<Arc<SliceObject>>)| {
                         DeviceInput::Slice(name, object.map(|one| one.slice()))
                     };
-                    news.map(slice).chain(failing).collect()
+                    news.map(Change::into_parts).map(slice).chain(failing).collect()
                 }
                 Some(signal) = rules.recv() => {
                     let failing = state.failing(&signal);
-                    let news = state.rules.take(signal, RuleObject::name).into_iter();
+                    let news = take(&mut state.rules, signal, |one| Some((one.name(), ()))).into_iter();
                     let rule = |(name, object): (String, Option<Arc<RuleObject>>)| {
                         DeviceInput::Rule(name, object.map(|one| Box::new(one.rule())))
                     };
-                    news.map(rule).chain(failing).collect()
+                    news.map(Change::into_parts).map(rule).chain(failing).collect()
                 }
                 Some(signal) = claims.recv() => {
-                    let news = state.claims.take(signal, ClaimObject::name).into_iter();
+                    let news = take(&mut state.claims, signal, |one| Some((one.name(), ()))).into_iter();
                     let claim = |(name, object): (String, Option<Arc<ClaimObject>>)| {
                         DeviceInput::Claim(name, object.map(|one| one.claim()))
                     };
-                    news.map(claim).collect()
+                    news.map(Change::into_parts).map(claim).collect()
                 }
                 else => return,
             };
@@ -365,44 +356,6 @@ fn selection(resource: &ApiResource) -> Selection {
     Selection::of::<DynamicObject>(resource, None)
 }
 
-// === impl Listing ===
-
-impl Listing {
-    /// Takes in what a watch says. Returns which objects have changed; `None`: it is gone.
-    fn take<T>(
-        &mut self,
-        signal: Signal<T>,
-        name: impl Fn(&T) -> String,
-    ) -> Vec<(String, Option<Arc<T>>)> {
-        match signal {
-            Signal::Restarted => {
-                self.listed = Some(BTreeSet::new());
-                Vec::new()
-            }
-            Signal::Applied(object) => {
-                let name = name(&object);
-                if let Some(listed) = &mut self.listed {
-                    listed.insert(name.clone());
-                }
-                self.known.insert(name.clone());
-                vec![(name, Some(object))]
-            }
-            Signal::Deleted(name) => {
-                self.known.remove(&name);
-                vec![(name, None)]
-            }
-            Signal::Listed => {
-                self.complete = true;
-                let listed = self.listed.take().unwrap_or_default();
-                let gone: Vec<String> = self.known.difference(&listed).cloned().collect();
-                self.known = listed;
-                gone.into_iter().map(|name| (name, None)).collect()
-            }
-            Signal::Failing { .. } | Signal::Recovered => Vec::new(),
-        }
-    }
-}
-
 // === impl Beginning ===
 
 impl Beginning {
@@ -421,7 +374,7 @@ impl Beginning {
 
     /// Returns that all is known, once.
     fn complete(&mut self) -> Option<DeviceInput> {
-        let complete = self.slices.complete && self.rules.complete;
+        let complete = self.slices.is_complete() && self.rules.is_complete();
         let news = complete && !self.known;
         self.known |= complete;
         news.then_some(DeviceInput::Watch(DeviceWatch::Known))

@@ -3,25 +3,19 @@
 //! Whoever decides about nodes reads the watch itself and sees every change; this is what is
 //! left behind by it, and asking it costs no request and never waits.
 
-use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, PoisonError, RwLock};
 
+use domain::listing::Listing;
 use domain::node::NodeView;
 
 use crate::NodeEvent;
+use crate::follow::take;
 
 /// The nodes that are known. Cheap to clone; all clones see the same.
 ///
 /// Empty until somebody watches the nodes; while the watch fails, what was known stays.
 #[derive(Clone, Debug, Default)]
-pub struct KnownNodes(Arc<RwLock<Known>>);
-
-#[derive(Debug, Default)]
-struct Known {
-    nodes: HashMap<String, Arc<NodeView>>,
-    /// Nodes seen since a list began.
-    listed: Option<HashSet<String>>,
-}
+pub struct KnownNodes(Arc<RwLock<Listing<String, Arc<NodeView>>>>);
 
 // === impl KnownNodes ===
 
@@ -29,29 +23,15 @@ impl KnownNodes {
     /// Returns the node of this name.
     pub fn get(&self, name: &str) -> Option<Arc<NodeView>> {
         let known = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        known.nodes.get(name).cloned()
+        known.get(name).cloned()
     }
 
     /// Takes in what the watch says.
     pub(crate) fn take_in(&self, event: &NodeEvent) {
         let mut known = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        let Known { nodes, listed } = &mut *known;
-        match event {
-            NodeEvent::Restarted => *listed = Some(HashSet::new()),
-            NodeEvent::Applied(node) => {
-                if let Some(listed) = listed {
-                    listed.insert(node.name.clone());
-                }
-                nodes.insert(node.name.clone(), Arc::clone(node));
-            }
-            NodeEvent::Deleted(name) => drop(nodes.remove(name)),
-            NodeEvent::Listed => {
-                if let Some(listed) = listed.take() {
-                    nodes.retain(|name, _| listed.contains(name));
-                }
-            }
-            NodeEvent::Failing { .. } | NodeEvent::Recovered => {}
-        }
+        take(&mut known, event.clone(), |node| {
+            Some((node.name.clone(), Arc::clone(node)))
+        });
     }
 }
 

@@ -19,6 +19,7 @@ mod event;
 mod evict;
 #[cfg(test)]
 mod fake;
+mod follow;
 mod kind;
 mod known;
 mod layer;
@@ -46,6 +47,7 @@ pub use devices::{DeviceApi, DeviceEvent};
 pub use drain::PodWatches;
 pub use error::ApiError;
 pub use event::{Event, EventPod};
+pub use follow::{Change, take as take_signal};
 pub use kind::Kind;
 pub use known::KnownNodes;
 pub use lease::{Candidate, Deposed, LeaseName, Standing, StoreNote};

@@ -14,8 +14,8 @@ use crate::causes::chain;
 use crate::connect::{Cluster, ConnectError};
 use crate::connections::Connections;
 use crate::error::ApiError;
+use crate::follow::{FollowOne, One};
 use crate::kind::Kind;
-use crate::watch::Signal;
 
 /// News that wait for their consumer; when it is slower, the API server waits.
 const QUEUE: usize = 256;
@@ -156,21 +156,13 @@ impl Watched {
             |selection| selection.with_fields(&select),
             cancel,
         );
-        let mut listed = false;
+        let mut follow = FollowOne::default();
         while let Some(signal) = signals.recv().await {
-            let news = match signal {
-                Signal::Restarted => {
-                    listed = false;
-                    continue;
-                }
-                Signal::Applied(object) => {
-                    listed = true;
-                    ResourceNews::There(Box::new(object.as_ref().clone()))
-                }
-                Signal::Listed if listed => continue,
-                Signal::Listed | Signal::Deleted(_) => ResourceNews::Absent,
-                Signal::Failing { error, .. } => ResourceNews::Failing(error),
-                Signal::Recovered => continue,
+            let news = match follow.take(signal) {
+                Some(One::There(object)) => ResourceNews::There(Box::new(object.as_ref().clone())),
+                Some(One::Missing) => ResourceNews::Absent,
+                Some(One::Failing { error, .. }) => ResourceNews::Failing(error),
+                Some(One::Recovered) | None => continue,
             };
             if !self.tell(news).await {
                 return;

@@ -1,12 +1,11 @@
 //! Single nodes told of, for maintenance: with the pods of services on them that hold GPUs open, or with the
 //! devices that drivers publish for them.
 
-use std::collections::BTreeMap;
-use std::collections::btree_map::Values;
 use std::sync::Arc;
 use std::time::Duration;
 
 use domain::gpu_reset::{SERVICES, ServicePod};
+use domain::listing::Listing;
 use serde_json::Value;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -14,6 +13,7 @@ use tokio_util::sync::CancellationToken;
 use crate::causes::chain;
 use crate::connect::{Cluster, ConnectError};
 use crate::connections::Connections;
+use crate::follow::{FollowOne, One, take};
 use crate::kind::Kind;
 use crate::watch::Signal;
 
@@ -117,20 +117,12 @@ async fn tell_of_node(
     mut signals: mpsc::Receiver<Signal<Value>>,
     news: mpsc::Sender<ServiceEvent>,
 ) {
-    let mut listed = false;
+    let mut follow = FollowOne::default();
     while let Some(signal) = signals.recv().await {
-        let told = match signal {
-            Signal::Restarted => {
-                listed = false;
-                continue;
-            }
-            Signal::Applied(object) => {
-                listed = true;
-                Some(object.as_ref().clone())
-            }
-            Signal::Listed if listed => continue,
-            Signal::Listed | Signal::Deleted(_) => None,
-            Signal::Failing { .. } | Signal::Recovered => continue,
+        let told = match follow.take(signal) {
+            Some(One::There(object)) => Some(object.as_ref().clone()),
+            Some(One::Missing) => None,
+            Some(One::Failing { .. } | One::Recovered) | None => continue,
         };
         let told = ServiceEvent::Node(name.clone(), told);
         if news.send(told).await.is_err() {
@@ -144,8 +136,8 @@ async fn tell_of_pods(
     signals: mpsc::Receiver<Signal<Value>>,
     news: mpsc::Sender<ServiceEvent>,
 ) {
-    let event = |pods: Values<'_, String, Arc<Value>>| {
-        let pods = pods.filter_map(|pod| service_pod(pod)).collect();
+    let event = |pods: &[&Value]| {
+        let pods = pods.iter().filter_map(|pod| service_pod(pod)).collect();
         ServiceEvent::Pods(node.clone(), pods)
     };
     tell_of_all(signals, news, event).await;
@@ -181,8 +173,8 @@ async fn tell_of_slices(
     let kind = Kind::new(&api.group, &api.version, &api.plural);
     let fields = format!("spec.nodeName={node}");
     let signals = cluster.watch_objects(&kind, None, |all| all.with_fields(&fields), cancel);
-    let event = |slices: Values<'_, String, Arc<Value>>| {
-        let slices = slices.map(|slice| slice.as_ref().clone()).collect();
+    let event = |slices: &[&Value]| {
+        let slices = slices.iter().map(|slice| (*slice).clone()).collect();
         ServiceEvent::Slices(node.clone(), slices)
     };
     tell_of_all(signals, news, event).await;
@@ -192,32 +184,29 @@ async fn tell_of_slices(
 async fn tell_of_all(
     mut signals: mpsc::Receiver<Signal<Value>>,
     news: mpsc::Sender<ServiceEvent>,
-    event: impl Fn(Values<'_, String, Arc<Value>>) -> ServiceEvent,
+    event: impl Fn(&[&Value]) -> ServiceEvent,
 ) {
-    let mut objects = BTreeMap::new();
-    let mut listed = false;
+    let mut objects = Listing::default();
     while let Some(signal) = signals.recv().await {
-        match signal {
-            Signal::Restarted => {
-                objects.clear();
-                listed = false;
-            }
-            Signal::Listed => listed = true,
-            Signal::Applied(object) => {
-                let text = |key: &str| object["metadata"][key].as_str();
-                let name = text("name").unwrap_or_default();
-                let title = match text("namespace") {
-                    Some(namespace) => format!("{namespace}/{name}"),
-                    None => name.to_owned(),
-                };
-                objects.insert(title, object);
-            }
-            Signal::Deleted(title) => drop(objects.remove(&title)),
-            Signal::Failing { .. } | Signal::Recovered => continue,
-        }
-        if listed && news.send(event(objects.values())).await.is_err() {
+        let says = !matches!(signal, Signal::Failing { .. } | Signal::Recovered);
+        take(&mut objects, signal, |object| {
+            Some((title(object), Arc::clone(object)))
+        });
+        let known = says && objects.is_complete() && !objects.is_coming();
+        let objects: Vec<&Value> = objects.values().map(Arc::as_ref).collect();
+        if known && news.send(event(&objects)).await.is_err() {
             return;
         }
+    }
+}
+
+/// Returns the name of an object, with its namespace where it has one.
+fn title(object: &Value) -> String {
+    let text = |key: &str| object["metadata"][key].as_str();
+    let name = text("name").unwrap_or_default();
+    match text("namespace") {
+        Some(namespace) => format!("{namespace}/{name}"),
+        None => name.to_owned(),
     }
 }
 

@@ -24,6 +24,7 @@ pub mod gpu_reset;
 pub mod handover;
 pub mod janitor;
 pub mod journal;
+pub mod listing;
 pub mod maintenance;
 pub mod mode;
 pub mod node;

@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use cluster::{ApiError, Cluster, Kind, Signal};
+use cluster::{ApiError, Cluster, Kind, Signal, take_signal};
+use domain::listing::Listing;
 use preflight::config::Discovery;
 use preflight::gang::{Gang, Size, SizeFrom};
 use preflight::resources::ClusterClaims;
@@ -325,32 +326,23 @@ async fn follow_classes(
         };
         let kind = Kind::new(GROUP, version, "deviceclasses");
         let mut signals = cluster.watch_objects(&kind, None, |all| all, cancel.clone());
-        // By class; so that a class that goes away takes its resource along.
-        let mut resources: BTreeMap<String, String> = BTreeMap::new();
-        let mut listed = false;
+        // The resource of each class; so that a class that goes away takes its resource along.
+        let mut resources: Listing<String, Option<String>> = Listing::default();
         while let Some(signal) = signals.recv().await {
-            match signal {
-                // Until the list is whole, what was known holds.
-                Signal::Restarted => {
-                    resources.clear();
-                    listed = false;
-                }
-                Signal::Listed => listed = true,
-                Signal::Applied(class) => {
-                    let name = class.pointer("/metadata/name").and_then(Value::as_str);
-                    let resource = class.pointer("/spec/extendedResourceName");
-                    let resource = resource.and_then(Value::as_str);
-                    if let Some(name) = name {
-                        resources.remove(name);
-                        resources.extend(resource.map(|it| (name.to_owned(), it.to_owned())));
-                    }
-                }
-                Signal::Deleted(name) => drop(resources.remove(&name)),
-                Signal::Failing { .. } | Signal::Recovered => continue,
+            if matches!(signal, Signal::Failing { .. } | Signal::Recovered) {
+                continue;
             }
+            take_signal(&mut resources, signal, |class| {
+                let text = |pointer: &str| class.pointer(pointer).and_then(Value::as_str);
+                let resource = text("/spec/extendedResourceName").map(str::to_owned);
+                Some((text("/metadata/name")?.to_owned(), resource))
+            });
+            // Until the list is whole, what was known holds.
+            let listed = resources.is_complete() && !resources.is_coming();
             if listed {
                 let by_resource = resources.iter();
-                let by_resource = by_resource.map(|(class, it)| (it.clone(), class.clone()));
+                let by_resource = by_resource
+                    .filter_map(|(class, resource)| Some((resource.clone()?, class.clone())));
                 known.send_replace(Some(Arc::new(Classes {
                     version: Some(version),
                     by_resource: by_resource.collect(),

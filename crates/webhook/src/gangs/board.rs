@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use cluster::Signal;
+use domain::listing::Listing;
 use preflight::config::Config;
 use preflight::gang::{Gang, SizeFrom};
 use preflight::inject::{checks_of, is_through};
@@ -55,16 +56,14 @@ pub(super) struct Look {
 pub(super) struct Board {
     gangs: BTreeMap<GangKey, Known>,
     /// The gang of each pod, by `namespace/name`.
-    of_pod: BTreeMap<String, GangKey>,
+    of_pod: Listing<String, GangKey>,
     to_look_at: BTreeSet<GangKey>,
     /// Gangs to look at later, and when.
     later: BTreeMap<GangKey, Instant>,
     /// The memory of the `ConfigMap`s that were read.
     kept: Kept,
-    pods_listed: bool,
     maps_listed: bool,
-    /// Those that a list has not delivered yet.
-    pods_missing: BTreeSet<String>,
+    /// `ConfigMap`s that a list has not delivered yet.
     maps_missing: BTreeSet<GangKey>,
     /// The line of gangs whose names are written alike.
     alike: Seldom,
@@ -118,11 +117,10 @@ impl Board {
     /// Takes in news of a pod.
     pub(super) fn pod(&mut self, signal: Signal<SeenPod>, config: &Config, by: &Discoveries) {
         match signal {
-            Signal::Restarted => self.pods_missing = self.of_pod.keys().cloned().collect(),
+            Signal::Restarted => self.of_pod.begin(),
             Signal::Listed => {
-                self.pods_listed = true;
-                for pod in std::mem::take(&mut self.pods_missing) {
-                    self.gone(&pod);
+                for (pod, gang) in self.of_pod.end() {
+                    self.left(&pod, gang);
                 }
             }
             Signal::Applied(pod) => self.seen(&pod.0, config, by),
@@ -138,7 +136,6 @@ impl Board {
             return;
         };
         let full = format!("{namespace}/{name}");
-        self.pods_missing.remove(&full);
         let checks = checks_of(pod, config).join(",");
         // Who has no check of the gang never comes to meet the others.
         if is_over(pod) || checks.is_empty() {
@@ -179,14 +176,18 @@ impl Board {
             known.count_at = Some(Instant::now() + SETTLED);
             known.counted = 0;
         }
-        self.of_pod.insert(full, key.clone());
+        self.of_pod.set(full, key.clone());
         self.to_look_at.insert(key);
     }
 
     fn gone(&mut self, pod: &str) {
-        let Some(key) = self.of_pod.remove(pod) else {
-            return;
-        };
+        if let Some(gang) = self.of_pod.remove(pod) {
+            self.left(pod, gang);
+        }
+    }
+
+    /// Takes in that a pod is not of its gang any longer.
+    fn left(&mut self, pod: &str, key: GangKey) {
         if let Some(known) = self.gangs.get_mut(&key) {
             let name = pod.split_once('/').map_or(pod, |(_, name)| name);
             known.pods.remove(name);
@@ -303,7 +304,7 @@ impl Board {
 
     /// Returns whether all pods and `ConfigMap`s have been delivered once.
     pub(super) fn is_listed(&self) -> bool {
-        self.pods_listed && self.maps_listed
+        self.of_pod.is_complete() && self.maps_listed
     }
 
     /// Returns the next gang to look at.

@@ -110,9 +110,9 @@ impl DrainState {
         let Some(pods) = self.pods.as_mut().filter(|pods| pods.followed) else {
             return false;
         };
-        let listing = pods.listing.is_some();
+        let listing = pods.pods.is_coming();
         pods.take(news, now);
-        !listing || pods.listing.is_none()
+        !listing || !pods.pods.is_coming()
     }
 
     /// Takes the answer to the removal of a pod. Returns whether the node is to be looked at.
@@ -278,7 +278,7 @@ impl DrainState {
         let now = facts.common.now;
         let pods = self.pods_mut();
         let unseen_at = pods.look_for_pods(now);
-        if !pods.listed {
+        if !pods.pods.is_complete() {
             pods.awaits = Some(match &pods.failing {
                 Some(why) => format!("its pods to be read: {why}"),
                 None => "its pods to be read".to_owned(),

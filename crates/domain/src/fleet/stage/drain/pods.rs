@@ -7,6 +7,7 @@ use jiff::Timestamp;
 use super::{ASK_AFTER, DrainOrder, MAX_AT_ONCE};
 use crate::drain::{DrainMode, Fate, Gangs, Next, PodView};
 use crate::fleet::{EventReason, PodNews};
+use crate::listing::Listing;
 
 /// The pods of a node that is drained, and what was asked of them.
 #[derive(Debug, Default)]
@@ -16,11 +17,7 @@ pub(super) struct NodePods {
     /// True while somebody tells of its pods.
     pub(super) followed: bool,
     /// The pods by `NAMESPACE/NAME`, as far as they were told.
-    pub(super) pods: BTreeMap<String, PodView>,
-    /// Those of a list that is not complete.
-    pub(super) listing: Option<BTreeSet<String>>,
-    /// True once a list was complete.
-    pub(super) listed: bool,
+    pub(super) pods: Listing<String, PodView>,
     /// The reason why they cannot be seen.
     pub(super) failing: Option<String>,
     /// Since when they cannot be seen while that is wanted.
@@ -64,20 +61,12 @@ impl NodePods {
     /// Takes news in.
     pub(super) fn take(&mut self, news: PodNews, now: Timestamp) {
         match news {
-            PodNews::ListBegun => self.listing = Some(BTreeSet::new()),
-            PodNews::Seen(pod) => {
-                let title = pod.title();
-                if let Some(listing) = &mut self.listing {
-                    listing.insert(title.clone());
-                }
-                self.pods.insert(title, *pod);
-            }
+            PodNews::ListBegun => self.pods.begin(),
+            PodNews::Seen(pod) => drop(self.pods.set(pod.title(), *pod)),
             PodNews::Gone(title) => drop(self.pods.remove(&title)),
             PodNews::Listed => {
-                if let Some(listing) = self.listing.take() {
-                    self.pods.retain(|title, _| listing.contains(title));
-                }
-                (self.listed, self.failing, self.watched_again) = (true, None, None);
+                self.pods.end();
+                (self.failing, self.watched_again) = (None, None);
             }
             PodNews::Failing(why) => self.failing = Some(why),
             PodNews::Recovered => (self.failing, self.watched_again) = (None, Some(now)),
@@ -90,7 +79,7 @@ impl NodePods {
     /// Returns whether the pods are known as they are now. What was known before the watch broke off does not
     /// count: a node that somebody has let in meanwhile may have got others.
     pub(super) fn sees_pods(&self) -> bool {
-        self.listed && self.listing.is_none() && self.failing.is_none()
+        self.pods.is_complete() && !self.pods.is_coming() && self.failing.is_none()
     }
 
     /// Takes in whether the pods can be seen. Returns when a person is asked where they cannot be.

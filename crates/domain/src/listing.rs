@@ -1,0 +1,135 @@
+//! The objects that a watch tells of: lists that come in parts, and changes after them.
+
+use std::borrow::Borrow;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Objects by key, as a watch tells of them. What was known stays while a list comes in; what the complete list
+/// lacks is gone.
+#[derive(Clone, Debug)]
+pub struct Listing<K, V> {
+    known: BTreeMap<K, V>,
+    /// Keys that a list has brought so far; `None`: no list is coming in.
+    coming: Option<BTreeSet<K>>,
+    complete: bool,
+}
+
+impl<K, V> Default for Listing<K, V> {
+    fn default() -> Self {
+        Self {
+            known: BTreeMap::new(),
+            coming: None,
+            complete: false,
+        }
+    }
+}
+
+impl<K: Clone + Ord, V> Listing<K, V> {
+    /// Takes in that a list begins.
+    pub fn begin(&mut self) {
+        self.coming = Some(BTreeSet::new());
+    }
+
+    /// Takes in that an object is there, as part of the list or since. Returns the one that was known.
+    pub fn set(&mut self, key: K, object: V) -> Option<V> {
+        if let Some(coming) = &mut self.coming {
+            coming.insert(key.clone());
+        }
+        self.known.insert(key, object)
+    }
+
+    /// Takes in that an object is gone. Returns it.
+    pub fn remove<Q: Ord + ?Sized>(&mut self, key: &Q) -> Option<V>
+    where
+        K: Borrow<Q>,
+    {
+        // Of a list that is coming in, a change since is newer.
+        if let Some(coming) = &mut self.coming {
+            coming.remove(key);
+        }
+        self.known.remove(key)
+    }
+
+    /// Takes in that the list is complete. Returns the objects that are gone.
+    pub fn end(&mut self) -> Vec<(K, V)> {
+        self.complete = true;
+        let Some(coming) = self.coming.take() else {
+            return Vec::new();
+        };
+        let lacks = |key: &&K| !coming.contains(key);
+        let gone: Vec<K> = self.known.keys().filter(lacks).cloned().collect();
+        let gone = gone.into_iter();
+        gone.filter_map(|key| self.known.remove_entry(&key))
+            .collect()
+    }
+
+    /// Returns whether a list was complete once.
+    pub fn is_complete(&self) -> bool {
+        self.complete
+    }
+
+    /// Returns whether a list is coming in.
+    pub fn is_coming(&self) -> bool {
+        self.coming.is_some()
+    }
+
+    /// Returns the object with this key.
+    pub fn get<Q: Ord + ?Sized>(&self, key: &Q) -> Option<&V>
+    where
+        K: Borrow<Q>,
+    {
+        self.known.get(key)
+    }
+
+    /// Returns all objects, by key.
+    pub fn iter(&self) -> impl Iterator<Item = (&K, &V)> {
+        self.known.iter()
+    }
+
+    /// Returns all objects.
+    pub fn values(&self) -> impl Iterator<Item = &V> {
+        self.known.values()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn known(listing: &Listing<&'static str, u8>) -> Vec<(&'static str, u8)> {
+        let known = listing.iter().map(|(key, object)| (*key, *object));
+        known.collect()
+    }
+
+    #[test]
+    fn what_a_complete_list_lacks_is_gone_and_not_before() {
+        let mut listing = Listing::default();
+        assert!(!listing.is_complete() && !listing.is_coming());
+        listing.begin();
+        assert_eq!(listing.set("a", 1), None);
+        assert_eq!(listing.set("b", 1), None);
+        assert!(listing.is_coming());
+        assert_eq!(listing.end(), []);
+        assert!(listing.is_complete() && !listing.is_coming());
+        // A change between two lists.
+        assert_eq!(listing.set("c", 1), None);
+        assert_eq!(listing.remove("a"), Some(1));
+        listing.begin();
+        assert_eq!(listing.set("b", 2), Some(1));
+        assert_eq!(listing.set("d", 2), None);
+        assert_eq!(known(&listing), [("b", 2), ("c", 1), ("d", 2)]);
+        assert!(listing.is_complete(), "it was once");
+        // One that goes while the list comes in.
+        assert_eq!(listing.remove("d"), Some(2));
+        assert_eq!(listing.end(), [("c", 1)]);
+        assert_eq!(known(&listing), [("b", 2)]);
+        // The end of a list that has not begun says nothing.
+        assert_eq!(listing.end(), []);
+        assert_eq!(listing.get("b"), Some(&2));
+        // A list that is cut off and begins anew.
+        listing.begin();
+        listing.set("e", 3);
+        listing.begin();
+        listing.set("b", 3);
+        assert_eq!(listing.end(), [("e", 3)]);
+    }
+}
