@@ -185,9 +185,9 @@ impl Quarantine {
         let (view, view_receiver) = watch::channel(Arc::new(FleetView::default()));
         let (journal, queue) = mpsc::channel(JOURNAL_QUEUE);
         let (statuses, status_queue) = mpsc::channel(STATUS_QUEUE);
-        let drain_metrics = DrainMetrics::new(metrics);
-        let remedy_metrics = RemedyMetrics::new(metrics);
-        let metrics = QuarantineMetrics::new(metrics);
+        let drain_metrics = DrainMetrics::registered(metrics);
+        let remedy_metrics = RemedyMetrics::registered(metrics);
+        let metrics = QuarantineMetrics::registered(metrics);
         let (ask, questions) = mpsc::channel(MAX_QUESTIONS);
         let handles = Handles {
             view: view_receiver,

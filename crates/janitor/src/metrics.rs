@@ -11,103 +11,61 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets, linear_buckets};
-use runtime::metrics::{Labels, LegacyCounter, Metrics};
+use runtime::metrics::{Labels, LegacyCounter};
 
-/// Buckets of the time that an action takes: 10 s, doubled up to 85 min.
-const FIRST: f64 = 10.0;
-const BUCKETS: u16 = 10;
-/// Buckets of the time that a reset takes: 30 s, and 30 s more up to 5 min.
-const RESET_STEP: f64 = 30.0;
-const RESET_BUCKETS: u16 = 10;
-/// Buckets of the age of a hand-over: 10 s, four times as much each, up to two days.
-const AGE_BUCKETS: u16 = 8;
+/// The time that an action takes: 10 s, doubled up to 85 min.
+const ACTION_TIMES: fn() -> Histogram = || Histogram::new(exponential_buckets(10.0, 2.0, 10));
+/// The time that a reset takes: 30 s, and 30 s more up to 5 min.
+const RESET_TIMES: fn() -> Histogram = || Histogram::new(linear_buckets(30.0, 30.0, 10));
+/// The age of a hand-over: 10 s, four times as much each, up to two days.
+const AGES: fn() -> Histogram = || Histogram::new(exponential_buckets(10.0, 4.0, 8));
 
 /// A histogram by labels.
 type Times<L> = Family<L, Histogram, fn() -> Histogram>;
 
-#[derive(Clone)]
-pub(crate) struct JanitorMetrics {
-    actions: Family<Labels<3, String>, LegacyCounter>,
-    mttr: Times<Labels<1>>,
-    deleted: Family<Labels<1>, Counter>,
-    resets: Family<Labels<1, String>, Counter>,
-    completed: Family<Labels<2, String>, Counter>,
-    failures: Family<Labels<2, String>, Counter>,
-    duration: Times<Labels<2, String>>,
-    active: Family<Labels<1, String>, Gauge>,
-    hand_overs: Family<Labels<2, String>, Counter>,
-    open: Family<Labels<3, String>, Gauge>,
-    age: Times<Labels<2, String>>,
+runtime::metrics! {
+    #[derive(Clone)]
+    pub(crate) struct JanitorMetrics {
+        /// Actions that were begun, and that ended well or not.
+        actions: Family<Labels<3, String>, LegacyCounter> = "janitor_actions_count",
+        /// From the begin of an action that succeeded to its end.
+        mttr: Times<Labels<1>> = "janitor_action_mttr_seconds"(ACTION_TIMES),
+        /// Resources that were deleted because they had ended long ago.
+        deleted: Family<Labels<1>, Counter> = "janitor_ttl_deletions",
+        /// Resets of GPUs that were begun.
+        resets: Family<Labels<1, String>, Counter> = "gpu_reset_requests",
+        /// Resets of GPUs that have ended, by how.
+        completed: Family<Labels<2, String>, Counter> = "gpu_reset_requests_completed",
+        /// Resets of GPUs that have failed, by the reason of their condition Complete.
+        failures: Family<Labels<2, String>, Counter> = "gpu_reset_failure_reasons",
+        /// From the begin of a reset of GPUs to its end, in seconds.
+        duration: Times<Labels<2, String>> = "gpu_reset_duration_seconds"(RESET_TIMES),
+        /// Resets of GPUs that are under way.
+        active: Family<Labels<1, String>, Gauge> = "gpu_reset_active_requests",
+        /// What has become of requests to hand nodes over.
+        hand_overs: Family<Labels<2, String>, Counter> = "nvsentinel_external_remediation",
+        /// Requests to hand nodes over that are open.
+        open: Family<Labels<3, String>, Gauge> = "nvsentinel_external_remediation_open",
+        /// Age of requests to hand nodes over at their end, in seconds.
+        age: Times<Labels<2, String>> = "nvsentinel_external_remediation_age_seconds"(AGES),
+    }
 }
 
-#[derive(Clone)]
-pub(crate) struct ValidationMetrics {
-    begun: Counter,
-    completed: Family<Labels<1>, Counter>,
-    duration: Times<Labels<1>>,
+runtime::metrics! {
+    #[derive(Clone)]
+    pub(crate) struct ValidationMetrics {
+        /// ValidationRequests that were begun.
+        begun: Counter = "validation_requests",
+        /// ValidationRequests that have ended, by how.
+        completed: Family<Labels<1>, Counter> = "validation_requests_completed",
+        /// From the begin of a ValidationRequest to its end, in seconds.
+        duration: Times<Labels<1>> = "validation_requests_duration_seconds"(ACTION_TIMES),
+    }
 }
 
 // === impl JanitorMetrics ===
 
 impl JanitorMetrics {
-    pub(crate) fn new(metrics: &Metrics) -> Self {
-        let mttr: Times<Labels<1>> = Family::new_with_constructor(|| {
-            Histogram::new(exponential_buckets(FIRST, 2.0, BUCKETS))
-        });
-        let duration: Times<Labels<2, String>> = Family::new_with_constructor(|| {
-            Histogram::new(linear_buckets(RESET_STEP, RESET_STEP, RESET_BUCKETS))
-        });
-        let age: Times<Labels<2, String>> = Family::new_with_constructor(|| {
-            Histogram::new(exponential_buckets(FIRST, 4.0, AGE_BUCKETS))
-        });
-        Self {
-            actions: metrics.family(
-                "janitor_actions_count",
-                "Actions that were begun, and that ended well or not",
-            ),
-            mttr: metrics.register(
-                "janitor_action_mttr_seconds",
-                "From the begin of an action that succeeded to its end",
-                mttr,
-            ),
-            deleted: metrics.family(
-                "janitor_ttl_deletions",
-                "Resources that were deleted because they had ended long ago",
-            ),
-            resets: metrics.family("gpu_reset_requests", "Resets of GPUs that were begun"),
-            completed: metrics.family(
-                "gpu_reset_requests_completed",
-                "Resets of GPUs that have ended, by how",
-            ),
-            failures: metrics.family(
-                "gpu_reset_failure_reasons",
-                "Resets of GPUs that have failed, by the reason of their condition Complete",
-            ),
-            duration: metrics.register(
-                "gpu_reset_duration_seconds",
-                "From the begin of a reset of GPUs to its end, in seconds",
-                duration,
-            ),
-            active: metrics.family(
-                "gpu_reset_active_requests",
-                "Resets of GPUs that are under way",
-            ),
-            hand_overs: metrics.family(
-                "nvsentinel_external_remediation",
-                "What has become of requests to hand nodes over",
-            ),
-            open: metrics.family(
-                "nvsentinel_external_remediation_open",
-                "Requests to hand nodes over that are open",
-            ),
-            age: metrics.register(
-                "nvsentinel_external_remediation_age_seconds",
-                "Age of requests to hand nodes over at their end, in seconds",
-                age,
-            ),
-        }
-    }
-
     /// Counts what has happened.
     pub(crate) fn happened(&self, news: &News) {
         match news {
@@ -255,28 +213,6 @@ fn action_type(key: &Key) -> &'static str {
 // === impl ValidationMetrics ===
 
 impl ValidationMetrics {
-    pub(crate) fn new(metrics: &Metrics) -> Self {
-        let duration: Times<Labels<1>> = Family::new_with_constructor(|| {
-            Histogram::new(exponential_buckets(FIRST, 2.0, BUCKETS))
-        });
-        Self {
-            begun: metrics.register(
-                "validation_requests",
-                "ValidationRequests that were begun",
-                Counter::default(),
-            ),
-            completed: metrics.family(
-                "validation_requests_completed",
-                "ValidationRequests that have ended, by how",
-            ),
-            duration: metrics.register(
-                "validation_requests_duration_seconds",
-                "From the begin of a ValidationRequest to its end, in seconds",
-                duration,
-            ),
-        }
-    }
-
     /// Counts a request whose status is another one now.
     pub(crate) fn changed(&self, request: &Request, now: &Status) {
         let before = request.status.phase;

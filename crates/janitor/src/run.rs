@@ -57,7 +57,7 @@ impl Janitor {
     pub fn new(parts: JanitorParts, metrics: &Metrics) -> Self {
         let (nodes, news_of_nodes) = ServiceWatches::new(&parts.cluster);
         Self {
-            metrics: JanitorMetrics::new(metrics),
+            metrics: JanitorMetrics::registered(metrics),
             nodes,
             news_of_nodes,
             under_way: JoinSet::new(),

@@ -93,7 +93,7 @@ impl Validator {
         let providers = 0..parts.config.providers.len();
         let unlisted = providers.map(Source::Objects).chain([Source::Requests]);
         Self {
-            metrics: ValidationMetrics::new(metrics),
+            metrics: ValidationMetrics::registered(metrics),
             nodes: Nodes::new(watches),
             news_of_nodes,
             requests: BTreeMap::new(),

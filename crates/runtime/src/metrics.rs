@@ -293,6 +293,16 @@ impl<I: IntoIterator<Item = f64>> Registered<(I,)> for Histogram {
     }
 }
 
+/// Histograms by labels, each as the function makes it.
+impl<L> Registered<(fn() -> Histogram,)> for Family<L, Histogram, fn() -> Histogram>
+where
+    L: Clone + Hash + Eq + EncodeLabelSet + Debug + Send + Sync + 'static,
+{
+    fn registered(metrics: &Metrics, name: &str, help: String, with: (fn() -> Histogram,)) -> Self {
+        metrics.register(name, help, Self::new_with_constructor(with.0))
+    }
+}
+
 impl<L, M> Registered<(usize, L)> for BoundedFamily<L, M>
 where
     L: Clone + Eq + Hash + EncodeLabelSet + Debug + Send + Sync + 'static,

@@ -8,35 +8,25 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use runtime::metrics::{Labels, Metrics};
 
-#[derive(Clone)]
-pub(super) struct ConditionMetrics {
-    conditions: Family<Labels<1>, Counter>,
-    condition_time: Histogram,
-    events: Family<Labels<2>, Counter>,
-    event_time: Histogram,
+runtime::metrics! {
+    #[derive(Clone)]
+    pub(super) struct ConditionMetrics {
+        /// Patches of a node's conditions.
+        conditions: Family<Labels<1>, Counter> = "k8s_platform_connector_node_condition_update",
+        /// How long a patch of a node's conditions took.
+        condition_time: Histogram =
+            "k8s_platform_connector_node_condition_update_duration_milliseconds"(buckets()),
+        /// Kubernetes Events of nodes that were made or counted up.
+        events: Family<Labels<2>, Counter> = "k8s_platform_connector_node_event_operations",
+        /// How long it took to make a Kubernetes Event, or to count one up.
+        event_time: Histogram =
+            "k8s_platform_connector_node_event_update_create_duration_milliseconds"(buckets()),
+    }
 }
 
 impl ConditionMetrics {
     pub(super) fn new(metrics: &Metrics) -> Self {
-        let metrics = metrics.with_prefix("k8s_platform_connector");
-        let buckets = || exponential_buckets(10.0, 2.0, 12);
-        let own = Self {
-            conditions: metrics.family("node_condition_update", "Patches of a node's conditions"),
-            condition_time: metrics.histogram(
-                "node_condition_update_duration_milliseconds",
-                "How long a patch of a node's conditions took",
-                buckets(),
-            ),
-            events: metrics.family(
-                "node_event_operations",
-                "Kubernetes Events of nodes that were made or counted up",
-            ),
-            event_time: metrics.histogram(
-                "node_event_update_create_duration_milliseconds",
-                "How long it took to make a Kubernetes Event, or to count one up",
-                buckets(),
-            ),
-        };
+        let own = Self::registered(metrics);
         // From the start, so that an alert on the first failure sees it grow from nought.
         for status in [status(true), status(false)] {
             drop(own.conditions.get_or_create(&[status]));
@@ -58,6 +48,10 @@ impl ConditionMetrics {
         self.events.get_or_create(&labels).inc();
         self.event_time.observe(took.as_secs_f64() * 1_000.0);
     }
+}
+
+fn buckets() -> impl Iterator<Item = f64> {
+    exponential_buckets(10.0, 2.0, 12)
 }
 
 fn status(done: bool) -> (&'static str, &'static str) {

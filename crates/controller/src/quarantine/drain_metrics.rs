@@ -8,42 +8,31 @@ use domain::status::eviction::EvictionWord;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::Histogram;
-use runtime::metrics::{Labels, LegacyCounter, Metrics};
+use runtime::metrics::{Labels, LegacyCounter};
 
 /// From half the time of an idle API server on (seconds).
 const BUCKETS: [f64; 11] = [
     0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 ];
 
-pub(super) struct DrainMetrics {
-    errors: Family<Labels<2, String>, Counter>,
-    evicted: Family<Labels<1, String>, Counter>,
-    deleted: Family<Labels<2, String>, LegacyCounter>,
-    ended: Family<Labels<2, String>, Counter>,
-    took: Histogram,
+runtime::metrics! {
+    pub(super) struct DrainMetrics {
+        /// Pods that were not removed, by reason.
+        errors: Family<Labels<2, String>, Counter> = "node_drainer_processing_errors",
+        /// Pods that were evicted.
+        evicted: Family<Labels<1, String>, Counter> = "gpuwarden_drain_evictions",
+        /// Pods that were deleted without time to end.
+        deleted: Family<Labels<2, String>, LegacyCounter> = "node_drainer_force_delete_pods_after_timeout",
+        /// Drains that have ended, by how.
+        ended: Family<Labels<2, String>, Counter> = "node_drainer_events_processed",
+        /// From the request to remove a pod to its answer.
+        took: Histogram = "gpuwarden_drain_removal_duration_seconds"(BUCKETS),
+    }
 }
 
 // === impl DrainMetrics ===
 
 impl DrainMetrics {
-    pub(super) fn new(metrics: &Metrics) -> Self {
-        let drainer = metrics.with_prefix("node_drainer");
-        Self {
-            errors: drainer.family("processing_errors", "Pods that were not removed, by reason"),
-            deleted: drainer.family(
-                "force_delete_pods_after_timeout",
-                "Pods that were deleted without time to end",
-            ),
-            ended: drainer.family("events_processed", "Drains that have ended, by how"),
-            evicted: metrics.family("gpuwarden_drain_evictions", "Pods that were evicted"),
-            took: metrics.histogram(
-                "gpuwarden_drain_removal_duration_seconds",
-                "From the request to remove a pod to its answer",
-                BUCKETS,
-            ),
-        }
-    }
-
     /// Counts a drain that has ended, as the records of its events say.
     pub(super) fn told(&self, update: &StatusUpdate) {
         let StatusUpdate::Drain { node, eviction, .. } = update else {

@@ -16,7 +16,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
-use runtime::metrics::{Labels, Metrics};
+use runtime::metrics::Labels;
 use tokio::time::Instant;
 
 /// Prometheus's own default buckets, as NVSentinel uses them (seconds).
@@ -28,118 +28,64 @@ const BUCKETS: [f64; 11] = [
 /// never come again, of an autoscaled fleet, it would grow for ever. Who scrapes has it by then.
 const GONE: Duration = Duration::from_secs(24 * 60 * 60);
 
-#[derive(Clone)]
-pub(super) struct QuarantineMetrics {
-    /// Events taken from the feed.
-    pub(super) received: Counter,
-    /// Events recorded in the fault book.
-    pub(super) processed: Counter,
-    errors: Family<Labels<1>, Counter>,
-    quarantined: Family<Labels<1, String>, Counter>,
-    unquarantined: Family<Labels<1, String>, Counter>,
-    manually_uncordoned: Family<Labels<1, String>, Counter>,
-    manually_untainted: Family<Labels<1, String>, Counter>,
-    /// Nodes that were counted, with the time since which they are gone.
-    counted: Arc<Mutex<BTreeMap<String, Option<Instant>>>>,
-    current: Family<Labels<1, String>, Gauge>,
-    shown: Arc<Mutex<BTreeSet<String>>>,
-    taints_applied: Family<Labels<2, String>, Counter>,
-    taints_removed: Family<Labels<2, String>, Counter>,
-    cordons_applied: Counter,
-    cordons_removed: Counter,
-    evaluations: Family<Labels<2, String>, Counter>,
-    /// From taking an event from the feed until it was decided about.
-    handling: Histogram,
-    /// From the time of the oldest fault until its node was out of service.
-    quarantine: Histogram,
-    /// Events that are stored and not taken in yet.
-    backlog: Gauge,
-    breaker_state: Family<Labels<1>, Gauge>,
-    breaker_utilization: Gauge<f64, AtomicU64>,
-    held: Gauge,
-    unsaved: Gauge,
-    overflow: Counter,
-    device_taints: Family<Labels<2, String>, Gauge>,
-    /// The taints that were shown at any time.
-    tainted: Arc<Mutex<BTreeSet<Labels<2, String>>>>,
-    rule_changes: Family<Labels<1>, Counter>,
+runtime::metrics! {
+    #[derive(Clone)]
+    pub(super) struct QuarantineMetrics {
+        /// Events taken from the feed.
+        pub(super) received: Counter = "fault_quarantine_events_received",
+        /// Events recorded in the fault book.
+        pub(super) processed: Counter = "fault_quarantine_events_successfully_processed",
+        /// Errors by kind.
+        errors: Family<Labels<1>, Counter> = "fault_quarantine_processing_errors",
+        /// Nodes taken out of service.
+        quarantined: Family<Labels<1, String>, Counter> = "fault_quarantine_nodes_quarantined",
+        /// Nodes given back.
+        unquarantined: Family<Labels<1, String>, Counter> = "fault_quarantine_nodes_unquarantined",
+        /// Nodes that somebody gave back by hand.
+        manually_uncordoned: Family<Labels<1, String>, Counter> = "fault_quarantine_nodes_manually_uncordoned",
+        /// Nodes of which somebody removed a quarantine taint by hand.
+        manually_untainted: Family<Labels<1, String>, Counter> = "fault_quarantine_nodes_manually_untainted",
+        /// Nodes that were counted, with the time since which they are gone.
+        counted: Arc<Mutex<BTreeMap<String, Option<Instant>>>>,
+        /// 1 for each node that is out of service.
+        current: Family<Labels<1, String>, Gauge> = "fault_quarantine_current_quarantined_nodes",
+        shown: Arc<Mutex<BTreeSet<String>>>,
+        /// Taints added.
+        taints_applied: Family<Labels<2, String>, Counter> = "fault_quarantine_taints_applied",
+        /// Taints removed.
+        taints_removed: Family<Labels<2, String>, Counter> = "fault_quarantine_taints_removed",
+        /// Cordons.
+        cordons_applied: Counter = "fault_quarantine_cordons_applied",
+        /// Cordons taken back.
+        cordons_removed: Counter = "fault_quarantine_cordons_removed",
+        /// Rule sets evaluated, by result.
+        evaluations: Family<Labels<2, String>, Counter> = "fault_quarantine_ruleset_evaluations",
+        /// From taking an event from the feed until it was decided about.
+        handling: Histogram = "fault_quarantine_event_handling_duration_seconds"(BUCKETS),
+        /// From the time of the oldest fault until its node was out of service.
+        quarantine: Histogram = "fault_quarantine_node_quarantine_duration_seconds"(BUCKETS),
+        /// Events that are stored and not taken in yet.
+        backlog: Gauge = "fault_quarantine_event_backlog_count",
+        /// 1 for the state of the circuit breaker.
+        breaker_state: Family<Labels<1>, Gauge> = "fault_quarantine_breaker_state",
+        /// How far the fullest limit on quarantines is used up; 1 is full.
+        breaker_utilization: Gauge<f64, AtomicU64> = "fault_quarantine_breaker_utilization",
+        /// Nodes that the brake or a pause holds back from being taken out of service.
+        held: Gauge = "gpuwarden_quarantine_held_nodes",
+        /// For how long the fault book could not be saved; 0 where it is.
+        unsaved: Gauge = "gpuwarden_quarantine_unsaved_seconds",
+        /// Faults that were not taken in or were given up, for the book of faults is full.
+        overflow: Counter = "gpuwarden_fault_book_overflow",
+        /// Taints that single devices have by rules of ours, by key and effect.
+        device_taints: Family<Labels<2, String>, Gauge> = "gpuwarden_device_taints",
+        /// The taints that were shown at any time.
+        tainted: Arc<Mutex<BTreeSet<Labels<2, String>>>>,
+        /// Changes of DeviceTaintRules by result: written, deleted, conflict, failed.
+        rule_changes: Family<Labels<1>, Counter> = "gpuwarden_device_taint_rule_changes",
+    }
 }
 
 impl QuarantineMetrics {
-    pub(super) fn new(metrics: &Metrics) -> Self {
-        let quarantine = metrics.with_prefix("fault_quarantine");
-        Self {
-            received: quarantine.counter("events_received", "Events taken from the feed"),
-            processed: quarantine.counter(
-                "events_successfully_processed",
-                "Events recorded in the fault book",
-            ),
-            errors: quarantine.family("processing_errors", "Errors by kind"),
-            quarantined: quarantine.family("nodes_quarantined", "Nodes taken out of service"),
-            unquarantined: quarantine.family("nodes_unquarantined", "Nodes given back"),
-            manually_uncordoned: quarantine.family(
-                "nodes_manually_uncordoned",
-                "Nodes that somebody gave back by hand",
-            ),
-            manually_untainted: quarantine.family(
-                "nodes_manually_untainted",
-                "Nodes of which somebody removed a quarantine taint by hand",
-            ),
-            counted: Arc::default(),
-            current: quarantine.family(
-                "current_quarantined_nodes",
-                "1 for each node that is out of service",
-            ),
-            shown: Arc::default(),
-            taints_applied: quarantine.family("taints_applied", "Taints added"),
-            taints_removed: quarantine.family("taints_removed", "Taints removed"),
-            cordons_applied: quarantine.counter("cordons_applied", "Cordons"),
-            cordons_removed: quarantine.counter("cordons_removed", "Cordons taken back"),
-            evaluations: quarantine.family("ruleset_evaluations", "Rule sets evaluated, by result"),
-            handling: quarantine.histogram(
-                "event_handling_duration_seconds",
-                "From taking an event from the feed until it was decided about",
-                BUCKETS,
-            ),
-            quarantine: quarantine.histogram(
-                "node_quarantine_duration_seconds",
-                "From the time of the oldest fault until its node was out of service",
-                BUCKETS,
-            ),
-            backlog: quarantine.gauge(
-                "event_backlog_count",
-                "Events that are stored and not taken in yet",
-            ),
-            breaker_state: quarantine
-                .family("breaker_state", "1 for the state of the circuit breaker"),
-            breaker_utilization: quarantine.float_gauge(
-                "breaker_utilization",
-                "How far the fullest limit on quarantines is used up; 1 is full",
-            ),
-            held: metrics.gauge(
-                "gpuwarden_quarantine_held_nodes",
-                "Nodes that the brake or a pause holds back from being taken out of service",
-            ),
-            unsaved: metrics.gauge(
-                "gpuwarden_quarantine_unsaved_seconds",
-                "For how long the fault book could not be saved; 0 where it is",
-            ),
-            overflow: metrics.counter(
-                "gpuwarden_fault_book_overflow",
-                "Faults that were not taken in or were given up, for the book of faults is full",
-            ),
-            device_taints: metrics.family(
-                "gpuwarden_device_taints",
-                "Taints that single devices have by rules of ours, by key and effect",
-            ),
-            tainted: Arc::default(),
-            rule_changes: metrics.family(
-                "gpuwarden_device_taint_rule_changes",
-                "Changes of DeviceTaintRules by result: written, deleted, conflict, failed",
-            ),
-        }
-    }
-
     pub(super) fn error(&self, kind: &'static str) {
         self.errors.get_or_create(&[("error_type", kind)]).inc();
     }

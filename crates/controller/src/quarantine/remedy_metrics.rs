@@ -8,51 +8,31 @@ use domain::remedy::Outcome;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::Histogram;
-use runtime::metrics::{Labels, Metrics};
+use runtime::metrics::Labels;
 
 /// From half the time of an idle API server on (seconds).
 const BUCKETS: [f64; 11] = [
     0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 ];
 
-pub(super) struct RemedyMetrics {
-    processed: Family<Labels<2, String>, Counter>,
-    errors: Family<Labels<2, String>, Counter>,
-    unsupported: Family<Labels<2, String>, Counter>,
-    ended: Family<Labels<3, String>, Counter>,
-    took: Histogram,
+runtime::metrics! {
+    pub(super) struct RemedyMetrics {
+        /// Faults for which a custom resource was made, or was there already.
+        processed: Family<Labels<2, String>, Counter> = "fault_remediation_events_processed",
+        /// Custom resources that were not made, by reason.
+        errors: Family<Labels<2, String>, Counter> = "fault_remediation_processing_errors",
+        /// Actions that events recommend and nobody carries out.
+        unsupported: Family<Labels<2, String>, Counter> = "fault_remediation_unsupported_actions",
+        /// Repairs that have ended, by how they went.
+        ended: Family<Labels<3, String>, Counter> = "gpuwarden_remediation_attempts",
+        /// From the request to make a custom resource to its answer.
+        took: Histogram = "fault_remediation_cr_generate_duration_seconds"(BUCKETS),
+    }
 }
 
 // === impl RemedyMetrics ===
 
 impl RemedyMetrics {
-    pub(super) fn new(metrics: &Metrics) -> Self {
-        let remediation = metrics.with_prefix("fault_remediation");
-        Self {
-            processed: remediation.family(
-                "events_processed",
-                "Faults for which a custom resource was made, or was there already",
-            ),
-            errors: remediation.family(
-                "processing_errors",
-                "Custom resources that were not made, by reason",
-            ),
-            unsupported: remediation.family(
-                "unsupported_actions",
-                "Actions that events recommend and nobody carries out",
-            ),
-            ended: metrics.family(
-                "gpuwarden_remediation_attempts",
-                "Repairs that have ended, by how they went",
-            ),
-            took: remediation.histogram(
-                "cr_generate_duration_seconds",
-                "From the request to make a custom resource to its answer",
-                BUCKETS,
-            ),
-        }
-    }
-
     /// Counts the answer to a custom resource that was to be made.
     pub(super) fn made<T>(
         &self,

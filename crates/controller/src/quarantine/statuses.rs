@@ -295,7 +295,7 @@ mod tests {
             Self {
                 directory,
                 store,
-                metrics: QuarantineMetrics::new(&registry),
+                metrics: QuarantineMetrics::registered(&registry),
                 registry,
             }
         }

@@ -2,6 +2,7 @@ use contract::keys::UNCORDONED_MANUALLY;
 use domain::node::Taint;
 use domain::policy::Policy;
 use domain::view::{BrakeView, DeviceView, NodeState, NodeStatus};
+use runtime::metrics::Metrics;
 
 use super::*;
 
@@ -56,7 +57,7 @@ fn status(state: NodeState) -> NodeStatus {
 #[test]
 fn a_node_whose_devices_alone_are_out_is_not_counted() {
     let metrics = Metrics::default();
-    let own = QuarantineMetrics::new(&metrics);
+    let own = QuarantineMetrics::registered(&metrics);
     own.applied("n", Intent::Quarantine, &NodeChange::default());
     own.applied("n", Intent::Release, &NodeChange::default());
     let text = metrics.encode();
@@ -66,7 +67,7 @@ fn a_node_whose_devices_alone_are_out_is_not_counted() {
 #[test]
 fn taints_of_devices_are_counted_by_key_and_effect_while_they_stand() {
     let metrics = Metrics::default();
-    let own = QuarantineMetrics::new(&metrics);
+    let own = QuarantineMetrics::registered(&metrics);
     let device = |taints: &[&str]| DeviceView {
         device: "gpu.nvidia.com/n/gpu-0".into(),
         gpu: String::new(),
@@ -106,7 +107,7 @@ fn taints_of_devices_are_counted_by_key_and_effect_while_they_stand() {
 #[test]
 fn faults_that_find_no_room_are_counted_once() {
     let metrics = Metrics::default();
-    let own = QuarantineMetrics::new(&metrics);
+    let own = QuarantineMetrics::registered(&metrics);
     assert_eq!([0, 3, 3, 5].map(|total| own.overflow(total)), [0, 3, 0, 2]);
     let text = metrics.encode();
     assert!(
@@ -118,7 +119,7 @@ fn faults_that_find_no_room_are_counted_once() {
 #[tokio::test(start_paused = true)]
 async fn what_was_counted_of_a_node_goes_a_day_after_it() {
     let metrics = Metrics::default();
-    let own = QuarantineMetrics::new(&metrics);
+    let own = QuarantineMetrics::registered(&metrics);
     for node in ["gone", "back", "there"] {
         own.applied(node, Intent::Quarantine, &labelled(Some("quarantined")));
         own.applied(node, Intent::Release, &labelled(None));
@@ -140,7 +141,7 @@ async fn what_was_counted_of_a_node_goes_a_day_after_it() {
 #[test]
 fn the_metrics_of_the_reference_are_there() {
     let metrics = Metrics::default();
-    let own = QuarantineMetrics::new(&metrics);
+    let own = QuarantineMetrics::registered(&metrics);
     let taint = || Taint {
         key: "k".into(),
         value: String::new(),
