@@ -368,7 +368,7 @@ mod tests {
 
     #[test]
     fn names_are_as_serialised() {
-        for mode in [Mode::Observe, Mode::Quarantine, Mode::DryRun] {
+        for mode in [Mode::Observe, Mode::Act, Mode::DryRun] {
             assert_eq!(to_value(mode).unwrap(), mode.name());
         }
         for (kind, name) in [

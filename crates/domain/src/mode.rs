@@ -11,8 +11,9 @@ pub enum Mode {
     Observe,
     /// Decides and shows what it would do, and writes nothing.
     DryRun,
-    /// Takes nodes out of service and gives them back.
-    Quarantine,
+    /// Writes in the cluster what it decides: takes nodes out of service and gives them back.
+    #[serde(rename = "quarantine")]
+    Act,
 }
 
 // === impl Mode ===
@@ -25,7 +26,7 @@ impl Mode {
 
     /// Returns whether what is decided is written in the cluster.
     pub fn writes(self) -> bool {
-        self == Self::Quarantine
+        self == Self::Act
     }
 
     /// Returns the mode's name, as serialised.
@@ -33,7 +34,7 @@ impl Mode {
         match self {
             Self::Observe => "observe",
             Self::DryRun => "dry-run",
-            Self::Quarantine => "quarantine",
+            Self::Act => "quarantine",
         }
     }
 }

@@ -169,7 +169,7 @@ impl<'a> Start<'a> {
         let connector = intake.connector.clone();
         let (tls, identify) = self.transport;
         // In any other mode nothing is written in the cluster.
-        let writes = act.mode == Mode::Quarantine;
+        let writes = act.mode.writes();
         let pods = PodDevices::new(cluster.clone().filter(|_| writes));
         let acting = Acting {
             settings: act,
@@ -259,7 +259,7 @@ fn greet(settings: &ControllerSettings, grpc: SocketAddr, server: &str) {
         (None, _) => "recording only; --kubeconfig FILE gives it a cluster",
         (Some(_), Mode::Observe) => "observing only; --quarantine acts",
         (Some(_), Mode::DryRun) => "deciding, but writing nothing (dry run)",
-        (Some(_), Mode::Quarantine) => "quarantining nodes with faults",
+        (Some(_), Mode::Act) => "quarantining nodes with faults",
     };
     let version = env!("CARGO_PKG_VERSION");
     logging::tell(format!(

@@ -25,7 +25,7 @@ pub(crate) async fn run(settings: RunSettings) -> anyhow::Result<ExitCode> {
         process,
         act,
     } = &settings;
-    gpus::refuse_to_act_on_fakes(&node.gpu, act.mode == Mode::Quarantine)?;
+    gpus::refuse_to_act_on_fakes(&node.gpu, act.mode.writes())?;
     let (metrics, sources) = (parts::start_process(process)?, Sources::default());
     let cluster = parts::cluster(act).await?;
     let mut tasks = Tasks::default();
@@ -54,7 +54,7 @@ pub(crate) async fn run(settings: RunSettings) -> anyhow::Result<ExitCode> {
         &mut tasks,
     )?;
 
-    let acting = cluster.clone().filter(|_| act.mode == Mode::Quarantine);
+    let acting = cluster.clone().filter(|_| act.mode.writes());
     let tell = acting.map(|cluster| {
         let pods = PodDevices::new(Some(cluster));
         let tell: Tell = Arc::new(move |report| {
@@ -99,7 +99,7 @@ fn greet(settings: &RunSettings, server: &str) {
         (None, _) => "watching this machine; --kubeconfig FILE gives it a cluster",
         (Some(_), Mode::Observe) => "observing only; --quarantine acts",
         (Some(_), Mode::DryRun) => "deciding, but writing nothing (dry run)",
-        (Some(_), Mode::Quarantine) => "quarantining nodes with faults",
+        (Some(_), Mode::Act) => "quarantining nodes with faults",
     };
     let place = if settings.process.data_dir_is_default {
         String::new()

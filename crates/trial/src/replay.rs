@@ -149,7 +149,7 @@ impl Replay {
     pub fn new(policy: Policy, nodes: Option<Vec<NodeView>>) -> Self {
         let begins = Timestamp::UNIX_EPOCH;
         let settings = Settings {
-            mode: Mode::Quarantine,
+            mode: Mode::Act,
             owns: Owns::All,
             cluster: true,
             store: String::new(),

@@ -135,7 +135,7 @@ fn out_of_service(situation: &Situation<'_>) -> String {
     let awaits = &situation.awaits;
     let is = match situation.acting {
         Mode::DryRun => "counts as quarantined in this dry run",
-        Mode::Observe | Mode::Quarantine => "is quarantined",
+        Mode::Observe | Mode::Act => "is quarantined",
     };
     format!("{node} {is}, and awaits {awaits}; `gpuwarden explain {node}` tells what for")
 }
@@ -257,7 +257,7 @@ fn node_check(node: &str, in_cluster: Option<bool>, observed: Option<&Observed>)
 
 fn mode_check(acting: Mode) -> Check {
     match acting {
-        Mode::Quarantine => passes("mode", "quarantine: decisions are carried out"),
+        Mode::Act => passes("mode", "quarantine: decisions are carried out"),
         Mode::DryRun => stops("mode", "a dry run: decided and shown, not written")
             .fix("gpuwarden run --quarantine without --dry-run"),
         Mode::Observe => {

@@ -53,7 +53,7 @@ fn text(status: &StatusView, wide: bool) -> anyhow::Result<()> {
         Mode::Observe if process.role == Role::Agent => "agent",
         Mode::Observe => "observing",
         Mode::DryRun => "quarantine, dry run",
-        Mode::Quarantine => "quarantine",
+        Mode::Act => "quarantine",
     };
     let (version, up) = (&process.version, ago(process.started_at, status.now));
     say!(

@@ -319,7 +319,7 @@ fn mode(args: &ActArgs, in_cluster: bool) -> Result<Mode, SettingsError> {
              NAME"
         }
         (true, false, true) => return Ok(Mode::DryRun),
-        (true, false, false) => return Ok(Mode::Quarantine),
+        (true, false, false) => return Ok(Mode::Act),
     };
     Err(SettingsError::Conflict(conflict))
 }

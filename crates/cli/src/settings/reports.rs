@@ -30,7 +30,7 @@ impl ReportSettings {
                 return Err(SettingsError::value("--node-event-type", other, what));
             }
         };
-        let acts = mode == Mode::Quarantine;
+        let acts = mode.writes();
         if !acts && (flags.node_conditions == Some(true) || flags.node_events == Some(true)) {
             return Err(SettingsError::Conflict(
                 "--node-conditions and --node-events write in the cluster: they need --quarantine, \
@@ -52,7 +52,7 @@ mod tests {
     #[test]
     fn who_acts_tells_and_nobody_else() {
         let resolve = |flags, mode| ReportSettings::resolve(&flags, mode);
-        let acting = resolve(ActArgs::default(), Mode::Quarantine).unwrap();
+        let acting = resolve(ActArgs::default(), Mode::Act).unwrap();
         assert_eq!(
             (acting.conditions, acting.summary, acting.events),
             (true, true, Some(EventKind::Kubernetes))
@@ -76,7 +76,7 @@ mod tests {
             node_event_type: Some("check".into()),
             ..ActArgs::default()
         };
-        let chosen = resolve(chosen, Mode::Quarantine).unwrap();
+        let chosen = resolve(chosen, Mode::Act).unwrap();
         assert_eq!(
             (chosen.conditions, chosen.summary, chosen.events),
             (false, false, Some(EventKind::Check))
@@ -85,7 +85,7 @@ mod tests {
             node_event_type: Some("loud".into()),
             ..ActArgs::default()
         };
-        let error = resolve(wrong, Mode::Quarantine).unwrap_err();
+        let error = resolve(wrong, Mode::Act).unwrap_err();
         assert!(error.to_string().contains("--node-event-type \"loud\""));
     }
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 use super::file::ConfigFile;
 use super::{
     ActSettings, AgentSettings, ControllerSettings, DeliverySettings, DeviceSettings,
-    IngestSettings, Mode, NodeSettings, ProcessSettings, RunSettings, SettingsError,
+    IngestSettings, NodeSettings, ProcessSettings, RunSettings, SettingsError,
 };
 use crate::args::{ActArgs, AgentArgs, ControllerArgs, RunArgs};
 
@@ -130,7 +130,7 @@ impl Role for ControllerArgs {
             }
             (Some(wanted), _) => wanted,
             // Who only looks must neither keep an acting one from the lead nor write anything.
-            (None, _) => act.mode == Mode::Quarantine || act.janitor.is_some(),
+            (None, _) => act.mode.writes() || act.janitor.is_some(),
         };
         Ok(ControllerSettings {
             ingest,

@@ -63,7 +63,7 @@ fn a_flag_beats_the_file_and_the_file_the_default() {
         ),
         (9, 3600)
     );
-    assert_eq!(from_file.act.mode, Mode::Quarantine);
+    assert_eq!(from_file.act.mode, Mode::Act);
     let flags = run(file, |args| {
         args.process.listen = Some("127.0.0.1:7".parse().unwrap());
         args.act.observe = Some(true);

@@ -95,7 +95,7 @@ impl Bench {
             store: store(directory.path()).await,
             cluster: Some(cluster),
             policy: watch::channel(Some(Arc::new(Policy::builtin()))).1,
-            mode: Mode::Quarantine,
+            mode: Mode::Act,
             owns: Owns::All,
             sources: Sources::default(),
             brake: false,

@@ -591,7 +591,7 @@ pub(crate) fn slice(node: &str, gpus: u8) -> Slice {
 /// Settings of a controller without a brake.
 pub(crate) fn settings() -> Settings {
     Settings {
-        mode: Mode::Quarantine,
+        mode: Mode::Act,
         owns: Owns::All,
         cluster: true,
         store: "ours".to_owned(),

@@ -636,7 +636,7 @@ fn settings(drain: &Arc<DrainConfig>) -> Result<Settings, Broken> {
     let remedy = RemedyConfig::parse(REMEDY, "the simulation", no_file);
     let remedy = remedy.map_err(|why| why.to_string())?;
     Ok(Settings {
-        mode: Mode::Quarantine,
+        mode: Mode::Act,
         owns: Owns::All,
         cluster: true,
         store: "simulated".to_owned(),

@@ -65,7 +65,7 @@ struct World {
 fn world() -> World {
     World {
         source: None,
-        acting: Mode::Quarantine,
+        acting: Mode::Act,
         connected: Some(true),
         listed: true,
         node: Some(node(json!({}))),
@@ -232,10 +232,7 @@ fn a_quarantined_node_is_told_with_what_it_awaits() {
         json!({"annotations": {keys::SESSION: session.to_string()}}),
     ));
     for (acting, expected) in [
-        (
-            Mode::Quarantine,
-            "n1 is quarantined, and awaits the recovery",
-        ),
+        (Mode::Act, "n1 is quarantined, and awaits the recovery"),
         (
             Mode::DryRun,
             "n1 counts as quarantined in this dry run, and awaits",

@@ -79,7 +79,7 @@ pub(super) async fn check(installation: &Installation, given: &Given) -> Vec<Fin
         if let Ok(found) = cluster.find_node(&node.node_name).await {
             findings.extend(own_node(&node.node_name, found.as_ref(), label));
         }
-        if act.mode == Mode::Quarantine
+        if act.mode.writes()
             && let Ok(count) = cluster.count_nodes().await
         {
             findings.extend(alone(count));

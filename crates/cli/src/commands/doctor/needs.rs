@@ -39,7 +39,7 @@ pub(super) fn of(installation: &Installation) -> Vec<Need> {
     let Some(act) = &installation.act else {
         return Vec::new();
     };
-    let acts = act.mode == Mode::Quarantine;
+    let acts = act.mode.writes();
     let mut needs = vec![Need {
         name: Cow::Borrowed("nodes"),
         resource: Cow::Borrowed("nodes"),
@@ -383,7 +383,7 @@ fn of_validation(config: &ValidationConfiguration, namespace: &str) -> Vec<Need>
 /// Returns the need of repairs, or drains, by a kind of custom resources, which the cluster calls `resource`. In a dry
 /// run none is made.
 pub(super) fn of_remedy(mode: Mode, kind: &ResourceKind, resource: String) -> Option<Need> {
-    (mode == Mode::Quarantine).then(|| Need {
+    mode.writes().then(|| Need {
         name: Cow::Owned(format!("repairs-{resource}")),
         group: Cow::Owned(kind.group.clone()),
         resource: Cow::Owned(resource),
@@ -427,7 +427,7 @@ fn of_pods() -> [Need; 2] {
 /// Returns the needs of a policy that taints single devices.
 pub(super) fn of_device_taints(mode: Mode) -> [Need; 3] {
     const GROUP: &str = "resource.k8s.io";
-    let rules: &[&str] = if mode == Mode::Quarantine {
+    let rules: &[&str] = if mode.writes() {
         &["list", "watch", "create", "patch", "delete"]
     } else {
         &["list", "watch"]

@@ -339,7 +339,7 @@ async fn the_brakes_window_is_remembered_over_a_restart() {
         quarantine.take_in().await;
         (quarantine, handles)
     };
-    let (mut first, _handles) = restarted(Mode::Quarantine).await;
+    let (mut first, _handles) = restarted(Mode::Act).await;
     first.save().await;
     assert_eq!(first.save_at(), None);
     let back = |quarantine: &mut Quarantine, node: &str| {
@@ -360,7 +360,7 @@ async fn the_brakes_window_is_remembered_over_a_restart() {
     back(&mut first, "n1");
     assert!(first.save_at().is_some(), "also without a new event");
     first.save().await;
-    let (second, _handles) = restarted(Mode::Quarantine).await;
+    let (second, _handles) = restarted(Mode::Act).await;
     assert_eq!(second.fleet.recently_out(), first.fleet.recently_out());
     assert_eq!(second.fleet.recently_out().len(), 1);
 
@@ -368,7 +368,7 @@ async fn the_brakes_window_is_remembered_over_a_restart() {
     let (mut dry, _handles) = restarted(Mode::DryRun).await;
     back(&mut dry, "n2");
     dry.save().await;
-    let (next, _handles) = restarted(Mode::Quarantine).await;
+    let (next, _handles) = restarted(Mode::Act).await;
     assert!(!next.fleet.recently_out().contains_key("n2"));
     store.close().await;
 }
@@ -383,7 +383,7 @@ async fn sessions_go_on_over_a_restart_where_they_are_acted_on() {
         quarantine.take_in().await;
         (quarantine, handles)
     };
-    let (mut first, _handles) = restarted(Mode::Quarantine).await;
+    let (mut first, _handles) = restarted(Mode::Act).await;
     let mut session = Session::idle(now());
     (session.phase, session.asked) = (Phase::Quarantining, true);
     session.pending_since = Some(now());
@@ -422,14 +422,14 @@ async fn sessions_go_on_over_a_restart_where_they_are_acted_on() {
         put(&mut other, "n2", session.clone());
         other.save().await;
     }
-    let (mut second, _handles) = restarted(Mode::Quarantine).await;
+    let (mut second, _handles) = restarted(Mode::Act).await;
     assert_eq!(second.fleet.session("n1"), Some(&kept));
     assert_eq!(second.fleet.reports("n3"), Some(reports.clone()));
     assert!(!second.fleet.knows("n2"));
     // What has nothing to tell is not kept.
     put(&mut second, "n1", Session::idle(now()));
     second.save().await;
-    let (third, _handles) = restarted(Mode::Quarantine).await;
+    let (third, _handles) = restarted(Mode::Act).await;
     assert!(!third.fleet.knows("n1"));
     store.close().await;
 }

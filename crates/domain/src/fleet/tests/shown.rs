@@ -202,17 +202,13 @@ fn why_a_faulty_node_is_in_service_is_noted() {
     for (metadata, mode, note) in [
         (
             Some(released(0)),
-            Mode::Quarantine,
+            Mode::Act,
             "released by hand at 2027-01-15T08:00:00Z",
         ),
-        (Some(opted_out), Mode::Quarantine, "opted out by label"),
-        (Some(released(1)), Mode::Quarantine, ""),
+        (Some(opted_out), Mode::Act, "opted out by label"),
+        (Some(released(1)), Mode::Act, ""),
         (Some(json!({})), Mode::DryRun, "dry run"),
-        (
-            None,
-            Mode::Quarantine,
-            "the cluster has no node of this name",
-        ),
+        (None, Mode::Act, "the cluster has no node of this name"),
     ] {
         let status = shown(mode, metadata);
         let notes = status.notes.join("\n");
@@ -227,12 +223,12 @@ fn why_a_faulty_node_is_in_service_is_noted() {
 #[test]
 fn a_session_shows_what_it_awaits() {
     let awaits = |status: NodeStatus| (status.session.unwrap().awaits, status.in_cluster);
-    let missing = shown(Mode::Quarantine, None);
+    let missing = shown(Mode::Act, None);
     assert_eq!(missing.state, NodeState::Unhealthy);
     let appears = "the node to appear in the cluster".to_owned();
     assert_eq!(awaits(missing), (appears, Some(false)));
     let answer = "the API server's answer to the quarantine".to_owned();
-    let begun = shown(Mode::Quarantine, Some(json!({})));
+    let begun = shown(Mode::Act, Some(json!({})));
     assert_eq!(awaits(begun), (answer, Some(true)));
     // Who starts anew knows nothing yet of the cluster, and then no policy.
     let mut world = World::new(&Policy::builtin());

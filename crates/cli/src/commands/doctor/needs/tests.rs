@@ -55,7 +55,7 @@ fn device_taints_need_what_they_read_and_write() {
     for (mode, rules) in [
         (Mode::DryRun, "list, watch devicetaintrules"),
         (
-            Mode::Quarantine,
+            Mode::Act,
             "list, watch, create, patch, delete devicetaintrules",
         ),
     ] {
@@ -151,7 +151,7 @@ fn a_repair_makes_custom_resources_and_in_a_dry_run_none() {
     );
     let need = |mode| of_remedy(mode, reboot, "rebootnodes".to_owned());
     assert_eq!(need(Mode::DryRun), None);
-    let need = need(Mode::Quarantine).unwrap();
+    let need = need(Mode::Act).unwrap();
     assert_eq!(
         need.described(need.verbs),
         "get, list, watch, create, delete rebootnodes"

@@ -84,7 +84,7 @@ fn the_table_of_permissions_is_what_doctor_asks_for() {
     add("`--quarantine`", &quarantine, &observing);
     let policy = quarantining(&|act| act.policy = Some("configmap:policies/name".into()));
     add("`--policy configmap:`", &policy, &quarantine);
-    let devices = of_device_taints(Mode::Quarantine);
+    let devices = of_device_taints(Mode::Act);
     add("`[device-taints]`", &devices, &quarantine);
     let central = of(&controller(act(|act| act.quarantine = Some(true))));
     add("`controller`", &central, &quarantine);
@@ -95,7 +95,7 @@ fn the_table_of_permissions_is_what_doctor_asks_for() {
     let kinds = config.kinds().into_iter();
     let repaired = kinds.filter_map(|kind| {
         let plural = format!("{}s", kind.kind.to_lowercase());
-        of_remedy(Mode::Quarantine, kind, plural)
+        of_remedy(Mode::Act, kind, plural)
     });
     add("`--remediate`", &repaired.collect::<Vec<_>>(), &[]);
 
