@@ -32,6 +32,7 @@ use crate::wakes::CLOCK_SLACK;
 
 mod agenda;
 mod brake;
+mod checkpoint;
 mod claim;
 mod common;
 mod departed;
@@ -40,7 +41,6 @@ mod entry;
 mod io;
 mod judge;
 mod judged;
-mod kept;
 mod look;
 mod news;
 mod show;
@@ -50,6 +50,7 @@ mod uncordon;
 mod veto;
 
 pub use brake::Switched;
+pub use checkpoint::{Kept, Unsaved};
 pub use claim::Owns;
 pub use devices::{DeviceInput, DeviceWatch, PlannedRule};
 pub use io::{
@@ -57,7 +58,6 @@ pub use io::{
     PlannedCheckpoint, PlannedRemoval, PlannedResource, PodNews, Purpose, RemediationNews,
     RemovalAnswer, ResourceNews, RuleSetOutcome,
 };
-pub use kept::{Kept, Unsaved};
 pub use news::LIST_TAKES;
 pub use situation::Situation;
 pub use stage::drain::custom::DRAIN_ACTION;

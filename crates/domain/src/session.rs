@@ -33,9 +33,9 @@
 //! [`DEADLINE`] a person is asked; it is given up only when it is wanted no more, for a
 //! node that is not quarantined is not safe, and one that is not given back is lost.
 
-pub mod another;
 mod change;
 mod dismissal;
+pub mod foreign_session;
 pub mod returns;
 mod step;
 pub mod uncordon;

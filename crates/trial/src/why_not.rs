@@ -10,7 +10,7 @@ use contract::nearest::nearest;
 use domain::fault::not_fully_seen;
 use domain::fleet::{Fleet, Situation};
 use domain::mode::Mode;
-use domain::session::{Observed, Phase, another, returns};
+use domain::session::{Observed, Phase, foreign_session, returns};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
@@ -144,7 +144,7 @@ fn answer(situation: &Situation<'_>, cluster: Option<Connection<'_>>, checks: &[
     let node = situation.node;
     let own = situation.observed.and_then(|node| node.own.as_deref());
     if let (Some(own), true) = (own, situation.anothers) {
-        let (who, since) = (another::who(own, node), another::since(own));
+        let (who, since) = (foreign_session::who(own, node), foreign_session::since(own));
         return format!("{node} is quarantined by another gpuwarden{since}: {who}");
     }
     if own.is_some() {
@@ -276,9 +276,14 @@ fn anothers_check(situation: &Situation<'_>) -> Option<Check> {
     else {
         return Some(stops("session", text));
     };
-    let (who, since) = (another::who(own, situation.node), another::since(own));
+    let (who, since) = (
+        foreign_session::who(own, situation.node),
+        foreign_session::since(own),
+    );
     let text = format!("{text}, {who}{since}: it is left alone, and counts as out of service");
-    let on_our_node = situation.on_our_node.then_some(another::ON_OUR_NODE);
+    let on_our_node = situation
+        .on_our_node
+        .then_some(foreign_session::ON_OUR_NODE);
     let uncordoned = (own.cordoned && !view.unschedulable)
         .then_some("somebody has uncordoned the node; only who made the session takes that in");
     let details = on_our_node.into_iter().chain(uncordoned);
@@ -288,7 +293,7 @@ fn anothers_check(situation: &Situation<'_>) -> Option<Check> {
     };
     Some(check.fix(&format!(
         "it ends when that gpuwarden gives the node back; where that is gone for good: {}",
-        another::end_by_hand(own, view)
+        foreign_session::end_by_hand(own, view)
     )))
 }
 

@@ -11,7 +11,7 @@ use cluster::Cluster;
 use contract::keys;
 use domain::node::{NodeChange, NodeView};
 use domain::ownership::{Ownership, REASON_BYTES, ReleaseRequest};
-use domain::session::another;
+use domain::session::foreign_session;
 use jiff::Timestamp;
 use tokio::time::Instant;
 
@@ -121,10 +121,10 @@ fn unheard(node: &NodeView, own: &Ownership, seconds: u64) -> String {
         "{name}: nothing has happened for {seconds} s. Its session was made by {}{}, which has to run \
          with --quarantine to end it. The request stays: kubectl annotate node {name} {}- withdraws \
          it. Where that gpuwarden is gone for good: {}",
-        another::who(own, name),
-        another::since(own),
+        foreign_session::who(own, name),
+        foreign_session::since(own),
         keys::RELEASE,
-        another::end_by_hand(own, node)
+        foreign_session::end_by_hand(own, node)
     )
 }
 

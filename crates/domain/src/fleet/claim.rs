@@ -28,7 +28,7 @@ use super::{Effect, InStore, Level, Purpose};
 use crate::event::{MAX_EVENTS, Record, content_fingerprint, normalise};
 use crate::journal::EntryKind;
 use crate::ownership::{Maker, Ownership};
-use crate::session::{Failure, Note, another};
+use crate::session::{Failure, Note, foreign_session};
 
 /// The nodes for which nobody else speaks: sessions on them that the store does not know are
 /// taken over, where another kind of gpuwarden did not make them.
@@ -198,7 +198,7 @@ impl Look<'_> {
         }
         .to_owned();
         if entry.claim.on_our_node {
-            text = format!("{text}; {}", another::ON_OUR_NODE);
+            text = format!("{text}; {}", foreign_session::ON_OUR_NODE);
         }
         let id = session.clone().or(entry.claim.anothers.take());
         entry.claim.anothers = session;

@@ -13,7 +13,7 @@ use crate::assess::{Dismissal, DismissedBy, is_notice};
 use crate::brake::Use;
 use crate::fault::{Fault, not_fully_seen};
 use crate::ownership::{CORDONED_BEFORE, Ownership};
-use crate::session::{Observed, Phase, another};
+use crate::session::{Observed, Phase, foreign_session};
 use crate::view::{AnotherView, BrakeView, FaultView, NodeState, NodeStatus, SessionView};
 
 /// One node, to be shown.
@@ -255,11 +255,11 @@ impl Shown<'_> {
             notes.push(format!(
                 "quarantined by another gpuwarden{}: {}; it is left alone, and counts as out of \
                  service",
-                another::since(own),
+                foreign_session::since(own),
                 another.who
             ));
             if entry.claim.on_our_node {
-                notes.push(another::ON_OUR_NODE.to_owned());
+                notes.push(foreign_session::ON_OUR_NODE.to_owned());
             }
         } else if let Some(Observed {
             view,
@@ -324,8 +324,8 @@ impl NodeEntry {
         self.claim.anothers.as_ref()?;
         let (observed, own) = (self.observed.as_ref()?, self.ownership()?);
         let shown = AnotherView {
-            who: another::who(own, &observed.view.name),
-            end: another::end_by_hand(own, &observed.view),
+            who: foreign_session::who(own, &observed.view.name),
+            end: foreign_session::end_by_hand(own, &observed.view),
         };
         Some((own, shown))
     }
