@@ -105,7 +105,7 @@ const HELD: [Held; 5] = [
     Held {
         guard: Guard {
             what: "the rules of devices that others have made stay",
-            file: "fleet/common.rs",
+            file: "fleet/state.rs",
             text: "Owns::All => rule.spec.by == Maker::Controller,",
             without: "Owns::All => true,",
         },

@@ -15,8 +15,9 @@ pub enum Change<T> {
     Gone(String),
 }
 
-/// Takes a signal into a listing whose objects are what `read` makes of them; `None`: an object is none of
-/// those that are followed. Keys are the names of objects, with their namespace where they have one.
+/// Takes a signal into a listing whose objects are what `read` makes of them. An object for which it returns
+/// `None` is passed over: one that was known stays as it was until the next list. Keys are the names of objects,
+/// with their namespace where they have one.
 pub fn take<T, V>(
     listing: &mut Listing<String, V>,
     signal: Signal<T>,
@@ -93,6 +94,74 @@ impl FollowOne {
             Signal::Listed | Signal::Deleted(_) => Some(One::Missing),
             Signal::Failing { error, refused } => Some(One::Failing { error, refused }),
             Signal::Recovered => Some(One::Recovered),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_objects_of_a_watch_are_known_by_key() {
+        let mut listing: Listing<String, u8> = Listing::default();
+        let read = |object: &Arc<(&'static str, u8)>| {
+            let (name, value) = **object;
+            (value > 0).then(|| (name.to_owned(), value))
+        };
+        let mut told = |signal| {
+            let changes = take(&mut listing, signal, read).into_iter();
+            let parts = changes.map(Change::into_parts);
+            let parts: Vec<_> = parts.map(|(key, object)| (key, object.is_some())).collect();
+            let values: Vec<u8> = listing.values().copied().collect();
+            (parts, values)
+        };
+        let applied = |name, value| Signal::Applied(Arc::new((name, value)));
+        assert_eq!(told(Signal::Restarted), (vec![], vec![]));
+        assert_eq!(told(applied("a", 1)), (vec![("a".into(), true)], vec![1]));
+        assert_eq!(told(applied("b", 0)), (vec![], vec![1]), "passed over");
+        assert_eq!(
+            told(applied("b", 2)),
+            (vec![("b".into(), true)], vec![1, 2])
+        );
+        assert_eq!(told(Signal::Listed), (vec![], vec![1, 2]));
+        assert_eq!(told(Signal::Recovered), (vec![], vec![1, 2]));
+        assert_eq!(told(Signal::Restarted), (vec![], vec![1, 2]));
+        assert_eq!(
+            told(applied("b", 3)),
+            (vec![("b".into(), true)], vec![1, 3])
+        );
+        assert_eq!(told(Signal::Listed), (vec![("a".into(), false)], vec![3]));
+        let deleted = told(Signal::Deleted("b".into()));
+        assert_eq!(deleted, (vec![("b".into(), false)], vec![]));
+    }
+
+    #[test]
+    fn the_one_object_of_a_watch_is_there_or_missing() {
+        let mut follow = FollowOne::default();
+        let mut told = |signal: Signal<u8>| match follow.take(signal) {
+            Some(One::There(object)) => format!("there {object}"),
+            Some(One::Missing) => "missing".to_owned(),
+            Some(One::Failing { error, refused }) => format!("{error} {refused}"),
+            Some(One::Recovered) => "recovered".to_owned(),
+            None => String::new(),
+        };
+        let failing = || Signal::Failing {
+            error: "e".to_owned(),
+            refused: true,
+        };
+        for (signal, expected) in [
+            (Signal::Restarted, ""),
+            (Signal::Applied(Arc::new(1)), "there 1"),
+            (Signal::Listed, ""),
+            (failing(), "e true"),
+            (Signal::Recovered, "recovered"),
+            (Signal::Deleted("a".to_owned()), "missing"),
+            (Signal::Restarted, ""),
+            (Signal::Listed, "missing"),
+            (Signal::Applied(Arc::new(2)), "there 2"),
+        ] {
+            assert_eq!(told(signal), expected);
         }
     }
 }

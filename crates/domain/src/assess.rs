@@ -1,6 +1,6 @@
 //! From the open faults of a node to what is wanted for it.
 //!
-//! Recomputed from all open faults whenever anything has changed from which it follows (`fleet/judged.rs`): a second
+//! Recomputed from all open faults whenever anything has changed from which it follows (`fleet/desired.rs`): a second
 //! fault is taken in at once, and the recovery of one of two takes back only what that one asked for.
 
 use std::cell::LazyCell;
@@ -40,7 +40,7 @@ pub struct Desired {
     /// Taints that single devices of it should carry, of each one per key.
     pub devices: BTreeMap<DeviceId, Vec<DeviceTaint>>,
     /// How far its pods should have left; `None`: they stay.
-    pub drain: Option<DrainStage>,
+    pub drain: Option<DrainProgress>,
     /// The GPUs whose pods those are, by UUID; empty: all of its pods.
     pub drain_gpus: Vec<String>,
     /// What its session is to say of its remediation.
@@ -55,7 +55,7 @@ pub struct Desired {
 
 /// A stage of the drain of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DrainStage {
+pub enum DrainProgress {
     /// Pods leave it.
     Draining,
     /// All pods that were to leave have left.

@@ -34,18 +34,18 @@ mod agenda;
 mod brake;
 mod checkpoint;
 mod claim;
-mod common;
 mod departed;
+mod desired;
 mod devices;
 mod entry;
 mod io;
-mod judge;
-mod judged;
 mod look;
 mod news;
+mod remembered;
 mod show;
 mod situation;
 mod stage;
+mod state;
 mod uncordon;
 mod veto;
 
@@ -64,10 +64,10 @@ pub use stage::drain::custom::DRAIN_ACTION;
 
 use agenda::{Agenda, Awaits};
 use brake::BrakeState;
-use common::Common;
 use devices::Devices;
 use entry::NodeEntry;
 use look::Look;
+use state::FleetState;
 
 /// The settings of a fleet, which do not change while a process runs.
 #[derive(Clone, Debug)]
@@ -109,7 +109,7 @@ struct Relisted {
 /// All nodes of a cluster and what is decided about them. See the module.
 #[derive(Debug)]
 pub struct Fleet {
-    common: Common,
+    state: FleetState,
     nodes: BTreeMap<String, NodeEntry>,
     brake: BrakeState,
     agenda: Agenda,
@@ -123,7 +123,7 @@ impl Fleet {
     /// Returns a fleet of which nothing is known.
     pub fn new(settings: Settings, policy: Option<Arc<Policy>>, now: Timestamp) -> Self {
         Self {
-            common: Common {
+            state: FleetState {
                 listed: !settings.cluster,
                 caught_up: false,
                 book: FaultBook::since(settings.since),
@@ -148,10 +148,10 @@ impl Fleet {
     pub fn record(&mut self, record: &Record, now: Timestamp) -> Vec<Change> {
         self.set_time(now);
         // Elsewhere nothing would ever take away what is noted for the records of events.
-        let (event, keeps) = (&record.event, self.common.acts());
+        let (event, keeps) = (&record.event, self.state.acts());
         // Once recorded, what it closes is gone.
         let closed: Vec<Fault> = if event.is_healthy && keeps {
-            self.common
+            self.state
                 .book
                 .touched_by(event)
                 .into_iter()
@@ -160,13 +160,13 @@ impl Fleet {
         } else {
             Vec::new()
         };
-        let changes = self.common.book.record(record);
+        let changes = self.state.book.record(record);
         let ignored = |change: &Change| matches!(change, Change::Ignored(_));
         if keeps && !changes.iter().all(ignored) {
             let faults = if event.is_healthy {
                 closed.iter().collect()
             } else {
-                self.common.book.touched_by(event)
+                self.state.book.touched_by(event)
             };
             let entry = self.nodes.entry(event.node_name.clone());
             let entry = entry.or_insert_with(|| NodeEntry::new(now));
@@ -181,10 +181,10 @@ impl Fleet {
     pub fn take(&mut self, input: FleetInput, now: Timestamp) {
         self.set_time(now);
         match input {
-            FleetInput::CaughtUp => (self.common.caught_up, self.agenda.news) = (true, true),
+            FleetInput::CaughtUp => (self.state.caught_up, self.agenda.news) = (true, true),
             FleetInput::Reread(reading) => {
                 let node = reading.node().to_owned();
-                self.common.book.take_missed(*reading);
+                self.state.book.take_missed(*reading);
                 self.agenda.unsaved.nodes.insert(node.clone());
                 self.look_again_at(&node);
             }
@@ -200,12 +200,14 @@ impl Fleet {
                 self.on(&node, |look| look.answered(answer));
             }
             FleetInput::RuleChanged { node, rule, result } => {
+                // Also of a node that is gone: what the cluster has is known of all rules.
+                let result = result.map(|after| self.state.devices.rule_answered(&rule, after));
                 self.on(&node, |look| look.rule_answered(&rule, result));
             }
             FleetInput::Pods { node, news } => {
                 self.on(&node, |look| look.take_pods(news));
             }
-            FleetInput::PodRemoved { node, uid, answer } => {
+            FleetInput::PodAnswered { node, uid, answer } => {
                 self.on(&node, |look| look.removal_answered(&uid, answer));
             }
             FleetInput::Resource { node, name, news } => {
@@ -262,7 +264,7 @@ impl Fleet {
 
     /// Returns the fault book.
     pub fn book(&self) -> &FaultBook {
-        &self.common.book
+        &self.state.book
     }
 
     /// Returns the node as last seen; `None` where the cluster does not have it.
@@ -287,25 +289,25 @@ impl Fleet {
 
     /// Returns whether all events that were stored at the start are recorded.
     pub fn is_caught_up(&self) -> bool {
-        self.common.caught_up
+        self.state.caught_up
     }
 
     /// Returns whether the cluster's nodes are known.
     pub fn is_listed(&self) -> bool {
-        self.common.listed
+        self.state.listed
     }
 
     /// Returns whether it decides what is then written in the cluster.
     pub fn writes(&self) -> bool {
-        self.common.settings.mode.writes()
+        self.state.settings.mode.writes()
     }
 
     /// Returns what is wanted for a node, as it was last seen or as one of which nothing is
     /// known; nothing where there is no policy.
     pub fn desired(&self, node: &str) -> Desired {
         match self.nodes.get(node) {
-            Some(entry) => entry.desired(node, &self.common),
-            None => self.common.desired_of_unknown(node),
+            Some(entry) => entry.desired(node, &self.state),
+            None => self.state.desired_of_unknown(node),
         }
     }
 
@@ -316,7 +318,7 @@ impl Fleet {
 
     /// Takes the time. Where the clock was put back, all waits end.
     fn set_time(&mut self, now: Timestamp) {
-        let before = std::mem::replace(&mut self.common.now, now);
+        let before = std::mem::replace(&mut self.state.now, now);
         let by = before.duration_since(now);
         if by <= CLOCK_SLACK {
             return;
@@ -338,7 +340,7 @@ impl Fleet {
         }
         self.brake.doubt_ends = doubt;
         self.brake.clock_put_back(now);
-        self.brake.pause_ends = self.common.switched.pause_ends(now);
+        self.brake.pause_ends = self.state.switched.pause_ends(now);
         self.brake.mark_stale();
         let names: Vec<String> = self.nodes.keys().cloned().collect();
         for name in names {
@@ -351,7 +353,7 @@ impl Fleet {
 
     fn entry(&mut self, name: &str) -> &mut NodeEntry {
         let entry = self.nodes.entry(name.to_owned());
-        entry.or_insert_with(|| NodeEntry::new(self.common.now))
+        entry.or_insert_with(|| NodeEntry::new(self.state.now))
     }
 
     /// Marks a node for another look.
@@ -368,7 +370,7 @@ impl Fleet {
         }
         self.relisted = Some(Relisted {
             seen: BTreeSet::new(),
-            began: self.common.now,
+            began: self.state.now,
         });
     }
 
@@ -402,7 +404,7 @@ impl Fleet {
         for name in gone {
             self.gone(&name);
         }
-        self.common.listed = true;
+        self.state.listed = true;
         self.warn_of_nodes();
         self.look_again_at_all();
         self.agenda.news = true;
@@ -410,7 +412,7 @@ impl Fleet {
 
     /// Says, after a list, where our own node is missing, or too many act for themselves.
     fn warn_of_nodes(&mut self) {
-        let Owns::Node(own) = self.common.settings.owns.clone() else {
+        let Owns::Node(own) = self.state.settings.owns.clone() else {
             return;
         };
         if !self.writes() {
@@ -442,14 +444,14 @@ impl Fleet {
 
     /// Takes news of single devices in.
     fn take_devices(&mut self, input: DeviceInput) {
-        let watch = self.common.devices.watch.clone();
-        for node in self.common.devices.take(input) {
+        let watch = self.state.devices.watch.clone();
+        for node in self.state.devices.take(input) {
             self.look_again_at(&node);
         }
-        if self.common.devices.watch == watch {
+        if self.state.devices.watch == watch {
             return;
         }
-        if let DeviceWatch::Unserved(why) = &self.common.devices.watch {
+        if let DeviceWatch::Unserved(why) = &self.state.devices.watch {
             let text = format!(
                 "single devices cannot be tainted, and where one is faulty its node is taken out: \
                  {why}"
@@ -461,7 +463,7 @@ impl Fleet {
 
     /// Gives up all requests about nodes whose answers are still to come: they were lost.
     fn answers_lost(&mut self) {
-        let until = self.common.now + DOUBT;
+        let until = self.state.now + DOUBT;
         for entry in self.nodes.values_mut() {
             if entry.patch.taking_out {
                 entry.patch.in_doubt = Some(until);
@@ -480,11 +482,11 @@ impl Fleet {
 
     /// Takes the switches that people have set in.
     fn switch(&mut self, switched: Switched) {
-        let before = std::mem::replace(&mut self.common.switched, switched);
-        if before == self.common.switched {
+        let before = std::mem::replace(&mut self.state.switched, switched);
+        if before == self.state.switched {
             return;
         }
-        let now = &self.common.switched;
+        let now = &self.state.switched;
         let repairs = |one: &Switched| one.pause.as_ref().filter(|pause| pause.repairs).cloned();
         if now.dropped_at != before.dropped_at
             || now.unread != before.unread
@@ -493,14 +495,14 @@ impl Fleet {
             // What counts of the faults has changed, or what holds repairs back.
             self.look_again_at_all();
         }
-        self.brake.pause_ends = self.common.switched.pause_ends(self.common.now);
+        self.brake.pause_ends = self.state.switched.pause_ends(self.state.now);
         self.brake.mark_stale();
         self.agenda.news = true;
     }
 
     /// Takes another policy: all nodes are looked at.
     fn policy_changed(&mut self, policy: Option<Arc<Policy>>) {
-        let before = std::mem::replace(&mut self.common.policy, policy.clone());
+        let before = std::mem::replace(&mut self.state.policy, policy.clone());
         self.look_again_at_all();
         self.brake.mark_stale();
         self.agenda.news = true;
@@ -514,7 +516,7 @@ impl Fleet {
             policy.source,
             names.join(", ")
         );
-        let (book, now) = (&self.common.book, self.common.now);
+        let (book, now) = (&self.state.book, self.state.now);
         for (name, entry) in &self.nodes {
             if entry.session.phase != Phase::Idle || !book.faults(name).is_empty() {
                 let note = Note::new(EntryKind::Rules, text.clone());

@@ -196,7 +196,7 @@ impl Quarantine {
             Asked::Checkpoint(planned) => (planned.node, planned.uid),
         };
         let answer = answer(result);
-        self.take(FleetInput::PodRemoved { node, uid, answer });
+        self.take(FleetInput::PodAnswered { node, uid, answer });
     }
 }
 

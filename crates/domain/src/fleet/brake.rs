@@ -9,8 +9,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
 
-use super::common::Common;
 use super::entry::NodeEntry;
+use super::state::FleetState;
 use crate::assess::Desired;
 use crate::brake::pause::Pause;
 use crate::brake::{self, Candidate, Hold, Member, Plan, Question, Use};
@@ -119,10 +119,10 @@ impl BrakeState {
     }
 
     /// Returns the plan of the brake, which is up to date from then on.
-    pub(super) fn ask(&mut self, nodes: &BTreeMap<String, NodeEntry>, common: &Common) -> Plan {
+    pub(super) fn ask(&mut self, nodes: &BTreeMap<String, NodeEntry>, fleet: &FleetState) -> Plan {
         self.stale = false;
-        let now = common.now;
-        let policy = common.policy.as_ref();
+        let now = fleet.now;
+        let policy = fleet.policy.as_ref();
         let window = policy.and_then(|policy| policy.brake.window.as_ref());
         self.recent.retain(|_, since| {
             window.is_some_and(|window| now.duration_since(*since) < window.duration)
@@ -152,41 +152,41 @@ impl BrakeState {
         brake::plan(Question {
             brake: policy
                 .map(|policy| &policy.brake)
-                .filter(|_| common.settings.brake),
-            gpu_label: &common.settings.gpu_label,
+                .filter(|_| fleet.settings.brake),
+            gpu_label: &fleet.settings.gpu_label,
             members,
             recent: &self.recent,
-            reset_at: common.switched.reset_at,
-            stop: common.stop(),
+            reset_at: fleet.switched.reset_at,
+            stop: fleet.stop(),
             candidates,
             now,
         })
     }
 
     /// Returns the brake as it is shown; `held`: number of nodes that are held back.
-    pub(super) fn show(&self, held: usize, common: &Common) -> BrakeView {
+    pub(super) fn show(&self, held: usize, fleet: &FleetState) -> BrakeView {
         let plan = &self.plan;
         let mut notes = Vec::new();
-        if plan.unlabelled && common.settings.brake && common.listed {
+        if plan.unlabelled && fleet.settings.brake && fleet.listed {
             notes.push(format!(
                 "no node carries the label {}: all nodes are counted",
-                common.settings.gpu_label
+                fleet.settings.gpu_label
             ));
         }
-        let paused = match common.switched.stop(false, common.now) {
+        let paused = match fleet.switched.stop(false, fleet.now) {
             Some(Hold::Paused(pause)) => Some(pause.to_string()),
             _ => None,
         };
-        let unknown = if !common.listed {
+        let unknown = if !fleet.listed {
             Some("the cluster's nodes could not be read yet".to_owned())
-        } else if common.policy.is_none() {
+        } else if fleet.policy.is_none() {
             Some("no policy was read yet".to_owned())
         } else {
             None
         };
         let shown = plan.limits.iter().take(LIMITS_SHOWN);
         BrakeView {
-            enabled: common.settings.brake,
+            enabled: fleet.settings.brake,
             state: String::new(),
             limits: shown
                 .map(|limit| LimitView {

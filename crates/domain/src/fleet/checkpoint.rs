@@ -40,15 +40,15 @@ pub struct Unsaved {
 impl Fleet {
     /// Takes in that the store was made just now.
     pub fn begin(&mut self) {
-        self.common.begun = self.common.now;
+        self.state.begun = self.state.now;
     }
 
     /// Goes on from what an earlier process has kept. A fleet that writes nothing has no session
     /// of its own.
     pub fn restore(&mut self, mut kept: Kept, now: Timestamp) {
         self.set_time(now);
-        self.common.book = kept.book;
-        self.common.begun = kept.begun;
+        self.state.book = kept.book;
+        self.state.begun = kept.begun;
         self.agenda.unsaved.nodes.extend(kept.unsaved);
         self.brake.recent = kept.recently_out;
         self.brake.mark_stale();
@@ -73,7 +73,7 @@ impl Fleet {
                 self.look_again_at(&name);
             }
         }
-        let names: Vec<String> = self.common.book.nodes().map(str::to_owned).collect();
+        let names: Vec<String> = self.state.book.nodes().map(str::to_owned).collect();
         for name in names {
             self.look_again_at(&name);
         }
@@ -101,7 +101,7 @@ impl Fleet {
 
     /// Returns when the store was made.
     pub fn begun(&self) -> Timestamp {
-        self.common.begun
+        self.state.begun
     }
 
     /// Takes out what is to be saved, which counts as saved from then on.

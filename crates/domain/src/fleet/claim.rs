@@ -71,11 +71,11 @@ impl Look<'_> {
         let Some(own) = own else {
             return Claim::Ours;
         };
-        let (name, now) = (self.name, self.common.now);
-        if let Owns::Node(our_node) = &self.common.settings.owns
+        let (name, now) = (self.name, self.state.now);
+        if let Owns::Node(our_node) = &self.state.settings.owns
             && own.kept_by_another(
-                &self.common.settings.store,
-                self.common.begun,
+                &self.state.settings.store,
+                self.state.begun,
                 our_node == name,
                 now,
             )
@@ -90,7 +90,7 @@ impl Look<'_> {
         let (mut unknown, mut asked) = (Vec::new(), Vec::new());
         let mut history = BTreeMap::new();
         // What the book has came from the store.
-        let faults = self.common.book.faults(name);
+        let faults = self.state.book.faults(name);
         for event in &own.events {
             let id = &event.id;
             if known.contains(id) {
@@ -117,7 +117,7 @@ impl Look<'_> {
         }
         // Also where the list cannot be read: then nothing says that it is ours.
         if unknown.len() == own.events.len()
-            && !self.common.settings.owns.adopts(name, own.mark.by.as_ref())
+            && !self.state.settings.owns.adopts(name, own.mark.by.as_ref())
         {
             return Claim::Anothers;
         }
@@ -133,7 +133,7 @@ impl Look<'_> {
     /// Has events of a node appended: those that it lists and the store does not know, and those
     /// that the store knows of before another one was acted on.
     fn take_over(&mut self, mut unknown: Vec<HealthEvent>, history: Vec<Record>) {
-        let now = self.common.now;
+        let now = self.state.now;
         let count = unknown.len() + history.len();
         let again = history.into_iter().take(MAX_EVENTS); // The rest at the next look.
         let mut events: Vec<_> = again
@@ -180,7 +180,7 @@ impl Look<'_> {
             Claim::Later => return,
         };
         let ours =
-            matches!(&self.common.settings.owns, Owns::Node(our_node) if our_node == self.name);
+            matches!(&self.state.settings.owns, Owns::Node(our_node) if our_node == self.name);
         let by_node = own.is_some_and(|own| own.mark.by == Some(Maker::Node));
         let session = own.map(|own| own.session_id.clone());
         let entry = &mut *self.entry;
@@ -203,7 +203,7 @@ impl Look<'_> {
         let id = session.clone().or(entry.claim.anothers.take());
         entry.claim.anothers = session;
         let note = Note::new(EntryKind::Session, text);
-        let now = self.common.now;
+        let now = self.state.now;
         (self.agenda).note(now, self.name, id.as_deref(), note, Some(Level::Info));
     }
 
@@ -211,7 +211,7 @@ impl Look<'_> {
     pub(super) fn claim_later(&mut self) {
         let failure = Failure::Error { retry_after: None };
         self.entry.claim.unanswered = true;
-        self.entry.session.failed(failure, self.common.now);
+        self.entry.session.failed(failure, self.state.now);
         self.save_session();
         self.set_wake();
     }

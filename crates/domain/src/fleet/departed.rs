@@ -25,25 +25,25 @@ impl Look<'_> {
     pub(super) fn close_faults_of_gone_machine(&mut self) -> bool {
         // Fewer are kept of a node than the store takes at once.
         const { assert!(MAX_OPEN_FAULTS_PER_NODE <= MAX_EVENTS) };
-        if !self.common.settings.cluster {
+        if !self.state.settings.cluster {
             return true;
         }
-        let Some(newest) = self.common.book.newest_report(self.name) else {
+        let Some(newest) = self.state.book.newest_report(self.name) else {
             return true;
         };
-        let (name, now) = (self.name, self.common.now);
+        let (name, now) = (self.name, self.state.now);
         let (closing, why) = if let Some(view) = self.entry.view.clone() {
-            if self.common.book.learn_machine(name, &view.machine) {
+            if self.state.book.learn_machine(name, &view.machine) {
                 self.save();
             }
             let closing = self
-                .common
+                .state
                 .book
                 .of_replaced_machine(name, &view.machine, now);
             (closing, "the node is another machine now".to_owned())
         } else {
             let absent_since = *self.entry.absent_since.get_or_insert(now);
-            let retention = self.common.settings.retention;
+            let retention = self.state.settings.retention;
             let until = after(newest, retention).max(after(absent_since, ABSENT));
             if now < until {
                 self.agenda.wakes.set(name, Some(until));
@@ -53,7 +53,7 @@ impl Look<'_> {
                 "the cluster has not had the node since {absent_since:.0}, and nothing was \
                  reported of it since {newest:.0}"
             );
-            (self.common.book.of_departed_node(name, &why, now), why)
+            (self.state.book.of_departed_node(name, &why, now), why)
         };
         if closing.is_empty() {
             return true;
@@ -65,7 +65,7 @@ impl Look<'_> {
 
     /// Has another try made where the store did not take events of ours.
     pub(super) fn append_again_later(&mut self) {
-        let at = after(self.common.now, AGAIN);
+        let at = after(self.state.now, AGAIN);
         self.agenda.wakes.set(self.name, Some(at));
     }
 }

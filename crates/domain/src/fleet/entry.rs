@@ -8,9 +8,9 @@ use jiff::Timestamp;
 
 use super::InStore;
 use super::agenda::Awaits;
-use super::common::Common;
-use super::judged::{Judged, Told};
+use super::remembered::{Judged, Told};
 use super::stage::Stages;
+use super::state::FleetState;
 use super::veto::VetoState;
 use crate::assess::{Dismissal, FaultRuling};
 use crate::brake::{Hold, Out};
@@ -218,8 +218,8 @@ impl NodeEntry {
     }
 
     /// Returns the faults of the node that a person has dismissed.
-    pub(super) fn dismissal(&self, common: &Common) -> Option<Dismissal> {
-        let dropped_at = common.switched.dropped_at;
+    pub(super) fn dismissal(&self, fleet: &FleetState) -> Option<Dismissal> {
+        let dropped_at = fleet.switched.dropped_at;
         dismissal(self.observed.as_ref()?, dropped_at, &self.session.times)
     }
 

@@ -66,7 +66,7 @@ pub enum FleetInput {
         news: PodNews,
     },
     /// The answer to an [`Effect::RemovePod`] or an [`Effect::RequestCheckpoint`].
-    PodRemoved {
+    PodAnswered {
         /// The node.
         node: String,
         /// Uid of the pod.
@@ -92,7 +92,7 @@ pub enum FleetInput {
         /// The answer.
         answer: CreateAnswer,
     },
-    /// A patch or a question has ended without an answer, and nobody knows of which node.
+    /// A request has ended without an answer, and nobody knows of which node.
     AnswersLost,
     /// The answer to an [`Effect::LookUp`]; `None` where the store does not answer.
     EventsFound {
@@ -165,9 +165,9 @@ pub enum Effect {
         /// True: start.
         watch: bool,
     },
-    /// Tell a pod that it may write a checkpoint. Asks for a [`FleetInput::PodRemoved`].
+    /// Tell a pod that it may write a checkpoint. Asks for a [`FleetInput::PodAnswered`].
     RequestCheckpoint(Box<PlannedCheckpoint>),
-    /// Remove a pod from its node. Asks for a [`FleetInput::PodRemoved`].
+    /// Remove a pod from its node. Asks for a [`FleetInput::PodAnswered`].
     RemovePod(Box<PlannedRemoval>),
     /// Emit a Kubernetes Event of a node. Nobody waits for it.
     EmitEvent {

@@ -8,10 +8,10 @@ use serde_json::json;
 
 use super::agenda::Agenda;
 use super::brake::BrakeState;
-use super::common::Common;
 use super::entry::{Claim, NodeEntry};
 use super::show::unknown_policy;
 use super::stage::{Asks, Facts, Stages};
+use super::state::FleetState;
 use super::{Effect, EventReason, Fleet, Level, Mode, Owns, Planned, RuleSetOutcome};
 use crate::assess::{Desired, FaultRuling};
 use crate::brake::Hold;
@@ -24,11 +24,11 @@ use crate::session::{self, Intent, Marks, Note, Observed, Patch, step};
 /// Most faults whose rulings one journal entry tells: a story is read by people.
 const MAX_RULINGS: usize = 50;
 
-/// One node while it is looked at, and what decisions about all nodes have in common.
+/// One node while it is looked at, and what is shared by all nodes.
 pub(super) struct Look<'a> {
     pub(super) name: &'a str,
     pub(super) entry: &'a mut NodeEntry,
-    pub(super) common: &'a mut Common,
+    pub(super) state: &'a mut FleetState,
     pub(super) brake: &'a mut BrakeState,
     pub(super) agenda: &'a mut Agenda,
 }
@@ -39,8 +39,8 @@ impl Fleet {
     /// Looks at all nodes that anything has happened to.
     pub(super) fn look(&mut self) {
         // Before all is known, nothing follows from what is known.
-        let known = self.common.caught_up && self.common.listed && !self.common.awaits_devices();
-        let Some(policy) = self.common.policy.clone().filter(|_| known) else {
+        let known = self.state.caught_up && self.state.listed && !self.state.awaits_devices();
+        let Some(policy) = self.state.policy.clone().filter(|_| known) else {
             return;
         };
         let mut looked_at = Vec::new();
@@ -53,7 +53,7 @@ impl Fleet {
             if !look.run(&policy) {
                 continue;
             }
-            if self.common.settings.mode.decides() {
+            if self.state.settings.mode.decides() {
                 looked_at.push(name.clone());
             }
             self.forget_if_gone(&name);
@@ -65,7 +65,7 @@ impl Fleet {
             // object in turn, and the cordon would wait for what only tells of it. It is looked
             // at again when the answer is there.
             let has_news = match self.nodes.get_mut(&name) {
-                Some(entry) => !entry.patch.in_flight && entry.has_news(&name, &self.common),
+                Some(entry) => !entry.patch.in_flight && entry.has_news(&name, &self.state),
                 None => true,
             };
             if has_news {
@@ -79,13 +79,13 @@ impl Fleet {
         if !self.brake.stale || self.brake.waiting.is_empty() {
             return;
         }
-        let plan = self.brake.ask(&self.nodes, &self.common);
+        let plan = self.brake.ask(&self.nodes, &self.state);
         if plan.trip {
             // It holds from now on, be it written down or not.
-            self.common.switched.breaker.get_or_insert(Hold::Tripped);
+            self.state.switched.breaker.get_or_insert(Hold::Tripped);
             self.agenda.effects.push(Effect::Trip);
         }
-        let stop = self.common.stop();
+        let stop = self.state.stop();
         let looked_at = std::mem::take(&mut self.brake.looked_at);
         let started: BTreeSet<&str> = plan.start.iter().map(String::as_str).collect();
         let rest: Vec<String> = (self.brake.waiting.keys())
@@ -112,7 +112,7 @@ impl Fleet {
         Some(Look {
             name,
             entry: self.nodes.get_mut(name)?,
-            common: &mut self.common,
+            state: &mut self.state,
             brake: &mut self.brake,
             agenda: &mut self.agenda,
         })
@@ -124,17 +124,19 @@ impl Fleet {
 impl Look<'_> {
     /// Looks at the node. Returns whether anything was decided: not while an answer is to come first.
     fn run(&mut self, policy: &Policy) -> bool {
-        let applied = self.common.book.applied();
+        let applied = self.state.book.applied();
         if self.entry.waits_for_an_answer(applied) || !self.close_faults_of_gone_machine() {
+            // Nor does the brake let it go by what was wanted before.
+            self.brake.forget(self.name);
             return false; // Looked at again when the answer is there.
         }
         self.forget_notices();
-        if self.common.settings.mode.decides() {
+        if self.state.settings.mode.decides() {
             self.decide(policy);
             self.settle();
         }
         // Of one that the cluster lacks it is remembered when its faults are dropped.
-        if !self.common.settings.cluster || self.entry.view.is_some() {
+        if !self.state.settings.cluster || self.entry.view.is_some() {
             self.set_wake();
         }
         true
@@ -142,14 +144,14 @@ impl Look<'_> {
 
     /// Drops the node's notices of more than a day ago, but for those for which it is out.
     fn forget_notices(&mut self) {
-        let (name, now) = (self.name, self.common.now);
+        let (name, now) = (self.name, self.state.now);
         let is_old = |fault: &Fault| fault.notice_until().is_some_and(|until| until <= now);
-        if !self.common.book.faults(name).iter().any(is_old) {
+        if !self.state.book.faults(name).iter().any(is_old) {
             return;
         }
         let listed = self.entry.ownership().map_or(&[][..], |own| &own.events);
         let holds = |id: &str| listed.iter().any(|event| event.id == id);
-        if self.common.book.forget_notices(name, now, holds) {
+        if self.state.book.forget_notices(name, now, holds) {
             self.save();
         }
     }
@@ -162,10 +164,10 @@ impl Look<'_> {
             self.begin();
             self.brake.forget(self.name);
             self.forget_reports();
-            if self.common.settings.cluster {
+            if self.state.settings.cluster {
                 self.wait_for_missing(policy);
                 // Devices of a node that is gone are gone.
-                self.act(&Desired::default());
+                self.act(None, &Desired::default());
             }
             return;
         };
@@ -188,11 +190,12 @@ impl Look<'_> {
             self.agenda,
             &mut self.entry.claim.awaits,
             (self.name, &self.entry.session),
-            self.common.now,
+            self.state.now,
         );
-        self.entry.veto.take(&observed, self.common, &mut asks);
-        let mut desired = self.entry.judge(self.name, self.common);
+        self.entry.veto.take(&observed, self.state, &mut asks);
+        let mut desired = self.entry.judge(self.name, self.state);
         if self.plan(&mut desired).is_break() {
+            self.brake.forget(self.name);
             return; // Looked at again when what it waits for is known.
         }
         self.record_statuses(&observed, &desired);
@@ -202,8 +205,8 @@ impl Look<'_> {
             return;
         }
         self.brake.forget(self.name);
-        let is_out = own.is_some() && !self.entry.is_undone_by_person(self.common);
-        if is_out && !desired.wanted() && self.common.book.misses_monitors(self.name) {
+        let is_out = own.is_some() && !self.entry.is_undone_by_person(self.state);
+        if is_out && !desired.wanted() && self.state.book.misses_monitors(self.name) {
             return; // Looked at again when they are read.
         }
         // A patch of which nobody knows may still be made: that goes on counting.
@@ -220,7 +223,7 @@ impl Look<'_> {
         hold: Option<&Hold>,
     ) {
         let effects = self.step(Some(observed), policy, desired, hold);
-        if !self.common.settings.returns_wait {
+        if !self.state.settings.returns_wait {
             self.entry.session.returns.clear();
         }
         if self.entry.noted.rulings != desired.rulings {
@@ -240,10 +243,10 @@ impl Look<'_> {
                 session::Effect::Note(note) => self.note(note, Some(Level::Info)),
                 session::Effect::Patch(patch) => self.plan_patch(&observed.view, patch, desired),
                 session::Effect::Tell(message) => {
-                    if self.common.acts() {
+                    if self.state.acts() {
                         self.agenda.effects.push(Effect::EmitEvent {
                             node: self.name.to_owned(),
-                            since: self.common.now,
+                            since: self.state.now,
                             reason: EventReason::QuarantineUndone,
                             message,
                         });
@@ -251,7 +254,7 @@ impl Look<'_> {
                 }
             }
         }
-        self.act(desired);
+        self.act(Some(observed), desired);
         self.set_wake();
         self.agenda.news = true;
     }
@@ -311,11 +314,13 @@ impl Look<'_> {
         })
     }
 
-    /// Lets every stage act.
-    fn act(&mut self, desired: &Desired) {
+    /// Lets every stage act on the node as the session has seen it: what a dry run pretends to have changed
+    /// since is acted on in the next look, as a change of the node is.
+    fn act(&mut self, observed: Option<&Observed>, desired: &Desired) {
         self.in_stages(|stages, facts, asks| {
+            let facts = Facts { observed, ..*facts };
             for stage in stages.all_mut() {
-                stage.act(facts, desired, asks);
+                stage.act(&facts, desired, asks);
             }
         });
     }
@@ -334,25 +339,23 @@ impl Look<'_> {
         &mut self,
         run: impl FnOnce(&mut Stages, &Facts<'_>, &mut Asks<'_>) -> T,
     ) -> T {
-        let (common, entry) = (&*self.common, &mut *self.entry);
+        let (fleet, entry) = (&*self.state, &mut *self.entry);
         let facts = Facts {
             name: self.name,
-            common,
+            state: fleet,
             observed: entry.observed.as_ref(),
+            in_session: entry.ownership().is_some(),
             session: &entry.session,
             veto: entry.veto.holds(),
-            undone_by_person: entry.is_undone_by_person(common),
-            repairs_whole_node: entry
-                .stages
-                .remediation
-                .repairs_whole_node(&common.settings),
+            undone_by_person: entry.is_undone_by_person(fleet),
+            repairs_whole_node: entry.stages.remediation.repairs_whole_node(&fleet.settings),
             unsettled: entry.patch.in_flight && !entry.patch.updating,
         };
         let mut asks = Asks::new(
             self.agenda,
             &mut entry.claim.awaits,
             (self.name, &entry.session),
-            common.now,
+            fleet.now,
         );
         run(&mut entry.stages, &facts, &mut asks)
     }
@@ -365,8 +368,8 @@ impl Look<'_> {
         desired: &Desired,
         hold: Option<&Hold>,
     ) -> Vec<session::Effect> {
-        let marks = marks(self.common, policy);
-        let machines = self.entry.machines(self.common);
+        let marks = marks(self.state, policy);
+        let machines = self.entry.machines(self.state);
         let step = step(
             &self.entry.session,
             desired,
@@ -374,7 +377,7 @@ impl Look<'_> {
             &marks,
             hold,
             machines.as_deref(),
-            self.common.now,
+            self.state.now,
         );
         if self.entry.session != step.session {
             self.entry.session = step.session;
@@ -393,14 +396,14 @@ impl Look<'_> {
             "ruleSets": desired.rule_sets,
             "events": desired.events.iter().map(|one| &one.event.id).collect::<Vec<_>>(),
         });
-        if self.common.settings.mode == Mode::DryRun {
+        if self.state.settings.mode == Mode::DryRun {
             self.log(Level::Info, format!("dry run: {text}"));
             let kind = EntryKind::DryRun;
             self.note(Note { kind, text, detail }, None);
             self.pretend(patch.change);
             return;
         }
-        if !self.common.settings.cluster {
+        if !self.state.settings.cluster {
             return;
         }
         let kind = EntryKind::Decision;
@@ -434,7 +437,7 @@ impl Look<'_> {
     fn take_in_times(&mut self, observed: &Observed) {
         let session = &mut self.entry.session;
         let before = session.times.clone();
-        session.take_in_times(observed, self.common.now);
+        session.take_in_times(observed, self.state.now);
         if session.times == before {
             return;
         }
@@ -460,7 +463,7 @@ impl Look<'_> {
 
     /// Waits for a node with faults that the cluster does not have.
     fn wait_for_missing(&mut self, policy: &Policy) {
-        let desired = self.entry.desired(self.name, self.common);
+        let desired = self.entry.desired(self.name, self.state);
         self.step(None, policy, &desired, None);
         let wanted = desired.wanted();
         let noted = std::mem::replace(&mut self.entry.noted.missing, wanted);
@@ -472,7 +475,7 @@ impl Look<'_> {
                         appears";
             let note = Note::new(EntryKind::Attention, text);
             self.agenda
-                .note(self.common.now, self.name, None, note, None);
+                .note(self.state.now, self.name, None, note, None);
         }
         self.agenda.news = true;
     }
@@ -480,13 +483,13 @@ impl Look<'_> {
     /// Writes into the records of the node's events what became of them.
     fn record_statuses(&mut self, observed: &Observed, desired: &Desired) {
         // Only a gpuwarden that acts makes quarantines.
-        if !self.common.acts() {
+        if !self.state.acts() {
             return;
         }
         let before = self.entry.reports.to_save();
         let drain = self.entry.stages.drain.eviction().cloned();
         let reports = &mut self.entry.reports;
-        let statuses = reports.look(observed, desired, drain, self.common.now);
+        let statuses = reports.look(observed, desired, drain, self.state.now);
         let statuses = statuses.into_iter().map(Effect::Status);
         self.agenda.effects.extend(statuses);
         if self.entry.reports.to_save() != before {
@@ -499,8 +502,8 @@ impl Look<'_> {
         if self.entry.reports.to_save().is_some() {
             self.save();
         }
-        let ended = self.entry.reports.forget(self.name, self.common.now);
-        if self.common.acts() {
+        let ended = self.entry.reports.forget(self.name, self.state.now);
+        if self.state.acts() {
             let ended = ended.into_iter().map(Effect::Status);
             self.agenda.effects.extend(ended);
         }
@@ -508,8 +511,8 @@ impl Look<'_> {
 
     /// Sets when the node is to be looked at even if nothing happens to it.
     pub(super) fn set_wake(&mut self) {
-        let now = self.common.now;
-        let faults = self.common.book.faults(self.name).iter();
+        let now = self.state.now;
+        let faults = self.state.book.faults(self.name).iter();
         let times = [
             self.entry.session.wake_at(now),
             self.entry.stages.wake_at(now),
@@ -537,7 +540,7 @@ impl Look<'_> {
 
     /// Has the session of the node saved.
     pub(super) fn save_session(&mut self) {
-        if self.common.settings.mode.writes() {
+        if self.state.settings.mode.writes() {
             self.save();
         }
     }
@@ -545,13 +548,13 @@ impl Look<'_> {
     /// Adds a note to the story of the node; with a level, it is logged, too.
     pub(super) fn note(&mut self, note: Note, level: Option<Level>) {
         let session = self.entry.session.id.as_deref();
-        let now = self.common.now;
+        let now = self.state.now;
         self.agenda.note(now, self.name, session, note, level);
     }
 
     /// Asks people to look at the node.
     pub(super) fn call_attention(&mut self, text: String) {
-        self.agenda.call_attention(self.common.now, self.name, text);
+        self.agenda.call_attention(self.state.now, self.name, text);
     }
 
     /// Logs a line about the node.
@@ -561,11 +564,11 @@ impl Look<'_> {
 }
 
 /// Returns how our sessions mark a node.
-fn marks(common: &Common, policy: &Policy) -> Marks {
+fn marks(fleet: &FleetState, policy: &Policy) -> Marks {
     Marks {
-        maker: Some(common.settings.owns.maker()),
-        store: match common.settings.owns {
-            Owns::Node(_) => Some(common.settings.store.clone()),
+        maker: Some(fleet.settings.owns.maker()),
+        store: match fleet.settings.owns {
+            Owns::Node(_) => Some(fleet.settings.store.clone()),
             Owns::All => None,
         },
         ..Marks::of(policy)

@@ -9,7 +9,6 @@ use super::agenda::Awaits;
 use super::look::Look;
 use super::{CreateAnswer, Effect, Level, PatchAnswer, PodNews, RemovalAnswer, ResourceNews};
 use crate::brake::DOUBT;
-use crate::device::Rule;
 use crate::journal::EntryKind;
 use crate::node::NodeView;
 use crate::position::Position;
@@ -24,7 +23,7 @@ pub const LIST_TAKES: SignedDuration = SignedDuration::from_secs(60);
 impl Look<'_> {
     /// Takes the answer to a patch.
     pub(super) fn answered(&mut self, answer: PatchAnswer) {
-        let now = self.common.now;
+        let now = self.state.now;
         let counted = self.entry.counted(now);
         self.entry.patch.in_flight = false;
         // It may have been made all the same; anything else is a clear answer.
@@ -73,17 +72,16 @@ impl Look<'_> {
         self.note(Note::new(EntryKind::Answer, text), Some(Level::Warn));
     }
 
-    /// Takes the answer to the change of a rule: the rule as it is now, `None` where it is gone.
-    pub(super) fn rule_answered(&mut self, rule: &str, result: Result<Option<Box<Rule>>, Failure>) {
-        let result = result.map(|after| self.common.devices.rule_answered(rule, after));
+    /// Takes the answer to the change of a rule.
+    pub(super) fn rule_answered(&mut self, rule: &str, result: Result<(), Failure>) {
         let taints = &mut self.entry.stages.device_taints;
-        taints.answered(rule, result, self.common.now);
+        taints.answered(rule, result, self.state.now);
         self.again();
     }
 
     /// Takes news of the pods of the node.
     pub(super) fn take_pods(&mut self, news: PodNews) {
-        let now = self.common.now;
+        let now = self.state.now;
         if self.entry.stages.drain.take_pods(news, now) {
             self.again();
         }
@@ -131,7 +129,7 @@ impl Look<'_> {
                 // What follows is decided by what is open then.
                 self.entry.claim.awaits = up_to.map(Awaits::Feed);
                 let note = Note::new(EntryKind::Attention, text);
-                let now = self.common.now;
+                let now = self.state.now;
                 (self.agenda).note(now, self.name, None, note, Some(Level::Info));
             }
             (Some(Awaits::OfOurs { .. }), Err(())) => return self.append_again_later(),
@@ -148,7 +146,7 @@ impl Look<'_> {
     /// The state in a list, which began at `listing`, is taken all the same where no patch can be newer:
     /// after etcd was restored from a backup, nodes have lower versions than before.
     pub(super) fn take_view(&mut self, view: Arc<NodeView>, listing: Option<Timestamp>) -> bool {
-        let now = self.common.now;
+        let now = self.state.now;
         if self.entry.knows_newer(&view) {
             let patched_at = self.entry.patch.answered_at;
             let patched_before = |began| patched_at.is_none_or(|at| at + LIST_TAKES < began);
@@ -182,9 +180,9 @@ impl Look<'_> {
         let Some(before) = &self.entry.view else {
             return true;
         };
-        let policy = self.common.policy.as_ref();
+        let policy = self.state.policy.as_ref();
         let budgets = policy.iter().flat_map(|policy| &policy.brake.budgets);
-        std::iter::once(&self.common.settings.gpu_label.key)
+        std::iter::once(&self.state.settings.gpu_label.key)
             .chain(budgets.filter_map(|budget| budget.per.as_ref()))
             .any(|label| before.labels.get(label) != view.labels.get(label))
     }

@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use contract::keys;
 use jiff::Timestamp;
 
-use super::common::Common;
 use super::entry::NodeEntry;
+use super::state::FleetState;
 use super::{Fleet, Mode};
 use crate::assess::{Dismissal, DismissedBy, is_notice};
 use crate::brake::Use;
@@ -21,7 +21,7 @@ use crate::view::{AnotherView, BrakeView, FaultView, NodeState, NodeStatus, Sess
 pub(super) struct Shown<'a> {
     name: &'a str,
     entry: &'a NodeEntry,
-    common: &'a Common,
+    state: &'a FleetState,
 }
 
 // === impl Fleet ===
@@ -59,7 +59,7 @@ impl Fleet {
         Some(Shown {
             name,
             entry: self.nodes.get(name)?,
-            common: &self.common,
+            state: &self.state,
         })
     }
 
@@ -72,7 +72,7 @@ impl Fleet {
             entry.view.is_none() && !awaited && entry.session.phase == Phase::Idle
         };
         let is_over = self.nodes.get(name).as_ref().is_some_and(is_over);
-        if is_over && self.common.book.faults(name).is_empty() {
+        if is_over && self.state.book.faults(name).is_empty() {
             self.nodes.remove(name);
         }
     }
@@ -80,16 +80,16 @@ impl Fleet {
     /// Returns the brake as it is shown, but for its state, which is not known here; `None` where
     /// there is nothing to hold back.
     pub fn show_brake(&mut self, now: Timestamp) -> Option<BrakeView> {
-        if !self.common.settings.cluster {
+        if !self.state.settings.cluster {
             return None;
         }
         self.set_time(now);
         if self.brake.stale && self.brake.waiting.is_empty() {
-            self.brake.plan = self.brake.ask(&self.nodes, &self.common);
+            self.brake.plan = self.brake.ask(&self.nodes, &self.state);
         }
         let entries = self.nodes.values();
         let held = entries.filter(|entry| entry.hold.is_some()).count();
-        Some(self.brake.show(held, &self.common))
+        Some(self.brake.show(held, &self.state))
     }
 
     /// Returns how far the fullest limit is used up.
@@ -107,30 +107,30 @@ impl Shown<'_> {
         let Self {
             name,
             entry,
-            common,
+            state: fleet,
         } = self;
         let anothers = entry.anothers();
         // Who only observes still sees what an earlier run has left on the node.
-        let not_ours = anothers.is_some() || !common.settings.mode.decides();
+        let not_ours = anothers.is_some() || !fleet.settings.mode.decides();
         let session = match entry.ownership().filter(|_| not_ours) {
             Some(own) => Some((Phase::Quarantined, Some(&own.session_id))),
             None => (entry.session.phase != Phase::Idle)
                 .then_some((entry.session.phase, entry.session.id.as_ref())),
         };
-        let faults = common.book.faults(name).iter();
+        let faults = fleet.book.faults(name).iter();
         let (mut notices, mut open): (Vec<&Fault>, Vec<&Fault>) =
             faults.partition(|fault| is_notice(fault, &entry.noted.rulings));
-        notices.retain(|fault| fault.notice_until().is_some_and(|until| until > common.now));
-        let devices = entry.stages.device_taints.show(name, common);
+        notices.retain(|fault| fault.notice_until().is_some_and(|until| until > fleet.now));
+        let devices = entry.stages.device_taints.show(name, fleet);
         let nothing_open = open.is_empty() && notices.is_empty() && devices.is_empty();
-        if nothing_open && session.is_none() && common.book.missed(name) == 0 {
+        if nothing_open && session.is_none() && fleet.book.missed(name) == 0 {
             return None;
         }
         notices.sort_by_key(|fault| std::cmp::Reverse(fault.accepted_at));
         open.sort_by(|a, b| Fault::by_gravity(a, b));
         let in_cluster = self.in_cluster();
         let phase = session.map(|(phase, _)| phase);
-        let dismissal = entry.dismissal(common);
+        let dismissal = entry.dismissal(fleet);
         let dismissed =
             |fault: &Fault| dismissal.is_some_and(|dismissal| fault.dismissed(dismissal.up_to));
         // What the cluster does not have cannot be on its way out of service.
@@ -158,7 +158,7 @@ impl Shown<'_> {
                 cordoned: (entry.observed.as_ref())
                     .and_then(|observed| observed.own.as_ref())
                     .is_some_and(|own| own.cordoned),
-                uncordon_releases: entry.machines(common).is_none(),
+                uncordon_releases: entry.machines(fleet).is_none(),
                 another: anothers.as_ref().map(|(_, another)| another.clone()),
                 drain: (entry.stages.drain.eviction().cloned())
                     .filter(|_| anothers.is_none() && entry.ownership().is_some()),
@@ -179,8 +179,12 @@ impl Shown<'_> {
 
     /// Returns whether the cluster has a node; `None` where that is not known.
     fn in_cluster(self) -> Option<bool> {
-        let Self { entry, common, .. } = self;
-        let known = common.settings.cluster && (common.listed || entry.view.is_some());
+        let Self {
+            entry,
+            state: fleet,
+            ..
+        } = self;
+        let known = fleet.settings.cluster && (fleet.listed || entry.view.is_some());
         known.then(|| entry.view.is_some())
     }
 
@@ -189,9 +193,9 @@ impl Shown<'_> {
         let Self {
             name,
             entry,
-            common,
+            state: fleet,
         } = self;
-        if common.settings.mode == Mode::Observe {
+        if fleet.settings.mode == Mode::Observe {
             return "a gpuwarden that acts: this one only observes".to_owned();
         }
         if let Some(another) = another {
@@ -200,18 +204,18 @@ impl Shown<'_> {
         if let Some(hold) = &entry.hold {
             return hold.awaits();
         }
-        if common.settings.cluster && self.in_cluster().is_none() {
+        if fleet.settings.cluster && self.in_cluster().is_none() {
             return "the cluster's nodes to be read".to_owned();
         }
-        if common.policy.is_none() {
+        if fleet.policy.is_none() {
             return "a policy to be loaded: nothing is decided before".to_owned();
         }
         if entry.claim.unanswered {
             return "the event store, which does not answer whose the session is".to_owned();
         }
         if entry.session.phase.is_out()
-            && common.book.faults(name).is_empty()
-            && common.book.misses_monitors(name)
+            && fleet.book.faults(name).is_empty()
+            && fleet.book.misses_monitors(name)
         {
             return "reports of monitors that found no room, to be read again".to_owned();
         }
@@ -237,13 +241,13 @@ impl Shown<'_> {
         let Self {
             name,
             entry,
-            common,
+            state: fleet,
         } = self;
-        let mode = common.settings.mode;
-        let faults = common.book.faults(name);
+        let mode = fleet.settings.mode;
+        let faults = fleet.book.faults(name);
         let mut notes = Vec::new();
         match self.in_cluster() {
-            None if common.settings.cluster => notes.push(
+            None if fleet.settings.cluster => notes.push(
                 "the cluster's nodes could not be read yet: what it has of this node is not known"
                     .to_owned(),
             ),
@@ -290,7 +294,7 @@ impl Shown<'_> {
             0 => {}
             failures => notes.push(format!("{failures} attempts in a row have failed")),
         }
-        match common.book.missed(name) {
+        match fleet.book.missed(name) {
             0 => {}
             missed => notes.push(not_fully_seen(missed)),
         }
@@ -302,14 +306,14 @@ impl Shown<'_> {
         let Self {
             name,
             entry,
-            common,
+            state: fleet,
         } = self;
-        let Dismissal { up_to, by } = entry.dismissal(common)?;
+        let Dismissal { up_to, by } = entry.dismissal(fleet)?;
         let how = match by {
             DismissedBy::Released => "when the node was released by hand",
             DismissedBy::Dropped => "when what the circuit breaker held back was dropped,",
         };
-        let mut faults = common.book.faults(name).iter();
+        let mut faults = fleet.book.faults(name).iter();
         faults
             .any(|fault| fault.dismissed(up_to))
             .then(|| format!("dismissed {how} at {up_to:.0}: a newer report counts again"))

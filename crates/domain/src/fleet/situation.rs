@@ -54,22 +54,22 @@ impl Fleet {
         Situation {
             node,
             is_own: self.own().is_some_and(|own| own == node),
-            acting: self.common.settings.mode,
+            acting: self.state.settings.mode,
             observed: entry.and_then(|entry| entry.observed.as_ref()),
-            faults: self.common.book.faults(node),
-            missed: self.common.book.missed(node),
-            policy: self.common.policy.as_deref(),
+            faults: self.state.book.faults(node),
+            missed: self.state.book.missed(node),
+            policy: self.state.policy.as_deref(),
             session: entry.map_or_else(
                 || Cow::Owned(Session::idle(now)),
                 |entry| Cow::Borrowed(&entry.session),
             ),
             anothers: entry.is_some_and(|entry| entry.claim.anothers.is_some()),
             on_our_node: entry.is_some_and(|entry| entry.claim.on_our_node),
-            devices: self.common.devices_of(node),
+            devices: self.state.devices_of(node),
             awaits: (self.shown(node)).map_or_else(String::new, |shown| shown.awaits(None)),
             store_unanswered: entry.is_some_and(|entry| entry.claim.unanswered),
             hold: entry.and_then(|entry| entry.hold.as_ref()),
-            dropped_at: self.common.switched.dropped_at,
+            dropped_at: self.state.switched.dropped_at,
         }
     }
 
@@ -79,7 +79,7 @@ impl Fleet {
     }
 
     fn own(&self) -> Option<&String> {
-        match &self.common.settings.owns {
+        match &self.state.settings.owns {
             Owns::Node(own) => Some(own),
             Owns::All => None,
         }

@@ -1,11 +1,11 @@
 //! The stages of a node's way out of service and back.
 //!
 //! A look at a node is: every stage plans what it wants of the node, the session steps, every stage acts on
-//! what the node says then ([`look`](super::look)). A stage reads the [`Facts`] and its own state, and changes
-//! its own state only; what is to be done outside it asks for with [`Asks`].
+//! what the node says then ([`look`](super::look)). A stage reads the [`Facts`] and changes its own state;
+//! everything else it asks for with [`Asks`]. What one stage needs to know of another is a fact.
 //!
 //! To add a stage: a file here with its state and `impl Stage`, a field of [`Stages`] and its name in
-//! [`Stages::all`], and, where it asks for something new, an [`Effect`] and its arm in the controller.
+//! [`Stages::all`] and [`Stages::all_mut`], and, where it asks for something new, an [`Effect`] and its arm in the controller.
 
 use std::ops::ControlFlow;
 
@@ -14,7 +14,7 @@ use jiff::Timestamp;
 
 use super::agenda::Agenda;
 use super::agenda::Awaits;
-use super::common::Common;
+use super::state::FleetState;
 use super::{Effect, Level, Purpose};
 use crate::assess::Desired;
 use crate::event::normalise;
@@ -85,9 +85,11 @@ pub(super) struct Stages {
 #[derive(Clone, Copy)]
 pub(super) struct Facts<'a> {
     pub(super) name: &'a str,
-    pub(super) common: &'a Common,
+    pub(super) state: &'a FleetState,
     /// The node as decisions see it; `None` where the cluster does not have it.
     pub(super) observed: Option<&'a Observed>,
+    /// True if the node carries a session now, or a dry run pretends so.
+    pub(super) in_session: bool,
     /// The session of the node as a whole.
     pub(super) session: &'a Session,
     /// The veto of a person that holds for the node.
@@ -113,7 +115,9 @@ pub(super) struct Asks<'a> {
 // === impl Stages ===
 
 impl Stages {
-    /// Returns all stages, in the order in which they plan and act.
+    /// Returns all stages, in the order in which they plan and act. Validation is the first, for it ends a look
+    /// where its events have to be stored; the hand-over comes before those that look at what is wanted; pods
+    /// leave before anything is repaired.
     pub(super) fn all(&self) -> [&dyn Stage; 5] {
         [
             &self.validation,
@@ -124,7 +128,7 @@ impl Stages {
         ]
     }
 
-    /// Returns all stages, in the order in which they plan and act.
+    /// Returns the same stages in the same order.
     pub(super) fn all_mut(&mut self) -> [&mut dyn Stage; 5] {
         [
             &mut self.validation,

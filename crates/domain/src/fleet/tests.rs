@@ -239,7 +239,7 @@ fn what_another_store_keeps_is_left_alone_whatever_is_known() {
         ("n1", "ours", start() - hour, Claim::Ours),
     ] {
         let mut world = acting(Owns::Node(owns.to_owned()));
-        world.fleet.common.begun = begun;
+        world.fleet.state.begun = begun;
         let known = world.report_of("n1", false);
         let session =
             json!({"id": "s", "since": start().to_string(), "by": "node", "store": store});
@@ -329,6 +329,43 @@ fn a_clock_that_is_put_back_ends_all_waits() {
     let ends = Some(start() - hour + DOUBT);
     assert_eq!(world.fleet.nodes["n1"].patch.in_doubt, ends);
     assert_eq!(world.fleet.brake.doubt_ends, ends);
+}
+
+#[test]
+fn what_waits_for_the_store_is_not_let_go_by_the_brake() {
+    use super::agenda::Awaits;
+
+    let settings = Settings {
+        brake: true,
+        ..settings()
+    };
+    let mut world = World::with(settings, &Policy::builtin(), []);
+    world.take(FleetInput::CaughtUp);
+    list(&mut world, &[object("n1", 1)]);
+    let breaker = |breaker| {
+        FleetInput::Switched(Box::new(Switched {
+            breaker,
+            ..Switched::default()
+        }))
+    };
+    world.take(breaker(Some(Hold::Tripped)));
+    world.report_of("n1", false);
+    all_effects(&mut world);
+    assert!(world.fleet.hold("n1").is_some());
+    // A question about the node, and then the breaker is closed.
+    let entry = world.fleet.nodes.get_mut("n1").unwrap();
+    entry.claim.awaits = Some(Awaits::Found);
+    world.fleet.look_again_at("n1");
+    world.take(breaker(None));
+    let patches = |world: &mut World| {
+        let effects = all_effects(world).into_iter();
+        let is_patch = |effect: &Effect| matches!(effect, Effect::PatchNode(_));
+        effects.filter(is_patch).count()
+    };
+    assert_eq!(patches(&mut world), 0, "what it was to be may be no more");
+    let (node, found) = ("n1".to_owned(), Some(BTreeMap::new()));
+    world.take(FleetInput::EventsFound { node, found });
+    assert_eq!(patches(&mut world), 1);
 }
 
 #[test]

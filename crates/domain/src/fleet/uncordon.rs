@@ -1,8 +1,8 @@
 //! The times at which machines uncordon nodes, and take taints away ([`crate::session::uncordon`]).
 
-use super::common::Common;
 use super::entry::NodeEntry;
 use super::stage::validation::lists_validation;
+use super::state::FleetState;
 use crate::node::NodeView;
 use crate::ownership::Ownership;
 use crate::policy::Uncordon;
@@ -14,22 +14,22 @@ use contract::effective_action_name;
 impl NodeEntry {
     /// Returns why an uncordon of the node that is seen now is a machine's, for people; `None`: it is a
     /// person's.
-    pub(super) fn machines(&self, common: &Common) -> Option<String> {
-        let rule = common.policy.as_ref()?.uncordon;
+    pub(super) fn machines(&self, fleet: &FleetState) -> Option<String> {
+        let rule = fleet.policy.as_ref()?.uncordon;
         if rule == Uncordon::Releases {
             return None;
         }
         let observed = self.observed.as_ref()?;
         let own = observed.own.as_deref()?;
         let mark = own.mark.remediation.as_ref();
-        if mark.is_some_and(|mark| self.is_repairing(common, own, mark)) {
+        if mark.is_some_and(|mark| self.is_repairing(fleet, own, mark)) {
             return Some(" while it is repaired".to_owned());
         }
-        let at_work = self.session.machines.at_work(&observed.view, common.now);
+        let at_work = self.session.machines.at_work(&observed.view, fleet.now);
         if at_work.is_some() {
             return at_work;
         }
-        if is_new(common, &observed.view, own) {
+        if is_new(fleet, &observed.view, own) {
             return Some(" within ten minutes of its registration".to_owned());
         }
         (rule == Uncordon::Never).then(|| ", which gives no node back by the policy".to_owned())
@@ -37,13 +37,13 @@ impl NodeEntry {
 
     /// Returns whether a repair that was begun is under way, or waits for its validation or the recovery of the
     /// faults.
-    fn is_repairing(&self, common: &Common, own: &Ownership, mark: &RemediationMark) -> bool {
+    fn is_repairing(&self, fleet: &FleetState, own: &Ownership, mark: &RemediationMark) -> bool {
         let Some(last) = mark.repairs().last() else {
             return false;
         };
         if last.end.is_some() {
-            let validation = common.validates().is_some_and(|config| config.after_repair);
-            let awaits = validation && !lists_validation(own) || self.is_awaited(common, last);
+            let validation = fleet.validates().is_some_and(|config| config.after_repair);
+            let awaits = validation && !lists_validation(own) || self.is_awaited(fleet, last);
             return last.succeeded() && mark.person.is_none() && awaits;
         }
         // Where nobody can see whether it was made, or begun, it may have been.
@@ -52,11 +52,11 @@ impl NodeEntry {
     }
 
     /// Returns whether the faults that an attempt has repaired are not over, or its validation is not.
-    fn is_awaited(&self, common: &Common, repaired: &Attempt) -> bool {
+    fn is_awaited(&self, fleet: &FleetState, repaired: &Attempt) -> bool {
         let view = self.observed.as_ref().map(|observed| &observed.view);
         let mut faults = view
             .into_iter()
-            .flat_map(|view| common.book.faults(&view.name));
+            .flat_map(|view| fleet.book.faults(&view.name));
         faults.any(|fault| {
             let of_it = [&fault.event.id, &fault.opened_by].contains(&&repaired.event)
                 || effective_action_name(&fault.event) == repaired.action;
@@ -65,22 +65,22 @@ impl NodeEntry {
     }
 
     /// Returns whether a person took back what the session of the node did.
-    pub(super) fn is_undone_by_person(&self, common: &Common) -> bool {
+    pub(super) fn is_undone_by_person(&self, fleet: &FleetState) -> bool {
         let observed = self.observed.as_ref();
         let gone = observed.is_some_and(|observed| {
             let own = observed.own.as_deref();
             own.is_some_and(|own| own.undone_by_hand(&observed.view).is_some())
         });
-        gone && !self.session.is_undone() && self.machines(common).is_none()
+        gone && !self.session.is_undone() && self.machines(fleet).is_none()
     }
 }
 
 /// Returns whether the node is validated because it is new, and has registered just now: that is its first boot.
-fn is_new(common: &Common, view: &NodeView, own: &Ownership) -> bool {
+fn is_new(fleet: &FleetState, view: &NodeView, own: &Ownership) -> bool {
     let new = Some(Validation::Admission);
     let mut events = own.events.iter();
     let registered = view.machine.registered_at;
-    registered.is_some_and(|at| common.now.duration_since(at) < AFTER_BOOT)
+    registered.is_some_and(|at| fleet.now.duration_since(at) < AFTER_BOOT)
         && events.any(|event| Validation::of(event) == new)
 }
 

@@ -3,8 +3,8 @@
 
 use jiff::Timestamp;
 
-use super::common::Common;
 use super::stage::Asks;
+use super::state::FleetState;
 use crate::journal::EntryKind;
 use crate::session::{Note, Observed};
 use crate::status::eviction::{Eviction, Skip};
@@ -21,9 +21,9 @@ pub(super) struct VetoState {
 
 impl VetoState {
     /// Takes in whether a veto holds for the node, and says what is new about that.
-    pub(super) fn take(&mut self, observed: &Observed, common: &Common, asks: &mut Asks<'_>) {
-        let of_all = of_all(common);
-        let read = Veto::of(&observed.view, common.now).map(|own| own.or(of_all));
+    pub(super) fn take(&mut self, observed: &Observed, fleet: &FleetState, asks: &mut Asks<'_>) {
+        let of_all = of_all(fleet);
+        let read = Veto::of(&observed.view, fleet.now).map(|own| own.or(of_all));
         // A node in service has nothing that is held back.
         let read = read.map(|veto| veto.filter(|_| observed.own.is_some()));
         let (veto, says, wrong) = match read {
@@ -34,7 +34,7 @@ impl VetoState {
             Ok(None) => (None, None, false),
             Err(why) => (None, Some(why), true),
         };
-        let unread = common.switched.unread.as_deref();
+        let unread = fleet.switched.unread.as_deref();
         let unread = unread.filter(|_| observed.own.is_some());
         // Of what is not known yet its story says nothing.
         self.holds = veto.or_else(|| unread.map(Veto::while_unread));
@@ -74,9 +74,9 @@ impl VetoState {
 }
 
 /// Returns the veto that holds for all nodes: a pause of repairs.
-fn of_all(common: &Common) -> Option<Veto> {
-    let pause = common.switched.pause.as_ref();
-    let pause = pause.filter(|pause| pause.repairs && pause.holds(common.now));
+fn of_all(fleet: &FleetState) -> Option<Veto> {
+    let pause = fleet.switched.pause.as_ref();
+    let pause = pause.filter(|pause| pause.repairs && pause.holds(fleet.now));
     pause.map(Veto::from)
 }
 

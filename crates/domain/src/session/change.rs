@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use serde_json::Value;
 
 use super::{Marks, Session};
-use crate::assess::{CountedEvent, Desired, DrainStage};
+use crate::assess::{CountedEvent, Desired, DrainProgress};
 use crate::event::floor_char_boundary;
 use crate::node::{LABEL_VALUE_BYTES, NodeChange, NodeView, Taint, label_value};
 use crate::ownership::{
@@ -160,7 +160,7 @@ impl<'a> Draft<'a> {
                 since: self.now,
                 done: None,
             });
-            if stage == DrainStage::Drained {
+            if stage == DrainProgress::Drained {
                 mark.done.get_or_insert(self.now);
             }
             mark

@@ -316,7 +316,7 @@ impl World {
                     },
                 };
                 let PlannedRemoval { node, uid, .. } = *planned;
-                FleetInput::PodRemoved { node, uid, answer }
+                FleetInput::PodAnswered { node, uid, answer }
             }
             Request::Make(planned) => {
                 let answer = if done {

@@ -15,7 +15,7 @@ use super::wanted::Retry;
 use super::{Asks, Facts, Stage};
 use crate::assess::Desired;
 use crate::device::{DeviceId, DeviceTaint, NodeDevices, Rule, RuleChange, RuleSpec, TaintEffect};
-use crate::fleet::common::Common;
+use crate::fleet::state::FleetState;
 use crate::fleet::{Effect, Level, Mode, PlannedRule};
 use crate::journal::EntryKind;
 use crate::ownership::Maker;
@@ -57,9 +57,9 @@ impl DeviceTaints {
     }
 
     /// Returns the rules on devices of the node that are ours, as decisions see them.
-    pub(in crate::fleet) fn rules(&self, node: &str, common: &Common) -> Vec<Rule> {
-        let rules = common.devices.rules_of(node);
-        let rules = rules.filter(|rule| common.owns_rule(rule)).cloned();
+    pub(in crate::fleet) fn rules(&self, node: &str, fleet: &FleetState) -> Vec<Rule> {
+        let rules = fleet.devices.rules_of(node);
+        let rules = rules.filter(|rule| fleet.owns_rule(rule)).cloned();
         let mut rules: BTreeMap<String, Rule> =
             rules.map(|rule| (rule.name.clone(), rule)).collect();
         for (name, rule) in &self.pretended {
@@ -72,11 +72,11 @@ impl DeviceTaints {
     }
 
     /// Returns the devices of the node that we have tainted, as they are shown.
-    pub(in crate::fleet) fn show(&self, node: &str, common: &Common) -> Vec<DeviceView> {
+    pub(in crate::fleet) fn show(&self, node: &str, fleet: &FleetState) -> Vec<DeviceView> {
         let mut shown: BTreeMap<DeviceId, DeviceView> = BTreeMap::new();
-        for Rule { spec, eviction, .. } in self.rules(node, common) {
+        for Rule { spec, eviction, .. } in self.rules(node, fleet) {
             let device = shown.entry(spec.device.clone()).or_insert_with(|| {
-                let pods = common.devices.pods(&spec.device).into_iter();
+                let pods = fleet.devices.pods(&spec.device).into_iter();
                 DeviceView {
                     device: spec.device.to_string(),
                     gpu: spec.gpu,
@@ -94,10 +94,8 @@ impl DeviceTaints {
     /// Returns the changes that make the rules of the node what they should be, but for those of
     /// rules with a change under way.
     fn changes(&self, facts: &Facts<'_>, desired: &Desired) -> Vec<RuleChange> {
-        let seen = self.rules(facts.name, facts.common);
-        let in_session = facts
-            .observed
-            .is_some_and(|observed| observed.own.is_some());
+        let seen = self.rules(facts.name, facts.state);
+        let in_session = facts.in_session;
         let mut wanted = BTreeMap::new();
         for (device, taints) in &desired.devices {
             for taint in taints {
@@ -126,7 +124,7 @@ impl DeviceTaints {
             }
         }
         if !wanted.is_empty() {
-            let devices = facts.common.devices.of_node(facts.name);
+            let devices = facts.state.devices.of_node(facts.name);
             let missing = wanted.into_iter().map(|((device, _), taint)| {
                 RuleChange::Create(rule_spec(facts, &devices, device, taint))
             });
@@ -138,19 +136,19 @@ impl DeviceTaints {
 
     /// Asks for the change of a rule; in a dry run goes on as if it had been made.
     fn plan_rule(&mut self, facts: &Facts<'_>, change: RuleChange, asks: &mut Asks<'_>) {
-        let common = facts.common;
-        let pods = common.devices.pods(change.device());
+        let fleet = facts.state;
+        let pods = fleet.devices.pods(change.device());
         let text = format!("{change}{}", users(&pods));
         let detail = json!({
             "device": change.device().to_string(),
             "rule": change.rule_name(),
             "pods": pods,
         });
-        if common.settings.mode == Mode::DryRun {
+        if fleet.settings.mode == Mode::DryRun {
             asks.log(Level::Info, format!("dry run: {text}"));
             let kind = EntryKind::DryRun;
             asks.note(Note { kind, text, detail }, None);
-            let real = common.devices.has_rule(&change.rule_name());
+            let real = fleet.devices.has_rule(&change.rule_name());
             match change.after() {
                 None if !real => drop(self.pretended.remove(&change.rule_name())),
                 after => drop(self.pretended.insert(change.rule_name(), after)),
@@ -158,7 +156,7 @@ impl DeviceTaints {
             asks.show();
             return;
         }
-        if !common.settings.cluster {
+        if !fleet.settings.cluster {
             return;
         }
         let kind = EntryKind::Decision;
@@ -180,7 +178,7 @@ impl DeviceTaints {
 impl Stage for DeviceTaints {
     /// Brings the rules of the node in line with what is wanted.
     fn act(&mut self, facts: &Facts<'_>, desired: &Desired, asks: &mut Asks<'_>) {
-        let now = facts.common.now;
+        let now = facts.state.now;
         if facts.unsettled {
             return; // Looked at again when the node says what it is.
         }
@@ -204,7 +202,7 @@ impl Stage for DeviceTaints {
         if self.retry.waits(now) {
             return;
         }
-        self.retry.now();
+        self.retry.clear_wait();
         for change in changes {
             self.plan_rule(facts, change, asks);
         }
@@ -222,7 +220,7 @@ impl Stage for DeviceTaints {
     }
 
     fn clock_moved_back(&mut self, now: Timestamp) {
-        self.retry.now();
+        self.retry.clear_wait();
         self.pending_since = self.pending_since.map(|since| since.min(now));
     }
 
@@ -239,7 +237,7 @@ fn rule_spec(
 ) -> RuleSpec {
     let published = devices.get(&device);
     let gpu = published.and_then(|one| one.gpu.clone().or_else(|| one.pci.clone()));
-    let settings = &facts.common.settings;
+    let settings = &facts.state.settings;
     let by = settings.owns.maker();
     RuleSpec {
         device,

@@ -12,7 +12,7 @@ use jiff::{SignedDuration, Timestamp};
 
 use super::remediation::NOT_OUT;
 use super::{Asks, Facts, Stage};
-use crate::assess::{Desired, DrainStage};
+use crate::assess::{Desired, DrainProgress};
 use crate::device::{DeviceTaint, TaintEffect};
 use crate::drain::partial::{Gpus, fate_of};
 use crate::drain::{
@@ -83,16 +83,16 @@ impl<'a> DrainOrder<'a> {
         if skips_drain(facts, own, desired).is_some() {
             return None;
         }
-        let (common, now) = (facts.common, facts.common.now);
+        let (fleet, now) = (facts.state, facts.state.now);
         let mark = own.mark.drain_of(&uuids);
         Some(Self {
             drain: Drain {
                 since: mark.map_or(now, |mark| mark.since.min(now)),
                 force: desired.drains()?,
             },
-            gpus: (!uuids.is_empty()).then(|| common.devices.gpus(facts.name, &uuids)),
+            gpus: (!uuids.is_empty()).then(|| fleet.devices.gpus(facts.name, &uuids)),
             uuids,
-            config: common.settings.drain.as_deref()?,
+            config: fleet.settings.drain.as_deref()?,
         })
     }
 
@@ -191,7 +191,7 @@ impl DrainState {
         if self.eviction() == eviction.as_ref() {
             return;
         }
-        let drains = facts.common.settings.drain.is_some();
+        let drains = facts.state.settings.drain.is_some();
         if let Some(why) = (eviction.as_ref()).filter(|one| drains && one.is_skipped()) {
             let note = Note::new(EntryKind::Session, why.message.clone());
             asks.note(note, None);
@@ -223,19 +223,19 @@ impl DrainState {
 
     /// Returns how far the drain of the node should be, by what is known of its pods; `gpus`: the GPUs whose
     /// pods it is about; none: all pods.
-    fn stage_of(
+    fn progress(
         &self,
         facts: &Facts<'_>,
         own: &Ownership,
         desired: &Desired,
         gpus: &[String],
-    ) -> Option<DrainStage> {
+    ) -> Option<DrainProgress> {
         let mark = own.mark.drain_of(gpus);
         // What is done is done, whatever the switch says now.
         if mark.is_some_and(|mark| mark.done.is_some()) && desired.drains().is_some() {
-            return Some(DrainStage::Drained);
+            return Some(DrainProgress::Drained);
         }
-        let begun = mark.map(|_| DrainStage::Draining);
+        let begun = mark.map(|_| DrainProgress::Draining);
         if waits_for_others(facts, own).is_some() {
             return begun;
         }
@@ -243,23 +243,23 @@ impl DrainState {
         if let Some(custom) = custom_of(facts) {
             let done = self.custom.is_done(facts.name, own, &custom);
             return Some(if done {
-                DrainStage::Drained
+                DrainProgress::Drained
             } else {
-                DrainStage::Draining
+                DrainProgress::Draining
             });
         }
-        let now = facts.common.now;
+        let now = facts.state.now;
         let Some(pods) = self.pods.as_ref().filter(|pods| pods.sees_pods()) else {
             return begun;
         };
         if pods.leaving(&order, now).next().is_some() {
-            return Some(DrainStage::Draining);
+            return Some(DrainProgress::Draining);
         }
         // What was missed while they were not watched comes after the word that they are.
         let settled = (own.since.max(pods.watched_again))
             .is_none_or(|since| now.duration_since(since) >= SETTLES);
         if settled {
-            Some(DrainStage::Drained)
+            Some(DrainProgress::Drained)
         } else {
             begun
         }
@@ -275,7 +275,7 @@ impl DrainState {
         (mark, begins): (Option<DrainMark>, bool),
         asks: &mut Asks<'_>,
     ) {
-        let now = facts.common.now;
+        let now = facts.state.now;
         let pods = self.pods_mut();
         let unseen_at = pods.look_for_pods(now);
         if !pods.pods.is_complete() {
@@ -304,7 +304,7 @@ impl DrainState {
             pods.note_drain(order, asks);
         }
         pods.ask_about(&leaving, order, asks);
-        if facts.common.acts() {
+        if facts.state.acts() {
             pods.tell_who_is_waited_for(&leaving, order.drain.since, asks);
         }
         if facts.veto.is_some() {
@@ -348,7 +348,7 @@ impl Stage for DrainState {
         if let Some((_, own)) = facts.ours() {
             let wanted = drained_gpus(facts, own, desired);
             let gpus = wanted.unwrap_or_else(|| own.mark.drain_gpus.clone());
-            if let Some(stage) = self.stage_of(facts, own, desired, &gpus) {
+            if let Some(stage) = self.progress(facts, own, desired, &gpus) {
                 (desired.drain, desired.drain_gpus) = (Some(stage), gpus);
             }
         }
@@ -470,7 +470,7 @@ impl NodePods {
     ) {
         let next = evict.map_or(Next::Delete, Next::Evict);
         let text = format!("pod {} {next} ({})", pod.title(), mode.name());
-        if facts.common.settings.mode == Mode::DryRun {
+        if facts.state.settings.mode == Mode::DryRun {
             return self.pretend(pod, &text, asks);
         }
         if !self.begins_try(pod, asks.now()) {
@@ -495,7 +495,7 @@ impl NodePods {
     /// What the pod answers, and until when it is waited for, says [`crate::drain`].
     fn ask_for_checkpoint(&mut self, pod: &PodView, facts: &Facts<'_>, asks: &mut Asks<'_>) {
         let text = format!("pod {} {}", pod.title(), Next::AskCheckpoint);
-        if facts.common.settings.mode == Mode::DryRun {
+        if facts.state.settings.mode == Mode::DryRun {
             return self.pretend(pod, &text, asks);
         }
         if !self.begins_try(pod, asks.now()) {
@@ -524,7 +524,7 @@ impl NodePods {
 
 /// Returns what drains the node, where that is a custom resource.
 fn custom_of(facts: &Facts<'_>) -> Option<Arc<CustomDrain>> {
-    let custom = facts.common.settings.drain.as_ref()?.custom.as_ref()?;
+    let custom = facts.state.settings.drain.as_ref()?.custom.as_ref()?;
     let applies = custom.applies_to(&facts.observed?.view.labels);
     applies.then(|| Arc::clone(custom))
 }
@@ -540,7 +540,7 @@ fn waits_for_others(facts: &Facts<'_>, own: &Ownership) -> Option<&'static str> 
 
 /// Returns why the pods of a node that is out of service all stay; `None` where they do not.
 fn skips_drain(facts: &Facts<'_>, own: &Ownership, desired: &Desired) -> Option<Skip> {
-    if facts.common.settings.drain.is_none() {
+    if facts.state.settings.drain.is_none() {
         return Some(Skip::Off);
     }
     // It has no place to say how far its drain is.
@@ -559,7 +559,7 @@ fn skips_drain(facts: &Facts<'_>, own: &Ownership, desired: &Desired) -> Option<
 /// Returns the GPUs by UUID whose pods are to leave a node that is out of service, or has single
 /// devices that are; none: all its pods. `None`: no pod is.
 fn drained_gpus(facts: &Facts<'_>, own: &Ownership, desired: &Desired) -> Option<Vec<String>> {
-    let config = facts.common.settings.drain.as_ref()?;
+    let config = facts.state.settings.drain.as_ref()?;
     match (own.takes_node_out(), desired.takes_node_out()) {
         // No further pod is to leave than were to before.
         (was, is) if was == is && own.mark.drain.is_some() && facts.veto.is_some() => {
@@ -575,7 +575,7 @@ fn drained_gpus(facts: &Facts<'_>, own: &Ownership, desired: &Desired) -> Option
         }
         (true, true) => Some(Vec::new()),
         (false, false) if config.partial && custom_of(facts).is_none() => {
-            let known = facts.common.devices.of_node(facts.name);
+            let known = facts.state.devices.of_node(facts.name);
             let out = |taints: &[DeviceTaint]| {
                 taints.iter().any(|taint| taint.effect > TaintEffect::None)
             };

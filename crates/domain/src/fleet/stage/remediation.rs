@@ -171,7 +171,7 @@ impl RemediationState {
         // A session of NVSentinel has no place to say how far its repair is.
         let applies =
             own.takes_node_out() && own.replaced_labels.is_some() && desired.takes_node_out();
-        let settings = &facts.common.settings;
+        let settings = &facts.state.settings;
         let mark = own.mark.remediation.as_ref();
         let observed = facts.observed.filter(|_| applies)?;
         if settings.remedy.is_none() && mark.is_none() {
@@ -181,7 +181,7 @@ impl RemediationState {
             .or_else(|| hold(&observed.view, own, desired))
             .or_else(|| {
                 let why = "a while without a new fault";
-                let quiet_until = waits_for_quiet(facts.common, facts.name);
+                let quiet_until = waits_for_quiet(facts.state, facts.name);
                 quiet_until.map(|until| Hold::Until(until, why.to_owned()))
             });
         let earlier = mark.map_or(&facts.session.repairs, |mark| &mark.earlier);
@@ -211,7 +211,7 @@ impl RemediationState {
             hold: hold.as_ref(),
             partial: !own.mark.drain_gpus.is_empty(),
             earlier,
-            now: facts.common.now,
+            now: facts.state.now,
         }))
     }
 
@@ -257,7 +257,7 @@ impl RemediationState {
     /// Returns whether something is gone from the node, and what tells whether a machine did it is to be heard
     /// first: whether the repair that is under way was begun.
     fn awaits_begin(&mut self, facts: &Facts<'_>) -> bool {
-        let Some((observed, own)) = facts.ours().filter(|_| facts.common.acts()) else {
+        let Some((observed, own)) = facts.ours().filter(|_| facts.state.acts()) else {
             return false;
         };
         let mark = own.mark.remediation.as_ref();
@@ -281,8 +281,8 @@ impl RemediationState {
         open: &Attempt,
         asks: &mut Asks<'_>,
     ) {
-        let settings = &facts.common.settings;
-        if !self.object.may_create(facts.common.now) {
+        let settings = &facts.state.settings;
+        if !self.object.may_create(facts.state.now) {
             return; // Looked at again when an answer is there, or then.
         }
         let mut events = desired.events.iter().map(|one| &one.event);
@@ -371,7 +371,7 @@ impl RemediationState {
         if mark.state().is_none() && was.is_some_and(|was| begun.contains(&was)) {
             let text = match &self.awaits {
                 Some(awaits) => format!("no repair goes on now; awaited is {awaits}"),
-                None if facts.common.settings.remedy.is_none() => {
+                None if facts.state.settings.remedy.is_none() => {
                     "no repair goes on: repairs are switched off".to_owned()
                 }
                 None => "no repair goes on: the faults that are open ask for none now".to_owned(),
@@ -406,7 +406,7 @@ impl Stage for RemediationState {
         let Some(decision) = self.decide(facts, own, desired) else {
             return ControlFlow::Continue(());
         };
-        let quiet_until = waits_for_quiet(facts.common, facts.name);
+        let quiet_until = waits_for_quiet(facts.state, facts.name);
         self.take_decision(own, &decision, quiet_until, asks);
         desired.remediation = decision.mark;
         if desired.remediation.is_some() && self.awaits_begin(facts) {
@@ -434,15 +434,16 @@ impl Stage for RemediationState {
         let wanted = desired.remediation.as_ref();
         let wanted = wanted.filter(|_| facts.session.phase.is_out());
         let Some(stays) = wanted.and_then(|mark| mark.attempts.iter().find(same)) else {
-            if facts.common.acts() {
+            if facts.state.acts() {
                 self.object.withdraw(open, false, asks);
             }
             return;
         };
         self.turn_to(open);
+        self.object.keep();
         // That it is not there says nothing while it is being made.
         let watch = open.made.is_some() || self.is_there() || self.sought;
-        self.object.watch = watch && facts.common.settings.mode != Mode::DryRun;
+        self.object.watch = watch && facts.state.settings.mode != Mode::DryRun;
         if stays.end.is_none() && stays.made.is_none() && !self.is_there() && !self.sought {
             self.make(facts, &observed.view, desired, open, asks);
         }
@@ -463,7 +464,7 @@ impl Stage for RemediationState {
     }
 
     fn clock_moved_back(&mut self, _now: Timestamp) {
-        self.object.retry.now();
+        self.object.retry.clear_wait();
     }
 
     fn answers_lost(&mut self) {

@@ -12,7 +12,7 @@ use super::{Asks, Facts, Stage};
 use crate::assess::Desired;
 use crate::fault::Fault;
 use crate::fleet::Purpose;
-use crate::fleet::common::Common;
+use crate::fleet::state::FleetState;
 use crate::handover::is_handed_over;
 use crate::ownership::{Ownership, ReleaseRequest};
 use crate::remedy::validation::{FAILED, Validation};
@@ -31,10 +31,10 @@ impl Stage for ValidationState {
         asks: &mut Asks<'_>,
     ) -> ControlFlow<()> {
         // Who does not act validates nothing, and says of nothing that it has passed.
-        if !facts.common.acts() {
+        if !facts.state.acts() {
             return ControlFlow::Continue(());
         }
-        let faults = facts.common.book.faults(facts.name).iter();
+        let faults = facts.state.book.faults(facts.name).iter();
         let open: Vec<Fault> = (faults.filter(|fault| Validation::of_fault(fault).is_some()))
             .cloned()
             .collect();
@@ -69,12 +69,12 @@ fn next(
     let own = facts.observed?.own.as_deref();
     if open.is_empty() {
         let (which, why) = begins(facts, desired)?;
-        let action = facts.common.validates()?.action.as_deref();
-        let event = which.begins(facts.name, action, facts.common.now);
+        let action = facts.state.validates()?.action.as_deref();
+        let event = which.begins(facts.name, action, facts.state.now);
         return Some((vec![event], why.to_owned()));
     }
     let gone = |why: &str| {
-        let events = open.iter().map(|fault| fault.gone(why, facts.common.now));
+        let events = open.iter().map(|fault| fault.gone(why, facts.state.now));
         Some((events.collect(), why.to_owned()))
     };
     let Some(own) = own else {
@@ -92,16 +92,16 @@ fn next(
             .flatten();
     }
     let pending = open.iter().find(|fault| fault.code.is_empty())?;
-    let others = facts.common.book.faults(facts.name).iter();
+    let others = facts.state.book.faults(facts.name).iter();
     let mut others = others.filter(|fault| Validation::of_fault(fault).is_none());
     // What is wrong otherwise is mended first, and the validation of before does not count.
     let sound = !others.any(|fault| counts(&fault.event.id));
-    let Some(config) = facts.common.validates() else {
+    let Some(config) = facts.state.validates() else {
         return gone("nodes are not validated any more");
     };
     let Some(action) = &config.action else {
         // Time is enough.
-        if !sound || quiet_until(facts.common, facts.name, pending) > facts.common.now {
+        if !sound || quiet_until(facts.state, facts.name, pending) > facts.state.now {
             return None;
         }
         return gone("the node has passed its validation");
@@ -114,7 +114,7 @@ fn next(
             let which = Validation::of_fault(pending)?;
             let why = format!("{} has failed: {}", last.title(), end.why);
             let text = format!("the node has failed its validation: {why}");
-            Some((vec![which.failed(facts.name, &why, facts.common.now)], text))
+            Some((vec![which.failed(facts.name, &why, facts.state.now)], text))
         }
         // Another try, or a person: as of any repair.
         _ => None,
@@ -123,7 +123,7 @@ fn next(
 
 /// Returns why a node without such a fault is to be validated now.
 fn begins(facts: &Facts<'_>, desired: &Desired) -> Option<(Validation, &'static str)> {
-    let config = facts.common.validates()?;
+    let config = facts.state.validates()?;
     let observed = facts.observed?;
     let (view, own) = (observed.view.as_ref(), observed.own.as_deref());
     if desired.wanted() || ReleaseRequest::read(view).is_some() || is_handed_over(&view.labels) {
@@ -139,7 +139,7 @@ fn begins(facts: &Facts<'_>, desired: &Desired) -> Option<(Validation, &'static 
         .flat_map(RemediationMark::repairs)
         .any(|one| one.made.is_some());
     let validated = lists_validation(own);
-    let ends = !facts.undone_by_person && !facts.common.book.misses_monitors(facts.name);
+    let ends = !facts.undone_by_person && !facts.state.book.misses_monitors(facts.name);
     (config.after_repair && repaired && !validated && ends && own.takes_node_out()).then_some((
         Validation::Return,
         "the node was repaired: it is validated before it comes back",
@@ -147,9 +147,9 @@ fn begins(facts: &Facts<'_>, desired: &Desired) -> Option<(Validation, &'static 
 }
 
 /// Returns until when a node that is validated is to have no new fault, before its Job begins.
-fn quiet_until(common: &Common, name: &str, pending: &Fault) -> Timestamp {
-    let quiet = common.validates().map(|config| config.quiet);
-    let faults = common.book.faults(name).iter();
+fn quiet_until(fleet: &FleetState, name: &str, pending: &Fault) -> Timestamp {
+    let quiet = fleet.validates().map(|config| config.quiet);
+    let faults = fleet.book.faults(name).iter();
     let newest = faults.map(|fault| fault.first_seen).max();
     let since = newest.unwrap_or(pending.first_seen);
     since
@@ -159,10 +159,10 @@ fn quiet_until(common: &Common, name: &str, pending: &Fault) -> Timestamp {
 
 /// Returns until when nothing begins on a node that is validated; `None` where it is not, or that is
 /// over.
-pub(in crate::fleet) fn waits_for_quiet(common: &Common, name: &str) -> Option<Timestamp> {
-    let mut faults = common.book.faults(name).iter();
+pub(in crate::fleet) fn waits_for_quiet(fleet: &FleetState, name: &str) -> Option<Timestamp> {
+    let mut faults = fleet.book.faults(name).iter();
     let pending = faults.find(|fault| Validation::of_fault(fault).is_some())?;
-    Some(quiet_until(common, name, pending)).filter(|until| *until > common.now)
+    Some(quiet_until(fleet, name, pending)).filter(|until| *until > fleet.now)
 }
 
 /// Returns whether the session lists an event about validation.

@@ -69,7 +69,7 @@ impl Retry {
     }
 
     /// Takes in that a try is made now, or may be made at once.
-    pub(super) fn now(&mut self) {
+    pub(super) fn clear_wait(&mut self) {
         self.not_before = None;
     }
 }
@@ -144,7 +144,7 @@ impl<S: Default> Wanted<S> {
             return;
         };
         self.creating = true;
-        self.retry.now();
+        self.retry.clear_wait();
         self.withdrawn = None;
         asks.effect(Effect::CreateResource(Box::new(PlannedResource {
             node: asks.node().to_owned(),
@@ -199,4 +199,93 @@ pub(super) fn delete(attempt: Attempt, begun: bool, asks: &mut Asks<'_>) {
         attempt: Box::new(attempt),
         begun,
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use jiff::Timestamp;
+    use serde_json::json;
+
+    use super::*;
+    use crate::fleet::agenda::Agenda;
+    use crate::session::Session;
+
+    fn attempt() -> Attempt {
+        Attempt {
+            id: "1".to_owned(),
+            action: "RESTART_BM".to_owned(),
+            group: String::new(),
+            event: "e".to_owned(),
+            entity: String::new(),
+            resource: ResourceKind::default(),
+            name: "maintenance-n1".to_owned(),
+            since: Timestamp::UNIX_EPOCH,
+            timeout_minutes: 30,
+            made: None,
+            end: None,
+        }
+    }
+
+    /// Runs something, and returns the names of the effects that it asks for.
+    fn effects(run: impl FnOnce(&mut Asks<'_>)) -> Vec<&'static str> {
+        let (mut agenda, mut awaits) = (Agenda::default(), None);
+        let session = Session::idle(Timestamp::UNIX_EPOCH);
+        let node = ("n1", &session);
+        let now = Timestamp::UNIX_EPOCH;
+        run(&mut Asks::new(&mut agenda, &mut awaits, node, now));
+        let name = |effect: &Effect| match effect {
+            Effect::CreateResource(_) => "create",
+            Effect::DeleteResource { .. } => "delete",
+            Effect::WatchResource { watch: true, .. } => "watch",
+            Effect::WatchResource { watch: false, .. } => "unwatch",
+            _ => "other",
+        };
+        agenda.effects.iter().map(name).collect()
+    }
+
+    #[test]
+    fn what_is_withdrawn_while_it_is_created_is_deleted_unless_it_is_wanted_again() {
+        for again in [false, true] {
+            let (attempt, mut wanted) = (attempt(), Wanted::<()>::default());
+            assert!(wanted.turn_to(&attempt) && !wanted.turn_to(&attempt));
+            assert!(wanted.may_create(Timestamp::UNIX_EPOCH));
+            let create = |wanted: &mut Wanted<()>| {
+                effects(|asks| wanted.create("RESTART_BM", json!({}), asks))
+            };
+            assert_eq!(create(&mut wanted), ["create"]);
+            assert!(!wanted.may_create(Timestamp::UNIX_EPOCH));
+            let withdraw =
+                |wanted: &mut Wanted<()>| effects(|asks| wanted.withdraw(&attempt, false, asks));
+            assert_eq!(withdraw(&mut wanted), ["delete"]);
+            assert_eq!(withdraw(&mut wanted), [""; 0], "once");
+            if again {
+                wanted.keep();
+            }
+            let created = effects(|asks| wanted.created(false, asks));
+            let expected: &[&str] = if again { &[] } else { &["delete"] };
+            assert_eq!(created, expected);
+            wanted.keep();
+            assert_eq!(withdraw(&mut wanted), ["delete"], "once more");
+        }
+    }
+
+    #[test]
+    fn another_attempt_ends_the_watch_of_the_one_before() {
+        let mut wanted = Wanted::<()>::default();
+        wanted.turn_to(&attempt());
+        wanted.watch = true;
+        assert_eq!(effects(|asks| wanted.settle(asks)), ["watch"]);
+        assert_eq!(effects(|asks| wanted.settle(asks)), [""; 0]);
+        assert!(wanted.is_watched("maintenance-n1"));
+        let other = Attempt {
+            name: "maintenance-n1-2".to_owned(),
+            since: Timestamp::MAX,
+            ..attempt()
+        };
+        wanted.turn_to(&other);
+        assert!(!wanted.is_watched("maintenance-n1") && !wanted.is_watched("maintenance-n1-2"));
+        assert_eq!(effects(|asks| wanted.settle(asks)), ["unwatch", "watch"]);
+        wanted.forget();
+        assert_eq!(effects(|asks| wanted.settle(asks)), ["unwatch"]);
+    }
 }

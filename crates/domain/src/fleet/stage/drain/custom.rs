@@ -61,7 +61,7 @@ impl CustomState {
     }
 
     pub(super) fn clock_moved_back(&mut self) {
-        self.object.retry.now();
+        self.object.retry.clear_wait();
     }
 
     pub(super) fn answers_lost(&mut self) {
@@ -221,7 +221,7 @@ impl CustomState {
         };
         complete(&mut object, attempt, &observed.view);
         let title = attempt.title();
-        let settings = &facts.common.settings;
+        let settings = &facts.state.settings;
         if settings.mode == Mode::DryRun {
             self.object.seen = Seen::There(true);
             let note = Note {
@@ -271,7 +271,7 @@ impl DrainState {
             state.make(facts, custom, &attempt, &pods, desired, asks);
         }
         let was_there = state.object.seen != Seen::Unknown;
-        state.object.watch = was_there && facts.common.settings.mode != Mode::DryRun;
+        state.object.watch = was_there && facts.state.settings.mode != Mode::DryRun;
         let asks_at = [MADE_WITHIN, custom.timeout].map(|by| mark.since.checked_add(by).ok());
         let [made_by, ends_by] = asks_at.map(|at| at.unwrap_or(Timestamp::MAX));
         let title = attempt.title();
@@ -326,7 +326,7 @@ impl DrainState {
         let drained = mark.is_some_and(|(_, mark)| mark.done.is_some());
         let stays = drained && is_out && desired.takes_node_out() && custom.is_some();
         let state = &mut self.custom;
-        if state.wanted || stays || !facts.common.acts() {
+        if state.wanted || stays || !facts.state.acts() {
             return;
         }
         if let (Some((own, mark)), Some(custom)) = (mark, custom) {

@@ -90,7 +90,7 @@ fn removed(looked: &Looked) -> Vec<String> {
 
 fn answer(world: &mut World, name: &str, answer: RemovalAnswer) {
     let (node, uid) = ("n1".to_owned(), format!("uid-{name}"));
-    world.take(FleetInput::PodRemoved { node, uid, answer });
+    world.take(FleetInput::PodAnswered { node, uid, answer });
 }
 
 fn gone(world: &mut World, title: &str) {
@@ -416,6 +416,15 @@ fn a_dry_run_removes_nothing_and_comes_to_its_end() {
         said.iter()
             .any(|text| text == "dry run: pod now/a is evicted, with 30 s to end (Immediate)")
     );
+    // Once, and after the session has come to it.
+    let at = |what: &str| {
+        let found = said.iter().enumerate();
+        let found = found.filter(|(_, text)| text.contains(what));
+        found.map(|(at, _)| at).collect::<Vec<_>>()
+    };
+    let (session, drain) = (at("-> draining"), at("the drain begins"));
+    assert!(session.len() == 1 && drain.len() == 1, "{said:#?}");
+    assert!(session[0] < drain[0], "{said:#?}");
     assert_eq!(world.phase(), Phase::Drained);
     assert_eq!(world["n1"].labels, before.labels);
 }

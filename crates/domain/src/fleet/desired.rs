@@ -3,35 +3,35 @@
 
 use std::sync::Arc;
 
-use super::common::Common;
 use super::entry::NodeEntry;
-use super::judged::{Judged, Reported, Told};
+use super::remembered::{Judged, Reported, Told};
+use super::state::FleetState;
 use crate::assess::{Desired, assess};
 
 // === impl NodeEntry ===
 
 impl NodeEntry {
     /// Returns what is wanted for the node, as it was last seen; nothing where there is no policy.
-    pub(super) fn desired(&self, name: &str, common: &Common) -> Desired {
-        let (Some(policy), Some(observed)) = (&common.policy, &self.observed) else {
-            return common.desired_of_unknown(name);
+    pub(super) fn desired(&self, name: &str, fleet: &FleetState) -> Desired {
+        let (Some(policy), Some(observed)) = (&fleet.policy, &self.observed) else {
+            return fleet.desired_of_unknown(name);
         };
-        let (faults, devices) = (common.book.faults(name), common.devices_of(name));
-        let dismissal = self.dismissal(common);
+        let (faults, devices) = (fleet.book.faults(name), fleet.devices_of(name));
+        let dismissal = self.dismissal(fleet);
         assess(faults, policy, &observed.view, &devices, dismissal)
     }
 
     /// Returns what is wanted for the node ([`Self::desired`]), kept since it was last asked where nothing has
     /// changed from which it follows.
-    pub(super) fn judge(&mut self, name: &str, common: &Common) -> Desired {
-        let policy = common.policy.as_ref();
+    pub(super) fn judge(&mut self, name: &str, fleet: &FleetState) -> Desired {
+        let policy = fleet.policy.as_ref();
         // Devices come and go without a node's doing.
         let policy = policy.filter(|policy| policy.device_taints.is_none());
         let (Some(observed), Some(policy)) = (&self.observed, policy) else {
-            return self.desired(name, common);
+            return self.desired(name, fleet);
         };
-        let faults: Vec<Reported> = common.book.faults(name).iter().map(Reported::of).collect();
-        let dismissal = self.dismissal(common);
+        let faults: Vec<Reported> = fleet.book.faults(name).iter().map(Reported::of).collect();
+        let dismissal = self.dismissal(fleet);
         let known = self.judged.as_ref().filter(|known| {
             Arc::ptr_eq(&known.view, &observed.view)
                 && Arc::ptr_eq(&known.policy, policy)
@@ -39,10 +39,10 @@ impl NodeEntry {
                 && known.faults == faults
         });
         if let Some(known) = known {
-            debug_assert_eq!(known.desired, self.desired(name, common));
+            debug_assert_eq!(known.desired, self.desired(name, fleet));
             return known.desired.clone();
         }
-        let desired = self.desired(name, common);
+        let desired = self.desired(name, fleet);
         // Of a node in service it is asked once.
         self.judged = desired.wanted().then(|| {
             Box::new(Judged {
@@ -57,14 +57,14 @@ impl NodeEntry {
     }
 
     /// Returns whether there is news of the node for those who are told of it, and takes that for told.
-    pub(super) fn has_news(&mut self, name: &str, common: &Common) -> bool {
+    pub(super) fn has_news(&mut self, name: &str, fleet: &FleetState) -> bool {
         let Some(view) = self.view.clone() else {
             return true;
         };
         let told = Told {
             view,
-            faults: common.book.faults(name).iter().map(Reported::of).collect(),
-            heard: common.book.heard(name).count(),
+            faults: fleet.book.faults(name).iter().map(Reported::of).collect(),
+            heard: fleet.book.heard(name).count(),
         };
         let same = self.told.as_ref().is_some_and(|before| {
             Arc::ptr_eq(&before.view, &told.view)

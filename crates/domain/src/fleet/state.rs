@@ -1,4 +1,4 @@
-//! What decisions about all nodes have in common.
+//! What decisions about all nodes share: settings, policy, faults, devices, switches.
 
 use std::sync::Arc;
 
@@ -15,9 +15,9 @@ use crate::ownership::Maker;
 use crate::policy::Policy;
 use crate::remedy::validation::ValidationConfig;
 
-/// What decisions about all nodes have in common.
+/// What decisions about all nodes share: settings, policy, faults, devices, switches.
 #[derive(Debug)]
-pub(super) struct Common {
+pub(super) struct FleetState {
     pub(super) settings: Settings,
     /// The policy in force; `None` where it is not known yet.
     pub(super) policy: Option<Arc<Policy>>,
@@ -34,7 +34,7 @@ pub(super) struct Common {
     pub(super) listed: bool,
 }
 
-impl Common {
+impl FleetState {
     /// Returns the hold on all new quarantines now.
     pub(super) fn stop(&self) -> Option<Hold> {
         self.switched.stop(self.settings.brake, self.now)
