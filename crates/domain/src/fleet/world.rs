@@ -89,7 +89,9 @@ pub(crate) struct World {
     /// The custom resources as they are, by name.
     pub(crate) resources: BTreeMap<String, Value>,
     /// Names of the custom resources that the controller watches.
-    watched: BTreeSet<String>,
+    pub(crate) watched: BTreeSet<String>,
+    /// True while the controller watches the pods of `n1`.
+    pub(crate) watches_pods: bool,
     /// The nodes as they are.
     pub(crate) nodes: BTreeMap<String, NodeView>,
     pub(crate) now: Timestamp,
@@ -122,6 +124,7 @@ impl World {
             pods: BTreeMap::new(),
             resources: BTreeMap::new(),
             watched: BTreeSet::new(),
+            watches_pods: false,
             nodes: nodes.collect(),
             now,
         }
@@ -158,6 +161,7 @@ impl World {
     pub(crate) fn restart_from(&mut self, kept: Option<Kept>) {
         let policy = Some(Arc::clone(&self.policy));
         self.watched.clear();
+        self.watches_pods = false;
         self.fleet = Fleet::new(self.settings.clone(), policy, self.now);
         match kept {
             Some(kept) => self.fleet.restore(kept, self.now),
@@ -373,9 +377,12 @@ impl World {
                             self.watched.remove(&name);
                         }
                     }
-                    Effect::WatchPods { watch: true, .. } => {
-                        asked = true;
-                        self.list_pods();
+                    Effect::WatchPods { watch, .. } => {
+                        self.watches_pods = watch;
+                        if watch {
+                            asked = true;
+                            self.list_pods();
+                        }
                     }
                     Effect::Status(status) => looked.statuses.push(status),
                     Effect::LookUp { node, ids } => {

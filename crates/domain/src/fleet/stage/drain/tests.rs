@@ -196,6 +196,7 @@ fn a_node_is_drained_as_its_namespaces_wish_and_given_back_as_it_was() {
     );
     world.settle_now();
     assert_eq!(world.phase(), Phase::Drained);
+    assert!(!world.watches_pods, "nothing is asked of them any longer");
     world.recovery(0);
     world.settle();
     assert_eq!(

@@ -158,5 +158,7 @@ proptest! {
             }
         }
         prop_assert!(ended, "{:?}, awaits {}", world.phase(), awaits(&world));
+        real.look(&mut world, true);
+        prop_assert!(!world.watches_pods);
     }
 }
