@@ -156,6 +156,8 @@ impl Look<'_> {
         }
     }
 
+    /// Decides about the node, in this order: whose session it carries, what its faults ask for, what the stages
+    /// plan, whether the brake has a say, and how the session steps. Each `return` leaves the rest to the next look.
     fn decide(&mut self, policy: &Policy) {
         if self.entry.patch.in_flight {
             return; // Looked at again when the answer is there.
@@ -299,11 +301,9 @@ impl Look<'_> {
 
     /// Lets every stage begin a look.
     fn begin(&mut self) {
-        self.in_stages(|stages, _, _| {
-            for stage in stages.all_mut() {
-                stage.begin();
-            }
-        });
+        for stage in self.entry.stages.all_mut() {
+            stage.begin();
+        }
     }
 
     /// Lets every stage plan. `Break` where one of them waits for something to be known.

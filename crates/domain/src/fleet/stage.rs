@@ -5,15 +5,15 @@
 //! everything else it asks for with [`Asks`]. What one stage needs to know of another is a fact.
 //!
 //! To add a stage: a file here with its state and `impl Stage`, a field of [`Stages`] and its name in
-//! [`Stages::all`] and [`Stages::all_mut`], and, where it asks for something new, an [`Effect`] and its arm in the controller.
+//! [`Stages::all`] and [`Stages::all_mut`], and, where it asks for something new, an [`Effect`] and its arm in the
+//! controller.
 
 use std::ops::ControlFlow;
 
 use contract::HealthEvent;
 use jiff::Timestamp;
 
-use super::agenda::Agenda;
-use super::agenda::Awaits;
+use super::agenda::{Agenda, Awaits};
 use super::state::FleetState;
 use super::{Effect, Level, Purpose};
 use crate::assess::Desired;

@@ -1,4 +1,4 @@
-//! The repair of nodes: makes custom resources and watches them.
+//! The stage that repairs a node: creates custom resources and watches them.
 //!
 //! What is done next follows from the node's session ([`decide`]). The node says first which attempt is
 //! made; then its custom resource is made, under a name that the session fixes, and watched until it has
@@ -28,7 +28,7 @@ use crate::session::{Failure, Note};
 use crate::veto::Veto;
 use contract::{RecommendedAction, keys};
 
-/// The state of the repair of a node.
+/// The repair of one node.
 #[derive(Debug, Default)]
 pub(in crate::fleet) struct RemediationState {
     /// The custom resource of the attempt under way.

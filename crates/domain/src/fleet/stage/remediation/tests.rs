@@ -469,6 +469,26 @@ fn a_resource_that_hangs_vanishes_or_cannot_be_read_has_its_end() {
 }
 
 #[test]
+fn one_that_is_wanted_again_while_it_is_made_stays() {
+    let mut world = world();
+    fault(&mut world, 0, 24);
+    let planned = until_made(&mut world);
+    world.recovery(0);
+    assert_eq!(world.look(Fate::Conflict).withdrawn.len(), 1);
+    // Not given back yet, and the fault is there again.
+    fault(&mut world, 0, 24);
+    assert!(world.look(Fate::Made).withdrawn.is_empty());
+    make(&mut world, &planned);
+    for _ in 0..4 {
+        assert!(world.look(Fate::Made).withdrawn.is_empty());
+    }
+    assert_eq!(state(&world), Some("remediating"));
+    let attempts = attempts(&world);
+    assert!(attempts.len() == 1 && attempts[0].key() == planned.key);
+    assert!(attempts[0].made.is_some() && attempts[0].end.is_none());
+}
+
+#[test]
 fn one_that_cannot_be_made_is_tried_again_or_given_up() {
     let mut world = world();
     fault(&mut world, 0, 24);
