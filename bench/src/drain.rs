@@ -123,21 +123,21 @@ async fn measure(
     space.fill(&names, "drain").await?;
     progress(&format!("drain of {count} nodes ..."));
     let config = tempfile::tempdir()?;
-    let (drain, remedy) = (
+    let (drain, remediation) = (
         config.path().join("drain.toml"),
-        config.path().join("remedy.toml"),
+        config.path().join("remediation.toml"),
     );
     let mode = format!(
         "[[userNamespaces]]\nname = \"{}\"\nmode = \"Immediate\"\n",
         space.name
     );
     fs::write(&drain, mode)?;
-    fs::write(&remedy, space.remediation())?;
+    fs::write(&remediation, space.remediation())?;
     let launch = product::run(args, nodes.first())?
         .arg("--drain")
         .option("--drain-config", &drain)
         .arg("--remediate")
-        .option("--remediate-config", &remedy);
+        .option("--remediate-config", &remediation);
     let product = product::start(launch).await?;
     let (watched, _tasks) = space.watch().await?;
     drained(&product, &watched, nodes, names, bare)

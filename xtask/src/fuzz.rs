@@ -99,7 +99,7 @@ enum Target {
     /// The webhook's configuration, a pod and its gang.
     Preflight,
     /// The configuration of remediation, a template, and the status of a custom resource.
-    Remedy,
+    Remediation,
 }
 
 /// The figures that a target prints at its end.

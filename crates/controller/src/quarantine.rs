@@ -19,7 +19,7 @@ use domain::brake::NodeLabel;
 use domain::drain::DrainConfig;
 use domain::fleet::{Fleet, FleetInput, Settings};
 use domain::mode::Mode;
-use domain::remedy::RemedyConfig;
+use domain::remediation::RemediationConfig;
 use domain::status::StatusUpdate;
 use domain::view::FleetView;
 use jiff::{SignedDuration, Timestamp};
@@ -43,8 +43,8 @@ mod missed;
 mod nodes;
 mod publish;
 mod questions;
-mod remedy;
-mod remedy_metrics;
+mod remediation;
+mod remediation_metrics;
 mod statuses;
 mod switches;
 #[cfg(test)]
@@ -67,8 +67,8 @@ use metrics::QuarantineMetrics;
 use missed::Missed;
 use publish::Publishing;
 use questions::{MAX_QUESTIONS, Question};
-use remedy::{Made, Remedies};
-use remedy_metrics::RemedyMetrics;
+use remediation::{Made, Remediations};
+use remediation_metrics::RemediationMetrics;
 use statuses::STATUS_QUEUE;
 use switches::{Arrival, Switches};
 
@@ -97,7 +97,7 @@ pub struct QuarantineConfig {
     /// What is wished for the pods of nodes that are out; `None`: they stay.
     pub drain: Option<Arc<DrainConfig>>,
     /// What is done to mend nodes that are drained; `None`: nothing.
-    pub remedy: Option<Arc<RemedyConfig>>,
+    pub remediation: Option<Arc<RemediationConfig>>,
     /// Label of GPU nodes, whose number the brake's percentages are of.
     pub gpu_label: NodeLabel,
     /// Namespace of the `ConfigMaps` in which people set the circuit breaker and a pause.
@@ -142,8 +142,8 @@ pub struct Quarantine {
     drains: Option<Drains>,
     drain_metrics: DrainMetrics,
     /// The custom resources of repairs; `None`: there is no cluster.
-    remedies: Option<Remedies>,
-    remedy_metrics: RemedyMetrics,
+    remediations: Option<Remediations>,
+    remediation_metrics: RemediationMetrics,
     /// Questions to the store that are under way; each ends with its answer.
     asking: JoinSet<FleetInput>,
     journal: Journal,
@@ -186,7 +186,7 @@ impl Quarantine {
         let (journal, queue) = mpsc::channel(JOURNAL_QUEUE);
         let (statuses, status_queue) = mpsc::channel(STATUS_QUEUE);
         let drain_metrics = DrainMetrics::registered(metrics);
-        let remedy_metrics = RemedyMetrics::registered(metrics);
+        let remediation_metrics = RemediationMetrics::registered(metrics);
         let metrics = QuarantineMetrics::registered(metrics);
         let (ask, questions) = mpsc::channel(MAX_QUESTIONS);
         let handles = Handles {
@@ -210,7 +210,7 @@ impl Quarantine {
             brake: config.brake,
             gpu_label: config.gpu_label,
             drain: config.drain,
-            remedy: config.remedy,
+            remediation: config.remediation,
             retention: config.retention,
             returns_wait: true,
         };
@@ -235,8 +235,8 @@ impl Quarantine {
             devices: DeviceTaints::default(),
             drains: None,
             drain_metrics,
-            remedies: None,
-            remedy_metrics,
+            remediations: None,
+            remediation_metrics,
             asking: JoinSet::new(),
             journal: Journal::new(journal),
             statuses,
@@ -263,10 +263,10 @@ impl Quarantine {
             .map(|cluster| Drains::new(cluster, &cancel))
             .unzip();
         self.drains = drains;
-        let (remedies, mut resource_events) = (self.cluster.as_ref())
-            .map(|cluster| Remedies::new(cluster, &cancel))
+        let (remediations, mut resource_events) = (self.cluster.as_ref())
+            .map(|cluster| Remediations::new(cluster, &cancel))
             .unzip();
-        self.remedies = remedies;
+        self.remediations = remediations;
         self.load().await;
         self.take_in().await;
         loop {

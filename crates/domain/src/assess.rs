@@ -19,7 +19,7 @@ use crate::policy::{
     EventVariable, NodeVariable, Policy, Route, RouteDrain, Routed, RuleSet, RuleSetAnswer,
     event_variable,
 };
-use crate::remedy::RemediationMark;
+use crate::remediation::RemediationMark;
 
 mod devices;
 mod judge;

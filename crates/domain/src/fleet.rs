@@ -26,7 +26,7 @@ use crate::mode::Mode;
 use crate::node::NodeView;
 use crate::policy::Policy;
 use crate::position::Position;
-use crate::remedy::RemedyConfig;
+use crate::remediation::RemediationConfig;
 use crate::session::{Note, Phase, Session};
 use crate::wakes::CLOCK_SLACK;
 
@@ -89,7 +89,7 @@ pub struct Settings {
     /// What is wished for the pods of nodes that are out; `None`: they stay.
     pub drain: Option<Arc<DrainConfig>>,
     /// What is done to mend nodes that are drained; `None`: nothing.
-    pub remedy: Option<Arc<RemedyConfig>>,
+    pub remediation: Option<Arc<RemediationConfig>>,
     /// Age of the newest report of a node from which on its faults are dropped, where the cluster
     /// has no such node any more.
     pub retention: SignedDuration,

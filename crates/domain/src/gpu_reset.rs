@@ -19,7 +19,7 @@ use crate::maintenance::{
     ATTEMPT_COMPLETE, Act, ITS_SESSION_HAS_ENDED, NOT_OUT, Outcome, Resource, SESSION_ENDED, Status,
 };
 use crate::node::{NodeChange, NodeView};
-use crate::remedy::{TOLD_WITHIN, later};
+use crate::remediation::{TOLD_WITHIN, later};
 
 mod job;
 mod seen;

@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use crate::maintenance::{Act, ITS_SESSION_HAS_ENDED, Resource, SESSION_ENDED, Status};
 use crate::node::{NodeChange, NodeView, Taint, label_value};
-use crate::remedy::{TOLD_WITHIN, later};
+use crate::remediation::{TOLD_WITHIN, later};
 
 /// The condition that is true once the node is handed over.
 pub const RELEASED: &str = "NVSentinelOwnershipReleased";

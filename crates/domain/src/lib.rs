@@ -32,7 +32,7 @@ pub mod ownership;
 pub mod pipeline;
 pub mod policy;
 pub mod position;
-pub mod remedy;
+pub mod remediation;
 pub mod reporter;
 pub mod selector;
 pub mod session;

@@ -53,7 +53,7 @@ use crate::journal::EntryKind;
 use crate::node::{NodeChange, NodeView};
 use crate::ownership::{Machines, Maker, Ownership, SessionMark, Undone, released_at};
 use crate::policy::Policy;
-use crate::remedy::RemediationMark;
+use crate::remediation::RemediationMark;
 use change::Draft;
 pub use dismissal::dismissal;
 pub use step::step;

@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 use crate::assess::Desired;
 use crate::fault::Fault;
 use crate::ownership::Ownership;
-use crate::remedy::{RemediationMark, Repair};
+use crate::remediation::{RemediationMark, Repair};
 use crate::session::Observed;
 
 pub mod eviction;

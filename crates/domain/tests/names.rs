@@ -6,7 +6,7 @@ use gpuwarden_domain::drain::DrainConfig;
 use gpuwarden_domain::janitor::JanitorConfig;
 use gpuwarden_domain::pipeline::load;
 use gpuwarden_domain::policy::Policy;
-use gpuwarden_domain::remedy::RemedyConfig;
+use gpuwarden_domain::remediation::RemediationConfig;
 use gpuwarden_domain::validation_request::ValidationConfiguration;
 
 /// Reads a configuration; the text that stands for it has `@` in the place of a name.
@@ -28,9 +28,9 @@ fn drain(text: &str) -> Result<(), String> {
         .map_err(|error| error.to_string())
 }
 
-fn remedy(text: &str) -> Result<(), String> {
+fn remediation(text: &str) -> Result<(), String> {
     let read = |_: &str| Err("there are no files".to_owned());
-    RemedyConfig::parse(text, "f", read)
+    RemediationConfig::parse(text, "f", read)
         .map(drop)
         .map_err(|error| error.to_string())
 }
@@ -141,21 +141,21 @@ fn places() -> Vec<(Read, String, &'static str, Vec<&'static str>, &'static str)
             "f:11: customDrain: nodeSelector: ",
         ),
         (
-            remedy,
+            remediation,
             action("apiGroup = \"g.example\"\nscope = \"Namespaced\"\nnamespace = \"@\""),
             "repairs",
             of(&NAMESPACES),
             "f:1: remediationActions.\"MINE\": namespace: ",
         ),
         (
-            remedy,
+            remediation,
             action("apiGroup = \"@\""),
             "g.example",
             vec!["G.example", "g..e"],
             "f:1: remediationActions.\"MINE\": apiGroup: ",
         ),
         (
-            remedy,
+            remediation,
             format!(
                 "{}[validation]\nquietMinutes = 5\nnewNodesSince = \"2026-01-01T00:00:00Z\"\nnewNodesSelector = \"@\"\n",
                 action("apiGroup = \"g.example\"")

@@ -9,8 +9,8 @@ extern crate gpuwarden_domain as domain;
 mod connector_input;
 #[path = "../../../fuzz/bodies/policy.rs"]
 mod policy;
-#[path = "../../../fuzz/bodies/remedy.rs"]
-mod remedy;
+#[path = "../../../fuzz/bodies/remediation.rs"]
+mod remediation;
 #[path = "../../../fuzz/seeds.rs"]
 mod seeds;
 
@@ -28,7 +28,7 @@ fn policies() {
 
 #[test]
 fn repairs() {
-    seeds::run("remedy", |text| {
-        remedy::run(std::str::from_utf8(text).unwrap());
+    seeds::run("remediation", |text| {
+        remediation::run(std::str::from_utf8(text).unwrap());
     });
 }

@@ -82,7 +82,7 @@ impl Acting<'_> {
             sources: self.sources.clone(),
             brake: self.settings.circuit_breaker,
             drain: self.settings.drain.clone().map(Arc::new),
-            remedy: self.settings.remedy.clone().map(Arc::new),
+            remediation: self.settings.remediation.clone().map(Arc::new),
             gpu_label: self.settings.gpu_node_label.clone(),
             namespace: self.settings.namespace.clone(),
             board,

@@ -70,8 +70,8 @@ mod policy_tools;
 mod quarantine;
 #[path = "e2e/reboot.rs"]
 mod reboot;
-#[path = "e2e/remedy.rs"]
-mod remedy;
+#[path = "e2e/remediation.rs"]
+mod remediation;
 #[path = "e2e/replay.rs"]
 mod replay;
 #[path = "e2e/reports.rs"]

@@ -163,7 +163,7 @@ impl Replay {
             // No node is away for longer than a replay lasts.
             retention: SignedDuration::MAX,
             drain: None,
-            remedy: None,
+            remediation: None,
             returns_wait: false,
         };
         let nothing = Brake {

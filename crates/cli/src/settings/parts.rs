@@ -11,7 +11,7 @@ use controller::policy::PolicySource;
 use domain::brake::NodeLabel;
 use domain::drain::DrainConfig;
 pub use domain::mode::Mode;
-use domain::remedy::RemedyConfig;
+use domain::remediation::RemediationConfig;
 use host::kernel_log::Spec;
 use jiff::SignedDuration;
 use runtime::logging::LogFormat;
@@ -109,7 +109,7 @@ pub struct ActSettings {
     /// The wishes for the pods of nodes that are out of service; `None`: they stay.
     pub drain: Option<DrainConfig>,
     /// The wishes for the repair of nodes that are drained; `None`: nothing is done.
-    pub remedy: Option<RemedyConfig>,
+    pub remediation: Option<RemediationConfig>,
     /// How custom resources are carried out that ask for something; `None`: they are left alone.
     pub janitor: Option<JanitorSettings>,
     /// The reports that are written on the nodes.
@@ -282,7 +282,7 @@ impl ActSettings {
             ));
         }
         let drain = drain(&args, mode)?;
-        let remedy = remedy(&args, drain.is_some())?;
+        let remediation = remediation(&args, drain.is_some())?;
         let janitor = JanitorSettings::resolve(&args, cluster.is_some())?;
         let reports = ReportSettings::resolve(&args, mode)?;
         Ok(Self {
@@ -292,7 +292,7 @@ impl ActSettings {
             cluster,
             mode,
             drain,
-            remedy,
+            remediation,
             janitor,
             reports,
             policy,
@@ -357,7 +357,7 @@ pub(crate) fn drain_config(path: &Path) -> Result<DrainConfig, SettingsError> {
 }
 
 /// Returns what is done to mend nodes, where they are to be repaired.
-fn remedy(args: &ActArgs, drains: bool) -> Result<Option<RemedyConfig>, SettingsError> {
+fn remediation(args: &ActArgs, drains: bool) -> Result<Option<RemediationConfig>, SettingsError> {
     if !args.remediate.unwrap_or(false) {
         if args.remediate_config.is_some() {
             return Err(SettingsError::Conflict(
@@ -372,14 +372,14 @@ fn remedy(args: &ActArgs, drains: bool) -> Result<Option<RemedyConfig>, Settings
         ));
     }
     let Some(path) = &args.remediate_config else {
-        return Ok(Some(RemedyConfig::builtin()));
+        return Ok(Some(RemediationConfig::builtin()));
     };
     let source = path.display().to_string();
     let wrong = |what: String| SettingsError::value("--remediate-config", &source, what);
     let text =
         std::fs::read_to_string(path).map_err(|error| wrong(format!("cannot be read: {error}")))?;
     let read = |path: &str| std::fs::read_to_string(path).map_err(|error| error.to_string());
-    RemedyConfig::parse(&text, &source, read)
+    RemediationConfig::parse(&text, &source, read)
         .map(Some)
         .map_err(|error| wrong(format!("is not right:\n{error}")))
 }

@@ -267,7 +267,12 @@ fn a_repair_stands_beside_a_drain_and_its_file_and_templates_are_read_at_once() 
         (run.act.kubeconfig, run.act.quarantine) = (Some("/k".into()), Some(true));
         edit(&mut run.act);
         resolve(run)
-            .map(|settings| settings.act.remedy.map(|remedy| remedy.actions.len()))
+            .map(|settings| {
+                settings
+                    .act
+                    .remediation
+                    .map(|remediation| remediation.actions.len())
+            })
             .map_err(|error| error.to_string())
     };
     let all = |act: &mut ActArgs| (act.drain, act.remediate) = (Some(true), Some(true));

@@ -49,7 +49,7 @@ impl Quarantine {
                 attempt,
                 begun,
             } => self.withdraw_resource(node, *attempt, begun),
-            Effect::Remediation(news) => self.remedy_metrics.took_in(news),
+            Effect::Remediation(news) => self.remediation_metrics.took_in(news),
             Effect::LookUp { node, ids } => self.look_up(node, ids),
             Effect::Append {
                 node,

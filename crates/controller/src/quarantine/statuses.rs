@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use domain::event::Record;
-use domain::remedy::Repair;
+use domain::remediation::Repair;
 use domain::status::eviction::{Eviction, EvictionWord};
 use domain::status::{NodeQuarantined, StatusUpdate, Words};
 use jiff::Timestamp;

@@ -100,7 +100,7 @@ impl Bench {
             sources: Sources::default(),
             brake: false,
             drain: None,
-            remedy: None,
+            remediation: None,
             gpu_label: NodeLabel::parse("gpu=true").unwrap(),
             namespace: "gpuwarden".to_owned(),
             retention: SignedDuration::from_hours(30 * 24),

@@ -11,8 +11,8 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use toml::Spanned;
 
-use crate::remedy::ResourceKind;
-use crate::remedy::template::{DrainVariables, Template};
+use crate::remediation::ResourceKind;
+use crate::remediation::template::{DrainVariables, Template};
 use crate::selector::LabelSelector;
 
 /// Time after which a person is asked about one that has not ended, where none is configured.

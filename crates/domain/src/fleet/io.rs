@@ -17,7 +17,7 @@ use crate::journal::Entry;
 use crate::node::NodeView;
 use crate::policy::Policy;
 use crate::position::Position;
-use crate::remedy::{Attempt, Outcome, ResourceKind};
+use crate::remediation::{Attempt, Outcome, ResourceKind};
 use crate::session::{Failure, Patch};
 use crate::status::StatusUpdate;
 

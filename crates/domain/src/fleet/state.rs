@@ -13,7 +13,7 @@ use crate::fault::FaultBook;
 use crate::node::NodeView;
 use crate::ownership::Maker;
 use crate::policy::Policy;
-use crate::remedy::validation::ValidationConfig;
+use crate::remediation::validation::ValidationConfig;
 
 /// What decisions about all nodes share: settings, policy, faults, devices, switches.
 #[derive(Debug)]
@@ -67,7 +67,7 @@ impl FleetState {
 
     /// Returns how nodes are validated; `None`: they are not.
     pub(super) fn validates(&self) -> Option<&ValidationConfig> {
-        self.settings.remedy.as_deref()?.validation.as_ref()
+        self.settings.remediation.as_deref()?.validation.as_ref()
     }
 
     /// Returns whether the devices are not known yet, and the policy asks for them.

@@ -6,8 +6,8 @@ use super::state::FleetState;
 use crate::node::NodeView;
 use crate::ownership::Ownership;
 use crate::policy::Uncordon;
-use crate::remedy::validation::Validation;
-use crate::remedy::{Attempt, RemediationMark};
+use crate::remediation::validation::Validation;
+use crate::remediation::{Attempt, RemediationMark};
 use crate::session::uncordon::AFTER_BOOT;
 use contract::effective_action_name;
 

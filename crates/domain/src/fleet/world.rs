@@ -25,7 +25,7 @@ use crate::mode::Mode;
 use crate::node::{NodeChange, NodeTaint, NodeView, Taint};
 use crate::policy::Policy;
 use crate::position::Position;
-use crate::remedy::Attempt;
+use crate::remediation::Attempt;
 use crate::session::{Failure, Intent, Patch, Phase, Session};
 use crate::status::StatusUpdate;
 
@@ -607,7 +607,7 @@ pub(crate) fn settings() -> Settings {
         gpu_label: NodeLabel::parse("gpu=true").unwrap(),
         retention: SignedDuration::from_hours(24 * 30),
         drain: None,
-        remedy: None,
+        remediation: None,
         returns_wait: true,
     }
 }

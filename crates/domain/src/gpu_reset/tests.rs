@@ -149,15 +149,15 @@ impl World {
     }
 
     /// Returns how the repair of the node reads it.
-    fn outcome(&self) -> Option<crate::remedy::Outcome> {
-        let kind = crate::remedy::ResourceKind {
+    fn outcome(&self) -> Option<crate::remediation::Outcome> {
+        let kind = crate::remediation::ResourceKind {
             group: "janitor.dgxc.nvidia.com".to_owned(),
             version: "v1alpha1".to_owned(),
             kind: "GPUReset".to_owned(),
             namespace: None,
             condition: COMPLETE.to_owned(),
         };
-        let state = crate::remedy::ResourceState::read(&self.object, &kind);
+        let state = crate::remediation::ResourceState::read(&self.object, &kind);
         state.end.map(|(outcome, _)| outcome)
     }
 
@@ -327,7 +327,10 @@ fn services_are_stopped_gpus_are_reset_and_all_is_as_it_was() {
     world.settle();
     assert_eq!(world.says(COMPLETE), "True GPUResetSucceeded");
     assert_eq!(world.phase(), "Succeeded");
-    assert_eq!(world.outcome(), Some(crate::remedy::Outcome::Succeeded));
+    assert_eq!(
+        world.outcome(),
+        Some(crate::remediation::Outcome::Succeeded)
+    );
     let node = world.node.unwrap();
     assert_eq!(
         (node.labels, node.annotations),
@@ -416,7 +419,7 @@ fn each_failure_ends_as_one_with_the_services_as_they_were() {
         // The next group of the escalation, which is a reboot, follows.
         assert_eq!(
             world.outcome(),
-            Some(crate::remedy::Outcome::Failed),
+            Some(crate::remediation::Outcome::Failed),
             "{what}"
         );
         let node = world.node.unwrap();
@@ -492,7 +495,7 @@ fn without_its_node_it_fails_and_can_be_deleted() {
     world.node = None;
     world.settle();
     assert_eq!(world.says(COMPLETE), "False NodeNotFound");
-    assert_eq!(world.outcome(), Some(crate::remedy::Outcome::Failed));
+    assert_eq!(world.outcome(), Some(crate::remediation::Outcome::Failed));
     world.object["metadata"]["deletionTimestamp"] = json!(world.now);
     world.settle();
     assert_eq!(world.object["metadata"]["finalizers"], json!([]));

@@ -25,7 +25,7 @@ use crate::maintenance::{
 };
 use crate::node::NodeView;
 use crate::ownership::{Ownership, Permit};
-use crate::remedy::TOLD_WITHIN;
+use crate::remediation::TOLD_WITHIN;
 
 /// Time for a person to do by hand what was asked for, in manual mode.
 const MANUAL: SignedDuration = SignedDuration::from_hours(24);

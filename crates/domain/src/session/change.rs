@@ -14,8 +14,8 @@ use crate::ownership::{
     AppliedTaint, ByHand, CORDON_TIME, DrainMark, Ownership, SessionAnnotation, SessionMark,
     state_label,
 };
-use crate::remedy::RemediationMark;
-use crate::remedy::validation::Validation;
+use crate::remediation::RemediationMark;
+use crate::remediation::validation::Validation;
 
 /// Longest message that an event keeps in the node annotation, in bytes.
 const ANNOTATED_MESSAGE_BYTES: usize = 1024;

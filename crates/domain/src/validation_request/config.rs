@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::around::Readiness;
 use crate::node::Taint;
 use crate::policy::Criterion;
-use crate::remedy::template::{Template, ValidationVariables};
+use crate::remediation::template::{Template, ValidationVariables};
 
 /// Largest file, in bytes: what a `ConfigMap` can hold.
 const MAX_BYTES: usize = 1024 * 1024;

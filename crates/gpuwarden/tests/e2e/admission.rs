@@ -6,7 +6,7 @@ use kube::api::Api;
 use serde_json::Value;
 use testkit::{ControlPlane, Launch, Version, unique};
 
-use crate::remedy::{resume, validations, with_validation};
+use crate::remediation::{resume, validations, with_validation};
 use crate::support::Scene;
 
 const NOT_VALIDATED: &str = "gpuwarden.dev/not-validated";

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use testkit::{ControlPlane, Version, unique};
 
 use crate::machines::{self, Played, boots};
-use crate::remedy::of_node;
+use crate::remediation::of_node;
 use crate::support::{SOON, Scene, event, install_crds, own_port, send_to, xid};
 
 const STATE: &str = "dgxc.nvidia.com/nvsentinel-state";

@@ -19,7 +19,7 @@ const CRDS: &str = concat!(
     "/../../examples/kubernetes/crds"
 );
 
-const REMEDY: &str = r#"
+const REMEDIATION: &str = r#"
 [remediationActions.COMPONENT_RESET]
 apiGroup = "janitor.dgxc.nvidia.com"
 version = "v1alpha1"
@@ -96,11 +96,14 @@ impl Requests {
             anyhow::Ok(path)
         };
         let drain = file("drain.toml", "partialDrainEnabled = true\n")?;
-        let (remedy, janitor) = (file("remedy.toml", REMEDY)?, file("janitor.yaml", JANITOR)?);
+        let (remediation, janitor) = (
+            file("remediation.toml", REMEDIATION)?,
+            file("janitor.yaml", JANITOR)?,
+        );
         let arrange = |launch: Launch| {
             let launch = launch.arg("--drain").arg("--remediate").arg("--janitor");
             let launch = launch.option("--drain-config", drain);
-            let launch = launch.option("--remediate-config", remedy);
+            let launch = launch.option("--remediate-config", remediation);
             launch.option("--janitor-config", janitor)
         };
         let scene = Scene::new(&plane, describe, arrange).await?;

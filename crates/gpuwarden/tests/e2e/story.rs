@@ -19,7 +19,7 @@ use tokio_util::sync::DropGuard;
 use crate::drain::Drain;
 use crate::janitor::resources;
 use crate::machines::{self, Played, boots};
-use crate::remedy::{of_node, validations, with_validation};
+use crate::remediation::{of_node, validations, with_validation};
 use crate::requests::has;
 use crate::stages::recovered;
 use crate::support::{SOON, install_crds, object};
@@ -47,20 +47,20 @@ impl Story {
     pub(crate) async fn new(
         plane: &ControlPlane,
         drain: &str,
-        remedy: &str,
+        remediation: &str,
         provider: Arc<Played>,
     ) -> anyhow::Result<Self> {
         let client = plane.client().await?;
         install_crds(&client).await?;
         let config = tempfile::tempdir()?;
         let place = |name: &str| config.path().join(name);
-        let (remedies, janitor) = (place("remediation.toml"), place("janitor.yaml"));
-        std::fs::write(&remedies, remedy)?;
+        let (remediations, janitor) = (place("remediation.toml"), place("janitor.yaml"));
+        std::fs::write(&remediations, remediation)?;
         let served = Arc::clone(&provider) as Arc<dyn Provider>;
         let guard = machines::serve(served, &janitor).await?;
         let arrange = |launch: Launch| {
             let launch = launch.arg("--remediate").arg("--janitor");
-            let launch = launch.option("--remediate-config", remedies);
+            let launch = launch.option("--remediate-config", remediations);
             launch.option("--janitor-config", janitor)
         };
         let drain = Drain::arranged(plane, drain, arrange).await?;

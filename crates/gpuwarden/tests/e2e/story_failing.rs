@@ -9,7 +9,7 @@ use testkit::{ControlPlane, Version};
 
 use crate::janitor::resources;
 use crate::machines::Played;
-use crate::remedy::{condition, of_node};
+use crate::remediation::{condition, of_node};
 use crate::requests::{UUID, has};
 use crate::stages::recovered;
 use crate::story::Story;
@@ -148,8 +148,8 @@ async fn a_second_fault_while_pods_leave_is_taken_in_and_the_graver_repair_is_ma
         return Ok(());
     };
     let partial = "partialDrainEnabled = true\n";
-    let remedy = resets_by("GPUReset");
-    let story = Story::new(&plane, partial, &remedy, Played::new()).await?;
+    let remediation = resets_by("GPUReset");
+    let story = Story::new(&plane, partial, &remediation, Played::new()).await?;
     let drain = &story.drain;
     let [now, ..] = drain.namespaces.clone();
     for (name, gpu) in [("a", UUID), ("b", "GPU-other")] {
@@ -199,8 +199,8 @@ async fn where_the_reset_of_a_gpu_fails_all_pods_leave_and_the_machine_boots() -
         return Ok(());
     };
     let partial = "partialDrainEnabled = true\n";
-    let remedy = resets_by("GPUReset");
-    let mut story = Story::new(&plane, partial, &remedy, Played::new()).await?;
+    let remediation = resets_by("GPUReset");
+    let mut story = Story::new(&plane, partial, &remediation, Played::new()).await?;
     let [now, ..] = story.drain.namespaces.clone();
     for (name, gpu) in [("a", "GPU-other"), ("b", UUID)] {
         story.drain.pod(&now, name).await?;

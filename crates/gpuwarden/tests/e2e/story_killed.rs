@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use testkit::{ControlPlane, Version};
 
 use crate::machines::Played;
-use crate::remedy::{resume, with_validation};
+use crate::remediation::{resume, with_validation};
 use crate::requests::has;
 use crate::stages::recovered;
 use crate::story::{LATE, Story};
@@ -140,8 +140,8 @@ async fn killed_at_every_step_it_does_nothing_twice_and_leaves_nothing_behind() 
     let Some(plane) = ControlPlane::shared(Version::V1_37).await? else {
         return Ok(());
     };
-    let remedy = with_validation(true);
-    let story = Story::new(&plane, LATE, &remedy, Played::silent()).await?;
+    let remediation = with_validation(true);
+    let story = Story::new(&plane, LATE, &remediation, Played::silent()).await?;
     let [now, late, jobs] = story.drain.namespaces.clone();
     story.drain.pods_of_all_modes().await?;
     story.drain.protect(&late).await?;
@@ -301,8 +301,8 @@ async fn however_old_it_is_when_it_is_killed_in_a_step_the_story_ends_the_same()
     let Some(plane) = ControlPlane::shared(Version::V1_37).await? else {
         return Ok(());
     };
-    let remedy = with_validation(false);
-    let story = Story::new(&plane, LATE, &remedy, Played::new()).await?;
+    let remediation = with_validation(false);
+    let story = Story::new(&plane, LATE, &remediation, Played::new()).await?;
     let [now, late, jobs] = story.drain.namespaces.clone();
     story.drain.pods_of_all_modes().await?;
     story.drain.protect(&late).await?;

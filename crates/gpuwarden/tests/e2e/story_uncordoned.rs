@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use testkit::{ControlPlane, Version};
 
 use crate::machines::Played;
-use crate::remedy::with_validation;
+use crate::remediation::with_validation;
 use crate::requests::has;
 use crate::stages::recovered;
 use crate::story::{LATE, Story};

@@ -11,7 +11,7 @@ use kube::core::{ApiResource, GroupVersionKind};
 use serde_json::{Value, json};
 use testkit::{ControlPlane, Launch, Options, Private, Product, Version, unique};
 
-use crate::remedy::resume;
+use crate::remediation::resume;
 use crate::support::{SOON, install_crds, object};
 
 /// A Lease's time, a look of who stands by, and a very busy machine.

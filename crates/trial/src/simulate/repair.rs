@@ -6,7 +6,7 @@ use contract::keys;
 use domain::fleet::{CreateAnswer, PlannedResource, ResourceNews};
 use domain::node::NodeView;
 use domain::ownership::Ownership;
-use domain::remedy::{Attempt, RemediationMark, ResourceKind, ResourceState};
+use domain::remediation::{Attempt, RemediationMark, ResourceKind, ResourceState};
 use serde_json::{Value, json};
 
 use super::happening::Work;
@@ -14,7 +14,7 @@ use super::judge::Broken;
 use super::node::SimNode;
 
 /// What is done to mend nodes: reboots, which a Job validates.
-pub(super) const REMEDY: &str = r#"
+pub(super) const REMEDIATION: &str = r#"
 [remediationActions.COMPONENT_RESET]
 apiGroup = "janitor.dgxc.nvidia.com"
 version = "v1alpha1"

@@ -18,7 +18,7 @@ use domain::node::{NodeChange, Taint};
 use domain::ownership::Ownership;
 use domain::policy::Policy;
 use domain::position::Position;
-use domain::remedy::{Attempt, RemedyConfig};
+use domain::remediation::{Attempt, RemediationConfig};
 use domain::session::{Intent, Session};
 use jiff::{SignedDuration, Timestamp};
 use serde_json::json;
@@ -26,7 +26,7 @@ use serde_json::json;
 use super::happening::{Fate, Hand, Machine, Memory, NODES, Symptom};
 use super::judge::{self, Broken};
 use super::node::{FOREIGN, SimNode, holds, name};
-use super::repair::{REMEDY, Resources};
+use super::repair::{REMEDIATION, Resources};
 
 mod pods;
 mod repairs;
@@ -633,8 +633,8 @@ fn not_made() -> CreateAnswer {
 fn settings(drain: &Arc<DrainConfig>) -> Result<Settings, Broken> {
     let gpu_label = NodeLabel::parse("nvidia.com/gpu.present=true");
     let no_file = |_: &str| Err("there are no files".to_owned());
-    let remedy = RemedyConfig::parse(REMEDY, "the simulation", no_file);
-    let remedy = remedy.map_err(|why| why.to_string())?;
+    let remediation = RemediationConfig::parse(REMEDIATION, "the simulation", no_file);
+    let remediation = remediation.map_err(|why| why.to_string())?;
     Ok(Settings {
         mode: Mode::Act,
         owns: Owns::All,
@@ -645,7 +645,7 @@ fn settings(drain: &Arc<DrainConfig>) -> Result<Settings, Broken> {
         brake: false,
         gpu_label: gpu_label?,
         drain: Some(Arc::clone(drain)),
-        remedy: Some(Arc::new(remedy)),
+        remediation: Some(Arc::new(remediation)),
         retention: SignedDuration::from_hours(24 * 30),
         returns_wait: true,
     })

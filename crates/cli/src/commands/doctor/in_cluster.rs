@@ -9,7 +9,7 @@ use domain::brake::switch::{BreakerState, Switch};
 use domain::brake::{MOST_ALONE, NodeLabel};
 use domain::node::NodeView;
 use domain::policy::{MAX_POLICY_BYTES, Policy};
-use domain::remedy::{RemedyConfig, ResourceKind};
+use domain::remediation::{RemediationConfig, ResourceKind};
 use domain::shell;
 use jiff::{SignedDuration, Timestamp};
 use runtime::text_file;
@@ -62,12 +62,12 @@ pub(super) async fn check(installation: &Installation, given: &Given) -> Vec<Fin
     }
     let drain = act.drain.iter().filter_map(|drain| drain.custom.as_ref());
     let drain = drain.map(|custom| &custom.resource);
-    for kind in drain.chain(act.remedy.iter().flat_map(RemedyConfig::kinds)) {
+    for kind in drain.chain(act.remediation.iter().flat_map(RemediationConfig::kinds)) {
         match cluster
             .resource_of(&kind.group, &kind.version, &kind.kind)
             .await
         {
-            Ok(Some(resource)) => needs.extend(needs::of_remedy(act.mode, kind, resource)),
+            Ok(Some(resource)) => needs.extend(needs::of_remediation(act.mode, kind, resource)),
             Ok(None) => findings.push(no_kind(kind)),
             // What the cluster serves may be read by everybody; of a trouble the rest tells.
             Err(_) => {}

@@ -7,7 +7,7 @@ use contract::keys;
 use controller::policy::PolicySource;
 use domain::janitor::{Action, JanitorConfig, ProviderPlace};
 use domain::maintenance::Maintenance;
-use domain::remedy::ResourceKind;
+use domain::remediation::ResourceKind;
 use domain::shell;
 use domain::validation_request::{self, ValidationConfiguration};
 
@@ -382,7 +382,7 @@ fn of_validation(config: &ValidationConfiguration, namespace: &str) -> Vec<Need>
 
 /// Returns the need of repairs, or drains, by a kind of custom resources, which the cluster calls `resource`. In a dry
 /// run none is made.
-pub(super) fn of_remedy(mode: Mode, kind: &ResourceKind, resource: String) -> Option<Need> {
+pub(super) fn of_remediation(mode: Mode, kind: &ResourceKind, resource: String) -> Option<Need> {
     mode.writes().then(|| Need {
         name: Cow::Owned(format!("repairs-{resource}")),
         group: Cow::Owned(kind.group.clone()),

@@ -44,7 +44,7 @@ fn config(mode: Mode, store: &Arc<dyn EventStore>) -> QuarantineConfig {
         sources: Sources::default(),
         brake: false,
         drain: None,
-        remedy: None,
+        remediation: None,
         gpu_label: NodeLabel::parse("gpu=true").unwrap(),
         namespace: "gpuwarden".to_owned(),
         board: None,

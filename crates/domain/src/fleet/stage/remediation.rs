@@ -20,8 +20,8 @@ use crate::journal::EntryKind;
 use crate::node::NodeView;
 use crate::ownership::Ownership;
 use crate::policy::Routed;
-use crate::remedy::validation::{DIAGNOSTICS_GROUP, VALIDATION_GROUP};
-use crate::remedy::{
+use crate::remediation::validation::{DIAGNOSTICS_GROUP, VALIDATION_GROUP};
+use crate::remediation::{
     Attempt, Case, Decision, Hold, OpenFault, Outcome, RemediationMark, ResourceState, Seen, decide,
 };
 use crate::session::{Failure, Note};
@@ -80,7 +80,7 @@ impl RemediationState {
     /// its pods are to leave.
     pub(in crate::fleet) fn repairs_whole_node(&self, settings: &Settings) -> bool {
         let reset = RecommendedAction::ComponentReset.as_str_name();
-        let config = settings.remedy.as_deref();
+        let config = settings.remediation.as_deref();
         let reset = config.and_then(|config| config.actions.get(reset));
         reset.is_some_and(|action| action.entity_scope.is_none()) || self.whole
     }
@@ -174,7 +174,7 @@ impl RemediationState {
         let settings = &facts.state.settings;
         let mark = own.mark.remediation.as_ref();
         let observed = facts.observed.filter(|_| applies)?;
-        if settings.remedy.is_none() && mark.is_none() {
+        if settings.remediation.is_none() && mark.is_none() {
             return None;
         }
         let hold = (facts.veto.map(vetoed))
@@ -207,7 +207,7 @@ impl RemediationState {
             seen: &self.object.seen,
             making: self.object.creating,
             sought: self.sought,
-            config: settings.remedy.as_deref(),
+            config: settings.remediation.as_deref(),
             hold: hold.as_ref(),
             partial: !own.mark.drain_gpus.is_empty(),
             earlier,
@@ -288,7 +288,7 @@ impl RemediationState {
         let mut events = desired.events.iter().map(|one| &one.event);
         let event = events.find(|event| event.id == open.event);
         let event = event.or(desired.events.first().map(|one| &one.event));
-        let config = settings.remedy.as_deref();
+        let config = settings.remediation.as_deref();
         let action = config.and_then(|config| config.actions.get(&open.action));
         let (Some(event), Some(action)) = (event, action) else {
             return self.refuse(format!("there is no action {}", open.action), asks);
@@ -371,7 +371,7 @@ impl RemediationState {
         if mark.state().is_none() && was.is_some_and(|was| begun.contains(&was)) {
             let text = match &self.awaits {
                 Some(awaits) => format!("no repair goes on now; awaited is {awaits}"),
-                None if facts.state.settings.remedy.is_none() => {
+                None if facts.state.settings.remediation.is_none() => {
                     "no repair goes on: repairs are switched off".to_owned()
                 }
                 None => "no repair goes on: the faults that are open ask for none now".to_owned(),

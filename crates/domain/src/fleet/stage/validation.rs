@@ -1,4 +1,4 @@
-//! The validation of nodes before they come back, or begin ([`crate::remedy::validation`]).
+//! The validation of nodes before they come back, or begin ([`crate::remediation::validation`]).
 //!
 //! The fault that keeps a node out is opened by an event of ours before the node is given back. Its Job is
 //! made by the repair of nodes; once that has succeeded the fault is closed by another event.
@@ -15,8 +15,8 @@ use crate::fleet::Purpose;
 use crate::fleet::state::FleetState;
 use crate::handover::is_handed_over;
 use crate::ownership::{Ownership, ReleaseRequest};
-use crate::remedy::validation::{FAILED, Validation};
-use crate::remedy::{Attempt, Outcome, RemediationMark};
+use crate::remediation::validation::{FAILED, Validation};
+use crate::remediation::{Attempt, Outcome, RemediationMark};
 
 /// The validation of one node. All that it knows stands on the node and in the fault book.
 #[derive(Debug, Default)]

@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::Asks;
 use crate::fleet::{Effect, PlannedResource};
-use crate::remedy::{Attempt, ResourceKind};
+use crate::remediation::{Attempt, ResourceKind};
 use crate::session::{Failure, retry_after};
 
 /// Tries of a request that is made again until it succeeds.

@@ -9,7 +9,7 @@ use crate::assess::Desired;
 use crate::drain::{DrainConfig, PodView};
 use crate::fleet::world::{Fate, Looked, Restart, World, event, settings};
 use crate::ownership::Ownership;
-use crate::remedy::RemedyConfig;
+use crate::remediation::RemediationConfig;
 use crate::reporter::{Process, Reporter};
 
 const POLICY: &str = r#"
@@ -38,7 +38,7 @@ const POLICY: &str = r#"
 fn world() -> World {
     let settings = Settings {
         drain: Some(Arc::new(DrainConfig::default())),
-        remedy: Some(Arc::new(RemedyConfig::builtin())),
+        remediation: Some(Arc::new(RemediationConfig::builtin())),
         ..settings()
     };
     let policy = Policy::parse(POLICY, "p").unwrap();

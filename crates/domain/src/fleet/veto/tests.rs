@@ -11,7 +11,7 @@ use crate::fleet::{CreateAnswer, FleetInput, PodNews, Settings, Switched};
 use crate::node::NodeView;
 use crate::ownership::Ownership;
 use crate::policy::Policy;
-use crate::remedy::RemedyConfig;
+use crate::remediation::RemediationConfig;
 use crate::session::Phase;
 
 /// A controller that evicts pods at once and repairs, and a node with a pod.
@@ -19,7 +19,7 @@ fn world() -> World {
     let config = "[[userNamespaces]]\nname = \"*\"\nmode = \"Immediate\"\n";
     let settings = Settings {
         drain: Some(Arc::new(DrainConfig::parse(config, "d").unwrap())),
-        remedy: Some(Arc::new(RemedyConfig::builtin())),
+        remediation: Some(Arc::new(RemediationConfig::builtin())),
         ..settings()
     };
     let mut world = World::with(settings, &Policy::builtin(), [NodeView::unknown("n1")]);

@@ -2,7 +2,7 @@
 
 use domain::fleet::FleetInput;
 use domain::ownership::Ownership;
-use domain::remedy::Attempt;
+use domain::remediation::Attempt;
 
 use super::super::happening::Work;
 use super::super::judge::Broken;

@@ -140,7 +140,7 @@ fn hand_overs_are_told_and_do_without() {
 
 #[test]
 fn a_repair_makes_custom_resources_and_in_a_dry_run_none() {
-    let config = domain::remedy::RemedyConfig::builtin();
+    let config = domain::remediation::RemediationConfig::builtin();
     let kinds = config.kinds();
     let [reboot, terminate] = kinds.as_slice() else {
         panic!("{kinds:?}");
@@ -149,7 +149,7 @@ fn a_repair_makes_custom_resources_and_in_a_dry_run_none() {
         (reboot.kind.as_str(), terminate.kind.as_str()),
         ("RebootNode", "TerminateNode")
     );
-    let need = |mode| of_remedy(mode, reboot, "rebootnodes".to_owned());
+    let need = |mode| of_remediation(mode, reboot, "rebootnodes".to_owned());
     assert_eq!(need(Mode::DryRun), None);
     let need = need(Mode::Act).unwrap();
     assert_eq!(

@@ -16,7 +16,7 @@ use crate::fleet::stage::wanted::{Wanted, delete};
 use crate::fleet::{CreateAnswer, Mode, ResourceNews};
 use crate::journal::EntryKind;
 use crate::ownership::{DrainMark, Ownership};
-use crate::remedy::Attempt;
+use crate::remediation::Attempt;
 use crate::session::{Failure, Note, Observed};
 
 /// The action of custom resources that drain, beside those of repairs.

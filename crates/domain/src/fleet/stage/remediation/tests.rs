@@ -7,7 +7,7 @@ use crate::drain::DrainConfig;
 use crate::fleet::world::{Fate, Looked, Restart, World, event, settings};
 use crate::fleet::{FleetInput, PlannedResource, Settings};
 use crate::policy::Policy;
-use crate::remedy::{RemedyConfig, Repair};
+use crate::remediation::{RemediationConfig, Repair};
 use crate::session::Phase;
 use crate::status::StatusUpdate;
 use crate::view::NodeState;
@@ -48,7 +48,7 @@ fn the_records_say_that_a_repair_was_tried_and_how_it_ended() {
 fn repairs() -> Settings {
     Settings {
         drain: Some(Arc::new(DrainConfig::default())),
-        remedy: Some(Arc::new(RemedyConfig::builtin())),
+        remediation: Some(Arc::new(RemediationConfig::builtin())),
         ..settings()
     }
 }
@@ -639,7 +639,7 @@ fn the_switch_can_be_taken_back_and_what_is_under_way_comes_to_its_end() {
     let mut world = world();
     let name = begin(&mut world, 0, 24);
     world.settings = Settings {
-        remedy: None,
+        remediation: None,
         ..repairs()
     };
     world.restart(Restart::All);

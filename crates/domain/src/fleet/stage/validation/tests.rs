@@ -10,7 +10,7 @@ use crate::fleet::world::{Fate, Restart, World, event, settings};
 use crate::fleet::{CreateAnswer, FleetInput, Mode, Settings};
 use crate::node::{NodeView, Taint};
 use crate::policy::{DEFAULT_POLICY, Policy};
-use crate::remedy::RemedyConfig;
+use crate::remediation::RemediationConfig;
 use crate::reporter::{Process, Reporter};
 use crate::session::Phase;
 
@@ -54,10 +54,10 @@ spec: {}
 
 fn validates(keys: &str) -> Settings {
     let none = |_: &str| Err("there are no files".to_owned());
-    let config = RemedyConfig::parse(&format!("{CONFIG}{keys}"), "test", none);
+    let config = RemediationConfig::parse(&format!("{CONFIG}{keys}"), "test", none);
     Settings {
         drain: Some(Arc::new(DrainConfig::default())),
-        remedy: Some(Arc::new(config.unwrap())),
+        remediation: Some(Arc::new(config.unwrap())),
         ..settings()
     }
 }
@@ -262,7 +262,7 @@ fn a_dry_run_lets_no_node_pass_and_who_validates_no_more_says_so() {
     looks(&mut world, 4);
     assert_eq!(checks(&world).len(), 1, "it has not passed");
     world.settings = Settings {
-        remedy: None,
+        remediation: None,
         ..acting
     };
     world.restart(Restart::All);

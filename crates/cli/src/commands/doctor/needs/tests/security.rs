@@ -91,11 +91,11 @@ fn the_table_of_permissions_is_what_doctor_asks_for() {
 
     let drained = quarantining(&|act| act.drain = Some(true));
     add("`--drain`", &drained, &quarantine);
-    let config = domain::remedy::RemedyConfig::builtin();
+    let config = domain::remediation::RemediationConfig::builtin();
     let kinds = config.kinds().into_iter();
     let repaired = kinds.filter_map(|kind| {
         let plural = format!("{}s", kind.kind.to_lowercase());
-        of_remedy(Mode::Act, kind, plural)
+        of_remediation(Mode::Act, kind, plural)
     });
     add("`--remediate`", &repaired.collect::<Vec<_>>(), &[]);
 

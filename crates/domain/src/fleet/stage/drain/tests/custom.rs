@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::fleet::{CreateAnswer, PlannedResource};
 use crate::ownership::Ownership;
-use crate::remedy::Attempt;
+use crate::remediation::Attempt;
 use crate::status::eviction::EvictionWord;
 
 const TABLE: &str = r#"

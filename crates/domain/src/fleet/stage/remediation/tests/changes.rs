@@ -222,9 +222,9 @@ impl Stage {
     /// Returns a node that is so far because of a fault of GPU 0.
     fn reached(self) -> World {
         let none = |_: &str| Err("there are no files".to_owned());
-        let config = RemedyConfig::parse(CONFIG, "test", none).unwrap();
+        let config = RemediationConfig::parse(CONFIG, "test", none).unwrap();
         let mut world = world_with(Settings {
-            remedy: Some(Arc::new(config)),
+            remediation: Some(Arc::new(config)),
             ..repairs()
         });
         match self {

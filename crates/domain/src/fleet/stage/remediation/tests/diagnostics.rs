@@ -37,9 +37,9 @@ metadata: {name: "maintenance-{{ .NodeName }}-{{ .HealthEventID }}"}
 /// Returns a node with a pod that is waited for.
 fn world_with_pod() -> World {
     let none = |_: &str| Err("there are no files".to_owned());
-    let config = RemedyConfig::parse(CONFIG, "test", none).unwrap();
+    let config = RemediationConfig::parse(CONFIG, "test", none).unwrap();
     let mut world = world_with(Settings {
-        remedy: Some(Arc::new(config)),
+        remediation: Some(Arc::new(config)),
         ..repairs()
     });
     let pod = PodView {

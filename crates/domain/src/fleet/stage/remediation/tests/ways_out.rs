@@ -94,7 +94,7 @@ fn a_repair_that_is_held_back_is_not_called_one_that_nothing_asks_for() {
 fn with_the_switch_taken_back_a_repair_that_failed_is_not_waited_for() {
     let mut world = world();
     let name = begin(&mut world, 0, 24);
-    world.settings.remedy = None;
+    world.settings.remediation = None;
     world.restart(Restart::All);
     world.settle_now();
     set(&mut world, &name, failed("TransientFailure"));
@@ -105,7 +105,7 @@ fn with_the_switch_taken_back_a_repair_that_failed_is_not_waited_for() {
     let name = begin(&mut world, 0, 24);
     set(&mut world, &name, failed("PermanentFailure"));
     world.settle_now();
-    world.settings.remedy = None;
+    world.settings.remediation = None;
     world.restart(Restart::All);
     world.settle_now();
     assert_eq!(world.phase(), Phase::RemediationFailed);

@@ -8,7 +8,7 @@ use jiff::{SignedDuration, Timestamp};
 use super::mark::{Attempt, Outcome, RemediationMark};
 use super::stand::Wait;
 use super::validation::VALIDATION_GROUP;
-use super::{Action, Case, RemedyConfig, TRIES, later};
+use super::{Action, Case, RemediationConfig, TRIES, later};
 
 /// First and longest wait between two attempts of one group that failed and may pass.
 const RETRY: (SignedDuration, SignedDuration) =
@@ -82,7 +82,7 @@ impl Need<'_> {
     pub(super) fn asks(
         &self,
         mark: &RemediationMark,
-        config: &RemedyConfig,
+        config: &RemediationConfig,
         now: Timestamp,
     ) -> Asks {
         let (mut group, mut preferred) = (self.group.clone(), self.action.clone());
@@ -145,7 +145,7 @@ impl Need<'_> {
         &self,
         last: &Attempt,
         mark: &RemediationMark,
-        config: &RemedyConfig,
+        config: &RemediationConfig,
         now: Timestamp,
     ) -> After {
         let Some(end) = &last.end else {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use cluster::ApiError;
 use domain::fleet::{PlannedResource, RemediationNews};
-use domain::remedy::Outcome;
+use domain::remediation::Outcome;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::Histogram;
@@ -16,7 +16,7 @@ const BUCKETS: [f64; 11] = [
 ];
 
 runtime::metrics! {
-    pub(super) struct RemedyMetrics {
+    pub(super) struct RemediationMetrics {
         /// Faults for which a custom resource was made, or was there already.
         processed: Family<Labels<2, String>, Counter> = "fault_remediation_events_processed",
         /// Custom resources that were not made, by reason.
@@ -30,9 +30,9 @@ runtime::metrics! {
     }
 }
 
-// === impl RemedyMetrics ===
+// === impl RemediationMetrics ===
 
-impl RemedyMetrics {
+impl RemediationMetrics {
     /// Counts the answer to a custom resource that was to be made.
     pub(super) fn made<T>(
         &self,

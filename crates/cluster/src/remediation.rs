@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use domain::fleet::{PlannedResource, ResourceNews};
-use domain::remedy::{Attempt, ResourceKind, ResourceState};
+use domain::remediation::{Attempt, ResourceKind, ResourceState};
 use serde_json::Value;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;

@@ -33,7 +33,7 @@ pub mod template;
 mod under_way;
 pub mod validation;
 
-pub use config::{Action, MAX_CONFIG_BYTES, RemedyConfig, ResourceKind};
+pub use config::{Action, MAX_CONFIG_BYTES, RemediationConfig, ResourceKind};
 pub use mark::{Attempt, AttemptEnd, Outcome, PersonAsked, RemediationMark, Repair};
 use need::needs;
 use plan::{Next, Plan};
@@ -62,7 +62,7 @@ pub struct Case<'a> {
     /// True while it is looked for, and nobody has told yet.
     pub sought: bool,
     /// What is wished; `None`: nothing new begins.
-    pub config: Option<&'a RemedyConfig>,
+    pub config: Option<&'a RemediationConfig>,
     /// Why nothing new begins now.
     pub hold: Option<&'a Hold>,
     /// True if only pods of single GPUs have left.

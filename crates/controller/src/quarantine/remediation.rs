@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use cluster::{ApiError, ResourceEvent, ResourceKinds, ResourceWatches};
 use domain::fleet::{CreateAnswer, DRAIN_ACTION, FleetInput, PlannedResource, ResourceNews};
 use domain::journal::{Entry, EntryKind};
-use domain::remedy::{Attempt, ResourceKind};
+use domain::remediation::{Attempt, ResourceKind};
 use jiff::SignedDuration;
 use runtime::backoff::Backoff;
 use runtime::logging::chain;
@@ -21,7 +21,7 @@ const WITHDRAW_AGAIN: (Duration, Duration) = (Duration::from_secs(1), Duration::
 const WITHDRAW_WITHIN: Duration = Duration::from_secs(15 * 60);
 
 /// The custom resources of nodes that are repaired.
-pub(super) struct Remedies {
+pub(super) struct Remediations {
     watches: ResourceWatches,
     kinds: ResourceKinds,
     cancel: CancellationToken,
@@ -41,9 +41,9 @@ pub(super) enum Made {
     },
 }
 
-// === impl Remedies ===
+// === impl Remediations ===
 
-impl Remedies {
+impl Remediations {
     /// Returns what tells of no node yet, and where its news come.
     pub(super) fn new(
         cluster: &cluster::Cluster,
@@ -52,12 +52,12 @@ impl Remedies {
         let kinds = ResourceKinds::default();
         let (watches, news) = ResourceWatches::new(cluster, kinds.clone());
         let cancel = cancel.clone();
-        let remedies = Self {
+        let remediations = Self {
             watches,
             kinds,
             cancel,
         };
-        (remedies, news)
+        (remediations, news)
     }
 }
 
@@ -70,13 +70,13 @@ impl Quarantine {
         name: String,
         watch: bool,
     ) {
-        let Some(remedies) = &mut self.remedies else {
+        let Some(remediations) = &mut self.remediations else {
             return; // Without a cluster nothing is repaired.
         };
         if !watch {
-            return remedies.watches.leave(&node, &name);
+            return remediations.watches.leave(&node, &name);
         }
-        let followed = (remedies.watches).follow(&node, kind, &name, &remedies.cancel);
+        let followed = (remediations.watches).follow(&node, kind, &name, &remediations.cancel);
         if let Err(error) = followed {
             let why = chain(&error);
             tracing::warn!(node, name, err = why, "a repair cannot be watched");
@@ -92,10 +92,10 @@ impl Quarantine {
 
     /// Starts to make a custom resource.
     pub(super) fn make_resource(&mut self, planned: PlannedResource) {
-        let (Some(cluster), Some(remedies)) = (self.cluster.clone(), &self.remedies) else {
+        let (Some(cluster), Some(remediations)) = (self.cluster.clone(), &self.remediations) else {
             return; // Without them nothing is planned.
         };
-        let kinds = remedies.kinds.clone();
+        let kinds = remediations.kinds.clone();
         self.requests.spawn(async move {
             let began = Instant::now();
             let result = cluster.make_resource(&kinds, &planned).await;
@@ -109,10 +109,10 @@ impl Quarantine {
 
     /// Starts to withdraw the custom resource of an attempt, with `begun` also one that has begun.
     pub(super) fn withdraw_resource(&mut self, node: String, attempt: Attempt, begun: bool) {
-        let (Some(cluster), Some(remedies)) = (self.cluster.clone(), &self.remedies) else {
+        let (Some(cluster), Some(remediations)) = (self.cluster.clone(), &self.remediations) else {
             return;
         };
-        let (kinds, cancel) = (remedies.kinds.clone(), remedies.cancel.clone());
+        let (kinds, cancel) = (remediations.kinds.clone(), remediations.cancel.clone());
         self.requests.spawn(async move {
             let until = Instant::now() + WITHDRAW_WITHIN;
             let mut pauses = Backoff::new(WITHDRAW_AGAIN.0, WITHDRAW_AGAIN.1);
@@ -153,7 +153,7 @@ impl Quarantine {
 
     fn made(&mut self, planned: PlannedResource, result: Result<Value, ApiError>, took: Duration) {
         if planned.action != DRAIN_ACTION {
-            self.remedy_metrics.made(&planned, &result, took);
+            self.remediation_metrics.made(&planned, &result, took);
         }
         let PlannedResource {
             node,

@@ -78,7 +78,7 @@ fn read(path: &str) -> Result<String, String> {
 
 #[test]
 fn the_configuration_of_nvsentinel_loads_unchanged() {
-    let config = RemedyConfig::parse(REFERENCE, "r.toml", read).unwrap();
+    let config = RemediationConfig::parse(REFERENCE, "r.toml", read).unwrap();
     let reset = &config.actions["COMPONENT_RESET"];
     assert_eq!(reset.entity_scope.as_deref(), Some("GPU_UUID"));
     assert_eq!(reset.superseding, ["restart"]);
@@ -112,7 +112,7 @@ fn the_configuration_of_nvsentinel_loads_unchanged() {
 
 #[test]
 fn without_a_file_machines_are_rebooted_and_replaced_where_that_is_asked_for() {
-    let config = RemedyConfig::builtin();
+    let config = RemediationConfig::builtin();
     let kinds: Vec<(&str, &str)> = (config.actions.iter())
         .map(|(name, action)| (name.as_str(), action.resource.kind.as_str()))
         .collect();
@@ -243,7 +243,7 @@ fn what_is_wrong_is_said_with_its_line() {
     for (from, to, text) in table {
         assert!(REFERENCE.contains(from), "{from}");
         let changed = REFERENCE.replacen(from, to, 1);
-        let error = RemedyConfig::parse(&changed, "r.toml", read)
+        let error = RemediationConfig::parse(&changed, "r.toml", read)
             .unwrap_err()
             .to_string();
         assert!(error.contains(text), "{to}: {error}");
@@ -252,7 +252,7 @@ fn what_is_wrong_is_said_with_its_line() {
 }
 
 /// The keys of a validation, with a Job that carries it out.
-fn validation(keys: &str) -> Result<RemedyConfig, String> {
+fn validation(keys: &str) -> Result<RemediationConfig, String> {
     let example = include_str!("../../../../../examples/remediation/remediation.toml");
     let (before, _) = example.split_once("[validation]").unwrap();
     let text = format!("{before}[validation]\n{keys}");
@@ -263,7 +263,7 @@ fn validation(keys: &str) -> Result<RemedyConfig, String> {
         "/etc/gpuwarden/templates/collect.yaml" => Ok(collect.to_owned()),
         _ => Err("No such file".to_owned()),
     };
-    RemedyConfig::parse(&text, "r.toml", read).map_err(|error| error.to_string())
+    RemediationConfig::parse(&text, "r.toml", read).map_err(|error| error.to_string())
 }
 
 #[test]

@@ -8,7 +8,7 @@ use super::mark::{Attempt, RemediationMark};
 use super::need::{Asks, Need};
 use super::stand::{Hold, Stand, Wait};
 use super::validation::{DIAGNOSTICS_GROUP, VALIDATION_GROUP};
-use super::{Case, RemedyConfig, later};
+use super::{Case, RemediationConfig, later};
 
 /// Most numbers of names that are looked at to find the next one.
 const MOST_NAMES: usize = 1000;
@@ -26,7 +26,7 @@ pub(super) enum Next {
 /// A node of which no attempt is under way, and its faults.
 pub(super) struct Plan<'a> {
     pub(super) mark: &'a RemediationMark,
-    pub(super) config: &'a RemedyConfig,
+    pub(super) config: &'a RemediationConfig,
     pub(super) case: &'a Case<'a>,
     /// The id of an attempt that was to be made, and whose name another one has.
     pub(super) taken: Option<&'a str>,

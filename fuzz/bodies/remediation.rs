@@ -2,8 +2,8 @@
 //! the message of an event, the status of a custom resource (JSON), and the file of actions (TOML).
 
 use contract::{Entity, HealthEvent};
-use domain::remedy::template::{MAX_OUTPUT_BYTES, Template, Variables};
-use domain::remedy::{RemedyConfig, ResourceKind, ResourceState};
+use domain::remediation::template::{MAX_OUTPUT_BYTES, Template, Variables};
+use domain::remediation::{RemediationConfig, ResourceKind, ResourceState};
 use serde_json::{Value, json};
 
 /// Fails where an input does what it must not.
@@ -26,7 +26,7 @@ pub fn run(text: &str) {
     }
     let config = parts.next().unwrap_or_default();
     let read = |_: &str| Ok(template.to_owned());
-    if let Err(error) = RemedyConfig::parse(config, "remediation.toml", read) {
+    if let Err(error) = RemediationConfig::parse(config, "remediation.toml", read) {
         for finding in &error.findings {
             assert!(finding.starts_with("remediation.toml:"), "{finding}");
         }

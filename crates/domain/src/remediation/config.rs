@@ -37,7 +37,7 @@ const MAX_NUMBER: i64 = 100_000;
 
 /// What is done to mend nodes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RemedyConfig {
+pub struct RemediationConfig {
     /// Actions by the name that events recommend.
     pub actions: BTreeMap<String, Action>,
     /// Groups from the gentlest on: where one does not help, the next is tried.
@@ -151,9 +151,9 @@ struct ActionFile {
     timeout_minutes: Option<i64>,
 }
 
-// === impl RemedyConfig ===
+// === impl RemediationConfig ===
 
-impl RemedyConfig {
+impl RemediationConfig {
     /// Returns what is done where nobody says anything else.
     pub fn builtin() -> Self {
         let none = |path: &str| Err(format!("there is no file {path}"));

@@ -41,8 +41,8 @@ spec: {nodeName: {{ .NodeName }}, gpu: "{{ .ImpactedEntityScopeValue }}"}
 """
 "#;
 
-fn config() -> RemedyConfig {
-    RemedyConfig::parse(CONFIG, "t", |_| Err(String::new())).unwrap()
+fn config() -> RemediationConfig {
+    RemediationConfig::parse(CONFIG, "t", |_| Err(String::new())).unwrap()
 }
 
 fn at(minute: i64) -> Timestamp {
@@ -72,7 +72,7 @@ fn event(id: &str, action: i32, gpus: &[&str], first_seen: Timestamp) -> Counted
 
 /// A node of which everything that is decided is done at once.
 struct Node {
-    config: RemedyConfig,
+    config: RemediationConfig,
     mark: Option<RemediationMark>,
     seen: Seen,
     partial: bool,
@@ -266,7 +266,7 @@ action = "VALIDATE"
 "#;
     let text = format!("maxAttempts = 1\n{CONFIG}{validate}");
     let mut node = Node::new();
-    node.config = RemedyConfig::parse(&text, "t", |_| Err(String::new())).unwrap();
+    node.config = RemediationConfig::parse(&text, "t", |_| Err(String::new())).unwrap();
     let reboot = [event("e1", 24, &[], at(-1))];
     node.begin(&reboot);
     node.end(Outcome::Succeeded, &reboot);
