@@ -132,7 +132,7 @@ const HELD: [Held; 5] = [
     Held {
         guard: Guard {
             what: "a node is remediating only while something is under way or waited for",
-            file: "remediation/mark.rs",
+            file: "attempt.rs",
             text: "let goes_on = last.end.is_none() || self.waits_until.is_some();",
             without: "let goes_on = true;",
         },

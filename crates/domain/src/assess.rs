@@ -10,16 +10,15 @@ use std::fmt;
 use contract::{HealthEvent, RecommendedAction, keys};
 use jiff::Timestamp;
 
+use crate::attempt::RemediationMark;
 use crate::device::{DeviceId, DeviceTaint, NodeDevices, TaintEffect};
 use crate::fault::Fault;
-use crate::handover;
 use crate::node::{NodeView, Taint, label_value};
 use crate::ownership::Ownership;
 use crate::policy::{
     EventVariable, NodeVariable, Policy, Route, RouteDrain, Routed, RuleSet, RuleSetAnswer,
     event_variable,
 };
-use crate::remediation::RemediationMark;
 
 mod devices;
 mod judge;
@@ -247,7 +246,7 @@ fn unasked(fault: &Fault, handed_over: bool, dismissed: Option<Dismissal>) -> Op
 /// Returns whether an operator has handed the node to an external system for its repair, and we
 /// have not taken it out before: it has its own taint, and is not ours to touch.
 fn is_handed_over(node: &NodeView) -> bool {
-    handover::is_handed_over(&node.labels) && Ownership::read(node).is_none()
+    node.is_handed_over() && Ownership::read(node).is_none()
 }
 
 /// Returns the taints that rule sets ask for, one for each key and effect, as many as a node can

@@ -11,6 +11,8 @@ use std::fmt;
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
+use crate::time::later;
+
 mod config;
 mod custom;
 mod gang;
@@ -207,10 +209,6 @@ fn last_resort(pod: &PodView, gangs: &Gangs, drain: Drain, config: &DrainConfig)
 fn stuck_until(pod: &PodView, config: &DrainConfig) -> Option<Timestamp> {
     let (ends_by, after) = pod.ends_by.zip(config.stuck_after)?;
     Some(later(later(ends_by, SLACK), after))
-}
-
-fn later(at: Timestamp, by: SignedDuration) -> Timestamp {
-    at.checked_add(by).unwrap_or(Timestamp::MAX)
 }
 
 /// Returns the mode in which a pod leaves, or why it stays.

@@ -15,11 +15,12 @@
 use jiff::{SignedDuration, Timestamp};
 use serde_json::Value;
 
+use crate::maintenance::SESSION_SEEN_WITHIN;
 use crate::maintenance::{
     ATTEMPT_COMPLETE, Act, ITS_SESSION_HAS_ENDED, NOT_OUT, Outcome, Resource, SESSION_ENDED, Status,
 };
 use crate::node::{NodeChange, NodeView};
-use crate::remediation::{TOLD_WITHIN, later};
+use crate::time::later;
 
 mod job;
 mod seen;
@@ -258,7 +259,7 @@ impl Case<'_> {
         let seen = self.request.status.since(READY).unwrap_or(self.now);
         if !self.request.is_permitted(node) {
             let why = ITS_SESSION_HAS_ENDED;
-            let until = later(seen, TOLD_WITHIN);
+            let until = later(seen, SESSION_SEEN_WITHIN);
             if self.now >= until {
                 return self.fails(READY, SESSION_ENDED, why);
             }

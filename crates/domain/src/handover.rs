@@ -2,27 +2,23 @@
 //!
 //! The node says so by a label and a taint, which one patch sets and one takes back. What the label was before
 //! stands on the node from that patch on. While a node is handed over, nothing new is done to it here: it is
-//! not taken out of service, no pod leaves, no repair begins ([`is_handed_over`]). It is given back as ever.
-
-use std::collections::BTreeMap;
+//! not taken out of service, no pod leaves, no repair begins ([`NodeView::is_handed_over`]). It is given back as ever.
 
 use contract::keys;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::maintenance::{Act, ITS_SESSION_HAS_ENDED, Resource, SESSION_ENDED, Status};
-use crate::node::{NodeChange, NodeView, Taint, label_value};
-use crate::remediation::{TOLD_WITHIN, later};
+use crate::maintenance::{
+    Act, ITS_SESSION_HAS_ENDED, Resource, SESSION_ENDED, SESSION_SEEN_WITHIN, Status,
+};
+use crate::node::{NOT_MANAGED, NodeChange, NodeView, Taint, label_value};
+use crate::time::later;
 
 /// The condition that is true once the node is handed over.
 pub const RELEASED: &str = "NVSentinelOwnershipReleased";
 /// The condition that the external system sets: true once it is done, false where it puts the request aside.
 pub const EXTERNAL: &str = "ExternalRemediationComplete";
-/// Value of the label of a node that is handed over.
-const NOT_MANAGED: &str = "false";
-/// The words for who is awaited, for people.
-pub(crate) const HANDED_OVER: &str = "the external system to which the node is handed over";
 /// Said of what is not known yet.
 const INITIALIZING: &str = "Initializing";
 
@@ -63,16 +59,10 @@ pub struct Case<'a> {
     pub now: Timestamp,
 }
 
-/// Returns whether a node with these labels is in the hands of an external system.
-pub fn is_handed_over(labels: &BTreeMap<String, String>) -> bool {
-    let label = labels.get(keys::HANDED_OVER_LABEL);
-    label.is_some_and(|value| value == NOT_MANAGED)
-}
-
 /// Returns when to decide about a request again even if nothing happens.
 pub(crate) fn wake_at(request: &Resource) -> Option<Timestamp> {
     // The node may tell until then that its session permits it.
-    (request.attempt.is_some()).then(|| later(request.created, TOLD_WITHIN))
+    (request.attempt.is_some()).then(|| later(request.created, SESSION_SEEN_WITHIN))
 }
 
 /// Decides what is done next about a request: at most one thing.
@@ -213,7 +203,7 @@ pub(crate) fn holds(request: &Resource, node: Option<&NodeView>) -> bool {
 /// Returns whether a node is handed over for a request; also by NVSentinel's janitor, which leaves no
 /// annotation.
 fn has(request: &Resource, node: &NodeView) -> bool {
-    node.has_taint(&taint(&request.name)) && is_handed_over(&node.labels)
+    node.has_taint(&taint(&request.name)) && node.is_handed_over()
 }
 
 /// Returns who else than a request has the node.

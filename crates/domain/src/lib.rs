@@ -11,6 +11,7 @@
 //! inputs of these functions and carries their effects out.
 
 pub mod assess;
+pub mod attempt;
 pub mod brake;
 pub mod condition;
 pub mod device;
@@ -38,6 +39,7 @@ pub mod selector;
 pub mod session;
 pub mod shell;
 pub mod status;
+pub mod time;
 pub mod validation_request;
 pub mod veto;
 pub mod view;

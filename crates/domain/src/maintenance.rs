@@ -9,7 +9,7 @@
 //! What is done for one next is decided in `janitor`, `gpu_reset` and `handover`.
 
 use contract::keys;
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
 
 use crate::node::{NodeChange, NodeView};
@@ -27,6 +27,9 @@ pub use status::{Condition, Outcome, Status};
 /// The API group of all kinds but the hand-over.
 pub const GROUP: &str = "janitor.dgxc.nvidia.com";
 
+/// How long a node may take to show the session that a resource was made for. The node is patched before the
+/// resource is made, but the watches of both may arrive in either order.
+pub(crate) const SESSION_SEEN_WITHIN: SignedDuration = SignedDuration::from_secs(10);
 /// The reason of what is not done any more because the session for which it was to be has ended.
 pub(crate) const SESSION_ENDED: &str = "SessionEnded";
 /// Said of a resource that waits for the session for which it was made.

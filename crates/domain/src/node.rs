@@ -13,6 +13,10 @@ use crate::fault::Machine;
 
 use rest::Rest;
 
+/// What a node that is handed over awaits, in messages for people.
+pub(crate) const HANDED_OVER: &str = "the external system to which the node is handed over";
+/// Value of [`keys::HANDED_OVER_LABEL`] on a node that is handed over.
+pub(crate) const NOT_MANAGED: &str = "false";
 /// Longest value of a label or taint that Kubernetes takes, in bytes.
 pub(crate) const LABEL_VALUE_BYTES: usize = 63;
 
@@ -97,6 +101,12 @@ fn tells_of_drain(conditions: &Value) -> bool {
 // === impl NodeView ===
 
 impl NodeView {
+    /// Returns whether the node is in the hands of an external system.
+    pub fn is_handed_over(&self) -> bool {
+        let label = self.labels.get(keys::HANDED_OVER_LABEL);
+        label.is_some_and(|value| value == NOT_MANAGED)
+    }
+
     /// Returns a node of which nothing is known but its name: what rules see where there is no
     /// cluster to ask.
     pub fn unknown(name: &str) -> Self {

@@ -12,10 +12,10 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
+use crate::attempt::{Attempt, RemediationMark};
 use crate::event::{event_id, floor_char_boundary};
 use crate::future::is_future;
 use crate::node::{NodeView, Taint};
-use crate::remediation::{Attempt, RemediationMark};
 
 mod machines;
 
@@ -97,7 +97,7 @@ pub enum ByHand {
 /// The word of a node's session to who carries out repairs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Permit {
-    /// The key of the attempt ([`Attempt::key`](crate::remediation::Attempt::key)) that may be begun: the one that is
+    /// The key of the attempt ([`Attempt::key`](crate::attempt::Attempt::key)) that may be begun: the one that is
     /// under way, unless a person has ended the session. What was made for another repairs nothing any more.
     pub attempt: Option<String>,
     /// True while nothing may be begun: the node is not out of service as its session says. Whoever decides about

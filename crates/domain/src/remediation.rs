@@ -21,10 +21,12 @@ use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 
 use contract::HealthEvent;
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
+
+use crate::attempt::{PersonAsked, RemediationMark};
+use crate::time::later;
 
 mod config;
-mod mark;
 mod need;
 mod plan;
 mod resource;
@@ -33,8 +35,7 @@ pub mod template;
 mod under_way;
 pub mod validation;
 
-pub use config::{Action, MAX_CONFIG_BYTES, RemediationConfig, ResourceKind};
-pub use mark::{Attempt, AttemptEnd, Outcome, PersonAsked, RemediationMark, Repair};
+pub use config::{Action, MAX_CONFIG_BYTES, RemediationConfig};
 use need::needs;
 use plan::{Next, Plan};
 pub use resource::ResourceState;
@@ -44,9 +45,6 @@ use under_way::{MADE_WITHIN, follow, is_sought};
 
 /// Attempts of one group in a row that may fail and pass by themselves.
 pub const TRIES: usize = 3;
-/// Time for the watch of who carries it out to tell of the session for which a custom resource was made: the
-/// node says first that it is.
-pub(crate) const TOLD_WITHIN: SignedDuration = SignedDuration::from_secs(10);
 
 /// A node to be decided about.
 #[derive(Clone, Copy, Debug)]
@@ -160,7 +158,7 @@ pub fn decide(case: &Case<'_>) -> Decision {
     };
     let open = case.mark.and_then(RemediationMark::under_way);
     Decision {
-        mark: mark.standing(&stand, case),
+        mark: marked(mark, &stand, case),
         stand,
         sought: open.is_some_and(|open| is_sought(open, case)),
         unsupported,
@@ -169,8 +167,25 @@ pub fn decide(case: &Case<'_>) -> Decision {
     }
 }
 
-pub(crate) fn later(at: Timestamp, by: SignedDuration) -> Timestamp {
-    at.checked_add(by).unwrap_or(Timestamp::MAX)
+/// Returns the mark for the session: the attempts, why a person is asked, and the end of a wait. `None`
+/// where there is nothing to record.
+fn marked(mut mark: RemediationMark, stand: &Stand, case: &Case<'_>) -> Option<RemediationMark> {
+    let before = mark.person.take();
+    mark.person = stand.person().map(|why| match before {
+        Some(before) if before.why == why => before,
+        _ => PersonAsked {
+            since: case.now,
+            why: why.to_owned(),
+        },
+    });
+    // An attempt that is under way has times of its own.
+    mark.waits_until = match stand {
+        Stand::Waits(wait) if mark.under_way().is_none() => Some(wait.until()),
+        _ => None,
+    };
+    mark.earlier = case.earlier.to_vec();
+    let blank = mark.attempts.is_empty() && mark.person.is_none();
+    (!blank).then_some(mark)
 }
 
 #[cfg(test)]

@@ -48,12 +48,12 @@ use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::attempt::RemediationMark;
 use crate::future::FutureTimes;
 use crate::journal::EntryKind;
 use crate::node::{NodeChange, NodeView};
 use crate::ownership::{Machines, Maker, Ownership, SessionMark, Undone, released_at};
 use crate::policy::Policy;
-use crate::remediation::RemediationMark;
 use change::Draft;
 pub use dismissal::dismissal;
 pub use step::step;

@@ -20,9 +20,9 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use crate::assess::Desired;
+use crate::attempt::{RemediationMark, Repair};
 use crate::fault::Fault;
 use crate::ownership::Ownership;
-use crate::remediation::{RemediationMark, Repair};
 use crate::session::Observed;
 
 pub mod eviction;

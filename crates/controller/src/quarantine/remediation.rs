@@ -3,9 +3,9 @@
 use std::time::{Duration, Instant};
 
 use cluster::{ApiError, ResourceEvent, ResourceKinds, ResourceWatches};
+use domain::attempt::{Attempt, ResourceKind};
 use domain::fleet::{CreateAnswer, DRAIN_ACTION, FleetInput, PlannedResource, ResourceNews};
 use domain::journal::{Entry, EntryKind};
-use domain::remediation::{Attempt, ResourceKind};
 use jiff::SignedDuration;
 use runtime::backoff::Backoff;
 use runtime::logging::chain;

@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use domain::attempt::Repair;
 use domain::event::Record;
-use domain::remediation::Repair;
 use domain::status::eviction::{Eviction, EvictionWord};
 use domain::status::{NodeQuarantined, StatusUpdate, Words};
 use jiff::Timestamp;

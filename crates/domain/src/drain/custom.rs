@@ -11,7 +11,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use toml::Spanned;
 
-use crate::remediation::ResourceKind;
+use crate::attempt::ResourceKind;
 use crate::remediation::template::{DrainVariables, Template};
 use crate::selector::LabelSelector;
 

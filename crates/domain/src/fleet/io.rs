@@ -9,6 +9,7 @@ use jiff::{SignedDuration, Timestamp};
 use serde_json::Value;
 
 use super::{DeviceInput, PlannedRule, Switched};
+use crate::attempt::{Attempt, Outcome, ResourceKind};
 use crate::device::Rule;
 use crate::drain::{DrainMode, PodView};
 use crate::event::Record;
@@ -17,7 +18,6 @@ use crate::journal::Entry;
 use crate::node::NodeView;
 use crate::policy::Policy;
 use crate::position::Position;
-use crate::remediation::{Attempt, Outcome, ResourceKind};
 use crate::session::{Failure, Patch};
 use crate::status::StatusUpdate;
 

@@ -3,11 +3,11 @@
 use super::entry::NodeEntry;
 use super::stage::validation::lists_validation;
 use super::state::FleetState;
+use crate::attempt::{Attempt, RemediationMark};
 use crate::node::NodeView;
 use crate::ownership::Ownership;
 use crate::policy::Uncordon;
 use crate::remediation::validation::Validation;
-use crate::remediation::{Attempt, RemediationMark};
 use crate::session::uncordon::AFTER_BOOT;
 use contract::effective_action_name;
 

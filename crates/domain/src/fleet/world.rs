@@ -16,6 +16,7 @@ use super::{
     Purpose, ResourceNews, Settings,
 };
 use crate::assess::Desired;
+use crate::attempt::Attempt;
 use crate::brake::NodeLabel;
 use crate::device::{GPU_DRIVER, Rule, RuleChange, Slice, SliceDevice};
 use crate::drain::PodView;
@@ -25,7 +26,6 @@ use crate::mode::Mode;
 use crate::node::{NodeChange, NodeTaint, NodeView, Taint};
 use crate::policy::Policy;
 use crate::position::Position;
-use crate::remediation::Attempt;
 use crate::session::{Failure, Intent, Patch, Phase, Session};
 use crate::status::StatusUpdate;
 

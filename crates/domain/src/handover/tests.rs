@@ -1,3 +1,5 @@
+use std::collections::BTreeMap;
+
 use proptest::prelude::*;
 use serde_json::json;
 
@@ -132,7 +134,7 @@ fn a_node_is_handed_over_by_one_patch_and_taken_back_by_one() {
             (world.patches, world.released().as_str()),
             (1, "ReleaseTaintApplied")
         );
-        assert!(is_handed_over(&world.node().labels));
+        assert!(world.node().is_handed_over());
         let taints: Vec<String> = world
             .node()
             .taints
@@ -161,10 +163,10 @@ fn what_is_put_aside_stays_handed_over_and_may_yet_be_done() {
     world.external("False");
     world.settle();
     assert_eq!((world.patches, phase(&world.request())), (1, Phase::Parked));
-    assert!(is_handed_over(&world.node().labels));
+    assert!(world.node().is_handed_over());
     world.external("True");
     world.settle();
-    assert!(!is_handed_over(&world.node().labels));
+    assert!(!world.node().is_handed_over());
     assert_eq!(phase(&world.request()), Phase::Closed);
 }
 

@@ -20,12 +20,12 @@ use super::failure::Class;
 use super::record::{MANUAL_MODE, Record, SIGNAL_SENT};
 use super::sending::{Answer, Course, Memory, Question, RETRYING, SUCCEEDED, Sending, UNCLEAR};
 use super::turn::Turn;
+use crate::maintenance::SESSION_SEEN_WITHIN;
 use crate::maintenance::{
     ATTEMPT_COMPLETE, Condition, ITS_SESSION_HAS_ENDED, Outcome, Resource, SESSION_ENDED, Status,
 };
 use crate::node::NodeView;
 use crate::ownership::{Ownership, Permit};
-use crate::remediation::TOLD_WITHIN;
 
 /// Time for a person to do by hand what was asked for, in manual mode.
 const MANUAL: SignedDuration = SignedDuration::from_hours(24);
@@ -166,7 +166,7 @@ impl Situation<'_> {
                 self.refused(Outcome::PermanentFailure, "Excluded", message)
             }
             Node::There(node) if self.lacks_permission(node) => {
-                let until = self.resource.created.checked_add(TOLD_WITHIN);
+                let until = self.resource.created.checked_add(SESSION_SEEN_WITHIN);
                 match until {
                     Ok(until) if self.now < until => Step::Wait(Some(until)),
                     _ => {

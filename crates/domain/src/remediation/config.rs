@@ -10,9 +10,9 @@ use serde::Deserialize;
 use serde_json::Value;
 use toml::Spanned;
 
-use super::mark::REMEMBERED_HOURS;
 use super::template::{Template, Variables};
-use super::validation::{self, DIAGNOSTICS_GROUP, ValidationConfig};
+use super::validation::{self, ValidationConfig};
+use crate::attempt::{DIAGNOSTICS_GROUP, REMEMBERED_HOURS, ResourceKind};
 
 /// Largest configuration, in bytes: what a `ConfigMap` can hold.
 pub const MAX_CONFIG_BYTES: usize = 1024 * 1024;
@@ -69,23 +69,6 @@ pub struct Action {
     pub timeout: SignedDuration,
     /// The template of the custom resource.
     template: Arc<Template>,
-}
-
-/// A kind of custom resources.
-#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct ResourceKind {
-    /// API group.
-    pub group: String,
-    /// Version.
-    pub version: String,
-    /// Kind.
-    pub kind: String,
-    /// Namespace of the resources; `None`: they have none.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub namespace: Option<String>,
-    /// The condition that is true once it is done.
-    pub condition: String,
 }
 
 /// The keys of the file.
@@ -301,41 +284,6 @@ impl Action {
             .map_err(|error| format!("what it comes to is no YAML: {error}"))?;
         kind.check(&object)?;
         Ok(object)
-    }
-}
-
-// === impl ResourceKind ===
-
-impl ResourceKind {
-    /// Returns its API version, as objects name it.
-    pub fn api_version(&self) -> String {
-        if self.group.is_empty() {
-            self.version.clone()
-        } else {
-            format!("{}/{}", self.group, self.version)
-        }
-    }
-
-    /// Checks that an object is of the kind, and has a name.
-    pub(crate) fn check(&self, object: &Value) -> Result<(), String> {
-        let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str);
-        let api_version = self.api_version();
-        for (pointer, wanted) in [("/apiVersion", &api_version), ("/kind", &self.kind)] {
-            if text(pointer) != Some(wanted.as_str()) {
-                let key = pointer.trim_start_matches('/');
-                let found = text(pointer).unwrap_or_default();
-                return Err(format!("its {key} is {found:?} and not {wanted:?}"));
-            }
-        }
-        if text("/metadata/name").is_none_or(str::is_empty) {
-            return Err("it has no metadata.name".to_owned());
-        }
-        let namespace = text("/metadata/namespace");
-        if namespace.is_some() && namespace != self.namespace.as_deref() {
-            let found = namespace.unwrap_or_default();
-            return Err(format!("its namespace {found:?} is not that of the action"));
-        }
-        Ok(())
     }
 }
 

@@ -4,11 +4,11 @@ use std::collections::BTreeSet;
 
 use jiff::Timestamp;
 
-use super::mark::{Attempt, RemediationMark};
 use super::need::{Asks, Need};
 use super::stand::{Hold, Stand, Wait};
-use super::validation::{DIAGNOSTICS_GROUP, VALIDATION_GROUP};
 use super::{Case, RemediationConfig, later};
+use crate::attempt::{Attempt, RemediationMark};
+use crate::attempt::{DIAGNOSTICS_GROUP, VALIDATION_GROUP};
 
 /// Most numbers of names that are looked at to find the next one.
 const MOST_NAMES: usize = 1000;

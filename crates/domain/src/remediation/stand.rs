@@ -5,6 +5,8 @@
 
 use jiff::{SignedDuration, Timestamp};
 
+use crate::time::later;
+
 /// How the repair of a node stands.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Stand {
@@ -58,7 +60,7 @@ pub enum Hold {
 impl Wait {
     /// Returns what is waited for until a time; one that is over is looked at a second later.
     pub(super) fn new(what: String, until: Timestamp, now: Timestamp) -> Self {
-        let soon = super::later(now, SignedDuration::from_secs(1));
+        let soon = later(now, SignedDuration::from_secs(1));
         let until = if until > now { until } else { soon };
         Self { what, until }
     }

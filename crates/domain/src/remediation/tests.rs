@@ -3,6 +3,7 @@ use serde_json::json;
 
 use super::*;
 use crate::assess::CountedEvent;
+use crate::attempt::{Outcome, ResourceKind};
 
 const CONFIG: &str = r#"
 [remediationActions.COMPONENT_RESET]

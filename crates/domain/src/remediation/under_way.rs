@@ -5,10 +5,9 @@ use std::ops::ControlFlow;
 use contract::effective_action_name;
 use jiff::{SignedDuration, Timestamp};
 
-use super::mark::{Attempt, AttemptEnd, Outcome, RemediationMark};
 use super::stand::{Stand, Wait};
-use super::validation::DIAGNOSTICS_GROUP;
 use super::{Case, OpenFault, Seen, later};
+use crate::attempt::{Attempt, AttemptEnd, DIAGNOSTICS_GROUP, Outcome, RemediationMark};
 
 /// Time for which a custom resource cannot be made before a person is asked.
 pub(super) const MADE_WITHIN: SignedDuration = SignedDuration::from_secs(60);

@@ -12,15 +12,12 @@ use jiff::{SignedDuration, Timestamp};
 use serde::Deserialize;
 use toml::Spanned;
 
+use crate::attempt::VALIDATION_GROUP;
 use crate::fault::Fault;
 use crate::node::NodeView;
 use crate::reporter::{Authority, OWN_AGENT, Reporter, is_own_word};
 use crate::selector::LabelSelector;
 
-/// The group of the action that validates: what it makes counts as no repair.
-pub const VALIDATION_GROUP: &str = "validation";
-/// The group of the action that collects diagnostics.
-pub const DIAGNOSTICS_GROUP: &str = "diagnostics";
 /// The code of a validation that has failed.
 pub(crate) const FAILED: &str = "VALIDATION_FAILED";
 /// Longest time without a new fault that can be asked for, in minutes.

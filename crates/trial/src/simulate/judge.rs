@@ -3,14 +3,14 @@
 use std::collections::BTreeSet;
 
 use contract::{RecommendedAction, keys};
+use domain::attempt::{Attempt, Outcome, VALIDATION_GROUP};
 use domain::drain::{Drain, DrainConfig, Fate, fate};
 use domain::event::Record;
 use domain::fault::{Fault, FaultBook};
 use domain::fleet::{Fleet, Planned, PlannedRemoval, PlannedResource};
 use domain::node::NodeView;
 use domain::ownership::{Ownership, released_at};
-use domain::remediation::validation::{VALIDATION_GROUP, Validation};
-use domain::remediation::{Attempt, Outcome};
+use domain::remediation::validation::Validation;
 use domain::session::Intent;
 use domain::session::uncordon::AFTER_BOOT;
 use domain::veto::Veto;

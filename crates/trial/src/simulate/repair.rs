@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 
 use contract::keys;
+use domain::attempt::{Attempt, RemediationMark, ResourceKind};
 use domain::fleet::{CreateAnswer, PlannedResource, ResourceNews};
 use domain::node::NodeView;
 use domain::ownership::Ownership;
-use domain::remediation::{Attempt, RemediationMark, ResourceKind, ResourceState};
+use domain::remediation::ResourceState;
 use serde_json::{Value, json};
 
 use super::happening::Work;

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use contract::{Entity, HealthEvent, keys};
+use domain::attempt::Attempt;
 use domain::brake::NodeLabel;
 use domain::brake::pause::Pause;
 use domain::drain::DrainConfig;
@@ -18,7 +19,7 @@ use domain::node::{NodeChange, Taint};
 use domain::ownership::Ownership;
 use domain::policy::Policy;
 use domain::position::Position;
-use domain::remediation::{Attempt, RemediationConfig};
+use domain::remediation::RemediationConfig;
 use domain::session::{Intent, Session};
 use jiff::{SignedDuration, Timestamp};
 use serde_json::json;

@@ -5,9 +5,9 @@ use std::borrow::Cow;
 use cluster::Access;
 use contract::keys;
 use controller::policy::PolicySource;
+use domain::attempt::ResourceKind;
 use domain::janitor::{Action, JanitorConfig, ProviderPlace};
 use domain::maintenance::Maintenance;
-use domain::remediation::ResourceKind;
 use domain::shell;
 use domain::validation_request::{self, ValidationConfiguration};
 

@@ -21,8 +21,8 @@ use crate::drain::{
 use crate::fleet::{
     Effect, Level, Mode, PlannedCheckpoint, PlannedRemoval, PodNews, RemovalAnswer,
 };
-use crate::handover::{HANDED_OVER, is_handed_over};
 use crate::journal::EntryKind;
+use crate::node::HANDED_OVER;
 use crate::ownership::{DrainMark, Ownership};
 use crate::session::{Failure, Note, Phase, retry_after};
 use crate::status::eviction::{Eviction, EvictionWord, Skip};
@@ -534,7 +534,7 @@ fn waits_for_others(facts: &Facts<'_>, own: &Ownership) -> Option<&'static str> 
     let view = &facts.observed?.view;
     // Pods that leave a node that is not out of service could come back.
     let not_out = || own.lacks_a_deed(view).then_some(NOT_OUT);
-    let handed_over = is_handed_over(&view.labels).then_some(HANDED_OVER);
+    let handed_over = view.is_handed_over().then_some(HANDED_OVER);
     handed_over.or_else(not_out)
 }
 

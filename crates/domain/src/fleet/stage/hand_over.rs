@@ -1,4 +1,4 @@
-//! The stage of a node that is in the hands of an external system ([`crate::handover`]): what its session
+//! The stage of a node that is in the hands of an external system : what its session
 //! has not done already is left undone until the node comes back from there.
 
 use std::ops::ControlFlow;
@@ -7,7 +7,6 @@ use jiff::Timestamp;
 
 use super::{Asks, Facts, Stage};
 use crate::assess::Desired;
-use crate::handover::is_handed_over;
 use crate::node::Taint;
 
 /// The hand-over of one node. All that it knows stands on the node.
@@ -23,7 +22,7 @@ impl Stage for HandOver {
         _asks: &mut Asks<'_>,
     ) -> ControlFlow<()> {
         let ours = facts.ours();
-        if let Some((_, own)) = ours.filter(|(observed, _)| is_handed_over(&observed.view.labels)) {
+        if let Some((_, own)) = ours.filter(|(observed, _)| observed.view.is_handed_over()) {
             desired.cordon &= own.cordoned;
             let has = |taint: &Taint| own.taints.iter().any(|one| one.taint == *taint);
             desired.taints.retain(has);

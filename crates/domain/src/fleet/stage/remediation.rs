@@ -14,16 +14,14 @@ use super::validation::waits_for_quiet;
 use super::wanted::Wanted;
 use super::{Asks, Facts, Stage};
 use crate::assess::{CountedEvent, Desired};
+use crate::attempt::{Attempt, Outcome, RemediationMark};
+use crate::attempt::{DIAGNOSTICS_GROUP, VALIDATION_GROUP};
 use crate::fleet::{CreateAnswer, Effect, Mode, RemediationNews, ResourceNews, Settings};
-use crate::handover::{HANDED_OVER, is_handed_over};
 use crate::journal::EntryKind;
-use crate::node::NodeView;
+use crate::node::{HANDED_OVER, NodeView};
 use crate::ownership::Ownership;
 use crate::policy::Routed;
-use crate::remediation::validation::{DIAGNOSTICS_GROUP, VALIDATION_GROUP};
-use crate::remediation::{
-    Attempt, Case, Decision, Hold, OpenFault, Outcome, RemediationMark, ResourceState, Seen, decide,
-};
+use crate::remediation::{Case, Decision, Hold, OpenFault, ResourceState, Seen, decide};
 use crate::session::{Failure, Note};
 use crate::veto::Veto;
 use contract::{RecommendedAction, keys};
@@ -503,7 +501,8 @@ fn hold(view: &NodeView, own: &Ownership, desired: &Desired) -> Option<Hold> {
     if own.lacks_a_deed(view) {
         return Some(Hold::Others(NOT_OUT.to_owned()));
     }
-    is_handed_over(&view.labels).then(|| Hold::Others(HANDED_OVER.to_owned()))
+    view.is_handed_over()
+        .then(|| Hold::Others(HANDED_OVER.to_owned()))
 }
 
 /// Adds to the object of an attempt what it says for whom it was made. It goes with the node.

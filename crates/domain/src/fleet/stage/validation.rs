@@ -10,13 +10,12 @@ use jiff::Timestamp;
 
 use super::{Asks, Facts, Stage};
 use crate::assess::Desired;
+use crate::attempt::{Attempt, Outcome, RemediationMark};
 use crate::fault::Fault;
 use crate::fleet::Purpose;
 use crate::fleet::state::FleetState;
-use crate::handover::is_handed_over;
 use crate::ownership::{Ownership, ReleaseRequest};
 use crate::remediation::validation::{FAILED, Validation};
-use crate::remediation::{Attempt, Outcome, RemediationMark};
 
 /// The validation of one node. All that it knows stands on the node and in the fault book.
 #[derive(Debug, Default)]
@@ -126,7 +125,7 @@ fn begins(facts: &Facts<'_>, desired: &Desired) -> Option<(Validation, &'static 
     let config = facts.state.validates()?;
     let observed = facts.observed?;
     let (view, own) = (observed.view.as_ref(), observed.own.as_deref());
-    if desired.wanted() || ReleaseRequest::read(view).is_some() || is_handed_over(&view.labels) {
+    if desired.wanted() || ReleaseRequest::read(view).is_some() || view.is_handed_over() {
         return None;
     }
     let Some(own) = own else {

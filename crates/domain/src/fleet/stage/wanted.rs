@@ -4,8 +4,8 @@ use jiff::Timestamp;
 use serde_json::Value;
 
 use super::Asks;
+use crate::attempt::{Attempt, ResourceKind};
 use crate::fleet::{Effect, PlannedResource};
-use crate::remediation::{Attempt, ResourceKind};
 use crate::session::{Failure, retry_after};
 
 /// Tries of a request that is made again until it succeeds.

@@ -3,11 +3,12 @@ use std::sync::Arc;
 use jiff::SignedDuration;
 
 use super::*;
+use crate::attempt::Repair;
 use crate::drain::DrainConfig;
 use crate::fleet::world::{Fate, Looked, Restart, World, event, settings};
 use crate::fleet::{FleetInput, PlannedResource, Settings};
 use crate::policy::Policy;
-use crate::remediation::{RemediationConfig, Repair};
+use crate::remediation::RemediationConfig;
 use crate::session::Phase;
 use crate::status::StatusUpdate;
 use crate::view::NodeState;

@@ -4,9 +4,9 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::attempt::Attempt;
 use crate::fleet::{CreateAnswer, PlannedResource};
 use crate::ownership::Ownership;
-use crate::remediation::Attempt;
 use crate::status::eviction::EvictionWord;
 
 const TABLE: &str = r#"

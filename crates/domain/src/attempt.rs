@@ -1,13 +1,14 @@
-//! The remediation of a node, as its session says on the node.
+//! The attempts to remediate a node, as the session annotation on the node holds them.
 
 use contract::keys;
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::stand::Stand;
-use super::validation::{DIAGNOSTICS_GROUP, VALIDATION_GROUP};
-use super::{Case, ResourceKind};
+/// Group of the attempts that validate a node before it comes back.
+pub const VALIDATION_GROUP: &str = "validation";
+/// Group of the attempts that collect diagnostics.
+pub const DIAGNOSTICS_GROUP: &str = "diagnostics";
 
 /// The remediation of a node, as its session says.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -67,6 +68,23 @@ pub struct Attempt {
     pub end: Option<AttemptEnd>,
 }
 
+/// A kind of custom resources.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ResourceKind {
+    /// API group.
+    pub group: String,
+    /// Version.
+    pub version: String,
+    /// Kind.
+    pub kind: String,
+    /// Namespace of the resources; `None`: they have none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub namespace: Option<String>,
+    /// The condition that is true once it is done.
+    pub condition: String,
+}
+
 /// The end of an attempt.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AttemptEnd {
@@ -106,7 +124,7 @@ pub struct Repair {
 /// Most times of attempts that are remembered.
 const MAX_TIMES: usize = 32;
 /// Time for which an attempt is remembered, in hours: the longest in which attempts can be counted.
-pub(super) const REMEMBERED_HOURS: i64 = 90 * 24;
+pub(crate) const REMEMBERED_HOURS: i64 = 90 * 24;
 
 // === impl RemediationMark ===
 
@@ -123,27 +141,6 @@ impl RemediationMark {
         let mut times: Vec<Timestamp> = times.filter(|at| Self::remembers(*at, now)).collect();
         let surplus = times.len().saturating_sub(MAX_TIMES);
         times.split_off(surplus)
-    }
-
-    /// Returns what the session is to say of a remediation that stands so; `None` where there is nothing to
-    /// say.
-    pub(super) fn standing(mut self, stand: &Stand, case: &Case<'_>) -> Option<Self> {
-        let before = self.person.take();
-        self.person = stand.person().map(|why| match before {
-            Some(before) if before.why == why => before,
-            _ => PersonAsked {
-                since: case.now,
-                why: why.to_owned(),
-            },
-        });
-        // An attempt that is under way has times of its own.
-        self.waits_until = match stand {
-            Stand::Waits(wait) if self.under_way().is_none() => Some(wait.until()),
-            _ => None,
-        };
-        self.earlier = case.earlier.to_vec();
-        let blank = self.attempts.is_empty() && self.person.is_none();
-        (!blank).then_some(self)
     }
 
     /// Returns the value of [`keys::STATE_LABEL`]; `None` where no attempt was begun, or no repair is needed
@@ -256,7 +253,7 @@ impl Attempt {
         end.is_some_and(|end| end.outcome == Outcome::Succeeded)
     }
 
-    pub(super) fn timeout(&self) -> SignedDuration {
+    pub(crate) fn timeout(&self) -> SignedDuration {
         SignedDuration::from_mins(self.timeout_minutes.clamp(1, 1_000_000))
     }
 
@@ -274,5 +271,40 @@ impl Attempt {
                 }
             },
         }
+    }
+}
+
+// === impl ResourceKind ===
+
+impl ResourceKind {
+    /// Returns its API version, as objects name it.
+    pub fn api_version(&self) -> String {
+        if self.group.is_empty() {
+            self.version.clone()
+        } else {
+            format!("{}/{}", self.group, self.version)
+        }
+    }
+
+    /// Checks that an object is of the kind, and has a name.
+    pub(crate) fn check(&self, object: &Value) -> Result<(), String> {
+        let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str);
+        let api_version = self.api_version();
+        for (pointer, wanted) in [("/apiVersion", &api_version), ("/kind", &self.kind)] {
+            if text(pointer) != Some(wanted.as_str()) {
+                let key = pointer.trim_start_matches('/');
+                let found = text(pointer).unwrap_or_default();
+                return Err(format!("its {key} is {found:?} and not {wanted:?}"));
+            }
+        }
+        if text("/metadata/name").is_none_or(str::is_empty) {
+            return Err("it has no metadata.name".to_owned());
+        }
+        let namespace = text("/metadata/namespace");
+        if namespace.is_some() && namespace != self.namespace.as_deref() {
+            let found = namespace.unwrap_or_default();
+            return Err(format!("its namespace {found:?} is not that of the action"));
+        }
+        Ok(())
     }
 }
