@@ -1,11 +1,9 @@
 //! A request to the platform connector: any bytes, as the message of the gRPC call.
 
 use contract::{HealthEvents, json};
-use domain::{
-    event::{self, Record},
-    fault::{Change, FaultBook, Ignored, MAX_OPEN_FAULTS_PER_NODE},
-};
 use jiff::{SignedDuration, Timestamp};
+use model::event::{self, Record};
+use model::fault::{Change, FaultBook, Ignored, MAX_OPEN_FAULTS_PER_NODE};
 use prost::Message as _;
 
 /// Fails where an input does what it must not.

@@ -24,9 +24,9 @@ use std::time::Duration;
 
 use connector::{Connector, Recovery};
 use contract::{EVENT_VERSION, HealthEvent, ProcessingStrategy, json, keys};
-use domain::event::{accepted, mark_accepted, names_record};
 use host::boot::Boot;
 use jiff::Timestamp;
+use model::event::{accepted, mark_accepted, names_record};
 use runtime::logging::chain;
 use runtime::metrics::{LegacyCounter, Metrics};
 use runtime::sources::{HEARTBEAT, SourceHandle, SourceState, Sources};
@@ -202,7 +202,7 @@ where
     /// Reports a fault, or the end of one, that was seen at `at`. It may be reported as often as
     /// it is seen. Where the event does not say when it came, it came now.
     pub fn report(&mut self, mut event: HealthEvent, at: Timestamp) {
-        domain::event::not_fatal_without_action(&mut event);
+        model::event::not_fatal_without_action(&mut event);
         if accepted(&event).is_none() {
             mark_accepted(&mut event, self.now());
         }

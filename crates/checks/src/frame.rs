@@ -348,10 +348,7 @@ fn say(check: Check, word: &str, code: &str, text: &str, log: &Path, out: &mut (
     // It fails only where nobody reads.
     drop(writeln!(out, "{}: {word}: {text}", check.name()).and_then(|()| out.flush()));
     let mut message = format!("{code}: {text}");
-    message.truncate(domain::event::floor_char_boundary(
-        &message,
-        MAX_TERMINATION,
-    ));
+    message.truncate(model::event::floor_char_boundary(&message, MAX_TERMINATION));
     match write(log, &message) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
             complain(check, &format!("cannot write {}: {error}", log.display()));

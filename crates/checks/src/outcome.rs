@@ -157,7 +157,7 @@ impl Finding {
             metadata: self.metadata.into_iter().collect(),
             ..blank
         };
-        domain::event::not_fatal_without_action(&mut event);
+        model::event::not_fatal_without_action(&mut event);
         event
     }
 }

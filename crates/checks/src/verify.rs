@@ -197,7 +197,7 @@ fn rules(run: &Run) -> Vec<Rule> {
         broken: run.events.is_empty().then(|| "it sent none".to_owned()),
     });
     rules.push(each(run, "each event has its required fields", |event| {
-        let problem = domain::event::validate(event).err();
+        let problem = model::event::validate(event).err();
         problem.map(|problem| problem.to_string())
     }));
     rules.push(each(run, "each event is about NODE_NAME", |event| {

@@ -5,7 +5,7 @@
 
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Command, CommandFactory as _};
-use domain::shell;
+use model::shell;
 
 use crate::args::Cli;
 

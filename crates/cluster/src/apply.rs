@@ -2,11 +2,11 @@
 //! for one node.
 
 use contract::names;
-use domain::node::{NodeChange, NodeView};
 use http::Request;
 use http::header::CONTENT_TYPE;
 use kube::core::params::GetParams;
 use kube::core::{self, Status};
+use model::node::{NodeChange, NodeView};
 
 use crate::connect::Cluster;
 use crate::error::{ApiError, found};
@@ -118,7 +118,7 @@ mod tests {
     use std::pin::pin;
     use std::time::Duration;
 
-    use domain::node::Taint;
+    use model::node::Taint;
     use serde_json::{Value, json};
 
     use super::*;

@@ -8,12 +8,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use contract::keys;
-use domain::device::{Claim, GPU_DRIVER, Rule, RuleChange, Slice};
 use domain::fleet::{DeviceInput, DeviceWatch};
-use domain::listing::Listing;
 use kube::Api;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::core::{ApiResource, DynamicObject, GroupVersionKind, Request};
+use model::device::{Claim, GPU_DRIVER, Rule, RuleChange, Slice};
+use model::listing::Listing;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;

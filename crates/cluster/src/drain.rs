@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use contract::keys;
-use domain::device::{Claim, GPU_DRIVER};
 use domain::drain::plan::PodFacts;
 use domain::drain::{Checkpoint, PodView};
 use domain::fleet::PodNews;
@@ -11,6 +10,7 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Pod as Object;
 use kube::api::ListParams;
 use kube::core::Request;
+use model::device::{Claim, GPU_DRIVER};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::Value;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use domain::listing::Listing;
+use model::listing::Listing;
 
 use crate::watch::Signal;
 

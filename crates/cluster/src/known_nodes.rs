@@ -5,8 +5,8 @@
 
 use std::sync::{Arc, PoisonError, RwLock};
 
-use domain::listing::Listing;
-use domain::node::NodeView;
+use model::listing::Listing;
+use model::node::NodeView;
 
 use crate::NodeEvent;
 use crate::follow::take;

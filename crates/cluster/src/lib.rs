@@ -1,7 +1,7 @@
 //! Kubernetes: client, node watch, conditional node patches, whose a token is, who leads.
 //!
 //! [`Cluster`] is the only way of the rest to the API server. It turns nodes into
-//! [`domain::node::NodeView`]s and carries [`domain::node::NodeChange`]s out, each as one
+//! [`model::node::NodeView`]s and carries [`model::node::NodeChange`]s out, each as one
 //! patch that holds only where the node still is what the decision saw. What to change is
 //! decided in `domain`; when to try again, in `controller`.
 

@@ -2,11 +2,11 @@
 //! where one object is meant, of its name only.
 
 use domain::brake::NodeLabel;
-use domain::node::NodeView;
 use k8s_openapi::api::core::v1::{ConfigMap as Object, Namespace, Node};
 use kube::Api;
 use kube::api::ListParams;
 use kube::core::{ObjectList, PartialObjectMeta, Request};
+use model::node::NodeView;
 use serde::Deserialize;
 
 use crate::apply::NODES;

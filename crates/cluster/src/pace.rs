@@ -326,8 +326,8 @@ impl Drop for Turn {
 
 #[cfg(test)]
 mod tests {
-    use domain::node::{NodeChange, NodeView};
     use jiff::Timestamp;
+    use model::node::{NodeChange, NodeView};
 
     use super::*;
     use crate::{Event, fake};

@@ -11,10 +11,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use domain::node::{NodeChange, NodeView};
-use domain::ownership::SESSION_ANNOTATIONS;
 use json_patch::jsonptr::PointerBuf;
 use json_patch::{AddOperation, Patch, PatchOperation, RemoveOperation, TestOperation};
+use model::node::{NodeChange, NodeView};
+use model::ownership::SESSION_ANNOTATIONS;
 use serde::Serialize;
 use serde_json::{Value, json};
 

@@ -2,11 +2,11 @@
 //! and the devices that the node's driver publishes.
 
 use contract::keys;
-use domain::device::{GPU_DRIVER, Inventory, NodeDevices};
 use k8s_openapi::api::core::v1::Pod as Object;
 use kube::Api;
 use kube::api::{ListParams, Patch, PatchParams};
 use kube::core::{DynamicObject, PartialObjectMeta};
+use model::device::{GPU_DRIVER, Inventory, NodeDevices};
 use serde_json::json;
 
 use crate::connect::Cluster;

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use domain::attempt::{Attempt, ResourceKind};
 use domain::fleet::{PlannedResource, ResourceNews};
 use domain::remediation::ResourceState;
+use model::attempt::{Attempt, ResourceKind};
 use serde_json::Value;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;

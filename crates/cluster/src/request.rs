@@ -139,8 +139,8 @@ fn status(answer: &Response<impl AsRef<[u8]>>) -> Status {
 
 #[cfg(test)]
 mod tests {
-    use domain::node::{NodeChange, NodeView};
     use kube::core::params::GetParams;
+    use model::node::{NodeChange, NodeView};
     use tokio::time::Instant;
 
     use super::*;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use domain::gpu_reset::{SERVICES, ServicePod};
-use domain::listing::Listing;
+use model::listing::Listing;
 use serde_json::Value;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;

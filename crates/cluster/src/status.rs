@@ -6,11 +6,11 @@
 //! server applies it again by itself. It names the node's uid: a node that was made anew
 //! under the same name is another one, and has other faults.
 
-use domain::condition::{ConditionChange, status_name};
-use domain::node::NodeView;
 use jiff::Timestamp;
 use kube::api::{Patch, PatchParams};
 use kube::core::Request;
+use model::condition::{ConditionChange, status_name};
+use model::node::NodeView;
 use serde_json::{Value, json};
 
 use crate::apply::{NODES, check_node_name};

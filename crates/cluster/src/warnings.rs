@@ -75,7 +75,7 @@ fn text(warning: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use domain::node::{NodeChange, NodeView};
+    use model::node::{NodeChange, NodeView};
 
     use super::*;
     use crate::fake::{self, Answer};

@@ -13,13 +13,13 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use domain::node::NodeView;
 use futures::{AsyncBufRead, AsyncBufReadExt as _, AsyncReadExt as _};
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
 use kube::api::{ListParams, WatchParams};
 use kube::core::{Request, Status};
 use kube::{Client, Resource};
+use model::node::NodeView;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;

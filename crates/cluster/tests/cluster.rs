@@ -8,12 +8,12 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use contract::keys;
-use domain::node::{NodeChange, NodeView, Taint};
 use gpuwarden_cluster::{ApiError, Cluster, ConnectOptions, NodeEvent};
 use k8s_openapi::api::core::v1::Node;
 use kube::api::{Api, DeleteParams, GetParams, Patch, PatchParams, PostParams};
 use kube::core::Request;
 use kube::{Client, config::Kubeconfig};
+use model::node::{NodeChange, NodeView, Taint};
 use serde_json::{Value, json};
 use testkit::{ControlPlane, NodeBuilder, Options, Program, Version, node, unique, wait_for};
 use tokio::net::{TcpListener, TcpStream};
@@ -372,7 +372,7 @@ async fn what_others_write_survives(client: &Client, cluster: &Cluster) -> Resul
         Some("1")
     );
     assert_eq!(during.labels.get("theirs").map(String::as_str), Some("1"));
-    let key = |it: &domain::node::NodeTaint| it.taint.key.clone();
+    let key = |it: &model::node::NodeTaint| it.taint.key.clone();
     assert_eq!(during.taints.first().map(key).as_deref(), Some("theirs"));
     assert!(during.has_taint(&ours()));
 

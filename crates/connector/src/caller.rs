@@ -6,7 +6,7 @@
 use std::fmt;
 
 use contract::{HealthEvent, keys};
-use domain::reporter::{Process, Reporter};
+use model::reporter::{Process, Reporter};
 use runtime::unix_grpc::UnixPeer;
 
 /// The sender of events.
@@ -151,7 +151,7 @@ impl fmt::Display for Caller {
 
 #[cfg(test)]
 mod tests {
-    use domain::reporter::Authority;
+    use model::reporter::Authority;
 
     use super::*;
 

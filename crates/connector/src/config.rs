@@ -7,9 +7,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use contract::findings::FileError;
-use domain::condition::Limits;
 use domain::pipeline::load::{self, Kind};
 use domain::pipeline::{Transformer, augment};
+use model::condition::Limits;
 use runtime::text_file;
 use runtime::tls::CertificateFiles;
 

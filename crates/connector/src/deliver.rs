@@ -28,8 +28,8 @@ use std::time::Duration;
 
 use contract::proto::platform_connector_client::PlatformConnectorClient;
 use contract::{EVENT_VERSION, HealthEvents, keys};
-use domain::event;
 use jiff::Timestamp;
+use model::event;
 use runtime::backoff::Backoff;
 use runtime::metrics::Metrics;
 use tokio::sync::watch;

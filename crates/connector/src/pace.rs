@@ -52,7 +52,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_burst_passes_then_so_many_a_second() {
         let pace = UsersPace::new();
-        let burst = domain::event::MAX_EVENTS;
+        let burst = model::event::MAX_EVENTS;
         assert!(pace.take(burst) && !pace.take(1));
         tokio::time::advance(Duration::from_millis(100)).await;
         assert!(!pace.take(51) && pace.take(50) && !pace.take(1));

@@ -7,13 +7,13 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use contract::HealthEvent;
-use domain::event::Record;
-use domain::node::NodeView;
 use domain::pipeline::Transformer;
 use domain::pipeline::augment::Labels;
 use domain::pipeline::dedup::{Batch, Deduplicator, Original, Treatment};
 use domain::pipeline::overrides::Overrides;
 use jiff::Timestamp;
+use model::event::Record;
+use model::node::NodeView;
 use runtime::metrics::Metrics;
 use store::{Appended, EventQuery, EventStore, NewEvent, Position, StoreError};
 

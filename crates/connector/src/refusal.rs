@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use domain::event::Problem;
+use model::event::Problem;
 use runtime::logging::Seldom;
 use tonic::metadata::MetadataMap;
 

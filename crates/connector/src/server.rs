@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use contract::proto::platform_connector_server::{PlatformConnector, PlatformConnectorServer};
 use contract::{HealthEvents, keys};
-use domain::event;
 use jiff::Timestamp;
+use model::event;
 use runtime::unix_grpc::{self, UnixPeer};
 use tokio::net::UnixListener;
 use tokio_util::sync::CancellationToken;

@@ -11,7 +11,7 @@ use store::{Appended, BoxError, EventLog, EventStore, Identity, NewEvent, StoreE
 pub trait Sink: Send + Sync + 'static {
     /// Takes events; they are durable when this returns. The answers are in the order of
     /// `events`, and all are taken, or none. At most
-    /// [`MAX_EVENTS`](domain::event::MAX_EVENTS) are offered at once.
+    /// [`MAX_EVENTS`](model::event::MAX_EVENTS) are offered at once.
     ///
     /// An event is known by its id: offered again it is not taken a second time, and the
     /// answer says so.

@@ -4,13 +4,13 @@ mod gpus;
 
 use std::collections::BTreeMap;
 
-use domain::event::Record;
-use domain::journal::EntryKind;
-pub use domain::mode::Mode;
-use domain::position::Position;
 pub use domain::view::PolicyView;
 use domain::view::{FleetView, NodeStatus};
 use jiff::Timestamp;
+use model::event::Record;
+use model::journal::EntryKind;
+pub use model::mode::Mode;
+use model::position::Position;
 use runtime::sources::SourceStatus;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;

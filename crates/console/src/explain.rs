@@ -9,13 +9,13 @@ mod fold;
 
 use contract::{HealthEvent, effective_action_name, json, keys};
 use diagnosis::catalog::{Catalog, Xid};
-use domain::event::{Record, is_notice};
-use domain::fault::{Change, FaultBook, Ignored, Subject};
-use domain::journal::Entry;
-use domain::position::Position;
-use domain::reporter::Reporter;
 use domain::view::NodeStatus;
 use jiff::Timestamp;
+use model::event::{Record, is_notice};
+use model::fault::{Change, FaultBook, Ignored, Subject};
+use model::journal::Entry;
+use model::position::Position;
+use model::reporter::Reporter;
 use serde_json::{Value, json};
 
 use crate::api::{Explain, TimelineEntry, TimelineKind};

@@ -16,11 +16,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use contract::HealthEvent;
-use domain::journal::{Entry, EntryKind};
 use domain::view::{ClusterView, FleetView};
 use gpuwarden_console::api::{ErrorBody, EventView, Explain, StatusView, TimelineKind};
 use gpuwarden_console::{MAX_FOLLOWERS, MAX_SUBSCRIBERS};
 use jiff::{SignedDuration, Timestamp};
+use model::journal::{Entry, EntryKind};
 use runtime::sources::{STUCK_AFTER, SourceState};
 use serde_json::Value;
 use server::{ENOUGH, Server, xid};

@@ -6,7 +6,7 @@
 //!        +---- node watch ----               +------- what became of it --+
 //! ```
 //!
-//! The conditions are decided in `domain::condition` at each look at a node, from
+//! The conditions are decided in `model::condition` at each look at a node, from
 //! all its open faults and from what stands on it. The board keeps the newest answer, not a
 //! queue: a condition that could not be written is tried again, with what is known by then,
 //! until it stands on the node. Where nothing differs, nothing is written.
@@ -21,10 +21,10 @@ mod rate;
 use std::sync::Arc;
 
 use cluster::{ApiError, Cluster};
-use domain::condition::{ConditionChange, Options};
-use domain::fault::Fault;
-use domain::node::NodeView;
 use jiff::{SignedDuration, Timestamp};
+use model::condition::{ConditionChange, Options};
+use model::fault::Fault;
+use model::node::NodeView;
 use runtime::logging::chain;
 use runtime::metrics::Metrics;
 use runtime::work_queue::WorkQueue;

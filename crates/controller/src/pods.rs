@@ -11,7 +11,7 @@ use std::time::Duration;
 use cluster::{ApiError, Cluster, Pod};
 use contract::keys;
 use contract::node::{PodGpus, ReportPodsRequest};
-use domain::device::{DeviceId, GPU_DRIVER, NodeDevices};
+use model::device::{DeviceId, GPU_DRIVER, NodeDevices};
 use runtime::logging::{Seldom, chain};
 use serde_json::json;
 use tokio::sync::Semaphore;

@@ -137,9 +137,9 @@ impl Retention {
 #[cfg(test)]
 mod tests {
     use contract::HealthEvent;
-    use domain::event::{Record, normalise};
-    use domain::fault::FaultBook;
     use domain::view::{FaultView, NodeState, NodeStatus};
+    use model::event::{Record, normalise};
+    use model::fault::FaultBook;
     use store::sqlite::SqliteStore;
     use store::{EventLog as _, EventQuery, NewEvent};
 

@@ -9,12 +9,12 @@ use std::fmt;
 
 use contract::{HealthEvent, RecommendedAction, keys};
 use jiff::Timestamp;
+use model::attempt::RemediationMark;
+use model::device::{DeviceId, DeviceTaint, NodeDevices, TaintEffect};
+use model::fault::Fault;
+use model::node::{NodeView, Taint, label_value};
+use model::ownership::Ownership;
 
-use crate::attempt::RemediationMark;
-use crate::device::{DeviceId, DeviceTaint, NodeDevices, TaintEffect};
-use crate::fault::Fault;
-use crate::node::{NodeView, Taint, label_value};
-use crate::ownership::Ownership;
 use crate::policy::{
     EventVariable, NodeVariable, Policy, Route, RouteDrain, Routed, RuleSet, RuleSetAnswer,
     event_variable,

@@ -11,7 +11,7 @@ use std::fmt;
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
-use crate::time::later;
+use model::time::later;
 
 mod config;
 mod custom;

@@ -15,20 +15,20 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
+use model::event::Record;
+use model::fault::{Change, Fault, FaultBook};
+use model::journal::EntryKind;
+use model::mode::Mode;
+use model::node::NodeView;
+use model::position::Position;
+use model::wakes::CLOCK_SLACK;
 
 use crate::assess::Desired;
 use crate::brake::{DOUBT, Hold, MOST_ALONE, NodeLabel};
 use crate::drain::DrainConfig;
-use crate::event::Record;
-use crate::fault::{Change, Fault, FaultBook};
-use crate::journal::EntryKind;
-use crate::mode::Mode;
-use crate::node::NodeView;
 use crate::policy::Policy;
-use crate::position::Position;
 use crate::remediation::RemediationConfig;
 use crate::session::{Note, Phase, Session};
-use crate::wakes::CLOCK_SLACK;
 
 mod agenda;
 mod brake;

@@ -13,14 +13,14 @@
 //! ```
 
 use jiff::{SignedDuration, Timestamp};
+use model::node::{NodeChange, NodeView};
+use model::time::later;
 use serde_json::Value;
 
 use crate::maintenance::SESSION_SEEN_WITHIN;
 use crate::maintenance::{
     ATTEMPT_COMPLETE, Act, ITS_SESSION_HAS_ENDED, NOT_OUT, Outcome, Resource, SESSION_ENDED, Status,
 };
-use crate::node::{NodeChange, NodeView};
-use crate::time::later;
 
 mod job;
 mod seen;

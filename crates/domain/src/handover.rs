@@ -6,14 +6,14 @@
 
 use contract::keys;
 use jiff::Timestamp;
+use model::node::{NOT_MANAGED, NodeChange, NodeView, Taint, label_value};
+use model::time::later;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::maintenance::{
     Act, ITS_SESSION_HAS_ENDED, Resource, SESSION_ENDED, SESSION_SEEN_WITHIN, Status,
 };
-use crate::node::{NOT_MANAGED, NodeChange, NodeView, Taint, label_value};
-use crate::time::later;
 
 /// The condition that is true once the node is handed over.
 pub const RELEASED: &str = "NVSentinelOwnershipReleased";

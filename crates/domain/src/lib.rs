@@ -11,36 +11,19 @@
 //! inputs of these functions and carries their effects out.
 
 pub mod assess;
-pub mod attempt;
 pub mod brake;
-pub mod condition;
-pub mod device;
 pub mod drain;
-pub mod event;
-pub mod fault;
 pub mod fleet;
-pub mod future;
 pub mod glob;
 pub mod gpu_reset;
 pub mod handover;
 pub mod janitor;
-pub mod journal;
-pub mod listing;
 pub mod maintenance;
-pub mod mode;
-pub mod node;
-pub mod ownership;
 pub mod pipeline;
 pub mod policy;
-pub mod position;
 pub mod remediation;
-pub mod reporter;
-pub mod selector;
 pub mod session;
-pub mod shell;
 pub mod status;
-pub mod time;
 pub mod validation_request;
 pub mod veto;
 pub mod view;
-pub mod wakes;

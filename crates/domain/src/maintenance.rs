@@ -12,8 +12,8 @@ use contract::keys;
 use jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
 
-use crate::node::{NodeChange, NodeView};
-use crate::ownership::Ownership;
+use model::node::{NodeChange, NodeView};
+use model::ownership::Ownership;
 
 mod expiry;
 mod listings;

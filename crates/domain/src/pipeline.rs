@@ -15,7 +15,7 @@ pub mod overrides;
 
 use contract::HealthEvent;
 
-use crate::event::{MAX_METADATA, MAX_METADATA_BYTES};
+use model::event::{MAX_METADATA, MAX_METADATA_BYTES};
 
 /// A transformer as it is configured.
 #[derive(Clone, Debug)]

@@ -29,7 +29,7 @@ pub use rule::{
 };
 pub use uncordon::Uncordon;
 
-use crate::node::{NodeView, Taint};
+use model::node::{NodeView, Taint};
 
 /// Characters of an expression that a sentence shows; the rest is in the file. The longest
 /// of the rules that NVSentinel ships has about 270.

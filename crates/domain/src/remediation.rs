@@ -23,8 +23,8 @@ use std::ops::ControlFlow;
 use contract::HealthEvent;
 use jiff::Timestamp;
 
-use crate::attempt::{PersonAsked, RemediationMark};
-use crate::time::later;
+use model::attempt::{PersonAsked, RemediationMark};
+use model::time::later;
 
 mod config;
 mod need;

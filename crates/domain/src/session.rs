@@ -3,7 +3,7 @@
 //! A node has one session, be it out as a whole or single devices of it: the rules that taint
 //! devices follow from it ([`crate::fleet`]).
 //!
-//! What gpuwarden has done to a node is written on the node ([`crate::ownership`]), in the same
+//! What gpuwarden has done to a node is written on the node ([`model::ownership`]), in the same
 //! patch that does it; so a restart forgets nothing, with its store or without, and a recovery
 //! takes back exactly that. [`step`] compares what is wanted with what is observed and returns
 //! the effects that lead from one to the other. It may be called at any time, any number of
@@ -45,14 +45,14 @@ use std::sync::Arc;
 
 use contract::keys;
 use jiff::{SignedDuration, Timestamp};
+use model::attempt::RemediationMark;
+use model::future::FutureTimes;
+use model::journal::EntryKind;
+use model::node::{NodeChange, NodeView};
+use model::ownership::{Machines, Maker, Ownership, SessionMark, Undone, released_at};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::attempt::RemediationMark;
-use crate::future::FutureTimes;
-use crate::journal::EntryKind;
-use crate::node::{NodeChange, NodeView};
-use crate::ownership::{Machines, Maker, Ownership, SessionMark, Undone, released_at};
 use crate::policy::Policy;
 use change::Draft;
 pub use dismissal::dismissal;
@@ -237,11 +237,11 @@ pub struct Marks {
     pub label_prefix: String,
     /// True if a recovery leaves the reference's `uncordon-*` labels.
     pub uncordon_labels: bool,
-    /// The maker of the session, for [`SessionMark::by`](crate::ownership::SessionMark::by); `None`
+    /// The maker of the session, for [`SessionMark::by`](model::ownership::SessionMark::by); `None`
     /// says nothing.
     pub maker: Option<Maker>,
     /// Id of the store behind a node's own gpuwarden, for
-    /// [`SessionMark::store`](crate::ownership::SessionMark::store); `None` where a Lease says who
+    /// [`SessionMark::store`](model::ownership::SessionMark::store); `None` where a Lease says who
     /// acts.
     pub store: Option<String>,
 }

@@ -17,12 +17,12 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use contract::{HealthEvent, keys};
 use jiff::Timestamp;
+use model::attempt::{RemediationMark, Repair};
+use model::fault::Fault;
+use model::ownership::Ownership;
 use serde::{Deserialize, Serialize};
 
 use crate::assess::Desired;
-use crate::attempt::{RemediationMark, Repair};
-use crate::fault::Fault;
-use crate::ownership::Ownership;
 use crate::session::Observed;
 
 pub mod eviction;

@@ -5,11 +5,11 @@ use std::fmt;
 
 use contract::keys;
 use jiff::{SignedDuration, Timestamp};
+use model::event::floor_char_boundary;
+use model::node::NodeView;
 use serde::{Deserialize, Serialize};
 
 use crate::brake::pause::Pause;
-use crate::event::floor_char_boundary;
-use crate::node::NodeView;
 
 /// Longest time ahead for which a veto counts: whoever needs a node for longer hands it over
 /// ([`keys::HANDED_OVER_LABEL`]), and one that is forgotten does not keep it from its repair for ever.

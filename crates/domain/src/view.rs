@@ -3,11 +3,11 @@
 use contract::keys;
 use contract::node::{FaultEntity, ListFaultsResponse, OpenFault};
 use jiff::Timestamp;
+use model::fault::{Fault, title};
+use model::position::Position;
+use model::reporter::{OWN_AGENT, Reporter};
 use serde::{Deserialize, Serialize};
 
-use crate::fault::{Fault, title};
-use crate::position::Position;
-use crate::reporter::{OWN_AGENT, Reporter};
 use crate::session::Phase;
 use crate::status::eviction::Eviction;
 

@@ -3,7 +3,7 @@
 use cluster::{ApiError, Cluster, Kind};
 use domain::janitor::{Effect, Input, Made, Written};
 use domain::maintenance::{EXPIRY, Expiry, Key, Maintenance, Resource};
-use domain::node::{NodeChange, NodeView};
+use model::node::{NodeChange, NodeView};
 use runtime::logging::chain;
 use serde_json::{Value, json};
 

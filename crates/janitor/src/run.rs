@@ -10,8 +10,8 @@ use domain::janitor::{
     Answer, Board, Effect, Input, News, NodeSeen, NodeTold, ProviderPlace, Question,
 };
 use domain::maintenance::Key;
-use domain::node::NodeView;
 use jiff::Timestamp;
+use model::node::NodeView;
 use runtime::logging::chain;
 use runtime::metrics::Metrics;
 use tokio::sync::mpsc;

@@ -16,8 +16,8 @@
 use std::sync::Arc;
 
 use contract::{Entity, HealthEvent, json};
-use domain::event::{Record, normalise};
 use jiff::{SignedDuration, Timestamp};
+use model::event::{Record, normalise};
 
 use crate::{Appended, EventQuery, EventStatus, EventStore, MAX_PAGE, NewEvent, Position};
 

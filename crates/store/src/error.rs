@@ -1,6 +1,6 @@
 //! The errors of a store, in the terms of its callers.
 
-use domain::position::Position;
+use model::position::Position;
 
 /// A cause of any backend.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use async_trait::async_trait;
 use contract::HealthEvent;
-use domain::event::Record;
-use domain::journal::Entry;
-use domain::position::Position;
 use jiff::Timestamp;
+use model::event::Record;
+use model::journal::Entry;
+use model::position::Position;
 use tokio::sync::watch;
 
 use crate::StoreError;
@@ -40,7 +40,7 @@ pub trait EventLog: Send + Sync + 'static {
     /// An event is stored once. It is there already when
     /// - an event with its id is, in the store or earlier in `events`; or
     /// - it lacks a time of its own
-    ///   ([`lacks_own_time`](domain::event::lacks_own_time)), an event with the same
+    ///   ([`lacks_own_time`](model::event::lacks_own_time)), an event with the same
     ///   content was received within [`RETRY_WINDOW`](crate::RETRY_WINDOW) of it, and
     ///   nothing of the opposite health came from the same node, agent and check since:
     ///   then it is its sender's retry.
@@ -163,7 +163,7 @@ pub struct Identity {
 /// An event to be stored.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NewEvent {
-    /// The event, [normalised](domain::event::normalise): its id is filled in.
+    /// The event, [normalised](model::event::normalise): its id is filled in.
     pub event: HealthEvent,
     /// The time when it was received.
     pub received_at: Timestamp,

@@ -23,7 +23,6 @@ mod limits;
 pub mod memory;
 pub mod sqlite;
 
-pub use domain::position::Position;
 pub use error::{BoxError, StoreError};
 pub use event_store::{
     Appended, Checkpoint, Checkpoints, EventLog, EventQuery, EventStatus, EventStore, Identity,
@@ -34,3 +33,4 @@ pub use limits::{
     MAX_APPEND, MAX_CHECKPOINT_BYTES, MAX_ENTRY_BYTES, MAX_JOURNAL, MAX_NAME_BYTES, MAX_PAGE,
     MAX_STATUS_MESSAGE_BYTES, RETRY_WINDOW,
 };
+pub use model::position::Position;

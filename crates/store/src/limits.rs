@@ -1,15 +1,15 @@
 //! Limits of the store, the same for every backend, and the checks of them.
 
 use contract::json;
-use domain::journal::Entry;
 use jiff::SignedDuration;
+use model::journal::Entry;
 
 use crate::{Checkpoint, NewEvent, StatusPatch, StoreError};
 
-pub use domain::event::MAX_NAME_BYTES;
+pub use model::event::MAX_NAME_BYTES;
 
 /// Most events in one [`append`](crate::EventLog::append).
-pub const MAX_APPEND: usize = domain::event::MAX_EVENTS;
+pub const MAX_APPEND: usize = model::event::MAX_EVENTS;
 /// Most records or entries that one read returns; more are not asked for, but cut.
 pub const MAX_PAGE: usize = 10_000;
 /// Most entries in one [`journal`](crate::Journal::journal).
@@ -17,7 +17,7 @@ pub const MAX_JOURNAL: usize = 10_000;
 /// Largest journal entry: its text and its detail as JSON (bytes).
 pub const MAX_ENTRY_BYTES: usize = 1024 * 1024;
 /// Largest state of a checkpoint, and largest of its parts (bytes). What a consumer keeps of
-/// one node has a limit of its own (`domain::fault::MAX_FAULT_BYTES_PER_NODE`, 2 MiB for
+/// one node has a limit of its own (`model::fault::MAX_FAULT_BYTES_PER_NODE`, 2 MiB for
 /// each of two authorities, which JSON can make twelve times as long), and so has what waits to be written: this only bounds
 /// what one row can be.
 pub const MAX_CHECKPOINT_BYTES: usize = 64 * 1024 * 1024;

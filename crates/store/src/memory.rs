@@ -10,9 +10,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
 use contract::{HealthEvent, json, keys};
-use domain::event::{Record, content_fingerprint, lacks_own_time};
-use domain::journal::Entry;
 use jiff::Timestamp;
+use model::event::{Record, content_fingerprint, lacks_own_time};
+use model::journal::Entry;
 use tokio::sync::watch;
 
 use crate::{

@@ -29,9 +29,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use domain::event::Record;
-use domain::journal::Entry;
-use domain::position::Position;
+use model::event::Record;
+use model::journal::Entry;
+use model::position::Position;
 use rusqlite::{Connection, ErrorCode};
 use tokio::sync::watch;
 

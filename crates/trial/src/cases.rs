@@ -3,11 +3,11 @@
 use contract::nearest::nearest;
 use contract::{HealthEvent, json as forms};
 use diagnosis::catalog::Catalog;
-use domain::event::{Record, normalise, validate};
-use domain::node::NodeView;
 use domain::policy::{Policy, RouteDrain, RuleKind};
-use domain::position::Position;
 use jiff::{SignedDuration, Timestamp};
+use model::event::{Record, normalise, validate};
+use model::node::NodeView;
+use model::position::Position;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 

@@ -3,12 +3,12 @@
 
 use diagnosis::catalog::Catalog;
 use domain::assess::Desired;
-use domain::event::Record;
-use domain::node::{NodeView, Taint};
 use domain::policy::{
     ALL_STAGES, EventVariable, NodeVariable, Policy, Routed, Rule, RuleKind, RuleSet,
 };
-use domain::position::Position;
+use model::event::Record;
+use model::node::{NodeView, Taint};
+use model::position::Position;
 use serde::{Deserialize, Serialize};
 
 use crate::replay::Replay;
@@ -362,7 +362,7 @@ mod tests {
         assert_eq!(names.len(), events.len());
         assert!(events.len() > 150, "{}", events.len());
         for standard in &events {
-            domain::event::validate(&standard.event).unwrap();
+            model::event::validate(&standard.event).unwrap();
         }
     }
 }

@@ -17,15 +17,15 @@ use std::sync::Arc;
 use contract::keys;
 use domain::assess::Desired;
 use domain::brake::{Candidate, Hold, NodeLabel};
-use domain::event::Record;
-use domain::fault::Change;
 use domain::fleet::{Effect, Fleet, FleetInput, InStore, Owns, PatchAnswer, Planned, Settings};
-use domain::mode::Mode;
-use domain::node::{NodeView, Taint, scheduling};
 use domain::policy::{Amount, Brake, Policy};
-use domain::position::Position;
 use domain::session::{Intent, Marks, Phase, without_ours};
 use jiff::{SignedDuration, Timestamp};
+use model::event::Record;
+use model::fault::Change;
+use model::mode::Mode;
+use model::node::{NodeView, Taint, scheduling};
+use model::position::Position;
 use serde::{Deserialize, Serialize};
 
 /// Most rounds of decisions and answers after one event: a change and its being seen are two.

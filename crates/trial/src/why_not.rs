@@ -7,11 +7,11 @@ mod check;
 mod rules;
 
 use contract::nearest::nearest;
-use domain::fault::not_fully_seen;
 use domain::fleet::{Fleet, Situation};
-use domain::mode::Mode;
 use domain::session::{Observed, Phase, foreign_session, returns};
 use jiff::Timestamp;
+use model::fault::not_fully_seen;
+use model::mode::Mode;
 use serde::{Deserialize, Serialize};
 
 pub use check::{Check, CheckResult};

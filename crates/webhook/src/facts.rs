@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use cluster::{ApiError, Cluster, Kind, Signal, take_signal};
-use domain::listing::Listing;
+use model::listing::Listing;
 use preflight::config::Discovery;
 use preflight::gang::{Gang, Size, SizeFrom};
 use preflight::resources::ClusterClaims;

@@ -173,7 +173,7 @@ mod tests {
 
     #[test]
     fn domain_neither_does_io_nor_reads_a_clock() {
-        let file = "crates/domain/src/fault.rs";
+        let file = "crates/model/src/fault.rs";
         let impure = [
             ("use std::fs;", "std::fs"),
             ("use std::{\n    fmt,\n    fs::File,\n};", "std::fs"),
@@ -214,7 +214,7 @@ mod tests {
             assert_eq!(messages(file, source), [""; 0], "{source}");
         }
         assert_eq!(
-            messages("crates/domain/src/fault/tests.rs", "use std::fs;"),
+            messages("crates/model/src/fault/tests.rs", "use std::fs;"),
             [""; 0]
         );
     }

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use contract::{EVENT_VERSION, HealthEvent, RecommendedAction, action_name, json, keys};
 use diagnosis::decode::{Cancelled, Finding, KernelLogDecoder, Kind, Machine};
-use domain::event::{MAX_METADATA_BYTES, floor_char_boundary};
 use host::kernel_log::{Record, RecordRef};
 use jiff::Timestamp;
+use model::event::{MAX_METADATA_BYTES, floor_char_boundary};
 
 /// The things that an event is made of.
 pub(crate) struct Context<'a> {

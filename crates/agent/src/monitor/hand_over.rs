@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use connector::{AcceptError, Caller, Connector};
 use contract::{EVENT_VERSION, HealthEvent, HealthEvents};
-use domain::event::MAX_EVENTS;
 use futures::future::BoxFuture;
+use model::event::MAX_EVENTS;
 use runtime::backoff::Backoff;
 use runtime::logging::{Seldom, chain};
 use serde::Serialize;

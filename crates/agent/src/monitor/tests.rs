@@ -7,8 +7,8 @@ use std::sync::Arc;
 use connector::AcceptNodes;
 use contract::{Entity, RecommendedAction};
 use diagnosis::fold::Sightings;
-use domain::fault::{Fault, FaultBook};
 use host::boot::BootId;
+use model::fault::{Fault, FaultBook};
 use runtime::sources::SourceStatus;
 use serde::Deserialize;
 use store::sqlite::SqliteStore;
@@ -166,7 +166,7 @@ impl Bench {
         records.iter().map(|record| text(&record.event)).collect()
     }
 
-    async fn records(&self) -> Vec<domain::event::Record> {
+    async fn records(&self) -> Vec<model::event::Record> {
         let mut records = self.store.events(EventQuery::default()).await.unwrap();
         records.reverse();
         records

@@ -6,8 +6,8 @@ use connector::{AcceptNodes, Connector};
 use contract::device::provider_service_client::ProviderServiceClient;
 use contract::device::{GpuStatus, RegisterGpuRequest};
 use devices::{Providers, serve};
-use domain::fault::FaultBook;
 use jiff::Timestamp;
+use model::fault::FaultBook;
 use runtime::metrics::Metrics;
 use runtime::sources::Sources;
 use runtime::unix_grpc;
@@ -104,7 +104,7 @@ impl Scene {
     }
 
     /// Returns what is stored, the oldest first.
-    async fn records(&self) -> Vec<domain::event::Record> {
+    async fn records(&self) -> Vec<model::event::Record> {
         let mut records = self.store.events(EventQuery::default()).await.unwrap();
         records.reverse();
         records

@@ -123,7 +123,7 @@ impl Dcgmi {
         let text = format!("{} {}", ended.out.trim(), ended.errors.trim());
         let mut text = text.split_whitespace().collect::<Vec<_>>().join(" ");
         let lower = text.to_ascii_lowercase();
-        text.truncate(domain::event::floor_char_boundary(&text, MOST_TEXT));
+        text.truncate(model::event::floor_char_boundary(&text, MOST_TEXT));
         if let Some((_, code)) = BUSY.iter().find(|(words, _)| lower.contains(words)) {
             return Trouble::Busy { code, text };
         }

@@ -139,7 +139,7 @@ async fn the_gpus_of_the_container_are_asked_for_by_the_host_engines_numbers() {
             (event.agent.as_str(), event.component_class.as_str()),
             ("preflight-dcgm-diag", "GPU")
         );
-        domain::event::validate(event).unwrap();
+        model::event::validate(event).unwrap();
     }
     let passed = ended.events[0]
         .entities_impacted

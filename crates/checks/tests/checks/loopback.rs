@@ -52,7 +52,7 @@ async fn gpus_that_are_fast_enough_pass_and_say_so() {
     assert_eq!(event.entities_impacted.len(), 8);
     let is_gpu = |one: &contract::Entity| one.entity_type == "GPU_UUID";
     assert!(event.entities_impacted.iter().all(is_gpu), "{event:#?}");
-    domain::event::validate(event).unwrap();
+    model::event::validate(event).unwrap();
     assert!(
         ended.out.starts_with(
             "nccl-loopback: passed: 8 GPUs (NVIDIA H100 80GB HBM3) reduce 1048576 bytes"

@@ -11,7 +11,7 @@ mod running;
 
 use std::fmt::Display;
 
-use domain::shell;
+use model::shell;
 use runtime::logging::chain;
 use serde::Serialize;
 

@@ -3,9 +3,9 @@
 use console::api::EventView;
 use contract::{HealthEvent, json, keys};
 use diagnosis::fold::Sightings;
-use domain::fault::Ignored;
-use domain::position::Position;
 use jiff::{SignedDuration, Timestamp};
+use model::fault::Ignored;
+use model::position::Position;
 
 use crate::EXIT_OK;
 use crate::args::{EventsArgs, Format};

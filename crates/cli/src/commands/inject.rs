@@ -8,9 +8,9 @@ use agent::kernel_log::event_of_line;
 use anyhow::{Context as _, bail};
 use console::api::StatusView;
 use contract::{EVENT_VERSION, Entity, HealthEvent, HealthEvents, json, keys};
-use domain::fault::normalise_pci;
 use domain::view::FaultView;
 use jiff::Timestamp;
+use model::fault::normalise_pci;
 use tokio::time::Instant;
 
 use crate::args::{Inject, TargetArgs, Via};

@@ -9,10 +9,10 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use cluster::Cluster;
 use contract::keys;
-use domain::node::{NodeChange, NodeView};
-use domain::ownership::{Ownership, REASON_BYTES, ReleaseRequest};
 use domain::session::foreign_session;
 use jiff::Timestamp;
+use model::node::{NodeChange, NodeView};
+use model::ownership::{Ownership, REASON_BYTES, ReleaseRequest};
 use tokio::time::Instant;
 
 use super::{connect, person};

@@ -8,11 +8,11 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use anyhow::{Context as _, bail};
-use domain::event::Record;
-use domain::node::NodeView;
 use domain::policy::Policy;
-use domain::position::Position;
 use jiff::{SignedDuration, Timestamp};
+use model::event::Record;
+use model::node::NodeView;
+use model::position::Position;
 use serde::Serialize;
 use serde_json::Value;
 use trial::replay::{Decided, Decision, Replay, Summary};
@@ -115,7 +115,7 @@ fn tell(replays: &mut [Replay], inputs: &mut Inputs, writer: &mut Writer) -> any
     let mut names = BTreeSet::new();
     let mut times: Option<(Timestamp, Timestamp)> = None;
     while let Some(item) = inputs.next()? {
-        if names.len() < domain::fault::MAX_FAULTY_NODES {
+        if names.len() < model::fault::MAX_FAULTY_NODES {
             names.insert(item.event.node_name.clone());
         }
         times = Some((times.map_or(item.at, |(first, _)| first), item.at));

@@ -6,10 +6,10 @@
 use anyhow::{Context as _, bail};
 use cluster::Cluster;
 use contract::keys;
-use domain::node::NodeChange;
-use domain::ownership::Ownership;
 use domain::veto::{LONGEST, Veto};
 use jiff::{SignedDuration, Timestamp};
+use model::node::NodeChange;
+use model::ownership::Ownership;
 
 use super::{connect, person};
 use crate::EXIT_OK;

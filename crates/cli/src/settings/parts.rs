@@ -10,10 +10,10 @@ use controller::ingest::{ServiceAccount, TokenRules};
 use controller::policy::PolicySource;
 use domain::brake::NodeLabel;
 use domain::drain::DrainConfig;
-pub use domain::mode::Mode;
 use domain::remediation::RemediationConfig;
 use host::kernel_log::Spec;
 use jiff::SignedDuration;
+pub use model::mode::Mode;
 use runtime::logging::LogFormat;
 use runtime::tls::CertificateFiles;
 

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 
 use contract::keys;
-use domain::device::{Claim, DeviceId, DeviceTaint, Rule, RuleSpec, Slice, SliceDevice};
-use domain::ownership::Maker;
 use jiff::Timestamp;
 use kube::core::ApiResource;
+use model::device::{Claim, DeviceId, DeviceTaint, Rule, RuleSpec, Slice, SliceDevice};
+use model::ownership::Maker;
 use serde::Deserialize;
 use serde_json::{Value, json};
 

@@ -1,4 +1,4 @@
-use domain::node::Taint;
+use model::node::Taint;
 use proptest::collection::{btree_map, vec};
 use proptest::option;
 use proptest::prelude::*;

@@ -3,15 +3,15 @@
 
 use anyhow::{Context as _, Result, ensure};
 use contract::keys;
-use domain::condition::{Condition, ConditionChange};
 use domain::drain::{DrainMode, PodView};
 use domain::fleet::{PlannedCheckpoint, PlannedRemoval};
-use domain::node::NodeView;
 use gpuwarden_cluster::{ApiError, Cluster, Kind};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
 use kube::{Client, ResourceExt as _};
+use model::condition::{Condition, ConditionChange};
+use model::node::NodeView;
 use serde_json::{Value, json};
 use testkit::{ControlPlane, Options, Private, Program, Version, node, unique};
 

@@ -120,7 +120,7 @@ impl Controller {
         serve_routes(listener, Routes::new(service))
     }
 
-    async fn stored(&self) -> Vec<domain::event::Record> {
+    async fn stored(&self) -> Vec<model::event::Record> {
         let query = EventQuery {
             limit: 10_000,
             ..EventQuery::default()
@@ -250,7 +250,7 @@ async fn what_waits_while_the_controller_is_away_arrives_once_in_order_and_uncha
                 .metadata
                 .contains_key(contract::keys::META_ACCEPTED_AT)
         );
-        assert!(domain::event::lacks_own_time(&record.event));
+        assert!(model::event::lacks_own_time(&record.event));
     }
     assert_eq!(status.borrow().failing, None);
     // A controller that goes away and comes back, with events in between.

@@ -15,8 +15,8 @@ use std::os::unix::fs::{DirBuilderExt, FileExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use domain::reporter::Authority;
 use jiff::Timestamp;
+use model::reporter::Authority;
 use store::{Appended, NewEvent};
 
 use super::cursor::Cursor;

@@ -18,7 +18,7 @@ use store::NewEvent;
 
 /// Bytes before the event.
 const HEAD: usize = 24;
-/// No event is as large: the limits of `domain::event` keep it below 2 MiB.
+/// No event is as large: the limits of `model::event` keep it below 2 MiB.
 const MAX_RECORD: usize = 4 * 1024 * 1024;
 /// Positions may skip what a failed write had used, and what damage has taken; a record
 /// that claims to be further ahead is none.

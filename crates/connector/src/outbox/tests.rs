@@ -14,7 +14,7 @@ fn event(name: &str) -> NewEvent {
         message: name.into(),
         ..HealthEvent::default()
     };
-    domain::event::normalise(&mut event, received_at);
+    model::event::normalise(&mut event, received_at);
     NewEvent { event, received_at }
 }
 

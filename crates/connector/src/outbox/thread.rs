@@ -12,7 +12,7 @@ use super::metrics::OutboxMetrics;
 use super::{OutboxError, OutboxStatus};
 
 /// Events that wait with their calls: what bounds the memory.
-const MAX_WAITING_EVENTS: usize = 2 * domain::event::MAX_EVENTS;
+const MAX_WAITING_EVENTS: usize = 2 * model::event::MAX_EVENTS;
 
 /// The way to the thread.
 #[derive(Debug)]

@@ -2,8 +2,8 @@
 
 use contract::keys;
 use domain::session::Phase;
-use domain::shell;
 use domain::view::{FaultView, NodeStatus};
+use model::shell;
 
 /// Most faults that are explained one by one.
 const FAULTS_SHOWN: usize = 20;

@@ -8,11 +8,11 @@
 use std::collections::HashMap;
 
 use contract::HealthEvent;
-use domain::event::Record;
-use domain::fault::{Change, Ignored};
-use domain::journal::Entry;
-use domain::position::Position;
 use jiff::Timestamp;
+use model::event::Record;
+use model::fault::{Change, Ignored};
+use model::journal::Entry;
+use model::position::Position;
 use serde_json::json;
 
 use super::{effect, title};

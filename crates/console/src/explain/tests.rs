@@ -1,8 +1,8 @@
 use contract::{Entity, ProcessingStrategy, RecommendedAction};
-use domain::journal::EntryKind;
-use domain::reporter::{Process, Reporter};
 use domain::session::Phase;
 use domain::view::{AnotherView, FaultView, NodeState, SessionView};
+use model::journal::EntryKind;
+use model::reporter::{Process, Reporter};
 
 use super::*;
 

@@ -11,8 +11,8 @@ use axum::extract::State;
 use axum::http::{StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
-use domain::event::{MAX_NAME_BYTES, Record};
 use futures::stream;
+use model::event::{MAX_NAME_BYTES, Record};
 use store::{EventQuery, Position};
 use tokio::sync::{OwnedSemaphorePermit, watch};
 

@@ -8,7 +8,7 @@ use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::response::Response;
-use domain::event::{MAX_NAME_BYTES, Record};
+use model::event::{MAX_NAME_BYTES, Record};
 use prost::Message as _;
 use store::{EventQuery, EventStore};
 use trial::why_not::WhyNot;

@@ -2,7 +2,7 @@
 
 use axum::extract::Query;
 use axum::http::Uri;
-use domain::position::Position;
+use model::position::Position;
 
 use super::error::Refusal;
 

@@ -5,16 +5,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use cluster::Event;
-use domain::condition::{self, ConditionChange, Occurrence, Options};
-use domain::fault::Fault;
-use domain::node::NodeView;
 use jiff::{SignedDuration, Timestamp};
+use model::condition::{self, ConditionChange, Occurrence, Options};
+use model::fault::Fault;
+use model::node::NodeView;
+use model::wakes::{CLOCK_SLACK, Wakes};
 use runtime::work_queue::{Work, WorkQueue};
 use tokio::sync::Notify;
 
 use super::EventKind;
 use super::rate::Bucket;
-use domain::wakes::{CLOCK_SLACK, Wakes};
 
 /// Events of one node at once, and after how long it gets leave for one more.
 const NODE_BURST: i64 = 20;

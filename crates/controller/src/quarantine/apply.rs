@@ -6,10 +6,10 @@ use std::time::Duration;
 use cluster::ApiError;
 use contract::keys;
 use domain::fleet::{Effect, FleetInput, Level, PatchAnswer, Planned};
-use domain::journal::{Entry, EntryKind};
-use domain::node::{NodeChange, NodeView};
 use domain::session::{Intent, Patch};
 use jiff::SignedDuration;
+use model::journal::{Entry, EntryKind};
+use model::node::{NodeChange, NodeView};
 use runtime::logging::chain;
 use serde_json::{Value, json};
 

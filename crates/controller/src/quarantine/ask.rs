@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use contract::HealthEvent;
-use domain::event::MAX_EVENTS;
 use domain::fleet::{FleetInput, InStore, Purpose};
 use jiff::Timestamp;
+use model::event::MAX_EVENTS;
 use store::{EventStore, MAX_APPEND, NewEvent, StoreError};
 use tokio::task::JoinError;
 

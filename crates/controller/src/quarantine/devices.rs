@@ -4,11 +4,11 @@
 use std::sync::Arc;
 
 use cluster::{ApiError, DeviceApi, DeviceEvent};
-use domain::device::Rule;
 use domain::fleet::{DeviceInput, DeviceWatch, FleetInput, PlannedRule};
-use domain::journal::{Entry, EntryKind};
 use domain::session::Failure;
 use jiff::SignedDuration;
+use model::device::Rule;
+use model::journal::{Entry, EntryKind};
 use runtime::logging::chain;
 use serde_json::json;
 use tokio::sync::mpsc;

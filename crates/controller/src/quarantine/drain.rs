@@ -6,8 +6,8 @@ use cluster::{ApiError, Event, PodWatches};
 use domain::fleet::{
     EventReason, FleetInput, PlannedCheckpoint, PlannedRemoval, PodNews, RemovalAnswer,
 };
-use domain::reporter::OWN_AGENT;
 use jiff::{SignedDuration, Timestamp};
+use model::reporter::OWN_AGENT;
 use runtime::logging::chain;
 use sha2::{Digest as _, Sha256};
 use tokio::sync::mpsc;

@@ -7,11 +7,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use domain::fault::{FaultBook, NodeShare};
 use domain::fleet::{FleetInput, Kept, Unsaved};
 use domain::session::Session;
 use domain::status::SavedReports;
 use jiff::Timestamp;
+use model::fault::{FaultBook, NodeShare};
 use runtime::backoff::Backoff;
 use runtime::logging::chain;
 use serde::{Deserialize, Serialize};

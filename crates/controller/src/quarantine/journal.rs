@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use domain::journal::{Entry, EntryKind};
+use model::journal::{Entry, EntryKind};
 use serde_json::Value;
 use store::{EventStore, StoreError};
 use tokio::sync::mpsc::{self, error::TrySendError};

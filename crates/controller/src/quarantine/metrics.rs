@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use contract::keys;
 use domain::fleet::RuleSetOutcome;
-use domain::node::NodeChange;
 use domain::session::Intent;
 use domain::view::FleetView;
 use jiff::SignedDuration;
+use model::node::NodeChange;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;

@@ -5,8 +5,8 @@
 
 use std::time::Duration;
 
-use domain::fault::Rereading;
 use domain::fleet::FleetInput;
+use model::fault::Rereading;
 use runtime::logging::chain;
 use tokio::time::Instant;
 
@@ -94,7 +94,7 @@ impl Quarantine {
 
 #[cfg(test)]
 mod tests {
-    use domain::fault::MAX_OPEN_FAULTS_PER_NODE;
+    use model::fault::MAX_OPEN_FAULTS_PER_NODE;
 
     use super::super::tests::Bench;
     use super::*;
@@ -109,7 +109,7 @@ mod tests {
             event.error_code = vec![code.to_string()];
             event.is_healthy = healthy;
             event.id.clear();
-            event.id = domain::event::event_id(&event);
+            event.id = model::event::event_id(&event);
             store::NewEvent {
                 event,
                 received_at: (quarantine.clock)(),

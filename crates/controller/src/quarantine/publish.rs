@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use domain::fault::{MAX_FAULTY_NODES, MAX_OPEN_FAULTS_PER_NODE};
 use domain::view::{BrakeView, ClusterView, FleetView};
+use model::fault::{MAX_FAULTY_NODES, MAX_OPEN_FAULTS_PER_NODE};
 use runtime::logging::Seldom;
 use tokio::sync::watch;
 use tokio::time::Instant;

@@ -3,10 +3,10 @@
 use std::time::{Duration, Instant};
 
 use cluster::{ApiError, ResourceEvent, ResourceKinds, ResourceWatches};
-use domain::attempt::{Attempt, ResourceKind};
 use domain::fleet::{CreateAnswer, DRAIN_ACTION, FleetInput, PlannedResource, ResourceNews};
-use domain::journal::{Entry, EntryKind};
 use jiff::SignedDuration;
+use model::attempt::{Attempt, ResourceKind};
+use model::journal::{Entry, EntryKind};
 use runtime::backoff::Backoff;
 use runtime::logging::chain;
 use serde_json::{Value, json};

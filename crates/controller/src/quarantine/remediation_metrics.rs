@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use cluster::ApiError;
-use domain::attempt::Outcome;
 use domain::fleet::{PlannedResource, RemediationNews};
+use model::attempt::Outcome;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::Histogram;

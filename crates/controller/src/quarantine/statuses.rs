@@ -5,11 +5,11 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use domain::attempt::Repair;
-use domain::event::Record;
 use domain::status::eviction::{Eviction, EvictionWord};
 use domain::status::{NodeQuarantined, StatusUpdate, Words};
 use jiff::Timestamp;
+use model::attempt::Repair;
+use model::event::Record;
 use store::{EventQuery, EventStatus, EventStore, PodsEviction, StatusPatch, StoreError};
 use tokio::sync::mpsc;
 

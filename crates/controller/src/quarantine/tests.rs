@@ -5,12 +5,12 @@ use std::sync::Arc;
 use cluster::{Cluster, ConnectOptions, NodeEvent};
 use contract::HealthEvent;
 use domain::brake::NodeLabel;
-use domain::condition::Options;
-use domain::event::normalise;
-use domain::mode::Mode;
-use domain::node::NodeView;
 use domain::policy::Policy;
 use jiff::{SignedDuration, Timestamp};
+use model::condition::Options;
+use model::event::normalise;
+use model::mode::Mode;
+use model::node::NodeView;
 use runtime::metrics::Metrics;
 use runtime::sources::Sources;
 use serde_json::{Value, json};
@@ -84,7 +84,7 @@ impl Bench {
         let telling = conditions::ConditionsConfig {
             cluster: Arc::clone(&cluster),
             conditions: Some(Options {
-                limits: domain::condition::Limits::default(),
+                limits: model::condition::Limits::default(),
                 summary: false,
             }),
             events: None,

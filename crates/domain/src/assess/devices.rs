@@ -8,13 +8,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use contract::keys;
 use jiff::Timestamp;
+use model::device::{DeviceId, DeviceTaint, Dimension, NodeDevices, TaintEffect};
+use model::fault::Fault;
+use model::node::{NodeView, label_value};
+use model::reporter::Authority;
 
 use super::{FaultRuling, Ruling};
-use crate::device::{DeviceId, DeviceTaint, Dimension, NodeDevices, TaintEffect};
-use crate::fault::Fault;
-use crate::node::{NodeView, label_value};
 use crate::policy::{DeviceTaints, RuleSet};
-use crate::reporter::Authority;
 
 /// The checks of one dimension each; XIDs are known by their code.
 const CHECKS: [(&str, Dimension); 8] = [

@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use crate::fault::Fault;
+use model::fault::Fault;
+use model::reporter::Authority;
+
 use crate::policy::{
     EventVariable, MAX_POLICY_COST, NodeVariable, RuleSet, RuleSetAnswer, event_variable,
 };
-use crate::reporter::Authority;
 
 /// Most steps that a look takes for what users report: about half a second at 50 ns a step, which is
 /// reckoned and not measured, for the work of a rule is known by its worst case. One event takes less,

@@ -7,7 +7,7 @@
 
 use contract::{Entity, HealthEvent};
 
-use crate::fault::{Fault, Subject};
+use model::fault::{Fault, Subject};
 
 /// Returns the parts of `event` that `open`, the open faults for which it stands, still cover: the
 /// event itself where that is all of it.
@@ -69,8 +69,8 @@ mod tests {
     use jiff::Timestamp;
 
     use super::*;
-    use crate::event::{Record, normalise};
-    use crate::fault::FaultBook;
+    use model::event::{Record, normalise};
+    use model::fault::FaultBook;
 
     type Names<'a> = &'a [(&'a str, &'a str)];
     /// Entities and codes of the fault, those of the recovery, and what is left.

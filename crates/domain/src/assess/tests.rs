@@ -1,12 +1,12 @@
 //! Tables of what is wanted for the faults of a node, and how often the policy is asked.
 
 use contract::{BehaviourOverrides, Entity};
+use model::event::{Record, normalise};
+use model::fault::FaultBook;
+use model::reporter::{Process, Reporter};
 
 use super::*;
-use crate::event::{Record, normalise};
-use crate::fault::FaultBook;
 use crate::policy::counts;
-use crate::reporter::{Process, Reporter};
 
 fn faults(events: Vec<HealthEvent>) -> Vec<Fault> {
     let mut book = FaultBook::default();

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use contract::keys;
 use jiff::Timestamp;
 
-use crate::future::FutureTimes;
+use model::future::FutureTimes;
 
 /// The switch as it stands in the cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use contract::findings::{FileError, Findings};
 use contract::names;
 use jiff::SignedDuration;
+use model::selector::LabelSelector;
 use regex::Regex;
 use serde::Deserialize;
 use toml::Spanned;
@@ -13,7 +14,6 @@ use toml::Spanned;
 use super::custom::{self, CustomDrain, CustomDrainFile, Number};
 use super::{DrainMode, PodView};
 use crate::glob::Glob;
-use crate::selector::LabelSelector;
 
 /// Largest configuration, in bytes: what a `ConfigMap` can hold.
 pub const MAX_CONFIG_BYTES: usize = 1024 * 1024;

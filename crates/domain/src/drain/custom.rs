@@ -7,13 +7,13 @@ use std::sync::Arc;
 use contract::findings::Findings;
 use contract::{Entity, HealthEvent, names};
 use jiff::SignedDuration;
+use model::attempt::ResourceKind;
+use model::selector::LabelSelector;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use toml::Spanned;
 
-use crate::attempt::ResourceKind;
 use crate::remediation::template::{DrainVariables, Template};
-use crate::selector::LabelSelector;
 
 /// Time after which a person is asked about one that has not ended, where none is configured.
 const TIMEOUT: SignedDuration = SignedDuration::from_hours(1);

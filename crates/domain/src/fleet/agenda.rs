@@ -3,12 +3,12 @@
 use std::collections::BTreeSet;
 
 use jiff::Timestamp;
+use model::journal::{Entry, EntryKind};
+use model::position::Position;
+use model::wakes::Wakes;
 
 use super::{Effect, Level, Unsaved};
-use crate::journal::{Entry, EntryKind};
-use crate::position::Position;
 use crate::session::Note;
-use crate::wakes::Wakes;
 
 /// What decisions about nodes ask for.
 #[derive(Debug, Default)]

@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
+use model::fault::FaultBook;
 
 use super::{Effect, Fleet};
-use crate::fault::FaultBook;
 use crate::session::Session;
 use crate::status::SavedReports;
 

@@ -20,14 +20,14 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use contract::{HealthEvent, json, keys};
 use jiff::Timestamp;
+use model::event::{MAX_EVENTS, Record, content_fingerprint, normalise};
+use model::journal::EntryKind;
+use model::ownership::{Maker, Ownership};
 
 use super::agenda::Awaits;
 use super::entry::Claim;
 use super::look::Look;
 use super::{Effect, InStore, Level, Purpose};
-use crate::event::{MAX_EVENTS, Record, content_fingerprint, normalise};
-use crate::journal::EntryKind;
-use crate::ownership::{Maker, Ownership};
 use crate::session::{Failure, Note, foreign_session};
 
 /// The nodes for which nobody else speaks: sessions on them that the store does not know are

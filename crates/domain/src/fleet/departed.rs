@@ -6,11 +6,11 @@
 //! apart is in `fault/machine.rs`.
 
 use jiff::{SignedDuration, Timestamp};
+use model::event::MAX_EVENTS;
+use model::fault::MAX_OPEN_FAULTS_PER_NODE;
 
 use super::Purpose;
 use super::look::Look;
-use crate::event::MAX_EVENTS;
-use crate::fault::MAX_OPEN_FAULTS_PER_NODE;
 
 /// Time for which the cluster must have been without a node, as we have seen it ourselves, before
 /// its old faults are dropped: a node object that was deleted comes back with the next start

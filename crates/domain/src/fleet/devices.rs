@@ -3,7 +3,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::device::{Claim, DeviceId, Inventory, NodeDevices, Rule, RuleChange, Slice};
+use model::device::{Claim, DeviceId, Inventory, NodeDevices, Rule, RuleChange, Slice};
+
 use crate::drain::partial::Gpus;
 
 /// News of single devices.

@@ -5,6 +5,9 @@ use std::sync::Arc;
 
 use contract::keys;
 use jiff::Timestamp;
+use model::node::{NodeChange, NodeView};
+use model::ownership::Ownership;
+use model::position::Position;
 
 use super::InStore;
 use super::agenda::Awaits;
@@ -14,9 +17,6 @@ use super::state::FleetState;
 use super::veto::VetoState;
 use crate::assess::{Dismissal, FaultRuling};
 use crate::brake::{Hold, Out};
-use crate::node::{NodeChange, NodeView};
-use crate::ownership::Ownership;
-use crate::position::Position;
 use crate::session::{Observed, Phase, Session, dismissal};
 use crate::status::Reports;
 

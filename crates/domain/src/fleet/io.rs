@@ -6,18 +6,18 @@ use std::sync::Arc;
 
 use contract::HealthEvent;
 use jiff::{SignedDuration, Timestamp};
+use model::attempt::{Attempt, Outcome, ResourceKind};
+use model::device::Rule;
+use model::event::Record;
+use model::fault::Rereading;
+use model::journal::Entry;
+use model::node::NodeView;
+use model::position::Position;
 use serde_json::Value;
 
 use super::{DeviceInput, PlannedRule, Switched};
-use crate::attempt::{Attempt, Outcome, ResourceKind};
-use crate::device::Rule;
 use crate::drain::{DrainMode, PodView};
-use crate::event::Record;
-use crate::fault::Rereading;
-use crate::journal::Entry;
-use crate::node::NodeView;
 use crate::policy::Policy;
-use crate::position::Position;
 use crate::session::{Failure, Patch};
 use crate::status::StatusUpdate;
 

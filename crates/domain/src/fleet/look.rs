@@ -4,6 +4,9 @@ use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
+use model::fault::Fault;
+use model::journal::EntryKind;
+use model::node::{NodeChange, NodeView};
 use serde_json::json;
 
 use super::agenda::Agenda;
@@ -15,9 +18,6 @@ use super::state::FleetState;
 use super::{Effect, EventReason, Fleet, Level, Mode, Owns, Planned, RuleSetOutcome};
 use crate::assess::{Desired, FaultRuling};
 use crate::brake::Hold;
-use crate::fault::Fault;
-use crate::journal::EntryKind;
-use crate::node::{NodeChange, NodeView};
 use crate::policy::Policy;
 use crate::session::{self, Intent, Marks, Note, Observed, Patch, step};
 

@@ -4,14 +4,14 @@
 use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
+use model::journal::EntryKind;
+use model::node::NodeView;
+use model::position::Position;
 
 use super::agenda::Awaits;
 use super::look::Look;
 use super::{CreateAnswer, Effect, Level, PatchAnswer, PodNews, RemovalAnswer, ResourceNews};
 use crate::brake::DOUBT;
-use crate::journal::EntryKind;
-use crate::node::NodeView;
-use crate::position::Position;
 use crate::session::{Failure, Note};
 
 /// Most time for which a view may be on its way to us as part of a list: a page takes 30 s, and

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use jiff::Timestamp;
+use model::fault::Fault;
+use model::node::NodeView;
+use model::position::Position;
 
 use crate::assess::{Desired, Dismissal};
-use crate::fault::Fault;
-use crate::node::NodeView;
 use crate::policy::Policy;
-use crate::position::Position;
 
 /// What is wanted for a node, and from what that follows.
 #[derive(Debug)]

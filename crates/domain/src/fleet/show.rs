@@ -5,14 +5,14 @@ use std::collections::BTreeMap;
 
 use contract::keys;
 use jiff::Timestamp;
+use model::fault::{Fault, not_fully_seen};
+use model::ownership::{CORDONED_BEFORE, Ownership};
 
 use super::entry::NodeEntry;
 use super::state::FleetState;
 use super::{Fleet, Mode};
 use crate::assess::{Dismissal, DismissedBy, is_notice};
 use crate::brake::Use;
-use crate::fault::{Fault, not_fully_seen};
-use crate::ownership::{CORDONED_BEFORE, Ownership};
 use crate::session::{Observed, Phase, foreign_session};
 use crate::view::{AnotherView, BrakeView, FaultView, NodeState, NodeStatus, SessionView};
 

@@ -3,11 +3,11 @@
 use std::borrow::Cow;
 
 use jiff::Timestamp;
+use model::device::NodeDevices;
+use model::fault::Fault;
 
 use super::{Fleet, Mode, Owns};
 use crate::brake::Hold;
-use crate::device::NodeDevices;
-use crate::fault::Fault;
 use crate::policy::Policy;
 use crate::session::{Observed, Session};
 

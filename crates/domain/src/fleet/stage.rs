@@ -12,13 +12,13 @@ use std::ops::ControlFlow;
 
 use contract::HealthEvent;
 use jiff::Timestamp;
+use model::event::normalise;
+use model::ownership::Ownership;
 
 use super::agenda::{Agenda, Awaits};
 use super::state::FleetState;
 use super::{Effect, Level, Purpose};
 use crate::assess::Desired;
-use crate::event::normalise;
-use crate::ownership::Ownership;
 use crate::session::{Note, Observed, Session};
 use crate::veto::Veto;
 

@@ -3,15 +3,15 @@
 use std::sync::Arc;
 
 use jiff::Timestamp;
+use model::device::{NodeDevices, Rule};
+use model::fault::FaultBook;
+use model::node::NodeView;
+use model::ownership::Maker;
 
 use super::devices::{DeviceWatch, Devices};
 use super::{Owns, Settings, Switched};
 use crate::assess::{Desired, assess};
 use crate::brake::Hold;
-use crate::device::{NodeDevices, Rule};
-use crate::fault::FaultBook;
-use crate::node::NodeView;
-use crate::ownership::Maker;
 use crate::policy::Policy;
 use crate::remediation::validation::ValidationConfig;
 

@@ -7,13 +7,13 @@ mod shown;
 use std::collections::{BTreeMap, BTreeSet};
 
 use contract::keys;
+use model::fault::MAX_OPEN_FAULTS_PER_NODE;
+use model::ownership::Ownership;
+use model::reporter::Reporter;
 use serde_json::{Value, json};
 
 use super::world::{World, event, settings};
 use super::*;
-use crate::fault::MAX_OPEN_FAULTS_PER_NODE;
-use crate::ownership::Ownership;
-use crate::reporter::Reporter;
 use crate::session::{Intent, Phase};
 
 const DAY: SignedDuration = SignedDuration::from_hours(24);

@@ -1,14 +1,15 @@
 //! The times at which machines uncordon nodes, and take taints away ([`crate::session::uncordon`]).
 
+use model::attempt::{Attempt, RemediationMark};
+use model::node::NodeView;
+use model::ownership::AFTER_BOOT;
+use model::ownership::Ownership;
+
 use super::entry::NodeEntry;
 use super::stage::validation::lists_validation;
 use super::state::FleetState;
-use crate::attempt::{Attempt, RemediationMark};
-use crate::node::NodeView;
-use crate::ownership::Ownership;
 use crate::policy::Uncordon;
 use crate::remediation::validation::Validation;
-use crate::session::uncordon::AFTER_BOOT;
 use contract::effective_action_name;
 
 impl NodeEntry {

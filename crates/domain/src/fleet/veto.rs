@@ -2,10 +2,10 @@
 //! What it holds back is decided by the [stages](super::stage).
 
 use jiff::Timestamp;
+use model::journal::EntryKind;
 
 use super::stage::Asks;
 use super::state::FleetState;
-use crate::journal::EntryKind;
 use crate::session::{Note, Observed};
 use crate::status::eviction::{Eviction, Skip};
 use crate::veto::Veto;

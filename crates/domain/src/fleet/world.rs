@@ -8,6 +8,13 @@ use std::sync::Arc;
 
 use contract::{Entity, HealthEvent, keys};
 use jiff::{SignedDuration, Timestamp};
+use model::attempt::Attempt;
+use model::device::{GPU_DRIVER, Rule, RuleChange, Slice, SliceDevice};
+use model::event::{Record, normalise};
+use model::journal::Entry;
+use model::mode::Mode;
+use model::node::{NodeChange, NodeTaint, NodeView, Taint};
+use model::position::Position;
 use serde_json::{Value, json};
 
 use super::{
@@ -16,16 +23,9 @@ use super::{
     Purpose, ResourceNews, Settings,
 };
 use crate::assess::Desired;
-use crate::attempt::Attempt;
 use crate::brake::NodeLabel;
-use crate::device::{GPU_DRIVER, Rule, RuleChange, Slice, SliceDevice};
 use crate::drain::PodView;
-use crate::event::{Record, normalise};
-use crate::journal::Entry;
-use crate::mode::Mode;
-use crate::node::{NodeChange, NodeTaint, NodeView, Taint};
 use crate::policy::Policy;
-use crate::position::Position;
 use crate::session::{Failure, Intent, Patch, Phase, Session};
 use crate::status::StatusUpdate;
 

@@ -1,9 +1,9 @@
 //! The Job that resets GPUs, as an object.
 
+use model::event::floor_char_boundary;
 use serde_json::{Value, json};
 
 use super::ResetSettings;
-use crate::event::floor_char_boundary;
 use crate::maintenance::{Maintenance, Resource};
 
 /// Most seconds that a Job has, all attempts together. NVSentinel's.

@@ -11,7 +11,7 @@ use contract::keys;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use crate::node::{NodeChange, NodeView};
+use model::node::{NodeChange, NodeView};
 
 /// A service of the GPU operator that holds GPUs open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -149,8 +149,8 @@ impl World {
     }
 
     /// Returns how the repair of the node reads it.
-    fn outcome(&self) -> Option<crate::attempt::Outcome> {
-        let kind = crate::attempt::ResourceKind {
+    fn outcome(&self) -> Option<model::attempt::Outcome> {
+        let kind = model::attempt::ResourceKind {
             group: "janitor.dgxc.nvidia.com".to_owned(),
             version: "v1alpha1".to_owned(),
             kind: "GPUReset".to_owned(),
@@ -327,7 +327,7 @@ fn services_are_stopped_gpus_are_reset_and_all_is_as_it_was() {
     world.settle();
     assert_eq!(world.says(COMPLETE), "True GPUResetSucceeded");
     assert_eq!(world.phase(), "Succeeded");
-    assert_eq!(world.outcome(), Some(crate::attempt::Outcome::Succeeded));
+    assert_eq!(world.outcome(), Some(model::attempt::Outcome::Succeeded));
     let node = world.node.unwrap();
     assert_eq!(
         (node.labels, node.annotations),
@@ -416,7 +416,7 @@ fn each_failure_ends_as_one_with_the_services_as_they_were() {
         // The next group of the escalation, which is a reboot, follows.
         assert_eq!(
             world.outcome(),
-            Some(crate::attempt::Outcome::Failed),
+            Some(model::attempt::Outcome::Failed),
             "{what}"
         );
         let node = world.node.unwrap();
@@ -492,7 +492,7 @@ fn without_its_node_it_fails_and_can_be_deleted() {
     world.node = None;
     world.settle();
     assert_eq!(world.says(COMPLETE), "False NodeNotFound");
-    assert_eq!(world.outcome(), Some(crate::attempt::Outcome::Failed));
+    assert_eq!(world.outcome(), Some(model::attempt::Outcome::Failed));
     world.object["metadata"]["deletionTimestamp"] = json!(world.now);
     world.settle();
     assert_eq!(world.object["metadata"]["finalizers"], json!([]));

@@ -1,11 +1,11 @@
 use std::collections::BTreeMap;
 
+use model::node::NodeTaint;
 use proptest::prelude::*;
 use serde_json::json;
 
 use super::*;
 use crate::maintenance::Maintenance;
-use crate::node::NodeTaint;
 
 const FINALIZER: &str = "nvsentinel.dgxc.nvidia.com/external-remediation-cleanup";
 

@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::{SignedDuration, Timestamp};
+use model::node::NodeView;
 use serde_json::Value;
 
 use super::Action;
@@ -15,7 +16,6 @@ use super::signal::Node;
 use crate::gpu_reset::{self, ServicePod, job_name};
 use crate::handover;
 use crate::maintenance::{Key, Listings, Maintenance, Resource, is_older};
-use crate::node::NodeView;
 
 mod entry;
 mod io;

@@ -6,6 +6,7 @@ use std::fmt::Write as _;
 use contract::findings;
 use contract::names::{self, WrongName};
 use jiff::SignedDuration;
+use model::selector::LabelSelector;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -13,7 +14,6 @@ use super::Action;
 use super::generic::GenericConfig;
 use super::redfish::RedfishConfig;
 use crate::gpu_reset::ResetSettings;
-use crate::selector::LabelSelector;
 
 /// Largest configuration, in bytes: what a `ConfigMap` can hold.
 pub const MAX_CONFIG_BYTES: usize = 1024 * 1024;

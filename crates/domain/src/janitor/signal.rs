@@ -12,6 +12,8 @@
 //! and this one once it has sent, asks the provider by the operation id and never sends again by itself.
 
 use jiff::{SignedDuration, Timestamp};
+use model::node::NodeView;
+use model::ownership::{Ownership, Permit};
 use serde_json::Value;
 
 use super::Action;
@@ -24,8 +26,6 @@ use crate::maintenance::SESSION_SEEN_WITHIN;
 use crate::maintenance::{
     ATTEMPT_COMPLETE, Condition, ITS_SESSION_HAS_ENDED, Outcome, Resource, SESSION_ENDED, Status,
 };
-use crate::node::NodeView;
-use crate::ownership::{Ownership, Permit};
 
 /// Time for a person to do by hand what was asked for, in manual mode.
 const MANUAL: SignedDuration = SignedDuration::from_hours(24);

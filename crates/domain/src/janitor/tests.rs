@@ -1,13 +1,13 @@
 //! The steps of a resource, each from a board that has seen it, and what the file says.
 
 use jiff::{SignedDuration, Timestamp};
+use model::node::NodeView;
+use model::ownership::Permit;
 use serde_json::{Value, json};
 
 use super::generic::GenericConfig;
 use super::*;
 use crate::maintenance::{EXPIRY, Expiry, Key, Resource};
-use crate::node::NodeView;
-use crate::ownership::Permit;
 
 mod config;
 mod permits;

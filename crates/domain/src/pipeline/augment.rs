@@ -1,9 +1,9 @@
 //! `MetadataAugmentor`: writes labels and provider id of the node into the event's metadata.
 
 use contract::HealthEvent;
+use model::node::NodeView;
 
 use super::annotate;
-use crate::node::NodeView;
 
 /// Metadata key of the cloud's id of the node.
 const PROVIDER_ID: &str = "providerID";
@@ -35,7 +35,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::event::MAX_METADATA;
+    use model::event::MAX_METADATA;
 
     fn node(provider: &str) -> NodeView {
         NodeView::from_object(json!({

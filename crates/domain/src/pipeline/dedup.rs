@@ -16,12 +16,12 @@ use std::collections::HashMap;
 use contract::{BehaviourOverrides, Entity, HealthEvent, ProcessingStrategy, json, keys};
 use diagnosis::subject::canonical_value;
 use jiff::{SignedDuration, Timestamp};
+use model::event::{Record, content_fingerprint, counts, lacks_own_time};
+use model::fault::may_be_before;
+use model::position::Position;
+use model::reporter::Authority;
 
 use super::annotate;
-use crate::event::{Record, content_fingerprint, counts, lacks_own_time};
-use crate::fault::may_be_before;
-use crate::position::Position;
-use crate::reporter::Authority;
 
 /// Most memory for reports that passed (bytes): some 30,000 faults of usual size. Beyond it further
 /// faults pass and are not remembered, until windows have ended.
@@ -177,7 +177,7 @@ impl Deduplicator {
     }
 
     /// Judges the event at `index` of a batch, and takes it out of the reactions where it
-    /// repeats another. The event is [normalised](crate::event::normalise), and counts as
+    /// repeats another. The event is [normalised](model::event::normalise), and counts as
     /// accepted at `accepted`.
     pub fn judge(
         &mut self,

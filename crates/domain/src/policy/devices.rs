@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::device::{Dimension, TaintEffect};
+use model::device::{Dimension, TaintEffect};
 
 /// The effects of device taints by what they are about, for faults that a rule set asks to act on.
 /// Other faults only inform.

@@ -3,6 +3,7 @@
 
 use contract::findings::{FileError, Findings, start_of};
 use contract::names;
+use model::node::Taint;
 use serde::Deserialize;
 use toml::Spanned;
 
@@ -11,7 +12,6 @@ use super::{
     CompileError, MAX_COST, NamedPolicy, Policy, Route, RouteDrain, Rule, RuleKind, RuleSet,
     Uncordon,
 };
-use crate::node::Taint;
 
 mod brake;
 mod devices;

@@ -6,13 +6,13 @@ use std::sync::Arc;
 use contract::findings::{FileError, Findings};
 use contract::{Entity, HealthEvent, RecommendedAction, names};
 use jiff::SignedDuration;
+use model::attempt::{DIAGNOSTICS_GROUP, REMEMBERED_HOURS, ResourceKind};
 use serde::Deserialize;
 use serde_json::Value;
 use toml::Spanned;
 
 use super::template::{Template, Variables};
 use super::validation::{self, ValidationConfig};
-use crate::attempt::{DIAGNOSTICS_GROUP, REMEMBERED_HOURS, ResourceKind};
 
 /// Largest configuration, in bytes: what a `ConfigMap` can hold.
 pub const MAX_CONFIG_BYTES: usize = 1024 * 1024;

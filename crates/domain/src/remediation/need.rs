@@ -4,11 +4,11 @@ use std::collections::BTreeSet;
 
 use contract::{HealthEvent, RecommendedAction, effective_action_name};
 use jiff::{SignedDuration, Timestamp};
+use model::attempt::VALIDATION_GROUP;
+use model::attempt::{Attempt, Outcome, RemediationMark};
 
 use super::stand::Wait;
 use super::{Action, Case, RemediationConfig, TRIES, later};
-use crate::attempt::VALIDATION_GROUP;
-use crate::attempt::{Attempt, Outcome, RemediationMark};
 
 /// First and longest wait between two attempts of one group that failed and may pass.
 const RETRY: (SignedDuration, SignedDuration) =

@@ -3,12 +3,12 @@
 use std::collections::BTreeSet;
 
 use jiff::Timestamp;
+use model::attempt::{Attempt, RemediationMark};
+use model::attempt::{DIAGNOSTICS_GROUP, VALIDATION_GROUP};
 
 use super::need::{Asks, Need};
 use super::stand::{Hold, Stand, Wait};
 use super::{Case, RemediationConfig, later};
-use crate::attempt::{Attempt, RemediationMark};
-use crate::attempt::{DIAGNOSTICS_GROUP, VALIDATION_GROUP};
 
 /// Most numbers of names that are looked at to find the next one.
 const MOST_NAMES: usize = 1000;

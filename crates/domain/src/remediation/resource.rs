@@ -8,7 +8,7 @@
 use contract::keys;
 use serde_json::Value;
 
-use crate::attempt::{Outcome, ResourceKind};
+use model::attempt::{Outcome, ResourceKind};
 
 /// Longest text of a status that is taken over, in characters.
 const MAX_TEXT: usize = 300;

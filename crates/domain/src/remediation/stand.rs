@@ -5,7 +5,7 @@
 
 use jiff::{SignedDuration, Timestamp};
 
-use crate::time::later;
+use model::time::later;
 
 /// How the repair of a node stands.
 #[derive(Clone, Debug, PartialEq, Eq)]

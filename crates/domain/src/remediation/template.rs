@@ -14,7 +14,7 @@ use gotmpl::parse::{BranchNode, CommandNode, Expr, ListNode, Node, PipeNode, Pos
 use gotmpl::{Template as GoTemplate, TemplateError as GoError, Value};
 use serde_json::Value as Json;
 
-use crate::node::Taint;
+use model::node::Taint;
 
 use fields::Type;
 

@@ -4,10 +4,10 @@ use std::ops::ControlFlow;
 
 use contract::effective_action_name;
 use jiff::{SignedDuration, Timestamp};
+use model::attempt::{Attempt, AttemptEnd, DIAGNOSTICS_GROUP, Outcome, RemediationMark};
 
 use super::stand::{Stand, Wait};
 use super::{Case, OpenFault, Seen, later};
-use crate::attempt::{Attempt, AttemptEnd, DIAGNOSTICS_GROUP, Outcome, RemediationMark};
 
 /// Time for which a custom resource cannot be made before a person is asked.
 pub(super) const MADE_WITHIN: SignedDuration = SignedDuration::from_secs(60);

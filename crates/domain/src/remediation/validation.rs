@@ -12,11 +12,11 @@ use jiff::{SignedDuration, Timestamp};
 use serde::Deserialize;
 use toml::Spanned;
 
-use crate::attempt::VALIDATION_GROUP;
-use crate::fault::Fault;
-use crate::node::NodeView;
-use crate::reporter::{Authority, OWN_AGENT, Reporter, is_own_word};
-use crate::selector::LabelSelector;
+use model::attempt::VALIDATION_GROUP;
+use model::fault::Fault;
+use model::node::NodeView;
+use model::reporter::{Authority, OWN_AGENT, Reporter, is_own_word};
+use model::selector::LabelSelector;
 
 /// The code of a validation that has failed.
 pub(crate) const FAILED: &str = "VALIDATION_FAILED";

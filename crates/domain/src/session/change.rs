@@ -4,17 +4,17 @@ use std::collections::BTreeMap;
 
 use contract::{HealthEvent, json, keys};
 use jiff::Timestamp;
+use model::attempt::RemediationMark;
+use model::event::floor_char_boundary;
+use model::node::{LABEL_VALUE_BYTES, NodeChange, NodeView, Taint, label_value};
+use model::ownership::{
+    AppliedTaint, ByHand, CORDON_TIME, DrainMark, Ownership, SessionAnnotation, SessionMark,
+    state_label,
+};
 use serde_json::Value;
 
 use super::{Marks, Session};
 use crate::assess::{CountedEvent, Desired, DrainProgress};
-use crate::attempt::RemediationMark;
-use crate::event::floor_char_boundary;
-use crate::node::{LABEL_VALUE_BYTES, NodeChange, NodeView, Taint, label_value};
-use crate::ownership::{
-    AppliedTaint, ByHand, CORDON_TIME, DrainMark, Ownership, SessionAnnotation, SessionMark,
-    state_label,
-};
 use crate::remediation::validation::Validation;
 
 /// Longest message that an event keeps in the node annotation, in bytes.

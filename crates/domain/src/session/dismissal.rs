@@ -2,11 +2,11 @@
 
 use contract::keys;
 use jiff::{SignedDuration, Timestamp};
+use model::future::FutureTimes;
+use model::ownership::{Ownership, released_at};
 
 use super::Observed;
 use crate::assess::{CountedEvent, Desired, Dismissal, DismissedBy};
-use crate::future::FutureTimes;
-use crate::ownership::{Ownership, ReleaseRequest, released_at};
 
 /// Returns the faults of a node that do not count: those that a person has dismissed by giving the
 /// node back, or by dropping what the brake had held back at `dropped_at`. The latter are
@@ -39,46 +39,27 @@ pub fn dismissal(
     }
 }
 
-// === impl Ownership ===
-
-impl Ownership {
-    /// Returns when the newest report of the faults that the node lists was accepted. These are
-    /// the faults that a person who ends the session has seen and dismissed.
-    pub(super) fn newest_listed(&self, desired: &Desired) -> Option<Timestamp> {
-        desired
-            .events
-            .iter()
-            .filter(|counted| self.events.iter().any(|event| event.id == counted.event.id))
-            .map(|counted| counted.accepted_at)
-            .max()
-    }
-
-    /// Returns the last moment up to `now` before a fault was reported that the node does not list yet,
-    /// and that a person who ends the session cannot have seen.
-    pub(super) fn before_unlisted(&self, desired: &Desired, now: Timestamp) -> Timestamp {
-        let listed = |id: &str| self.events.iter().any(|event| event.id == id);
-        let unlisted = desired.events.iter().filter(|one| !listed(&one.event.id));
-        let before = |one: &CountedEvent| {
-            let before = one.accepted_at.checked_sub(SignedDuration::from_micros(1));
-            before.unwrap_or(Timestamp::MIN)
-        };
-        unlisted.map(before).fold(now, Timestamp::min)
-    }
+/// Returns when the newest report of the faults that the node lists was accepted. These are
+/// the faults that a person who ends the session has seen and dismissed.
+pub(super) fn newest_listed(own: &Ownership, desired: &Desired) -> Option<Timestamp> {
+    desired
+        .events
+        .iter()
+        .filter(|counted| own.events.iter().any(|event| event.id == counted.event.id))
+        .map(|counted| counted.accepted_at)
+        .max()
 }
 
-// === impl ReleaseRequest ===
-
-impl ReleaseRequest {
-    /// Returns up to when the reports of faults are dismissed: as far as the person can have seen
-    /// them. Where their clock is ahead of ours, later ones count.
-    pub(super) fn dismisses_until(
-        &self,
-        newest_listed: Option<Timestamp>,
-        now: Timestamp,
-    ) -> Timestamp {
-        let asked = self.at.map_or(now, |at| at.min(now));
-        newest_listed.map_or(asked, |newest| newest.max(asked))
-    }
+/// Returns the last moment up to `now` before a fault was reported that the node does not list yet,
+/// and that a person who ends the session cannot have seen.
+pub(super) fn before_unlisted(own: &Ownership, desired: &Desired, now: Timestamp) -> Timestamp {
+    let listed = |id: &str| own.events.iter().any(|event| event.id == id);
+    let unlisted = desired.events.iter().filter(|one| !listed(&one.event.id));
+    let before = |one: &CountedEvent| {
+        let before = one.accepted_at.checked_sub(SignedDuration::from_micros(1));
+        before.unwrap_or(Timestamp::MIN)
+    };
+    unlisted.map(before).fold(now, Timestamp::min)
 }
 
 #[cfg(test)]
@@ -87,8 +68,8 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::node::NodeView;
-    use crate::ownership::{SessionAnnotation, SessionMark};
+    use model::node::NodeView;
+    use model::ownership::{SessionAnnotation, SessionMark};
 
     fn at(second: i64) -> Timestamp {
         Timestamp::from_second(second).unwrap()

@@ -4,11 +4,11 @@
 //! it ends it; where that one is gone for good, a person does, with the commands named here.
 
 use jiff::Timestamp;
+use model::node::{NodeChange, NodeView};
+use model::ownership::{Maker, Ownership};
 
 use super::Marks;
 use super::change::Draft;
-use crate::node::{NodeChange, NodeView};
-use crate::ownership::{Maker, Ownership};
 
 /// Said where the node is the one that this process runs on.
 pub const ON_OUR_NODE: &str =

@@ -5,19 +5,20 @@ use std::collections::BTreeSet;
 
 use contract::keys;
 use jiff::Timestamp;
+use model::future::is_future;
+use model::journal::EntryKind;
+use model::node::{NodeChange, NodeView};
+use model::ownership::{ByHand, Ownership, ReleaseRequest};
 use serde_json::json;
 
 use super::change::Draft;
+use super::dismissal::{before_unlisted, newest_listed};
 use super::uncordon::Gone;
 use super::{
     DEADLINE, Effect, Intent, Marks, Note, Observed, Patch, Phase, Session, Step, change, returns,
 };
 use crate::assess::Desired;
 use crate::brake::Hold;
-use crate::future::is_future;
-use crate::journal::EntryKind;
-use crate::node::{NodeChange, NodeView};
-use crate::ownership::{ByHand, CORDONED_BEFORE, Ownership, ReleaseRequest};
 
 /// Returns the session after the next step, and what is to be done.
 ///
@@ -114,11 +115,11 @@ fn ended_by_hand(
     gone: &Gone,
     now: Timestamp,
 ) -> Option<EndByHand> {
-    let newest = own.newest_listed(desired);
+    let newest = newest_listed(own, desired);
     // Where we have seen the node out of service, it was done just now: what was reported before
     // and is told later (a count, an outbox) is dismissed with it. Else nobody knows when, and
     // what has come since may be new.
-    let newest = newest.max(session.watched.then(|| own.before_unlisted(desired, now)));
+    let newest = newest.max(session.watched.then(|| before_unlisted(own, desired, now)));
     if let Some(request) = ReleaseRequest::read(node) {
         let dismissed_up_to = request.dismisses_until(newest, now);
         let ReleaseRequest { by, reason, at } = request;
@@ -280,19 +281,6 @@ impl Step {
         {
             session.not_before = None;
             self.effects.push(Effect::Patch(Patch { intent, change }));
-        }
-    }
-}
-
-// === impl Ownership ===
-
-impl Ownership {
-    /// Returns why the session ends, with the news that the node stays cordoned where it does.
-    fn with_cordon_before(&self, node: &NodeView, why: &str) -> String {
-        if self.keeps_cordon(node) {
-            format!("{why}; {CORDONED_BEFORE}")
-        } else {
-            why.to_owned()
         }
     }
 }

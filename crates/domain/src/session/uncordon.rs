@@ -16,26 +16,18 @@
 
 use std::collections::BTreeSet;
 
-use contract::keys;
 use jiff::{SignedDuration, Timestamp};
+use model::node::{NodeView, Taint};
+use model::ownership::{ByHand, Ownership, Undone};
 
 use super::{Observed, Phase, Session};
 use crate::assess::Desired;
-use crate::node::{NodeView, Taint};
-use crate::ownership::{ByHand, Machines, Ownership, Undone};
 
-/// Time after a boot in which an uncordon is a machine's: a driver is loaded by then, and the node
-/// uncordoned that it was loaded on.
-pub const AFTER_BOOT: SignedDuration = SignedDuration::from_mins(10);
 /// Most uncordons that are undone within [`UNDONE_WITHIN`]. A driver that is loaded uncordons its node once or
 /// twice, and an hour may have two boots; whatever does it more often would go on for ever.
 pub const MOST_UNDONE: usize = 5;
 /// Time within which they count.
 pub const UNDONE_WITHIN: SignedDuration = SignedDuration::from_hours(1);
-
-/// Time after the upgrade of a driver in which an uncordon is a machine's still: the node is uncordoned just before
-/// its label says that the upgrade is over, and both may be seen at once.
-pub const AFTER_UPGRADE: SignedDuration = SignedDuration::from_mins(1);
 
 /// What is to be said of what is gone, and done about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,55 +40,6 @@ pub(super) enum Gone {
     PutBack(Option<String>),
     /// It stays away until then; with what is to be told, if that is news.
     Left(Timestamp, Option<String>),
-}
-
-// === impl Machines ===
-
-impl Machines {
-    fn take_in(&mut self, node: &NodeView, now: Timestamp) {
-        let boot = &node.machine.boot_id;
-        if !boot.is_empty() && self.boot != *boot {
-            if !self.boot.is_empty() {
-                self.booted = Some(now);
-            }
-            self.boot.clone_from(boot);
-        }
-        let upgrading = upgrade_of(node).is_some();
-        if self.upgrading && !upgrading {
-            self.upgraded = Some(now);
-        }
-        self.upgrading = upgrading;
-    }
-
-    /// Takes in that the clock was put back to `now`.
-    pub(super) fn clock_put_back(&mut self, now: Timestamp) {
-        for at in [&mut self.booted, &mut self.upgraded] {
-            *at = at.map(|at| at.min(now));
-        }
-    }
-
-    /// Returns which time of machines it is on `node`, for people; `None`: none.
-    pub(crate) fn at_work(&self, node: &NodeView, now: Timestamp) -> Option<String> {
-        let within =
-            |at: Option<Timestamp>, time| at.is_some_and(|at| now.duration_since(at) < time);
-        if within(self.booted, AFTER_BOOT) {
-            return Some(" within ten minutes of its boot".to_owned());
-        }
-        if let Some(state) = upgrade_of(node) {
-            let label = keys::DRIVER_UPGRADE_STATE;
-            return Some(format!(
-                " while its GPU driver is upgraded ({label}={state})"
-            ));
-        }
-        let upgraded = within(self.upgraded, AFTER_UPGRADE);
-        upgraded.then(|| " at the end of an upgrade of its GPU driver".to_owned())
-    }
-}
-
-/// Returns how far an upgrade of the driver is that is under way.
-fn upgrade_of(node: &NodeView) -> Option<&str> {
-    let state = node.labels.get(keys::DRIVER_UPGRADE_STATE)?.as_str();
-    (!keys::DRIVER_UPGRADE_ENDED.contains(&state)).then_some(state)
 }
 
 // === impl Session ===
@@ -240,37 +183,5 @@ fn what_is_gone(by_hand: ByHand) -> &'static str {
     match by_hand {
         ByHand::Untainted => "something removed a quarantine taint",
         ByHand::Uncordoned | ByHand::Released => "something uncordoned the node",
-    }
-}
-
-// === impl Ownership ===
-
-/// The name of a cordon among what a session does.
-const CORDON: &str = "cordon";
-
-impl Ownership {
-    /// Returns what the session did to `node` that others can undo, each with whether it is there.
-    fn deeds<'a>(&'a self, node: &'a NodeView) -> impl Iterator<Item = (String, bool)> + 'a {
-        let cordon = (self.cordoned).then(|| (CORDON.to_owned(), node.unschedulable));
-        let taints = self.taints.iter().filter(|applied| !applied.pre_existing);
-        cordon.into_iter().chain(
-            taints.map(|applied| (applied.taint.to_string(), node.has_taint(&applied.taint))),
-        )
-    }
-
-    /// Returns whether anything is not on `node` of what the session did to it.
-    pub(crate) fn lacks_a_deed(&self, node: &NodeView) -> bool {
-        self.deeds(node).any(|(_, there)| !there)
-    }
-
-    /// Returns what others took back of what the session had done. Our own changes remove the annotations in the
-    /// same patch, so they never look like this; and what was never there cannot have been taken back.
-    pub(crate) fn undone_by_hand(&self, node: &NodeView) -> Option<ByHand> {
-        let gone = self.deeds(node).filter(|(_, there)| !there);
-        let mut gone = gone.filter(|(deed, _)| !self.mark.missing.contains(deed));
-        gone.next().map(|(deed, _)| match deed.as_str() {
-            CORDON => ByHand::Uncordoned,
-            _ => ByHand::Untainted,
-        })
     }
 }

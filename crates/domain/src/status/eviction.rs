@@ -3,10 +3,10 @@
 
 use std::fmt;
 
+use model::event::floor_char_boundary;
 use serde::{Deserialize, Serialize};
 
 use super::NodeQuarantined;
-use crate::event::floor_char_boundary;
 
 /// Longest message, in bytes.
 const MESSAGE_BYTES: usize = 1024;

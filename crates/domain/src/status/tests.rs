@@ -1,13 +1,13 @@
 //! Reports over whole sessions: what is to be written is written into a record of what was said.
 
 use contract::HealthEvent;
+use model::event::Record;
+use model::fault::FaultBook;
+use model::node::NodeView;
 
 use super::*;
-use crate::event::Record;
-use crate::fault::FaultBook;
 use crate::fleet::FleetInput;
 use crate::fleet::world::{Fate, Restart, World, event};
-use crate::node::NodeView;
 use crate::policy::Policy;
 
 mod drained;
@@ -347,7 +347,7 @@ fn book(events: impl Iterator<Item = HealthEvent>) -> FaultBook {
     let mut book = FaultBook::default();
     for (seq, mut event) in (1_u64..).zip(events) {
         let created_at = Timestamp::UNIX_EPOCH;
-        crate::event::normalise(&mut event, created_at);
+        model::event::normalise(&mut event, created_at);
         book.record(&Record {
             seq: seq.into(),
             id: event.id.clone(),

@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
+use model::node::NodeView;
 use serde_json::Value;
 
 use super::Request;
-use crate::node::NodeView;
 
 /// What is known around a request.
 pub struct Around<'a> {

@@ -6,11 +6,11 @@ use std::collections::BTreeMap;
 use contract::findings;
 use contract::names::{self, WrongName};
 use jiff::SignedDuration;
+use model::node::Taint;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::around::Readiness;
-use crate::node::Taint;
 use crate::policy::Criterion;
 use crate::remediation::template::{Template, ValidationVariables};
 

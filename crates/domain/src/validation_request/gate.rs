@@ -3,11 +3,11 @@
 
 use contract::keys;
 use jiff::Timestamp;
+use model::node::{NodeChange, NodeView};
+use model::ownership::{CORDON_TIME, Ownership};
 use serde::{Deserialize, Serialize};
 
 use super::config::Gate;
-use crate::node::{NodeChange, NodeView};
-use crate::ownership::{CORDON_TIME, Ownership};
 
 /// The request whose tests run on the node.
 const ACTIVE: &str = "nvsentinel.nvidia.com/active-validation-request";

@@ -1,6 +1,7 @@
 //! What is done next for one request.
 
 use jiff::{SignedDuration, Timestamp};
+use model::node::{NodeChange, NodeView};
 use serde_json::{Value, json};
 
 use super::around::{Around, NodeState, ObjectState, Readiness};
@@ -9,7 +10,6 @@ use super::gate::Held;
 use super::groups;
 use super::status::{Attempt, Phase, Skipped, Status, TestGroup};
 use super::{FINALIZER, GROUP, KIND, Request, VERSION};
-use crate::node::{NodeChange, NodeView};
 
 /// Why an attempt has failed, as NVSentinel names it.
 const TEST_FAILED: &str = "TestFailed";

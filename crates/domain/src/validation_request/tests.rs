@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::{SignedDuration, Timestamp};
+use model::node::{NodeChange, NodeView};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::node::{NodeChange, NodeView};
 
 mod refusals;
 mod together;

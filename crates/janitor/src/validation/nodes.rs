@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use cluster::{ServiceEvent, ServiceWatches};
 use domain::maintenance::is_older;
-use domain::node::NodeView;
 use domain::validation_request::{NodeState, Readiness, ValidationConfiguration};
 use jiff::{SignedDuration, Timestamp};
+use model::node::NodeView;
 use runtime::logging::chain;
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;

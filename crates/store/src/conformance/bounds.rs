@@ -4,8 +4,8 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use contract::HealthEvent;
-use domain::journal::{Entry, EntryKind};
 use jiff::Timestamp;
+use model::journal::{Entry, EntryKind};
 use tokio::task::JoinSet;
 
 use super::{Store, all, event, numbers, positions, read_feed, status, time};

@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
-use domain::event::Record;
-use domain::journal::{Entry, EntryKind};
 use jiff::{SignedDuration, Timestamp};
+use model::event::Record;
+use model::journal::{Entry, EntryKind};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use contract::{BehaviourOverrides, Entity, HealthEvent, json};
-use domain::event::{Record, normalise};
 use jiff::Timestamp;
+use model::event::{Record, normalise};
 
 use super::{
     Store, all, event, event_without_time, grow, numbers, positions, read_feed, report, status,

@@ -1,7 +1,7 @@
 //! Events on their way into the table: each once.
 
 use contract::json;
-use domain::event::{content_fingerprint, lacks_own_time};
+use model::event::{content_fingerprint, lacks_own_time};
 use rusqlite::{Connection, OptionalExtension, named_params};
 use sha2::{Digest, Sha256};
 
@@ -190,8 +190,8 @@ impl EventRow {
 #[cfg(test)]
 mod tests {
     use contract::{BehaviourOverrides, Entity, HealthEvent};
-    use domain::event::normalise;
     use jiff::Timestamp;
+    use model::event::normalise;
     use proptest::prelude::*;
 
     use super::*;

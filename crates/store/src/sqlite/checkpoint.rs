@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use domain::position::Position;
 use jiff::Timestamp;
+use model::position::Position;
 use rusqlite::{Connection, OptionalExtension};
 
 use super::position;

@@ -10,8 +10,8 @@ use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-use domain::position::Position;
 use jiff::Timestamp;
+use model::position::Position;
 use rusqlite::{Connection, ErrorCode};
 use tokio::sync::watch;
 

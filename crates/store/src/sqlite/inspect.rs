@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use domain::position::Position;
 use jiff::Timestamp;
+use model::position::Position;
 use rusqlite::Connection;
 use serde::Serialize;
 

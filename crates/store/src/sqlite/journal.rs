@@ -1,7 +1,7 @@
 //! The journal: what was decided and done, beside the events.
 
-use domain::journal::Entry;
 use jiff::Timestamp;
+use model::journal::Entry;
 use rusqlite::Connection;
 use serde_json::Value;
 
@@ -104,7 +104,7 @@ impl EntryRow {
 
 #[cfg(test)]
 mod tests {
-    use domain::journal::EntryKind;
+    use model::journal::EntryKind;
 
     use super::super::schema;
     use super::*;

@@ -1,8 +1,8 @@
 //! Events on their way out of the table.
 
-use domain::event::Record;
-use domain::position::Position;
 use jiff::Timestamp;
+use model::event::Record;
+use model::position::Position;
 use rusqlite::types::Value;
 use rusqlite::{Connection, OptionalExtension, Params, Row, params_from_iter};
 

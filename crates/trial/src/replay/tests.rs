@@ -1,5 +1,5 @@
 use contract::{HealthEvent, keys};
-use domain::event::normalise;
+use model::event::normalise;
 use serde_json::json;
 
 use super::*;

@@ -3,18 +3,18 @@
 use std::collections::BTreeSet;
 
 use contract::{RecommendedAction, keys};
-use domain::attempt::{Attempt, Outcome, VALIDATION_GROUP};
 use domain::drain::{Drain, DrainConfig, Fate, fate};
-use domain::event::Record;
-use domain::fault::{Fault, FaultBook};
 use domain::fleet::{Fleet, Planned, PlannedRemoval, PlannedResource};
-use domain::node::NodeView;
-use domain::ownership::{Ownership, released_at};
 use domain::remediation::validation::Validation;
 use domain::session::Intent;
-use domain::session::uncordon::AFTER_BOOT;
 use domain::veto::Veto;
 use jiff::{SignedDuration, Timestamp};
+use model::attempt::{Attempt, Outcome, VALIDATION_GROUP};
+use model::event::Record;
+use model::fault::{Fault, FaultBook};
+use model::node::NodeView;
+use model::ownership::AFTER_BOOT;
+use model::ownership::{Ownership, released_at};
 
 use super::happening::Symptom;
 use super::node::{FOREIGN, SimNode, name};

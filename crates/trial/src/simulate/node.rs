@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use domain::drain::PodView;
-use domain::node::{NodeChange, NodeView, Taint};
-use domain::ownership::SESSION_ANNOTATIONS;
 use jiff::Timestamp;
+use model::node::{NodeChange, NodeView, Taint};
+use model::ownership::SESSION_ANNOTATIONS;
 use serde_json::json;
 
 /// Beginning of the names of others' taints and labels.

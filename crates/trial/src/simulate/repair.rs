@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 
 use contract::keys;
-use domain::attempt::{Attempt, RemediationMark, ResourceKind};
 use domain::fleet::{CreateAnswer, PlannedResource, ResourceNews};
-use domain::node::NodeView;
-use domain::ownership::Ownership;
 use domain::remediation::ResourceState;
+use model::attempt::{Attempt, RemediationMark, ResourceKind};
+use model::node::NodeView;
+use model::ownership::Ownership;
 use serde_json::{Value, json};
 
 use super::happening::Work;

@@ -5,23 +5,23 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use contract::{Entity, HealthEvent, keys};
-use domain::attempt::Attempt;
 use domain::brake::NodeLabel;
 use domain::brake::pause::Pause;
 use domain::drain::DrainConfig;
-use domain::event::{Record, normalise};
 use domain::fleet::{
     CreateAnswer, Effect, Fleet, FleetInput, InStore, Kept, Owns, PatchAnswer, Planned,
     PlannedRemoval, PlannedResource, PodNews, RemovalAnswer, Settings, Switched,
 };
-use domain::mode::Mode;
-use domain::node::{NodeChange, Taint};
-use domain::ownership::Ownership;
 use domain::policy::Policy;
-use domain::position::Position;
 use domain::remediation::RemediationConfig;
 use domain::session::{Intent, Session};
 use jiff::{SignedDuration, Timestamp};
+use model::attempt::Attempt;
+use model::event::{Record, normalise};
+use model::mode::Mode;
+use model::node::{NodeChange, Taint};
+use model::ownership::Ownership;
+use model::position::Position;
 use serde_json::json;
 
 use super::happening::{Fate, Hand, Machine, Memory, NODES, Symptom};

@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use contract::keys;
 use domain::assess::{Dismissal, DismissedBy, FaultRuling, Ruling, assess, is_notice};
-use domain::fault::Fault;
 use domain::fleet::Situation;
-use domain::node::NodeView;
 use domain::policy::{
     ALL_STAGES, EventVariable, NodeVariable, Policy, Rule, RuleKind, RuleSet, RuleSetAnswer,
     event_variable,
 };
 use domain::session::{Observed, dismissal};
+use model::fault::Fault;
+use model::node::NodeView;
 use serde_json::Value;
 
 use super::check::{Check, RULES, passes, stops};

@@ -3,13 +3,13 @@ use std::sync::Arc;
 
 use contract::{HealthEvent, keys};
 use domain::brake::Hold;
-use domain::device::NodeDevices;
-use domain::event::{Record, normalise};
-use domain::fault::{Fault, FaultBook};
-use domain::node::NodeView;
 use domain::policy::Policy;
 use domain::session::{Failure, Session};
 use jiff::Timestamp;
+use model::device::NodeDevices;
+use model::event::{Record, normalise};
+use model::fault::{Fault, FaultBook};
+use model::node::NodeView;
 use serde_json::{Value, json};
 
 use super::*;

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use cluster::Signal;
-use domain::listing::Listing;
+use model::listing::Listing;
 use preflight::config::Config;
 use preflight::gang::{Gang, SizeFrom};
 use preflight::inject::{checks_of, is_through};

@@ -3,7 +3,7 @@
 use contract::node::{FaultEntity, ListFaultsResponse, OpenFault};
 use contract::{Entity, RecommendedAction};
 use diagnosis::decode::KernelLogDecoder;
-use domain::event::Record;
+use model::event::Record;
 
 use super::*;
 use crate::gpu::starts::{AGAIN, LOOKS};

@@ -1,7 +1,7 @@
 //! "GPU has fallen off the bus" and XID 79: one fault, whichever comes first, from the log to
 //! the fault book.
 
-use domain::fault::{Fault, FaultBook};
+use model::fault::{Fault, FaultBook};
 
 use super::*;
 
@@ -12,7 +12,7 @@ const OTHER_FALL: &str = "NVRM: GPU 0000:b4:00.0: GPU has fallen off the bus.";
 fn open_after(events: &[HealthEvent]) -> Vec<String> {
     let mut book = FaultBook::default();
     for (seq, event) in (1_u64..).zip(events) {
-        book.record(&domain::event::Record {
+        book.record(&model::event::Record {
             seq: seq.into(),
             id: event.id.clone(),
             created_at: Timestamp::UNIX_EPOCH,

@@ -272,6 +272,6 @@ mod tests {
         assert_eq!(fault.check_name, recovery.check_name);
         assert_eq!(fault.error_code, recovery.error_code);
         assert_eq!(fault.entities_impacted, recovery.entities_impacted);
-        assert!(domain::event::validate(&recovery).is_ok());
+        assert!(model::event::validate(&recovery).is_ok());
     }
 }

@@ -187,7 +187,7 @@ impl Events {
                     MMU Fault: ENGINE GRAPHICS GPCCLIENT_T1_3 faulted @ 0x7f2c_41bd4000";
         let mut template = event_of_line(line, "gpuwarden-bench", Timestamp::now())
             .context("the line is not understood by our own decoder")?;
-        domain::event::normalise(&mut template, Timestamp::now());
+        model::event::normalise(&mut template, Timestamp::now());
         Ok(Self {
             template,
             made: AtomicU64::new(0),
@@ -218,7 +218,7 @@ mod tests {
         let events = Events::new().unwrap();
         let mut ids = BTreeSet::new();
         for new in [events.make(1), events.make(BATCH)].concat() {
-            assert!(domain::event::validate(&new.event).is_ok());
+            assert!(model::event::validate(&new.event).is_ok());
             ids.insert(new.event.id);
         }
         assert_eq!(ids.len(), BATCH + 1);

@@ -4,15 +4,15 @@
 use cluster::{Cluster, ConnectOptions, ServerInfo};
 use contract::keys;
 use controller::policy::PolicySource;
-use domain::attempt::ResourceKind;
 use domain::brake::pause::Pause;
 use domain::brake::switch::{BreakerState, Switch};
 use domain::brake::{MOST_ALONE, NodeLabel};
-use domain::node::NodeView;
 use domain::policy::{MAX_POLICY_BYTES, Policy};
 use domain::remediation::RemediationConfig;
-use domain::shell;
 use jiff::{SignedDuration, Timestamp};
+use model::attempt::ResourceKind;
+use model::node::NodeView;
+use model::shell;
 use runtime::text_file;
 
 use super::needs::{self, Need};

@@ -7,8 +7,8 @@ use std::path::Path;
 
 use controller::policy::PolicySource;
 use diagnosis::catalog::{Catalog, GPU_LIMITS};
-use domain::shell;
 use host::kernel_log::{OpenError, Spec};
+use model::shell;
 use runtime::descriptors;
 use store::StoreError;
 use store::sqlite::inspect;

@@ -5,11 +5,11 @@ use std::borrow::Cow;
 use cluster::Access;
 use contract::keys;
 use controller::policy::PolicySource;
-use domain::attempt::ResourceKind;
 use domain::janitor::{Action, JanitorConfig, ProviderPlace};
 use domain::maintenance::Maintenance;
-use domain::shell;
 use domain::validation_request::{self, ValidationConfiguration};
+use model::attempt::ResourceKind;
+use model::shell;
 
 use super::Installation;
 use crate::settings::{Mode, Transport};

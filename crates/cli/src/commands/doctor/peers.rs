@@ -5,8 +5,8 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
-use domain::shell;
 use jiff::Timestamp;
+use model::shell;
 use runtime::tls::{
     CertificateFiles, ClientCertificates, ClientTls, ServerTls, TlsError, Validity,
 };

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use console::api::{Role, StatusView};
 use contract::HealthEvents;
-use domain::shell;
+use model::shell;
 
 use super::{Finding, Installation, asker, causes};
 use crate::args::{ServerArgs, TargetArgs};

@@ -13,8 +13,8 @@ use std::sync::Arc;
 use anyhow::{Context as _, bail};
 use contract::{HealthEvent, json};
 use diagnosis::catalog::Catalog;
-use domain::event::{normalise, validate};
 use jiff::Timestamp;
+use model::event::{normalise, validate};
 use serde_json::Value;
 
 use self::log::Log;

@@ -3,7 +3,7 @@
 
 use std::{fs, io};
 
-use domain::reporter::Authority;
+use model::reporter::Authority;
 
 use super::{Log, WaitingRecord};
 use crate::outbox::segment::HEAD;

@@ -22,8 +22,8 @@ fn event(name: &str) -> NewEvent {
         message: name.into(),
         ..HealthEvent::default()
     };
-    domain::reporter::Reporter::Monitor.note_in(&mut event);
-    domain::event::normalise(&mut event, received_at);
+    model::reporter::Reporter::Monitor.note_in(&mut event);
+    model::event::normalise(&mut event, received_at);
     NewEvent { event, received_at }
 }
 

@@ -1,6 +1,6 @@
 use contract::HealthEvent;
-use domain::event::{Record, normalise};
-use domain::fault::FaultBook;
+use model::event::{Record, normalise};
+use model::fault::FaultBook;
 use runtime::metrics::Metrics;
 use serde_json::json;
 

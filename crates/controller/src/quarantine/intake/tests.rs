@@ -3,11 +3,11 @@ use std::sync::Arc;
 
 use contract::HealthEvent;
 use domain::brake::NodeLabel;
-use domain::event::normalise;
 use domain::fleet::Fleet;
-use domain::mode::Mode;
 use domain::session::{Failure, Phase};
 use jiff::Timestamp;
+use model::event::normalise;
+use model::mode::Mode;
 use runtime::metrics::Metrics;
 use runtime::sources::Sources;
 use store::sqlite::SqliteStore;

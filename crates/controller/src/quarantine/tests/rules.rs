@@ -1,9 +1,9 @@
 //! The answers to changes of rules that taint devices.
 
 use cluster::ApiError;
-use domain::device::{DeviceId, DeviceTaint, RuleChange, RuleSpec, TaintEffect};
 use domain::fleet::PlannedRule;
-use domain::ownership::Maker;
+use model::device::{DeviceId, DeviceTaint, RuleChange, RuleSpec, TaintEffect};
+use model::ownership::Maker;
 
 use super::*;
 use crate::quarantine::devices::Changed;

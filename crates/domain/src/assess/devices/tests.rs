@@ -1,13 +1,13 @@
 use contract::{BehaviourOverrides, Entity, HealthEvent};
+use model::device::{Inventory, SliceDevice};
+use model::event::{Record, normalise};
+use model::fault::FaultBook;
+use model::reporter::Reporter;
 
 use super::*;
 use crate::assess::{Desired, assess};
-use crate::device::{Inventory, SliceDevice};
-use crate::event::{Record, normalise};
-use crate::fault::FaultBook;
 use crate::fleet::world::slice;
 use crate::policy::Policy;
-use crate::reporter::Reporter;
 
 /// One GPU is tainted, two take the node out.
 const ONE: &str = r#"

@@ -4,13 +4,13 @@
 use std::sync::LazyLock;
 
 use contract::{BehaviourOverrides, HealthEvent};
+use model::node::{NodeChange, NodeView};
+use model::ownership::Ownership;
 use proptest::prelude::*;
 
 use super::*;
 use crate::fleet::world::{Restart, World, event, settings};
 use crate::fleet::{FleetInput, PatchAnswer, Planned, Settings, Switched};
-use crate::node::{NodeChange, NodeView};
-use crate::ownership::Ownership;
 use crate::policy::Policy;
 use crate::session::{Intent, Phase};
 

@@ -9,16 +9,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
 use jiff::Timestamp;
+use model::device::{DeviceId, DeviceTaint, NodeDevices, Rule, RuleChange, RuleSpec, TaintEffect};
+use model::journal::EntryKind;
+use model::ownership::Maker;
 use serde_json::json;
 
 use super::wanted::Retry;
 use super::{Asks, Facts, Stage};
 use crate::assess::Desired;
-use crate::device::{DeviceId, DeviceTaint, NodeDevices, Rule, RuleChange, RuleSpec, TaintEffect};
 use crate::fleet::state::FleetState;
 use crate::fleet::{Effect, Level, Mode, PlannedRule};
-use crate::journal::EntryKind;
-use crate::ownership::Maker;
 use crate::session::{DEADLINE, Failure, Note};
 use crate::view::DeviceView;
 

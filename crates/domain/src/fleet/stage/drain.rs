@@ -9,11 +9,14 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
+use model::device::{DeviceTaint, TaintEffect};
+use model::journal::EntryKind;
+use model::node::HANDED_OVER;
+use model::ownership::{DrainMark, Ownership};
 
 use super::remediation::NOT_OUT;
 use super::{Asks, Facts, Stage};
 use crate::assess::{Desired, DrainProgress};
-use crate::device::{DeviceTaint, TaintEffect};
 use crate::drain::partial::{Gpus, fate_of};
 use crate::drain::{
     CustomDrain, Drain, DrainConfig, DrainMode, Fate, Gangs, Next, PodView, wake_at,
@@ -21,9 +24,6 @@ use crate::drain::{
 use crate::fleet::{
     Effect, Level, Mode, PlannedCheckpoint, PlannedRemoval, PodNews, RemovalAnswer,
 };
-use crate::journal::EntryKind;
-use crate::node::HANDED_OVER;
-use crate::ownership::{DrainMark, Ownership};
 use crate::session::{Failure, Note, Phase, retry_after};
 use crate::status::eviction::{Eviction, EvictionWord, Skip};
 

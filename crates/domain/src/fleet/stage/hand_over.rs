@@ -4,10 +4,10 @@
 use std::ops::ControlFlow;
 
 use jiff::Timestamp;
+use model::node::Taint;
 
 use super::{Asks, Facts, Stage};
 use crate::assess::Desired;
-use crate::node::Taint;
 
 /// The hand-over of one node. All that it knows stands on the node.
 #[derive(Debug, Default)]

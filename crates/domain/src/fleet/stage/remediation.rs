@@ -8,18 +8,18 @@ use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 
 use jiff::Timestamp;
+use model::attempt::{Attempt, Outcome, RemediationMark};
+use model::attempt::{DIAGNOSTICS_GROUP, VALIDATION_GROUP};
+use model::journal::EntryKind;
+use model::node::{HANDED_OVER, NodeView};
+use model::ownership::Ownership;
 use serde_json::{Value, json};
 
 use super::validation::waits_for_quiet;
 use super::wanted::Wanted;
 use super::{Asks, Facts, Stage};
 use crate::assess::{CountedEvent, Desired};
-use crate::attempt::{Attempt, Outcome, RemediationMark};
-use crate::attempt::{DIAGNOSTICS_GROUP, VALIDATION_GROUP};
 use crate::fleet::{CreateAnswer, Effect, Mode, RemediationNews, ResourceNews, Settings};
-use crate::journal::EntryKind;
-use crate::node::{HANDED_OVER, NodeView};
-use crate::ownership::Ownership;
 use crate::policy::Routed;
 use crate::remediation::{Case, Decision, Hold, OpenFault, ResourceState, Seen, decide};
 use crate::session::{Failure, Note};

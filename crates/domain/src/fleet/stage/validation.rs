@@ -7,14 +7,14 @@ use std::ops::ControlFlow;
 
 use contract::HealthEvent;
 use jiff::Timestamp;
+use model::attempt::{Attempt, Outcome, RemediationMark};
+use model::fault::Fault;
+use model::ownership::{Ownership, ReleaseRequest};
 
 use super::{Asks, Facts, Stage};
 use crate::assess::Desired;
-use crate::attempt::{Attempt, Outcome, RemediationMark};
-use crate::fault::Fault;
 use crate::fleet::Purpose;
 use crate::fleet::state::FleetState;
-use crate::ownership::{Ownership, ReleaseRequest};
 use crate::remediation::validation::{FAILED, Validation};
 
 /// The validation of one node. All that it knows stands on the node and in the fault book.

@@ -1,10 +1,10 @@
 //! An object that is to exist in the cluster, and requests that are made again until one succeeds.
 
 use jiff::Timestamp;
+use model::attempt::{Attempt, ResourceKind};
 use serde_json::Value;
 
 use super::Asks;
-use crate::attempt::{Attempt, ResourceKind};
 use crate::fleet::{Effect, PlannedResource};
 use crate::session::{Failure, retry_after};
 

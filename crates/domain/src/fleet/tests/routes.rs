@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use contract::{BehaviourOverrides, RecommendedAction};
+use model::ownership::Ownership;
+use model::reporter::{Process, Reporter};
 
 use super::*;
 use crate::assess::Desired;
 use crate::drain::{DrainConfig, PodView};
 use crate::fleet::world::{Fate, Looked, Restart, World, event, settings};
-use crate::ownership::Ownership;
 use crate::remediation::RemediationConfig;
-use crate::reporter::{Process, Reporter};
 
 const POLICY: &str = r#"
     [[routes]]

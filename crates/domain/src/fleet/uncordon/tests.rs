@@ -2,16 +2,17 @@ use std::sync::LazyLock;
 
 use contract::keys;
 use jiff::SignedDuration;
+use model::journal::EntryKind;
+use model::node::NodeView;
+use model::ownership::AFTER_BOOT;
+use model::ownership::Ownership;
 use serde_json::json;
 
 use crate::fleet::stage::validation::tests::{ends, fault, looks, until_made, world as validating};
 use crate::fleet::world::{Fate, Looked, Restart, World, event};
 use crate::fleet::{CreateAnswer, FleetInput};
-use crate::journal::EntryKind;
-use crate::node::NodeView;
-use crate::ownership::Ownership;
 use crate::policy::{DEFAULT_POLICY, Policy, Uncordon};
-use crate::session::uncordon::{AFTER_BOOT, MOST_UNDONE, UNDONE_WITHIN};
+use crate::session::uncordon::{MOST_UNDONE, UNDONE_WITHIN};
 use crate::session::{Intent, Phase};
 
 const RULES: [Uncordon; 3] = [

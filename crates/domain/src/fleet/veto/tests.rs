@@ -2,14 +2,14 @@ use std::sync::Arc;
 
 use contract::keys;
 use jiff::SignedDuration;
+use model::node::NodeView;
+use model::ownership::Ownership;
 
 use super::*;
 use crate::brake::pause::Pause;
 use crate::drain::{DrainConfig, PodView};
 use crate::fleet::world::{Fate, Looked, Restart, World, event, settings};
 use crate::fleet::{CreateAnswer, FleetInput, PodNews, Settings, Switched};
-use crate::node::NodeView;
-use crate::ownership::Ownership;
 use crate::policy::Policy;
 use crate::remediation::RemediationConfig;
 use crate::session::Phase;

@@ -1,6 +1,7 @@
 //! What goes into the board and out of it.
 
 use jiff::SignedDuration;
+use model::node::{NodeChange, NodeView};
 use serde_json::Value;
 
 use crate::gpu_reset::{Gpus, ServicePod};
@@ -9,7 +10,6 @@ use crate::janitor::config::ProviderPlace;
 use crate::janitor::sending::{Answer, Question};
 use crate::janitor::signal::NodeSeen;
 use crate::maintenance::{Expiry, Key, Maintenance, Resource};
-use crate::node::{NodeChange, NodeView};
 
 /// What the board is told.
 #[derive(Clone, Debug)]

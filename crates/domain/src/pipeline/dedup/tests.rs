@@ -1,9 +1,9 @@
+use model::event;
+use model::fault::{Fault, FaultBook};
+use model::reporter::Reporter;
 use proptest::prelude::*;
 
 use super::*;
-use crate::event;
-use crate::fault::{Fault, FaultBook};
-use crate::reporter::Reporter;
 
 mod any_events;
 

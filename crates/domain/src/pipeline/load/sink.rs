@@ -5,9 +5,9 @@
 use core::net::{IpAddr, Ipv6Addr};
 
 use contract::findings::{FileError, Findings};
+use model::event::MAX_NAME_BYTES;
 
 use super::{ConnectorKeys, line_that_sets};
-use crate::event::MAX_NAME_BYTES;
 
 /// The beginning of a target that is talked to by TLS.
 const SECURED: &str = "https://";

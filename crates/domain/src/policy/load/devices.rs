@@ -1,9 +1,9 @@
 //! The part of a policy file about device taints: `[device-taints]`.
 
+use model::device::{Dimension, TaintEffect};
 use serde::Deserialize;
 use toml::Spanned;
 
-use crate::device::{Dimension, TaintEffect};
 use crate::policy::DeviceTaints;
 
 /// The table `[device-taints]`. It is ours alone, so a key that is misspelt is an error.

@@ -1,6 +1,7 @@
 //! The table `[device-taints]`, and `taint-devices` of a rule set.
 
-use crate::device::{Dimension, TaintEffect};
+use model::device::{Dimension, TaintEffect};
+
 use crate::policy::Policy;
 
 #[test]

@@ -1,7 +1,8 @@
 //! Rules that ask for labels and annotations only are shown only these.
 
+use model::node::NodeView;
+
 use super::*;
-use crate::node::NodeView;
 
 #[test]
 fn what_is_left_out_of_a_node_no_rule_misses() {

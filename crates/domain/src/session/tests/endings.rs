@@ -1,8 +1,9 @@
 //! How a session ends: by recovery, by hand, by request, and half of one with the other.
 
+use model::journal::Entry;
+use model::ownership::ReleaseRequest;
+
 use super::*;
-use crate::journal::Entry;
-use crate::ownership::ReleaseRequest;
 
 #[test]
 fn what_was_undone_while_nobody_looked_is_seen_at_the_start() {

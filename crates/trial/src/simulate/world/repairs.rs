@@ -1,8 +1,8 @@
 //! The custom resources of the cluster: told of, carried out by a janitor, and deleted by somebody.
 
-use domain::attempt::Attempt;
 use domain::fleet::FleetInput;
-use domain::ownership::Ownership;
+use model::attempt::Attempt;
+use model::ownership::Ownership;
 
 use super::super::happening::Work;
 use super::super::judge::Broken;

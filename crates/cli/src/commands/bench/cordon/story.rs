@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::bail;
 use console::api::{Explain, TimelineEntry, TimelineKind};
-use domain::journal::EntryKind;
 use jiff::Timestamp;
+use model::journal::EntryKind;
 
 use super::millis;
 use crate::client::Client;

@@ -10,9 +10,9 @@ use contract::HealthEvent;
 use diagnosis::catalog::Catalog;
 use diagnosis::decode::KernelLogDecoder;
 use diagnosis::fold::Fold;
-use domain::event::normalise;
 use host::kernel_log::{LINE_MAX, LineParser, Record, unwrapped};
 use jiff::{SignedDuration, Timestamp, tz::TimeZone};
+use model::event::normalise;
 
 use super::{Item, Problems};
 use crate::commands::garbled::GarbledLines;

@@ -1,10 +1,10 @@
 use contract::keys;
+use model::device::Claim;
+use model::node::NodeView;
 
 use super::*;
-use crate::device::Claim;
 use crate::fleet::world::{Fate, Restart, World, settings};
 use crate::fleet::{DeviceInput, DeviceWatch, FleetInput, Settings};
-use crate::node::NodeView;
 use crate::policy::Policy;
 use crate::session::{Intent, Phase};
 use crate::view::NodeState;

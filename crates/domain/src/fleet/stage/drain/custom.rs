@@ -6,17 +6,17 @@
 
 use contract::keys;
 use jiff::{SignedDuration, Timestamp};
+use model::attempt::Attempt;
+use model::journal::EntryKind;
+use model::ownership::{DrainMark, Ownership};
 use serde_json::Value;
 
 use super::{Asks, DrainOrder, DrainState, Facts, NodePods, custom_of};
 use crate::assess::Desired;
-use crate::attempt::Attempt;
 use crate::drain::{CustomDrain, PodsToDrain};
 use crate::fleet::stage::remediation::complete;
 use crate::fleet::stage::wanted::{Wanted, delete};
 use crate::fleet::{CreateAnswer, Mode, ResourceNews};
-use crate::journal::EntryKind;
-use crate::ownership::{DrainMark, Ownership};
 use crate::session::{Failure, Note, Observed};
 
 /// The action of custom resources that drain, beside those of repairs.

@@ -3,13 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::{SignedDuration, Timestamp};
+use model::journal::EntryKind;
 use serde_json::json;
 
 use super::pods::{NodePods, Try};
 use super::{ASK_AFTER, Asks, DrainOrder, Leaving};
 use crate::drain::{Fate, Next, Stay};
 use crate::fleet::{Effect, EventReason};
-use crate::journal::EntryKind;
 use crate::session::Note;
 
 /// Most pods that one line of a story names.

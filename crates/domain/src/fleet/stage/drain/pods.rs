@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
+use model::listing::Listing;
 
 use super::{ASK_AFTER, DrainOrder, MAX_AT_ONCE};
 use crate::drain::{DrainMode, Fate, Gangs, Next, PodView};
 use crate::fleet::{EventReason, PodNews};
-use crate::listing::Listing;
 
 /// The pods of a node that is drained, and what was asked of them.
 #[derive(Debug, Default)]

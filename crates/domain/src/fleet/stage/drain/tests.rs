@@ -2,12 +2,12 @@ use std::sync::Arc;
 
 use contract::{BehaviourOverrides, keys};
 use jiff::SignedDuration;
+use model::node::NodeView;
 
 use super::*;
 use crate::drain::DrainConfig;
 use crate::fleet::world::{Fate as PatchFate, Looked, Restart, World, event, settings};
 use crate::fleet::{FleetInput, Settings};
-use crate::node::NodeView;
 use crate::policy::Policy;
 use crate::session::{Intent, Phase};
 use crate::view::NodeState;

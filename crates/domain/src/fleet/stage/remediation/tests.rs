@@ -1,9 +1,9 @@
 use std::sync::Arc;
 
 use jiff::SignedDuration;
+use model::attempt::Repair;
 
 use super::*;
-use crate::attempt::Repair;
 use crate::drain::DrainConfig;
 use crate::fleet::world::{Fate, Looked, Restart, World, event, settings};
 use crate::fleet::{FleetInput, PlannedResource, Settings};

@@ -2,16 +2,16 @@ use std::sync::Arc;
 
 use contract::{RecommendedAction, keys};
 use jiff::SignedDuration;
+use model::node::{NodeView, Taint};
+use model::reporter::{Process, Reporter};
 use serde_json::{Value, json};
 
 use super::*;
 use crate::drain::DrainConfig;
 use crate::fleet::world::{Fate, Restart, World, event, settings};
 use crate::fleet::{CreateAnswer, FleetInput, Mode, Settings};
-use crate::node::{NodeView, Taint};
 use crate::policy::{DEFAULT_POLICY, Policy};
 use crate::remediation::RemediationConfig;
-use crate::reporter::{Process, Reporter};
 use crate::session::Phase;
 
 /// Actions that reboot and validate, up to the keys of the validation.

@@ -3,11 +3,11 @@
 use std::rc::Rc;
 
 use cel::common::ast::LiteralValue;
-use serde_json::Value;
-
-use crate::event::{
+use model::event::{
     MAX_ITEMS, MAX_MESSAGE_BYTES, MAX_METADATA, MAX_METADATA_BYTES, MAX_NAME_BYTES, MAX_VALUE_BYTES,
 };
+use serde_json::Value;
+
 use crate::policy::RuleKind;
 
 /// Bytes that are copied or compared in one step; also what a value takes beside its text.

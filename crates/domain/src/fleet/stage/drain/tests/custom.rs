@@ -1,12 +1,12 @@
 //! Drains by a custom resource.
 
+use model::attempt::Attempt;
+use model::ownership::Ownership;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::attempt::Attempt;
 use crate::fleet::{CreateAnswer, PlannedResource};
-use crate::ownership::Ownership;
 use crate::status::eviction::EvictionWord;
 
 const TABLE: &str = r#"

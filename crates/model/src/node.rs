@@ -14,11 +14,11 @@ use crate::fault::Machine;
 use rest::Rest;
 
 /// What a node that is handed over awaits, in messages for people.
-pub(crate) const HANDED_OVER: &str = "the external system to which the node is handed over";
+pub const HANDED_OVER: &str = "the external system to which the node is handed over";
 /// Value of [`keys::HANDED_OVER_LABEL`] on a node that is handed over.
-pub(crate) const NOT_MANAGED: &str = "false";
+pub const NOT_MANAGED: &str = "false";
 /// Longest value of a label or taint that Kubernetes takes, in bytes.
-pub(crate) const LABEL_VALUE_BYTES: usize = 63;
+pub const LABEL_VALUE_BYTES: usize = 63;
 
 /// A node as last seen at the API server.
 #[derive(Clone, Debug, PartialEq)]
@@ -380,7 +380,7 @@ pub fn scheduling(cordon: Option<bool>, add: &[Taint], remove: &[Taint]) -> Vec<
 
 /// Returns a valid value of a label or taint: letters, digits, `-_.`, at most 63, beginning and
 /// ending with a letter or digit.
-pub(crate) fn label_value(text: &str) -> String {
+pub fn label_value(text: &str) -> String {
     let clean: String = text
         .chars()
         .map(|c| {

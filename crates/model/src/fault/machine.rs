@@ -82,7 +82,7 @@ impl Fault {
 
     /// Returns the event that closes this fault, and no newer one, because its machine is gone or we have
     /// opened it ourselves.
-    pub(crate) fn gone(&self, why: &str, now: Timestamp) -> HealthEvent {
+    pub fn gone(&self, why: &str, now: Timestamp) -> HealthEvent {
         let mut event = HealthEvent {
             version: EVENT_VERSION,
             agent: self.agent.clone(),

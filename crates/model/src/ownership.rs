@@ -17,9 +17,10 @@ use crate::event::{event_id, floor_char_boundary};
 use crate::future::is_future;
 use crate::node::{NodeView, Taint};
 
+mod deeds;
 mod machines;
 
-pub use machines::{Machines, Undone};
+pub use machines::{AFTER_BOOT, AFTER_UPGRADE, Machines, Undone};
 
 /// The annotations that tell a session on a node. A decision about a session has read all of them.
 pub const SESSION_ANNOTATIONS: [&str; 5] = [
@@ -32,7 +33,7 @@ pub const SESSION_ANNOTATIONS: [&str; 5] = [
 /// Longest reason of a [`ReleaseRequest`], in bytes: it goes into the journal.
 pub const REASON_BYTES: usize = 1024;
 /// The form of a time in a label value, which takes no colons.
-pub(crate) const CORDON_TIME: &str = "%Y-%m-%dT%H-%M-%SZ";
+pub const CORDON_TIME: &str = "%Y-%m-%dT%H-%M-%SZ";
 
 /// Said of a node whose session has found a cordon there.
 pub const CORDONED_BEFORE: &str = "the node was cordoned before the session, and stays so";
@@ -122,13 +123,17 @@ pub struct ReleaseRequest {
 
 /// The annotation `gpuwarden.dev/session`.
 #[derive(Serialize, Deserialize)]
-pub(crate) struct SessionAnnotation {
-    pub(crate) id: String,
-    pub(crate) since: Timestamp,
+pub struct SessionAnnotation {
+    /// Id of the session.
+    pub id: String,
+    /// Time at which the session began.
+    pub since: Timestamp,
+    /// Maker and progress of the session.
     #[serde(flatten)]
-    pub(crate) mark: SessionMark,
+    pub mark: SessionMark,
+    /// Labels that the session replaced, with their values before; `None`: the node had no such label.
     #[serde(default)]
-    pub(crate) labels: BTreeMap<String, Option<String>>,
+    pub labels: BTreeMap<String, Option<String>>,
 }
 
 /// The part of a session's annotation that says who made the session, and how far it is.
@@ -291,12 +296,14 @@ impl Ownership {
     }
 
     /// Returns since when the session is in its phase.
-    pub(super) fn in_phase_since(&self, now: Timestamp) -> Option<Timestamp> {
+    pub fn in_phase_since(&self, now: Timestamp) -> Option<Timestamp> {
         self.mark.phase_since.map(|at| at.min(now)).or(self.since)
     }
 
-    /// Returns the session as it is written where it is in its phase since then.
-    pub(super) fn in_phase(mut self, since: Timestamp, back_at: Option<Timestamp>) -> Self {
+    /// Returns the session with the time since which it is in its phase, and with the time at which the node
+    /// may come back.
+    #[must_use]
+    pub fn in_phase(mut self, since: Timestamp, back_at: Option<Timestamp>) -> Self {
         self.mark.phase_since = (self.since != Some(since)).then_some(since);
         self.mark.back_at = back_at;
         self
@@ -329,8 +336,17 @@ impl Ownership {
         }
     }
 
+    /// Returns why the session ends, with the news that the node stays cordoned where it does.
+    pub fn with_cordon_before(&self, node: &NodeView, why: &str) -> String {
+        if self.keeps_cordon(node) {
+            format!("{why}; {CORDONED_BEFORE}")
+        } else {
+            why.to_owned()
+        }
+    }
+
     /// Returns whether the session has put `taint` on the node.
-    pub(crate) fn added(&self, taint: &Taint) -> bool {
+    pub fn added(&self, taint: &Taint) -> bool {
         self.taints
             .iter()
             .any(|applied| applied.taint == *taint && !applied.pre_existing)
@@ -341,21 +357,21 @@ impl Ownership {
 
 impl SessionMark {
     /// Returns its drain, where that has the pods of all of `gpus` leave; none named: all pods.
-    pub(crate) fn drain_of(&self, gpus: &[String]) -> Option<DrainMark> {
+    pub fn drain_of(&self, gpus: &[String]) -> Option<DrainMark> {
         let all = self.drain_gpus.is_empty();
         let these = !gpus.is_empty() && gpus.iter().all(|gpu| self.drain_gpus.contains(gpu));
         self.drain.filter(|_| all || these)
     }
 
     /// Returns since when its drain or remediation is as it is; `None` where none was begun.
-    pub(crate) fn stands_since(&self) -> Option<Timestamp> {
+    pub fn stands_since(&self) -> Option<Timestamp> {
         let remediation = self.remediation.as_ref();
         let drain = || self.drain.map(DrainMark::stands_since);
         remediation.and_then(RemediationMark::since).or_else(drain)
     }
 
     /// Returns the value of [`keys::STATE_LABEL`] of a node in quarantine that is so far.
-    pub(crate) fn state(&self) -> &'static str {
+    pub fn state(&self) -> &'static str {
         state_label(self.drain, self.remediation.as_ref())
     }
 }
@@ -370,7 +386,7 @@ impl DrainMark {
 }
 
 /// Returns the value of [`keys::STATE_LABEL`] of a node in quarantine that is so far.
-pub(crate) fn state_label(
+pub fn state_label(
     drain: Option<DrainMark>,
     remediation: Option<&RemediationMark>,
 ) -> &'static str {
@@ -407,6 +423,13 @@ impl From<Maker> for String {
 // === impl ReleaseRequest ===
 
 impl ReleaseRequest {
+    /// Returns up to when the reports of faults are dismissed: as far as the person can have seen
+    /// them. Where their clock is ahead of ours, later ones count.
+    pub fn dismisses_until(&self, newest_listed: Option<Timestamp>, now: Timestamp) -> Timestamp {
+        let asked = self.at.map_or(now, |at| at.min(now));
+        newest_listed.map_or(asked, |newest| newest.max(asked))
+    }
+
     /// Returns the request that stands on `node`. Text that is no JSON is somebody's reason: they
     /// wrote it by hand.
     pub fn read(node: &NodeView) -> Option<Self> {

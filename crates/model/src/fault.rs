@@ -25,7 +25,7 @@ pub use book::{
     Change, FaultBook, Ignored, MAX_FAULT_BYTES_PER_NODE, MAX_FAULTY_NODES,
     MAX_OPEN_FAULTS_PER_NODE, is_mended_by_reboot,
 };
-pub(crate) use closed::may_be_before;
+pub use closed::may_be_before;
 pub use closed::{CLOSED_FOR, MAX_CLOSED_PER_NODE, REQUESTS_APART};
 pub use machine::{Machine, Origin};
 pub use room::Rereading;
@@ -99,7 +99,7 @@ impl Fault {
 }
 
 /// Returns a short name of a fault for people: `SysLogsXIDError 79 on PCI 0000:b3:00`.
-pub(crate) fn title(check: &str, code: &str, subject: &str) -> String {
+pub fn title(check: &str, code: &str, subject: &str) -> String {
     let blank = if code.is_empty() { "" } else { " " };
     format!("{check}{blank}{code} on {subject}")
 }

@@ -150,7 +150,7 @@ impl Closed {
 
 /// Returns whether a report that was accepted so much earlier than a recovery may be from before
 /// it.
-pub(crate) fn may_be_before(report: &HealthEvent, older: SignedDuration) -> bool {
+pub fn may_be_before(report: &HealthEvent, older: SignedDuration) -> bool {
     let least = if report.metadata.contains_key(keys::META_COUNT) {
         SignedDuration::ZERO
     } else {

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use contract::{HealthEvent, accepted, mark_accepted};
 use diagnosis::fold::{Fold, MAX_WINDOWS};
-use gpuwarden_domain::event::Record;
-use gpuwarden_domain::fault::{FaultBook, MAX_OPEN_FAULTS_PER_NODE};
+use gpuwarden_model::event::Record;
+use gpuwarden_model::fault::{FaultBook, MAX_OPEN_FAULTS_PER_NODE};
 use jiff::Timestamp;
 use proptest::prelude::*;
 use proptest::test_runner::FileFailurePersistence;

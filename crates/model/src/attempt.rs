@@ -124,18 +124,18 @@ pub struct Repair {
 /// Most times of attempts that are remembered.
 const MAX_TIMES: usize = 32;
 /// Time for which an attempt is remembered, in hours: the longest in which attempts can be counted.
-pub(crate) const REMEMBERED_HOURS: i64 = 90 * 24;
+pub const REMEMBERED_HOURS: i64 = 90 * 24;
 
 // === impl RemediationMark ===
 
 impl RemediationMark {
     /// Returns whether an attempt at this time is still remembered.
-    pub(crate) fn remembers(at: Timestamp, now: Timestamp) -> bool {
+    pub fn remembers(at: Timestamp, now: Timestamp) -> bool {
         now.duration_since(at) < SignedDuration::from_hours(REMEMBERED_HOURS)
     }
 
     /// Returns the times of all attempts, those of earlier sessions too, the newest of them.
-    pub(crate) fn times(&self, now: Timestamp) -> Vec<Timestamp> {
+    pub fn times(&self, now: Timestamp) -> Vec<Timestamp> {
         let ours = self.repairs().map(|one| one.since);
         let times = self.earlier.iter().copied().chain(ours);
         let mut times: Vec<Timestamp> = times.filter(|at| Self::remembers(*at, now)).collect();
@@ -146,7 +146,7 @@ impl RemediationMark {
     /// Returns the value of [`keys::STATE_LABEL`]; `None` where no attempt was begun, or no repair is needed
     /// any more and the node waits as one that was not repaired. Only what has a way out is called
     /// `remediating`: an attempt that is under way, or a wait.
-    pub(crate) fn state(&self) -> Option<&'static str> {
+    pub fn state(&self) -> Option<&'static str> {
         if self.person.is_some() {
             return Some(keys::STATE_REMEDIATION_FAILED);
         }
@@ -172,7 +172,7 @@ impl RemediationMark {
 
     /// Returns how far it is, for the records of the events; `None` where nothing was made, and nobody
     /// asked.
-    pub(crate) fn repair(&self) -> Option<Repair> {
+    pub fn repair(&self) -> Option<Repair> {
         let attempted_at = self.repairs().filter_map(|one| one.made).last();
         let succeeded = self.repairs().last().filter(|one| one.succeeded());
         let (remediated, up_to) = match (&self.person, succeeded.and_then(|one| one.end.as_ref())) {
@@ -194,12 +194,12 @@ impl RemediationMark {
     }
 
     /// Returns the attempts that repair.
-    pub(crate) fn repairs(&self) -> impl Iterator<Item = &Attempt> {
+    pub fn repairs(&self) -> impl Iterator<Item = &Attempt> {
         self.attempts.iter().filter(|one| one.repairs())
     }
 
     /// Returns the attempts that validate what the last repair has left.
-    pub(crate) fn validations(&self) -> &[Attempt] {
+    pub fn validations(&self) -> &[Attempt] {
         let last = self.attempts.iter().rposition(Attempt::repairs);
         let from = last.map_or(0, |last| last + 1);
         self.attempts.get(from..).unwrap_or_default()
@@ -211,7 +211,7 @@ impl RemediationMark {
     }
 
     /// Returns NVSentinel's annotation [`keys::REMEDIATION_STATE`]; `None` where nothing was made.
-    pub(crate) fn state_annotation(&self) -> Option<String> {
+    pub fn state_annotation(&self) -> Option<String> {
         let mut groups = Map::new();
         for one in self.repairs() {
             if let Some(made) = one.made {
@@ -243,17 +243,18 @@ impl Attempt {
     }
 
     /// Returns whether it repairs, and neither validates nor collects diagnostics.
-    pub(crate) fn repairs(&self) -> bool {
+    pub fn repairs(&self) -> bool {
         ![VALIDATION_GROUP, DIAGNOSTICS_GROUP].contains(&self.group.as_str())
     }
 
     /// Returns whether it was done.
-    pub(crate) fn succeeded(&self) -> bool {
+    pub fn succeeded(&self) -> bool {
         let end = self.end.as_ref();
         end.is_some_and(|end| end.outcome == Outcome::Succeeded)
     }
 
-    pub(crate) fn timeout(&self) -> SignedDuration {
+    /// Returns the time within which the attempt has to end: a minute at least.
+    pub fn timeout(&self) -> SignedDuration {
         SignedDuration::from_mins(self.timeout_minutes.clamp(1, 1_000_000))
     }
 
@@ -287,7 +288,7 @@ impl ResourceKind {
     }
 
     /// Checks that an object is of the kind, and has a name.
-    pub(crate) fn check(&self, object: &Value) -> Result<(), String> {
+    pub fn check(&self, object: &Value) -> Result<(), String> {
         let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str);
         let api_version = self.api_version();
         for (pointer, wanted) in [("/apiVersion", &api_version), ("/kind", &self.kind)] {

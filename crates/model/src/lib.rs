@@ -1,0 +1,26 @@
+//! What decisions are about: events and the faults that they open, nodes as the API server shows
+//! them, and what gpuwarden writes on a node.
+//!
+//! ```text
+//! record(event) -> FaultBook   which faults are open, per node and device
+//! ```
+//!
+//! Nothing here does I/O or reads a clock: time is an argument.
+
+pub mod attempt;
+pub mod condition;
+pub mod device;
+pub mod event;
+pub mod fault;
+pub mod future;
+pub mod journal;
+pub mod listing;
+pub mod mode;
+pub mod node;
+pub mod ownership;
+pub mod position;
+pub mod reporter;
+pub mod selector;
+pub mod shell;
+pub mod time;
+pub mod wakes;
