@@ -3,7 +3,7 @@
 use std::sync::LazyLock;
 
 use contract::{BehaviourOverrides, Entity, HealthEvent};
-use domain::policy::{EventVariable, NodeVariable, Policy, Rule, RuleKind, event_variable};
+use policy::{EventVariable, NodeVariable, Policy, Rule, RuleKind, event_variable};
 use serde_json::{Value, json};
 
 const SOURCE: &str = "policy.toml";

@@ -2,9 +2,9 @@
 //! the message of an event, the status of a custom resource (JSON), and the file of actions (TOML).
 
 use contract::{Entity, HealthEvent};
-use domain::remediation::template::{MAX_OUTPUT_BYTES, Template, Variables};
 use domain::remediation::{RemediationConfig, ResourceState};
 use model::attempt::ResourceKind;
+use policy::template::{MAX_OUTPUT_BYTES, Template, Variables};
 use serde_json::{Value, json};
 
 /// Fails where an input does what it must not.

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::Context as _;
 use contract::nearest::nearest;
-use domain::policy::{MAX_POLICY_BYTES, Policy};
+use policy::{MAX_POLICY_BYTES, Policy};
 use runtime::text_file;
 use trial::presets::{self, Preset};
 

@@ -13,9 +13,9 @@ use std::time::Duration;
 
 use cluster::{Cluster, ConfigMapEvent};
 use contract::findings::FileError;
-use domain::policy::{DEFAULT_POLICY, MAX_POLICY_BYTES, Policy};
 use domain::view::PolicyView;
 use jiff::Timestamp;
+use policy::{DEFAULT_POLICY, MAX_POLICY_BYTES, Policy};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use runtime::file_stamp::FileStamp;
@@ -269,7 +269,7 @@ impl PolicyFollower {
         for warning in &policy.warnings {
             tracing::warn!("{warning}");
         }
-        let names = |sets: &[domain::policy::RuleSet]| -> Vec<String> {
+        let names = |sets: &[policy::RuleSet]| -> Vec<String> {
             sets.iter().map(|set| set.name.clone()).collect()
         };
         let view = PolicyView {

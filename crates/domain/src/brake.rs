@@ -16,8 +16,8 @@ use std::fmt;
 use contract::{keys, names};
 use jiff::{SignedDuration, Timestamp};
 
-use crate::assess::Desired;
-use crate::policy::{Amount, Brake, Budget, DEFAULT_PERCENT, Window};
+use policy::assess::Desired;
+use policy::{Amount, Brake, Budget, DEFAULT_PERCENT, Window};
 
 pub mod pause;
 pub mod switch;

@@ -22,11 +22,11 @@ use model::mode::Mode;
 use model::node::NodeView;
 use model::position::Position;
 use model::wakes::CLOCK_SLACK;
+use policy::Policy;
+use policy::assess::Desired;
 
-use crate::assess::Desired;
 use crate::brake::{DOUBT, Hold, MOST_ALONE, NodeLabel};
 use crate::drain::DrainConfig;
-use crate::policy::Policy;
 use crate::remediation::RemediationConfig;
 use crate::session::{Note, Phase, Session};
 

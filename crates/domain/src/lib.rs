@@ -10,17 +10,14 @@
 //! production, in replay and in the tests; everything else turns the outside into
 //! inputs of these functions and carries their effects out.
 
-pub mod assess;
 pub mod brake;
 pub mod drain;
 pub mod fleet;
-pub mod glob;
 pub mod gpu_reset;
 pub mod handover;
 pub mod janitor;
 pub mod maintenance;
 pub mod pipeline;
-pub mod policy;
 pub mod remediation;
 pub mod session;
 pub mod status;

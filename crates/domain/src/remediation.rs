@@ -31,7 +31,6 @@ mod need;
 mod plan;
 mod resource;
 mod stand;
-pub mod template;
 mod under_way;
 pub mod validation;
 

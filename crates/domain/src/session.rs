@@ -53,9 +53,9 @@ use model::ownership::{Machines, Maker, Ownership, SessionMark, Undone, released
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::policy::Policy;
 use change::Draft;
 pub use dismissal::dismissal;
+use policy::Policy;
 pub use step::step;
 
 /// Time after which a change that did not get through is brought to a person's attention.

@@ -20,9 +20,9 @@ use jiff::Timestamp;
 use model::attempt::{RemediationMark, Repair};
 use model::fault::Fault;
 use model::ownership::Ownership;
+use policy::assess::Desired;
 use serde::{Deserialize, Serialize};
 
-use crate::assess::Desired;
 use crate::session::Observed;
 
 pub mod eviction;

@@ -9,8 +9,8 @@ use contract::ProcessingStrategy;
 use diagnosis::catalog::{Catalog, Overrides};
 use gpuwarden_domain::brake::switch::{BreakerState, Switch};
 use gpuwarden_domain::pipeline::load;
-use gpuwarden_domain::policy::Policy;
 use jiff::SignedDuration;
+use policy::Policy;
 
 /// Reads a file; returns what it says in short, and what was said of keys that have no meaning
 /// here.

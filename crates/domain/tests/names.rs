@@ -5,9 +5,9 @@
 use gpuwarden_domain::drain::DrainConfig;
 use gpuwarden_domain::janitor::JanitorConfig;
 use gpuwarden_domain::pipeline::load;
-use gpuwarden_domain::policy::Policy;
 use gpuwarden_domain::remediation::RemediationConfig;
 use gpuwarden_domain::validation_request::ValidationConfiguration;
+use policy::Policy;
 
 /// Reads a configuration; the text that stands for it has `@` in the place of a name.
 type Read = fn(&str) -> Result<(), String>;

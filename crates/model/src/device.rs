@@ -7,6 +7,8 @@
 //! [`crate::fleet`].
 
 mod inventory;
+#[cfg(any(test, feature = "test-util"))]
+pub mod test_util;
 
 use std::fmt;
 use std::str::FromStr;

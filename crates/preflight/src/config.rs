@@ -23,7 +23,7 @@ use contract::findings::on_line_with;
 pub use container::CheckContainer;
 pub use discovery::{Discovery, MinCount, PodGroups, Resource};
 
-use domain::glob::Glob;
+use policy::glob::Glob;
 
 use crate::topology::{self, Topologies};
 

@@ -3,11 +3,11 @@
 use contract::nearest::nearest;
 use contract::{HealthEvent, json as forms};
 use diagnosis::catalog::Catalog;
-use domain::policy::{Policy, RouteDrain, RuleKind};
 use jiff::{SignedDuration, Timestamp};
 use model::event::{Record, normalise, validate};
 use model::node::NodeView;
 use model::position::Position;
+use policy::{Policy, RouteDrain, RuleKind};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -302,7 +302,7 @@ mod tests {
     fn a_test_can_expect_the_stages_of_a_node() {
         let route = "[[routes]]\nname = \"pets\"\ndrain = false\nmatch.all = [{kind = \"Node\", \
                      expression = \"'pet' in node.metadata.labels\"}]\n";
-        let policy = format!("{}{route}", domain::policy::DEFAULT_POLICY);
+        let policy = format!("{}{route}", policy::DEFAULT_POLICY);
         let policy = Policy::parse(&policy, "p").unwrap();
         let run = |node: &str, expect: &str| {
             let text = format!(

@@ -2,13 +2,11 @@
 //! their rules.
 
 use diagnosis::catalog::Catalog;
-use domain::assess::Desired;
-use domain::policy::{
-    ALL_STAGES, EventVariable, NodeVariable, Policy, Routed, Rule, RuleKind, RuleSet,
-};
 use model::event::Record;
 use model::node::{NodeView, Taint};
 use model::position::Position;
+use policy::assess::Desired;
+use policy::{ALL_STAGES, EventVariable, NodeVariable, Policy, Routed, Rule, RuleKind, RuleSet};
 use serde::{Deserialize, Serialize};
 
 use crate::replay::Replay;
@@ -316,7 +314,7 @@ mod tests {
     fn stages_that_differ_are_found() {
         let route = "[[routes]]\nname = \"a\"\nremediate = false\n[[routes.match.all]]\n\
                      kind = \"HealthEvent\"\nexpression = \"'79' in event.errorCode\"\n";
-        let text = format!("{}{route}", domain::policy::DEFAULT_POLICY);
+        let text = format!("{}{route}", policy::DEFAULT_POLICY);
         let routed = Policy::parse(&text, "p").unwrap();
         let found = differences(&Policy::builtin(), &routed, Catalog::builtin(), &[]);
         let told: Vec<String> = found

@@ -4,11 +4,11 @@
 use contract::nearest::nearest;
 use contract::{RecommendedAction, keys};
 use diagnosis::catalog::Catalog;
-use domain::policy::{
+use model::node::NodeView;
+use policy::{
     Brake, Compared, EventVariable, How, NodeVariable, Policy, Rule, RuleKind, RuleSet,
     RuleSetAnswer, event_variable,
 };
-use model::node::NodeView;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 

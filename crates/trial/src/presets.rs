@@ -2,7 +2,7 @@
 //! the place where its facts are published. What they disagree on is shown by
 //! `policy diff`.
 
-use domain::policy::DEFAULT_POLICY;
+use policy::DEFAULT_POLICY;
 
 /// A named policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,7 +65,7 @@ const PRESETS: [Preset; 5] = [
 #[cfg(test)]
 mod tests {
     use contract::{HealthEvent, keys};
-    use domain::policy::{EventVariable, NodeVariable, Policy, RuleSetAnswer, event_variable};
+    use policy::{EventVariable, NodeVariable, Policy, RuleSetAnswer, event_variable};
     use serde_json::{Value, json};
 
     use super::*;

@@ -15,10 +15,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use contract::keys;
-use domain::assess::Desired;
 use domain::brake::{Candidate, Hold, NodeLabel};
 use domain::fleet::{Effect, Fleet, FleetInput, InStore, Owns, PatchAnswer, Planned, Settings};
-use domain::policy::{Amount, Brake, Policy};
 use domain::session::{Intent, Marks, Phase, without_ours};
 use jiff::{SignedDuration, Timestamp};
 use model::event::Record;
@@ -26,6 +24,8 @@ use model::fault::Change;
 use model::mode::Mode;
 use model::node::{NodeView, Taint, scheduling};
 use model::position::Position;
+use policy::assess::Desired;
+use policy::{Amount, Brake, Policy};
 use serde::{Deserialize, Serialize};
 
 /// Most rounds of decisions and answers after one event: a change and its being seen are two.

@@ -6,14 +6,14 @@
 use anyhow::{Context as _, bail};
 use cluster::ApiError;
 use contract::HealthEvent;
-use domain::assess::Desired;
 use domain::drain::plan::{Plan, PlannedPod, plan};
 use domain::drain::{Drain, DrainConfig, Fate, Next, fate};
-use domain::policy::Policy;
 use domain::veto::Veto;
 use jiff::Timestamp;
 use model::node::NodeView;
 use model::ownership::Ownership;
+use policy::Policy;
+use policy::assess::Desired;
 use preflight::config::Discovery;
 use preflight::gang::Gang;
 use serde_json::{Value, json};

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use anyhow::bail;
 use diagnosis::catalog::Catalog;
-use domain::policy::Policy;
+use policy::Policy;
 use serde::Serialize;
 use trial::compare::{Difference, SettingDifference, differences, settings, untried};
 use trial::lint::{Warning, lint};

@@ -8,11 +8,11 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use anyhow::{Context as _, bail};
-use domain::policy::Policy;
 use jiff::{SignedDuration, Timestamp};
 use model::event::Record;
 use model::node::NodeView;
 use model::position::Position;
+use policy::Policy;
 use serde::Serialize;
 use serde_json::Value;
 use trial::replay::{Decided, Decision, Replay, Summary};

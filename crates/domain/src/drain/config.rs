@@ -7,13 +7,13 @@ use contract::findings::{FileError, Findings};
 use contract::names;
 use jiff::SignedDuration;
 use model::selector::LabelSelector;
+use policy::glob::Glob;
 use regex::Regex;
 use serde::Deserialize;
 use toml::Spanned;
 
 use super::custom::{self, CustomDrain, CustomDrainFile, Number};
 use super::{DrainMode, PodView};
-use crate::glob::Glob;
 
 /// Largest configuration, in bytes: what a `ConfigMap` can hold.
 pub const MAX_CONFIG_BYTES: usize = 1024 * 1024;

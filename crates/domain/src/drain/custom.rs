@@ -13,7 +13,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use toml::Spanned;
 
-use crate::remediation::template::{DrainVariables, Template};
+use policy::template::{DrainVariables, Template};
 
 /// Time after which a person is asked about one that has not ended, where none is configured.
 const TIMEOUT: SignedDuration = SignedDuration::from_hours(1);

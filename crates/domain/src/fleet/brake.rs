@@ -8,10 +8,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
+use policy::assess::Desired;
 
 use super::entry::NodeEntry;
 use super::state::FleetState;
-use crate::assess::Desired;
 use crate::brake::pause::Pause;
 use crate::brake::{self, Candidate, Hold, Member, Plan, Question, Use};
 use crate::view::{BrakeView, LimitView};

@@ -3,10 +3,11 @@
 
 use std::sync::Arc;
 
+use policy::assess::{Desired, assess};
+
 use super::entry::NodeEntry;
 use super::remembered::{Judged, Reported, Told};
 use super::state::FleetState;
-use crate::assess::{Desired, assess};
 
 // === impl NodeEntry ===
 

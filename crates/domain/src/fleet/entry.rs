@@ -8,6 +8,7 @@ use jiff::Timestamp;
 use model::node::{NodeChange, NodeView};
 use model::ownership::Ownership;
 use model::position::Position;
+use policy::assess::{Dismissal, FaultRuling};
 
 use super::InStore;
 use super::agenda::Awaits;
@@ -15,7 +16,6 @@ use super::remembered::{Judged, Told};
 use super::stage::Stages;
 use super::state::FleetState;
 use super::veto::VetoState;
-use crate::assess::{Dismissal, FaultRuling};
 use crate::brake::{Hold, Out};
 use crate::session::{Observed, Phase, Session, dismissal};
 use crate::status::Reports;

@@ -13,11 +13,11 @@ use model::fault::Rereading;
 use model::journal::Entry;
 use model::node::NodeView;
 use model::position::Position;
+use policy::Policy;
 use serde_json::Value;
 
 use super::{DeviceInput, PlannedRule, Switched};
 use crate::drain::{DrainMode, PodView};
-use crate::policy::Policy;
 use crate::session::{Failure, Patch};
 use crate::status::StatusUpdate;
 

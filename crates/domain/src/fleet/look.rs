@@ -7,6 +7,8 @@ use std::sync::Arc;
 use model::fault::Fault;
 use model::journal::EntryKind;
 use model::node::{NodeChange, NodeView};
+use policy::Policy;
+use policy::assess::{Desired, FaultRuling};
 use serde_json::json;
 
 use super::agenda::Agenda;
@@ -16,9 +18,7 @@ use super::show::unknown_policy;
 use super::stage::{Asks, Facts, Stages};
 use super::state::FleetState;
 use super::{Effect, EventReason, Fleet, Level, Mode, Owns, Planned, RuleSetOutcome};
-use crate::assess::{Desired, FaultRuling};
 use crate::brake::Hold;
-use crate::policy::Policy;
 use crate::session::{self, Intent, Marks, Note, Observed, Patch, step};
 
 /// Most faults whose rulings one journal entry tells: a story is read by people.

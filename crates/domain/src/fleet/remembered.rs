@@ -7,8 +7,8 @@ use model::fault::Fault;
 use model::node::NodeView;
 use model::position::Position;
 
-use crate::assess::{Desired, Dismissal};
-use crate::policy::Policy;
+use policy::Policy;
+use policy::assess::{Desired, Dismissal};
 
 /// What is wanted for a node, and from what that follows.
 #[derive(Debug)]

@@ -7,11 +7,11 @@ use contract::keys;
 use jiff::Timestamp;
 use model::fault::{Fault, not_fully_seen};
 use model::ownership::{CORDONED_BEFORE, Ownership};
+use policy::assess::{Dismissal, DismissedBy, is_notice};
 
 use super::entry::NodeEntry;
 use super::state::FleetState;
 use super::{Fleet, Mode};
-use crate::assess::{Dismissal, DismissedBy, is_notice};
 use crate::brake::Use;
 use crate::session::{Observed, Phase, foreign_session};
 use crate::view::{AnotherView, BrakeView, FaultView, NodeState, NodeStatus, SessionView};

@@ -5,10 +5,10 @@ use std::borrow::Cow;
 use jiff::Timestamp;
 use model::device::NodeDevices;
 use model::fault::Fault;
+use policy::Policy;
 
 use super::{Fleet, Mode, Owns};
 use crate::brake::Hold;
-use crate::policy::Policy;
 use crate::session::{Observed, Session};
 
 /// All that decides about a node, as it is known right now.

@@ -14,11 +14,11 @@ use contract::HealthEvent;
 use jiff::Timestamp;
 use model::event::normalise;
 use model::ownership::Ownership;
+use policy::assess::Desired;
 
 use super::agenda::{Agenda, Awaits};
 use super::state::FleetState;
 use super::{Effect, Level, Purpose};
-use crate::assess::Desired;
 use crate::session::{Note, Observed, Session};
 use crate::veto::Veto;
 

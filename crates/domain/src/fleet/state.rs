@@ -7,12 +7,12 @@ use model::device::{NodeDevices, Rule};
 use model::fault::FaultBook;
 use model::node::NodeView;
 use model::ownership::Maker;
+use policy::Policy;
+use policy::assess::{Desired, assess};
 
 use super::devices::{DeviceWatch, Devices};
 use super::{Owns, Settings, Switched};
-use crate::assess::{Desired, assess};
 use crate::brake::Hold;
-use crate::policy::Policy;
 use crate::remediation::validation::ValidationConfig;
 
 /// What decisions about all nodes share: settings, policy, faults, devices, switches.

@@ -4,11 +4,11 @@ use model::attempt::{Attempt, RemediationMark};
 use model::node::NodeView;
 use model::ownership::AFTER_BOOT;
 use model::ownership::Ownership;
+use policy::Uncordon;
 
 use super::entry::NodeEntry;
 use super::stage::validation::lists_validation;
 use super::state::FleetState;
-use crate::policy::Uncordon;
 use crate::remediation::validation::Validation;
 use contract::effective_action_name;
 

@@ -9,12 +9,15 @@ use std::sync::Arc;
 use contract::{Entity, HealthEvent, keys};
 use jiff::{SignedDuration, Timestamp};
 use model::attempt::Attempt;
+use model::device::test_util::slice;
 use model::device::{GPU_DRIVER, Rule, RuleChange, Slice, SliceDevice};
 use model::event::{Record, normalise};
 use model::journal::Entry;
 use model::mode::Mode;
 use model::node::{NodeChange, NodeTaint, NodeView, Taint};
 use model::position::Position;
+use policy::Policy;
+use policy::assess::Desired;
 use serde_json::{Value, json};
 
 use super::{
@@ -22,10 +25,8 @@ use super::{
     PatchAnswer, Planned, PlannedCheckpoint, PlannedRemoval, PlannedResource, PlannedRule, PodNews,
     Purpose, ResourceNews, Settings,
 };
-use crate::assess::Desired;
 use crate::brake::NodeLabel;
 use crate::drain::PodView;
-use crate::policy::Policy;
 use crate::session::{Failure, Intent, Patch, Phase, Session};
 use crate::status::StatusUpdate;
 
@@ -574,24 +575,6 @@ impl Index<&str> for World {
 impl IndexMut<&str> for World {
     fn index_mut(&mut self, name: &str) -> &mut NodeView {
         self.nodes.get_mut(name).unwrap()
-    }
-}
-
-/// The slice of a node with so many GPUs, whose UUIDs are `GPU-0` and so on.
-pub(crate) fn slice(node: &str, gpus: u8) -> Slice {
-    let device = |index: u8| SliceDevice {
-        name: format!("gpu-{index}"),
-        gpu: Some(format!("GPU-{index}")),
-        pci: Some(format!("0000:{index:02x}:00.0")),
-        ..SliceDevice::default()
-    };
-    Slice {
-        driver: GPU_DRIVER.into(),
-        pool: node.into(),
-        generation: 1,
-        slices: 1,
-        node: Some(node.into()),
-        devices: (0..gpus).map(device).collect(),
     }
 }
 

@@ -12,13 +12,13 @@ use contract::names;
 use jiff::SignedDuration;
 use model::condition::Limits;
 use model::event::{MAX_METADATA, MAX_NAME_BYTES, MAX_VALUE_BYTES};
+use policy::{CompileError, MAX_POLICY_COST, Rule, RuleKind};
 use serde::{Deserialize, Deserializer, de};
 use toml::Spanned;
 
 use super::augment::Labels;
 use super::dedup;
 use super::overrides::{Override, Overrides};
-use crate::policy::{CompileError, MAX_POLICY_COST, Rule, RuleKind};
 
 pub use sink::{Forward, ForwardTls, is_this_machine};
 

@@ -5,9 +5,9 @@
 //! metadata it asks for, is passed over.
 
 use contract::{HealthEvent, keys};
+use policy::{EventVariable, Rule, override_variable};
 
 use super::annotate;
-use crate::policy::{EventVariable, Rule, override_variable};
 
 /// The rules, in the order in which they are tried.
 #[derive(Clone, Debug, Default)]

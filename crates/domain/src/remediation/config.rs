@@ -7,11 +7,11 @@ use contract::findings::{FileError, Findings};
 use contract::{Entity, HealthEvent, RecommendedAction, names};
 use jiff::SignedDuration;
 use model::attempt::{DIAGNOSTICS_GROUP, REMEMBERED_HOURS, ResourceKind};
+use policy::template::{Template, Variables};
 use serde::Deserialize;
 use serde_json::Value;
 use toml::Spanned;
 
-use super::template::{Template, Variables};
 use super::validation::{self, ValidationConfig};
 
 /// Largest configuration, in bytes: what a `ConfigMap` can hold.

@@ -1,9 +1,9 @@
 use contract::Entity;
 use model::attempt::{Outcome, ResourceKind};
+use policy::assess::CountedEvent;
 use serde_json::json;
 
 use super::*;
-use crate::assess::CountedEvent;
 
 const CONFIG: &str = r#"
 [remediationActions.COMPONENT_RESET]

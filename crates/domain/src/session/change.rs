@@ -11,10 +11,10 @@ use model::ownership::{
     AppliedTaint, ByHand, CORDON_TIME, DrainMark, Ownership, SessionAnnotation, SessionMark,
     state_label,
 };
+use policy::assess::{CountedEvent, Desired, DrainProgress};
 use serde_json::Value;
 
 use super::{Marks, Session};
-use crate::assess::{CountedEvent, Desired, DrainProgress};
 use crate::remediation::validation::Validation;
 
 /// Longest message that an event keeps in the node annotation, in bytes.

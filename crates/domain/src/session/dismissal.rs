@@ -4,9 +4,9 @@ use contract::keys;
 use jiff::{SignedDuration, Timestamp};
 use model::future::FutureTimes;
 use model::ownership::{Ownership, released_at};
+use policy::assess::{CountedEvent, Desired, Dismissal, DismissedBy};
 
 use super::Observed;
-use crate::assess::{CountedEvent, Desired, Dismissal, DismissedBy};
 
 /// Returns the faults of a node that do not count: those that a person has dismissed by giving the
 /// node back, or by dropping what the brake had held back at `dropped_at`. The latter are

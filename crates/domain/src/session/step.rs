@@ -9,6 +9,7 @@ use model::future::is_future;
 use model::journal::EntryKind;
 use model::node::{NodeChange, NodeView};
 use model::ownership::{ByHand, Ownership, ReleaseRequest};
+use policy::assess::Desired;
 use serde_json::json;
 
 use super::change::Draft;
@@ -17,7 +18,6 @@ use super::uncordon::Gone;
 use super::{
     DEADLINE, Effect, Intent, Marks, Note, Observed, Patch, Phase, Session, Step, change, returns,
 };
-use crate::assess::Desired;
 use crate::brake::Hold;
 
 /// Returns the session after the next step, and what is to be done.

@@ -9,12 +9,12 @@ use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
 use contract::{HealthEvent, keys};
+use policy::Policy;
 use serde_json::json;
 
 use super::*;
 use crate::fleet::FleetInput;
 use crate::fleet::world::{Fate, Restart, World, event};
-use crate::policy::Policy;
 
 const POLICY: &str = r#"
 label-prefix = "k8saas.nvidia.com/"

@@ -19,9 +19,9 @@ use std::collections::BTreeSet;
 use jiff::{SignedDuration, Timestamp};
 use model::node::{NodeView, Taint};
 use model::ownership::{ByHand, Ownership, Undone};
+use policy::assess::Desired;
 
 use super::{Observed, Phase, Session};
-use crate::assess::Desired;
 
 /// Most uncordons that are undone within [`UNDONE_WITHIN`]. A driver that is loaded uncordons its node once or
 /// twice, and an hour may have two boots; whatever does it more often would go on for ever.

@@ -4,11 +4,11 @@ use contract::HealthEvent;
 use model::event::Record;
 use model::fault::FaultBook;
 use model::node::NodeView;
+use policy::Policy;
 
 use super::*;
 use crate::fleet::FleetInput;
 use crate::fleet::world::{Fate, Restart, World, event};
-use crate::policy::Policy;
 
 mod drained;
 

@@ -7,12 +7,12 @@ use contract::findings;
 use contract::names::{self, WrongName};
 use jiff::SignedDuration;
 use model::node::Taint;
+use policy::Criterion;
+use policy::template::{Template, ValidationVariables};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::around::Readiness;
-use crate::policy::Criterion;
-use crate::remediation::template::{Template, ValidationVariables};
 
 /// Largest file, in bytes: what a `ConfigMap` can hold.
 const MAX_BYTES: usize = 1024 * 1024;

@@ -1,7 +1,7 @@
 //! How the gang of a pod is known.
 
 use contract::names::{self, WrongName};
-use domain::policy::CountExpression;
+use policy::CountExpression;
 use serde::Deserialize;
 use serde_json::Value;
 

@@ -12,7 +12,6 @@ use domain::fleet::{
     CreateAnswer, Effect, Fleet, FleetInput, InStore, Kept, Owns, PatchAnswer, Planned,
     PlannedRemoval, PlannedResource, PodNews, RemovalAnswer, Settings, Switched,
 };
-use domain::policy::Policy;
 use domain::remediation::RemediationConfig;
 use domain::session::{Intent, Session};
 use jiff::{SignedDuration, Timestamp};
@@ -22,6 +21,7 @@ use model::mode::Mode;
 use model::node::{NodeChange, Taint};
 use model::ownership::Ownership;
 use model::position::Position;
+use policy::Policy;
 use serde_json::json;
 
 use super::happening::{Fate, Hand, Machine, Memory, NODES, Symptom};

@@ -3,15 +3,15 @@
 use std::sync::Arc;
 
 use contract::keys;
-use domain::assess::{Dismissal, DismissedBy, FaultRuling, Ruling, assess, is_notice};
 use domain::fleet::Situation;
-use domain::policy::{
-    ALL_STAGES, EventVariable, NodeVariable, Policy, Rule, RuleKind, RuleSet, RuleSetAnswer,
-    event_variable,
-};
 use domain::session::{Observed, dismissal};
 use model::fault::Fault;
 use model::node::NodeView;
+use policy::assess::{Dismissal, DismissedBy, FaultRuling, Ruling, assess, is_notice};
+use policy::{
+    ALL_STAGES, EventVariable, NodeVariable, Policy, Rule, RuleKind, RuleSet, RuleSetAnswer,
+    event_variable,
+};
 use serde_json::Value;
 
 use super::check::{Check, RULES, passes, stops};

@@ -3,13 +3,13 @@ use std::sync::Arc;
 
 use contract::{HealthEvent, keys};
 use domain::brake::Hold;
-use domain::policy::Policy;
 use domain::session::{Failure, Session};
 use jiff::Timestamp;
 use model::device::NodeDevices;
 use model::event::{Record, normalise};
 use model::fault::{Fault, FaultBook};
 use model::node::NodeView;
+use policy::Policy;
 use serde_json::{Value, json};
 
 use super::*;
@@ -313,7 +313,7 @@ fn the_routes_are_shown_up_to_the_one_that_counts() {
         route("b", "true"),
         route("c", "true"),
     ];
-    let text = format!("{}{}", domain::policy::DEFAULT_POLICY, routes.concat());
+    let text = format!("{}{}", policy::DEFAULT_POLICY, routes.concat());
     world.policy = Policy::parse(&text, "p").unwrap();
     let details = ask(&world)
         .checks

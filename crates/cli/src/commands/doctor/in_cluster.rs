@@ -7,12 +7,12 @@ use controller::policy::PolicySource;
 use domain::brake::pause::Pause;
 use domain::brake::switch::{BreakerState, Switch};
 use domain::brake::{MOST_ALONE, NodeLabel};
-use domain::policy::{MAX_POLICY_BYTES, Policy};
 use domain::remediation::RemediationConfig;
 use jiff::{SignedDuration, Timestamp};
 use model::attempt::ResourceKind;
 use model::node::NodeView;
 use model::shell;
+use policy::{MAX_POLICY_BYTES, Policy};
 use runtime::text_file;
 
 use super::needs::{self, Need};

@@ -1,6 +1,6 @@
 //! `gpuwarden policy show`: all settings and rules of a policy, defaults included.
 
-use domain::policy::{DEFAULT_POLICY, Policy, Route, Rule, RuleSet};
+use policy::{DEFAULT_POLICY, Policy, Route, Rule, RuleSet};
 use serde::Serialize;
 
 use crate::EXIT_OK;

@@ -1,7 +1,7 @@
 use contract::keys::UNCORDONED_MANUALLY;
-use domain::policy::Policy;
 use domain::view::{BrakeView, DeviceView, NodeState, NodeStatus};
 use model::node::Taint;
+use policy::Policy;
 use runtime::metrics::Metrics;
 
 use super::*;

@@ -6,12 +6,12 @@ use std::sync::LazyLock;
 use contract::{BehaviourOverrides, HealthEvent};
 use model::node::{NodeChange, NodeView};
 use model::ownership::Ownership;
+use policy::Policy;
 use proptest::prelude::*;
 
 use super::*;
 use crate::fleet::world::{Restart, World, event, settings};
 use crate::fleet::{FleetInput, PatchAnswer, Planned, Settings, Switched};
-use crate::policy::Policy;
 use crate::session::{Intent, Phase};
 
 /// One cheap rule: what matters here is who goes when.

@@ -12,11 +12,11 @@ use jiff::Timestamp;
 use model::device::{DeviceId, DeviceTaint, NodeDevices, Rule, RuleChange, RuleSpec, TaintEffect};
 use model::journal::EntryKind;
 use model::ownership::Maker;
+use policy::assess::Desired;
 use serde_json::json;
 
 use super::wanted::Retry;
 use super::{Asks, Facts, Stage};
-use crate::assess::Desired;
 use crate::fleet::state::FleetState;
 use crate::fleet::{Effect, Level, Mode, PlannedRule};
 use crate::session::{DEADLINE, Failure, Note};

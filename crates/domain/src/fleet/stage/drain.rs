@@ -13,10 +13,10 @@ use model::device::{DeviceTaint, TaintEffect};
 use model::journal::EntryKind;
 use model::node::HANDED_OVER;
 use model::ownership::{DrainMark, Ownership};
+use policy::assess::{Desired, DrainProgress};
 
 use super::remediation::NOT_OUT;
 use super::{Asks, Facts, Stage};
-use crate::assess::{Desired, DrainProgress};
 use crate::drain::partial::{Gpus, fate_of};
 use crate::drain::{
     CustomDrain, Drain, DrainConfig, DrainMode, Fate, Gangs, Next, PodView, wake_at,

@@ -5,9 +5,9 @@ use std::ops::ControlFlow;
 
 use jiff::Timestamp;
 use model::node::Taint;
+use policy::assess::Desired;
 
 use super::{Asks, Facts, Stage};
-use crate::assess::Desired;
 
 /// The hand-over of one node. All that it knows stands on the node.
 #[derive(Debug, Default)]

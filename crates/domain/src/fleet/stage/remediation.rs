@@ -13,14 +13,14 @@ use model::attempt::{DIAGNOSTICS_GROUP, VALIDATION_GROUP};
 use model::journal::EntryKind;
 use model::node::{HANDED_OVER, NodeView};
 use model::ownership::Ownership;
+use policy::Routed;
+use policy::assess::{CountedEvent, Desired};
 use serde_json::{Value, json};
 
 use super::validation::waits_for_quiet;
 use super::wanted::Wanted;
 use super::{Asks, Facts, Stage};
-use crate::assess::{CountedEvent, Desired};
 use crate::fleet::{CreateAnswer, Effect, Mode, RemediationNews, ResourceNews, Settings};
-use crate::policy::Routed;
 use crate::remediation::{Case, Decision, Hold, OpenFault, ResourceState, Seen, decide};
 use crate::session::{Failure, Note};
 use crate::veto::Veto;

@@ -10,9 +10,9 @@ use jiff::Timestamp;
 use model::attempt::{Attempt, Outcome, RemediationMark};
 use model::fault::Fault;
 use model::ownership::{Ownership, ReleaseRequest};
+use policy::assess::Desired;
 
 use super::{Asks, Facts, Stage};
-use crate::assess::Desired;
 use crate::fleet::Purpose;
 use crate::fleet::state::FleetState;
 use crate::remediation::validation::{FAILED, Validation};

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use contract::{BehaviourOverrides, RecommendedAction};
 use model::ownership::Ownership;
 use model::reporter::{Process, Reporter};
+use policy::assess::Desired;
 
 use super::*;
-use crate::assess::Desired;
 use crate::drain::{DrainConfig, PodView};
 use crate::fleet::world::{Fate, Looked, Restart, World, event, settings};
 use crate::remediation::RemediationConfig;

@@ -6,12 +6,12 @@ use model::journal::EntryKind;
 use model::node::NodeView;
 use model::ownership::AFTER_BOOT;
 use model::ownership::Ownership;
+use policy::{DEFAULT_POLICY, Policy, Uncordon};
 use serde_json::json;
 
 use crate::fleet::stage::validation::tests::{ends, fault, looks, until_made, world as validating};
 use crate::fleet::world::{Fate, Looked, Restart, World, event};
 use crate::fleet::{CreateAnswer, FleetInput};
-use crate::policy::{DEFAULT_POLICY, Policy, Uncordon};
 use crate::session::uncordon::{MOST_UNDONE, UNDONE_WITHIN};
 use crate::session::{Intent, Phase};
 

@@ -4,13 +4,13 @@ use contract::keys;
 use jiff::SignedDuration;
 use model::node::NodeView;
 use model::ownership::Ownership;
+use policy::Policy;
 
 use super::*;
 use crate::brake::pause::Pause;
 use crate::drain::{DrainConfig, PodView};
 use crate::fleet::world::{Fate, Looked, Restart, World, event, settings};
 use crate::fleet::{CreateAnswer, FleetInput, PodNews, Settings, Switched};
-use crate::policy::Policy;
 use crate::remediation::RemediationConfig;
 use crate::session::Phase;
 

@@ -1,8 +1,9 @@
 //! What a session keeps over a restart: how often the node has come back, until when it waits, how
 //! long a change has failed, and times of the future.
 
+use policy::assess::Desired;
+
 use super::*;
-use crate::assess::Desired;
 use crate::fleet::Owns;
 
 /// A node that was out of service and well again, as often.

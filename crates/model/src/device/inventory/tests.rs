@@ -1,24 +1,7 @@
 use super::*;
-use crate::device::{DeviceTaint, Dimension, GPU_DRIVER, RuleSpec, TaintEffect};
+use crate::device::test_util::slice;
+use crate::device::{DeviceTaint, Dimension, RuleSpec, TaintEffect};
 use crate::ownership::Maker;
-
-/// The slice of a node with so many GPUs, whose UUIDs are `GPU-0` and so on.
-fn slice(node: &str, gpus: u8) -> Slice {
-    let device = |index: u8| SliceDevice {
-        name: format!("gpu-{index}"),
-        gpu: Some(format!("GPU-{index}")),
-        pci: Some(format!("0000:{index:02x}:00.0")),
-        ..SliceDevice::default()
-    };
-    Slice {
-        driver: GPU_DRIVER.into(),
-        pool: node.into(),
-        generation: 1,
-        slices: 1,
-        node: Some(node.into()),
-        devices: (0..gpus).map(device).collect(),
-    }
-}
 
 fn subject(kind: &str, value: &str) -> Subject {
     let entity = contract::Entity {

@@ -1,11 +1,11 @@
 use contract::keys;
 use model::device::Claim;
 use model::node::NodeView;
+use policy::Policy;
 
 use super::*;
 use crate::fleet::world::{Fate, Restart, World, settings};
 use crate::fleet::{DeviceInput, DeviceWatch, FleetInput, Settings};
-use crate::policy::Policy;
 use crate::session::{Intent, Phase};
 use crate::view::NodeState;
 

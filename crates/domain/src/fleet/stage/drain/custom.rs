@@ -9,10 +9,10 @@ use jiff::{SignedDuration, Timestamp};
 use model::attempt::Attempt;
 use model::journal::EntryKind;
 use model::ownership::{DrainMark, Ownership};
+use policy::assess::Desired;
 use serde_json::Value;
 
 use super::{Asks, DrainOrder, DrainState, Facts, NodePods, custom_of};
-use crate::assess::Desired;
 use crate::drain::{CustomDrain, PodsToDrain};
 use crate::fleet::stage::remediation::complete;
 use crate::fleet::stage::wanted::{Wanted, delete};

@@ -3,12 +3,12 @@ use std::sync::Arc;
 use contract::{BehaviourOverrides, keys};
 use jiff::SignedDuration;
 use model::node::NodeView;
+use policy::Policy;
 
 use super::*;
 use crate::drain::DrainConfig;
 use crate::fleet::world::{Fate as PatchFate, Looked, Restart, World, event, settings};
 use crate::fleet::{FleetInput, Settings};
-use crate::policy::Policy;
 use crate::session::{Intent, Phase};
 use crate::view::NodeState;
 

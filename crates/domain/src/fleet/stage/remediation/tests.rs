@@ -2,12 +2,12 @@ use std::sync::Arc;
 
 use jiff::SignedDuration;
 use model::attempt::Repair;
+use policy::Policy;
 
 use super::*;
 use crate::drain::DrainConfig;
 use crate::fleet::world::{Fate, Looked, Restart, World, event, settings};
 use crate::fleet::{FleetInput, PlannedResource, Settings};
-use crate::policy::Policy;
 use crate::remediation::RemediationConfig;
 use crate::session::Phase;
 use crate::status::StatusUpdate;

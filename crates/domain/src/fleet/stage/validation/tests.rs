@@ -4,13 +4,13 @@ use contract::{RecommendedAction, keys};
 use jiff::SignedDuration;
 use model::node::{NodeView, Taint};
 use model::reporter::{Process, Reporter};
+use policy::{DEFAULT_POLICY, Policy};
 use serde_json::{Value, json};
 
 use super::*;
 use crate::drain::DrainConfig;
 use crate::fleet::world::{Fate, Restart, World, event, settings};
 use crate::fleet::{CreateAnswer, FleetInput, Mode, Settings};
-use crate::policy::{DEFAULT_POLICY, Policy};
 use crate::remediation::RemediationConfig;
 use crate::session::Phase;
 

@@ -8,7 +8,7 @@ use model::event::{
 };
 use serde_json::Value;
 
-use crate::policy::RuleKind;
+use crate::RuleKind;
 
 /// Bytes that are copied or compared in one step; also what a value takes beside its text.
 pub(super) const BYTES_A_STEP: u64 = 64;
@@ -39,7 +39,7 @@ pub(super) struct Size {
 
 /// Returns why a rule that loops is not asked about a node: it is larger than what rules are
 /// measured by when they are loaded.
-pub(in crate::policy::rule) fn too_large(node: &Value) -> Option<String> {
+pub(in crate::rule) fn too_large(node: &Value) -> Option<String> {
     let mut bytes = 0;
     let items = measure(node, &mut bytes);
     if items > MAX_NODE_ITEMS {

@@ -5,9 +5,7 @@ use std::collections::BTreeMap;
 use model::fault::Fault;
 use model::reporter::Authority;
 
-use crate::policy::{
-    EventVariable, MAX_POLICY_COST, NodeVariable, RuleSet, RuleSetAnswer, event_variable,
-};
+use crate::{EventVariable, MAX_POLICY_COST, NodeVariable, RuleSet, RuleSetAnswer, event_variable};
 
 /// Most steps that a look takes for what users report: about half a second at 50 ns a step, which is
 /// reckoned and not measured, for the work of a rule is known by its worst case. One event takes less,

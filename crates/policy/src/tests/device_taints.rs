@@ -2,7 +2,7 @@
 
 use model::device::{Dimension, TaintEffect};
 
-use crate::policy::Policy;
+use crate::Policy;
 
 #[test]
 fn what_is_not_named_has_its_default_and_no_table_means_none() {

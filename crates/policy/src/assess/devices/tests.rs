@@ -1,13 +1,13 @@
 use contract::{BehaviourOverrides, Entity, HealthEvent};
+use model::device::test_util::slice;
 use model::device::{Inventory, SliceDevice};
 use model::event::{Record, normalise};
 use model::fault::FaultBook;
 use model::reporter::Reporter;
 
 use super::*;
+use crate::Policy;
 use crate::assess::{Desired, assess};
-use crate::fleet::world::slice;
-use crate::policy::Policy;
 
 /// One GPU is tainted, two take the node out.
 const ONE: &str = r#"

@@ -4,7 +4,7 @@ use model::device::{Dimension, TaintEffect};
 use serde::Deserialize;
 use toml::Spanned;
 
-use crate::policy::DeviceTaints;
+use crate::DeviceTaints;
 
 /// The table `[device-taints]`. It is ours alone, so a key that is misspelt is an error.
 #[derive(Deserialize)]

@@ -6,7 +6,7 @@ use model::fault::FaultBook;
 use model::reporter::{Process, Reporter};
 
 use super::*;
-use crate::policy::counts;
+use crate::counts;
 
 fn faults(events: Vec<HealthEvent>) -> Vec<Fault> {
     let mut book = FaultBook::default();

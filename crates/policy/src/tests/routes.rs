@@ -1,5 +1,5 @@
 use super::*;
-use crate::policy::{Route, RouteDrain};
+use crate::{Route, RouteDrain};
 
 const ROUTES: &str = r#"
     [[routes]]

@@ -5,7 +5,7 @@ use jiff::SignedDuration;
 use serde::Deserialize;
 use toml::Spanned;
 
-use crate::policy::{Amount, Brake, Budget, Window};
+use crate::{Amount, Brake, Budget, Window};
 
 /// The share of the GPU nodes in NVSentinel's chart, in percent.
 const WINDOW_PERCENTAGE: i64 = 50;

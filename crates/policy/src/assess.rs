@@ -15,7 +15,7 @@ use model::fault::Fault;
 use model::node::{NodeView, Taint, label_value};
 use model::ownership::Ownership;
 
-use crate::policy::{
+use crate::{
     EventVariable, NodeVariable, Policy, Route, RouteDrain, Routed, RuleSet, RuleSetAnswer,
     event_variable,
 };

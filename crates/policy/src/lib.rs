@@ -4,11 +4,14 @@
 //! (`fault-quarantine` TOML, CEL over `event` and `node`), checked much harder when it
 //! is loaded: a typo is an error with file and line, not a rule that never matches.
 
+pub mod assess;
 mod devices;
+pub mod glob;
 mod limits;
 mod load;
 mod route;
 mod rule;
+pub mod template;
 mod uncordon;
 
 use std::fmt;

@@ -14,7 +14,7 @@ use model::node::{NodeView, label_value};
 use model::reporter::Authority;
 
 use super::{FaultRuling, Ruling};
-use crate::policy::{DeviceTaints, RuleSet};
+use crate::{DeviceTaints, RuleSet};
 
 /// The checks of one dimension each; XIDs are known by their code.
 const CHECKS: [(&str, Dimension); 8] = [
