@@ -2,8 +2,9 @@
 //! the message of an event, the status of a custom resource (JSON), and the file of actions (TOML).
 
 use contract::{Entity, HealthEvent};
-use domain::remediation::{RemediationConfig, ResourceState};
+use domain::remediation::RemediationConfig;
 use model::attempt::ResourceKind;
+use model::resource::ResourceState;
 use policy::template::{MAX_OUTPUT_BYTES, Template, Variables};
 use serde_json::{Value, json};
 

@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use domain::fleet::{PlannedResource, ResourceNews};
-use domain::remediation::ResourceState;
 use model::attempt::{Attempt, ResourceKind};
+use model::resource::ResourceState;
 use serde_json::Value;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use domain::gpu_reset::{SERVICES, ServicePod};
+use maintenance::gpu_reset::{SERVICES, ServicePod};
 use model::listing::Listing;
 use serde_json::Value;
 use tokio::sync::mpsc;

@@ -13,14 +13,9 @@
 pub mod brake;
 pub mod drain;
 pub mod fleet;
-pub mod gpu_reset;
-pub mod handover;
-pub mod janitor;
-pub mod maintenance;
 pub mod pipeline;
 pub mod remediation;
 pub mod session;
 pub mod status;
-pub mod validation_request;
 pub mod veto;
 pub mod view;

@@ -24,12 +24,12 @@ use contract::HealthEvent;
 use jiff::Timestamp;
 
 use model::attempt::{PersonAsked, RemediationMark};
+use model::resource::ResourceState;
 use model::time::later;
 
 mod config;
 mod need;
 mod plan;
-mod resource;
 mod stand;
 mod under_way;
 pub mod validation;
@@ -37,7 +37,6 @@ pub mod validation;
 pub use config::{Action, MAX_CONFIG_BYTES, RemediationConfig};
 use need::needs;
 use plan::{Next, Plan};
-pub use resource::ResourceState;
 use stand::Wait;
 pub use stand::{Beside, Hold, Stand};
 use under_way::{MADE_WITHIN, follow, is_sought};

@@ -3,10 +3,10 @@
 #![allow(clippy::unwrap_used)]
 
 use gpuwarden_domain::drain::DrainConfig;
-use gpuwarden_domain::janitor::JanitorConfig;
 use gpuwarden_domain::pipeline::load;
 use gpuwarden_domain::remediation::RemediationConfig;
-use gpuwarden_domain::validation_request::ValidationConfiguration;
+use maintenance::janitor::JanitorConfig;
+use maintenance::validation_request::ValidationConfiguration;
 use policy::Policy;
 
 /// Reads a configuration; the text that stands for it has `@` in the place of a name.

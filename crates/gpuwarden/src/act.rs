@@ -13,9 +13,9 @@ use controller::conditions::{self, Board, Reporter};
 use controller::quarantine::{Owns, Quarantine, QuarantineConfig};
 use controller::retention::Retention;
 use devices::DeviceApi;
-use domain::validation_request::ValidationConfiguration;
 use domain::view::FleetView;
 use janitor::{Janitor, JanitorParts, Providers, Validator, ValidatorParts};
+use maintenance::validation_request::ValidationConfiguration;
 use model::condition::{Limits, Options};
 use runtime::logging::chain;
 use runtime::metrics::Metrics;
@@ -168,7 +168,7 @@ impl Acting<'_> {
         if let Some(resets) = &mut config.resets {
             resets.namespace.clone_from(namespace);
         }
-        let board = domain::janitor::Board::new(config, settings.ttl, process);
+        let board = maintenance::janitor::Board::new(config, settings.ttl, process);
         let parts = JanitorParts {
             cluster: Arc::clone(cluster),
             board: board.for_node(own_node),

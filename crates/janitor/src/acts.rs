@@ -1,8 +1,8 @@
 //! What the board has done in the cluster, each with its answer.
 
 use cluster::{ApiError, Cluster, Kind};
-use domain::janitor::{Effect, Input, Made, Written};
-use domain::maintenance::{EXPIRY, Expiry, Key, Maintenance, Resource};
+use maintenance::janitor::{Effect, Input, Made, Written};
+use maintenance::{EXPIRY, Expiry, Key, Maintenance, Resource};
 use model::node::{NodeChange, NodeView};
 use runtime::logging::chain;
 use serde_json::{Value, json};

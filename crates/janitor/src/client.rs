@@ -13,7 +13,7 @@ use contract::janitor_provider::{
     IsGpuResetCompleteRequest, IsNodeReadyRequest, SendGpuResetSignalRequest,
     SendRebootSignalRequest, SendTerminateSignalRequest,
 };
-use domain::janitor::{Action, Class, Failure, Found, ProviderPlace};
+use maintenance::janitor::{Action, Class, Failure, Found, ProviderPlace};
 use runtime::tcp_grpc;
 use runtime::tls::ClientTls;
 use tonic::metadata::MetadataValue;

@@ -10,9 +10,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use domain::gpu_reset::Gpus;
-use domain::janitor::{Action, Class, Found};
 use jiff::SignedDuration;
+use maintenance::gpu_reset::Gpus;
+use maintenance::janitor::{Action, Class, Found};
 
 use crate::provider::{Provider, Signal};
 

@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use cluster::{ApiError, Cluster, Kind};
-use domain::gpu_reset::ResetSettings;
-use domain::janitor::generic::{
+use maintenance::gpu_reset::ResetSettings;
+use maintenance::janitor::generic::{
     GenericConfig, boot_before, failure_of, is_of, is_reset, job_name, reset_job, reset_job_name,
 };
-use domain::janitor::{Action, Class, Failure, Found};
+use maintenance::janitor::{Action, Class, Failure, Found};
 use serde_json::Value;
 
 use crate::node::{boot_of, failure, is_ready, known_boot, node};

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use contract::google_rpc::{ErrorInfo, RetryInfo, Status as Details};
-use domain::janitor::{Class, Failure};
 use jiff::SignedDuration;
+use maintenance::janitor::{Class, Failure};
 use prost::Message as _;
 use prost_types::Any;
 use runtime::tcp_grpc;

@@ -1,12 +1,12 @@
 //! The janitor: carries out what custom resources such as `RebootNode` ask for.
 //!
-//! It decides nothing itself: [`Janitor`] turns what it watches into inputs of [`domain::janitor::Board`],
+//! It decides nothing itself: [`Janitor`] turns what it watches into inputs of [`maintenance::janitor::Board`],
 //! and carries its effects out. Signals go through a [`Provider`]: the [generic](generic::Generic) one or the
 //! BMC ([`redfish`]) in this process, or one behind gRPC ([`client`]); [`server`] is the other end of that.
 //! `conformance` (cargo feature of that name) has the tests that every provider passes.
 //!
 //! [`Validator`] does the same for `ValidationRequest`s, each of which tests several nodes, by
-//! [`domain::validation_request`].
+//! [`maintenance::validation_request`].
 
 mod acts;
 pub mod client;

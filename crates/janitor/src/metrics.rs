@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use domain::handover::Phase;
-use domain::janitor::{Action, News};
-use domain::maintenance::{Key, Maintenance, Outcome};
-use domain::validation_request::{Phase as TestPhase, Request, Status};
 use jiff::SignedDuration;
+use maintenance::handover::Phase;
+use maintenance::janitor::{Action, News};
+use maintenance::validation_request::{Phase as TestPhase, Request, Status};
+use maintenance::{Key, Maintenance, Outcome};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;

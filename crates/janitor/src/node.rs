@@ -1,8 +1,8 @@
 //! A node as the providers of this process read it, and what errors of the API server mean for a signal.
 
 use cluster::{ApiError, Cluster, Kind};
-use domain::janitor::{Class, Failure};
 use jiff::SignedDuration;
+use maintenance::janitor::{Class, Failure};
 use runtime::logging::chain;
 use serde_json::Value;
 

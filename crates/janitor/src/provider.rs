@@ -1,8 +1,8 @@
 //! What a provider has to do.
 
 use async_trait::async_trait;
-use domain::gpu_reset::Gpus;
-use domain::janitor::{Action, Failure, Found};
+use maintenance::gpu_reset::Gpus;
+use maintenance::janitor::{Action, Failure, Found};
 use runtime::tcp_grpc::AddressError;
 use runtime::tls::TlsError;
 
@@ -37,7 +37,7 @@ pub trait Provider: Send + Sync + 'static {
     async fn find(&self, signal: &Signal) -> Result<Found, Failure>;
 
     /// Returns whether the node is back after a reboot, or its GPUs are reset. A
-    /// [`Permanent`](domain::janitor::Class::Permanent) failure says that it will not be.
+    /// [`Permanent`](maintenance::janitor::Class::Permanent) failure says that it will not be.
     async fn is_ready(&self, signal: &Signal, request_id: &str) -> Result<bool, Failure>;
 }
 

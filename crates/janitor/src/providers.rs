@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use cluster::Cluster;
-use domain::janitor::{JanitorConfig, ProviderPlace};
+use maintenance::janitor::{JanitorConfig, ProviderPlace};
 
 use crate::client::Remote;
 use crate::generic::Generic;

@@ -9,11 +9,11 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use cluster::{ApiError, Cluster};
-use domain::janitor::redfish::{
+use jiff::{SignedDuration, Timestamp};
+use maintenance::janitor::redfish::{
     Log, Machine, Record, RedfishConfig, SYSTEMS, Verdict, entries_of, log_of, members_of,
 };
-use domain::janitor::{Action, Class, Failure, Found};
-use jiff::{SignedDuration, Timestamp};
+use maintenance::janitor::{Action, Class, Failure, Found};
 use runtime::tls::ClientTls;
 use serde_json::{Value, json};
 

@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use cluster::{Cluster, Event, ServiceEvent, ServiceWatches};
 use contract::keys;
-use domain::handover::Phase;
-use domain::janitor::{
+use jiff::Timestamp;
+use maintenance::Key;
+use maintenance::handover::Phase;
+use maintenance::janitor::{
     Answer, Board, Effect, Input, News, NodeSeen, NodeTold, ProviderPlace, Question,
 };
-use domain::maintenance::Key;
-use jiff::Timestamp;
 use model::node::NodeView;
 use runtime::logging::chain;
 use runtime::metrics::Metrics;
@@ -177,7 +177,7 @@ impl Janitor {
                 provider,
                 question,
             } => {
-                let Some(action) = domain::janitor::Action::of(key.kind) else {
+                let Some(action) = maintenance::janitor::Action::of(key.kind) else {
                     return; // Not reached: nobody asks a provider about another.
                 };
                 let signal = Signal {

@@ -19,8 +19,8 @@ use contract::janitor_provider::{
     SendGpuResetSignalRequest, SendGpuResetSignalResponse, SendRebootSignalRequest,
     SendRebootSignalResponse, SendTerminateSignalRequest, SendTerminateSignalResponse,
 };
-use domain::gpu_reset::Gpus;
-use domain::janitor::{Action, Class, Failure, Found};
+use maintenance::gpu_reset::Gpus;
+use maintenance::janitor::{Action, Class, Failure, Found};
 use runtime::logging::Seldom;
 use runtime::tcp_grpc;
 use runtime::tls::ServerTls;

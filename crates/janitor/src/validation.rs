@@ -1,4 +1,4 @@
-//! The controller of `ValidationRequest`s: what it watches goes into [`domain::validation_request::step`], and
+//! The controller of `ValidationRequest`s: what it watches goes into [`maintenance::validation_request::step`], and
 //! what that says is carried out, one request after the other.
 //!
 //! It waits for each answer before it looks at the next request: so two requests never take the same node, and
@@ -9,11 +9,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cluster::{ApiError, Cluster, Kind, ServiceEvent, ServiceWatches, Signal};
-use domain::maintenance::is_older;
-use domain::validation_request::{
+use jiff::{SignedDuration, Timestamp};
+use maintenance::is_older;
+use maintenance::validation_request::{
     self as requests, Act, Around, Request, Status, ValidationConfiguration,
 };
-use jiff::{SignedDuration, Timestamp};
 use runtime::logging::{Seldom, chain};
 use runtime::metrics::Metrics;
 use serde_json::{Value, json};

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use cluster::{Cluster, Kind, Selection, Signal};
 use contract::keys;
-use domain::janitor::Input;
-use domain::maintenance::{Key, Maintenance, Resource};
+use maintenance::janitor::Input;
+use maintenance::{Key, Maintenance, Resource};
 use runtime::logging::{Seldom, chain};
 use serde_json::Value;
 use tokio::sync::mpsc;

@@ -20,6 +20,7 @@ pub mod node;
 pub mod ownership;
 pub mod position;
 pub mod reporter;
+pub mod resource;
 pub mod selector;
 pub mod shell;
 pub mod time;

@@ -9,7 +9,7 @@ use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use cluster::{ApiError, Cluster, Kind};
 use contract::keys;
-use domain::maintenance::Maintenance;
+use maintenance::Maintenance;
 use preflight::config::{Config, FailurePolicy};
 use runtime::logging::{Trouble, chain};
 use serde_json::{Value, json};

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cluster::{ApiError, Cluster, Kind};
-use domain::janitor::{Named, Request};
-use domain::maintenance::{Maintenance, Resource};
+use maintenance::janitor::{Named, Request};
+use maintenance::{Maintenance, Resource};
 use preflight::inject::Injection;
 use runtime::http_server::ReadBody;
 use runtime::logging::{Seldom, chain};

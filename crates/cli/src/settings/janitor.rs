@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
-use domain::janitor::JanitorConfig;
-use domain::validation_request::ValidationConfiguration;
 use jiff::SignedDuration;
+use maintenance::janitor::JanitorConfig;
+use maintenance::validation_request::ValidationConfiguration;
 
 use super::{SettingsError, amount};
 use crate::args::ActArgs;

@@ -6,8 +6,8 @@ use std::net::SocketAddr;
 use cluster::ConnectOptions;
 use contract::names;
 use controller::ingest::ServiceAccount;
-use domain::gpu_reset::ResetSettings;
-use domain::janitor::generic::GenericConfig;
+use maintenance::gpu_reset::ResetSettings;
+use maintenance::janitor::generic::GenericConfig;
 use runtime::logging::LogFormat;
 use runtime::tls::CertificateFiles;
 

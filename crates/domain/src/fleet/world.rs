@@ -10,7 +10,7 @@ use contract::{Entity, HealthEvent, keys};
 use jiff::{SignedDuration, Timestamp};
 use model::attempt::Attempt;
 use model::device::test_util::slice;
-use model::device::{GPU_DRIVER, Rule, RuleChange, Slice, SliceDevice};
+use model::device::{Rule, RuleChange};
 use model::event::{Record, normalise};
 use model::journal::Entry;
 use model::mode::Mode;

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use ::janitor::client::Remote;
 use ::janitor::{Provider, Signal};
 use contract::{HealthEvent, RecommendedAction};
-use domain::janitor::{Action, ProviderPlace};
 use kube::api::{Api, DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use kube::core::{ApiResource, GroupVersionKind};
+use maintenance::janitor::{Action, ProviderPlace};
 use serde_json::{Value, json};
 use testkit::{ControlPlane, Version, unique};
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use ::janitor::{Provider, Signal};
 use async_trait::async_trait;
-use domain::janitor::{Class, Failure, Found};
+use maintenance::janitor::{Class, Failure, Found};
 use testkit::components::{find_program, guest_kernel};
 use testkit::{Component, ControlPlane, Version};
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};

@@ -1,9 +1,9 @@
 //! The story of `story.rs` where something goes wrong on its way: a provider that throttles and then refuses,
 //! a second fault while pods leave, and a GPU whose reset fails.
 
-use domain::janitor::{Class, Failure};
 use jiff::SignedDuration;
 use kube::api::{DeleteParams, Patch, PatchParams};
+use maintenance::janitor::{Class, Failure};
 use serde_json::{Value, json};
 use testkit::{ControlPlane, Version};
 

@@ -4,8 +4,6 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
-use domain::janitor::redfish::{RedfishConfig, is_path};
-use domain::janitor::{Class, Failure};
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::body::Bytes;
 use hyper::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER};
@@ -16,6 +14,8 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::client::legacy::{Client, Error};
 use hyper_util::rt::TokioExecutor;
 use jiff::SignedDuration;
+use maintenance::janitor::redfish::{RedfishConfig, is_path};
+use maintenance::janitor::{Class, Failure};
 use runtime::logging::chain;
 use runtime::tls::ClientTls;
 use serde_json::Value;

@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use cluster::{ServiceEvent, ServiceWatches};
-use domain::maintenance::is_older;
-use domain::validation_request::{NodeState, Readiness, ValidationConfiguration};
 use jiff::{SignedDuration, Timestamp};
+use maintenance::is_older;
+use maintenance::validation_request::{NodeState, Readiness, ValidationConfiguration};
 use model::node::NodeView;
 use runtime::logging::chain;
 use serde_json::Value;

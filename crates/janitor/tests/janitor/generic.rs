@@ -5,14 +5,14 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use cluster::{Cluster, ConnectOptions, Kind};
-use domain::gpu_reset::ResetSettings;
-use domain::janitor::generic::{GenericConfig, JOB_LABEL, NODE_LABEL};
-use domain::janitor::{Action, Class, ProviderPlace};
 use gpuwarden_janitor::client::Remote;
 use gpuwarden_janitor::conformance::{self, Weather, World};
 use gpuwarden_janitor::generic::Generic;
 use gpuwarden_janitor::server::{self, AUDIENCE, Callers};
 use gpuwarden_janitor::{Provider, Signal};
+use maintenance::gpu_reset::ResetSettings;
+use maintenance::janitor::generic::{GenericConfig, JOB_LABEL, NODE_LABEL};
+use maintenance::janitor::{Action, Class, ProviderPlace};
 use runtime::tls::{CertificateFiles, ClientCertificates, ServerTls};
 use serde_json::{Value, json};
 use testkit::{Authority, ControlPlane, Purpose, Version, unique};

@@ -12,11 +12,11 @@ use contract::janitor_provider::csp_provider_service_client::CspProviderServiceC
 use contract::janitor_provider::csp_provider_service_server::{
     CspProviderService, CspProviderServiceServer,
 };
-use domain::janitor::{Action, Class, Failure, Found, ProviderPlace};
 use gpuwarden_janitor::client::Remote;
 use gpuwarden_janitor::conformance::{self, Weather, World};
 use gpuwarden_janitor::server::{self, Callers};
 use gpuwarden_janitor::{Provider, Signal};
+use maintenance::janitor::{Action, Class, Failure, Found, ProviderPlace};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;

@@ -6,11 +6,11 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use anyhow::ensure;
-use domain::janitor::Class;
-use domain::janitor::redfish::RedfishConfig;
 use gpuwarden_janitor::Provider as _;
 use gpuwarden_janitor::conformance::Weather;
 use gpuwarden_janitor::redfish::Redfish;
+use maintenance::janitor::Class;
+use maintenance::janitor::redfish::RedfishConfig;
 use serde_json::{Value, json};
 use testkit::{ControlPlane, Version, unique};
 use tokio::net::TcpListener;

@@ -9,8 +9,6 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use cluster::{Cluster, ConnectOptions, Kind};
-use domain::janitor::redfish::RedfishConfig;
-use domain::janitor::{Action, Class, Found};
 use gpuwarden_janitor::conformance::{self, Weather, World};
 use gpuwarden_janitor::redfish::Redfish;
 use gpuwarden_janitor::{Provider, Signal};
@@ -19,6 +17,8 @@ use hyper::body::{Bytes, Incoming};
 use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
+use maintenance::janitor::redfish::RedfishConfig;
+use maintenance::janitor::{Action, Class, Found};
 use runtime::tls::{CertificateFiles, ClientCertificates, ServerTls};
 use serde_json::{Value, json};
 use testkit::{Authority, Component, ControlPlane, Purpose, Version, unique};

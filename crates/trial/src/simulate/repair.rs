@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use contract::keys;
 use domain::fleet::{CreateAnswer, PlannedResource, ResourceNews};
-use domain::remediation::ResourceState;
 use model::attempt::{Attempt, RemediationMark, ResourceKind};
 use model::node::NodeView;
 use model::ownership::Ownership;
+use model::resource::ResourceState;
 use serde_json::{Value, json};
 
 use super::happening::Work;

@@ -5,9 +5,9 @@ use std::borrow::Cow;
 use cluster::Access;
 use contract::keys;
 use controller::policy::PolicySource;
-use domain::janitor::{Action, JanitorConfig, ProviderPlace};
-use domain::maintenance::Maintenance;
-use domain::validation_request::{self, ValidationConfiguration};
+use maintenance::Maintenance;
+use maintenance::janitor::{Action, JanitorConfig, ProviderPlace};
+use maintenance::validation_request::{self, ValidationConfiguration};
 use model::attempt::ResourceKind;
 use model::shell;
 

@@ -18,7 +18,7 @@
 //! Everything that must not be forgotten stands in the status of the resource, and stands there before it
 //! is done. So a crash between any two effects makes no second signal.
 
-use crate::maintenance::Maintenance;
+use crate::Maintenance;
 
 mod admission;
 mod board;

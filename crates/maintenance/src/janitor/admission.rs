@@ -5,7 +5,7 @@ use contract::keys;
 use serde_json::Value;
 
 use crate::gpu_reset::Gpus;
-use crate::maintenance::{Maintenance, Resource};
+use crate::{Maintenance, Resource};
 
 /// A request as it is to be, and what is known of its cluster.
 #[derive(Clone, Copy, Debug)]

@@ -7,18 +7,15 @@
 use contract::keys;
 use jiff::Timestamp;
 use model::node::{NOT_MANAGED, NodeChange, NodeView, Taint, label_value};
+use model::resource::EXTERNAL_COMPLETE;
 use model::time::later;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::maintenance::{
-    Act, ITS_SESSION_HAS_ENDED, Resource, SESSION_ENDED, SESSION_SEEN_WITHIN, Status,
-};
+use crate::{Act, ITS_SESSION_HAS_ENDED, Resource, SESSION_ENDED, SESSION_SEEN_WITHIN, Status};
 
 /// The condition that is true once the node is handed over.
 pub const RELEASED: &str = "NVSentinelOwnershipReleased";
-/// The condition that the external system sets: true once it is done, false where it puts the request aside.
-pub const EXTERNAL: &str = "ExternalRemediationComplete";
 /// Said of what is not known yet.
 const INITIALIZING: &str = "Initializing";
 
@@ -82,12 +79,12 @@ pub fn decide(case: &Case<'_>) -> Option<Act> {
     if status.condition(RELEASED).is_none() {
         return case.status(|next| {
             next.set(RELEASED, "Unknown", INITIALIZING, "", now);
-            if next.condition(EXTERNAL).is_none() {
-                next.set(EXTERNAL, "Unknown", INITIALIZING, "", now);
+            if next.condition(EXTERNAL_COMPLETE).is_none() {
+                next.set(EXTERNAL_COMPLETE, "Unknown", INITIALIZING, "", now);
             }
         });
     }
-    if status.is_true(EXTERNAL) {
+    if status.is_true(EXTERNAL_COMPLETE) {
         return (case.take_back()).or_else(|| case.status(|next| next.completion = Some(now)));
     }
     if status.is_true(RELEASED) {
@@ -177,7 +174,7 @@ pub(crate) fn phase(request: &Resource) -> Phase {
     if status.completion.is_some() {
         return Phase::Closed;
     }
-    if status.is_false(EXTERNAL) {
+    if status.is_false(EXTERNAL_COMPLETE) {
         return Phase::Parked;
     }
     if status.is_true(RELEASED) {

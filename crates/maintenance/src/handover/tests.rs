@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use serde_json::json;
 
 use super::*;
-use crate::maintenance::Maintenance;
+use crate::Maintenance;
 
 const FINALIZER: &str = "nvsentinel.dgxc.nvidia.com/external-remediation-cleanup";
 
@@ -86,7 +86,7 @@ impl World {
     /// The external system says how it goes.
     fn external(&mut self, status: &str) {
         let mut next = self.request().status;
-        next.set(EXTERNAL, status, "Vendor", "", self.now);
+        next.set(EXTERNAL_COMPLETE, status, "Vendor", "", self.now);
         self.object["status"] = next.patch();
     }
 

@@ -6,7 +6,7 @@ use super::io::Effect;
 use crate::janitor::failure::Class;
 use crate::janitor::record::{Record, SIGNAL_SENT};
 use crate::janitor::sending::{ASK_AGAIN, Answer, Found, Memory, Question};
-use crate::maintenance::{Maintenance, Resource};
+use crate::{Maintenance, Resource};
 
 #[derive(Clone, Debug)]
 pub(super) struct Entry {

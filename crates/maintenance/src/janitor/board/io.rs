@@ -9,7 +9,7 @@ use crate::handover::Phase;
 use crate::janitor::config::ProviderPlace;
 use crate::janitor::sending::{Answer, Question};
 use crate::janitor::signal::NodeSeen;
-use crate::maintenance::{Expiry, Key, Maintenance, Resource};
+use crate::{Expiry, Key, Maintenance, Resource};
 
 /// What the board is told.
 #[derive(Clone, Debug)]

@@ -14,13 +14,12 @@
 
 use jiff::{SignedDuration, Timestamp};
 use model::node::{NodeChange, NodeView};
+use model::resource::ATTEMPT_COMPLETE;
 use model::time::later;
 use serde_json::Value;
 
-use crate::maintenance::SESSION_SEEN_WITHIN;
-use crate::maintenance::{
-    ATTEMPT_COMPLETE, Act, ITS_SESSION_HAS_ENDED, NOT_OUT, Outcome, Resource, SESSION_ENDED, Status,
-};
+use crate::SESSION_SEEN_WITHIN;
+use crate::{Act, ITS_SESSION_HAS_ENDED, NOT_OUT, Outcome, Resource, SESSION_ENDED, Status};
 
 mod job;
 mod seen;

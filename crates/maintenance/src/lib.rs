@@ -16,12 +16,15 @@ use model::node::{NodeChange, NodeView};
 use model::ownership::Ownership;
 
 mod expiry;
+pub mod gpu_reset;
+pub mod handover;
+pub mod janitor;
 mod listings;
 mod status;
+pub mod validation_request;
 
 pub use expiry::{EXPIRY, Expiry};
 pub(crate) use listings::Listings;
-pub(crate) use status::ATTEMPT_COMPLETE;
 pub use status::{Condition, Outcome, Status};
 
 /// The API group of all kinds but the hand-over.

@@ -14,6 +14,7 @@
 use jiff::{SignedDuration, Timestamp};
 use model::node::NodeView;
 use model::ownership::{Ownership, Permit};
+use model::resource::ATTEMPT_COMPLETE;
 use serde_json::Value;
 
 use super::Action;
@@ -22,10 +23,8 @@ use super::failure::Class;
 use super::record::{MANUAL_MODE, Record, SIGNAL_SENT};
 use super::sending::{Answer, Course, Memory, Question, RETRYING, SUCCEEDED, Sending, UNCLEAR};
 use super::turn::Turn;
-use crate::maintenance::SESSION_SEEN_WITHIN;
-use crate::maintenance::{
-    ATTEMPT_COMPLETE, Condition, ITS_SESSION_HAS_ENDED, Outcome, Resource, SESSION_ENDED, Status,
-};
+use crate::SESSION_SEEN_WITHIN;
+use crate::{Condition, ITS_SESSION_HAS_ENDED, Outcome, Resource, SESSION_ENDED, Status};
 
 /// Time for a person to do by hand what was asked for, in manual mode.
 const MANUAL: SignedDuration = SignedDuration::from_hours(24);

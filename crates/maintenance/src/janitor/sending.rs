@@ -7,7 +7,7 @@ use jiff::{SignedDuration, Timestamp};
 
 use super::failure::{Class, Failure};
 use super::record::{Record, SIGNAL_SENT};
-use crate::maintenance::{Outcome, Resource, Status};
+use crate::{Outcome, Resource, Status};
 
 /// Most signals of one resource that a provider refuses for now. The tries are some ten minutes apart
 /// in all, within the usual deadline.

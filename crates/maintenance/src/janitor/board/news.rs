@@ -3,8 +3,10 @@
 use jiff::Timestamp;
 
 use super::io::News;
-use crate::maintenance::{ATTEMPT_COMPLETE, Maintenance, Resource};
-use crate::{gpu_reset, handover};
+use crate::gpu_reset;
+use crate::handover;
+use crate::{Maintenance, Resource};
+use model::resource::ATTEMPT_COMPLETE;
 
 /// Returns what a change of a resource means; `None` before: it was not known; after: it is gone. `active`:
 /// the resets of its node that are under way after it.

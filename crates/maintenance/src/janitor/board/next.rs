@@ -13,7 +13,7 @@ use crate::janitor::reset::ResetSignal;
 use crate::janitor::sending::{Question, Sending};
 use crate::janitor::signal::{Node, Situation, Step};
 use crate::janitor::turn::{Turn, turn};
-use crate::maintenance::{Act, Key, Maintenance, Outcome, Resource, Status};
+use crate::{Act, Key, Maintenance, Outcome, Resource, Status};
 
 /// What is done about a resource now.
 pub(super) enum Next {

@@ -8,14 +8,15 @@
 use contract::keys;
 use serde_json::Value;
 
-use model::attempt::{Outcome, ResourceKind};
+use crate::attempt::{Outcome, ResourceKind};
 
 /// Longest text of a status that is taken over, in characters.
 const MAX_TEXT: usize = 300;
-/// The condition that says how an attempt has ended.
-const ATTEMPT_COMPLETE: &str = "AttemptComplete";
-/// The condition of an `ExternalRemediationRequest`: false means that it is put aside, not that it failed.
-const EXTERNAL: &str = "ExternalRemediationComplete";
+/// Condition that is true once an attempt has ended; its reason says how.
+pub const ATTEMPT_COMPLETE: &str = "AttemptComplete";
+/// Condition that the external system sets on an `ExternalRemediationRequest`: true once it is done, false where it
+/// puts the request aside, which is no failure.
+pub const EXTERNAL_COMPLETE: &str = "ExternalRemediationComplete";
 /// Conditions that are true before anything is done.
 const BEFORE: [&str; 2] = ["Ready", "ManualMode"];
 
@@ -107,7 +108,7 @@ fn end(
         }),
         Some(one) if one.status == "True" => Some((Outcome::Succeeded, one.text())),
         _ if failed_job.is_some() => failed_job.map(|one| (Outcome::Failed, one.text())),
-        Some(one) if one.kind == EXTERNAL => None,
+        Some(one) if one.kind == EXTERNAL_COMPLETE => None,
         Some(one) if one.status == "False" => Some((failed(done), one.text())),
         // The signal was not sent: the condition is never set.
         _ if completed => {

@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use serde_json::Value;
 
-use crate::maintenance::Outcome;
+use crate::Outcome;
 
 /// The reset itself, as it is seen: the Job, or what a provider has answered to its signal.
 #[derive(Clone, Debug, PartialEq, Eq)]

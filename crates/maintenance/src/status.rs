@@ -1,13 +1,12 @@
 //! The status of a resource: its conditions and times, its phase and its Job, read and written.
 
 use jiff::Timestamp;
+use model::resource::ATTEMPT_COMPLETE;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 /// Longest message of a condition that is written, in characters.
 const MAX_MESSAGE: usize = 1024;
-/// The condition that is true once an attempt has ended; its reason says how.
-pub(crate) const ATTEMPT_COMPLETE: &str = "AttemptComplete";
 
 /// The status of a resource.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -4,7 +4,7 @@ use model::event::floor_char_boundary;
 use serde_json::{Value, json};
 
 use super::ResetSettings;
-use crate::maintenance::{Maintenance, Resource};
+use crate::{Maintenance, Resource};
 
 /// Most seconds that a Job has, all attempts together. NVSentinel's.
 pub(super) const JOB_SECONDS: i64 = 300;

@@ -4,7 +4,7 @@ use contract::keys;
 use serde_json::json;
 
 use super::*;
-use crate::maintenance::Maintenance;
+use crate::Maintenance;
 
 mod simulator;
 
@@ -157,7 +157,7 @@ impl World {
             namespace: None,
             condition: COMPLETE.to_owned(),
         };
-        let state = crate::remediation::ResourceState::read(&self.object, &kind);
+        let state = model::resource::ResourceState::read(&self.object, &kind);
         state.end.map(|(outcome, _)| outcome)
     }
 

@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use crate::maintenance::Status;
+use crate::Status;
 
 /// The condition that says whether the signal was sent; its message is the request id of the provider.
 pub(super) const SIGNAL_SENT: &str = "SignalSent";

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::generic::GenericConfig;
 use super::*;
-use crate::maintenance::{EXPIRY, Expiry, Key, Resource};
+use crate::{EXPIRY, Expiry, Key, Resource};
 
 mod config;
 mod permits;

@@ -6,7 +6,7 @@ use super::record::{Record, SIGNAL_SENT};
 use super::sending::{Answer, Course, Question, Sending};
 use super::signal::Step;
 use crate::gpu_reset::{ResetSeen, ResetState, is_reset};
-use crate::maintenance::{Condition, Outcome, Status};
+use crate::{Condition, Outcome, Status};
 
 /// The signal of a reset.
 pub(super) struct ResetSignal<'a>(pub(super) Sending<'a>);

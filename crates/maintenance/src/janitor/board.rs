@@ -15,7 +15,7 @@ use super::sending::ASK_AGAIN;
 use super::signal::Node;
 use crate::gpu_reset::{self, ServicePod, job_name};
 use crate::handover;
-use crate::maintenance::{Key, Listings, Maintenance, Resource, is_older};
+use crate::{Key, Listings, Maintenance, Resource, is_older};
 
 mod entry;
 mod io;

@@ -2,7 +2,7 @@
 //!
 //! It follows from the resources themselves, so nobody holds a lock that could stay behind.
 
-use crate::maintenance::Resource;
+use crate::Resource;
 
 /// The place of a resource among those of its node.
 #[derive(Clone, Debug, PartialEq, Eq)]
