@@ -2,7 +2,7 @@
 //! the message of an event, the status of a custom resource (JSON), and the file of actions (TOML).
 
 use contract::{Entity, HealthEvent};
-use domain::remediation::RemediationConfig;
+use fleet::remediation::RemediationConfig;
 use model::attempt::ResourceKind;
 use model::resource::ResourceState;
 use policy::template::{MAX_OUTPUT_BYTES, Template, Variables};

@@ -13,7 +13,7 @@ use crate::{
     shell::{cargo, output, run as run_command, step, target_dir},
 };
 
-/// A guard: its file below `crates/domain/src`, its text, and what is put in its place.
+/// A guard: its file below `crates`, its text, and what is put in its place.
 struct Guard {
     what: &'static str,
     file: &'static str,
@@ -21,9 +21,11 @@ struct Guard {
     without: &'static str,
 }
 
-/// A guard that a named test of `domain` holds.
+/// A guard that a named test holds.
 struct Held {
     guard: Guard,
+    /// The package of the test.
+    package: &'static str,
     test: &'static str,
 }
 
@@ -31,112 +33,117 @@ struct Held {
 const SIMULATED: [Guard; 10] = [
     Guard {
         what: "a cordon that was there before stays",
-        file: "session/change.rs",
+        file: "fleet/src/session/change.rs",
         text: "if !self.own.cordon_pre_existing && self.node.unschedulable {",
         without: "if self.node.unschedulable {",
     },
     Guard {
         what: "labels get the value that they had before",
-        file: "session/change.rs",
+        file: "fleet/src/session/change.rs",
         text: "if which(&label) && self.node.labels",
         without: "if label.is_empty() && self.node.labels",
     },
     Guard {
         what: "faults that a person has dismissed start no session",
-        file: "session/dismissal.rs",
+        file: "fleet/src/session/dismissal.rs",
         text: "let released = released.map(",
         without: "let released = released.filter(|_| false).map(",
     },
     Guard {
         what: "the uncordon of a machine ends no session",
-        file: "session/uncordon.rs",
+        file: "fleet/src/session/uncordon.rs",
         text: "if machines.is_none() && !self.is_undone() {",
         without: "if machines.is_none() || !self.is_undone() {",
     },
     Guard {
         what: "a node says that it is being drained before pods leave it",
-        file: "fleet/stage/drain.rs",
+        file: "fleet/src/stage/drain.rs",
         text: "if mark.is_none() {\n            return pods",
         without: "if false {\n            return pods",
     },
     Guard {
         what: "no pod is asked to leave against a veto",
-        file: "fleet/stage/drain.rs",
+        file: "fleet/src/stage/drain.rs",
         text: "if facts.veto.is_some() {\n            return;",
         without: "if false {\n            return;",
     },
     Guard {
         what: "nothing is drained whose pods are not known",
-        file: "fleet/stage/drain.rs",
+        file: "fleet/src/stage/drain.rs",
         text: "self.pods.as_ref().filter(|pods| pods.sees_pods())",
         without: "self.pods.as_ref().filter(|_| true)",
     },
     Guard {
         what: "only DeleteAfterTimeout deletes pods without time to end",
-        file: "drain.rs",
+        file: "fleet/src/drain.rs",
         text: "(wished == DrainMode::DeleteAfterTimeout",
         without: "(true",
     },
     Guard {
         what: "nothing is repaired before the pods have left",
-        file: "fleet/stage/remediation.rs",
+        file: "fleet/src/stage/remediation.rs",
         text: "if !drained && desired.drains().is_some() {",
         without: "if false {",
     },
     Guard {
         what: "what was repaired is validated before it comes back",
-        file: "fleet/stage/validation.rs",
+        file: "fleet/src/stage/validation.rs",
         text: "let repaired = (own.mark",
         without: "let repaired = false && (own.mark",
     },
 ];
 
-/// Guards that named tests hold, each of another part of `domain`: they are taken out together, for one build.
+/// Guards that named tests hold, each of another part of the decisions: they are taken out together, for one build.
 const HELD: [Held; 5] = [
     Held {
         guard: Guard {
             what: "a node is drained once the custom resource of its drain says so",
-            file: "fleet/stage/drain/custom.rs",
+            file: "fleet/src/stage/drain/custom.rs",
             text: "&& self.object.seen == Seen::There(true)",
             without: "&& matches!(self.object.seen, Seen::There(_))",
         },
-        test: "fleet::stage::drain::tests::custom::one_that_does_not_end_asks_a_person_and_is_not_called_drained",
+        package: "gpuwarden-fleet",
+        test: "stage::drain::tests::custom::one_that_does_not_end_asks_a_person_and_is_not_called_drained",
     },
     Held {
         guard: Guard {
             what: "the rules of devices that others have made stay",
-            file: "fleet/state.rs",
+            file: "fleet/src/state.rs",
             text: "Owns::All => rule.spec.by == Maker::Controller,",
             without: "Owns::All => true,",
         },
-        test: "fleet::stage::device_taints::tests::each_kind_of_gpuwarden_leaves_the_rules_of_others_alone",
+        package: "gpuwarden-fleet",
+        test: "stage::device_taints::tests::each_kind_of_gpuwarden_leaves_the_rules_of_others_alone",
     },
     Held {
         guard: Guard {
             what: "a signal that another process may have sent is asked about, and not sent",
-            file: "janitor/sending.rs",
+            file: "maintenance/src/janitor/sending.rs",
             text: "if record.by == self.process && unsent {",
             without: "if unsent {",
         },
+        package: "gpuwarden-maintenance",
         test: "janitor::tests::a_crash_between_any_two_steps_makes_no_second_signal",
     },
     Held {
         guard: Guard {
             what: "a node stays held by each request that waits for it",
-            file: "validation_request/gate.rs",
+            file: "maintenance/src/validation_request/gate.rs",
             text: "one.name != request && !(one.failed && same)",
             without: "one.name != request && !same",
         },
+        package: "gpuwarden-maintenance",
         test: "validation_request::tests::together::a_request_that_waits_holds_its_node_whatever_becomes_of_another",
     },
     Held {
         guard: Guard {
             what: "a node is remediating only while something is under way or waited for",
-            file: "attempt.rs",
+            file: "model/src/attempt.rs",
             text: "let goes_on = last.end.is_none() || self.waits_until.is_some();",
             without: "let goes_on = true;",
         },
-        test: "fleet::stage::remediation::tests::ways_out::a_repair_that_nothing_asks_for_any_more_is_not_waited_for",
+        package: "gpuwarden-fleet",
+        test: "stage::remediation::tests::ways_out::a_repair_that_nothing_asks_for_any_more_is_not_waited_for",
     },
 ];
 
@@ -161,12 +168,12 @@ pub(crate) fn run() -> anyhow::Result<()> {
         copy: &copy,
         target: &target,
     };
-    let domain = tests("gpuwarden-domain");
     without(HELD.iter().map(|one| &one.guard), &copy, || {
-        domain.build()?;
-        HELD.iter().try_for_each(|Held { guard, test }| {
-            step(&format!("without: {}", guard.what), || {
-                domain.notice(test, FAILED).map(drop)
+        HELD.iter().try_for_each(|held| {
+            step(&format!("without: {}", held.guard.what), || {
+                let tests = tests(held.package);
+                tests.build()?;
+                tests.notice(held.test, FAILED).map(drop)
             })
         })
     })?;
@@ -218,7 +225,7 @@ fn without<'a, T>(
 ) -> anyhow::Result<T> {
     let mut before = Vec::new();
     for guard in guards {
-        let file = copy.join("crates/domain/src").join(guard.file);
+        let file = copy.join("crates").join(guard.file);
         let text = fs::read_to_string(&file)?;
         ensure!(
             text.matches(guard.text).count() == 1,

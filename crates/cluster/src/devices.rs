@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use contract::keys;
-use domain::fleet::{DeviceInput, DeviceWatch};
+use fleet::{DeviceInput, DeviceWatch};
 use kube::Api;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::core::{ApiResource, DynamicObject, GroupVersionKind, Request};

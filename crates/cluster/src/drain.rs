@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use contract::keys;
-use domain::drain::plan::PodFacts;
-use domain::drain::{Checkpoint, PodView};
-use domain::fleet::PodNews;
+use fleet::PodNews;
+use fleet::drain::plan::PodFacts;
+use fleet::drain::{Checkpoint, PodView};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Pod as Object;
 use kube::api::ListParams;

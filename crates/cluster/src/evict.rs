@@ -4,8 +4,8 @@
 //! on a healthy node, nothing is done to that one.
 
 use contract::keys;
-use domain::drain::PodView;
-use domain::fleet::{PlannedCheckpoint, PlannedRemoval};
+use fleet::drain::PodView;
+use fleet::{PlannedCheckpoint, PlannedRemoval};
 use jiff::SignedDuration;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
 use serde_json::{Value, json};

@@ -1,7 +1,7 @@
 //! One look at what is watched otherwise, with the permissions of the watches: `list`, and
 //! where one object is meant, of its name only.
 
-use domain::brake::NodeLabel;
+use fleet::brake::NodeLabel;
 use k8s_openapi::api::core::v1::{ConfigMap as Object, Namespace, Node};
 use kube::Api;
 use kube::api::ListParams;

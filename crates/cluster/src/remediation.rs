@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use domain::fleet::{PlannedResource, ResourceNews};
+use fleet::{PlannedResource, ResourceNews};
 use model::attempt::{Attempt, ResourceKind};
 use model::resource::ResourceState;
 use serde_json::Value;

@@ -1,14 +1,14 @@
 //! Reads the connector's configuration: NVSentinel's `config.json` and the files of the
 //! transformers that it switches on. What the files may say is in
-//! [`domain::pipeline::load`].
+//! [`crate::transform::load`].
 
 use std::fmt::Write as _;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use crate::transform::load::{self, Kind};
+use crate::transform::{Transformer, augment};
 use contract::findings::FileError;
-use domain::pipeline::load::{self, Kind};
-use domain::pipeline::{Transformer, augment};
 use model::condition::Limits;
 use runtime::text_file;
 use runtime::tls::CertificateFiles;

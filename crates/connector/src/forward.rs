@@ -18,8 +18,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use crate::transform::load;
 use async_trait::async_trait;
-use domain::pipeline::load;
 use prometheus_client::metrics::counter::Counter;
 use runtime::logging::{Seldom, chain};
 use runtime::metrics::Metrics;

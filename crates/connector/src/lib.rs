@@ -26,6 +26,7 @@ mod pipeline;
 mod refusal;
 mod server;
 mod sink;
+pub mod transform;
 
 use std::sync::Arc;
 use std::time::Instant;

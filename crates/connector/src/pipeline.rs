@@ -1,16 +1,16 @@
 //! The transformers at work, between the check of an event and its storing.
 //!
-//! What they do is decided in [`domain::pipeline`]; here are their state, the way to what is
+//! What they do is decided in [`crate::transform`]; here are their state, the way to what is
 //! known of nodes, and the counters. None of them waits for anything.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use crate::transform::Transformer;
+use crate::transform::augment::Labels;
+use crate::transform::dedup::{Batch, Deduplicator, Original, Treatment};
+use crate::transform::overrides::Overrides;
 use contract::HealthEvent;
-use domain::pipeline::Transformer;
-use domain::pipeline::augment::Labels;
-use domain::pipeline::dedup::{Batch, Deduplicator, Original, Treatment};
-use domain::pipeline::overrides::Overrides;
 use jiff::Timestamp;
 use model::event::Record;
 use model::node::NodeView;

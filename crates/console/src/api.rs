@@ -4,8 +4,8 @@ mod gpus;
 
 use std::collections::BTreeMap;
 
-pub use domain::view::PolicyView;
-use domain::view::{FleetView, NodeStatus};
+pub use fleet::view::PolicyView;
+use fleet::view::{FleetView, NodeStatus};
 use jiff::Timestamp;
 use model::event::Record;
 use model::journal::EntryKind;

@@ -9,7 +9,7 @@ mod fold;
 
 use contract::{HealthEvent, effective_action_name, json, keys};
 use diagnosis::catalog::{Catalog, Xid};
-use domain::view::NodeStatus;
+use fleet::view::NodeStatus;
 use jiff::Timestamp;
 use model::event::{Record, is_notice};
 use model::fault::{Change, FaultBook, Ignored, Subject};

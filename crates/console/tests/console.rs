@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use contract::HealthEvent;
-use domain::view::{ClusterView, FleetView};
+use fleet::view::{ClusterView, FleetView};
 use gpuwarden_console::api::{ErrorBody, EventView, Explain, StatusView, TimelineKind};
 use gpuwarden_console::{MAX_FOLLOWERS, MAX_SUBSCRIBERS};
 use jiff::{SignedDuration, Timestamp};

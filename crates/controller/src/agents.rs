@@ -8,7 +8,7 @@ use contract::node::node_service_server::NodeService;
 use contract::node::{
     ListFaultsRequest, ListFaultsResponse, ReportPodsRequest, ReportPodsResponse,
 };
-use domain::view::FleetView;
+use fleet::view::FleetView;
 use tokio::sync::watch;
 use tonic::{Request, Response, Status};
 

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use cluster::{Cluster, ConfigMapEvent};
 use contract::findings::FileError;
-use domain::view::PolicyView;
+use fleet::view::PolicyView;
 use jiff::Timestamp;
 use policy::{DEFAULT_POLICY, MAX_POLICY_BYTES, Policy};
 use prometheus_client::metrics::counter::Counter;

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! store feed --(hint)--> events ---+
-//! node watch, switches, policy ----+--> domain::fleet --> effects: patches, questions to the
+//! node watch, switches, policy ----+--> fleet --> effects: patches, questions to the
 //! answers, timers -----------------+                      store, journal, conditions
 //! ```
 //!
@@ -15,12 +15,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cluster::Cluster;
-use domain::brake::NodeLabel;
-use domain::drain::DrainConfig;
-use domain::fleet::{Fleet, FleetInput, Settings};
-use domain::remediation::RemediationConfig;
-use domain::status::StatusUpdate;
-use domain::view::FleetView;
+use fleet::brake::NodeLabel;
+use fleet::drain::DrainConfig;
+use fleet::remediation::RemediationConfig;
+use fleet::status::StatusUpdate;
+use fleet::view::FleetView;
+use fleet::{Fleet, FleetInput, Settings};
 use jiff::{SignedDuration, Timestamp};
 use model::mode::Mode;
 use runtime::metrics::Metrics;
@@ -50,7 +50,7 @@ mod switches;
 #[cfg(test)]
 mod tests;
 
-pub use domain::fleet::Owns;
+pub use fleet::Owns;
 pub use journal::JournalWriter;
 pub use questions::Questions;
 pub use statuses::StatusWriter;

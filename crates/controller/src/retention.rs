@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use domain::view::FleetView;
+use fleet::view::FleetView;
 use jiff::{SignedDuration, Timestamp};
 use runtime::logging::chain;
 use runtime::metrics::Metrics;
@@ -137,7 +137,7 @@ impl Retention {
 #[cfg(test)]
 mod tests {
     use contract::HealthEvent;
-    use domain::view::{FaultView, NodeState, NodeStatus};
+    use fleet::view::{FaultView, NodeState, NodeStatus};
     use model::event::{Record, normalise};
     use model::fault::FaultBook;
     use store::sqlite::SqliteStore;

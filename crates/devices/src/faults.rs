@@ -10,7 +10,7 @@ use contract::device::Gpu;
 use contract::keys;
 use contract::node::{ListFaultsResponse, OpenFault};
 use diagnosis::subject::normalise_pci;
-use domain::view::FleetView;
+use fleet::view::FleetView;
 use tokio::sync::watch::Receiver;
 use tokio_util::sync::CancellationToken;
 

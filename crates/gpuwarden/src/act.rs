@@ -13,7 +13,7 @@ use controller::conditions::{self, Board, Reporter};
 use controller::quarantine::{Owns, Quarantine, QuarantineConfig};
 use controller::retention::Retention;
 use devices::DeviceApi;
-use domain::view::FleetView;
+use fleet::view::FleetView;
 use janitor::{Janitor, JanitorParts, Providers, Validator, ValidatorParts};
 use maintenance::validation_request::ValidationConfiguration;
 use model::condition::{Limits, Options};

@@ -1,4 +1,4 @@
-//! What a policy would have done: the decisions of production ([`domain::fleet`]) on events of the
+//! What a policy would have done: the decisions of production ([`fleet`]) on events of the
 //! past, with nodes that exist only here.
 //!
 //! Time is that of the events. A change that is decided is made on the simulated node at
@@ -15,9 +15,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use contract::keys;
-use domain::brake::{Candidate, Hold, NodeLabel};
-use domain::fleet::{Effect, Fleet, FleetInput, InStore, Owns, PatchAnswer, Planned, Settings};
-use domain::session::{Intent, Marks, Phase, without_ours};
+use fleet::brake::{Candidate, Hold, NodeLabel};
+use fleet::session::{Intent, Marks, Phase, without_ours};
+use fleet::{Effect, Fleet, FleetInput, InStore, Owns, PatchAnswer, Planned, Settings};
 use jiff::{SignedDuration, Timestamp};
 use model::event::Record;
 use model::fault::Change;

@@ -1,4 +1,4 @@
-//! A simulation: the decisions of production ([`domain::fleet`]) in a cluster that exists only here, and in
+//! A simulation: the decisions of production ([`fleet`]) in a cluster that exists only here, and in
 //! which all goes wrong that can.
 //!
 //! Faults come and go, requests are refused or lost or answered to nobody, news is late, people lay hands on

@@ -7,8 +7,8 @@ mod check;
 mod rules;
 
 use contract::nearest::nearest;
-use domain::fleet::{Fleet, Situation};
-use domain::session::{Observed, Phase, foreign_session, returns};
+use fleet::session::{Observed, Phase, foreign_session, returns};
+use fleet::{Fleet, Situation};
 use jiff::Timestamp;
 use model::fault::not_fully_seen;
 use model::mode::Mode;

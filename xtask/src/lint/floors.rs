@@ -1,5 +1,4 @@
-//! A room imports only from lower floors, and `contract`, `diagnosis`, `domain` and `trial` take
-//! in nothing that does I/O.
+//! A room imports only from lower floors, and the pure rooms depend on nothing that does I/O.
 
 use std::path::{Path, PathBuf};
 
@@ -8,26 +7,29 @@ use serde::Deserialize;
 use super::{Finding, relative};
 
 /// Each room's package and floor.
-const FLOORS: [(&str, u8); 19] = [
+const FLOORS: [(&str, u8); 22] = [
     ("gpuwarden-contract", 0),
     ("gpuwarden-diagnosis", 1),
-    ("gpuwarden-domain", 2),
-    ("gpuwarden-trial", 3),
-    ("gpuwarden-preflight", 3),
-    ("gpuwarden-runtime", 3),
-    ("gpuwarden-store", 3),
-    ("gpuwarden-host", 3),
-    ("gpuwarden-cluster", 3),
-    ("gpuwarden-connector", 4),
-    ("gpuwarden-devices", 4),
-    ("gpuwarden-checks", 4),
-    ("gpuwarden-agent", 5),
-    ("gpuwarden-controller", 5),
-    ("gpuwarden-janitor", 5),
-    ("gpuwarden-webhook", 5),
-    ("gpuwarden-console", 5),
-    ("gpuwarden-cli", 6),
-    ("gpuwarden", 7),
+    ("gpuwarden-model", 2),
+    ("gpuwarden-policy", 3),
+    ("gpuwarden-fleet", 4),
+    ("gpuwarden-maintenance", 4),
+    ("gpuwarden-preflight", 4),
+    ("gpuwarden-runtime", 4),
+    ("gpuwarden-store", 4),
+    ("gpuwarden-host", 4),
+    ("gpuwarden-trial", 5),
+    ("gpuwarden-cluster", 5),
+    ("gpuwarden-connector", 5),
+    ("gpuwarden-devices", 5),
+    ("gpuwarden-checks", 5),
+    ("gpuwarden-agent", 6),
+    ("gpuwarden-controller", 6),
+    ("gpuwarden-janitor", 6),
+    ("gpuwarden-webhook", 6),
+    ("gpuwarden-console", 6),
+    ("gpuwarden-cli", 7),
+    ("gpuwarden", 8),
 ];
 
 /// Packages that stand outside the house. Rooms use them in tests only, and the product the fakes,
@@ -60,12 +62,15 @@ const IMPURE: [&str; 10] = [
 ];
 
 /// The pure rooms.
-const PURE: [&str; 5] = [
+const PURE: [&str; 8] = [
     "gpuwarden-contract",
     "gpuwarden-diagnosis",
-    "gpuwarden-domain",
-    "gpuwarden-trial",
+    "gpuwarden-model",
+    "gpuwarden-policy",
+    "gpuwarden-fleet",
+    "gpuwarden-maintenance",
     "gpuwarden-preflight",
+    "gpuwarden-trial",
 ];
 
 #[derive(Deserialize)]
@@ -133,7 +138,7 @@ pub(super) fn check(metadata: &Metadata, root: &Path) -> Vec<Finding> {
             }
             if PURE.contains(&name) && !dev && IMPURE.contains(&other) {
                 find(format!(
-                    "{name} depends on {other}: contract, diagnosis, domain and trial do no I/O"
+                    "{name} depends on {other}: it is a pure room, which does no I/O"
                 ));
             }
         }
@@ -179,31 +184,31 @@ mod tests {
             ),
             (
                 "gpuwarden-contract",
-                "gpuwarden-domain",
+                "gpuwarden-fleet",
                 None,
                 "lower floors",
             ),
             (
-                "gpuwarden-domain",
+                "gpuwarden-fleet",
                 "gpuwarden-store",
                 Some("dev"),
                 "lower floors",
             ),
-            ("gpuwarden-domain", "gpuwarden-contract", None, ""),
-            ("gpuwarden-domain", "gpuwarden-diagnosis", None, ""),
+            ("gpuwarden-fleet", "gpuwarden-contract", None, ""),
+            ("gpuwarden-fleet", "gpuwarden-diagnosis", None, ""),
             (
                 "gpuwarden-diagnosis",
-                "gpuwarden-domain",
+                "gpuwarden-fleet",
                 None,
                 "lower floors",
             ),
             ("gpuwarden-agent", "gpuwarden-testkit", Some("dev"), ""),
             ("gpuwarden-agent", "gpuwarden-testkit", None, "for tests"),
-            ("gpuwarden-domain", "gpuwarden-trial", None, "lower floors"),
-            ("gpuwarden-trial", "gpuwarden-domain", None, ""),
+            ("gpuwarden-fleet", "gpuwarden-trial", None, "lower floors"),
+            ("gpuwarden-trial", "gpuwarden-fleet", None, ""),
             ("gpuwarden-trial", "tokio", None, "no I/O"),
-            ("gpuwarden-domain", "tokio", None, "no I/O"),
-            ("gpuwarden-domain", "tokio", Some("dev"), ""),
+            ("gpuwarden-fleet", "tokio", None, "no I/O"),
+            ("gpuwarden-fleet", "tokio", Some("dev"), ""),
             ("gpuwarden-store", "rusqlite", None, ""),
             ("gpuwarden-store", "gpuwarden-store", Some("dev"), ""),
             ("gpuwarden-attic", "serde", None, "no floor"),

@@ -3,7 +3,7 @@
 use console::api::GpuView;
 use contract::device::gpu_service_client::GpuServiceClient;
 use contract::device::{Gpu, ListGpusRequest, WatchEventType, WatchGpusRequest};
-use domain::brake::some_of;
+use fleet::brake::some_of;
 use jiff::Timestamp;
 use serde::Serialize;
 

@@ -6,9 +6,9 @@
 use anyhow::{Context as _, bail};
 use cluster::ApiError;
 use contract::HealthEvent;
-use domain::drain::plan::{Plan, PlannedPod, plan};
-use domain::drain::{Drain, DrainConfig, Fate, Next, fate};
-use domain::veto::Veto;
+use fleet::drain::plan::{Plan, PlannedPod, plan};
+use fleet::drain::{Drain, DrainConfig, Fate, Next, fate};
+use fleet::veto::Veto;
 use jiff::Timestamp;
 use model::node::NodeView;
 use model::ownership::Ownership;

@@ -8,7 +8,7 @@ use agent::kernel_log::event_of_line;
 use anyhow::{Context as _, bail};
 use console::api::StatusView;
 use contract::{EVENT_VERSION, Entity, HealthEvent, HealthEvents, json, keys};
-use domain::view::FaultView;
+use fleet::view::FaultView;
 use jiff::Timestamp;
 use model::fault::normalise_pci;
 use tokio::time::Instant;

@@ -5,7 +5,7 @@
 use anyhow::{Context as _, bail};
 use cluster::{ApiError, ConfigMap, ConfigMapChange};
 use contract::keys;
-use domain::brake::pause::Pause;
+use fleet::brake::pause::Pause;
 use jiff::{SignedDuration, Timestamp};
 
 use super::{connect, person};

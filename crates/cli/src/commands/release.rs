@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context as _, bail};
 use cluster::Cluster;
 use contract::keys;
-use domain::session::foreign_session;
+use fleet::session::foreign_session;
 use jiff::Timestamp;
 use model::node::{NodeChange, NodeView};
 use model::ownership::{Ownership, REASON_BYTES, ReleaseRequest};

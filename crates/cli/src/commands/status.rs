@@ -2,8 +2,8 @@
 
 use console::api::{DeliveryView, ForwardView, LeadershipView, Mode, Role, StatusView};
 use contract::keys;
-use domain::brake::some_of;
-use domain::view::{
+use fleet::brake::some_of;
+use fleet::view::{
     BrakeView, ClusterView, DeviceView, FaultView, LimitView, NodeState, NodeStatus,
 };
 use jiff::Timestamp;

@@ -6,7 +6,7 @@
 use anyhow::{Context as _, bail};
 use cluster::Cluster;
 use contract::keys;
-use domain::veto::{LONGEST, Veto};
+use fleet::veto::{LONGEST, Veto};
 use jiff::{SignedDuration, Timestamp};
 use model::node::NodeChange;
 use model::ownership::Ownership;

@@ -3,8 +3,8 @@
 
 use anyhow::{Context as _, Result, ensure};
 use contract::keys;
-use domain::drain::{DrainMode, PodView};
-use domain::fleet::{PlannedCheckpoint, PlannedRemoval};
+use fleet::drain::{DrainMode, PodView};
+use fleet::{PlannedCheckpoint, PlannedRemoval};
 use gpuwarden_cluster::{ApiError, Cluster, Kind};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{Node, Pod};

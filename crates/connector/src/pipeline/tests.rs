@@ -1,8 +1,8 @@
 use std::sync::Condvar;
 use std::time::Duration;
 
+use crate::transform::load;
 use contract::{Entity, HealthEvents, keys};
-use domain::pipeline::load;
 use serde_json::json;
 use store::sqlite::SqliteStore;
 use store::{EventLog as _, Upkeep as _};

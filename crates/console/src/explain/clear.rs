@@ -1,8 +1,8 @@
 //! The recovery that a node waits for, and the ways in which a person clears it.
 
 use contract::keys;
-use domain::session::Phase;
-use domain::view::{FaultView, NodeStatus};
+use fleet::session::Phase;
+use fleet::view::{FaultView, NodeStatus};
 use model::shell;
 
 /// Most faults that are explained one by one.

@@ -1,6 +1,6 @@
 use contract::{Entity, ProcessingStrategy, RecommendedAction};
-use domain::session::Phase;
-use domain::view::{AnotherView, FaultView, NodeState, SessionView};
+use fleet::session::Phase;
+use fleet::view::{AnotherView, FaultView, NodeState, SessionView};
 use model::journal::EntryKind;
 use model::reporter::{Process, Reporter};
 

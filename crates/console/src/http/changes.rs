@@ -10,7 +10,7 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::sse::{Event, KeepAlive};
 use axum::response::{IntoResponse, Response, Sse};
-use domain::view::{FleetView, PolicyView};
+use fleet::view::{FleetView, PolicyView};
 use futures::stream;
 use jiff::Timestamp;
 use model::position::Position;

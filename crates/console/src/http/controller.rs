@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use connector::Forwarding;
-use domain::view::FleetView;
+use fleet::view::FleetView;
 use futures::future::BoxFuture;
 use runtime::logging::chain;
 use store::{EventStore, StatusPatch, StoreError};

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::response::Response;
 use connector::Forwarding;
-use domain::view::FleetView;
+use fleet::view::FleetView;
 
 use super::App;
 use super::error::Refusal;

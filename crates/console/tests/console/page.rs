@@ -10,7 +10,7 @@ use contract::HealthEvent;
 use contract::device::ConditionStatus;
 use devices::board::{Own, Said};
 use diagnosis::gpu::{Gpu, Inventory};
-use domain::view::{BrakeView, ClusterView, FaultView, FleetView, LimitView};
+use fleet::view::{BrakeView, ClusterView, FaultView, FleetView, LimitView};
 use gpuwarden_console::api::{LeadershipView, Role};
 use jiff::{SignedDuration, Timestamp};
 use model::journal::{Entry, EntryKind};

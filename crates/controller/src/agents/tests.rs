@@ -1,5 +1,5 @@
 use contract::keys;
-use domain::view::{EntityView, FaultView, NodeState, NodeStatus};
+use fleet::view::{EntityView, FaultView, NodeState, NodeStatus};
 use jiff::Timestamp;
 use tonic::Code;
 

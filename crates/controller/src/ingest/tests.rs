@@ -10,7 +10,7 @@ use contract::node::ReportPodsRequest;
 use contract::node::node_service_client::NodeServiceClient;
 use contract::proto::platform_connector_client::PlatformConnectorClient;
 use contract::{HealthEvent, HealthEvents};
-use domain::view::FleetView;
+use fleet::view::FleetView;
 use jiff::Timestamp;
 use runtime::metrics::Metrics;
 use runtime::tls::{CertificateFiles, ClientCertificates, ClientTls};

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use cluster::ApiError;
 use contract::keys;
-use domain::fleet::{Effect, FleetInput, Level, PatchAnswer, Planned};
-use domain::session::{Intent, Patch};
+use fleet::session::{Intent, Patch};
+use fleet::{Effect, FleetInput, Level, PatchAnswer, Planned};
 use jiff::SignedDuration;
 use model::journal::{Entry, EntryKind};
 use model::node::{NodeChange, NodeView};

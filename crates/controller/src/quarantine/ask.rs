@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use contract::HealthEvent;
-use domain::fleet::{FleetInput, InStore, Purpose};
+use fleet::{FleetInput, InStore, Purpose};
 use jiff::Timestamp;
 use model::event::MAX_EVENTS;
 use store::{EventStore, MAX_APPEND, NewEvent, StoreError};

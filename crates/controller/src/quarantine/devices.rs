@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use cluster::{ApiError, DeviceApi, DeviceEvent};
-use domain::fleet::{DeviceInput, DeviceWatch, FleetInput, PlannedRule};
-use domain::session::Failure;
+use fleet::session::Failure;
+use fleet::{DeviceInput, DeviceWatch, FleetInput, PlannedRule};
 use jiff::SignedDuration;
 use model::device::Rule;
 use model::journal::{Entry, EntryKind};

@@ -3,9 +3,7 @@
 use std::time::Instant;
 
 use cluster::{ApiError, Event, PodWatches};
-use domain::fleet::{
-    EventReason, FleetInput, PlannedCheckpoint, PlannedRemoval, PodNews, RemovalAnswer,
-};
+use fleet::{EventReason, FleetInput, PlannedCheckpoint, PlannedRemoval, PodNews, RemovalAnswer};
 use jiff::{SignedDuration, Timestamp};
 use model::reporter::OWN_AGENT;
 use runtime::logging::chain;

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use cluster::ApiError;
-use domain::status::StatusUpdate;
-use domain::status::eviction::EvictionWord;
+use fleet::status::StatusUpdate;
+use fleet::status::eviction::EvictionWord;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::Histogram;

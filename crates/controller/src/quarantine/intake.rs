@@ -7,9 +7,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use domain::fleet::{FleetInput, Kept, Unsaved};
-use domain::session::Session;
-use domain::status::SavedReports;
+use fleet::session::Session;
+use fleet::status::SavedReports;
+use fleet::{FleetInput, Kept, Unsaved};
 use jiff::Timestamp;
 use model::fault::{FaultBook, NodeShare};
 use runtime::backoff::Backoff;

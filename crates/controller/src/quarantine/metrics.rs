@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use contract::keys;
-use domain::fleet::RuleSetOutcome;
-use domain::session::Intent;
-use domain::view::FleetView;
+use fleet::RuleSetOutcome;
+use fleet::session::Intent;
+use fleet::view::FleetView;
 use jiff::SignedDuration;
 use model::node::NodeChange;
 use prometheus_client::metrics::counter::Counter;

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use domain::fleet::FleetInput;
+use fleet::FleetInput;
 use model::fault::Rereading;
 use runtime::logging::chain;
 use tokio::time::Instant;

@@ -1,7 +1,7 @@
 //! Takes in the events of the node watch.
 
 use cluster::NodeEvent;
-use domain::fleet::FleetInput;
+use fleet::FleetInput;
 use tokio::sync::mpsc;
 
 use super::{Quarantine, ROUND};

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use domain::view::{BrakeView, ClusterView, FleetView};
+use fleet::view::{BrakeView, ClusterView, FleetView};
 use model::fault::{MAX_FAULTY_NODES, MAX_OPEN_FAULTS_PER_NODE};
 use runtime::logging::Seldom;
 use tokio::sync::watch;

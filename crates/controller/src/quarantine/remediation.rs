@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use cluster::{ApiError, ResourceEvent, ResourceKinds, ResourceWatches};
-use domain::fleet::{CreateAnswer, DRAIN_ACTION, FleetInput, PlannedResource, ResourceNews};
+use fleet::{CreateAnswer, DRAIN_ACTION, FleetInput, PlannedResource, ResourceNews};
 use jiff::SignedDuration;
 use model::attempt::{Attempt, ResourceKind};
 use model::journal::{Entry, EntryKind};

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use cluster::ApiError;
-use domain::fleet::{PlannedResource, RemediationNews};
+use fleet::{PlannedResource, RemediationNews};
 use model::attempt::Outcome;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;

@@ -1,12 +1,12 @@
-//! Writes the statuses of events that `domain::status` decides into their records, beside the
+//! Writes the statuses of events that `fleet::status` decides into their records, beside the
 //! journal and in batches: a patch never waits for it.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use domain::status::eviction::{Eviction, EvictionWord};
-use domain::status::{NodeQuarantined, StatusUpdate, Words};
+use fleet::status::eviction::{Eviction, EvictionWord};
+use fleet::status::{NodeQuarantined, StatusUpdate, Words};
 use jiff::Timestamp;
 use model::attempt::Repair;
 use model::event::Record;
@@ -261,7 +261,7 @@ async fn update_all(
 #[cfg(test)]
 mod tests {
     use contract::HealthEvent;
-    use domain::status::Report;
+    use fleet::status::Report;
     use runtime::metrics::Metrics;
     use store::sqlite::SqliteStore;
     use store::{EventLog as _, NewEvent, Statuses as _, Upkeep as _};

@@ -17,10 +17,10 @@ use std::time::Duration;
 
 use cluster::{ApiError, Cluster, ConfigMap, ConfigMapChange, ConfigMapEvent};
 use contract::keys;
-use domain::brake::Hold;
-use domain::brake::pause::Pause;
-use domain::brake::switch::{BreakerState, Switch, SwitchChange};
-use domain::fleet::{LIST_TAKES, Switched};
+use fleet::brake::Hold;
+use fleet::brake::pause::Pause;
+use fleet::brake::switch::{BreakerState, Switch, SwitchChange};
+use fleet::{LIST_TAKES, Switched};
 use jiff::Timestamp;
 use model::future::FutureTimes;
 use runtime::logging::chain;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use cluster::{Cluster, ConnectOptions, NodeEvent};
 use contract::HealthEvent;
-use domain::brake::NodeLabel;
+use fleet::brake::NodeLabel;
 use jiff::{SignedDuration, Timestamp};
 use model::condition::Options;
 use model::event::normalise;

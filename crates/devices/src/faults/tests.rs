@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use contract::device::{Condition, ConditionStatus, GpuSpec};
 use contract::node::FaultEntity;
 use diagnosis::gpu::{Gpu as Found, Inventory};
-use domain::view::FaultView;
+use fleet::view::FaultView;
 use jiff::Timestamp;
 use runtime::metrics::Metrics;
 use serde_json::json;
@@ -183,7 +183,7 @@ fn faults_that_are_not_told_any_more_make_the_condition_unknown() {
     }
 }
 
-fn fleet(nodes: Vec<domain::view::NodeStatus>) -> FleetView {
+fn fleet(nodes: Vec<fleet::view::NodeStatus>) -> FleetView {
     FleetView {
         ready: true,
         nodes,
@@ -195,7 +195,7 @@ fn told(view: &FleetView, node: &str) -> NodeFaults {
     NodeFaults::Told(view.faults_of(node, "s").unwrap())
 }
 
-fn node(faults: &[FaultView]) -> domain::view::NodeStatus {
+fn node(faults: &[FaultView]) -> fleet::view::NodeStatus {
     serde_json::from_value(json!({
         "name": "n1", "state": "unhealthy", "faults": faults, "notes": [],
     }))

@@ -17,7 +17,7 @@ const NAMESPACE: &str = "warden";
 /// A cluster of GPU nodes, and one product that is told of all their faults.
 struct Fleet {
     plane: Private,
-    nodes: Api<Node>,
+    pub nodes: Api<Node>,
     maps: Api<ConfigMap>,
     product: Product,
     /// Read at every start.

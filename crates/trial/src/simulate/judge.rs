@@ -3,11 +3,11 @@
 use std::collections::BTreeSet;
 
 use contract::{RecommendedAction, keys};
-use domain::drain::{Drain, DrainConfig, Fate, fate};
-use domain::fleet::{Fleet, Planned, PlannedRemoval, PlannedResource};
-use domain::remediation::validation::Validation;
-use domain::session::Intent;
-use domain::veto::Veto;
+use fleet::drain::{Drain, DrainConfig, Fate, fate};
+use fleet::remediation::validation::Validation;
+use fleet::session::Intent;
+use fleet::veto::Veto;
+use fleet::{Fleet, Planned, PlannedRemoval, PlannedResource};
 use jiff::{SignedDuration, Timestamp};
 use model::attempt::{Attempt, Outcome, VALIDATION_GROUP};
 use model::event::Record;

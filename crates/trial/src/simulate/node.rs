@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use domain::drain::PodView;
+use fleet::drain::PodView;
 use jiff::Timestamp;
 use model::node::{NodeChange, NodeView, Taint};
 use model::ownership::SESSION_ANNOTATIONS;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use contract::keys;
-use domain::fleet::{CreateAnswer, PlannedResource, ResourceNews};
+use fleet::{CreateAnswer, PlannedResource, ResourceNews};
 use model::attempt::{Attempt, RemediationMark, ResourceKind};
 use model::node::NodeView;
 use model::ownership::Ownership;

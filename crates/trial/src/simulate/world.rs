@@ -5,15 +5,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use contract::{Entity, HealthEvent, keys};
-use domain::brake::NodeLabel;
-use domain::brake::pause::Pause;
-use domain::drain::DrainConfig;
-use domain::fleet::{
+use fleet::brake::NodeLabel;
+use fleet::brake::pause::Pause;
+use fleet::drain::DrainConfig;
+use fleet::remediation::RemediationConfig;
+use fleet::session::{Intent, Session};
+use fleet::{
     CreateAnswer, Effect, Fleet, FleetInput, InStore, Kept, Owns, PatchAnswer, Planned,
     PlannedRemoval, PlannedResource, PodNews, RemovalAnswer, Settings, Switched,
 };
-use domain::remediation::RemediationConfig;
-use domain::session::{Intent, Session};
 use jiff::{SignedDuration, Timestamp};
 use model::attempt::Attempt;
 use model::event::{Record, normalise};

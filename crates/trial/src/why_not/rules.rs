@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use contract::keys;
-use domain::fleet::Situation;
-use domain::session::{Observed, dismissal};
+use fleet::Situation;
+use fleet::session::{Observed, dismissal};
 use model::fault::Fault;
 use model::node::NodeView;
 use policy::assess::{Dismissal, DismissedBy, FaultRuling, Ruling, assess, is_notice};

@@ -2,8 +2,8 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use contract::{HealthEvent, keys};
-use domain::brake::Hold;
-use domain::session::{Failure, Session};
+use fleet::brake::Hold;
+use fleet::session::{Failure, Session};
 use jiff::Timestamp;
 use model::device::NodeDevices;
 use model::event::{Record, normalise};

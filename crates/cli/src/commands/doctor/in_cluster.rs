@@ -4,10 +4,10 @@
 use cluster::{Cluster, ConnectOptions, ServerInfo};
 use contract::keys;
 use controller::policy::PolicySource;
-use domain::brake::pause::Pause;
-use domain::brake::switch::{BreakerState, Switch};
-use domain::brake::{MOST_ALONE, NodeLabel};
-use domain::remediation::RemediationConfig;
+use fleet::brake::pause::Pause;
+use fleet::brake::switch::{BreakerState, Switch};
+use fleet::brake::{MOST_ALONE, NodeLabel};
+use fleet::remediation::RemediationConfig;
 use jiff::{SignedDuration, Timestamp};
 use model::attempt::ResourceKind;
 use model::node::NodeView;

@@ -2,9 +2,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use contract::HealthEvent;
-use domain::brake::NodeLabel;
-use domain::fleet::Fleet;
-use domain::session::{Failure, Phase};
+use fleet::Fleet;
+use fleet::brake::NodeLabel;
+use fleet::session::{Failure, Phase};
 use jiff::Timestamp;
 use model::event::normalise;
 use model::mode::Mode;

@@ -1,5 +1,5 @@
 use contract::keys::UNCORDONED_MANUALLY;
-use domain::view::{BrakeView, DeviceView, NodeState, NodeStatus};
+use fleet::view::{BrakeView, DeviceView, NodeState, NodeStatus};
 use model::node::Taint;
 use policy::Policy;
 use runtime::metrics::Metrics;

@@ -1,7 +1,7 @@
 //! The answers to changes of rules that taint devices.
 
 use cluster::ApiError;
-use domain::fleet::PlannedRule;
+use fleet::PlannedRule;
 use model::device::{DeviceId, DeviceTaint, RuleChange, RuleSpec, TaintEffect};
 use model::ownership::Maker;
 

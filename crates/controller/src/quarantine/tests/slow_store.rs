@@ -1,6 +1,6 @@
 //! A store that takes its time with a write.
 
-use domain::fleet::Purpose;
+use fleet::Purpose;
 
 use super::*;
 

@@ -1,8 +1,8 @@
 //! The pods of the cluster: bound, told of, asked to end, and gone.
 
 use contract::keys;
-use domain::drain::PodView;
-use domain::fleet::{FleetInput, PodNews};
+use fleet::drain::PodView;
+use fleet::{FleetInput, PodNews};
 
 use super::super::happening::NAMESPACES;
 use super::super::node::name;

@@ -1,6 +1,6 @@
 //! The custom resources of the cluster: told of, carried out by a janitor, and deleted by somebody.
 
-use domain::fleet::FleetInput;
+use fleet::FleetInput;
 use model::attempt::Attempt;
 use model::ownership::Ownership;
 

@@ -140,7 +140,7 @@ fn hand_overs_are_told_and_do_without() {
 
 #[test]
 fn a_repair_makes_custom_resources_and_in_a_dry_run_none() {
-    let config = domain::remediation::RemediationConfig::builtin();
+    let config = fleet::remediation::RemediationConfig::builtin();
     let kinds = config.kinds();
     let [reboot, terminate] = kinds.as_slice() else {
         panic!("{kinds:?}");

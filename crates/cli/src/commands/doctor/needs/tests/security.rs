@@ -91,7 +91,7 @@ fn the_table_of_permissions_is_what_doctor_asks_for() {
 
     let drained = quarantining(&|act| act.drain = Some(true));
     add("`--drain`", &drained, &quarantine);
-    let config = domain::remediation::RemediationConfig::builtin();
+    let config = fleet::remediation::RemediationConfig::builtin();
     let kinds = config.kinds().into_iter();
     let repaired = kinds.filter_map(|kind| {
         let plural = format!("{}s", kind.kind.to_lowercase());

@@ -1,0 +1,376 @@
+//! A simulator: random faults, recoveries, people, crashes and lost answers on a whole
+//! cluster and the decisions of production ([`crate::fleet`]), against what the brake promises.
+
+use std::sync::LazyLock;
+
+use contract::{BehaviourOverrides, HealthEvent};
+use model::node::{NodeChange, NodeView};
+use model::ownership::Ownership;
+use policy::Policy;
+use proptest::prelude::*;
+
+use super::*;
+use crate::session::{Intent, Phase};
+use crate::world::{Restart, World, event, settings};
+use crate::{FleetInput, PatchAnswer, Planned, Settings, Switched};
+
+/// One cheap rule: what matters here is who goes when.
+static POLICY: LazyLock<Policy> = LazyLock::new(|| {
+    let text = "[[rule-sets]]\nname = \"fatal\"\ncordon = { shouldCordon = true }\n\
+                [[rule-sets.match.all]]\nkind = \"HealthEvent\"\nexpression = \"event.isFatal\"\n";
+    Policy::parse(text, "test").unwrap()
+});
+
+/// A whole cluster, and a controller that may crash at any time. What it sees of the nodes may lag
+/// behind.
+struct Cluster {
+    world: World,
+    /// Patches whose answer was lost: they may have been made. Until when that counts.
+    uncertain: BTreeMap<String, Timestamp>,
+    /// Nodes whose session began by force.
+    forced: BTreeSet<String>,
+    switched: Switched,
+}
+
+/// Something that may happen to the cluster.
+#[derive(Clone, Debug)]
+enum Happening {
+    Fault {
+        node: usize,
+        force: bool,
+    },
+    Recovery {
+        node: usize,
+    },
+    /// A report that was accepted so many seconds ago comes now.
+    Late {
+        node: usize,
+        healthy: bool,
+        ago: i64,
+    },
+    Uncordon {
+        node: usize,
+    },
+    Stop(bool),
+    Drop,
+    Crash,
+    Wait(i64),
+}
+
+impl Cluster {
+    fn new(count: usize, budgets: Vec<Budget>) -> Self {
+        let mut policy = POLICY.clone();
+        policy.brake = Brake {
+            budgets,
+            window: None,
+        };
+        let nodes = (0..count).map(|n| {
+            let mut node = NodeView::unknown(&format!("n{n}"));
+            if n % 5 != 4 {
+                node.labels.insert(GPU.into(), "true".into());
+            }
+            if n % 7 != 6 {
+                node.labels.insert("rack".into(), (n % 3).to_string());
+            }
+            node
+        });
+        let settings = Settings {
+            brake: true,
+            gpu_label: gpu_label(),
+            ..settings()
+        };
+        let mut cluster = Self {
+            world: World::with(settings, &policy, nodes),
+            uncertain: BTreeMap::new(),
+            forced: BTreeSet::new(),
+            switched: Switched::default(),
+        };
+        cluster.begin();
+        cluster
+    }
+
+    /// Lets the controller begin: what is stored and what is on the nodes is all that it knows.
+    fn begin(&mut self) {
+        self.world.restart(Restart::Events);
+        self.uncertain.clear();
+        self.switch();
+    }
+
+    /// Tells the controller what people have set.
+    fn switch(&mut self) {
+        let switched = Box::new(self.switched.clone());
+        self.world.take(FleetInput::Switched(switched));
+    }
+
+    fn stop(&mut self, stop: bool) {
+        self.switched.breaker = stop.then_some(Hold::Tripped);
+        self.switch();
+    }
+
+    fn event(&mut self, node: usize, healthy: bool, force: bool) {
+        self.event_of(node, healthy, force, 0);
+    }
+
+    /// Stores an event that was accepted so many seconds ago.
+    fn event_of(&mut self, node: usize, healthy: bool, force: bool, ago: i64) {
+        self.world.tick();
+        let event = HealthEvent {
+            node_name: format!("n{node}"),
+            quarantine_overrides: force.then_some(BehaviourOverrides { force, skip: false }),
+            ..event("GpuMemWatch", &[], true, healthy)
+        };
+        let accepted_at = self.world.now - SignedDuration::from_secs(ago);
+        self.world.store(event, accepted_at);
+    }
+
+    /// Brings in what the watch would: within [`DOUBT`] everything, and often sooner.
+    fn watch(&mut self, luck: &mut impl FnMut() -> u8) {
+        let names: Vec<String> = self.world.nodes.keys().cloned().collect();
+        for name in names {
+            let doubt = self.uncertain.get(&name);
+            let late = doubt.is_none_or(|until| self.world.now >= *until);
+            if late || luck() > 4 {
+                self.world.see(&name);
+            }
+        }
+    }
+
+    /// One round of the controller. `luck` says of each patch whether it is refused, or made or
+    /// not made without an answer.
+    fn round(&mut self, luck: &mut impl FnMut() -> u8) {
+        self.world.now += SignedDuration::from_secs(2);
+        self.watch(luck);
+        // What follows from the answers it decides about in the same round.
+        for _ in 0..2 {
+            let looked = self.world.decide();
+            assert!(
+                looked.appended.is_empty(),
+                "a node lists what nobody stored"
+            );
+            for planned in looked.patches {
+                self.patch(planned, luck());
+            }
+        }
+        let wake = self.world.fleet.wake_at();
+        assert!(
+            wake.is_none_or(|at| at > self.world.now),
+            "looked at for ever: {wake:?}"
+        );
+    }
+
+    fn patch(&mut self, planned: Planned, luck: u8) {
+        let node = planned.node;
+        let taking_out = planned.patch.intent == Intent::Quarantine;
+        if taking_out && self.world.fleet.desired(&node).forced_by.is_some() {
+            self.forced.insert(node.clone());
+        }
+        // A patch holds only where the node is as it was seen.
+        let (real, seen) = (&self.world[&node], planned.view);
+        let fits = Ownership::read(real) == Ownership::read(&seen)
+            && real.unschedulable == seen.unschedulable;
+        let after = real.after(&planned.patch.change);
+        let answer = if !fits || luck == 0 {
+            self.uncertain.remove(&node);
+            self.world.see(&node);
+            PatchAnswer::Conflict
+        } else if luck <= 2 {
+            // The answer is lost; with 1 it was made all the same.
+            if luck == 1 {
+                self.world[&node] = after;
+            }
+            if taking_out {
+                let until = self.world.now + DOUBT;
+                self.uncertain.insert(node.clone(), until);
+            }
+            PatchAnswer::Unknown
+        } else {
+            self.world[&node] = after;
+            self.uncertain.remove(&node);
+            PatchAnswer::Made(self.world.view(&node))
+        };
+        self.world.take(FleetInput::NodePatched { node, answer });
+    }
+
+    fn phase(&self, name: &str) -> Phase {
+        let session = self.world.fleet.session(name);
+        session.map_or(Phase::Idle, |session| session.phase)
+    }
+
+    /// Nodes out of service and allowed, and forced ones, for each group of each budget.
+    fn counts(&self) -> Vec<(String, usize, usize, usize)> {
+        let mut counts = Vec::new();
+        for budget in &self.world.policy().brake.budgets {
+            let mut groups: BTreeMap<(bool, Option<&String>), (usize, usize, usize)> =
+                BTreeMap::new();
+            for (name, node) in &self.world.nodes {
+                let value = budget.per.as_ref().and_then(|key| node.labels.get(key));
+                let group = groups
+                    .entry((node.labels.contains_key(GPU), value))
+                    .or_default();
+                let out = Ownership::read(node).is_some();
+                group.0 += usize::from(out);
+                group.1 += usize::from(out && self.forced.contains(name));
+                group.2 += 1;
+            }
+            counts.extend(groups.into_iter().map(|(group, (out, forced, of))| {
+                let name = format!("{budget} {group:?}");
+                (name, out, forced, budget.max.of(of))
+            }));
+        }
+        counts
+    }
+}
+
+/// A controller that knows nothing yet.
+fn happening(nodes: usize) -> impl Strategy<Value = Happening> {
+    prop_oneof![
+        8 => (0..nodes).prop_map(|node| Happening::Fault { node, force: false }),
+        1 => (0..nodes).prop_map(|node| Happening::Fault { node, force: true }),
+        4 => (0..nodes).prop_map(|node| Happening::Recovery { node }),
+        3 => (0..nodes, any::<bool>(), 1..100_i64)
+            .prop_map(|(node, healthy, ago)| Happening::Late { node, healthy, ago }),
+        1 => (0..nodes).prop_map(|node| Happening::Uncordon { node }),
+        1 => any::<bool>().prop_map(Happening::Stop),
+        1 => Just(Happening::Drop),
+        1 => Just(Happening::Crash),
+        2 => (1..100_i64).prop_map(Happening::Wait),
+    ]
+}
+
+fn budgets() -> impl Strategy<Value = Vec<Budget>> {
+    let amount = prop_oneof![
+        // Small ones: only a limit that is reached can be exceeded.
+        3 => (0..3_u32).prop_map(Amount::Nodes),
+        1 => (1..=100_u8).prop_map(Amount::Percent)
+    ];
+    let per = prop_oneof![Just(None), Just(Some("rack".to_owned()))];
+    prop::collection::vec((amount, per), 1..3).prop_map(|budgets| {
+        let budgets = budgets.into_iter();
+        budgets.map(|(max, per)| Budget { max, per }).collect()
+    })
+}
+
+/// The worst that can happen to an answer, step by step: the property finds it only where
+/// chance has it.
+#[test]
+fn a_lost_answer_counts_until_it_is_known_even_if_the_fault_recovers_meanwhile() {
+    let budget = Budget {
+        max: Amount::Nodes(1),
+        per: None,
+    };
+    let mut cluster = Cluster::new(3, vec![budget]);
+    let out = |cluster: &Cluster| {
+        let nodes = cluster.world.nodes.values();
+        nodes.filter(|node| Ownership::read(node).is_some()).count()
+    };
+    cluster.event(0, false, false);
+    // Made, and neither the answer nor the watch tells of it.
+    cluster.round(&mut || 1);
+    assert_eq!((out(&cluster), cluster.uncertain.len()), (1, 1));
+    assert!(Ownership::read(cluster.world.fleet.view("n0").unwrap()).is_none());
+    cluster.event(0, true, false);
+    cluster.event(1, false, false);
+    cluster.round(&mut || 3);
+    assert_eq!(out(&cluster), 1, "the room may be taken");
+    assert_eq!(cluster.phase("n1"), Phase::Held);
+    // Once it is seen it is given back, and the next one goes.
+    cluster.world.now += DOUBT;
+    for _ in 0..3 {
+        cluster.round(&mut || 7);
+    }
+    assert!(Ownership::read(&cluster.world.nodes["n0"]).is_none());
+    assert!(Ownership::read(&cluster.world.nodes["n1"]).is_some());
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+
+    /// Whatever happens: no budget is exceeded but by what senders force; and once nothing
+    /// is broken any more, every node is given back, be the brake tripped or not.
+    #[test]
+    fn budgets_hold_and_recovery_is_never_blocked(
+        nodes in 1..12_usize,
+        budgets in budgets(),
+        happenings in prop::collection::vec(happening(12), 1..40),
+        luck in prop::collection::vec(0..8_u8, 512),
+        stopped_at_the_end in any::<bool>(),
+    ) {
+        let mut cluster = Cluster::new(nodes, budgets);
+        let mut luck = luck.into_iter().cycle();
+        let mut luck = || luck.next().unwrap_or(7);
+        for happening in happenings {
+            match happening {
+                Happening::Fault { node, force } => cluster.event(node % nodes, false, force),
+                Happening::Recovery { node } => cluster.event(node % nodes, true, false),
+                Happening::Late { node, healthy, ago } => {
+                    cluster.event_of(node % nodes, healthy, false, ago);
+                }
+                Happening::Uncordon { node } => {
+                    let uncordon = NodeChange {
+                        unschedulable: Some(false),
+                        ..NodeChange::default()
+                    };
+                    let node = cluster.world.nodes[&format!("n{}", node % nodes)].after(&uncordon);
+                    cluster.world.nodes.insert(node.name.clone(), node);
+                }
+                Happening::Stop(stop) => cluster.stop(stop),
+                Happening::Drop => {
+                    cluster.switched.dropped_at = Some(cluster.world.now);
+                    cluster.switch();
+                }
+                Happening::Crash => cluster.begin(),
+                Happening::Wait(seconds) => cluster.world.now += SignedDuration::from_secs(seconds),
+            }
+            let before = cluster.counts();
+            // While nobody knows whether the forced patch was made, a further try is the same
+            // decision, also where the fault was reported again without force.
+            let over = |name: &String| {
+                Ownership::read(&cluster.world.nodes[name]).is_none() && !cluster.uncertain.contains_key(name)
+            };
+            let ended: Vec<_> = cluster.forced.iter().filter(|name| over(name)).cloned().collect();
+            cluster.forced.retain(|name| !ended.contains(name));
+            cluster.round(&mut luck);
+            for ((name, out, forced, allowed), (_, before, ..)) in cluster.counts().iter().zip(before) {
+                prop_assert!(
+                    *out <= (allowed + forced).max(before),
+                    "{name}: {out} are out, {allowed} may be, {forced} forced, {before} before"
+                );
+            }
+        }
+        cluster.stop(stopped_at_the_end);
+        for node in 0..nodes {
+            cluster.event(node, true, false);
+        }
+        for _ in 0..20 {
+            cluster.world.now += SignedDuration::from_secs(30);
+            cluster.round(&mut || 7);
+        }
+        for (name, node) in &cluster.world.nodes {
+            prop_assert!(Ownership::read(node).is_none() && !node.unschedulable, "{name} is kept");
+            prop_assert_eq!(cluster.phase(name), Phase::Idle);
+        }
+    }
+
+    /// With room for all nothing is held, and a held node goes on when there is room again.
+    #[test]
+    fn what_is_held_goes_on_when_there_is_room(nodes in 1..8_usize, allowed in 1..4_u32) {
+        let budget = Budget { max: Amount::Nodes(allowed), per: None };
+        let mut cluster = Cluster::new(nodes, vec![budget]);
+        for node in 0..nodes {
+            cluster.event(node, false, false);
+        }
+        let mut seen = BTreeSet::new();
+        // Each round gives back what is out; within as many rounds all have had their turn.
+        for _ in 0..3 * nodes {
+            cluster.round(&mut || 7);
+            let out: Vec<usize> = (0..nodes)
+                .filter(|n| Ownership::read(&cluster.world.nodes[&format!("n{n}")]).is_some())
+                .collect();
+            for node in out {
+                seen.insert(node);
+                cluster.event(node, true, false);
+            }
+        }
+        prop_assert_eq!(seen.len(), nodes);
+    }
+}

@@ -1,0 +1,345 @@
+//! The views of the nodes and of the brake, for the page, the API and the command line
+//! ([`crate::view`]).
+
+use std::collections::BTreeMap;
+
+use contract::keys;
+use jiff::Timestamp;
+use model::fault::{Fault, not_fully_seen};
+use model::ownership::{CORDONED_BEFORE, Ownership};
+use policy::assess::{Dismissal, DismissedBy, is_notice};
+
+use super::{Fleet, Mode};
+use crate::brake::Use;
+use crate::entry::NodeEntry;
+use crate::look::unknown_policy;
+use crate::session::{Observed, Phase, foreign_session};
+use crate::state::FleetState;
+use crate::view::{AnotherView, BrakeView, FaultView, NodeState, NodeStatus, SessionView};
+
+/// One node, to be shown.
+#[derive(Clone, Copy)]
+pub(super) struct Shown<'a> {
+    name: &'a str,
+    entry: &'a NodeEntry,
+    state: &'a FleetState,
+}
+
+// === impl Fleet ===
+
+impl Fleet {
+    /// Returns all nodes as they are shown: as they were `before`, but for those that something
+    /// has happened to. A large cluster has thousands, and something happens to a few of them.
+    pub fn show(&mut self, before: &[NodeStatus], now: Timestamp) -> Vec<NodeStatus> {
+        self.set_time(now);
+        let before = before.iter().cloned();
+        let mut shown: BTreeMap<String, NodeStatus> =
+            before.map(|status| (status.name.clone(), status)).collect();
+        for name in std::mem::take(&mut self.agenda.unshown) {
+            match self.status(&name) {
+                Some(status) => drop(shown.insert(name, status)),
+                None => drop(shown.remove(&name)),
+            }
+        }
+        shown.into_values().collect()
+    }
+
+    /// Returns how many nodes the cluster has.
+    pub fn nodes_in_cluster(&self) -> usize {
+        let entries = self.nodes.values();
+        entries.filter(|entry| entry.view.is_some()).count()
+    }
+
+    /// Returns how a node is shown; `None` where there is nothing to tell.
+    pub fn status(&self, name: &str) -> Option<NodeStatus> {
+        self.shown(name)?.status() // Or forgotten before.
+    }
+
+    /// Returns a node to be shown; `None` where nothing is known of it.
+    pub(super) fn shown<'a>(&'a self, name: &'a str) -> Option<Shown<'a>> {
+        Some(Shown {
+            name,
+            entry: self.nodes.get(name)?,
+            state: &self.state,
+        })
+    }
+
+    /// Forgets a node that is neither in the cluster nor faulty, and of which nothing is awaited.
+    pub fn forget_if_gone(&mut self, name: &str) {
+        let is_over = |entry: &&NodeEntry| {
+            let awaited = entry.patch.in_flight
+                || entry.stages.await_answer()
+                || entry.claim.awaits.is_some();
+            entry.view.is_none() && !awaited && entry.session.phase == Phase::Idle
+        };
+        let is_over = self.nodes.get(name).as_ref().is_some_and(is_over);
+        if is_over && self.state.book.faults(name).is_empty() {
+            self.nodes.remove(name);
+        }
+    }
+
+    /// Returns the brake as it is shown, but for its state, which is not known here; `None` where
+    /// there is nothing to hold back.
+    pub fn show_brake(&mut self, now: Timestamp) -> Option<BrakeView> {
+        if !self.state.settings.cluster {
+            return None;
+        }
+        self.set_time(now);
+        if self.brake.stale && self.brake.waiting.is_empty() {
+            self.brake.plan = self.brake.ask(&self.nodes, &self.state);
+        }
+        let entries = self.nodes.values();
+        let held = entries.filter(|entry| entry.hold.is_some()).count();
+        Some(self.brake.show(held, &self.state))
+    }
+
+    /// Returns how far the fullest limit is used up.
+    pub fn brake_utilization(&self) -> f64 {
+        let fullest = self.brake.plan.limits.first();
+        fullest.map_or(0.0, Use::utilization)
+    }
+}
+
+// === impl Shown ===
+
+impl Shown<'_> {
+    /// Returns how the node is shown; `None` where there is nothing to tell.
+    fn status(self) -> Option<NodeStatus> {
+        let Self {
+            name,
+            entry,
+            state: fleet,
+        } = self;
+        let anothers = entry.anothers();
+        // Who only observes still sees what an earlier run has left on the node.
+        let not_ours = anothers.is_some() || !fleet.settings.mode.decides();
+        let session = match entry.ownership().filter(|_| not_ours) {
+            Some(own) => Some((Phase::Quarantined, Some(&own.session_id))),
+            None => (entry.session.phase != Phase::Idle)
+                .then_some((entry.session.phase, entry.session.id.as_ref())),
+        };
+        let faults = fleet.book.faults(name).iter();
+        let (mut notices, mut open): (Vec<&Fault>, Vec<&Fault>) =
+            faults.partition(|fault| is_notice(fault, &entry.noted.rulings));
+        notices.retain(|fault| fault.notice_until().is_some_and(|until| until > fleet.now));
+        let devices = entry.stages.device_taints.show(name, fleet);
+        let nothing_open = open.is_empty() && notices.is_empty() && devices.is_empty();
+        if nothing_open && session.is_none() && fleet.book.missed(name) == 0 {
+            return None;
+        }
+        notices.sort_by_key(|fault| std::cmp::Reverse(fault.accepted_at));
+        open.sort_by(|a, b| Fault::by_gravity(a, b));
+        let in_cluster = self.in_cluster();
+        let phase = session.map(|(phase, _)| phase);
+        let dismissal = entry.dismissal(fleet);
+        let dismissed =
+            |fault: &Fault| dismissal.is_some_and(|dismissal| fault.dismissed(dismissal.up_to));
+        // What the cluster does not have cannot be on its way out of service.
+        let state = NodeState::of(&open, phase.filter(|_| in_cluster != Some(false)));
+        let own = entry.ownership().filter(|_| anothers.is_none());
+        let only_devices = || own.is_some_and(|own| !own.takes_node_out());
+        Some(NodeStatus {
+            name: name.to_owned(),
+            state: match state {
+                NodeState::Quarantined | NodeState::Draining | NodeState::Drained
+                    if only_devices() =>
+                {
+                    NodeState::PartlyQuarantined
+                }
+                state => state,
+            },
+            session: session.map(|(phase, id)| SessionView {
+                id: id.cloned().unwrap_or_default(),
+                phase,
+                since: (anothers.as_ref())
+                    .and_then(|(own, _)| own.since)
+                    .unwrap_or(entry.session.since),
+                failures: entry.session.failures,
+                awaits: self.awaits(anothers.as_ref().map(|(_, another)| another)),
+                cordoned: (entry.observed.as_ref())
+                    .and_then(|observed| observed.own.as_ref())
+                    .is_some_and(|own| own.cordoned),
+                uncordon_releases: entry.machines(fleet).is_none(),
+                another: anothers.as_ref().map(|(_, another)| another.clone()),
+                drain: (entry.stages.drain.eviction().cloned())
+                    .filter(|_| anothers.is_none() && entry.ownership().is_some()),
+            }),
+            in_cluster,
+            unschedulable: entry.view.as_ref().map(|view| view.unschedulable),
+            notes: self.notes(phase.is_some()),
+            faults: (open.into_iter())
+                .map(|fault| FaultView {
+                    dismissed: dismissed(fault),
+                    ..FaultView::of(fault)
+                })
+                .collect(),
+            notices: notices.into_iter().map(FaultView::of).collect(),
+            devices,
+        })
+    }
+
+    /// Returns whether the cluster has a node; `None` where that is not known.
+    fn in_cluster(self) -> Option<bool> {
+        let Self {
+            entry,
+            state: fleet,
+            ..
+        } = self;
+        let known = fleet.settings.cluster && (fleet.listed || entry.view.is_some());
+        known.then(|| entry.view.is_some())
+    }
+
+    /// Returns what the session on a node awaits, for people.
+    pub(super) fn awaits(self, another: Option<&AnotherView>) -> String {
+        let Self {
+            name,
+            entry,
+            state: fleet,
+        } = self;
+        if fleet.settings.mode == Mode::Observe {
+            return "a gpuwarden that acts: this one only observes".to_owned();
+        }
+        if let Some(another) = another {
+            return format!("{}, to give it back", another.who);
+        }
+        if let Some(hold) = &entry.hold {
+            return hold.awaits();
+        }
+        if fleet.settings.cluster && self.in_cluster().is_none() {
+            return "the cluster's nodes to be read".to_owned();
+        }
+        if fleet.policy.is_none() {
+            return "a policy to be loaded: nothing is decided before".to_owned();
+        }
+        if entry.claim.unanswered {
+            return "the event store, which does not answer whose the session is".to_owned();
+        }
+        if entry.session.phase.is_out()
+            && fleet.book.faults(name).is_empty()
+            && fleet.book.misses_monitors(name)
+        {
+            return "reports of monitors that found no room, to be read again".to_owned();
+        }
+        if let Some(first) = entry.session.awaits_first() {
+            return first;
+        }
+        let quarantined = entry.session.phase == Phase::Quarantined;
+        let veto = entry.veto.holds_back(entry.stages.drain.eviction());
+        if let Some(veto) = veto.filter(|_| quarantined) {
+            return format!("the end of {veto}");
+        }
+        if let Some(awaits) = (entry.stages.remediation.awaits())
+            .or_else(|| entry.stages.drain.awaits())
+            .filter(|_| entry.session.phase.is_out())
+        {
+            return awaits.to_owned();
+        }
+        entry.session.awaits(entry.view.is_some())
+    }
+
+    /// Returns what a person should know of a node; `in_session`: it carries a session, or is to.
+    fn notes(self, in_session: bool) -> Vec<String> {
+        let Self {
+            name,
+            entry,
+            state: fleet,
+        } = self;
+        let mode = fleet.settings.mode;
+        let faults = fleet.book.faults(name);
+        let mut notes = Vec::new();
+        match self.in_cluster() {
+            None if fleet.settings.cluster => notes.push(
+                "the cluster's nodes could not be read yet: what it has of this node is not known"
+                    .to_owned(),
+            ),
+            Some(false) => notes.push("the cluster has no node of this name".to_owned()),
+            _ => {}
+        }
+        let anothers = entry.anothers();
+        if let Some((own, another)) = &anothers {
+            notes.push(format!(
+                "quarantined by another gpuwarden{}: {}; it is left alone, and counts as out of \
+                 service",
+                foreign_session::since(own),
+                another.who
+            ));
+            if entry.claim.on_our_node {
+                notes.push(foreign_session::ON_OUR_NODE.to_owned());
+            }
+        } else if let Some(Observed {
+            view,
+            own: Some(own),
+        }) = &entry.observed
+            && own.keeps_cordon(view)
+        {
+            notes.push(CORDONED_BEFORE.to_owned());
+        }
+        notes.extend(entry.hold.as_ref().map(|hold| format!("held back: {hold}")));
+        notes.extend(self.dismissed_note());
+        notes.extend(entry.session.times.notes());
+        if entry.opted_out() {
+            notes.push(format!(
+                "opted out by label {}=false: nothing is done about it",
+                keys::MANAGED_LABEL
+            ));
+        }
+        notes.extend(entry.noted.unknown_policy.as_deref().map(unknown_policy));
+        notes.extend(entry.veto.says().map(str::to_owned));
+        if mode == Mode::Observe && faults.iter().any(|fault| fault.event.is_fatal) {
+            notes.push("observing only: nothing is done about it; --quarantine acts".to_owned());
+        }
+        if mode == Mode::DryRun && in_session && anothers.is_none() {
+            notes.push("dry run: nothing is written in the cluster".to_owned());
+        }
+        match entry.session.failures {
+            0 => {}
+            failures => notes.push(format!("{failures} attempts in a row have failed")),
+        }
+        match fleet.book.missed(name) {
+            0 => {}
+            missed => notes.push(not_fully_seen(missed)),
+        }
+        notes
+    }
+
+    /// Returns the note about faults of a node that a person has dismissed.
+    fn dismissed_note(self) -> Option<String> {
+        let Self {
+            name,
+            entry,
+            state: fleet,
+        } = self;
+        let Dismissal { up_to, by } = entry.dismissal(fleet)?;
+        let how = match by {
+            DismissedBy::Released => "when the node was released by hand",
+            DismissedBy::Dropped => "when what the circuit breaker held back was dropped,",
+        };
+        let mut faults = fleet.book.faults(name).iter();
+        faults
+            .any(|fault| fault.dismissed(up_to))
+            .then(|| format!("dismissed {how} at {up_to:.0}: a newer report counts again"))
+    }
+}
+
+// === impl NodeEntry ===
+
+impl NodeEntry {
+    /// Returns the session of another gpuwarden that it carries.
+    fn anothers(&self) -> Option<(&Ownership, AnotherView)> {
+        self.claim.anothers.as_ref()?;
+        let (observed, own) = (self.observed.as_ref()?, self.ownership()?);
+        let shown = AnotherView {
+            who: foreign_session::who(own, &observed.view.name),
+            end: foreign_session::end_by_hand(own, &observed.view),
+        };
+        Some((own, shown))
+    }
+
+    /// Returns whether the operator's label is what keeps the node in service.
+    fn opted_out(&self) -> bool {
+        (self.view.as_ref()).is_some_and(|view| {
+            let mut rulings = self.noted.rulings.iter();
+            rulings.any(|one| one.ruling.opted_out(view))
+        })
+    }
+}

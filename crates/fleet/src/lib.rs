@@ -1,0 +1,51 @@
+//! What is done about the nodes of a cluster: who goes out of service, how a node is drained,
+//! remediated and validated, and when it comes back.
+//!
+//! ```text
+//! record(event)          -> FaultBook   which faults are open, per node and device   (model)
+//! assess(faults, policy) -> Desired     cordon? taints? recomputed from all open faults   (policy)
+//! step(session, desired, observed, now) -> (session', effects)
+//! ```
+//!
+//! [`Fleet`] runs these functions for all nodes, and the stages of a node's way back (`stage.rs`).
+//! Nothing here does I/O or reads a clock: time is an argument. The same code runs in production,
+//! in replay and in tests; everything else turns the outside into [`FleetInput`]s, and carries out
+//! each [`Effect`].
+
+mod agenda;
+pub mod brake;
+mod claim;
+mod departed;
+mod desired;
+mod devices;
+pub mod drain;
+mod entry;
+mod fleet;
+mod io;
+mod look;
+mod news;
+pub mod remediation;
+mod remembered;
+pub mod session;
+mod stage;
+mod state;
+pub mod status;
+mod uncordon;
+pub mod veto;
+mod veto_state;
+pub mod view;
+mod waiting;
+#[cfg(test)]
+mod world;
+
+pub use claim::Owns;
+pub use devices::{DeviceInput, DeviceWatch, PlannedRule};
+pub use fleet::{Fleet, Kept, Settings, Situation, Unsaved};
+pub use io::{
+    CreateAnswer, Effect, EventReason, FleetInput, InStore, Level, PatchAnswer, Planned,
+    PlannedCheckpoint, PlannedRemoval, PlannedResource, PodNews, Purpose, RemediationNews,
+    RemovalAnswer, ResourceNews, RuleSetOutcome,
+};
+pub use news::LIST_TAKES;
+pub use stage::drain::custom::DRAIN_ACTION;
+pub use waiting::Switched;

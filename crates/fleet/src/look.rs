@@ -1,0 +1,513 @@
+//! A look at a node: asks the policy about its faults, steps its session, and lets its stages act.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use contract::keys;
+use model::fault::Fault;
+use model::journal::EntryKind;
+use model::node::{NodeChange, NodeView};
+use policy::Policy;
+use policy::assess::{Desired, FaultRuling};
+use serde_json::json;
+
+use super::agenda::Agenda;
+use super::entry::{Claim, NodeEntry};
+use super::stage::{Asks, Facts, Stages};
+use super::state::FleetState;
+use super::{Effect, EventReason, Level, Owns, Planned, RuleSetOutcome};
+use crate::brake::Hold;
+use crate::session::{self, Intent, Marks, Note, Observed, Patch, step};
+use crate::waiting::BrakeState;
+use model::mode::Mode;
+
+/// Most faults whose rulings one journal entry tells: a story is read by people.
+const MAX_RULINGS: usize = 50;
+
+/// One node while it is looked at, and what is shared by all nodes.
+pub(super) struct Look<'a> {
+    pub(super) name: &'a str,
+    pub(super) entry: &'a mut NodeEntry,
+    pub(super) state: &'a mut FleetState,
+    pub(super) brake: &'a mut BrakeState,
+    pub(super) agenda: &'a mut Agenda,
+}
+
+// === impl Look ===
+
+impl Look<'_> {
+    /// Looks at the node. Returns whether anything was decided: not while an answer is to come first.
+    pub(crate) fn run(&mut self, policy: &Policy) -> bool {
+        let applied = self.state.book.applied();
+        if self.entry.waits_for_an_answer(applied) || !self.close_faults_of_gone_machine() {
+            // Nor does the brake let it go by what was wanted before.
+            self.brake.forget(self.name);
+            return false; // Looked at again when the answer is there.
+        }
+        self.forget_notices();
+        if self.state.settings.mode.decides() {
+            self.decide(policy);
+            self.settle();
+        }
+        // Of one that the cluster lacks it is remembered when its faults are dropped.
+        if !self.state.settings.cluster || self.entry.view.is_some() {
+            self.set_wake();
+        }
+        true
+    }
+
+    /// Drops the node's notices of more than a day ago, but for those for which it is out.
+    fn forget_notices(&mut self) {
+        let (name, now) = (self.name, self.state.now);
+        let is_old = |fault: &Fault| fault.notice_until().is_some_and(|until| until <= now);
+        if !self.state.book.faults(name).iter().any(is_old) {
+            return;
+        }
+        let listed = self.entry.ownership().map_or(&[][..], |own| &own.events);
+        let holds = |id: &str| listed.iter().any(|event| event.id == id);
+        if self.state.book.forget_notices(name, now, holds) {
+            self.save();
+        }
+    }
+
+    /// Decides about the node, in this order: whose session it carries, what its faults ask for, what the stages
+    /// plan, whether the brake has a say, and how the session steps. Each `return` leaves the rest to the next look.
+    fn decide(&mut self, policy: &Policy) {
+        if self.entry.patch.in_flight {
+            return; // Looked at again when the answer is there.
+        }
+        let Some(observed) = self.entry.observed.clone() else {
+            self.begin();
+            self.brake.forget(self.name);
+            self.forget_reports();
+            if self.state.settings.cluster {
+                self.wait_for_missing(policy);
+                // Devices of a node that is gone are gone.
+                self.act(None, &Desired::default());
+            }
+            return;
+        };
+        self.take_in_times(&observed);
+        let own = observed.own.as_deref();
+        let claim = self.claim(own);
+        self.keep_claim(own, claim);
+        if claim != Claim::Ours {
+            self.brake.forget(self.name);
+            if claim == Claim::Anothers {
+                self.begin();
+                self.forget_reports();
+            }
+            self.agenda.news = true;
+            return;
+        }
+        self.begin();
+        self.note_choice(&observed.view, policy);
+        let mut asks = Asks::new(
+            self.agenda,
+            &mut self.entry.claim.awaits,
+            (self.name, &self.entry.session),
+            self.state.now,
+        );
+        self.entry.veto.take(&observed, self.state, &mut asks);
+        let mut desired = self.entry.judge(self.name, self.state);
+        if self.plan(&mut desired).is_break() {
+            self.brake.forget(self.name);
+            return; // Looked at again when what it waits for is known.
+        }
+        self.record_statuses(&observed, &desired);
+        if desired.wanted() && self.entry.in_service() {
+            // To be taken out: the brake has a say. It is asked about all at once.
+            self.brake.wait(self.name, desired);
+            return;
+        }
+        self.brake.forget(self.name);
+        let is_out = own.is_some() && !self.entry.is_undone_by_person(self.state);
+        if is_out && !desired.wanted() && self.state.book.misses_monitors(self.name) {
+            return; // Looked at again when they are read.
+        }
+        // A patch of which nobody knows may still be made: that goes on counting.
+        self.entry.hold = None;
+        self.step_session(&observed, policy, &desired, None);
+    }
+
+    /// Steps the session of the node, and does what follows.
+    fn step_session(
+        &mut self,
+        observed: &Observed,
+        policy: &Policy,
+        desired: &Desired,
+        hold: Option<&Hold>,
+    ) {
+        let effects = self.step(Some(observed), policy, desired, hold);
+        if !self.state.settings.returns_wait {
+            self.entry.session.returns.clear();
+        }
+        if self.entry.noted.rulings != desired.rulings {
+            self.entry.noted.rulings.clone_from(&desired.rulings);
+            let rule_sets = policy.rule_sets_of(&observed.view).iter();
+            let outcomes = rule_sets.map(|rule_set| RuleSetOutcome {
+                rule_set: rule_set.name.clone(),
+                passed: desired.rule_sets.contains(&rule_set.name),
+            });
+            let outcomes = Effect::Evaluated(outcomes.collect());
+            self.agenda.effects.push(outcomes);
+            let note = Note::new(EntryKind::Rules, rules_text(&desired.rulings));
+            self.note(note, None);
+        }
+        for effect in effects {
+            match effect {
+                session::Effect::Note(note) => self.note(note, Some(Level::Info)),
+                session::Effect::Patch(patch) => self.plan_patch(&observed.view, patch, desired),
+                session::Effect::Tell(message) => {
+                    if self.state.acts() {
+                        self.agenda.effects.push(Effect::EmitEvent {
+                            node: self.name.to_owned(),
+                            since: self.state.now,
+                            reason: EventReason::QuarantineUndone,
+                            message,
+                        });
+                    }
+                }
+            }
+        }
+        self.act(Some(observed), desired);
+        self.set_wake();
+        self.agenda.news = true;
+    }
+
+    /// Steps the session of a node that waits to be taken out: by what the brake says, it may go, or is held.
+    pub(crate) fn step_waiting(&mut self, policy: &Policy, hold: Option<&Hold>, looked_at: bool) {
+        self.agenda.unshown.insert(self.name.to_owned());
+        self.step_unless_held(policy, hold, looked_at);
+        if self.entry.patch.in_flight {
+            // On its way, and looked at again when the answer is there.
+            self.brake.waiting.remove(self.name);
+        }
+    }
+
+    fn step_unless_held(&mut self, policy: &Policy, hold: Option<&Hold>, looked_at: bool) {
+        if self.entry.patch.in_flight {
+            return; // Looked at again when the answer is there.
+        }
+        let before = std::mem::replace(&mut self.entry.hold, hold.cloned());
+        if let (Some(before), Some(hold)) = (&before, hold) {
+            if !before.same_cause(hold) {
+                let note = Note {
+                    kind: EntryKind::Session,
+                    text: format!("still held back: {hold}"),
+                    detail: json!({"by": hold.name()}),
+                };
+                self.note(note, Some(Level::Info));
+            }
+            if !looked_at {
+                return; // Nothing else has changed.
+            }
+        }
+        let Some(observed) = self.entry.observed.clone() else {
+            return;
+        };
+        let Some(desired) = self.brake.waiting.remove(self.name) else {
+            return;
+        };
+        self.step_session(&observed, policy, &desired, hold);
+        self.brake.waiting.insert(self.name.to_owned(), desired);
+    }
+
+    /// Lets every stage begin a look.
+    fn begin(&mut self) {
+        for stage in self.entry.stages.all_mut() {
+            stage.begin();
+        }
+    }
+
+    /// Lets every stage plan. `Break` where one of them waits for something to be known.
+    fn plan(&mut self, desired: &mut Desired) -> ControlFlow<()> {
+        self.in_stages(|stages, facts, asks| {
+            let mut stages = stages.all_mut().into_iter();
+            stages.try_for_each(|stage| stage.plan(facts, desired, asks))
+        })
+    }
+
+    /// Lets every stage act on the node as the session has seen it: what a dry run pretends to have changed
+    /// since is acted on in the next look, as a change of the node is.
+    fn act(&mut self, observed: Option<&Observed>, desired: &Desired) {
+        self.in_stages(|stages, facts, asks| {
+            let facts = Facts { observed, ..*facts };
+            for stage in stages.all_mut() {
+                stage.act(&facts, desired, asks);
+            }
+        });
+    }
+
+    /// Lets every stage start or stop its watches, to match what the look asked for.
+    fn settle(&mut self) {
+        self.in_stages(|stages, _, asks| {
+            for stage in stages.all_mut() {
+                stage.settle(asks);
+            }
+        });
+    }
+
+    /// Runs something in the stages.
+    pub(super) fn in_stages<T>(
+        &mut self,
+        run: impl FnOnce(&mut Stages, &Facts<'_>, &mut Asks<'_>) -> T,
+    ) -> T {
+        let (fleet, entry) = (&*self.state, &mut *self.entry);
+        let facts = Facts {
+            name: self.name,
+            state: fleet,
+            observed: entry.observed.as_ref(),
+            in_session: entry.ownership().is_some(),
+            session: &entry.session,
+            veto: entry.veto.holds(),
+            undone_by_person: entry.is_undone_by_person(fleet),
+            repairs_whole_node: entry.stages.remediation.repairs_whole_node(&fleet.settings),
+            unsettled: entry.patch.in_flight && !entry.patch.updating,
+        };
+        let mut asks = Asks::new(
+            self.agenda,
+            &mut entry.claim.awaits,
+            (self.name, &entry.session),
+            fleet.now,
+        );
+        run(&mut entry.stages, &facts, &mut asks)
+    }
+
+    /// Steps the session. Returns what the step asks for.
+    fn step(
+        &mut self,
+        observed: Option<&Observed>,
+        policy: &Policy,
+        desired: &Desired,
+        hold: Option<&Hold>,
+    ) -> Vec<session::Effect> {
+        let marks = marks(self.state, policy);
+        let machines = self.entry.machines(self.state);
+        let step = step(
+            &self.entry.session,
+            desired,
+            observed,
+            &marks,
+            hold,
+            machines.as_deref(),
+            self.state.now,
+        );
+        if self.entry.session != step.session {
+            self.entry.session = step.session;
+            self.save_session();
+        }
+        step.effects
+    }
+
+    /// Plans a patch; in a dry run goes on as if it had been made.
+    fn plan_patch(&mut self, view: &Arc<NodeView>, patch: Patch, desired: &Desired) {
+        let Patch { intent, change } = &patch;
+        let text = format!("{}: {}", intent.name(), change.summary());
+        let detail = json!({
+            "intent": intent,
+            "change": change,
+            "ruleSets": desired.rule_sets,
+            "events": desired.events.iter().map(|one| &one.event.id).collect::<Vec<_>>(),
+        });
+        if self.state.settings.mode == Mode::DryRun {
+            self.log(Level::Info, format!("dry run: {text}"));
+            let kind = EntryKind::DryRun;
+            self.note(Note { kind, text, detail }, None);
+            self.pretend(patch.change);
+            return;
+        }
+        if !self.state.settings.cluster {
+            return;
+        }
+        let kind = EntryKind::Decision;
+        self.note(Note { kind, text, detail }, Some(Level::Info));
+        let state = &mut self.entry.patch;
+        state.in_flight = true;
+        state.change = change.clone();
+        // Whoever let it go has counted it.
+        state.taking_out = *intent == Intent::Quarantine;
+        state.updating = *intent == Intent::Update;
+        self.agenda
+            .effects
+            .push(Effect::PatchNode(Box::new(Planned {
+                node: self.name.to_owned(),
+                view: Arc::clone(view),
+                session: self.entry.session.id.clone(),
+                patch,
+                first_seen: desired.events.iter().map(|one| one.first_seen).min(),
+            })));
+    }
+
+    /// Goes on, in a dry run, as if the change had been made.
+    fn pretend(&mut self, change: NodeChange) {
+        self.entry.pretend(change);
+        self.brake.mark_stale();
+        self.agenda.dirty.insert(self.name.to_owned());
+    }
+
+    /// Takes in the times that others have written on the node, and says once which of them lie
+    /// in the future.
+    fn take_in_times(&mut self, observed: &Observed) {
+        let session = &mut self.entry.session;
+        let before = session.times.clone();
+        session.take_in_times(observed, self.state.now);
+        if session.times == before {
+            return;
+        }
+        let notes: Vec<String> = session.times.notes().collect();
+        self.entry.observe();
+        self.brake.mark_stale();
+        self.save_session();
+        for text in notes {
+            self.call_attention(text);
+        }
+    }
+
+    /// Says once that the node names a policy that does not exist.
+    fn note_choice(&mut self, view: &NodeView, policy: &Policy) {
+        let unknown = policy.unknown_choice(view).map(str::to_owned);
+        let known = &mut self.entry.noted.unknown_policy;
+        let news = *known != unknown;
+        known.clone_from(&unknown);
+        if let Some(unknown) = unknown.filter(|_| news) {
+            self.call_attention(unknown_policy(&unknown));
+        }
+    }
+
+    /// Waits for a node with faults that the cluster does not have.
+    fn wait_for_missing(&mut self, policy: &Policy) {
+        let desired = self.entry.desired(self.name, self.state);
+        self.step(None, policy, &desired, None);
+        let wanted = desired.wanted();
+        let noted = std::mem::replace(&mut self.entry.noted.missing, wanted);
+        if wanted && !noted {
+            let text = "a fault asks to quarantine a node that the cluster does not have; \
+                        waiting for it";
+            self.log(Level::Warn, text.to_owned());
+            let text = "the cluster has no node of this name; it is quarantined as soon as it \
+                        appears";
+            let note = Note::new(EntryKind::Attention, text);
+            self.agenda
+                .note(self.state.now, self.name, None, note, None);
+        }
+        self.agenda.news = true;
+    }
+
+    /// Writes into the records of the node's events what became of them.
+    fn record_statuses(&mut self, observed: &Observed, desired: &Desired) {
+        // Only a gpuwarden that acts makes quarantines.
+        if !self.state.acts() {
+            return;
+        }
+        let before = self.entry.reports.to_save();
+        let drain = self.entry.stages.drain.eviction().cloned();
+        let reports = &mut self.entry.reports;
+        let statuses = reports.look(observed, desired, drain, self.state.now);
+        let statuses = statuses.into_iter().map(Effect::Status);
+        self.agenda.effects.extend(statuses);
+        if self.entry.reports.to_save() != before {
+            self.save();
+        }
+    }
+
+    /// Forgets the events of a node that is gone, or another's: nothing becomes of them.
+    fn forget_reports(&mut self) {
+        if self.entry.reports.to_save().is_some() {
+            self.save();
+        }
+        let ended = self.entry.reports.forget(self.name, self.state.now);
+        if self.state.acts() {
+            let ended = ended.into_iter().map(Effect::Status);
+            self.agenda.effects.extend(ended);
+        }
+    }
+
+    /// Sets when the node is to be looked at even if nothing happens to it.
+    pub(super) fn set_wake(&mut self) {
+        let now = self.state.now;
+        let faults = self.state.book.faults(self.name).iter();
+        let times = [
+            self.entry.session.wake_at(now),
+            self.entry.stages.wake_at(now),
+            self.entry.veto.ends_at(),
+            // Then it is no longer shown.
+            faults
+                .filter_map(Fault::notice_until)
+                .filter(|at| *at > now)
+                .min(),
+        ];
+        // What is due was looked at just now, or waits for an answer that brings another look.
+        let at = times.into_iter().flatten().filter(|at| *at > now).min();
+        self.agenda.wakes.set(self.name, at);
+    }
+
+    /// Marks the node for another look.
+    pub(super) fn again(&mut self) {
+        self.agenda.look_again_at(self.name);
+    }
+
+    /// Has what is known of the node saved.
+    pub(super) fn save(&mut self) {
+        self.agenda.unsaved.nodes.insert(self.name.to_owned());
+    }
+
+    /// Has the session of the node saved.
+    pub(super) fn save_session(&mut self) {
+        if self.state.settings.mode.writes() {
+            self.save();
+        }
+    }
+
+    /// Adds a note to the story of the node; with a level, it is logged, too.
+    pub(super) fn note(&mut self, note: Note, level: Option<Level>) {
+        let session = self.entry.session.id.as_deref();
+        let now = self.state.now;
+        self.agenda.note(now, self.name, session, note, level);
+    }
+
+    /// Asks people to look at the node.
+    pub(super) fn call_attention(&mut self, text: String) {
+        self.agenda.call_attention(self.state.now, self.name, text);
+    }
+
+    /// Logs a line about the node.
+    pub(super) fn log(&mut self, level: Level, text: String) {
+        self.agenda.log(level, Some(self.name), text);
+    }
+}
+
+/// Returns how our sessions mark a node.
+fn marks(fleet: &FleetState, policy: &Policy) -> Marks {
+    Marks {
+        maker: Some(fleet.settings.owns.maker()),
+        store: match fleet.settings.owns {
+            Owns::Node(_) => Some(fleet.settings.store.clone()),
+            Owns::All => None,
+        },
+        ..Marks::of(policy)
+    }
+}
+
+/// Returns what the rules said, for people. The gravest faults come first; a node with more than a
+/// story can show is out of service anyway.
+fn rules_text(rulings: &[FaultRuling]) -> String {
+    if rulings.is_empty() {
+        return "no open fault".to_owned();
+    }
+    let shown = rulings.iter().take(MAX_RULINGS).map(FaultRuling::to_string);
+    let mut parts: Vec<String> = shown.collect();
+    if rulings.len() > MAX_RULINGS {
+        parts.push(format!("and {} more faults", rulings.len() - MAX_RULINGS));
+    }
+    parts.join("; ")
+}
+
+/// Returns what is said of a node that names a policy which does not exist.
+pub(super) fn unknown_policy(name: &str) -> String {
+    format!(
+        "the annotation {} names the policy {name:?}, which the cluster's policy does not have: \
+         the cluster's holds",
+        keys::POLICY
+    )
+}

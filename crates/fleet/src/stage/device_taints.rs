@@ -1,0 +1,270 @@
+//! The stage that taints single devices of a node, by `DeviceTaintRule`s.
+//!
+//! The rules of a node follow from its session: the node says that it has one, and then its
+//! devices get the taints that its faults ask for; without one they get those that only inform.
+//! So the brake, a pause, a release, a dry run and the wait of a node that flaps hold for devices
+//! as they do for the node, and a rule that was left behind is deleted by whoever comes next.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+
+use jiff::Timestamp;
+use model::device::{DeviceId, DeviceTaint, NodeDevices, Rule, RuleChange, RuleSpec, TaintEffect};
+use model::journal::EntryKind;
+use model::mode::Mode;
+use model::ownership::Maker;
+use policy::assess::Desired;
+use serde_json::json;
+
+use super::wanted::Retry;
+use super::{Asks, Facts, Stage};
+use crate::session::{DEADLINE, Failure, Note};
+use crate::state::FleetState;
+use crate::view::DeviceView;
+use crate::{Effect, Level, PlannedRule};
+
+/// Most pods that one line of a story names.
+const PODS_NAMED: usize = 10;
+
+/// The rules that taint devices of one node.
+#[derive(Debug, Default)]
+pub(crate) struct DeviceTaints {
+    /// Names of the rules with a change under way.
+    in_flight: BTreeSet<String>,
+    /// Rules as a dry run pretends to have made them; `None`: deleted.
+    pretended: BTreeMap<String, Option<Rule>>,
+    retry: Retry,
+    /// The time since which a change is wanted that is not made.
+    pending_since: Option<Timestamp>,
+    /// True once a person has been asked about that change.
+    asked: bool,
+}
+
+// === impl DeviceTaints ===
+
+impl DeviceTaints {
+    /// Takes the answer to a change of a rule.
+    pub(crate) fn answered(&mut self, rule: &str, result: Result<(), Failure>, now: Timestamp) {
+        self.in_flight.remove(rule);
+        match result {
+            Ok(()) => self.retry.failures = 0,
+            Err(failure) => drop(self.retry.failed("a rule is not changed", failure, now)),
+        }
+    }
+
+    /// Returns the rules on devices of the node that are ours, as decisions see them.
+    pub(crate) fn rules(&self, node: &str, fleet: &FleetState) -> Vec<Rule> {
+        let rules = fleet.devices.rules_of(node);
+        let rules = rules.filter(|rule| fleet.owns_rule(rule)).cloned();
+        let mut rules: BTreeMap<String, Rule> =
+            rules.map(|rule| (rule.name.clone(), rule)).collect();
+        for (name, rule) in &self.pretended {
+            match rule {
+                Some(rule) => drop(rules.insert(name.clone(), rule.clone())),
+                None => drop(rules.remove(name)),
+            }
+        }
+        rules.into_values().collect()
+    }
+
+    /// Returns the devices of the node that we have tainted, as they are shown.
+    pub(crate) fn show(&self, node: &str, fleet: &FleetState) -> Vec<DeviceView> {
+        let mut shown: BTreeMap<DeviceId, DeviceView> = BTreeMap::new();
+        for Rule { spec, eviction, .. } in self.rules(node, fleet) {
+            let device = shown.entry(spec.device.clone()).or_insert_with(|| {
+                let pods = fleet.devices.pods(&spec.device).into_iter();
+                DeviceView {
+                    device: spec.device.to_string(),
+                    gpu: spec.gpu,
+                    taints: Vec::new(),
+                    evictions: Vec::new(),
+                    pods: pods.map(str::to_owned).collect(),
+                }
+            });
+            device.taints.push(spec.taint.to_string());
+            device.evictions.extend(eviction);
+        }
+        shown.into_values().collect()
+    }
+
+    /// Returns the changes that make the rules of the node what they should be, but for those of
+    /// rules with a change under way.
+    fn changes(&self, facts: &Facts<'_>, desired: &Desired) -> Vec<RuleChange> {
+        let seen = self.rules(facts.name, facts.state);
+        let in_session = facts.in_session;
+        let mut wanted = BTreeMap::new();
+        for (device, taints) in &desired.devices {
+            for taint in taints {
+                let mut taint = taint.clone();
+                if !in_session {
+                    taint.effect = TaintEffect::None;
+                }
+                wanted.insert((device.clone(), taint.key.clone()), taint);
+            }
+        }
+        // A node that waits to be given back keeps what it is out with.
+        if in_session && !desired.wanted() {
+            let out = seen.iter().map(|rule| &rule.spec);
+            for spec in out.filter(|spec| spec.taint.effect > TaintEffect::None) {
+                let key = (spec.device.clone(), spec.taint.key.clone());
+                wanted.insert(key, spec.taint.clone());
+            }
+        }
+        let mut changes = Vec::new();
+        for rule in seen {
+            let key = (rule.spec.device.clone(), rule.spec.taint.key.clone());
+            match wanted.remove(&key) {
+                Some(taint) if taint == rule.spec.taint => {}
+                Some(taint) => changes.push(RuleChange::Update(Box::new(rule), taint)),
+                None => changes.push(RuleChange::Delete(Box::new(rule))),
+            }
+        }
+        if !wanted.is_empty() {
+            let devices = facts.state.devices.of_node(facts.name);
+            let missing = wanted.into_iter().map(|((device, _), taint)| {
+                RuleChange::Create(rule_spec(facts, &devices, device, taint))
+            });
+            changes.extend(missing);
+        }
+        changes.retain(|change| !self.in_flight.contains(&change.rule_name()));
+        changes
+    }
+
+    /// Asks for the change of a rule; in a dry run goes on as if it had been made.
+    fn plan_rule(&mut self, facts: &Facts<'_>, change: RuleChange, asks: &mut Asks<'_>) {
+        let fleet = facts.state;
+        let pods = fleet.devices.pods(change.device());
+        let text = format!("{change}{}", users(&pods));
+        let detail = json!({
+            "device": change.device().to_string(),
+            "rule": change.rule_name(),
+            "pods": pods,
+        });
+        if fleet.settings.mode == Mode::DryRun {
+            asks.log(Level::Info, format!("dry run: {text}"));
+            let kind = EntryKind::DryRun;
+            asks.note(Note { kind, text, detail }, None);
+            let real = fleet.devices.has_rule(&change.rule_name());
+            match change.after() {
+                None if !real => drop(self.pretended.remove(&change.rule_name())),
+                after => drop(self.pretended.insert(change.rule_name(), after)),
+            }
+            asks.show();
+            return;
+        }
+        if !fleet.settings.cluster {
+            return;
+        }
+        let kind = EntryKind::Decision;
+        asks.note(Note { kind, text, detail }, Some(Level::Info));
+        self.in_flight.insert(change.rule_name());
+        asks.effect(Effect::ChangeRule(Box::new(PlannedRule {
+            node: facts.name.to_owned(),
+            session: asks.session(),
+            change,
+        })));
+    }
+
+    fn settled(&mut self) {
+        self.retry.succeeded();
+        (self.pending_since, self.asked) = (None, false);
+    }
+}
+
+impl Stage for DeviceTaints {
+    /// Brings the rules of the node in line with what is wanted.
+    fn act(&mut self, facts: &Facts<'_>, desired: &Desired, asks: &mut Asks<'_>) {
+        let now = facts.state.now;
+        if facts.unsettled {
+            return; // Looked at again when the node says what it is.
+        }
+        let changes = self.changes(facts, desired);
+        if changes.is_empty() {
+            if self.in_flight.is_empty() {
+                self.settled();
+            }
+            return;
+        }
+        let since = *self.pending_since.get_or_insert(now);
+        if !self.asked && now.duration_since(since) >= DEADLINE {
+            self.asked = true;
+            asks.call_attention(format!(
+                "device taints: not taken by the API server for {} s, {} attempts failed; look at the API \
+                 server and at gpuwarden's permissions",
+                now.duration_since(since).as_secs(),
+                self.retry.failures
+            ));
+        }
+        if self.retry.waits(now) {
+            return;
+        }
+        self.retry.clear_wait();
+        for change in changes {
+            self.plan_rule(facts, change, asks);
+        }
+    }
+
+    fn wake_at(&self, now: Timestamp) -> Option<Timestamp> {
+        let since = self.pending_since.filter(|_| !self.asked);
+        let attention = since.map(|since| since.checked_add(DEADLINE).unwrap_or(Timestamp::MAX));
+        let times = [self.retry.at(), attention].into_iter().flatten();
+        times.filter(|at| *at > now).min()
+    }
+
+    fn awaits_answer(&self) -> bool {
+        !self.in_flight.is_empty()
+    }
+
+    fn clock_moved_back(&mut self, now: Timestamp) {
+        self.retry.clear_wait();
+        self.pending_since = self.pending_since.map(|since| since.min(now));
+    }
+
+    fn answers_lost(&mut self) {
+        self.in_flight.clear();
+    }
+}
+
+fn rule_spec(
+    facts: &Facts<'_>,
+    devices: &NodeDevices,
+    device: DeviceId,
+    taint: DeviceTaint,
+) -> RuleSpec {
+    let published = devices.get(&device);
+    let gpu = published.and_then(|one| one.gpu.clone().or_else(|| one.pci.clone()));
+    let settings = &facts.state.settings;
+    let by = settings.owns.maker();
+    RuleSpec {
+        device,
+        taint,
+        node: facts.name.to_owned(),
+        gpu: gpu.unwrap_or_default(),
+        store: (by == Maker::Node).then(|| settings.store.clone()),
+        by,
+    }
+}
+
+/// Returns who uses a device, for people; nothing where nobody does.
+fn users(pods: &BTreeSet<&str>) -> String {
+    let mut text = String::new();
+    if pods.is_empty() {
+        return text;
+    }
+    let verb = if pods.len() == 1 {
+        "pod uses"
+    } else {
+        "pods use"
+    };
+    let named: Vec<&str> = pods.iter().copied().take(PODS_NAMED).collect();
+    let more = pods.len() - named.len();
+    // Writing to a string does not fail.
+    let _ = write!(text, "; {} {verb} it: {}", pods.len(), named.join(", "));
+    if more > 0 {
+        let _ = write!(text, " and {more} more");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests;

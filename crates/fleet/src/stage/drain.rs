@@ -1,0 +1,593 @@
+//! The stage that drains a node of its pods: by evictions, or by a [custom resource](custom).
+//!
+//! A drain follows from the node's session: the node says that it is being drained, and then each of its
+//! pods gets what [`crate::drain::fate`] says. So a release, an uncordon and a recovery stop it at once, and who starts
+//! anew goes on where the node says it is. The pods are looked at only as long as that takes.
+
+use std::collections::BTreeSet;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use jiff::{SignedDuration, Timestamp};
+use model::device::{DeviceTaint, TaintEffect};
+use model::journal::EntryKind;
+use model::mode::Mode;
+use model::node::HANDED_OVER;
+use model::ownership::{DrainMark, Ownership};
+use policy::assess::{Desired, DrainProgress};
+
+use super::remediation::NOT_OUT;
+use super::{Asks, Facts, Stage};
+use crate::drain::partial::{Gpus, fate_of};
+use crate::drain::{
+    CustomDrain, Drain, DrainConfig, DrainMode, Fate, Gangs, Next, PodView, wake_at,
+};
+use crate::session::{Failure, Note, Phase, retry_after};
+use crate::status::eviction::{Eviction, EvictionWord, Skip};
+use crate::{Effect, Level, PlannedCheckpoint, PlannedRemoval, PodNews, RemovalAnswer};
+
+pub(crate) mod custom;
+mod messages;
+mod pods;
+
+use custom::CustomState;
+use messages::awaits;
+use pods::NodePods;
+
+/// Most pods of one node with a removal under way at once.
+const MAX_AT_ONCE: usize = 8;
+/// Wait for the watch to tell that a pod is ending that was evicted.
+const TELLS_WITHIN: SignedDuration = SignedDuration::from_secs(10);
+/// First and longest wait before an eviction is tried again that a disruption budget refuses.
+const REFUSED: (SignedDuration, SignedDuration) =
+    (SignedDuration::from_secs(1), SignedDuration::from_secs(30));
+/// Time after the cordon in which a scheduler that has not seen it may still bind a pod to the node.
+const SETTLES: SignedDuration = SignedDuration::from_secs(1);
+/// Time for which a pod's eviction is refused, or fails, before a person is asked.
+const ASK_AFTER: SignedDuration = SignedDuration::from_mins(5);
+
+/// The drain of one node.
+#[derive(Debug, Default)]
+pub(crate) struct DrainState {
+    /// The pods, while they are to be known, or an answer about one is to come.
+    pods: Option<Box<NodePods>>,
+    /// The custom resource that drains the node, where one does.
+    pub(crate) custom: CustomState,
+    /// How far the drain was at the last look, for the records of the node's events.
+    eviction: Option<Box<Eviction>>,
+    /// True if the node said at the last look that it is being drained.
+    begun: bool,
+}
+
+/// A drain to be carried out: what is asked for, and by which configuration.
+struct DrainOrder<'a> {
+    drain: Drain,
+    /// UUIDs of the GPUs whose pods leave; none: all pods do.
+    uuids: Vec<String>,
+    /// These GPUs, as far as they are known; `None`: all pods leave.
+    gpus: Option<Gpus>,
+    config: &'a DrainConfig,
+}
+
+/// A pod that leaves, in which mode, and what comes next.
+type Leaving = (PodView, DrainMode, Next);
+
+// === impl DrainOrder ===
+
+impl<'a> DrainOrder<'a> {
+    /// Returns the drain that is wanted of a node that says what of it is out of service: by the switch,
+    /// and by the senders of its faults.
+    fn of(facts: &Facts<'a>, own: &Ownership, desired: &Desired) -> Option<Self> {
+        let uuids = drained_gpus(facts, own, desired)?;
+        if skips_drain(facts, own, desired).is_some() {
+            return None;
+        }
+        let (fleet, now) = (facts.state, facts.state.now);
+        let mark = own.mark.drain_of(&uuids);
+        Some(Self {
+            drain: Drain {
+                since: mark.map_or(now, |mark| mark.since.min(now)),
+                force: desired.drains()?,
+            },
+            gpus: (!uuids.is_empty()).then(|| fleet.devices.gpus(facts.name, &uuids)),
+            uuids,
+            config: fleet.settings.drain.as_deref()?,
+        })
+    }
+
+    fn fate_of(&self, pod: &PodView, gangs: &Gangs, now: Timestamp) -> Fate {
+        fate_of(pod, gangs, self.drain, self.gpus.as_ref(), self.config, now)
+    }
+}
+
+// === impl DrainState ===
+
+impl DrainState {
+    /// Takes news of the pods. Returns whether the node is to be looked at: what a list brings is looked
+    /// at as a whole.
+    pub(crate) fn take_pods(&mut self, news: PodNews, now: Timestamp) -> bool {
+        let Some(pods) = self.pods.as_mut().filter(|pods| pods.followed) else {
+            return false;
+        };
+        let listing = pods.pods.is_coming();
+        pods.take(news, now);
+        !listing || !pods.pods.is_coming()
+    }
+
+    /// Takes the answer to the removal of a pod. Returns whether the node is to be looked at.
+    pub(crate) fn removal_answered(
+        &mut self,
+        uid: &str,
+        answer: RemovalAnswer,
+        asks: &mut Asks<'_>,
+    ) -> bool {
+        let now = asks.now();
+        let Some(pods) = self.pods.as_mut() else {
+            return false;
+        };
+        let Some(one) = pods.tries.get_mut(uid) else {
+            return false;
+        };
+        one.in_flight = false;
+        let (why, wait, held) = match answer {
+            RemovalAnswer::Taken | RemovalAnswer::Gone => {
+                (one.failures, one.trouble) = (0, None);
+                one.not_before = Some(now + TELLS_WITHIN);
+                return true;
+            }
+            RemovalAnswer::Held { why, retry_after } => {
+                one.failures = one.failures.saturating_add(1);
+                let wait = REFUSED.0 * (1 << one.failures.min(5));
+                let wait = wait.max(retry_after.unwrap_or_default()).min(REFUSED.1);
+                (why, wait, true)
+            }
+            RemovalAnswer::Failed {
+                why,
+                retry_after: wish,
+            } => {
+                one.failures = one.failures.saturating_add(1);
+                let failure = Failure::Error { retry_after: wish };
+                (why, retry_after(one.failures, failure), false)
+            }
+        };
+        one.not_before = Some(now + wait);
+        let before = one.trouble.take();
+        let news = before.as_ref().is_none_or(|(_, before)| *before != why);
+        let since = before.map_or(now, |(since, _)| since);
+        one.trouble = Some((since, why.clone()));
+        if news {
+            let pod = pods.pods.values().find(|pod| pod.uid == uid);
+            let pod = pod.map_or_else(|| uid.to_owned(), PodView::title);
+            let what = if held {
+                "is not let go"
+            } else {
+                "could not be removed"
+            };
+            let text = format!("pod {pod} {what}: {why}; it is tried again");
+            asks.note(Note::new(EntryKind::Answer, text), None);
+        }
+        true
+    }
+
+    /// Returns what the drain waits for, for people; `None` where it is not under way.
+    pub(crate) fn awaits(&self) -> Option<&str> {
+        self.pods.as_ref()?.awaits.as_deref()
+    }
+
+    /// Returns how far the drain was at the last look, for the records of the node's events.
+    pub(crate) fn eviction(&self) -> Option<&Eviction> {
+        self.eviction.as_deref()
+    }
+
+    fn pods_mut(&mut self) -> &mut NodePods {
+        self.pods.get_or_insert_default()
+    }
+
+    /// Takes in how far the drain of the node is, and adds to its story why all its pods stay, where they
+    /// do in spite of the switch.
+    fn note_eviction(&mut self, facts: &Facts<'_>, desired: &Desired, asks: &mut Asks<'_>) {
+        let eviction = self.eviction_now(facts, desired);
+        if self.eviction() == eviction.as_ref() {
+            return;
+        }
+        let drains = facts.state.settings.drain.is_some();
+        if let Some(why) = (eviction.as_ref()).filter(|one| drains && one.is_skipped()) {
+            let note = Note::new(EntryKind::Session, why.message.clone());
+            asks.note(note, None);
+        }
+        self.eviction = eviction.map(Box::new);
+    }
+
+    /// Returns how far the drain of a node that is out of service is.
+    fn eviction_now(&self, facts: &Facts<'_>, desired: &Desired) -> Option<Eviction> {
+        let (_, own) = facts.ours().filter(|(_, own)| own.takes_node_out())?;
+        let stuck = self.pods.as_ref().and_then(|pods| pods.stuck.as_deref());
+        let mark = match desired.drain {
+            Some(_) => own.mark.drain_of(&desired.drain_gpus),
+            None => own.mark.drain,
+        };
+        Some(match (mark, stuck) {
+            (Some(DrainMark { done: Some(_), .. }), _) => {
+                let text = "all pods that were to leave have left";
+                Eviction::new(EvictionWord::Succeeded, text)
+            }
+            (Some(_), Some(stuck)) => Eviction::new(EvictionWord::Failed, stuck),
+            (Some(_), None) => Eviction::new(EvictionWord::InProgress, ""),
+            (None, _) => match skips_drain(facts, own, desired) {
+                Some(skip) if desired.takes_node_out() => Eviction::skipped(&skip),
+                _ => Eviction::new(EvictionWord::NotStarted, ""),
+            },
+        })
+    }
+
+    /// Returns how far the drain of the node should be, by what is known of its pods; `gpus`: the GPUs whose
+    /// pods it is about; none: all pods.
+    fn progress(
+        &self,
+        facts: &Facts<'_>,
+        own: &Ownership,
+        desired: &Desired,
+        gpus: &[String],
+    ) -> Option<DrainProgress> {
+        let mark = own.mark.drain_of(gpus);
+        // What is done is done, whatever the switch says now.
+        if mark.is_some_and(|mark| mark.done.is_some()) && desired.drains().is_some() {
+            return Some(DrainProgress::Drained);
+        }
+        let begun = mark.map(|_| DrainProgress::Draining);
+        if waits_for_others(facts, own).is_some() {
+            return begun;
+        }
+        let order = DrainOrder::of(facts, own, desired)?;
+        if let Some(custom) = custom_of(facts) {
+            let done = self.custom.is_done(facts.name, own, &custom);
+            return Some(if done {
+                DrainProgress::Drained
+            } else {
+                DrainProgress::Draining
+            });
+        }
+        let now = facts.state.now;
+        let Some(pods) = self.pods.as_ref().filter(|pods| pods.sees_pods()) else {
+            return begun;
+        };
+        if pods.leaving(&order, now).next().is_some() {
+            return Some(DrainProgress::Draining);
+        }
+        // What was missed while they were not watched comes after the word that they are.
+        let settled = (own.since.max(pods.watched_again))
+            .is_none_or(|since| now.duration_since(since) >= SETTLES);
+        if settled {
+            Some(DrainProgress::Drained)
+        } else {
+            begun
+        }
+    }
+
+    /// Evicts or deletes the pods that are to leave now. `begins`: at the last look the node did not say that
+    /// it is being drained.
+    fn remove_pods(
+        &mut self,
+        facts: &Facts<'_>,
+        own: &Ownership,
+        order: &DrainOrder<'_>,
+        (mark, begins): (Option<DrainMark>, bool),
+        asks: &mut Asks<'_>,
+    ) {
+        let now = facts.state.now;
+        let pods = self.pods_mut();
+        let unseen_at = pods.look_for_pods(now);
+        if !pods.pods.is_complete() {
+            pods.awaits = Some(match &pods.failing {
+                Some(why) => format!("its pods to be read: {why}"),
+                None => "its pods to be read".to_owned(),
+            });
+            pods.wake = unseen_at.filter(|at| *at > now);
+            return pods.ask_about(&[], order, asks);
+        }
+        let leaving: Vec<Leaving> = (pods.leaving(order, now))
+            .map(|(pod, mode, next)| (pod.clone(), mode, next))
+            .collect();
+        pods.wake = pods.next_wake(&leaving, order, own, unseen_at, now);
+        let held = facts.veto.map(|veto| format!("the end of {veto}; then "));
+        let awaited = match &pods.failing {
+            Some(why) if leaving.is_empty() => format!("its pods to be read: {why}"),
+            _ => awaits(&leaving, &pods.tries),
+        };
+        pods.awaits = Some(format!("{}{awaited}", held.unwrap_or_default()));
+        // The node is to say first that it is being drained: who comes after us sees it.
+        if mark.is_none() {
+            return pods.ask_about(&[], order, asks);
+        }
+        if begins {
+            pods.note_drain(order, asks);
+        }
+        pods.ask_about(&leaving, order, asks);
+        if facts.state.acts() {
+            pods.tell_who_is_waited_for(&leaving, order.drain.since, asks);
+        }
+        if facts.veto.is_some() {
+            return; // Each eviction is a beginning of its own.
+        }
+        for (pod, mode, next) in leaving {
+            let evict = match next {
+                Next::Evict(grace) => Some(grace),
+                Next::Delete => None,
+                Next::AskCheckpoint => {
+                    pods.ask_for_checkpoint(&pod, facts, asks);
+                    continue;
+                }
+                Next::Wait(_)
+                | Next::Ends(_)
+                | Next::Stuck
+                | Next::Unknown
+                | Next::Checkpoint(_) => continue,
+            };
+            pods.remove(&pod, mode, evict, facts, asks);
+        }
+    }
+}
+
+impl Stage for DrainState {
+    fn begin(&mut self) {
+        if let Some(pods) = &mut self.pods {
+            pods.wanted = false;
+        }
+        self.custom.begin();
+    }
+
+    /// Writes down how far the drain is to be, and the GPUs whose pods it is about.
+    fn plan(
+        &mut self,
+        facts: &Facts<'_>,
+        desired: &mut Desired,
+        asks: &mut Asks<'_>,
+    ) -> ControlFlow<()> {
+        self.begun = facts.session.phase == Phase::Draining;
+        if let Some((_, own)) = facts.ours() {
+            let wanted = drained_gpus(facts, own, desired);
+            let gpus = wanted.unwrap_or_else(|| own.mark.drain_gpus.clone());
+            if let Some(stage) = self.progress(facts, own, desired, &gpus) {
+                (desired.drain, desired.drain_gpus) = (Some(stage), gpus);
+            }
+        }
+        self.note_eviction(facts, desired, asks);
+        ControlFlow::Continue(())
+    }
+
+    /// Removes the pods of the node that are to leave now.
+    fn act(&mut self, facts: &Facts<'_>, desired: &Desired, asks: &mut Asks<'_>) {
+        let begins = !self.begun;
+        if let Some((_, own)) = facts.ours().filter(|_| facts.session.phase.is_out())
+            && let Some(order) = DrainOrder::of(facts, own, desired)
+        {
+            let mark = own.mark.drain_of(&order.uuids);
+            if mark.is_none_or(|mark| mark.done.is_none()) {
+                self.pods_mut().wanted = true;
+                if let Some(waits) = waits_for_others(facts, own) {
+                    self.pods_mut().awaits = Some(waits.to_owned());
+                } else if let Some(custom) = custom_of(facts) {
+                    self.ask_for_custom(facts, own, desired, &custom, &order, asks);
+                } else {
+                    self.remove_pods(facts, own, &order, (mark, begins), asks);
+                }
+            }
+        }
+        self.withdraw_custom(facts, desired, asks);
+    }
+
+    /// Starts or stops watching the pods of the node, to match what the last look asked for.
+    fn settle(&mut self, asks: &mut Asks<'_>) {
+        self.custom.settle(asks);
+        let Some(pods) = &mut self.pods else {
+            return;
+        };
+        let follow = pods.wanted;
+        let changes = pods.followed != follow;
+        if changes {
+            let mut tries = std::mem::take(&mut pods.tries);
+            // Their answers are still to come.
+            tries.retain(|_, one| one.in_flight);
+            **pods = NodePods {
+                wanted: follow,
+                followed: follow,
+                tries,
+                ..NodePods::default()
+            };
+        }
+        if !follow && !pods.tries.values().any(|one| one.in_flight) {
+            self.pods = None;
+        }
+        if changes {
+            let node = asks.node().to_owned();
+            asks.effect(Effect::WatchPods {
+                node,
+                watch: follow,
+            });
+        }
+    }
+
+    fn wake_at(&self, _now: Timestamp) -> Option<Timestamp> {
+        self.pods.as_ref()?.wake
+    }
+
+    fn awaits_answer(&self) -> bool {
+        false // The API server is asked again by whoever drains the node next.
+    }
+
+    fn clock_moved_back(&mut self, now: Timestamp) {
+        if let Some(pods) = &mut self.pods {
+            pods.clock_moved_back(now);
+        }
+        self.custom.clock_moved_back();
+    }
+
+    fn answers_lost(&mut self) {
+        if let Some(pods) = &mut self.pods {
+            pods.answers_lost();
+        }
+        self.custom.answers_lost();
+    }
+}
+
+// === impl NodePods ===
+
+impl NodePods {
+    /// Returns when to look again even if nothing happens.
+    fn next_wake(
+        &self,
+        leaving: &[Leaving],
+        order: &DrainOrder<'_>,
+        own: &Ownership,
+        unseen_at: Option<Timestamp>,
+        now: Timestamp,
+    ) -> Option<Timestamp> {
+        let DrainOrder { drain, config, .. } = order;
+        let gangs = self.gangs(order, now);
+        let wakes = leaving
+            .iter()
+            .filter_map(|(pod, _, next)| wake_at(pod, *next, &gangs, *drain, config));
+        let asks_at = [ASK_AFTER, config.ask_after];
+        let asks_at = asks_at.into_iter();
+        let asks_at = asks_at.filter_map(|by| drain.since.checked_add(by).ok());
+        let retries = self.tries.values().filter_map(|one| one.not_before);
+        let settles = own.since.max(self.watched_again);
+        let settles = settles.and_then(|since| since.checked_add(SETTLES).ok());
+        let times = wakes.chain(asks_at).chain(retries);
+        let times = times.chain(settles).chain(unseen_at);
+        times.filter(|at| *at > now).min()
+    }
+
+    /// Removes a pod, where it is time; in a dry run goes on as if it had been done.
+    fn remove(
+        &mut self,
+        pod: &PodView,
+        mode: DrainMode,
+        evict: Option<SignedDuration>,
+        facts: &Facts<'_>,
+        asks: &mut Asks<'_>,
+    ) {
+        let next = evict.map_or(Next::Delete, Next::Evict);
+        let text = format!("pod {} {next} ({})", pod.title(), mode.name());
+        if facts.state.settings.mode == Mode::DryRun {
+            return self.pretend(pod, &text, asks);
+        }
+        if !self.begins_try(pod, asks.now()) {
+            return;
+        }
+        if evict.is_none() && self.tells_of_deletion(&pod.uid) {
+            let note = Note::new(EntryKind::Decision, text);
+            asks.note(note, Some(Level::Warn));
+        }
+        asks.effect(Effect::RemovePod(Box::new(PlannedRemoval {
+            node: facts.name.to_owned(),
+            session: asks.session(),
+            namespace: pod.namespace.clone(),
+            name: pod.name.clone(),
+            uid: pod.uid.clone(),
+            mode,
+            evict,
+        })));
+    }
+
+    /// Tells a pod that it may write a checkpoint, where it is time; in a dry run goes on as if the pod had left.
+    /// What the pod answers, and until when it is waited for, says [`crate::drain`].
+    fn ask_for_checkpoint(&mut self, pod: &PodView, facts: &Facts<'_>, asks: &mut Asks<'_>) {
+        let text = format!("pod {} {}", pod.title(), Next::AskCheckpoint);
+        if facts.state.settings.mode == Mode::DryRun {
+            return self.pretend(pod, &text, asks);
+        }
+        if !self.begins_try(pod, asks.now()) {
+            return;
+        }
+        asks.note(Note::new(EntryKind::Session, text), None);
+        asks.effect(Effect::RequestCheckpoint(Box::new(PlannedCheckpoint {
+            node: facts.name.to_owned(),
+            session: asks.session(),
+            namespace: pod.namespace.clone(),
+            name: pod.name.clone(),
+            uid: pod.uid.clone(),
+            at: asks.now(),
+        })));
+    }
+
+    /// Says what a dry run does not do to a pod, and goes on as if the pod had left.
+    fn pretend(&mut self, pod: &PodView, text: &str, asks: &mut Asks<'_>) {
+        let text = format!("dry run: {text}");
+        asks.log(Level::Info, text.clone());
+        asks.note(Note::new(EntryKind::DryRun, text), None);
+        self.pretended.insert(pod.uid.clone());
+        asks.look_again();
+    }
+}
+
+/// Returns what drains the node, where that is a custom resource.
+fn custom_of(facts: &Facts<'_>) -> Option<Arc<CustomDrain>> {
+    let custom = facts.state.settings.drain.as_ref()?.custom.as_ref()?;
+    let applies = custom.applies_to(&facts.observed?.view.labels);
+    applies.then(|| Arc::clone(custom))
+}
+
+/// Returns why nothing is done about the pods now, whatever is wanted; `None` where something is.
+fn waits_for_others(facts: &Facts<'_>, own: &Ownership) -> Option<&'static str> {
+    let view = &facts.observed?.view;
+    // Pods that leave a node that is not out of service could come back.
+    let not_out = || own.lacks_a_deed(view).then_some(NOT_OUT);
+    let handed_over = view.is_handed_over().then_some(HANDED_OVER);
+    handed_over.or_else(not_out)
+}
+
+/// Returns why the pods of a node that is out of service all stay; `None` where they do not.
+fn skips_drain(facts: &Facts<'_>, own: &Ownership, desired: &Desired) -> Option<Skip> {
+    if facts.state.settings.drain.is_none() {
+        return Some(Skip::Off);
+    }
+    // It has no place to say how far its drain is.
+    if own.replaced_labels.is_none() {
+        return Some(Skip::Nvsentinel);
+    }
+    if desired.drains().is_none() {
+        let route = desired.skipped_by().map(Skip::Route);
+        return Some(route.unwrap_or(Skip::Override));
+    }
+    // One that was begun stays so.
+    let veto = facts.veto.filter(|_| own.mark.drain.is_none());
+    veto.map(|veto| Skip::Veto(veto.to_string()))
+}
+
+/// Returns the GPUs by UUID whose pods are to leave a node that is out of service, or has single
+/// devices that are; none: all its pods. `None`: no pod is.
+fn drained_gpus(facts: &Facts<'_>, own: &Ownership, desired: &Desired) -> Option<Vec<String>> {
+    let config = facts.state.settings.drain.as_ref()?;
+    match (own.takes_node_out(), desired.takes_node_out()) {
+        // No further pod is to leave than were to before.
+        (was, is) if was == is && own.mark.drain.is_some() && facts.veto.is_some() => {
+            Some(own.mark.drain_gpus.clone())
+        }
+        // One that was begun with all pods goes on so.
+        (true, true) if own.mark.drain.is_some() && own.mark.drain_gpus.is_empty() => {
+            Some(Vec::new())
+        }
+        (true, true) if custom_of(facts).is_some() => Some(Vec::new()),
+        (true, true) if config.partial && !facts.repairs_whole_node => {
+            Some(desired.reset_gpus().unwrap_or_default())
+        }
+        (true, true) => Some(Vec::new()),
+        (false, false) if config.partial && custom_of(facts).is_none() => {
+            let known = facts.state.devices.of_node(facts.name);
+            let out = |taints: &[DeviceTaint]| {
+                taints.iter().any(|taint| taint.effect > TaintEffect::None)
+            };
+            let devices = desired.devices.iter().filter(|(_, taints)| out(taints));
+            let gpus: BTreeSet<String> = devices
+                .filter_map(|(device, _)| known.get(device)?.gpu.clone())
+                .collect();
+            (!gpus.is_empty()).then(|| gpus.into_iter().collect())
+        }
+        // The node says soon which of both it is.
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests;

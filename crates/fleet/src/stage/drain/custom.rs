@@ -1,0 +1,364 @@
+//! Drains by a custom resource ([`crate::drain::CustomDrain`]): it is made once the node says that it is being
+//! drained, under a name that the session fixes, and watched until its condition says that the node is
+//! drained. It goes with the drain, and at last with the session.
+//!
+//! To ask for a drain twice does no harm, so one that is gone before its end is made again.
+
+use contract::keys;
+use jiff::{SignedDuration, Timestamp};
+use model::attempt::Attempt;
+use model::journal::EntryKind;
+use model::mode::Mode;
+use model::ownership::{DrainMark, Ownership};
+use policy::assess::Desired;
+use serde_json::Value;
+
+use super::{Asks, DrainOrder, DrainState, Facts, NodePods, custom_of};
+use crate::drain::{CustomDrain, PodsToDrain};
+use crate::session::{Failure, Note, Observed};
+use crate::stage::remediation::complete;
+use crate::stage::wanted::{Wanted, delete};
+use crate::{CreateAnswer, ResourceNews};
+
+/// The action of custom resources that drain, beside those of repairs.
+pub const DRAIN_ACTION: &str = "drain";
+/// Time for which it cannot be made before a person is asked.
+const MADE_WITHIN: SignedDuration = SignedDuration::from_secs(60);
+
+/// The custom resource that drains a node.
+#[derive(Debug, Default)]
+pub(crate) struct CustomState {
+    object: Wanted<Seen>,
+    /// True if the last look has wanted the resource.
+    wanted: bool,
+    /// True if the resource was refused for good: to try it again alone does not help.
+    refused: bool,
+    /// What a person was asked.
+    asked: Option<String>,
+}
+
+/// The custom resource as last seen.
+#[derive(Debug, Default, PartialEq)]
+enum Seen {
+    /// Nobody has looked.
+    #[default]
+    Unknown,
+    /// It is not there any more.
+    Gone,
+    /// It is there; true: and says that the node is drained.
+    There(bool),
+}
+
+// === impl CustomState ===
+
+impl CustomState {
+    /// Begins a look: unless what follows wants the resource, it is not wanted.
+    pub(super) fn begin(&mut self) {
+        (self.wanted, self.object.watch) = (false, false);
+    }
+
+    pub(super) fn settle(&mut self, asks: &mut Asks<'_>) {
+        self.object.settle(asks);
+    }
+
+    pub(super) fn clock_moved_back(&mut self) {
+        self.object.retry.clear_wait();
+    }
+
+    pub(super) fn answers_lost(&mut self) {
+        self.object.answers_lost();
+    }
+
+    fn turn_to(&mut self, attempt: &Attempt) {
+        if self.object.turn_to(attempt) {
+            (self.refused, self.asked) = (false, None);
+        }
+    }
+
+    /// Takes the resource as it is. The one of an earlier drain of this session is in the way, and deleted.
+    fn see(&mut self, object: &Value, custom: Option<&CustomDrain>, asks: &mut Asks<'_>) {
+        let says = object.pointer("/metadata/annotations");
+        let key = says.and_then(|all| all.get(keys::ATTEMPT)?.as_str());
+        if key.is_some_and(|key| self.object.is_of(key)) {
+            self.object.seen = Seen::There(custom.is_some_and(|custom| custom.is_done(object)));
+            self.object.unseen = None;
+            self.refused = false;
+            return self.object.created(true, asks);
+        }
+        let failure = Failure::Error { retry_after: None };
+        let Some(earlier) = key.and_then(|key| self.earlier(key)) else {
+            return self.failed("another is there, which is not ours", failure, asks);
+        };
+        self.failed("that of an earlier drain is there", failure, asks);
+        if object.pointer("/metadata/deletionTimestamp").is_none() {
+            delete(earlier, true, asks);
+        }
+    }
+
+    /// Returns the attempt with this key, if it is of an earlier drain of the same session: the node was let
+    /// in while the resource was made, and who made it was ended before its answer.
+    fn earlier(&self, key: &str) -> Option<Attempt> {
+        let attempt = self.object.attempt.as_ref()?;
+        let since = key.strip_prefix(&attempt.id)?.strip_prefix('/')?;
+        let since = since.parse().ok()?;
+        (since < attempt.since).then(|| Attempt {
+            since,
+            ..attempt.clone()
+        })
+    }
+
+    /// Takes in that the resource is not created.
+    fn failed(&mut self, why: &str, failure: Failure, asks: &Asks<'_>) {
+        self.object.seen = Seen::Unknown;
+        self.object.retry.failed(why, failure, asks.now());
+        self.refused = false;
+    }
+}
+
+impl NodePods {
+    /// Returns the pods that are to leave, by namespace.
+    fn to_drain(&self, order: &DrainOrder<'_>, now: Timestamp) -> PodsToDrain {
+        let mut pods = PodsToDrain::new();
+        for (pod, ..) in self.leaving(order, now) {
+            let of_namespace = pods.entry(pod.namespace.clone()).or_default();
+            of_namespace.push(pod.name.clone());
+        }
+        pods
+    }
+}
+
+impl CustomState {
+    /// Returns whether the custom resource of the drain says that the node is drained.
+    pub(super) fn is_done(&self, node: &str, own: &Ownership, custom: &CustomDrain) -> bool {
+        let mark = own.mark.drain_of(&[]);
+        mark.is_some_and(|mark| {
+            self.object.is_of(&attempt(node, own, mark, custom).key())
+                && self.object.seen == Seen::There(true)
+        })
+    }
+
+    /// Takes news of a custom resource, if it is that of the drain. Returns whether it is.
+    pub(crate) fn take(
+        &mut self,
+        facts: &Facts<'_>,
+        resource: &str,
+        news: &ResourceNews,
+        asks: &mut Asks<'_>,
+    ) -> bool {
+        if !self.object.is_watched(resource) {
+            return false;
+        }
+        match news {
+            ResourceNews::There(object) => {
+                self.see(object, custom_of(facts).as_deref(), asks);
+            }
+            ResourceNews::Absent => {
+                (self.object.seen, self.object.unseen) = (Seen::Gone, None);
+            }
+            ResourceNews::Failing(why) => self.object.unseen = Some(why.clone()),
+        }
+        true
+    }
+
+    /// Takes the answer to a custom resource, if it is that of the drain. Returns whether it is.
+    pub(crate) fn made(
+        &mut self,
+        facts: &Facts<'_>,
+        key: &str,
+        answer: &CreateAnswer,
+        asks: &mut Asks<'_>,
+    ) -> bool {
+        if !self.object.is_of(key) {
+            return false;
+        }
+        let awaited = std::mem::replace(&mut self.object.creating, false);
+        match answer {
+            CreateAnswer::There(object) => {
+                self.see(object, custom_of(facts).as_deref(), asks);
+            }
+            // Of one that counted as lost.
+            _ if !awaited => {}
+            CreateAnswer::Refused(why) => {
+                self.failed(why, Failure::Error { retry_after: None }, asks);
+                self.refused = true;
+            }
+            CreateAnswer::Failed { why, retry_after } => {
+                let retry_after = *retry_after;
+                self.failed(why, Failure::Error { retry_after }, asks);
+            }
+        }
+        true
+    }
+
+    /// Makes the custom resource, where it is time; in a dry run goes on as if it had drained the node.
+    fn make(
+        &mut self,
+        facts: &Facts<'_>,
+        custom: &CustomDrain,
+        attempt: &Attempt,
+        pods: &PodsToDrain,
+        desired: &Desired,
+        asks: &mut Asks<'_>,
+    ) {
+        let Some((observed, own)) = facts.ours() else {
+            return;
+        };
+        let may_create = facts.veto.is_none() && self.object.may_create(asks.now());
+        if !may_create || matches!(self.object.seen, Seen::There(_)) {
+            return;
+        }
+        let events = || desired.events.iter().map(|one| &one.event);
+        let opener = events().find(|event| event.id == own.session_id);
+        let Some(event) = opener.or(events().next()) else {
+            return;
+        };
+        let mut object = match custom.render(facts.name, event, &own.session_id, pods) {
+            Ok(object) => object,
+            Err(why) => {
+                self.object.retry.why = Some(format!("its template: {why}"));
+                self.refused = true;
+                return;
+            }
+        };
+        complete(&mut object, attempt, &observed.view);
+        let title = attempt.title();
+        let settings = &facts.state.settings;
+        if settings.mode == Mode::DryRun {
+            self.object.seen = Seen::There(true);
+            let note = Note {
+                kind: EntryKind::DryRun,
+                text: format!("dry run: {title} is made, which drains the node"),
+                detail: object,
+            };
+            asks.note(note, None);
+            return asks.look_again();
+        }
+        if !settings.cluster {
+            return;
+        }
+        let text = format!("the drain begins: {title} is asked for it");
+        asks.note(Note::new(EntryKind::Session, text), None);
+        self.object.create(DRAIN_ACTION, object, asks);
+    }
+}
+
+// === impl DrainState ===
+
+impl DrainState {
+    /// Makes the custom resource that drains the node, where it is not there, and asks a person where it
+    /// does not come to its end.
+    pub(super) fn ask_for_custom(
+        &mut self,
+        facts: &Facts<'_>,
+        own: &Ownership,
+        desired: &Desired,
+        custom: &CustomDrain,
+        order: &DrainOrder<'_>,
+        asks: &mut Asks<'_>,
+    ) {
+        let now = asks.now();
+        // The node is to say first that it is being drained: who comes after us sees it.
+        let Some(mark) = own.mark.drain_of(&[]) else {
+            return;
+        };
+        let attempt = attempt(facts.name, own, mark, custom);
+        let state = &mut self.custom;
+        state.turn_to(&attempt);
+        state.wanted = true;
+        state.object.keep();
+        // It names the pods that are to leave.
+        let pods = self.pods.as_ref().filter(|pods| pods.sees_pods());
+        if let Some(pods) = pods.map(|pods| pods.to_drain(order, now)) {
+            state.make(facts, custom, &attempt, &pods, desired, asks);
+        }
+        let was_there = state.object.seen != Seen::Unknown;
+        state.object.watch = was_there && facts.state.settings.mode != Mode::DryRun;
+        let asks_at = [MADE_WITHIN, custom.timeout].map(|by| mark.since.checked_add(by).ok());
+        let [made_by, ends_by] = asks_at.map(|at| at.unwrap_or(Timestamp::MAX));
+        let title = attempt.title();
+        let retry = &state.object.retry;
+        let stuck = match &retry.why {
+            Some(why) if state.refused || now >= made_by => {
+                Some(format!("{title} cannot be made: {why}"))
+            }
+            _ if now >= ends_by => Some(format!("{title} does not come to its end")),
+            _ => None,
+        };
+        let there = matches!(state.object.seen, Seen::There(_));
+        let waits = if there {
+            format!("the end of {title}")
+        } else {
+            format!("{title} to be made")
+        };
+        let trouble = retry.why.as_ref().or(state.object.unseen.as_ref());
+        let trouble = trouble.map_or_else(String::new, |why| format!(" ({why})"));
+        let held = facts.veto.filter(|_| !there);
+        let held = held.map_or_else(String::new, |veto| format!("the end of {veto}; then "));
+        let retry = retry.at().filter(|_| !state.object.creating);
+        let news = state.asked != stuck;
+        state.asked.clone_from(&stuck);
+        let times = [Some(made_by), Some(ends_by), retry];
+        let pods = self.pods_mut();
+        pods.awaits = Some(format!("{held}{waits}{trouble}"));
+        pods.wake = times.into_iter().flatten().filter(|at| *at > now).min();
+        pods.set_stuck(stuck.as_deref(), asks);
+        if let Some(stuck) = stuck.filter(|_| news) {
+            asks.call_attention(format!(
+                "the drain does not get on: {stuck}; see to it by hand, or release the node"
+            ));
+        }
+    }
+
+    /// Deletes the custom resource of a drain once, where neither the drain nor what follows it is
+    /// wanted any more.
+    pub(super) fn withdraw_custom(
+        &mut self,
+        facts: &Facts<'_>,
+        desired: &Desired,
+        asks: &mut Asks<'_>,
+    ) {
+        let Some(Observed { own, .. }) = facts.observed else {
+            return;
+        };
+        let (own, custom) = (own.as_deref(), custom_of(facts));
+        let is_out = facts.session.phase.is_out();
+        let mark = own.and_then(|own| Some((own, own.mark.drain_of(&[])?)));
+        // Who drains so may keep the node drained for as long as it is there.
+        let drained = mark.is_some_and(|(_, mark)| mark.done.is_some());
+        let stays = drained && is_out && desired.takes_node_out() && custom.is_some();
+        let state = &mut self.custom;
+        if state.wanted || stays || !facts.state.acts() {
+            return;
+        }
+        if let (Some((own, mark)), Some(custom)) = (mark, custom) {
+            state.turn_to(&attempt(facts.name, own, mark, &custom));
+        }
+        let Some(attempt) = state.object.attempt.clone() else {
+            return;
+        };
+        state.object.withdraw(&attempt, true, asks);
+        // Its answer may still be to come.
+        if own.is_none() && !state.object.creating {
+            state.object.forget();
+            (state.refused, state.asked) = (false, None);
+        }
+    }
+}
+
+/// Returns what the custom resource of a drain is made for.
+fn attempt(node: &str, own: &Ownership, mark: DrainMark, custom: &CustomDrain) -> Attempt {
+    let event = &own.session_id;
+    Attempt {
+        id: format!("{DRAIN_ACTION}-{event}"),
+        action: DRAIN_ACTION.to_owned(),
+        group: String::new(),
+        event: event.clone(),
+        entity: String::new(),
+        resource: custom.resource.clone(),
+        name: CustomDrain::name(node, event),
+        since: mark.since,
+        timeout_minutes: custom.timeout.as_mins(),
+        made: None,
+        end: None,
+    }
+}

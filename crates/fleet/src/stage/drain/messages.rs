@@ -1,0 +1,202 @@
+//! What is told of a drain: whom it waits for, what becomes of each pod, and when a person is asked.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use jiff::{SignedDuration, Timestamp};
+use model::journal::EntryKind;
+use serde_json::json;
+
+use super::pods::{NodePods, Try};
+use super::{ASK_AFTER, Asks, DrainOrder, Leaving};
+use crate::drain::{Fate, Next, Stay};
+use crate::session::Note;
+use crate::{Effect, EventReason};
+
+/// Most pods that one line of a story names.
+const PODS_NAMED: usize = 10;
+/// Longest message of an Event that Kubernetes takes.
+const EVENT_CHARS: usize = 1024;
+/// Pods end one after the other: who is still waited for is told no more often than this.
+const TOLD_AGAIN: SignedDuration = SignedDuration::from_mins(1);
+
+impl NodePods {
+    /// Asks a person about pods that do not leave by themselves, once for each, and where they cannot be seen.
+    pub(super) fn ask_about(
+        &mut self,
+        leaving: &[Leaving],
+        order: &DrainOrder<'_>,
+        asks: &mut Asks<'_>,
+    ) {
+        let now = asks.now();
+        let since_begin = now.duration_since(order.drain.since);
+        let (late, unknown) = (
+            since_begin >= order.config.ask_after,
+            since_begin >= ASK_AFTER,
+        );
+        let mut texts = Vec::new();
+        let unseen = self.unseen(now);
+        let mut news = unseen.is_some() && !self.asked_unseen;
+        self.asked_unseen = unseen.is_some();
+        texts.extend(unseen);
+        for (pod, _, next) in leaving {
+            let trouble = (self.tries.get(&pod.uid)).and_then(|one| one.trouble.as_ref());
+            let refused = trouble.filter(|(since, _)| now.duration_since(*since) >= ASK_AFTER);
+            let why = match (next, refused) {
+                (Next::Stuck, _) => "its kubelet does not say that it has ended".to_owned(),
+                (Next::Unknown, _) if unknown => {
+                    "which GPUs it has is not written on it".to_owned()
+                }
+                (Next::Wait(None), _) if late => "it has not ended by itself".to_owned(),
+                (_, Some((_, why))) => why.clone(),
+                _ => continue,
+            };
+            news |= self.asked.insert(pod.uid.clone());
+            texts.push(format!("{}: {why}", pod.title()));
+        }
+        let more = texts.len().saturating_sub(PODS_NAMED);
+        texts.truncate(PODS_NAMED);
+        let more = if more > 0 {
+            format!("; and {more} more")
+        } else {
+            String::new()
+        };
+        let stuck = (!texts.is_empty()).then(|| format!("{}{more}", texts.join("; ")));
+        self.set_stuck(stuck.as_deref(), asks);
+        if let Some(stuck) = stuck.filter(|_| news) {
+            asks.call_attention(format!(
+                "the drain does not get on: {stuck}; end the pods by hand, or release the node"
+            ));
+        }
+    }
+
+    /// Sets why the drain does not get on; `None`: it does.
+    pub(super) fn set_stuck(&mut self, stuck: Option<&str>, asks: &mut Asks<'_>) {
+        if self.stuck.as_deref() != stuck {
+            self.stuck = stuck.map(str::to_owned);
+            asks.look_again(); // The records of the events say it.
+        }
+    }
+
+    /// Tells by Events of the node which pods are waited for, in NVSentinel's words.
+    pub(super) fn tell_who_is_waited_for(
+        &mut self,
+        leaving: &[Leaving],
+        since: Timestamp,
+        asks: &mut Asks<'_>,
+    ) {
+        let now = asks.now();
+        let mut ends = Vec::new();
+        let mut timed: Option<(Vec<String>, BTreeSet<&str>, Timestamp)> = None;
+        for (pod, _, next) in leaving {
+            match next {
+                Next::Wait(None) => ends.push(pod.title()),
+                Next::Wait(Some(until)) => {
+                    let (pods, namespaces, last) =
+                        timed.get_or_insert((Vec::new(), BTreeSet::new(), *until));
+                    pods.push(pod.title());
+                    namespaces.insert(&pod.namespace);
+                    *last = (*last).max(*until);
+                }
+                _ => {}
+            }
+        }
+        ends.sort_unstable();
+        let ends = (!ends.is_empty())
+            .then(|| format!("Waiting for following pods to finish: [{}]", ends.join(" ")));
+        let timed = timed.map(|(mut pods, namespaces, last)| {
+            pods.sort_unstable();
+            let namespaces: Vec<&str> = namespaces.into_iter().collect();
+            format!(
+                "Waiting for following pods to finish: [{}] in namespaces: [{}] or they will be force \
+                 deleted on: {last:.0}",
+                pods.join(" "),
+                namespaces.join(" ")
+            )
+        });
+        for (reason, message) in [
+            (EventReason::AwaitingPodCompletion, ends),
+            (EventReason::WaitingBeforeForceDelete, timed),
+        ] {
+            let Some(message) = message else {
+                continue;
+            };
+            let message: String = message.chars().take(EVENT_CHARS).collect();
+            if let Some((text, at)) = self.told.get(&reason) {
+                let again = *at + TOLD_AGAIN;
+                if *text == message {
+                    continue;
+                }
+                if now < again {
+                    self.wake = Some(self.wake.map_or(again, |wake| wake.min(again)));
+                    continue;
+                }
+            }
+            self.told.insert(reason, (message.clone(), now));
+            asks.effect(Effect::EmitEvent {
+                node: asks.node().to_owned(),
+                since,
+                reason,
+                message,
+            });
+        }
+    }
+
+    /// Adds to the story of a node what becomes of its pods, as its drain begins.
+    pub(super) fn note_drain(&self, order: &DrainOrder<'_>, asks: &mut Asks<'_>) {
+        let now = asks.now();
+        let mut leave: BTreeMap<&'static str, Vec<String>> = BTreeMap::new();
+        let mut stay: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        let gangs = self.gangs(order, now);
+        for pod in self.pods.values() {
+            match order.fate_of(pod, &gangs, now) {
+                Fate::Leaves(mode, _) => leave.entry(mode.name()).or_default().push(pod.title()),
+                Fate::Stays(Stay::Finished) => {}
+                Fate::Stays(why) => stay.entry(why.to_string()).or_default().push(pod.title()),
+            }
+        }
+        let said = |(what, pods): (&str, &Vec<String>)| format!("{what}: {}", named(pods));
+        let parts: Vec<String> = (leave.iter().map(|(mode, pods)| said((mode, pods))))
+            .chain(
+                stay.iter()
+                    .map(|(why, pods)| said((&format!("stays, {why}"), pods))),
+            )
+            .collect();
+        let note = Note {
+            kind: EntryKind::Session,
+            text: format!("the drain begins: {}", parts.join("; ")),
+            detail: json!({"leave": leave, "stay": stay}),
+        };
+        asks.note(note, None);
+    }
+}
+
+/// Returns what a drain waits for, for people.
+pub(super) fn awaits(leaving: &[Leaving], tries: &BTreeMap<String, Try>) -> String {
+    let shown: Vec<String> = (leaving.iter().take(PODS_NAMED))
+        .map(|(pod, mode, next)| {
+            let trouble = tries.get(&pod.uid).and_then(|one| one.trouble.as_ref());
+            let trouble = trouble.map_or_else(String::new, |(_, why)| format!(" ({why})"));
+            format!("{} {next}, {}{trouble}", pod.title(), mode.name())
+        })
+        .collect();
+    let more = leaving.len().saturating_sub(PODS_NAMED);
+    let more = if more > 0 {
+        format!("; and {more} more")
+    } else {
+        String::new()
+    };
+    match leaving.len() {
+        0 => "the API server's answer to the end of the drain".to_owned(),
+        1 => format!("a pod to leave: {}", shown.join("; ")),
+        found => format!("{found} pods to leave: {}{more}", shown.join("; ")),
+    }
+}
+
+/// Returns the names of pods, as many as a line of a story takes.
+fn named(pods: &[String]) -> String {
+    let shown: Vec<&str> = pods.iter().take(PODS_NAMED).map(String::as_str).collect();
+    match pods.len().saturating_sub(PODS_NAMED) {
+        0 => shown.join(", "),
+        more => format!("{} and {more} more", shown.join(", ")),
+    }
+}

@@ -1,0 +1,46 @@
+//! The stage of a node that is in the hands of an external system : what its session
+//! has not done already is left undone until the node comes back from there.
+
+use std::ops::ControlFlow;
+
+use jiff::Timestamp;
+use model::node::Taint;
+use policy::assess::Desired;
+
+use super::{Asks, Facts, Stage};
+
+/// The hand-over of one node. All that it knows stands on the node.
+#[derive(Debug, Default)]
+pub(crate) struct HandOver;
+
+impl Stage for HandOver {
+    /// Takes out of what is wanted of the node what its session has not done already.
+    fn plan(
+        &mut self,
+        facts: &Facts<'_>,
+        desired: &mut Desired,
+        _asks: &mut Asks<'_>,
+    ) -> ControlFlow<()> {
+        let ours = facts.ours();
+        if let Some((_, own)) = ours.filter(|(observed, _)| observed.view.is_handed_over()) {
+            desired.cordon &= own.cordoned;
+            let has = |taint: &Taint| own.taints.iter().any(|one| one.taint == *taint);
+            desired.taints.retain(has);
+        }
+        ControlFlow::Continue(())
+    }
+
+    fn act(&mut self, _facts: &Facts<'_>, _desired: &Desired, _asks: &mut Asks<'_>) {}
+
+    fn wake_at(&self, _now: Timestamp) -> Option<Timestamp> {
+        None
+    }
+
+    fn awaits_answer(&self) -> bool {
+        false
+    }
+
+    fn clock_moved_back(&mut self, _now: Timestamp) {}
+
+    fn answers_lost(&mut self) {}
+}

@@ -1,0 +1,181 @@
+//! The validation of nodes before they come back, or begin ([`crate::remediation::validation`]).
+//!
+//! The fault that keeps a node out is opened by an event of ours before the node is given back. Its Job is
+//! made by the repair of nodes; once that has succeeded the fault is closed by another event.
+
+use std::ops::ControlFlow;
+
+use contract::HealthEvent;
+use jiff::Timestamp;
+use model::attempt::{Attempt, Outcome, RemediationMark};
+use model::fault::Fault;
+use model::ownership::{Ownership, ReleaseRequest};
+use policy::assess::Desired;
+
+use super::{Asks, Facts, Stage};
+use crate::Purpose;
+use crate::remediation::validation::{FAILED, Validation};
+use crate::state::FleetState;
+
+/// The validation of one node. All that it knows stands on the node and in the fault book.
+#[derive(Debug, Default)]
+pub(crate) struct ValidationState;
+
+impl Stage for ValidationState {
+    /// Opens or closes the faults that keep the node out until it has passed.
+    fn plan(
+        &mut self,
+        facts: &Facts<'_>,
+        desired: &mut Desired,
+        asks: &mut Asks<'_>,
+    ) -> ControlFlow<()> {
+        // Who does not act validates nothing, and says of nothing that it has passed.
+        if !facts.state.acts() {
+            return ControlFlow::Continue(());
+        }
+        let faults = facts.state.book.faults(facts.name).iter();
+        let open: Vec<Fault> = (faults.filter(|fault| Validation::of_fault(fault).is_some()))
+            .cloned()
+            .collect();
+        let Some((events, text)) = next(facts, desired, &open) else {
+            return ControlFlow::Continue(());
+        };
+        asks.append(events, Purpose::Validate, text);
+        ControlFlow::Break(())
+    }
+
+    fn act(&mut self, _facts: &Facts<'_>, _desired: &Desired, _asks: &mut Asks<'_>) {}
+
+    fn wake_at(&self, _now: Timestamp) -> Option<Timestamp> {
+        None
+    }
+
+    fn awaits_answer(&self) -> bool {
+        false
+    }
+
+    fn clock_moved_back(&mut self, _now: Timestamp) {}
+
+    fn answers_lost(&mut self) {}
+}
+
+/// Returns the events to be stored, and what they mean for people.
+fn next(
+    facts: &Facts<'_>,
+    desired: &Desired,
+    open: &[Fault],
+) -> Option<(Vec<HealthEvent>, String)> {
+    let own = facts.observed?.own.as_deref();
+    if open.is_empty() {
+        let (which, why) = begins(facts, desired)?;
+        let action = facts.state.validates()?.action.as_deref();
+        let event = which.begins(facts.name, action, facts.state.now);
+        return Some((vec![event], why.to_owned()));
+    }
+    let gone = |why: &str| {
+        let events = open.iter().map(|fault| fault.gone(why, facts.state.now));
+        Some((events.collect(), why.to_owned()))
+    };
+    let Some(own) = own else {
+        if desired.wanted() {
+            return None; // It is to be taken out.
+        }
+        return gone("the node is in service by a person's word");
+    };
+    let counts = |id: &str| desired.events.iter().any(|one| one.event.id == id);
+    if !lists_validation(own) {
+        // The node is to say first why it is out; or it was let in, and is out for another reason.
+        let dismissed = !open.iter().any(|fault| counts(&fault.event.id));
+        return dismissed
+            .then(|| gone("a person has let the node in"))
+            .flatten();
+    }
+    let pending = open.iter().find(|fault| fault.code.is_empty())?;
+    let others = facts.state.book.faults(facts.name).iter();
+    let mut others = others.filter(|fault| Validation::of_fault(fault).is_none());
+    // What is wrong otherwise is mended first, and the validation of before does not count.
+    let sound = !others.any(|fault| counts(&fault.event.id));
+    let Some(config) = facts.state.validates() else {
+        return gone("nodes are not validated any more");
+    };
+    let Some(action) = &config.action else {
+        // Time is enough.
+        if !sound || quiet_until(facts.state, facts.name, pending) > facts.state.now {
+            return None;
+        }
+        return gone("the node has passed its validation");
+    };
+    let last = last_validation(own, pending, action)?;
+    let end = last.end.as_ref()?;
+    match end.outcome {
+        Outcome::Succeeded if sound => gone("the node has passed its validation"),
+        Outcome::Failed if open.iter().all(|fault| fault.code != FAILED) => {
+            let which = Validation::of_fault(pending)?;
+            let why = format!("{} has failed: {}", last.title(), end.why);
+            let text = format!("the node has failed its validation: {why}");
+            Some((vec![which.failed(facts.name, &why, facts.state.now)], text))
+        }
+        // Another try, or a person: as of any repair.
+        _ => None,
+    }
+}
+
+/// Returns why a node without such a fault is to be validated now.
+fn begins(facts: &Facts<'_>, desired: &Desired) -> Option<(Validation, &'static str)> {
+    let config = facts.state.validates()?;
+    let observed = facts.observed?;
+    let (view, own) = (observed.view.as_ref(), observed.own.as_deref());
+    if desired.wanted() || ReleaseRequest::read(view).is_some() || view.is_handed_over() {
+        return None;
+    }
+    let Some(own) = own else {
+        return (config.holds_new(view)).then_some((
+            Validation::Admission,
+            "the node is new: it is validated first",
+        ));
+    };
+    let repaired = (own.mark.remediation.iter())
+        .flat_map(RemediationMark::repairs)
+        .any(|one| one.made.is_some());
+    let validated = lists_validation(own);
+    let ends = !facts.undone_by_person && !facts.state.book.misses_monitors(facts.name);
+    (config.after_repair && repaired && !validated && ends && own.takes_node_out()).then_some((
+        Validation::Return,
+        "the node was repaired: it is validated before it comes back",
+    ))
+}
+
+/// Returns until when a node that is validated is to have no new fault, before its Job begins.
+fn quiet_until(fleet: &FleetState, name: &str, pending: &Fault) -> Timestamp {
+    let quiet = fleet.validates().map(|config| config.quiet);
+    let faults = fleet.book.faults(name).iter();
+    let newest = faults.map(|fault| fault.first_seen).max();
+    let since = newest.unwrap_or(pending.first_seen);
+    since
+        .checked_add(quiet.unwrap_or_default())
+        .unwrap_or(Timestamp::MAX)
+}
+
+/// Returns until when nothing begins on a node that is validated; `None` where it is not, or that is
+/// over.
+pub(crate) fn waits_for_quiet(fleet: &FleetState, name: &str) -> Option<Timestamp> {
+    let mut faults = fleet.book.faults(name).iter();
+    let pending = faults.find(|fault| Validation::of_fault(fault).is_some())?;
+    Some(quiet_until(fleet, name, pending)).filter(|until| *until > fleet.now)
+}
+
+/// Returns whether the session lists an event about validation.
+pub(crate) fn lists_validation(own: &Ownership) -> bool {
+    let mut events = own.events.iter();
+    events.any(|event| Validation::of(event).is_some())
+}
+
+/// Returns the newest attempt of this action that was made for a fault, and after the last repair.
+fn last_validation<'a>(own: &'a Ownership, pending: &Fault, action: &str) -> Option<&'a Attempt> {
+    let attempts = own.mark.remediation.as_ref()?.validations().iter();
+    let mut ours = attempts.filter(|one| one.action == action && one.since >= pending.first_seen);
+    ours.next_back()
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -1,0 +1,291 @@
+//! An object that is to exist in the cluster, and requests that are made again until one succeeds.
+
+use jiff::Timestamp;
+use model::attempt::{Attempt, ResourceKind};
+use serde_json::Value;
+
+use super::Asks;
+use crate::session::{Failure, retry_after};
+use crate::{Effect, PlannedResource};
+
+/// Tries of a request that is made again until it succeeds.
+#[derive(Debug, Default)]
+pub(super) struct Retry {
+    /// Number of tries in a row that failed.
+    pub(super) failures: u32,
+    /// Time before which the request is not made.
+    not_before: Option<Timestamp>,
+    /// The reason why the last try failed.
+    pub(super) why: Option<String>,
+}
+
+/// The custom resource of an attempt: created once, watched while that is wanted, and withdrawn once. `S` is
+/// what its user reads of the resource.
+#[derive(Debug, Default)]
+pub(super) struct Wanted<S> {
+    /// The attempt that the rest is about; `None`: none was made, by this process.
+    pub(super) attempt: Option<Attempt>,
+    /// The resource as last seen.
+    pub(super) seen: S,
+    /// True if the last look has wanted the resource watched.
+    pub(super) watch: bool,
+    /// Kind and name of the resource that is watched.
+    watched: Option<(ResourceKind, String)>,
+    /// True once the watch has told of the resource: the answer by which it was created may be old.
+    pub(super) confirmed: bool,
+    /// The reason why the watch cannot see the resource.
+    pub(super) unseen: Option<String>,
+    /// True while a request to create the resource is under way.
+    pub(super) creating: bool,
+    pub(super) retry: Retry,
+    /// Key of the attempt that was withdrawn last.
+    withdrawn: Option<String>,
+}
+
+// === impl Retry ===
+
+impl Retry {
+    /// Takes in that a try failed. Returns whether the reason is another than before.
+    pub(super) fn failed(&mut self, why: &str, failure: Failure, now: Timestamp) -> bool {
+        self.failures = self.failures.saturating_add(1);
+        self.not_before = Some(now + retry_after(self.failures, failure));
+        let before = self.why.replace(why.to_owned());
+        before.as_deref() != Some(why)
+    }
+
+    /// Takes in that the request succeeded.
+    pub(super) fn succeeded(&mut self) {
+        *self = Self::default();
+    }
+
+    /// Returns whether the next try has to wait.
+    pub(super) fn waits(&self, now: Timestamp) -> bool {
+        self.not_before.is_some_and(|at| now < at)
+    }
+
+    /// Returns when the next try may be made.
+    pub(super) fn at(&self) -> Option<Timestamp> {
+        self.not_before
+    }
+
+    /// Takes in that a try is made now, or may be made at once.
+    pub(super) fn clear_wait(&mut self) {
+        self.not_before = None;
+    }
+}
+
+// === impl Wanted ===
+
+impl<S: Default> Wanted<S> {
+    /// Returns whether this is about the attempt with this key.
+    pub(super) fn is_of(&self, key: &str) -> bool {
+        self.attempt.as_ref().is_some_and(|one| one.key() == key)
+    }
+
+    /// Turns to an attempt. Returns whether it is another one than before, of which all is forgotten.
+    pub(super) fn turn_to(&mut self, attempt: &Attempt) -> bool {
+        if self.is_of(&attempt.key()) {
+            return false;
+        }
+        *self = Self {
+            attempt: Some(attempt.clone()),
+            watch: self.watch,
+            watched: self.watched.take(),
+            confirmed: self.confirmed,
+            withdrawn: self.withdrawn.take(),
+            ..Self::default()
+        };
+        true
+    }
+
+    /// Forgets the attempt, for which nothing is to be done any longer.
+    pub(super) fn forget(&mut self) {
+        *self = Self {
+            watched: self.watched.take(),
+            ..Self::default()
+        };
+    }
+
+    /// Returns whether the resource of this name is watched for the attempt.
+    pub(super) fn is_watched(&self, name: &str) -> bool {
+        let watched = self.watched.as_ref().filter(|one| one.1 == name);
+        watched.is_some_and(|one| self.resource().as_ref() == Some(one))
+    }
+
+    /// Starts or stops the watch, to match what the last look asked for.
+    pub(super) fn settle(&mut self, asks: &mut Asks<'_>) {
+        let resource = self.resource().filter(|_| self.watch);
+        if self.watched == resource {
+            return;
+        }
+        (self.unseen, self.confirmed) = (None, false);
+        let before = std::mem::replace(&mut self.watched, resource.clone());
+        let stop = before.map(|one| (one, false));
+        let start = resource.map(|one| (one, true));
+        for ((kind, name), watch) in [stop, start].into_iter().flatten() {
+            let node = asks.node().to_owned();
+            asks.effect(Effect::WatchResource {
+                node,
+                kind,
+                name,
+                watch,
+            });
+        }
+    }
+
+    /// Returns whether the resource may be created now: no request is under way, or waits.
+    pub(super) fn may_create(&self, now: Timestamp) -> bool {
+        !self.creating && !self.retry.waits(now)
+    }
+
+    /// Creates the resource.
+    pub(super) fn create(&mut self, action: &str, object: Value, asks: &mut Asks<'_>) {
+        let Some(attempt) = &self.attempt else {
+            return;
+        };
+        self.creating = true;
+        self.retry.clear_wait();
+        self.withdrawn = None;
+        asks.effect(Effect::CreateResource(Box::new(PlannedResource {
+            node: asks.node().to_owned(),
+            session: asks.session(),
+            key: attempt.key(),
+            action: action.to_owned(),
+            kind: attempt.resource.clone(),
+            name: attempt.name.clone(),
+            object,
+        })));
+    }
+
+    /// Takes in that the resource is there. One that was withdrawn while it was created is deleted.
+    pub(super) fn created(&mut self, begun: bool, asks: &mut Asks<'_>) {
+        self.retry.succeeded();
+        if let Some(attempt) = &self.attempt
+            && self.withdrawn == Some(attempt.key())
+        {
+            delete(attempt.clone(), begun, asks);
+        }
+    }
+
+    /// Deletes the resource of the attempt, once; with `begun` also where something has begun.
+    pub(super) fn withdraw(&mut self, attempt: &Attempt, begun: bool, asks: &mut Asks<'_>) {
+        let key = Some(attempt.key());
+        if self.withdrawn != key {
+            self.withdrawn = key;
+            delete(attempt.clone(), begun, asks);
+        }
+    }
+
+    /// Takes in that the resource is wanted: where it was withdrawn, it may be so again.
+    pub(super) fn keep(&mut self) {
+        self.withdrawn = None;
+    }
+
+    /// Gives up a request whose answer is still to come: it was lost.
+    pub(super) fn answers_lost(&mut self) {
+        self.creating = false;
+    }
+
+    fn resource(&self) -> Option<(ResourceKind, String)> {
+        let attempt = self.attempt.as_ref()?;
+        Some((attempt.resource.clone(), attempt.name.clone()))
+    }
+}
+
+/// Deletes the resource of an attempt, with `begun` also where something has begun. Nobody waits for it.
+pub(super) fn delete(attempt: Attempt, begun: bool, asks: &mut Asks<'_>) {
+    asks.effect(Effect::DeleteResource {
+        node: asks.node().to_owned(),
+        attempt: Box::new(attempt),
+        begun,
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use jiff::Timestamp;
+    use serde_json::json;
+
+    use super::*;
+    use crate::agenda::Agenda;
+    use crate::session::Session;
+
+    fn attempt() -> Attempt {
+        Attempt {
+            id: "1".to_owned(),
+            action: "RESTART_BM".to_owned(),
+            group: String::new(),
+            event: "e".to_owned(),
+            entity: String::new(),
+            resource: ResourceKind::default(),
+            name: "maintenance-n1".to_owned(),
+            since: Timestamp::UNIX_EPOCH,
+            timeout_minutes: 30,
+            made: None,
+            end: None,
+        }
+    }
+
+    /// Runs something, and returns the names of the effects that it asks for.
+    fn effects(run: impl FnOnce(&mut Asks<'_>)) -> Vec<&'static str> {
+        let (mut agenda, mut awaits) = (Agenda::default(), None);
+        let session = Session::idle(Timestamp::UNIX_EPOCH);
+        let node = ("n1", &session);
+        let now = Timestamp::UNIX_EPOCH;
+        run(&mut Asks::new(&mut agenda, &mut awaits, node, now));
+        let name = |effect: &Effect| match effect {
+            Effect::CreateResource(_) => "create",
+            Effect::DeleteResource { .. } => "delete",
+            Effect::WatchResource { watch: true, .. } => "watch",
+            Effect::WatchResource { watch: false, .. } => "unwatch",
+            _ => "other",
+        };
+        agenda.effects.iter().map(name).collect()
+    }
+
+    #[test]
+    fn what_is_withdrawn_while_it_is_created_is_deleted_unless_it_is_wanted_again() {
+        for again in [false, true] {
+            let (attempt, mut wanted) = (attempt(), Wanted::<()>::default());
+            assert!(wanted.turn_to(&attempt) && !wanted.turn_to(&attempt));
+            assert!(wanted.may_create(Timestamp::UNIX_EPOCH));
+            let create = |wanted: &mut Wanted<()>| {
+                effects(|asks| wanted.create("RESTART_BM", json!({}), asks))
+            };
+            assert_eq!(create(&mut wanted), ["create"]);
+            assert!(!wanted.may_create(Timestamp::UNIX_EPOCH));
+            let withdraw =
+                |wanted: &mut Wanted<()>| effects(|asks| wanted.withdraw(&attempt, false, asks));
+            assert_eq!(withdraw(&mut wanted), ["delete"]);
+            assert_eq!(withdraw(&mut wanted), [""; 0], "once");
+            if again {
+                wanted.keep();
+            }
+            let created = effects(|asks| wanted.created(false, asks));
+            let expected: &[&str] = if again { &[] } else { &["delete"] };
+            assert_eq!(created, expected);
+            wanted.keep();
+            assert_eq!(withdraw(&mut wanted), ["delete"], "once more");
+        }
+    }
+
+    #[test]
+    fn another_attempt_ends_the_watch_of_the_one_before() {
+        let mut wanted = Wanted::<()>::default();
+        wanted.turn_to(&attempt());
+        wanted.watch = true;
+        assert_eq!(effects(|asks| wanted.settle(asks)), ["watch"]);
+        assert_eq!(effects(|asks| wanted.settle(asks)), [""; 0]);
+        assert!(wanted.is_watched("maintenance-n1"));
+        let other = Attempt {
+            name: "maintenance-n1-2".to_owned(),
+            since: Timestamp::MAX,
+            ..attempt()
+        };
+        wanted.turn_to(&other);
+        assert!(!wanted.is_watched("maintenance-n1") && !wanted.is_watched("maintenance-n1-2"));
+        assert_eq!(effects(|asks| wanted.settle(asks)), ["unwatch", "watch"]);
+        wanted.forget();
+        assert_eq!(effects(|asks| wanted.settle(asks)), ["unwatch"]);
+    }
+}

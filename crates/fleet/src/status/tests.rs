@@ -1,0 +1,402 @@
+//! Reports over whole sessions: what is to be written is written into a record of what was said.
+
+use contract::HealthEvent;
+use model::event::Record;
+use model::fault::FaultBook;
+use model::node::NodeView;
+use policy::Policy;
+
+use super::*;
+use crate::FleetInput;
+use crate::world::{Fate, Restart, World, event};
+
+mod drained;
+
+struct Story {
+    world: World,
+    /// Ids in the order of the events, and the words of their records.
+    events: Vec<String>,
+    words: Words,
+    /// What the records say of the drain, with its reason.
+    evictions: BTreeMap<String, String>,
+}
+
+impl Story {
+    fn new() -> Self {
+        Self::of(World::new(&Policy::builtin()))
+    }
+
+    fn of(world: World) -> Self {
+        Self {
+            world,
+            events: Vec::new(),
+            words: Words::new(),
+            evictions: BTreeMap::new(),
+        }
+    }
+
+    fn event(&mut self, gpu: u8, fatal: bool, healthy: bool) {
+        let id = self.world.event("c", gpu, fatal, healthy);
+        self.events.push(id);
+    }
+
+    /// One look.
+    fn look(&mut self, fate: Fate) {
+        for status in self.world.look(fate).statuses {
+            self.write(&status);
+        }
+    }
+
+    fn settle(&mut self) {
+        for _ in 0..4 {
+            self.look(Fate::Made);
+        }
+    }
+
+    /// As the store writes it.
+    fn write(&mut self, status: &StatusUpdate) {
+        for said in status.words(&self.words) {
+            let word = said.word.name().to_owned();
+            self.words.insert(said.id.clone(), (word, Some(said.at)));
+            let eviction = said
+                .eviction
+                .map(|eviction| (said.id, eviction.to_string()));
+            self.evictions.extend(eviction);
+        }
+        if let StatusUpdate::Cancel { .. } | StatusUpdate::Drain { .. } = status {
+            for id in self.events.iter().rev() {
+                let Some((word, _)) = self.words.get_mut(id) else {
+                    continue;
+                };
+                let first = *word == "Quarantined";
+                if *word == "UnQuarantined" {
+                    break;
+                }
+                if let StatusUpdate::Drain { eviction, .. } = status {
+                    let said = self.evictions.entry(id.clone()).or_default();
+                    let before = said.split(':').next().unwrap_or_default();
+                    if NodeQuarantined::is_counted(word) && !EvictionWord::is_final(before) {
+                        *said = eviction.to_string();
+                    }
+                } else {
+                    "Cancelled".clone_into(word);
+                }
+                if first {
+                    break;
+                }
+            }
+        }
+    }
+
+    fn evictions(&self) -> Vec<&str> {
+        let said = |id| self.evictions.get(id).map_or("-", String::as_str);
+        self.events.iter().map(said).collect()
+    }
+
+    fn words(&self) -> Vec<&str> {
+        let word = |id| self.words.get(id).map_or("-", |(word, _)| word.as_str());
+        self.events.iter().map(word).collect()
+    }
+}
+
+#[test]
+fn each_event_of_a_quarantine_has_its_word() {
+    let mut story = Story::new();
+    story.event(9, false, false); // Counts for nothing.
+    story.event(0, true, false);
+    story.settle();
+    story.event(0, true, false); // Again.
+    story.event(1, true, false);
+    story.settle();
+    story.event(1, false, true);
+    story.settle();
+    story.event(7, false, true); // Closes nothing.
+    story.event(0, false, true);
+    story.settle();
+    story.event(9, false, true);
+    story.settle();
+    assert_eq!(
+        story.words(),
+        [
+            "-",
+            "Quarantined",
+            "AlreadyQuarantined",
+            "AlreadyQuarantined",
+            "AlreadyQuarantined",
+            "-",
+            "UnQuarantined",
+            "-"
+        ]
+    );
+}
+
+#[test]
+fn two_recoveries_at_once_give_back_by_the_last() {
+    for restart in [None, Some(Restart::All)] {
+        let mut story = Story::new();
+        story.event(0, true, false);
+        story.event(1, true, false);
+        story.settle();
+        story.event(0, false, true);
+        story.event(1, false, true);
+        story.look(Fate::Conflict); // The release does not get through at first.
+        if let Some(with) = restart {
+            story.world.restart(with);
+        }
+        story.settle();
+        let already = "AlreadyQuarantined";
+        let expected = ["Quarantined", already, already, "UnQuarantined"];
+        assert_eq!(story.words(), expected, "{restart:?}");
+    }
+}
+
+#[test]
+fn what_was_over_before_it_began_has_no_word() {
+    let mut story = Story::new();
+    story.event(0, true, false);
+    story.look(Fate::Refused);
+    story.event(0, false, true);
+    story.settle();
+    assert_eq!(story.words(), ["-", "-"]);
+}
+
+#[test]
+fn a_person_cancels_and_a_later_recovery_gives_nothing_back() {
+    let mut story = Story::new();
+    story.event(0, true, false);
+    story.settle();
+    story.event(1, true, false);
+    story.settle();
+    story.world["n1"].unschedulable = false;
+    story.settle();
+    assert_eq!(story.words(), ["Cancelled", "Cancelled"]);
+    story.event(0, false, true);
+    story.settle();
+    assert_eq!(story.words(), ["Cancelled", "Cancelled", "-"]);
+    // A later quarantine is another one.
+    story.event(2, true, false);
+    story.settle();
+    story.event(2, false, true);
+    story.settle();
+    assert_eq!(
+        story.words(),
+        [
+            "Cancelled",
+            "Cancelled",
+            "-",
+            "Quarantined",
+            "UnQuarantined"
+        ]
+    );
+}
+
+#[test]
+fn a_restart_makes_up_for_what_was_not_written() {
+    for with in [Restart::All, Restart::Events] {
+        // Nothing was written: the node lists what it is there for.
+        let mut story = Story::new();
+        story.event(0, true, false);
+        story.settle();
+        story.words.clear();
+        story.world.restart(with);
+        story.settle();
+        assert_eq!(story.words(), ["Quarantined"], "{with:?}");
+        // The release was made, and the word of it was not written: the feed is read again.
+        story.event(0, false, true);
+        let written = story.words.clone();
+        story.settle();
+        story.words = written;
+        story.world.restart(with);
+        story.settle();
+        assert_eq!(story.words(), ["Quarantined", "UnQuarantined"]);
+        // Said twice, nothing changes.
+        story.world.restart(with);
+        story.settle();
+        assert_eq!(story.words(), ["Quarantined", "UnQuarantined"]);
+    }
+}
+
+#[test]
+fn a_release_that_nobody_has_seen_before_a_restart_is_one_by_the_recovery() {
+    for saved_before in [false, true] {
+        let mut story = Story::new();
+        story.event(0, true, false);
+        story.settle();
+        let before = story.world.kept();
+        story.event(0, false, true);
+        story.look(Fate::Made); // The release is made.
+        let at_the_end = story.world.kept();
+        let kept = if saved_before { before } else { at_the_end };
+        story.world.restart_from(Some(kept));
+        assert!(!story.world["n1"].unschedulable);
+        story.settle();
+        let expected = ["Quarantined", "UnQuarantined"];
+        assert_eq!(story.words(), expected, "{saved_before}");
+    }
+}
+
+#[test]
+fn a_release_by_hand_that_nobody_has_seen_before_a_restart_is_none_by_the_recovery() {
+    let mut story = Story::new();
+    story.event(0, true, false);
+    story.settle();
+    story.world["n1"].unschedulable = false;
+    story.look(Fate::Made);
+    let kept = story.world.kept();
+    story.event(0, false, true);
+    story.world.restart_from(Some(kept));
+    story.settle();
+    assert_eq!(story.words(), ["Cancelled", "-"]);
+}
+
+#[test]
+fn what_a_process_before_has_begun_is_not_cancelled_after_a_restart() {
+    let mut story = Story::new();
+    story.event(0, true, false);
+    story.settle();
+    let kept = story.world.kept();
+    story.event(0, false, true);
+    story.settle();
+    story.event(1, true, false);
+    story.settle();
+    story.world.restart_from(Some(kept));
+    assert!(story.world["n1"].unschedulable);
+    story.settle();
+    let expected = ["Quarantined", "UnQuarantined", "Quarantined"];
+    assert_eq!(story.words(), expected);
+}
+
+#[test]
+fn a_node_that_is_gone_for_good_ends_its_quarantine() {
+    for restart in [None, Some(Restart::All)] {
+        let mut story = Story::new();
+        story.event(0, true, false);
+        story.settle();
+        if let Some(with) = restart {
+            story.world.restart(with);
+        }
+        let gone = |story: &mut Story| {
+            story.world.take(FleetInput::Gone("n1".to_owned()));
+            story.world.look_unseen(Fate::Made).statuses
+        };
+        let node = "n1".to_owned();
+        // Behind what is said once more after the restart.
+        assert_eq!(
+            gone(&mut story).last(),
+            Some(&StatusUpdate::Cancel { node }),
+            "{restart:?}"
+        );
+        assert_eq!(gone(&mut story), []);
+    }
+}
+
+#[test]
+fn a_fault_that_takes_its_node_out_again_after_a_cancelled_session_has_its_word_again() {
+    let mut story = Story::new();
+    story.event(0, true, false);
+    story.settle();
+    story.world["n1"].unschedulable = false;
+    story.settle();
+    assert_eq!(story.words(), ["Cancelled"]);
+    story.event(0, true, false);
+    story.settle();
+    assert_eq!(story.words(), ["Quarantined", "AlreadyQuarantined"]);
+    story.event(0, false, true);
+    story.settle();
+    let expected = ["Quarantined", "AlreadyQuarantined", "UnQuarantined"];
+    assert_eq!(story.words(), expected);
+}
+
+#[test]
+fn a_recovery_of_what_did_not_count_takes_no_word_from_the_one_that_ended_the_session() {
+    let mut story = Story::new();
+    story.event(0, true, false);
+    story.event(9, false, false);
+    story.settle();
+    let (kept, words) = (story.world.kept(), story.words.clone());
+    story.event(0, false, true);
+    story.event(9, false, true);
+    story.settle();
+    let expected = ["Quarantined", "-", "UnQuarantined", "-"];
+    assert_eq!(story.words(), expected);
+    // What was said of the recoveries is lost with the process.
+    story.words = words;
+    story.world.restart_from(Some(kept));
+    story.settle();
+    assert_eq!(story.words(), expected);
+}
+
+#[test]
+fn a_session_that_a_recovery_ended_before_a_restart_is_not_cancelled_with_its_node() {
+    let mut story = Story::new();
+    story.event(0, true, false);
+    story.settle();
+    let (kept, words) = (story.world.kept(), story.words.clone());
+    story.event(0, false, true);
+    story.settle();
+    story.words = words;
+    story.world.restart_from(Some(kept));
+    story.world.take(FleetInput::Gone("n1".to_owned()));
+    for status in story.world.look_unseen(Fate::Made).statuses {
+        story.write(&status);
+    }
+    assert_eq!(story.words(), ["Quarantined", "UnQuarantined"]);
+}
+
+fn book(events: impl Iterator<Item = HealthEvent>) -> FaultBook {
+    let mut book = FaultBook::default();
+    for (seq, mut event) in (1_u64..).zip(events) {
+        let created_at = Timestamp::UNIX_EPOCH;
+        model::event::normalise(&mut event, created_at);
+        book.record(&Record {
+            seq: seq.into(),
+            id: event.id.clone(),
+            created_at,
+            event,
+        });
+    }
+    book
+}
+
+#[test]
+fn what_waits_is_bounded() {
+    let book = book([event("c", &[], true, false)].into_iter());
+    let mut reports = Reports::default();
+    for seq in 0..2 * MAX_REPORTS {
+        reports.took_in(&seq.to_string(), true, book.faults("n1").iter().collect());
+    }
+    assert_eq!(reports.waiting.len(), MAX_REPORTS);
+}
+
+#[test]
+fn of_what_was_said_the_newest_is_said_again() {
+    let book = book([event("c", &[], true, false)].into_iter());
+    let node = Observed::of(NodeView::unknown("n1").into());
+    let mut reports = Reports::default();
+    let mut last = Vec::new();
+    for seq in 0..=MAX_REPORTS {
+        reports.took_in(&seq.to_string(), true, book.faults("n1").iter().collect());
+        last = reports.look(&node, &Desired::default(), None, Timestamp::UNIX_EPOCH);
+    }
+    assert_eq!(reports.said.len(), MAX_REPORTS);
+    assert!(reports.said.ends_with(&last) && last.len() == 1);
+}
+
+#[test]
+fn of_a_recovery_of_many_faults_the_gravest_are_remembered() {
+    let gpus: Vec<String> = (0..3 * MAX_REPORT_FAULTS)
+        .map(|gpu| gpu.to_string())
+        .collect();
+    let minor = gpus
+        .iter()
+        .map(|gpu| event("c", &[("GPU", gpu)], false, false));
+    let fatal = event("c", &[("GPU", "the fatal one")], true, false);
+    let book = book(minor.chain([fatal]));
+    let faults = book.faults("n1");
+    let mut reports = Reports::default();
+    reports.took_in("recovery", true, faults.iter().collect());
+    let report = &reports.waiting[0];
+    assert_eq!(report.faults.len(), MAX_REPORT_FAULTS);
+    let fatal = faults.iter().find(|fault| fault.event.is_fatal).unwrap();
+    assert!(report.faults.contains(&fatal.event.id));
+}
