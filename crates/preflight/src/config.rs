@@ -7,16 +7,16 @@
 mod chart;
 mod container;
 mod discovery;
+mod keys;
 mod older;
 mod valid;
 
-use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use jiff::SignedDuration;
 use serde::{Deserialize, Deserializer, de};
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use contract::findings::on_line_with;
 
@@ -25,7 +25,11 @@ pub use discovery::{Discovery, MinCount, PodGroups, Resource};
 
 use policy::glob::Glob;
 
-use crate::topology::{self, Topologies};
+use keys::{
+    CONFIG_MAP, GANG_TIMEOUT, Keys, Placement, ResourceMode, Strategy, Wrapped, is_wrapped,
+};
+
+use crate::topology::Topologies;
 
 /// Largest configuration (bytes): what a `ConfigMap` can hold.
 pub const MAX_CONFIG_BYTES: usize = 1024 * 1024;
@@ -62,9 +66,6 @@ const EXCLUDED_NAMESPACES: [&str; 4] = [
     "kube-public",
     "kube-node-lease",
 ];
-/// The socket of the connector on a node, as the chart has it.
-const CONNECTOR_SOCKET: &str = "unix:///var/run/nvsentinel.sock";
-
 /// An error of a configuration that cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{place}: {what}")]
@@ -214,129 +215,12 @@ pub enum PodSecurity {
     Deny,
 }
 
-/// The keys of the file.
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Keys {
-    #[serde(default)]
-    init_containers: Option<Vec<container::Entry>>,
-    /// The checks of ADR-026.
-    #[serde(default)]
-    checks: Option<Vec<container::Entry>>,
-    /// The image of all our checks; in the values of a chart that of its Deployment, in whatever form.
-    #[serde(default)]
-    image: Option<Value>,
-    #[serde(default)]
-    gpu_resource_names: Option<Vec<String>>,
-    #[serde(default)]
-    network_resource_names: Option<Vec<String>>,
-    #[serde(default = "connector_socket")]
-    connector_socket: String,
-    #[serde(default)]
-    processing_strategy: Strategy,
-    #[serde(default)]
-    init_container_placement: Placement,
-    /// Those of pods; in the values of a chart those of its Deployment.
-    #[serde(default)]
-    image_pull_secrets: Option<Vec<Secret>>,
-    /// Those of pods, as the values of the chart call them.
-    #[serde(default)]
-    injected_image_pull_secrets: Option<Vec<Secret>>,
-    #[serde(default)]
-    ignore_unknown_checks: bool,
-    #[serde(default)]
-    nccl_env_patterns: Option<Vec<Glob>>,
-    #[serde(default)]
-    volume_mount_patterns: Option<Vec<Glob>>,
-    #[serde(default)]
-    nccl_allreduce_extra_env: Vec<Value>,
-    #[serde(default)]
-    gang_discovery: discovery::Entry,
-    #[serde(default)]
-    gang_coordination: CoordinationKeys,
-    #[serde(default)]
-    namespace_selector: Option<Value>,
-    #[serde(default)]
-    object_selector: Option<Value>,
-    #[serde(default = "yes")]
-    gate_checks: bool,
-    #[serde(default)]
-    resource_mode: ResourceMode,
-    #[serde(default)]
-    pod_security: Option<PodSecurity>,
-    #[serde(default, deserialize_with = "duration")]
-    check_timeout: Option<Duration>,
-    #[serde(default, deserialize_with = "duration")]
-    result_cache: Option<Duration>,
-    /// Read by the chart: whether the webhook is there at all.
-    #[serde(default, rename = "enabled")]
-    _enabled: Option<bool>,
-    #[serde(flatten)]
-    older: older::Keys,
-    /// The keys that nothing here reads.
-    #[serde(flatten)]
-    rest: BTreeMap<String, Value>,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-struct CoordinationKeys {
-    enabled: bool,
-    #[serde(deserialize_with = "duration")]
-    timeout: Option<Duration>,
-    master_port: u16,
-    config_map_mount_path: String,
-    nccl_topo_config_map: String,
-    /// The chart makes a `ConfigMap` of it, which is not done here.
-    nccl_topo_data: String,
-    nccl_topo_shape: String,
-    extra_host_path_mounts: Vec<HostPath>,
-    extra_volume_mounts: Vec<VolumeMount>,
-    mirror_resource_claims: bool,
-    /// How checks learn of their gang, in newer charts.
-    config_transport: String,
-}
-
-/// The one value of `gangCoordination.configTransport` that is carried out.
-const CONFIG_MAP: &str = "configMap";
 /// Warning about another one.
 const NO_TRANSPORT: &str =
     "has no effect: gangs get a ConfigMap, and our own checks ask the webhook besides";
 /// Warning about a key of newer charts.
 const IGNORE_UNKNOWN: &str = "ignoreUnknownChecks: true has no effect: a pod whose annotation names a check that \
                               is not known is denied";
-
-#[derive(Deserialize, Clone, Copy, Default)]
-enum Strategy {
-    #[default]
-    #[serde(rename = "EXECUTE_REMEDIATION")]
-    Execute,
-    #[serde(rename = "STORE_ONLY")]
-    Store,
-}
-
-#[derive(Deserialize, Clone, Copy, Default, PartialEq, Eq)]
-#[serde(rename_all = "lowercase")]
-enum Placement {
-    #[default]
-    Append,
-    Prepend,
-}
-
-#[derive(Deserialize, Clone, Copy, Default, PartialEq, Eq)]
-#[serde(rename_all = "lowercase")]
-enum ResourceMode {
-    #[default]
-    Sum,
-    Max,
-}
-
-#[derive(Deserialize)]
-#[serde(untagged, expecting = "expected the name of a Secret")]
-enum Secret {
-    Name(String),
-    Object { name: String },
-}
 
 // === impl Config ===
 
@@ -473,93 +357,6 @@ impl Config {
     }
 }
 
-// === impl CoordinationKeys ===
-
-impl Default for CoordinationKeys {
-    fn default() -> Self {
-        Self {
-            enabled: true,
-            timeout: None,
-            master_port: 29500,
-            config_map_mount_path: "/etc/preflight".to_owned(),
-            nccl_topo_config_map: String::new(),
-            nccl_topo_data: String::new(),
-            nccl_topo_shape: String::new(),
-            extra_host_path_mounts: Vec::new(),
-            extra_volume_mounts: Vec::new(),
-            mirror_resource_claims: true,
-            config_transport: CONFIG_MAP.to_owned(),
-        }
-    }
-}
-
-/// Longest wait for a gang, where the configuration says nothing.
-const GANG_TIMEOUT: Duration = Duration::from_secs(600);
-
-impl CoordinationKeys {
-    fn read(self, timeout: Duration) -> Result<Coordination, String> {
-        let paths = self
-            .extra_host_path_mounts
-            .iter()
-            .map(|one| &one.mount_path);
-        let paths = paths.chain(self.extra_volume_mounts.iter().map(|one| &one.mount_path));
-        for path in paths.chain([&self.config_map_mount_path]) {
-            if !path.starts_with('/') {
-                return Err(format!(
-                    "gangCoordination: the mount path {path:?} does not begin with a slash"
-                ));
-            }
-        }
-        if !self.nccl_topo_data.is_empty() {
-            return Err(
-                "gangCoordination: ncclTopoData is not carried out; make a ConfigMap with the file topo.xml in \
-                 each namespace, and name it by ncclTopoConfigMap"
-                    .into(),
-            );
-        }
-        let shape = Some(&*self.nccl_topo_shape).filter(|shape| !shape.is_empty());
-        let topology_file = shape.map(topology::of_shape).transpose();
-        if self.master_port == 0 {
-            return Err(
-                "gangCoordination.masterPort: 0 is no port; name one from 1 to 65535".into(),
-            );
-        }
-        Ok(Coordination {
-            enabled: self.enabled,
-            timeout,
-            master_port: self.master_port,
-            mount_path: self.config_map_mount_path,
-            topology_config_map: Some(self.nccl_topo_config_map).filter(|name| !name.is_empty()),
-            topology_file: topology_file
-                .map_err(|why| format!("gangCoordination.ncclTopoShape: {why}"))?,
-            host_paths: self.extra_host_path_mounts,
-            volume_mounts: self.extra_volume_mounts,
-            mirror_claims: self.mirror_resource_claims,
-        })
-    }
-}
-
-// === impl Secret ===
-
-impl Secret {
-    fn name(self) -> String {
-        match self {
-            Self::Name(name) | Self::Object { name } => name,
-        }
-    }
-}
-
-/// The values of a chart, of which one key is ours.
-#[derive(Deserialize)]
-struct Wrapped {
-    #[serde(rename = "preflight", alias = "preflight-injector")]
-    keys: Keys,
-}
-
-fn is_wrapped(keys: &Map<String, Value>) -> bool {
-    keys.contains_key("preflight") || keys.contains_key("preflight-injector")
-}
-
 /// Returns a time for the checks, if they take it.
 fn in_range(key: &str, time: Option<Duration>) -> Result<Option<Duration>, String> {
     match time.filter(|time| !TIMES.contains(time)) {
@@ -587,10 +384,6 @@ fn network_resources() -> Vec<String> {
         .into_iter()
         .chain(google)
         .collect()
-}
-
-fn connector_socket() -> String {
-    CONNECTOR_SOCKET.to_owned()
 }
 
 fn yes() -> bool {

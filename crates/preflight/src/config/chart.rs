@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use contract::nearest::nearest;
 use serde_json::Value;
 
-use super::{CheckContainer, Secret};
+use super::{CheckContainer, keys::Secret};
 
 /// Keys of the chart's values about its own Deployment, Service and policies, which nothing here needs.
 const CHARTS_OWN: [&str; 30] = [
