@@ -1,8 +1,9 @@
-//! The configuration of preflight: which containers are put into which pods, and how gangs are known.
+//! Configuration of preflight: the containers that checks add to pods, and how gangs are found.
 //!
-//! It is NVSentinel's file (YAML), the values of its chart, also under `preflight`, or the keys that ADR-026
-//! has under `preflight-injector`. Where two keys say the same thing, the one of the configuration
-//! document goes before the one of the ADR.
+//! Three forms are accepted: NVSentinel's configuration document (YAML), the values of its
+//! chart (also under the key `preflight`), and the keys of ADR-026 (under
+//! `preflight-injector`). If two keys configure the same thing, the key of the configuration
+//! document wins over the key of the ADR.
 
 mod chart;
 mod container;
@@ -31,17 +32,19 @@ use keys::{
 
 use crate::topology::Topologies;
 
-/// Largest configuration (bytes): what a `ConfigMap` can hold.
+/// Largest configuration in bytes: the most that a `ConfigMap` can hold.
 pub const MAX_CONFIG_BYTES: usize = 1024 * 1024;
-/// Most checks. Each is a container of every pod that gets them, and an object in etcd has 1.5 MB.
+/// Most checks. Each adds a container to every pod that gets it, and etcd stores at most 1.5 MB
+/// per object.
 pub const MAX_CHECKS: usize = 32;
 
-/// Times that the checks take: they take whole seconds.
+/// Accepted timeouts. The checks read whole seconds.
 const TIMES: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(7 * 24 * 3600);
 
-/// The network devices of Mellanox, of Amazon (EFA), and of Google's GPU machines.
+/// Network devices of Mellanox and Amazon (EFA); [`network_resources`] adds those of Google.
 const NETWORK_RESOURCES: [&str; 2] = ["nvidia.com/mlnxnics", "vpc.amazonaws.com/efa"];
-/// Google's names differ by the number of the card alone, from 0 on; so many there are.
+/// Network cards of a Google GPU machine; their resource names differ only by the number, from
+/// 0 on.
 const GOOGLE_NICS: usize = 8;
 const ENV_PATTERNS: [&str; 6] = [
     "NCCL_*",
@@ -66,166 +69,173 @@ const EXCLUDED_NAMESPACES: [&str; 4] = [
     "kube-public",
     "kube-node-lease",
 ];
-/// An error of a configuration that cannot be used.
+/// Error for a configuration that cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{place}: {what}")]
 pub struct ConfigError {
-    /// The file, or the object.
+    /// Path of the file, or name of the object.
     pub place: String,
-    /// The problem, and what to do.
+    /// Description of the problem, and what to do.
     pub what: String,
 }
 
-/// What the injected containers are, and which pods get them.
+/// Configuration of the webhook: the checks, the pods that get them, and what they inherit.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
-    /// The checks, in the order in which they run.
+    /// Checks, in running order.
     pub checks: Vec<CheckContainer>,
-    /// The names of the resources and device classes that are GPUs.
+    /// Resources and device classes that are GPUs.
     pub gpus: Devices,
-    /// The names of the resources and device classes that are network devices.
+    /// Resources and device classes that are network devices.
     pub networks: Devices,
-    /// The value of `PLATFORM_CONNECTOR_SOCKET`.
+    /// Value of the checks' `PLATFORM_CONNECTOR_SOCKET`.
     pub connector_socket: String,
-    /// The value of `PROCESSING_STRATEGY`.
+    /// Value of the checks' `PROCESSING_STRATEGY`.
     pub processing_strategy: String,
-    /// Checks come before a pod's own init containers, not after.
+    /// True if the checks run before the pod's own init containers, false if after.
     pub prepend: bool,
-    /// Names of secrets that pods get to pull the checks' images.
+    /// Names of the image pull secrets that are added to pods.
     pub image_pull_secrets: Vec<String>,
-    /// The variables of users' containers that checks get.
+    /// Environment variables that checks inherit from the user's containers.
     pub env_patterns: Vec<Glob>,
-    /// The volume mounts of users' containers that checks get.
+    /// Volume mounts that checks inherit from the user's containers.
     pub mount_patterns: Vec<Glob>,
-    /// How the gang of a pod is known.
+    /// Method that finds the gang of a pod.
     pub discovery: Discovery,
-    /// What gangs get.
+    /// Settings of the checks of gangs.
     pub coordination: Coordination,
-    /// Which topology file of NCCL the machines of an instance type have.
+    /// NCCL topology file, by instance type.
     pub topologies: Topologies,
     /// Namespaces that never get checks.
     pub excluded_namespaces: Vec<String>,
-    /// The only namespaces that get checks; empty for those of the selector.
+    /// The only namespaces that get checks; if empty, the namespace selector decides.
     pub namespaces: Vec<String>,
-    /// The selector of namespaces in the webhook's registration.
+    /// Namespace selector of the webhook's registration.
     pub namespace_selector: Value,
-    /// The selector of pods in the webhook's registration, if there is one.
+    /// Object selector of the webhook's registration.
     pub object_selector: Option<Value>,
-    /// Whether pods wait (`Fail`) or start unchecked (`Ignore`) while no webhook answers.
+    /// Fate of pods while no webhook answers: not created (`Fail`) or started unchecked
+    /// (`Ignore`).
     pub failure_policy: FailurePolicy,
-    /// Checks run only where they can say something: gang checks in gangs, loopback with two GPUs or
-    /// more. Where false, every check runs in every pod, as the documents have it.
+    /// True if checks run only where their result means something: gang checks in gangs,
+    /// loopback with two GPUs or more. If false, every check runs in every pod, as NVSentinel's
+    /// documents have it.
     pub gate_checks: bool,
-    /// A check gets the largest number of GPUs that one container has, not those of all containers.
+    /// True if a check gets as many GPUs as the largest container has, false for the sum of all
+    /// containers.
     pub largest_container: bool,
-    /// What becomes of pods where Pod Security forbids what their checks need. Where `None`, their checks
-    /// report to the webhook if that has a way to the controller, and they start without checks otherwise.
+    /// Handling of pods in namespaces where Pod Security forbids what their checks need. `None`
+    /// is `Https` if the webhook can reach the controller, and `Skip` otherwise.
     pub pod_security: Option<PodSecurity>,
-    /// The value of `CHECK_TIMEOUT_SECONDS`; `None` for the defaults of the checks.
+    /// Value of `CHECK_TIMEOUT_SECONDS`; `None` leaves the checks' own defaults.
     pub check_timeout: Option<Duration>,
-    /// How long a check that passed on a node is not repeated there for the same GPUs; `None`: each pod is
-    /// tested.
+    /// Time that a passed check counts for the same node and GPUs; `None` tests
+    /// every pod.
     pub result_cache: Option<Duration>,
-    /// Warnings for the operator: what is read and has no effect, or another one than in NVSentinel.
+    /// Warnings for the operator about keys that have no effect, or another effect than in
+    /// NVSentinel.
     pub warnings: Vec<String>,
 }
 
-/// Names of one kind of device.
+/// Resource names of one kind of device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Devices {
-    /// Extended resources.
+    /// Names of extended resources, such as `nvidia.com/gpu`.
     pub resources: Vec<String>,
     /// Device classes of dynamic resource allocation.
     pub classes: Vec<String>,
 }
 
-/// What gangs get.
+/// Settings of the checks of gangs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Coordination {
-    /// Gangs are looked for at all.
+    /// True if gangs are detected at all.
     pub enabled: bool,
     /// Longest wait for all members.
     pub timeout: Duration,
-    /// The TCP port of rank 0.
+    /// TCP port of rank 0.
     pub master_port: u16,
-    /// The place of the gang's `ConfigMap` in a check.
+    /// Directory where the gang's `ConfigMap` is mounted in a check.
     pub mount_path: String,
-    /// A `ConfigMap` with NCCL's topology file `topo.xml`, of the same namespace.
+    /// `ConfigMap` in the pod's namespace that holds NCCL's topology file as `topo.xml`.
     pub topology_config_map: Option<String>,
-    /// The name of the topology file of all machines.
+    /// Name of the topology file, if it is the same for all machines.
     pub topology_file: Option<String>,
-    /// Host paths that checks of gangs get.
+    /// Host paths that are mounted into checks of gangs.
     pub host_paths: Vec<HostPath>,
-    /// Volumes of the pod that checks of gangs get.
+    /// Volumes of the pod that are mounted into checks of gangs.
     pub volume_mounts: Vec<VolumeMount>,
-    /// Checks of gangs get every claim of the pod, not only those of GPUs and network devices.
+    /// True if checks of gangs get every claim of the pod, not only those of GPUs and network
+    /// devices.
     pub mirror_claims: bool,
 }
 
-/// A path of the host, mounted into a check.
+/// Path of the host that is mounted into a check.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct HostPath {
     /// Name of the volume.
     pub name: String,
-    /// The path on the host.
+    /// Absolute path on the host.
     pub host_path: String,
-    /// The path in the check.
+    /// Path in the check.
     pub mount_path: String,
-    /// The check cannot write there.
+    /// True for a read-only mount.
     #[serde(default = "yes")]
     pub read_only: bool,
-    /// The kind of the path, such as `Directory`; not checked by the kubelet where `None`.
+    /// Kind of the path, such as `Directory`; if `None`, the kubelet does not check it.
     #[serde(default)]
     pub host_path_type: Option<String>,
 }
 
-/// A volume that the pod has, mounted into a check.
+/// Volume of the pod that is mounted into a check.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct VolumeMount {
     /// Name of the volume.
     pub name: String,
-    /// The path in the check.
+    /// Path in the check.
     pub mount_path: String,
-    /// The check cannot write there.
+    /// True for a read-only mount.
     #[serde(default = "yes")]
     pub read_only: bool,
 }
 
-/// What becomes of pods while no webhook answers.
+/// Fate of pods while no webhook answers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 pub enum FailurePolicy {
-    /// They are not created.
+    /// Pods are not created.
     #[default]
     Fail,
-    /// They start without checks.
+    /// Pods start without checks.
     Ignore,
 }
 
-/// What becomes of pods whose namespace forbids paths of the host, by which checks report.
+/// Handling of pods in namespaces that forbid host paths, which checks need to reach the
+/// connector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PodSecurity {
-    /// Their checks report to the webhook, which brings it to the controller.
+    /// Checks report to the webhook over HTTPS, and the webhook forwards the reports to the
+    /// controller.
     Https,
-    /// They start without checks.
+    /// Pods start without checks.
     Skip,
-    /// They are denied.
+    /// Pods are denied, with the reason.
     Deny,
 }
 
-/// Warning about another one.
+/// Warning about any `configTransport` other than [`CONFIG_MAP`].
 const NO_TRANSPORT: &str =
-    "has no effect: gangs get a ConfigMap, and our own checks ask the webhook besides";
-/// Warning about a key of newer charts.
+    "has no effect: gangs get a ConfigMap, and the checks of gpuwarden also ask the webhook";
+/// Warning about `ignoreUnknownChecks`, a key of newer charts.
 const IGNORE_UNKNOWN: &str = "ignoreUnknownChecks: true has no effect: a pod whose annotation names a check that \
                               is not known is denied";
 
 // === impl Config ===
 
 impl Config {
-    /// Reads a configuration; `place` names it in errors.
+    /// Parses a configuration. `place` names it in errors.
     pub fn parse(text: &str, place: &str) -> Result<Self, ConfigError> {
         let wrong = |what: String| ConfigError {
             place: place.to_owned(),
@@ -239,7 +249,7 @@ impl Config {
         }
         let read: Value = from_yaml(text).map_err(&wrong)?;
         let keys = match read {
-            // An empty file is one without keys.
+            // An empty file is a configuration without keys.
             Value::Null => from_yaml("{}"),
             Value::Object(keys) if is_wrapped(&keys) => {
                 from_yaml::<Wrapped>(text).map(|wrapped| wrapped.keys)
@@ -258,13 +268,13 @@ impl Config {
     fn from_keys(keys: Keys) -> Result<Self, String> {
         let older = keys.older;
         let is_values = chart::is_values(&keys.rest)?;
-        // The chart's image has its webhook, and no checks.
+        // In a chart's values, `image` is the webhook's image, which contains no checks.
         let image = keys.image.filter(|image| !image.is_null() && !is_values);
         let image = image.map(container::Image::deserialize).transpose();
         let image = image.map_err(|error| format!("image: {error}"))?;
         if is_values && keys.init_containers.is_none() && keys.checks.is_none() {
             return Err(
-                "initContainers is missing: these are values of a chart, whose own list of checks is not known                  here; add it, or write a file of `image: IMAGE` alone for the checks of gpuwarden"
+                "initContainers is missing: these are values of a chart, whose own list of checks is unknown here; add it, or write a file of `image: IMAGE` alone for the checks of gpuwarden"
                     .into(),
             );
         }
@@ -329,7 +339,7 @@ impl Config {
             excluded_namespaces: older
                 .exclude_namespaces
                 .unwrap_or_else(|| names(&EXCLUDED_NAMESPACES)),
-            // Who names namespaces has chosen.
+            // A list of namespaces already selects them, so no label is required as well.
             namespace_selector: match keys.namespace_selector {
                 Some(selector) => selector,
                 None if older.namespaces.is_empty() => labelled(),
@@ -351,13 +361,13 @@ impl Config {
         Ok(config)
     }
 
-    /// Returns the check of this name.
+    /// Returns the check with this name.
     pub fn check(&self, name: &str) -> Option<&CheckContainer> {
         self.checks.iter().find(|check| check.name == name)
     }
 }
 
-/// Returns a time for the checks, if they take it.
+/// Returns `time`, or an error if the checks cannot use it.
 fn in_range(key: &str, time: Option<Duration>) -> Result<Option<Duration>, String> {
     match time.filter(|time| !TIMES.contains(time)) {
         Some(_) => Err(format!("{key}: write a time from 1s to 168h")),
@@ -398,7 +408,7 @@ fn globs(patterns: &[&str]) -> Vec<Glob> {
     patterns.iter().copied().map(Glob::from).collect()
 }
 
-/// Reads `10m`, `300s`, or a number of seconds.
+/// Deserializes `10m`, `300s` or a number of seconds.
 fn duration<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Duration>, D::Error> {
     #[derive(Deserialize)]
     #[serde(

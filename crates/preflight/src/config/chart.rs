@@ -1,4 +1,4 @@
-//! The values of NVSentinel's chart: its file, among keys that are about the chart's own objects.
+//! Values of NVSentinel's chart: the configuration among keys for the chart's own objects.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::{CheckContainer, keys::Secret};
 
-/// Keys of the chart's values about its own Deployment, Service and policies, which nothing here needs.
+/// Keys of the chart's Deployment, Service and policies, which are ignored.
 const CHARTS_OWN: [&str; 30] = [
     "affinity",
     "fullnameOverride",
@@ -41,7 +41,7 @@ const CHARTS_OWN: [&str; 30] = [
     "updateStrategy",
 ];
 
-/// The keys that there are at the top of a configuration.
+/// Top-level keys of a configuration.
 const KNOWN: [&str; 33] = [
     "checkTimeout",
     "checks",
@@ -78,8 +78,9 @@ const KNOWN: [&str; 33] = [
     "webhook",
 ];
 
-/// Returns whether a configuration is the values of a chart, by the keys in it that are not read here. The
-/// error names one that is neither.
+/// Returns true if a configuration is the values of a chart, judged by `rest`, the keys that
+/// [`Keys`](super::keys::Keys) does not have. Fails with the name of a key that belongs to
+/// neither.
 pub(super) fn is_values(rest: &BTreeMap<String, Value>) -> Result<bool, String> {
     let mut unknown = rest
         .keys()
@@ -94,7 +95,7 @@ pub(super) fn is_values(rest: &BTreeMap<String, Value>) -> Result<bool, String> 
     Ok(!rest.is_empty())
 }
 
-/// Returns what is to be said of images without a tag: the chart puts its own version there.
+/// Returns a warning for each image without a tag: the chart would add its own version.
 pub(super) fn without_tag(checks: &[CheckContainer]) -> Vec<String> {
     let image = |check: &CheckContainer| {
         let image = check.container.get("image").and_then(Value::as_str);
@@ -116,8 +117,8 @@ pub(super) fn without_tag(checks: &[CheckContainer]) -> Vec<String> {
     .collect()
 }
 
-/// Returns the names of the secrets that pods get. `own` are `imagePullSecrets`, which in values of a chart are
-/// those of its Deployment.
+/// Returns the names of the secrets that pods get. `own` is `imagePullSecrets`, which in a
+/// chart's values belongs to its Deployment.
 pub(super) fn pull_secrets(
     injected: Option<Vec<Secret>>,
     own: Option<Vec<Secret>>,

@@ -1,4 +1,4 @@
-//! The containers of the checks, as the configuration has them.
+//! Containers of the checks, as configured.
 
 use std::collections::BTreeSet;
 
@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use super::{MAX_CHECKS, older, yes};
 
-/// The checks of this program, and the command that each is.
+/// Name of each check of this program, and its subcommand.
 const OWN: [(&str, &str); 3] = [
     ("preflight-dcgm-diag", "dcgm-diag"),
     ("preflight-nccl-loopback", LOOPBACK),
@@ -17,26 +17,26 @@ const OWN: [(&str, &str); 3] = [
 const LOOPBACK: &str = "nccl-loopback";
 const ALLREDUCE: &str = "nccl-allreduce";
 
-/// A check: a container, and when it runs.
+/// Check that runs as an init container, and the conditions under which it is added.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CheckContainer {
-    /// The name of the container.
+    /// Name of the container.
     pub name: String,
-    /// The container as Kubernetes takes it.
+    /// Container in the form of the Kubernetes API.
     pub container: Map<String, Value>,
-    /// The check runs in pods that name none.
+    /// True if the check is added to pods that choose no checks by annotation.
     pub default_enabled: bool,
-    /// The check gets variables of users' containers.
+    /// True if the check inherits environment variables from the user's containers.
     pub inherits_env: bool,
-    /// The check gets volume mounts of users' containers.
+    /// True if the check inherits volume mounts from the user's containers.
     pub inherits_mounts: bool,
-    /// The check says something in a gang only.
+    /// True if the check is only meaningful in a gang.
     pub gang_only: bool,
-    /// The check says something with so many GPUs or more only.
+    /// Fewest GPUs that the check needs to be meaningful.
     pub min_gpus: u32,
 }
 
-/// An element of `initContainers` or `checks`.
+/// Element of `initContainers` or `checks`.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Entry {
@@ -57,7 +57,7 @@ pub(crate) struct Entry {
     container: Map<String, Value>,
 }
 
-/// An image: its whole name, or its parts.
+/// Image, as one name or as repository and tag.
 #[derive(Deserialize, Clone)]
 #[serde(
     untagged,
@@ -74,8 +74,8 @@ pub(crate) enum Image {
     },
 }
 
-/// Returns the checks. `named` are those of the configuration document's key, `adr` those of the
-/// ADR's; without any, all of this program's run in `image`.
+/// Returns the configured checks. `named` comes from the configuration document, `adr` from the
+/// ADR's key; if neither is set, all checks of this program run in `image`.
 pub(super) fn checks(
     named: Option<Vec<Entry>>,
     adr: Option<Vec<Entry>>,
@@ -131,7 +131,7 @@ impl Entry {
         }
     }
 
-    /// Returns an entry of ADR-026's `checks`, whose containers have a prefix to their name.
+    /// Converts an entry of ADR-026's `checks`, whose container name gets a prefix.
     fn with_prefix(&self) -> Self {
         let mut entry = Self::own(&format!("preflight-{}", self.name));
         entry.image.clone_from(&self.image);
@@ -200,7 +200,7 @@ impl Entry {
 // === impl CheckContainer ===
 
 impl CheckContainer {
-    /// Returns whether it is a check of this program, not one of another image.
+    /// Returns true for a check of this program, false for one from another image.
     pub fn is_ours(&self) -> bool {
         let command = self
             .container
@@ -209,12 +209,12 @@ impl CheckContainer {
         command.is_some_and(|command| command.rsplit('/').next() == Some("gpuwarden"))
     }
 
-    /// Returns whether it measures between the nodes of a gang.
+    /// Returns true if the check measures between the nodes of a gang.
     pub fn is_allreduce(&self) -> bool {
         self.name.ends_with(ALLREDUCE)
     }
 
-    /// Adds the variables for which ADR-026 has keys of their own. The container's own go first.
+    /// Adds the variables that ADR-026 has keys for. The container's own variables win.
     fn add_env(&mut self, older: &older::Keys, allreduce: &[Value]) -> Result<(), String> {
         let mut added: Vec<Value> = Vec::new();
         let mut add = |name: &str, value: Option<String>| {

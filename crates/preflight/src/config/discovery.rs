@@ -1,64 +1,66 @@
-//! How the gang of a pod is known.
+//! Discovery of gangs: the methods that find the gang of a pod.
 
 use contract::names::{self, WrongName};
 use policy::CountExpression;
 use serde::Deserialize;
 use serde_json::Value;
 
-/// How the gang of a pod is known.
+/// Method that finds the gang of a pod.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum Discovery {
-    /// By Kubernetes' own fields: `spec.workloadRef` (1.35) or `spec.schedulingGroup` (1.36 and later).
+    /// Kubernetes' own fields: `spec.workloadRef` (1.35) or `spec.schedulingGroup` (1.36 and
+    /// later).
     #[default]
     Native,
-    /// By the name of an object that says how many members there are.
+    /// An object that the pod names, which holds the number of members.
     PodGroups(PodGroups),
-    /// By Kueue's marks, with its workload or its pod group.
+    /// Kueue's labels and annotations, with its workload or its pod group.
     Kueue,
-    /// By two labels of the pod: the gang's name, and its size.
+    /// Two labels of the pod: the gang's name and its size.
     Labels {
-        /// The key of the gang's name.
+        /// Label key of the gang's name.
         id: String,
-        /// The key of its size.
+        /// Label key of the gang's size.
         size: String,
     },
 }
 
-/// Gangs whose pods name an object, such as the `PodGroup` of Volcano.
+/// Gangs whose pods name an object, such as Volcano's `PodGroup`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PodGroups {
-    /// The name of this way, in the gang's id and in logs.
+    /// Name of the method, in gang ids and in logs.
     pub name: String,
-    /// Annotations of the pod with the object's name, the first that is there counts.
+    /// Annotation keys that may hold the object's name. The first that is set counts.
     pub annotations: Vec<String>,
-    /// Labels of the pod with the object's name, where no annotation has it.
+    /// Label keys that may hold the object's name, used if no annotation has it.
     pub labels: Vec<String>,
-    /// The kind of the object.
+    /// Resource type of the object.
     pub resource: Resource,
-    /// How many members it asks for.
+    /// Expression for the number of members that the object asks for.
     pub min_count: MinCount,
 }
 
-/// How many members an object asks for: an expression over the variable `podGroup`.
+/// Expression over the variable `podGroup` for the number of members that an object asks for.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MinCount(CountExpression);
 
-/// A kind of objects, as the API server has it in its paths.
+/// Resource type, as in the paths of the API server.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Resource {
-    /// The API group.
+    /// API group, such as `scheduling.volcano.sh`.
     pub group: String,
-    /// The version.
+    /// API version, such as `v1beta1`.
     pub version: String,
-    /// The resource: the plural in small letters.
+    /// Plural name in lower case, such as `podgroups`.
     pub resource: String,
 }
 
 // === impl Discovery ===
 
 impl Discovery {
-    /// Reads the value of `gangDiscovery`; the error is for its author.
+    /// Parses the value of `gangDiscovery`. The error is written for the author of the
+    /// configuration.
     pub fn from_json(keys: &Value) -> Result<Self, String> {
         let keys = Option::<Entry>::deserialize(keys);
         let keys = keys.map_err(|error| format!("gangDiscovery: {error}"))?;
@@ -69,8 +71,8 @@ impl Discovery {
         Ok(discovery)
     }
 
-    /// Returns the keys of labels and annotations that it looks at, each by the place where it is named, and
-    /// what Kubernetes says of it.
+    /// Returns each label and annotation key that this method reads: where it is configured,
+    /// and whether Kubernetes accepts it as a key.
     pub(crate) fn names(&self) -> Vec<(String, Result<(), WrongName>)> {
         let name =
             |place: &str, key: &String| (format!("gangDiscovery.{place}"), names::label_key(key));
@@ -89,7 +91,7 @@ impl Discovery {
         }
     }
 
-    /// Returns its name, which begins the ids of gangs.
+    /// Returns the name of the method, which is the first part of gang ids.
     pub fn name(&self) -> &str {
         match self {
             Self::Native => "kubernetes",
@@ -100,7 +102,7 @@ impl Discovery {
     }
 }
 
-/// The keys of `gangDiscovery`.
+/// The keys below `gangDiscovery`.
 #[derive(Deserialize, Default)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(crate) struct Entry {
@@ -133,21 +135,21 @@ struct LabelKeys {
 // === impl MinCount ===
 
 impl MinCount {
-    /// The expression where the configuration has none.
+    /// Expression that is used if the configuration has none.
     pub const DEFAULT: &str = "podGroup.spec.minMember";
 
-    /// Reads an expression; the error is for its author.
+    /// Compiles an expression. The error is written for the author of the configuration.
     pub fn parse(expression: &str) -> Result<Self, String> {
         let compiled = CountExpression::compile("podGroup", expression);
         compiled.map(Self).map_err(|error| error.to_string())
     }
 
-    /// Returns the text of the expression.
+    /// Returns the source text of the expression.
     pub fn expression(&self) -> &str {
         &self.0.expression
     }
 
-    /// Returns the number that an object asks for; the error says why there is none.
+    /// Returns the number that an object asks for, or why it has none.
     pub fn count(&self, object: &Value) -> Result<i64, String> {
         self.0.count(object)
     }
@@ -156,7 +158,7 @@ impl MinCount {
 // === impl Entry ===
 
 impl Entry {
-    /// Returns what the keys say; the error says what is missing.
+    /// Returns the configured method, or an error about what is missing.
     pub(crate) fn discovery(self) -> Result<Discovery, String> {
         let is_object = !self.name.is_empty() || self.pod_group_gvr.is_some();
         match self.method {
@@ -215,8 +217,8 @@ impl Entry {
     }
 }
 
-/// Returns how Volcano marks its pods: the annotation of its own, and that of Kubernetes' earlier
-/// schedulers, which it sets as well.
+/// Returns Volcano's way of marking pods: its own annotation, and the one of earlier Kubernetes
+/// schedulers, which Volcano sets as well.
 fn volcano() -> Result<PodGroups, String> {
     Ok(PodGroups {
         name: "volcano".to_owned(),

@@ -1,4 +1,4 @@
-//! The keys of the configuration file, as serde reads them, and their defaults.
+//! Keys of the configuration file, as serde reads them, and their defaults.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -13,19 +13,20 @@ use super::{
 };
 use crate::topology;
 
-/// The socket of the connector on a node, as the chart has it.
+/// Socket of the connector on a node; the default of NVSentinel's chart.
 const CONNECTOR_SOCKET: &str = "unix:///var/run/nvsentinel.sock";
 
-/// The keys of the file.
+/// Top-level keys of the file.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Keys {
     #[serde(default)]
     pub(super) init_containers: Option<Vec<container::Entry>>,
-    /// The checks of ADR-026.
+    /// Checks as ADR-026 lists them.
     #[serde(default)]
     pub(super) checks: Option<Vec<container::Entry>>,
-    /// The image of all our checks; in the values of a chart that of its Deployment, in whatever form.
+    /// Image of all our checks. In a chart's values: the image of its Deployment, in whatever
+    /// form.
     #[serde(default)]
     pub(super) image: Option<Value>,
     #[serde(default)]
@@ -38,10 +39,10 @@ pub(super) struct Keys {
     pub(super) processing_strategy: Strategy,
     #[serde(default)]
     pub(super) init_container_placement: Placement,
-    /// Those of pods; in the values of a chart those of its Deployment.
+    /// Secrets for pods. In a chart's values: secrets for its Deployment.
     #[serde(default)]
     pub(super) image_pull_secrets: Option<Vec<Secret>>,
-    /// Those of pods, as the values of the chart call them.
+    /// Secrets for pods, by the name that the chart's values use.
     #[serde(default)]
     pub(super) injected_image_pull_secrets: Option<Vec<Secret>>,
     #[serde(default)]
@@ -70,12 +71,12 @@ pub(super) struct Keys {
     pub(super) check_timeout: Option<Duration>,
     #[serde(default, deserialize_with = "duration")]
     pub(super) result_cache: Option<Duration>,
-    /// Read by the chart: whether the webhook is there at all.
+    /// Only read by the chart: true if the webhook is deployed at all.
     #[serde(default, rename = "enabled")]
     _enabled: Option<bool>,
     #[serde(flatten)]
     pub(super) older: older::Keys,
-    /// The keys that nothing here reads.
+    /// All other keys; [`chart::is_values`](super::chart::is_values) judges them.
     #[serde(flatten)]
     pub(super) rest: BTreeMap<String, Value>,
 }
@@ -89,17 +90,17 @@ pub(super) struct CoordinationKeys {
     master_port: u16,
     config_map_mount_path: String,
     nccl_topo_config_map: String,
-    /// The chart makes a `ConfigMap` of it, which is not done here.
+    /// The chart makes a `ConfigMap` of this text, which is not supported here.
     nccl_topo_data: String,
     nccl_topo_shape: String,
     extra_host_path_mounts: Vec<HostPath>,
     extra_volume_mounts: Vec<VolumeMount>,
     mirror_resource_claims: bool,
-    /// How checks learn of their gang, in newer charts.
+    /// Transport of the gang's configuration to the checks; a key of newer charts.
     pub(super) config_transport: String,
 }
 
-/// The one value of `gangCoordination.configTransport` that is carried out.
+/// The only supported value of `gangCoordination.configTransport`.
 pub(super) const CONFIG_MAP: &str = "configMap";
 
 #[derive(Deserialize, Clone, Copy, Default)]
@@ -134,7 +135,7 @@ pub(super) enum Secret {
     Object { name: String },
 }
 
-/// The values of a chart, of which one key is ours.
+/// Chart values that hold our configuration under one key.
 #[derive(Deserialize)]
 pub(super) struct Wrapped {
     #[serde(rename = "preflight", alias = "preflight-injector")]
@@ -161,7 +162,7 @@ impl Default for CoordinationKeys {
     }
 }
 
-/// Longest wait for a gang, where the configuration says nothing.
+/// Default of the longest wait for a gang.
 pub(super) const GANG_TIMEOUT: Duration = Duration::from_secs(600);
 
 impl CoordinationKeys {
@@ -180,7 +181,7 @@ impl CoordinationKeys {
         }
         if !self.nccl_topo_data.is_empty() {
             return Err(
-                "gangCoordination: ncclTopoData is not carried out; make a ConfigMap with the file topo.xml in \
+                "gangCoordination: ncclTopoData is not supported; make a ConfigMap with the file topo.xml in \
                  each namespace, and name it by ncclTopoConfigMap"
                     .into(),
             );

@@ -1,4 +1,4 @@
-//! The keys that ADR-026 has, beside those of the configuration document.
+//! Keys of ADR-026 that the configuration document does not have.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -60,7 +60,7 @@ pub(super) struct Detection {
 pub(super) struct Webhook {
     #[serde(default)]
     pub(super) failure_policy: FailurePolicy,
-    /// What else the chart has here, such as its certificates, is given by flags.
+    /// Everything else that the chart has here, such as certificates, is set by flags.
     #[serde(flatten)]
     _rest: BTreeMap<String, Value>,
 }
@@ -68,7 +68,8 @@ pub(super) struct Webhook {
 // === impl Detection ===
 
 impl Detection {
-    /// Returns the names; `newer` are the resources of the configuration document's key.
+    /// Returns the names of the devices. `newer` is the configuration document's key, which
+    /// wins.
     pub(super) fn devices(
         &self,
         newer: Option<Vec<String>>,

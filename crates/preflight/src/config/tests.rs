@@ -4,7 +4,7 @@ use crate::rendezvous::Topology;
 mod chart;
 mod names;
 
-/// The configuration of NVSentinel's chart with its three checks.
+/// Configuration of NVSentinel's chart with its three checks.
 pub(crate) const REFERENCE: &str = r#"
 initContainers:
   - name: preflight-dcgm-diag
@@ -386,7 +386,7 @@ fn what_is_wrong_is_said_with_its_place() {
     }
 }
 
-/// With it, no pod of a labelled namespace could be created.
+/// Such a configuration would stop the creation of every pod in a labelled namespace.
 #[test]
 fn what_an_api_server_would_refuse_of_every_pod_is_refused_at_the_start() {
     let container = |more: &str| format!("initContainers: [{{name: a, image: i, {more}}}]");
@@ -471,7 +471,7 @@ fn what_the_document_names_is_the_default_and_can_be_changed() {
     ];
     assert_eq!(config.mount_patterns, mounts.map(Glob::from));
     assert_eq!(config.gpus.resources, ["nvidia.com/gpu"]);
-    // The document's key goes before the ADR's.
+    // The key of the configuration document wins over the ADR's.
     let config =
         parsed("image: i\ngpuResourceNames: [a.b/gpu]\ngpuDetection: {resourceNames: [c.d/gpu]}");
     assert_eq!(config.gpus.resources, ["a.b/gpu"]);

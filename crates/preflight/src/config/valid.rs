@@ -1,5 +1,7 @@
-//! What an API server would refuse of every pod that a check is put into. It is refused when the configuration
-//! is read: with `failurePolicy: Fail` no pod of a labelled namespace would be created any more.
+//! Validation against everything that the API server would refuse in a pod with checks.
+//!
+//! Such a configuration is refused when it is read: with `failurePolicy: Fail`, it would stop
+//! the creation of every pod in a labelled namespace.
 
 use std::collections::BTreeMap;
 
@@ -10,11 +12,11 @@ use serde_json::{Map, Value};
 use super::{Config, HostPath};
 use crate::{field, quantity};
 
-/// Beginning of the names of resources that are MIG instances, as NVIDIA's device plugin calls them.
+/// Prefix of MIG resources in NVIDIA's device plugin.
 const MIG: &str = "nvidia.com/mig-";
-/// End of the names of resources that several pods share, as it calls them where it says so.
+/// Suffix of resources that several pods share, in NVIDIA's device plugin.
 const SHARED: &str = ".shared";
-/// The kinds of paths of the host that Kubernetes knows.
+/// Values of `hostPath.type` that Kubernetes accepts.
 const HOST_PATH_TYPES: [&str; 8] = [
     "",
     "DirectoryOrCreate",
@@ -25,10 +27,10 @@ const HOST_PATH_TYPES: [&str; 8] = [
     "CharDevice",
     "BlockDevice",
 ];
-/// When an image is pulled; without a word it depends on its tag.
+/// Values of `imagePullPolicy`; if empty, the tag decides.
 const PULL_POLICIES: [&str; 4] = ["", "Always", "IfNotPresent", "Never"];
 
-/// Returns what is wrong with a configuration, by its key.
+/// Checks a configuration. The error names the key.
 pub(super) fn check(config: &Config) -> Result<(), String> {
     let socket = &config.connector_socket;
     let path = socket.strip_prefix("unix://").unwrap_or(socket);
@@ -61,10 +63,10 @@ pub(super) fn check(config: &Config) -> Result<(), String> {
     Ok(())
 }
 
-/// A name, by its key, and what Kubernetes says of it.
+/// Key that holds a name, and whether Kubernetes accepts the name.
 type Name = (String, Result<(), WrongName>);
 
-/// Returns the names that a configuration has.
+/// Returns the Kubernetes names in a configuration.
 pub(super) fn names(config: &Config) -> Vec<Name> {
     let mut found = config.discovery.names();
     let mut add = |key: &str, all: &[String], check: fn(&str) -> Result<(), WrongName>| {
@@ -108,7 +110,7 @@ pub(super) fn names(config: &Config) -> Vec<Name> {
     found
 }
 
-/// Returns the warnings about resources that are parts of GPUs.
+/// Returns a warning for each resource that is a part of a GPU.
 pub(super) fn parts_of_gpus(resources: &[String]) -> Vec<String> {
     let parts = resources
         .iter()
@@ -123,7 +125,7 @@ pub(super) fn parts_of_gpus(resources: &[String]) -> Vec<String> {
         .collect()
 }
 
-/// A selector of labels, as objects write it.
+/// Label selector, as in Kubernetes objects.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct Selector {
@@ -145,7 +147,7 @@ struct Expression {
 // === impl Selector ===
 
 impl Selector {
-    /// Checks it; `key` is where it stands.
+    /// Validates the selector. `key` is its place in the configuration.
     fn check(self, key: &str) -> Result<(), String> {
         let named = |error: WrongName| format!("{key}: {error}");
         for (name, value) in self.match_labels.iter().flatten() {
@@ -218,7 +220,7 @@ fn container(container: &Map<String, Value>) -> Result<(), String> {
             "`imagePullPolicy` {policy} is not known; there are {known}"
         ));
     }
-    // One that runs on stops no pod.
+    // A restartable init container never ends, so it would hold back no pod.
     if container.contains_key("restartPolicy") {
         return Err("`restartPolicy` cannot be set: a check runs once, to its end".to_owned());
     }

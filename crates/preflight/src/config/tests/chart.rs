@@ -1,8 +1,8 @@
-//! Values of a chart, keys that are newer than ours, and keys that are misspelt.
+//! Values of a chart, keys of newer versions, and misspelt keys.
 
 use super::*;
 
-/// Values as a chart has them: keys of its own objects among those of the file.
+/// Chart values: keys of the chart's own objects among those of the configuration.
 const VALUES: &str = r#"
 replicaCount: 2
 logLevel: debug
@@ -41,7 +41,7 @@ fn values_of_a_chart_are_read_for_what_they_say_of_pods() {
         assert_eq!(config.failure_policy, FailurePolicy::Ignore);
         let image = |at: usize| config.checks[at].container["image"].clone();
         assert_eq!(image(0), "registry.example/disk-test:7");
-        // The chart's image is its webhook's.
+        // The `image` of chart values is the webhook's, so it is no default for checks.
         assert_eq!(image(1), "registry.example/dcgm-diag");
         assert_eq!(config.warnings.len(), 1, "{:?}", config.warnings);
         let warning = &config.warnings[0];
@@ -50,7 +50,7 @@ fn values_of_a_chart_are_read_for_what_they_say_of_pods() {
             "{warning}"
         );
     }
-    // Without the keys of a chart it is a file, and they are the pods'.
+    // Without chart keys the file is a plain configuration, and the secrets are the pods'.
     let file = "image: i:1\nimagePullSecrets: [{name: a}]\n";
     assert_eq!(parsed(file).image_pull_secrets, ["a"]);
     let config = parsed(&format!("{file}injectedImagePullSecrets: [b]\n"));

@@ -1,4 +1,4 @@
-//! Names that Kubernetes refuses, in each place of the configuration that takes one.
+//! Names that Kubernetes refuses, in each key that holds a name.
 
 use super::*;
 
