@@ -1,4 +1,4 @@
-//! The checks of a pod that have failed, as its kubelet says in the pod's status.
+//! Failed checks of a pod, read from the statuses that the kubelet writes.
 
 use std::collections::BTreeSet;
 
@@ -6,25 +6,25 @@ use serde_json::Value;
 
 use crate::field;
 
-/// Most of a termination message that is told on, in bytes: an Event has room for 1,024.
+/// Most bytes of a termination message that are passed on: an Event has room for 1,024.
 const MAX_MESSAGE_BYTES: usize = 900;
-/// The exit code of what SIGTERM has ended: the pod is going away, and its check has found nothing.
+/// Exit code after SIGTERM: the pod was going away, so its check found nothing.
 const TERMINATED: i64 = 143;
 
-/// A check that has failed.
+/// Failed check of a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FailedCheck {
-    /// The name of its container.
+    /// Name of the check's container.
     pub check: String,
-    /// The number of runs that have failed.
+    /// Number of failed runs.
     pub runs: u64,
-    /// What it says, in one line.
+    /// Exit code and reason, in one line.
     pub message: String,
-    /// The end of its last run, in RFC 3339; empty where that is not said.
+    /// End of the last run, in RFC 3339; empty if the status has none.
     pub at: String,
 }
 
-/// Returns which of these checks have failed in a pod. One that has passed since has not.
+/// Returns the `checks` that failed in a pod. A check that has passed since is left out.
 pub fn failed_checks(pod: &Value, checks: &BTreeSet<String>) -> Vec<FailedCheck> {
     let statuses = field::list(pod, "/status/initContainerStatuses").iter();
     let ours = statuses.filter(|status| checks.contains(field::name(status)));
@@ -42,13 +42,13 @@ fn failed(status: &Value) -> Option<FailedCheck> {
     if [0, TERMINATED].contains(&code) {
         return None;
     }
-    let said = [
+    let reasons = [
         field::text(ended, "/message"),
         field::text(ended, "/reason"),
     ];
-    let mut said = said.into_iter().flatten().map(str::trim);
-    let said = said.find(|text| !text.is_empty()).unwrap_or("no reason");
-    let mut message = format!("exit code {code}: {}", said.replace(['\n', '\r'], " "));
+    let mut reasons = reasons.into_iter().flatten().map(str::trim);
+    let reason = reasons.find(|text| !text.is_empty()).unwrap_or("no reason");
+    let mut message = format!("exit code {code}: {}", reason.replace(['\n', '\r'], " "));
     while message.len() > MAX_MESSAGE_BYTES {
         message.pop();
     }
@@ -99,12 +99,12 @@ mod tests {
                 status(2, json!({"state": ended(1)})),
                 vec![(3, said.clone())],
             ),
-            // It waits for its next run, or runs.
+            // The check runs again, or waits for its next run.
             (
                 status(2, json!({"state": {"waiting": {}}, "lastState": ended(1)})),
                 vec![(2, said)],
             ),
-            // Nobody gave it time for words of its own.
+            // The check was killed before it could write a termination message.
             (
                 status(
                     0,

@@ -1,7 +1,6 @@
-//! Which pods form a gang: what a pod says of its gang, and how many members the object asks for that
-//! it names.
+//! Gangs: which pods form one, and how many members the object that they name asks for.
 //!
-//! A pod is looked at as it is admitted, when it may have neither name nor uid yet.
+//! Pods are read at admission, when they may have neither a name nor a uid yet.
 
 use std::fmt;
 
@@ -10,65 +9,65 @@ use serde_json::Value;
 use crate::config::{Discovery, Resource};
 use crate::field;
 
-/// The API group of Kubernetes' own gangs.
+/// API group of Kubernetes' own gangs.
 const SCHEDULING: &str = "scheduling.k8s.io";
-/// The API group of Kueue.
+/// API group of Kueue.
 const KUEUE: &str = "kueue.x-k8s.io";
-/// Label or annotation: the workload of a pod that Kueue has admitted. The first is ADR-026's; the
-/// second is Kueue's own, of its topology-aware scheduling.
+/// Labels or annotations with the workload of a pod that Kueue admitted. The first is
+/// ADR-026's, the second is written by Kueue's topology-aware scheduling.
 const KUEUE_WORKLOAD: [&str; 2] = ["kueue.x-k8s.io/workload-name", "kueue.x-k8s.io/workload"];
-/// Label: the group of a pod that Kueue admits together with others.
+/// Label with the group of pods that Kueue admits together.
 const KUEUE_GROUP: &str = "kueue.x-k8s.io/pod-group-name";
-/// Annotation: how many pods that group has.
+/// Annotation with the number of pods in that group.
 const KUEUE_GROUP_SIZE: &str = "kueue.x-k8s.io/pod-group-total-count";
 const LABELS: &str = "/metadata/labels";
 const ANNOTATIONS: &str = "/metadata/annotations";
-/// Longest name that an object of Kubernetes can have (bytes); what pods carry in a label has 63.
+/// Longest name of a Kubernetes object in bytes. Label values have at most 63.
 const MAX_NAME_BYTES: usize = 253;
-/// Most members of a gang. Its `ConfigMap` has a line for each, and may have 1 MiB.
+/// Most members of a gang. Its `ConfigMap` has a line for each, and at most 1 MiB.
 pub const MAX_MEMBERS: u32 = 8192;
 
-/// A gang, as its pods name it.
+/// Gang, as its pods identify it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Gang {
-    /// Its namespace.
+    /// Namespace of the pods.
     pub namespace: String,
-    /// The first part of its id: how it is known.
+    /// First part of the id: the name of the discovery method.
     pub discoverer: String,
-    /// The rest of its id: its name, or names.
+    /// Last part of the id: the name that the pods give, or the names joined by a dash.
     pub name: String,
-    /// The place where its size stands.
+    /// Source of the gang's size.
     pub size: SizeFrom,
 }
 
-/// The place where the size of a gang stands.
+/// Source of a gang's size.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum SizeFrom {
-    /// An object of the gang's namespace.
+    /// An object in the gang's namespace.
     Object {
-        /// What kinds the object may be of: the first that the API server has.
+        /// Resource types to try; the first one that the API server has is used.
         kinds: Vec<Resource>,
-        /// Its name.
+        /// Name of the object.
         name: String,
-        /// The group of pods within it, if it has several.
+        /// Group of pods within the object, if it can have several.
         group: Option<String>,
     },
-    /// The pods themselves.
+    /// The pods themselves, which carry this size.
     Pods(u32),
 }
 
-/// What an object says of the size of its gang.
+/// Size of a gang, as an object specifies it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Size {
-    /// So many members.
+    /// A number of members.
     Members(u32),
-    /// The pods are scheduled one by one: they are no gang.
+    /// The pods are scheduled one by one and form no gang.
     NoGang,
-    /// It does not say: all pods that are there.
+    /// No size is specified: all pods that exist.
     NotSaid,
 }
 
-/// A reason why a pod's gang, or its size, is not known.
+/// Reason why a pod's gang, or its size, cannot be determined.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct GangError(String);
@@ -76,7 +75,7 @@ pub struct GangError(String);
 // === impl Gang ===
 
 impl Gang {
-    /// Returns the gang of a pod that is in a namespace; `None` if the pod is in none.
+    /// Returns the gang of a pod in `namespace`; `None` if the pod is in none.
     pub fn of(pod: &Value, namespace: &str, by: &Discovery) -> Result<Option<Self>, GangError> {
         let found = match by {
             Discovery::Native => native(pod),
@@ -116,12 +115,12 @@ impl Gang {
         }))
     }
 
-    /// Returns the id that pods, the `ConfigMap` and events name it by.
+    /// Returns the id in pods, the `ConfigMap` and events.
     pub fn id(&self) -> String {
         self.to_string()
     }
 
-    /// Returns what an object, that `size` names, says of the size.
+    /// Reads the size from `object`, the object that [`size`](Self::size) names.
     pub fn size_in(&self, object: &Value, by: &Discovery) -> Result<Size, GangError> {
         if let Discovery::PodGroups(groups) = by {
             let count = groups.min_count.count(object).map_err(|why| {
@@ -141,7 +140,7 @@ impl Gang {
         if *by == Discovery::Kueue {
             return pod_sets(object);
         }
-        // A Workload of 1.35 has its groups in itself, a PodGroup of 1.36 and later is one.
+        // A Workload (1.35) contains its groups; a PodGroup (1.36 and later) is one group.
         let policy = match group {
             Some(group) => {
                 let groups = field::list(object, "/spec/podGroups");
@@ -173,7 +172,7 @@ impl fmt::Display for Gang {
     }
 }
 
-/// The discoverer, the name in the id, and where the size stands.
+/// Discovery method, name for the id, and source of the size.
 type Found = (String, String, SizeFrom);
 
 fn from(kinds: Vec<Resource>, name: &str, group: Option<&str>) -> SizeFrom {
@@ -236,7 +235,7 @@ fn labels(pod: &Value, id: &str, size: &str) -> Result<Option<Found>, GangError>
     Ok(Some(found))
 }
 
-/// Reads the size that a pod says itself under a key.
+/// Parses the size that a pod itself carries under `key`.
 fn size_of(key: &str, value: Option<&str>) -> Result<u32, GangError> {
     let Some(value) = value else {
         return Err(GangError(format!(
@@ -264,7 +263,7 @@ fn members(count: i64) -> Result<Size, GangError> {
     })
 }
 
-/// Returns the pods of a workload of Kueue: those of all its sets.
+/// Returns the size of a Kueue workload: the sum over its pod sets.
 fn pod_sets(object: &Value) -> Result<Size, GangError> {
     let sets = field::list(object, "/spec/podSets");
     if sets.is_empty() {

@@ -1,4 +1,4 @@
-//! Injection decides which checks a pod gets, and makes the JSON patch that puts them in.
+//! Injection of checks: selects the checks for a pod, and builds the JSON patch that adds them.
 
 mod container;
 mod inherited;
@@ -14,51 +14,53 @@ use crate::resources::DevicesOfPod;
 use crate::roster;
 use volumes::Volumes;
 
-/// Annotation of a pod: the checks that it wants, with commas, in their order; empty for none.
+/// Annotation of a pod: the checks to run, separated by commas, in running order; empty for
+/// none.
 pub const CHECKS_ANNOTATION: &str = "nvsentinel.nvidia.com/preflight-checks";
 
-/// The variable by which a check of ours knows which of its variables are the user's, with commas between
-/// them.
+/// Variable that names the variables which a check of ours inherited from the user, separated
+/// by commas.
 pub const INHERITED_VARIABLE: &str = "GPUWARDEN_INHERITED_ENV";
 
-/// The variable by which a check of ours knows how long a pass of before counts for the same GPUs.
+/// Variable with the time, in seconds, that an earlier pass counts for the same GPUs.
 pub const RESULT_CACHE_VARIABLE: &str = "GPUWARDEN_RESULT_CACHE_SECONDS";
 
-/// A reason why a pod is denied, for whoever created it.
+/// Reason why a pod is denied, written for its creator.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Refusal(String);
 
-/// What a pod becomes.
+/// Result of an injection.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Injection {
-    /// The operations of a JSON patch, none where the pod stays as it is.
+    /// Operations of a JSON patch; empty if the pod stays unchanged.
     pub patch: Vec<Value>,
-    /// Notes for whoever created the pod.
+    /// Warnings for the creator of the pod.
     pub warnings: Vec<String>,
-    /// The names of the checks, in their order.
+    /// Names of the added checks, in running order.
     pub checks: Vec<String>,
 }
 
-/// A pod, and what is known of it.
+/// Pod to inject into, with its context.
 #[derive(Clone, Copy)]
 pub struct Candidate<'a> {
-    /// The pod as it is to be created.
+    /// Pod in the form that is being created.
     pub pod: &'a Value,
-    /// Its devices.
+    /// GPUs and network devices of the pod.
     pub devices: &'a DevicesOfPod,
-    /// Its gang.
+    /// Gang of the pod; `None` if it is in none.
     pub gang: Option<&'a Gang>,
-    /// The level of Pod Security that the namespace enforces, if it forbids paths of the host.
+    /// Pod Security level that the namespace enforces, if it forbids host paths.
     pub forbidden_by: Option<&'a str>,
-    /// The rendezvous of gangs, if there is one.
+    /// Rendezvous of gangs, if the webhook serves one.
     pub rendezvous: Option<&'a RendezvousPlace>,
 }
 
 // === impl Candidate ===
 
 impl<'a> Candidate<'a> {
-    /// Returns the webhook that checks report to, where they cannot report to the connector of their node.
+    /// Returns the webhook as the target of reports, if checks cannot reach the connector of
+    /// their node.
     fn reports_to(&self) -> Option<&'a RendezvousPlace> {
         let is_confined = self.forbidden_by.is_some();
         self.rendezvous
@@ -66,7 +68,7 @@ impl<'a> Candidate<'a> {
     }
 }
 
-/// Returns what a pod becomes that has GPUs.
+/// Decides which checks a pod with GPUs gets, and returns the patch that adds them.
 pub fn inject(candidate: Candidate<'_>, config: &Config) -> Result<Injection, Refusal> {
     let mut injection = Injection::default();
     if field::text(candidate.pod, "/spec/os/name") == Some("windows") {
@@ -82,7 +84,7 @@ pub fn inject(candidate: Candidate<'_>, config: &Config) -> Result<Injection, Re
         return Ok(injection);
     }
     injection.checks = checks.iter().map(|check| check.name.clone()).collect();
-    // Who has no check of the gang is none of those who find each other.
+    // A pod without a gang check must not be counted as a gang member.
     let meets = checks.iter().any(|check| is_counted(check, config))
         || !checks_of(candidate.pod, config).is_empty();
     let mut volumes = Volumes::new(candidate, config);
@@ -113,9 +115,9 @@ pub fn inject(candidate: Candidate<'_>, config: &Config) -> Result<Injection, Re
     Ok(injection)
 }
 
-/// Returns the names of the checks by which the members of a gang must agree: the init containers that are
-/// checks, in their order; of those only the ones that meet the others, where the rest depends on the pod
-/// ([`Config::gate_checks`]).
+/// Returns the names of the checks that all members of a gang must have in common: the init
+/// containers that are checks, in running order. With [`Config::gate_checks`] only gang checks
+/// count, since the others depend on the pod.
 pub fn checks_of(pod: &Value, config: &Config) -> Vec<String> {
     let containers = field::list(pod, "/spec/initContainers").iter();
     let known = containers.filter_map(|container| config.check(field::name(container)));
@@ -127,14 +129,15 @@ fn is_counted(check: &CheckContainer, config: &Config) -> bool {
     is_of_gang(check, config) || !config.gate_checks
 }
 
-/// Returns whether a check is one of the gang. Where none says so, as in a configuration of others' checks
-/// alone, all are: nobody knows which of them meet.
+/// Returns true for a gang check. If no check is marked as one, as in a configuration of
+/// third-party checks, all count: it is not known which of them communicate.
 fn is_of_gang(check: &CheckContainer, config: &Config) -> bool {
     check.gang_only || config.checks.iter().all(|one| !one.gang_only)
 }
 
-/// Returns how a pod's checks of the gang have ended, as the kubelet tells it: in `state` what ended and was
-/// not started again, in `lastState` what was. `None` stands for one of which that says nothing.
+/// Returns the termination of each of a pod's gang checks, or `None` for a check without one.
+/// `state` is the field of the container status: `state` for checks that have ended for good,
+/// `lastState` for checks that were restarted.
 fn ends<'a>(
     pod: &'a Value,
     config: &Config,
@@ -152,19 +155,20 @@ fn ends<'a>(
     })
 }
 
-/// Returns whether a pod has a check, as far as the names of its init containers tell.
+/// Returns true if an init container of the pod has the name of a check.
 pub fn has_checks(pod: &Value, config: &Config) -> bool {
     let mut containers = field::list(pod, "/spec/initContainers").iter();
     containers.any(|container| config.check(field::name(container)).is_some())
 }
 
-/// Returns whether a pod has been through its checks of the gang, and comes back to none of them.
+/// Returns true if a pod has completed its gang checks and will not run them again.
 pub fn is_through(pod: &Value, config: &Config) -> bool {
     let mut ends = ends(pod, config, "state").peekable();
     ends.peek().is_some() && ends.all(|end| end.is_some_and(|end| end["exitCode"] == 0))
 }
 
-/// Returns when a pod's check of the gang has ended last, and its termination message.
+/// Returns the end of a gang check of the pod that has terminated, in RFC 3339, and its
+/// termination message.
 pub fn last_end<'a>(pod: &'a Value, config: &Config) -> Option<(&'a str, &'a str)> {
     let all = ends(pod, config, "state").chain(ends(pod, config, "lastState"));
     all.flatten().find_map(|end| {
@@ -173,7 +177,7 @@ pub fn last_end<'a>(pod: &'a Value, config: &Config) -> Option<(&'a str, &'a str
     })
 }
 
-/// Returns the checks for a pod.
+/// Returns the checks that the annotation or the defaults select for a pod.
 fn selected<'a>(
     candidate: Candidate<'_>,
     config: &'a Config,
@@ -208,7 +212,7 @@ fn selected<'a>(
         }
         checks.push(check);
     }
-    // Whoever names a check wants it; only what cannot run is left out.
+    // An explicit choice overrides the gating; only a check that cannot run is left out.
     checks.retain(|check| {
         let why = useless(check, candidate, config).filter(|_| check.gang_only);
         if let Some(why) = &why {
@@ -219,7 +223,7 @@ fn selected<'a>(
     Ok(checks)
 }
 
-/// Returns why a check says nothing in a pod.
+/// Returns why a check would be meaningless in a pod.
 fn useless(check: &CheckContainer, candidate: Candidate<'_>, config: &Config) -> Option<String> {
     if !config.gate_checks {
         return None;
@@ -240,8 +244,8 @@ fn useless(check: &CheckContainer, candidate: Candidate<'_>, config: &Config) ->
     ))
 }
 
-/// Returns the checks that the pod does not have yet: it may be a copy of one that has them, or another
-/// webhook may have had us asked again, after it has changed their images.
+/// Removes the checks that the pod already has. It may be a copy of an injected pod, or this
+/// webhook may be called again after another one changed the checks' images.
 fn missing<'a>(
     mut checks: Vec<&'a CheckContainer>,
     pod: &Value,
@@ -262,8 +266,8 @@ fn missing<'a>(
     checks
 }
 
-/// Returns the checks that Pod Security allows: where it forbids paths of the host, those that report to the
-/// webhook, if that takes reports.
+/// Returns the checks that Pod Security allows. If it forbids host paths, these are the checks
+/// that can report to the webhook, provided that the webhook accepts reports.
 fn allowed<'a>(
     mut checks: Vec<&'a CheckContainer>,
     candidate: Candidate<'_>,
@@ -291,7 +295,7 @@ fn allowed<'a>(
             });
             Ok(checks)
         }
-        // The API server would refuse the pod for what we add.
+        // With our host path, the API server would refuse the pod.
         _ => {
             warnings.push(format!("no preflight checks: {why}"));
             Ok(Vec::new())
@@ -306,7 +310,7 @@ fn pull_secrets(pod: &Value, config: &Config) -> Vec<Value> {
     new.map(|name| json!({"name": name})).collect()
 }
 
-/// Returns the operation that marks a pod as one of a gang, by which it is followed.
+/// Returns the operation that labels a pod as a member of a gang, for the watch of gang pods.
 fn label(pod: &Value, gang_id: &str) -> Value {
     let value = roster::gang_label(gang_id);
     let labels = pod.pointer("/metadata/labels");
@@ -318,13 +322,13 @@ fn label(pod: &Value, gang_id: &str) -> Value {
     }
 }
 
-/// Returns the operations that add elements to a list of the pod's `spec`.
+/// Returns the operations that add elements to a list in the pod's `spec`.
 fn add(pod: &Value, list: &str, elements: Vec<Value>, prepend: bool) -> Vec<Value> {
     let path = format!("/spec/{list}");
     if elements.is_empty() {
         return Vec::new();
     }
-    // An empty list may be said as none, or as null.
+    // `add` also replaces a list that is missing, empty or null.
     if field::list(pod, &path).is_empty() {
         return vec![json!({"op": "add", "path": path, "value": elements})];
     }

@@ -1,8 +1,8 @@
-//! Preflight, as far as it is decided without looking anywhere: which pods get checks, what their
-//! containers become, which pods form a gang, and what a gang's `ConfigMap` says.
+//! Preflight decisions that need no I/O: which pods get checks, how their containers change,
+//! which pods form a gang, and the contents of a gang's `ConfigMap`.
 //!
-//! Pods are JSON as the API server sent it, for typed objects lose the fields that they do not know,
-//! and the fields by which gangs are told differ in each version of Kubernetes.
+//! Pods are JSON as the API server sent it. Typed objects would drop fields they do not know,
+//! and the fields that identify gangs differ between Kubernetes versions.
 
 pub mod config;
 pub mod failure;

@@ -1,8 +1,8 @@
-//! Quantities of Kubernetes, such as `100m`, `500Mi` or `1e3`.
+//! Kubernetes quantities, such as `100m`, `500Mi` or `1e3`.
 
 use serde_json::Value;
 
-/// The suffixes of a quantity, and what each multiplies by, in thousandths.
+/// Suffixes of a quantity, and their factors in thousandths.
 const SUFFIXES: [(&str, i128); 13] = [
     ("Ki", 1000 << 10),
     ("Mi", 1000 << 20),
@@ -19,12 +19,13 @@ const SUFFIXES: [(&str, i128); 13] = [
     ("E", 1_000_000_000_000_000_000_000),
 ];
 
-/// Longest quantity (bytes); what Kubernetes itself writes has at most 20.
+/// Longest quantity in bytes. Kubernetes itself writes at most 20.
 const MAX_BYTES: usize = 40;
-/// Largest exponent, either way. Kubernetes itself ends at 10^18.
+/// Largest exponent, positive or negative. Kubernetes itself ends at 10^18.
 const MAX_EXPONENT: u32 = 24;
 
-/// Returns a quantity in thousandths of its unit, rounded up; `None` if the text is none.
+/// Parses a quantity to thousandths of its unit, rounded up; `None` if the text is not a
+/// quantity.
 pub fn millis(text: &str) -> Option<i128> {
     if text.len() > MAX_BYTES {
         return None;
@@ -35,7 +36,7 @@ pub fn millis(text: &str) -> Option<i128> {
     });
     let (number, factor) = suffix.unwrap_or((text, 1000));
     let (number, exponent) = match number.split_once(['e', 'E']) {
-        // `1e3`; a suffix beside an exponent is none.
+        // `1e3`. A quantity has either a suffix or an exponent.
         Some((number, exponent)) if suffix.is_none() => (number, exponent.parse::<i32>().ok()?),
         Some(_) => return None,
         None => (number, 0),
@@ -43,7 +44,7 @@ pub fn millis(text: &str) -> Option<i128> {
     let (whole, part) = number.split_once('.').unwrap_or((number, ""));
     let digits = format!("{whole}{part}");
     let exponent = exponent.checked_sub(i32::try_from(part.len()).ok()?)?;
-    // The least exponent that there is has no positive counterpart.
+    // `unsigned_abs`, because `i32::MIN` has no positive counterpart.
     if digits.is_empty() || exponent.unsigned_abs() > MAX_EXPONENT {
         return None;
     }
@@ -56,10 +57,10 @@ pub fn millis(text: &str) -> Option<i128> {
     }
 }
 
-/// An amount in thousandths, and as it is written.
+/// Amount in thousandths, and its original text.
 pub(crate) type Amount = (i128, String);
 
-/// Returns the amount that a field has, as a text or a number; `None` where it is none.
+/// Parses a field that is a text or a number; `None` if it is not a quantity.
 pub(crate) fn of(value: &Value) -> Option<Amount> {
     let text = match value {
         Value::String(text) => text.clone(),
@@ -69,7 +70,7 @@ pub(crate) fn of(value: &Value) -> Option<Amount> {
     Some((millis(&text)?, text))
 }
 
-/// Returns so many thousandths as a quantity.
+/// Formats thousandths as a quantity.
 pub fn text(millis: i128) -> String {
     if millis % 1000 == 0 {
         (millis / 1000).to_string()

@@ -1,78 +1,79 @@
-//! What a pod of a gang asks the webhook for, what it is told, and what it leaves in its termination message
-//! for the webhook.
+//! Protocol between a gang's pods and the webhook: variables of the checks, the webhook's
+//! answer, and the part of termination messages that the webhook parses.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// The audience of the token by which a pod says who it is.
+/// Audience of the token that authenticates a pod to the webhook.
 pub const AUDIENCE: &str = "gpuwarden-preflight";
-/// Variable of a check: where it asks for its gang.
+/// Variable of a check: URL to ask for its gang.
 pub const URL_VARIABLE: &str = "GANG_RENDEZVOUS_URL";
-/// Variable of a check: the authorities of the webhook's certificate, in PEM form.
+/// Variable of a check: certificate authorities of the webhook, in PEM form.
 pub const AUTHORITIES_VARIABLE: &str = "GANG_RENDEZVOUS_CA";
-/// Variable of a check: the file with its token.
+/// Variable of a check: path of the file with its token.
 pub const TOKEN_VARIABLE: &str = "GANG_RENDEZVOUS_TOKEN_FILE";
 
-/// Variable of a check: where it reports, if it cannot reach the connector of its node.
+/// Variable of a check: URL for its reports, if it cannot reach the connector of its node.
 pub const REPORT_VARIABLE: &str = "GPUWARDEN_REPORT_URL";
-/// Path under which it does.
+/// Path that accepts health events.
 pub const EVENTS_PATH: &str = "/events";
-/// Path under which it has itself counted.
+/// Path that counts the results of checks.
 pub const COUNTS_PATH: &str = "/counts";
 
-/// Where pods find the rendezvous.
+/// Address of the rendezvous, as pods reach it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RendezvousPlace {
-    /// Its address, such as `https://gpuwarden-webhook.gpuwarden.svc:8444`.
+    /// Base URL, such as `https://gpuwarden-webhook.gpuwarden.svc:8444`.
     pub url: String,
-    /// The authorities of its certificate, in PEM form.
+    /// Certificate authorities of the webhook, in PEM form.
     pub authorities: String,
-    /// It brings what checks report to the controller.
+    /// True if the webhook forwards reports of checks to the controller.
     pub takes_reports: bool,
 }
 
-/// What a pod is told of its gang.
+/// Answer to a pod that asks for its gang.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Answer {
-    /// The data of the gang's `ConfigMap`; empty so long as the pod has no place in it.
+    /// Data of the gang's `ConfigMap`; empty until the pod has a place in it.
     #[serde(default)]
     pub data: BTreeMap<String, String>,
-    /// The gang is whole without this pod.
+    /// True if the gang is complete without this pod.
     #[serde(default)]
     pub full: bool,
-    /// The gang's secret, in base64, once the gang is whole.
+    /// Secret of the gang, in base64, once the gang is complete.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub secret: Option<String>,
-    /// The topology file of the pod's machine, once the gang is whole; `None` where NCCL is to look for itself.
+    /// Topology file of the pod's machine, once the gang is complete; `None` leaves the
+    /// detection to NCCL.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub topology: Option<Topology>,
 }
 
-/// What is known of the topology file of NCCL that a machine has.
+/// NCCL topology file of a machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Topology {
-    /// There is one.
+    /// A file for this machine.
     File {
-        /// Its name.
+        /// File name, without a directory.
         name: String,
-        /// Without it nothing is to be measured.
+        /// True if the check must not measure without the file.
         required: bool,
     },
-    /// There is none, and nothing is to be measured; why so.
+    /// No file exists and the check must not measure; holds the reason.
     Missing(String),
 }
 
-/// Stands in a termination message before the members of the gang that were not reached.
+/// Text in a termination message before the names of the gang members that were not reached.
 const NOT_REACHED: &str = "not reached from here: ";
 
-/// Returns what a check adds to its words about members of the gang that it does not reach.
+/// Returns the part of a termination message that lists the gang members that were not reached.
 pub fn not_reached(pods: &[&str]) -> String {
     format!("{NOT_REACHED}{}", pods.join(", "))
 }
 
-/// Returns the members of the gang that a termination message says were not reached.
+/// Parses the gang members that a termination message lists as not reached.
 pub fn named_not_reached(message: &str) -> Vec<&str> {
     let named = message.rsplit_once(NOT_REACHED);
     let named = named.map_or("", |(_, named)| named).split(", ");

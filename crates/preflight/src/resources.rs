@@ -1,8 +1,8 @@
-//! What the checks of a pod get of its devices, processors and memory.
+//! Devices, processors and memory that the checks of a pod get.
 //!
-//! A check must see every GPU that the pod gets, and must never make a pod unschedulable that was
-//! schedulable: the scheduler gives an init container nothing beyond what the containers that start
-//! after it get anyway.
+//! A check must see every GPU of the pod, and must never make a schedulable pod unschedulable:
+//! a check gets nothing beyond what the containers that start after it get anyway, so the
+//! scheduler needs no extra room for it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,46 +12,45 @@ use crate::config::{Config, Devices};
 use crate::field;
 use crate::quantity::{self, Amount, of as amount};
 
-/// Prefix of the resource by which a device class is asked for like an extended resource.
+/// Prefix of resources that request a device class like an extended resource.
 const IMPLICIT: &str = "deviceclass.resource.kubernetes.io/";
-/// The resources that decide the quality of service of a pod.
+/// Resources that decide the quality of service class of a pod.
 const COMPUTE: [&str; 2] = ["cpu", "memory"];
-/// What a check asks for where checks get what the largest container has (`resourceMode: max`), as
-/// in NVSentinel.
+/// Requests of a check with `resourceMode: max`, as in NVSentinel.
 const DEFAULT_REQUESTS: [(&str, &str); 2] = [("cpu", "100m"), ("memory", "500Mi")];
 
-/// What the cluster says of claims and device classes that pods name.
+/// Claims, templates and device classes that pods name, as found in the cluster.
 #[derive(Clone, Debug, Default)]
 pub struct ClusterClaims {
-    /// The `spec` of claims, by name of those of the pod's namespace.
+    /// `spec` of each claim in the pod's namespace, by name.
     pub claims: BTreeMap<String, Value>,
-    /// The `spec.spec` of claim templates, likewise.
+    /// `spec.spec` of each claim template in the pod's namespace, by name.
     pub templates: BTreeMap<String, Value>,
-    /// Device class by the extended resource that stands for it (`spec.extendedResourceName`).
+    /// Device class, by the extended resource that stands for it (`spec.extendedResourceName`).
     pub classes: BTreeMap<String, String>,
 }
 
-/// The devices of a pod, as far as its checks get them.
+/// Devices of a pod that its checks get.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct DevicesOfPod {
-    /// Extended resources and how many.
+    /// Extended resources and their counts.
     pub extended: BTreeMap<String, u64>,
-    /// Elements of `resources.claims`.
+    /// Elements of `resources.claims` for the checks.
     pub claims: Vec<Value>,
-    /// The number of GPUs; `None` where a claim does not say.
+    /// Number of GPUs; `None` if a claim leaves it open.
     pub gpus: Option<u64>,
-    /// The pod has network devices.
+    /// True if the pod has network devices or is on the host's network.
     pub has_network: bool,
 }
 
-/// A kind of device.
+/// Kind of a device.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Gpu,
     Network,
 }
 
-/// The number of devices of a claim.
+/// Devices of one claim.
 struct Claimed {
     gpus: Option<u64>,
     is_gpu: bool,
@@ -111,8 +110,8 @@ impl DevicesOfPod {
         used.flatten().collect()
     }
 
-    /// Returns `resources` of a check: its own from the configuration, within what the pod gets
-    /// anyway, and the devices.
+    /// Returns the `resources` of a check: the configured ones within the bounds of the pod,
+    /// and the devices.
     pub fn resources(
         &self,
         own: Option<&Value>,
@@ -124,7 +123,7 @@ impl DevicesOfPod {
         let mut requests = part(&resources, "requests");
         let mut limits = part(&resources, "limits");
         if is_best_effort(pod) {
-            // With anything of its own a check would make another class of it.
+            // Any request of the check would move the pod out of the class `BestEffort`.
             for resource in COMPUTE {
                 requests.remove(resource);
                 limits.remove(resource);
@@ -153,8 +152,9 @@ impl DevicesOfPod {
     }
 }
 
-/// Returns the names of the claims and claim templates that a pod names, which have to be known
-/// before its devices are: those of `resourceClaimName`, and of `resourceClaimTemplateName`.
+/// Returns the names of the claims (`resourceClaimName`) and claim templates
+/// (`resourceClaimTemplateName`) that a pod refers to. They must be fetched before its devices
+/// can be determined.
 pub fn claims_named(pod: &Value) -> (BTreeSet<String>, BTreeSet<String>) {
     let named = |key: &str| {
         let claims = field::list(pod, "/spec/resourceClaims").iter();
@@ -212,8 +212,8 @@ fn shared(pod: &Value, resource: &str, config: &Config) -> u64 {
     }
 }
 
-/// Returns the containers that start after the checks and run to the pod's end: those of the pod, and
-/// the sidecars among its init containers where the checks go before them.
+/// Returns the containers that start after the checks and run until the pod ends: the pod's
+/// containers, and with `prepend` also the sidecars among its init containers.
 fn later_containers<'a>(pod: &'a Value, config: &Config) -> Vec<&'a Value> {
     let containers = field::list(pod, "/spec/containers").iter();
     let sidecars = field::list(pod, "/spec/initContainers").iter();
@@ -223,8 +223,8 @@ fn later_containers<'a>(pod: &'a Value, config: &Config) -> Vec<&'a Value> {
     containers.chain(sidecars).collect()
 }
 
-/// Returns the uses that the containers which start after the checks make of each claim: all of it, or
-/// single requests.
+/// Returns, by claim, the elements of `resources.claims` that cover what later containers use:
+/// the whole claim or single requests.
 fn uses<'a>(pod: &'a Value, config: &Config) -> BTreeMap<&'a str, Vec<Value>> {
     let mut requests: BTreeMap<&str, BTreeSet<Option<&str>>> = BTreeMap::new();
     for container in later_containers(pod, config) {
@@ -249,8 +249,8 @@ fn uses<'a>(pod: &'a Value, config: &Config) -> BTreeMap<&'a str, Vec<Value>> {
         .collect()
 }
 
-/// Returns what an element of `spec.resourceClaims` claims; `None` where that is no GPU and no network
-/// device, or is not known.
+/// Returns the devices that an element of `spec.resourceClaims` requests; `None` if these are
+/// neither GPUs nor network devices, or if the claim is not known.
 fn claimed(claim: &Value, config: &Config, cluster: &ClusterClaims) -> Option<Claimed> {
     let spec = match field::text(claim, "/resourceClaimName") {
         Some(name) => cluster.claims.get(name),
@@ -276,9 +276,9 @@ fn claimed(claim: &Value, config: &Config, cluster: &ClusterClaims) -> Option<Cl
     (found.is_gpu || found.is_network).then_some(found)
 }
 
-/// Returns the kind of device that a request asks for, and how many; `None` for other devices, and
-/// where it gives its pod access to devices that others use (`adminAccess`). Of alternatives
-/// (`firstAvailable`) all must be of one kind, for nobody knows yet which the pod gets.
+/// Returns the kind and number of devices that a request asks for; `None` for other devices and
+/// for access to devices in use (`adminAccess`). Alternatives (`firstAvailable`) must all be of
+/// one kind, since it is not yet decided which one the pod gets.
 fn kind_of(request: &Value, config: &Config) -> Option<(Kind, Option<u64>)> {
     let alternatives = field::list(request, "/firstAvailable");
     if let Some((first, rest)) = alternatives.split_first() {
@@ -293,7 +293,7 @@ fn kind_of(request: &Value, config: &Config) -> Option<(Kind, Option<u64>)> {
         }
         return Some((kind, same.flatten()));
     }
-    // Earlier versions have the fields of `exactly` in the request itself.
+    // API versions before v1beta2 have the fields of `exactly` in the request itself.
     of_class(request.get("exactly").unwrap_or(request), config)
 }
 
@@ -325,8 +325,8 @@ fn set(part: &mut Map<String, Value>, resource: &str, value: Option<String>) {
     };
 }
 
-/// Returns whether a pod asks for no processors and no memory, in any container or as a whole: its quality of
-/// service is `BestEffort`.
+/// Returns true if a pod requests neither processors nor memory, in no container nor as a
+/// whole: its quality of service class is `BestEffort`.
 fn is_best_effort(pod: &Value) -> bool {
     let containers = field::list(pod, "/spec/containers").iter();
     let all = containers.chain(field::list(pod, "/spec/initContainers"));
@@ -342,9 +342,9 @@ fn is_best_effort(pod: &Value) -> bool {
 
 /// Returns a check's request and limit of processors or memory.
 ///
-/// A check without its own gets what the largest container has, so that it changes neither the quality
-/// of service of the pod nor what quotas and limit ranges say of it. More than the later containers
-/// have together is never asked for.
+/// A check without its own gets those of the largest container, so that it changes neither the
+/// pod's quality of service class nor its share of quotas and limit ranges. The result never
+/// exceeds what the later containers request together.
 fn compute(
     resource: &str,
     requests: &Map<String, Value>,
@@ -386,13 +386,13 @@ fn compute(
         let limit = asked.iter().filter_map(|(_, limit)| limit.clone()).max();
         (request, limit.filter(|_| all_limited))
     };
-    // The bound of the whole pod, where it has one, holds for the sum of what its containers ask for.
+    // A pod-level request, where present, bounds the sum over the containers.
     let of_containers = asked.iter().filter_map(|(request, _)| request.as_ref());
     let together: i128 = of_containers.map(|(millis, _)| *millis).sum();
     let of_whole = |part| amount(pod.pointer(part)?.get(resource)?);
     let whole = of_whole("/spec/resources/requests");
     let most = whole.map_or(together, |(whole, _)| together.min(whole));
-    // No container may have a higher limit than the whole pod.
+    // The API server refuses a container limit above the pod-level limit.
     let highest = of_whole("/spec/resources/limits");
     let limit = match (limit, highest) {
         (Some(limit), Some(highest)) => Some(limit.min(highest)),
@@ -405,12 +405,12 @@ fn compute(
             (request, text)
         }
     });
-    // Without a request of its own a container asks for its limit.
+    // A container without a request of its own requests its limit.
     let request = request.filter(|(request, _)| *request > 0 || limit.is_some());
     (request.map(|(_, text)| text), limit.map(|(_, text)| text))
 }
 
-/// Returns request and limit of a container. Where only a limit is said, it is the request.
+/// Returns request and limit of a container. A limit alone is also the request.
 fn asked_for(container: &Value, resource: &str) -> (Option<Amount>, Option<Amount>) {
     let of = |place| amount(container.pointer(place)?.get(resource)?);
     let limit = of("/resources/limits");

@@ -1,5 +1,5 @@
-//! The `ConfigMap` by which the members of a gang find each other: its name, and its data as
-//! NVSentinel has it.
+//! Roster of a gang: the `ConfigMap` that lists its members. Name and data have NVSentinel's
+//! format.
 
 use core::net::IpAddr;
 use std::collections::{BTreeMap, BTreeSet};
@@ -8,17 +8,17 @@ use sha2::{Digest, Sha256};
 
 use crate::gang::MAX_MEMBERS;
 
-/// Beginning of the names of all `ConfigMap`s of gangs; no other is ever touched.
+/// Prefix of the names of all gang `ConfigMap`s. No other `ConfigMap` is ever touched.
 pub const PREFIX: &str = "preflight-";
-/// Label with the gang's id, as far as a label can hold it.
+/// Label with the gang's id, shortened to fit a label.
 pub const GANG_ID_LABEL: &str = "nvsentinel.nvidia.com/gang-id";
-/// Label that says whose the `ConfigMap` is, with [`MANAGED_BY`] as its value.
+/// Label that marks the owner of the `ConfigMap`; its value is [`MANAGED_BY`].
 pub const MANAGED_BY_LABEL: &str = "nvsentinel.nvidia.com/managed-by";
-/// Value of [`MANAGED_BY_LABEL`].
+/// Value of [`MANAGED_BY_LABEL`], as in NVSentinel.
 pub const MANAGED_BY: &str = "preflight";
-/// Longest name and longest value of a label (bytes).
+/// Longest name and longest label value, in bytes.
 const MAX_NAME_BYTES: usize = 63;
-/// Length of the end of a name that was cut: a dash and 8 digits.
+/// Length of the suffix of a shortened name: a dash and 8 digits.
 const CUT_BYTES: usize = 9;
 
 const EXPECTED_COUNT: &str = "expected_count";
@@ -26,51 +26,52 @@ const PEERS: &str = "peers";
 const MASTER_ADDR: &str = "master_addr";
 const MASTER_PORT: &str = "master_port";
 const GANG_ID: &str = "gang_id";
-/// Key: a member that has been through the gang's checks. Who comes after that has nobody to test with.
+/// Key: a member that has completed the gang's checks. A later pod has nobody to test with.
 pub const STARTED: &str = "started";
-/// Key: why the gang cannot be tested, where its size cannot be known.
+/// Key: the reason why the gang cannot be tested, if its size cannot be determined.
 pub const UNTESTABLE: &str = "untestable";
-/// Keys that ADR-026 names beside those of the configuration document: the ranks by pod, and the size.
+/// Keys that ADR-026 has beside those of the configuration document: ranks by pod, and the
+/// size.
 const RANK: &str = "rank";
 const WORLD_SIZE: &str = "world_size";
 
-/// A member of a gang.
+/// Member of a gang.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Member {
-    /// Name of its pod.
+    /// Name of the pod.
     pub pod: String,
-    /// Address of its pod.
+    /// Address of the pod.
     pub address: IpAddr,
-    /// Names of its checks, with commas; `None` where the `ConfigMap` has an older form.
+    /// Names of its checks, separated by commas; `None` in the older forms of the `ConfigMap`.
     pub checks: Option<String>,
 }
 
-/// The members of a gang, in the order of their ranks.
+/// Members of a gang, ordered by rank.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Roster {
-    /// The id of the gang.
+    /// Id of the gang.
     pub gang_id: String,
-    /// So many members are needed; 0 until it is known.
+    /// Number of members needed; 0 until it is known.
     pub expected: u32,
-    /// The TCP port of rank 0.
+    /// TCP port of rank 0.
     pub master_port: u16,
-    /// The members; the place of one is its rank.
+    /// Members; the index is the rank.
     pub members: Vec<Member>,
-    /// A member that has been through the gang's checks, and comes back to none.
+    /// Name of a member that has completed the gang's checks and will not run them again.
     pub started: Option<String>,
-    /// Why nobody can know how many members are needed.
+    /// Reason why the number of members cannot be determined.
     pub untestable: Option<String>,
 }
 
-/// An error of a `ConfigMap` that cannot be read.
+/// Error for a `ConfigMap` that cannot be parsed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the gang's `{key}` is {value:?}: {what}")]
 pub struct RosterError {
-    /// The key.
+    /// Key of the data.
     pub key: &'static str,
-    /// What it holds.
+    /// Value under the key, or the line of it that is wrong.
     pub value: String,
-    /// The problem.
+    /// Description of the problem.
     pub what: &'static str,
 }
 
@@ -93,13 +94,13 @@ pub fn config_map_name(gang_id: &str) -> String {
     format!("{}-{}", cut.trim_end_matches('-'), digest(gang_id))
 }
 
-/// Returns a gang's id as the value of a label.
+/// Returns a gang's id as a label value.
 pub fn gang_label(gang_id: &str) -> String {
     let name = config_map_name(gang_id);
     name.strip_prefix(PREFIX).unwrap_or(&name).to_owned()
 }
 
-/// Returns the first 8 digits of a hash.
+/// Returns the first 8 hex digits of the SHA-256 hash.
 fn digest(text: &str) -> String {
     let hash = Sha256::digest(text.as_bytes());
     let digits = hash.iter().take(4);
@@ -138,9 +139,9 @@ impl Roster {
             .collect()
     }
 
-    /// Reads the data of a `ConfigMap`, or the files that it becomes in a pod: `value` returns that of
-    /// a key. Peers have the form `pod;address;rank;checks`, or one of the older ones:
-    /// `pod;address;rank` and `pod:address`. Keys that are missing count as empty.
+    /// Parses a roster. `value` returns the value of a key, from the data of a `ConfigMap` or
+    /// from the files that a pod mounts. Peers have the form `pod;address;rank;checks`, or one
+    /// of the older `pod;address;rank` and `pod:address`. Missing keys count as empty.
     pub fn parse(value: impl Fn(&'static str) -> Option<String>) -> Result<Self, RosterError> {
         let value = |key| value(key).unwrap_or_default();
         let text = |key| Some(value(key).trim().to_owned()).filter(|text| !text.is_empty());
@@ -167,23 +168,24 @@ impl Roster {
         })
     }
 
-    /// Returns the rank of a pod.
+    /// Returns the rank of a pod, if it is a member.
     pub fn rank(&self, pod: &str) -> Option<usize> {
         self.members.iter().position(|member| member.pod == pod)
     }
 
-    /// Returns whether all members that are needed are there.
+    /// Returns true if all needed members are present.
     pub fn is_complete(&self) -> bool {
         self.expected > 0 && self.members.len() >= self.expected as usize
     }
 
-    /// Returns whether its members have something to do: they begin, are too late, or cannot be tested.
+    /// Returns true if the members need not wait: they can begin, are too late, or cannot be
+    /// tested.
     pub fn is_settled(&self) -> bool {
         self.is_complete() || self.started.is_some() || self.untestable.is_some()
     }
 
-    /// Returns the members that have other checks than the first: the first's, and theirs. A gang
-    /// whose members wait for different checks waits for ever.
+    /// Returns the first member and another one with different checks, if there is one. Such
+    /// members would wait for each other forever.
     pub fn disagreement(&self) -> Option<(&Member, &Member)> {
         let first = self.members.iter().find(|member| member.checks.is_some())?;
         let other = self
@@ -193,9 +195,9 @@ impl Roster {
         Some((first, other))
     }
 
-    /// Returns the roster with the pods that are there now. A pod keeps its rank while it is there;
-    /// until the roster is complete, ranks go by the names of pods. A pod that comes when the
-    /// roster is complete has no place in it, and is returned beside it.
+    /// Updates the roster to the pods that exist now. A pod keeps its rank while it exists;
+    /// until the roster is complete, ranks follow the pods' names. The second result holds the
+    /// pods that came after the roster was complete and got no place.
     pub fn with(mut self, pods: Vec<Member>, expected: u32) -> (Self, Vec<Member>) {
         let was_complete = self.is_complete();
         let changed_size = was_complete && expected != self.expected;
@@ -212,8 +214,8 @@ impl Roster {
             }
             return (self, there.into_values().collect());
         }
-        // Who has had a rank goes before who has not, so that a pod that comes back takes no rank of
-        // another.
+        // Pods that had a rank come first, so that a pod that comes back takes no other pod's
+        // rank.
         let known: BTreeSet<&String> = self.members.iter().map(|member| &member.pod).collect();
         let (mut old, new): (Vec<Member>, Vec<Member>) = there
             .values()
@@ -250,7 +252,7 @@ fn members(peers: &str) -> Result<Vec<Member>, RosterError> {
             let mut next = || fields.next().map(str::trim);
             (next(), next(), next(), next())
         } else {
-            // An address of IPv6 has colons, the name of a pod has none.
+            // IPv6 addresses contain colons, pod names do not.
             let (pod, address) = line.split_once(':').unzip();
             (pod, address, None, None)
         };

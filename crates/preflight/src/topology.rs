@@ -1,9 +1,10 @@
-//! NCCL's topology files of machines in clouds: which instance type has which, and those that we have ourselves.
+//! NCCL topology files of cloud machines: which instance type uses which file, and the files of
+//! our own.
 //!
-//! A virtual machine often shows GPUs and network cards as if they hung at no switch. A topology file says to
-//! NCCL which of them are near to each other. Ours are made of what is publicly known of the machines: the
-//! addresses of the devices and their switches, with the place where each was found. What is not said, such as
-//! the processors of a NUMA node, NCCL reads from the machine.
+//! A virtual machine often presents its GPUs and network cards without the switches between
+//! them. A topology file describes to NCCL which devices are close to each other. Ours are
+//! built from public data: the addresses of the devices and switches, with the source noted at
+//! each machine. NCCL reads the rest from the machine, such as the processors of a NUMA node.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,41 +12,43 @@ use serde::Deserialize;
 
 use crate::rendezvous::Topology;
 
-/// Variable of a check: the name of the topology file, where it is the same for all machines.
+/// Variable of a check: name of the topology file, if it is the same for all machines.
 pub const VARIABLE: &str = "GPUWARDEN_NCCL_TOPOLOGY";
-/// The place of topology files in an image (ADR-026); one that is there goes before ours.
+/// Directory of topology files in an image (ADR-026). A file there wins over one of ours.
 pub const DIRECTORY: &str = "/opt/nvsentinel/nccl-topologies";
 
-/// Label of a node: its instance type.
+/// Default label of a node that holds its instance type.
 const INSTANCE_TYPE: &str = "node.kubernetes.io/instance-type";
 
-/// The files by instance type where nothing else is configured: those of ADR-026, and the other types of the
-/// same machines. BM.GPU4.8 is none of them: its devices have other addresses.
+/// Default file of each instance type: the types of ADR-026, and other types of the same
+/// machines. BM.GPU4.8 is left out, since its devices have other addresses.
 const BY_TYPE: [(&str, &str); 9] = [
     ("Standard_ND96amsr_A100_v4", "azure-ndv4.xml"),
     ("Standard_ND96asr_v4", "azure-ndv4.xml"),
     ("Standard_ND96isr_H100_v5", "azure-ndv5.xml"),
     ("Standard_ND96isr_H200_v5", "azure-ndv5.xml"),
     ("p5.48xlarge", "aws-p5.48xlarge.xml"),
-    // We have none: where its devices are is not known well enough. An image may have it.
+    // Not one of ours: the addresses of its devices are not published. An image may have the
+    // file.
     ("a3-megagpu-8g", "gcp-a3-mega.xml"),
     ("BM.GPU.A100-v2.8", "oci-bm-gpu-a100.xml"),
     ("BM.GPU.B4.8", "oci-bm-gpu-a100.xml"),
     ("BM.GPU.GM4.8", "oci-bm-gpu-a100.xml"),
 ];
 
-/// Which topology file the machines of an instance type have.
+/// Topology file of each instance type.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Topologies {
-    /// The label of a node that says its instance type.
+    /// Label of a node that holds its instance type.
     pub label: String,
-    /// File by instance type, in lower case.
+    /// File names, by instance type in lower case.
     by_type: BTreeMap<String, String>,
-    /// NCCL looks for itself where there is no file; otherwise nothing is measured.
+    /// True if NCCL may detect the topology itself when there is no file; false if nothing is
+    /// measured then.
     fallback: bool,
 }
 
-/// The keys of ADR-026.
+/// The keys below `ncclTopology` (ADR-026).
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub(crate) struct Keys {
@@ -54,20 +57,20 @@ pub(crate) struct Keys {
     enable_fallback: bool,
 }
 
-/// A machine: what its file says.
+/// Machine with a topology file of ours.
 struct Machine {
     file: &'static str,
-    /// Vendor, family and model of the processor.
+    /// Processor vendor, family and model.
     processor: (&'static str, u32, u32),
-    /// The speed of the links of the devices, and of those of the switches, as NCCL knows it.
+    /// Link speeds of the devices and of the switches, in the form of NCCL.
     links: (&'static str, &'static str),
-    /// The class of a network card: Ethernet, or InfiniBand.
+    /// PCI class of a network card: Ethernet or InfiniBand.
     card: &'static str,
     switches: &'static [Switch],
 }
 
-/// A switch: the NUMA node that it is at, its bus, and the buses of the GPUs and of the network cards behind it.
-/// A bus stands with its domain, and each device is the first of its bus.
+/// PCIe switch: its NUMA node, its bus, the buses of its GPUs, and the buses of its network
+/// cards. A bus includes the PCI domain; each device is the first on its bus.
 type Switch = (u32, &'static str, &'static str, &'static str);
 
 const GEN_4: &str = "16.0 GT/s PCIe";
@@ -76,8 +79,8 @@ const ETHERNET: &str = "0x020000";
 const INFINIBAND: &str = "0x020700";
 
 const MACHINES: [Machine; 4] = [
-    // Azure ND A100 v4, from Azure's own images (Azure/azhpc-images, `topology/`). The switches are not shown to
-    // the virtual machine, so their addresses are free.
+    // Azure ND A100 v4, from Azure's own images (Azure/azhpc-images, `topology/`). The virtual
+    // machine does not see the switches, so their addresses are made up.
     Machine {
         file: "azure-ndv4.xml",
         processor: ("AuthenticAMD", 23, 49),
@@ -90,7 +93,7 @@ const MACHINES: [Machine; 4] = [
             (3, "ffff:04", "000b:00 000c:00", "0105:00 0106:00"),
         ],
     },
-    // Azure ND H100 v5, from the same place. ND H200 v5 is run with the same file.
+    // Azure ND H100 v5, from the same source. ND H200 v5 uses the same file.
     Machine {
         file: "azure-ndv5.xml",
         processor: ("GenuineIntel", 6, 143),
@@ -107,9 +110,11 @@ const MACHINES: [Machine; 4] = [
             (1, "ffff:08", "000c:00", "0108:00"),
         ],
     },
-    // Amazon p5.48xlarge: switches, and four cards (EFA) behind each, from Amazon's plugin (aws/aws-ofi-nccl
-    // before 1.11, `topology/`); the addresses of the GPUs as DCGM's exporter shows them there, each among those of
-    // its switch. The plugin has one card stand for its four, so that its link has to carry what all of them do.
+    // Amazon p5.48xlarge. The switches, with four cards (EFA) behind each, are from Amazon's
+    // plugin (aws/aws-ofi-nccl before 1.11, `topology/`). The addresses of the GPUs are as
+    // DCGM's exporter shows them on this machine, assigned to the switch with the neighbouring
+    // addresses. The plugin lets one card stand for its four, so that card's link has to carry
+    // the traffic of all four.
     Machine {
         file: "aws-p5.48xlarge.xml",
         processor: ("AuthenticAMD", 25, 1),
@@ -126,9 +131,10 @@ const MACHINES: [Machine; 4] = [
             (1, "0000:bc", "0000:ca", "0000:c6 0000:c7 0000:c8 0000:c9"),
         ],
     },
-    // Oracle BM.GPU.A100-v2.8, BM.GPU.B4.8 and BM.GPU.GM4.8: the devices of each by Oracle's health checks
-    // (oci-dr-hpc, `shapes.json`), where they are the same; switches and NUMA nodes of BM.GPU.B4.8 by its cluster
-    // stack (oracle-quickstart/oci-hpc). Each card has two ports, which NCCL takes together.
+    // Oracle BM.GPU.A100-v2.8, BM.GPU.B4.8 and BM.GPU.GM4.8. The devices are from Oracle's
+    // health checks (oci-dr-hpc, `shapes.json`) and are the same for all three; the switches
+    // and NUMA nodes are those of BM.GPU.B4.8 in Oracle's cluster stack
+    // (oracle-quickstart/oci-hpc). Each card has two ports, which NCCL uses together.
     Machine {
         file: "oci-bm-gpu-a100.xml",
         processor: ("AuthenticAMD", 25, 1),
@@ -143,13 +149,13 @@ const MACHINES: [Machine; 4] = [
     },
 ];
 
-/// Returns the topology file of this name, if we have one.
+/// Returns the contents of our topology file with this name, if there is one.
 pub fn file(name: &str) -> Option<String> {
     let machine = MACHINES.iter().find(|machine| machine.file == name)?;
     Some(machine.xml())
 }
 
-/// Returns the file that a shape of the configuration means; the error says which there are.
+/// Returns the file name for a configured shape. The error lists the known shapes.
 pub(crate) fn of_shape(shape: &str) -> Result<String, String> {
     match shape {
         "ndv4" | "ndv5" => Ok(format!("azure-{shape}.xml")),
@@ -157,7 +163,7 @@ pub(crate) fn of_shape(shape: &str) -> Result<String, String> {
     }
 }
 
-/// Returns whether a text is the name of a file, without a directory.
+/// Returns true if a text is a file name without a directory.
 pub fn is_name(text: &str) -> bool {
     !text.is_empty() && !text.contains('/') && text != "." && text != ".."
 }
@@ -165,8 +171,8 @@ pub fn is_name(text: &str) -> bool {
 // === impl Topologies ===
 
 impl Topologies {
-    /// Returns what a machine of an instance type has; `None` where NCCL is to look for itself. `unknown` says
-    /// why the type is not known.
+    /// Returns the topology of an instance type, or `None` if NCCL is to detect it. The error
+    /// of `instance_type` is the reason why the type is not known.
     pub fn of(&self, instance_type: Result<&str, &str>) -> Option<Topology> {
         let missing = match instance_type {
             Ok(name) => match self.by_type.get(&name.to_ascii_lowercase()) {
@@ -220,7 +226,7 @@ impl Keys {
 // === impl Machine ===
 
 impl Machine {
-    /// Returns the file, in the form that NCCL reads.
+    /// Returns the file in NCCL's XML format.
     fn xml(&self) -> String {
         let (vendor, family, model) = self.processor;
         let (below, above) = self.links;
@@ -246,7 +252,7 @@ impl Machine {
     }
 }
 
-/// Returns the beginning of what says of a device where it is and how it is linked.
+/// Returns the start of a `pci` element, without the closing bracket.
 fn device(bus: &str, class: &str, speed: &str) -> String {
     format!("<pci busid=\"{bus}:00.0\" class=\"{class}\" link_speed=\"{speed}\" link_width=\"16\"")
 }

@@ -1,4 +1,5 @@
-//! The example manifest of the webhook keeps it there: several replicas, of which a disruption takes one at most.
+//! Availability of the webhook in the example manifest: several replicas, at most one of them
+//! disrupted.
 
 use serde_json::Value;
 

@@ -1,4 +1,4 @@
-//! The fuzz target of this crate, on its seeds.
+//! The fuzz target of this crate, run over its seeds.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout)]
 #![allow(missing_docs, unreachable_pub)]

@@ -16,13 +16,13 @@ const VOLCANO: &str = "{method: volcano}";
 fn each_form_of_a_gang_is_known_from_the_pod_alone() {
     let labels = "{method: labels, labels: {gangIdLabel: gang, gangSizeLabel: size}}";
     for (pod, discovery, id) in [
-        // 1.36 and 1.37.
+        // Kubernetes 1.36 and 1.37.
         (
             json!({"spec": {"schedulingGroup": {"podGroupName": "workers"}}}),
             "{}",
             Some("kubernetes-training-workers"),
         ),
-        // 1.35.
+        // Kubernetes 1.35.
         (
             json!({"spec": {"workloadRef": {"name": "job", "podGroup": "workers"}}}),
             "{}",
@@ -107,7 +107,7 @@ fn of_several_names_the_first_annotation_counts_and_then_the_first_label() {
             VOLCANO,
             "volcano-training-1",
         ),
-        // The label of ADR-026 goes before what Kueue's topology-aware scheduling writes.
+        // The label of ADR-026 wins over the one of Kueue's topology-aware scheduling.
         (
             pod(
                 json!({"kueue.x-k8s.io/workload": "2"}),

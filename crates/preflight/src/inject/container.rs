@@ -1,5 +1,5 @@
-//! The container of one check: what the configuration has, what preflight adds, and what it takes over
-//! from the user's containers.
+//! Container of a check, built from the configured one, additions of preflight, and settings
+//! that are inherited from the user's containers.
 
 use std::collections::BTreeSet;
 
@@ -16,28 +16,28 @@ use crate::resources::DevicesOfPod;
 use crate::roster::config_map_name;
 use crate::topology;
 
-/// Directory with NCCL's topology file in a check of a gang.
+/// Directory of NCCL's topology file in a gang check.
 const TOPOLOGY_DIRECTORY: &str = "/etc/nccl";
-/// Directory with the token of a pod in a check of a gang.
+/// Directory of the pod's token in a gang check.
 const TOKEN_DIRECTORY: &str = "/var/run/secrets/gpuwarden";
 const LIBRARY_PATH: &str = "LD_LIBRARY_PATH";
 const TOPOLOGY_FILE: &str = "NCCL_TOPO_FILE";
-/// The user of a check that must not be root, as distroless images have it.
+/// User id of a check that must not run as root; `nonroot` of distroless images.
 const NOBODY: i64 = 65532;
 const SHARED_MEMORY_PATH: &str = "/dev/shm";
 
-/// A check that is being built.
+/// Container of a check under construction.
 struct Draft<'a> {
     pod: &'a Value,
     env: Vec<Value>,
-    /// Names of `env`.
+    /// Variable names in `env`.
     names: BTreeSet<String>,
     mounts: Vec<Value>,
-    /// Places of `mounts`, without a slash at their ends.
+    /// Mount paths in `mounts`, without trailing slashes.
     places: BTreeSet<String>,
 }
 
-/// Returns the container of a check.
+/// Builds the container of a check.
 pub(super) fn build(
     check: &CheckContainer,
     candidate: Candidate<'_>,
@@ -70,7 +70,7 @@ pub(super) fn build(
         }
     }
     draft.common(reports_to, config, volumes);
-    // Passes are remembered by the connector of the node.
+    // The node's connector stores the passes, so a check that reports elsewhere has none.
     if let Some(longest) = config
         .result_cache
         .filter(|_| check.is_ours() && !check.gang_only && reports_to.is_none())
@@ -93,13 +93,13 @@ pub(super) fn build(
     if check.inherits_mounts {
         draft.inherit_mounts(config, &mut room);
     }
-    // The checks of a pod mostly leave out the same.
+    // The checks of a pod mostly leave out the same items; one warning is enough.
     for left_out in room.left_out() {
         if !warnings.contains(&left_out) {
             warnings.push(left_out);
         }
     }
-    // After what is inherited: a user's own shared memory goes first.
+    // After the inherited mounts, so that the user's own shared memory wins.
     let several = config.gate_checks && candidate.devices.gpus != Some(1);
     if gang.is_some() || several {
         draft.mount_ours(SHARED_MEMORY, SHARED_MEMORY_PATH, false, volumes);
@@ -127,8 +127,8 @@ pub(super) fn build(
     container.into()
 }
 
-/// Returns the security context of a check in a pod that must not be root, and names no user: it relies on
-/// its own image, and the kubelet would not start one whose image says nothing.
+/// Returns a security context with a user id for a check in a pod that must not be root and
+/// sets no user. The check's image may set none, and the kubelet would then refuse to start it.
 fn as_nobody(check: &CheckContainer, pod: &Value) -> Option<Value> {
     let of_pod = pod.pointer("/spec/securityContext")?;
     let own = check.container.get("securityContext");
@@ -144,7 +144,7 @@ fn as_nobody(check: &CheckContainer, pod: &Value) -> Option<Value> {
     Some(context)
 }
 
-/// Returns the security context of a check where the strictest level of Pod Security is to be kept.
+/// Returns a security context that meets the strictest level of Pod Security.
 fn confined(check: &CheckContainer, pod: &Value) -> Value {
     let own = check.container.get("securityContext");
     let users = [own, pod.pointer("/spec/securityContext")];
@@ -168,7 +168,7 @@ fn confined(check: &CheckContainer, pod: &Value) -> Value {
     context.into()
 }
 
-/// Returns the directory in which the connector's socket is in a check.
+/// Returns the directory of the connector's socket in a check.
 fn socket_directory(config: &Config) -> &str {
     let path = config.connector_socket.strip_prefix("unix://");
     let path = path.unwrap_or(&config.connector_socket);
@@ -181,7 +181,7 @@ fn socket_directory(config: &Config) -> &str {
 // === impl Draft ===
 
 impl Draft<'_> {
-    /// Adds a variable; one that is there stays.
+    /// Adds a variable unless one with its name exists.
     fn set(&mut self, variable: Value) {
         if self.names.insert(field::name(&variable).to_owned()) {
             self.env.push(variable);
@@ -200,7 +200,7 @@ impl Draft<'_> {
         self.names.contains(name)
     }
 
-    /// Adds a mount of a volume under its name in the pod; the place of one that is there stays.
+    /// Mounts a volume under its name in the pod, unless the path is already mounted.
     fn mount_as(&mut self, mount: &Value, name: &str) {
         let path = field::text(mount, "/mountPath").unwrap_or_default();
         if !self.places.insert(place(path).to_owned()) {
@@ -226,7 +226,7 @@ impl Draft<'_> {
         }
     }
 
-    /// Adds what every check gets.
+    /// Adds the variables and mounts of every check.
     fn common(
         &mut self,
         reports_to: Option<&RendezvousPlace>,
@@ -256,7 +256,7 @@ impl Draft<'_> {
         }
     }
 
-    /// Adds what a check of a gang gets.
+    /// Adds the variables and mounts of a gang check.
     fn gang(
         &mut self,
         gang: &Gang,
@@ -298,7 +298,7 @@ impl Draft<'_> {
         }
     }
 
-    /// Adds what a check asks the rendezvous with.
+    /// Adds the URL and the token for the rendezvous.
     fn rendezvous(&mut self, place: &RendezvousPlace, gang: &Gang, volumes: &mut Volumes<'_>) {
         let map = config_map_name(&gang.id());
         let url = format!(
@@ -310,7 +310,7 @@ impl Draft<'_> {
         self.token(place, volumes);
     }
 
-    /// Adds what the webhook is known by, and the pod to it.
+    /// Adds the webhook's certificate authorities and the pod's token.
     fn token(&mut self, place: &RendezvousPlace, volumes: &mut Volumes<'_>) {
         self.set_text(rendezvous::AUTHORITIES_VARIABLE, &place.authorities);
         self.set_text(
@@ -320,9 +320,9 @@ impl Draft<'_> {
         self.mount_ours(TOKEN, TOKEN_DIRECTORY, true, volumes);
     }
 
-    /// Adds the variables of the user's containers that the configuration names; of two with one name
-    /// the first container's. Returns their names, but for that of the path of libraries, without which
-    /// they may not be found.
+    /// Inherits the variables that match the configured patterns; the first container with a
+    /// name wins. Returns their names without `LD_LIBRARY_PATH`: a check that drops inherited
+    /// variables may still need it to find its libraries.
     fn inherit_env(&mut self, config: &Config, room: &mut Inherited) -> Vec<String> {
         let mut inherited = Vec::new();
         for container in field::list(self.pod, "/spec/containers") {
@@ -344,14 +344,14 @@ impl Draft<'_> {
         inherited
     }
 
-    /// Returns whether all variables are here that the value of one names, as `$(NAME)`.
+    /// Returns true if every variable that the value refers to as `$(NAME)` is present.
     fn is_whole(&self, variable: &Value) -> bool {
         let value = field::text(variable, "/value").unwrap_or_default();
         let mut named = value.split("$(").skip(1);
         named.all(|rest| rest.split_once(')').is_none_or(|(name, _)| self.has(name)))
     }
 
-    /// Adds the mounts of the user's containers that the configuration names, and the one behind the
+    /// Inherits the mounts that match the configured patterns, and the mount that contains the
     /// user's topology file.
     fn inherit_mounts(&mut self, config: &Config, room: &mut Inherited) {
         for container in field::list(self.pod, "/spec/containers") {
@@ -376,7 +376,7 @@ impl Draft<'_> {
     }
 }
 
-/// Returns the mount without what a container needs privileges for.
+/// Removes bidirectional mount propagation, which needs a privileged container.
 fn without_propagation(mount: &Value) -> Value {
     let mut mount = mount.clone();
     if let Some(fields) = mount.as_object_mut() {
@@ -386,7 +386,7 @@ fn without_propagation(mount: &Value) -> Value {
     mount
 }
 
-/// Returns the value of a variable of a container, or of any container of a pod.
+/// Returns the value of a variable in a container, or in any container of a pod.
 fn users_variable<'a>(of: &'a Value, name: &str) -> Option<&'a str> {
     let of_container = |container: &'a Value| {
         let env = field::list(container, "/env").iter();
@@ -397,7 +397,7 @@ fn users_variable<'a>(of: &'a Value, name: &str) -> Option<&'a str> {
     of_container(of).or_else(|| containers.find_map(of_container))
 }
 
-/// Returns a path as two of them are compared.
+/// Returns a path in the form used for comparison.
 fn place(path: &str) -> &str {
     path.trim_end_matches('/')
 }

@@ -1,18 +1,20 @@
-//! How much a check takes over from the user's containers: whoever creates a pod decides what is in it, and each of
-//! its checks gets a copy.
+//! Limits on what a check inherits from the user's containers. The creator of a pod decides how
+//! much that is, and each check gets a copy.
 
 use serde_json::Value;
 
 use crate::field::{self, shortened};
 
-/// Most variables that a check takes over: jobs that tune NCCL, libfabric and UCX at once have some dozens.
+/// Most variables that a check inherits. Jobs that tune NCCL, libfabric and UCX at once have
+/// some dozens.
 const MAX_VARIABLES: usize = 256;
-/// Most mounts that a check takes over: the libraries of a fabric are a handful.
+/// Most mounts that a check inherits. A fabric's libraries need a handful.
 const MAX_MOUNTS: usize = 64;
-/// Most bytes of both, as JSON. The whole pod may have 1.5 MiB, and three checks or more share them.
+/// Most bytes of variables and mounts together, as JSON. A whole pod may have 1.5 MiB, shared
+/// by three checks or more.
 const MAX_BYTES: usize = 64 * 1024;
 
-/// The amount that a check has taken over, and what it has left out.
+/// Variables and mounts that a check inherited, and those left out.
 #[derive(Default)]
 pub(super) struct Inherited {
     variables: Kind,
@@ -24,25 +26,25 @@ pub(super) struct Inherited {
 struct Kind {
     taken: usize,
     left_out: usize,
-    /// The name of the first that was left out.
+    /// Name of the first one that was left out.
     first: Option<String>,
 }
 
 // === impl Inherited ===
 
 impl Inherited {
-    /// Returns whether there is room for a variable, and takes it.
+    /// Returns true if there is room for a variable, and counts it.
     pub(super) fn has_room_for_variable(&mut self, variable: &Value) -> bool {
         self.variables
             .take(variable, MAX_VARIABLES, &mut self.bytes)
     }
 
-    /// Returns whether there is room for a mount, and takes it.
+    /// Returns true if there is room for a mount, and counts it.
     pub(super) fn has_room_for_mount(&mut self, mount: &Value) -> bool {
         self.mounts.take(mount, MAX_MOUNTS, &mut self.bytes)
     }
 
-    /// Returns what whoever created the pod is told of that which was left out.
+    /// Returns warnings about left-out variables and mounts, for the creator of the pod.
     pub(super) fn left_out(&self) -> impl Iterator<Item = String> {
         let kinds = [
             ("variables", MAX_VARIABLES, &self.variables),

@@ -36,7 +36,7 @@ fn tried(pod: &Value, config: &Config) -> Result<Injection, Refusal> {
     inject(candidate, config)
 }
 
-/// Returns the pod as it is after the patch.
+/// Returns the pod with the patch applied.
 fn injected(pod: &Value, config: &Config) -> Value {
     patched(pod, tried(pod, config).expect("no refusal"))
 }
@@ -96,7 +96,7 @@ fn checks_run_only_where_they_can_say_something() {
             "{pod}"
         );
     }
-    // As the documents have it, every check runs in every pod.
+    // NVSentinel's documents let every check run in every pod.
     let all = self::config(&format!("{OURS}gateChecks: false\n"));
     assert_eq!(
         names(&injected(&pod(1), &all), "initContainers"),
@@ -113,7 +113,7 @@ fn the_annotation_chooses_and_orders() {
         pod
     };
     let chosen = with("preflight-nccl-loopback, preflight-dcgm-diag");
-    // Who names a check wants it, also with one GPU.
+    // An explicit choice runs the check even with one GPU.
     assert_eq!(
         names(&injected(&chosen, &config), "initContainers"),
         ["preflight-nccl-loopback", "preflight-dcgm-diag"]
@@ -134,7 +134,7 @@ fn the_annotation_chooses_and_orders() {
             "\"preflight-dcgm\", which is not known; there are: preflight-dcgm-diag, ",
         ),
         ("preflight-dcgm-diag,", "\"\", which is not known"),
-        // Of one that is very long the beginning is said again, and which there are.
+        // A very long name is quoted only in part, and the known checks are listed.
         (
             &"x".repeat(300_000),
             "xxx...\", which is not known; there are: preflight-dcgm-diag, ",
@@ -144,7 +144,7 @@ fn the_annotation_chooses_and_orders() {
         assert!(refusal.to_string().contains(part), "{refusal}");
         assert!(refusal.to_string().len() < 400, "{refusal}");
     }
-    // What could never end is left out, and said.
+    // A check that could never end is left out, with a warning.
     let alone = tried(&with("preflight-nccl-allreduce"), &config).expect("no refusal");
     assert_eq!(alone.patch, [] as [Value; 0]);
     assert!(
@@ -270,7 +270,7 @@ fn a_check_of_a_gang_knows_where_its_peers_stand() {
     );
 }
 
-/// RDMA pins what it sends.
+/// RDMA pins the memory that it sends.
 #[test]
 fn the_all_reduce_may_lock_memory_and_no_other_check() {
     let made = injected(&in_gang(pod(8)), &config(OURS));
@@ -369,12 +369,12 @@ fn the_users_fabric_settings_are_taken_over() {
     let config = config(&format!("{OURS}nccl: {{loopbackThresholdGBps: 15}}\n"));
     let pod = injected(&pod, &config);
     let check = &pod["spec"]["initContainers"][1];
-    // The first container's goes first, and the configuration's before either.
+    // The first container wins, and the configuration wins over both.
     assert_eq!(value(check, "NCCL_DEBUG"), Some("INFO"));
     assert_eq!(value(check, "UCX_TLS"), Some("rc"));
     assert_eq!(value(check, "BW_THRESHOLD_GBPS"), Some("15"));
     assert_eq!(value(check, "SECRET"), None);
-    // The check can do without them, but for the path of libraries.
+    // All inherited variables are optional for the check, except the library path.
     assert_eq!(
         value(check, "GPUWARDEN_INHERITED_ENV"),
         Some("NCCL_DEBUG,NCCL_TOPO_FILE,UCX_TLS")
@@ -423,7 +423,7 @@ fn names_that_a_pod_uses_are_left_to_it() {
         after["spec"]["initContainers"][0]["volumeMounts"][0]["name"],
         "nvsentinel-socket-3"
     );
-    // The very same volume is shared.
+    // An identical volume is shared.
     let mut same = pod(1);
     let path = json!({"path": "/var/run/nvsentinel", "type": "DirectoryOrCreate"});
     same["spec"]["volumes"] = json!([{"name": "nvsentinel-socket", "hostPath": path}]);
@@ -432,7 +432,8 @@ fn names_that_a_pod_uses_are_left_to_it() {
         ["nvsentinel-socket"]
     );
 
-    // One that another webhook has given another image is there already; a user's own keeps its name.
+    // A check whose image another webhook changed is already present; a user's container keeps
+    // its name.
     let mut other = pod(1);
     other["spec"]["initContainers"] =
         json!([{"name": "preflight-dcgm-diag", "image": "mirror/i@sha256:1"}]);
@@ -499,7 +500,7 @@ fn a_gang_of_others_checks_alone_meets() {
             "initContainers:\n  - {{name: fabric-test, image: i}}\n  - {{name: disk-test, image: i{more}}}\n"
         ))
     };
-    // Where none says that it is one of the gang, all are: somebody makes what they mount.
+    // If no check is marked as a gang check, all are, and their mounts are created.
     let config = others("");
     let pod_of_gang = injected(&in_gang(pod(8)), &config);
     assert_eq!(
@@ -518,11 +519,11 @@ fn a_gang_of_others_checks_alone_meets() {
         pod
     };
     assert!(is_through(&ended([0, 0]), &config) && !is_through(&ended([0, 1]), &config));
-    // Where one says so, it alone is.
+    // If one check is marked, only that one is.
     let config = others(", gangOnly: true");
     let pod_of_gang = injected(&in_gang(pod(8)), &config);
     assert_eq!(checks_of(&pod_of_gang, &config), ["disk-test"]);
-    // A pod that is in no gang meets nobody.
+    // A pod outside of gangs gets no gang label.
     let config = others("");
     let alone = injected(&pod(8), &config);
     assert_eq!(alone["metadata"].get("labels"), None);
@@ -594,7 +595,7 @@ fn where_host_paths_are_forbidden_checks_report_to_the_webhook() {
         if !is_checked {
             continue;
         }
-        // Whose image knows no other way than the socket has no way.
+        // A third-party image can only report over the socket, so its check is left out.
         assert_eq!(injection.checks, ["preflight-nccl-loopback"]);
         assert!(injection.warnings.iter().any(|it| it.contains("other")));
         let after = patched(&pod, injection);

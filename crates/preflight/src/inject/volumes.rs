@@ -1,4 +1,4 @@
-//! The volumes that checks bring into a pod, under names that the pod does not use.
+//! Volumes that checks add to a pod, under names that the pod does not use.
 
 use std::collections::BTreeMap;
 
@@ -10,32 +10,34 @@ use crate::field;
 use crate::rendezvous::AUDIENCE;
 use crate::roster;
 
-/// Volume with the connector's socket. Templates of ADR-026 have the second name.
+/// Volume with the connector's socket. Templates of ADR-026 use the second name.
 pub(super) const SOCKET: [&str; 2] = ["nvsentinel-socket", "platform-connector-socket"];
-/// Volume with the gang's `ConfigMap`, by which the pods of a gang are known; ADR-026 has the second.
+/// Volume with the gang's `ConfigMap`, which also identifies the pods of a gang. ADR-026 uses
+/// the second name.
 pub(super) const GANG: [&str; 2] = ["nvsentinel-preflight-gang-config", "preflight-gang-config"];
-/// Volume with shared memory: NCCL takes more than the 64 MiB that a container has.
+/// Volume with shared memory: NCCL needs more than a container's default of 64 MiB.
 pub(super) const SHARED_MEMORY: &str = "dshm";
 /// Volume with NCCL's topology file.
 pub(super) const TOPOLOGY: &str = "nccl-topo";
-/// Volume with the token by which a pod says who it is.
+/// Volume with the token that authenticates the pod to the webhook.
 pub(super) const TOKEN: &str = "gpuwarden-preflight-token";
-/// Name of the file with that token.
+/// File name of that token.
 pub(super) const TOKEN_FILE: &str = "token";
-/// Time for which a token is good (seconds). The kubelet makes the next in time.
+/// Lifetime of a token in seconds. The kubelet renews it before it expires.
 const TOKEN_SECONDS: u32 = 3600;
-/// Directory of the host in which the connector's socket is.
+/// Host directory of the connector's socket.
 const SOCKET_DIRECTORY: &str = "/var/run/nvsentinel";
-/// Most that the shared memory may take.
+/// Largest size of the shared memory.
 const SHARED_MEMORY_LIMIT: &str = "64Gi";
 
-/// The volumes of a pod, and those that are added.
+/// Volumes of a pod, and those that are added.
 pub(super) struct Volumes<'a> {
-    /// The pod's own, by name.
+    /// Volumes of the pod itself, by name.
     theirs: BTreeMap<&'a str, &'a Value>,
     gang_config_map: Option<String>,
     config: &'a Config,
-    /// A volume of ours, its name in the pod, and the volume itself if the pod does not have it yet.
+    /// Our volumes: name here, name in the pod, and the volume itself unless the pod already
+    /// has it.
     ours: Vec<(&'static str, String, Option<Value>)>,
 }
 
@@ -54,7 +56,8 @@ impl<'a> Volumes<'a> {
         }
     }
 
-    /// Returns the name in the pod of a volume that a check mounts; `None` where there is none.
+    /// Returns the name in the pod of a volume that a check mounts, and adds the volume if it
+    /// is ours. `None` if neither the pod nor this program has such a volume.
     pub(super) fn named(&mut self, wanted: &str) -> Option<String> {
         match self.source(wanted) {
             Some((volume, source)) => Some(self.ours(volume, source)),
@@ -62,13 +65,13 @@ impl<'a> Volumes<'a> {
         }
     }
 
-    /// Returns the volumes that the pod gets.
+    /// Returns the volumes to add to the pod.
     pub(super) fn added(self) -> Vec<Value> {
         let ours = self.ours.into_iter();
         ours.filter_map(|(_, _, volume)| volume).collect()
     }
 
-    /// Returns a volume of ours by its name, and where it comes from.
+    /// Returns one of our volumes, by any of its names, with its source.
     fn source(&self, wanted: &str) -> Option<(&'static str, Value)> {
         if SOCKET.contains(&wanted) {
             let path = json!({"path": SOCKET_DIRECTORY, "type": "DirectoryOrCreate"});
@@ -76,7 +79,7 @@ impl<'a> Volumes<'a> {
         }
         if GANG.contains(&wanted) {
             let name = self.gang_config_map.as_ref()?;
-            // It may not be there yet: no request waits for it to be made.
+            // The `ConfigMap` may not exist yet: admission does not wait until it is created.
             let map = json!({"name": name, "optional": true});
             return Some((GANG[0], json!({"configMap": map})));
         }
@@ -99,7 +102,7 @@ impl<'a> Volumes<'a> {
         None
     }
 
-    /// Returns the name in the pod of a path of the host.
+    /// Returns the name in the pod of the volume for `host_paths[at]`.
     pub(super) fn host_path(&mut self, at: usize) -> Option<String> {
         let path = self.config.coordination.host_paths.get(at)?;
         let mut host = json!({"path": path.host_path});
@@ -119,7 +122,7 @@ impl<'a> Volumes<'a> {
         name
     }
 
-    /// Returns the name of a volume that the configuration names.
+    /// Returns the name in the pod of a volume that the configuration defines.
     fn under(&mut self, wanted: &str, source: Value) -> String {
         let made = self.ours.iter().filter_map(|(.., volume)| volume.as_ref());
         for volume in made {
@@ -133,8 +136,8 @@ impl<'a> Volumes<'a> {
         name
     }
 
-    /// Returns the first name like the wanted one that nobody else has, and the volume if it is to be
-    /// added: the pod may have the very same.
+    /// Returns `wanted`, with a number if another volume has that name, and the volume to add.
+    /// `None` if the pod already has the same volume.
     fn place(&self, wanted: &str, source: Value) -> (String, Option<Value>) {
         let mut name = wanted.to_owned();
         for number in 2.. {
@@ -155,7 +158,7 @@ impl<'a> Volumes<'a> {
     }
 }
 
-/// Returns whether a volume comes from a source.
+/// Returns true if a volume has this source.
 fn same(volume: &Value, source: &Value) -> bool {
     let source = source.as_object().into_iter().flatten();
     source

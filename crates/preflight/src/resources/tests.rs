@@ -27,7 +27,7 @@ fn the_gpus_of_all_containers_are_tested_and_those_of_earlier_ones_are_not_share
     for (pod, more, expected) in [
         (&several, "", 6),
         (&several, "resourceMode: max\n", 4),
-        // The scheduler would have to find one more for a check after the sidecar.
+        // With `append`, the sidecar already holds its device when the check starts.
         (&beside, "", 4),
         (&beside, "initContainerPlacement: prepend\n", 5),
     ] {
@@ -45,7 +45,7 @@ fn pods_without_gpus_are_left_alone() {
         json!({"spec": {"containers": [container(&json!({"limits": {"cpu": "1"}}))]}}),
         json!({"spec": {"containers": [gpus(0)]}}),
         json!({"spec": {"containers": [container(&json!({"limits": {"nvidia.com/gpu": "many"}}))]}}),
-        // A network device alone is no GPU.
+        // A network device alone does not make a GPU pod.
         json!({"spec": {"containers": [container(&json!({"limits": {"nvidia.com/mlnxnics": 1}}))]}}),
     ] {
         assert_eq!(devices(&pod, ""), None, "{pod}");
@@ -68,7 +68,8 @@ fn network_devices_are_given_as_well() {
     );
 }
 
-/// ADR-026 asks for the largest; the containers of a pod use theirs at the same time.
+/// ADR-026 asks for the largest, but the containers of a pod use their devices at the same
+/// time.
 #[test]
 fn the_network_devices_of_several_containers_are_added_or_the_largest_counts() {
     let nics = |count: u32| {
@@ -118,7 +119,7 @@ fn claims_of_gpus_are_shared() {
             Some(Some(1)),
         ),
         (exactly(class("other.example.com")), None),
-        // Whoever looks after GPUs takes none.
+        // `adminAccess` monitors GPUs and allocates none.
         (
             exactly(json!({"deviceClassName": "gpu.nvidia.com", "adminAccess": true})),
             None,
@@ -129,12 +130,13 @@ fn claims_of_gpus_are_shared() {
             ),
             Some(None),
         ),
-        // It may become no GPU at all.
+        // The request may be satisfied without a GPU.
         (
             first(json!([class("gpu.nvidia.com"), class("cpu.example.com")])),
             None,
         ),
-        // Nor may a network card count as one, nor a GPU as a card: both are known kinds.
+        // Both kinds are known, but a network card must not count as a GPU, nor a GPU as a
+        // card.
         (
             json!({"devices": {"requests": [{"name": "r", "firstAvailable": [
                 class("gpu.nvidia.com"), class("nic.example.com")]}]}}),
@@ -234,7 +236,7 @@ fn a_check_changes_neither_quality_of_service_nor_what_a_pod_asks_for() {
                 "limits": {"cpu": "8", "memory": "1Gi", "nvidia.com/gpu": gpu},
             }),
         ),
-        // Otherwise the pod would no longer be guaranteed.
+        // A lower request would cost the pod its class `Guaranteed`.
         (
             &guaranteed,
             &own,
@@ -250,7 +252,7 @@ fn a_check_changes_neither_quality_of_service_nor_what_a_pod_asks_for() {
             "",
             json!({"requests": {"cpu": "50m", "nvidia.com/gpu": gpu}, "limits": {"nvidia.com/gpu": gpu}}),
         ),
-        // Not more than the pod has anyway.
+        // The pod's own requests bound those of a check.
         (
             &burstable,
             &own,
@@ -263,7 +265,7 @@ fn a_check_changes_neither_quality_of_service_nor_what_a_pod_asks_for() {
             "",
             json!({"requests": {"nvidia.com/gpu": gpu}, "limits": {"nvidia.com/gpu": gpu}}),
         ),
-        // Otherwise the pod would be burstable.
+        // Any request would make the pod burstable.
         (
             &best_effort,
             &limited,
@@ -306,7 +308,7 @@ fn the_bound_of_the_whole_pod_is_kept() {
     let own = json!({"requests": {"cpu": "1500m"}});
     assert_eq!(of_check(&own, &pod, "")["requests"]["cpu"], "1");
 
-    // A pod that has limits as a whole has requests, too: where none are said, the API server sets them.
+    // A pod with pod-level limits always has pod-level requests: the API server defaults them.
     let whole =
         json!({"requests": {"cpu": "2", "memory": "1Gi"}, "limits": {"cpu": "2", "memory": "1Gi"}});
     let main = container(&json!({"limits": {"nvidia.com/gpu": "1"}}));

@@ -27,7 +27,8 @@ fn names_are_those_of_the_reference() {
     ] {
         assert_eq!(config_map_name(id), name);
     }
-    // By it others find these objects: it is the reference's, whatever the constant says.
+    // Other programs find these objects by NVSentinel's label, so its text is part of the
+    // contract.
     assert_eq!(
         (MANAGED_BY_LABEL, MANAGED_BY),
         ("nvsentinel.nvidia.com/managed-by", "preflight")
@@ -120,7 +121,7 @@ fn ranks_stay_when_a_pod_restarts_and_surplus_pods_have_none() {
     assert_eq!(pods(&roster), ["a", "b", "c"]);
     assert!(roster.is_complete() && surplus.is_empty());
 
-    // One whose name would come first takes nobody's rank.
+    // A pod with a name that sorts first takes nobody's rank.
     let mut four = three();
     four.push(member("aa", "10.0.0.9"));
     let (roster, surplus) = roster.with(four, 3);
@@ -187,7 +188,7 @@ proptest! {
     }
 }
 
-/// The figures of docs/preflight.md, "Limits".
+/// Holds the figures of docs/preflight.md, "Limits".
 #[test]
 fn so_many_members_fit_into_a_config_map() {
     let bytes = |members: usize, name: usize| {

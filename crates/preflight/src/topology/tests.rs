@@ -2,19 +2,20 @@ use std::collections::BTreeSet;
 
 use super::*;
 
-/// The speeds that NCCL knows; any other is taken for PCIe 3 (`kvDictPciGen` of its `graph/topo.cc`).
+/// Link speeds that NCCL accepts; it takes any other for PCIe 3 (`kvDictPciGen` in
+/// `graph/topo.cc`).
 const SPEEDS: [&str; 2] = ["16.0 GT/s PCIe", "32.0 GT/s PCIe"];
-/// What an element needs for NCCL to take it.
+/// Attributes that NCCL requires of each element.
 const NEEDED: [(&str, &[&str]); 3] = [
     ("system", &["version"]),
     ("cpu", &["numaid", "arch", "vendor", "familyid", "modelid"]),
     ("pci", &["busid", "class", "link_speed", "link_width"]),
 ];
 
-/// The beginning of an element: its depth, its name, and its attributes.
+/// Start of an element: depth, name and attributes.
 type Element = (usize, String, BTreeMap<String, String>);
 
-/// Reads what NCCL reads: elements with attributes, and nothing between them.
+/// Parses what NCCL parses: elements with attributes, and nothing between them.
 fn parsed(xml: &str) -> Vec<Element> {
     let mut open: Vec<String> = Vec::new();
     let mut elements = Vec::new();
@@ -57,7 +58,7 @@ fn is_address(text: &str) -> bool {
 
 #[test]
 fn each_file_of_ours_is_one_that_nccl_takes() {
-    // GPUs, network cards, and NUMA nodes, as the makers of the machines have them.
+    // Counts of GPUs, network cards and NUMA nodes, as the machines' vendors publish them.
     for (name, gpus, cards, numas) in [
         ("azure-ndv4.xml", 8, 8, 4),
         ("azure-ndv5.xml", 8, 8, 2),
@@ -81,7 +82,7 @@ fn each_file_of_ours_is_one_that_nccl_takes() {
                     assert!(addresses.insert(address), "{name}: {address} twice");
                     assert!(SPEEDS.contains(&&*attributes["link_speed"]), "{name}");
                     assert_eq!(attributes["link_width"], "16", "{name}");
-                    // A switch is at a processor, and a device at a switch.
+                    // A switch is below a processor, and a device below a switch.
                     let is_switch = attributes["class"] == "0x060400";
                     assert_eq!(*depth, if is_switch { 2 } else { 3 }, "{name}");
                 }
@@ -93,7 +94,7 @@ fn each_file_of_ours_is_one_that_nccl_takes() {
         }
         let counted = ["0x03", "0x02", "cpu"].map(|kind| count[kind]);
         assert_eq!(counted, [gpus, cards, numas], "{name}");
-        // The most that NCCL takes (`NCCL_TOPO_XML_MAX_NODES`).
+        // Limit of NCCL (`NCCL_TOPO_XML_MAX_NODES`).
         assert!(elements.len() < 256, "{name}");
     }
     assert_eq!(file("gcp-a3-mega.xml"), None);
@@ -111,7 +112,8 @@ fn an_instance_type_has_its_file_in_any_case_and_others_none() {
         let name = file.to_owned();
         Some(Topology::File { name, required })
     };
-    // Those of the ADR, one written otherwise, and one of the machine that it has a file for and no type.
+    // The types of ADR-026, one in another case, and the machine that ADR-026 has a file but no
+    // type for.
     for (name, file) in [
         ("Standard_ND96isr_H100_v5", "azure-ndv5.xml"),
         ("Standard_ND96amsr_A100_v4", "azure-ndv4.xml"),

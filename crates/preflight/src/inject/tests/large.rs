@@ -1,4 +1,4 @@
-//! Pods as large as an API server takes them, each of whose lists somebody can fill.
+//! Pods of the largest size that an API server accepts, with each list filled in turn.
 
 use std::time::Duration;
 
@@ -6,12 +6,12 @@ use rustix::time::{ClockId, clock_gettime};
 
 use super::*;
 
-/// Returns a pod of a gang each of whose lists has so many elements, all of them such as checks look at.
+/// Returns a pod of a gang with `length` relevant elements in each list.
 fn large(length: usize) -> Value {
     let mut pod = in_gang(pod(8));
     let each = |one: fn(usize) -> Value| (0..length).map(one).collect::<Vec<_>>();
     let mut volumes = each(|at| json!({"name": format!("nccl-{at}"), "emptyDir": {}}));
-    // Names that volumes of ours would have: each was tried before the next.
+    // Names that our volumes would get: each is taken and has to be skipped.
     volumes.extend(each(|at| {
         let name = match at {
             0 => "dshm".to_owned(),
@@ -25,7 +25,7 @@ fn large(length: usize) -> Value {
     pod["spec"]["imagePullSecrets"] = each(|at| json!({"name": format!("s{at}")})).into();
     pod["spec"]["initContainers"] = each(|at| json!({"name": format!("i{at}")})).into();
     let main = &mut pod["spec"]["containers"][0];
-    // All but the first need the first.
+    // Every variable but the first refers to the first.
     main["env"] = each(|at| {
         let value = if at == 0 { "1" } else { "$(NCCL_0)" };
         json!({"name": format!("NCCL_{at}"), "value": value})
@@ -37,7 +37,7 @@ fn large(length: usize) -> Value {
     pod
 }
 
-/// Returns the time that this thread works for a pod, at best of some.
+/// Returns the CPU time of injecting into a pod, as the best of several runs.
 fn work(pod: &Value, config: &Config) -> Duration {
     let cluster = ClusterClaims {
         claims: [("c".to_owned(), claim_of_gpus())].into(),
@@ -70,8 +70,8 @@ fn claim_of_gpus() -> Value {
     json!({"devices": {"requests": [request]}})
 }
 
-/// The work of a list search for each element would be 64 times as much, and that of all together is far below
-/// half of that on a machine that does other things beside.
+/// The pod grows eightfold, so a linear search per element would take 64 times as long. The bound
+/// of 24 leaves room for a busy machine.
 #[test]
 fn the_work_for_a_pod_grows_as_the_pod_does() {
     let config = config(OURS);
@@ -89,7 +89,7 @@ fn what_is_taken_over_is_bounded_and_what_is_left_out_is_said() {
         .iter()
         .filter(|warning| warning.contains("leave out"))
         .collect();
-    // Once for all checks.
+    // Each warning appears once for all checks.
     let [variables, mounts] = said[..] else {
         panic!("{:?}", injection.warnings);
     };
@@ -114,7 +114,7 @@ fn what_is_taken_over_is_bounded_and_what_is_left_out_is_said() {
             .filter(|one| field::name(one).starts_with("nccl-"));
         assert_eq!(theirs.count(), 64);
     }
-    // A few that are long, too.
+    // A few long variables also exceed the limit.
     let mut pod = pod(1);
     let long = |at: u32| json!({"name": format!("NCCL_{at}"), "value": "x".repeat(30 * 1024)});
     pod["spec"]["containers"][0]["env"] = (0..4).map(long).collect();

@@ -1,9 +1,9 @@
-//! Pods as nobody writes them.
+//! Pods with unusual shapes.
 
 use super::*;
 
 proptest::proptest! {
-    /// Whatever a pod looks like, its patch fits and adds the checks, or it is refused with a reason.
+    /// Any pod is either refused with a reason, or its patch applies and adds the checks.
     #[test]
     fn no_pod_is_too_odd(places in proptest::array::uniform5(any_json(4))) {
         let config = config(OURS);
@@ -21,7 +21,7 @@ proptest::proptest! {
                 for check in ["preflight-dcgm-diag", "preflight-nccl-loopback"] {
                     proptest::prop_assert!(names.iter().any(|name| name == check), "{patched}");
                 }
-                // What the user wrote is there still.
+                // The user's own elements are kept.
                 for list in ["initContainers", "volumes"] {
                     let before = field::list(&odd, &format!("/spec/{list}")).iter();
                     let after = field::list(&patched, &format!("/spec/{list}"));

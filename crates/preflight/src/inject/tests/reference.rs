@@ -1,10 +1,10 @@
-//! The patches that the reference's documents have for pods: its configuration, its chart's defaults, and
-//! `gateChecks: false` with `resourceMode: max`, which ask for its wording. The whole patch is compared, so
-//! that nothing of ours is in it but the label of a gang's pods.
+//! Patches from NVSentinel's documents, under its configuration, the defaults of its chart, and
+//! `gateChecks: false` with `resourceMode: max`, which select its behaviour. Each patch is
+//! compared as a whole, so that it contains nothing of ours but the label of a gang's pods.
 
 use super::*;
 
-/// Returns the patch of a pod under the reference's configuration with changes.
+/// Returns the patch of a pod under NVSentinel's configuration with changes.
 fn patch(pod: &Value, changes: &[(&str, &str)], claims: &ClusterClaims) -> Vec<Value> {
     let mut text = crate::config::tests::REFERENCE.to_owned();
     for (from, to) in changes {
@@ -25,7 +25,8 @@ fn patch(pod: &Value, changes: &[(&str, &str)], claims: &ClusterClaims) -> Vec<V
     inject(candidate, &config).expect("no refusal").patch
 }
 
-/// A pod of the documents: a container for each entry, which asks for processors, memory and this.
+/// Returns a pod as in the documents: one container per entry, with processors, memory and
+/// these limits.
 fn pod_of(containers: &[Value]) -> Value {
     let container = |(place, limits): (usize, &Value)| {
         let name = format!("c{place}");
@@ -44,17 +45,17 @@ fn variable(name: &str, value: &str) -> Value {
     json!({"name": name, "value": value})
 }
 
-/// Which of the documents' containers is meant, and what the webhook adds to it.
+/// Container of the documents, and what the webhook adds to it.
 struct Expected<'a> {
     name: &'a str,
-    /// Variables behind those of the template and the common ones.
+    /// Variables after those of the template and the common ones.
     env: &'a [Value],
     mounts: &'a [Value],
     devices: Value,
     claims: &'a [&'a str],
 }
 
-/// Returns a container as the documents have it.
+/// Returns a container as in the documents.
 fn container(expected: &Expected<'_>) -> Value {
     let own = match expected.name {
         "preflight-dcgm-diag" => vec![
@@ -125,7 +126,7 @@ fn socket() -> Value {
     json!({"name": "nvsentinel-socket", "hostPath": path})
 }
 
-/// Returns the variables of a check of a gang.
+/// Returns the variables of a gang check.
 fn of_gang() -> Vec<Value> {
     vec![
         variable("GANG_ID", "volcano-training-pg"),
@@ -177,7 +178,7 @@ fn a_pod_of_one_gpu_and_one_of_several_containers() {
             vec![json!({"nvidia.com/gpu": "8"})],
             json!({"nvidia.com/gpu": "8"}),
         ),
-        // The most that a container has, of each resource.
+        // The largest count of each resource in any one container.
         (
             vec![
                 json!({"nvidia.com/gpu": "4", "vpc.amazonaws.com/efa": "1"}),
@@ -218,7 +219,7 @@ fn what_a_pod_has_already_is_added_to() {
         let changes = [("initContainerPlacement: append", &*word)];
         assert_eq!(patch(&pod, &changes, &ClusterClaims::default()), expected);
     }
-    // A secret that is there is not named twice.
+    // A secret that the pod already names is not added again.
     pod["spec"]["imagePullSecrets"] = json!([{"name": "registry"}]);
     let made = patch(&pod, &[], &ClusterClaims::default());
     assert!(
@@ -237,7 +238,7 @@ fn what_a_check_takes_over_from_the_users_containers() {
         variable("LD_LIBRARY_PATH", "/plugin"),
         variable("PROCESSING_STRATEGY", "STORE_ONLY"),
     ]);
-    // Of two with one name the first container's goes first.
+    // The first container wins if two have a variable of the same name.
     pod["spec"]["containers"][1]["env"] = json!([
         variable("NCCL_DEBUG", "WARN"),
         variable("FI_PROVIDER", "efa")
@@ -258,7 +259,7 @@ fn what_a_check_takes_over_from_the_users_containers() {
     let [diag, loopback] = both(&env, &mounts, &devices, &[]);
     let made = patch(&pod, &[], &ClusterClaims::default());
     assert_eq!(made[0]["value"], json!([diag, loopback]));
-    // Who says of a check that it takes over nothing is heard.
+    // Inheritance can be switched off per check.
     let off =
         "inheritUserEnv: false\n    inheritUserVolumeMounts: false\n    env:\n      - name: BW";
     let made = patch(
@@ -283,7 +284,7 @@ fn a_pod_of_a_gang() {
     ];
     assert_eq!(patch(&pod, &[], &ClusterClaims::default()), expected);
 
-    // The annotation chooses and orders, also a check that is off.
+    // The annotation selects and orders the checks, including one that is off by default.
     pod["metadata"]["annotations"][CHECKS_ANNOTATION] =
         "preflight-nccl-allreduce,preflight-dcgm-diag".into();
     let all_reduce = container(&Expected {
@@ -297,7 +298,8 @@ fn a_pod_of_a_gang() {
     assert_eq!(made[0]["value"], json!([all_reduce, checks[0]]));
 }
 
-/// The pod of ADR-026: GPUs and network devices by claims, of which each check gets all.
+/// Runs the pod of ADR-026: GPUs and network devices by claims, and each check gets all of
+/// them.
 #[test]
 fn a_pod_with_claims() {
     let mut pod = pod_of(&[json!({})]);
@@ -333,7 +335,7 @@ fn a_pod_with_claims() {
     ];
     assert_eq!(patch(&pod, &changes, &cluster), expected);
 
-    // In a gang the checks get every claim, unless that is switched off.
+    // In a gang, checks get every claim unless `mirrorResourceClaims` is off.
     let all = ["gpu-claim", "rdma-claim", "other"];
     for (mirror, claims) in [("true", &all[..]), ("false", &all[..2])] {
         let word = format!("mirrorResourceClaims: {mirror}");
