@@ -1,4 +1,4 @@
-//! What a pod that is created becomes.
+//! Admission of pods: collects the facts about a new pod and returns its injection.
 
 use std::sync::Arc;
 
@@ -17,40 +17,38 @@ use tokio::time::Instant;
 use crate::discoveries::Discoveries;
 use crate::facts::{self, Facts, Unknown};
 use crate::metrics::WebhookMetrics;
-use crate::review::{Question, Unanswered, shortened};
+use crate::review::{Review, Unanswered, shortened};
 use crate::turns::{Turns, Work};
 
-/// Answers the questions of API servers. Cheap to clone.
+/// Answers admission reviews for pods. Cheap to clone.
 #[derive(Clone)]
 pub struct Admission {
     config: Arc<Config>,
     discoveries: Discoveries,
     facts: Facts,
-    /// The rendezvous, if there is one, as its authorities change.
+    /// Rendezvous URL and the current certificate authorities, if there is a rendezvous.
     rendezvous: Option<(String, watch::Receiver<String>)>,
-    /// Checks can report there.
+    /// True if the rendezvous accepts reports of checks.
     takes_reports: bool,
     turns: Turns,
     metrics: Arc<WebhookMetrics>,
     lines: Arc<Lines>,
 }
 
-/// The lines of the log that whoever creates pods can cause.
+/// Rate limits of log lines that the creators of pods can cause.
 #[derive(Default)]
 struct Lines {
-    /// A pod is denied.
     denied: Seldom,
-    /// A pod gets no checks.
     unchecked: Seldom,
 }
 
-/// What became of a pod: for the metrics, and the answer.
+/// Result for the metrics, and the answer.
 type Answer = (&'static str, Value);
 
 // === impl Admission ===
 
 impl Admission {
-    /// Returns who answers by a configuration.
+    /// Creates an admission with a configuration.
     pub fn new(
         config: Arc<Config>,
         discoveries: Discoveries,
@@ -69,8 +67,7 @@ impl Admission {
         }
     }
 
-    /// Tells pods of a rendezvous at `url`, whose certificate has these authorities, and whether it takes
-    /// reports of checks.
+    /// Announces a rendezvous at `url` to pods. `authorities` are those of its certificate.
     #[must_use]
     pub fn with_rendezvous(
         self,
@@ -85,28 +82,24 @@ impl Admission {
         }
     }
 
-    /// Returns the configuration.
     pub(crate) fn config(&self) -> Arc<Config> {
         Arc::clone(&self.config)
     }
 
-    /// Returns the turns of its questions.
     #[cfg(test)]
     pub(crate) fn turns(&self) -> &Turns {
         &self.turns
     }
 
-    /// Returns how gangs are known.
     pub(crate) fn discoveries(&self) -> Discoveries {
         self.discoveries.clone()
     }
 
-    /// Returns the metrics.
     pub(crate) fn metrics(&self) -> Arc<WebhookMetrics> {
         Arc::clone(&self.metrics)
     }
 
-    /// Returns what is not known yet of that which answers take.
+    /// Returns what must still be listed before reviews can be answered.
     pub(crate) fn unknown(&self) -> Vec<&'static str> {
         let reasons = [
             (
@@ -122,8 +115,8 @@ impl Admission {
         reasons.map(|(_, why)| why).collect()
     }
 
-    /// Returns the answer to a question, if there is one by `until`. Nothing is written in the cluster for it, so that
-    /// a question about a dry run has the same one.
+    /// Answers a review, or fails at `until`. Nothing is written to the cluster, so a dry run
+    /// gets the same answer.
     pub(crate) async fn answer(&self, body: ReadBody, until: Instant) -> Result<Value, Unanswered> {
         let began = Instant::now();
         let answering = tokio::time::timeout_at(until, self.judge(body, until));
@@ -146,10 +139,10 @@ impl Admission {
     async fn judge(&self, body: ReadBody, until: Instant) -> Result<Answer, Unanswered> {
         let mut work = Work::new(&self.turns, body);
         let this = self.clone();
-        let named = work.part(move |question| {
-            let is_ours = question.is_new_pod() && this.concerns(&question.namespace);
-            let named = is_ours.then(|| claims_named(&question.object));
-            (question.bare(), named)
+        let named = work.part(move |review| {
+            let is_ours = review.is_new_pod() && this.concerns(&review.namespace);
+            let named = is_ours.then(|| claims_named(&review.object));
+            (review.bare(), named)
         });
         let (about, named) = named.await?;
         let skipped = || ("skipped", about.changed(&Injection::default()));
@@ -157,7 +150,8 @@ impl Admission {
             return Ok(skipped());
         };
         let namespace = &about.namespace;
-        // All that the cluster is asked has one deadline: a pod that waits for it starts unchecked, and is not refused.
+        // One deadline for all requests to the cluster: after it, the pod starts unchecked and
+        // is not refused.
         let known_by = facts::known_by(until);
         let claims = self.facts.claims(named, namespace, known_by);
         let claims = match work.meanwhile(claims).await? {
@@ -165,9 +159,9 @@ impl Admission {
             Err(why) => return Ok(self.unchecked(&about, &why)),
         };
         let this = self.clone();
-        let found = work.part(move |question| {
-            let devices = DevicesOfPod::of(&question.object, &this.config, &claims)?;
-            Some((devices, this.gang_named(question)))
+        let found = work.part(move |review| {
+            let devices = DevicesOfPod::of(&review.object, &this.config, &claims)?;
+            Some((devices, this.gang_named(review)))
         });
         let Some((devices, gang)) = found.await? else {
             return Ok(skipped());
@@ -185,9 +179,9 @@ impl Admission {
             takes_reports: self.takes_reports,
         });
         let this = self.clone();
-        let injecting = work.last(move |question| {
+        let injecting = work.last(move |review| {
             let candidate = Candidate {
-                pod: &question.object,
+                pod: &review.object,
                 devices: &devices,
                 gang: gang.as_ref(),
                 forbidden_by: forbidden_by.as_deref(),
@@ -201,23 +195,23 @@ impl Admission {
                     } else {
                         "injected"
                     };
-                    (outcome, question.changed(&injection))
+                    (outcome, review.changed(&injection))
                 }
                 Err(refusal) => {
                     let refusal = refusal.to_string();
                     if let Some(not_logged_before) = this.lines.denied.now() {
-                        let (namespace, why) = (&question.namespace, shortened(&refusal));
+                        let (namespace, why) = (&review.namespace, shortened(&refusal));
                         tracing::info!(not_logged_before, "a pod in {namespace} is denied: {why}");
                     }
-                    ("denied", question.denied(&refusal))
+                    ("denied", review.denied(&refusal))
                 }
             }
         });
         injecting.await
     }
 
-    /// Returns whether pods of a namespace get checks, as far as the registration's selectors, which an
-    /// operator may have changed, let them come here.
+    /// Returns true if pods of a namespace get checks. The registration's selectors check the
+    /// same, but an operator may have changed them.
     fn concerns(&self, namespace: &str) -> bool {
         let is = |names: &[String]| names.iter().any(|name| name == namespace);
         let (only, never) = (&self.config.namespaces, &self.config.excluded_namespaces);
@@ -225,15 +219,15 @@ impl Admission {
     }
 
     /// Returns the gang that a pod names.
-    fn gang_named(&self, question: &Question) -> Result<Option<Gang>, GangError> {
+    fn gang_named(&self, review: &Review) -> Result<Option<Gang>, GangError> {
         if !self.config.coordination.enabled {
             return Ok(None);
         }
-        let by = self.discoveries.of(&question.namespace);
-        Gang::of(&question.object, &question.namespace, &by)
+        let by = self.discoveries.of(&review.namespace);
+        Gang::of(&review.object, &review.namespace, &by)
     }
 
-    /// Returns the gang of a pod by what it names, and what is wrong with what it says of it.
+    /// Returns the gang of a pod, or a warning if the gang's object is unusable.
     async fn gang(
         &self,
         named: Result<Option<Gang>, GangError>,
@@ -248,18 +242,18 @@ impl Admission {
         match self.facts.size_of(&gang, &by, until).await {
             Ok(Some((Size::NoGang, _))) => (None, None),
             Err(Unknown::ForGood(why)) => untested(&why),
-            // So long as nobody says otherwise, they are scheduled together.
+            // An unknown size still means that the pods are scheduled together.
             Ok(_) | Err(Unknown::Now(_)) => (Some(gang), None),
         }
     }
 
-    /// Returns the answer where what it takes cannot be learnt: the pod starts unchecked, for it is not to wait
-    /// for what may never be known.
-    fn unchecked(&self, question: &Question, why: &str) -> Answer {
-        // Names of what the pod asks for stand in it.
+    /// Returns an answer without checks, for facts that could not be determined. Waiting could
+    /// block the pod forever.
+    fn unchecked(&self, review: &Review, why: &str) -> Answer {
+        // The reason contains names that the creator of the pod chose.
         let why = shortened(why);
         if let Some(not_logged_before) = self.lines.unchecked.now() {
-            let namespace = &question.namespace;
+            let namespace = &review.namespace;
             tracing::warn!(
                 not_logged_before,
                 "a pod in {namespace} gets no preflight checks: {why}"
@@ -269,11 +263,11 @@ impl Admission {
             warnings: vec![format!("no preflight checks: {why}")],
             ..Injection::default()
         };
-        ("unknown", question.changed(&unchanged))
+        ("unknown", review.changed(&unchanged))
     }
 }
 
-/// Returns that a pod is in no gang that can be tested.
+/// Returns no gang, and a warning that its checks are skipped.
 fn untested(why: &str) -> (Option<Gang>, Option<String>) {
     let why = shortened(why);
     let warning = format!("no preflight checks of the gang: {why}");

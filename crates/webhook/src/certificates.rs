@@ -1,9 +1,9 @@
-//! The certificate by which API servers know the webhook: made here, kept in a Secret that all replicas
-//! share, and made anew before it ends.
+//! TLS certificate of the webhook: created here, stored in a Secret that all replicas share,
+//! and renewed before it expires.
 //!
-//! An authority of our own signs it. API servers are told of the authority by the registration
-//! ([`crate::registration`]), so a new certificate is used only when they can know its authority: it is
-//! first in the Secret, then in the registration, and then served.
+//! It is signed by an authority of our own, which API servers learn from the registration
+//! ([`crate::registration`]). A new certificate is served only after API servers can trust its
+//! authority: the authority is first stored in the Secret, then registered, and then used.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -27,23 +27,24 @@ use tokio_util::sync::CancellationToken;
 
 use crate::registration;
 
-/// The Secret.
+/// Name of the Secret.
 pub const SECRET: &str = "gpuwarden-webhook-tls";
-/// Time for which a certificate is good, unless told otherwise.
+/// Default lifetime of a certificate.
 pub const LIFETIME: Duration = Duration::from_secs(90 * 24 * 3600);
-/// An authority lives for so many certificates.
+/// Lifetime of an authority, in certificate lifetimes.
 const AUTHORITY_LIVES: i32 = 40;
-/// A certificate or an authority is made anew when less than this part of its time is left.
+/// A certificate or authority is renewed when less than this part (one third) of its lifetime
+/// is left.
 const RENEW_AT: i32 = 3;
-/// The clocks of API servers may be behind by so much.
+/// Allowed lag of the API servers' clocks.
 const CLOCKS: SignedDuration = SignedDuration::from_hours(1);
-/// Time that API servers get to hear of a registration that has a new authority before that is relied on.
-const HEARD: Duration = Duration::from_secs(5);
-/// Longest pause between two looks at how much time is left.
-const LOOK: Duration = Duration::from_secs(3600);
+/// Time for API servers to receive a changed registration before its authority is relied on.
+const PROPAGATION: Duration = Duration::from_secs(5);
+/// Longest interval for checking the remaining lifetime.
+const INTERVAL: Duration = Duration::from_secs(3600);
 /// Pause after a failure.
 const RETRY: Duration = Duration::from_secs(2);
-/// Authorities that API servers are told of: the one in use, and the one before.
+/// Registered authorities: the current and the previous one.
 const AUTHORITIES: usize = 2;
 
 const AUTHORITY: &str = "ca.crt";
@@ -51,60 +52,58 @@ const AUTHORITY_KEY: &str = "ca.key";
 const CERTIFICATE: &str = "tls.crt";
 const KEY: &str = "tls.key";
 const GANG_KEY: &str = "gang.key";
-/// Length of the key of gangs' secrets (bytes).
+/// Length of the HMAC key for the secrets of gangs, in bytes.
 const GANG_KEY_BYTES: usize = 32;
-/// Annotation of the Secret: the names that the certificate is for, with commas.
+/// Annotation of the Secret with the names of the certificate, separated by commas.
 const NAMES: &str = "gpuwarden.dev/certificate-names";
 const END: &str = "-----END CERTIFICATE-----";
 
-/// An error of keeping the certificate.
+/// Error while maintaining the certificate.
 #[derive(Debug, thiserror::Error)]
 pub enum CertificateError {
     /// The Secret cannot be read or written.
     #[error("the Secret {SECRET} cannot be read or written")]
     Api(#[from] ApiError),
-    /// A certificate cannot be made.
+    /// A certificate cannot be created.
     #[error("a certificate cannot be made")]
     Make(#[from] rcgen::Error),
     /// The files for the server cannot be written.
     #[error("cannot write below {}", path.display())]
     Write {
-        /// The directory.
         path: PathBuf,
-        /// The error of the system.
         source: std::io::Error,
     },
 }
 
-/// Certificates and keys, in PEM form.
+/// Certificates and keys in PEM form.
 #[derive(Clone, PartialEq, Eq)]
 struct Pair {
-    /// The authority, and those before it.
+    /// The current authority, followed by the previous one.
     authorities: String,
     authority_key: String,
     certificate: String,
     key: String,
-    /// The names that the certificate is for.
+    /// Names of the certificate.
     names: BTreeSet<String>,
-    /// The key under which gangs get their secrets, as a text.
+    /// HMAC key for the secrets of gangs, in base64.
     gang_key: String,
 }
 
-/// The names and times of certificates.
+/// Names and lifetime of certificates.
 #[derive(Clone, Debug)]
 pub struct CertificatePlan {
-    /// The names or addresses by which API servers reach the webhook.
+    /// DNS names or addresses that API servers connect to.
     pub names: Vec<String>,
-    /// Time for which a certificate is good.
+    /// Lifetime of a certificate.
     pub lifetime: Duration,
 }
 
-/// Keeps the certificate.
+/// Keeper of the certificate.
 pub struct CertificateKeeper {
     cluster: Arc<Cluster>,
     namespace: String,
     plan: CertificatePlan,
-    /// The directory with the files that are served.
+    /// Directory of the served file.
     directory: tempfile::TempDir,
     pair: Pair,
     authorities: watch::Sender<String>,
@@ -113,7 +112,8 @@ pub struct CertificateKeeper {
 // === impl CertificateKeeper ===
 
 impl CertificateKeeper {
-    /// Takes the certificate from the Secret, or makes one, and writes it to files for the server.
+    /// Loads the certificate from the Secret or creates one, and writes it to a file for the
+    /// server.
     pub async fn open(
         cluster: Arc<Cluster>,
         namespace: &str,
@@ -137,7 +137,8 @@ impl CertificateKeeper {
         Ok(keeper)
     }
 
-    /// Returns the files of the certificate, which change as it does: one with both, so that they fit.
+    /// Returns the paths of certificate and key. Both are the same file, so that they always
+    /// match.
     pub fn files(&self) -> CertificateFiles {
         CertificateFiles {
             certificate: self.file(),
@@ -149,17 +150,17 @@ impl CertificateKeeper {
         self.directory.path().join("tls.pem")
     }
 
-    /// Returns the key under which gangs get their secrets.
+    /// Returns the HMAC key for the secrets of gangs.
     pub fn gang_key(&self) -> String {
         self.pair.gang_key.clone()
     }
 
-    /// Returns the authorities that API servers are to trust, as they change.
+    /// Returns the authorities that API servers should trust, with later changes.
     pub fn authorities(&self) -> watch::Receiver<String> {
         self.authorities.subscribe()
     }
 
-    /// Keeps the certificate until `cancel`: follows the Secret, and makes the next in time.
+    /// Maintains the certificate until `cancel`: watches the Secret, and renews in time.
     pub async fn run(mut self, cancel: CancellationToken) {
         let kind = secrets();
         let named = |all: cluster::Selection| all.named(SECRET);
@@ -175,7 +176,7 @@ impl CertificateKeeper {
                     Err(_) => RETRY,
                 };
                 trouble.note(looked.map_err(|error| chain(&error)));
-                // Whatever happens to the Secret is a reason to look.
+                // Any change of the Secret needs a check.
                 tokio::select! {
                     () = tokio::time::sleep(pause) => {}
                     () = until_changed(&mut changes) => {}
@@ -185,7 +186,7 @@ impl CertificateKeeper {
         cancel.run_until_cancelled(keep).await;
     }
 
-    /// Takes over what is in the Secret, or what is to be there.
+    /// Loads the certificate from the Secret, or stores one there if needed.
     async fn look(&mut self) -> Result<(), CertificateError> {
         let before = Some(&self.pair);
         let pair = shared(&self.cluster, &self.namespace, &self.plan, before).await?;
@@ -203,18 +204,18 @@ impl CertificateKeeper {
         Ok(())
     }
 
-    /// Waits until the registration has our authorities, and API servers have heard of it: at most until what
-    /// is served now has ended, and is of no use.
+    /// Waits until the registration contains our authorities and API servers have received it,
+    /// but no longer than the served certificate is valid.
     async fn until_registered(&self, served_until: Option<Timestamp>) {
         while served_until.is_some_and(|until| Timestamp::now() < until) {
             match registration::has(&self.cluster, &self.pair.authorities).await {
-                Ok(true) => return tokio::time::sleep(HEARD).await,
+                Ok(true) => return tokio::time::sleep(PROPAGATION).await,
                 Ok(false) => {}
                 Err(error) => {
                     let error = chain(&error);
                     tracing::warn!(
                         error,
-                        "whether the new authority is registered is not known"
+                        "cannot check whether the new authority is registered"
                     );
                 }
             }
@@ -222,15 +223,16 @@ impl CertificateKeeper {
         }
     }
 
-    /// Returns the time until the next certificate is to be made, or less.
+    /// Returns the time until the next check.
     fn pause(&self) -> Duration {
         let left = times(&self.pair.certificate).map(|(_, renew_at)| renew_at);
         let left = left.map(|at| at.duration_since(Timestamp::now()));
         let left = left.and_then(|left| Duration::try_from(left).ok());
-        left.unwrap_or(RETRY).clamp(Duration::from_secs(1), LOOK)
+        left.unwrap_or(RETRY)
+            .clamp(Duration::from_secs(1), INTERVAL)
     }
 
-    /// Writes the file, as a whole. Its directory is for nobody else.
+    /// Replaces the file atomically. Its directory is private.
     fn write(&self) -> Result<(), CertificateError> {
         let (file, text) = (self.file(), self.pair.certificate.clone() + &self.pair.key);
         let new = file.with_extension("new");
@@ -248,14 +250,14 @@ async fn until_changed(changes: &mut tokio::sync::mpsc::Receiver<Signal<Value>>)
         match changes.recv().await {
             Some(Signal::Applied(_) | Signal::Deleted(_)) => return,
             Some(_) => {}
-            // It ends with the process.
+            // The watch ends with the process.
             None => std::future::pending().await,
         }
     }
 }
 
-/// Returns what is in the Secret where that is good for long enough; otherwise puts it there: `ours`
-/// while that is good, or else a new one. Of several replicas the first one's holds.
+/// Returns the certificate in the Secret if it is valid for long enough. Otherwise stores one:
+/// `ours` if it is still good, or a new one. If several replicas do so, the first one wins.
 async fn shared(
     cluster: &Cluster,
     namespace: &str,
@@ -295,7 +297,7 @@ async fn shared(
                 tracing::info!(names = ?plan.names, before = version, "a new certificate is made");
                 return Ok(Pair::of(&secret).unwrap_or(next));
             }
-            // Another replica was first.
+            // Another replica stored one first.
             Err(ApiError::Conflict { .. }) => tokio::time::sleep(RETRY / 10).await,
             Err(error) => return Err(error.into()),
         }
@@ -309,7 +311,6 @@ fn secrets() -> Kind {
 // === impl Pair ===
 
 impl Pair {
-    /// Reads a Secret.
     fn of(secret: &Value) -> Option<Self> {
         let text = |key: &str| {
             let data = secret.get("data")?.get(key)?.as_str()?;
@@ -324,7 +325,7 @@ impl Pair {
             authority_key: text(AUTHORITY_KEY)?,
             certificate: text(CERTIFICATE)?,
             key: text(KEY)?,
-            // One that lacks it has a good authority all the same.
+            // A Secret of an older version lacks this key, but its authority is usable.
             gang_key: text(GANG_KEY).unwrap_or_default(),
             names: names.split(',').map(str::to_owned).collect(),
         })
@@ -356,8 +357,8 @@ impl Pair {
         })
     }
 
-    /// Returns whether certificate and authority have enough time left, and the certificate is for the
-    /// names that are planned.
+    /// Returns true if certificate and authority have enough time left, and all planned names
+    /// are included.
     fn is_good(&self, plan: &CertificatePlan, now: Timestamp) -> bool {
         let has_time =
             |pem: &str| times(pem).is_some_and(|(from, renew_at)| from <= now && now < renew_at);
@@ -369,7 +370,7 @@ impl Pair {
         plan.names.iter().all(|name| self.names.contains(name))
     }
 
-    /// Makes the next certificate; `before` gives its authority while that is good.
+    /// Creates the next certificate, with the authority of `before` if it is still good.
     fn next(
         before: Option<&Self>,
         plan: &CertificatePlan,
@@ -394,7 +395,7 @@ impl Pair {
         let authority_pem = authority_key.serialize_pem();
         let issuer = Issuer::new(params, authority_key);
         let key = KeyPair::generate()?;
-        // Replicas that are reached by other names go on with it.
+        // Keep the names of other replicas.
         let names = before.map(|before| before.names.clone());
         let mut names = names.unwrap_or_default();
         names.extend(plan.names.iter().cloned());
@@ -413,7 +414,7 @@ impl Pair {
     }
 }
 
-/// Returns a key that nobody can guess.
+/// Returns a random key.
 fn random_key() -> Result<String, rcgen::Error> {
     let mut bytes = [0; GANG_KEY_BYTES];
     let filled = ring::rand::SecureRandom::fill(&ring::rand::SystemRandom::new(), &mut bytes);
@@ -452,16 +453,16 @@ fn set_times(params: &mut CertificateParams, now: Timestamp, lifetime: SignedDur
     params.not_after = system(until);
 }
 
-/// Returns when a certificate begins, and when the next is to be made.
+/// Returns when a certificate becomes valid, and when to renew it.
 fn times(pem: &str) -> Option<(Timestamp, Timestamp)> {
     let validity = Validity::of_pem(pem)?;
-    // Its beginning was set back for others' clocks.
+    // The start was set back by the allowed clock lag.
     let whole = validity.whole().saturating_sub(CLOCKS);
     let renew_at = validity.until.checked_sub(whole / RENEW_AT).ok()?;
     Some((validity.from, renew_at))
 }
 
-/// Returns a new authority and the newest of those before.
+/// Returns a new authority, followed by the latest of the previous ones.
 fn bundle(new: &str, before: &str) -> String {
     let older = before.split_inclusive(END).filter(|one| one.contains(END));
     let older = older.take(AUTHORITIES - 1).map(str::trim);

@@ -1,9 +1,13 @@
-//! The preflight webhook: it puts checks into pods that are created, and tells the pods of a gang of
-//! each other.
+//! Preflight webhook: adds checks to new pods, and introduces the pods of a gang to each other.
 //!
-//! What a pod becomes is decided in `preflight`; this room asks the cluster what that takes, answers the
-//! API server, keeps the certificate and the registration by which the API server finds it, and keeps
-//! the `ConfigMap`s of gangs. It tells failed checks as Kubernetes Events, and brings what checks report that cannot report on their node to the controller.
+//! The `preflight` crate decides how a pod changes. This crate collects what that decision
+//! needs from the cluster, answers the API server, and maintains the webhook's certificate and
+//! registration and the `ConfigMap`s of gangs. It also publishes failed checks as Kubernetes
+//! Events, and forwards reports to the controller for checks that cannot reach the connector of
+//! their node.
+
+// Only the gpuwarden binary uses this crate: names that need no explanation get none.
+#![allow(missing_docs)]
 
 pub mod admission;
 pub mod certificates;

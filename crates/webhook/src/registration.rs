@@ -1,6 +1,6 @@
-//! The registrations by which API servers find the webhook, kept as they are to be, with the authorities of our
-//! certificate in them: a `MutatingWebhookConfiguration` for pods, and a `ValidatingWebhookConfiguration` for the
-//! requests of the janitor.
+//! Registrations of the webhook with the API server: a `MutatingWebhookConfiguration` for pods,
+//! and a `ValidatingWebhookConfiguration` for the janitor's requests. Each is kept in its
+//! intended state, with the current certificate authorities.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,82 +20,77 @@ use tokio_util::sync::CancellationToken;
 pub const NAME: &str = "gpuwarden-preflight";
 /// Name of the registration for requests.
 const REQUESTS_NAME: &str = "gpuwarden-requests";
-/// Name of its webhook.
+/// Name of the webhook for requests.
 const REQUESTS_WEBHOOK: &str = "requests.gpuwarden.dev";
-/// Name of its webhook, as NVSentinel has it.
+/// Name of the webhook for pods, as in NVSentinel.
 const WEBHOOK: &str = "preflight.nvsentinel.nvidia.com";
-/// Time between two looks at whether it still is as it is to be.
-const LOOK: Duration = Duration::from_secs(30);
+/// Interval for verifying the registration.
+const INTERVAL: Duration = Duration::from_secs(30);
 /// Pause after a failure.
 const RETRY: Duration = Duration::from_secs(2);
-/// Time for which an API server waits for an answer (seconds).
+/// Timeout of an API server for an answer, in seconds.
 const TIMEOUT: u32 = 10;
-/// The paths of the webhooks.
+/// Path of the webhook for pods.
 const PATH: &str = "/mutate";
 const REQUESTS_PATH: &str = "/validate";
 const GROUP: &str = "admissionregistration.k8s.io";
-/// Label of every namespace: its name.
+/// Label that Kubernetes sets on every namespace to its name.
 const NAMESPACE_NAME: &str = "kubernetes.io/metadata.name";
 
-/// The place at which API servers find the webhook.
+/// Address of the webhook, as API servers reach it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// A Service of the cluster.
+    /// Service in the cluster.
     Service {
-        /// Its namespace.
         namespace: String,
-        /// Its name.
         name: String,
-        /// Its port.
         port: u16,
     },
-    /// An address, such as `https://127.0.0.1:8443`.
+    /// Base URL, such as `https://127.0.0.1:8443`.
     Url(String),
 }
 
-/// The objects that API servers ask about.
+/// Objects that API servers ask about.
 pub enum Asked {
-    /// New pods.
+    /// Pods at their creation.
     Pods {
-        /// The configuration: which pods get checks, and what becomes of them without a webhook.
+        /// Configuration: which pods get checks, and the default failure policy.
         config: Arc<Config>,
-        /// Goes before the configuration's word.
+        /// Overrides the failure policy of the configuration.
         failure_policy: Option<FailurePolicy>,
-        /// The namespace of the webhook, whose own pods never wait for it.
+        /// Namespace of the webhook itself, whose pods never need its answer.
         own_namespace: String,
     },
-    /// Requests of the janitor. Without a webhook they come in: nobody is to wait for it who wants a node rebooted.
+    /// Requests of the janitor. They are allowed while no webhook answers: a reboot must not
+    /// wait for it.
     Requests,
 }
 
-/// Keeps a registration.
+/// Keeper of one registration.
 pub struct Registration {
-    /// The cluster.
     pub cluster: Arc<Cluster>,
-    /// The place of the webhook.
     pub place: Place,
-    /// The objects that API servers ask about.
     pub asked: Asked,
-    /// The authorities of our certificate, as they change.
+    /// PEM of the current certificate authorities.
     pub authorities: watch::Receiver<String>,
-    /// Take it away at the end: nobody answers then.
+    /// True if the registration is deleted at shutdown, since nobody answers afterwards.
     pub ends_with_us: bool,
 }
 
 // === impl Registration ===
 
 impl Registration {
-    /// Keeps it as it is to be until `cancel`.
+    /// Keeps the registration in its intended state until `cancel`.
     pub async fn run(mut self, cancel: CancellationToken) {
         let mut authorities = self.authorities.clone();
         let keep = async {
             let mut trouble = Trouble::default();
             loop {
                 let kept = self.keep().await;
-                let pause = if kept.is_ok() { LOOK } else { RETRY };
+                let pause = if kept.is_ok() { INTERVAL } else { RETRY };
                 trouble.note(kept.map_err(|error| {
                     let name = self.asked.name();
-                    format!("the registration {name} cannot be kept: {}", chain(&error))
+                    format!("cannot update the registration {name}: {}", chain(&error))
                 }));
                 tokio::select! {
                     () = tokio::time::sleep(pause) => {}
@@ -109,7 +104,7 @@ impl Registration {
         {
             let error = chain(&error);
             let name = self.asked.name();
-            tracing::warn!(error, "the registration {name} could not be taken away");
+            tracing::warn!(error, "cannot delete the registration {name}");
         }
     }
 
@@ -123,7 +118,7 @@ impl Registration {
                     tracing::info!("the webhook is registered as {name}");
                     Ok(())
                 }
-                // Another replica was first.
+                // Another replica created it first.
                 Err(ApiError::Conflict { .. }) => Ok(()),
                 Err(error) => Err(error),
             };
@@ -220,7 +215,7 @@ impl Asked {
         }
     }
 
-    /// Returns what is of its own in the webhook of the registration.
+    /// Returns the parts of the webhook that depend on the kind of object.
     fn webhook(&self) -> Value {
         match self {
             Self::Pods {
@@ -263,7 +258,8 @@ fn of_pods(config: &Config, failure_policy: Option<FailurePolicy>, own_namespace
             FailurePolicy::Fail => "Fail",
             FailurePolicy::Ignore => "Ignore",
         },
-        // Another webhook may give a pod its GPUs after us; who has its checks keeps them.
+        // Another webhook may add GPUs to a pod after this one. A pod that has its checks keeps
+        // them.
         "reinvocationPolicy": "IfNeeded",
     });
     if let Some(selector) = &config.object_selector {
@@ -272,7 +268,7 @@ fn of_pods(config: &Config, failure_policy: Option<FailurePolicy>, own_namespace
     webhook
 }
 
-/// Returns the selector of namespaces: the configured one, without those that never get checks.
+/// Returns the configured namespace selector without the namespaces that never get checks.
 fn namespaces(config: &Config, own_namespace: &str) -> Value {
     let mut selector = config.namespace_selector.clone();
     let mut never = config.excluded_namespaces.clone();
@@ -296,7 +292,7 @@ fn namespaces(config: &Config, own_namespace: &str) -> Value {
     selector
 }
 
-/// Returns whether API servers are told of these authorities: the registration has them.
+/// Returns true if the registration contains exactly these authorities.
 pub(crate) async fn has(cluster: &Cluster, authorities: &str) -> Result<bool, ApiError> {
     let there = cluster.object(&kind(), None, NAME).await?;
     let wanted = BASE64_STANDARD.encode(authorities.as_bytes());
@@ -309,12 +305,13 @@ fn kind() -> Kind {
     Kind::new(GROUP, "v1", "mutatingwebhookconfigurations")
 }
 
-/// Returns whether webhooks are as wanted. A selector that has more than that selects less.
+/// Returns true if the webhooks are as intended. A selector with additional terms would select
+/// less, so selectors must be equal.
 fn is_as_wanted(there: &Value, wanted: &Value) -> bool {
     let selectors = |webhooks: &Value| {
         let all = webhooks.as_array().into_iter().flatten();
         let both = ["namespaceSelector", "objectSelector"];
-        // The API server writes one that selects all where there is none.
+        // The API server defaults a missing selector to one that selects everything.
         let of =
             |webhook: &Value, key: &str| webhook.get(key).cloned().unwrap_or_else(|| json!({}));
         let all = all.flat_map(|webhook| both.map(|key| of(webhook, key)));
@@ -323,7 +320,7 @@ fn is_as_wanted(there: &Value, wanted: &Value) -> bool {
     contains(there, wanted) && selectors(there) == selectors(wanted)
 }
 
-/// Returns whether an object has all that is wanted; the API server adds its defaults.
+/// Returns true if `there` contains everything in `wanted`. The API server adds defaults.
 fn contains(there: &Value, wanted: &Value) -> bool {
     match (there, wanted) {
         (Value::Object(there), Value::Object(wanted)) => wanted
@@ -367,7 +364,7 @@ mod tests {
         let narrow = webhook(json!({"matchLabels": {"a": "b"}}));
         assert!(is_as_wanted(&narrow, &narrow));
         assert!(!is_as_wanted(&narrow, &webhook(json!({}))));
-        // One that is not written is the API server's, which selects all.
+        // A missing selector is defaulted by the API server to one that selects everything.
         let unwritten = json!([{"namespaceSelector": {"matchLabels": {"a": "b"}}}]);
         assert!(is_as_wanted(&narrow, &unwritten));
         let by_object = json!([{"namespaceSelector": {"matchLabels": {"a": "b"}}, "objectSelector": {"x": "y"}}]);

@@ -1,6 +1,6 @@
-//! Admission of the requests that the janitor carries out: one that cannot be carried out is refused with a sentence,
-//! where it would end without having done anything. What the cluster does not say now is let in: the janitor looks at
-//! it once more.
+//! Admission of the janitor's requests: refuses a request that could not be carried out, with a
+//! reason. Without admission, it would fail later without any effect. If the cluster does not
+//! answer, the request is allowed: the janitor checks it again.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,40 +17,41 @@ use tokio::sync::Mutex;
 use tokio::time::Instant;
 
 use crate::facts::known_by;
-use crate::review::{Question, Unanswered};
+use crate::review::{Review, Unanswered};
 use crate::turns::{Turns, Work};
 
-/// Time between the beginnings of two lists of one kind: whoever reaches the port can have them made.
+/// Shortest time between two lists of one kind, since anybody who reaches the port can cause
+/// them.
 const APART: Duration = Duration::from_millis(100);
 
 /// Requests that have not ended.
 type Open = Arc<Vec<Value>>;
 
-/// Answers questions about requests. Cheap to clone.
+/// Answers reviews of requests. Cheap to clone.
 #[derive(Clone)]
 pub struct Requests {
     cluster: Arc<Cluster>,
     turns: Turns,
-    /// The last list of each kind, by its plural, and when it began. Who makes one holds it.
+    /// Last list of each kind, by plural, and when it began. The lock is held while listing.
     lists: Arc<Mutex<BTreeMap<&'static str, (Instant, Open)>>>,
-    /// The line of requests that are let in unseen.
-    unseen: Arc<Seldom>,
+    /// Rate limit of the log line about unchecked requests.
+    unchecked: Arc<Seldom>,
 }
 
 // === impl Requests ===
 
 impl Requests {
-    /// Returns who answers by what a cluster says.
+    /// Creates an admission that reads from `cluster`.
     pub fn new(cluster: Arc<Cluster>) -> Self {
         Self {
             cluster,
             turns: Turns::default(),
             lists: Arc::default(),
-            unseen: Arc::default(),
+            unchecked: Arc::default(),
         }
     }
 
-    /// Returns the answer to a question, if there is one by `until`.
+    /// Answers a review, or fails at `until`.
     pub(crate) async fn answer(&self, body: ReadBody, until: Instant) -> Result<Value, Unanswered> {
         let began = Instant::now();
         let answering = tokio::time::timeout_at(until, self.judge(body, until));
@@ -60,36 +61,37 @@ impl Requests {
 
     async fn judge(&self, body: ReadBody, until: Instant) -> Result<Value, Unanswered> {
         let mut work = Work::new(&self.turns, body);
-        let named = work.part(|question| (question.bare(), named(question)));
+        let named = work.part(|review| (review.bare(), named(review)));
         let (about, named) = named.await?;
         let (kind, node) = match named {
             Some(Ok(named)) => named,
             Some(Err(why)) => return Ok(about.denied(&why)),
             None => return Ok(about.changed(&Injection::default())),
         };
-        let said = tokio::time::timeout_at(known_by(until), self.said_of(kind, &node));
-        let others = match work.meanwhile(said).await? {
+        let listing = tokio::time::timeout_at(known_by(until), self.open_for(kind, &node));
+        let others = match work.meanwhile(listing).await? {
             Ok(Ok(others)) => others,
-            Ok(Err(error)) => return Ok(self.unseen(&about, &chain(&error))),
-            Err(_) => return Ok(self.unseen(&about, "the API server did not answer in time")),
+            Ok(Err(error)) => return Ok(self.unchecked(&about, &chain(&error))),
+            Err(_) => return Ok(self.unchecked(&about, "the API server did not answer in time")),
         };
-        let judging = work.last(move |question| {
+        let judging = work.last(move |review| {
             let others = others.as_ref().map(|others| others.as_slice());
-            let refusal = request(question).and_then(|request| {
+            let refusal = request(review).and_then(|request| {
                 request.refusal(&node, others.is_some(), others.unwrap_or_default())
             });
             match refusal {
-                Some(why) => question.denied(&why),
-                None => question.changed(&Injection::default()),
+                Some(why) => review.denied(&why),
+                None => review.changed(&Injection::default()),
             }
         });
         judging.await
     }
 
-    /// Returns the requests of a kind that have not ended, if there is such a node.
-    async fn said_of(&self, kind: Maintenance, node: &str) -> Result<Option<Open>, ApiError> {
+    /// Returns the requests of a kind that have not ended, or `None` if the node does not
+    /// exist.
+    async fn open_for(&self, kind: Maintenance, node: &str) -> Result<Option<Open>, ApiError> {
         let nodes = Kind::new("", "v1", "nodes");
-        // A name that is none would be another path.
+        // Any other character would change the path of the API request.
         let is_name = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '.';
         if node.chars().all(is_name) && self.cluster.object(&nodes, None, node).await?.is_some() {
             return self.open(kind).await.map(Some);
@@ -97,8 +99,8 @@ impl Requests {
         Ok(None)
     }
 
-    /// Returns the requests of a kind that have not ended, as they are now or after that: who asks while others do
-    /// shares a list with them.
+    /// Returns the requests of a kind that have not ended, from a list that began after the
+    /// call. Concurrent callers share a list.
     async fn open(&self, kind: Maintenance) -> Result<Open, ApiError> {
         let asked = Instant::now();
         let (group, version, plural) = kind.resource();
@@ -118,42 +120,42 @@ impl Requests {
         Ok(open)
     }
 
-    /// Returns the answer where the cluster does not say what it takes.
-    fn unseen(&self, question: &Question, why: &str) -> Value {
-        if let Some(not_logged_before) = self.unseen.now() {
+    /// Returns an answer that allows the request, with a warning that it could not be checked.
+    fn unchecked(&self, review: &Review, why: &str) -> Value {
+        if let Some(not_logged_before) = self.unchecked.now() {
             tracing::warn!(
                 not_logged_before,
-                "a request of the janitor is let in unseen: {why}"
+                "a request of the janitor is allowed without a check: {why}"
             );
         }
-        let warning = format!("it is not known whether the request can be carried out: {why}");
-        question.changed(&Injection {
+        let warning = format!("could not check whether the request can be carried out: {why}");
+        review.changed(&Injection {
             warnings: vec![warning],
             ..Injection::default()
         })
     }
 }
 
-/// Returns the request that a question is about; `None` where there is nothing to look at.
-fn request(question: &Question) -> Option<Request<'_>> {
-    let resource = &question.resource;
+/// Returns the janitor's request in a review; `None` if there is nothing to check.
+fn request(review: &Review) -> Option<Request<'_>> {
+    let resource = &review.resource;
     let kind = Maintenance::of_resource(&resource.group, &resource.resource)?;
-    let before = match &*question.operation {
+    let before = match &*review.operation {
         "CREATE" => None,
-        "UPDATE" => Some(&question.old_object),
+        "UPDATE" => Some(&review.old_object),
         _ => return None,
     };
     Some(Request {
         kind,
-        object: &question.object,
+        object: &review.object,
         before,
     })
 }
 
-/// Returns the kind of the request that a question is about, and its node; `None` where there is nothing to look at. The
-/// error is the reason for which it is refused.
-fn named(question: &Question) -> Option<Result<(Maintenance, String), String>> {
-    let request = request(question)?;
+/// Returns the kind and the node of the request in a review; `None` if there is nothing to
+/// check. The error is the reason for a refusal.
+fn named(review: &Review) -> Option<Result<(Maintenance, String), String>> {
+    let request = request(review)?;
     match request.node() {
         Ok(Named::Node(node)) => Some(Ok((request.kind, node.to_owned()))),
         Ok(Named::Changed) => None,
@@ -179,8 +181,8 @@ mod tests {
 
     const ENOUGH: Duration = Duration::from_secs(60);
 
-    /// An API server with the node `gpu-1`, and a `RebootNode` for it that has not ended. Returns how often those were
-    /// listed.
+    /// Starts an API server with the node `gpu-1` and an unfinished `RebootNode` for it. Also
+    /// returns the number of lists of `RebootNode`s so far.
     async fn api() -> (Arc<AtomicUsize>, Arc<Cluster>) {
         let node = async |Path(name): Path<String>| -> Response {
             if name == "gpu-1" || name == "gpu-2" {
@@ -212,8 +214,8 @@ mod tests {
         (lists, crate::server::tests::at(&address).await)
     }
 
-    async fn answer(requests: &Requests, question: &Value) -> Value {
-        let body = Body::from(question.to_string());
+    async fn answer(requests: &Requests, review: &Value) -> Value {
+        let body = Body::from(review.to_string());
         let peer = Peer::of([127, 0, 0, 1].into());
         let room = Bodies::new(1024 * 1024);
         let body = room.read(peer, body, 1024 * 1024, ENOUGH).await;
@@ -222,7 +224,7 @@ mod tests {
         answer.expect("an answer")["response"].clone()
     }
 
-    fn question(operation: &str, node: &str, before: Option<&str>) -> Value {
+    fn review(operation: &str, node: &str, before: Option<&str>) -> Value {
         let of = |node: &str| json!({"metadata": {"name": "second"}, "spec": {"nodeName": node}});
         let resource = json!({
             "group": "janitor.dgxc.nvidia.com", "version": "v1alpha1", "resource": "rebootnodes",
@@ -263,13 +265,13 @@ mod tests {
             ),
             ("DELETE", "gpu-9", None, None),
         ] {
-            let said = answer(&requests, &question(operation, node, before)).await;
+            let response = answer(&requests, &review(operation, node, before)).await;
             assert_eq!(
-                said["allowed"],
+                response["allowed"],
                 refusal.is_none(),
-                "{operation} {node}: {said}"
+                "{operation} {node}: {response}"
             );
-            let message = said["status"]["message"].as_str().unwrap_or_default();
+            let message = response["status"]["message"].as_str().unwrap_or_default();
             assert!(
                 message.starts_with(refusal.unwrap_or_default()),
                 "{message}"
@@ -282,13 +284,13 @@ mod tests {
         let (lists, cluster) = api().await;
         let requests = Requests::new(cluster);
         let questions: Vec<Value> = (0..60)
-            .map(|at| question("CREATE", if at == 0 { "gpu-1" } else { "gpu-2" }, None))
+            .map(|at| review("CREATE", if at == 0 { "gpu-1" } else { "gpu-2" }, None))
             .collect();
         let asking = questions.iter().map(|one| answer(&requests, one));
-        let said = futures::future::join_all(asking).await;
-        for (at, said) in said.iter().enumerate() {
-            assert_eq!(said["allowed"], at != 0, "{at}: {said}");
-            assert_eq!(said.get("warnings"), None, "it was looked at");
+        let responses = futures::future::join_all(asking).await;
+        for (at, response) in responses.iter().enumerate() {
+            assert_eq!(response["allowed"], at != 0, "{at}: {response}");
+            assert_eq!(response.get("warnings"), None, "it was looked at");
         }
         let lists = lists.load(Ordering::Relaxed);
         assert!(lists < 30, "{lists} lists");
@@ -297,9 +299,9 @@ mod tests {
     #[tokio::test]
     async fn while_the_cluster_does_not_say_it_is_let_in_with_a_warning() {
         let requests = Requests::new(crate::server::tests::away().await);
-        let said = answer(&requests, &question("CREATE", "gpu-1", None)).await;
-        assert_eq!(said["allowed"], true, "{said}");
-        let warning = said["warnings"][0].as_str().unwrap_or_default();
-        assert!(warning.starts_with("it is not known whether"), "{said}");
+        let response = answer(&requests, &review("CREATE", "gpu-1", None)).await;
+        assert_eq!(response["allowed"], true, "{response}");
+        let warning = response["warnings"][0].as_str().unwrap_or_default();
+        assert!(warning.starts_with("could not check whether"), "{response}");
     }
 }

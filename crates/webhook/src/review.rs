@@ -1,4 +1,4 @@
-//! `AdmissionReview`, the question of an API server and the answer to it (`admission.k8s.io/v1`).
+//! `AdmissionReview` (`admission.k8s.io/v1`): the request of an API server, and the response.
 
 use std::borrow::Cow;
 use std::time::Duration;
@@ -9,39 +9,39 @@ use preflight::inject::Injection;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-/// The version of question and answer.
+/// API version of request and response.
 const API_VERSION: &str = "admission.k8s.io/v1";
-/// Most warnings of an answer; the API server cuts what has more than 4096 bytes.
+/// Most warnings in a response; the API server truncates them at 4096 bytes in total.
 const MAX_WARNINGS: usize = 10;
-/// Most bytes of a reason that somebody is told, or that is logged: the names in it may be as long as the question.
+/// Most bytes of a reason in a response or log line: names in it may be as long as the request.
 const MAX_REASON_BYTES: usize = 1024;
 
-/// A question that is none.
+/// Error for a body that is not an admission review.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the body is no AdmissionReview of {API_VERSION} with a request: {0}")]
+#[error("the body is not an AdmissionReview of {API_VERSION} with a request: {0}")]
 pub(crate) struct BadReview(String);
 
-/// A reason why a question has no answer.
+/// Reason why a review gets no answer.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Unanswered {
-    /// The text is no question.
+    /// The body is not an admission review.
     #[error(transparent)]
     Bad(#[from] BadReview),
-    /// The question takes more memory than one may have.
-    #[error("the object has too many parts to be looked at")]
+    /// The review needs more memory than allowed.
+    #[error("the object has too many parts to be processed")]
     TooLarge,
-    /// Other questions took too long, or the cluster did.
+    /// Other reviews, or the cluster, took too long.
     #[error("the webhook has not answered within {} s; create the object again", .0.as_secs())]
     Late(Duration),
-    /// A fault of ours.
-    #[error("the webhook failed at the object; its log says why")]
+    /// Bug in this program.
+    #[error("the webhook failed to process the object; see its log")]
     Failed,
 }
 
-/// A question: may this object be created?
+/// Review of an object that is created or changed.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Question {
+pub(crate) struct Review {
     uid: String,
     #[serde(default)]
     pub(crate) namespace: String,
@@ -51,10 +51,10 @@ pub(crate) struct Question {
     sub_resource: String,
     #[serde(default)]
     pub(crate) resource: Resource,
-    /// The object as it is to be.
+    /// Object after the change.
     #[serde(default)]
     pub(crate) object: Value,
-    /// The object as it is, where it is changed.
+    /// Object before the change; null at creation.
     #[serde(default)]
     pub(crate) old_object: Value,
 }
@@ -69,10 +69,10 @@ pub(crate) struct Resource {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Review {
+struct Envelope {
     api_version: String,
     kind: String,
-    request: Question,
+    request: Review,
 }
 
 // === impl BadReview ===
@@ -86,7 +86,7 @@ impl BadReview {
 // === impl Unanswered ===
 
 impl Unanswered {
-    /// Returns what the metrics call it.
+    /// Returns the value of the metrics' label `result`.
     pub(crate) fn outcome(&self) -> &'static str {
         match self {
             Self::Bad(_) => "bad_request",
@@ -97,24 +97,24 @@ impl Unanswered {
     }
 }
 
-// === impl Question ===
+// === impl Review ===
 
-impl Question {
-    /// Reads a question.
+impl Review {
+    /// Parses the body of a review.
     pub(crate) fn parse(body: &[u8]) -> Result<Self, BadReview> {
-        let review: Review =
+        let envelope: Envelope =
             serde_json::from_slice(body).map_err(|error| BadReview::new(&error.to_string()))?;
-        let (kind, version) = (review.kind, review.api_version);
+        let (kind, version) = (envelope.kind, envelope.api_version);
         if kind != "AdmissionReview" || version != API_VERSION {
             return Err(BadReview::new(&format!("it is a {kind} of {version}")));
         }
-        if review.request.uid.is_empty() {
+        if envelope.request.uid.is_empty() {
             return Err(BadReview::new("the request has no uid"));
         }
-        Ok(review.request)
+        Ok(envelope.request)
     }
 
-    /// Returns the question without its object, for an answer that takes no look at it.
+    /// Returns the review without its objects, for an answer that does not need them.
     pub(crate) fn bare(&self) -> Self {
         Self {
             uid: self.uid.clone(),
@@ -123,7 +123,7 @@ impl Question {
         }
     }
 
-    /// Returns whether a pod is to be created, and no part of one.
+    /// Returns true for the creation of a pod, but not of its subresources.
     pub(crate) fn is_new_pod(&self) -> bool {
         self.operation == "CREATE"
             && self.resource.group.is_empty()
@@ -131,7 +131,7 @@ impl Question {
             && self.sub_resource.is_empty()
     }
 
-    /// Returns the answer that changes the object.
+    /// Returns an answer that allows the object, with a patch and warnings.
     pub(crate) fn changed(&self, injection: &Injection) -> Value {
         let mut response = json!({"uid": self.uid, "allowed": true});
         let mut add = |key: &str, value: Value| {
@@ -151,14 +151,14 @@ impl Question {
         answer(&response)
     }
 
-    /// Returns the answer that the object may not be created, with a reason for whoever tries.
+    /// Returns an answer that refuses the object, with a reason for its creator.
     pub(crate) fn denied(&self, why: &str) -> Value {
         let status = json!({"code": 422, "reason": "Invalid", "message": why});
         answer(&json!({"uid": self.uid, "allowed": false, "status": status}))
     }
 }
 
-/// Returns a reason, or the beginning of one that is too long.
+/// Truncates a reason that is too long.
 pub(crate) fn shortened(why: &str) -> Cow<'_, str> {
     let mut ends = why.char_indices().map(|(at, _)| at);
     match ends.find(|at| *at >= MAX_REASON_BYTES) {

@@ -1,4 +1,4 @@
-//! The HTTPS server that API servers ask, and the server of probes and metrics.
+//! HTTPS server for API servers, and plain server for probes and metrics.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,48 +22,48 @@ use crate::admission::Admission;
 use crate::requests::Requests;
 use crate::review::Unanswered;
 
-/// Largest question (bytes). An API server takes objects of 3 MiB, and writes beside them who manages which of
-/// their fields, which may be twice as much again.
-const MAX_QUESTION_BYTES: usize = 10 * 1024 * 1024;
-/// Most bytes of questions that are read or answered at a time.
+/// Largest review in bytes. An API server accepts objects of 3 MiB, and sends `managedFields`
+/// with them, which can be twice as large again.
+const MAX_REVIEW_BYTES: usize = 10 * 1024 * 1024;
+/// Most bytes of reviews that are read or answered at a time.
 const MAX_READ_BYTES: usize = 32 * 1024 * 1024;
-/// Longest time for the body of a question.
+/// Timeout for the body of a review.
 const BODY_TIMEOUT: Duration = Duration::from_secs(5);
-/// Longest time until a question is answered: an API server gives up after 10 s, and says then that nobody answered,
-/// and not why.
+/// Timeout for an answer. The API server gives up after 10 s and then reports only that nobody
+/// answered; this timeout is shorter, so that the creator of the object sees the reason.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(8);
-/// API servers open a connection for each question that they ask at the same time, and keep them idle for 90 s; where
-/// one is closed while they ask by it, they do not ask once more.
+/// An API server opens a connection for each concurrent review and keeps it idle for 90 s. If
+/// it is closed while a review is sent, the API server does not retry.
 const CLIENTS: Clients = Clients {
     connections: 512,
     idle: Duration::from_secs(120),
 };
-/// Time between two signs of life of the threads that answer.
+/// Interval of heartbeats from the threads that answer.
 const BEAT: Duration = Duration::from_secs(1);
-/// Time without a sign of life after which the process is to be started anew. Far longer than any work that the
-/// threads have to do: a replica that has much to do is not helped by a start.
+/// Time without a heartbeat until the liveness probe fails. Far above any work of these
+/// threads: a restart does not help a busy replica.
 const MAX_SILENCE: Duration = Duration::from_secs(60);
 
-/// The server, as its routes see it.
+/// State of the routes.
 #[derive(Clone)]
 pub struct WebhookServer {
     admission: Admission,
-    /// Answers about requests of the janitor, if anybody does.
+    /// Validation of the janitor's requests, if enabled.
     requests: Option<Requests>,
     metrics: Metrics,
     bodies: Arc<Bodies>,
     body_timeout: Duration,
     answer_timeout: Duration,
-    /// Set once it is to end: API servers shall find another replica.
+    /// Set at shutdown, so that API servers choose another replica.
     ending: Arc<AtomicBool>,
-    /// The time of the last sign of life of the threads that answer.
+    /// Last heartbeat of the threads that answer.
     alive: Arc<Mutex<Instant>>,
 }
 
 // === impl WebhookServer ===
 
 impl WebhookServer {
-    /// Returns a server of answers.
+    /// Creates a server that answers for `admission`.
     pub fn new(admission: Admission, metrics: Metrics) -> Self {
         Self {
             admission,
@@ -77,14 +77,14 @@ impl WebhookServer {
         }
     }
 
-    /// Answers about requests of the janitor as well.
+    /// Also validates the janitor's requests.
     #[must_use]
     pub fn with_requests(self, requests: Option<Requests>) -> Self {
         Self { requests, ..self }
     }
 
-    /// Serves until `cancel`, and then for `drain` longer: it says that it is not ready, asks whoever
-    /// is connected to come by another connection, and answers all that still comes.
+    /// Serves until `cancel`, then drains for `drain`: reports not ready, asks clients to
+    /// reconnect elsewhere, and answers what still arrives.
     pub async fn serve(
         self,
         listener: TcpListener,
@@ -104,7 +104,7 @@ impl WebhookServer {
         tokio::join!(serving, ending);
     }
 
-    /// Returns what API servers ask.
+    /// Returns the routes for API servers.
     fn routes(&self) -> Router {
         let validate = match self.requests {
             Some(_) => Router::new().route("/validate", post(validate)),
@@ -118,8 +118,9 @@ impl WebhookServer {
             .with_state(self.clone())
     }
 
-    /// Starts the server of probes and metrics, in the open, and returns what ends after `cancel`. It has a thread of
-    /// its own: however much the others have to do, a probe is answered, so that nobody ends the process for it.
+    /// Starts the server of probes and metrics, without TLS, and returns a future that ends
+    /// after `cancel`. The server has its own thread, so that probes are answered however busy
+    /// the others are.
     pub fn serve_metrics(
         self,
         listener: TcpListener,
@@ -134,7 +135,7 @@ impl WebhookServer {
         let serve = async move {
             let listener = match TcpListener::from_std(listener) {
                 Ok(listener) => listener,
-                Err(error) => return tracing::error!(%error, "probes are not answered"),
+                Err(error) => return tracing::error!(%error, "cannot serve probes"),
             };
             let routes = Router::new()
                 .route("/healthz", get(liveness))
@@ -157,21 +158,21 @@ impl WebhookServer {
                 }
             };
             cancel.run_until_cancelled(beating).await;
-            // It is dropped, and nothing sent.
+            // The sender is dropped without a value when the server ends.
             drop(end.await);
         })
     }
 
-    /// Reads a question. The error is what is said in the place of an answer.
+    /// Reads the body of a review. The error is the response.
     async fn read(&self, peer: Peer, request: Request) -> Result<ReadBody, Response> {
         let body = request.into_body();
         let within = self.body_timeout;
-        let reading = self.bodies.read(peer, body, MAX_QUESTION_BYTES, within);
+        let reading = self.bodies.read(peer, body, MAX_REVIEW_BYTES, within);
         reading.await.map_err(IntoResponse::into_response)
     }
 
-    /// Returns the response to a question that was read. One that waits for its turn, or for the cluster, while there is
-    /// no room for others makes room, and is refused.
+    /// Returns the response to a review. While no memory is free for new reviews, one that
+    /// waits for its turn or for the cluster is refused.
     async fn unless_crowded(
         &self,
         gives_way: impl Future<Output = ()>,
@@ -184,7 +185,7 @@ impl WebhookServer {
         }
     }
 
-    /// Returns the response with an answer.
+    /// Returns the response for an answer.
     fn respond(&self, answered: Result<Value, Unanswered>) -> Response {
         let mut response = match answered {
             Ok(answer) => axum::Json(answer).into_response(),
@@ -197,12 +198,11 @@ impl WebhookServer {
         response
     }
 
-    /// Gives a sign of life.
     fn beat(&self) {
         *self.alive.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
     }
 
-    /// Returns who has given no sign of life for long.
+    /// Returns the component without a recent heartbeat.
     fn silent(&self) -> Option<&'static str> {
         let last = *self.alive.lock().unwrap_or_else(PoisonError::into_inner);
         (last.elapsed() >= MAX_SILENCE).then_some("the webhook")
@@ -252,8 +252,8 @@ async fn validate(
 // === impl Unanswered ===
 
 impl IntoResponse for Unanswered {
-    /// The failure policy of the registration says what becomes of the object. Of a 500 the API server passes the text
-    /// on to whoever creates it; of a 503 it does not.
+    /// Returns the error response; the registration's failure policy decides about the object.
+    /// The API server shows the text of a 500 to the creator of the object, but not of a 503.
     fn into_response(self) -> Response {
         let status = match &self {
             Self::Bad(_) => StatusCode::BAD_REQUEST,
@@ -264,12 +264,12 @@ impl IntoResponse for Unanswered {
     }
 }
 
-/// The process lives: an API server that is away is no reason to start it again.
+/// Liveness of the HTTPS server. An unreachable API server is no reason for a restart.
 async fn healthz() -> Response {
     http_server::liveness(None)
 }
 
-/// The process lives while the threads that answer do.
+/// Liveness of the threads that answer.
 async fn liveness(State(server): State<WebhookServer>) -> Response {
     http_server::liveness(server.silent())
 }

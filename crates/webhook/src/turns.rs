@@ -1,11 +1,14 @@
-//! Turns of questions: how many are answered at a time, by the memory that they take, and on which threads.
+//! Turns: limits how many reviews are answered at a time, by the memory that they need, and
+//! chooses the thread.
 //!
-//! A question about an ordinary pod is answered where it came in, beside many others. Large ones, which anybody may
-//! ask who may create a pod, are answered one after the other on a thread of their own, so that they wait for each
-//! other and no ordinary one for them. Who asks many large ones waits for itself: of each address the first in line
-//! waits for the turn.
+//! A review of an ordinary pod is answered on the thread that received it, beside many others.
+//! Large reviews, which anybody with permission to create pods can cause, are answered one by
+//! one on a thread of their own, so that they delay each other but no ordinary review. Each
+//! client address queues its own large reviews, and only the first of them competes for the
+//! turn.
 //!
-//! A turn is for work. While a question waits for the cluster it has none, and only its text is kept.
+//! A review holds a turn only while it is worked on. While it waits for the cluster, only its
+//! text is kept.
 
 use std::collections::HashMap;
 use std::pin::pin;
@@ -15,45 +18,47 @@ use futures::FutureExt as _;
 use runtime::http_server::{Peer, ReadBody};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::review::{Question, Unanswered};
+use crate::review::{Review, Unanswered};
 
-/// Memory that an object of JSON takes beside its text (bytes): the node of a tree, with room for eleven fields.
+/// Memory of a JSON object beside its text, in bytes: a B-tree node with room for eleven
+/// fields.
 const OBJECT_BYTES: usize = 640;
-/// Memory that each further element or field takes: a value, and the text of its own that it may have.
+/// Memory of each further element or field, in bytes: a value and possibly its own text.
 const ELEMENT_BYTES: usize = 100;
-/// Most memory of an ordinary question (bytes): two hundred times the text of a usual pod, and some milliseconds of
-/// work at most.
+/// Largest memory of an ordinary review in bytes: two hundred times the text of a usual pod,
+/// and a few milliseconds of work.
 const MAX_ORDINARY: usize = 1024 * 1024;
-/// Most memory of all ordinary questions.
+/// Most memory of all ordinary reviews in bytes.
 const ORDINARY: usize = 32 * 1024 * 1024;
-/// Most memory of a large question: more than a pod of 1 MB takes whose volumes and mounts are as small as they can be.
+/// Largest memory of a large review in bytes: above that of a 1 MB pod that consists of the
+/// smallest possible volumes and mounts.
 const MAX_LARGE: usize = 96 * 1024 * 1024;
-/// The unit in which ordinary questions share their memory (bytes).
+/// Unit of the semaphore for ordinary reviews, in bytes.
 const UNIT: usize = 1024;
 
-/// The turns. Cheap to clone.
+/// Turns of all reviews. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct Turns {
     ordinary: Arc<Semaphore>,
     large: Arc<Semaphore>,
-    /// The lines of those who ask large questions now.
+    /// Queues of the clients with large reviews.
     lines: Arc<Mutex<HashMap<Peer, Weak<Semaphore>>>>,
 }
 
-/// The turn of a question, until it is dropped and nothing is worked on in it.
+/// Turn of a review. It ends when all clones are dropped and no work is running in it.
 #[derive(Clone)]
 pub(crate) struct Turn {
-    /// The turn itself, and the first place in a line.
+    /// Permit of the turn, and of the client's queue.
     permits: Arc<(OwnedSemaphorePermit, Option<OwnedSemaphorePermit>)>,
     is_large: bool,
 }
 
-/// The work on a question, in one turn or several.
+/// Work on a review, in one or more turns.
 pub(crate) struct Work {
     turns: Turns,
     text: Arc<ReadBody>,
-    /// The turn, and the question as it was read. `None`: it has no turn now.
-    held: Option<(Turn, Question)>,
+    /// Turn and parsed review; `None` while the review has no turn.
+    held: Option<(Turn, Review)>,
 }
 
 // === impl Turns ===
@@ -69,8 +74,8 @@ impl Default for Turns {
 }
 
 impl Turns {
-    /// Returns the turn of a question when it has come. It is in order, large ones by those who ask them, and an ordinary
-    /// question waits only for ordinary ones.
+    /// Waits for the turn of a review. Turns are fair; large reviews alternate between clients,
+    /// and ordinary ones wait only for ordinary ones.
     pub(crate) async fn take(&self, peer: Peer, text: &[u8]) -> Result<Turn, Unanswered> {
         let memory = memory(text);
         let is_large = memory > MAX_ORDINARY;
@@ -96,7 +101,7 @@ impl Turns {
         })
     }
 
-    /// Returns the line in which the large questions of one address wait for each other.
+    /// Returns the queue for large reviews of a client.
     fn line(&self, peer: Peer) -> Arc<Semaphore> {
         let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(line) = lines.get(&peer).and_then(Weak::upgrade) {
@@ -112,7 +117,8 @@ impl Turns {
 // === impl Turn ===
 
 impl Turn {
-    /// Does a part of the work for a question. The turn lasts until that is done, also where nobody waits for it.
+    /// Runs a part of the work. The turn lasts until it is done, even if the caller stops
+    /// waiting.
     pub(crate) async fn work<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,
@@ -127,7 +133,7 @@ impl Turn {
             done
         });
         working.await.map_err(|error| {
-            tracing::error!(%error, "the work for a question ended");
+            tracing::error!(%error, "processing a review failed");
             Unanswered::Failed
         })
     }
@@ -136,7 +142,7 @@ impl Turn {
 // === impl Work ===
 
 impl Work {
-    /// Returns the work on a question that has had no turn yet.
+    /// Creates the work on a review that has had no turn yet.
     pub(crate) fn new(turns: &Turns, text: ReadBody) -> Self {
         Self {
             turns: turns.clone(),
@@ -145,64 +151,64 @@ impl Work {
         }
     }
 
-    /// Does a part of the work in a turn.
+    /// Runs a part of the work in a turn.
     pub(crate) async fn part<T: Send + 'static>(
         &mut self,
-        part: impl FnOnce(&Question) -> T + Send + 'static,
+        part: impl FnOnce(&Review) -> T + Send + 'static,
     ) -> Result<T, Unanswered> {
-        let (turn, question) = self.in_turn().await?;
+        let (turn, review) = self.in_turn().await?;
         let working = turn.work(move || {
-            let done = part(&question);
-            (done, question)
+            let done = part(&review);
+            (done, review)
         });
-        let (done, question) = working.await?;
-        self.held = Some((turn, question));
+        let (done, review) = working.await?;
+        self.held = Some((turn, review));
         Ok(done)
     }
 
-    /// Does the last part. What the question takes is let go of where that is done.
+    /// Runs the last part. The memory of the review is freed on the thread of its turn.
     pub(crate) async fn last<T: Send + 'static>(
         mut self,
-        part: impl FnOnce(&Question) -> T + Send + 'static,
+        part: impl FnOnce(&Review) -> T + Send + 'static,
     ) -> Result<T, Unanswered> {
-        let (turn, question) = self.in_turn().await?;
-        turn.work(move || part(&question)).await
+        let (turn, review) = self.in_turn().await?;
+        turn.work(move || part(&review)).await
     }
 
-    /// Waits for what the cluster says. Where it is not known yet, the turn is let go meanwhile, with all that it stands
-    /// for: others do not wait for it.
+    /// Waits for facts from the cluster. Unless they are available at once, the turn and the
+    /// parsed review are released meanwhile, so that other reviews do not wait.
     pub(crate) async fn meanwhile<T>(
         &mut self,
-        said: impl Future<Output = T>,
+        facts: impl Future<Output = T>,
     ) -> Result<T, Unanswered> {
-        let mut said = pin!(said);
-        if let Some(said) = said.as_mut().now_or_never() {
-            return Ok(said);
+        let mut facts = pin!(facts);
+        if let Some(facts) = facts.as_mut().now_or_never() {
+            return Ok(facts);
         }
-        if let Some((turn, question)) = self.held.take() {
-            turn.work(move || drop(question)).await?;
+        if let Some((turn, review)) = self.held.take() {
+            turn.work(move || drop(review)).await?;
         }
-        Ok(said.await)
+        Ok(facts.await)
     }
 
-    /// Returns the turn, when it has come, and the question.
-    async fn in_turn(&mut self) -> Result<(Turn, Question), Unanswered> {
+    /// Returns the turn, waiting for it if needed, and the parsed review.
+    async fn in_turn(&mut self) -> Result<(Turn, Review), Unanswered> {
         if let Some(held) = self.held.take() {
             return Ok(held);
         }
         let turn = self.turns.take(self.text.peer(), &self.text).await?;
         let text = Arc::clone(&self.text);
-        let question = turn.work(move || Question::parse(&text)).await??;
-        Ok((turn, question))
+        let review = turn.work(move || Review::parse(&text)).await??;
+        Ok((turn, review))
     }
 }
 
-/// Returns how much memory a question takes at most while it is answered, by its text.
+/// Returns an upper bound for the memory needed to answer a review, estimated from its text.
 pub(crate) fn memory(text: &[u8]) -> usize {
     let (mut objects, mut elements) = (0, 0);
     let next = text.iter().skip(1).chain([&0]);
     for (byte, next) in text.iter().zip(next) {
-        // An empty object takes none.
+        // An empty object allocates nothing.
         objects += usize::from(*byte == b'{' && *next != b'}');
         elements += usize::from(*byte == b',');
     }
@@ -242,7 +248,7 @@ mod tests {
         let second = second.now_or_never().expect("its turn");
         drop(second);
         assert!(third.now_or_never().is_some());
-        // Of those who ask nothing any more, nothing is kept.
+        // Queues of clients without reviews are removed.
         drop(turns.take(peer(3), &large).await);
         assert_eq!(turns.lines.lock().expect("no panic elsewhere").len(), 1);
     }
@@ -271,11 +277,11 @@ mod tests {
         let large = objects(10_000);
         let turn = turns.take(peer(1), &large).await.expect("a turn");
         let (go_on, waits) = std::sync::mpsc::channel::<()>();
-        // This test has one thread: it would wait for itself.
+        // The test has a single thread and would block itself.
         let working = turn.work(move || waits.recv());
         let mut working = Box::pin(working);
         assert!(working.as_mut().now_or_never().is_none());
-        // Whoever asked is gone, and the work is not.
+        // The client is gone, but the work continues.
         drop(working);
         drop(turn);
         assert!(turns.take(peer(1), &large).now_or_never().is_none());
@@ -288,7 +294,8 @@ mod tests {
 
     #[test]
     fn memory_is_not_less_than_what_values_take() {
-        // The smallest texts of what takes most: a map of one field, and elements of two bytes.
+        // Smallest texts of the constructs that need most memory: a map of one field, and
+        // elements of two bytes.
         for (text, at_least) in [
             (objects(1_000), 1_000 * (24 * 11 + 32 * 11)),
             (

@@ -23,7 +23,7 @@ fn a_certificate_is_made_anew_in_time_and_keeps_its_authority() {
     let first = Pair::next(None, &plan, now).expect("a pair");
     assert!(first.is_good(&plan, now));
     assert!(first.is_good(&plan, after(now, 59)));
-    // A third of its time is left.
+    // Less than a third of its lifetime is left.
     assert!(!first.is_good(&plan, after(now, 61)));
 
     let second = Pair::next(Some(&first), &plan, after(now, 61)).expect("a pair");
@@ -37,7 +37,7 @@ fn a_certificate_is_made_anew_in_time_and_keeps_its_authority() {
 fn a_new_authority_is_told_beside_the_one_before() {
     let (plan, now) = (plan(&["webhook"]), Timestamp::now());
     let first = Pair::next(None, &plan, now).expect("a pair");
-    // An authority lives for 40 certificates; a third of that is left.
+    // An authority lives for 40 certificates; less than a third of that is left.
     let late = after(now, 2500);
     let second = Pair::next(Some(&first), &plan, late).expect("a pair");
     assert_eq!(count(&second.authorities), 2);

@@ -1,4 +1,4 @@
-//! What the server answers, also to what is no question; the cluster is away all the while.
+//! Answers of the server, also to malformed reviews, while the cluster is unreachable.
 
 use std::net::SocketAddr;
 
@@ -13,7 +13,7 @@ use super::*;
 use crate::discoveries::Discoveries;
 use crate::facts::Facts;
 
-/// A cluster that nobody answers for.
+/// Kubeconfig of an API server that does not exist.
 const KUBECONFIG: &str = r"
 apiVersion: v1
 kind: Config
@@ -23,12 +23,12 @@ clusters: [{name: away, cluster: {server: 'http://127.0.0.1:1'}}]
 users: [{name: nobody, user: {}}]
 ";
 
-/// Returns a cluster that nobody answers for.
+/// Returns a cluster with an unreachable API server.
 pub(crate) async fn away() -> Arc<Cluster> {
     at("127.0.0.1:1").await
 }
 
-/// Returns a cluster whose API server is at an address.
+/// Returns a cluster with its API server at `address`.
 pub(crate) async fn at(address: &str) -> Arc<Cluster> {
     let file = tempfile::NamedTempFile::new().expect("a file");
     let kubeconfig = KUBECONFIG.replace("127.0.0.1:1", address);
@@ -43,7 +43,7 @@ pub(crate) async fn at(address: &str) -> Arc<Cluster> {
 /// Longest wait for an answer.
 const ENOUGH: Duration = Duration::from_secs(120);
 
-/// A server; it ends when this is dropped.
+/// Server under test; it ends when this is dropped.
 struct Server {
     under_test: WebhookServer,
     address: SocketAddr,
@@ -62,7 +62,7 @@ impl Server {
 
     async fn of(cluster: Arc<Cluster>, more: &str) -> Self {
         let over = CancellationToken::new();
-        // The device classes are not followed, so they stay unknown.
+        // The device classes are not watched, so they stay unknown.
         let (facts, _following) = Facts::new(cluster, over.clone());
         let config = format!("image: registry.example/gpuwarden:1\n{more}");
         let config = Config::parse(&config, "config.yaml");
@@ -92,7 +92,7 @@ impl Server {
         }
     }
 
-    /// Returns status and body of an answer.
+    /// Sends a request, and returns status and body of the answer.
     async fn ask(&self, method: &str, path: &str, body: &[u8]) -> (u16, String) {
         let at = if path == "/metrics" || path == "/readyz" {
             self.metrics
@@ -131,7 +131,7 @@ impl Server {
     }
 }
 
-/// A question about a new pod, with other fields in its request.
+/// Returns a review of a new pod, with `more` fields in its request.
 fn review(more: &Value) -> Value {
     let mut request = json!({
         "uid": "u-1",
@@ -181,28 +181,28 @@ async fn what_is_no_question_is_refused_with_the_reason() {
         (deep, "recursion limit"),
     ] {
         for path in ["/mutate", "/mutate-pod"] {
-            let (status, said) = server.ask("POST", path, body.as_bytes()).await;
+            let (status, text) = server.ask("POST", path, body.as_bytes()).await;
             let body = &body[..body.len().min(200)];
-            assert_eq!(status, 400, "{body}: {said}");
-            assert!(said.contains(part), "{body}: {said}");
+            assert_eq!(status, 400, "{body}: {text}");
+            assert!(text.contains(part), "{body}: {text}");
         }
     }
     let not_utf_8 = b"{\"kind\": \"\xff\"}";
     assert_eq!(server.ask("POST", "/mutate", not_utf_8).await.0, 400);
-    // Whoever sends more is heard to the end, so that he hears why it is refused.
-    let huge = vec![b' '; MAX_QUESTION_BYTES + 1];
-    let (status, said) = server.ask("POST", "/mutate", &huge).await;
+    // A body that is too large is read to its end, so that the client receives the reason.
+    let huge = vec![b' '; MAX_REVIEW_BYTES + 1];
+    let (status, text) = server.ask("POST", "/mutate", &huge).await;
     assert_eq!(
-        (status, &*said),
+        (status, &*text),
         (413, "the request has more than 10485760 bytes\n")
     );
-    // A text that is said again is cut.
+    // A quoted text is truncated.
     let long = with("kind", json!("x".repeat(1_000_000)));
-    let (status, said) = server.ask("POST", "/mutate", long.as_bytes()).await;
-    assert!(status == 400 && said.len() < 1200, "{status}: {said}");
+    let (status, text) = server.ask("POST", "/mutate", long.as_bytes()).await;
+    assert!(status == 400 && text.len() < 1200, "{status}: {text}");
     assert_eq!(server.ask("GET", "/mutate", b"").await.0, 405);
     assert_eq!(server.ask("POST", "/validate", b"{}").await.0, 404);
-    // It goes on.
+    // The server still works.
     assert_eq!(server.ask("GET", "/healthz", b"").await.0, 200);
 }
 
@@ -236,7 +236,7 @@ async fn what_gets_no_checks_may_be_created_as_it_is() {
     }
 }
 
-/// Also in a dry run, and with fields that nobody knows.
+/// Also in a dry run, and with unknown fields.
 #[tokio::test]
 async fn a_pod_starts_unchecked_while_the_cluster_does_not_say_what_it_may_have() {
     let server = Server::start().await;
@@ -264,7 +264,8 @@ async fn namespaces_are_chosen_and_left_out_by_name() {
         let answer = server
             .answer(&review(&json!({"namespace": namespace})))
             .await;
-        // The cluster is away: whose pods are to get checks is told why they get none.
+        // The cluster is unreachable: a namespace that gets checks is warned about their
+        // absence.
         let response = &answer["response"];
         let is_told = response.get("warnings").is_some();
         assert_eq!(is_told, gets_checks, "{namespace}");
@@ -288,15 +289,15 @@ async fn probes_and_metrics_say_how_it_does() {
         assert!(metrics.contains(line), "{line}: {metrics}");
     }
     assert_eq!(server.ask("GET", "/healthz", b"").await.0, 200);
-    // It lives, and does not know what it follows.
-    let (status, said) = server.ask("GET", "/readyz", b"").await;
+    // The process is alive, but has not listed what it watches.
+    let (status, text) = server.ask("GET", "/readyz", b"").await;
     assert_eq!(status, 503);
     for what in ["device classes", "PreflightConfigs"] {
-        assert!(said.contains(what), "{said}");
+        assert!(text.contains(what), "{text}");
     }
 }
 
-/// An API server that knows the namespaces, and nothing else.
+/// Returns a cluster that has all namespaces and no other objects.
 async fn with_namespaces() -> Arc<Cluster> {
     let namespace = async || axum::Json(json!({"metadata": {"name": "training"}}));
     let routes = Router::new().route("/api/v1/namespaces/{name}", get(namespace));
@@ -307,7 +308,7 @@ async fn with_namespaces() -> Arc<Cluster> {
     at(&address).await
 }
 
-/// Returns a pod as large as an API server takes one, as it asks about it: with who manages which fields.
+/// Returns a pod of the largest size that an API server accepts, with its `managedFields`.
 fn largest() -> Value {
     let volumes: Vec<Value> = (0..12_000)
         .map(|at| json!({"name": format!("nccl-{at}"), "emptyDir": {}}))
@@ -322,7 +323,7 @@ fn largest() -> Value {
         let key = format!("k:{{\"mountPath\":\"/m/{at}\"}}");
         managed.insert(key, json!({".": {}, "f:mountPath": {}, "f:name": {}}));
     }
-    // What nobody looks at fills it up to more than a question could have before.
+    // Fields that are not read fill the pod up to the limit.
     let annotations = json!({"filled": "x".repeat(2 * 1024 * 1024)});
     json!({
         "metadata": {
@@ -352,24 +353,24 @@ async fn the_largest_pod_gets_its_checks() {
         warning.contains("volume mounts and leave out 11936"),
         "{warning}"
     );
-    // Beyond that it is said.
+    // Larger pods are refused with a reason.
     let many: Vec<Value> = (0..200_000).map(|_| json!({"name": "v"})).collect();
     let question = review(&json!({"object": {"spec": {"volumes": many}}}));
-    let (status, said) = server
+    let (status, text) = server
         .ask("POST", "/mutate", question.to_string().as_bytes())
         .await;
-    assert_eq!(status, 413, "{said}");
-    assert!(said.contains("too many parts"), "{said}");
+    assert_eq!(status, 413, "{text}");
+    assert!(text.contains("too many parts"), "{text}");
 }
 
-/// Sends the head of a question and a part of its body, and no more.
+/// Sends the head of a review and a part of its body, and then nothing.
 async fn begin(address: SocketAddr, from: [u8; 4], part: usize) -> TcpStream {
     let socket = tokio::net::TcpSocket::new_v4().expect("a socket");
     socket.bind((from, 0).into()).expect("an address");
     let mut stream = socket.connect(address).await.expect("a server");
     let head = "POST /mutate HTTP/1.1\r\nHost: h\r\nContent-Length: 9000000\r\n\r\n";
     stream.write_all(head.as_bytes()).await.expect("a head");
-    // One for which there is no room is cut off.
+    // The write fails if the server has no room and closes the connection.
     drop(stream.write_all(&vec![b' '; part]).await);
     stream
 }
@@ -377,7 +378,7 @@ async fn begin(address: SocketAddr, from: [u8; 4], part: usize) -> TcpStream {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn questions_that_trickle_hold_up_no_other() {
     let server = Server::start().await;
-    // More than connections are kept, and so many bytes that there is room for no more.
+    // More than the connection limit and the memory limit.
     let mut slow = Vec::new();
     for _ in 0..5 {
         slow.push(begin(server.address, [127, 0, 0, 3], 8_000_000).await);
@@ -385,7 +386,7 @@ async fn questions_that_trickle_hold_up_no_other() {
     for _ in 0..400 {
         slow.push(begin(server.address, [127, 0, 0, 2], 1).await);
     }
-    // Nobody waits for their ends, which come in ten minutes at the earliest.
+    // The slow bodies would take ten minutes or longer.
     let question = review(&json!({"filled": "x".repeat(1_000_000)}));
     for _ in 0..10 {
         let asked = tokio::time::timeout(ENOUGH, server.answer(&question));
@@ -414,7 +415,7 @@ async fn who_waits_for_a_turn_with_most_bytes_makes_room_for_another() {
         assert!(one.as_mut().now_or_never().is_none(), "it has no turn");
         waiting.push(one);
     }
-    // For this one there is no room beside them, and it waits for none of them.
+    // There is no room for this one beside the others, but it does not wait for them.
     let answer = ask([10, 0, 0, 4], 1_000_000).await;
     assert_eq!(answer.status(), StatusCode::OK);
     let ended = waiting.iter_mut().filter_map(FutureExt::now_or_never);
@@ -430,39 +431,37 @@ async fn a_question_that_is_not_answered_in_time_is_answered_with_a_reason() {
     let peer = Peer::of([127, 0, 0, 1].into());
     let question = review(&json!({"filled": "x".repeat(2_000_000)})).to_string();
     let admission = &server.under_test.admission;
-    // It waits for its turn.
+    // The review waits for its turn.
     let turn = admission.turns().take(peer, question.as_bytes()).await;
     let _turn = turn.expect("a turn");
     let body = axum::body::Body::from(question);
-    let body = whole
-        .read(peer, body, MAX_QUESTION_BYTES, BODY_TIMEOUT)
-        .await;
+    let body = whole.read(peer, body, MAX_REVIEW_BYTES, BODY_TIMEOUT).await;
     let past = tokio::time::Instant::now().checked_sub(Duration::from_secs(1));
     let late = admission
         .answer(body.expect("a body"), past.expect("a time"))
         .await;
     let late = late.expect_err("it is late").into_response();
     assert_eq!(late.status(), 500);
-    let said = axum::body::to_bytes(late.into_body(), 1024).await;
-    let said = String::from_utf8_lossy(&said.expect("a text")).into_owned();
-    assert!(said.contains("not answered within"), "{said}");
+    let text = axum::body::to_bytes(late.into_body(), 1024).await;
+    let text = String::from_utf8_lossy(&text.expect("a text")).into_owned();
+    assert!(text.contains("not answered within"), "{text}");
 }
 
-/// Returns an API server that hears and never answers, and a cluster that asks it.
+/// Returns an API server that accepts connections and never answers, and its cluster.
 async fn silent() -> (TcpListener, Arc<Cluster>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let address = listener.local_addr().expect("an address").to_string();
     (listener, at(&address).await)
 }
 
-/// A question about a pod with a GPU, of a gang that an object tells of.
+/// Returns a review of a pod with a GPU, in a gang whose size is specified by an object.
 fn of_a_gang() -> Value {
     let main = json!({"name": "main", "resources": {"limits": {"nvidia.com/gpu": "1"}}});
     let spec = json!({"schedulingGroup": {"podGroupName": "g"}, "containers": [main]});
     review(&json!({"object": {"metadata": {"name": "p"}, "spec": spec}}))
 }
 
-/// The clock is the test's own: nobody waits.
+/// The clock is paused, so the test does not wait.
 #[tokio::test(start_paused = true)]
 async fn all_that_the_cluster_is_asked_about_a_pod_has_one_deadline() {
     let (_listener, cluster) = silent().await;
@@ -471,7 +470,7 @@ async fn all_that_the_cluster_is_asked_about_a_pod_has_one_deadline() {
     let request = Request::new(of_a_gang().to_string().into());
     let began = tokio::time::Instant::now();
     let answer = mutate(State(server.under_test.clone()), peer, request).await;
-    // Of the gang it is not known how large it is, and of the namespace what it forbids.
+    // Neither the size of the gang nor the restrictions of the namespace are known.
     let took = began.elapsed();
     assert!(
         took < crate::facts::DEADLINE + Duration::from_secs(1),
@@ -480,7 +479,7 @@ async fn all_that_the_cluster_is_asked_about_a_pod_has_one_deadline() {
     assert_eq!(answer.status(), 200);
 }
 
-/// Strangers may ask about claims that nobody has, often, and an API server may be slow.
+/// Strangers may ask about claims that do not exist, and the API server may be slow.
 #[tokio::test]
 async fn a_question_that_waits_for_the_cluster_has_no_turn() {
     let (listener, cluster) = silent().await;
@@ -497,12 +496,12 @@ async fn a_question_that_waits_for_the_cluster_has_no_turn() {
     let taking = tokio::time::timeout(ENOUGH, turns.take(peer, &large));
     let _turn = taking.await.expect("a turn").expect("a turn");
     assert!(!asking.is_finished(), "it waits still");
-    // It takes none to say that the cluster did not answer.
+    // Answering after the deadline needs no turn.
     let answer = asking.await.expect("no panic");
     assert_eq!(answer.status(), 200);
 }
 
-/// Asks for a path without a runtime, as somebody else's thread does.
+/// Sends a request without an async runtime, from the test's thread.
 fn probe(address: SocketAddr, path: &str) -> String {
     use std::io::{Read as _, Write as _};
     let mut stream = std::net::TcpStream::connect(address).expect("a server");
@@ -515,13 +514,13 @@ fn probe(address: SocketAddr, path: &str) -> String {
     answer
 }
 
-/// The test has one thread, and keeps it all the while.
+/// The test has a single thread and keeps it busy.
 #[tokio::test]
 async fn a_probe_is_answered_while_the_threads_of_questions_are_busy() {
     let server = Server::start().await;
     let answer = probe(server.metrics, "/healthz");
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
-    // For so long no work keeps them.
+    // No work takes this long.
     let long_ago = Instant::now().checked_sub(MAX_SILENCE);
     *server.under_test.alive.lock().expect("a time") = long_ago.expect("a time");
     let answer = probe(server.metrics, "/healthz");
