@@ -1,6 +1,7 @@
 use std::sync::Arc;
 
 use preflight::roster::Roster;
+use serde_json::json;
 
 use super::*;
 
@@ -30,35 +31,35 @@ fn key() -> GangKey {
     }
 }
 
-/// A board that has listed these pods, and no `ConfigMap`.
+/// Returns a board that has listed these pods and no `ConfigMap`s.
 fn board(pods: &[Value]) -> Board {
     let mut board = Board::default();
     relist(&mut board, pods);
     assert!(!board.is_listed());
-    board.map(Signal::Restarted);
-    board.map(Signal::Listed);
+    board.config_map(Signal::Restarted);
+    board.config_map(Signal::Listed);
     assert!(board.is_listed());
     board
 }
 
-fn news(pod: Value) -> Arc<SeenPod> {
-    Arc::new(SeenPod(pod))
+fn watched(pod: Value) -> Arc<WatchedPod> {
+    Arc::new(WatchedPod(pod))
 }
 
 fn relist(board: &mut Board, pods: &[Value]) {
     board.pod(Signal::Restarted, &config(), &by());
     for pod in pods {
-        board.pod(Signal::Applied(news(pod.clone())), &config(), &by());
+        board.pod(Signal::Applied(watched(pod.clone())), &config(), &by());
     }
     board.pod(Signal::Listed, &config(), &by());
 }
 
-/// Looks at the gang, and takes what is written as written. Returns the peers.
+/// Reconciles the gang, and stores the update as if it were written. Returns the peers.
 fn write(board: &mut Board) -> Option<String> {
     while board.next().is_some() {}
     let gang = board.gang(&key())?;
-    let look = board.look(&key(), &gang, Ok(2), None, &config());
-    let map = look.map?;
+    let update = board.update_for(&key(), &gang, Ok(2), None, &config());
+    let map = update.map?;
     let peers = map["data"]["peers"].as_str().map(str::to_owned);
     board.wrote(&key(), map);
     peers
@@ -68,12 +69,12 @@ fn write(board: &mut Board) -> Option<String> {
 fn a_gang_is_written_when_it_changes_and_not_again() {
     let mut board = board(&[pod("b", Some("10.0.0.2")), pod("a", None)]);
     assert_eq!(board.next(), Some(key()));
-    // The others depend on the pod, and are done alone.
+    // The other checks run per pod, without the gang.
     let checks = "preflight-nccl-allreduce";
     assert_eq!(write(&mut board), Some(format!("b;10.0.0.2;0;{checks}")));
     assert_eq!(write(&mut board), None);
     board.pod(
-        Signal::Applied(news(pod("a", Some("10.0.0.1")))),
+        Signal::Applied(watched(pod("a", Some("10.0.0.1")))),
         &config(),
         &by(),
     );
@@ -81,7 +82,7 @@ fn a_gang_is_written_when_it_changes_and_not_again() {
     assert_eq!(write(&mut board), Some(both));
     assert_eq!((board.gangs(), board.surplus()), (1, 0));
     board.pod(
-        Signal::Applied(news(pod("0", Some("10.0.0.9")))),
+        Signal::Applied(watched(pod("0", Some("10.0.0.9")))),
         &config(),
         &by(),
     );
@@ -89,7 +90,7 @@ fn a_gang_is_written_when_it_changes_and_not_again() {
     assert_eq!(board.surplus(), 1);
 }
 
-/// A pod that has ended its checks of the gang with a code.
+/// Returns a pod whose gang check has ended with an exit code.
 fn ended(name: &str, address: &str, code: i32) -> Value {
     let mut pod = pod(name, Some(address));
     let state = json!({"terminated": {"exitCode": code}});
@@ -98,7 +99,7 @@ fn ended(name: &str, address: &str, code: i32) -> Value {
     pod
 }
 
-/// Returns who of the gang is said to have started.
+/// Returns the member that the `ConfigMap` names as started.
 fn started(board: &mut Board) -> Option<String> {
     write(board);
     let known = board.gangs.get(&key())?;
@@ -107,14 +108,14 @@ fn started(board: &mut Board) -> Option<String> {
     named.as_str().map(str::to_owned)
 }
 
-/// Has the board see a `ConfigMap`, as a watch tells of it.
+/// Delivers a `ConfigMap` to the board, as a watch event.
 fn see(board: &mut Board, map: &Value) {
     let seen = serde_json::from_value(json!({"metadata": map["metadata"]}));
-    board.map(Signal::Applied(Arc::new(seen.expect("a ConfigMap"))));
+    board.config_map(Signal::Applied(Arc::new(seen.expect("a ConfigMap"))));
 }
 
 fn apply(board: &mut Board, pod: Value) {
-    board.pod(Signal::Applied(news(pod)), &config(), &by());
+    board.pod(Signal::Applied(watched(pod)), &config(), &by());
 }
 
 #[test]
@@ -128,11 +129,11 @@ fn who_replaces_a_member_of_a_gang_that_has_passed_is_told_so() {
     board.pod(Signal::Deleted("training/a".into()), &config(), &by());
     apply(&mut board, pod("c", Some("10.0.0.3")));
     assert_eq!(started(&mut board).as_deref(), Some("b"));
-    // All of them anew: they test again.
+    // All members are recreated, and test again.
     board.pod(Signal::Deleted("training/b".into()), &config(), &by());
     apply(&mut board, pod("d", Some("10.0.0.4")));
     assert_eq!(started(&mut board), None);
-    // So do those whose containers start again in place.
+    // Containers that restart in place test again, too.
     apply(&mut board, ended("c", "10.0.0.3", 0));
     assert_eq!(started(&mut board).as_deref(), Some("c"));
     let mut again = ended("c", "10.0.0.3", 0);
@@ -155,7 +156,7 @@ fn members_without_checks_are_counted_out_of_a_gang_that_is_short_of_others() {
     assert!(board.is_short(&key(), 3));
     board.count_without_checks(&key(), 1);
     assert!(!board.is_short(&key(), 3), "it is not asked all the time");
-    // Who has checks after all makes it whole without being counted again.
+    // A pod that joins with checks completes the gang without another count.
     apply(&mut board, pod("b", Some("10.0.0.2")));
     board.settle();
     assert!(!board.is_short(&key(), 3));
@@ -176,8 +177,8 @@ fn why_a_gang_cannot_be_tested_is_said_until_it_can_be() {
     let mut board = board(&[pod("a", Some("10.0.0.1"))]);
     let gang = board.gang(&key()).expect("the gang");
     let mut told = |expected| {
-        let look = board.look(&key(), &gang, expected, None, &config());
-        let map = look.map.expect("something new");
+        let update = board.update_for(&key(), &gang, expected, None, &config());
+        let map = update.map.expect("something new");
         board.wrote(&key(), map.clone());
         map["data"].clone()
     };
@@ -230,7 +231,7 @@ fn pods_that_are_over_or_that_a_list_lacks_are_gone() {
     write(&mut board);
     let mut failed = pod("b", Some("10.0.0.2"));
     failed["status"]["phase"] = "Failed".into();
-    board.pod(Signal::Applied(news(failed)), &config(), &by());
+    board.pod(Signal::Applied(watched(failed)), &config(), &by());
     assert_eq!(board.pods(&key()), 1);
     relist(&mut board, &both);
     assert_eq!(board.pods(&key()), 2);
@@ -248,24 +249,24 @@ fn a_gang_that_fails_is_looked_at_ever_later_but_for_its_news() {
     for _ in 0..4 {
         board.failed(&key());
     }
-    board.all_again();
-    board.due_again();
+    board.queue_all();
+    board.queue_due();
     assert_eq!(board.next(), None, "it is not due");
-    // The fourth pause is 8 s, of which half is at random.
+    // The fourth pause is 8 s, half of it random.
     let later = Instant::now() + Duration::from_secs(3);
     assert!(board.next_due().is_some_and(|due| due > later));
     apply(&mut board, pod("a", Some("10.0.0.1")));
     assert_eq!(board.next(), Some(key()));
     assert_eq!(board.next_due(), None);
-    board.went_well(&key());
+    board.succeeded(&key());
     board.failed(&key());
     let later = Instant::now() + RETRY;
     assert!(board.next_due().is_some_and(|due| due <= later));
-    // One that is gone is not tried again.
+    // A gang that no longer exists is not retried.
     let mut gone = key();
     gone.name.push('x');
     board.failed(&gone);
-    assert_eq!(board.later.len(), 1);
+    assert_eq!(board.delayed.len(), 1);
 }
 
 #[test]
@@ -279,12 +280,12 @@ fn what_another_wrote_into_the_map_is_put_right_and_other_maps_are_left_alone() 
     };
     see(&mut board, &map(MAP, "nonsense"));
     assert!(board.is_unread(&key()));
-    board.read(&key(), Some(map(MAP, "nonsense")));
+    board.set_read(&key(), Some(map(MAP, "nonsense")));
     assert_eq!(write(&mut board).as_ref(), Some(&right));
     while board.next().is_some() {}
     see(&mut board, &map("somebody-elses", "nonsense"));
     assert_eq!(board.next(), None);
-    board.map(Signal::Deleted(format!("training/{MAP}")));
+    board.config_map(Signal::Deleted(format!("training/{MAP}")));
     assert_eq!(
         write(&mut board),
         Some(right),
@@ -302,7 +303,7 @@ fn the_map_of_a_gang_without_pods_is_kept_for_a_while() {
     known.empty_since = Instant::now().checked_sub(KEPT);
     known.map = Some(Map::of(json!({"metadata": {"uid": "u"}})));
     assert_eq!(board.left_over(&key()).as_deref(), Some("u"));
-    board.map(Signal::Deleted(format!("training/{MAP}")));
+    board.config_map(Signal::Deleted(format!("training/{MAP}")));
     assert_eq!(board.left_over(&key()), None);
     assert!(board.gangs.is_empty(), "it is forgotten");
 }
@@ -323,32 +324,33 @@ fn of_the_maps_of_gangs_without_pods_and_of_large_ones_little_is_kept() {
             &map(&format!("preflight-{number}"), 1, 1_000_000),
         );
     }
-    assert_eq!(board.kept.bytes(), 0);
-    // That of a gang is read when it is looked at, and the news of that version is none.
+    assert_eq!(board.memory.bytes(), 0);
+    // The `ConfigMap` of a gang with pods is read when it is reconciled, and a watch event of
+    // the same version is ignored.
     see(&mut board, &map(MAP, 3, 0));
     assert!(board.has_map(&key()) && board.is_unread(&key()));
-    board.read(&key(), Some(map(MAP, 3, 1000)));
+    board.set_read(&key(), Some(map(MAP, 3, 1000)));
     while board.next().is_some() {}
     for version in [2, 3] {
         see(&mut board, &map(MAP, version, 0));
         assert!(!board.is_unread(&key()), "{version}");
     }
     assert_eq!(board.next(), None);
-    let bytes = board.kept.bytes();
+    let bytes = board.memory.bytes();
     assert!((1000..1500).contains(&bytes), "{bytes}");
     see(&mut board, &map(MAP, 4, 0));
-    assert!(board.is_unread(&key()) && board.kept.bytes() == 0);
-    // Nor is one kept that is too large: it is read each time.
-    board.read(&key(), Some(map(MAP, 4, 7 * 1024 * 1024)));
-    assert!(board.is_unread(&key()) && board.kept.bytes() == 0);
-    board.read(&key(), Some(map(MAP, 4, 1000)));
+    assert!(board.is_unread(&key()) && board.memory.bytes() == 0);
+    // A `ConfigMap` above the limit is not cached, but read each time.
+    board.set_read(&key(), Some(map(MAP, 4, 7 * 1024 * 1024)));
+    assert!(board.is_unread(&key()) && board.memory.bytes() == 0);
+    board.set_read(&key(), Some(map(MAP, 4, 1000)));
     board.pod(Signal::Deleted("training/a".into()), &config(), &by());
-    assert_eq!(board.kept.bytes(), 0);
-    board.read(&key(), None);
+    assert_eq!(board.memory.bytes(), 0);
+    board.set_read(&key(), None);
     assert!(!board.has_map(&key()));
 }
 
-/// A change of a member is news, and a write goes to the kubelets of all.
+/// Each change of a member matters, but each write reaches the kubelets of all members.
 #[test]
 fn a_large_gang_is_written_a_few_times_and_at_once_when_it_is_whole() {
     const MEMBERS: u32 = 300;
@@ -362,8 +364,8 @@ fn a_large_gang_is_written_a_few_times_and_at_once_when_it_is_whole() {
         apply(&mut board, pod(&name(at), Some(&address(at))));
         assert_eq!(board.next(), Some(key()));
         let gang = board.gang(&key()).expect("the gang");
-        let look = board.look(&key(), &gang, Ok(MEMBERS), None, &config());
-        let Some(map) = look.map else {
+        let update = board.update_for(&key(), &gang, Ok(MEMBERS), None, &config());
+        let Some(map) = update.map else {
             assert!(board.next_due().is_some(), "it is looked at once more");
             continue;
         };
@@ -373,7 +375,7 @@ fn a_large_gang_is_written_a_few_times_and_at_once_when_it_is_whole() {
         board.wrote(&key(), map);
     }
     assert!(whole, "the last write waits for nothing");
-    // Two at the beginning, one a second, and the last.
+    // Two at the beginning, one per second, and the last.
     let most = 4 + began.elapsed().as_secs();
     assert!(writes <= most, "{writes} of {most}");
 }
