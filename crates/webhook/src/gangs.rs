@@ -1,8 +1,9 @@
-//! The `ConfigMap`s by which the pods of a gang find each other, kept by the replica that leads.
+//! `ConfigMap`s that list the members of a gang for each other, maintained by the leading
+//! replica.
 //!
-//! Pods of gangs carry a label. Each change of one is a reason to look at its gang: who is there, how many
-//! are needed, and what the `ConfigMap` says. What it is to say follows from that (`preflight::roster`), and
-//! is written only where it still is as it was seen.
+//! Pods of gangs carry a label. Each change of such a pod reconciles its gang: its pods and the
+//! number of members needed determine the contents of the `ConfigMap` (`preflight::roster`). It
+//! is written only if it has not changed since it was read.
 
 mod accused;
 mod board;
@@ -28,67 +29,64 @@ use tokio_util::sync::CancellationToken;
 use crate::discoveries::Discoveries;
 use crate::facts::{DEADLINE, Facts, Unknown};
 use crate::metrics::WebhookMetrics;
-use crate::seen::SeenPod;
-use board::{Board, GangKey, Look, is_over};
+use crate::seen::WatchedPod;
+use board::{Board, GangKey, MapUpdate, is_over};
 
-/// Name of the Lease whose holder keeps the `ConfigMap`s.
+/// Name of the Lease; its holder maintains the `ConfigMap`s.
 pub const LEASE: &str = "gpuwarden-webhook";
-/// Time between two looks at gangs of which nothing is heard: the object that says how many members are
-/// needed may change, and a `ConfigMap` may be left over.
-const LOOK: Duration = Duration::from_secs(10);
+/// Interval for reconciling gangs without an event: the object with the number of members may
+/// have changed, and a `ConfigMap` may be left over.
+const INTERVAL: Duration = Duration::from_secs(10);
 /// Pause after a failure.
 const RETRY: Duration = Duration::from_secs(1);
-/// Reports of members that are under way at a time: the controller may take ten seconds for each, or for its silence.
+/// Most concurrent reports of members. The controller may take ten seconds for each before it
+/// answers or times out.
 const MAX_REPORTS: usize = 64;
 
-/// Most names that one line has.
+/// Most names in one log line.
 const FEW: usize = 10;
 
-/// Members that have no check of their gang, by namespace and id of the gang, as they were counted in one round of looks.
+/// Numbers of members without gang checks, by namespace and gang id, cached for one round.
 type Counted = BTreeMap<String, BTreeMap<String, u32>>;
 
-/// The reports that are under way, and what became of each.
+/// Running reports and their results.
 type Reports = JoinSet<(Report, Result<(), String>)>;
 
-/// The report of a member that a majority of its gang does not reach.
+/// Report of a member that a majority of its gang does not reach.
 struct Report {
     key: GangKey,
     pod: String,
     node: String,
     message: String,
-    /// The speaker, for the connector.
+    /// Sender of the report, for the connector's limits.
     caller: Caller,
 }
 
-/// Keeps the `ConfigMap`s.
+/// Controller of the gang `ConfigMap`s.
 pub struct GangKeeper {
-    /// The cluster.
     pub cluster: Arc<Cluster>,
-    /// The configuration.
     pub config: Arc<Config>,
-    /// How gangs are known.
     pub discoveries: Discoveries,
-    /// What the cluster says of gangs.
     pub facts: Facts,
-    /// The namespace of the Lease.
+    /// Namespace of the Lease.
     pub namespace: String,
-    /// A name of this process that no other has.
+    /// Name of this process, unique among the replicas.
     pub identity: String,
-    /// The way to the controller, if there is one.
+    /// Connection to the controller, if configured.
     pub connector: Option<Connector>,
     pub(crate) metrics: Arc<WebhookMetrics>,
-    /// The line of gangs that could not be looked at.
+    /// Rate limit of the log line about gangs that could not be reconciled.
     failed: Seldom,
-    /// The line of members that could not be reported.
+    /// Rate limit of the log line about members that could not be reported.
     unreported: Seldom,
-    /// The line of gangs whose size is not known.
+    /// Rate limit of the log line about gangs of unknown size.
     unknown: Seldom,
 }
 
 // === impl GangKeeper ===
 
 impl GangKeeper {
-    /// Returns who keeps the gangs of pods that `admission` lets in.
+    /// Creates a keeper for the gangs of pods that `admission` injects.
     pub fn new(
         cluster: Arc<Cluster>,
         facts: Facts,
@@ -111,13 +109,13 @@ impl GangKeeper {
         }
     }
 
-    /// Reports to a controller whom gangs do not reach.
+    /// Reports members that a majority of their gang cannot reach.
     #[must_use]
     pub fn with_connector(self, connector: Option<Connector>) -> Self {
         Self { connector, ..self }
     }
 
-    /// Keeps the `ConfigMap`s while it leads, until `cancel`. Who does not lead waits.
+    /// Maintains the `ConfigMap`s whenever this replica leads, until `cancel`.
     pub async fn run(self, cancel: CancellationToken) {
         let name = LeaseName {
             namespace: self.namespace.clone(),
@@ -125,13 +123,16 @@ impl GangKeeper {
         };
         let failed = Seldom::default();
         for term in 0_u64.. {
-            // A name that nobody has had: whoever lost the lead stands as another.
+            // A candidate that lost the lead must not return under its old name.
             let me = format!("{}-{term}", self.identity);
             let mut candidate = match self.cluster.candidate(name.clone(), me) {
                 Ok(candidate) => candidate,
                 Err(error) => {
                     if failed.now().is_some() {
-                        tracing::error!(err = chain(&error), "gangs cannot be kept");
+                        tracing::error!(
+                            err = chain(&error),
+                            "cannot stand for election to maintain gangs"
+                        );
                     }
                     tokio::time::sleep(RETRY).await;
                     continue;
@@ -140,21 +141,21 @@ impl GangKeeper {
             let Some(tenure) = cancel.run_until_cancelled(candidate.elected()).await else {
                 return candidate.resign().await;
             };
-            tracing::info!("this replica keeps the gangs");
+            tracing::info!("this replica maintains the gangs");
             let leading = Arc::new(self.cluster.under(&tenure));
             tokio::select! {
                 () = self.keep(&leading, &cancel) => return candidate.resign().await,
                 deposed = candidate.keep() => {
-                    tracing::warn!("{deposed}: another replica keeps the gangs");
+                    tracing::warn!("{deposed}: another replica maintains the gangs");
                 }
             }
         }
     }
 
-    /// Follows pods and `ConfigMap`s until `cancel`.
+    /// Watches pods and `ConfigMap`s, and reconciles gangs, until `cancel`.
     async fn keep(&self, cluster: &Cluster, cancel: &CancellationToken) {
         let over = cancel.child_token();
-        // Also where the lead is lost, and this is dropped.
+        // Also ends the watches if the lead is lost and this future is dropped.
         let _guard = over.clone().drop_guard();
         let managed = format!("{MANAGED_BY_LABEL}={MANAGED_BY}");
         let mut pods = cluster.watch_objects_as(
@@ -163,7 +164,8 @@ impl GangKeeper {
             |all| all.with_labels(GANG_ID_LABEL),
             over.clone(),
         );
-        // Whoever may write ConfigMaps can label one so: those of gangs with pods are read, one by one.
+        // Anybody can set the label on a large ConfigMap, so the watch is metadata-only, and
+        // only those of gangs with pods are read.
         let mut maps = cluster.watch_objects_as(
             &kind("configmaps"),
             None,
@@ -172,7 +174,7 @@ impl GangKeeper {
         );
         let mut board = Board::default();
         let mut reports = Reports::new();
-        let mut next = tokio::time::Instant::now() + LOOK;
+        let mut next = tokio::time::Instant::now() + INTERVAL;
         loop {
             tokio::select! {
                 () = cancel.cancelled() => return,
@@ -181,8 +183,8 @@ impl GangKeeper {
                     drain(&mut pods, |signal| board.pod(signal, &self.config, &self.discoveries));
                 }
                 Some(signal) = maps.recv() => {
-                    board.map(signal);
-                    drain(&mut maps, |signal| board.map(signal));
+                    board.config_map(signal);
+                    drain(&mut maps, |signal| board.config_map(signal));
                 }
                 Some(reported) = reports.join_next() => {
                     if let Ok((report, sent)) = reported {
@@ -190,10 +192,10 @@ impl GangKeeper {
                     }
                 }
                 () = tokio::time::sleep_until(board.next_due().map_or(next, |due| next.min(due.into()))) => {
-                    board.due_again();
+                    board.queue_due();
                     if tokio::time::Instant::now() >= next {
-                        board.all_again();
-                        next = tokio::time::Instant::now() + LOOK;
+                        board.queue_all();
+                        next = tokio::time::Instant::now() + INTERVAL;
                     }
                 }
             }
@@ -205,29 +207,32 @@ impl GangKeeper {
                 if cancel.is_cancelled() {
                     return;
                 }
-                if let Err(error) = self.look_at(cluster, &mut board, &key, &mut counted).await {
+                if let Err(error) = self
+                    .reconcile(cluster, &mut board, &key, &mut counted)
+                    .await
+                {
                     if let Some(not_logged_before) = self.failed.now() {
                         let err = chain(&error);
-                        tracing::warn!(gang = %key, err, not_logged_before, "it is tried again");
+                        tracing::warn!(gang = %key, err, not_logged_before, "cannot reconcile a gang; retrying");
                     }
                     board.failed(&key);
                     if is_of_all(&error) {
                         next = next.min(tokio::time::Instant::now() + RETRY);
                         break;
                     }
-                    // What a namespace does not let us write holds up no other.
+                    // A namespace that refuses our writes must not block other gangs.
                     continue;
                 }
-                board.went_well(&key);
-                self.tell_of_accused(&mut board, &key, &mut reports);
+                board.succeeded(&key);
+                self.report_unreached(&mut board, &key, &mut reports);
             }
             self.metrics.gangs.set(board.gangs());
             self.metrics.surplus.set(board.surplus());
         }
     }
 
-    /// Looks at a gang, and writes its `ConfigMap` if that is to say something else.
-    async fn look_at(
+    /// Writes the `ConfigMap` of a gang if its contents should change.
+    async fn reconcile(
         &self,
         cluster: &Cluster,
         board: &mut Board,
@@ -237,12 +242,13 @@ impl GangKeeper {
         let Some(gang) = board.gang(key) else {
             return self.clean_up(cluster, board, key).await;
         };
-        let told = match &gang.size {
+        let size = match &gang.size {
             SizeFrom::Pods(size) => Ok(Some((Size::Members(*size), None))),
             SizeFrom::Object { .. } => self.size(&gang).await,
         };
-        // What is not known is not guessed: a gang of who happens to be there would be none.
-        let (expected, owner) = match told {
+        // An unknown size is not guessed: the pods that happen to exist need not be the whole
+        // gang.
+        let (expected, owner) = match size {
             Ok(Some((Size::Members(count), owner))) => {
                 if board.is_short(key, count) {
                     let without = self.without_checks(cluster, &gang, counted).await;
@@ -252,18 +258,19 @@ impl GangKeeper {
             }
             Ok(Some((Size::NoGang, owner))) => (Ok(1), owner),
             Ok(Some((Size::NotSaid, owner))) => (Ok(board.pods(key)), owner),
-            // It may come yet, or be gone, and its ConfigMap with it: one that is made now would belong to nobody.
+            // The object may still appear, or may be gone together with its ConfigMap. A
+            // ConfigMap created now would have no owner.
             Ok(None) if !board.has_map(key) => return Ok(()),
             Ok(None) => (Ok(0), None),
             Err(Unknown::ForGood(why)) => (
-                Err(format!("its number of members is not known: {why}")),
+                Err(format!("its number of members cannot be determined: {why}")),
                 None,
             ),
             Err(Unknown::Now(why)) => {
                 if let Some(not_logged_before) = self.unknown.now() {
                     tracing::warn!(
                         gang = %gang, not_logged_before,
-                        "how many members it has is not known: {why}"
+                        "the size of a gang is unknown: {why}"
                     );
                 }
                 return Ok(());
@@ -271,9 +278,9 @@ impl GangKeeper {
         };
         let (configs, namespace) = (kind("configmaps"), Some(&*key.namespace));
         if board.is_unread(key) {
-            board.read(key, cluster.object(&configs, namespace, &key.name).await?);
+            board.set_read(key, cluster.object(&configs, namespace, &key.name).await?);
         }
-        let Look { map, is_new } = board.look(key, &gang, expected, owner, &self.config);
+        let MapUpdate { map, is_new } = board.update_for(key, &gang, expected, owner, &self.config);
         let Some(map) = map else {
             return Ok(());
         };
@@ -289,9 +296,9 @@ impl GangKeeper {
                 board.wrote(key, map);
                 Ok(())
             }
-            // The watch brings what it is now.
+            // The watch delivers the new version.
             Err(ApiError::Conflict { .. }) => Ok(()),
-            // The namespace is going away.
+            // The namespace is being deleted.
             Err(ApiError::Forbidden {
                 status: 403,
                 message,
@@ -300,8 +307,9 @@ impl GangKeeper {
         }
     }
 
-    /// Returns what the object of a gang says of its size, if it is there, and the reference to it as an
-    /// owner. The error says why that is not known.
+    /// Returns the size of a gang that its object specifies, and an owner reference to the
+    /// object; `None` if the object does not exist. The error is the reason why the size is not
+    /// known.
     async fn size(&self, gang: &Gang) -> Result<Option<(Size, Option<Value>)>, Unknown> {
         let by = self.discoveries.of(&gang.namespace);
         let until = tokio::time::Instant::now() + DEADLINE;
@@ -318,33 +326,33 @@ impl GangKeeper {
         Ok(Some((size, owner)))
     }
 
-    /// Begins to report the members of a gang that a majority of it does not reach. Those for which there is no room now
-    /// are reported at a later look.
-    fn tell_of_accused(&self, board: &mut Board, key: &GangKey, reports: &mut Reports) {
+    /// Starts to report the members that a majority of a gang does not reach. If too many
+    /// reports are running, the rest follow at a later reconciliation.
+    fn report_unreached(&self, board: &mut Board, key: &GangKey, reports: &mut Reports) {
         let Some(gang) = board.gang(key) else {
             return;
         };
-        for accused in board.accused(key, self.config.coordination.timeout) {
+        for member in board.unreached(key, self.config.coordination.timeout) {
             if reports.len() >= MAX_REPORTS {
                 return;
             }
             let message = format!(
                 "{} of {} members of the gang {gang} do not reach {}, which says nothing itself: {}",
-                accused.by.len(),
-                accused.members,
-                accused.pod,
-                few(&accused.by)
+                member.by.len(),
+                member.members,
+                member.pod,
+                few(&member.by)
             );
-            let first = accused.by.first().map_or("", String::as_str);
+            let first = member.by.first().map_or("", String::as_str);
             let caller = Caller::Pod {
-                node: accused.node.clone(),
+                node: member.node.clone(),
                 name: format!("{}/{first}", key.namespace),
             };
-            board.told_of(key, &accused.pod);
+            board.mark_reported(key, &member.pod);
             let report = Report {
                 key: key.clone(),
-                pod: accused.pod,
-                node: accused.node,
+                pod: member.pod,
+                node: member.node,
                 message,
                 caller,
             };
@@ -360,17 +368,17 @@ impl GangKeeper {
         }
     }
 
-    /// Notes what became of a report. What the controller did not take is reported at the next look.
+    /// Handles the result of a report. A failed report is repeated at the next reconciliation.
     fn reported(&self, board: &mut Board, report: Report, sent: Result<(), String>) {
         let Report { node, message, .. } = report;
         if let Err(error) = sent {
-            board.not_told_of(&report.key, &report.pod);
+            board.mark_unreported(&report.key, &report.pod);
             if let Some(not_logged_before) = self.unreported.now() {
                 tracing::warn!(
                     node,
                     error,
                     not_logged_before,
-                    "{message}; it is not reported yet"
+                    "{message}; reporting it failed and is retried"
                 );
             }
             return;
@@ -379,9 +387,9 @@ impl GangKeeper {
         self.metrics.unreached.inc();
     }
 
-    /// Returns the number of members of a gang that have no check of it: a launcher without GPUs, one that
-    /// wants none, or one that was let in without us. They carry no label, so they are looked for in the
-    /// gang's namespace, once in a round for all gangs there.
+    /// Returns the number of members without gang checks: a launcher without GPUs, a pod that
+    /// opted out, or one created while the webhook was unreachable. They carry no label, so the
+    /// pods of the gang's namespace are listed, once per round for all its gangs.
     async fn without_checks(&self, cluster: &Cluster, gang: &Gang, counted: &mut Counted) -> u32 {
         if !counted.contains_key(&gang.namespace) {
             let all = self.all_without_checks(cluster, &gang.namespace).await;
@@ -392,7 +400,7 @@ impl GangKeeper {
         count.copied().unwrap_or_default()
     }
 
-    /// Returns the numbers of members without checks of the gangs of a namespace, by the gang's id.
+    /// Returns the numbers of members without gang checks in a namespace, by gang id.
     async fn all_without_checks(
         &self,
         cluster: &Cluster,
@@ -407,7 +415,7 @@ impl GangKeeper {
             match signal {
                 Signal::Restarted => counts.clear(),
                 Signal::Applied(pod) => {
-                    let pod: &SeenPod = &pod;
+                    let pod: &WatchedPod = &pod;
                     if is_over(&pod.0) || !checks_of(&pod.0, &self.config).is_empty() {
                         continue;
                     }
@@ -415,7 +423,7 @@ impl GangKeeper {
                         *counts.entry(gang.id()).or_default() += 1;
                     }
                 }
-                // What cannot be listed now is counted the next time.
+                // If the list fails, the count is repeated later.
                 Signal::Listed | Signal::Failing { .. } => break,
                 Signal::Deleted(_) | Signal::Recovered => {}
             }
@@ -423,7 +431,7 @@ impl GangKeeper {
         counts
     }
 
-    /// Deletes the `ConfigMap` of a gang that has no pods any more.
+    /// Deletes the `ConfigMap` of a gang without pods.
     async fn clean_up(
         &self,
         cluster: &Cluster,
@@ -440,8 +448,8 @@ impl GangKeeper {
     }
 }
 
-/// Returns what is reported of a node whose pod a gang does not reach: as its own check would say that the
-/// gang has not formed, so that the next one that passes there ends it.
+/// Returns the event about a node whose pod a gang does not reach. It equals the event that the
+/// check on that node would send, so that the next check that passes there clears it.
 fn not_reached(node: &str, message: &str) -> HealthEvents {
     let event = HealthEvent {
         version: EVENT_VERSION,
@@ -460,7 +468,7 @@ fn not_reached(node: &str, message: &str) -> HealthEvents {
     }
 }
 
-/// Returns names for one line: the first of them, and how many more there are.
+/// Joins the first names, and adds the number of the others.
 fn few<T: Borrow<str>>(names: &[T]) -> String {
     let first = names.get(..FEW).unwrap_or(names).join(", ");
     match names.len().saturating_sub(FEW) {
@@ -469,7 +477,7 @@ fn few<T: Borrow<str>>(names: &[T]) -> String {
     }
 }
 
-/// Returns whether what failed for one gang fails for all others now.
+/// Returns true if an error for one gang would repeat for all gangs.
 fn is_of_all(error: &ApiError) -> bool {
     matches!(
         error,
@@ -477,7 +485,7 @@ fn is_of_all(error: &ApiError) -> bool {
     )
 }
 
-/// Takes in all that waits, so that a gang is looked at once for many changes.
+/// Handles all queued events, so that a gang is reconciled once for many changes.
 fn drain<T>(signals: &mut mpsc::Receiver<Signal<T>>, mut take: impl FnMut(Signal<T>)) {
     while let Ok(signal) = signals.try_recv() {
         take(signal);

@@ -1,8 +1,9 @@
-//! Who of a gang a majority of it does not reach, and is silent itself: the one fault of a node that no check
-//! can report there.
+//! Detection of gang members that a majority of their gang cannot reach and that report nothing
+//! themselves. It is the one fault of a node that no check can report there.
 //!
-//! A check that ends without its gang leaves in its termination message whom it does not reach, which its
-//! kubelet brings. Who has ended a check at about that time has reported for itself.
+//! A check that ends without its gang lists the members that it did not reach in its
+//! termination message, which the kubelet publishes. A member whose own check ended at about
+//! that time has reported for itself.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -13,38 +14,38 @@ use preflight::inject::last_end;
 use preflight::rendezvous::named_not_reached;
 use serde_json::Value;
 
-/// Time for which somebody stays accused before it is told: its own word may be on its way.
+/// Delay before a member is reported, since its own result may still be on its way.
 const SETTLED: Duration = Duration::from_secs(30);
 
-/// What a pod of a gang says by its checks, and where it runs.
-pub(super) struct Word {
+/// Result of a pod's gang checks, and the pod's node.
+pub(super) struct Outcome {
     node: Option<String>,
     created: Timestamp,
-    /// The time at which its check has ended last, and whom it did not reach.
-    said: Option<(Timestamp, Vec<String>)>,
+    /// End of the last check, and the members that it did not reach.
+    ended: Option<(Timestamp, Vec<String>)>,
 }
 
-/// A member of a gang that a majority of it does not reach.
+/// Gang member that a majority of the gang did not reach.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Accused {
+pub(super) struct Unreached {
     pub(super) pod: String,
     pub(super) node: String,
-    /// Those who do not reach it.
+    /// Members that did not reach it.
     pub(super) by: Vec<String>,
     pub(super) members: usize,
 }
 
-/// Who of a gang is accused, since when, and whether that was told.
+/// Unreached members of a gang, with the time of detection and true once reported.
 #[derive(Default)]
-pub(super) struct Dock(BTreeMap<String, (Instant, bool)>);
+pub(super) struct Suspects(BTreeMap<String, (Instant, bool)>);
 
-// === impl Word ===
+// === impl Outcome ===
 
-impl Word {
+impl Outcome {
     pub(super) fn of(pod: &Value, config: &Config) -> Self {
         let text = |pointer: &str| pod.pointer(pointer).and_then(Value::as_str);
         let created = text("/metadata/creationTimestamp").and_then(|at| at.parse().ok());
-        let said = last_end(pod, config).and_then(|(at, message)| {
+        let ended = last_end(pod, config).and_then(|(at, message)| {
             let named = named_not_reached(message);
             let named = named.into_iter().map(str::to_owned).collect();
             Some((at.parse().ok()?, named))
@@ -52,74 +53,78 @@ impl Word {
         Self {
             node: text("/spec/nodeName").map(str::to_owned),
             created: created.unwrap_or(Timestamp::MAX),
-            said,
+            ended,
         }
     }
 }
 
-/// Returns whom a majority of the members does not reach, and who has said nothing within `round` before the
-/// first of them.
-fn accused(members: &BTreeMap<&str, &Word>, round: Duration) -> Vec<Accused> {
-    // Who does not reach whom, and when that was said.
+/// Returns the members that a majority did not reach, unless their own check ended later than
+/// `round` before the first of those messages.
+fn unreached(members: &BTreeMap<&str, &Outcome>, round: Duration) -> Vec<Unreached> {
+    // By unreached member: the members that did not reach it, and when.
     let mut named: BTreeMap<&str, BTreeMap<&str, Timestamp>> = BTreeMap::new();
-    for (by, word) in members {
-        if let Some((at, pods)) = &word.said {
+    for (by, outcome) in members {
+        if let Some((at, pods)) = &outcome.ended {
             for pod in pods {
                 named.entry(pod).or_default().insert(by, *at);
             }
         }
     }
-    let of = |(pod, word): (&&str, &&Word)| {
-        let accusers = named.get(pod)?.iter().map(|(by, at)| (*at, *by));
-        // Not one of the same name before this one was meant.
-        let meant = accusers.filter(|(at, by)| by != pod && *at > word.created);
-        let accusers: Vec<(Timestamp, &str)> = meant.collect();
-        let (first, _) = accusers.iter().min()?;
+    let of = |(pod, outcome): (&&str, &&Outcome)| {
+        let witnesses = named.get(pod)?.iter().map(|(by, at)| (*at, *by));
+        // An earlier message is about an earlier pod with this name.
+        let meant = witnesses.filter(|(at, by)| by != pod && *at > outcome.created);
+        let witnesses: Vec<(Timestamp, &str)> = meant.collect();
+        let (first, _) = witnesses.iter().min()?;
         let begun = first.saturating_sub(round).unwrap_or(Timestamp::MIN);
-        let has_spoken = word.said.as_ref().is_some_and(|(at, _)| *at >= begun);
-        let is_majority = accusers.len() * 2 > members.len();
-        (is_majority && !has_spoken).then_some(())?;
-        Some(Accused {
+        let has_result = outcome.ended.as_ref().is_some_and(|(at, _)| *at >= begun);
+        let is_majority = witnesses.len() * 2 > members.len();
+        (is_majority && !has_result).then_some(())?;
+        Some(Unreached {
             pod: (*pod).to_owned(),
-            node: word.node.clone()?,
-            by: accusers.iter().map(|(_, by)| (*by).to_owned()).collect(),
+            node: outcome.node.clone()?,
+            by: witnesses.iter().map(|(_, by)| (*by).to_owned()).collect(),
             members: members.len(),
         })
     };
     members.iter().filter_map(of).collect()
 }
 
-// === impl Dock ===
+// === impl Suspects ===
 
-impl Dock {
-    /// Returns who is accused for long enough, and was not told of yet.
-    pub(super) fn due(&mut self, members: &BTreeMap<&str, &Word>, round: Duration) -> Vec<Accused> {
-        let mut accused = accused(members, round);
+impl Suspects {
+    /// Returns the members that have been unreached for long enough and are not reported yet.
+    pub(super) fn due(
+        &mut self,
+        members: &BTreeMap<&str, &Outcome>,
+        round: Duration,
+    ) -> Vec<Unreached> {
+        let mut unreached = unreached(members, round);
         self.0
-            .retain(|pod, _| accused.iter().any(|one| one.pod == *pod));
-        accused.retain(|one| {
+            .retain(|pod, _| unreached.iter().any(|one| one.pod == *pod));
+        unreached.retain(|one| {
             let fresh = (Instant::now(), false);
-            let (since, is_told) = *self.0.entry(one.pod.clone()).or_insert(fresh);
-            since.elapsed() >= SETTLED && !is_told
+            let (since, is_reported) = *self.0.entry(one.pod.clone()).or_insert(fresh);
+            since.elapsed() >= SETTLED && !is_reported
         });
-        accused
+        unreached
     }
 
-    /// Notes that somebody was told of.
-    pub(super) fn told(&mut self, pod: &str) {
-        if let Some((_, is_told)) = self.0.get_mut(pod) {
-            *is_told = true;
+    /// Marks a member as reported.
+    pub(super) fn mark_reported(&mut self, pod: &str) {
+        if let Some((_, is_reported)) = self.0.get_mut(pod) {
+            *is_reported = true;
         }
     }
 
-    /// Notes that somebody was not told of after all.
-    pub(super) fn not_told(&mut self, pod: &str) {
-        if let Some((_, is_told)) = self.0.get_mut(pod) {
-            *is_told = false;
+    /// Marks a member as not reported, after a failed attempt.
+    pub(super) fn mark_unreported(&mut self, pod: &str) {
+        if let Some((_, is_reported)) = self.0.get_mut(pod) {
+            *is_reported = false;
         }
     }
 
-    /// Has all be accused for long enough.
+    /// Ends the delay of all members.
     #[cfg(test)]
     pub(super) fn settle(&mut self) {
         let long_ago = Instant::now().checked_sub(SETTLED);
@@ -135,28 +140,28 @@ mod tests {
 
     const ROUND: Duration = Duration::from_secs(600);
 
-    fn word(said: Option<(&str, &[&str])>) -> Word {
-        Word {
+    fn outcome(ended: Option<(&str, &[&str])>) -> Outcome {
+        Outcome {
             node: Some("n".to_owned()),
             created: "2026-01-01T00:00:00Z".parse().expect("a time"),
-            said: said.map(|(at, named)| {
+            ended: ended.map(|(at, named)| {
                 let at = format!("2026-01-01T{at}Z").parse().expect("a time");
                 (at, named.iter().map(|name| (*name).to_owned()).collect())
             }),
         }
     }
 
-    fn pods(words: &[(&'static str, Word)]) -> Vec<(String, Vec<String>)> {
-        let members = words.iter().map(|(pod, word)| (*pod, word)).collect();
-        let accused = accused(&members, ROUND).into_iter();
+    fn pods(outcomes: &[(&'static str, Outcome)]) -> Vec<(String, Vec<String>)> {
+        let members = outcomes.iter().map(|(pod, word)| (*pod, word)).collect();
+        let accused = unreached(&members, ROUND).into_iter();
         accused.map(|one| (one.pod, one.by)).collect()
     }
 
     #[test]
     fn only_whom_a_majority_does_not_reach_and_who_is_silent_is_accused() {
         let (at, later) = ("01:00:00", "01:00:09");
-        let silent = || word(None);
-        let not_c = || word(Some((at, &["c"])));
+        let silent = || outcome(None);
+        let not_c = || outcome(Some((at, &["c"])));
         let by = |names: &[&str]| {
             vec![(
                 "c".to_owned(),
@@ -168,7 +173,7 @@ mod tests {
                 vec![("a", not_c()), ("b", not_c()), ("c", silent())],
                 by(&["a", "b"]),
             ),
-            // One of two, and two of four, are none.
+            // Neither one of two nor two of four is a majority.
             (vec![("a", not_c()), ("c", silent())], vec![]),
             (
                 vec![
@@ -183,41 +188,41 @@ mod tests {
                 vec![
                     ("a", not_c()),
                     ("b", not_c()),
-                    ("c", word(Some((later, &["a"])))),
+                    ("c", outcome(Some((later, &["a"])))),
                 ],
                 vec![],
             ),
-            // What it has said an hour before is no word of this round.
+            // A result from an hour before does not belong to this round.
             (
                 vec![
                     ("a", not_c()),
                     ("b", not_c()),
-                    ("c", word(Some(("00:10:00", &[])))),
+                    ("c", outcome(Some(("00:10:00", &[])))),
                 ],
                 by(&["a", "b"]),
             ),
             (
                 vec![
-                    ("a", word(Some((at, &[])))),
+                    ("a", outcome(Some((at, &[])))),
                     ("b", not_c()),
                     ("c", silent()),
                 ],
                 vec![],
             ),
-            // Nobody is a witness against itself.
+            // A member's report about itself does not count.
             (
                 vec![
                     ("b", not_c()),
-                    ("c", word(Some((at, &["c"])))),
+                    ("c", outcome(Some((at, &["c"])))),
                     ("d", silent()),
                 ],
                 vec![],
             ),
         ];
-        for (number, (words, expected)) in table.into_iter().enumerate() {
-            assert_eq!(pods(&words), expected, "{number}");
+        for (number, (outcomes, expected)) in table.into_iter().enumerate() {
+            assert_eq!(pods(&outcomes), expected, "{number}");
         }
-        // Who came after the words were said is another than the one that was meant.
+        // A pod that was created after the messages is not the one they are about.
         let mut new = silent();
         new.created = "2026-01-01T02:00:00Z".parse().expect("a time");
         assert_eq!(pods(&[("a", not_c()), ("b", not_c()), ("c", new)]), []);
@@ -226,23 +231,23 @@ mod tests {
     #[test]
     fn it_is_told_once_and_not_at_once() {
         let (a, b, c) = (
-            word(Some(("01:00:00", &["c"]))),
-            word(Some(("01:00:00", &["c"]))),
-            word(None),
+            outcome(Some(("01:00:00", &["c"]))),
+            outcome(Some(("01:00:00", &["c"]))),
+            outcome(None),
         );
-        let all: BTreeMap<&str, &Word> = [("a", &a), ("b", &b), ("c", &c)].into();
-        let mut dock = Dock::default();
-        assert_eq!(dock.due(&all, ROUND), []);
+        let all: BTreeMap<&str, &Outcome> = [("a", &a), ("b", &b), ("c", &c)].into();
+        let mut suspects = Suspects::default();
+        assert_eq!(suspects.due(&all, ROUND), []);
         let past = Instant::now().checked_sub(SETTLED).expect("a time");
-        dock.0.insert("c".to_owned(), (past, false));
-        assert_eq!(dock.due(&all, ROUND).len(), 1);
-        assert_eq!(dock.due(&all, ROUND).len(), 1, "it was not told");
-        dock.told("c");
-        assert_eq!(dock.due(&all, ROUND), []);
-        // When it is back, it may be lost again.
-        let said = word(Some(("01:00:05", &[])));
-        let well: BTreeMap<&str, &Word> = [("a", &a), ("b", &b), ("c", &said)].into();
-        assert_eq!(dock.due(&well, ROUND), []);
-        assert!(dock.0.is_empty());
+        suspects.0.insert("c".to_owned(), (past, false));
+        assert_eq!(suspects.due(&all, ROUND).len(), 1);
+        assert_eq!(suspects.due(&all, ROUND).len(), 1, "it was not told");
+        suspects.mark_reported("c");
+        assert_eq!(suspects.due(&all, ROUND), []);
+        // A member that was reached again may be reported again.
+        let said = outcome(Some(("01:00:05", &[])));
+        let well: BTreeMap<&str, &Outcome> = [("a", &a), ("b", &b), ("c", &said)].into();
+        assert_eq!(suspects.due(&well, ROUND), []);
+        assert!(suspects.0.is_empty());
     }
 }

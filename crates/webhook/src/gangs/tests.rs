@@ -10,7 +10,7 @@ use crate::fake::FakeApi;
 
 const MAP: &str = "preflight-kubernetes-training-g";
 
-/// A pod of the gang `g`, whose size an object says.
+/// Returns a pod of the gang `g`, whose size is specified by an object.
 fn pod(name: &str) -> Value {
     json!({
         "metadata": {"namespace": "training", "name": name},
@@ -24,7 +24,7 @@ fn pod(name: &str) -> Value {
 
 const ENOUGH: Duration = Duration::from_secs(60);
 
-/// A pod of the gang `gang`, whose size the pods say.
+/// Returns a pod of the gang `gang`, whose pods carry its size.
 fn labelled(namespace: &str, name: &str, gang: &str, size: &str) -> Value {
     let mut pod = pod(name);
     pod["metadata"]["namespace"] = namespace.into();
@@ -36,7 +36,7 @@ async fn keeper() -> (FakeApi, GangKeeper) {
     keeper_by("").await
 }
 
-/// A keeper of gangs that labels name.
+/// Returns a keeper of gangs that are found by labels.
 async fn keeper_by_labels() -> (FakeApi, GangKeeper) {
     let labels = "{method: labels, labels: {gangIdLabel: gang, gangSizeLabel: size}}";
     keeper_by(&format!("\ngangDiscovery: {labels}\n")).await
@@ -62,36 +62,37 @@ fn with_pod(keeper: &GangKeeper) -> (Board, GangKey) {
 }
 
 fn apply(keeper: &GangKeeper, board: &mut Board, pod: Value) {
-    let news = Arc::new(SeenPod(pod));
+    let news = Arc::new(WatchedPod(pod));
     board.pod(Signal::Applied(news), &keeper.config, &keeper.discoveries);
 }
 
-async fn look(keeper: &GangKeeper, board: &mut Board, key: &GangKey, counted: &mut Counted) {
-    let looked = keeper.look_at(&keeper.cluster, board, key, counted).await;
+async fn reconcile(keeper: &GangKeeper, board: &mut Board, key: &GangKey, counted: &mut Counted) {
+    let looked = keeper.reconcile(&keeper.cluster, board, key, counted).await;
     looked.expect("an answer");
 }
 
-/// The object of a gang takes the `ConfigMap` along when it goes, and pods may be there for a while after that.
+/// The gang's object owns the `ConfigMap`, so both are deleted together, and pods may exist for
+/// a while longer.
 #[tokio::test]
 async fn no_map_is_made_for_a_gang_whose_object_is_not_there() {
     let (api, keeper) = keeper().await;
     let (mut board, key) = with_pod(&keeper);
     for _ in 0..2 {
-        look(&keeper, &mut board, &key, &mut Counted::new()).await;
+        reconcile(&keeper, &mut board, &key, &mut Counted::new()).await;
     }
     assert_eq!(api.objects().created, 0);
-    // One that is there says how many are known, which is none.
+    // An existing `ConfigMap` is still updated: no members are expected.
     let map = api.put_map("training", MAP, &json!({}));
     let seen = serde_json::from_value(map).expect("a ConfigMap");
-    board.map(Signal::Applied(Arc::new(seen)));
-    look(&keeper, &mut board, &key, &mut Counted::new()).await;
+    board.config_map(Signal::Applied(Arc::new(seen)));
+    reconcile(&keeper, &mut board, &key, &mut Counted::new()).await;
     let objects = api.objects();
     assert_eq!((objects.created, objects.read, objects.replaced), (0, 1, 1));
     let written = &objects.maps[&("training".to_owned(), MAP.to_owned())];
     assert_eq!(written["data"]["expected_count"], "0");
 }
 
-/// Tenants who may write `ConfigMap`s, or quotas, can keep us from writing in their namespace.
+/// A tenant with access to `ConfigMap`s or quotas can block writes to its namespace.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_gang_that_cannot_be_written_holds_up_no_other() {
     let (api, keeper) = keeper_by_labels().await;
@@ -110,7 +111,7 @@ async fn a_gang_that_cannot_be_written_holds_up_no_other() {
         while !api.objects().maps.contains_key(&key) {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
-        // Once there is room, the other one is written, too.
+        // Once the quota has room, the other one is written, too.
         api.objects().full.clear();
         while api.objects().maps.len() < 2 {
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -122,7 +123,7 @@ async fn a_gang_that_cannot_be_written_holds_up_no_other() {
     }
 }
 
-/// A namespace may have thousands of pods, and of gangs that wait for a member.
+/// A namespace may have thousands of pods, and many incomplete gangs.
 #[tokio::test]
 async fn the_pods_of_a_namespace_are_listed_once_for_all_gangs_that_are_short() {
     let (api, keeper) = keeper_by_labels().await;
@@ -138,7 +139,7 @@ async fn the_pods_of_a_namespace_are_listed_once_for_all_gangs_that_are_short() 
     board.settle();
     let mut counted = Counted::new();
     while let Some(key) = board.next() {
-        look(&keeper, &mut board, &key, &mut counted).await;
+        reconcile(&keeper, &mut board, &key, &mut counted).await;
     }
     let objects = api.objects();
     assert_eq!(objects.pod_lists, 1);
@@ -151,7 +152,7 @@ async fn the_pods_of_a_namespace_are_listed_once_for_all_gangs_that_are_short() 
     }
 }
 
-/// A pod that has ended its check, and did not reach these.
+/// Returns a pod whose check has ended without reaching the given pods.
 fn ended(name: &str, not_reached: &[&str]) -> Value {
     let mut pod = labelled("training", name, "g", "3");
     pod["metadata"]["creationTimestamp"] = "2026-01-01T00:00:00Z".into();
@@ -166,7 +167,7 @@ fn ended(name: &str, not_reached: &[&str]) -> Value {
     pod
 }
 
-/// The other gangs do not wait for a controller that is away.
+/// Other gangs are reconciled while the controller is unreachable.
 #[tokio::test]
 async fn who_is_accused_is_reported_beside_the_looks_until_the_controller_has_it() {
     let (_api, keeper) = keeper_by_labels().await;
@@ -181,11 +182,11 @@ async fn who_is_accused_is_reported_beside_the_looks_until_the_controller_has_it
     }
     let key = board.next().expect("the gang");
     let mut reports = Reports::new();
-    keeper.tell_of_accused(&mut board, &key, &mut reports);
+    keeper.report_unreached(&mut board, &key, &mut reports);
     assert!(reports.is_empty(), "its own word may be on its way");
     board.settle();
     for _ in 0..3 {
-        keeper.tell_of_accused(&mut board, &key, &mut reports);
+        keeper.report_unreached(&mut board, &key, &mut reports);
         assert_eq!(reports.len(), 1, "it is on its way");
     }
     let ended = reports.join_next().await.expect("a report");
@@ -193,12 +194,12 @@ async fn who_is_accused_is_reported_beside_the_looks_until_the_controller_has_it
     assert_eq!((&*report.pod, &*report.node), ("c", "node-of-c"));
     assert!(sent.is_err(), "nobody is there");
     keeper.reported(&mut board, report, sent);
-    keeper.tell_of_accused(&mut board, &key, &mut reports);
+    keeper.report_unreached(&mut board, &key, &mut reports);
     assert_eq!(reports.len(), 1, "it is reported once more");
     let ended = reports.join_next().await.expect("a report");
     let (report, _) = ended.expect("no panic");
     keeper.reported(&mut board, report, Ok(()));
-    keeper.tell_of_accused(&mut board, &key, &mut reports);
+    keeper.report_unreached(&mut board, &key, &mut reports);
     assert!(reports.is_empty(), "it is told once");
 }
 
