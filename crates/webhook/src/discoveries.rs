@@ -1,5 +1,5 @@
-//! How gangs are known in each namespace: by the `PreflightConfig` of the namespace, or else as the
-//! configuration says.
+//! Gang discovery by namespace: the namespace's `PreflightConfig`, or the webhook's own
+//! configuration.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,46 +17,46 @@ use crate::review::shortened;
 
 const GROUP: &str = "preflight.nvsentinel.nvidia.com";
 const VERSION: &str = "v1alpha1";
-/// Pause before a cluster without that kind is asked for it again.
+/// Interval for discovering the kind while the cluster does not serve it.
 const ASK_AGAIN: Duration = Duration::from_secs(60);
 /// Pause after a failure.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Most bytes of what a `PreflightConfig` says, as JSON. Whoever may make one decides how large it is, and a usual one has
-/// some hundred.
+/// Most bytes of `gangDiscovery` in a `PreflightConfig`, as JSON. A usual one has some hundred
+/// bytes, but its author decides.
 const MAX_BYTES: usize = 16 * 1024;
-/// Most bytes of a status that is kept: more than what is said on the largest config that is read.
+/// Most bytes of a status that is compared; above the size of any status written here.
 const MAX_STATUS_BYTES: usize = 64 * 1024;
 
-/// How gangs are known in each namespace. Cheap to clone.
+/// Discovery of gangs in each namespace. Cheap to clone.
 #[derive(Clone)]
 pub struct Discoveries {
     otherwise: Arc<Discovery>,
     known: Arc<Mutex<Known>>,
 }
 
-/// The `PreflightConfig`s that are known.
+/// State of the watched `PreflightConfig`s.
 #[derive(Default)]
 struct Known {
     by_namespace: BTreeMap<String, Configs>,
-    /// A list of them was whole once, or the cluster has no such kind.
+    /// True once a list was complete, or the cluster is known to lack the kind.
     was_listed: bool,
-    /// Those of a list that is not whole yet; until it is, the others hold.
+    /// Objects of a list in progress; `by_namespace` stays in use until the list is complete.
     listing: Option<BTreeMap<String, Configs>>,
 }
 
-/// The `PreflightConfig`s of a namespace, the oldest first: by creation, then by name.
-type Configs = BTreeMap<(String, String), Arc<SeenConfig>>;
+/// `PreflightConfig`s of a namespace by creation time and name, oldest first.
+type Configs = BTreeMap<(String, String), Arc<WatchedConfig>>;
 
-/// A `PreflightConfig`, as the watch delivers it: what is kept of it.
+/// `PreflightConfig` as received from the watch, reduced to the fields in use.
 #[derive(Deserialize)]
 #[serde(from = "Config")]
-struct SeenConfig {
+struct WatchedConfig {
     metadata: Metadata,
-    /// The way that it says, or why it cannot be used.
+    /// Configured discovery, or the reason why it is not usable.
     discovery: Result<Arc<Discovery>, String>,
-    /// The status but for times; nothing where that is too large to be ours.
-    said: Value,
+    /// Status without times; null if it is too large to be written by this program.
+    status: Value,
 }
 
 #[derive(Deserialize)]
@@ -86,9 +86,9 @@ struct Spec {
     gang_discovery: Value,
 }
 
-// === impl SeenConfig ===
+// === impl WatchedConfig ===
 
-impl From<Config> for SeenConfig {
+impl From<Config> for WatchedConfig {
     fn from(config: Config) -> Self {
         let keys = config.spec.unwrap_or_default().gang_discovery;
         let bytes = keys.to_string().len();
@@ -99,12 +99,12 @@ impl From<Config> for SeenConfig {
         } else {
             Discovery::from_json(&keys).map(Arc::new)
         };
-        let said = without_time(config.status);
-        let is_small = said.to_string().len() <= MAX_STATUS_BYTES;
+        let status = without_time(config.status);
+        let is_small = status.to_string().len() <= MAX_STATUS_BYTES;
         Self {
             metadata: config.metadata,
             discovery: discovery.map_err(|why| shortened(&why).into_owned()),
-            said: if is_small { said } else { Value::Null },
+            status: if is_small { status } else { Value::Null },
         }
     }
 }
@@ -112,8 +112,8 @@ impl From<Config> for SeenConfig {
 // === impl Discoveries ===
 
 impl Discoveries {
-    /// Returns the ways of namespaces without a `PreflightConfig`, and of the others once
-    /// [`follow`](Self::follow) has seen theirs.
+    /// Creates discoveries that use `otherwise` for every namespace, until
+    /// [`follow`](Self::follow) receives its `PreflightConfig`.
     pub fn new(otherwise: Discovery) -> Self {
         Self {
             otherwise: Arc::new(otherwise),
@@ -121,8 +121,8 @@ impl Discoveries {
         }
     }
 
-    /// Returns the way of a namespace. Of several `PreflightConfig`s the oldest counts; where that
-    /// cannot be used, no other does.
+    /// Returns the discovery of a namespace. Only the oldest `PreflightConfig` counts; if it is
+    /// not usable, the webhook's configuration does.
     pub fn of(&self, namespace: &str) -> Arc<Discovery> {
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let configs = known.by_namespace.get(namespace);
@@ -131,7 +131,8 @@ impl Discoveries {
         Arc::clone(own.unwrap_or(&self.otherwise))
     }
 
-    /// Returns whether the `PreflightConfig`s have been listed, or are known not to be served.
+    /// Returns true once the `PreflightConfig`s are listed, or the cluster is known not to
+    /// serve them.
     pub fn are_known(&self) -> bool {
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         known.was_listed
@@ -142,7 +143,8 @@ impl Discoveries {
         known.was_listed = true;
     }
 
-    /// Follows the `PreflightConfig`s until `cancel`, and says on each whether it is used.
+    /// Watches the `PreflightConfig`s until `cancel`, and writes to the status of each whether
+    /// it is in use.
     pub async fn follow(self, cluster: Arc<Cluster>, cancel: CancellationToken) {
         let follow = async {
             loop {
@@ -155,18 +157,18 @@ impl Discoveries {
                     Err(_) => tokio::time::sleep(RETRY).await,
                 }
             }
-            let unsaid = Seldom::default();
+            let failures = Seldom::default();
             let mut signals = cluster.watch_objects_as(&kind(), None, |all| all, cancel.clone());
             while let Some(signal) = signals.recv().await {
-                for (config, status) in self.take(signal) {
-                    if let Err(error) = say(&cluster, &config, status).await
-                        && let Some(not_logged_before) = unsaid.now()
+                for (config, status) in self.handle(signal) {
+                    if let Err(error) = write_status(&cluster, &config, status).await
+                        && let Some(not_logged_before) = failures.now()
                     {
                         tracing::warn!(
                             namespace = config.metadata.namespace,
                             err = chain(&error),
                             not_logged_before,
-                            "whether a PreflightConfig is used cannot be said on it"
+                            "cannot write the status of a PreflightConfig"
                         );
                     }
                 }
@@ -175,8 +177,9 @@ impl Discoveries {
         cancel.run_until_cancelled(follow).await;
     }
 
-    /// Takes in a signal. Returns the configs of which something else may be to say now, and what.
-    fn take(&self, signal: Signal<SeenConfig>) -> Vec<(Arc<SeenConfig>, Value)> {
+    /// Handles an event of the watch. Returns the configs whose status may have changed, with
+    /// their new status.
+    fn handle(&self, signal: Signal<WatchedConfig>) -> Vec<(Arc<WatchedConfig>, Value)> {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let known = &mut *known;
         let is_listing = known.listing.is_some();
@@ -190,7 +193,7 @@ impl Discoveries {
                 known.by_namespace = known.listing.take().unwrap_or_default();
                 known.was_listed = true;
                 let all = known.by_namespace.values();
-                return all.flat_map(|all| said(all, |_| true)).collect();
+                return all.flat_map(|all| statuses(all, |_| true)).collect();
             }
             Signal::Applied(config) => {
                 let metadata = &config.metadata;
@@ -214,28 +217,33 @@ impl Discoveries {
             }
             Signal::Failing { .. } | Signal::Recovered => return Vec::new(),
         };
-        // Which is the oldest is not known before the list is whole.
+        // The oldest config is not known until the list is complete.
         let all = configs.get(&namespace).filter(|_| !is_listing);
         let is_changed = |key: &(String, String)| Some(key) == changed.as_ref();
-        all.map_or_else(Vec::new, |all| said(all, is_changed))
+        all.map_or_else(Vec::new, |all| statuses(all, is_changed))
     }
 }
 
-/// Returns what is to be said on the configs of a namespace that have changed, on the oldest, and on the next one, which
-/// may have been the oldest before. Of all others it is the same as before.
-fn said(
+/// Returns the status of changed configs, of the oldest, and of the next, which may have been
+/// the oldest before. The status of all others is unchanged.
+fn statuses(
     all: &Configs,
     is_changed: impl Fn(&(String, String)) -> bool,
-) -> Vec<(Arc<SeenConfig>, Value)> {
-    let said = all.iter().enumerate();
-    let said = said.filter(|(place, (key, _))| *place < 2 || is_changed(key));
-    said.map(|(place, (_, config))| (Arc::clone(config), status(config, place == 0)))
+) -> Vec<(Arc<WatchedConfig>, Value)> {
+    let places = all.iter().enumerate();
+    let changed = places.filter(|(place, (key, _))| *place < 2 || is_changed(key));
+    changed
+        .map(|(place, (_, config))| (Arc::clone(config), status(config, place == 0)))
         .collect()
 }
 
-/// Says on a config whether it is used, where that is not said yet. Of the object only the status is written.
-async fn say(cluster: &Cluster, config: &SeenConfig, status: Value) -> Result<(), ApiError> {
-    if config.said == without_time(status.clone()) {
+/// Writes the status of a config if it differs. No other part of the object is written.
+async fn write_status(
+    cluster: &Cluster,
+    config: &WatchedConfig,
+    status: Value,
+) -> Result<(), ApiError> {
+    if config.status == without_time(status.clone()) {
         return Ok(());
     }
     let Metadata {
@@ -254,7 +262,7 @@ async fn say(cluster: &Cluster, config: &SeenConfig, status: Value) -> Result<()
         .replace_status(&kind(), namespace, name, &config)
         .await
     {
-        // Another replica was first, or it has changed: the watch tells.
+        // Another replica wrote first, or the config changed; the watch will report it.
         Ok(()) | Err(ApiError::Conflict { .. } | ApiError::NotFound { .. }) => Ok(()),
         Err(error) => Err(error),
     }
@@ -264,20 +272,20 @@ fn kind() -> Kind {
     Kind::new(GROUP, VERSION, "preflightconfigs")
 }
 
-/// Returns what is said on a config: whether it is used, and why not.
-fn status(config: &SeenConfig, is_oldest: bool) -> Value {
+/// Returns the status: true if the config is in use, or the reason why not.
+fn status(config: &WatchedConfig, is_oldest: bool) -> Value {
     let (ready, reason, message, discoverer) = match (is_oldest, &config.discovery) {
         (true, Ok(discovery)) => {
             let name = discovery.name().to_owned();
-            let message = format!("gangs of this namespace are known by {name}");
+            let message = format!("gangs of this namespace are found by {name}");
             ("True", "DiscovererActive", message, name)
         }
         (true, Err(why)) => {
-            let message = format!("{why}; the webhook's own configuration counts meanwhile");
+            let message = format!("{why}; the webhook's own configuration is used instead");
             ("False", "InvalidOrConflicting", message, String::new())
         }
         (false, _) => {
-            let message = "another PreflightConfig of this namespace is older, and counts";
+            let message = "an older PreflightConfig of this namespace takes precedence";
             (
                 "False",
                 "InvalidOrConflicting",
@@ -301,7 +309,8 @@ fn status(config: &SeenConfig, is_oldest: bool) -> Value {
     })
 }
 
-/// Returns a status without the time of its first condition, by which alone it is said no second time.
+/// Returns a status without the time of its first condition. A status that differs only in this
+/// time is not written again.
 fn without_time(mut status: Value) -> Value {
     let condition = status.pointer_mut("/conditions/0");
     if let Some(condition) = condition.and_then(Value::as_object_mut) {
@@ -314,7 +323,7 @@ fn without_time(mut status: Value) -> Value {
 mod tests {
     use super::*;
 
-    fn config(name: &str, created: &str, discovery: &Value) -> Signal<SeenConfig> {
+    fn config(name: &str, created: &str, discovery: &Value) -> Signal<WatchedConfig> {
         let config = serde_json::from_value(json!({
             "metadata": {
                 "namespace": "training", "name": name, "creationTimestamp": created, "generation": 3,
@@ -324,43 +333,43 @@ mod tests {
         Signal::Applied(Arc::new(config.expect("a config")))
     }
 
-    fn reasons(said: &[(Arc<SeenConfig>, Value)]) -> Vec<(&str, &str)> {
-        let said = said.iter().map(|(config, status)| {
+    fn reasons(changed: &[(Arc<WatchedConfig>, Value)]) -> Vec<(&str, &str)> {
+        let changed = changed.iter().map(|(config, status)| {
             let reason = status["conditions"][0]["reason"].as_str();
             (&*config.metadata.name, reason.unwrap_or_default())
         });
-        said.collect()
+        changed.collect()
     }
 
     #[test]
     fn the_oldest_of_a_namespace_counts_and_the_others_learn_it() {
         let discoveries = Discoveries::new(Discovery::Native);
         let kueue = json!({"method": "kueue"});
-        let said = discoveries.take(config("b", "2026-02-01T00:00:00Z", &kueue));
-        assert_eq!(reasons(&said), [("b", "DiscovererActive")]);
-        assert_eq!(said[0].1["discoverer"], "kueue");
+        let changed = discoveries.handle(config("b", "2026-02-01T00:00:00Z", &kueue));
+        assert_eq!(reasons(&changed), [("b", "DiscovererActive")]);
+        assert_eq!(changed[0].1["discoverer"], "kueue");
         assert_eq!(*discoveries.of("training"), Discovery::Kueue);
         assert_eq!(*discoveries.of("elsewhere"), Discovery::Native);
 
         let volcano = json!({"method": "volcano"});
-        let said = discoveries.take(config("a", "2026-01-01T00:00:00Z", &volcano));
+        let changed = discoveries.handle(config("a", "2026-01-01T00:00:00Z", &volcano));
         let (used, other) = (("a", "DiscovererActive"), ("b", "InvalidOrConflicting"));
-        assert_eq!(reasons(&said), [used, other]);
+        assert_eq!(reasons(&changed), [used, other]);
         assert_eq!(discoveries.of("training").name(), "volcano");
 
-        discoveries.take(Signal::Deleted("training/a".into()));
+        discoveries.handle(Signal::Deleted("training/a".into()));
         assert_eq!(*discoveries.of("training"), Discovery::Kueue);
         assert!(!discoveries.are_known(), "no list was whole");
-        // A list that begins anew takes nothing away until it is whole.
-        discoveries.take(Signal::Restarted);
+        // A new list removes nothing until it is complete.
+        discoveries.handle(Signal::Restarted);
         assert_eq!(*discoveries.of("training"), Discovery::Kueue);
-        let said = discoveries.take(config("b", "2026-02-01T00:00:00Z", &kueue));
-        assert!(said.is_empty(), "an older one may come");
-        let said = discoveries.take(Signal::Listed);
-        assert_eq!(reasons(&said), [("b", "DiscovererActive")]);
+        let changed = discoveries.handle(config("b", "2026-02-01T00:00:00Z", &kueue));
+        assert!(changed.is_empty(), "an older one may come");
+        let changed = discoveries.handle(Signal::Listed);
+        assert_eq!(reasons(&changed), [("b", "DiscovererActive")]);
         assert!(discoveries.are_known());
         assert_eq!(*discoveries.of("training"), Discovery::Kueue);
-        discoveries.take(Signal::Deleted("training/b".into()));
+        discoveries.handle(Signal::Deleted("training/b".into()));
         assert_eq!(*discoveries.of("training"), Discovery::Native);
     }
 
@@ -368,50 +377,50 @@ mod tests {
     fn one_that_cannot_be_used_says_why_and_changes_nothing() {
         let discoveries = Discoveries::new(Discovery::Native);
         let wrong = json!({"name": "x"});
-        let said = discoveries.take(config("a", "2026-01-01T00:00:00Z", &wrong));
-        let condition = &said[0].1["conditions"][0];
+        let changed = discoveries.handle(config("a", "2026-01-01T00:00:00Z", &wrong));
+        let condition = &changed[0].1["conditions"][0];
         assert_eq!(condition["status"], "False");
         let message = condition["message"].as_str().unwrap_or_default();
         assert!(message.contains("`podGroupGVR` is missing"), "{message}");
         assert_eq!(*discoveries.of("training"), Discovery::Native);
-        let mut later = said[0].1.clone();
+        let mut later = changed[0].1.clone();
         later["conditions"][0]["lastTransitionTime"] = "2026-01-02T00:00:00Z".into();
         assert_eq!(
             without_time(later),
-            without_time(said[0].1.clone()),
-            "it is not said again for its time alone"
+            without_time(changed[0].1.clone()),
+            "a change of the time alone is not written"
         );
     }
 
-    /// Tenants may make many, and large ones.
+    /// Tenants may create many configs, and large ones.
     #[test]
     fn many_and_large_ones_cost_little() {
         let discoveries = Discoveries::new(Discovery::Native);
         let kueue = json!({"method": "kueue"});
         for number in 0..100 {
             let name = format!("c{number:02}");
-            discoveries.take(config(&name, "2026-02-01T00:00:00Z", &kueue));
+            discoveries.handle(config(&name, "2026-02-01T00:00:00Z", &kueue));
         }
-        let said = discoveries.take(config("c77", "2026-02-01T00:00:00Z", &kueue));
+        let changed = discoveries.handle(config("c77", "2026-02-01T00:00:00Z", &kueue));
         let (used, other) = ("DiscovererActive", "InvalidOrConflicting");
         assert_eq!(
-            reasons(&said),
+            reasons(&changed),
             [("c00", used), ("c01", other), ("c77", other)]
         );
-        let said = discoveries.take(Signal::Deleted("training/c00".into()));
-        assert_eq!(reasons(&said), [("c01", used), ("c02", other)]);
+        let changed = discoveries.handle(Signal::Deleted("training/c00".into()));
+        assert_eq!(reasons(&changed), [("c01", used), ("c02", other)]);
         let large = json!({"method": "kueue", "name": "x".repeat(1_000_000)});
-        let said = discoveries.take(config("a", "2026-01-01T00:00:00Z", &large));
-        let message = said[0].1["conditions"][0]["message"].as_str();
+        let changed = discoveries.handle(config("a", "2026-01-01T00:00:00Z", &large));
+        let message = changed[0].1["conditions"][0]["message"].as_str();
         let message = message.unwrap_or_default();
         assert!(message.contains("at most 16384 are read"), "{message}");
         assert_eq!(*discoveries.of("training"), Discovery::Native);
-        // Nor is a status kept that is none of ours.
-        let foreign: SeenConfig = serde_json::from_value(json!({
+        // A status of another program is not stored.
+        let foreign: WatchedConfig = serde_json::from_value(json!({
             "metadata": {"namespace": "training", "name": "b"},
             "status": {"discoverer": "x".repeat(100_000)},
         }))
         .expect("a config");
-        assert_eq!(foreign.said, Value::Null);
+        assert_eq!(foreign.status, Value::Null);
     }
 }

@@ -1,4 +1,5 @@
-//! What the cluster says of the claims, device classes and gangs that pods name, and of their nodes.
+//! Facts about claims, device classes, gangs and nodes that pods refer to, read from the API
+//! server.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,25 +16,26 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::kept::{Kept, Key};
+use crate::kept::{Key, MemoryBudget};
 use crate::turns::memory;
 
-/// Longest wait for all that the cluster says for one answer. The API server waits 10 s for us.
+/// Longest wait for all facts of one answer. The API server itself waits 10 s.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(3);
-/// Time that is left for an answer itself when the cluster is not waited for any longer.
+/// Time reserved for the answer itself after waiting for facts.
 const LAST: Duration = Duration::from_secs(1);
-/// Most claims that are looked up for one pod: each is a request to the API server, and a pod of eight GPUs has a
-/// handful.
+/// Most claims that are looked up for one pod. Each is a request to the API server; a pod of
+/// eight GPUs has a handful.
 const MAX_CLAIMS: usize = 64;
-/// Time for which an answer is good. What claims ask for never changes, but one of the same name may
-/// take their place.
+/// Time that an object is cached. The spec of a claim is immutable, but another claim may take
+/// its name.
 const FRESH: Duration = Duration::from_secs(10);
-/// Answers that are kept. A pod of a job has a claim of its own, or shares a template with many. How many bytes they
-/// have is bounded as well, for all and for those of a namespace: who may create pods writes them.
+/// Most cached objects. A pod of a job has its own claim, or shares a template with many. Bytes
+/// are limited as well, in total and per namespace, since the creators of pods decide on the
+/// size.
 const MAX_ANSWERS: usize = 4096;
-/// Answers beyond which those that are no good any more are let go each time.
+/// Number of cached objects above which expired ones are removed.
 const MANY_ANSWERS: usize = 256;
-/// The parts of an object that are kept.
+/// Fields of an object that are cached, besides `spec`.
 const NEEDED: [&str; 5] = [
     "/apiVersion",
     "/kind",
@@ -41,17 +43,17 @@ const NEEDED: [&str; 5] = [
     "/metadata/uid",
     "/metadata/labels",
 ];
-/// Versions of the API of claims, the newest first.
+/// API versions of claims, newest first.
 const VERSIONS: [&str; 3] = ["v1", "v1beta2", "v1beta1"];
 const GROUP: &str = "resource.k8s.io";
-/// Label of a namespace: the level of Pod Security that its pods have to keep.
+/// Label of a namespace with the Pod Security level that its pods must meet.
 const ENFORCED: &str = "pod-security.kubernetes.io/enforce";
-/// The levels that forbid volumes of the host.
+/// Levels that forbid host volumes.
 const FORBIDDING: [&str; 2] = ["baseline", "restricted"];
-/// Pause before versions that nobody serves are asked for again.
+/// Interval for discovering the API of claims while the cluster does not serve it.
 const ASK_AGAIN: Duration = Duration::from_secs(60);
 
-/// What the cluster says of what pods name. Cheap to clone.
+/// Cached reader of facts. Cheap to clone.
 #[derive(Clone)]
 pub struct Facts {
     cluster: Arc<Cluster>,
@@ -59,29 +61,29 @@ pub struct Facts {
     classes: watch::Receiver<Option<Arc<Classes>>>,
 }
 
-/// The objects that were asked for, and when, by namespace, and by kind and name.
+/// Objects with the time of their request, by namespace, and by kind and name.
 #[derive(Default)]
 struct Answers {
     objects: HashMap<Key, (Instant, Arc<Value>)>,
-    kept: Kept,
+    budget: MemoryBudget,
 }
 
-/// The device classes that stand for extended resources.
+/// Device classes that stand for extended resources.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Classes {
-    /// The version of the API of claims; `None` where nobody serves it.
+    /// API version of claims; `None` if the cluster does not serve them.
     version: Option<&'static str>,
-    /// Class by resource.
+    /// Class by extended resource.
     by_resource: BTreeMap<String, String>,
 }
 
-/// The cluster does not say something, and why.
+/// Reason why a fact is not known.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Unknown {
-    /// It may say it the next time.
+    /// Temporary; a retry may succeed.
     #[error("{0}")]
     Now(String),
-    /// Somebody has to change something first.
+    /// Permanent until somebody changes something.
     #[error("{0}")]
     ForGood(String),
 }
@@ -95,8 +97,8 @@ impl From<Unknown> for String {
 // === impl Facts ===
 
 impl Facts {
-    /// Returns what is known, which is nothing until the device classes are listed, and the task that
-    /// follows them.
+    /// Creates the reader, and the task that watches device classes. No classes are known until
+    /// they are listed.
     pub fn new(
         cluster: Arc<Cluster>,
         cancel: CancellationToken,
@@ -111,13 +113,13 @@ impl Facts {
         (facts, following)
     }
 
-    /// Returns whether the device classes are known.
+    /// Returns true once the device classes are listed.
     pub fn are_known(&self) -> bool {
         self.classes.borrow().is_some()
     }
 
-    /// Returns what the claims and the claim templates of a pod ask for, which are named as by
-    /// [`preflight::resources::claims_named`]. The error says what is not known by `until`.
+    /// Fetches the claims and claim templates that [`preflight::resources::claims_named`]
+    /// returned for a pod. The error names the one that could not be fetched by `until`.
     pub async fn claims(
         &self,
         (claims, templates): (BTreeSet<String>, BTreeSet<String>),
@@ -157,8 +159,8 @@ impl Facts {
         Ok(known)
     }
 
-    /// Returns the level of Pod Security that a namespace enforces, if it forbids paths of the host. The
-    /// error says why that is not known by `until`.
+    /// Returns the Pod Security level that a namespace enforces, if it forbids host paths. The
+    /// error is the reason why it is not known by `until`.
     pub(crate) async fn forbids_host_paths(
         &self,
         namespace: &str,
@@ -172,7 +174,8 @@ impl Facts {
         Ok(level.map(str::to_owned))
     }
 
-    /// Returns a label of a node, if it has it. The error says why that is not known.
+    /// Returns the value of a node's label, if set. The error is the reason why it is not
+    /// known.
     pub(crate) async fn label_of_node(
         &self,
         node: &str,
@@ -186,8 +189,8 @@ impl Facts {
         Ok(label.map(str::to_owned))
     }
 
-    /// Returns what the object of a gang says of its size, and that object; `None` if there is none yet. The error
-    /// says why that is not known by `until`.
+    /// Returns the size of a gang and the object that specifies it; `None` if the object does
+    /// not exist. The error is the reason why it is not known by `until`.
     pub(crate) async fn size_of(
         &self,
         gang: &Gang,
@@ -233,13 +236,13 @@ impl Facts {
             namespace.unwrap_or_default().to_owned(),
             format!("{}/{}/{}/{name}", kind.group, kind.version, kind.resource),
         );
-        if let Some(object) = self.kept(&key) {
+        if let Some(object) = self.cached(&key) {
             return Ok(Some(object));
         }
-        let asked = self.cluster.object(kind, namespace, name);
-        match tokio::time::timeout_at(until, asked).await {
-            // What is not there may come at any moment, and is asked for again.
-            Ok(Ok(object)) => Ok(object.map(|object| self.keep(key, Arc::new(needed(&object))))),
+        let reading = self.cluster.object(kind, namespace, name);
+        match tokio::time::timeout_at(until, reading).await {
+            // A missing object is not cached, since it may appear at any moment.
+            Ok(Ok(object)) => Ok(object.map(|object| self.store(key, Arc::new(needed(&object))))),
             Ok(Err(error)) => {
                 let why = format!("{} {name}: {}", kind.resource, chain(&error));
                 Err(match error {
@@ -254,31 +257,31 @@ impl Facts {
         }
     }
 
-    fn kept(&self, key: &Key) -> Option<Arc<Value>> {
+    fn cached(&self, key: &Key) -> Option<Arc<Value>> {
         let mut answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
         let (at, object) = answers.objects.get_mut(key)?;
         if at.elapsed() >= FRESH {
-            // One asks anew; the others go on with this one, and do not all ask at once.
+            // This caller refreshes the object; concurrent callers use the old one meanwhile.
             *at = Instant::now();
             return None;
         }
         Some(Arc::clone(object))
     }
 
-    fn keep(&self, key: Key, object: Arc<Value>) -> Arc<Value> {
+    fn store(&self, key: Key, object: Arc<Value>) -> Arc<Value> {
         let mut answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
-        let Answers { objects, kept } = &mut *answers;
+        let Answers { objects, budget } = &mut *answers;
         if objects.len() >= MANY_ANSWERS {
             objects.retain(|key, (at, _)| {
                 let is_fresh = at.elapsed() < FRESH;
                 if !is_fresh {
-                    kept.let_go(key);
+                    budget.remove(key);
                 }
                 is_fresh
             });
         }
         if objects.len() < MAX_ANSWERS {
-            let gone = kept.keep(&key, memory(object.to_string().as_bytes()));
+            let gone = budget.add(&key, memory(object.to_string().as_bytes()));
             objects.insert(key, (Instant::now(), Arc::clone(&object)));
             for key in gone {
                 objects.remove(&key);
@@ -288,13 +291,13 @@ impl Facts {
     }
 }
 
-/// Returns until when the cluster is waited for, for all that it is asked for an answer that is due at `due`.
+/// Returns the deadline for all facts of an answer that is due at `due`.
 pub(crate) fn known_by(due: Instant) -> Instant {
     let left = due.checked_sub(LAST).unwrap_or(due);
     left.min(Instant::now() + DEADLINE)
 }
 
-/// Returns the parts of an object that somebody looks at.
+/// Returns the parts of an object that are read.
 fn needed(object: &Value) -> Value {
     let part = |pointer: &str| object.pointer(pointer).cloned().unwrap_or_default();
     let [api_version, kind, name, uid, labels] = NEEDED.map(part);
@@ -304,7 +307,7 @@ fn needed(object: &Value) -> Value {
     })
 }
 
-/// Follows the device classes until `cancel`.
+/// Watches the device classes until `cancel`.
 async fn follow_classes(
     cluster: Arc<Cluster>,
     known: watch::Sender<Option<Arc<Classes>>>,
@@ -326,7 +329,7 @@ async fn follow_classes(
         };
         let kind = Kind::new(GROUP, version, "deviceclasses");
         let mut signals = cluster.watch_objects(&kind, None, |all| all, cancel.clone());
-        // The resource of each class; so that a class that goes away takes its resource along.
+        // Resource by class, so that a deleted class also removes its resource.
         let mut resources: Listing<String, Option<String>> = Listing::default();
         while let Some(signal) = signals.recv().await {
             if matches!(signal, Signal::Failing { .. } | Signal::Recovered) {
@@ -337,7 +340,7 @@ async fn follow_classes(
                 let resource = text("/spec/extendedResourceName").map(str::to_owned);
                 Some((text("/metadata/name")?.to_owned(), resource))
             });
-            // Until the list is whole, what was known holds.
+            // The previous classes stay valid until a new list is complete.
             let listed = resources.is_complete() && !resources.is_coming();
             if listed {
                 let by_resource = resources.iter();
@@ -353,7 +356,7 @@ async fn follow_classes(
     cancel.run_until_cancelled(follow).await;
 }
 
-/// Returns the version in which the cluster serves claims; `None` where it serves none.
+/// Returns the API version of claims that the cluster serves; `None` if it serves none.
 async fn served(cluster: &Cluster) -> Result<Option<&'static str>, String> {
     let served = cluster.served_versions(GROUP).await;
     let served = served.map_err(|error| chain(&error))?;
@@ -373,10 +376,10 @@ mod tests {
         let (facts, _following) = Facts::new(cluster, CancellationToken::new());
         let of = |namespace: &str, number: usize| (namespace.to_owned(), number.to_string());
         let usual = Arc::new(json!({"spec": {"a": "b"}}));
-        facts.keep(of("other", 0), usual);
+        facts.store(of("other", 0), usual);
         let large = Arc::new(json!({"spec": {"a": "x".repeat(1_000_000)}}));
         for number in 0..20 {
-            facts.keep(of("tenant", number), Arc::clone(&large));
+            facts.store(of("tenant", number), Arc::clone(&large));
         }
         let answers = facts.answers.lock().expect("no panic elsewhere");
         let kept = answers.objects.len();

@@ -1,7 +1,9 @@
-//! Tells the failed checks of pods as Kubernetes Events on these pods, by what their kubelets say of them. So a
-//! check needs no way to the API server, and nobody can have something told of another's pod.
+//! Publishes failed checks of pods as Kubernetes Events on these pods, based on the statuses
+//! that the kubelets write. So a check needs no access to the API server, and cannot cause
+//! Events on another pod.
 //!
-//! Each replica does it: the name of an Event follows from pod and check, so that the second finds the first's.
+//! Each replica does this. The name of an Event is derived from pod and check, so all replicas
+//! write the same Event.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -16,43 +18,43 @@ use serde_json::Value;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::seen::SeenPod;
+use crate::seen::WatchedPod;
 
-/// Pods whose checks may have failed: they never run before their checks have passed.
+/// Pods whose checks may have failed: a pod runs only after its checks have passed.
 const NOT_STARTED: &str = "status.phase!=Running,status.phase!=Succeeded";
-/// The reason that an Event gives.
+/// Reason of the Events.
 const REASON: &str = "PreflightCheckFailed";
-/// Who reports it.
 const REPORTER: &str = "gpuwarden-preflight";
-/// Longest name of a pod that leaves room for the rest of an Event's name (bytes).
+/// Longest pod name in bytes that leaves room for the rest of an Event's name.
 const MAX_POD_IN_NAME: usize = 150;
-/// Pause before what could not be told is tried again.
-const AGAIN: Duration = Duration::from_secs(10);
-/// Most pods that wait for that.
+/// Interval for retrying Events that could not be written.
+const RETRY: Duration = Duration::from_secs(10);
+/// Most pods that wait for a retry.
 const MAX_WAITING: usize = 1024;
 
-/// The runs of each check of a pod that are told, and the pod's UID.
-type Told = (String, BTreeMap<String, u64>);
+/// UID of a pod, and by check the number of failed runs that were published.
+type Published = (String, BTreeMap<String, u64>);
 
-/// The Events that are told.
-struct Teller {
+/// Publishes failed checks as Events.
+struct Publisher {
     cluster: Arc<Cluster>,
     checks: BTreeSet<String>,
-    /// By namespace and name of the pod.
-    told: BTreeMap<String, Told>,
-    /// Pods of which something could not be told.
+    /// Published runs, by namespace and name of the pod.
+    published: BTreeMap<String, Published>,
+    /// Pods with an Event that could not be written.
     waiting: BTreeMap<String, Failed>,
     seldom: Seldom,
 }
 
-/// The failed checks of a pod: of the pod only what is told. All of it may have 256 KiB of annotations.
+/// Failed checks of a pod, with only the fields of the pod that Events need. A whole pod may
+/// have 256 KiB of annotations.
 struct Failed {
     about: EventPod,
     node: String,
     checks: Vec<FailedCheck>,
 }
 
-/// Tells failed checks until `cancel`.
+/// Publishes failed checks until `cancel`.
 pub async fn tell(cluster: Arc<Cluster>, config: Arc<Config>, cancel: CancellationToken) {
     let kind = Kind::new("", "v1", "pods");
     let mut pods = cluster.watch_objects_as(
@@ -61,79 +63,80 @@ pub async fn tell(cluster: Arc<Cluster>, config: Arc<Config>, cancel: Cancellati
         |all| all.with_fields(NOT_STARTED),
         cancel.clone(),
     );
-    let mut teller = Teller {
+    let mut publisher = Publisher {
         cluster,
         checks: config
             .checks
             .iter()
             .map(|check| check.name.clone())
             .collect(),
-        told: BTreeMap::new(),
+        published: BTreeMap::new(),
         waiting: BTreeMap::new(),
         seldom: Seldom::default(),
     };
-    let mut next = Instant::now() + AGAIN;
+    let mut next = Instant::now() + RETRY;
     loop {
         tokio::select! {
             () = cancel.cancelled() => return,
             signal = pods.recv() => match signal {
-                Some(signal) => teller.take(signal).await,
+                Some(signal) => publisher.handle(signal).await,
                 None => return,
             },
             () = tokio::time::sleep_until(next) => {
-                next = Instant::now() + AGAIN;
-                for failed in std::mem::take(&mut teller.waiting).into_values() {
-                    teller.tell(failed).await;
+                next = Instant::now() + RETRY;
+                for failed in std::mem::take(&mut publisher.waiting).into_values() {
+                    publisher.publish(failed).await;
                 }
             }
         }
     }
 }
 
-// === impl Teller ===
+// === impl Publisher ===
 
-impl Teller {
-    /// Takes in news of a pod.
-    async fn take(&mut self, signal: Signal<SeenPod>) {
+impl Publisher {
+    /// Handles an event of the pod watch.
+    async fn handle(&mut self, signal: Signal<WatchedPod>) {
         match signal {
             Signal::Applied(pod) => {
                 let failed = Failed::of(&pod.0, &self.checks);
                 if let Some(failed) = failed.filter(|failed| !failed.checks.is_empty()) {
-                    self.tell(failed).await;
+                    self.publish(failed).await;
                 }
             }
             Signal::Deleted(name) => self.forget(&name),
-            // What goes away meanwhile is not told of; what is there comes again, and finds its Events.
+            // A pod that disappeared meanwhile gets no Event. The others are delivered again,
+            // and their Events already exist.
             Signal::Restarted => {
-                self.told.clear();
+                self.published.clear();
                 self.waiting.clear();
             }
             Signal::Listed | Signal::Failing { .. } | Signal::Recovered => {}
         }
     }
 
-    /// Tells what of a pod is not told yet.
-    async fn tell(&mut self, failed: Failed) {
+    /// Publishes failed runs that have no Event yet.
+    async fn publish(&mut self, failed: Failed) {
         let about = &failed.about;
         let key = format!("{}/{}", about.namespace, about.name);
-        let told = self.told.entry(key.clone()).or_default();
-        if told.0 != about.uid {
-            *told = (about.uid.clone(), BTreeMap::new());
+        let published = self.published.entry(key.clone()).or_default();
+        if published.0 != about.uid {
+            *published = (about.uid.clone(), BTreeMap::new());
         }
         for one in &failed.checks {
-            if told.1.get(&one.check) == Some(&one.runs) {
+            if published.1.get(&one.check) == Some(&one.runs) {
                 continue;
             }
             match write(&self.cluster, &event(&failed, one)).await {
                 Ok(()) => {
-                    told.1.insert(one.check.clone(), one.runs);
+                    published.1.insert(one.check.clone(), one.runs);
                 }
                 Err(error) => {
                     if self.seldom.now().is_some() {
                         tracing::warn!(
                             pod = key,
                             err = chain(&error),
-                            "a failed check is not told as an Event yet"
+                            "cannot write the Event of a failed check yet"
                         );
                     }
                     if self.waiting.len() < MAX_WAITING {
@@ -145,9 +148,9 @@ impl Teller {
         }
     }
 
-    /// Forgets a pod that has started, or is gone.
+    /// Forgets a pod that has started or was deleted.
     fn forget(&mut self, name: &str) {
-        self.told.remove(name);
+        self.published.remove(name);
         self.waiting.remove(name);
     }
 }
@@ -210,9 +213,9 @@ mod tests {
 
     use super::*;
 
-    fn pod(name: &str, code: i32) -> Signal<SeenPod> {
+    fn pod(name: &str, code: i32) -> Signal<WatchedPod> {
         let ended = json!({"exitCode": code, "message": "GPU-1 fails"});
-        Signal::Applied(Arc::new(SeenPod(json!({
+        Signal::Applied(Arc::new(WatchedPod(json!({
             "metadata": {"namespace": "training", "name": name, "uid": format!("uid-of-{name}")},
             "spec": {"nodeName": "n"},
             "status": {"initContainerStatuses": [
@@ -221,28 +224,28 @@ mod tests {
         }))))
     }
 
-    /// A pod may start, or go, while the API server is away and nobody hears of it.
+    /// A pod may start or disappear while the API server is unreachable.
     #[tokio::test]
     async fn what_could_not_be_told_waits_until_its_pod_goes_or_all_come_anew() {
-        let mut teller = Teller {
+        let mut publisher = Publisher {
             cluster: crate::server::tests::away().await,
             checks: BTreeSet::from(["preflight-dcgm-diag".to_owned()]),
-            told: BTreeMap::new(),
+            published: BTreeMap::new(),
             waiting: BTreeMap::new(),
             seldom: Seldom::default(),
         };
         for signal in [pod("a", 1), pod("b", 1), pod("c", 0)] {
-            teller.take(signal).await;
+            publisher.handle(signal).await;
         }
-        let waiting: Vec<&str> = teller.waiting.keys().map(String::as_str).collect();
+        let waiting: Vec<&str> = publisher.waiting.keys().map(String::as_str).collect();
         assert_eq!(waiting, ["training/a", "training/b"]);
-        let failed = &teller.waiting["training/a"];
+        let failed = &publisher.waiting["training/a"];
         let event = event(failed, &failed.checks[0]);
         assert_eq!(event.name, "a.uidofa.preflight-dcgm-diag");
         assert_eq!((&*event.node, event.count), ("n", 1));
-        teller.take(Signal::Deleted("training/a".into())).await;
-        assert_eq!(teller.waiting.len(), 1);
-        teller.take(Signal::Restarted).await;
-        assert!(teller.waiting.is_empty());
+        publisher.handle(Signal::Deleted("training/a".into())).await;
+        assert_eq!(publisher.waiting.len(), 1);
+        publisher.handle(Signal::Restarted).await;
+        assert!(publisher.waiting.is_empty());
     }
 }

@@ -1,4 +1,4 @@
-//! An API server with `ConfigMap`s, pods and tokens, for tests: it says what it was asked.
+//! Fake API server with `ConfigMap`s, pods and tokens, which counts the requests.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
@@ -18,7 +18,7 @@ use tokio::sync::broadcast;
 
 type Name = (String, String);
 
-/// The API server.
+/// Handle of the fake API server.
 #[derive(Clone)]
 pub(crate) struct FakeApi {
     state: Arc<Mutex<Objects>>,
@@ -30,25 +30,25 @@ pub(crate) struct Objects {
     pub(crate) maps: BTreeMap<Name, Value>,
     pub(crate) pods: BTreeMap<Name, Value>,
     version: u64,
-    /// Objects that were made, and replaced.
+    /// Numbers of created and replaced objects.
     pub(crate) created: usize,
     pub(crate) replaced: usize,
-    /// `ConfigMap`s that were read, one by one.
+    /// Number of reads of a single `ConfigMap`.
     pub(crate) read: usize,
-    /// Lists of whole `ConfigMap`s.
+    /// Number of lists of whole `ConfigMap`s.
     pub(crate) whole_lists: usize,
-    /// Most objects that were asked for in one list.
+    /// Largest page size requested in a list.
     pub(crate) page: usize,
-    /// Lists of the pods of a namespace.
+    /// Number of lists of a namespace's pods.
     pub(crate) pod_lists: usize,
-    /// Namespaces whose quota of `ConfigMap`s is exhausted.
+    /// Namespaces with an exhausted quota of `ConfigMap`s.
     pub(crate) full: BTreeSet<String>,
 }
 
 // === impl FakeApi ===
 
 impl FakeApi {
-    /// Starts one, and returns it with a cluster that asks it.
+    /// Starts the server, and returns it with a client.
     pub(crate) async fn start() -> (Self, Arc<Cluster>) {
         let api = Self {
             state: Arc::default(),
@@ -74,17 +74,17 @@ impl FakeApi {
         (api, crate::server::tests::at(&address).await)
     }
 
-    /// Returns what it has, and was asked.
+    /// Returns the objects and counters.
     pub(crate) fn objects(&self) -> std::sync::MutexGuard<'_, Objects> {
         self.state.lock().expect("no panic elsewhere")
     }
 
-    /// Returns how many watch the `ConfigMap`s.
+    /// Returns the number of watches on `ConfigMap`s.
     pub(crate) fn watchers(&self) -> usize {
         self.changes.receiver_count()
     }
 
-    /// Puts a `ConfigMap` with these data into a namespace, and tells of it.
+    /// Stores a `ConfigMap` with this data, and sends a watch event.
     pub(crate) fn put_map(&self, namespace: &str, name: &str, data: &Value) -> Value {
         let metadata = json!({
             "namespace": namespace, "name": name, "uid": format!("uid of {name}"),
@@ -103,7 +103,7 @@ impl FakeApi {
             .insert((text("namespace"), text("name")), map.clone());
         drop(objects);
         let line = json!({"type": "MODIFIED", "object": {"metadata": map["metadata"]}});
-        // Nobody may watch yet.
+        // There may be no watch yet.
         drop(self.changes.send(format!("{line}\n").into()));
         map
     }
@@ -192,7 +192,7 @@ async fn replace(State(api): State<FakeApi>, body: Bytes) -> Response {
     axum::Json(api.store(map)).into_response()
 }
 
-/// Lists all pods, of which nothing changes.
+/// Lists all pods; a watch on them never reports a change.
 async fn pods(
     State(api): State<FakeApi>,
     Query(query): Query<BTreeMap<String, String>>,
@@ -204,7 +204,7 @@ async fn pods(
     axum::Json(json!({"metadata": {"resourceVersion": "1"}, "items": items})).into_response()
 }
 
-/// A watch that tells nothing.
+/// Returns a watch without events.
 fn unchanging() -> Response {
     let nothing = futures::stream::pending::<Result<Bytes, std::convert::Infallible>>();
     Body::from_stream(nothing).into_response()
@@ -232,7 +232,7 @@ async fn pod(State(api): State<FakeApi>, Path(name): Path<Name>) -> Response {
     }
 }
 
-/// Tokens are `NAMESPACE/POD`.
+/// Reviews a token of the form `NAMESPACE/POD`.
 async fn review(body: Bytes) -> Response {
     let mut review: Value = serde_json::from_slice(&body).expect("a review");
     let token = review["spec"]["token"]

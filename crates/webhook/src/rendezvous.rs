@@ -1,6 +1,9 @@
-//! The rendezvous: pods of a gang ask here for each other, and hear of it at once, where the kubelet brings
-//! them a changed `ConfigMap` after a minute. It tells what the `ConfigMap` says, and the gang's secret, which
-//! stands nowhere else, to pods that are of the gang by their own words. Checks that cannot report on their node report here, too.
+//! Rendezvous of gangs: an HTTPS server that pods of a gang ask for each other.
+//!
+//! The kubelet updates a mounted `ConfigMap` only after about a minute; the rendezvous answers
+//! at once. Besides the contents of the `ConfigMap`, it hands out the gang's secret, which is
+//! stored nowhere else, and only to pods whose own spec names the gang. Checks that cannot
+//! report on their node report here as well.
 
 mod reports;
 mod rosters;
@@ -39,65 +42,65 @@ use tokio_util::sync::CancellationToken;
 use crate::discoveries::Discoveries;
 use crate::facts::Facts;
 use crate::kept::Key;
-use rosters::{Rosters, Told};
+use rosters::{Contents, Rosters};
 
-/// Longest wait that a pod may ask for. Its connection is kept so long.
+/// Longest wait that a pod may ask for; its connection stays open meanwhile.
 const MAX_WAIT: Duration = Duration::from_secs(20);
-/// Pods that may wait at a time, such as a gang of a thousand; others are answered at once, and ask again. Below what
-/// the server keeps as connections, so that there is room to ask at all.
+/// Most pods that wait at a time, such as a gang of a thousand. Others get an immediate answer
+/// and ask again. Below the connection limit, so that there is room to ask at all.
 const MAX_WAITING: usize = 2048;
-/// The clients of the rendezvous: a pod that waits has a connection.
+/// Client limits of the rendezvous: each waiting pod needs a connection.
 const CLIENTS: Clients = Clients {
     connections: MAX_WAITING + 256,
     idle: Duration::from_secs(10),
 };
 /// Most bytes of reports that are read at a time: sixteen of the largest.
 const MAX_READ_BYTES: usize = 8 * 1024 * 1024;
-/// Tokens and pods that are asked about at a time: a gang of a thousand has a few seconds.
+/// Most concurrent lookups of tokens and pods. A gang of a thousand takes a few seconds.
 const MAX_REVIEWS: usize = 8;
-/// Time for which a token that was good is believed: pods ask every few seconds.
-const BELIEVED: Duration = Duration::from_secs(60);
-/// Tokens that are remembered.
+/// Time that a verified token is trusted without another lookup; pods ask every few seconds.
+const TRUSTED: Duration = Duration::from_secs(60);
 const MAX_TOKENS: usize = 8192;
 const SERVICE_ACCOUNT: &str = "system:serviceaccount:";
 
-/// The rendezvous. Cheap to clone.
+/// Server of the rendezvous. Cheap to clone.
 #[derive(Clone)]
 pub struct Rendezvous {
     cluster: Arc<Cluster>,
     key: Arc<hmac::Key>,
     rosters: Arc<Rosters>,
     waiting: Arc<Semaphore>,
-    /// Tokens that are asked about at a time: anybody can send some, and pods that are created ask the
-    /// same API server.
+    /// Limits lookups of tokens: anybody can send tokens, and the same API server is needed to
+    /// create pods.
     reviews: Arc<Semaphore>,
     tokens: Arc<Mutex<Tokens>>,
     facts: Facts,
     discoveries: Discoveries,
     topologies: Arc<Topologies>,
     unread: Arc<Seldom>,
-    /// Where reports of checks go, if they go anywhere.
+    /// Connector for reports of checks and the configured checks, if reports are accepted.
     reports: Option<(Connector, Arc<Config>)>,
-    /// The room for bodies of reports.
+    /// Memory for bodies of reports.
     bodies: Arc<Bodies>,
 }
 
-/// Tokens that were good, by their digests.
-type Tokens = BTreeMap<Vec<u8>, Known>;
+/// Verified tokens, by digest.
+type Tokens = BTreeMap<Vec<u8>, Verified>;
 
-/// A token that was good.
-struct Known {
-    /// The time at which it was good.
+/// Token that the API server has verified.
+struct Verified {
+    /// Time of the verification.
     at: Instant,
     pod: Pod,
-    /// Name of the `ConfigMap` of the gang that the pod says it is of, empty for none; `None` until somebody asked.
+    /// Name of the `ConfigMap` of the pod's gang, or empty for no gang; `None` until it was
+    /// looked up.
     gang: Option<String>,
 }
 
-/// Why a request is not answered.
+/// Status and text of an error response.
 type Refusal = (StatusCode, String);
 
-/// A pod that asks.
+/// Pod that sent a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Pod {
     namespace: String,
@@ -107,7 +110,7 @@ struct Pod {
 
 #[derive(Deserialize)]
 struct Waiting {
-    /// Seconds.
+    /// Time to wait for a settled gang, in seconds.
     #[serde(default)]
     wait: u64,
 }
@@ -115,7 +118,7 @@ struct Waiting {
 // === impl Rendezvous ===
 
 impl Rendezvous {
-    /// Returns a rendezvous whose gangs get secrets under a key.
+    /// Creates a rendezvous. `key` is the HMAC key for the secrets of gangs.
     pub fn new(
         cluster: Arc<Cluster>,
         key: &str,
@@ -139,20 +142,20 @@ impl Rendezvous {
         }
     }
 
-    /// Takes reports of checks too, which the connector brings to the controller.
+    /// Also accepts reports of checks, and forwards them through the connector.
     #[must_use]
     pub fn with_reports(self, connector: Connector, config: Arc<Config>) -> Self {
         let reports = Some((connector, config));
         Self { reports, ..self }
     }
 
-    /// Returns where reports of checks go, and which checks there are.
+    /// Returns the connector for reports, and the configuration with the known checks.
     fn reports(&self) -> Option<(&Connector, &Config)> {
         let (connector, config) = self.reports.as_ref()?;
         Some((connector, config))
     }
 
-    /// Serves until `cancel`, and follows the `ConfigMap`s of gangs.
+    /// Serves until `cancel`, and watches the `ConfigMap`s of gangs.
     pub async fn serve(
         self,
         listener: TcpListener,
@@ -172,35 +175,36 @@ impl Rendezvous {
             .with_state(self.clone())
     }
 
-    /// Waits until the gang is whole, has started or cannot be tested, or until it is time to answer; returns it as it
-    /// is then.
-    async fn wait(&self, key: &Key, pod: &str, wait: Duration) -> Option<Arc<Told>> {
+    /// Waits until the gang is complete, has started or cannot be tested, but at most for
+    /// `wait`. Returns the gang's contents at that moment.
+    async fn wait(&self, key: &Key, pod: &str, wait: Duration) -> Option<Arc<Contents>> {
         let mut changes = self.rosters.changes(key);
         let turn = self.waiting.try_acquire();
         let until = Instant::now() + wait;
         loop {
-            let told = self.rosters.told(key).await;
-            let is_settled = told
+            let contents = self.rosters.contents(key).await;
+            let is_settled = contents
                 .as_ref()
-                .is_some_and(|told| told.has(pod) && told.is_settled());
+                .is_some_and(|contents| contents.has(pod) && contents.is_settled());
             if is_settled || turn.is_err() {
-                return told;
+                return contents;
             }
             let changed = tokio::time::timeout_at(until, changes.next());
             if changed.await.is_err() {
-                return told;
+                return contents;
             }
         }
     }
 
-    /// Returns the secret of a gang: not of what stands in the `ConfigMap`, which others may write.
+    /// Returns the secret of a gang. It must not depend on the `ConfigMap`, which others may
+    /// write.
     fn secret(&self, key: &Key) -> String {
         let secret = hmac::sign(&self.key, format!("{}/{}", key.0, key.1).as_bytes());
         BASE64_STANDARD.encode(secret.as_ref())
     }
 
-    /// Returns whether a pod says of itself that it is of a gang, by the name of its `ConfigMap`. Who may write that
-    /// may write any names into it.
+    /// Returns true if the pod's own spec belongs to the gang with this `ConfigMap`. The member
+    /// list in the `ConfigMap` is no proof, since others may write it.
     async fn is_of(&self, pod: &Pod, digest: &[u8], map: &str) -> Result<bool, Refusal> {
         let known = {
             let tokens = self.tokens.lock().unwrap_or_else(PoisonError::into_inner);
@@ -215,7 +219,8 @@ impl Rendezvous {
         let gang = gang.map_or_else(String::new, |gang| config_map_name(&gang.id()));
         let is_of = gang == map;
         let mut tokens = self.tokens.lock().unwrap_or_else(PoisonError::into_inner);
-        // How gangs are known may be listed yet.
+        // Before the `PreflightConfig`s are listed, the discovery may be wrong, so it is not
+        // cached.
         if let Some(known) = tokens.get_mut(digest)
             && self.discoveries.are_known()
         {
@@ -224,7 +229,8 @@ impl Rendezvous {
         Ok(is_of)
     }
 
-    /// Returns what is known of the topology file of the machine of a pod, which itself may not read its node.
+    /// Returns the topology file of a pod's machine. The pod itself has no permission to read
+    /// its node.
     async fn topology(&self, pod: &Pod) -> Option<Topology> {
         let (by, label) = (&self.topologies, &self.topologies.label);
         let Some(node) = &pod.node else {
@@ -235,15 +241,16 @@ impl Rendezvous {
             Ok(None) => by.of(Err(&format!("{node} has no label {label}"))),
             Err(why) => {
                 if self.unread.now().is_some() {
-                    tracing::warn!("the topology file of a machine is not known: {why}");
+                    tracing::warn!("cannot determine the topology file of a machine: {why}");
                 }
                 by.of(Err(&why))
             }
         }
     }
 
-    /// Returns the pod whose token a request has, and the token's digest. The error is the answer where it has none that is good.
-    async fn asker(&self, headers: &HeaderMap) -> Result<(Pod, Vec<u8>), Refusal> {
+    /// Authenticates a request: returns the pod of its token, and the token's digest. The error
+    /// is the response.
+    async fn authenticate(&self, headers: &HeaderMap) -> Result<(Pod, Vec<u8>), Refusal> {
         let token = headers
             .get(header::AUTHORIZATION)
             .and_then(|value| value.to_str().ok());
@@ -260,7 +267,7 @@ impl Rendezvous {
         }
     }
 
-    /// Returns a pod as the API server has it now.
+    /// Fetches a pod from the API server.
     async fn object(&self, pod: &Pod) -> Result<Value, Refusal> {
         let kind = Kind::new("", "v1", "pods");
         let _turn = self.reviews.acquire().await;
@@ -272,11 +279,11 @@ impl Rendezvous {
         }
     }
 
-    /// Returns the pod that a token was made for.
+    /// Returns the pod that a token was issued for.
     async fn pod(&self, token: &str, digest: &[u8]) -> Result<Pod, TokenError> {
         {
             let tokens = self.tokens.lock().unwrap_or_else(PoisonError::into_inner);
-            if let Some(known) = tokens.get(digest).filter(|known| known.is_believed()) {
+            if let Some(known) = tokens.get(digest).filter(|known| known.is_fresh()) {
                 return Ok(known.pod.clone());
             }
         }
@@ -288,10 +295,10 @@ impl Rendezvous {
         })?;
         let mut tokens = self.tokens.lock().unwrap_or_else(PoisonError::into_inner);
         if tokens.len() >= MAX_TOKENS {
-            tokens.retain(|_, known| known.is_believed());
+            tokens.retain(|_, known| known.is_fresh());
         }
         if tokens.len() < MAX_TOKENS {
-            let known = Known {
+            let known = Verified {
                 at: Instant::now(),
                 pod: pod.clone(),
                 gang: None,
@@ -308,34 +315,34 @@ async fn gang(
     Query(waiting): Query<Waiting>,
     headers: HeaderMap,
 ) -> Response {
-    let told = tell(&rendezvous, (namespace, name), &waiting, &headers).await;
-    told.unwrap_or_else(|(status, what)| (status, format!("{what}\n")).into_response())
+    let response = answer(&rendezvous, (namespace, name), &waiting, &headers).await;
+    response.unwrap_or_else(|(status, what)| (status, format!("{what}\n")).into_response())
 }
 
-async fn tell(
+async fn answer(
     rendezvous: &Rendezvous,
     key: Key,
     waiting: &Waiting,
     headers: &HeaderMap,
 ) -> Result<Response, Refusal> {
-    let (pod, digest) = rendezvous.asker(headers).await?;
+    let (pod, digest) = rendezvous.authenticate(headers).await?;
     if pod.namespace != key.0 {
-        let what = "a pod is told of gangs of its own namespace only";
+        let what = "a pod may only ask for gangs of its own namespace";
         return Err((StatusCode::FORBIDDEN, what.to_owned()));
     }
     if !rendezvous.is_of(&pod, &digest, &key.1).await? {
-        let what = "a pod is told of its own gang only";
+        let what = "a pod may only ask for its own gang";
         return Err((StatusCode::FORBIDDEN, what.to_owned()));
     }
     let wait = Duration::from_secs(waiting.wait).min(MAX_WAIT);
-    let told = rendezvous.wait(&key, &pod.name, wait).await;
-    let Some(told) = told else {
+    let contents = rendezvous.wait(&key, &pod.name, wait).await;
+    let Some(contents) = contents else {
         return Ok(axum::Json(Answer::default()).into_response());
     };
-    // Who is not of the gang learns nothing else of it.
-    if !told.has(&pod.name) {
+    // A pod that is not a member learns only whether the gang is complete.
+    if !contents.has(&pod.name) {
         let answer = Answer {
-            full: told.is_complete(),
+            full: contents.is_complete(),
             ..Answer::default()
         };
         return Ok(axum::Json(answer).into_response());
@@ -345,20 +352,20 @@ async fn tell(
         topology: None,
         secret: None,
     };
-    if told.is_complete() {
+    if contents.is_complete() {
         end.secret = Some(rendezvous.secret(&key));
         end.topology = rendezvous.topology(&pod).await;
     }
     let end = serde_json::to_string(&end).unwrap_or_default();
     let end = Bytes::from(end.replacen('{', ",", 1));
-    let length = HeaderValue::from(told.data.len() + end.len());
-    let parts = [told.data.clone(), end].map(Ok::<_, std::convert::Infallible>);
+    let length = HeaderValue::from(contents.data.len() + end.len());
+    let parts = [contents.data.clone(), end].map(Ok::<_, std::convert::Infallible>);
     let body = Body::from_stream(futures::stream::iter(parts));
     let json = HeaderValue::from_static("application/json");
     Ok(([(CONTENT_TYPE, json), (CONTENT_LENGTH, length)], body).into_response())
 }
 
-/// The fields of an [`Answer`] behind the data.
+/// Fields of an [`Answer`] after `data`.
 #[derive(Serialize)]
 struct Ending {
     full: bool,
@@ -368,11 +375,11 @@ struct Ending {
     secret: Option<String>,
 }
 
-// === impl Known ===
+// === impl Verified ===
 
-impl Known {
-    fn is_believed(&self) -> bool {
-        self.at.elapsed() < BELIEVED
+impl Verified {
+    fn is_fresh(&self) -> bool {
+        self.at.elapsed() < TRUSTED
     }
 }
 

@@ -1,20 +1,20 @@
-//! Pods and `ConfigMap`s, as the watches deliver them: of each the parts that somebody looks at. All objects of a kind
-//! in the cluster come by here, whoever made them and however large they are.
+//! Pods and `ConfigMap`s as received from watches, reduced to the fields in use. The watches
+//! deliver every object of these kinds, whatever its author and size.
 
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 
-/// A pod without its containers and volumes: as JSON, a thirtieth of what it is otherwise.
+/// Pod without its containers and volumes: about a thirtieth of the JSON.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct SeenPod(pub(crate) Value);
+pub(crate) struct WatchedPod(pub(crate) Value);
 
-/// A `ConfigMap` by its metadata.
+/// Metadata of a `ConfigMap`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-pub(crate) struct SeenMap {
+pub(crate) struct WatchedMap {
     pub(crate) metadata: MapMetadata,
 }
 
-/// The part of its metadata that matters.
+/// Fields of the metadata in use.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct MapMetadata {
@@ -26,7 +26,7 @@ pub(crate) struct MapMetadata {
     pub(crate) resource_version: String,
 }
 
-/// A field that is left out where it is not there.
+/// Field that is omitted when absent.
 type Field = Option<Value>;
 
 #[derive(Deserialize, Serialize)]
@@ -89,9 +89,9 @@ struct Status {
     init_container_statuses: Field,
 }
 
-// === impl SeenPod ===
+// === impl WatchedPod ===
 
-impl<'de> Deserialize<'de> for SeenPod {
+impl<'de> Deserialize<'de> for WatchedPod {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let pod = Pod::deserialize(deserializer)?;
         let pod = serde_json::to_value(pod).map_err(serde::de::Error::custom)?;
@@ -136,7 +136,7 @@ mod tests {
                 ],
             },
         });
-        let seen: SeenPod = serde_json::from_value(pod.clone()).expect("a pod");
+        let seen: WatchedPod = serde_json::from_value(pod.clone()).expect("a pod");
         let checks = [check.to_owned()].into();
         let look = |pod: &Value| {
             let by = Discovery::Native;

@@ -1,8 +1,10 @@
-//! What checks report that cannot reach the connector of their node, as Pod Security forbids its socket there.
+//! Reports of checks that cannot reach the connector of their node because Pod Security forbids
+//! its socket.
 //!
-//! The API server says whose a token is, and where that pod runs: a pod speaks for its own node, and weighs as
-//! a user of that machine. What it says goes through a connector, as on a node, and straight on to the
-//! controller; the check keeps it until that has it.
+//! The API server identifies the pod of a token and its node, so a pod reports for its own node
+//! only, with the rights of an ordinary user of that machine. Reports pass through a connector,
+//! as on a node, and are forwarded to the controller at once. The check retries until the
+//! controller has accepted them.
 
 use std::time::Duration;
 
@@ -24,13 +26,13 @@ use serde_json::Value;
 
 use super::{Refusal, Rendezvous};
 
-/// Largest report (bytes). A diagnosis of 16 GPUs of which each fails each test is less.
+/// Largest report in bytes. A diagnosis of 16 GPUs with every test failed is smaller.
 const MAX_REPORT: usize = 512 * 1024;
 
-/// Longest time for a report.
+/// Timeout for the body of a report.
 const REPORT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Returns the routes of reports, which the rendezvous lets in.
+/// Returns the routes for reports.
 pub(super) fn routes() -> Router<Rendezvous> {
     Router::new()
         .route(EVENTS_PATH, post(events))
@@ -42,7 +44,7 @@ async fn events(
     Extension(peer): Extension<Peer>,
     request: Request,
 ) -> Response {
-    answer(take_events(&rendezvous, peer, request).await)
+    answer(accept_events(&rendezvous, peer, request).await)
 }
 
 async fn count(
@@ -50,11 +52,11 @@ async fn count(
     Extension(peer): Extension<Peer>,
     request: Request,
 ) -> Response {
-    answer(take_count(&rendezvous, peer, request).await)
+    answer(accept_count(&rendezvous, peer, request).await)
 }
 
-fn answer(taken: Result<(), Response>) -> Response {
-    match taken {
+fn answer(accepted: Result<(), Response>) -> Response {
+    match accepted {
         Ok(()) => StatusCode::OK.into_response(),
         Err(refused) => refused,
     }
@@ -64,16 +66,16 @@ fn refusal((status, what): Refusal) -> Response {
     (status, format!("{what}\n")).into_response()
 }
 
-async fn take_events(
+async fn accept_events(
     rendezvous: &Rendezvous,
     peer: Peer,
     request: Request,
 ) -> Result<(), Response> {
-    // Who it is goes before what it says: of strangers nothing is read.
+    // Authenticate first: nothing is read from strangers.
     let reporter = reporter(rendezvous, request.headers()).await;
     let (connector, caller, node) = reporter.map_err(refusal)?;
-    let told: HealthEvents = read(rendezvous, peer, request).await?;
-    let events = told.events.into_iter().map(|mut event| {
+    let report: HealthEvents = read(rendezvous, peer, request).await?;
+    let events = report.events.into_iter().map(|mut event| {
         event.node_name.clone_from(&node);
         event
     });
@@ -81,7 +83,7 @@ async fn take_events(
         version: EVENT_VERSION,
         events: events.collect(),
     };
-    let taken = match connector.accept(events, &caller).await {
+    let accepted = match connector.accept(events, &caller).await {
         Ok(_) => Ok(()),
         Err(error @ AcceptError::TooFast { .. }) => {
             Err((StatusCode::TOO_MANY_REQUESTS, chain(&error)))
@@ -89,27 +91,31 @@ async fn take_events(
         Err(error) if error.is_retryable() => Err((StatusCode::SERVICE_UNAVAILABLE, chain(&error))),
         Err(error) => Err((StatusCode::UNPROCESSABLE_ENTITY, chain(&error))),
     };
-    taken.map_err(refusal)
+    accepted.map_err(refusal)
 }
 
-async fn take_count(rendezvous: &Rendezvous, peer: Peer, request: Request) -> Result<(), Response> {
+async fn accept_count(
+    rendezvous: &Rendezvous,
+    peer: Peer,
+    request: Request,
+) -> Result<(), Response> {
     let reporter = reporter(rendezvous, request.headers()).await;
     let (connector, caller, node) = reporter.map_err(refusal)?;
-    let told = ReportCheckRequest {
+    let report = ReportCheckRequest {
         node,
         ..read(rendezvous, peer, request).await?
     };
-    let taken = match connector.count_check(&told, &caller) {
+    let accepted = match connector.count_check(&report, &caller) {
         Ok(()) => Ok(()),
         Err(error @ Uncounted::ForeignNode(_)) => Err((StatusCode::FORBIDDEN, error.to_string())),
         Err(error @ Uncounted::Invalid(_)) => {
             Err((StatusCode::UNPROCESSABLE_ENTITY, error.to_string()))
         }
     };
-    taken.map_err(refusal)
+    accepted.map_err(refusal)
 }
 
-/// Reads what somebody reports.
+/// Decodes the body of a report.
 async fn read<T: Message + Default>(
     rendezvous: &Rendezvous,
     peer: Peer,
@@ -123,7 +129,7 @@ async fn read<T: Message + Default>(
     T::decode(&*body).map_err(|error| refusal((StatusCode::BAD_REQUEST, error.to_string())))
 }
 
-/// Returns where a report goes, who reports, and for which node.
+/// Returns the connector for reports, the caller and the caller's node.
 async fn reporter<'a>(
     rendezvous: &'a Rendezvous,
     headers: &HeaderMap,
@@ -132,9 +138,9 @@ async fn reporter<'a>(
         let what = "this webhook has no way to a controller; start it with --controller";
         return Err((StatusCode::NOT_FOUND, what.to_owned()));
     };
-    let (asker, _) = rendezvous.asker(headers).await?;
-    let name = format!("{}/{}", asker.namespace, asker.name);
-    let pod = rendezvous.object(&asker).await?;
+    let (pod_of_token, _) = rendezvous.authenticate(headers).await?;
+    let name = format!("{}/{}", pod_of_token.namespace, pod_of_token.name);
+    let pod = rendezvous.object(&pod_of_token).await?;
     let node = node(&pod, config).map_err(|what| (StatusCode::FORBIDDEN, what.to_owned()))?;
     let caller = Caller::Pod {
         node: node.clone(),
@@ -143,7 +149,7 @@ async fn reporter<'a>(
     Ok((connector, caller, node))
 }
 
-/// Returns the node of a pod that may report.
+/// Returns the node of a pod, if the pod may report.
 fn node(pod: &Value, config: &Config) -> Result<String, &'static str> {
     if !has_checks(pod, config) {
         return Err("only pods with preflight checks report here");
@@ -180,17 +186,17 @@ mod tests {
         let rendezvous = Rendezvous::new(cluster, "key", facts, by, topologies);
         let mut headers = HeaderMap::new();
         let refused = async |rendezvous: &Rendezvous, headers: &HeaderMap| {
-            // Of a body that never comes nothing is waited for.
+            // The body never arrives: the refusal must not wait for it.
             let body = axum::body::Body::from_stream(futures::stream::pending::<
                 Result<Vec<u8>, axum::Error>,
             >());
             let mut request = Request::new(body);
             *request.headers_mut() = headers.clone();
             let peer = Peer::of([127, 0, 0, 1].into());
-            let taken = take_events(rendezvous, peer, request).await;
-            taken.expect_err("no report").status()
+            let accepted = accept_events(rendezvous, peer, request).await;
+            accepted.expect_err("no report").status()
         };
-        // Nobody would bring it on.
+        // Without a connector, reports are not accepted.
         let status = refused(&rendezvous, &headers).await;
         assert_eq!(status, StatusCode::NOT_FOUND);
         let channel = tcp_grpc::channel("http://127.0.0.1:1", None).expect("an address");
@@ -200,7 +206,7 @@ mod tests {
         let rendezvous = rendezvous.with_reports(connector, Arc::new(config));
         let status = refused(&rendezvous, &headers).await;
         assert_eq!(status, StatusCode::UNAUTHORIZED);
-        // Nobody says whose it is: the check tries again.
+        // The API server cannot verify the token, so the check has to retry.
         let token = HeaderValue::from_static("Bearer abc");
         headers.insert(header::AUTHORIZATION, token);
         let status = refused(&rendezvous, &headers).await;

@@ -1,7 +1,8 @@
-//! The gangs that pods ask about, as their `ConfigMap`s tell of them.
+//! Cache of the gang `ConfigMap`s that pods ask about.
 //!
-//! A `ConfigMap` is read when a pod of its gang asks, and again when a watch says that it has changed, once for all
-//! who wait. Of others nothing is kept: whoever may write `ConfigMap`s may write many, and large ones.
+//! A `ConfigMap` is read when a pod of its gang asks, and again after the watch reports a
+//! change, once for all waiting pods. No others are cached: anybody with write access can
+//! create many large `ConfigMap`s.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,17 +17,17 @@ use tokio::sync::{Semaphore, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::kept::{Kept, Key};
-use crate::seen::SeenMap;
+use crate::kept::{Key, MemoryBudget};
+use crate::seen::WatchedMap;
 
-/// `ConfigMap`s that are read at a time.
+/// Most concurrent reads of `ConfigMap`s.
 const MAX_READS: usize = 4;
-/// Time after which a gang is forgotten that nobody asks about.
-const UNASKED: Duration = Duration::from_secs(120);
-/// Gangs beyond which those are let go that nobody asks about.
+/// Time without a request until a gang is removed.
+const UNREQUESTED: Duration = Duration::from_secs(120);
+/// Number of gangs above which those without requests are removed.
 const MANY_GANGS: usize = 256;
 
-/// The gangs that are asked about.
+/// Gangs that pods ask about.
 pub(super) struct Rosters {
     cluster: Arc<Cluster>,
     state: Mutex<State>,
@@ -36,39 +37,39 @@ pub(super) struct Rosters {
 
 #[derive(Default)]
 struct State {
-    gangs: BTreeMap<Key, Arc<Asked>>,
-    kept: Kept,
+    gangs: BTreeMap<Key, Arc<Entry>>,
+    memory: MemoryBudget,
 }
 
-/// A gang that is asked about.
-struct Asked {
-    /// Held by the one who reads for all that wait.
+/// Gang that pods ask about.
+struct Entry {
+    /// Held by the task that reads for all waiting ones.
     reading: tokio::sync::Mutex<()>,
-    /// Changes when the `ConfigMap` does.
+    /// Notifies of changes of the `ConfigMap`.
     changed: watch::Sender<()>,
-    told: Mutex<Known>,
+    cached: Mutex<Cached>,
 }
 
-struct Known {
-    /// As it was read; `None` where there is none.
-    told: Option<Arc<Told>>,
-    /// The number of changes of the `ConfigMap` that were heard of.
+struct Cached {
+    /// Contents of the last read; `None` if the `ConfigMap` does not exist.
+    contents: Option<Arc<Contents>>,
+    /// Number of changes that the watch has reported.
     changes: u64,
-    /// The number of them when the reading of `told` began; `None` where it is to be read.
+    /// Value of `changes` when the last read began; `None` if a read is needed.
     read_at: Option<u64>,
-    asked_at: Instant,
+    requested_at: Instant,
 }
 
-/// A gang as its `ConfigMap` tells of it.
-pub(super) struct Told {
+/// Contents of a gang's `ConfigMap`.
+pub(super) struct Contents {
     roster: Roster,
     members: BTreeSet<String>,
-    /// The `ConfigMap`'s data, as the beginning of an answer: an object whose end is missing. All members get the
-    /// same, a thousand of them at the same moment.
+    /// Data of the `ConfigMap` as the start of the JSON answer, without the closing brace. It
+    /// is shared, since a thousand members may get it at the same moment.
     pub(super) data: Bytes,
 }
 
-/// Tells of the changes of a gang.
+/// Receiver of the changes of a gang.
 pub(super) struct Changes(watch::Receiver<()>);
 
 // === impl Rosters ===
@@ -83,7 +84,7 @@ impl Rosters {
         }
     }
 
-    /// Follows the changes of `ConfigMap`s until `cancel`.
+    /// Watches the `ConfigMap`s until `cancel`.
     pub(super) async fn follow(&self, cancel: CancellationToken) {
         let managed = format!("{MANAGED_BY_LABEL}={MANAGED_BY}");
         let select = |all: cluster::Selection| all.with_labels(&managed).metadata_only();
@@ -94,7 +95,7 @@ impl Rosters {
             while let Some(signal) = signals.recv().await {
                 match signal {
                     Signal::Applied(map) => {
-                        let map: &SeenMap = &map;
+                        let map: &WatchedMap = &map;
                         let metadata = &map.metadata;
                         self.changed(&(metadata.namespace.clone(), metadata.name.clone()));
                     }
@@ -103,7 +104,7 @@ impl Rosters {
                             self.changed(&(namespace.to_owned(), name.to_owned()));
                         }
                     }
-                    // What the list lacks is gone.
+                    // Objects missing from the list were deleted.
                     Signal::Listed => self.all_changed(),
                     Signal::Restarted | Signal::Failing { .. } | Signal::Recovered => {}
                 }
@@ -113,115 +114,116 @@ impl Rosters {
     }
 
     fn changed(&self, key: &Key) {
-        let asked = self.lock().gangs.get(key).cloned();
-        if let Some(asked) = asked {
-            asked.changed();
+        let entry = self.lock().gangs.get(key).cloned();
+        if let Some(entry) = entry {
+            entry.changed();
         }
     }
 
     pub(super) fn all_changed(&self) {
-        let all: Vec<Arc<Asked>> = self.lock().gangs.values().cloned().collect();
-        for asked in all {
-            asked.changed();
+        let all: Vec<Arc<Entry>> = self.lock().gangs.values().cloned().collect();
+        for entry in all {
+            entry.changed();
         }
     }
 
-    /// Returns of how many gangs something is kept, and how many bytes.
+    /// Returns the number of cached gangs and their bytes.
     #[cfg(test)]
-    pub(super) fn kept(&self) -> (usize, usize) {
+    pub(super) fn size(&self) -> (usize, usize) {
         let state = self.lock();
-        (state.gangs.len(), state.kept.bytes())
+        (state.gangs.len(), state.memory.bytes())
     }
 
-    /// Returns the changes of a gang from now on.
+    /// Returns a receiver of the gang's changes from now on.
     pub(super) fn changes(&self, key: &Key) -> Changes {
-        Changes(self.asked(key).changed.subscribe())
+        Changes(self.entry(key).changed.subscribe())
     }
 
-    /// Returns a gang as it is now, or as it was last where the API server does not say; `None` where it has no
-    /// `ConfigMap`.
-    pub(super) async fn told(&self, key: &Key) -> Option<Arc<Told>> {
-        let asked = self.asked(key);
-        let _one = asked.reading.lock().await;
+    /// Returns the current contents of a gang, or the last known ones if the API server fails;
+    /// `None` if the `ConfigMap` does not exist.
+    pub(super) async fn contents(&self, key: &Key) -> Option<Arc<Contents>> {
+        let entry = self.entry(key);
+        let _one = entry.reading.lock().await;
         {
-            let known = asked.known();
-            if known.read_at == Some(known.changes) {
-                return known.told.clone();
+            let cached = entry.cached();
+            if cached.read_at == Some(cached.changes) {
+                return cached.contents.clone();
             }
         }
         let turn = self.reads.acquire().await;
-        // What changes from here on is read again. Noted only once it is read: whoever asks may hang up before.
-        let changes = asked.known().changes;
+        // A change during the read causes another read. The count is stored only after the
+        // read, because a client that hangs up cancels it.
+        let changes = entry.cached().changes;
         let read = self
             .cluster
             .object(&config_maps(), Some(&key.0), &key.1)
             .await;
         drop(turn);
-        let told = match read {
-            Ok(map) => map.as_ref().and_then(Told::of).map(Arc::new),
+        let contents = match read {
+            Ok(map) => map.as_ref().and_then(Contents::of).map(Arc::new),
             Err(error) => {
                 if self.unread.now().is_some() {
                     let (namespace, name) = key;
                     let err = chain(&error);
                     tracing::warn!(err, "the gang {namespace}/{name} cannot be read");
                 }
-                return asked.known().told.clone();
+                return entry.cached().contents.clone();
             }
         };
         {
-            let mut known = asked.known();
-            known.told.clone_from(&told);
-            known.read_at = Some(changes);
+            let mut cached = entry.cached();
+            cached.contents.clone_from(&contents);
+            cached.read_at = Some(changes);
         }
-        self.keep(key, told.as_deref());
-        told
+        self.record(key, contents.as_deref());
+        contents
     }
 
-    /// Notes what a gang takes, and lets go of others where there is no room.
-    fn keep(&self, key: &Key, told: Option<&Told>) {
+    /// Records the size of a gang, and evicts others if there is no room.
+    fn record(&self, key: &Key, contents: Option<&Contents>) {
         let mut state = self.lock();
-        let Some(told) = told else {
-            return state.kept.let_go(key);
+        let Some(contents) = contents else {
+            return state.memory.remove(key);
         };
-        for gone in state.kept.keep(key, told.bytes()) {
-            if let Some(asked) = state.gangs.get(&gone) {
-                let mut known = asked.known();
-                known.told = None;
-                known.read_at = None;
+        for gone in state.memory.add(key, contents.bytes()) {
+            if let Some(entry) = state.gangs.get(&gone) {
+                let mut cached = entry.cached();
+                cached.contents = None;
+                cached.read_at = None;
             }
         }
     }
 
-    /// Returns the gang, which somebody asks about now.
-    fn asked(&self, key: &Key) -> Arc<Asked> {
+    /// Returns the entry of a gang, and marks it as requested now.
+    fn entry(&self, key: &Key) -> Arc<Entry> {
         let mut state = self.lock();
-        state.kept.uses(key);
-        if let Some(asked) = state.gangs.get(key) {
-            asked.known().asked_at = Instant::now();
-            return Arc::clone(asked);
+        state.memory.touch(key);
+        if let Some(entry) = state.gangs.get(key) {
+            entry.cached().requested_at = Instant::now();
+            return Arc::clone(entry);
         }
         if state.gangs.len() >= MANY_GANGS {
-            let State { gangs, kept } = &mut *state;
-            gangs.retain(|key, asked| {
-                let is_asked = asked.known().asked_at.elapsed() < UNASKED;
-                if !is_asked {
-                    kept.let_go(key);
+            let State { gangs, memory } = &mut *state;
+            gangs.retain(|key, entry| {
+                let is_wanted = entry.cached().requested_at.elapsed() < UNREQUESTED;
+                if !is_wanted {
+                    memory.remove(key);
                 }
-                is_asked
+                is_wanted
             });
         }
-        let asked = Arc::new(Asked {
+        let entry = Arc::new(Entry {
             reading: tokio::sync::Mutex::default(),
             changed: watch::Sender::default(),
-            told: Mutex::new(Known {
-                told: None,
+            cached: Mutex::new(Cached {
+                contents: None,
                 changes: 0,
                 read_at: None,
-                asked_at: Instant::now(),
+                requested_at: Instant::now(),
             }),
         });
-        state.gangs.insert(key.clone(), Arc::clone(&asked));
-        asked
+        state.gangs.insert(key.clone(), Arc::clone(&entry));
+        entry
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {
@@ -229,15 +231,15 @@ impl Rosters {
     }
 }
 
-// === impl Asked ===
+// === impl Entry ===
 
-impl Asked {
-    fn known(&self) -> std::sync::MutexGuard<'_, Known> {
-        self.told.lock().unwrap_or_else(PoisonError::into_inner)
+impl Entry {
+    fn cached(&self) -> std::sync::MutexGuard<'_, Cached> {
+        self.cached.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn changed(&self) {
-        self.known().changes += 1;
+        self.cached().changes += 1;
         self.changed.send_modify(|()| {});
     }
 }
@@ -248,16 +250,16 @@ impl Changes {
     /// Waits for the next change.
     pub(super) async fn next(&mut self) {
         if self.0.changed().await.is_err() {
-            // Nobody tells any more: whoever waits has a deadline.
+            // The sender is gone; every caller has a deadline.
             std::future::pending::<()>().await;
         }
     }
 }
 
-// === impl Told ===
+// === impl Contents ===
 
-impl Told {
-    /// Reads a `ConfigMap`; `None` where it is none of a gang.
+impl Contents {
+    /// Parses a `ConfigMap`; `None` if it is not a gang's.
     fn of(map: &Value) -> Option<Self> {
         let data = map.get("data")?;
         let roster = Roster::parse(|key| data.get(key)?.as_str().map(str::to_owned)).ok()?;
@@ -270,22 +272,22 @@ impl Told {
         })
     }
 
-    /// Returns whether a pod has a place in it.
+    /// Returns true if the pod is a member.
     pub(super) fn has(&self, pod: &str) -> bool {
         self.members.contains(pod)
     }
 
-    /// Returns whether all members are there.
+    /// Returns true if all members are present.
     pub(super) fn is_complete(&self) -> bool {
         self.roster.is_complete()
     }
 
-    /// Returns whether its members have something to do.
+    /// Returns true if the members need not wait.
     pub(super) fn is_settled(&self) -> bool {
         self.roster.is_settled()
     }
 
-    /// Returns about how many bytes it takes: the names of its members twice more.
+    /// Returns the approximate size in bytes: the data, and the members' names twice.
     fn bytes(&self) -> usize {
         self.data.len() * 3
     }

@@ -12,7 +12,7 @@ use crate::fake::FakeApi;
 const MAP: &str = "preflight-labels-training-g";
 const ENOUGH: Duration = Duration::from_secs(120);
 
-/// A rendezvous, and the API server that it asks.
+/// Rendezvous and its API server.
 struct Meeting {
     api: FakeApi,
     rendezvous: Rendezvous,
@@ -53,13 +53,13 @@ impl Meeting {
         }
     }
 
-    /// Follows changes.
+    /// Starts to watch changes.
     fn follow(&self) {
         let (rosters, over) = (Arc::clone(&self.rendezvous.rosters), self.over.clone());
         tokio::spawn(async move { rosters.follow(over).await });
     }
 
-    /// Makes pods of the gang `g`, by their names.
+    /// Creates pods of the gang `g`.
     fn pods(&self, names: &[&str]) {
         for name in names {
             let labels = json!({"gang": "g", "size": "2"});
@@ -70,7 +70,7 @@ impl Meeting {
         }
     }
 
-    /// Returns status and body of the answer to a pod that asks for a gang.
+    /// Asks for a gang as a pod, and returns status and body of the answer.
     async fn ask(&self, pod: &str, map: &str, wait: u64) -> (u16, String) {
         let head = format!(
             "GET /gangs/training/{map}?wait={wait} HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\
@@ -95,7 +95,7 @@ async fn exchange(address: SocketAddr, request: &[u8]) -> (u16, String) {
     (status.unwrap_or_default(), body.to_owned())
 }
 
-/// The data of a gang with these members, of which so many are needed.
+/// Returns the data of a gang with these members, where `expected` are needed.
 fn data(members: &[&str], expected: u32) -> Value {
     let members = members.iter().map(|pod| Member {
         pod: (*pod).to_owned(),
@@ -116,11 +116,11 @@ fn data(members: &[&str], expected: u32) -> Value {
 async fn a_pod_hears_of_its_whole_gang_as_the_answer_is_read() {
     let meeting = Meeting::start().await;
     meeting.pods(&["a", "b", "z"]);
-    // Nobody has made it yet.
+    // The `ConfigMap` does not exist yet.
     let nothing = serde_json::to_value(Answer::default()).expect("JSON");
     let (status, body) = meeting.ask("a", MAP, 0).await;
-    let heard: Value = serde_json::from_str(&body).expect("JSON");
-    assert_eq!((status, heard), (200, nothing));
+    let received: Value = serde_json::from_str(&body).expect("JSON");
+    assert_eq!((status, received), (200, nothing));
     meeting.api.put_map("training", MAP, &data(&["a", "b"], 2));
     meeting.rendezvous.rosters.all_changed();
     let (status, body) = meeting.ask("a", MAP, 0).await;
@@ -133,7 +133,7 @@ async fn a_pod_hears_of_its_whole_gang_as_the_answer_is_read() {
     assert!(answer.full && answer.secret.is_none() && answer.data.is_empty());
 }
 
-/// Anybody who may write `ConfigMap`s can put any pod into one.
+/// Anybody with write access to `ConfigMap`s can list any pod in one.
 #[tokio::test]
 async fn a_pod_that_is_of_no_such_gang_by_its_own_words_is_told_nothing() {
     let meeting = Meeting::start().await;
@@ -149,10 +149,10 @@ async fn a_pod_that_is_of_no_such_gang_by_its_own_words_is_told_nothing() {
         let (status, body) = meeting.ask("x", MAP, 0).await;
         assert_eq!(
             (status, &*body),
-            (403, "a pod is told of its own gang only\n")
+            (403, "a pod may only ask for its own gang\n")
         );
     }
-    // One that is not there any more, too.
+    // A deleted pod is refused, too.
     let (status, _) = meeting.ask("gone", MAP, 0).await;
     assert_eq!(status, 403);
     let (status, body) = meeting.ask("a", MAP, 0).await;
@@ -170,9 +170,9 @@ async fn of_the_config_maps_of_others_nothing_is_read_or_kept() {
     meeting.pods(&["a"]);
     meeting.api.put_map("training", MAP, &data(&["a"], 1));
     meeting.follow();
-    // It follows: a change is heard of.
+    // A change reaches a waiting pod.
     let meeting = &meeting;
-    let heard = async {
+    let received = async {
         loop {
             let (_, body) = meeting.ask("a", MAP, 0).await;
             if body.contains("10.0.0.1;0") && meeting.api.objects().page > 0 {
@@ -181,14 +181,14 @@ async fn of_the_config_maps_of_others_nothing_is_read_or_kept() {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    tokio::time::timeout(ENOUGH, heard)
+    tokio::time::timeout(ENOUGH, received)
         .await
         .expect("it is told");
     let objects = meeting.api.objects();
     assert_eq!(objects.whole_lists, 0, "their data are not asked for");
     assert!(objects.page <= 32, "{}", objects.page);
     drop(objects);
-    let (gangs, bytes) = meeting.rendezvous.rosters.kept();
+    let (gangs, bytes) = meeting.rendezvous.rosters.size();
     assert!(gangs == 1 && bytes < 4096, "{gangs} gangs, {bytes} bytes");
 }
 
@@ -198,17 +198,17 @@ async fn who_hangs_up_while_a_gang_is_read_leaves_nothing_old_to_the_others() {
     let rosters = &meeting.rendezvous.rosters;
     let gang = ("training".to_owned(), MAP.to_owned());
     meeting.api.put_map("training", MAP, &data(&["a"], 2));
-    let told = rosters.told(&gang).await.expect("a gang");
-    assert!(!told.has("b"));
+    let contents = rosters.contents(&gang).await.expect("a gang");
+    assert!(!contents.has("b"));
     meeting.api.put_map("training", MAP, &data(&["a", "b"], 2));
     rosters.all_changed();
-    // The request is on its way when its future is dropped.
-    assert!(rosters.told(&gang).now_or_never().is_none());
-    let told = rosters.told(&gang).await.expect("a gang");
-    assert!(told.has("b"), "the others hear of the change");
-    // It is read once.
+    // The first call has sent its request when its future is dropped.
+    assert!(rosters.contents(&gang).now_or_never().is_none());
+    let contents = rosters.contents(&gang).await.expect("a gang");
+    assert!(contents.has("b"), "the others hear of the change");
+    // The contents are read once.
     let read = meeting.api.objects().read;
-    assert!(rosters.told(&gang).await.is_some());
+    assert!(rosters.contents(&gang).await.is_some());
     assert_eq!(meeting.api.objects().read, read);
 }
 
@@ -221,18 +221,18 @@ async fn what_is_kept_of_the_gangs_of_a_namespace_is_bounded() {
     meeting.api.put_map("training", MAP, &data(&["a"], 1));
     let rosters = &meeting.rendezvous.rosters;
     let usual = ("training".to_owned(), MAP.to_owned());
-    assert!(rosters.told(&usual).await.is_some());
+    assert!(rosters.contents(&usual).await.is_some());
     for number in 0..30 {
         let key = ("tenant".to_owned(), format!("preflight-{number}"));
         meeting.api.put_map("tenant", &key.1, &large);
-        let told = rosters.told(&key).await.expect("a gang");
-        assert!(told.has("member-07999"));
-        let (_, bytes) = rosters.kept();
+        let contents = rosters.contents(&key).await.expect("a gang");
+        assert!(contents.has("member-07999"));
+        let (_, bytes) = rosters.size();
         assert!(bytes <= 7 * 1024 * 1024, "{bytes}");
     }
-    // Those of others are still there.
+    // Gangs of other namespaces are still cached.
     let read = meeting.api.objects().read;
-    assert!(rosters.told(&usual).await.is_some());
+    assert!(rosters.contents(&usual).await.is_some());
     assert_eq!(meeting.api.objects().read, read);
 }
 
@@ -251,7 +251,7 @@ async fn a_change_is_read_once_for_all_who_wait() {
         let (meeting, name) = (Arc::clone(&meeting), (*name).to_owned());
         waiting.spawn(async move { meeting.ask(&name, MAP, 600).await });
     }
-    // All wait, and the watch is there.
+    // All pods wait, and the watch is running.
     let free = &meeting.rendezvous.waiting;
     let settled = async {
         while free.available_permits() > MAX_WAITING - names.len() || meeting.api.watchers() == 0 {
@@ -277,7 +277,7 @@ async fn of_strangers_no_body_is_waited_for() {
     let meeting = Meeting::start().await;
     meeting.pods(&["a"]);
     meeting.api.put_map("training", MAP, &data(&["a"], 1));
-    // Their bodies never come.
+    // Requests whose bodies never arrive.
     let head = "POST /events HTTP/1.1\r\nHost: h\r\nConnection: close\r\nContent-Length: 500000\r\n\
                 Authorization: Bearer none\r\n\r\n";
     let mut strangers = tokio::task::JoinSet::new();
