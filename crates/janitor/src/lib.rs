@@ -1,12 +1,16 @@
-//! The janitor: carries out what custom resources such as `RebootNode` ask for.
+//! Janitor: executes maintenance resources such as `RebootNode`.
 //!
-//! It decides nothing itself: [`Janitor`] turns what it watches into inputs of [`maintenance::janitor::Board`],
-//! and carries its effects out. Signals go through a [`Provider`]: the [generic](generic::Generic) one or the
-//! BMC ([`redfish`]) in this process, or one behind gRPC ([`client`]); [`server`] is the other end of that.
-//! `conformance` (cargo feature of that name) has the tests that every provider passes.
+//! [`Janitor`] makes no decisions. It passes watch events to [`maintenance::janitor::Board`] and
+//! carries out the resulting effects. A [`Provider`] sends signals to machines: the
+//! [generic](generic::Generic) one or the BMC ([`redfish`]) in this process, or a remote one
+//! over gRPC ([`client`]), which [`server`] serves. The feature `conformance` enables a test
+//! suite that every provider must pass.
 //!
-//! [`Validator`] does the same for `ValidationRequest`s, each of which tests several nodes, by
-//! [`maintenance::validation_request`].
+//! [`Validator`] works the same way for `ValidationRequest`s, which test several nodes each,
+//! with decisions in [`maintenance::validation_request`].
+
+// Only the gpuwarden binary uses this crate: names that need no explanation get none.
+#![allow(missing_docs)]
 
 mod acts;
 pub mod client;

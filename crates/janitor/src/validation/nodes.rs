@@ -1,4 +1,5 @@
-//! The nodes of requests: watched one by one, and asked by the criteria whether they are ready.
+//! Nodes of validation requests: each is watched individually, and its readiness is evaluated
+//! by the configured criteria.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,26 +12,26 @@ use runtime::logging::chain;
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
-/// Wait before criteria that read the clock are asked again.
-const ASK_AGAIN: SignedDuration = SignedDuration::from_mins(1);
+/// Interval for evaluating criteria that depend on the time.
+const INTERVAL: SignedDuration = SignedDuration::from_mins(1);
 
-/// The nodes of requests that are not over.
+/// Nodes of unfinished requests.
 pub(super) struct Nodes {
     watches: ServiceWatches,
     followed: BTreeSet<String>,
-    /// How they are, as far as they were seen.
+    /// States of the nodes, as last evaluated.
     states: BTreeMap<String, NodeState>,
-    /// What criteria look at.
-    seen: BTreeMap<String, Seen>,
-    /// When criteria that read the clock are asked again.
-    ask_again: Option<Timestamp>,
+    /// Objects that the criteria read.
+    observed: BTreeMap<String, Observed>,
+    /// Time of the next evaluation of criteria that depend on the time.
+    evaluate_at: Option<Timestamp>,
 }
 
-/// A node as criteria look at it.
+/// Objects of a node that the criteria read.
 #[derive(Debug, Default)]
-struct Seen {
+struct Observed {
     object: Option<Value>,
-    /// Its `ResourceSlice`s.
+    /// `ResourceSlice`s of the node.
     slices: Option<Vec<Value>>,
 }
 
@@ -42,8 +43,8 @@ impl Nodes {
             watches,
             followed: BTreeSet::new(),
             states: BTreeMap::new(),
-            seen: BTreeMap::new(),
-            ask_again: None,
+            observed: BTreeMap::new(),
+            evaluate_at: None,
         }
     }
 
@@ -51,7 +52,7 @@ impl Nodes {
         &self.states
     }
 
-    /// Watches these nodes from now on.
+    /// Starts to watch these nodes.
     pub(super) fn follow(
         &mut self,
         nodes: BTreeSet<String>,
@@ -71,56 +72,57 @@ impl Nodes {
         }
     }
 
-    /// Watches no others any more.
-    pub(super) fn leave_all_but(&mut self, wanted: &BTreeSet<String>) {
+    /// Stops watching all nodes except `wanted`.
+    pub(super) fn keep_only(&mut self, wanted: &BTreeSet<String>) {
         let left: Vec<String> = self.followed.difference(wanted).cloned().collect();
         for node in left {
             self.watches.leave(&node);
             self.followed.remove(&node);
             self.states.remove(&node);
-            self.seen.remove(&node);
+            self.observed.remove(&node);
         }
     }
 
-    /// Takes news in. Returns the node, where they may change what is done for its requests.
-    pub(super) fn take(
+    /// Handles a watch event. Returns the node if its requests must be reconciled.
+    pub(super) fn handle(
         &mut self,
         event: ServiceEvent,
         config: &ValidationConfiguration,
         now: Timestamp,
     ) -> Option<String> {
-        let (node, is_news) = match event {
+        let (node, is_changed) = match event {
             ServiceEvent::Node(node, object) => {
-                let is_news = self.see(&node, object, config, now);
-                (node, is_news)
+                let is_changed = self.update(&node, object, config, now);
+                (node, is_changed)
             }
             ServiceEvent::Slices(node, _) if !self.followed.contains(&node) => return None,
             ServiceEvent::Slices(node, slices) => {
-                let seen = self.seen.entry(node.clone()).or_default();
-                seen.slices = Some(slices);
-                let is_news = self.judge(&node, config, now);
-                (node, is_news)
+                let observed = self.observed.entry(node.clone()).or_default();
+                observed.slices = Some(slices);
+                let is_changed = self.evaluate(&node, config, now);
+                (node, is_changed)
             }
             ServiceEvent::Pods(..) => return None,
         };
-        is_news.then_some(node)
+        is_changed.then_some(node)
     }
 
-    /// Takes in how a node is; `None`: it is gone. Returns whether that may change what is done.
-    pub(super) fn see(
+    /// Stores a node; `None` means that it was deleted. Returns true if its requests must be
+    /// reconciled.
+    pub(super) fn update(
         &mut self,
         node: &str,
         object: Option<Value>,
         config: &ValidationConfiguration,
         now: Timestamp,
     ) -> bool {
-        // What is told of one that nobody names any more would be out of date once somebody does.
+        // The state of an unwatched node would be outdated by the time that a request names it.
         if !self.followed.contains(node) {
             return false;
         }
-        let seen = self.seen.entry(node.to_owned()).or_default();
+        let observed = self.observed.entry(node.to_owned()).or_default();
         let Some(mut object) = object else {
-            seen.object = None;
+            observed.object = None;
             self.states.insert(node.to_owned(), NodeState::Gone);
             return true;
         };
@@ -128,32 +130,32 @@ impl Nodes {
             let version = object["metadata"]["resourceVersion"].as_str();
             version.unwrap_or_default().to_owned()
         };
-        let known = seen.object.as_ref().map(version);
+        let known = observed.object.as_ref().map(version);
         if known.is_some_and(|known| is_older(&version(&object), &known)) {
             return false;
         }
-        // They are large, and no criterion is about them.
+        // Large fields that no criterion reads.
         for (of, what) in [("metadata", "managedFields"), ("status", "images")] {
             if let Some(part) = object[of].as_object_mut() {
                 part.remove(what);
             }
         }
-        seen.object = Some(object);
-        self.judge(node, config, now)
+        observed.object = Some(object);
+        self.evaluate(node, config, now)
     }
 
-    /// Asks the criteria about a node. Returns whether that may change what is done.
-    fn judge(&mut self, node: &str, config: &ValidationConfiguration, now: Timestamp) -> bool {
-        let Some(seen) = self.seen.get(node) else {
+    /// Evaluates the criteria for a node. Returns true if its requests must be reconciled.
+    fn evaluate(&mut self, node: &str, config: &ValidationConfiguration, now: Timestamp) -> bool {
+        let Some(observed) = self.observed.get(node) else {
             return false;
         };
-        let view = seen.object.clone().and_then(NodeView::from_object);
-        let Some((object, view)) = seen.object.as_ref().zip(view) else {
+        let view = observed.object.clone().and_then(NodeView::from_object);
+        let Some((object, view)) = observed.object.as_ref().zip(view) else {
             return false;
         };
-        let readiness = match &seen.slices {
+        let readiness = match &observed.slices {
             None if config.reads_slices() => {
-                Readiness::Unknown("its ResourceSlices have not been seen")
+                Readiness::Unknown("its ResourceSlices are not listed yet")
             }
             slices => config.readiness(object, slices.as_deref().unwrap_or_default(), now),
         };
@@ -162,24 +164,24 @@ impl Nodes {
             readiness,
         };
         let before = self.states.get(node);
-        let is_news = before.is_none_or(|before| before.differs_from(&state));
+        let is_changed = before.is_none_or(|before| before.differs_from(&state));
         self.states.insert(node.to_owned(), state);
-        is_news
+        is_changed
     }
 
-    /// Asks the criteria about all nodes once a minute, where time alone may change what they say. Returns the
-    /// nodes of which it has.
-    pub(super) fn ask_again(
+    /// Evaluates time-dependent criteria for all nodes, at most once a minute. Returns the
+    /// nodes whose requests must be reconciled.
+    pub(super) fn reevaluate(
         &mut self,
         config: &ValidationConfiguration,
         now: Timestamp,
     ) -> Vec<String> {
-        if !config.reads_time() || self.ask_again.is_some_and(|at| now < at) {
+        if !config.reads_time() || self.evaluate_at.is_some_and(|at| now < at) {
             return Vec::new();
         }
-        self.ask_again = Some(now + ASK_AGAIN);
-        let mut nodes: Vec<String> = self.seen.keys().cloned().collect();
-        nodes.retain(|node| self.judge(node, config, now));
+        self.evaluate_at = Some(now + INTERVAL);
+        let mut nodes: Vec<String> = self.observed.keys().cloned().collect();
+        nodes.retain(|node| self.evaluate(node, config, now));
         nodes
     }
 }
