@@ -1,7 +1,7 @@
-//! The tests that every provider passes.
+//! Conformance tests for providers.
 //!
-//! A provider brings a [`World`]: machines that it can act on, and ways to make its calls go wrong. It runs
-//! [`all`] over it. What a world cannot do it says, and that part is left out.
+//! A test of a provider implements [`World`], which creates machines and makes calls fail, and
+//! runs [`all`]. Parts that a world does not support are skipped.
 
 // Test code: a failure is a panic.
 #![allow(clippy::unwrap_used, clippy::missing_panics_doc, clippy::panic)]
@@ -16,51 +16,53 @@ use maintenance::janitor::{Action, Class, Found};
 
 use crate::provider::{Provider, Signal};
 
-/// What the next signals meet with.
+/// Result of the next signals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Weather {
-    /// They are carried out.
+    /// Signals succeed with an immediate response.
     Fine,
-    /// They are refused: too many. Where it is given, the provider is told for how long.
+    /// Signals are refused with "too many requests", with this retry delay if given.
     Throttled(Option<SignedDuration>),
-    /// They are refused, and always will be.
+    /// Signals are refused, permanently.
     Forbidden,
-    /// They are carried out, and the answer takes a while.
+    /// Signals succeed, with a delayed response.
     Slow(Duration),
-    /// They are carried out, and the answer is lost.
+    /// Signals succeed, but the response is lost.
     AnswerLost,
-    /// They reach nobody.
+    /// Signals reach nobody, and nobody responds.
     Away,
 }
 
-/// The machines of a provider, as a test makes and breaks them.
+/// Machines of a provider, controlled by a test.
 #[async_trait]
 pub trait World: Send + Sync {
-    /// Returns the provider.
+    /// Returns the provider under test.
     fn provider(&self) -> Arc<dyn Provider>;
 
-    /// Makes a machine that has booted, as a node of the cluster; returns its name.
+    /// Creates a machine that has booted, with a node in the cluster, and returns its name.
     async fn machine(&self) -> String;
 
-    /// Sets what the next signals meet with; `false`: that cannot be done here.
+    /// Sets the result of the next signals. Returns false if that is not supported.
     async fn set(&self, weather: Weather) -> bool;
 
-    /// Lets a machine come to its end of a reboot: it has another boot, and its node is ready.
+    /// Completes a reboot of a machine: it has a new boot, and its node is ready.
     async fn boots(&self, machine: &str);
 
-    /// Lets the reboot of a machine fail for good, as far as the provider can see; `false`: it cannot.
+    /// Makes the reboot of a machine fail permanently, as the provider sees it. Returns false
+    /// if that is not supported.
     async fn fails(&self, machine: &str) -> bool;
 
-    /// Lets a reset of the GPUs of a machine come to its end, a good or a bad one; `false`: it cannot.
+    /// Completes a reset of a machine's GPUs, with success or failure. Returns false if that is
+    /// not supported.
     async fn resets(&self, _machine: &str, _well: bool) -> bool {
         false
     }
 
-    /// Returns how many signals a machine has got.
+    /// Returns the number of signals that a machine has received.
     async fn signals(&self, machine: &str) -> usize;
 }
 
-/// Runs all of it.
+/// Runs all conformance tests.
 pub async fn all(world: &dyn World) {
     sends_once_and_knows_it_again(world).await;
     says_when_a_machine_is_back(world).await;
@@ -73,12 +75,12 @@ pub async fn all(world: &dyn World) {
     resets_or_says_that_it_cannot(world).await;
 }
 
-/// Returns a signal of an operation of its own.
+/// Creates a signal with an operation of its own.
 fn signal(action: Action, node: &str, operation: &str) -> Signal {
     Signal::new(action, node, &format!("{operation}-of-{node}"))
 }
 
-/// However often a signal is sent, the machine gets it once.
+/// Repeated sends deliver one signal to the machine.
 pub async fn sends_once_and_knows_it_again(world: &dyn World) {
     let (provider, machine) = (world.provider(), world.machine().await);
     let first = signal(Action::Reboot, &machine, "first");
@@ -95,12 +97,12 @@ pub async fn sends_once_and_knows_it_again(world: &dyn World) {
     assert_eq!(provider.find(&other).await.unwrap(), Found::NotSent);
 }
 
-/// A machine is back once it has booted, and not because it was ready before.
+/// A machine is ready after it has booted, and not because it was ready before.
 pub async fn says_when_a_machine_is_back(world: &dyn World) {
     let (provider, machine) = (world.provider(), world.machine().await);
     let signal = signal(Action::Reboot, &machine, "reboot");
     let request = provider.send(&signal).await.unwrap();
-    // A machine that never comes back is never said to be.
+    // The machine has not booted, so it is not ready.
     for _ in 0..3 {
         assert!(!provider.is_ready(&signal, &request).await.unwrap());
     }
@@ -108,7 +110,7 @@ pub async fn says_when_a_machine_is_back(world: &dyn World) {
     assert!(provider.is_ready(&signal, &request).await.unwrap());
 }
 
-/// A reboot that failed for good is said to have.
+/// A reboot that failed permanently is reported as such.
 pub async fn says_when_it_will_not_be(world: &dyn World) {
     let (provider, machine) = (world.provider(), world.machine().await);
     let signal = signal(Action::Reboot, &machine, "reboot");
@@ -119,7 +121,7 @@ pub async fn says_when_it_will_not_be(world: &dyn World) {
     }
 }
 
-/// A failure says whether the machine may have got the signal.
+/// The class of a failure is right about whether the machine may have received the signal.
 pub async fn classes_what_goes_wrong(world: &dyn World) {
     let (provider, machine) = (world.provider(), world.machine().await);
     let wait = Some(SignedDuration::from_secs(17));
@@ -127,7 +129,7 @@ pub async fn classes_what_goes_wrong(world: &dyn World) {
         (Weather::Throttled(wait), Some(Class::Transient), wait),
         (Weather::Throttled(None), Some(Class::Transient), None),
         (Weather::Forbidden, Some(Class::Permanent), None),
-        // Whether it has left is known sometimes.
+        // Depending on the provider, it is known whether the signal was sent.
         (Weather::Away, None, None),
     ] {
         if !world.set(weather).await {
@@ -142,7 +144,8 @@ pub async fn classes_what_goes_wrong(world: &dyn World) {
         assert_eq!(failure.retry_after, retry_after, "{weather:?}: {failure:?}");
         assert!(!failure.text().is_empty());
         if weather == Weather::Away {
-            // Who cannot be asked has not said that it was not sent, unless the provider's own notes do.
+            // An unreachable service cannot confirm that the signal was not sent, unless the
+            // provider has its own record.
             match provider.find(&signal).await {
                 Ok(found) => assert_eq!(found, Found::NotSent),
                 Err(unknown) => assert_ne!(unknown.class, Class::Permanent, "{unknown:?}"),
@@ -152,13 +155,13 @@ pub async fn classes_what_goes_wrong(world: &dyn World) {
         assert_eq!(provider.find(&signal).await.unwrap(), Found::NotSent);
         assert_eq!(world.signals(&machine).await, 0, "{weather:?}");
     }
-    // What was refused before is not refused for ever.
+    // A refusal is not permanent.
     let signal = signal(Action::Reboot, &machine, "refused");
     provider.send(&signal).await.unwrap();
     assert_eq!(world.signals(&machine).await, 1);
 }
 
-/// An answer that takes a while is waited for.
+/// A delayed response is awaited.
 pub async fn takes_slow_answers(world: &dyn World) {
     let (provider, machine) = (world.provider(), world.machine().await);
     if world.set(Weather::Slow(Duration::from_millis(300))).await {
@@ -170,7 +173,7 @@ pub async fn takes_slow_answers(world: &dyn World) {
     }
 }
 
-/// A signal whose answer was lost is found, and not sent a second time.
+/// A signal with a lost response is found, and not sent again.
 pub async fn finds_what_was_sent_when_the_answer_was_lost(world: &dyn World) {
     let (provider, machine) = (world.provider(), world.machine().await);
     if world.set(Weather::AnswerLost).await {
@@ -187,14 +190,14 @@ pub async fn finds_what_was_sent_when_the_answer_was_lost(world: &dyn World) {
     }
 }
 
-/// A machine that nobody knows is none to try again.
+/// An unknown machine is a permanent failure.
 pub async fn knows_no_machine_that_is_not_there(world: &dyn World) {
     let signal = signal(Action::Reboot, "no-such-machine", "any");
     let failure = world.provider().send(&signal).await.unwrap_err();
     assert_eq!(failure.class, Class::Permanent, "{failure:?}");
 }
 
-/// A termination is carried out once, or is said to be nothing that this provider does.
+/// A termination is carried out once, or is not supported.
 pub async fn terminates_or_says_that_it_cannot(world: &dyn World) {
     let (provider, machine) = (world.provider(), world.machine().await);
     let signal = signal(Action::Terminate, &machine, "terminate");
@@ -210,7 +213,7 @@ pub async fn terminates_or_says_that_it_cannot(world: &dyn World) {
     }
 }
 
-/// GPUs are reset once, and how that ends is said; or it is said to be nothing that this provider does.
+/// GPUs are reset once and the result is reported, or resets are not supported.
 pub async fn resets_or_says_that_it_cannot(world: &dyn World) {
     let (provider, machine) = (world.provider(), world.machine().await);
     let first = reset(&machine, "first");
@@ -281,7 +284,7 @@ async fn finds_a_reset_whose_answer_was_lost(world: &dyn World) {
     }
 }
 
-/// Returns the signal to reset one GPU.
+/// Creates a signal to reset one GPU.
 fn reset(node: &str, operation: &str) -> Signal {
     let gpus = Gpus {
         uuids: vec!["GPU-1".to_owned()],

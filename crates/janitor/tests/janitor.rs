@@ -1,4 +1,4 @@
-//! Providers as the janitor meets them: over gRPC, and by Jobs in a real API server.
+//! Tests of providers over gRPC, and with Jobs in a real API server.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 

@@ -1,4 +1,5 @@
-//! The generic provider in a real API server, where no kubelet runs its Jobs: the test plays it.
+//! Generic provider with a real API server. There is no kubelet; the test updates nodes and
+//! pods itself.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -19,7 +20,7 @@ use testkit::{Authority, ControlPlane, Purpose, Version, unique};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-/// Longest wait for what the controllers of the cluster do.
+/// Longest wait for the cluster's controllers.
 const SOON: std::time::Duration = std::time::Duration::from_secs(60);
 
 struct Jobs {
@@ -59,7 +60,7 @@ impl Jobs {
         found.await.unwrap()
     }
 
-    /// The Jobs that reset GPUs of a machine.
+    /// Returns the Jobs that reset a machine's GPUs.
     async fn resets(&self, machine: &str) -> Vec<Value> {
         let jobs = Kind::new("batch", "v1", "jobs");
         let found = self
@@ -70,7 +71,7 @@ impl Jobs {
         found
     }
 
-    /// Returns the pod of a Job, once it is there.
+    /// Waits for the pod of a Job.
     async fn pod(&self, job: &Value) -> Value {
         let pods = Kind::new("", "v1", "pods");
         let name = job["metadata"]["name"].as_str().unwrap();
@@ -85,7 +86,7 @@ impl Jobs {
             .unwrap()
     }
 
-    /// Says as a kubelet what has become of a pod.
+    /// Sets the status of a pod, in the role of the kubelet.
     async fn set_pod(&self, pod: &Value, status: &Value) {
         let name = pod["metadata"]["name"].as_str().unwrap();
         let status = json!({"status": status}).to_string();
@@ -104,7 +105,7 @@ impl Jobs {
     }
 }
 
-/// Says as a kubelet that a node has this boot, and is ready.
+/// Sets boot id and readiness of a node, in the role of the kubelet.
 pub(crate) async fn set_boot(cluster: &Cluster, machine: &str, id: &str) {
     let ready = json!({"type": "Ready", "status": "True", "reason": "Played", "message": "",
         "lastHeartbeatTime": jiff::Timestamp::now(), "lastTransitionTime": jiff::Timestamp::now()});
@@ -126,7 +127,7 @@ impl World for Jobs {
     async fn machine(&self) -> String {
         let name = unique("machine");
         let client = self.plane.client().await.unwrap();
-        // Nobody plays its kubelet but the test.
+        // The test is the only writer of the node's status.
         let node = testkit::node(&name).without_kubelet();
         node.create(&client).await.unwrap();
         set_boot(&self.cluster, &name, "boot-1").await;
@@ -134,7 +135,7 @@ impl World for Jobs {
     }
 
     async fn set(&self, weather: Weather) -> bool {
-        // An API server cannot be told to throttle or to forget.
+        // A real API server cannot be made to throttle or to lose responses.
         weather == Weather::Fine
     }
 
@@ -145,7 +146,7 @@ impl World for Jobs {
     async fn fails(&self, machine: &str) -> bool {
         let job = self.jobs(machine).await.remove(0);
         let pod = self.pod(&job).await;
-        // Nothing keeps it from the node: no scheduler, no taint.
+        // The pod bypasses scheduler and taints.
         assert_eq!(pod["spec"]["nodeName"], machine);
         let status = json!({"containerStatuses": [{
             "name": "reboot", "image": "i", "imageID": "", "ready": false, "restartCount": 0,
@@ -229,7 +230,7 @@ async fn the_api_server_takes_the_job_as_it_is_meant() -> anyhow::Result<()> {
         assert_eq!(mounts.contains("host-proc"), use_sysrq);
         assert_eq!(mounts.contains("host-root"), !use_sysrq || write_syslog);
     }
-    // No namespace, no boot: said, and nothing made.
+    // Without namespace or boot id, nothing is created and the reason is reported.
     let machine = world.machine().await;
     let generic = Generic::new(
         Arc::clone(&world.cluster),
@@ -292,7 +293,8 @@ async fn only_listed_accounts_with_a_token_for_the_provider_may_call() -> anyhow
     let remote = Remote::open(&place)?;
     let machine = world.machine().await;
     let signal = Signal::new(Action::Reboot, &machine, &format!("op-of-{machine}"));
-    // Without the file, with a token for others, of another account: nothing is done.
+    // A missing token file, a token for another audience, or one of another account: nothing is
+    // done.
     let missing = remote.send(&signal).await.unwrap_err();
     assert_eq!(missing.class, Class::Transient, "{missing:?}");
     for (name, audience, class, why) in [
@@ -305,7 +307,7 @@ async fn only_listed_accounts_with_a_token_for_the_provider_may_call() -> anyhow
         assert!(failure.message.contains(why), "{failure:?}");
     }
     assert_eq!(world.signals(&machine).await, 0);
-    // The token is read again for each call.
+    // The token file is read for each call.
     std::fs::write(&file, token("janitor", AUDIENCE).await?)?;
     assert_eq!(remote.send(&signal).await.unwrap(), "boot-1");
     assert_eq!(world.signals(&machine).await, 1);

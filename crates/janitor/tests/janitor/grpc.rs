@@ -1,5 +1,4 @@
-//! The protocol with both of its ends, over machines that the test plays, and a line between them that
-//! can be cut.
+//! Client and server of the protocol, over machines in memory and a connection that can be cut.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -22,24 +21,24 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, Request, Response, Status};
 
-/// A machine of a [`Farm`].
+/// Machine of a [`Farm`].
 #[derive(Default)]
 struct Machine {
     boots: u32,
     failed: bool,
-    /// How a reset of its GPUs has ended.
+    /// Result of a reset of its GPUs, once it has ended.
     reset: Option<bool>,
-    /// The signals to reset GPUs, as they came.
+    /// Received signals to reset GPUs.
     resets: Vec<Signal>,
     /// Request ids, by operation.
     signals: BTreeMap<String, String>,
 }
 
-/// A provider in memory.
+/// Provider whose machines are in memory.
 struct Farm {
     machines: Mutex<BTreeMap<String, Machine>>,
     weather: Mutex<Weather>,
-    /// True while the line to it is cut.
+    /// True while the connection to it is cut.
     cut: watch::Sender<bool>,
 }
 
@@ -113,8 +112,7 @@ impl Provider for Farm {
     }
 }
 
-/// Listens, and passes what comes on to `to`, unless the line is cut: then it is closed, and nobody is
-/// let in.
+/// Starts a proxy to `to`. While the connection is cut, it closes connections and accepts none.
 async fn line(to: SocketAddr, cut: watch::Receiver<bool>) -> anyhow::Result<SocketAddr> {
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let address = listener.local_addr()?;
@@ -138,7 +136,7 @@ async fn line(to: SocketAddr, cut: watch::Receiver<bool>) -> anyhow::Result<Sock
     Ok(address)
 }
 
-/// The farm behind the protocol.
+/// Farm behind the protocol.
 struct Behind {
     farm: Arc<Farm>,
     remote: Arc<Remote>,
@@ -211,7 +209,7 @@ impl World for Behind {
 async fn a_provider_behind_the_protocol_is_as_good_as_one_without() -> anyhow::Result<()> {
     let world = Behind::new().await?;
     conformance::all(&world).await;
-    // What is to be reset comes over whole.
+    // All fields of a reset are transmitted.
     let machines = world.farm.machines.lock().unwrap();
     let mut resets = machines.values().flat_map(|one| &one.resets);
     let is_whole = |one: &Signal| one.gpus.uuids == ["GPU-1"] && one.resource == "first";
@@ -219,7 +217,8 @@ async fn a_provider_behind_the_protocol_is_as_good_as_one_without() -> anyhow::R
     Ok(())
 }
 
-/// NVSentinel's providers: they know nothing of operations, and every error is the same to them.
+/// Provider like NVSentinel's: it ignores operation ids, and returns the same code for all
+/// errors.
 struct Old {
     ready: Mutex<Result<bool, Code>>,
     sent: Mutex<Vec<wire::SendRebootSignalRequest>>,
@@ -290,9 +289,9 @@ async fn a_provider_that_knows_no_operations_is_not_believed_to() -> anyhow::Res
     let remote = Remote::open(&ProviderPlace::Open { host })?;
     let signal = Signal::new(Action::Reboot, "n", "op");
     assert_eq!(remote.send(&signal).await.unwrap(), "i-1");
-    // It would say that any node is ready, so this is no answer about the operation.
+    // A provider that reports any node as ready says nothing about the operation.
     assert_eq!(remote.find(&signal).await.unwrap(), Found::CannotTell);
-    // Nobody knows what it means: it is not tried again.
+    // The meaning of the error is unknown, so the signal is not retried.
     let failure = remote.send(&signal).await.unwrap_err();
     assert_eq!(failure.class, Class::Ambiguous, "{failure:?}");
     for (code, found) in [
@@ -369,7 +368,7 @@ async fn nvsentinels_janitor_is_served_each_request_by_itself() -> anyhow::Resul
             .into_inner()
             .is_ready
     );
-    // Errors have a code that says what they are.
+    // Each error has a specific code.
     let code = |status: Status| status.code();
     let unknown = client.send_reboot_signal(reboot("m")).await.map_err(code);
     assert_eq!(unknown.unwrap_err(), Code::NotFound);

@@ -1,5 +1,5 @@
-//! BMCs whose answers are lies: the reset and the password go to the BMC that is configured, whatever it says
-//! where its machine is.
+//! BMCs with false responses: the reset and the password are sent only to the configured BMC,
+//! whatever path a response names.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -17,16 +17,16 @@ use tokio::net::TcpListener;
 
 use super::redfish::{Fake, Nodes, credentials, reboot};
 
-/// The path of the machine.
+/// Path of the machine.
 const MACHINE: &str = "/redfish/v1/Systems/1";
-/// Answers of one round.
+/// Number of responses per round.
 const ROUND: usize = 30;
-/// Longest time of a signal to a BMC that answers at once.
+/// Longest time for a signal to a BMC that responds at once.
 const SOON: Duration = Duration::from_secs(30);
-/// Longest message of a failure (characters).
+/// Most characters of a failure message.
 const LONGEST: usize = 1000;
 
-/// A node with a BMC, and a host beside it that nobody is to call.
+/// Node with a BMC, and another host that must not be called.
 struct Scene {
     fake: Arc<Fake>,
     provider: Redfish,
@@ -59,7 +59,7 @@ impl Scene {
         }))
     }
 
-    /// Returns texts in the place of a path that mean another host.
+    /// Returns values for a path that point to the other host.
     fn elsewhere(&self) -> anyhow::Result<[String; 6]> {
         let other = self.other.local_addr()?;
         Ok([
@@ -89,7 +89,7 @@ async fn no_answer_of_a_bmc_sends_anything_to_another_host() -> anyhow::Result<(
         return Ok(());
     };
     let mut sent = 0;
-    // Of logs nothing is told then, and the machine is reset where it should be.
+    // With a false path of the log, the log is not read, and the right machine is reset.
     for (place, goes_on) in [
         ("", false),
         ("/Actions/ComputerSystem.Reset", false),
@@ -119,7 +119,7 @@ async fn no_answer_of_a_bmc_sends_anything_to_another_host() -> anyhow::Result<(
             assert_eq!(answer.is_ok(), goes_on, "{place} {before}: {answer:?}");
             if let Err(failure) = answer {
                 assert_eq!(failure.class, Class::Permanent, "{place} {before}");
-                let why = "no path of its own";
+                let why = "not a path on this BMC";
                 assert!(
                     failure.message.contains(why),
                     "{place} {before}: {failure:?}"
@@ -133,19 +133,19 @@ async fn no_answer_of_a_bmc_sends_anything_to_another_host() -> anyhow::Result<(
     scene.nobody_else_was_called().await
 }
 
-/// Numbers that follow from a seed.
+/// Pseudo-random numbers from a seed.
 struct Dice(u64);
 
 impl Dice {
     fn throw(&mut self, sides: usize) -> usize {
-        // Xorshift of George Marsaglia.
+        // Xorshift by George Marsaglia.
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
         usize::try_from(self.0 % sides as u64).unwrap()
     }
 
-    /// Makes another answer of a true one.
+    /// Turns a true response into a false one.
     fn answer(&mut self, truth: &Value, elsewhere: &[String]) -> Vec<u8> {
         let mut told = truth.clone();
         match self.throw(8) {
@@ -211,7 +211,7 @@ async fn whatever_a_bmc_answers_its_machine_alone_is_reset_and_every_signal_ends
                 Err(failure) => {
                     let length = failure.message.chars().count();
                     ensure!(length <= LONGEST, "seed {seed}: {length}");
-                    // Nobody knows of a reset that was asked for: it may have been taken.
+                    // An ambiguous failure would claim that a reset may have happened.
                     ensure!(
                         failure.class != Class::Ambiguous,
                         "seed {seed}: {failure:?}"

@@ -1,4 +1,4 @@
-//! The Redfish provider beside a real API server, against a BMC that the test plays by the published
+//! Redfish provider with a real API server, against a fake BMC that follows the published
 //! schema, and against the emulator of `sushy-tools`.
 
 use std::collections::BTreeMap;
@@ -25,20 +25,20 @@ use testkit::{Authority, Component, ControlPlane, Purpose, Version, unique};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 
-/// Machines of a world: more than the tests of it make.
+/// Machines of a world; more than its tests use.
 const MACHINES: usize = 12;
-/// `root:calvin` in base64.
+/// Value of `Authorization` for `root:calvin`.
 const AUTHORIZATION: &str = "Basic cm9vdDpjYWx2aW4=";
 const SOON: Duration = Duration::from_secs(30);
 
-/// Makes another answer of a true one.
+/// Turns a true response into a false one.
 pub(crate) type Lie = Box<dyn FnMut(&Value) -> Vec<u8> + Send>;
 
-/// A BMC as the test plays it.
+/// Fake BMC for one world of machines.
 pub(crate) struct Fake {
     weather: Arc<Mutex<Weather>>,
     pub(crate) resets: Mutex<Vec<String>>,
-    /// What becomes of each of its answers to a reader.
+    /// Replaces the responses to GET requests, if set.
     pub(crate) lie: Mutex<Option<Lie>>,
 }
 
@@ -51,7 +51,7 @@ impl Fake {
         })
     }
 
-    /// Answers a request; the error breaks the connection.
+    /// Answers a request. An error breaks the connection.
     async fn answer(&self, request: Request<Incoming>) -> io::Result<Response<Full<Bytes>>> {
         let said = request.headers().get("authorization");
         if said.is_none_or(|said| said != AUTHORIZATION) {
@@ -128,11 +128,11 @@ impl Fake {
         });
         let connection = hyper::server::conn::http1::Builder::new()
             .serve_connection(TokioIo::new(stream), service);
-        // A broken connection is the weather's.
+        // Errors of the connection are intended by the test.
         drop(connection.await);
     }
 
-    /// Listens, and answers; nobody is let in while it is away.
+    /// Serves requests; no connections are accepted while it is away.
     pub(crate) async fn listen(self: Arc<Self>) -> anyhow::Result<String> {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let address = format!("http://{}", listener.local_addr()?);
@@ -153,7 +153,7 @@ fn answer(status: StatusCode, body: &Value) -> Response<Full<Bytes>> {
     answer
 }
 
-/// A cluster whose nodes have boots by the test's word.
+/// Cluster whose nodes have boot ids set by the test.
 pub(crate) struct Nodes {
     plane: ControlPlane,
     pub(crate) cluster: Arc<Cluster>,
@@ -264,7 +264,7 @@ impl World for Bmcs {
     }
 
     async fn fails(&self, _machine: &str) -> bool {
-        // A machine that hangs looks like one that takes its time.
+        // A machine that hangs cannot be told from a slow one.
         false
     }
 
@@ -302,7 +302,7 @@ async fn a_signal_is_noted_at_the_node_and_says_what_it_lacks() -> anyhow::Resul
     assert_eq!(note["operation"], "op-1");
     assert_eq!(note["bootId"], "boot-1");
     assert_eq!(note["lastReset"], "2026-11-25T10:00:00Z");
-    // A refusal takes the note back, and the words of the BMC are told.
+    // A refusal removes the record, and the failure quotes the BMC.
     let machine = world.machine().await;
     world.set(Weather::Forbidden).await;
     let refused = provider.send(&reboot(&machine, "op-2")).await.unwrap_err();
@@ -316,7 +316,7 @@ async fn a_signal_is_noted_at_the_node_and_says_what_it_lacks() -> anyhow::Resul
             .get(contract::keys::POWER_CYCLE)
             .is_none()
     );
-    // A machine whose BMC nobody has named.
+    // A machine without a configured BMC.
     let unnamed = unique("unnamed");
     world.nodes.make(&unnamed).await;
     let failure = provider.send(&reboot(&unnamed, "op-3")).await.unwrap_err();
@@ -391,7 +391,7 @@ async fn certificates_are_checked_unless_they_are_not_to_be() -> anyhow::Result<
     Ok(())
 }
 
-/// The emulator, ended with the test.
+/// Emulator process; it is killed with the test.
 struct Emulator(Child);
 
 impl Drop for Emulator {
@@ -401,8 +401,8 @@ impl Drop for Emulator {
     }
 }
 
-/// The emulator has a machine that is off for some seconds after a reset, knows neither the time of the last
-/// reset nor a log, and does not take a `PowerCycle`.
+/// The emulator's machine is off for some seconds after a reset. It provides neither the time
+/// of the last reset nor a log, and rejects `PowerCycle`.
 #[tokio::test]
 async fn a_machine_of_sushy_tools_is_restarted() -> anyhow::Result<()> {
     let Some(python) = testkit::require(Component::PythonGrpc) else {
@@ -460,7 +460,7 @@ async fn a_machine_of_sushy_tools_is_restarted() -> anyhow::Result<()> {
         anyhow::Ok(system["PowerState"].clone())
     };
     assert_eq!(power().await?, "Off");
-    // Nothing tells whether it was reset, so it is not reset a second time.
+    // There is no evidence of a reset, so it is not repeated.
     let again = provider.send(&signal).await.unwrap_err();
     assert_eq!(again.class, Class::Transient, "{again:?}");
     let on = || async {

@@ -1,5 +1,5 @@
-//! The provider's port as strangers see it: rubbish, floods, tokens that are not theirs. The test plays the API
-//! server that is asked about tokens.
+//! Port of a provider under attack: garbage, floods and foreign tokens. The test provides the
+//! API server that reviews tokens.
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
@@ -28,13 +28,13 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 
-/// The account that may act.
+/// Account that may send signals.
 const ALLOWED: &str = "system:serviceaccount:gpuwarden:janitor";
-/// The time that the API server takes for a token.
+/// Duration of a token review.
 const REVIEW: Duration = Duration::from_millis(20);
 const SOON: Duration = Duration::from_secs(30);
 
-/// A provider that counts.
+/// Provider that counts its signals.
 #[derive(Default)]
 struct Counts(AtomicUsize);
 
@@ -58,7 +58,7 @@ impl Provider for Counts {
     }
 }
 
-/// The API server: how many tokens it was asked about at once, and in all.
+/// API server that counts token reviews: running, most at a time, and in total.
 #[derive(Default)]
 struct Reviews {
     now: AtomicUsize,
@@ -123,7 +123,7 @@ impl Reviews {
     }
 }
 
-/// A provider's port.
+/// Port of a provider.
 struct Port {
     address: SocketAddr,
     reviews: Arc<Reviews>,
@@ -155,7 +155,7 @@ impl Port {
         Ok(CspProviderServiceClient::new(endpoint.connect().await?))
     }
 
-    /// Asks for a reboot with a token, if any.
+    /// Requests a reboot, with a token if given.
     async fn reboot(
         &self,
         token: Option<&str>,
@@ -203,7 +203,7 @@ async fn a_flood_of_tokens_becomes_none_at_the_api_server_and_fills_no_log() -> 
     ours?.unwrap();
     assert_eq!(port.sent(), 1);
     assert!(port.reviews.most.load(Ordering::Relaxed) <= 4);
-    // One that is known is not asked about again.
+    // A verified token is not reviewed again.
     let asked = port.reviews.all.load(Ordering::Relaxed);
     port.reboot(Some("ours"), "n1".to_owned()).await?.unwrap();
     assert_eq!(port.reviews.all.load(Ordering::Relaxed), asked);
@@ -228,7 +228,7 @@ async fn rubbish_and_what_is_too_large_send_nothing_and_hold_up_nobody() -> anyh
     ] {
         for _ in 0..50 {
             let mut stream = TcpStream::connect(port.address).await?;
-            // It may be closed at once.
+            // The server may close the connection at once.
             drop(stream.write_all(rubbish).await);
             held.push(stream);
         }
@@ -238,7 +238,7 @@ async fn rubbish_and_what_is_too_large_send_nothing_and_hold_up_nobody() -> anyh
         (Some(""), "n1".to_owned(), Code::Unauthenticated),
         (Some("ours"), String::new(), Code::InvalidArgument),
         (Some("ours"), "n".repeat(10_000), Code::InvalidArgument),
-        // Before anybody knows who calls.
+        // Refused before authentication.
         (None, "n".repeat(1_000_000), Code::OutOfRange),
     ] {
         let refused = port.reboot(token, node.clone()).await?.unwrap_err();
