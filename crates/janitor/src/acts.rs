@@ -1,4 +1,4 @@
-//! What the board has done in the cluster, each with its answer.
+//! Effects of the board as requests to the API server.
 
 use cluster::{ApiError, Cluster, Kind};
 use maintenance::janitor::{Effect, Input, Made, Written};
@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 
 use crate::metrics::JanitorMetrics;
 
-/// Carries an effect out, and returns the answer; `None` for those that have none. The Jobs that reset GPUs are in
-/// `namespace`.
+/// Carries out an effect and returns the answer for the board, if it expects one. `namespace`
+/// is that of the Jobs that reset GPUs.
 pub(crate) async fn carry_out(
     cluster: &Cluster,
     namespace: &str,
@@ -40,7 +40,7 @@ pub(crate) async fn carry_out(
                 let what = change.summary();
                 tracing::info!(
                     node = view.name,
-                    "a request is gone, and what it did is undone: {what}"
+                    "the changes of a deleted request are undone: {what}"
                 );
             }
             let after = change_node(cluster, &view, &change).await;
@@ -55,14 +55,14 @@ pub(crate) async fn carry_out(
             let deleted = cluster.delete_object(&jobs, Some(namespace), &name, &uid);
             if let Err(error) = deleted.await {
                 let title = key.title();
-                tracing::warn!(err = chain(&error), "{title}: its Job is not deleted");
+                tracing::warn!(err = chain(&error), "{title}: cannot delete its Job");
             }
             Input::Stopped(key)
         }
         Effect::DeleteNode { key, node, uid } => {
             let nodes = Kind::new("", "v1", "nodes");
             if let Err(error) = cluster.delete_object(&nodes, None, &node, &uid).await {
-                tracing::warn!(node, err = chain(&error), "a terminated node stays");
+                tracing::warn!(node, err = chain(&error), "cannot delete a terminated node");
             }
             Input::NodeTried(key)
         }
@@ -71,7 +71,7 @@ pub(crate) async fn carry_out(
                 let title = key.title();
                 tracing::warn!(
                     err = chain(&error),
-                    "{title}: its expiry is not written, or it is not deleted"
+                    "{title}: cannot write its expiry or delete it"
                 );
             }
             Input::Tried(key)
@@ -93,20 +93,20 @@ pub(crate) fn jobs() -> Kind {
     Kind::new("batch", "v1", "jobs")
 }
 
-/// Returns what the answer to a write of a resource that still has its version means.
+/// Maps the response to a conditional write of a resource.
 fn written(key: &Key, merged: Result<Value, ApiError>) -> Written {
     let title = key.title();
     match merged {
         Ok(object) => match Resource::read(key.kind, &object) {
             Ok(resource) => Written::Done(Box::new(resource)),
             Err(error) => {
-                tracing::error!("{title}, as the API server answers, cannot be read: {error}");
+                tracing::error!("{title}: cannot parse the response of the API server: {error}");
                 Written::Changed
             }
         },
         Err(ApiError::Conflict { .. } | ApiError::NotFound { .. }) => Written::Changed,
         Err(error) => {
-            tracing::warn!(err = chain(&error), "{title} is not written");
+            tracing::warn!(err = chain(&error), "cannot write {title}");
             Written::Failed
         }
     }
@@ -118,7 +118,7 @@ async fn change_node(cluster: &Cluster, view: &NodeView, change: &NodeChange) ->
         Err(ApiError::Conflict { .. }) => None,
         Err(error) => {
             let node = &view.name;
-            tracing::warn!(node, err = chain(&error), "a node is not changed");
+            tracing::warn!(node, err = chain(&error), "cannot change a node");
             None
         }
     }
@@ -133,13 +133,13 @@ async fn make(cluster: &Cluster, namespace: &str, key: &Key, job: &Value) -> Mad
         }
         Err(error) => {
             let title = key.title();
-            tracing::warn!(err = chain(&error), "{title}: its Job is not made");
+            tracing::warn!(err = chain(&error), "{title}: cannot create its Job");
             Made::Failed
         }
     }
 }
 
-/// Says when a resource is to be deleted, or deletes it.
+/// Writes the expiry of a resource, or deletes it.
 async fn expire(
     cluster: &Cluster,
     metrics: &JanitorMetrics,

@@ -1,7 +1,7 @@
-//! A provider behind NVSentinel's gRPC protocol.
+//! Remote provider over NVSentinel's gRPC protocol.
 //!
-//! One connection is kept, and made again when it breaks; certificates and the token are read again when
-//! they have changed.
+//! One connection is kept and re-established when it breaks. Certificates and the token are
+//! read again after they change.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -23,12 +23,12 @@ use tonic::{Code, Request, Status};
 use crate::grpc;
 use crate::provider::{OpenError, Provider, Signal};
 
-/// Longest wait for the answer to a signal. NVSentinel's provider for Nebius takes four minutes.
+/// Timeout of a signal. NVSentinel's provider for Nebius takes four minutes.
 const SEND: Duration = Duration::from_secs(5 * 60);
-/// Longest wait for the answer to a question.
+/// Timeout of a query.
 const ASK: Duration = Duration::from_secs(30);
 
-/// A provider behind gRPC.
+/// Client of a remote provider.
 #[derive(Debug)]
 pub struct Remote {
     channel: Channel,
@@ -38,8 +38,8 @@ pub struct Remote {
 // === impl Remote ===
 
 impl Remote {
-    /// Returns the provider of a place; it is connected to when it is needed. Must be called within a
-    /// tokio runtime.
+    /// Creates the client for a place; it connects when needed. Must be called within a tokio
+    /// runtime.
     pub fn open(place: &ProviderPlace) -> Result<Self, OpenError> {
         match place {
             ProviderPlace::Generic | ProviderPlace::Redfish => {
@@ -74,7 +74,7 @@ impl Remote {
         }
     }
 
-    /// Returns a client, and a request with what says who we are.
+    /// Returns a client, and a request with the current token.
     async fn request<T>(
         &self,
         message: T,
@@ -90,20 +90,22 @@ impl Remote {
             let token = tokio::fs::read_to_string(path).await;
             let token = token.map_err(|error| unreadable(error.to_string()))?;
             let header = format!("Bearer {}", token.trim());
-            let mut value = MetadataValue::try_from(header)
-                .map_err(|_| unreadable("it has what no header can have".to_owned()))?;
+            let mut value = MetadataValue::try_from(header).map_err(|_| {
+                unreadable("it contains characters that a header cannot have".to_owned())
+            })?;
             value.set_sensitive(true);
             request.metadata_mut().insert("authorization", value);
         }
         Ok((Client::new(self.channel.clone()), request))
     }
 
-    /// Asks how a signal is; without a request id, only whether it is known.
-    async fn look(
+    /// Queries the state of a signal; without a request id, only whether the operation is
+    /// known.
+    async fn query(
         &self,
         signal: &Signal,
         request_id: &str,
-    ) -> Result<Result<Look, Status>, Failure> {
+    ) -> Result<Result<Progress, Status>, Failure> {
         let (node_name, operation_id) = (signal.node.clone(), signal.operation.clone());
         let request_id = request_id.to_owned();
         if signal.action == Action::Reset {
@@ -136,10 +138,10 @@ impl Remote {
     }
 }
 
-/// How far a signal is, and its request id.
-type Look = (Result<bool, Failure>, String);
+/// Progress of a signal, and its request id.
+type Progress = (Result<bool, Failure>, String);
 
-/// Waits for an answer, and no longer than `limit`: the other end may be gone without a word.
+/// Limits a call to `limit`, in case the server disappears silently.
 async fn within<T>(
     limit: Duration,
     call: impl Future<Output = Result<tonic::Response<T>, Status>>,
@@ -147,7 +149,7 @@ async fn within<T>(
     match tokio::time::timeout(limit, call).await {
         Ok(answer) => answer.map(tonic::Response::into_inner),
         Err(_) => Err(Status::deadline_exceeded(format!(
-            "there was no answer within {} s",
+            "no answer within {} s",
             limit.as_secs()
         ))),
     }
@@ -197,17 +199,17 @@ impl Provider for Remote {
     }
 
     async fn find(&self, signal: &Signal) -> Result<Found, Failure> {
-        let status = match self.look(signal, "").await? {
-            // Whoever knows nothing of operations leaves the field away.
+        let status = match self.query(signal, "").await? {
+            // A provider without operation ids leaves the field empty.
             Ok((_, request_id)) if request_id.is_empty() => return Ok(Found::CannotTell),
             Ok((_, request_id)) => return Ok(Found::Sent(request_id)),
             Err(status) => status,
         };
-        let said = grpc::said(&status);
-        if said.reason.as_deref() == Some(grpc::OPERATION_UNKNOWN) {
+        let details = grpc::parse_details(&status);
+        if details.reason.as_deref() == Some(grpc::OPERATION_UNKNOWN) {
             return Ok(Found::NotSent);
         }
-        // One that was made here, because of the connection, is no answer.
+        // An error of the connection is not an answer of the provider.
         let unanswered = std::error::Error::source(&status).is_some();
         let passes = unanswered
             || matches!(
@@ -220,20 +222,21 @@ impl Provider for Remote {
                     | Code::Cancelled
             );
         let failure = grpc::failure(&status);
-        if passes || (said.has_class() && failure.class != Class::Permanent) {
+        if passes || (details.has_class() && failure.class != Class::Permanent) {
             return Err(failure);
         }
         Ok(Found::CannotTell)
     }
 
     async fn is_ready(&self, signal: &Signal, request_id: &str) -> Result<bool, Failure> {
-        let status = match self.look(signal, request_id).await? {
+        let status = match self.query(signal, request_id).await? {
             Ok((progress, _)) => return progress,
             Err(status) => status,
         };
         let failure = grpc::failure(&status);
-        // A code alone says nothing of the node: NVSentinel's providers give the same for all.
-        let class = if grpc::said(&status).has_class() {
+        // NVSentinel's providers use the same code for all errors, so without a class it means
+        // nothing.
+        let class = if grpc::parse_details(&status).has_class() {
             failure.class
         } else {
             Class::Transient

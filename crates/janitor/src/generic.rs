@@ -1,5 +1,5 @@
-//! The generic provider: a privileged Job on the node reboots it, and another resets its GPUs. What the Jobs
-//! are, `domain` says.
+//! Generic provider: reboots a node, or resets its GPUs, by a privileged Job on the node.
+//! `domain` builds the Jobs.
 
 use std::sync::Arc;
 
@@ -14,9 +14,9 @@ use serde_json::Value;
 
 use crate::node::{boot_of, failure, is_ready, known_boot, node};
 use crate::provider::{Provider, Signal};
-use crate::watches::why;
+use crate::watches::termination_message;
 
-/// Reboots nodes and resets GPUs by Jobs.
+/// Provider that reboots nodes and resets GPUs by Jobs.
 #[derive(Debug)]
 pub struct Generic {
     cluster: Arc<Cluster>,
@@ -27,7 +27,7 @@ pub struct Generic {
 // === impl Generic ===
 
 impl Generic {
-    /// Returns the provider. Its Jobs are made in `namespace` where the configuration names no other.
+    /// Creates the provider. `namespace` is the default for its Jobs.
     pub fn new(cluster: Arc<Cluster>, mut config: GenericConfig, namespace: &str) -> Self {
         if config.namespace.is_empty() {
             namespace.clone_into(&mut config.namespace);
@@ -39,7 +39,7 @@ impl Generic {
         }
     }
 
-    /// Returns the same provider, which resets GPUs as well. Its Jobs are made where the others are.
+    /// Enables resets of GPUs, with Jobs in the same namespace.
     #[must_use]
     pub fn with_resets(self, resets: Option<ResetSettings>) -> Self {
         let namespace = &self.config.namespace;
@@ -55,8 +55,8 @@ impl Generic {
         self.cluster.object(&jobs(), namespace, name).await
     }
 
-    /// Makes the Job of a signal, and returns the request id. Where there is one already, it is that of the
-    /// operation, or another's.
+    /// Creates the Job of a signal and returns the request id. An existing Job counts if it
+    /// belongs to the same operation.
     async fn make(&self, signal: &Signal, job: &Value, request: String) -> Result<String, Failure> {
         let namespace = Some(self.config.namespace.as_str());
         match self.cluster.create_object(&jobs(), namespace, job).await {
@@ -65,7 +65,8 @@ impl Generic {
                 Found::Sent(request) => Ok(request),
                 Found::NotSent | Found::CannotTell => {
                     let name = job["metadata"]["name"].as_str().unwrap_or_default();
-                    let message = format!("the Job {name} is another's, or has gone just now");
+                    let message =
+                        format!("the Job {name} belongs to another operation, or was just deleted");
                     Err(Failure::new(Class::Transient, "RESOURCE_BUSY", message))
                 }
             },
@@ -87,22 +88,23 @@ impl Generic {
         self.make(signal, &job, name).await
     }
 
-    /// Returns whether the Job of this name has reset its GPUs.
+    /// Returns true if the Job with this name has reset the GPUs.
     async fn is_reset(&self, node: &str, name: &str) -> Result<bool, Failure> {
-        // Only the Job says how a reset has ended: what keeps it from being read does not.
+        // Only the Job knows the result of a reset, so a failed read says nothing about it.
         let job = self.job(name).await.map_err(|error| Failure {
             class: Class::Transient,
             ..failure(&error)
         });
         let is_its = |job: &Value| job["spec"]["template"]["spec"]["nodeName"] == node;
         let Some(job) = job?.filter(is_its) else {
-            let message = format!("the node has no Job {name}, and nobody knows how it ended");
+            let message =
+                format!("the node has no Job {name}, so the result of the reset is unknown");
             return Err(Failure::new(Class::Ambiguous, "AMBIGUOUS_RESULT", message));
         };
         match is_reset(&job, None) {
             Err(failure) if failure.class == Class::Permanent => {
-                let said = why(&self.cluster, &self.config.namespace, name).await;
-                is_reset(&job, said.as_deref())
+                let reason = termination_message(&self.cluster, &self.config.namespace, name).await;
+                is_reset(&job, reason.as_deref())
             }
             other => other,
         }
@@ -120,7 +122,7 @@ impl Provider for Generic {
             (Action::Reboot, _) => return self.reboot(signal).await,
             (Action::Reset, Some(resets)) => return self.reset(signal, resets).await,
             (Action::Reset, None) => "the provider has no image of a Job that resets GPUs",
-            (Action::Terminate, _) => "the generic provider cannot take machines away",
+            (Action::Terminate, _) => "the generic provider cannot terminate machines",
         };
         Err(Failure::new(
             Class::Permanent,

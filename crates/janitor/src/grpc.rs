@@ -1,4 +1,4 @@
-//! Failures on the wire: a gRPC code, and in its details an `ErrorInfo` with the class.
+//! Failures in gRPC: a status code, with an `ErrorInfo` in its details that holds the class.
 
 use std::collections::BTreeMap;
 
@@ -10,30 +10,30 @@ use prost_types::Any;
 use runtime::tcp_grpc;
 use tonic::{Code, Status};
 
-/// The domain of `ErrorInfo`s.
+/// Domain of our `ErrorInfo`s.
 const DOMAIN: &str = "csp.nvsentinel.nvidia.com";
-/// The version of what their metadata says.
+/// Metadata entry with the version of the metadata's format.
 const CONTRACT_VERSION: (&str, &str) = ("contract_version", "1");
-/// The key of the class in their metadata.
+/// Metadata key of the class.
 const FAILURE_CLASS: &str = "failure_class";
 const ERROR_INFO: &str = "type.googleapis.com/google.rpc.ErrorInfo";
 const RETRY_INFO: &str = "type.googleapis.com/google.rpc.RetryInfo";
-/// The reason of a failure of which nobody knows whether it had an effect. On the wire it is permanent: no
-/// other class keeps NVSentinel's janitor from trying again.
+/// Reason of a failure that may have had an effect. On the wire its class is permanent, because
+/// any other class would make NVSentinel's janitor retry.
 const AMBIGUOUS: &str = "AMBIGUOUS_RESULT";
-/// The reason of the answer that an operation is not known; of no failure.
+/// Reason in the answer that an operation is unknown, which is not a failure.
 pub(crate) const OPERATION_UNKNOWN: &str = "OPERATION_UNKNOWN";
 
-/// What the details of an error say.
+/// Parsed details of an error.
 #[derive(Debug, Default)]
-pub(crate) struct Said {
-    /// The reason of the `ErrorInfo` of our domain; `None`: there is none.
+pub(crate) struct ErrorDetails {
+    /// Reason in the `ErrorInfo` of our domain, if there is one.
     pub(crate) reason: Option<String>,
     class: Option<Class>,
     retry_after: Option<SignedDuration>,
 }
 
-/// Returns an error with its details. `about` are further pairs of its metadata.
+/// Encodes a failure. `about` is added to the metadata.
 pub(crate) fn status(failure: &Failure, about: &[(&str, &str)]) -> Status {
     let (class, reason) = match failure.class {
         Class::Ambiguous => (Class::Permanent, AMBIGUOUS),
@@ -67,7 +67,7 @@ pub(crate) fn status(failure: &Failure, about: &[(&str, &str)]) -> Status {
     with_details(code, &failure.message, details.collect())
 }
 
-/// Returns the answer that an operation is not known: it was never signalled.
+/// Encodes the answer that an operation is unknown: it was never signalled.
 pub(crate) fn operation_unknown(operation: &str) -> Status {
     let message = format!("the operation {operation} is not known");
     let info = info(OPERATION_UNKNOWN, [CONTRACT_VERSION].into_iter());
@@ -98,15 +98,15 @@ fn with_details(code: Code, message: &str, details: Vec<Any>) -> Status {
     Status::with_details(code, message, all.encode_to_vec().into())
 }
 
-/// Reads the details of an error; what cannot be read is left out.
-pub(crate) fn said(status: &Status) -> Said {
-    let mut said = Said::default();
+/// Parses the details of an error, ignoring unknown and malformed ones.
+pub(crate) fn parse_details(status: &Status) -> ErrorDetails {
+    let mut parsed = ErrorDetails::default();
     let details = Details::decode(status.details()).unwrap_or_default();
     for detail in details.details {
         if detail.type_url == RETRY_INFO {
             let retry = RetryInfo::decode(detail.value.as_slice()).unwrap_or_default();
             let wait = retry.retry_delay.filter(|wait| wait.seconds >= 0);
-            said.retry_after = wait.map(|wait| SignedDuration::new(wait.seconds, wait.nanos));
+            parsed.retry_after = wait.map(|wait| SignedDuration::new(wait.seconds, wait.nanos));
         }
         if detail.type_url != ERROR_INFO {
             continue;
@@ -117,22 +117,23 @@ pub(crate) fn said(status: &Status) -> Said {
             continue;
         }
         let class = info.metadata.get(FAILURE_CLASS);
-        said.class = match info.reason.as_str() {
+        parsed.class = match info.reason.as_str() {
             AMBIGUOUS => Some(Class::Ambiguous),
             _ => class.and_then(|word| Class::of_word(word)),
         };
-        said.reason = Some(info.reason);
+        parsed.reason = Some(info.reason);
     }
-    said
+    parsed
 }
 
-/// Returns the failure of a signal: what the details say counts, and without any, what the code says for
-/// certain. Where that is nothing, nobody knows whether the signal had an effect.
+/// Decodes a failure of a signal. The class comes from the details, or else from a status code
+/// that allows only one conclusion. Otherwise the failure is ambiguous: the signal may have had
+/// an effect.
 pub(crate) fn failure(status: &Status) -> Failure {
-    let said = said(status);
+    let parsed = parse_details(status);
     let refused = std::error::Error::source(status).is_some_and(tcp_grpc::is_refused);
     let by_code = match status.code() {
-        // Nobody has looked at it.
+        // The request did not reach the server.
         Code::Unavailable if refused => Class::Transient,
         Code::ResourceExhausted | Code::Unauthenticated => Class::Transient,
         Code::InvalidArgument
@@ -147,21 +148,21 @@ pub(crate) fn failure(status: &Status) -> Failure {
         ("", Some(cause)) => runtime::logging::chain(cause),
         (message, _) => message.to_owned(),
     };
-    let reason = said
+    let reason = parsed
         .reason
         .unwrap_or_else(|| format!("{:?}", status.code()));
     Failure {
-        class: said.class.unwrap_or(by_code),
+        class: parsed.class.unwrap_or(by_code),
         reason,
         message,
-        retry_after: said.retry_after,
+        retry_after: parsed.retry_after,
     }
 }
 
-// === impl Said ===
+// === impl ErrorDetails ===
 
-impl Said {
-    /// Returns whether the other end has said which class the failure is of.
+impl ErrorDetails {
+    /// Returns true if the details contain a class.
     pub(crate) fn has_class(&self) -> bool {
         self.class.is_some()
     }

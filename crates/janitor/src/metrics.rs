@@ -1,4 +1,4 @@
-//! Metrics of the janitor, by NVSentinel's names.
+//! Metrics of the janitor, under NVSentinel's names.
 
 use std::time::Duration;
 
@@ -13,14 +13,13 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets, linear_buckets};
 use runtime::metrics::{Labels, LegacyCounter};
 
-/// The time that an action takes: 10 s, doubled up to 85 min.
+/// Buckets for the duration of an action: 10 s, doubling up to 85 min.
 const ACTION_TIMES: fn() -> Histogram = || Histogram::new(exponential_buckets(10.0, 2.0, 10));
-/// The time that a reset takes: 30 s, and 30 s more up to 5 min.
+/// Buckets for the duration of a reset: steps of 30 s up to 5 min.
 const RESET_TIMES: fn() -> Histogram = || Histogram::new(linear_buckets(30.0, 30.0, 10));
-/// The age of a hand-over: 10 s, four times as much each, up to two days.
+/// Buckets for the age of a handover: 10 s, quadrupling up to two days.
 const AGES: fn() -> Histogram = || Histogram::new(exponential_buckets(10.0, 4.0, 8));
 
-/// A histogram by labels.
 type Times<L> = Family<L, Histogram, fn() -> Histogram>;
 
 runtime::metrics! {
@@ -42,7 +41,7 @@ runtime::metrics! {
         duration: Times<Labels<2, String>> = "gpu_reset_duration_seconds"(RESET_TIMES),
         /// Resets of GPUs that are under way.
         active: Family<Labels<1, String>, Gauge> = "gpu_reset_active_requests",
-        /// What has become of requests to hand nodes over.
+        /// Requests to hand nodes over, by phase and result.
         hand_overs: Family<Labels<2, String>, Counter> = "nvsentinel_external_remediation",
         /// Requests to hand nodes over that are open.
         open: Family<Labels<3, String>, Gauge> = "nvsentinel_external_remediation_open",
@@ -66,7 +65,7 @@ runtime::metrics! {
 // === impl JanitorMetrics ===
 
 impl JanitorMetrics {
-    /// Counts what has happened.
+    /// Updates the metrics for an event of the board.
     pub(crate) fn happened(&self, news: &News) {
         match news {
             News::Begun { key, node } => self.count(key, node, "started"),
@@ -107,7 +106,7 @@ impl JanitorMetrics {
         }
     }
 
-    /// Counts a resource that was deleted.
+    /// Counts a deleted resource.
     pub(crate) fn deleted(&self, kind: Maintenance) {
         self.deleted.get_or_create(&[("kind", kind.name())]).inc();
     }
@@ -196,7 +195,7 @@ impl JanitorMetrics {
     }
 }
 
-/// Returns the word for a request that is open.
+/// Returns the label value of an open request.
 fn state(phase: Phase) -> Option<&'static str> {
     match phase {
         Phase::Created => Some("pending"),
@@ -213,7 +212,7 @@ fn action_type(key: &Key) -> &'static str {
 // === impl ValidationMetrics ===
 
 impl ValidationMetrics {
-    /// Counts a request whose status is another one now.
+    /// Counts the start and the end of a request, from its change of status.
     pub(crate) fn changed(&self, request: &Request, now: &Status) {
         let before = request.status.phase;
         if before.is_none() {

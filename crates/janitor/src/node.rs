@@ -1,4 +1,5 @@
-//! A node as the providers of this process read it, and what errors of the API server mean for a signal.
+//! Access to Node objects for the local providers, and the mapping of API errors to failures of
+//! a signal.
 
 use cluster::{ApiError, Cluster, Kind};
 use jiff::SignedDuration;
@@ -6,7 +7,7 @@ use maintenance::janitor::{Class, Failure};
 use runtime::logging::chain;
 use serde_json::Value;
 
-/// Reads a node. Whatever goes wrong, nothing was changed.
+/// Reads a node. Fails with a class that excludes any effect.
 pub(crate) async fn node(cluster: &Cluster, name: &str) -> Result<Value, Failure> {
     let node = cluster.object(&nodes(), None, name).await;
     let missing = || {
@@ -21,13 +22,14 @@ pub(crate) fn nodes() -> Kind {
     Kind::new("", "v1", "nodes")
 }
 
-/// Returns the boot id of a node; empty where it says none.
+/// Returns the boot id of a node; empty if it is not set.
 pub(crate) fn boot_of(node: &Value) -> &str {
     let id = node.pointer("/status/nodeInfo/bootID");
     id.and_then(Value::as_str).unwrap_or_default()
 }
 
-/// Returns the boot id of a node that is to be rebooted: without one nobody could tell that it was.
+/// Returns the boot id of a node before a reboot. Without one, the reboot could not be
+/// recognised.
 pub(crate) fn known_boot(node: &Value) -> Result<&str, Failure> {
     let id = Some(boot_of(node)).filter(|id| !id.is_empty());
     id.ok_or_else(|| {
@@ -37,14 +39,14 @@ pub(crate) fn known_boot(node: &Value) -> Result<&str, Failure> {
     })
 }
 
-/// Returns whether a node is ready.
+/// Returns true if a node has the condition `Ready`.
 pub(crate) fn is_ready(node: &Value) -> bool {
     let conditions = node["status"]["conditions"].as_array();
     let mut conditions = conditions.into_iter().flatten();
     conditions.any(|one| one["type"] == "Ready" && one["status"] == "True")
 }
 
-/// Returns what an error of the API server means for a signal.
+/// Maps an error of the API server to the failure of a signal.
 pub(crate) fn failure(error: &ApiError) -> Failure {
     let (class, reason) = match error {
         ApiError::Throttled { .. } | ApiError::Held { .. } => (Class::Transient, "RATE_LIMITED"),
@@ -65,7 +67,7 @@ pub(crate) fn failure(error: &ApiError) -> Failure {
     }
 }
 
-/// Returns the failure of a request that was not the signal: whatever came of it, none was sent.
+/// Marks a failure as certainly without effect, for requests that precede the signal.
 pub(crate) fn unsent(failure: Failure) -> Failure {
     match failure.class {
         Class::Ambiguous => Failure {

@@ -1,4 +1,4 @@
-//! What a provider has to do.
+//! Interface between the janitor and the services that act on machines.
 
 use async_trait::async_trait;
 use maintenance::gpu_reset::Gpus;
@@ -6,45 +6,45 @@ use maintenance::janitor::{Action, Failure, Found};
 use runtime::tcp_grpc::AddressError;
 use runtime::tls::TlsError;
 
-/// A signal to a node.
+/// Request to act on one node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Signal {
-    /// What is to be done.
     pub action: Action,
-    /// The node.
     pub node: String,
-    /// The operation: the same for each try of one request, and never the same for two.
+    /// Id of the operation: the same for all attempts of one request, and never shared by two
+    /// requests.
     pub operation: String,
-    /// The name of its resource; empty where nobody has said it.
+    /// Name of the Kubernetes resource behind the request; empty if the caller did not send it.
     pub resource: String,
-    /// The GPUs, for a reset.
+    /// GPUs to reset; ignored by other actions.
     pub gpus: Gpus,
 }
 
-/// A service that acts on machines.
+/// Service that acts on machines.
 ///
-/// A failure says whether the signal may have had an effect: nothing else does the janitor go by.
+/// The class of a failure must be right about whether the signal may have had an effect: the
+/// janitor decides about a retry by nothing else.
 #[async_trait]
 pub trait Provider: Send + Sync + 'static {
-    /// Returns its name, for people.
+    /// Returns the name for log lines and metadata.
     fn name(&self) -> &'static str;
 
-    /// Sends a signal, and returns its request id. Of an operation that it knows it sends none, and returns
-    /// the same id.
+    /// Sends a signal and returns its request id. If the operation was already signalled, it
+    /// only returns the same id.
     async fn send(&self, signal: &Signal) -> Result<String, Failure>;
 
-    /// Returns whether a signal was sent, by its operation.
+    /// Returns whether the operation of a signal was sent before.
     async fn find(&self, signal: &Signal) -> Result<Found, Failure>;
 
-    /// Returns whether the node is back after a reboot, or its GPUs are reset. A
-    /// [`Permanent`](maintenance::janitor::Class::Permanent) failure says that it will not be.
+    /// Returns true once the node has rebooted and is ready, or its GPUs are reset. Fails with
+    /// [`Permanent`](maintenance::janitor::Class::Permanent) if that will never happen.
     async fn is_ready(&self, signal: &Signal, request_id: &str) -> Result<bool, Failure>;
 }
 
 // === impl Signal ===
 
 impl Signal {
-    /// Returns the signal of an operation to a node, all of its GPUs included.
+    /// Creates a signal for all GPUs of a node and without a resource name.
     pub fn new(action: Action, node: &str, operation: &str) -> Self {
         Self {
             action,
@@ -56,16 +56,16 @@ impl Signal {
     }
 }
 
-/// The reason why a provider cannot be used.
+/// Error of opening a provider. The text is the key of the configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// Its address is none.
+    /// The address is malformed.
     #[error("cspProviderHost")]
     Address(#[source] AddressError),
-    /// The certificates cannot be used.
+    /// The certificate authorities cannot be loaded.
     #[error("cspProviderCAPath")]
     Certificates(#[source] TlsError),
-    /// The certificates of BMCs cannot be checked.
+    /// The certificate authorities of BMCs cannot be loaded.
     #[error("redfish.caPath")]
     BmcCertificates(#[source] TlsError),
 }

@@ -1,4 +1,4 @@
-//! Which provider acts for each action.
+//! Providers of a configuration, by the place where each is configured.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,15 +11,15 @@ use crate::generic::Generic;
 use crate::provider::{OpenError, Provider};
 use crate::redfish::Redfish;
 
-/// The providers of a configuration.
+/// Open providers of a configuration. Cheap to clone.
 #[derive(Clone)]
 pub struct Providers(HashMap<ProviderPlace, Arc<dyn Provider>>);
 
 // === impl Providers ===
 
 impl Providers {
-    /// Opens the providers that a configuration names. The Jobs of the generic one are made in `namespace`
-    /// where the configuration names no other. Must be called within a tokio runtime.
+    /// Opens the providers that a configuration names. `namespace` is the default for the Jobs
+    /// of the generic provider. Must be called within a tokio runtime.
     pub fn open(
         config: &JanitorConfig,
         cluster: &Arc<Cluster>,
@@ -48,7 +48,7 @@ impl Providers {
         Ok(Self(providers))
     }
 
-    /// Returns the provider of a place.
+    /// Returns the provider for a place.
     pub(crate) fn of(&self, place: &ProviderPlace) -> Option<Arc<dyn Provider>> {
         self.0.get(place).cloned()
     }

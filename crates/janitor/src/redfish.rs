@@ -1,7 +1,8 @@
-//! The Redfish provider: the BMC of a node's machine cycles its power, also where the node is dead.
+//! Redfish provider: power-cycles a machine by its BMC, even if the node is unresponsive.
 //!
-//! What is asked for and what has happened, `domain` says; here are the requests. A signal is noted at the
-//! node before it is sent, and the note is taken back where the BMC has refused it.
+//! `domain` builds requests and interprets responses; this module sends them. A signal is
+//! recorded in an annotation of the node before it is sent, and the record is removed if the
+//! BMC refuses.
 
 mod bmc;
 
@@ -21,12 +22,12 @@ use self::bmc::Bmc;
 use crate::node::{boot_of, failure, is_ready, known_boot, node, nodes, unsent};
 use crate::provider::{OpenError, Provider, Signal};
 
-/// The annotation of a node with the note of the last signal.
-const NOTE: &str = contract::keys::POWER_CYCLE;
+/// Node annotation with the record of the last signal.
+const RECORD: &str = contract::keys::POWER_CYCLE;
 /// Most pages of a log that are read.
 const PAGES: usize = 20;
 
-/// Cycles the power of machines.
+/// Provider that power-cycles machines by Redfish.
 pub struct Redfish {
     cluster: Arc<Cluster>,
     config: RedfishConfig,
@@ -36,11 +37,11 @@ pub struct Redfish {
 // === impl Redfish ===
 
 impl Redfish {
-    /// Returns the provider. BMCs are connected to when they are needed.
+    /// Creates the provider. It connects to a BMC only when needed.
     pub fn open(cluster: Arc<Cluster>, config: RedfishConfig) -> Result<Self, OpenError> {
         let tls = match (config.insecure_skip_verify, config.authority.as_str()) {
             (true, _) => ClientTls::trusting_all(),
-            // No address is `https`.
+            // Without authorities, only plain-HTTP addresses work.
             (false, "") => ClientTls::trusting_none(),
             (false, path) => ClientTls::load(path.into(), None),
         };
@@ -51,13 +52,13 @@ impl Redfish {
         })
     }
 
-    /// Notes a signal at a node that is still as it was read, or takes the note back.
-    async fn note(&self, node: &Value, record: Option<&Record>) -> Result<Value, ApiError> {
+    /// Writes the record of a signal to an unchanged node, or removes it.
+    async fn record(&self, node: &Value, record: Option<&Record>) -> Result<Value, ApiError> {
         let record = record.and_then(|record| serde_json::to_string(record).ok());
         let metadata = &node["metadata"];
         let change = json!({"metadata": {
             "resourceVersion": metadata["resourceVersion"],
-            "annotations": {NOTE: record},
+            "annotations": {RECORD: record},
         }});
         let name = metadata["name"].as_str().unwrap_or_default();
         self.cluster.merge_object(&nodes(), name, &change).await
@@ -80,7 +81,7 @@ impl Redfish {
                     many => {
                         let many = many.join(", ");
                         let what = format!(
-                            "{SYSTEMS} has not one machine but [{many}]: name one with redfish.system"
+                            "{SYSTEMS} must have exactly one machine, but has [{many}]: name one with redfish.system"
                         );
                         return Err(unusable(what));
                     }
@@ -98,7 +99,8 @@ impl Redfish {
         Ok(machine)
     }
 
-    /// Reads the log of a machine. What cannot be read is no witness, and stops no signal.
+    /// Reads the log of a machine. A log that cannot be read provides no evidence, but does not
+    /// prevent the signal.
     async fn log(&self, bmc: &Bmc, machine: &Machine) -> Log {
         let mut log = Log::default();
         let read = async {
@@ -120,12 +122,12 @@ impl Redfish {
             Ok::<_, Failure>(())
         };
         if let Err(failure) = read.await {
-            tracing::warn!(err = failure.text(), "the log of a machine cannot be read");
+            tracing::warn!(err = failure.text(), "cannot read the log of a machine");
         }
         log
     }
 
-    /// Says what the note of a signal and its machine tell of it.
+    /// Determines from the record and the machine whether a signal was carried out.
     async fn found(&self, node: &Value, record: &Record) -> Result<Found, Failure> {
         let sent = Found::Sent(record.boot_id.clone());
         if record.booted(boot_of(node)) {
@@ -140,14 +142,14 @@ impl Redfish {
             Verdict::NotReset => Ok(Found::NotSent),
             Verdict::Unknown => Ok(Found::CannotTell),
             Verdict::TooSoon => {
-                let what = "the BMC was asked for a reset just now, and does not tell of one yet";
+                let what = "the BMC was asked for a reset just now and does not report one yet";
                 let failure = Failure::new(Class::Transient, "RESOURCE_BUSY", what);
                 Err(failure.after(ASK_AGAIN))
             }
         }
     }
 
-    /// Notes a signal and sends it.
+    /// Records a signal and sends it.
     async fn cycle(&self, signal: &Signal, node: &Value) -> Result<String, Failure> {
         let boot_id = known_boot(node)?.to_owned();
         let bmc = self.bmc(&signal.node).await?;
@@ -161,17 +163,23 @@ impl Redfish {
             last_boot: log.last_boot,
             at: Timestamp::now(),
         };
-        let noted = self.note(node, Some(&record)).await;
-        let noted = noted.map_err(|error| unsent(failure(&error)))?;
+        let recorded = self.record(node, Some(&record)).await;
+        let recorded = recorded.map_err(|error| unsent(failure(&error)))?;
         let (node, critical) = (&signal.node, format!("{:?}", log.critical));
-        tracing::info!(node, reset_type, critical, "the BMC is asked for a reset");
+        tracing::info!(
+            node,
+            reset_type,
+            critical,
+            "requesting a reset from the BMC"
+        );
         let body = json!({"ResetType": reset_type});
         match bmc.post(&machine.target, &body).await {
             Ok(()) => Ok(boot_id),
             Err(failure) => {
                 if failure.class != Class::Ambiguous {
-                    // If it stays, the signal counts as one of which nobody knows, and is looked up.
-                    drop(self.note(&noted, None).await);
+                    // If removing the record fails, the signal counts as possibly sent and is
+                    // looked up later.
+                    drop(self.record(&recorded, None).await);
                 }
                 Err(failure)
             }
@@ -179,7 +187,7 @@ impl Redfish {
     }
 }
 
-/// Pause between two questions whether a reset has happened.
+/// Delay before checking again whether a reset has happened.
 const ASK_AGAIN: SignedDuration = SignedDuration::from_secs(15);
 
 #[async_trait]
@@ -190,7 +198,7 @@ impl Provider for Redfish {
 
     async fn send(&self, signal: &Signal) -> Result<String, Failure> {
         if signal.action != Action::Reboot {
-            let message = "the Redfish provider cannot take machines away";
+            let message = "the Redfish provider cannot terminate machines";
             return Err(Failure::new(
                 Class::Permanent,
                 "UNSUPPORTED_OPERATION",
@@ -205,8 +213,7 @@ impl Provider for Redfish {
             Found::Sent(request) => Ok(request),
             Found::NotSent => self.cycle(signal, &node).await,
             Found::CannotTell => {
-                let message =
-                    "the signal was noted before, and the BMC does not tell whether it was reset";
+                let message = "the signal was recorded before, and the BMC does not report whether the machine was reset";
                 Err(Failure::new(Class::Ambiguous, "AMBIGUOUS_RESULT", message))
             }
         }
@@ -229,10 +236,10 @@ impl Provider for Redfish {
 
 fn record_of(node: &Value, signal: &Signal) -> Option<Record> {
     let annotations = &node["metadata"]["annotations"];
-    Record::read(annotations[NOTE].as_str(), &signal.operation)
+    Record::read(annotations[RECORD].as_str(), &signal.operation)
 }
 
-/// Returns a failure of a BMC that cannot do what is asked of it.
+/// Returns the failure for a BMC that lacks a required capability.
 fn unusable(what: String) -> Failure {
     Failure::new(Class::Permanent, "UNSUPPORTED_OPERATION", what)
 }

@@ -1,4 +1,5 @@
-//! The janitor's loop: watches and answers become inputs of the board, and its effects requests.
+//! Main loop of the janitor: passes watch events and answers to the board, and carries out its
+//! effects.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,52 +24,53 @@ use crate::provider::Signal;
 use crate::providers::Providers;
 use crate::{acts, watches};
 
-/// News of resources that wait for the loop; when it is slower, the API server waits.
+/// Inputs that wait for the loop. A slower loop slows the watches down.
 const QUEUE: usize = 256;
-/// Longest sleep of the loop, so that a clock that is put forward is noticed.
+/// Longest sleep of the loop, in case the clock is set forward.
 const LONGEST_SLEEP: Duration = Duration::from_secs(60);
 
-/// What a janitor is made of.
+/// Dependencies of a janitor.
 pub struct JanitorParts {
-    /// The cluster, for who leads.
+    /// Cluster client of the leading replica.
     pub cluster: Arc<Cluster>,
-    /// What decides.
+    /// State machine that makes the decisions.
     pub board: Board,
-    /// The providers of its configuration.
+    /// Providers of its configuration.
     pub providers: Providers,
-    /// The clock.
+    /// Source of the current time.
     pub clock: fn() -> Timestamp,
 }
 
-/// Carries out what custom resources ask for.
+/// Controller of maintenance resources.
 pub struct Janitor {
     parts: JanitorParts,
     metrics: JanitorMetrics,
     nodes: ServiceWatches,
-    news_of_nodes: mpsc::Receiver<ServiceEvent>,
-    under_way: JoinSet<Option<Input>>,
+    node_events: mpsc::Receiver<ServiceEvent>,
+    running: JoinSet<Option<Input>>,
     cancel: CancellationToken,
 }
 
 // === impl Janitor ===
 
 impl Janitor {
-    /// Returns a janitor that has not begun.
+    /// Creates a janitor that has not started.
     pub fn new(parts: JanitorParts, metrics: &Metrics) -> Self {
-        let (nodes, news_of_nodes) = ServiceWatches::new(&parts.cluster);
+        let (nodes, node_events) = ServiceWatches::new(&parts.cluster);
         Self {
             metrics: JanitorMetrics::registered(metrics),
             nodes,
-            news_of_nodes,
-            under_way: JoinSet::new(),
+            node_events,
+            running: JoinSet::new(),
             cancel: CancellationToken::new(),
             parts,
         }
     }
 
-    /// Runs until `cancel`; what is under way then is waited for. Takes the permissions `list`, `watch`,
-    /// `patch` and `delete` on its resources, `patch` on their status, `list`, `watch`, `patch` and `delete` on
-    /// nodes, `list` and `watch` on pods, and on Jobs `create` and `delete` as well.
+    /// Runs until `cancel`, then waits for running requests. Needs the permissions `list`,
+    /// `watch`, `patch` and `delete` on its resources, `patch` on their status, `list`,
+    /// `watch`, `patch` and `delete` on nodes, `list` and `watch` on pods, and `list`, `watch`,
+    /// `create` and `delete` on Jobs.
     pub async fn run(mut self, cancel: CancellationToken) {
         let (sender, mut inputs) = mpsc::channel(QUEUE);
         self.begin(&sender);
@@ -76,15 +78,16 @@ impl Janitor {
             let sleep = self.sleep();
             tokio::select! {
                 () = cancel.cancelled() => break,
-                Some(input) = inputs.recv() => self.take(input),
-                Some(event) = self.news_of_nodes.recv() => self.node_event(event),
-                Some(done) = self.under_way.join_next() => self.done(done),
-                () = tokio::time::sleep(sleep) => self.take(Input::Time),
+                Some(input) = inputs.recv() => self.handle(input),
+                Some(event) = self.node_events.recv() => self.node_event(event),
+                Some(done) = self.running.join_next() => self.done(done),
+                () = tokio::time::sleep(sleep) => self.handle(Input::Time),
             }
         }
         self.cancel.cancel();
-        // Whoever ends in between leaves what was sent to be asked for.
-        while let Some(done) = self.under_way.join_next().await {
+        // Only record results. Further signals are left to the next process, which looks up
+        // what was sent.
+        while let Some(done) = self.running.join_next().await {
             let Ok(Some(input)) = done else { continue };
             for effect in self.parts.board.take(input, (self.parts.clock)()) {
                 match effect {
@@ -95,7 +98,6 @@ impl Janitor {
         }
     }
 
-    /// Begins to watch.
     fn begin(&self, sender: &mpsc::Sender<Input>) {
         let start = |watch: watches::Watch| {
             let (cluster, sender) = (Arc::clone(&self.parts.cluster), sender.clone());
@@ -117,7 +119,7 @@ impl Janitor {
     fn sleep(&self) -> Duration {
         let wake = self.parts.board.wake_at();
         let wait = wake.map(|wake| wake.duration_since((self.parts.clock)()));
-        // A time that has passed already is no wait.
+        // A time in the past is due now.
         let wait = wait.map(|wait| Duration::try_from(wait).unwrap_or_default());
         wait.unwrap_or(LONGEST_SLEEP).min(LONGEST_SLEEP)
     }
@@ -128,29 +130,29 @@ impl Janitor {
             ServiceEvent::Slices(..) => return, // Nobody has asked for them.
             ServiceEvent::Node(node, object) => {
                 let config = self.parts.board.config();
-                let told = object.and_then(|object| {
+                let observed = object.and_then(|object| {
                     let seen = NodeSeen::read(&object, config);
                     let view = NodeView::from_object(object)?;
                     Some(Box::new(NodeTold { seen, view }))
                 });
-                Input::Node(node, told)
+                Input::Node(node, observed)
             }
         };
-        self.take(input);
+        self.handle(input);
     }
 
     fn done(&mut self, done: Result<Option<Input>, JoinError>) {
         match done {
-            Ok(Some(input)) => self.take(input),
+            Ok(Some(input)) => self.handle(input),
             Ok(None) => {}
-            // A bug. The resource is stuck until the next start, which asks the provider.
+            // A bug. The resource is stuck until the next start, which queries the provider.
             Err(error) => {
                 tracing::error!(err = %error, "a request of the janitor ended without an answer");
             }
         }
     }
 
-    fn take(&mut self, input: Input) {
+    fn handle(&mut self, input: Input) {
         for effect in self.parts.board.take(input, (self.parts.clock)()) {
             self.carry_out(effect);
         }
@@ -168,7 +170,7 @@ impl Janitor {
         match effect {
             Effect::Follow(_) | Effect::FollowPods(_) => {}
             Effect::Leave(node) => self.nodes.leave(&node),
-            Effect::Tell(news) => self.tell(&news),
+            Effect::Tell(news) => self.record(&news),
             Effect::Ask {
                 key,
                 node,
@@ -194,7 +196,7 @@ impl Janitor {
                 let resets = self.parts.board.config().resets.as_ref();
                 let namespace = resets.map(|resets| resets.namespace.clone());
                 let (namespace, metrics) = (namespace.unwrap_or_default(), self.metrics.clone());
-                self.under_way.spawn(async move {
+                self.running.spawn(async move {
                     acts::carry_out(&cluster, &namespace, &metrics, act).await
                 });
             }
@@ -205,7 +207,7 @@ impl Janitor {
         let Some(provider) = self.parts.providers.of(place) else {
             return; // Not reached: those of the configuration were opened.
         };
-        self.under_way.spawn(async move {
+        self.running.spawn(async move {
             let title = key.title();
             let answer = match question {
                 Question::Send => {
@@ -214,7 +216,7 @@ impl Janitor {
                         node = signal.node,
                         operation = signal.operation,
                         provider = provider_name,
-                        "{title}: the signal is sent"
+                        "{title}: sending the signal"
                     );
                     Answer::Sent(provider.send(&signal).await)
                 }
@@ -237,10 +239,10 @@ impl Janitor {
         });
     }
 
-    fn tell(&mut self, news: &News) {
+    fn record(&mut self, news: &News) {
         self.metrics.happened(news);
         match news {
-            News::Begun { key, node } => tracing::info!(node, "{} is begun", key.title()),
+            News::Begun { key, node } => tracing::info!(node, "{} started", key.title()),
             News::Ended {
                 key,
                 node,
@@ -248,10 +250,10 @@ impl Janitor {
                 message,
                 ..
             } => tracing::info!(node, "{} has ended: {outcome}: {message}", key.title()),
-            News::ResetBegun { node } => tracing::info!(node, "a reset of GPUs is begun"),
+            News::ResetBegun { node } => tracing::info!(node, "a reset of GPUs started"),
             News::ResetEnded { node, failure, .. } => match failure {
-                None => tracing::info!(node, "a reset of GPUs has succeeded"),
-                Some(why) => tracing::warn!(node, "a reset of GPUs has failed: {why}"),
+                None => tracing::info!(node, "a reset of GPUs succeeded"),
+                Some(why) => tracing::warn!(node, "a reset of GPUs failed: {why}"),
             },
             News::HandOver {
                 name,
@@ -261,16 +263,16 @@ impl Janitor {
                 reason,
                 ..
             } => {
-                if let Some((reason, what)) = said_of_hand_over(*before, *after, reason) {
+                if let Some((reason, what)) = handover_event(*before, *after, reason) {
                     tracing::info!(node, "ExternalRemediationRequest {name}: {what}");
-                    self.make_event(name, node, reason, what);
+                    self.publish_event(name, node, reason, what);
                 }
             }
         }
     }
 
-    /// Tells of a hand-over as a Kubernetes Event of its node.
-    fn make_event(&mut self, name: &str, node: &str, reason: &str, what: &str) {
+    /// Creates a Kubernetes Event about a handover on its node.
+    fn publish_event(&mut self, name: &str, node: &str, reason: &str, what: &str) {
         let now = (self.parts.clock)();
         let event = Event {
             name: format!("{name}.{}", reason.to_ascii_lowercase()),
@@ -285,25 +287,25 @@ impl Janitor {
             last_seen: now,
         };
         let cluster = Arc::clone(&self.parts.cluster);
-        self.under_way.spawn(async move {
-            // It only tells of what has happened.
+        self.running.spawn(async move {
+            // Best effort: a lost Event changes no decision.
             if let Err(error) = cluster.create_event(&event).await {
-                tracing::debug!(err = chain(&error), "an Event was not made");
+                tracing::debug!(err = chain(&error), "cannot create an Event");
             }
             None
         });
     }
 }
 
-/// Returns what is said of a hand-over, with its word; `None`: nothing.
-fn said_of_hand_over(
+/// Returns reason and message of the Event about a handover, if there is one.
+fn handover_event(
     before: Option<Phase>,
     after: Option<Phase>,
     reason: &str,
 ) -> Option<(&'static str, &'static str)> {
     Some(match (before, after) {
         (_, Some(Phase::Closed)) if reason == "NodeNotFound" => {
-            ("NodeNotFound", "the node is not there")
+            ("NodeNotFound", "the node does not exist")
         }
         (_, Some(Phase::Released)) if before != Some(Phase::Parked) => {
             ("ReleaseTaintApplied", "the node is handed over")

@@ -1,7 +1,7 @@
-//! The other end of the protocol: a provider for janitors, gpuwarden's and NVSentinel's.
+//! gRPC server of a provider, for the janitors of gpuwarden and NVSentinel.
 //!
-//! A signal is carried out to its end, also where the caller has gone: whoever asks by its operation then
-//! waits for it, and so learns the truth.
+//! A signal is completed even if the caller disconnects. A query for its operation waits for
+//! that, and so returns the result.
 
 mod callers;
 
@@ -34,35 +34,34 @@ pub use callers::{AUDIENCE, Callers};
 use crate::grpc;
 use crate::provider::{Provider, Signal};
 
-/// Operations that are looked after apart from each other: those of one room wait for one another.
-const ROOMS: usize = 64;
-/// The silence after which a connection is asked whether the other end is there, and the longest wait for
-/// its answer.
+/// Number of locks for operations: operations with the same lock wait for each other.
+const LOCKS: usize = 64;
+/// Idle time before a keepalive ping, and timeout of its response.
 const PING: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(10));
-/// Largest request (bytes): twice the names of as many GPUs as one may have. It is read before anybody knows who
-/// calls.
+/// Largest request in bytes: twice the names of as many GPUs as allowed. It is read before the
+/// caller is authenticated.
 const MAX_REQUEST: usize = 256 * 1024;
-/// Most requests of a connection at once: a janitor has one for each node that it works on, and strangers must
-/// not have many.
+/// Most concurrent requests of a connection. A janitor sends one per node in progress;
+/// strangers must not send many.
 const MAX_STREAMS: u32 = 64;
-/// Longest name and id that is taken (bytes): that of a node, and some.
+/// Longest name or id in bytes: above that of any node.
 const MAX_ID: usize = 512;
 
-/// Most GPUs that a request names: more than any machine has, so that whoever calls cannot fill the memory.
+/// Most GPUs in a request: above any machine, and small enough to bound the memory per caller.
 const MAX_GPUS: usize = 256;
 
-/// The service over a provider.
+/// gRPC service of one provider.
 struct Service {
     provider: Arc<dyn Provider>,
     callers: Callers,
-    rooms: Arc<[Mutex<()>; ROOMS]>,
+    locks: Arc<[Mutex<()>; LOCKS]>,
     random: RandomState,
     unnamed: AtomicU64,
-    /// The limit on the line that a signal was not sent, which stands in the janitor's log, too.
+    /// Rate limit of the log line about failed signals, which the janitor logs as well.
     failed: Seldom,
 }
 
-/// Serves a provider on `listener` until `cancel`; calls under way are answered.
+/// Serves a provider on `listener` until `cancel`, and completes running calls.
 pub async fn serve(
     listener: TcpListener,
     tls: Option<Arc<ServerTls>>,
@@ -73,7 +72,7 @@ pub async fn serve(
     let service = Service {
         provider,
         callers,
-        rooms: Arc::new([const { Mutex::const_new(()) }; ROOMS]),
+        locks: Arc::new([const { Mutex::const_new(()) }; LOCKS]),
         random: RandomState::new(),
         unnamed: AtomicU64::new(0),
         failed: Seldom::default(),
@@ -91,14 +90,15 @@ pub async fn serve(
 // === impl Service ===
 
 impl Service {
-    fn room(&self, operation: &str) -> usize {
-        usize::try_from(self.random.hash_one(operation) % ROOMS as u64).unwrap_or_default()
+    fn lock_of(&self, operation: &str) -> usize {
+        usize::try_from(self.random.hash_one(operation) % LOCKS as u64).unwrap_or_default()
     }
 
-    /// Returns the signal that a request means.
+    /// Returns the signal of a request, with an operation id.
     fn signal(&self, mut asked: Signal) -> Result<Signal, Failure> {
         check(&asked)?;
-        // NVSentinel's janitor names no operation: each of its requests is one of its own.
+        // NVSentinel's janitor sends no operation id, so each of its requests is a new
+        // operation.
         if asked.operation.is_empty() {
             let count = self.unnamed.fetch_add(1, Ordering::Relaxed);
             let random = self.random.hash_one((count, &asked.node));
@@ -121,18 +121,19 @@ impl Service {
             grpc::status(&failure, &about)
         };
         let signal = self.signal(asked).map_err(failed)?;
-        let room = self.room(&signal.operation);
-        let (provider, rooms) = (Arc::clone(&self.provider), Arc::clone(&self.rooms));
+        let lock = self.lock_of(&signal.operation);
+        let (provider, locks) = (Arc::clone(&self.provider), Arc::clone(&self.locks));
         tracing::info!(
             node = signal.node,
             operation = signal.operation,
-            "{} is asked for",
+            "{} requested",
             action.name()
         );
-        // Also where the caller goes away: half a signal is what nobody can tell of.
+        // A separate task, since a signal that a disconnect cut short would have an unknown
+        // result.
         let sending = tokio::spawn(async move {
-            let _turn = match rooms.get(room) {
-                Some(room) => Some(room.lock().await),
+            let _turn = match locks.get(lock) {
+                Some(lock) => Some(lock.lock().await),
                 None => None,
             };
             provider.send(&signal).await
@@ -142,14 +143,14 @@ impl Service {
             Err(_) => Err(failed(Failure::new(
                 Class::Ambiguous,
                 "AMBIGUOUS_RESULT",
-                "the provider has failed within the call",
+                "the provider failed during the call",
             ))),
         }
     }
 
-    /// Returns whether what a signal is for is done, and the request id; without one in the request, only
-    /// whether the operation is known.
-    async fn look(
+    /// Returns the progress of a signal and its request id. If the request has no request id,
+    /// it only tells whether the operation is known.
+    async fn query(
         &self,
         asked: Signal,
         request_id: String,
@@ -165,8 +166,8 @@ impl Service {
                 request_id,
             ));
         }
-        let _turn = match self.rooms.get(self.room(&signal.operation)) {
-            Some(room) => Some(room.lock().await),
+        let _turn = match self.locks.get(self.lock_of(&signal.operation)) {
+            Some(lock) => Some(lock.lock().await),
             None => None,
         };
         match self.provider.find(&signal).await.map_err(failed)? {
@@ -180,12 +181,12 @@ impl Service {
         grpc::status(failure, &[("provider", self.provider.name())])
     }
 
-    async fn known<T>(&self, request: &Request<T>) -> Result<(), Status> {
+    async fn authorize<T>(&self, request: &Request<T>) -> Result<(), Status> {
         self.callers.check(request.metadata()).await
     }
 }
 
-/// Refuses a request that is no signal, or larger than any.
+/// Refuses a request without a node, or with fields that are too large.
 fn check(asked: &Signal) -> Result<(), Failure> {
     if asked.node.is_empty() {
         return Err(invalid("node_name is empty"));
@@ -217,7 +218,7 @@ impl CspProviderService for Service {
         &self,
         request: Request<SendRebootSignalRequest>,
     ) -> Result<Response<SendRebootSignalResponse>, Status> {
-        self.known(&request).await?;
+        self.authorize(&request).await?;
         let request = request.into_inner();
         let signal = Signal::new(Action::Reboot, &request.node_name, &request.operation_id);
         let request_id = self.send(signal).await?;
@@ -228,10 +229,10 @@ impl CspProviderService for Service {
         &self,
         request: Request<IsNodeReadyRequest>,
     ) -> Result<Response<IsNodeReadyResponse>, Status> {
-        self.known(&request).await?;
+        self.authorize(&request).await?;
         let request = request.into_inner();
         let signal = Signal::new(Action::Reboot, &request.node_name, &request.operation_id);
-        let (is_ready, request_id) = self.look(signal, request.request_id).await?;
+        let (is_ready, request_id) = self.query(signal, request.request_id).await?;
         Ok(Response::new(IsNodeReadyResponse {
             is_ready: is_ready.map_err(|failure| self.status(&failure))?,
             request_id,
@@ -242,7 +243,7 @@ impl CspProviderService for Service {
         &self,
         request: Request<SendTerminateSignalRequest>,
     ) -> Result<Response<SendTerminateSignalResponse>, Status> {
-        self.known(&request).await?;
+        self.authorize(&request).await?;
         let request = request.into_inner();
         let signal = Signal::new(Action::Terminate, &request.node_name, &request.operation_id);
         let request_id = self.send(signal).await?;
@@ -253,7 +254,7 @@ impl CspProviderService for Service {
         &self,
         request: Request<SendGpuResetSignalRequest>,
     ) -> Result<Response<SendGpuResetSignalResponse>, Status> {
-        self.known(&request).await?;
+        self.authorize(&request).await?;
         let request = request.into_inner();
         let signal = Signal {
             action: Action::Reset,
@@ -273,13 +274,13 @@ impl CspProviderService for Service {
         &self,
         request: Request<IsGpuResetCompleteRequest>,
     ) -> Result<Response<IsGpuResetCompleteResponse>, Status> {
-        self.known(&request).await?;
+        self.authorize(&request).await?;
         let request = request.into_inner();
         let signal = Signal::new(Action::Reset, &request.node_name, &request.operation_id);
-        let (is_reset, request_id) = self.look(signal, request.request_id).await?;
+        let (is_reset, request_id) = self.query(signal, request.request_id).await?;
         let (is_complete, succeeded, message) = match is_reset {
             Ok(is_reset) => (is_reset, is_reset, String::new()),
-            // It has failed for good, and that is an answer.
+            // A permanent failure is a result, not an error of the call.
             Err(failure) if failure.class == Class::Permanent => (true, false, failure.text()),
             Err(failure) => return Err(self.status(&failure)),
         };

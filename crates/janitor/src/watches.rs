@@ -1,4 +1,4 @@
-//! The watches of the janitor: what they tell, as inputs of the board.
+//! Watches of the janitor, translated to inputs of the board.
 
 use std::time::Duration;
 
@@ -13,32 +13,33 @@ use tokio_util::sync::CancellationToken;
 
 use crate::acts::{jobs, kind};
 
-/// Pause before it is asked again where a CRD is installed.
+/// Interval for checking whether a missing CRD was installed.
 const ASK_AGAIN: Duration = Duration::from_secs(10);
 /// Label of the Jobs that reset GPUs.
 const JOB_LABEL: &str = "app=gpu-reset";
 
-/// Something that is watched as long as the janitor runs.
+/// Watch that runs as long as the janitor.
 pub(crate) enum Watch {
-    /// The resources of a kind.
+    /// Resources of one kind.
     Resources(Maintenance),
-    /// The Jobs that reset GPUs, in this namespace.
+    /// Jobs that reset GPUs, in this namespace.
     Jobs(String),
-    /// The nodes that say that a resource has changed them: it may be gone. They are told once.
+    /// Nodes that a resource has marked, listed once: the resource may have been deleted
+    /// meanwhile.
     Marks,
 }
 
 // === impl Watch ===
 
 impl Watch {
-    /// Tells all there is to tell, until the other end is gone.
+    /// Sends inputs until the receiver is dropped.
     pub(crate) async fn run(
         self,
         cluster: &Cluster,
         sender: &mpsc::Sender<Input>,
         cancel: CancellationToken,
     ) {
-        // None: nobody listens any more.
+        // `None` means that the receiver was dropped.
         let _ = match self {
             Self::Resources(kind) => resources(cluster, kind, sender, cancel).await,
             Self::Jobs(namespace) => of_jobs(cluster, &namespace, sender, cancel).await,
@@ -47,7 +48,7 @@ impl Watch {
     }
 }
 
-/// Tells of the resources of a kind, once the API server serves it.
+/// Watches the resources of a kind, once the API server serves it.
 async fn resources(
     cluster: &Cluster,
     of: Maintenance,
@@ -55,7 +56,7 @@ async fn resources(
     cancel: CancellationToken,
 ) -> Option<()> {
     let (group, version, _) = of.resource();
-    // Of a kind that does not exist there is none: the others need not wait.
+    // A kind that does not exist has no resources, so other watches need not wait for it.
     let none = async {
         sender.send(Input::ListBegun(of)).await.ok()?;
         sender.send(Input::Listed(of)).await.ok()
@@ -85,8 +86,8 @@ async fn resources(
     Some(())
 }
 
-/// Waits until the API server serves a kind, by group, version and name. `missing` is done once where it does
-/// not, and may end the wait.
+/// Waits until the API server serves a kind, given by group, version and name. `missing` runs
+/// once if the kind is missing, and ends the wait if it returns `None`.
 pub(crate) async fn until_served(
     cluster: &Cluster,
     (group, version, name): (&str, &str, &str),
@@ -105,14 +106,18 @@ pub(crate) async fn until_served(
                 }
             }
             Err(error) => {
-                tracing::warn!(err = chain(&error), "it is not known which kinds there are");
+                tracing::warn!(
+                    err = chain(&error),
+                    "cannot list the kinds of the API server"
+                );
             }
         }
         tokio::time::sleep(ASK_AGAIN).await;
     }
 }
 
-/// Tells of the Jobs that reset GPUs; of one that has failed with what its pods said.
+/// Watches the Jobs that reset GPUs. A failed Job is sent with the termination message of its
+/// pods.
 async fn of_jobs(
     cluster: &Cluster,
     namespace: &str,
@@ -128,12 +133,12 @@ async fn of_jobs(
             Signal::Applied(job) => {
                 let name = job["metadata"]["name"].as_str().unwrap_or_default();
                 let name = name.to_owned();
-                let why = if has_failed(&job) {
-                    why(cluster, namespace, &name).await
+                let message = if has_failed(&job) {
+                    termination_message(cluster, namespace, &name).await
                 } else {
                     None
                 };
-                Input::Job(name, Some(Box::new((job.as_ref().clone(), why))))
+                Input::Job(name, Some(Box::new((job.as_ref().clone(), message))))
             }
             Signal::Deleted(title) => {
                 let name = title.rsplit('/').next().unwrap_or_default();
@@ -152,11 +157,15 @@ fn has_failed(job: &Value) -> bool {
     failed.next().is_some()
 }
 
-/// Returns what the pods of a Job said at their end.
-pub(crate) async fn why(cluster: &Cluster, namespace: &str, job: &str) -> Option<String> {
+/// Returns the termination message of a Job's pods.
+pub(crate) async fn termination_message(
+    cluster: &Cluster,
+    namespace: &str,
+    job: &str,
+) -> Option<String> {
     let pods = Kind::new("", "v1", "pods");
     let selector = format!("batch.kubernetes.io/job-name={job}");
-    // What its condition says is enough where they cannot be read.
+    // If the pods cannot be read, the Job's condition is enough.
     let pods = cluster
         .some_objects(&pods, namespace, &selector)
         .await
@@ -164,14 +173,14 @@ pub(crate) async fn why(cluster: &Cluster, namespace: &str, job: &str) -> Option
     let statuses = pods
         .iter()
         .filter_map(|pod| pod["status"]["containerStatuses"].as_array());
-    let said = statuses
+    let messages = statuses
         .flatten()
         .filter_map(|one| one["state"]["terminated"]["message"].as_str());
-    let said: Vec<&str> = said
+    let messages: Vec<&str> = messages
         .map(str::trim)
-        .filter(|said| !said.is_empty())
+        .filter(|message| !message.is_empty())
         .collect();
-    said.last().map(|said| (*said).to_owned())
+    messages.last().map(|message| (*message).to_owned())
 }
 
 async fn marks(
@@ -192,7 +201,7 @@ async fn marks(
                     sender.send(marked).await.ok()?;
                 }
             }
-            // Later ones are seen as they happen.
+            // Later marks are handled by the board itself.
             Signal::Listed => return Some(()),
             _ => {}
         }

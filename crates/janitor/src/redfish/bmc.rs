@@ -1,4 +1,4 @@
-//! Requests to a BMC, and what its answers mean for a signal.
+//! HTTP client of a BMC, and the mapping of its responses to failures of a signal.
 
 use std::time::Duration;
 
@@ -22,14 +22,14 @@ use serde_json::Value;
 
 use crate::node::unsent;
 
-/// Longest wait for an answer. BMCs are slow.
+/// Timeout of a request; BMCs are slow.
 const WITHIN: Duration = Duration::from_secs(60);
-/// Largest answer that is read (bytes): pages of a log may be large.
+/// Largest response that is read, in bytes: pages of a log may be large.
 const MAX_ANSWER: usize = 4 * 1024 * 1024;
-/// Longest part of an answer that stands in a failure (characters).
+/// Most characters of a response that are quoted in a failure.
 const MAX_MESSAGE: usize = 300;
 
-/// The BMC of one machine.
+/// Client of one BMC.
 pub(super) struct Bmc {
     client: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
     scheme: Scheme,
@@ -40,7 +40,7 @@ pub(super) struct Bmc {
 // === impl Bmc ===
 
 impl Bmc {
-    /// Reads who we are; connects to nothing.
+    /// Creates the client and reads the credentials, without connecting.
     pub(super) async fn new(
         address: &str,
         config: &RedfishConfig,
@@ -50,7 +50,7 @@ impl Bmc {
         let mut connector = HttpConnector::new();
         connector.enforce_http(false);
         let mut tls = tls.config().as_ref().clone();
-        // BMCs speak HTTP/1.1.
+        // BMCs use HTTP/1.1.
         tls.alpn_protocols.clear();
         let https = HttpsConnectorBuilder::new().with_tls_config(tls);
         let https = https.https_or_http().enable_http1();
@@ -62,17 +62,17 @@ impl Bmc {
         })
     }
 
-    /// Reads a resource. Whatever goes wrong, nothing was changed.
+    /// Reads a resource. Fails with a class that excludes any effect.
     pub(super) async fn get(&self, path: &str) -> Result<Value, Failure> {
         let answer = self.ask(Method::GET, path, Bytes::new()).await;
         let answer = answer.map_err(unsent)?;
         serde_json::from_slice(&answer).map_err(|error| {
-            let what = format!("{}{} is no JSON: {error}", self.authority, told(path));
+            let what = format!("{}{} is not JSON: {error}", self.authority, truncated(path));
             Failure::new(Class::Transient, "UNREADABLE", what)
         })
     }
 
-    /// Asks for an action.
+    /// Requests an action by POST.
     pub(super) async fn post(&self, path: &str, body: &Value) -> Result<(), Failure> {
         let body = body.to_string().into();
         self.ask(Method::POST, path, body).await.map(drop)
@@ -80,7 +80,7 @@ impl Bmc {
 
     async fn ask(&self, method: Method, path: &str, body: Bytes) -> Result<Bytes, Failure> {
         let uri = self.uri(path)?;
-        let url = format!("{}://{}{}", self.scheme, self.authority, told(path));
+        let url = format!("{}://{}{}", self.scheme, self.authority, truncated(path));
         let ambiguous = |what: String| {
             Failure::new(
                 Class::Ambiguous,
@@ -99,7 +99,7 @@ impl Bmc {
         let request = request.map_err(|error| super::unusable(format!("{url}: {error}")))?;
         let answer = async {
             let answer = self.client.request(request).await.map_err(|error| {
-                // Nothing was sent over a connection that could not be made.
+                // Without a connection, nothing was sent.
                 if error.is_connect() {
                     unreachable(&url, &error)
                 } else {
@@ -110,7 +110,7 @@ impl Bmc {
             let body = Limited::new(answer.into_body(), MAX_ANSWER).collect().await;
             let body = match body {
                 Ok(body) => body.to_bytes(),
-                // What the status says holds whatever follows.
+                // The error status alone is conclusive, whatever the body contains.
                 Err(_) if !status.is_success() => Bytes::new(),
                 Err(error) => return Err(ambiguous(chain(error.as_ref()))),
             };
@@ -128,13 +128,13 @@ impl Bmc {
         }
     }
 
-    /// Returns the address of a path, which is always at the BMC that is configured: whatever its answers call
-    /// a path, the password and the reset go nowhere else.
+    /// Returns the URL of a path on the configured BMC. A response of the BMC must not redirect
+    /// the password or the reset to another host.
     fn uri(&self, path: &str) -> Result<Uri, Failure> {
         let refused = || {
-            let path = told(path);
+            let path = truncated(path);
             super::unusable(format!(
-                "{} names {path:?}, which is no path of its own",
+                "{} names {path:?}, which is not a path on this BMC",
                 self.authority
             ))
         };
@@ -152,8 +152,8 @@ impl Bmc {
     }
 }
 
-/// Returns the two parts of a configured address, of which a node's name may be one: the scheme, and the host
-/// with its port.
+/// Splits a configured address into scheme and authority. A node's name may be part of the
+/// address.
 fn parts(address: &str) -> Result<(Scheme, Authority), Failure> {
     let wrong = || {
         let message = format!("{address:?} is not the address of a BMC");
@@ -169,8 +169,8 @@ fn parts(address: &str) -> Result<(Scheme, Authority), Failure> {
     }
 }
 
-/// Returns as much of a path as a failure tells.
-fn told(path: &str) -> String {
+/// Truncates a path for a failure.
+fn truncated(path: &str) -> String {
     path.chars().take(MAX_MESSAGE).collect()
 }
 
@@ -179,8 +179,8 @@ fn unreachable(url: &str, error: &Error) -> Failure {
     Failure::new(Class::Transient, "UNAVAILABLE", what)
 }
 
-/// Returns what a status means: Redfish (DSP0266, 8.5) leaves open only for 500 and 502 to 504 whether
-/// something was done.
+/// Maps an HTTP status to a failure. By Redfish (DSP0266, 8.5), only 500 and 502 to 504 leave
+/// open whether something was done.
 fn refused(url: &str, status: StatusCode, headers: &HeaderMap, body: &Bytes) -> Failure {
     let (class, reason) = match status {
         StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
@@ -210,10 +210,10 @@ fn refused(url: &str, status: StatusCode, headers: &HeaderMap, body: &Bytes) -> 
     }
 }
 
-/// Longest wait that a BMC can ask for (seconds).
+/// Longest `Retry-After` that is honoured, in seconds.
 const DAY: u32 = 24 * 60 * 60;
 
-/// Returns the message of an error: Redfish's where it is one.
+/// Returns the error message of a response: Redfish's extended one, if present.
 fn message_of(body: &Bytes) -> String {
     let error: Value = serde_json::from_slice(body).unwrap_or_default();
     let error = &error["error"];

@@ -1,4 +1,4 @@
-//! Who may ask the provider: accounts that are listed, by a token that was made for it.
+//! Authorization of callers: configured accounts, identified by a token for this audience.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,54 +11,55 @@ use tokio::sync::Semaphore;
 use tonic::Status;
 use tonic::metadata::MetadataMap;
 
-/// The audience that a token has to be made for, unless another is configured.
+/// Default audience of the tokens.
 pub const AUDIENCE: &str = "nvsentinel-csp-provider";
-/// The time for which a good token is not asked about again. A pod that is deleted speaks no longer.
-const KEEP: Duration = Duration::from_secs(60);
-/// Most tokens that are remembered: a janitor has one, and a new one every hour.
-const MAX_KEPT: usize = 64;
-/// Most tokens that the API server is asked about at once: a flood of strangers must not become one of ours.
-const MAX_ASKED: usize = 4;
-/// A caller whose token cannot be asked about by then is told to come again.
+/// Time that a verified token is trusted without another review. It bounds how long the token
+/// of a deleted pod stays valid.
+const TRUSTED: Duration = Duration::from_secs(60);
+/// Most cached tokens. A janitor uses one, and a new one every hour.
+const MAX_CACHED: usize = 64;
+/// Most concurrent token reviews, so that a flood of callers causes no flood of requests to the
+/// API server.
+const MAX_REVIEWS: usize = 4;
+/// Longest wait for a token review to start; then the caller must retry.
 const TURN: Duration = Duration::from_secs(5);
 /// Longest token (bytes); Kubernetes makes them of about 1 KiB.
 const MAX_TOKEN: usize = 8 * 1024;
 
-/// The rule by which callers are taken.
+/// Rule that decides who may call.
 pub struct Callers(Option<Tokens>);
 
 struct Tokens {
     cluster: Arc<Cluster>,
     audience: String,
-    /// User names, `system:serviceaccount:NAMESPACE:NAME`.
+    /// Usernames of the form `system:serviceaccount:NAMESPACE:NAME`.
     allowed: BTreeSet<String>,
     good: Mutex<HashMap<[u8; 32], Instant>>,
     turns: Semaphore,
-    turned_away: Seldom,
+    refused: Seldom,
 }
 
 // === impl Callers ===
 
 impl Callers {
-    /// Returns the rule by which everybody is taken: for tests, and on this machine only.
+    /// Creates a rule that accepts every caller, for tests and for local addresses.
     pub fn anybody() -> Self {
         Self(None)
     }
 
-    /// Returns the rule by which those are taken whose token is for `audience`, and of one of the user
-    /// names `allowed`.
+    /// Creates a rule that accepts tokens for `audience` whose username is in `allowed`.
     pub fn by_token(cluster: Arc<Cluster>, audience: String, allowed: BTreeSet<String>) -> Self {
         Self(Some(Tokens {
             cluster,
             audience,
             allowed,
             good: Mutex::default(),
-            turns: Semaphore::new(MAX_ASKED),
-            turned_away: Seldom::default(),
+            turns: Semaphore::new(MAX_REVIEWS),
+            refused: Seldom::default(),
         }))
     }
 
-    /// Returns the answer to a call of somebody who is not taken.
+    /// Checks the token of a call.
     pub(super) async fn check(&self, metadata: &MetadataMap) -> Result<(), Status> {
         let Some(tokens) = &self.0 else {
             return Ok(());
@@ -77,19 +78,19 @@ impl Callers {
 
 impl Tokens {
     async fn check(&self, token: &str) -> Result<(), Status> {
-        // Not the token itself: what is not kept cannot leak.
+        // A digest instead of the token: what is not stored cannot leak.
         let key: [u8; 32] = Sha256::digest(token).into();
         if self.is_good(&key) {
             return Ok(());
         }
         let turn = tokio::time::timeout(TURN, self.turns.acquire()).await;
         let Ok(Ok(_turn)) = turn else {
-            // By this code nothing was done, and the caller may come again.
+            // This code promises that nothing was done, so the caller may retry.
             return Err(Status::unauthenticated(
-                "too many tokens are being asked about; come again",
+                "too many tokens are being reviewed; retry",
             ));
         };
-        // Another call with the same token may have been before us.
+        // Another call may have verified the same token meanwhile.
         if self.is_good(&key) {
             return Ok(());
         }
@@ -99,29 +100,29 @@ impl Tokens {
                 return Err(Status::unauthenticated(error.to_string()));
             }
             Err(error) => {
-                let text = format!("the token cannot be asked about: {}", chain(&error));
-                // Nothing was done: the caller may come again.
+                let text = format!("cannot review the token: {}", chain(&error));
+                // Nothing was done, so the caller may retry.
                 return Err(Status::unauthenticated(text));
             }
         };
         if !self.allowed.contains(&owner.username) {
             let user = owner.username;
-            if let Some(not_logged_before) = self.turned_away.now() {
+            if let Some(not_logged_before) = self.refused.now() {
                 tracing::warn!(
                     user,
                     not_logged_before,
                     "a caller was turned away: it is not allowed to act on nodes"
                 );
             }
-            let text = format!("{user} is not among those that --callers names");
+            let text = format!("{user} is not listed in --callers");
             return Err(Status::permission_denied(text));
         }
         let mut good = self.good.lock().unwrap_or_else(PoisonError::into_inner);
-        if good.len() >= MAX_KEPT {
+        if good.len() >= MAX_CACHED {
             good.retain(|_, until| *until > Instant::now());
         }
-        if good.len() < MAX_KEPT {
-            good.insert(key, Instant::now() + KEEP);
+        if good.len() < MAX_CACHED {
+            good.insert(key, Instant::now() + TRUSTED);
         }
         Ok(())
     }
