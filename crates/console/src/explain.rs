@@ -1,8 +1,8 @@
-//! One node's story: the lines that were read, the events they became and their effect on the
-//! open faults, the decisions and calls, what is awaited and how to clear it.
+//! Timeline of a node: received lines, the events decoded from them and their effect on the
+//! open faults, decisions and requests, what the node waits for, and how to clear it.
 //!
-//! Pure: it is given the node's events, its journal and its state. What an event did to
-//! the open faults is found by recording the events in a [`FaultBook`] again.
+//! A pure function of the node's events, journal and state. The effect of an event on the open
+//! faults is found by recording all events in a [`FaultBook`] again.
 
 mod clear;
 mod fold;
@@ -21,25 +21,25 @@ use serde_json::{Value, json};
 use crate::api::{Explain, TimelineEntry, TimelineKind};
 use fold::Folds;
 
-/// The material of a story.
+/// Input of a timeline.
 #[derive(Clone, Copy, Debug)]
 pub struct Material<'a> {
-    /// Node name.
+    /// Name of the node.
     pub node: &'a str,
-    /// The server's data directory; `None`: that in which commands look by themselves.
+    /// Data directory of the server; `None` if commands find it by default.
     pub data_dir: Option<&'a str>,
-    /// Its events, in any order.
+    /// Events of the node, in any order.
     pub records: &'a [Record],
-    /// True if these are all of its events, not only the newest.
+    /// True if `records` are all events of the node, not only the newest.
     pub complete: bool,
-    /// Its journal, in the order in which it was written.
+    /// Journal of the node, in the order of writing.
     pub journal: &'a [Entry],
-    /// Its state; absent where it has neither an open fault nor a session.
+    /// State of the node; `None` if it has neither an open fault nor a session.
     pub status: Option<&'a NodeStatus>,
 }
 
-/// Puts the story together. Entries are in order of time; of those with equal times, an
-/// event stands before what was decided about it.
+/// Builds the timeline. Entries are ordered by time; at equal times, an event precedes the
+/// decisions about it.
 pub fn explain(material: &Material<'_>) -> Explain {
     let Material {
         node,
@@ -53,15 +53,15 @@ pub fn explain(material: &Material<'_>) -> Explain {
     records.sort_by_key(|record| record.seq);
     records.dedup_by_key(|record| record.seq);
 
-    // Each with its position in the feed; the journal has none and comes last.
+    // Each entry with its feed position. Journal entries have none and come last.
     let mut entries: Vec<(Position, TimelineEntry)> = Vec::new();
     let mut folds = Folds::new(journal, complete);
     let mut book = FaultBook::default();
     for record in records {
         let changes = book.record(record);
         if !folds.is_repeat(record, &changes) {
-            let told = event_entries(record, &changes, complete);
-            entries.extend(told.into_iter().map(|entry| (record.seq, entry)));
+            let new = event_entries(record, &changes, complete);
+            entries.extend(new.into_iter().map(|entry| (record.seq, entry)));
         }
     }
     entries.extend(folds.entries());
@@ -70,8 +70,8 @@ pub fn explain(material: &Material<'_>) -> Explain {
             .iter()
             .map(|entry| (Position::END, journal_entry(entry))),
     );
-    // The sort is stable. Where times are equal the order is that of acceptance, and what
-    // was decided at that moment was decided about the events.
+    // The sort is stable: at equal times the order is that of acceptance, followed by the
+    // decisions.
     entries.sort_by_key(|(seq, entry)| (entry.at, *seq));
     let entries = entries.into_iter().map(|(_, entry)| entry).collect();
 
@@ -89,12 +89,12 @@ pub fn explain(material: &Material<'_>) -> Explain {
     }
 }
 
-/// Returns what the catalogue says of an event's code; `None` where it is not an XID with a row.
+/// Returns the catalogue row of an event's code; `None` if the code is not an XID with a row.
 pub(crate) fn catalogue_row(check: &str, code: &str) -> Option<&'static Xid> {
     if check != keys::CHECK_XID {
         return None;
     }
-    // `149.NETIR_LINK_EVT`: the code, and the unit that complains.
+    // `149.NETIR_LINK_EVT` is the code, and the unit that reports it.
     let (number, _) = code.split_once('.').unwrap_or((code, ""));
     Catalog::builtin().xid(number.parse().ok()?)
 }
@@ -102,7 +102,7 @@ pub(crate) fn catalogue_row(check: &str, code: &str) -> Option<&'static Xid> {
 fn event_entries(record: &Record, changes: &[Change], complete: bool) -> Vec<TimelineEntry> {
     let event = &record.event;
     let generated = event.generated_timestamp.and_then(json::timestamp);
-    // A sender's clock may be ahead of ours; its line was still there before we took it.
+    // A sender's clock may be ahead of ours, but the line preceded its acceptance.
     let observed = generated.map_or(record.created_at, |time| time.min(record.created_at));
     let entry = |at, kind, text, detail| TimelineEntry {
         at,
@@ -152,7 +152,7 @@ fn event_entries(record: &Record, changes: &[Change], complete: bool) -> Vec<Tim
     entries
 }
 
-/// Returns who reported an event, unless that was a monitor of ours, which goes without saying.
+/// Returns the reporter of an event; empty for our own monitors.
 fn reported_by(event: &HealthEvent) -> String {
     match Reporter::of(event) {
         None | Some(Reporter::Monitor) => String::new(),
@@ -194,8 +194,8 @@ fn line_detail(event: &HealthEvent, generated: Option<Timestamp>) -> Value {
     detail
 }
 
-/// Returns the title of an event, such as `SysLogsXIDError 79 on PCI 0000:b3:00`: check, codes and
-/// subjects.
+/// Returns the title of an event, such as `SysLogsXIDError 79 on PCI 0000:b3:00`: check, codes
+/// and subjects.
 fn title(event: &HealthEvent) -> String {
     let subjects: Vec<String> = Subject::of_entities(&event.entities_impacted)
         .iter()
@@ -217,18 +217,18 @@ fn decoded_text(event: &HealthEvent) -> String {
     let gravity = if event.is_fatal { "fatal" } else { "not fatal" };
     let action = effective_action_name(event);
     let mut text = format!("{title}: {gravity}, recommended action {action}");
-    // What the monitor itself read from the line is more exact than the row of the code.
-    let told = event.metadata.get(keys::META_MEANING);
+    // The monitor's own reading of the line is more specific than the row of the code.
+    let own = event.metadata.get(keys::META_MEANING);
     let mut rows = event
         .error_code
         .iter()
         .filter_map(|code| catalogue_row(&event.check_name, code))
         .peekable();
-    if let (Some(told), None) = (told, rows.peek()) {
-        text = format!("{text}. {told}");
+    if let (Some(own), None) = (own, rows.peek()) {
+        text = format!("{text}. {own}");
     }
     for row in rows {
-        let meaning = told.map_or(&*row.meaning, String::as_str);
+        let meaning = own.map_or(&*row.meaning, String::as_str);
         text = format!("{text}. {meaning} (source: {})", row.source);
     }
     if let Some(verdict) = event.metadata.get(keys::META_VERDICT) {
@@ -280,15 +280,15 @@ fn effects(changes: &[Change], is_notice: bool, complete: bool) -> String {
 }
 
 fn effect(change: &Change, is_notice: bool, complete: bool) -> String {
-    // Without the events before these, what was open then is not known.
+    // Without the earlier events, the faults open at that time are not known.
     let doubt = if complete {
         ""
     } else {
-        " (as far as the events shown here tell)"
+        " (judging by the events shown here)"
     };
     match change {
         Change::Opened(title) | Change::Refreshed(title) if is_notice => {
-            format!("a notice, {title}: it is shown for a day, and nothing waits for a repair")
+            format!("a notice, {title}: it is shown for a day and needs no remediation")
         }
         Change::Opened(title) => format!("opens the fault {title}{doubt}"),
         Change::Refreshed(title) => format!("reports the open fault {title} again"),
@@ -305,7 +305,7 @@ fn effect(change: &Change, is_notice: bool, complete: bool) -> String {
         }
         Change::Ignored(Ignored::LacksAuthority) => {
             "changes nothing: what it would close was reported by a monitor or by somebody who \
-             administers the machine, and stays open until one of those says that it is healed"
+             administers the machine, and stays open until one of those reports it healthy"
                 .to_owned()
         }
         Change::Ignored(Ignored::BeforeRecovery) => {
@@ -315,7 +315,7 @@ fn effect(change: &Change, is_notice: bool, complete: bool) -> String {
         }
         Change::Ignored(Ignored::AlreadyRecorded) => "recorded already".to_owned(),
         Change::Ignored(Ignored::Overflow) => {
-            "not taken in: the node has as many open faults as are kept; read again when there is \
+            "not recorded: the node has the most open faults that are kept; read again when there is \
              room"
                 .to_owned()
         }

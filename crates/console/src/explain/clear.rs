@@ -1,14 +1,14 @@
-//! The recovery that a node waits for, and the ways in which a person clears it.
+//! Recovery that a node waits for, and the ways to clear it by hand.
 
 use contract::keys;
 use fleet::session::Phase;
 use fleet::view::{FaultView, NodeStatus};
 use model::shell;
 
-/// Most faults that are explained one by one.
+/// Most faults that are listed individually.
 const FAULTS_SHOWN: usize = 20;
 
-/// Returns what is awaited, for people.
+/// Returns what the node waits for, in a sentence.
 pub(super) fn awaits(node: &str, status: Option<&NodeStatus>) -> String {
     let session = status
         .and_then(|status| status.session.as_ref())
@@ -33,8 +33,8 @@ pub(super) fn awaits(node: &str, status: Option<&NodeStatus>) -> String {
     }
 }
 
-/// Returns how to clear what is open, one way a line; empty where nothing is. `data_dir` is where
-/// commands find the server; `None`: they do by themselves.
+/// Returns how to clear the open faults, one way per line; empty if there are none. `data_dir`
+/// is the server's data directory; `None` if commands find it by default.
 pub(super) fn how_to_clear(status: &NodeStatus, data_dir: Option<&str>) -> Vec<String> {
     let node = shell_word(&status.name);
     let place = match data_dir {
@@ -65,9 +65,11 @@ pub(super) fn how_to_clear(status: &NodeStatus, data_dir: Option<&str>) -> Vec<S
     let Some(node) = node else {
         return lines;
     };
-    let theirs = status.faults.iter().filter(|fault| !fault.is_own_word());
-    if let Some(recovery) = recovery.filter(|_| theirs.count() > 1) {
-        lines.push(format!("All of them, once they are mended: `{recovery}`"));
+    let reported = status.faults.iter().filter(|fault| !fault.is_own_word());
+    if let Some(recovery) = recovery.filter(|_| reported.count() > 1) {
+        lines.push(format!(
+            "All of them, once they are remediated: `{recovery}`"
+        ));
     }
     let another = (status.session.as_ref()).and_then(|session| session.another.as_ref());
     if let Some(another) = another {
@@ -77,10 +79,11 @@ pub(super) fn how_to_clear(status: &NodeStatus, data_dir: Option<&str>) -> Vec<S
         ));
         return lines;
     }
-    // While it is being quarantined there is nothing to uncordon yet.
+    // During the quarantine there is nothing to uncordon yet.
     let held = (status.session.as_ref()).filter(|session| session.phase.is_out());
     if let Some(session) = held.filter(|_| status.in_cluster != Some(false)) {
-        // Where it was not we who cordoned the node, an uncordon ends nothing; nor where it is undone.
+        // An uncordon has no effect if another party cordoned the node, or if it would be
+        // undone.
         let command = if session.cordoned && session.uncordon_releases {
             format!("kubectl uncordon {node}")
         } else {
@@ -110,18 +113,18 @@ fn fault_line(recovery: Option<&str>, fault: &FaultView) -> String {
     };
     if fault.is_own_word() {
         return format!(
-            "{}: {}. No event closes it: gpuwarden does, once the node has passed",
+            "{}: {}. No event closes it; gpuwarden closes it once the node has passed",
             fault.title(),
             fault.message
         );
     }
-    let mended = match action.as_str() {
+    let remediation = match action.as_str() {
         "NONE" => "no action is recommended".to_owned(),
-        "UNKNOWN" => "what mends it is not known".to_owned(),
-        action => format!("mended by {action}"),
+        "UNKNOWN" => "the remediation is not known".to_owned(),
+        action => format!("remediated by {action}"),
     };
     let line = format!(
-        "{}: {mended}. Closed by a healthy event of agent {agent}, check {check}{with_code}, for \
+        "{}: {remediation}. Closed by a healthy event of agent {agent}, check {check}{with_code}, for \
          {subject}",
         fault.title()
     );
@@ -131,8 +134,8 @@ fn fault_line(recovery: Option<&str>, fault: &FaultView) -> String {
     }
 }
 
-/// Returns the command that closes this fault, made from that which closes all of its node, or
-/// `None` where it cannot be written down safely.
+/// Narrows `recovery`, the command that closes all faults of the node, down to this fault.
+/// Returns `None` if that cannot be quoted safely.
 fn command(recovery: &str, fault: &FaultView) -> Option<String> {
     let mut command = recovery.to_owned();
     let pci = fault
@@ -150,8 +153,8 @@ fn command(recovery: &str, fault: &FaultView) -> Option<String> {
     Some(command)
 }
 
-/// Returns `value` as one word of a shell. Names come from whoever may send an event, and what
-/// stands here is pasted into terminals: `None` for what no quoting makes safe there.
+/// Returns `value` as one shell word; `None` if no quoting makes it safe. Names come from any
+/// sender of events, and the result is pasted into terminals.
 fn shell_word(value: &str) -> Option<String> {
     let unsafe_quoted = value.is_empty()
         || value.starts_with('-')

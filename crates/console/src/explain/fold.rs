@@ -1,9 +1,9 @@
-//! Repeats of an event as one entry: a fault that is reported every second is one line
-//! of a story, not a thousand.
+//! Folding of repeated events into one timeline entry: a fault that is reported every second
+//! becomes one line, not a thousand.
 //!
-//! An event is a repeat where it says what an earlier one said and changes nothing about
-//! the open faults. Repeats are counted together as long as nothing was decided in
-//! between: the journal entry that follows a report may be its consequence.
+//! An event is a repeat if its content equals an earlier one's and it does not change the open
+//! faults. Repeats are counted together until the next decision, since the journal entry after
+//! a report may be its consequence.
 
 use std::collections::HashMap;
 
@@ -18,15 +18,15 @@ use serde_json::json;
 use super::{effect, title};
 use crate::api::{TimelineEntry, TimelineKind};
 
-/// The repeats among the events of a node.
+/// Repeats among the events of a node.
 pub(super) struct Folds<'a> {
-    /// Times of the journal's entries, sorted.
+    /// Times of the journal entries, sorted.
     decisions: Vec<Timestamp>,
     /// True if all events of the node are known.
     complete: bool,
-    /// The events that were told, each with its repeats since the last decision.
-    told: HashMap<Key<'a>, Option<Run<'a>>>,
-    /// Runs that are over.
+    /// Distinct events, each with its repeats since the last decision.
+    distinct: HashMap<Key<'a>, Option<Run<'a>>>,
+    /// Runs that a decision or a change has ended.
     ended: Vec<Run<'a>>,
 }
 
@@ -35,13 +35,13 @@ struct Run<'a> {
     first: &'a Record,
     last: &'a Record,
     count: u64,
-    /// The reason why they do not count for the open faults, where they do not.
+    /// Reason why they do not affect the open faults, if so.
     ignored: Option<String>,
-    /// Number of journal entries before it.
+    /// Number of earlier journal entries.
     decisions: usize,
 }
 
-/// The content of an event, apart from its time and words.
+/// Content of an event without its time and message.
 #[derive(PartialEq, Eq, Hash)]
 struct Key<'a> {
     agent: &'a str,
@@ -51,7 +51,7 @@ struct Key<'a> {
     healthy: bool,
     fatal: bool,
     action: (i32, &'a str),
-    /// The reason why it does not count for the open faults; `None`: it does.
+    /// Reason why the event does not affect the open faults, if so.
     ignored: Option<Ignored>,
 }
 
@@ -64,28 +64,28 @@ impl<'a> Folds<'a> {
         Self {
             decisions,
             complete,
-            told: HashMap::new(),
+            distinct: HashMap::new(),
             ended: Vec::new(),
         }
     }
 
-    /// Takes an event in. Returns whether it is a repeat, and need not be told by itself.
+    /// Records an event. Returns true if it is a repeat and needs no entry of its own.
     pub(super) fn is_repeat(&mut self, record: &'a Record, changes: &[Change]) -> bool {
         let decisions = self.decisions.partition_point(|at| *at < record.created_at);
-        let news = changes.iter().any(|change| {
+        let is_new = changes.iter().any(|change| {
             matches!(
                 change,
                 Change::Opened(_) | Change::Escalated(_) | Change::Closed(_)
             )
         });
         let key = Key::of(&record.event, changes);
-        match self.told.get_mut(&key) {
-            Some(Some(run)) if !news && run.decisions == decisions => {
+        match self.distinct.get_mut(&key) {
+            Some(Some(run)) if !is_new && run.decisions == decisions => {
                 run.last = record;
                 run.count += 1;
                 true
             }
-            Some(slot) if !news => {
+            Some(slot) if !is_new => {
                 let run = Run {
                     first: record,
                     last: record,
@@ -99,18 +99,18 @@ impl<'a> Folds<'a> {
                 true
             }
             _ => {
-                self.ended.extend(self.told.insert(key, None).flatten());
+                self.ended.extend(self.distinct.insert(key, None).flatten());
                 false
             }
         }
     }
 
-    /// Returns the entries for all repeats, each with the position in the feed of its first.
+    /// Returns an entry for each run, with the feed position of its first event.
     pub(super) fn entries(self) -> impl Iterator<Item = (Position, TimelineEntry)> {
         let runs = self
             .ended
             .into_iter()
-            .chain(self.told.into_values().flatten());
+            .chain(self.distinct.into_values().flatten());
         runs.map(|run| (run.first.seq, run.entry()))
     }
 }
@@ -173,7 +173,7 @@ impl<'a> Key<'a> {
     }
 }
 
-/// Returns why an event that had these effects does not count for the open faults; `None`: it does.
+/// Returns why an event with these effects does not affect the open faults; `None` if it does.
 fn ignored(changes: &[Change]) -> Option<Ignored> {
     let mut why = None;
     for change in changes {

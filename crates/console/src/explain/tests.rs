@@ -10,7 +10,7 @@ fn at(seconds: i64) -> Timestamp {
     Timestamp::from_second(1_800_000_000 + seconds).unwrap()
 }
 
-/// An XID as the kernel log monitor reports it: observed at `seconds`, accepted half a
+/// Returns an XID as the kernel log monitor reports it: observed at `seconds`, accepted half a
 /// second later.
 fn xid(seq: u64, seconds: i64, code: &str, healthy: bool) -> Record {
     let event = HealthEvent {
@@ -96,7 +96,7 @@ fn status(faults: Vec<FaultView>, phase: Option<Phase>) -> NodeStatus {
     }
 }
 
-/// The session has tainted the node only, or somebody else had cordoned it.
+/// Returns a status whose session has only tainted the node, or found it cordoned.
 fn not_cordoned(mut status: NodeStatus) -> NodeStatus {
     if let Some(session) = &mut status.session {
         session.cordoned = false;
@@ -104,7 +104,7 @@ fn not_cordoned(mut status: NodeStatus) -> NodeStatus {
     status
 }
 
-/// Machines uncordon nodes now, and that is undone.
+/// Returns a status at a time when machines uncordon nodes, so that uncordons are undone.
 fn of_machines(mut status: NodeStatus) -> NodeStatus {
     if let Some(session) = &mut status.session {
         session.uncordon_releases = false;
@@ -229,7 +229,7 @@ fn what_an_event_did_is_said() {
     assert!(
         part.entries[2]
             .text
-            .contains("as far as the events shown here tell")
+            .contains("judging by the events shown here")
     );
 }
 
@@ -336,7 +336,8 @@ fn repeats_are_folded_until_something_is_decided() {
         (&2.into(), &14.into())
     );
 
-    // A decision after the tenth parts them; so does a recovery, after which it is news again.
+    // A decision after the tenth starts another run; a recovery makes the next report a new
+    // fault.
     records.push(xid(15, 20, "79", true));
     records.push(xid(16, 21, "79", false));
     records.push(xid(17, 22, "79", false));
@@ -412,7 +413,7 @@ fn a_repeat_that_does_not_count_says_so() {
         let text = repeats(&records);
         assert!(text.contains("again; shown only: it is older"), "{text}");
     }
-    // Of those that count nothing is said.
+    // Repeats that count get no remark.
     let text = repeats(&[xid(1, 0, "79", false), xid(2, 1, "79", false)]);
     assert!(text.ends_with("again"), "{text}");
 }
@@ -435,7 +436,8 @@ fn two_faults_that_alternate_are_folded_each() {
 
 #[test]
 fn entries_are_in_order_of_time_whatever_the_order_and_the_clocks() {
-    // The sender's clock is an hour ahead; the event comes late; all three at one time.
+    // The sender's clock is an hour ahead; the second event arrives late; all three share one
+    // time.
     let mut ahead = xid(1, 3600, "79", false);
     ahead.created_at = at(10);
     let mut late = xid(2, -3600, "48", false);
@@ -590,7 +592,7 @@ fn a_command_names_the_server_that_it_is_for() {
         assert!(line.contains(recovery), "{line}");
     }
     assert_eq!(lines.len(), 3);
-    // A place that no quoting makes safe makes no command.
+    // A directory that cannot be quoted safely yields no command.
     for line in clear::how_to_clear(&faulty, Some("/tmp/x\ny")) {
         assert!(!line.contains("gpuwarden inject"), "{line}");
     }

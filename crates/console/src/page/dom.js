@@ -1,6 +1,6 @@
-// Elements and times. Text from outside only ever becomes a text node.
+// DOM elements and times. Foreign text only ever becomes a text node.
 
-/** An element with attributes and children; a child that is no node becomes text. */
+/** Creates an element with attributes and children; a child that is not a node becomes text. */
 export function el(tag, attributes, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes ?? {})) {
@@ -17,7 +17,7 @@ export function el(tag, attributes, ...children) {
 }
 
 /**
- * A table that is one for assistive technology even where its style makes cards of it.
+ * Creates a table that assistive technology recognises even if its style turns rows into cards.
  * Columns are [title, class]; a row is {cells, current}.
  */
 export function table(label, columns, rows) {
@@ -34,7 +34,7 @@ export function table(label, columns, rows) {
     el("thead", { role: "rowgroup" }, head), el("tbody", { role: "rowgroup" }, body));
 }
 
-/** A list of terms and what they stand for; pairs without a value are left out. */
+/** Creates a list of terms and values, without the pairs that have no value. */
 export function facts(pairs) {
   const shown = pairs.filter(([, value]) => value !== undefined && value !== null && value !== "");
   return el("dl", {}, shown.flatMap(([term, value]) => [el("dt", {}, term), el("dd", {}, value)]));
@@ -42,7 +42,7 @@ export function facts(pairs) {
 
 const shown = new Map();
 
-/** Puts `build()` into the element `id`, but only when `data` is not what it shows. */
+/** Puts `build()` into the element `id` if `data` has changed since the last call. */
 export function show(id, data, build) {
   const text = JSON.stringify(data) ?? "";
   if (shown.get(id) === text) {
@@ -60,7 +60,7 @@ export function show(id, data, build) {
   }
 }
 
-// What the server's clock is ahead of ours, in milliseconds.
+// Time by which the server's clock is ahead of ours, in milliseconds.
 let clockOffset = 0;
 
 export function setClock(serverNow) {
@@ -75,13 +75,13 @@ function two(number) {
   return String(number).padStart(2, "0");
 }
 
-/** Local day, as 2026-01-31. */
+/** Formats the local day, as 2026-01-31. */
 export function day(at) {
   const time = new Date(at);
   return `${time.getFullYear()}-${two(time.getMonth() + 1)}-${two(time.getDate())}`;
 }
 
-/** Local time of day, as 10:15:30.123 or 10:15:30. */
+/** Formats the local time of day, as 10:15:30.123 or 10:15:30. */
 export function clock(at, withMilliseconds) {
   const time = new Date(at);
   const seconds = `${two(time.getHours())}:${two(time.getMinutes())}:${two(time.getSeconds())}`;
@@ -90,7 +90,7 @@ export function clock(at, withMilliseconds) {
     : seconds;
 }
 
-/** The offset of local time, as UTC+02:00. */
+/** Formats the offset of local time, as UTC+02:00. */
 export function zone(at) {
   const minutes = -new Date(at).getTimezoneOffset();
   const size = Math.abs(minutes);
@@ -99,17 +99,17 @@ export function zone(at) {
     : `UTC${minutes < 0 ? "-" : "+"}${two(Math.floor(size / 60))}:${two(size % 60)}`;
 }
 
-/** A time of the timeline. */
+/** Creates a `time` element of the timeline. */
 export function moment(at) {
   return el("time", { datetime: at, title: at }, clock(at, true));
 }
 
-/** How long ago: kept up to date by `age`. */
+/** Creates an element with the age of a time, which `age` updates. */
 export function ago(at) {
   return el("time", { datetime: at, title: at, "data-ago": true }, agoText(at));
 }
 
-/** Brings every `ago` up to date. */
+/** Updates every element of `ago`. */
 export function age() {
   for (const element of document.querySelectorAll("time[data-ago]")) {
     const text = agoText(element.getAttribute("datetime"));
@@ -131,7 +131,7 @@ export function agoText(at) {
     const hours = Math.floor(seconds / 3600);
     return `${hours} h ${Math.floor((seconds % 3600) / 60)} min ago`;
   }
-  // A clock that was not set yet: so long ago is a date, not an age.
+  // A time from a clock that was not set: ten years or more are shown as a date.
   return seconds < 3650 * 86400 ? `${Math.floor(seconds / 86400)} days ago` : day(at);
 }
 

@@ -1,18 +1,18 @@
-// Keeps the page up to date: asks when the server says that something changed, and by
-// itself where no such word comes. Says so when what is shown is old.
+// Refreshes the page: after each message of the stream, or periodically without a stream.
+// Shows a warning when the data is old.
 
 import { age, clock, plural, setClock } from "./dom.js";
 import { noStory, showStatus, showStory, storyFailed } from "./view.js";
 
-// All in milliseconds.
-const LONGEST_WAIT = 8000; // for an answer
-const PACE = 300; // between two questions
-const EVERY_WHEN_TOLD = 15000; // between questions while the stream is open
-const EVERY_WHEN_NOT = 5000; // the same while it is not
-const SECOND_LOOK = 1200; // after a change: the journal may be written after the state
-const REOPEN = 10000; // after the stream was refused
+// All times are in milliseconds.
+const LONGEST_WAIT = 8000; // for a response
+const PACE = 300; // between two requests
+const EVERY_WITH_STREAM = 15000; // between requests while the stream is open
+const EVERY_WITHOUT_STREAM = 5000; // between requests while it is not
+const SECOND_LOOK = 1200; // after a change, since the journal may be written after the state
+const REOPEN = 10000; // delay after the stream was refused
 
-let told = false;
+let streaming = false;
 let asking = false;
 let askAgain = false;
 let askedAt = 0;
@@ -26,12 +26,12 @@ function selected() {
   if (name) {
     return name;
   }
-  // The worst node, else this one.
+  // This node if it has a fault, else the first unhealthy one.
   const own = status.fleet.nodes.find((node) => node.name === status.nodeName);
   const faulty = own?.faults.length > 0 || own?.session
     ? own
     : status.fleet.nodes.find((node) => node.state === "unhealthy") ?? status.fleet.nodes[0];
-  // A controller watches no node itself: where nothing is wrong there is no story to tell.
+  // A controller monitors no node itself: without a fault there is no timeline to show.
   return faulty?.name ?? (status.role === "controller" ? null : status.nodeName);
 }
 
@@ -87,13 +87,13 @@ function changed() {
 function listen() {
   const stream = new EventSource("/api/v1/stream");
   stream.addEventListener("changed", () => {
-    told = true;
+    streaming = true;
     changed();
   });
   stream.addEventListener("error", () => {
-    told = false;
+    streaming = false;
     tick();
-    // The browser connects again by itself, except after a refusal.
+    // The browser reconnects by itself, except after a refusal.
     if (stream.readyState === EventSource.CLOSED) {
       setTimeout(listen, REOPEN);
     }
@@ -102,19 +102,19 @@ function listen() {
 
 function tick() {
   const now = Date.now();
-  if (!asking && now - askedAt > (told ? EVERY_WHEN_TOLD : EVERY_WHEN_NOT)) {
+  if (!asking && now - askedAt > (streaming ? EVERY_WITH_STREAM : EVERY_WITHOUT_STREAM)) {
     ask();
   }
   age();
-  const stale = failure !== "" || (answeredAt > 0 && now - answeredAt > 2 * EVERY_WHEN_TOLD);
+  const stale = failure !== "" || (answeredAt > 0 && now - answeredAt > 2 * EVERY_WITH_STREAM);
   const live = document.getElementById("live");
-  live.className = stale ? "gone" : answeredAt === 0 ? "" : told ? "live" : "polling";
+  live.className = stale ? "gone" : answeredAt === 0 ? "" : streaming ? "live" : "polling";
   const seconds = plural(Math.round((now - answeredAt) / 1000), "second", "seconds");
   live.textContent = answeredAt === 0
     ? "no answer yet"
     : stale
       ? `old: last answer ${seconds} ago`
-      : `${told ? "live" : "asking every 5 s"}, updated ${seconds} ago`;
+      : `${streaming ? "live" : "asking every 5 s"}, updated ${seconds} ago`;
   const banner = document.getElementById("stale");
   const text = answeredAt === 0
     ? `gpuwarden does not answer: ${failure}`

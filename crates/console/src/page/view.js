@@ -1,4 +1,4 @@
-// From the answers of the API to what is seen.
+// Renders the responses of the API.
 
 import { ago, bytes, day, el, facts, moment, plural, show, table, zone } from "./dom.js";
 
@@ -14,8 +14,8 @@ const STATES = {
   quarantined: ["warn", "quarantined"],
   draining: ["warn", "being drained"],
   drained: ["warn", "drained"],
-  remediating: ["warn", "being repaired"],
-  remediated: ["warn", "repaired"],
+  remediating: ["warn", "being remediated"],
+  remediated: ["warn", "remediated"],
   "remediation-failed": ["bad", "waits for a person"],
   "partly-quarantined": ["warn", "in service but for devices"],
   releasing: ["warn", "being released"],
@@ -70,7 +70,7 @@ function action(name) {
   return ACTIONS[name] ? [ACTIONS[name], " ", el("span", { class: "muted" }, `(${name})`)] : name;
 }
 
-// A text with `commands` in it.
+// Renders a text with `commands` in it.
 function withCode(text) {
   return text.split("`").map((part, index) => (index % 2 === 1 ? el("code", {}, part) : part));
 }
@@ -93,7 +93,7 @@ export function showStatus(status, selected) {
     () => processFacts(status));
 }
 
-// [level, words]
+// Returns [level, words].
 function headline(status) {
   const of = (...states) => status.fleet.nodes.filter((node) => states.includes(node.state));
   const who = (nodes, one, many) =>
@@ -148,7 +148,7 @@ function nodes(status, selected) {
   const known = [...status.fleet.nodes];
   const ownNode = status.role !== "controller";
   if (ownNode && !known.some((node) => node.name === status.nodeName)) {
-    // Who does not see everything does not call a node healthy.
+    // A process that cannot observe everything must not call a node healthy.
     const state = status.ready ? "healthy" : "no-fault-known";
     known.push({ name: status.nodeName, state, faults: [], notes: [] });
   }
@@ -208,7 +208,7 @@ function faults(status) {
       el("p", { class: "empty muted" }, "To see what one looks like, try: ", el("code", {}, "gpuwarden inject xid 79")),
     ]),
     ...(notices.length > 0 ? [
-      el("p", { class: "empty" }, el("strong", {}, "Notices"), " of the last day, for which no repair is awaited"),
+      el("p", { class: "empty" }, el("strong", {}, "Notices"), " of the last day, which need no remediation"),
       ...faultTable(status, "Notices", "notices", notices),
     ] : []),
   ];
@@ -357,7 +357,7 @@ export function showStory(story) {
     ]);
 }
 
-// No node is selected.
+// Shows that no node is selected.
 export function noStory() {
   show("timeline-title", "", () => el("span", {}, "Timeline"));
   show("next", "", () => []);
@@ -374,7 +374,7 @@ function title(node) {
   show("timeline-title", node, () => el("span", {}, `Timeline of ${node}`));
 }
 
-// Details that a person has opened stay open when the list is built again.
+// Keys of the entries that the user has expanded, which stay expanded after a refresh.
 const opened = new Set();
 
 function entries(all) {
