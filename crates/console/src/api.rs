@@ -1,4 +1,4 @@
-//! The JSON of the API. Field names are part of it; the command line reads the same types.
+//! JSON types of the API, including their field names. The command line uses the same types.
 
 mod gpus;
 
@@ -17,140 +17,141 @@ use serde_json::Value;
 
 pub use gpus::{GpuConditionView, GpuView};
 
-/// The answer of `/api/v1/status`: all that is known right now.
+/// Response of `/api/v1/status`: the current state.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct StatusView {
-    /// The process itself.
+    /// Facts about the process.
     #[serde(flatten)]
     pub process: ProcessView,
-    /// The time of this answer, by the server's clock.
+    /// Time of the response, by the server's clock.
     pub now: Timestamp,
-    /// The policy that decides about quarantine.
+    /// Policy that decides about quarantine.
     pub policy: PolicyView,
     /// Nodes with open faults or a session.
     pub fleet: FleetView,
-    /// The catalogue's rows of the XID codes that are open now, by code.
+    /// Catalogue rows of the XID codes that are open, by code.
     #[serde(default)]
     pub xids: BTreeMap<String, XidView>,
-    /// The GPUs of this machine, by their index.
+    /// GPUs of this machine, ordered by index.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub gpus: Vec<GpuView>,
-    /// The sources of events, and their freshness.
+    /// Sources of events, with their freshness.
     pub sources: Vec<SourceStatus>,
-    /// The stored events; at an agent, those that wait for the controller.
+    /// Stored events; on an agent, those that wait for the controller.
     pub store: StoreView,
-    /// At an agent: the delivery to the controller.
+    /// Delivery to the controller; only on an agent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub delivery: Option<DeliveryView>,
-    /// The election of the leader, where controllers elect one.
+    /// State of the leader election, if controllers elect a leader.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub leadership: Option<LeadershipView>,
-    /// The gRPC sink; absent where there is none.
+    /// Delivery to the gRPC sink, if one is configured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub forward: Option<ForwardView>,
-    /// True if the process sees and does all that it is there for.
+    /// True if the process observes and does everything it should.
     pub ready: bool,
-    /// The reasons why it is not ready; empty where it is.
+    /// Reasons why the process is not ready; empty if it is.
     pub not_ready: Vec<String>,
 }
 
-/// The facts about a process that do not change while it lives.
+/// Facts about a process that are constant during its lifetime.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ProcessView {
-    /// Version of gpuwarden.
+    /// Version of gpuwarden, such as `0.1.0`.
     pub version: String,
-    /// Name of the node that it runs on; of the host, where it watches no node.
+    /// Name of the node that the process runs on, or of the host if it monitors no node.
     pub node_name: String,
-    /// Its role.
+    /// Role of the process.
     #[serde(default)]
     pub role: Role,
-    /// Its mode in the cluster.
+    /// Mode of operation in the cluster.
     pub mode: Mode,
-    /// The time of its start.
+    /// Start of the process.
     pub started_at: Timestamp,
-    /// Directory of its events and state.
+    /// Directory of events and state.
     pub data_dir: String,
-    /// True if commands look in that directory by themselves.
+    /// True if commands use `data_dir` by default.
     #[serde(skip)]
     pub data_dir_is_default: bool,
-    /// Unix socket on which it takes events.
+    /// Unix socket that accepts events.
     pub socket: String,
 }
 
-/// The role of a process.
+/// Role of a process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Role {
-    /// All in one, on a node.
+    /// Standalone, on a node.
     #[default]
     Run,
-    /// A node's side.
+    /// Agent on a node.
     Agent,
-    /// A cluster's side; it watches no node itself.
+    /// Controller of a cluster; it monitors no node itself.
     Controller,
 }
 
-/// The election of the controller that leads.
+/// State of the election of the leading controller.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct LeadershipView {
-    /// The Lease, as `NAMESPACE/NAME`.
+    /// Name of the Lease, as `NAMESPACE/NAME`.
     pub lease: String,
-    /// The name of this process in it.
+    /// Identity of this process in the Lease.
     pub identity: String,
-    /// The holder of the Lease, as last seen; empty: nobody, or it was never seen.
+    /// Holder of the Lease, as last observed; empty if nobody holds it or it was never
+    /// observed.
     pub leader: String,
     /// True if this process holds the Lease.
     pub leads: bool,
-    /// The reason why the Lease cannot be asked for.
+    /// Error of the last request for the Lease.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
 }
 
-/// A row of the catalogue.
+/// Row of the catalogue.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct XidView {
-    /// The publisher's name of the code.
+    /// Name of the code by its publisher.
     pub mnemonic: String,
-    /// The meaning of the code, for people.
+    /// Meaning of the code, for people.
     pub meaning: String,
-    /// A note; may be empty.
+    /// Additional note; may be empty.
     pub note: String,
-    /// The source of the facts.
+    /// Source of the facts.
     pub source: String,
 }
 
-/// The store of events.
+/// State of the event store.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct StoreView {
-    /// Number of events.
+    /// Number of stored events.
     pub events: u64,
-    /// Room on disk (bytes).
+    /// Size on disk in bytes.
     pub bytes: u64,
-    /// Position of the newest event in the feed.
+    /// Feed position of the newest event.
     pub latest: Position,
-    /// Events met since the start that cannot be read: they are passed over.
+    /// Unreadable events found since the start; they are skipped.
     #[serde(default)]
     pub unreadable: u64,
-    /// Notes in sentences, of what hinders nothing.
+    /// Notes about conditions that do no harm, one sentence each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
-    /// The time at which the oldest event was received.
+    /// Time when the oldest event was received.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub oldest: Option<Timestamp>,
-    /// The time at which the newest event was received.
+    /// Time when the newest event was received.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub newest: Option<Timestamp>,
-    /// The error of the store; the numbers are zero then.
+    /// Error of the store; the numbers are zero then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
 }
 
-/// The delivery of events from an agent to its controller.
+/// State of the delivery from an agent to its controller.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DeliveryView {
@@ -160,185 +161,185 @@ pub struct DeliveryView {
     pub delivered: u64,
     /// Events that the controller refused since the start.
     pub refused: u64,
-    /// Events on which the controller failed while it took others, since the start.
+    /// Events that the controller failed on while it accepted others, since the start.
     #[serde(default)]
     pub not_taken: u64,
-    /// Events on which the controller fails, and that are tried again.
+    /// Events that the controller fails on and that are retried.
     #[serde(default)]
     pub suspects: u64,
-    /// Events of both kinds that are kept in `outbox/refused.jsonl` of the data directory.
+    /// Refused and failed events in `outbox/refused.jsonl` of the data directory.
     #[serde(default)]
     pub aside: u64,
-    /// The store that has what is delivered, as the controller calls it; absent before it
-    /// has said so.
+    /// Id of the controller's store; absent until the controller has reported it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub store: Option<String>,
-    /// The number of times that it was another one than before, since the start.
+    /// Number of times that the id of the store changed since the start.
     #[serde(default)]
     pub store_changes: u64,
-    /// Events that were sent again for that, since the start.
+    /// Events sent again after such changes, since the start.
     #[serde(default)]
     pub resent: u64,
-    /// Events that are delivered and kept for that.
+    /// Delivered events that are kept to be sent again after such a change.
     #[serde(default)]
     pub kept: u64,
-    /// The reason why the last attempt failed; absent after one that did not.
+    /// Error of the last attempt; absent if it succeeded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failing: Option<String>,
 }
 
-/// The delivery of events to the target of NVSentinel's gRPC sink.
+/// State of the delivery to the target of NVSentinel's gRPC sink.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ForwardView {
-    /// Host and port of the target; `https://` before them where it is talked to by TLS.
+    /// Host and port of the target, prefixed by `https://` if TLS is used.
     pub target: String,
-    /// Events that wait for it.
+    /// Events that wait for delivery.
     pub waiting: u64,
-    /// Events that it has taken, since the start.
+    /// Events that the target accepted since the start.
     pub delivered: u64,
-    /// Events that were not handed on for want of room on the disk, since the start.
+    /// Events that were dropped for lack of disk space since the start.
     pub missed: u64,
-    /// Events that it did not take, in `forward/outbox/refused.jsonl` of the data directory.
+    /// Events that the target did not accept, in `forward/outbox/refused.jsonl` of the data
+    /// directory.
     pub aside: u64,
-    /// The reason why the last attempt failed; absent after one that did not.
+    /// Error of the last attempt; absent if it succeeded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failing: Option<String>,
 }
 
-/// One event: an element of `/api/v1/events`, or a line of it with `follow=true`.
+/// Event: an element of `/api/v1/events`, or a line of it with `follow=true`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct EventView {
     /// Position in the feed.
     pub seq: Position,
-    /// The time at which it was accepted.
+    /// Time when the event was accepted.
     pub created_at: Timestamp,
-    /// The event in its public form ([`contract::json`]).
+    /// Event in its public form ([`contract::json`]).
     pub event: Value,
-    /// The part that it had in a quarantine, under the names of the data-flow document.
+    /// Effect of the event on a quarantine, under the names of NVSentinel's data-flow document.
     #[serde(default, rename = "healtheventstatus")]
     pub status: EventStatus,
 }
 
-/// The part that an event had in a quarantine.
+/// Effect of an event on a quarantine.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EventStatus {
-    /// `Quarantined`, `AlreadyQuarantined`, `UnQuarantined` or `Cancelled`; `null` where the
-    /// quarantine has had no part in it, so far.
+    /// `Quarantined`, `AlreadyQuarantined`, `UnQuarantined` or `Cancelled`; `null` if there was
+    /// none so far.
     #[serde(default)]
     pub nodequarantined: Option<String>,
-    /// The time of that decision.
+    /// Time of that decision.
     #[serde(default)]
     pub quarantinefinishtimestamp: Option<Timestamp>,
-    /// How far the pods of its node have left; `null` like `nodequarantined`.
+    /// Progress of evicting the node's pods; `null` like `nodequarantined`.
     #[serde(default)]
     pub userpodsevictionstatus: Option<PodsEvictionView>,
-    /// The time at which they had.
+    /// Time when the eviction ended.
     #[serde(default)]
     pub drainfinishtimestamp: Option<Timestamp>,
-    /// True once its fault was repaired, false while a person is asked; `null` until that was decided.
+    /// True once the fault was remediated, false while a person must act; `null` until that was
+    /// decided.
     #[serde(default)]
     pub faultremediated: Option<bool>,
-    /// The time at which that was last tried.
+    /// Time of the last attempt to remediate the fault.
     #[serde(default)]
     pub lastremediationtimestamp: Option<Timestamp>,
 }
 
-/// How far the pods of the node of an event have left.
+/// Progress of evicting the pods of an event's node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodsEvictionView {
     /// `NotStarted`, `InProgress`, `Failed`, `Succeeded`, `AlreadyDrained` or `Cancelled`.
     pub status: String,
-    /// The reason, for people; may be empty.
+    /// Reason, for people; may be empty.
     pub message: String,
 }
 
-/// The answer of `/api/v1/nodes/{name}/explain`: one node's story.
+/// Response of `/api/v1/nodes/{name}/explain`: the timeline of a node.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Explain {
-    /// Node name.
+    /// Name of the node.
     pub node: String,
-    /// Its state; absent where it has neither an open fault nor a session.
+    /// State of the node; absent if it has neither an open fault nor a session.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub status: Option<NodeStatus>,
-    /// True if the cluster has the node; absent where there is no cluster, or nothing to ask.
+    /// True if the cluster has the node; absent if there is no cluster or it cannot be read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub in_cluster: Option<bool>,
-    /// The story, oldest first.
+    /// Entries of the timeline, oldest first.
     pub entries: Vec<TimelineEntry>,
-    /// A sentence for people on what is awaited.
+    /// Sentence about what the node waits for.
     pub awaits: String,
-    /// The ways to clear what is open, for people: one a line.
+    /// Ways to clear the open faults, one per line.
     pub how_to_clear: Vec<String>,
-    /// The GPUs of the node, where this process runs on it.
+    /// GPUs of the node, if this process runs on it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub gpus: Vec<GpuView>,
-    /// The GPUs of its pods that its kubelet calls unhealthy, where pods may be read.
+    /// GPUs of the node's pods that its kubelet reports as unhealthy, if pods may be read.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unhealthy_gpus: Vec<UnhealthyGpuView>,
 }
 
-/// A GPU of a pod that the kubelet calls unhealthy.
+/// GPU of a pod that the kubelet reports as unhealthy.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct UnhealthyGpuView {
-    /// The pod, as `namespace/name`.
+    /// Name of the pod, as `namespace/name`.
     pub pod: String,
-    /// The resource or the claim by which it has the GPU.
+    /// Resource or claim that allocated the GPU.
     pub resource: String,
-    /// The GPU, as the resource names it.
+    /// Name of the GPU in the resource.
     pub device: String,
 }
 
-/// One entry of a timeline.
+/// Entry of a timeline.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TimelineEntry {
-    /// The time of the entry.
+    /// Time of the entry.
     pub at: Timestamp,
-    /// The kind of the entry.
     pub kind: TimelineKind,
-    /// The text for people; of the kind `line` as the source wrote it.
+    /// Text for people; for the kind `line`, as the source wrote it.
     pub text: String,
-    /// The facts for programs; the shape depends on the kind. Absent where there is nothing more.
+    /// Facts for programs, in a shape that depends on the kind; absent if there are none.
     #[serde(default, skip_serializing_if = "Value::is_null")]
     pub detail: Value,
-    /// Session that it belongs to.
+    /// Id of the session that the entry belongs to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub session: Option<String>,
 }
 
-/// The kind of a timeline entry: one of three parts of an event, or a kind of the journal.
+/// Kind of a timeline entry: one of three parts of an event, or a kind of the journal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum TimelineKind {
-    /// The line of the log, or the message of the monitor.
+    /// Log line, or message of the monitor.
     Line,
-    /// The finding that it was read as.
+    /// Finding decoded from the line.
     Decoded,
-    /// The event that was accepted, and what it did to the open faults.
+    /// Accepted event, and its effect on the open faults.
     Event,
-    /// An entry of the journal.
+    /// Entry of the journal.
     #[serde(untagged)]
     Journal(EntryKind),
 }
 
-/// The answer to a request that cannot be served.
+/// Body of an error response.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ErrorBody {
-    /// The problem.
+    /// Description of the problem.
     pub error: String,
-    /// A hint on what to do about it.
+    /// Hint on what to do.
     pub hint: String,
 }
 
 // === impl EventView ===
 
 impl EventView {
-    /// Returns the view of an event with its status in the store.
+    /// Combines an event with its status in the store.
     pub fn of(record: &Record, status: Option<store::EventStatus>) -> Self {
         let status = status.unwrap_or_default();
         Self {

@@ -1,7 +1,7 @@
-//! The HTTP side: routes, and what they have in common.
+//! HTTP server: routes, and their shared state.
 //!
-//! Only `GET`, no state of its own, every stream counted. Each role shows the parts that it has,
-//! by the same routes. `guard` turns away what a web page of somebody else might send;
+//! It serves only `GET`, keeps no state and counts all streams. Each role serves the parts that
+//! it has, under the same routes. `guard` refuses requests that a foreign web page could send;
 //! `runtime::http_server` accepts connections.
 
 mod agent;
@@ -43,48 +43,44 @@ use error::Refusal;
 use guard::CheckHost;
 use room::Room;
 
-/// Returns the state of the election.
+/// Returns the state of the leader election.
 pub type LeadershipSource = Arc<dyn Fn() -> LeadershipView + Send + Sync>;
 
-/// The parts that the console shows.
+/// Parts that the console shows.
 #[derive(Clone)]
 pub struct Console {
-    /// The process itself.
     pub process: ProcessView,
-    /// The sources of events, and their freshness.
+    /// Sources of events, with their freshness.
     pub sources: Sources,
-    /// The troubles with the files that the process uses.
+    /// Problems with the files that the process uses.
     pub places: watch::Receiver<Vec<String>>,
-    /// The election; `None`: there is none.
+    /// State of the leader election; `None` without one.
     pub leadership: Option<LeadershipSource>,
-    /// The part of a process that has events and decides. A process that has neither this part
-    /// nor that of an agent stands by.
+    /// Part of a process that stores events and makes decisions. A process with neither this
+    /// part nor that of an agent is a standby.
     pub controller: Option<ControllerPart>,
-    /// The part of an agent.
     pub agent: Option<AgentPart>,
-    /// The GPUs of this machine; `None`: this process does not look after any.
+    /// GPUs of this machine; `None` if this process does not monitor any.
     pub devices: Option<DeviceApi>,
-    /// The metrics.
     pub metrics: Metrics,
-    /// The clock.
+    /// Source of the current time.
     pub clock: fn() -> Timestamp,
 }
 
-/// The state that all routes share.
+/// State that all routes share.
 struct App {
     console: Console,
-    /// Places for `/api/v1/stream`.
+    /// Limits clients of `/api/v1/stream`.
     subscribers: Arc<Semaphore>,
-    /// Places for `/api/v1/events?follow=true`.
+    /// Limits clients of `/api/v1/events?follow=true`.
     followers: Arc<Semaphore>,
-    /// Room for answers.
+    /// Memory budget of responses.
     room: Room,
-    /// Ends the streams.
     cancel: CancellationToken,
 }
 
-/// Serves until `cancel`, and ends within a second of it: streams are closed, requests under
-/// way may finish. Returns the listener. Connections are bounded as by [`http_server::serve`].
+/// Serves until `cancel`, and ends within a second of it: streams are closed, running requests
+/// may finish. Returns the listener. Connections are limited as by [`http_server::serve`].
 pub async fn serve(
     listener: TcpListener,
     console: Console,
@@ -95,10 +91,9 @@ pub async fn serve(
     http_server::serve(listener, None, routes, cancel).await
 }
 
-/// The paths of a process that has no events and decides nothing: an agent, or a controller
-/// that stands by.
+/// Paths of an agent or a standby controller, which have no events.
 const SERVED_BY_ALL: &[&str] = &["/", "/api/v1/status", "/metrics", "/healthz", "/readyz"];
-/// The paths of a whole gpuwarden and of a controller that leads.
+/// Paths of a standalone gpuwarden and of a leading controller.
 const SERVED: &[&str] = &[
     "/",
     "/api/v1/status",
@@ -154,7 +149,7 @@ impl App {
         }
     }
 
-    /// Returns the part with the events, or where it is to be found.
+    /// Returns the part with the events, or an error that names the process which has it.
     fn controller(&self) -> Result<&ControllerPart, Refusal> {
         self.console.controller.as_ref().ok_or_else(|| {
             if let Some(agent) = &self.console.agent {
@@ -182,7 +177,7 @@ impl App {
         Ok(self.controller()?.store.as_ref())
     }
 
-    /// Returns the GPUs of this machine, by their index.
+    /// Returns the GPUs of this machine, ordered by index.
     fn gpus(&self) -> Vec<GpuView> {
         let gpus = self.console.devices.iter().flat_map(DeviceApi::gpus);
         let mut gpus: Vec<GpuView> = gpus.map(|gpu| GpuView::of(&gpu)).collect();

@@ -1,13 +1,15 @@
 //! Status page, its JSON API, metrics and health endpoints.
 //!
-//! The console shows and changes nothing: it reads the fleet's state from a watch
-//! channel, events and journal from the store, and freshness from the sources.
+//! The console is read-only. It reads the state of the fleet from a watch channel, events and
+//! journal from the store, and freshness from the sources.
 //!
-//! - [`api`]: the JSON of the API; the command line reads the same types.
-//! - [`explain`]: one causal timeline of a node, put together from its events and its
-//!   journal, without I/O.
-//! - [`Console`], [`serve`]: the HTTP side. The page itself is three static files that
-//!   use nothing but this API.
+//! - [`api`]: JSON types of the API, which the command line shares.
+//! - [`explain`]: timeline of a node, built from its events and journal without I/O.
+//! - [`Console`], [`serve`]: the HTTP server. The page consists of static files that use only
+//!   this API.
+
+// Only this workspace uses this crate: names that need no explanation get none.
+#![allow(missing_docs)]
 
 pub mod api;
 pub mod explain;

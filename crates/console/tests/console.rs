@@ -1,4 +1,4 @@
-//! The console over a real TCP port and a real store, and its page in a real browser.
+//! Console over a real TCP port and a real store, and its page in a real browser.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 #[path = "console/browser.rs"]
@@ -31,7 +31,7 @@ use trial::why_not::WhyNot;
 
 const HOSTILE: &str = "NVRM: Xid (PCI:0000:b3:00): 79, name=<script>alert(1)</script>, GPU lost";
 
-/// `count` XIDs of a node, each of another second.
+/// Returns `count` XIDs of a node, each at another second.
 fn xids(node: &str, count: i64) -> Vec<HealthEvent> {
     let now = Timestamp::now();
     (0..count)
@@ -86,7 +86,7 @@ async fn status_waits_until_the_newest_event_shows_but_not_for_ever() {
     let server = Server::start().await;
     let at = Timestamp::now();
     server.take(xids("gpu-a-01", 1)).await;
-    // Stored, and the controller has yet to publish what it makes of it.
+    // The event is stored, but the controller has not published the state yet.
     let shown = server.fleet.send_replace(Arc::new(FleetView::default()));
     let asked = server.get("/api/v1/status");
     let published = async {
@@ -297,7 +297,7 @@ async fn followed_events_come_once_each_and_in_order() {
         (next(&mut newest).await.seq, next(&mut newest).await.seq),
         (229.into(), 230.into())
     );
-    // What comes now comes to all that ask for it.
+    // New events reach all matching followers.
     server.take(xids("gpu-b", 1)).await;
     server.take(xids("gpu-c", 1)).await;
     server.take(xids("gpu-b", 2)).await;
@@ -312,7 +312,7 @@ async fn followed_events_come_once_each_and_in_order() {
         seen.push(event.seq.number());
     }
     assert_eq!(seen, [231, 233, 234]);
-    // The end of the process ends the streams.
+    // The streams end with the process.
     server.cancel.cancel();
     tokio::time::timeout(ENOUGH, server.task)
         .await
@@ -328,7 +328,7 @@ async fn a_follower_is_told_when_the_store_fails() {
     let mut lines = server.stream("/api/v1/events?follow=true&after=0").await;
     lines.next().await.unwrap();
     server.store.close().await;
-    // Closing either ends the feed or answers that it is closed.
+    // Closing the store either ends the feed or yields an error.
     if let Some(line) = lines.next().await {
         let body: ErrorBody = serde_json::from_str(&line).unwrap();
         assert!(body.error.contains("closed"), "{}", body.error);
@@ -349,7 +349,7 @@ async fn changes_are_told_at_most_five_times_a_second() {
         data.strip_prefix("data: ").unwrap().parse::<u64>().unwrap()
     };
     assert_eq!(next(&mut lines).await, 0, "the first comes at once");
-    // A thousand changes are a few events, and the last of them tells the last state.
+    // A thousand changes are a few messages, and the last one has the latest state.
     let start = Instant::now();
     let mut told = 0;
     for applied in 1_u64..=1000 {
@@ -366,7 +366,7 @@ async fn changes_are_told_at_most_five_times_a_second() {
     }
     let most = start.elapsed().as_millis() / 200 + 2;
     assert!(told <= most, "{told} events, at most {most} expected");
-    // A source that changes is told too; one that only beats is not.
+    // A change of a source is sent, a heartbeat alone is not.
     server.kernel_log.beat(Timestamp::now());
     server.kernel_log.update(Timestamp::now(), |status| {
         status.state = SourceState::Failing;
@@ -463,7 +463,7 @@ async fn a_node_that_nobody_knows_is_not_found_and_the_nearest_are_named() {
     }
     let why: WhyNot = server.get("/api/v1/nodes/gpu-b-01/why-not").await.json();
     assert!(why.known && why.answer.contains("no fault of it is open"));
-    // Events without a fault that is open are enough to be known.
+    // Events without an open fault make a node known.
     let mut healthy = xid("gpu-b-02", "79", "", Timestamp::now());
     healthy.is_healthy = true;
     server.take(vec![healthy]).await;
@@ -536,7 +536,10 @@ async fn ready_means_that_everything_is_seen() {
         nodes: 0,
     };
     for (view, named) in [
-        (FleetView::default(), Some("not all taken in")),
+        (
+            FleetView::default(),
+            Some("not all events stored before the start are recorded"),
+        ),
         (
             FleetView {
                 ready: true,
@@ -572,7 +575,7 @@ async fn ready_means_that_everything_is_seen() {
 #[tokio::test]
 async fn ready_also_means_that_its_parts_are_alive() {
     let mut server = Server::start().await;
-    // The part that publishes the fleet's state is gone.
+    // The publisher of the fleet's state is gone.
     let (other, _) = tokio::sync::watch::channel(Arc::new(FleetView::default()));
     drop(std::mem::replace(&mut server.fleet, other));
     let answer = server.get("/readyz").await;
@@ -633,7 +636,7 @@ async fn metrics_are_those_that_are_registered() {
 #[tokio::test]
 async fn the_end_waits_for_nobody() {
     let server = Server::start().await;
-    // One connection that sends nothing, one in the middle of its head, one idle.
+    // One connection sends nothing, one stops within its head, and one is idle.
     let _silent = TcpStream::connect(server.address).await.unwrap();
     let mut half = TcpStream::connect(server.address).await.unwrap();
     half.write_all(b"GET / HTTP/1.1\r\nHo").await.unwrap();

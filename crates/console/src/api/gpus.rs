@@ -1,4 +1,4 @@
-//! GPUs as people and scripts see them.
+//! GPUs in the form of the JSON API.
 
 use contract::device::{ConditionStatus, Gpu, GpuPhase, GpuStatus};
 use contract::json;
@@ -6,54 +6,53 @@ use devices::board::READY;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-/// A GPU of this machine, by its Device API.
+/// GPU of this machine, as its Device API describes it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct GpuView {
-    /// Its name: the UUID.
+    /// UUID of the GPU.
     pub name: String,
-    /// Its index in the driver.
+    /// Index in the driver.
     pub index: i32,
-    /// The product.
+    /// Product name, such as `NVIDIA H100 80GB HBM3`.
     pub product: String,
-    /// The architecture.
+    /// Architecture name, such as `Hopper`.
     pub architecture: String,
-    /// Its memory (bytes).
+    /// Size of its memory, in bytes.
     pub memory_bytes: u64,
-    /// Its PCI address.
+    /// PCI address, such as `0000:b3:00.0`.
     pub pci: String,
-    /// The UUIDs of its MIG devices.
+    /// UUIDs of its MIG devices.
     pub mig_devices: Vec<String>,
     /// `Ready`, `NotReady`, `Pending` or `Unknown`.
     pub phase: String,
-    /// Its conditions.
+    /// Conditions in the order of the Device API.
     pub conditions: Vec<GpuConditionView>,
-    /// The version of this state.
+    /// Version of this state; it changes with every update.
     pub resource_version: String,
 }
 
-/// A condition of a GPU.
+/// Condition of a GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct GpuConditionView {
-    /// The type.
+    /// Type, such as `Ready`.
     pub r#type: String,
     /// `True`, `False` or `Unknown`.
     pub status: String,
-    /// The reason, in one word.
+    /// Reason for the status, in CamelCase.
     pub reason: String,
-    /// The message, for people.
     pub message: String,
-    /// The time at which the status changed last.
+    /// Time of the last change of `status`.
     pub last_transition_time: Option<Timestamp>,
-    /// The source that says so.
+    /// Source of the condition.
     pub source: String,
 }
 
 // === impl GpuView ===
 
 impl GpuView {
-    /// Returns how a GPU is shown.
+    /// Converts a GPU of the Device API.
     pub fn of(gpu: &Gpu) -> Self {
         let spec = gpu.spec.clone().unwrap_or_default();
         let conditions = gpu.status.iter().flat_map(|status| &status.conditions);
@@ -95,21 +94,20 @@ impl GpuView {
         self.phase == "NotReady"
     }
 
-    /// Returns since when the GPU is in its phase, where that is known.
+    /// Returns the start of the current phase, if known.
     pub fn since(&self) -> Option<Timestamp> {
         let ready = self.conditions.iter().find(|one| one.r#type == READY);
         ready.and_then(|ready| ready.last_transition_time)
     }
 
-    /// Returns what is wrong with the GPU, each condition with its reason and its message; empty
-    /// where nothing is.
+    /// Returns reason and message of each condition that is not true; empty if there is none.
     pub fn why(&self) -> String {
         let conditions = self.conditions.iter();
         let wrong = conditions.filter(|one| one.status != "True" && one.r#type != READY);
-        let said = wrong.map(|one| {
-            let said = format!("{} {}: {}", one.r#type, one.reason, one.message);
-            said.trim_end_matches(": ").to_owned()
+        let reasons = wrong.map(|one| {
+            let reason = format!("{} {}: {}", one.r#type, one.reason, one.message);
+            reason.trim_end_matches(": ").to_owned()
         });
-        said.collect::<Vec<_>>().join("; ")
+        reasons.collect::<Vec<_>>().join("; ")
     }
 }

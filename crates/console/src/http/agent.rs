@@ -1,5 +1,5 @@
-//! The part of an agent: what waits for the controller, in the place of faults and decisions,
-//! which the controller shows.
+//! Console of an agent: the events that wait for the controller. Faults and decisions are shown
+//! by the controller.
 
 use std::time::Duration;
 
@@ -12,29 +12,29 @@ use crate::api::{DeliveryView, StoreView};
 /// Longest wait of a probe for the outbox.
 const OUTBOX_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The part of the console that an agent has.
+/// Part of the console that an agent has.
 #[derive(Clone)]
 pub struct AgentPart {
     /// Address of the controller.
     pub controller: String,
-    /// The events that wait.
+    /// Events that wait for delivery.
     pub outbox: Outbox,
-    /// The state of the delivery.
+    /// State of the delivery.
     pub delivery: watch::Receiver<DeliveryStatus>,
 }
 
 // === impl AgentPart ===
 
 impl AgentPart {
-    /// Returns whether the outbox answers, be it with an error: a restart frees a hung thread,
+    /// Returns true if the outbox answers, even with an error: a restart frees a hung thread,
     /// but not a full disk.
     pub(super) async fn is_alive(&self) -> bool {
-        let asked = self.outbox.waiting(u64::MAX, 1, 1);
-        let answered = tokio::time::timeout(OUTBOX_TIMEOUT, asked).await;
+        let request = self.outbox.waiting(u64::MAX, 1, 1);
+        let answered = tokio::time::timeout(OUTBOX_TIMEOUT, request).await;
         answered.is_ok_and(|answer| is_thread_alive(answer.err().as_ref()))
     }
 
-    /// Returns why events do not get to the controller, where they do not.
+    /// Returns why events are not delivered to the controller, if they are not.
     pub(super) fn not_ready(&self) -> Option<String> {
         let waiting = self.outbox.status().borrow().events;
         let failing = self.delivery.borrow().failing.clone()?;
@@ -73,7 +73,7 @@ impl AgentPart {
     }
 }
 
-/// Returns whether the outbox's thread lives, by how it failed.
+/// Returns true if the outbox's thread is running, judged by how a request to it failed.
 fn is_thread_alive(failed: Option<&OutboxError>) -> bool {
     !matches!(failed, Some(OutboxError::Closed))
 }

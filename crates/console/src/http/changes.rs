@@ -1,6 +1,6 @@
-//! `/api/v1/stream`: server-sent events that say when to look again.
+//! `/api/v1/stream`: server-sent events that tell a client when to refresh.
 //!
-//! The messages carry no state: a reader that misses some loses nothing.
+//! The messages carry no state, so a client that misses some loses nothing.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -21,13 +21,13 @@ use tokio::time::{Instant, Interval, MissedTickBehavior};
 use super::error::Refusal;
 use super::{App, ControllerPart};
 
-/// Most readers of the stream at a time.
+/// Most concurrent clients of the stream.
 pub const MAX_SUBSCRIBERS: usize = 64;
-/// Least time between two events of a stream.
+/// Shortest time between two messages of a stream.
 const PACE: Duration = Duration::from_millis(200);
-/// Pause between two looks at what changes by the minute: sources, and GPUs.
-const LOOK_EVERY: Duration = Duration::from_secs(2);
-/// Longest silence on the wire.
+/// Interval for polling sources and GPUs, which have no watch channel.
+const POLL_INTERVAL: Duration = Duration::from_secs(2);
+/// Interval of keep-alive messages.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
 pub(super) async fn stream(State(app): State<Arc<App>>) -> Result<Response, Refusal> {
@@ -37,9 +37,7 @@ pub(super) async fn stream(State(app): State<Arc<App>>) -> Result<Response, Refu
         .map_err(|_| {
             Refusal::new(
                 StatusCode::SERVICE_UNAVAILABLE,
-                format!(
-                    "{MAX_SUBSCRIBERS} readers of the stream are there already, which is the most"
-                ),
+                format!("{MAX_SUBSCRIBERS} clients already read the stream, which is the limit"),
                 "Close a page that shows gpuwarden, or ask for /api/v1/status every few seconds.",
             )
         })?;
@@ -56,17 +54,17 @@ pub(super) async fn stream(State(app): State<Arc<App>>) -> Result<Response, Refu
         .into_response())
 }
 
-/// The sources, and the version of the GPUs.
-type Looked = (Vec<SourceStatus>, Option<u64>);
+/// Sources, and the version of the GPUs.
+type Polled = (Vec<SourceStatus>, Option<u64>);
 
-/// One reader.
+/// Client of the stream, and the state of its last message.
 struct Changes {
     app: Arc<App>,
     fleet: watch::Receiver<Arc<FleetView>>,
     policy: watch::Receiver<Arc<PolicyView>>,
-    looked: Looked,
+    polled: Polled,
     look: Interval,
-    /// The time of the last event; `None` before the first, which comes at once.
+    /// Time of the last message; `None` before the first, which is sent at once.
     sent: Option<Instant>,
     _permit: OwnedSemaphorePermit,
 }
@@ -80,12 +78,12 @@ impl Changes {
         policy: watch::Receiver<Arc<PolicyView>>,
         permit: OwnedSemaphorePermit,
     ) -> Self {
-        let mut look = tokio::time::interval_at(Instant::now() + LOOK_EVERY, LOOK_EVERY);
+        let mut look = tokio::time::interval_at(Instant::now() + POLL_INTERVAL, POLL_INTERVAL);
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
         Self {
             fleet,
             policy,
-            looked: look_at(&app),
+            polled: poll(&app),
             app,
             look,
             sent: None,
@@ -93,7 +91,8 @@ impl Changes {
         }
     }
 
-    /// Waits for a change; the fleet's `applied`. `None` at the end of the process.
+    /// Waits for a change and returns the position of the fleet's state; `None` when the
+    /// process ends.
     async fn next(&mut self) -> Option<Position> {
         let cancel = self.app.cancel.clone();
         cancel.run_until_cancelled(self.wait()).await?;
@@ -110,7 +109,7 @@ impl Changes {
             tokio::select! {
                 changed = self.fleet.changed(), if !fleet_ended => match changed {
                     Ok(()) => break,
-                    // `/readyz` tells that; the sources may still change.
+                    // `/readyz` reports this; the sources may still change.
                     Err(_) => fleet_ended = true,
                 },
                 changed = self.policy.changed(), if !policy_ended => match changed {
@@ -118,9 +117,9 @@ impl Changes {
                     Err(_) => policy_ended = true,
                 },
                 _ = self.look.tick() => {
-                    let looked = look_at(&self.app);
-                    if looked != self.looked {
-                        self.looked = looked;
+                    let polled = poll(&self.app);
+                    if polled != self.polled {
+                        self.polled = polled;
                         break;
                     }
                 }
@@ -130,8 +129,9 @@ impl Changes {
     }
 }
 
-/// Returns the sources without their heartbeat, which is no change, and the version of the GPUs.
-fn look_at(app: &App) -> Looked {
+/// Returns the sources without heartbeats, which count as no change, and the version of the
+/// GPUs.
+fn poll(app: &App) -> Polled {
     let mut statuses = app.console.sources.statuses();
     for status in &mut statuses {
         status.alive_at = Timestamp::UNIX_EPOCH;

@@ -1,5 +1,5 @@
-//! The part of a process that has events and decides: a whole gpuwarden, or a controller that
-//! leads.
+//! Console of a process that stores events and makes decisions: a standalone gpuwarden, or the
+//! leading controller.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,39 +17,38 @@ use crate::api::{Mode, PolicyView, StoreView, UnhealthyGpuView};
 
 /// Longest wait of a probe for the store's writer.
 const WRITER_TIMEOUT: Duration = Duration::from_secs(2);
-/// Longest wait of an answer for the fleet's state to reflect the newest event: a little longer
-/// than the controller takes to publish it.
+/// Longest wait for the fleet's state to include the newest event: slightly longer than the
+/// controller takes to publish it.
 const CATCH_UP: Duration = Duration::from_millis(700);
-/// Longest wait of a story for the API server, without which it is told too.
+/// Longest wait of a timeline for the API server; after that it is returned without unhealthy
+/// GPUs.
 const PODS_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Answers why the node of a name is, or is not, quarantined; `None` where who knows it has
-/// ended.
+/// Explains why a node is, or is not, quarantined; `None` if the controller has ended.
 pub type WhyNotSource = Arc<dyn Fn(String) -> BoxFuture<'static, Option<WhyNot>> + Send + Sync>;
 
-/// Answers which GPUs of a node's pods its kubelet calls unhealthy; none where that cannot be read.
+/// Returns the GPUs of a node's pods that its kubelet reports as unhealthy; empty if unknown.
 pub type UnhealthyGpuSource =
     Arc<dyn Fn(String) -> BoxFuture<'static, Vec<UnhealthyGpuView>> + Send + Sync>;
 
-/// The part of the console that a process has which stores events and decides.
+/// Part of the console of a process that stores events and makes decisions.
 #[derive(Clone)]
 pub struct ControllerPart {
     /// State of the fleet.
     pub fleet: watch::Receiver<Arc<FleetView>>,
-    /// The policy that decides about quarantine.
+    /// Policy that decides about quarantine.
     pub policy: watch::Receiver<Arc<PolicyView>>,
-    /// The source of answers to why a node is, or is not, quarantined.
+    /// Explains why a node is, or is not, quarantined.
     pub why_not: WhyNotSource,
-    /// The source of what kubelets say of the GPUs of pods.
+    /// Finds the GPUs of pods that kubelets report as unhealthy.
     pub unhealthy_gpus: UnhealthyGpuSource,
-    /// Events and journal.
     pub store: Arc<dyn EventStore>,
-    /// The delivery to another service, where that is asked for.
+    /// Delivery to another service, if configured.
     pub forwarding: Option<Forwarding>,
 }
 
-/// The reason why the store's writer is of no use.
-enum Writer {
+/// Failure of the store's writer.
+enum WriterFailure {
     Hangs,
     Failed(StoreError),
 }
@@ -57,39 +56,37 @@ enum Writer {
 // === impl ControllerPart ===
 
 impl ControllerPart {
-    /// Returns the GPUs of a node's pods that its kubelet calls unhealthy, as far as that is known soon.
+    /// Returns the GPUs of a node's pods that its kubelet reports as unhealthy, unless that
+    /// takes too long.
     pub(super) async fn unhealthy_gpus(&self, node: &str) -> Vec<UnhealthyGpuView> {
         let asked = (self.unhealthy_gpus)(node.to_owned());
         let answer = tokio::time::timeout(PODS_TIMEOUT, asked).await;
         answer.unwrap_or_default()
     }
 
-    /// Returns whether the store's writer answers, be it with an error: a restart frees a hung
+    /// Returns true if the store's writer answers, even with an error: a restart frees a hung
     /// writer, but not a full disk.
     pub(super) async fn is_alive(&self) -> bool {
         let asked = self.ask_writer().await;
         !matches!(
             asked,
-            Err(Writer::Hangs | Writer::Failed(StoreError::Closed))
+            Err(WriterFailure::Hangs | WriterFailure::Failed(StoreError::Closed))
         )
     }
 
-    /// Returns why it does not decide about all that there is; empty where it does.
+    /// Returns the reasons why decisions may lack input; empty if there are none.
     pub(super) async fn not_ready(&self, mode: Mode) -> Vec<String> {
         let mut reasons = Vec::new();
         if self.fleet.has_changed().is_err() {
-            reasons.push("the keeper of the fleet's state has ended".to_owned());
+            reasons.push("the controller of the fleet has ended".to_owned());
         }
         let fleet = Arc::clone(&self.fleet.borrow());
         if !fleet.ready {
-            reasons.push("the events stored before the start are not all taken in".to_owned());
+            reasons.push("not all events stored before the start are recorded yet".to_owned());
         }
         reasons.extend(fleet.troubles.iter().cloned());
         if let Some(cluster) = fleet.cluster.as_ref().filter(|cluster| !cluster.connected) {
-            let error = cluster
-                .error
-                .as_deref()
-                .unwrap_or("the connection is being made");
+            let error = cluster.error.as_deref().unwrap_or("connecting");
             reasons.push(format!(
                 "no connection to the cluster at {}: {error}",
                 cluster.server
@@ -97,41 +94,41 @@ impl ControllerPart {
         }
         let policy = Arc::clone(&self.policy.borrow());
         if policy.loaded_at.is_none() && mode != Mode::Observe {
-            let error = policy.error.as_deref().unwrap_or("it is not read yet");
+            let error = policy.error.as_deref().unwrap_or("not read yet");
             reasons.push(format!("no policy from {}: {error}", policy.source));
         }
         if let Some(trouble) = &*self.store.trouble().borrow() {
             reasons.push(format!(
-                "the event store cannot write: {trouble}; events are refused and come again"
+                "the event store cannot write: {trouble}; events are refused, and senders retry"
             ));
         }
         match self.ask_writer().await {
             Ok(()) => {}
-            Err(Writer::Hangs) => reasons.push(format!(
+            Err(WriterFailure::Hangs) => reasons.push(format!(
                 "the event store's writer has not answered for {} s",
                 WRITER_TIMEOUT.as_secs()
             )),
-            Err(Writer::Failed(error)) => reasons.push(chain(&error)),
+            Err(WriterFailure::Failed(error)) => reasons.push(chain(&error)),
         }
         reasons
     }
 
-    /// Asks the writer for a change of nothing: no event has this id.
-    async fn ask_writer(&self) -> Result<(), Writer> {
+    /// Requests an empty change from the writer; no event has this id.
+    async fn ask_writer(&self) -> Result<(), WriterFailure> {
         let asked = (self.store).update_status("probe", StatusPatch::default());
         match tokio::time::timeout(WRITER_TIMEOUT, asked).await {
             Ok(Ok(_)) => Ok(()),
-            Ok(Err(error)) => Err(Writer::Failed(error)),
-            Err(_) => Err(Writer::Hangs),
+            Ok(Err(error)) => Err(WriterFailure::Failed(error)),
+            Err(_) => Err(WriterFailure::Hangs),
         }
     }
-    /// Waits, for a while, until what was stored before the question shows in the fleet's
-    /// state: who has just seen a node cordoned asks for its fault, and is to find it.
+    /// Waits briefly until the fleet's state includes everything stored before the call: a
+    /// client that just observed a cordon asks for the fault behind it.
     pub(super) async fn caught_up(&self) {
         let newest = *self.store.latest().borrow();
         let mut fleet = self.fleet.clone();
         let caught_up = fleet.wait_for(|fleet| fleet.applied >= newest);
-        // Behind or not: what is known is told.
+        // After the timeout, the known state is returned.
         drop(tokio::time::timeout(CATCH_UP, caught_up).await);
     }
 

@@ -1,4 +1,4 @@
-//! Answers to requests that are not served: JSON with what is wrong and what to do.
+//! Error responses: JSON with the problem and a hint.
 
 use std::time::Duration;
 
@@ -11,13 +11,13 @@ use trial::why_not::WhyNot;
 
 use crate::api::ErrorBody;
 
-/// Longest wait of a route for the store.
+/// Longest wait of a request for the store.
 pub(super) const STORE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The limit on the line that the store cannot be read: whoever asks the page would write it.
+/// Rate limit of the log line about failed reads, since every request could cause one.
 static FAILED: Seldom = Seldom::new();
 
-/// The reason why a request is not served.
+/// Error response to a request.
 #[derive(Debug)]
 pub(super) struct Refusal {
     pub(super) status: StatusCode,
@@ -25,7 +25,7 @@ pub(super) struct Refusal {
     pub(super) hint: String,
 }
 
-/// Waits for the store, but not for ever.
+/// Waits for an answer of the store, up to [`STORE_TIMEOUT`].
 pub(super) async fn ask<T>(
     answer: impl Future<Output = Result<T, StoreError>>,
 ) -> Result<T, Refusal> {
@@ -76,7 +76,7 @@ impl Refusal {
         Self::new(StatusCode::BAD_REQUEST, error, hint)
     }
 
-    /// Refuses a node: neither the cluster nor any event knows the node.
+    /// Returns the error for a node that neither the cluster nor any event mentions.
     pub(super) fn unknown_node(why: &WhyNot) -> Self {
         let hint = match why.nearest.as_slice() {
             [] => "`gpuwarden status` and `kubectl get nodes` list what there is.".to_owned(),
@@ -89,7 +89,7 @@ impl Refusal {
         Self::new(StatusCode::NOT_FOUND, error, hint)
     }
 
-    /// Refuses a path that is served nowhere; `served` are those that are.
+    /// Returns the error for an unknown path. `served` lists the known ones.
     pub(super) fn unknown_route(served: &[&str]) -> Self {
         let hint = match served {
             [others @ .., last] => format!("There are {} and {last}.", others.join(", ")),
@@ -98,7 +98,7 @@ impl Refusal {
         Self::new(StatusCode::NOT_FOUND, "there is nothing at this path", hint)
     }
 
-    /// Refuses a path that others of us serve, and who is asked does not.
+    /// Returns the error for a path that only another process of gpuwarden serves.
     pub(super) fn elsewhere(error: String, hint: String) -> Self {
         Self::new(StatusCode::NOT_FOUND, error, hint)
     }
@@ -128,7 +128,7 @@ impl IntoResponse for Refusal {
 mod tests {
     use super::*;
 
-    /// Whoever asks the page writes no line for each question while the store cannot be read.
+    /// Requests for the page must not flood the log while the store cannot be read.
     #[tokio::test]
     async fn a_store_that_cannot_be_read_is_logged_now_and_then() {
         let log = testkit::Log::begin();

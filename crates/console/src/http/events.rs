@@ -1,7 +1,7 @@
-//! `/api/v1/events`: the stored events, and those that come in.
+//! `/api/v1/events`: stored events, and new ones as they arrive.
 //!
-//! Both answers are written page by page, so that what a request holds in memory does
-//! not grow with what it asks for; what all of them hold says [`room`](super::room).
+//! Responses are written page by page, so that the memory of a request does not grow with its
+//! length; [`room`](super::room) limits the total.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -21,24 +21,24 @@ use super::error::{Refusal, ask};
 use super::query::Parameters;
 use crate::api::EventView;
 
-/// Most requests with `follow=true` at a time.
+/// Most concurrent requests with `follow=true`.
 pub const MAX_FOLLOWERS: usize = 64;
-/// Most events in one answer.
+/// Most events in one response.
 const MAX_LIMIT: u64 = 10_000;
-/// Events in one answer unless told.
+/// Events in one response if no limit is given.
 const DEFAULT_LIMIT: u64 = 100;
-/// Events that are looked at for a page.
+/// Most events examined for a page.
 const PAGE: usize = 100;
-/// Bytes from which on a page has enough. An event may have over a megabyte.
+/// Bytes after which a page is complete. One event may have over a megabyte.
 const PAGE_BYTES: usize = 1024 * 1024;
-/// Most events that are read from the store at once: what has no room in the page is read
-/// again for the next, and in memory one takes several times its text.
+/// Most events per read of the store. Events that do not fit into the page are read again for
+/// the next one, and an event needs several times its text in memory.
 const READ_AT_ONCE: usize = 8;
 
 const PARAMETERS: &[&str] = &["node", "limit", "before", "after", "follow"];
 
 pub(super) async fn events(State(app): State<Arc<App>>, uri: Uri) -> Result<Response, Refusal> {
-    // Who has no events says so, whatever else may be wrong with the request.
+    // A process without events reports that before any other error in the request.
     app.store()?;
     let parameters = Parameters::read(&uri, PARAMETERS)?;
     let node = parameters.name("node", MAX_NAME_BYTES)?.map(str::to_owned);
@@ -62,33 +62,34 @@ pub(super) async fn events(State(app): State<Arc<App>>, uri: Uri) -> Result<Resp
     }
     if let Some(before) = before {
         return Err(Refusal::bad_request(
-            format!("parameter \"before\" is \"{before}\", which follow=true cannot heed"),
+            format!("parameter \"before\" is \"{before}\", which follow=true does not support"),
             "Leave it out; \"after\" says where to start.",
         ));
     }
     follow(app, node, limit, after).await
 }
 
-/// The events that are left to be listed.
+/// Remaining part of a listing.
 struct List {
     node: Option<String>,
     before: Option<Position>,
     after: Option<Position>,
     left: usize,
     first: bool,
-    /// The number that is read at once: as many as the page before had room for.
+    /// Events per read: as many as the previous page had room for.
     at_once: usize,
 }
 
-/// Answers with a JSON array, newest first.
+/// Returns a JSON array, newest first.
 async fn list(app: Arc<App>, mut list: List) -> Result<Response, Refusal> {
-    // The first page is read before the answer starts: most errors get a proper one.
+    // The first page is read before the response starts, so that most errors get an error
+    // response.
     let first = list.page(&app).await?;
     let rest = stream::try_unfold((app, list), async |(app, mut list)| {
         if list.left == 0 {
             return Ok(None);
         }
-        // The connection is cut, so that nobody takes a part for the whole.
+        // The connection is cut, so that a partial listing is not taken for a complete one.
         let page = list.page(&app).await.map_err(|refusal| refusal.error)?;
         Ok::<_, String>(Some((page, (app, list))))
     });
@@ -100,8 +101,8 @@ async fn list(app: Arc<App>, mut list: List) -> Result<Response, Refusal> {
         .into_response())
 }
 
-/// Answers with events as they come, one a line, oldest first. Of what is stored already, those
-/// `after`, and of these the newest `limit`; without either the newest 100.
+/// Returns events as they arrive, one per line, oldest first. Starts with the stored events
+/// after `after`, of these the newest `limit`; without either, with the newest 100.
 async fn follow(
     app: Arc<App>,
     node: Option<String>,
@@ -113,7 +114,7 @@ async fn follow(
         .map_err(|_| {
             Refusal::new(
                 StatusCode::SERVICE_UNAVAILABLE,
-                format!("{MAX_FOLLOWERS} requests follow the events already, which is the most"),
+                format!("{MAX_FOLLOWERS} requests already follow the events, which is the limit"),
                 "End one of them, or ask again without follow=true.",
             )
         })?;
@@ -121,7 +122,7 @@ async fn follow(
     let start = match (limit, after) {
         (None, Some(after)) => after,
         (limit, after) => {
-            // Where there is none, go on from where the question was asked.
+            // If there are none, continue from the current end of the feed.
             let empty = after.unwrap_or(Position::START).max(*latest.borrow());
             let left = usize::try_from(limit.unwrap_or(DEFAULT_LIMIT)).unwrap_or(PAGE);
             let mut history = List {
@@ -160,13 +161,13 @@ async fn follow(
         .into_response())
 }
 
-/// A request with `follow=true`.
+/// State of a request with `follow=true`.
 struct Follower {
     app: Arc<App>,
     node: Option<String>,
     latest: watch::Receiver<Position>,
     after: Position,
-    /// The number that is read at once: as many as the page before had room for.
+    /// Events per read: as many as the previous page had room for.
     at_once: usize,
     ended: bool,
     _permit: OwnedSemaphorePermit,
@@ -175,12 +176,12 @@ struct Follower {
 // === impl List ===
 
 impl List {
-    /// Returns the next page, with the array's opening before the first and its end after the last.
+    /// Returns the next page, including the brackets of the array at its start and end.
     async fn page(&mut self, app: &App) -> Result<Bytes, Refusal> {
         let turn = app.room.turn().await?;
         let mut text = Vec::new();
-        let mut looked_at = 0;
-        while self.left > 0 && looked_at < PAGE && text.len() < PAGE_BYTES {
+        let mut examined = 0;
+        while self.left > 0 && examined < PAGE && text.len() < PAGE_BYTES {
             let records = self.read(app).await?;
             for view in views(app, &records).await? {
                 if text.len() >= PAGE_BYTES {
@@ -193,10 +194,10 @@ impl List {
                 });
                 self.pass(view.seq);
                 write(&view, &mut text);
-                looked_at += 1;
+                examined += 1;
             }
         }
-        self.at_once = looked_at.clamp(1, READ_AT_ONCE);
+        self.at_once = examined.clamp(1, READ_AT_ONCE);
         if std::mem::take(&mut self.first) {
             text.push(b'[');
         }
@@ -206,7 +207,7 @@ impl List {
         turn.hold(text).await
     }
 
-    /// Passes over the next events.
+    /// Skips the next events.
     async fn skip(&mut self, app: &App) -> Result<(), Refusal> {
         for record in self.read(app).await? {
             self.pass(record.seq);
@@ -214,7 +215,7 @@ impl List {
         Ok(())
     }
 
-    /// Returns the next events. Where there are fewer than could be, they are the last.
+    /// Reads the next events. If there are fewer than requested, they are the last.
     async fn read(&mut self, app: &App) -> Result<Vec<Record>, Refusal> {
         let limit = self.left.min(self.at_once);
         let query = EventQuery {
@@ -240,7 +241,7 @@ impl List {
 // === impl Follower ===
 
 impl Follower {
-    /// Returns the next lines; `None` at the end of the process.
+    /// Returns the next lines; `None` when the process ends.
     async fn next(&mut self) -> Option<Bytes> {
         if self.ended {
             return None;
@@ -251,7 +252,7 @@ impl Follower {
 
     async fn wait(&mut self) -> Option<Bytes> {
         loop {
-            // Marked as seen before the store is asked: what comes meanwhile wakes us.
+            // Marked before reading the store, so that events stored meanwhile wake this task.
             let newest = *self.latest.borrow_and_update();
             if self.after >= newest {
                 self.latest.changed().await.ok()?;
@@ -270,12 +271,12 @@ impl Follower {
         }
     }
 
-    /// Returns the next lines of what is stored; `None` where none of what was looked at is wanted.
+    /// Returns the next lines; `None` if no examined event matches.
     async fn page(&mut self) -> Result<Option<Bytes>, Refusal> {
         let turn = self.app.room.turn().await?;
         let mut lines = Vec::new();
-        let mut looked_at = 0;
-        while looked_at < PAGE && lines.len() < PAGE_BYTES {
+        let mut examined = 0;
+        while examined < PAGE && lines.len() < PAGE_BYTES {
             let mut records = ask(self.app.store()?.feed(self.after, self.at_once)).await?;
             let Some(last) = records.last().map(|record| record.seq) else {
                 break;
@@ -287,19 +288,19 @@ impl Follower {
             let read = records.len();
             records.retain(wanted);
             self.after = last;
-            looked_at += read - records.len();
+            examined += read - records.len();
             for view in views(&self.app, &records).await? {
                 if lines.len() >= PAGE_BYTES {
-                    // It is read again for the next page.
+                    // The event is read again for the next page.
                     self.after = view.seq.before();
                     break;
                 }
                 write(&view, &mut lines);
                 lines.push(b'\n');
-                looked_at += 1;
+                examined += 1;
             }
         }
-        self.at_once = looked_at.clamp(1, READ_AT_ONCE);
+        self.at_once = examined.clamp(1, READ_AT_ONCE);
         if lines.is_empty() {
             return Ok(None);
         }
@@ -307,7 +308,7 @@ impl Follower {
     }
 }
 
-/// Returns the views of events, with their statuses.
+/// Returns the events with their statuses.
 async fn views(app: &App, records: &[Record]) -> Result<Vec<EventView>, Refusal> {
     let ids = records.iter().map(|record| record.id.clone()).collect();
     let statuses = ask(app.store()?.statuses(ids)).await?;
@@ -318,6 +319,6 @@ async fn views(app: &App, records: &[Record]) -> Result<Vec<EventView>, Refusal>
 }
 
 fn write(view: &EventView, into: &mut Vec<u8>) {
-    // Neither writing into memory nor the type can fail.
+    // Writing to memory cannot fail, nor can serializing this type.
     drop(serde_json::to_writer(into, view));
 }

@@ -1,4 +1,4 @@
-//! The checks of every request, and the headers of every answer.
+//! Checks of every request, and headers of every response.
 
 use std::net::IpAddr;
 
@@ -11,12 +11,12 @@ use tokio::net::TcpListener;
 
 use super::error::Refusal;
 
-/// True if names in `Host` are checked.
+/// True if the name in `Host` is checked.
 #[derive(Clone, Copy)]
 pub(super) struct CheckHost(pub(super) bool);
 
-/// Headers of every answer. The page needs its own script, style, icon and API; nothing
-/// inline, nothing from elsewhere, no frame around it.
+/// Headers of every response. The page needs its own script, style, icon and API, but nothing
+/// inline, nothing from other origins, and no frame around it.
 const HEADERS: [(header::HeaderName, &str); 5] = [
     (
         header::CONTENT_SECURITY_POLICY,
@@ -50,7 +50,10 @@ fn check(CheckHost(named): CheckHost, request: &Request) -> Result<(), Refusal> 
     if !matches!(*request.method(), Method::GET | Method::HEAD) {
         return Err(Refusal::new(
             StatusCode::METHOD_NOT_ALLOWED,
-            format!("{} is not served: the console only shows", request.method()),
+            format!(
+                "{} is not served: the console is read-only",
+                request.method()
+            ),
             "Use GET. To change something, use the gpuwarden command.",
         ));
     }
@@ -81,7 +84,7 @@ fn check_host(headers: &HeaderMap) -> Result<(), Refusal> {
     ))
 }
 
-/// Returns the host in `host`, `host:port`, `[v6]` or `[v6]:port`.
+/// Returns the host of `host`, `host:port`, `[v6]` or `[v6]:port`.
 fn without_port(host: &str) -> &str {
     if let Some((v6, rest)) = host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
         let port = rest.strip_prefix(':').unwrap_or(rest);
@@ -100,9 +103,9 @@ fn without_port(host: &str) -> &str {
 // === impl CheckHost ===
 
 impl CheckHost {
-    /// Returns whether names are checked on `listener`. A name that somebody else's DNS points to
-    /// 127.0.0.1 makes their page "same origin" with ours. Off loopback such a page could as well
-    /// be served from the same network.
+    /// Checks names on loopback only. Somebody else's DNS name that points to 127.0.0.1 would
+    /// make their page "same origin" with ours. Beyond loopback, such a page could be served
+    /// from the same network anyway.
     pub(super) fn of(listener: &TcpListener) -> Self {
         let address = listener.local_addr();
         Self(address.is_ok_and(|address| address.ip().is_loopback()))

@@ -1,4 +1,4 @@
-//! The health of the process: for probes, and for the status page.
+//! Health of the process, for probes and for the status page.
 
 use std::sync::Arc;
 
@@ -9,8 +9,8 @@ use runtime::http_server;
 use super::App;
 use crate::api::LeadershipView;
 
-/// Answers 200 as long as the process lives and its disk's thread answers, be it with an error: a
-/// restart frees a hung thread, but not a full disk.
+/// Answers 200 while the process is alive and the thread of its disk answers, even with an
+/// error: a restart frees a hung thread, but not a full disk.
 pub(super) async fn healthz(State(app): State<Arc<App>>) -> Response {
     let (controller, agent) = (&app.console.controller, &app.console.agent);
     let mut silent = None;
@@ -27,7 +27,7 @@ pub(super) async fn healthz(State(app): State<Arc<App>>) -> Response {
     http_server::liveness(silent)
 }
 
-/// Answers 200, or 503 with the reasons, one a line.
+/// Answers 200, or 503 with one reason per line.
 pub(super) async fn readyz(State(app): State<Arc<App>>) -> Response {
     http_server::readiness(&app.not_ready().await)
 }
@@ -39,8 +39,8 @@ pub(super) async fn metrics(State(app): State<Arc<App>>) -> Response {
 // === impl App ===
 
 impl App {
-    /// Returns why the process does not see and do all that it is there for; empty where it
-    /// does.
+    /// Returns the reasons why the process does not observe and do everything it should; empty
+    /// if it does.
     pub(super) async fn not_ready(&self) -> Vec<String> {
         let console = &self.console;
         let mut reasons = console.sources.not_seen();
@@ -55,8 +55,8 @@ impl App {
         reasons
     }
 
-    /// Returns for whom the process stands by, or why nobody leads, where it does. It is not
-    /// ready then, so that a Service sends agents to who leads.
+    /// Returns which leader a standby process waits behind, or why there is no leader. A
+    /// standby is not ready, so that a Service routes agents to the leader.
     pub(super) fn stands_by(&self) -> Option<String> {
         let console = &self.console;
         if console.controller.is_some() || console.agent.is_some() {

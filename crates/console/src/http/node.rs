@@ -1,5 +1,5 @@
-//! `/api/v1/nodes/{name}/explain`: one node's story. `/api/v1/nodes/{name}/why-not`: what
-//! decides about it right now.
+//! `/api/v1/nodes/{name}/explain`: the timeline of a node. `/api/v1/nodes/{name}/why-not`: the
+//! current reasons of the decision about it.
 
 use std::sync::Arc;
 
@@ -15,15 +15,15 @@ use trial::why_not::WhyNot;
 
 use super::error::{Refusal, STORE_TIMEOUT, ask};
 use super::{App, ControllerPart};
-use crate::explain::{Material, explain as tell};
+use crate::explain::{Material, explain as timeline};
 
-/// Most events, and most journal entries, that a story is made of: the newest.
+/// Most events, and most journal entries, of a timeline: the newest ones.
 const NEWEST: usize = 1000;
-/// Bytes of events from which on a story has enough of them. An event may have over a megabyte.
+/// Bytes of events that end the reading for a timeline. One event may have over a megabyte.
 const STORY_BYTES: usize = 8 * 1024 * 1024;
-/// Events that are read from the store at once.
+/// Events per read of the store.
 const READ_AT_ONCE: usize = 8;
-/// Most open faults whose events are looked up where they are older than that.
+/// Most open faults whose older events are looked up.
 const OLDER_FAULTS: usize = 20;
 
 pub(super) async fn explain(
@@ -45,7 +45,7 @@ pub(super) async fn explain(
         }
     }
     let process = &app.console.process;
-    let mut story = tell(&Material {
+    let mut story = timeline(&Material {
         node: &node,
         data_dir: (!process.data_dir_is_default).then_some(process.data_dir.as_str()),
         records: &records,
@@ -57,7 +57,7 @@ pub(super) async fn explain(
         story.gpus = app.gpus();
     }
     if story.entries.is_empty() && story.status.is_none() {
-        let why = decided(&app, &node).await?;
+        let why = why(&app, &node).await?;
         if !why.known {
             return Err(Refusal::unknown_node(&why));
         }
@@ -67,7 +67,7 @@ pub(super) async fn explain(
     turn.json(&story).await
 }
 
-/// Returns the newest events of a node, and whether they are all that there are.
+/// Returns the newest events of a node, and true if there are no others.
 async fn newest(store: &dyn EventStore, node: &str) -> Result<(Vec<Record>, bool), Refusal> {
     let mut records: Vec<Record> = Vec::new();
     let mut bytes = 0;
@@ -96,7 +96,7 @@ pub(super) async fn why_not(
 ) -> Result<Json<WhyNot>, Refusal> {
     let store = app.store()?;
     let node = checked(name)?;
-    let why = decided(&app, &node).await?;
+    let why = why(&app, &node).await?;
     if !why.known {
         let query = EventQuery {
             node: Some(node),
@@ -126,14 +126,14 @@ fn checked(name: Result<Path<String>, PathRejection>) -> Result<String, Refusal>
     Ok(node)
 }
 
-/// Returns what decides about a node, from who decides.
-async fn decided(app: &App, node: &str) -> Result<WhyNot, Refusal> {
+/// Returns the reasons of the decision about a node, from the controller.
+async fn why(app: &App, node: &str) -> Result<WhyNot, Refusal> {
     let answer = (app.controller()?.why_not)(node.to_owned());
     match tokio::time::timeout(STORE_TIMEOUT, answer).await {
         Ok(Some(why)) => Ok(why),
         Ok(None) | Err(_) => Err(Refusal::new(
             StatusCode::SERVICE_UNAVAILABLE,
-            "who decides about nodes does not answer",
+            "the controller does not answer",
             "Look at gpuwarden's log; then try again.",
         )),
     }

@@ -1,5 +1,5 @@
-//! The page: static files that use the JSON API and nothing else. A process without events says
-//! in a few lines what it is.
+//! Static files of the page, which uses only the JSON API, and the plain text that processes
+//! without events serve instead.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use axum::extract::State;
 
 use super::App;
 
-/// A file of the page.
+/// Static file of the page.
 #[derive(Clone, Copy)]
 pub(super) struct File {
     pub(super) path: &'static str,
@@ -50,7 +50,7 @@ pub(super) const FILES: [File; 6] = [
     },
 ];
 
-/// Returns the text that an agent, or a controller that stands by, shows in the place of the page.
+/// Returns the text that an agent or a standby controller serves instead of the page.
 pub(super) async fn text(State(app): State<Arc<App>>) -> String {
     let node = &app.console.process.node_name;
     let head = match (&app.console.agent, app.stands_by()) {

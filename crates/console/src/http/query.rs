@@ -1,4 +1,4 @@
-//! Query parameters, each read once and checked; what is wrong is named.
+//! Query parameters: each is allowed once, and errors name the parameter.
 
 use axum::extract::Query;
 use axum::http::Uri;
@@ -6,10 +6,10 @@ use model::position::Position;
 
 use super::error::Refusal;
 
-/// Positions go up to this: stores keep them as signed numbers.
+/// Largest position: stores keep positions as signed numbers.
 const MAX_POSITION: u64 = i64::MAX.unsigned_abs();
 
-/// The parameters of a request.
+/// Query parameters of a request.
 pub(super) struct Parameters {
     given: Vec<(String, String)>,
     known: &'static [&'static str],
@@ -18,7 +18,7 @@ pub(super) struct Parameters {
 // === impl Parameters ===
 
 impl Parameters {
-    /// Reads the parameters of `uri`; only those in `known` may be given, each once.
+    /// Parses the parameters of `uri`. Only those in `known` are allowed, each once.
     pub(super) fn read(uri: &Uri, known: &'static [&'static str]) -> Result<Self, Refusal> {
         let Query(given) = Query::<Vec<(String, String)>>::try_from_uri(uri).map_err(|error| {
             Refusal::bad_request(
@@ -29,7 +29,7 @@ impl Parameters {
         for (index, (name, value)) in given.iter().enumerate() {
             if !known.contains(&name.as_str()) {
                 return Err(Refusal::bad_request(
-                    format!("parameter {name:?} (value {value:?}) is not known here"),
+                    format!("parameter {name:?} (value {value:?}) is unknown"),
                     format!("The parameters are {}.", known.join(", ")),
                 ));
             }
@@ -51,7 +51,7 @@ impl Parameters {
             .map(|(_, value)| value.as_str())
     }
 
-    /// Returns a name: not empty, and no longer than names may be.
+    /// Returns a name that is not empty and has at most `max` bytes.
     pub(super) fn name(&self, name: &str, max: usize) -> Result<Option<&str>, Refusal> {
         match self.text(name) {
             Some(value) if value.is_empty() || value.len() > max => Err(Refusal::bad_request(
@@ -81,7 +81,7 @@ impl Parameters {
         Ok(self.number(name, 0, MAX_POSITION)?.map(Position::from))
     }
 
-    /// Returns `true` or `false`; without a value given, `false`.
+    /// Returns `true` or `false`; false if the parameter is missing.
     pub(super) fn flag(&self, name: &str) -> Result<bool, Refusal> {
         match self.text(name) {
             None | Some("false") => Ok(false),

@@ -1,8 +1,8 @@
-//! The memory that all answers together may take: readers may be slow, or not read at all.
+//! Memory budget of all responses together, since clients may read slowly or not at all.
 //!
-//! An answer that can be large is made when it is its [`Turn`], a page at a time, and each
-//! page has its place in the [`Room`] until its reader has taken it. Probes and metrics need
-//! neither, so that they answer also where there is no room.
+//! A response that can be large is built during its [`Turn`], one page at a time, and each page
+//! occupies the [`Room`] until the client has received it. Probes and metrics need neither, so
+//! they are answered even when the budget is exhausted.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,15 +17,15 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::error::{Refusal, STORE_TIMEOUT};
 
-/// Bytes of answers that are held at a time: 32 pages of the largest. One that is larger
-/// alone has all of it.
+/// Most bytes of responses held at a time: 32 of the largest pages. A larger response occupies
+/// the whole budget.
 pub(super) const MAX_HELD_BYTES: u32 = 32 * 1024 * 1024;
-/// Answers that are made at a time: what they are made of takes several times their room.
+/// Most responses built at a time: building one takes several times its size.
 const MAX_MADE: usize = 2;
-/// Longest wait of an answer for its turn and its room: as long as for the store.
-const PATIENCE: Duration = STORE_TIMEOUT;
+/// Longest wait for a turn or for memory, as for the store.
+const TIMEOUT: Duration = STORE_TIMEOUT;
 
-/// Room for answers. Cheap to clone.
+/// Budget for responses. Cheap to clone.
 #[derive(Clone)]
 pub(super) struct Room {
     held: Arc<Semaphore>,
@@ -33,13 +33,13 @@ pub(super) struct Room {
     bytes: Gauge,
 }
 
-/// The right to make an answer.
+/// Permit to build a response.
 pub(super) struct Turn {
     room: Room,
     _turn: OwnedSemaphorePermit,
 }
 
-/// A text in its place.
+/// Text that occupies a part of the budget.
 struct Held {
     text: Vec<u8>,
     bytes: Gauge,
@@ -49,7 +49,7 @@ struct Held {
 // === impl Room ===
 
 impl Room {
-    /// Shows in `metrics` how much of it is taken.
+    /// Registers the gauge of held bytes.
     pub(super) fn register(&self, metrics: &Metrics) {
         metrics.register(
             "gpuwarden_http_held_bytes",
@@ -58,9 +58,9 @@ impl Room {
         );
     }
 
-    /// Waits for a turn.
+    /// Waits for the permit to build a response.
     pub(super) async fn turn(&self) -> Result<Turn, Refusal> {
-        let turn = patiently(Arc::clone(&self.made).acquire_owned()).await?;
+        let turn = in_time(Arc::clone(&self.made).acquire_owned()).await?;
         Ok(Turn {
             room: self.clone(),
             _turn: turn,
@@ -81,12 +81,12 @@ impl Default for Room {
 // === impl Turn ===
 
 impl Turn {
-    /// Holds a text until it is dropped.
+    /// Reserves memory for a text until it is dropped.
     pub(super) async fn hold(self, mut text: Vec<u8>) -> Result<Bytes, Refusal> {
         text.shrink_to_fit();
         let size = u32::try_from(text.len()).unwrap_or(u32::MAX);
         let place = Arc::clone(&self.room.held).acquire_many_owned(size.min(MAX_HELD_BYTES));
-        let place = patiently(place).await?;
+        let place = in_time(place).await?;
         let bytes = self.room.bytes.clone();
         bytes.inc_by(i64::from(size));
         Ok(Bytes::from_owner(Held {
@@ -96,7 +96,7 @@ impl Turn {
         }))
     }
 
-    /// Returns an answer of one JSON document.
+    /// Returns a response with one JSON document.
     pub(super) async fn json(self, document: &impl Serialize) -> Result<Response, Refusal> {
         let text = serde_json::to_vec(document).map_err(|error| {
             Refusal::new(
@@ -110,13 +110,13 @@ impl Turn {
     }
 }
 
-async fn patiently<T, E>(waiting: impl Future<Output = Result<T, E>>) -> Result<T, Refusal> {
-    match tokio::time::timeout(PATIENCE, waiting).await {
+async fn in_time<T, E>(waiting: impl Future<Output = Result<T, E>>) -> Result<T, Refusal> {
+    match tokio::time::timeout(TIMEOUT, waiting).await {
         Ok(Ok(place)) => Ok(place),
-        // Nobody closes the semaphores.
+        // The semaphores are never closed.
         Ok(Err(_)) | Err(_) => Err(Refusal::new(
             StatusCode::SERVICE_UNAVAILABLE,
-            "too much is being sent to others, who are slow to read it",
+            "other clients are slow to read their responses, which use up the memory for responses",
             "Try again in a few seconds.",
         )),
     }
@@ -151,13 +151,13 @@ mod tests {
         assert_eq!(room.bytes.get(), i64::from(MAX_HELD_BYTES));
         let refused = hold(1).await.unwrap_err();
         assert_eq!(refused.status, 503);
-        // A part of it keeps all of it.
+        // A slice keeps the whole text alive.
         let part = small.slice(5..6);
         drop(small);
         assert_eq!(hold(1).await.unwrap_err().status, 503);
         drop((large, part));
         assert_eq!(room.bytes.get(), 0);
-        // One that is larger than the room has it alone.
+        // A text above the limit occupies the whole budget.
         let largest = hold(33).await.unwrap();
         assert_eq!(hold(1).await.unwrap_err().status, 503);
         drop(largest);

@@ -1,4 +1,4 @@
-//! `/api/v1/status`: all that is known right now, put together from the parts of the console.
+//! `/api/v1/status`: the current state of all parts of the process.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ pub(super) async fn status(State(app): State<Arc<App>>) -> Result<Response, Refu
         controller.caught_up().await;
     }
     let (store, not_ready) = futures::join!(store, app.not_ready());
-    // Of a large cluster it is large.
+    // The response of a large cluster is large.
     let turn = app.room.turn().await?;
     let mut status = StatusView {
         process: console.process.clone(),
@@ -50,7 +50,7 @@ pub(super) async fn status(State(app): State<Arc<App>>) -> Result<Response, Refu
         status.forward = controller.forwarding.as_ref().map(forward_view);
     }
     if let Some(agent) = &console.agent {
-        // It decides nothing, so there is nothing that it would have to take in first.
+        // An agent makes no decisions, so it has nothing to catch up with.
         status.fleet.ready = true;
         status.delivery = Some(agent.delivery_view());
     }

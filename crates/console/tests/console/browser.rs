@@ -1,5 +1,5 @@
-//! A headless Chromium, driven over its remote debugging pipe: file descriptors 3 and 4,
-//! one JSON message between NUL bytes.
+//! Headless Chromium, driven over its remote debugging pipe: file descriptors 3 and 4, with NUL
+//! bytes between the JSON messages.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 
-/// Longest wait for one answer of the browser; it may have to start first.
+/// Longest wait for one response of the browser, including its start.
 const ENOUGH: Duration = Duration::from_secs(60);
 
 pub(crate) struct Browser {
@@ -18,7 +18,7 @@ pub(crate) struct Browser {
     from: BufReader<ChildStdout>,
     last_id: u64,
     session: String,
-    /// The complaints of the page: exceptions, and errors in its console.
+    /// Exceptions of the page, and errors in its console.
     pub(crate) complaints: Vec<String>,
     _profile: tempfile::TempDir,
 }
@@ -26,10 +26,10 @@ pub(crate) struct Browser {
 // === impl Browser ===
 
 impl Browser {
-    /// Starts a browser with one empty page of 1280 by 900.
+    /// Starts a browser with an empty page of 1280 by 900.
     pub(crate) async fn start(program: &Path) -> Self {
         let profile = tempfile::tempdir().unwrap();
-        // The shell moves our ends of the pipes to where the browser expects them.
+        // The shell moves the pipes to the descriptors that the browser expects.
         let mut child = Command::new("sh")
             .args([
                 "-c",
@@ -94,14 +94,14 @@ impl Browser {
             .await;
     }
 
-    /// `light` or `dark`.
+    /// Sets the preferred colour scheme: `light` or `dark`.
     pub(crate) async fn colours(&mut self, scheme: &str) {
         let feature = json!({"name": "prefers-color-scheme", "value": scheme});
         self.call("Emulation.setEmulatedMedia", json!({"features": [feature]}))
             .await;
     }
 
-    /// The value of an expression in the page.
+    /// Evaluates an expression in the page.
     pub(crate) async fn evaluate(&mut self, expression: &str) -> Value {
         let parameters = json!({"expression": expression, "returnByValue": true});
         let answer = self.call("Runtime.evaluate", parameters).await;
@@ -127,7 +127,7 @@ impl Browser {
         }
     }
 
-    /// Writes what the page looks like, in its whole length, as PNG in base64.
+    /// Writes a screenshot of the whole page, as PNG in base64.
     pub(crate) async fn screenshot(&mut self, file: &Path) {
         let parameters = json!({"format": "png", "captureBeyondViewport": true});
         let answer = self.call("Page.captureScreenshot", parameters).await;

@@ -1,4 +1,4 @@
-//! Clients that take what they can: many connections, and answers that they do not read.
+//! Clients that exhaust resources: many connections, and responses that they do not read.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -10,12 +10,12 @@ use tokio::net::TcpStream;
 
 use crate::server::{ENOUGH, Server, xid};
 
-/// Bytes of answers that are held at most: `MAX_HELD_BYTES` of `console/src/http/room.rs`.
+/// Most bytes of held responses: `MAX_HELD_BYTES` of `console/src/http/room.rs`.
 const HELD: u64 = 32 * 1024 * 1024;
 
-/// Connections of others: more than are kept, and than there are in reserve.
+/// Foreign connections: above the connection limit and its reserve.
 const OTHERS: usize = 350;
-/// The time for which a probe waits: shorter than an idle connection is kept.
+/// Longest wait of a probe: shorter than the idle timeout of a connection.
 const PATIENCE: Duration = Duration::from_secs(8);
 
 const EVENTS: &[u8] = b"GET /api/v1/events?limit=10000 HTTP/1.1\r\nHost: localhost\r\n\r\n";
@@ -24,7 +24,7 @@ const STREAM: &[u8] = b"GET /api/v1/stream HTTP/1.1\r\nHost: localhost\r\n\r\n";
 const STATUS: &[u8] = b"GET /api/v1/status HTTP/1.1\r\nHost: localhost\r\n\r\n";
 const HALF: &[u8] = b"GET /healthz HTTP/1.1\r\nHo";
 
-/// An event of about a megabyte.
+/// Returns an event of about a megabyte.
 fn large(number: usize) -> HealthEvent {
     let value = "x".repeat(4096);
     let pairs = (0..128).map(|key| (format!("{key:04096}"), value.clone()));
@@ -68,7 +68,7 @@ async fn readers_that_do_not_read_hold_what_they_are_allowed_and_no_more() {
     for request in requests {
         readers.push(open(&server, request).await);
     }
-    // Each of the first has a page that it does not take.
+    // Each of the first clients holds a page that it does not read.
     let most = AtomicU64::new(0);
     testkit::wait_for("pages that are held", ENOUGH, async || {
         let held = held(&server).await;
@@ -83,7 +83,7 @@ async fn readers_that_do_not_read_hold_what_they_are_allowed_and_no_more() {
     .unwrap();
     let most = most.into_inner();
     assert!(most <= HELD, "{most}");
-    // One that reads gets all that it asks for meanwhile.
+    // A client that reads gets its whole response meanwhile.
     let answer = server.get("/api/v1/events?limit=12").await;
     assert!(answer.text.len() > 12 * 1024 * 1024 && answer.text.ends_with(']'));
     assert!(held(&server).await <= HELD);
@@ -102,7 +102,7 @@ async fn readers_that_do_not_read_hold_what_they_are_allowed_and_no_more() {
 async fn probes_and_metrics_answer_whatever_others_do_with_their_connections() {
     runtime::descriptors::raise().unwrap();
     let server = Server::start().await;
-    // More than the kernel takes for a connection.
+    // More than the kernel buffers for a connection.
     let events = (0..500).map(|number| {
         let message = format!("{number}: {}", "x".repeat(16_000));
         xid("gpu-a-01", "79", &message, Timestamp::now())
@@ -111,7 +111,7 @@ async fn probes_and_metrics_answer_whatever_others_do_with_their_connections() {
     for request in [EVENTS, FOLLOW, STREAM, STATUS, HALF, b""] {
         let mut others = Vec::new();
         for _ in 0..OTHERS {
-            // One that had to give way meanwhile is of no use, but not missing either.
+            // The server may have closed a connection to make room for another.
             let mut stream = TcpStream::connect(server.address).await.unwrap();
             drop(stream.write_all(request).await);
             others.push(stream);

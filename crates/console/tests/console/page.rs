@@ -1,6 +1,6 @@
-//! The page in a real browser.
+//! Page in a real browser.
 //!
-//! `GPUWARDEN_SCREENSHOTS=DIR` keeps pictures of it, for people to look at (PNG in base64:
+//! `GPUWARDEN_SCREENSHOTS=DIR` saves screenshots for inspection, as PNG in base64 (decode with
 //! `base64 -d`).
 
 use std::path::PathBuf;
@@ -40,7 +40,8 @@ fn has(text: &str) -> String {
     format!("document.body.innerText.includes({})", json!(text))
 }
 
-/// Two nodes: one quarantined in a cluster, with its story; one that lies.
+/// Shows two nodes: one quarantined in a cluster, with its timeline, and one with hostile
+/// texts.
 async fn two_nodes(server: &Server) {
     let now = Timestamp::now();
     let ago = |seconds| now - SignedDuration::from_secs(seconds);
@@ -142,7 +143,7 @@ async fn two_nodes(server: &Server) {
     });
 }
 
-/// Shows a GPU that is well, and one that is lost.
+/// Shows a healthy GPU and a lost one.
 fn lost_gpu(server: &Server) {
     let gpu = |index: u32| Gpu {
         index,
@@ -211,7 +212,7 @@ async fn the_page_shows_the_state_and_hostile_text_as_text() {
     ] {
         assert_eq!(browser.evaluate(&has(text)).await, true, "{text}");
     }
-    // The story of the other node, by its link.
+    // Opens the timeline of the other node by its link.
     let click = "[...document.querySelectorAll('#nodes a')]
         .find((link) => link.textContent.includes('evil')).click()";
     browser.evaluate(click).await;
@@ -227,12 +228,12 @@ async fn the_page_shows_the_state_and_hostile_text_as_text() {
             json!(HOSTILE.trim_end())
         ))
         .await;
-    // Nothing of it became an element.
+    // No part of the hostile text became an element.
     let count = "[document.scripts.length, document.images.length,
         document.querySelectorAll('b, i, img, iframe').length]";
     assert_eq!(browser.evaluate(count).await, json!([1, 0, 0]));
     assert_ne!(browser.evaluate("document.title").await, "owned");
-    // A table is a table for a screen reader, and the state is announced.
+    // Tables are tables for screen readers, and the state is announced.
     let semantics = "document.querySelectorAll('table[aria-label] th[scope=col]').length > 0
         && document.querySelector('[role=status][aria-live=polite] #headline') !== null";
     assert_eq!(browser.evaluate(semantics).await, true);
@@ -267,7 +268,7 @@ async fn the_page_follows_what_happens_and_says_when_nobody_answers() {
     browser
         .wait_until("document.getElementById('live').textContent.startsWith('live')")
         .await;
-    // Only then is the dot green.
+    // The dot is green only in this state.
     let dot = "[document.getElementById('live').className,
         getComputedStyle(document.getElementById('live'), '::before').backgroundColor !==
         (document.getElementById('live').className = '',
@@ -281,7 +282,8 @@ async fn the_page_follows_what_happens_and_says_when_nobody_answers() {
     );
     picture(&mut browser, "empty").await;
 
-    // A fault, and nobody touches the page. Its clock stands, so it asks only when it is told.
+    // A fault appears without any interaction. The page's clock is stopped, so it refreshes
+    // only on a message.
     let stop = "const { now } = Date; const at = now(); Date.now = () => at; Date.goOn = now;";
     browser.evaluate(stop).await;
     server
@@ -303,7 +305,7 @@ async fn the_page_follows_what_happens_and_says_when_nobody_answers() {
     server.store.journal(&[entry]).await.unwrap();
     browser.wait_until(&has("a person is asked to look")).await;
 
-    // A reader that is stuck is not "no fault".
+    // A failing source must not be shown as "no fault".
     server.fleet.send_replace(Arc::new(FleetView {
         applied: 2.into(),
         ready: true,
@@ -367,12 +369,12 @@ async fn a_controller_tells_no_story_of_its_host_and_says_who_leads() {
     browser.wait_until(&has("No node is selected.")).await;
     browser.wait_until(&has("No node has an open fault.")).await;
     browser.wait_until(&has("this process")).await;
-    // Neither as a node nor as the hero of a story; and nothing was asked for in vain.
+    // The controller appears neither as a node nor in a timeline, and no request failed.
     let machine = "document.getElementById('nodes').textContent.includes('gpu-a-01')";
     assert_eq!(browser.evaluate(machine).await, false);
     assert_eq!(browser.evaluate(&has("Timeline of")).await, false);
     assert_eq!(browser.complaints, [""; 0]);
-    // A node with a fault has one.
+    // A node with a fault has a timeline.
     server
         .take(vec![xid("gpu-b-01", "79", MESSAGE, Timestamp::now())])
         .await;

@@ -1,5 +1,5 @@
-//! What an agent and a controller that stands by show: the same status document, and where the
-//! rest is to be found.
+//! Console of an agent and of a standby controller: the same status document, and pointers to
+//! the process that has the rest.
 
 use std::sync::Arc;
 
@@ -32,7 +32,7 @@ fn console(role: Role) -> Console {
     }
 }
 
-/// The answers to a request for each path, status and text.
+/// Returns status and text of the response for each path.
 async fn answers<const N: usize>(console: Console, paths: [&str; N]) -> [(u16, String); N] {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -50,7 +50,7 @@ async fn answers<const N: usize>(console: Console, paths: [&str; N]) -> [(u16, S
         answers.push((status, body.to_owned()));
     }
     cancel.cancel();
-    // The listener is for who leads next.
+    // The listener is kept for the next leader.
     assert_eq!(task.await.unwrap().local_addr().unwrap(), address);
     answers.try_into().unwrap()
 }

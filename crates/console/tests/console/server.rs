@@ -1,5 +1,4 @@
-//! A console on a free port, over a real store in a directory of its own, and a client
-//! that talks HTTP/1.1 to it.
+//! Console on a free port, over a real store in its own directory, with an HTTP/1.1 client.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -32,7 +31,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use trial::why_not::WhyNot;
 
-/// Far beyond what anything here takes.
+/// Longest wait; far above anything the tests need.
 pub(crate) const ENOUGH: Duration = Duration::from_secs(30);
 
 pub(crate) struct Server {
@@ -45,12 +44,12 @@ pub(crate) struct Server {
     pub(crate) devices: DeviceApi,
     pub(crate) cancel: CancellationToken,
     pub(crate) task: JoinHandle<TcpListener>,
-    /// Seconds, for the sources.
+    /// Passed time of the sources, in seconds.
     passed: Arc<AtomicU64>,
     dir: tempfile::TempDir,
 }
 
-/// An answer, read to its end.
+/// Response with its whole body.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) status: StatusCode,
@@ -58,13 +57,13 @@ pub(crate) struct Answer {
     pub(crate) text: String,
 }
 
-/// A body that is read as it comes.
+/// Body that is read as it arrives.
 pub(crate) struct Lines {
     body: Incoming,
     buffer: Vec<u8>,
 }
 
-/// An XID of a GPU of `node`, as the kernel log monitor reports it.
+/// Returns an XID of a GPU of `node`, as the kernel log monitor reports it.
 pub(crate) fn xid(node: &str, code: &str, message: &str, at: Timestamp) -> HealthEvent {
     let entity = |entity_type: &str, value: &str| Entity {
         entity_type: entity_type.to_owned(),
@@ -87,7 +86,7 @@ pub(crate) fn xid(node: &str, code: &str, message: &str, at: Timestamp) -> Healt
     }
 }
 
-/// Returns the process of a role.
+/// Returns the process facts of a role.
 pub(crate) fn process(role: Role, started_at: Timestamp) -> ProcessView {
     ProcessView {
         version: "0.1.0".into(),
@@ -104,12 +103,12 @@ pub(crate) fn process(role: Role, started_at: Timestamp) -> ProcessView {
 // === impl Server ===
 
 impl Server {
-    /// Starts it, ready, with nothing wrong anywhere.
+    /// Starts a server that is ready and has no problems.
     pub(crate) async fn start() -> Self {
         Self::start_as(Role::Run, None).await
     }
 
-    /// The same as another role, with another source of who leads.
+    /// Starts a server in another role, with another source of the leader.
     pub(crate) async fn start_as(role: Role, leadership: Option<LeadershipSource>) -> Self {
         let now = Timestamp::now();
         let dir = tempfile::tempdir().unwrap();
@@ -176,7 +175,7 @@ impl Server {
         format!("http://{}{path}", self.address)
     }
 
-    /// Lets time pass for the sources.
+    /// Advances the time of the sources.
     pub(crate) fn pass(&self, time: Duration) {
         self.passed.fetch_add(time.as_secs(), Ordering::Relaxed);
     }
@@ -185,7 +184,6 @@ impl Server {
         self.dir.path()
     }
 
-    /// Stores events.
     pub(crate) async fn store(&self, events: Vec<HealthEvent>) {
         let now = Timestamp::now();
         let events = events.into_iter().map(|mut event| {
@@ -198,7 +196,7 @@ impl Server {
         self.store.append(events.collect()).await.unwrap();
     }
 
-    /// Stores events and shows the faults that they open, as the controller would.
+    /// Stores events and publishes the faults that they open, as the controller would.
     pub(crate) async fn take(&self, events: Vec<HealthEvent>) {
         self.store(events).await;
         let records = self.store.feed(0.into(), 10_000).await.unwrap();
@@ -226,7 +224,7 @@ impl Server {
         self.fleet.send_replace(Arc::new(view));
     }
 
-    /// Shows a node as quarantined since a moment ago.
+    /// Publishes a node as quarantined a moment ago.
     pub(crate) fn quarantine(&self, node: &str) {
         self.fleet.send_modify(|view| {
             let view = Arc::make_mut(view);
@@ -249,7 +247,7 @@ impl Server {
         });
     }
 
-    /// Sends a request on a connection of its own.
+    /// Sends a request on a new connection.
     pub(crate) async fn send(&self, method: &str, path: &str, host: &str) -> Response<Incoming> {
         let stream = TcpStream::connect(self.address).await.unwrap();
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.unwrap();
@@ -284,7 +282,6 @@ impl Server {
         }
     }
 
-    /// Opens a stream.
     pub(crate) async fn stream(&self, path: &str) -> Lines {
         let response = self.send("GET", path, "localhost").await;
         assert_eq!(response.status(), 200);
@@ -295,8 +292,8 @@ impl Server {
     }
 }
 
-/// Returns the controller's answer about a node, as far as the console's routes look at it: the
-/// cluster has `gpu-b-01`, without a fault.
+/// Returns the controller's answer about a node, as far as the routes use it: the cluster has
+/// `gpu-b-01`, without a fault.
 fn known_or_not(node: &str, fleet: &FleetView) -> WhyNot {
     let in_cluster = node == "gpu-b-01";
     WhyNot {
@@ -304,7 +301,7 @@ fn known_or_not(node: &str, fleet: &FleetView) -> WhyNot {
         answer: format!("{node} is not quarantined: no fault of it is open"),
         checks: Vec::new(),
         in_cluster: Some(in_cluster),
-        // As in the product, where a process knows the node that it runs on.
+        // In the product, a process also knows the node that it runs on.
         known: in_cluster
             || node == "gpu-a-01"
             || fleet.nodes.iter().any(|status| status.name == node),
@@ -329,7 +326,7 @@ impl Answer {
 // === impl Lines ===
 
 impl Lines {
-    /// The next line that is not empty; `None` where the stream has ended.
+    /// Returns the next line that is not empty; `None` when the stream has ended.
     pub(crate) async fn next(&mut self) -> Option<String> {
         tokio::time::timeout(ENOUGH, self.read())
             .await
