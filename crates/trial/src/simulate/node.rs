@@ -1,4 +1,4 @@
-//! A node of the cluster that exists only here.
+//! Node of the simulated cluster.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -9,26 +9,25 @@ use model::node::{NodeChange, NodeView, Taint};
 use model::ownership::SESSION_ANNOTATIONS;
 use serde_json::json;
 
-/// Beginning of the names of others' taints and labels.
+/// Prefix of taints and labels that do not belong to gpuwarden.
 pub(super) const FOREIGN: &str = "foreign-";
 
-/// A node as the API server has it.
+/// Node, as the API server stores it.
 pub(super) struct SimNode {
     pub(super) view: Arc<NodeView>,
-    /// States that the watch has not told of.
-    pub(super) told: VecDeque<Arc<NodeView>>,
-    /// True if somebody else than gpuwarden has cordoned it.
+    /// States that the watch has not delivered yet.
+    pub(super) undelivered: VecDeque<Arc<NodeView>>,
+    /// True if the cordon was set by somebody else.
     pub(super) cordoned_by_hand: bool,
-    /// The time of its last boot, after which a machine may uncordon it.
+    /// Last boot, after which a machine may uncordon the node.
     pub(super) booted: Option<Timestamp>,
-    /// True if it was a machine that uncordoned it.
+    /// True if a machine removed the cordon.
     pub(super) uncordoned_by_machine: bool,
-    /// The pods, by `NAMESPACE/NAME`.
     pub(super) pods: BTreeMap<String, PodView>,
-    /// The controller wants to be told of its pods.
+    /// True while the controller watches its pods.
     pub(super) followed: bool,
-    /// Its pods cannot be seen.
-    pub(super) unseen: bool,
+    /// True while its pods cannot be listed.
+    pub(super) hidden: bool,
 }
 
 // === impl SimNode ===
@@ -43,17 +42,16 @@ impl SimNode {
         });
         Some(Self {
             view: Arc::new(NodeView::from_object(object)?),
-            told: VecDeque::new(),
+            undelivered: VecDeque::new(),
             cordoned_by_hand: false,
             booted: None,
             uncordoned_by_machine: false,
             pods: BTreeMap::new(),
             followed: false,
-            unseen: false,
+            hidden: false,
         })
     }
 
-    /// Boots it, which the watch will tell.
     pub(super) fn boot(&mut self, now: Timestamp) {
         let mut object = self.view.object();
         object["status"]["nodeInfo"]["bootID"] = json!(format!("boot-{now}"));
@@ -63,7 +61,6 @@ impl SimNode {
         }
     }
 
-    /// Changes it, which the watch will tell.
     pub(super) fn change(&mut self, change: &NodeChange) {
         if change.unschedulable.is_some() {
             self.uncordoned_by_machine = false;
@@ -75,16 +72,16 @@ impl SimNode {
         let version = view.resource_version.parse::<u64>().unwrap_or_default() + 1;
         view.resource_version = version.to_string();
         self.view = Arc::new(view);
-        self.told.push_back(Arc::clone(&self.view));
+        self.undelivered.push_back(Arc::clone(&self.view));
     }
 }
 
-/// Returns the name of a node.
+/// Returns the name of the node with this index.
 pub(super) fn name(index: usize) -> String {
     format!("n{index}")
 }
 
-/// Returns whether the condition of a patch holds (`cluster::patch`).
+/// Returns true if the precondition of a patch holds, as in `cluster::patch`.
 pub(super) fn holds(seen: &NodeView, is: &NodeView, change: &NodeChange) -> bool {
     let session =
         |node: &NodeView| SESSION_ANNOTATIONS.map(|key| node.annotations.get(key).cloned());

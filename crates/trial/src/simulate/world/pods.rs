@@ -1,4 +1,4 @@
-//! The pods of the cluster: bound, told of, asked to end, and gone.
+//! Pods in the simulated cluster: their creation, watch, eviction and end.
 
 use contract::keys;
 use fleet::drain::PodView;
@@ -11,7 +11,7 @@ use super::World;
 // === impl World ===
 
 impl World {
-    /// Begins to tell of the pods of a node, or ends it.
+    /// Starts or stops the watch of a node's pods.
     pub(super) fn follow(&mut self, name: &str, follow: bool) {
         let Some(index) = self.index(name) else {
             return;
@@ -22,44 +22,44 @@ impl World {
         self.list_pods(index);
     }
 
-    /// Has the pods of a node told of anew, or that they cannot be.
+    /// Lists the pods of a watched node again, or lets the list fail.
     fn list_pods(&mut self, index: usize) {
         let Some(node) = self.nodes.get(index) else {
             return;
         };
-        if node.unseen {
+        if node.hidden {
             let why = "the API server is away".to_owned();
             if node.followed {
                 let node = name(index);
                 let news = PodNews::Failing(why);
-                self.take(FleetInput::Pods { node, news });
+                self.send(FleetInput::Pods { node, news });
             }
             return;
         }
         let pods: Vec<PodView> = node.pods.values().cloned().collect();
-        self.tell_of_pod(index, PodNews::ListBegun);
+        self.send_pod(index, PodNews::ListBegun);
         for pod in pods {
-            self.tell_of_pod(index, PodNews::Seen(Box::new(pod)));
+            self.send_pod(index, PodNews::Seen(Box::new(pod)));
         }
-        self.tell_of_pod(index, PodNews::Listed);
+        self.send_pod(index, PodNews::Listed);
     }
 
-    pub(super) fn tell_of_pod(&mut self, index: usize, news: PodNews) {
+    pub(super) fn send_pod(&mut self, index: usize, news: PodNews) {
         let node = self.nodes.get(index);
-        if node.is_some_and(|node| node.followed && !node.unseen) {
+        if node.is_some_and(|node| node.followed && !node.hidden) {
             let node = name(index);
-            self.take(FleetInput::Pods { node, news });
+            self.send(FleetInput::Pods { node, news });
         }
     }
 
-    pub(in crate::simulate) fn see_pods(&mut self, index: usize, unseen: bool) {
+    pub(in crate::simulate) fn hide_pods(&mut self, index: usize, hidden: bool) {
         if let Some(node) = self.nodes.get_mut(index) {
-            node.unseen = unseen;
+            node.hidden = hidden;
         }
         self.list_pods(index);
     }
 
-    /// Binds a pod to a node that takes pods.
+    /// Binds a pod to a schedulable node.
     pub(in crate::simulate) fn bind(&mut self, index: usize, namespace: usize) {
         let Some(node) = self.nodes.get_mut(index) else {
             return;
@@ -81,7 +81,7 @@ impl World {
         };
         node.pods
             .insert(format!("{}/{}", pod.namespace, pod.name), pod.clone());
-        self.tell_of_pod(index, PodNews::Seen(Box::new(pod)));
+        self.send_pod(index, PodNews::Seen(Box::new(pod)));
     }
 
     /// Ends one of the pods.
@@ -99,10 +99,10 @@ impl World {
         if let Some(node) = self.nodes.get_mut(index) {
             node.pods.remove(title);
         }
-        self.tell_of_pod(index, PodNews::Gone(title.to_owned()));
+        self.send_pod(index, PodNews::Gone(title.to_owned()));
     }
 
-    /// Ends pods that were asked to, and those that are waited for. Returns whether there was one.
+    /// Ends pods that were evicted or that a drain waits for. Returns false if there were none.
     pub(in crate::simulate) fn end_pods(&mut self) -> bool {
         let mut ended = Vec::new();
         for (index, node) in self.nodes.iter().enumerate() {

@@ -1,4 +1,5 @@
-//! The custom resources of the cluster: told of, carried out by a janitor, and deleted by somebody.
+//! Custom resources in the simulated cluster: their watch, the janitor that executes them, and
+//! their deletion by somebody.
 
 use fleet::FleetInput;
 use model::attempt::Attempt;
@@ -11,25 +12,25 @@ use super::World;
 // === impl World ===
 
 impl World {
-    /// Begins to tell of the custom resource of a node, or of none any more.
+    /// Starts or stops the watch of a node's custom resource.
     pub(super) fn watch_resource(&mut self, node: String, name: &str, watch: bool) {
         if watch {
             self.watched.insert(name.to_owned(), node);
-            self.tell_of_resource(name);
+            self.send_resource(name);
         } else {
             self.watched.remove(name);
         }
     }
 
-    pub(super) fn tell_of_resource(&mut self, name: &str) {
+    pub(super) fn send_resource(&mut self, name: &str) {
         let Some(node) = self.watched.get(name).cloned() else {
             return;
         };
         let (name, news) = (name.to_owned(), self.resources.news(name));
-        self.take(FleetInput::Resource { node, name, news });
+        self.send(FleetInput::Resource { node, name, news });
     }
 
-    /// Has a janitor work on one of the custom resources.
+    /// Lets a janitor work on one of the custom resources.
     pub(in crate::simulate) fn work(&mut self, which: usize, work: Work) -> Result<(), Broken> {
         let Some((name, node)) = self.resources.any(which) else {
             return Ok(());
@@ -42,11 +43,11 @@ impl World {
             return Ok(());
         };
         self.resources.work(name, work, node)?;
-        self.tell_of_resource(name);
+        self.send_resource(name);
         Ok(())
     }
 
-    /// Has a janitor carry out what is there. Returns whether there was anything.
+    /// Lets a janitor complete all custom resources. Returns false if there were none.
     pub(in crate::simulate) fn finish_repairs(&mut self) -> Result<bool, Broken> {
         let open = self.resources.open();
         for (name, node) in &open {
@@ -56,8 +57,9 @@ impl World {
         Ok(!open.is_empty())
     }
 
-    /// Deletes one of the custom resources of which its node says that it is made. One that is deleted before
-    /// is made again where its maker has crashed: nobody can know (docs/remediation.md, "Limits").
+    /// Deletes a custom resource whose node already records its creation. An earlier deletion,
+    /// followed by a crash of the controller, leads to a second creation, since nothing records
+    /// the first (docs/remediation.md, "Limits").
     pub(in crate::simulate) fn delete_resource(&mut self, which: usize) {
         let Some((name, node)) = self.resources.any(which) else {
             return;
@@ -68,7 +70,7 @@ impl World {
         let made = |one: &Attempt| one.name == name && one.made.is_some();
         if mark.attempts.iter().any(made) {
             self.resources.delete(&name);
-            self.tell_of_resource(&name);
+            self.send_resource(&name);
         }
     }
 }

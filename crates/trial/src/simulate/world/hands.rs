@@ -1,0 +1,101 @@
+//! Changes of nodes in the simulated cluster by people and machines.
+
+use contract::keys;
+use jiff::SignedDuration;
+use model::node::{NodeChange, Taint};
+use model::ownership::Ownership;
+use serde_json::json;
+
+use super::super::happening::{Hand, Machine};
+use super::super::node::FOREIGN;
+use super::World;
+
+/// Time after a boot when a machine may uncordon its node.
+const LOADS_WITHIN: SignedDuration = SignedDuration::from_mins(5);
+
+// === impl World ===
+
+impl World {
+    /// Changes a node as a person.
+    pub(in crate::simulate) fn change_by_hand(&mut self, index: usize, hand: Hand) {
+        let now = self.now;
+        let Some(node) = self.nodes.get_mut(index) else {
+            return;
+        };
+        let mut change = NodeChange::default();
+        match hand {
+            Hand::Cordon => {
+                // A cordon on top of gpuwarden's own changes nothing.
+                let own = Ownership::read(&node.view);
+                let ours = own.is_some_and(|own| own.cordoned && !own.cordon_pre_existing);
+                node.cordoned_by_hand |= !node.view.unschedulable && !ours;
+                change.unschedulable = Some(true);
+            }
+            Hand::Uncordon => {
+                node.cordoned_by_hand = false;
+                change.unschedulable = Some(false);
+            }
+            Hand::Untaint => {
+                let taints = node.view.taints.iter().map(|on| on.taint.clone());
+                let ours = taints.filter(|taint| !taint.key.starts_with(FOREIGN));
+                change.remove_taints = ours.collect();
+            }
+            Hand::AskRelease => {
+                let at = now.to_string();
+                let asked = json!({"by": "alice", "reason": "a simulation", "at": at});
+                let asked = (keys::RELEASE.to_owned(), Some(asked.to_string()));
+                change.annotations = [asked].into_iter().collect();
+            }
+            Hand::Veto(hours) => {
+                let until = now + SignedDuration::from_hours(i64::try_from(hours).unwrap_or(0));
+                let veto = json!({"by": "alice", "reason": "a simulation", "until": until});
+                let veto = (keys::VETO.to_owned(), Some(veto.to_string()));
+                change.annotations = [veto].into_iter().collect();
+            }
+            Hand::Taint(number) => {
+                let taint = foreign(number);
+                if !node.view.has_taint(&taint) {
+                    change.add_taints = vec![taint];
+                }
+            }
+            Hand::TakeTaint(number) => change.remove_taints = vec![foreign(number)],
+            Hand::Label(number) => {
+                let label = (format!("{FOREIGN}{number}"), Some("x".to_owned()));
+                change.labels = [label].into_iter().collect();
+            }
+        }
+        node.change(&change);
+    }
+
+    /// Changes a node as a machine.
+    pub(in crate::simulate) fn machine(&mut self, index: usize, machine: Machine) {
+        let now = self.now;
+        let Some(node) = self.nodes.get_mut(index) else {
+            return;
+        };
+        let begun = self.resources.is_begun(&node.view);
+        match machine {
+            Machine::Boots => node.boot(now),
+            // Nodes that a person cordoned are left alone here.
+            Machine::Uncordons if node.view.unschedulable && !node.cordoned_by_hand => {
+                let booted = (node.booted).is_some_and(|at| now.duration_since(at) < LOADS_WITHIN);
+                if booted || begun {
+                    node.change(&NodeChange {
+                        unschedulable: Some(false),
+                        ..NodeChange::default()
+                    });
+                    node.uncordoned_by_machine = true;
+                }
+            }
+            Machine::Uncordons => {}
+        }
+    }
+}
+
+fn foreign(number: usize) -> Taint {
+    Taint {
+        key: format!("{FOREIGN}{number}"),
+        value: String::new(),
+        effect: "NoSchedule".to_owned(),
+    }
+}

@@ -1,0 +1,198 @@
+//! Requests of the controller in the simulated cluster: their arrival at the API server and the
+//! store, and the answers.
+
+use std::sync::Arc;
+
+use contract::{HealthEvent, keys};
+use fleet::session::Intent;
+use fleet::{
+    CreateAnswer, FleetInput, InStore, PatchAnswer, Planned, PlannedRemoval, PlannedResource,
+    PodNews, RemovalAnswer,
+};
+use jiff::Timestamp;
+use model::attempt::Attempt;
+use model::ownership::Ownership;
+
+use super::super::happening::Fate;
+use super::super::judge::{self, Broken};
+use super::super::node::holds;
+use super::World;
+
+/// Request that has not arrived yet.
+pub(super) enum Request {
+    Patch(Box<Planned>),
+    Remove(Box<PlannedRemoval>),
+    LookUp(String, Vec<String>),
+    Append(String, Vec<(HealthEvent, Timestamp)>),
+    Make(Box<PlannedResource>),
+    Withdraw(Box<Attempt>),
+}
+
+// === impl World ===
+
+impl World {
+    /// Lets one of the pending requests arrive. Returns false if there are none.
+    pub(in crate::simulate) fn arrives(
+        &mut self,
+        which: usize,
+        fate: Fate,
+    ) -> Result<bool, Broken> {
+        if self.pending.is_empty() {
+            return Ok(false);
+        }
+        let request = self.pending.remove(which % self.pending.len());
+        let done = matches!(fate, Fate::Done | Fate::DoneUnanswered);
+        let input = match request {
+            Request::Patch(planned) => {
+                let answer = if done {
+                    self.patch(&planned)?
+                } else {
+                    PatchAnswer::Unknown
+                };
+                let answer = match fate {
+                    Fate::Done => answer,
+                    Fate::DoneUnanswered | Fate::Lost => PatchAnswer::Unknown,
+                    Fate::Refused => PatchAnswer::Refused { retry_after: None },
+                };
+                let node = planned.node;
+                FleetInput::NodePatched { node, answer }
+            }
+            Request::Remove(planned) => {
+                let answer = if done {
+                    self.remove(&planned)
+                } else {
+                    failed()
+                };
+                let answer = match fate {
+                    Fate::Done => answer,
+                    Fate::DoneUnanswered | Fate::Lost => failed(),
+                    Fate::Refused => RemovalAnswer::Held {
+                        why: "a disruption budget".to_owned(),
+                        retry_after: None,
+                    },
+                };
+                let PlannedRemoval { node, uid, .. } = *planned;
+                FleetInput::PodAnswered { node, uid, answer }
+            }
+            Request::Make(planned) => {
+                let answer = if done {
+                    self.resources.make(&planned)
+                } else {
+                    not_made()
+                };
+                let answer = match fate {
+                    Fate::Done => answer,
+                    Fate::DoneUnanswered | Fate::Lost | Fate::Refused => not_made(),
+                };
+                let PlannedResource { node, key, .. } = *planned;
+                FleetInput::ResourceCreated { node, key, answer }
+            }
+            Request::Withdraw(attempt) => {
+                if done && self.resources.withdraw(&attempt) {
+                    self.send_resource(&attempt.name);
+                }
+                return Ok(true); // The controller expects no answer.
+            }
+            Request::LookUp(node, ids) => {
+                let found = ids.into_iter().map(|id| (id.clone(), self.in_store(&id)));
+                let found = (fate == Fate::Done).then(|| found.collect());
+                FleetInput::EventsFound { node, found }
+            }
+            Request::Append(node, events) => {
+                let mut last = None;
+                for (event, created_at) in events.into_iter().filter(|_| done) {
+                    let before = self.stored.len();
+                    let at = self.store(event, created_at);
+                    last = last.max(Some(at).filter(|_| self.stored.len() > before));
+                }
+                let result = if fate == Fate::Done {
+                    Ok(last)
+                } else {
+                    Err(())
+                };
+                FleetInput::EventsAppended { node, result }
+            }
+        };
+        self.send(input);
+        Ok(true)
+    }
+
+    fn in_store(&self, id: &str) -> InStore {
+        if self.stored.iter().any(|record| record.id == id) {
+            InStore::Current
+        } else {
+            InStore::Nothing
+        }
+    }
+
+    /// Carries out a patch like the API server: only if the node still is as the decision saw
+    /// it.
+    fn patch(&mut self, planned: &Planned) -> Result<PatchAnswer, Broken> {
+        let Some(index) = self.index(&planned.node) else {
+            return Ok(PatchAnswer::NotFound);
+        };
+        let change = &planned.patch.change;
+        let Some(node) = self.nodes.get(index) else {
+            return Ok(PatchAnswer::NotFound);
+        };
+        if !holds(&planned.view, &node.view, change) {
+            return Ok(PatchAnswer::Conflict);
+        }
+        judge::patch(node, planned)?;
+        let patch = &planned.patch;
+        let untainted = change.annotations.get(keys::UNTAINTED_MANUALLY);
+        if let Some(node) = self.nodes.get_mut(index) {
+            // The person who removed the taints owns the cordon from now on.
+            if untainted.is_some_and(Option::is_some) {
+                node.cordoned_by_hand |= node.view.unschedulable;
+            }
+            // A cordon that preceded the session is restored, and belongs to somebody else
+            // again.
+            let own = Ownership::read(&node.view);
+            let theirs = own.is_some_and(|own| own.cordon_pre_existing);
+            node.cordoned_by_hand |= theirs && change.unschedulable == Some(true);
+            node.change(&patch.change);
+            self.sessions += u64::from(patch.intent == Intent::Quarantine);
+            return Ok(PatchAnswer::Made(Arc::clone(&node.view)));
+        }
+        Ok(PatchAnswer::NotFound)
+    }
+
+    /// Removes a pod like the API server: by its uid. With a grace period, the kubelet ends it
+    /// later.
+    fn remove(&mut self, planned: &PlannedRemoval) -> RemovalAnswer {
+        let now = self.now;
+        let Some(index) = self.index(&planned.node) else {
+            return RemovalAnswer::Gone;
+        };
+        let title = format!("{}/{}", planned.namespace, planned.name);
+        let pods = self.nodes.get_mut(index).map(|node| &mut node.pods);
+        let pod = pods.and_then(|pods| pods.get_mut(&title));
+        let Some(pod) = pod.filter(|pod| pod.uid == planned.uid) else {
+            return RemovalAnswer::Gone;
+        };
+        match planned.evict {
+            Some(grace) => {
+                pod.ends_by.get_or_insert(now + grace);
+                let pod = pod.clone();
+                self.send_pod(index, PodNews::Seen(Box::new(pod)));
+            }
+            None => self.pod_gone(index, &title),
+        }
+        RemovalAnswer::Taken
+    }
+}
+
+fn failed() -> RemovalAnswer {
+    RemovalAnswer::Failed {
+        why: "no answer".to_owned(),
+        retry_after: None,
+    }
+}
+
+fn not_made() -> CreateAnswer {
+    CreateAnswer::Failed {
+        why: "no answer".to_owned(),
+        retry_after: None,
+    }
+}
