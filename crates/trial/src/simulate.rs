@@ -1,12 +1,12 @@
-//! A simulation: the decisions of production ([`fleet`]) in a cluster that exists only here, and in
-//! which all goes wrong that can.
+//! Simulation: the decisions of production ([`fleet`]) in a simulated cluster with
+//! every kind of failure.
 //!
-//! Faults come and go, requests are refused or lost or answered to nobody, news is late, people lay hands on
-//! nodes, clocks are put back, and the controller crashes between any two effects. After each step the
-//! invariants of [`judge`] have to hold. A run is made of episodes: at the end of each all goes well, and
-//! everything has to settle; then all faults are over, and every node has to be given back as others have
-//! made it. All follows from the seed. A story that breaks an invariant is told with as few steps as still
-//! break it.
+//! Faults come and go, requests are refused or lost, responses and watch events arrive late or
+//! never, people and machines change nodes, clocks are set back, and the controller crashes
+//! between any two effects. The invariants of [`judge`] must hold after each step. A run
+//! consists of episodes. At the end of an episode failures stop, and everything must settle;
+//! then all faults end, and every node must be returned in the state that others want. A run is
+//! determined by its seed. A violation is reported with as few steps as still cause it.
 
 mod dice;
 mod happening;
@@ -25,44 +25,44 @@ use happening::{Fate, Happening, NODES};
 use judge::Broken;
 use world::World;
 
-/// Steps of one episode.
+/// Number of steps of an episode.
 const EPISODE: u64 = 250;
-/// Rounds in which everything has to settle where all goes well.
+/// Most rounds until everything must have settled once nothing fails.
 const ROUNDS: u32 = 2000;
-/// Attempts to tell a story with fewer steps.
+/// Most attempts to shorten a violation.
 const ATTEMPTS: u32 = 2000;
 
-/// The result of a run.
+/// Result of a run.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Report {
-    /// The seed from which all follows.
+    /// Seed of the run, which determines it.
     pub seed: u64,
-    /// Number of steps.
+    /// Number of steps taken.
     pub steps: u64,
-    /// Number of sessions that began.
+    /// Number of sessions started.
     pub sessions: u64,
     /// Number of crashes of the controller.
     pub crashes: u64,
-    /// Number of effects that were asked for, by kind.
+    /// Number of effects, by kind.
     pub effects: BTreeMap<&'static str, u64>,
-    /// The first invariant that was broken; it ends the run.
+    /// First violated invariant; it ends the run.
     pub violation: Option<Violation>,
 }
 
-/// An invariant that was broken.
+/// Violation of an invariant.
 #[derive(Clone, Debug, Serialize)]
 pub struct Violation {
-    /// The seed of the episode.
+    /// Seed of the episode.
     pub seed: u64,
-    /// Its steps.
+    /// Number of steps of the episode.
     pub steps: u64,
-    /// The invariant that does not hold.
+    /// Description of the invariant and its violation.
     pub what: String,
-    /// The steps that lead there, as few as were found.
+    /// Steps that lead to the violation, as few as were found.
     pub story: Vec<String>,
 }
 
-/// The figures of an episode.
+/// Counters of an episode.
 #[derive(Default)]
 struct Figures {
     sessions: u64,
@@ -70,7 +70,7 @@ struct Figures {
     effects: BTreeMap<&'static str, u64>,
 }
 
-/// Runs so many steps, or until an invariant is broken.
+/// Runs `steps` steps, or until an invariant is violated.
 pub fn run(seed: u64, steps: u64) -> Report {
     let mut report = Report {
         seed,
@@ -97,20 +97,19 @@ pub fn run(seed: u64, steps: u64) -> Report {
     report
 }
 
-/// Plays an episode.
 fn play(steps: &[Happening], figures: &mut Figures) -> Result<(), Broken> {
     let mut world = World::new()?;
     let played = steps
         .iter()
-        .try_for_each(|step| take(&mut world, *step, figures))
+        .try_for_each(|step| apply(&mut world, *step, figures))
         .and_then(|()| end(&mut world));
     figures.effects = std::mem::take(&mut world.effects);
     figures.sessions = world.sessions;
     played
 }
 
-fn take(world: &mut World, step: Happening, figures: &mut Figures) -> Result<(), Broken> {
-    // No two things happen at the same time: names follow from times.
+fn apply(world: &mut World, step: Happening, figures: &mut Figures) -> Result<(), Broken> {
+    // Every step has its own time, since names are derived from times.
     world.tick();
     match step {
         Happening::Fault(symptom, fatal, late) => world.report(symptom, false, fatal, late),
@@ -118,20 +117,20 @@ fn take(world: &mut World, step: Happening, figures: &mut Figures) -> Result<(),
         Happening::Read(most) => world.read_events(most),
         Happening::Decide => world.decide()?,
         Happening::Arrives(which, fate) => drop(world.arrives(which, fate)?),
-        Happening::Tells(node) => drop(world.tell(node)),
+        Happening::Tells(node) => drop(world.deliver(node)),
         Happening::Lists => world.list(),
         Happening::Saves => world.save()?,
         Happening::Crash(memory, done) => {
             figures.crashes += 1;
             world.crash(memory, done)?;
         }
-        Happening::Hand(node, hand) => world.lay_hand(node, hand),
+        Happening::Hand(node, hand) => world.change_by_hand(node, hand),
         Happening::Machine(node, machine) => world.machine(node, machine),
         Happening::Pause(paused) => world.pause(paused),
         Happening::ReadSwitches => world.read_switches(),
         Happening::Bound(node, namespace) => world.bind(node, namespace),
         Happening::Ends(pod) => world.end_pod(pod),
-        Happening::Pods(node, unseen) => world.see_pods(node, unseen),
+        Happening::Pods(node, unseen) => world.hide_pods(node, unseen),
         Happening::Janitor(which, work) => world.work(which, work)?,
         Happening::Deleted(which) => world.delete_resource(which),
         Happening::Time(seconds) => world.pass(seconds),
@@ -139,17 +138,17 @@ fn take(world: &mut World, step: Happening, figures: &mut Figures) -> Result<(),
     Ok(())
 }
 
-/// From here on all goes well, and everything has to settle.
+/// Ends an episode: nothing fails from here on, and everything must settle.
 fn end(world: &mut World) -> Result<(), Broken> {
     for node in 0..NODES {
-        world.see_pods(node, false);
+        world.hide_pods(node, false);
     }
     world.pause(None);
     settle(world, true)?;
     judge::book(&world.fleet, &world.stored, &world.nodes)?;
     judge::settled(&world.fleet, &world.nodes)?;
     world.catch_up();
-    // Recovery waits for no pause.
+    // A pause does not delay recovery.
     world.pause(Some(false));
     let begin = world.now;
     for symptom in judge::recoveries(&world.fleet) {
@@ -167,12 +166,12 @@ fn end(world: &mut World) -> Result<(), Broken> {
     Ok(())
 }
 
-/// Lets everything happen that is to, until nothing more does.
+/// Runs the cluster until nothing changes.
 fn settle(world: &mut World, pods_end: bool) -> Result<(), Broken> {
     for _ in 0..ROUNDS {
         world.read_events(usize::MAX);
         for node in 0..NODES {
-            while world.tell(node) {}
+            while world.deliver(node) {}
         }
         world.decide()?;
         let mut acted = false;
@@ -198,7 +197,7 @@ fn settle(world: &mut World, pods_end: bool) -> Result<(), Broken> {
     Err("it does not settle".to_owned())
 }
 
-/// Leaves steps out of a story for as long as it still breaks an invariant.
+/// Removes steps from a violation as long as an invariant is still violated.
 fn shortest(seed: u64, mut steps: Vec<Happening>, mut what: String) -> Violation {
     let broken = |steps: &[Happening]| play(steps, &mut Figures::default()).err();
     let length = u64::try_from(steps.len()).unwrap_or_default();

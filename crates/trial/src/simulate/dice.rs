@@ -1,6 +1,6 @@
-//! Random numbers that follow from a seed, the same on every machine.
+//! Pseudo-random numbers from a seed, the same on every machine.
 
-/// A row of random numbers (`SplitMix64`).
+/// Generator of pseudo-random numbers (`SplitMix64`).
 pub(super) struct Dice(u64);
 
 // === impl Dice ===
@@ -10,7 +10,7 @@ impl Dice {
         Self(seed)
     }
 
-    /// Returns any number.
+    /// Returns any 64-bit number.
     pub(super) fn any(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut mixed = self.0;
@@ -19,13 +19,13 @@ impl Dice {
         mixed ^ (mixed >> 31)
     }
 
-    /// Returns a number below `end`; 0 where that is 0.
+    /// Returns a number below `end`; 0 if `end` is 0.
     pub(super) fn below(&mut self, end: usize) -> usize {
         let end = u64::try_from(end).unwrap_or(u64::MAX).max(1);
         usize::try_from(self.any() % end).unwrap_or_default()
     }
 
-    /// Returns true once in so many times.
+    /// Returns true with a probability of 1 in `times`.
     pub(super) fn once_in(&mut self, times: usize) -> bool {
         self.below(times) == 0
     }

@@ -1,4 +1,4 @@
-//! What can happen to a cluster and its controller.
+//! Steps of a simulation: what can happen to the cluster and its controller.
 
 use std::fmt;
 
@@ -7,14 +7,14 @@ use jiff::SignedDuration;
 
 use super::dice::Dice;
 
-/// Nodes of the cluster, and GPUs of each.
+/// Number of nodes in the cluster.
 pub(super) const NODES: usize = 3;
 const GPUS: usize = 3;
-/// Namespaces of the pods: one for each mode of drain, and one of the system.
+/// Namespaces of the pods: one for each drain mode, and a system namespace.
 pub(super) const NAMESPACES: [&str; 4] = ["now", "later", "jobs", "kube-system"];
 const CHECKS: [&str; 2] = ["GpuXidError", "GpuMemWatch"];
 
-/// A fault or its end, as a monitor reports it.
+/// Fault or its end, as a monitor reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Symptom {
     pub(super) node: usize,
@@ -22,114 +22,112 @@ pub(super) struct Symptom {
     pub(super) check: &'static str,
 }
 
-/// What becomes of a request on its way.
+/// Fate of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
-    /// It is done, and the answer comes.
+    /// Request is carried out and answered.
     Done,
-    /// It is done, and no answer comes.
-    DoneUnheard,
-    /// It is not done, and no answer comes.
+    /// Request is carried out, but the response is lost.
+    DoneUnanswered,
+    /// Request is lost before it arrives.
     Lost,
-    /// It is refused.
+    /// Request is refused by the API server.
     Refused,
 }
 
-/// What a controller that starts anew has.
+/// State that a restarted controller has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Memory {
-    /// What it saved last, and the events since.
+    /// Last saved state, and the events since.
     Saved,
-    /// The events.
+    /// All events, but no saved state.
     Events,
-    /// Nothing: its store is lost.
+    /// Nothing, since the store is lost.
     Nothing,
 }
 
-/// Something that a person, or another controller, does to a node.
+/// Change of a node by a person or another controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Hand {
     Cordon,
     Uncordon,
-    /// Takes our taints away.
     Untaint,
-    /// Asks for the node's release.
+    /// Requests the release of the node.
     AskRelease,
-    /// Vetoes drains for so many hours.
+    /// Vetoes drains for this many hours.
     Veto(usize),
     Taint(usize),
     TakeTaint(usize),
     Label(usize),
 }
 
-/// Something that a machine does to a node by itself.
+/// Change of a node by a machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Machine {
-    /// The node boots.
+    /// Node boots with a new boot id.
     Boots,
-    /// What loads its driver uncordons it, as it does after a boot and during a repair.
+    /// Driver loader uncordons the node, as it does after a boot and during a remediation.
     Uncordons,
 }
 
-/// A step of a janitor with a custom resource.
+/// Step of a janitor on a custom resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Work {
-    /// It begins, if the node's session still permits it.
+    /// Janitor starts, if the node's session still permits it.
     Begins,
     Succeeds,
     FailsForNow,
     FailsForGood,
-    /// Nobody knows how it went.
+    /// Result of the work is unknown.
     IsLost,
 }
 
-/// One step of a simulation. Numbers name one of what there is, whatever there is.
+/// Step of a simulation. Indices are taken modulo the number of candidates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Happening {
-    /// A monitor reports a fault, which was accepted so many seconds ago.
+    /// Monitor reports a fault that was accepted this many seconds ago.
     Fault(Symptom, bool, i64),
-    /// A monitor reports that it is over.
+    /// Monitor reports the end of a fault.
     Recovery(Symptom),
-    /// The controller reads so many events.
+    /// Controller reads up to this many events.
     Read(usize),
-    /// The controller decides.
     Decide,
-    /// One of the requests that are under way arrives.
+    /// Pending request arrives at the API server.
     Arrives(usize, Fate),
-    /// The watch tells of one of the changes that it has not told yet.
+    /// Watch delivers the next change of a node.
     Tells(usize),
-    /// The watch breaks off, and lists all nodes anew.
+    /// Watch breaks and lists all nodes again.
     Lists,
-    /// The controller saves what it keeps.
     Saves,
-    /// The controller ends without notice and starts anew; what was under way may be done or not.
+    /// Controller crashes and restarts; pending requests may be carried out or not.
     Crash(Memory, u64),
-    /// A hand is laid on a node.
+    /// Person changes a node.
     Hand(usize, Hand),
-    /// A machine does something to a node.
+    /// Machine changes a node.
     Machine(usize, Machine),
-    /// A person stops new quarantines, and repairs with them or not; or lets them go on.
+    /// Person pauses new quarantines, with or without remediations, or ends the pause.
     Pause(Option<bool>),
-    /// The controller reads what people have switched: after a start it is not known at once.
+    /// Controller reads the switches that people set, which it does not know right after a
+    /// start.
     ReadSwitches,
-    /// A pod is bound to a node, if one can be.
+    /// Pod is bound to a node, if one accepts it.
     Bound(usize, usize),
-    /// A pod ends.
+    /// Pod ends by itself.
     Ends(usize),
-    /// The pods of a node cannot be seen for a while, or can be again.
+    /// Pods of a node can no longer be listed, or can be listed again.
     Pods(usize, bool),
-    /// A janitor works on the custom resource of a repair.
+    /// Janitor works on the custom resource of a remediation.
     Janitor(usize, Work),
-    /// Somebody deletes one.
+    /// Person deletes a custom resource.
     Deleted(usize),
-    /// Time passes, or the clock is put back.
+    /// Clock advances, or is set back.
     Time(i64),
 }
 
 // === impl Happening ===
 
 impl Happening {
-    /// Returns one of them, the usual ones more often.
+    /// Returns a random step; ordinary ones are more likely.
     pub(super) fn any(dice: &mut Dice) -> Self {
         match dice.below(50) {
             0..4 => {
@@ -177,7 +175,8 @@ fn seconds(number: usize) -> i64 {
 }
 
 impl Symptom {
-    /// Returns the action that its fault recommends: a reboot, a reset, or none, by the GPU.
+    /// Returns the recommended action of the fault: a reboot, a reset or none, depending on the
+    /// GPU.
     pub(super) fn action(self) -> i32 {
         match self.gpu {
             0 => RecommendedAction::RestartBm.into(),
@@ -195,7 +194,7 @@ impl Symptom {
         }
     }
 
-    /// Returns all that there are.
+    /// Returns all possible symptoms.
     pub(super) fn all() -> impl Iterator<Item = Self> {
         let gpus = (0..NODES).flat_map(|node| (0..GPUS).map(move |gpu| (node, gpu)));
         gpus.flat_map(|(node, gpu)| CHECKS.map(|check| Self { node, gpu, check }))
@@ -205,7 +204,7 @@ impl Symptom {
 impl Fate {
     fn any(dice: &mut Dice) -> Self {
         match dice.below(10) {
-            0 => Self::DoneUnheard,
+            0 => Self::DoneUnanswered,
             1 => Self::Lost,
             2 => Self::Refused,
             _ => Self::Done,
@@ -250,7 +249,7 @@ impl Hand {
     }
 }
 
-/// The line of a story.
+/// Formats a step as a line of a violation's story.
 impl fmt::Display for Happening {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -266,38 +265,38 @@ impl fmt::Display for Happening {
             Self::Read(count) => write!(f, "the controller reads up to {count} events"),
             Self::Decide => write!(f, "the controller decides"),
             Self::Arrives(_, Fate::Done) => write!(f, "a request is carried out and answered"),
-            Self::Arrives(_, Fate::DoneUnheard) => {
+            Self::Arrives(_, Fate::DoneUnanswered) => {
                 write!(f, "a request is carried out, and its answer is lost")
             }
             Self::Arrives(_, Fate::Lost) => write!(f, "a request is lost"),
             Self::Arrives(_, Fate::Refused) => write!(f, "a request is refused"),
-            Self::Tells(_) => write!(f, "the watch tells of a change"),
-            Self::Lists => write!(f, "the watch lists all nodes anew"),
-            Self::Saves => write!(f, "the controller saves what it keeps"),
+            Self::Tells(_) => write!(f, "the watch delivers a change"),
+            Self::Lists => write!(f, "the watch lists all nodes again"),
+            Self::Saves => write!(f, "the controller saves its state"),
             Self::Crash(memory, _) => {
                 let memory = match memory {
-                    Memory::Saved => "what it saved",
+                    Memory::Saved => "its saved state",
                     Memory::Events => "its events",
                     Memory::Nothing => "nothing",
                 };
-                write!(f, "the controller crashes, and starts anew with {memory}")
+                write!(f, "the controller crashes, and restarts with {memory}")
             }
             Self::Hand(node, hand) => write!(f, "n{node}: {hand}"),
             Self::Machine(node, Machine::Boots) => write!(f, "n{node}: it boots"),
             Self::Machine(node, Machine::Uncordons) => {
-                write!(f, "n{node}: what loads its driver uncordons it")
+                write!(f, "n{node}: its driver loader uncordons it")
             }
             Self::Pause(Some(false)) => write!(f, "new quarantines are paused"),
-            Self::Pause(Some(true)) => write!(f, "new quarantines and repairs are paused"),
+            Self::Pause(Some(true)) => write!(f, "new quarantines and remediations are paused"),
             Self::Pause(None) => write!(f, "the pause ends"),
-            Self::ReadSwitches => write!(f, "the controller reads whether repairs are paused"),
+            Self::ReadSwitches => write!(f, "the controller reads the pause switch"),
             Self::Bound(node, namespace) => {
                 let namespace = NAMESPACES.get(*namespace).copied().unwrap_or_default();
                 write!(f, "n{node}: a pod of namespace {namespace} is bound to it")
             }
             Self::Ends(_) => write!(f, "a pod ends"),
-            Self::Pods(node, true) => write!(f, "n{node}: its pods cannot be seen"),
-            Self::Pods(node, false) => write!(f, "n{node}: its pods can be seen again"),
+            Self::Pods(node, true) => write!(f, "n{node}: its pods cannot be listed"),
+            Self::Pods(node, false) => write!(f, "n{node}: its pods can be listed again"),
             Self::Janitor(_, work) => write!(f, "the janitor: {work}"),
             Self::Deleted(_) => write!(f, "somebody deletes a custom resource"),
             Self::Time(seconds) if *seconds < 0 => {
@@ -322,11 +321,11 @@ impl fmt::Display for Symptom {
 impl fmt::Display for Work {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Begins => "a repair begins, or is cancelled",
-            Self::Succeeds => "a repair succeeds",
-            Self::FailsForNow => "a repair fails for now",
-            Self::FailsForGood => "a repair fails for good",
-            Self::IsLost => "nobody knows how a repair went",
+            Self::Begins => "a remediation begins, or is cancelled",
+            Self::Succeeds => "a remediation succeeds",
+            Self::FailsForNow => "a remediation fails for now",
+            Self::FailsForGood => "a remediation fails for good",
+            Self::IsLost => "the result of a remediation is lost",
         })
     }
 }
@@ -336,11 +335,11 @@ impl fmt::Display for Hand {
         match self {
             Self::Cordon => write!(f, "somebody cordons it"),
             Self::Uncordon => write!(f, "somebody uncordons it"),
-            Self::Untaint => write!(f, "somebody takes our taints from it"),
+            Self::Untaint => write!(f, "somebody removes our taints from it"),
             Self::AskRelease => write!(f, "somebody asks for its release"),
             Self::Veto(hours) => write!(f, "somebody vetoes its drain for {hours} h"),
             Self::Taint(number) => write!(f, "somebody taints it (foreign-{number})"),
-            Self::TakeTaint(number) => write!(f, "somebody takes their taint foreign-{number}"),
+            Self::TakeTaint(number) => write!(f, "somebody removes their taint foreign-{number}"),
             Self::Label(number) => write!(f, "somebody labels it (foreign-{number})"),
         }
     }

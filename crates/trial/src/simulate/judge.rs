@@ -1,4 +1,4 @@
-//! What must never be, whatever happens: the invariants that a simulation checks.
+//! Invariants of the simulation.
 
 use std::collections::BTreeSet;
 
@@ -19,13 +19,13 @@ use model::ownership::{Ownership, released_at};
 use super::happening::Symptom;
 use super::node::{FOREIGN, SimNode, name};
 
-/// A thing that must not be.
+/// Description of a violated invariant.
 pub(super) type Broken = String;
 
-/// Longest time in which a node is given back once all its faults are over: that of the wait of one that
-/// flaps, and some for tries that fail.
+/// Longest time until a node is returned after the end of all its faults: the wait of a
+/// flapping node, and some failed attempts.
 pub(super) const GIVEN_BACK_WITHIN: SignedDuration = SignedDuration::from_mins(25);
-/// Annotations of people that outlive a session.
+/// Annotations by people that remain after a session.
 const AFTER_A_PERSON: [&str; 5] = [
     keys::UNCORDONED_MANUALLY,
     keys::UNTAINTED_MANUALLY,
@@ -34,7 +34,7 @@ const AFTER_A_PERSON: [&str; 5] = [
     keys::VETO,
 ];
 
-/// Nothing is undone that others did: checks a patch that the API server is about to make.
+/// Checks that a patch undoes nothing that others did, when the API server applies it.
 pub(super) fn patch(node: &SimNode, planned: &Planned) -> Result<(), Broken> {
     let (change, name) = (&planned.patch.change, &planned.node);
     if change.unschedulable == Some(false) && node.cordoned_by_hand {
@@ -53,8 +53,8 @@ pub(super) fn patch(node: &SimNode, planned: &Planned) -> Result<(), Broken> {
     Ok(())
 }
 
-/// All pods have left that were to leave: checks a patch when it is decided about. While it is under way
-/// somebody may let in another pod.
+/// Checks that all pods have left when the decision is made to call a node drained. Later,
+/// somebody may bind another pod before the patch arrives.
 pub(super) fn drained(
     node: &SimNode,
     planned: &Planned,
@@ -66,7 +66,7 @@ pub(super) fn drained(
         .labels
         .get(keys::STATE_LABEL)
         .and_then(Option::as_deref);
-    // A repair that is not wanted any more makes of a node what it was before: drained.
+    // A cancelled remediation returns a node to its earlier state: drained.
     let own = Ownership::read(&planned.view);
     let was_drained = own.is_some_and(|own| own.mark.drain.is_some_and(|one| one.done.is_some()));
     if state == Some(keys::STATE_DRAINED) && planned.patch.intent == Intent::Update && !was_drained
@@ -89,7 +89,8 @@ pub(super) fn drained(
     Ok(())
 }
 
-/// A node for which a repair was made comes back only once its validation has succeeded after that.
+/// Checks that a node with a remediation is returned only after a later validation has
+/// succeeded.
 fn validated(node: &SimNode) -> Result<(), Broken> {
     let own = Ownership::read(&node.view);
     let mark = own.and_then(|own| own.mark.remediation).unwrap_or_default();
@@ -109,9 +110,9 @@ fn validated(node: &SimNode) -> Result<(), Broken> {
     }
 }
 
-/// Faults that a person has seen and dismissed take no node out again.
+/// Checks that faults which a person has dismissed do not take a node out of service again.
 pub(super) fn quarantine(fleet: &Fleet, planned: &Planned, put_back: bool) -> Result<(), Broken> {
-    // Times say nothing of what was first where the clock was put back.
+    // After the clock was set back, times do not tell the order.
     if planned.patch.intent != Intent::Quarantine || put_back {
         return Ok(());
     }
@@ -125,7 +126,7 @@ pub(super) fn quarantine(fleet: &Fleet, planned: &Planned, put_back: bool) -> Re
     }
 }
 
-/// Pods leave only a node that says that it is being drained, for the session that it carries.
+/// Checks that a pod is removed only from a node that is marked as draining for its session.
 pub(super) fn removal(
     fleet: &Fleet,
     planned: &PlannedRemoval,
@@ -134,7 +135,7 @@ pub(super) fn removal(
     let title = format!("{}/{} of {}", planned.namespace, planned.name, planned.node);
     let wrong = |why: &str| Err(format!("the pod {title} is to be removed: {why}"));
     let Some(view) = fleet.view(&planned.node) else {
-        return wrong("the controller has not seen its node");
+        return wrong("the controller does not know its node");
     };
     if view.labels.get(keys::STATE_LABEL).map(String::as_str) != Some(keys::STATE_DRAINING) {
         return wrong("its node is not being drained");
@@ -149,22 +150,23 @@ pub(super) fn removal(
         return wrong("it is one of the system's");
     }
     if planned.evict.is_none() && planned.namespace != "later" {
-        return wrong("without time to end, which its namespace does not wish");
+        return wrong("without a grace period, against the mode of its namespace");
     }
     Ok(())
 }
 
-/// The custom resource of a repair is made only for an attempt that its node says, once the node is drained.
+/// Checks that the custom resource of a remediation is created only for the attempt that its
+/// node records, once the node is drained.
 pub(super) fn repair(fleet: &Fleet, planned: &PlannedResource) -> Result<(), Broken> {
     let wrong = |why: &str| Err(format!("{} is to be made: {why}", planned.name));
     let Some(view) = fleet.view(&planned.node) else {
-        return wrong("the controller has not seen its node");
+        return wrong("the controller does not know its node");
     };
     let Some(own) = Ownership::read(view) else {
         return wrong("its node carries no session");
     };
     if Ownership::permit(view).attempt.as_ref() != Some(&planned.key) {
-        return wrong("the session of its node has no such attempt under way");
+        return wrong("the session of its node has no such attempt in progress");
     }
     let validates = own
         .mark
@@ -178,9 +180,10 @@ pub(super) fn repair(fleet: &Fleet, planned: &PlannedResource) -> Result<(), Bro
     Ok(())
 }
 
-/// No node comes back to service by the uncordon of a machine: checks a patch that is decided, of a node as it is.
-/// `begun`: its repair was begun. A machine uncordons it soon after a boot, or while it is repaired; where the
-/// controller comes to see that only later, it cannot know.
+/// Checks that a machine's uncordon does not return a node to service, when that is decided
+/// about the current node. `begun` means that the node's remediation has started. A machine
+/// uncordons a node soon after a boot or during a remediation; later the controller cannot
+/// recognise it.
 pub(super) fn release(
     node: &SimNode,
     planned: &Planned,
@@ -207,7 +210,8 @@ pub(super) fn release(
     Ok(())
 }
 
-/// The open faults are those of the events that were accepted, however often they were read.
+/// Checks that the open faults are exactly those of the accepted events, however often these
+/// were read.
 pub(super) fn book(fleet: &Fleet, stored: &[Record], nodes: &[SimNode]) -> Result<(), Broken> {
     let mut fresh = FaultBook::default();
     for record in stored {
@@ -215,23 +219,23 @@ pub(super) fn book(fleet: &Fleet, stored: &[Record], nodes: &[SimNode]) -> Resul
     }
     for node in nodes {
         let name = &node.view.name;
-        // Notices are forgotten after a day.
+        // Notices expire after a day.
         let titles = |book: &FaultBook| -> BTreeSet<String> {
             let faults = book.faults(name).iter();
             let lasting = faults.filter(|fault| fault.notice_until().is_none());
             lasting.map(Fault::title).collect()
         };
-        let (open, told) = (titles(fleet.book()), titles(&fresh));
-        if open != told {
+        let (open, expected) = (titles(fleet.book()), titles(&fresh));
+        if open != expected {
             return Err(format!(
-                "the open faults of {name} are {open:?}; its events say {told:?}"
+                "the open faults of {name} are {open:?}; its events give {expected:?}"
             ));
         }
     }
     Ok(())
 }
 
-/// All is as the open faults ask for, and nothing waits but where it may.
+/// Checks that every node is as its open faults require, and waits only where it may.
 pub(super) fn settled(fleet: &Fleet, nodes: &[SimNode]) -> Result<(), Broken> {
     for node in nodes {
         let name = &node.view.name;
@@ -260,22 +264,24 @@ pub(super) fn settled(fleet: &Fleet, nodes: &[SimNode]) -> Result<(), Broken> {
     Ok(())
 }
 
-/// A node that is out waits for nothing that nobody is at. This is asked where time alone changes nothing any more:
-/// so nothing is under way, and either a person was asked, or no fault of the node asks for a repair.
+/// Checks that a node out of service does not wait for nothing. This holds once time alone
+/// changes nothing: then either a person was asked, or no fault of the node needs a
+/// remediation.
 fn has_a_way_out(fleet: &Fleet, node: &SimNode) -> Result<(), Broken> {
     let (name, awaits) = (&node.view.name, awaits(fleet, &node.view.name));
     let state = node.view.labels.get(keys::STATE_LABEL).map(String::as_str);
     let desired = fleet.desired(name);
     let mut events = desired.events.iter().map(|one| &one.event);
-    let to_repair = events.any(|event| event.recommended_action() != RecommendedAction::None);
+    let needs_remediation =
+        events.any(|event| event.recommended_action() != RecommendedAction::None);
     let moves = [keys::STATE_DRAINING, keys::STATE_REMEDIATING];
     let wrong = match state {
-        Some(state) if moves.contains(&state) => "and nothing is under way",
+        Some(state) if moves.contains(&state) => "and nothing is in progress",
         Some(keys::STATE_REMEDIATION_FAILED) if !awaits.starts_with("a person: ") => {
             "and no person is asked"
         }
         Some(keys::STATE_REMEDIATION_FAILED) => return Ok(()),
-        _ if to_repair => "and nobody is at the repair that a fault asks for",
+        _ if needs_remediation => "and nothing remediates its fault",
         _ => return Ok(()),
     };
     let state = state.unwrap_or("in no state");
@@ -284,11 +290,11 @@ fn has_a_way_out(fleet: &Fleet, node: &SimNode) -> Result<(), Broken> {
     ))
 }
 
-/// Each node is as others have made it.
+/// Checks that each node is as others have left it.
 pub(super) fn given_back(fleet: &Fleet, nodes: &[SimNode]) -> Result<(), Broken> {
     for node in nodes {
         let (name, view): (_, &NodeView) = (&node.view.name, &node.view);
-        // A validation that has failed, or of which nobody knows, is a person's.
+        // A failed or unknown validation waits for a person.
         let validates = |fault: &Fault| Validation::of(&fault.event).is_some();
         if fleet.book().faults(name).iter().any(validates)
             && awaits(fleet, name).starts_with("a person: ")
@@ -317,13 +323,13 @@ pub(super) fn given_back(fleet: &Fleet, nodes: &[SimNode]) -> Result<(), Broken>
     Ok(())
 }
 
-/// Returns what a node waits for, for people.
+/// Returns what a node waits for, in a sentence.
 fn awaits(fleet: &Fleet, name: &str) -> String {
     let session = fleet.status(name).and_then(|status| status.session);
     session.map(|session| session.awaits).unwrap_or_default()
 }
 
-/// Returns the events by which all faults are over.
+/// Returns recoveries that end all faults.
 pub(super) fn recoveries(fleet: &Fleet) -> Vec<Symptom> {
     let open = |symptom: &Symptom| {
         let faults = fleet.book().faults(&name(symptom.node));

@@ -1,4 +1,4 @@
-//! The custom resources of repairs, and a janitor that carries them out, or fails to.
+//! Custom resources of remediations, and a janitor that completes them or fails.
 
 use std::collections::BTreeMap;
 
@@ -14,8 +14,8 @@ use super::happening::Work;
 use super::judge::Broken;
 use super::node::SimNode;
 
-/// What is done to mend nodes: reboots, which a Job validates.
-pub(super) const REMEDIATION: &str = r#"
+/// Remediation of the simulated cluster: reboots, validated by a Job.
+pub(super) const REMEDY: &str = r#"
 [remediationActions.COMPONENT_RESET]
 apiGroup = "janitor.dgxc.nvidia.com"
 version = "v1alpha1"
@@ -55,11 +55,11 @@ action = "VALIDATE"
 quietMinutes = 1
 "#;
 
-/// The custom resources of a cluster.
+/// Custom resources of the cluster.
 #[derive(Default)]
 pub(super) struct Resources {
     by_name: BTreeMap<String, Resource>,
-    /// Attempts that were begun, by key, each with the session of its node.
+    /// Session of each attempt that the janitor has started, by the attempt's key.
     begun: BTreeMap<String, String>,
 }
 
@@ -72,7 +72,8 @@ struct Resource {
 // === impl Resources ===
 
 impl Resources {
-    /// Makes one as the API server does, where none has its name. Returns the one that is there.
+    /// Creates a custom resource like the API server, unless its name exists. Returns the
+    /// stored one.
     pub(super) fn make(&mut self, planned: &PlannedResource) -> CreateAnswer {
         let made = || Resource {
             kind: planned.kind.clone(),
@@ -83,7 +84,8 @@ impl Resources {
         CreateAnswer::There(Box::new(entry.or_insert_with(made).object.clone()))
     }
 
-    /// Deletes that of an attempt of which nothing has begun. Returns whether there was one.
+    /// Deletes the custom resource of an attempt if nothing has started. Returns true if it
+    /// did.
     pub(super) fn withdraw(&mut self, attempt: &Attempt) -> bool {
         let found = self.by_name.get(&attempt.name);
         let unbegun = found.is_some_and(|resource| {
@@ -96,19 +98,20 @@ impl Resources {
         unbegun
     }
 
-    /// Returns the name of one of them, and its node.
+    /// Returns the name and node of one of the custom resources.
     pub(super) fn any(&self, which: usize) -> Option<(String, String)> {
         let found = self.by_name.iter().nth(which % self.by_name.len().max(1));
         found.map(|(name, resource)| (name.clone(), resource.node.clone()))
     }
 
-    /// Returns whether the repair that the session of a node has under way was made, as the node says, was begun, and
-    /// has not ended.
+    /// Returns true if the current remediation of a node has started and not ended, and the
+    /// node records that its custom resource was created.
     pub(super) fn is_begun(&self, node: &NodeView) -> bool {
         let own = Ownership::read(node);
         let mark = own.as_ref().and_then(|own| own.mark.remediation.as_ref());
         if (mark.and_then(RemediationMark::under_way)).is_none_or(|one| one.made.is_none()) {
-            return false; // The answer may be lost by which the controller learns that there is one.
+            // The response may be lost, so the controller may not know of the custom resource.
+            return false;
         }
         let permitted = Ownership::permit(node).attempt;
         let begun = permitted.filter(|key| self.begun.contains_key(key));
@@ -121,7 +124,7 @@ impl Resources {
         })
     }
 
-    /// Returns the names of those that are not at their end, each with its node.
+    /// Returns names and nodes of the custom resources that have not ended.
     pub(super) fn open(&self) -> Vec<(String, String)> {
         let open = self.by_name.iter();
         let open = open.filter(|(_, resource)| resource.state().end.is_none());
@@ -140,8 +143,8 @@ impl Resources {
         }
     }
 
-    /// Has a janitor work on one: it begins nothing that the session of the node does not permit, and
-    /// that it may begin is checked.
+    /// Lets a janitor work on a custom resource. It starts nothing that the node's session does
+    /// not permit, and the start must be allowed.
     pub(super) fn work(&mut self, name: &str, work: Work, node: &SimNode) -> Result<(), Broken> {
         let session = Ownership::read(&node.view).map(|own| own.session_id);
         let others = self.by_name.iter().filter(|(other, _)| *other != name);
@@ -180,7 +183,7 @@ impl Resources {
                 resource.object["status"] =
                     json!({"conditions": [{"type": "SignalSent", "status": "True"}]});
             }
-            // Before it has begun, it can only be given up.
+            // Before it has started, it can only be given up.
             Work::FailsForNow if !state.begun => resource.ends("TransientFailure"),
             Work::FailsForGood if !state.begun => resource.ends("PermanentFailure"),
             _ if !state.begun => {}
@@ -193,19 +196,19 @@ impl Resources {
     }
 }
 
-/// No node is repaired that is in service, or that a drain has not left.
+/// Checks that the node is out of service and drained.
 fn may_begin(node: &SimNode, name: &str) -> Result<(), Broken> {
     let labels = &node.view.labels;
     let state = labels.get(keys::STATE_LABEL).map(String::as_str);
     let remediates = [
         keys::STATE_REMEDIATING,
-        // A person is asked where it takes too long; it may go on all the same.
+        // The remediation may still run after a person was asked because it takes too long.
         keys::STATE_REMEDIATION_FAILED,
     ];
     if !node.view.unschedulable || !state.is_some_and(|state| remediates.contains(&state)) {
         let title = &node.view.name;
         return Err(format!(
-            "{name} begins, and {title} is {state:?}, not being repaired"
+            "{name} begins, and {title} is {state:?}, not being remediated"
         ));
     }
     Ok(())

@@ -1,6 +1,6 @@
 use super::*;
 
-/// Steps of the test, with a seed that is another one each time.
+/// Steps of the test. Its seed is different in each run.
 const STEPS: u64 = 100_000;
 
 #[test]
