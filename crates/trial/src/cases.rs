@@ -1,4 +1,4 @@
-//! Tests of a policy: events in, what is wanted for their node out.
+//! Tests of a policy: events, and the expected results for their node.
 
 use contract::nearest::nearest;
 use contract::{HealthEvent, json as forms};
@@ -14,88 +14,88 @@ use serde_json::{Value, json};
 use crate::replay::Replay;
 use crate::standard;
 
-/// Most tests in a file, and events in a test.
+/// Most tests in a file, and most events in a test.
 const MOST: usize = 10_000;
 /// Time between two events of a test.
 const BETWEEN: SignedDuration = SignedDuration::from_secs(60);
 
-/// A file of tests.
+/// File with tests of a policy.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Cases {
-    /// The tests.
+    /// Tests of the file, in order.
     pub tests: Vec<Case>,
 }
 
-/// A test.
+/// Test of a policy.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Case {
-    /// Its name, which says what it shows.
+    /// Name that describes what the test shows.
     pub name: String,
-    /// The node, as `kubectl get node -o json` shows it: `metadata`, `spec`, `status`; what
-    /// is left out is empty.
+    /// Node in the form of `kubectl get node -o json`, with `metadata`, `spec` and `status`;
+    /// missing parts are empty.
     #[serde(default)]
     pub node: Option<Value>,
-    /// The events, in this order: in their public form, or `xid` with a code and
-    /// whatever is to be different from the catalogue's event.
+    /// Events in order, in their public form, or as `xid` with a code and the fields that
+    /// differ from the catalogue's event.
     pub events: Vec<Value>,
-    /// The expected results.
+    /// Expected results after the events.
     pub expect: Expect,
 }
 
-/// The results of the events that are expected, or found. What is left out is not looked at.
+/// Results of a test, expected or actual. Missing keys are not compared.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct Expect {
-    /// True if the node is cordoned in the end.
+    /// True if the node is cordoned at the end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cordon: Option<bool>,
-    /// The taints that are asked for in the end, as `key=value:effect`.
+    /// Requested taints at the end, as `key=value:effect`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub taints: Option<Vec<String>>,
-    /// The rule sets that ask for it in the end.
+    /// Names of the rule sets that ask for this at the end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rule_sets: Option<Vec<String>>,
-    /// The way in which pods leave in the end, by the routes and the senders' words.
+    /// Drain mode at the end, from routes and from the events themselves.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub drain: Option<RouteDrain>,
-    /// True if any of its events is repaired in the end, by the routes.
+    /// True if an event leads to a remediation at the end, according to the routes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub remediate: Option<bool>,
-    /// The decisions, in order: `quarantine`, `update`, `release`.
+    /// Decisions in order: `quarantine`, `update`, `release`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decisions: Option<Vec<String>>,
 }
 
-/// The result of a test. Serialised names are part of the output of `policy test`.
+/// Result of a test. Serialized names are part of the output of `policy test`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CaseResult {
     /// Name of the test.
     pub name: String,
-    /// The differences from what is expected; empty where the test passes.
+    /// Differences from the expectation; empty if the test passes.
     pub differences: Vec<Mismatch>,
-    /// The reason for which it cannot be run, if there is one.
+    /// Reason why the test could not run, if so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
-    /// The rulings about the faults that are open in the end.
+    /// Rulings about the faults that are open at the end.
     pub because: Vec<String>,
 }
 
-/// A difference from what is expected.
+/// Difference from the expectation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Mismatch {
-    /// The key of [`Expect`].
+    /// Key of [`Expect`] that differs.
     pub what: String,
-    /// The expected value.
+    /// Value that the test expects.
     pub expected: Value,
-    /// The value that was found.
+    /// Value after the events.
     pub found: Value,
 }
 
-/// Runs a test.
+/// Runs a test with a policy.
 pub fn run(case: &Case, policy: &Policy, catalog: &Catalog) -> CaseResult {
     let (differences, because, error) = match played(case, policy, catalog) {
         Ok((found, because)) => (mismatches(&case.expect, &found), because, None),
@@ -162,7 +162,7 @@ fn node_of(given: Option<&Value>) -> Result<NodeView, String> {
     let mut object = NodeView::unknown(standard::NODE).object();
     if let Some(given) = given {
         let Some(parts) = given.as_object() else {
-            return Err("node is no object".to_owned());
+            return Err("node is not an object".to_owned());
         };
         for (part, value) in parts {
             if !["apiVersion", "kind", "metadata", "spec", "status"].contains(&part.as_str()) {
@@ -173,7 +173,7 @@ fn node_of(given: Option<&Value>) -> Result<NodeView, String> {
             merge(&mut object[part.as_str()], value);
         }
     }
-    NodeView::from_object(object).ok_or_else(|| "node.metadata.name is no text".to_owned())
+    NodeView::from_object(object).ok_or_else(|| "node.metadata.name is not a text".to_owned())
 }
 
 fn event_of(
@@ -183,7 +183,7 @@ fn event_of(
     catalog: &Catalog,
 ) -> Result<HealthEvent, String> {
     let Some(given) = value.as_object() else {
-        return Err("is no object".to_owned());
+        return Err("is not an object".to_owned());
     };
     let mut form = forms::to_value(&HealthEvent::default());
     let mut given = given.clone();

@@ -1,5 +1,5 @@
-//! The differences of two policies: on the events of known monitors, and in the settings beside
-//! their rules.
+//! Differences between two policies: their answers to the events of known monitors, and their
+//! other settings.
 
 use diagnosis::catalog::Catalog;
 use model::event::Record;
@@ -12,53 +12,53 @@ use serde::{Deserialize, Serialize};
 use crate::replay::Replay;
 use crate::standard::{self, Standard};
 
-/// An event that two policies answer differently. Serialised names are part of the output
-/// of `policy diff`.
+/// Event with different answers of two policies. Serialized names are part of the output of
+/// `policy diff`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Difference {
-    /// The name of the event, for people.
+    /// Name of the event, for people.
     pub event: String,
     /// Gravity and recommended action, for people.
     pub judged: String,
-    /// A node for which this is so; absent where the node is one of which nothing is known.
+    /// Node with this difference; absent for a node of unknown properties.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
-    /// The answer of the first policy.
+    /// Answer of the first policy.
     pub a: Asked,
-    /// The answer of the second policy.
+    /// Answer of the second policy.
     pub b: Asked,
 }
 
-/// A key of the file, beside the rule sets, that two policies set differently. Serialised
-/// names are part of the output of `policy diff`.
+/// Key of the policy file that differs, other than rule sets. Serialized names are part of the
+/// output of `policy diff`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SettingDifference {
-    /// The key.
+    /// Name of the key.
     pub setting: String,
-    /// The value of the first policy, for people.
+    /// Value of the first policy, for people.
     pub a: String,
-    /// The value of the second policy, for people.
+    /// Value of the second policy, for people.
     pub b: String,
 }
 
-/// The answer of a policy to an event.
+/// Answer of a policy to an event.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Asked {
     /// True if the policy asks for a cordon.
     pub cordon: bool,
-    /// The taints that it asks for.
+    /// Taints that the policy asks for.
     pub taints: Vec<Taint>,
-    /// The rule sets that ask.
+    /// Names of the rule sets that ask for them.
     pub rule_sets: Vec<String>,
-    /// The stages that the node gets by a route, for people; absent where it gets all.
+    /// Stages that a route gives the node, for people; absent if it gets all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stages: Option<String>,
 }
 
-/// Returns the settings in which `a` and `b` differ. Rule sets are compared by what they do
-/// ([`differences`]); of those that a node can name, only the names are compared.
+/// Returns the settings that differ between `a` and `b`. Rule sets are compared by their effect
+/// ([`differences`]); of policies that a node can choose, only the names are compared.
 pub fn settings(a: &Policy, b: &Policy) -> Vec<SettingDifference> {
     let of = |policy: &Policy| {
         let budgets = policy.brake.budgets.iter().map(ToString::to_string);
@@ -96,8 +96,9 @@ fn listed(items: impl Iterator<Item = String>) -> String {
     items.join(", ")
 }
 
-/// Returns the events of known monitors that `a` and `b` answer differently: on one node of each
-/// kind that their rules tell apart among `nodes`; without nodes, on one of which nothing is known.
+/// Returns the events of known monitors with different answers of `a` and `b`, on one node of
+/// each kind that their rules distinguish among `nodes`. Without nodes, a node of unknown
+/// properties is used.
 pub fn differences(
     a: &Policy,
     b: &Policy,
@@ -128,8 +129,8 @@ pub fn differences(
     found
 }
 
-/// Returns the rule sets of `policy`, by name and once each, with a rule about nodes that `other`
-/// does not have: without nodes, [`differences`] cannot tell what these rules change.
+/// Returns the names of the rule sets in `policy` with a rule about nodes that `other` does not
+/// have. Without nodes, [`differences`] cannot find the effect of these rules.
 pub fn untried<'a>(policy: &'a Policy, other: &Policy) -> Vec<&'a str> {
     let known: Vec<&str> = rule_sets(other).flat_map(about_nodes).map(text).collect();
     let mut names = Vec::new();
@@ -157,7 +158,8 @@ fn text(rule: &Rule) -> &str {
     &rule.expression
 }
 
-/// Returns the first node of each kind: the rules about nodes answer the same for all of a kind.
+/// Returns the first node of each kind; all nodes of a kind give the same answers to rules
+/// about nodes.
 fn kinds<'a>(nodes: &'a [NodeView], policies: [&Policy; 2]) -> Vec<&'a NodeView> {
     let no_event = EventVariable::new(&serde_json::Value::Null);
     let mut answers = Vec::new();
@@ -168,7 +170,7 @@ fn kinds<'a>(nodes: &'a [NodeView], policies: [&Policy; 2]) -> Vec<&'a NodeView>
             let routes = policy.routes.iter().map(|route| &route.rules);
             let sets = policy.rule_sets_of(node).iter().chain(routes);
             sets.flat_map(|set| {
-                // The names, so that two policies of which a node chooses one differ.
+                // With the names, so that two policies that nodes can choose between differ.
                 [(set.name.clone(), None)]
                     .into_iter()
                     .chain(about_nodes(set).map(|rule| {
@@ -188,7 +190,7 @@ fn kinds<'a>(nodes: &'a [NodeView], policies: [&Policy; 2]) -> Vec<&'a NodeView>
     kinds
 }
 
-/// Returns what `policy` asks for on one event, on `node` or on one of which nothing is known.
+/// Returns the answer of `policy` to one event, on `node` or on a node of unknown properties.
 fn asked(policy: &Policy, standard: &Standard, node: Option<&NodeView>) -> Asked {
     let mut replay = Replay::new(policy.clone(), node.map(|node| vec![node.clone()]));
     let mut event = standard.event.clone();
@@ -259,7 +261,7 @@ mod tests {
         let xid_95 = find("XID 95").unwrap();
         assert_eq!(xid_95.a.to_string(), "cordon by 'default'");
         assert_eq!(xid_95.b.to_string(), "nothing");
-        // Both take a node out for these, and leave it for those.
+        // Both policies treat these events alike.
         for same in [
             "XID 48",
             "XID 79",

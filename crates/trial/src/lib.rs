@@ -1,9 +1,9 @@
-//! Trying and explaining: what a policy would have done ([`replay`]), how two differ, what is odd
-//! in one, what its tests say, why a node is in service or not ([`why_not`]), and whether an invariant can be
-//! broken ([`simulate`]).
+//! Tools that run the decisions of `domain` without a live cluster: what a policy would have
+//! done ([`replay`]), how two policies differ ([`compare`]), likely mistakes in one ([`lint`]),
+//! its tests ([`cases`]), why a node is in service or not ([`why_not`]), and a search for
+//! broken invariants ([`simulate`]).
 //!
-//! Everything here runs the decisions of `domain` on something else than a live cluster, and
-//! decides nothing itself. It does no I/O and reads no clock.
+//! The crate makes no decisions itself, does no I/O and reads no clock.
 
 pub mod cases;
 pub mod compare;

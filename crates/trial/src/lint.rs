@@ -1,5 +1,5 @@
-//! Warnings about a policy that loads: rules that no event can match, and brakes and ways
-//! out that are missing.
+//! Warnings about a valid policy: rules that no event matches, missing limits, and missing ways
+//! to opt out.
 
 use contract::nearest::nearest;
 use contract::{RecommendedAction, keys};
@@ -14,19 +14,19 @@ use serde_json::{Value, json};
 
 use crate::standard::{self, Standard};
 
-/// Events that are named one by one in a warning.
+/// Most events that a warning lists.
 const NAMED: usize = 8;
 
-/// A warning about a policy. Serialised names are part of the output of `policy lint`.
+/// Warning about a policy. Serialized names are part of the output of `policy lint`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Warning {
-    /// The rule set that it is about; absent where it is about the whole file.
+    /// Name of the rule set; absent for a warning about the whole file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rule_set: Option<String>,
-    /// The finding, for people.
+    /// Finding of the check, for people.
     pub what: String,
-    /// The way out, for people.
+    /// Advice on what to change, for people.
     pub hint: String,
 }
 
@@ -41,7 +41,7 @@ pub fn lint(policy: &Policy, catalog: &Catalog) -> Vec<Warning> {
     if budgets.is_empty() && window.is_none() {
         warnings.push(of_file(
             "nothing limits how many nodes are out of service at once".to_owned(),
-            "add [[brake.budgets]] or [circuitBreaker], or say nothing of either: then the \
+            "add [[brake.budgets]] or [circuitBreaker], or configure neither: then the \
              default holds",
         ));
     }
@@ -125,7 +125,7 @@ fn of_rule_set(rule_set: &RuleSet, events: &[Standard], warnings: &mut Vec<Warni
     }
     let looks_at_label =
         |one: &&Rule| one.kind == RuleKind::Node && one.expression.contains(keys::MANAGED_LABEL);
-    // That tells nothing of why a rule set matches nothing.
+    // This warning does not explain why a rule set matches nothing.
     if !rules.iter().any(looks_at_label) {
         warn(
             format!(
@@ -157,7 +157,7 @@ fn of_rule_set(rule_set: &RuleSet, events: &[Standard], warnings: &mut Vec<Warni
     }
 }
 
-/// Adds the warnings about a route. `taken`: the route before it that fits every event.
+/// Adds the warnings about a route. `taken` names an earlier route that fits every event.
 fn of_route(
     route: &RuleSet,
     taken: Option<&str>,
@@ -191,7 +191,7 @@ fn of_route(
     }
 }
 
-/// Returns the first of several names, and how many more there are.
+/// Joins the first names, and adds the number of the others.
 fn named(names: &[&str]) -> String {
     let (named, more) = names.split_at(NAMED.min(names.len()));
     let named = named.join("; ");
@@ -201,12 +201,12 @@ fn named(names: &[&str]) -> String {
     }
 }
 
-/// Returns whether the rules about events hold; those about nodes are taken to hold.
+/// Returns true if the rules about events match; rules about nodes are assumed to match.
 fn matches(rule_set: &RuleSet, standard: &Standard) -> bool {
     let is_node = |rule: &Rule| rule.kind == RuleKind::Node;
     let mut all = rule_set.all.clone();
     all.retain(|rule| !is_node(rule));
-    // One of kind Node among `any` is enough.
+    // A rule about nodes in `any` is enough.
     let mut any = rule_set.any.clone();
     if any.iter().any(is_node) {
         any.clear();
@@ -224,8 +224,8 @@ fn matches(rule_set: &RuleSet, standard: &Standard) -> bool {
         == RuleSetAnswer::Matched
 }
 
-/// Returns why a rule about nodes does not hold for any node in service, and what to do: the API server leaves
-/// `spec.unschedulable` out where it is false.
+/// Returns a warning about a rule that fails for every node in service, because the API server
+/// omits a `spec.unschedulable` that is false.
 fn left_out(rule: &Rule, events: &[Standard]) -> Option<(String, &'static str)> {
     const FIELD: &str = "unschedulable";
     if rule.kind != RuleKind::Node || !rule.expression.contains(FIELD) {
@@ -240,7 +240,7 @@ fn left_out(rule: &Rule, events: &[Standard]) -> Option<(String, &'static str)> 
     let in_service = holds(json!({}));
     let is_meant =
         holds(json!({FIELD: false})) == Ok(true) && holds(json!({FIELD: true})) != Ok(true);
-    // The error may be another's, such as of a label that no node has here.
+    // The error may have another cause, such as a label that the node here does not have.
     let asked_for = rule.expression.replace("has(node.spec.unschedulable)", "");
     let fails = in_service.is_err() && asked_for.contains(FIELD);
     (fails || is_meant && in_service != Ok(true)).then(|| {
@@ -256,7 +256,7 @@ fn left_out(rule: &Rule, events: &[Standard]) -> Option<(String, &'static str)> 
     })
 }
 
-/// Returns why a comparison says the same of every event, and what to do; `None`: it need not.
+/// Returns a warning about a comparison with the same result for every event.
 fn never_so(compared: &Compared) -> Option<(String, String)> {
     let Compared {
         field,
@@ -318,7 +318,7 @@ fn never_so(compared: &Compared) -> Option<(String, String)> {
     unknown_name(field, *how, literal.as_str()?)
 }
 
-/// Returns why no known monitor sends a name in a field, and what to do; `None` where one does.
+/// Returns a warning about a name that no known monitor sends in a field.
 fn unknown_name(field: &str, how: How, name: &str) -> Option<(String, String)> {
     let names: Vec<&str> = match field {
         "agent" => standard::agents().collect(),
@@ -336,7 +336,7 @@ fn unknown_name(field: &str, how: How, name: &str) -> Option<(String, String)> {
     let meant = nearest(name, names.iter().copied(), 1);
     let hint = match meant.first() {
         Some(meant) => format!("did you mean '{meant}'?"),
-        // Checks and classes have names of their own in many monitors; agents are few.
+        // Many monitors have checks and classes of their own, but there are few agents.
         None if field != "agent" => return None,
         None => format!(
             "right only for a monitor of your own; known are {}",

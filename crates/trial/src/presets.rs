@@ -1,28 +1,27 @@
-//! Named policies that are built in: published fleet policies, each in our rules and with
-//! the place where its facts are published. What they disagree on is shown by
-//! `policy diff`.
+//! Built-in policies: published fleet policies in the form of gpuwarden's rules, each with its
+//! source. `policy diff` shows how they differ.
 
 use policy::DEFAULT_POLICY;
 
-/// A named policy.
+/// Built-in policy with its source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Preset {
-    /// Name, behind `preset:`.
+    /// Name, used as `preset:NAME`.
     pub name: &'static str,
-    /// Its effect, for people.
+    /// Effect of the policy, for people.
     pub what: &'static str,
-    /// The place where its facts are published.
+    /// Source of its facts.
     pub source: &'static str,
-    /// The policy file.
+    /// Text of the policy file.
     pub text: &'static str,
 }
 
-/// Returns all presets, our own first.
+/// Returns all presets, gpuwarden's own first.
 pub fn all() -> &'static [Preset] {
     &PRESETS
 }
 
-/// Returns the preset of this name.
+/// Returns the preset with this name.
 pub fn find(name: &str) -> Option<&'static Preset> {
     PRESETS.iter().find(|preset| preset.name == name)
 }

@@ -1,15 +1,13 @@
-//! What a policy would have done: the decisions of production ([`fleet`]) on events of the
-//! past, with nodes that exist only here.
+//! Replay: what a policy would have decided about past events. It runs the decisions of
+//! production ([`fleet`]) on simulated nodes.
 //!
-//! Time is that of the events. A change that is decided is made on the simulated node at
-//! once, and seen there at once: no API server is in the way, and nobody lends a hand, so
-//! what a person did to a node in truth (an uncordon) is not in it, and a circuit breaker
-//! that has tripped stays so. The brake holds only where it is wanted: without it a replay says
-//! what a policy asks for of each node alone.
+//! Time is that of the events. A change is applied to the simulated node at once and observed
+//! at once, since there is no API server. Nobody else changes nodes: a person's uncordon in the
+//! past is not replayed, and a tripped circuit breaker stays tripped. The brake is optional;
+//! without it, a replay shows what a policy asks for each node alone.
 //!
-//! Only a list of nodes says how large the cluster is and which labels its nodes carry.
-//! Without one, limits of the brake that need either are left out, and [`Replay::left_out`]
-//! names them.
+//! The size of the cluster and the labels of nodes are known only from a list of nodes. Without
+//! one, limits of the brake that need them are not applied; [`Replay::left_out`] names them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -28,25 +26,25 @@ use policy::assess::Desired;
 use policy::{Amount, Brake, Policy};
 use serde::{Deserialize, Serialize};
 
-/// Most rounds of decisions and answers after one event: a change and its being seen are two.
+/// Most rounds of decisions and answers after one event. A change and its observation take two.
 const MAX_ROUNDS: usize = 8;
 
-/// A policy at work on events of the past.
+/// Policy applied to past events.
 #[derive(Debug)]
 pub struct Replay {
     policy: Policy,
     fleet: Fleet,
-    /// True if only listed nodes exist; else every node that an event names does.
+    /// True if only listed nodes exist; otherwise every node that an event names exists.
     listed: bool,
     /// Limits of the brake that cannot be applied.
     left_out: Vec<String>,
-    /// Nodes that are out of service, since when.
+    /// Nodes that are out of service, with the time when they were taken out.
     out: BTreeMap<String, Timestamp>,
     /// Nodes that the brake holds back.
     waiting: BTreeMap<String, HeldNode>,
-    /// Nodes that it held back at least once.
+    /// Nodes that the brake has held back at least once.
     held: BTreeSet<String>,
-    /// The time at which the circuit breaker tripped: nobody closes it here.
+    /// Time when the circuit breaker tripped; nobody resets it in a replay.
     tripped_at: Option<Timestamp>,
     summary: Summary,
     taken_out: BTreeSet<String>,
@@ -54,7 +52,7 @@ pub struct Replay {
     now: Option<Timestamp>,
 }
 
-/// A node that the brake holds back.
+/// Node that the brake holds back.
 #[derive(Debug)]
 struct HeldNode {
     candidate: Option<Candidate>,
@@ -63,89 +61,87 @@ struct HeldNode {
     since: Timestamp,
 }
 
-/// The kind of a decision. Serialised names are part of the output of `replay`.
+/// Kind of a decision. Serialized names are part of the output of `replay`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Decided {
-    /// The node is taken out of service.
+    /// Node is taken out of service.
     Quarantine,
-    /// Cordon and taints of the node are kept in line with the faults that are open.
+    /// Cordon and taints of a node are adapted to its open faults.
     Update,
-    /// The node is given back.
+    /// Node is returned to service.
     Release,
-    /// The marks are cleaned up after a person gave the node back.
+    /// Marks are removed after a person returned the node to service.
     StandDown,
-    /// Faults ask for the node, and the brake holds it back. It goes later, and then is a
-    /// `Quarantine`, or not at all.
+    /// Rules ask for a quarantine, but the brake holds the node back. A `Quarantine` or
+    /// `Dropped` may follow.
     Held,
-    /// The node was held back, and no fault asks for it any more.
+    /// Node was held back until no rule asked for its quarantine.
     Dropped,
 }
 
-/// A decision about a node. Serialised names are part of the output
-/// of `replay`.
+/// Decision about a node. Serialized names are part of the output of `replay`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Decision {
-    /// Its time, by the clock of the events.
+    /// Time by the clock of the events.
     pub at: Timestamp,
-    /// The node.
+    /// Name of the node.
     pub node: String,
-    /// Its kind.
+    /// Kind of the decision.
     pub decision: Decided,
-    /// True if it sets the cordon, false if it takes it back; absent where it does neither.
+    /// True if the node is cordoned, false if it is uncordoned; absent if neither.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cordon: Option<bool>,
-    /// Taints that it adds.
+    /// Taints that the decision adds.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub add_taints: Vec<Taint>,
-    /// Taints that it removes.
+    /// Taints that the decision removes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub remove_taints: Vec<Taint>,
-    /// Rule sets that ask for what the node then is.
+    /// Names of the rule sets that ask for the node's new state.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rule_sets: Vec<String>,
-    /// The hold that keeps the node in service, for people, where there is one.
+    /// Reason why the brake holds the node back, for people, if it does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hold: Option<String>,
-    /// The changes of the node's faults by the event, for people.
+    /// Changes of the node's faults by the event, for people.
     pub because: Vec<String>,
 }
 
-/// The numbers of a replay, up to now.
+/// Totals of a replay up to now.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Summary {
-    /// Number of events.
+    /// Number of events processed.
     pub events: u64,
     /// Nodes that were taken out of service at least once.
     pub taken_out: usize,
     /// Number of times that a node was taken out of service.
     pub quarantines: u64,
-    /// Number of times that one was given back.
+    /// Number of times that a node was returned.
     pub releases: u64,
     /// Most nodes out of service at one time.
     pub most_at_once: usize,
     /// Nodes out of service at the end.
     pub still_out: usize,
-    /// Seconds out of service, of all nodes together, up to the last event.
+    /// Seconds out of service, summed over all nodes, up to the last event.
     pub seconds_out: i64,
-    /// Nodes that events name and the list of nodes does not have: nothing is done to them.
+    /// Nodes that events name but the list of nodes lacks; they are ignored.
     pub unlisted: usize,
     /// Nodes that the brake held back at least once.
     pub held: usize,
-    /// Nodes that it holds back at the end.
+    /// Nodes that the brake holds back at the end.
     pub still_held: usize,
-    /// The time at which the circuit breaker tripped.
+    /// Time when the circuit breaker tripped, if it did.
     pub tripped_at: Option<Timestamp>,
 }
 
 // === impl Replay ===
 
 impl Replay {
-    /// Returns a replay of `policy` before the first event. With `nodes`, only these exist, as they
-    /// are there; without, every node that an event names does, and nothing else is known of it.
-    /// Nothing is held back, see [`Replay::braked`].
+    /// Creates a replay of `policy` without a brake. With `nodes`, only these exist, in this
+    /// state. Without, every node that an event names exists, with unknown properties.
     pub fn new(policy: Policy, nodes: Option<Vec<NodeView>>) -> Self {
         let begins = Timestamp::UNIX_EPOCH;
         let settings = Settings {
@@ -155,12 +151,12 @@ impl Replay {
             store: String::new(),
             since: Position::START,
             brake: true,
-            // The text is a constant; without a label all nodes are counted.
+            // The text is a constant. Without a label, all nodes count as GPU nodes.
             gpu_label: NodeLabel::parse(keys::GPU_NODE_LABEL).unwrap_or_else(|_| NodeLabel {
                 key: String::new(),
                 value: String::new(),
             }),
-            // No node is away for longer than a replay lasts.
+            // A node is never forgotten during a replay.
             retention: SignedDuration::MAX,
             drain: None,
             remediation: None,
@@ -195,8 +191,8 @@ impl Replay {
         }
     }
 
-    /// Returns the same replay with the policy's brake, for a cluster in which it is not switched
-    /// off. GPU nodes are those that carry [`keys::GPU_NODE_LABEL`]; where none does, all are.
+    /// Applies the policy's brake, even if the cluster has it switched off. GPU nodes are those
+    /// with [`keys::GPU_NODE_LABEL`]; if there are none, all nodes count.
     #[must_use]
     pub fn braked(mut self) -> Self {
         let Brake { budgets, window } = self.policy.brake.clone();
@@ -214,19 +210,19 @@ impl Replay {
         self
     }
 
-    /// Returns the policy.
+    /// Returns the policy of the replay.
     pub fn policy(&self) -> &Policy {
         &self.policy
     }
 
-    /// Returns the limits of the brake that are not applied, because it is not known how many nodes
-    /// there are, or which labels they carry.
+    /// Returns the limits of the brake that are not applied because the number or the labels of
+    /// the nodes are not known.
     pub fn left_out(&self) -> &[String] {
         &self.left_out
     }
 
-    /// Takes in an event, and returns what would have been decided. Its place in the feed is
-    /// where it comes here; its time of acceptance never goes back.
+    /// Processes an event and returns the decisions. The event is placed at the end of the
+    /// feed, and its time of acceptance never goes back.
     pub fn take(&mut self, record: &Record) -> Vec<Decision> {
         self.summary.events += 1;
         let now = self
@@ -258,8 +254,8 @@ impl Replay {
         self.settle(&name, &because, now)
     }
 
-    /// Decides, and makes what is decided, until nothing is to be changed any more. `because`
-    /// is what an event has done to the faults of the node `name`.
+    /// Decides and applies the decisions until nothing changes. `because` holds what the event
+    /// did to the faults of the node `name`.
     fn settle(&mut self, name: &str, because: &[String], now: Timestamp) -> Vec<Decision> {
         let mut decisions = Vec::new();
         let mut touched = BTreeSet::from([name.to_owned()]);
@@ -273,7 +269,7 @@ impl Replay {
                         touched.insert(planned.node.clone());
                         answers.push(self.make(*planned, because, now, &mut decisions));
                     }
-                    // Here every event has been recorded.
+                    // All events of a replay have been recorded.
                     Effect::LookUp { node, ids } => {
                         let found = ids.into_iter().map(|id| (id, InStore::Current)).collect();
                         let found = Some(found);
@@ -295,7 +291,7 @@ impl Replay {
             }
         }
         for node in touched {
-            // A node of which nothing is left is made anew when it is named again.
+            // A node without faults or session is created again when an event names it.
             let is_faulty = !self.fleet.book().faults(&node).is_empty();
             if !self.listed && !is_faulty && !self.out.contains_key(&node) {
                 self.fleet.take(FleetInput::Gone(node), now);
@@ -305,7 +301,7 @@ impl Replay {
         decisions
     }
 
-    /// Makes a change on its node. Returns the answer.
+    /// Applies a change to its node and returns the answer for the fleet.
     fn make(
         &mut self,
         planned: Planned,
@@ -339,7 +335,7 @@ impl Replay {
         FleetInput::NodePatched { node, answer }
     }
 
-    /// Returns the decision that a node is held back, or that it is no more, where that is news.
+    /// Returns the decision that a node is held back, or no longer, if that is new.
     fn held_or_dropped(
         &mut self,
         name: &str,
@@ -349,7 +345,7 @@ impl Replay {
         let Some(hold) = self.fleet.hold(name).cloned() else {
             let phase = self.fleet.session(name)?.phase;
             if phase != Phase::Idle {
-                return None; // It is let go.
+                return None; // The brake lets it go.
             }
             self.waiting.remove(name)?;
             return Some(Decision {
@@ -359,12 +355,12 @@ impl Replay {
         };
         let desired = self.fleet.desired(name);
         let waiting = self.waiting.get_mut(name);
-        let told = (waiting.as_ref()).is_some_and(|waiting| waiting.hold.same_cause(&hold));
+        let reported = (waiting.as_ref()).is_some_and(|waiting| waiting.hold.same_cause(&hold));
         let because = waiting.map_or(because, |waiting| {
             waiting.hold = hold.clone();
             waiting.because.clone()
         });
-        if told {
+        if reported {
             return None;
         }
         self.held.insert(name.to_owned());
@@ -381,12 +377,12 @@ impl Replay {
         })
     }
 
-    /// Returns what is wanted for a node now.
+    /// Returns the state that the open faults of a node ask for.
     pub fn desired(&self, node: &str) -> Desired {
         self.fleet.desired(node)
     }
 
-    /// Returns how much was done up to now.
+    /// Returns the totals up to now.
     pub fn summary(&self) -> Summary {
         let until = self.now.unwrap_or(Timestamp::UNIX_EPOCH);
         let open = self.out.values();
@@ -404,7 +400,7 @@ impl Replay {
         }
     }
 
-    /// Counts a change.
+    /// Counts a change in the totals.
     fn count(&mut self, name: &str, intent: Intent, now: Timestamp) {
         match intent {
             Intent::Quarantine => {
@@ -425,7 +421,7 @@ impl Replay {
     }
 }
 
-/// Returns `policy` with other limits of the brake.
+/// Returns `policy` with another brake.
 fn limited(policy: &Policy, brake: Brake) -> Arc<Policy> {
     Arc::new(Policy {
         brake,
@@ -447,7 +443,7 @@ impl From<Intent> for Decided {
 }
 
 impl Decided {
-    /// Returns its name, as serialised.
+    /// Returns the serialized name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Quarantine => Intent::Quarantine.name(),
@@ -460,7 +456,7 @@ impl Decided {
     }
 }
 
-/// Returns what an event did to a fault, where it did something.
+/// Describes the change of a fault by an event, if there is one.
 fn change_text(change: &Change) -> Option<String> {
     match change {
         Change::Opened(title) => Some(title.clone()),
@@ -488,9 +484,10 @@ impl Decision {
         }
     }
 
-    /// Returns whether both do the same to the same node at the same time, whatever for.
+    /// Returns true if both have the same effect on the same node at the same time, whatever
+    /// their reasons.
     pub fn does_the_same(&self, other: &Self) -> bool {
-        // Only these differ between two decisions that do the same.
+        // Decisions with the same effect differ only in these fields.
         let done = |of: &Self| Self {
             rule_sets: Vec::new(),
             hold: None,
@@ -500,18 +497,18 @@ impl Decision {
         done(self) == done(other)
     }
 
-    /// Returns what it does, for people: `cordon, add taint gpu=bad:NoSchedule`.
+    /// Describes the effect for people, such as `cordon, add taint gpu=bad:NoSchedule`.
     pub fn change(&self) -> String {
         match (self.decision, &self.hold) {
             (Decided::Held, hold) => {
                 return format!("held back: {}", hold.as_deref().unwrap_or_default());
             }
-            (Decided::Dropped, _) => return "held back no more: nothing asks for it".to_owned(),
+            (Decided::Dropped, _) => return "no longer held back: nothing asks for it".to_owned(),
             _ => {}
         }
         let mut parts = scheduling(self.cordon, &self.add_taints, &self.remove_taints);
         if parts.is_empty() {
-            // It was so before, and stays so.
+            // The change affects nothing that schedulers use.
             parts.push("nothing that schedulers see".to_owned());
         }
         parts.join(", ")

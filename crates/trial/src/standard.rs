@@ -1,8 +1,8 @@
-//! The events that known monitors send, one of each kind: what two policies are compared
-//! on, and what a policy is checked against.
+//! Events that known monitors send, one of each kind. Policies are compared by them, and
+//! checked against them.
 //!
-//! Those of the kernel log come from the catalogue. Of the others the names are
-//! NVSentinel's, each once fatal and once not.
+//! Events of the kernel log come from the catalogue. The others have NVSentinel's names, each
+//! once fatal and once not.
 
 use std::fmt::Display;
 
@@ -12,20 +12,20 @@ use contract::{
 
 use diagnosis::catalog::{Catalog, Verdict};
 
-/// An event of a known kind.
+/// Event of a known kind.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Standard {
-    /// Its name, for people: `XID 79`.
+    /// Name for people, such as `XID 79`.
     pub name: String,
-    /// The event, on a node named `node`.
+    /// Event on the node [`NODE`].
     pub event: HealthEvent,
 }
 
-/// Name of the node of the events.
+/// Name of the node in all events.
 pub const NODE: &str = "node";
 
-/// Agents, component class and checks of NVSentinel's monitors beside the kernel log's.
-/// The class of a cloud event is the kind of resource.
+/// NVSentinel's other monitors: agent, component class and checks. The class of a cloud event
+/// is the type of resource.
 const OTHERS: [(&str, &str, &[&str]); 9] = [
     (
         "gpu-health-monitor",
@@ -68,9 +68,10 @@ const OTHERS: [(&str, &str, &[&str]); 9] = [
     ("preflight-nccl-allreduce", "Node", &["NCCLAllReduceTest"]),
 ];
 
-/// Returns one event of each kind that is known, those of the kernel log as `catalog` judges them.
+/// Returns one event of each known kind; those of the kernel log have the verdicts of
+/// `catalog`.
 pub fn events(catalog: &Catalog) -> Vec<Standard> {
-    // What the driver never prints is no event.
+    // The driver never prints these codes.
     let xids = catalog.xids().filter(|row| row.scope != "unused");
     let xids = xids.map(|row| {
         let verdict = catalog.judge_xid(row.code, "");
@@ -121,19 +122,19 @@ pub fn events(catalog: &Catalog) -> Vec<Standard> {
     events
 }
 
-/// Agents of the known monitors.
+/// Returns the agents of the known monitors.
 pub fn agents() -> impl Iterator<Item = &'static str> {
     [keys::SYSLOG_AGENT]
         .into_iter()
         .chain(OTHERS.map(|(agent, ..)| agent))
 }
 
-/// Component classes of the known monitors.
+/// Returns the component classes of the known monitors.
 pub fn component_classes() -> [&'static str; 4] {
     [keys::COMPONENT_GPU, keys::COMPONENT_NIC, "Node", "EC2"]
 }
 
-/// Checks of the known monitors whose names are fixed.
+/// Returns the checks of the known monitors that have fixed names.
 pub fn checks() -> impl Iterator<Item = &'static str> {
     let own = [
         keys::CHECK_XID,
@@ -214,12 +215,13 @@ fn entity(kind: &str, value: &str) -> Entity {
 // === impl Standard ===
 
 impl Standard {
-    /// Returns whether its source calls it harmless: not fatal, and nothing to be done about it.
+    /// Returns true if the source considers the event harmless: not fatal, and without a
+    /// recommended action.
     pub fn is_harmless(&self) -> bool {
         !self.event.is_fatal && self.event.recommended_action == RecommendedAction::None as i32
     }
 
-    /// Returns its gravity and action, for people.
+    /// Returns gravity and recommended action, for people.
     pub fn judged(&self) -> String {
         let fatal = if self.event.is_fatal { "fatal, " } else { "" };
         format!("{fatal}{}", action_name(self.event.recommended_action))

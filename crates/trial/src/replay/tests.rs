@@ -52,7 +52,7 @@ fn nodes_are_taken_out_and_given_back_by_the_clock_of_the_events() {
             event("b", 20, "0", false),
             event("a", 30, "1", false),
             event("a", 40, "0", true),
-            // A clock that goes back: it is still second 40.
+            // The clock goes back, so the time stays at second 40.
             event("b", 35, "0", true),
             event("a", 100, "1", true),
             event("c", 110, "0", false),
@@ -143,7 +143,7 @@ fn policy(brake: &str) -> Policy {
     Policy::parse(&text, "p").unwrap()
 }
 
-/// A list of nodes `n0`, `n1`, ..., each a rack of its own.
+/// Returns nodes `n0`, `n1`, ..., each in a rack of its own.
 fn cluster(count: usize) -> Vec<NodeView> {
     let node = |n: usize| {
         let metadata = json!({"name": format!("n{n}"), "labels": {"rack": format!("r{n}")}});
@@ -161,7 +161,7 @@ fn failures(nodes: std::ops::Range<i64>, second: i64) -> Vec<Record> {
 fn the_brake_of_the_policy_holds_nodes_back_and_lets_them_go() {
     let mut replay = Replay::new(Policy::builtin(), Some(cluster(10))).braked();
     let mut events = failures(0..4, 10);
-    // Nothing new, and what is held is told once.
+    // No further decisions: a node that is held back is reported once.
     events.push(event("n2", 20, "0", false));
     events.push(event("n3", 30, "0", true));
     events.push(event("n0", 40, "0", true));
@@ -175,7 +175,7 @@ fn the_brake_of_the_policy_holds_nodes_back_and_lets_them_go() {
              same time (GpuMemWatch on GPU 0)",
             "13 n3 held: held back: 2 of 10 nodes are out of service (n0, n1), and 2 (20%) may be at the \
              same time (GpuMemWatch on GPU 0)",
-            "30 n3 dropped: held back no more: nothing asks for it (GpuMemWatch on GPU 0 recovered)",
+            "30 n3 dropped: no longer held back: nothing asks for it (GpuMemWatch on GPU 0 recovered)",
             "40 n0 release: uncordon (GpuMemWatch on GPU 0 recovered)",
             "40 n2 quarantine: cordon (GpuMemWatch on GPU 0; let go after 28s)",
             "50 n1 release: uncordon (GpuMemWatch on GPU 0 recovered)",
@@ -193,7 +193,7 @@ fn a_circuit_breaker_that_trips_stays_tripped_and_holds_all_but_what_is_forced()
     let window = "circuitBreaker = { percentage = 20, duration = \"5m\" }";
     let mut replay = Replay::new(policy(window), Some(cluster(10))).braked();
     let mut events = failures(0..2, 0);
-    // What is back counts in the window all the same, until the while is over.
+    // A returned node still counts in the window until its time is over.
     events.push(event("n0", 10, "0", true));
     events.push(event("n2", 290, "0", false));
     events.push(event("n3", 9_000, "0", false));
@@ -238,7 +238,7 @@ fn without_a_list_of_nodes_only_numbers_of_nodes_are_limits() {
         ),
         "{said:?}"
     );
-    // With the list all of them hold, and without the brake none does.
+    // With the list, all limits apply; without the brake, none does.
     let mut listed = Replay::new(policy(brake), Some(cluster(40))).braked();
     assert!(listed.left_out().is_empty());
     run(&mut listed, &failures(0..3, 10));
