@@ -1,7 +1,7 @@
-//! Why a node is in service, or is not: everything that decides about it, in the order in
-//! which it counts, with what each rule has looked at.
+//! Explanation why a node is in service or not: everything that decides about it, in order of
+//! precedence, with the values that each rule has read.
 //!
-//! Pure, and worked out only when somebody asks: the decisions themselves need none of it.
+//! A pure function that runs only on request; the decisions do not depend on it.
 
 mod check;
 mod rules;
@@ -18,59 +18,59 @@ pub use check::{Check, CheckResult};
 use check::{RULES, check, passes, stops};
 use rules::rule_checks;
 
-/// Names offered where nothing is known of the one that was asked about.
+/// Most similar names that are offered for an unknown node.
 const NAMES_OFFERED: usize = 3;
 
-/// A source of the faults of a node.
+/// Source of a node's faults.
 #[derive(Clone, Copy, Debug)]
 pub struct Source<'a> {
-    /// Its name, for example `kernel-log`.
+    /// Name, such as `kernel-log`.
     pub name: &'a str,
-    /// True if the source sees.
+    /// True if the source works.
     pub sees: bool,
-    /// Its state, in a word.
+    /// State in one word.
     pub state: &'a str,
-    /// The thing that it reads, or its trouble.
+    /// Input that it reads, or its error.
     pub detail: &'a str,
 }
 
-/// The connection to the cluster.
+/// Connection to the cluster.
 #[derive(Clone, Copy, Debug)]
 pub struct Connection<'a> {
     /// Address of the API server.
     pub server: &'a str,
-    /// True while nodes are being watched.
+    /// True while nodes are watched.
     pub connected: bool,
-    /// True once the cluster's nodes were read: before that, what it has is not known.
+    /// True once the nodes of the cluster were listed.
     pub listed: bool,
-    /// The trouble with it, if there is one.
+    /// Error of the connection, if there is one.
     pub error: Option<&'a str>,
 }
 
-/// The answer to the question why a node is quarantined, or not. Serialised names are part of the JSON API.
+/// Explanation why a node is quarantined or not. Serialized names are part of the JSON API.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct WhyNot {
-    /// Node name.
+    /// Name of the node.
     pub node: String,
-    /// The answer in one sentence.
+    /// Answer in one sentence.
     pub answer: String,
-    /// All checks, in order.
+    /// All checks, in order of precedence.
     pub checks: Vec<Check>,
-    /// True if the cluster has the node; absent where there is no cluster, or it could not be read
+    /// True if the cluster has the node; absent if there is no cluster or it could not be read
     /// yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub in_cluster: Option<bool>,
-    /// True if the name may be a node's: the cluster has it or could not be read yet, a fault of it
-    /// is open, or this process runs on it.
+    /// True if the node may exist: the cluster has it or could not be read yet, it has an open
+    /// fault, or this process runs on it.
     pub known: bool,
-    /// The names nearest to it, where nothing is known of it.
+    /// Most similar names, if the node is unknown.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub nearest: Vec<String>,
 }
 
-/// Returns whether `node` is quarantined or not, and why. `cluster` and `sources` are what the
-/// caller knows beside the fleet.
+/// Explains why `node` is quarantined or not. `cluster` and `sources` describe what the caller
+/// knows beyond the fleet.
 pub fn why_not(
     fleet: &Fleet,
     node: &str,
@@ -79,7 +79,7 @@ pub fn why_not(
     now: Timestamp,
 ) -> WhyNot {
     let situation = fleet.situation(node, now);
-    // Those of another machine are not known here.
+    // Sources on other machines are not known here.
     let sources = if situation.is_own { sources } else { &[] };
     let mut why = explain(&situation, cluster, sources);
     if !why.known {
@@ -89,7 +89,7 @@ pub fn why_not(
     why
 }
 
-/// Looks at everything that decides about a node.
+/// Runs all checks of a node.
 fn explain(
     situation: &Situation<'_>,
     cluster: Option<Connection<'_>>,
@@ -105,7 +105,7 @@ fn explain(
         checks.push(node_check(node, in_cluster, observed));
     }
     checks.push(mode_check(situation.acting));
-    checks.extend(anothers_check(situation));
+    checks.extend(foreign_check(situation));
     let (rules, notices) = rule_checks(situation);
     checks.push(faults_check(situation, sources, notices));
     checks.extend(rules);
@@ -123,7 +123,7 @@ fn explain(
     }
 }
 
-/// Returns the answer about a node that is out of service by our own session.
+/// Returns the answer for a node that is out of service by our own session.
 fn out_of_service(situation: &Situation<'_>) -> String {
     let (node, session) = (situation.node, &situation.session);
     if session.phase == Phase::Releasing {
@@ -137,7 +137,7 @@ fn out_of_service(situation: &Situation<'_>) -> String {
         Mode::DryRun => "counts as quarantined in this dry run",
         Mode::Observe | Mode::Act => "is quarantined",
     };
-    format!("{node} {is}, and awaits {awaits}; `gpuwarden explain {node}` tells what for")
+    format!("{node} {is}, and awaits {awaits}; `gpuwarden explain {node}` shows why")
 }
 
 fn answer(situation: &Situation<'_>, cluster: Option<Connection<'_>>, checks: &[Check]) -> String {
@@ -150,7 +150,7 @@ fn answer(situation: &Situation<'_>, cluster: Option<Connection<'_>>, checks: &[
     if own.is_some() {
         return out_of_service(situation);
     }
-    // Of several rules, one that asks for it is enough.
+    // A single rule that asks for a quarantine is enough.
     let asked = checks
         .iter()
         .any(|check| check.name == RULES && check.result == CheckResult::Passes);
@@ -159,7 +159,7 @@ fn answer(situation: &Situation<'_>, cluster: Option<Connection<'_>>, checks: &[
         .filter(|check| match check.result {
             CheckResult::Passes => false,
             CheckResult::Stops => !(asked && check.name == RULES),
-            // Who does not see may miss the fault that would ask for it.
+            // A source that does not work may miss the fault that would cause a quarantine.
             CheckResult::Unknown => !asked && check.name == SOURCES,
         })
         .collect();
@@ -175,7 +175,7 @@ fn answer(situation: &Situation<'_>, cluster: Option<Connection<'_>>, checks: &[
             situation.session.awaits(situation.observed.is_some())
         ),
         [first, rest @ ..] => {
-            // One reason may hold for several faults.
+            // Several faults may have the same reason.
             let others = rest.iter().filter(|check| check.text != first.text);
             let more = match others.count() {
                 0 => String::new(),
@@ -187,25 +187,25 @@ fn answer(situation: &Situation<'_>, cluster: Option<Connection<'_>>, checks: &[
     }
 }
 
-/// Name of the check whether the cluster is watched.
+/// Name of the check of the connection to the cluster.
 const CLUSTER: &str = "cluster";
-/// Name of the check whether faults are seen.
+/// Name of the check of the fault sources.
 const SOURCES: &str = "sources";
 
-/// Returns the check of what sees the faults of the node; `None` where that is not known here.
+/// Returns the check of the node's fault sources; `None` if they are not known here.
 fn sources_check(sources: &[Source<'_>]) -> Option<Check> {
-    let told = |sees| {
-        let told = sources.iter().filter(move |source| source.sees == sees);
-        let told = told.map(|one| format!("{} is {}: {}", one.name, one.state, one.detail));
-        told.collect::<Vec<_>>().join("; ")
+    let listed = |sees| {
+        let states = sources.iter().filter(move |source| source.sees == sees);
+        let states = states.map(|one| format!("{} is {}: {}", one.name, one.state, one.detail));
+        states.collect::<Vec<_>>().join("; ")
     };
     if sources.is_empty() {
         return None;
     }
     if sources.iter().all(|source| source.sees) {
-        return Some(passes(SOURCES, told(true)));
+        return Some(passes(SOURCES, listed(true)));
     }
-    Some(check(SOURCES, CheckResult::Unknown, told(false)).fix("gpuwarden doctor"))
+    Some(check(SOURCES, CheckResult::Unknown, listed(false)).fix("gpuwarden doctor"))
 }
 
 fn cluster_check(cluster: Option<Connection<'_>>) -> Check {
@@ -226,7 +226,7 @@ fn cluster_check(cluster: Option<Connection<'_>>) -> Check {
     stops(CLUSTER, format!("{server} cannot be watched: {error}")).fix("gpuwarden doctor")
 }
 
-/// Returns the check of whether the cluster has the node.
+/// Returns the check that the cluster has the node.
 fn node_check(node: &str, in_cluster: Option<bool>, observed: Option<&Observed>) -> Check {
     match in_cluster {
         Some(true) => {
@@ -266,7 +266,7 @@ fn mode_check(acting: Mode) -> Check {
     }
 }
 
-fn anothers_check(situation: &Situation<'_>) -> Option<Check> {
+fn foreign_check(situation: &Situation<'_>) -> Option<Check> {
     if !situation.anothers {
         return None;
     }
@@ -285,7 +285,7 @@ fn anothers_check(situation: &Situation<'_>) -> Option<Check> {
         .on_our_node
         .then_some(foreign_session::ON_OUR_NODE);
     let uncordoned = (own.cordoned && !view.unschedulable)
-        .then_some("somebody has uncordoned the node; only who made the session takes that in");
+        .then_some("somebody has uncordoned the node; only its own gpuwarden reacts to that");
     let details = on_our_node.into_iter().chain(uncordoned);
     let check = Check {
         details: details.map(str::to_owned).collect(),
@@ -297,7 +297,7 @@ fn anothers_check(situation: &Situation<'_>) -> Option<Check> {
     )))
 }
 
-/// Returns what holds back a quarantine that the rules ask for.
+/// Returns the check of the brake, if it delays a quarantine that rules ask for.
 fn brake_check(situation: &Situation<'_>) -> Option<Check> {
     let hold = situation.hold?;
     Some(stops("brake", hold.to_string()).fix(&hold.awaits()))
@@ -313,7 +313,7 @@ fn faults_check(situation: &Situation<'_>, sources: &[Source<'_>], notices: usiz
             };
             let node = situation.node;
             stops("faults", text).fix(&format!(
-                "gpuwarden explain {node} tells what its events did"
+                "gpuwarden explain {node} shows what its events did"
             ))
         }
         1 => passes("faults", "1 is open"),
@@ -322,7 +322,7 @@ fn faults_check(situation: &Situation<'_>, sources: &[Source<'_>], notices: usiz
     let missed = situation.missed;
     let missed = (missed > 0).then(|| not_fully_seen(missed));
     let notices =
-        (notices > 0).then(|| format!("and {notices} notices, for which no repair is awaited"));
+        (notices > 0).then(|| format!("and {notices} notices, which need no remediation"));
     let notes = situation.session.times.notes();
     Check {
         details: notes.chain(missed).chain(notices).collect(),
@@ -330,7 +330,7 @@ fn faults_check(situation: &Situation<'_>, sources: &[Source<'_>], notices: usiz
     }
 }
 
-/// Returns how far the change has come; `None`: none is under way.
+/// Returns the check of a change that failed; `None` if none did.
 fn change_check(situation: &Situation<'_>) -> Option<Check> {
     let session = &situation.session;
     if session.failures == 0 {
@@ -344,7 +344,7 @@ fn change_check(situation: &Situation<'_>) -> Option<Check> {
     let what = if situation.store_unanswered {
         "the event store does not answer whose the session is"
     } else {
-        "the API server has not taken the change"
+        "the API server has not accepted the change"
     };
     let text = format!("{what}: {count} {attempts} in a row failed{next}");
     Some(stops("change", text).fix("gpuwarden doctor"))

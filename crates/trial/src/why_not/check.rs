@@ -1,38 +1,39 @@
-//! One thing that decides about a node, and what is found of it.
+//! Check of why-not, and its finding.
 
 use serde::{Deserialize, Serialize};
 
-/// A check of one thing that decides.
+/// Check of one thing that decides about a node.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Check {
-    /// The name of the thing: `sources`, `cluster`, `node`, `mode`, `session`, `faults`, `rules`, `brake`, `change`.
+    /// Name of the check: `sources`, `cluster`, `node`, `mode`, `session`, `faults`, `rules`,
+    /// `brake`, `change`.
     pub name: String,
-    /// The result, which says whether the thing stands in the way of a quarantine.
+    /// Result of the check: whether it prevents a quarantine.
     pub result: CheckResult,
-    /// The finding.
+    /// Finding, in one sentence.
     pub text: String,
-    /// Further lines about it.
+    /// Details of the finding, one per line.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub details: Vec<String>,
-    /// The way out, where there is one.
+    /// Command or advice that removes the obstacle, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fix: Option<String>,
 }
 
-/// The result of a check: whether something stands in the way of a quarantine.
+/// Result of a check: whether it prevents a quarantine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum CheckResult {
-    /// Nothing does.
+    /// Nothing prevents a quarantine.
     Passes,
-    /// Something does.
+    /// Something prevents a quarantine.
     Stops,
-    /// That cannot be seen.
+    /// The state could not be observed.
     Unknown,
 }
 
-/// Name of the checks of which one that passes is enough.
+/// Name of the checks of rules. If one of them passes, that is enough.
 pub(super) const RULES: &str = "rules";
 
 pub(super) fn passes(name: &str, text: impl Into<String>) -> Check {
@@ -56,7 +57,7 @@ pub(super) fn check(name: &str, result: CheckResult, text: impl Into<String>) ->
 // === impl Check ===
 
 impl Check {
-    /// Adds a way out.
+    /// Adds a way to remove the obstacle.
     pub(super) fn fix(mut self, fix: &str) -> Self {
         self.fix = Some(fix.to_owned());
         self

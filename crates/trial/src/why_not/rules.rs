@@ -1,4 +1,4 @@
-//! What the policy says about the open faults of a node, rule by rule.
+//! Checks of the rules: what the policy decides about each open fault of a node.
 
 use std::sync::Arc;
 
@@ -16,10 +16,10 @@ use serde_json::Value;
 
 use super::check::{Check, RULES, passes, stops};
 
-/// Faults whose rules are shown one by one; the gravest.
+/// Most faults with rule details; the gravest ones.
 const FAULTS_SHOWN: usize = 20;
 
-/// Returns one check for each open fault, gravest first, and how many notices there are beside.
+/// Returns one check per open fault, gravest first, and the number of notices.
 pub(super) fn rule_checks(situation: &Situation<'_>) -> (Vec<Check>, usize) {
     let Some(policy) = situation.policy else {
         let check = stops(RULES, "no policy was read yet: nothing is decided before")
@@ -72,7 +72,7 @@ fn rule_check(
     } = ruling;
     match ruling {
         Ruling::HandedOver => stops(RULES, format!("{title}: {ruling}"))
-            .fix("whoever repairs it takes the label off when the node is given back"),
+            .fix("whoever remediates it removes the label when the node is returned"),
         Ruling::Dismissed(Dismissal { up_to, by }) => {
             let how = match by {
                 DismissedBy::Released => "dismissed when the node was released by hand",
@@ -115,7 +115,7 @@ fn rule_check(
     }
 }
 
-/// Returns what each rule of each rule set says, and what it has looked at.
+/// Returns the result of each rule of each rule set, with the values that it read.
 fn rule_details(
     policy: &Policy,
     fault: &Fault,
@@ -142,7 +142,7 @@ fn rule_details(
     details
 }
 
-/// Returns what each route says, up to the one that counts; nothing where the policy has none.
+/// Returns the result of each route up to the first match; empty if the policy has no routes.
 fn route_details(
     policy: &Policy,
     fault: &Fault,
@@ -173,7 +173,7 @@ fn route_details(
     details
 }
 
-/// Returns what each rule of a rule set says.
+/// Returns the result of each rule of a rule set.
 fn rules_of(
     rule_set: &RuleSet,
     event: &EventVariable,
@@ -184,27 +184,22 @@ fn rules_of(
     let rules = rule_set.all.iter().map(|rule| ("all", rule));
     let rules = rules.chain(rule_set.any.iter().map(|rule| ("any", rule)));
     let lines = rules.flat_map(|(group, rule)| {
-        let looked_at = match rule.kind {
+        let input = match rule.kind {
             RuleKind::HealthEvent | RuleKind::Override => value,
             RuleKind::Node => object,
         };
-        rule_lines(group, rule, rule.holds(event, variable), looked_at)
+        rule_lines(group, rule, rule.holds(event, variable), input)
     });
     lines.collect()
 }
 
-fn rule_lines(
-    group: &str,
-    rule: &Rule,
-    holds: Result<bool, String>,
-    looked_at: &Value,
-) -> Vec<String> {
-    let said = match holds {
+fn rule_lines(group: &str, rule: &Rule, holds: Result<bool, String>, input: &Value) -> Vec<String> {
+    let result = match holds {
         Ok(holds) => holds.to_string(),
         Err(why) => format!("cannot be evaluated: {why}"),
     };
-    let rule_line = format!("  {group}: {} -> {said}", rule.expression);
-    let seen = rule.seen(looked_at).into_iter();
-    let seen = seen.map(|seen| format!("    {seen}"));
-    [rule_line].into_iter().chain(seen).collect()
+    let rule_line = format!("  {group}: {} -> {result}", rule.expression);
+    let values = rule.seen(input).into_iter();
+    let values = values.map(|value| format!("    {value}"));
+    [rule_line].into_iter().chain(values).collect()
 }

@@ -25,7 +25,7 @@ fn faults(fatal: bool) -> Vec<Fault> {
         check_name: keys::CHECK_XID.into(),
         node_name: "n1".into(),
         is_fatal: fatal,
-        // What asks for nothing is a notice.
+        // An action, since a fault without one would be a notice.
         recommended_action: 2,
         error_code: vec!["79".into()],
         ..HealthEvent::default()
@@ -153,7 +153,7 @@ fn the_first_thing_that_stands_in_the_way_is_the_answer() {
             "dismissed when the node was released by hand at 1970-01-01T00:01:40Z",
             1,
         ),
-        (failed, "has not taken the change: 1 attempt", 1),
+        (failed, "has not accepted the change: 1 attempt", 1),
         (
             |world| {
                 world.session.failed(Failure::Conflict, at(1));
@@ -256,7 +256,7 @@ fn what_was_never_read_is_not_told_as_a_fact() {
     assert_eq!((why.in_cluster, why.known), (None, true));
     assert_eq!(why.checks[1].result, CheckResult::Unknown);
     assert!(!format!("{why:?}").contains("has no node"), "{why:#?}");
-    // What was read once is known, though the cluster cannot be watched now.
+    // A cluster that was listed once stays known, even if it cannot be watched now.
     world.listed = true;
     let why = ask(&world);
     assert!(
@@ -290,7 +290,7 @@ fn who_does_not_see_is_named_first() {
     );
     assert_eq!(why.checks[0].result, CheckResult::Unknown);
     assert!(!format!("{why:?}").contains("no fault of it is open"));
-    // A fault that is known asks for it all the same.
+    // A known fault still asks for a quarantine.
     world.faults = faults(true);
     let why = ask(&world);
     assert!(
@@ -336,7 +336,7 @@ fn a_rule_shows_what_it_has_looked_at() {
     world.node = Some(node(
         json!({"labels": {keys::MANAGED_LABEL: "false", "zone": "a"}}),
     ));
-    // Of two faults, and one reason: it is the headline, in plain words.
+    // Two faults with one reason give a plain headline.
     world.faults.extend(faults(true));
     let why = ask(&world);
     let label = keys::MANAGED_LABEL;
