@@ -90,7 +90,7 @@ impl Generic {
 
     /// Returns true if the Job with this name has reset the GPUs.
     async fn is_reset(&self, node: &str, name: &str) -> Result<bool, Failure> {
-        // Only the Job knows the result of a reset, so a failed read says nothing about it.
+        // Only the Job knows the result of a reset, so a failed read gives no result.
         let job = self.job(name).await.map_err(|error| Failure {
             class: Class::Transient,
             ..failure(&error)

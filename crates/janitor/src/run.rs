@@ -127,7 +127,7 @@ impl Janitor {
     fn node_event(&mut self, event: ServiceEvent) {
         let input = match event {
             ServiceEvent::Pods(node, pods) => Input::Pods(node, pods),
-            ServiceEvent::Slices(..) => return, // Nobody has asked for them.
+            ServiceEvent::Slices(..) => return, // Never followed by the janitor.
             ServiceEvent::Node(node, object) => {
                 let config = self.parts.board.config();
                 let observed = object.and_then(|object| {
@@ -180,7 +180,7 @@ impl Janitor {
                 question,
             } => {
                 let Some(action) = maintenance::janitor::Action::of(key.kind) else {
-                    return; // Not reached: nobody asks a provider about another.
+                    return; // Unreachable: other kinds have no provider.
                 };
                 let signal = Signal {
                     action,
@@ -205,7 +205,7 @@ impl Janitor {
 
     fn ask(&mut self, key: Key, signal: Signal, place: &ProviderPlace, question: Question) {
         let Some(provider) = self.parts.providers.of(place) else {
-            return; // Not reached: those of the configuration were opened.
+            return; // Unreachable: all configured providers are open.
         };
         self.running.spawn(async move {
             let title = key.title();

@@ -175,7 +175,7 @@ impl Validator {
 
     fn sleep(&self) -> Duration {
         if !self.unlisted.is_empty() {
-            return LONGEST_SLEEP; // Nothing is looked at before.
+            return LONGEST_SLEEP; // Nothing is reconciled before the lists are complete.
         }
         let wake = self.wakes.values().min();
         let wait = wake.map(|wake| wake.duration_since((self.parts.clock)()));

@@ -429,7 +429,7 @@ fn duration<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Duration>, D::E
     match read.filter(|read| !read.is_zero()) {
         Some(read) => Ok(Some(read)),
         None => Err(de::Error::custom(format!(
-            "{text:?} is no time; write 10m, 300s or a number of seconds"
+            "{text:?} is not a time; write 10m, 300s or a number of seconds"
         ))),
     }
 }

@@ -125,7 +125,7 @@ impl Gang {
         if let Discovery::PodGroups(groups) = by {
             let count = groups.min_count.count(object).map_err(|why| {
                 GangError(format!(
-                    "`{}` of {} {}/{} says no number of members: {why}",
+                    "`{}` of {} {}/{} gives no number of members: {why}",
                     groups.min_count.expression(),
                     groups.resource.resource,
                     self.namespace,

@@ -153,7 +153,7 @@ impl Roster {
             read.ok_or(RosterError {
                 key,
                 value,
-                what: "it is no number, or too large",
+                what: "it is not a number, or too large",
             })
         };
         let expected = number(EXPECTED_COUNT, value(EXPECTED_COUNT), 0, MAX_MEMBERS)?;
@@ -259,13 +259,15 @@ fn members(peers: &str) -> Result<Vec<Member>, RosterError> {
         let pod = pod.filter(|pod| !pod.is_empty());
         let pod = pod.ok_or_else(|| wrong("a member has the form pod;address;rank;checks"))?;
         let address = address.and_then(|address| address.parse().ok());
-        let address = address.ok_or_else(|| wrong("the address is none"))?;
+        let address = address.ok_or_else(|| wrong("the address is not an IP address"))?;
         let rank = match rank {
             None => line_number,
-            Some(rank) => rank.parse().map_err(|_| wrong("the rank is no number"))?,
+            Some(rank) => rank
+                .parse()
+                .map_err(|_| wrong("the rank is not a number"))?,
         };
         if !names.insert(pod.to_owned()) {
-            return Err(wrong("the pod is there twice"));
+            return Err(wrong("the pod is listed twice"));
         }
         let member = Member {
             pod: pod.to_owned(),

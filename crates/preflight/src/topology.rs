@@ -159,7 +159,7 @@ pub fn file(name: &str) -> Option<String> {
 pub(crate) fn of_shape(shape: &str) -> Result<String, String> {
     match shape {
         "ndv4" | "ndv5" => Ok(format!("azure-{shape}.xml")),
-        _ => Err(format!("{shape:?} is no shape; write ndv4 or ndv5")),
+        _ => Err(format!("{shape:?} is not a shape; write ndv4 or ndv5")),
     }
 }
 
@@ -209,7 +209,7 @@ impl Keys {
         for (name, file) in ours.into_iter().chain(self.instance_type_mapping) {
             if !is_name(&file) {
                 return Err(format!(
-                    "ncclTopology.instanceTypeMapping: {file:?} of {name} is no name of a file; write one without \
+                    "ncclTopology.instanceTypeMapping: {file:?} of {name} is not the name of a file; write one without \
                      a directory, such as azure-ndv5.xml"
                 ));
             }

@@ -252,7 +252,7 @@ async fn review(body: Bytes) -> Response {
                 },
             },
         }),
-        None => json!({"authenticated": false, "error": "it is no token"}),
+        None => json!({"authenticated": false, "error": "it is not a token"}),
     };
     (StatusCode::CREATED, axum::Json(review)).into_response()
 }

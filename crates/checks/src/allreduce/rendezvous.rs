@@ -132,11 +132,11 @@ mod tests {
             ),
             (
                 br#"{"data": {"peers": "a;nowhere;0"}}"#,
-                "the address is none",
+                "the address is not an IP address",
             ),
             (
                 br#"{"data": {"peers": "a;10.0.0.1;x"}}"#,
-                "the rank is no number",
+                "the rank is not a number",
             ),
             (
                 br#"{"data": {"peers": "a;10.0.0.1;1"}}"#,
@@ -144,7 +144,7 @@ mod tests {
             ),
             (
                 br#"{"data": {"peers": "a;10.0.0.1;0\na;10.0.0.2;1"}}"#,
-                "the pod is there twice",
+                "the pod is listed twice",
             ),
             (br#"{"full": "yes"}"#, "expected a boolean"),
             (br#"{"secret": "???"}"#, "the secret: "),

@@ -292,7 +292,7 @@ impl Server {
     }
 }
 
-/// Returns the controller's answer about a node, as far as the routes use it: the cluster has
+/// Returns the controller's answer about a node, with what the routes use: the cluster has
 /// `gpu-b-01`, without a fault.
 fn known_or_not(node: &str, fleet: &FleetView) -> WhyNot {
     let in_cluster = node == "gpu-b-01";

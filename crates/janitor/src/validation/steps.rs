@@ -35,7 +35,7 @@ impl Validator {
                 return;
             };
             if cancel.is_cancelled() {
-                return; // What is left waits for the next process.
+                return; // The rest waits for the next process.
             }
             self.dirty.remove(&name);
             if self.reconcile(&name).await {
@@ -136,7 +136,7 @@ impl Validator {
                 object,
             } => {
                 let Some(kind) = self.kind(&provider) else {
-                    return Ok(()); // Not reached: it was rendered by it.
+                    return Ok(()); // Unreachable: the object was rendered for this provider.
                 };
                 let made = cluster
                     .create_object(&kind, Some(&namespace), &object)
@@ -201,7 +201,7 @@ impl Validator {
             tracing::info!("{}: {} {why}", request.title(), phase.name());
         }
         if status.running() < request.status.running() {
-            self.mark_all(); // They may wait for room.
+            self.mark_all(); // Others may wait for capacity.
         }
         if status.phase.is_some_and(requests::Phase::is_over) {
             // Other requests may wait for its nodes.

@@ -180,7 +180,9 @@ impl Entry {
             ),
         ] {
             if !is_right {
-                return Err(format!("`{key}` has another form than in a container"));
+                return Err(format!(
+                    "`{key}` does not have the form that it has in a container"
+                ));
             }
         }
         Ok(CheckContainer {
@@ -240,7 +242,7 @@ impl CheckContainer {
         }
         let env = self.container.entry("env").or_insert_with(|| json!([]));
         let Some(env) = env.as_array_mut() else {
-            return Err("`env` is no list".into());
+            return Err("`env` is not a list".into());
         };
         for variable in added {
             let name = crate::field::name(&variable);

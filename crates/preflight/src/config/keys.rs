@@ -190,7 +190,7 @@ impl CoordinationKeys {
         let topology_file = shape.map(topology::of_shape).transpose();
         if self.master_port == 0 {
             return Err(
-                "gangCoordination.masterPort: 0 is no port; name one from 1 to 65535".into(),
+                "gangCoordination.masterPort: 0 is not a port; write one from 1 to 65535".into(),
             );
         }
         Ok(Coordination {

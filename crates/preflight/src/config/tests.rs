@@ -293,8 +293,8 @@ fn what_is_wrong_is_said_with_its_place() {
         ("", "`image` is missing"),
         ("image: [", "line"),
         ("image: [1]", "expected an image: its name, or"),
-        ("image: ''", "`image` is no name of an image"),
-        ("image: i\ncheckTimeout: 0", "\"0s\" is no time"),
+        ("image: ''", "`image` is not the name of an image"),
+        ("image: i\ncheckTimeout: 0", "\"0s\" is not a time"),
         ("image: i\ncheckTimeout: -3", "expected a time: write 10m"),
         (
             "image: i\nimagePullSecrets: [[a]]",
@@ -318,7 +318,7 @@ fn what_is_wrong_is_said_with_its_place() {
         ),
         (
             "initContainers: [{name: a, image: i, env: {A: b}}]",
-            "`env` has another form",
+            "`env` does not have the form",
         ),
         ("image: i\nprocessingStrategy: NEVER", "NEVER"),
         ("image: i\ninitContainerPlacement: middle", "middle"),
@@ -336,22 +336,25 @@ fn what_is_wrong_is_said_with_its_place() {
         ),
         (
             "image: i\ngangCoordination: {ncclTopoShape: ndv6}",
-            "gangCoordination.ncclTopoShape: \"ndv6\" is no shape; write ndv4 or ndv5",
+            "gangCoordination.ncclTopoShape: \"ndv6\" is not a shape; write ndv4 or ndv5",
         ),
         (
             "image: i\nncclTopology: {instanceTypeMapping: {x1: ../x.xml}}",
-            "\"../x.xml\" of x1 is no name of a file",
+            "\"../x.xml\" of x1 is not the name of a file",
         ),
         ("image: i\nncclTopology: {fallback: true}", "fallback"),
         (
             "image: i\ngangCoordination: {timeout: soon}",
-            "\"soon\" is no time",
+            "\"soon\" is not a time",
         ),
-        ("image: i\ngangCoordination: {timeout: -5m}", "is no time"),
+        (
+            "image: i\ngangCoordination: {timeout: -5m}",
+            "is not a time",
+        ),
         ("image: i\ngangCoordination: {masterPort: 70000}", "70000"),
         (
             "image: i\ngangCoordination: {masterPort: 0}",
-            "0 is no port",
+            "0 is not a port",
         ),
         (
             "image: i\ngangCoordination: {configMapMountPath: etc}",
@@ -393,8 +396,11 @@ fn what_an_api_server_would_refuse_of_every_pod_is_refused_at_the_start() {
     let gang = |more: &str| format!("image: i\ngangCoordination: {{{more}}}");
     let path = |more: &str| gang(&format!("extraHostPathMounts: [{{mountPath: /x, {more}}}]"));
     for (text, part) in [
-        (container("env: [{value: x}]"), "is no variable"),
-        (container("env: [{name: a=b, value: x}]"), "is no variable"),
+        (container("env: [{value: x}]"), "is not a variable"),
+        (
+            container("env: [{name: a=b, value: x}]"),
+            "is not a variable",
+        ),
         (container("env: [{name: a, value: 7}]"), "in quotes"),
         (
             container("volumeMounts: [{mountPath: /x}]"),
@@ -402,10 +408,10 @@ fn what_an_api_server_would_refuse_of_every_pod_is_refused_at_the_start() {
         ),
         (
             container("volumeMounts: [{name: x}]"),
-            "\"\" is no path to mount at",
+            "\"\" is not a path to mount at",
         ),
-        (container("command: gpuwarden"), "`command` is no list"),
-        (container("args: [7]"), "`args` is no list"),
+        (container("command: gpuwarden"), "`command` is not a list"),
+        (container("args: [7]"), "`args` is not a list"),
         (
             container("imagePullPolicy: Sometimes"),
             "there are Always, IfNotPresent, Never",
@@ -416,20 +422,29 @@ fn what_an_api_server_would_refuse_of_every_pod_is_refused_at_the_start() {
         ),
         (
             container("resources: {limits: {cpu: lots}}"),
-            "cpu: \"lots\" is no quantity",
+            "cpu: \"lots\" is not a quantity",
         ),
         (
             container("resources: {limits: {cpu: 1}, requests: {cpu: 1500m}}"),
             "the request of cpu is above its limit",
         ),
         (path("name: A b, hostPath: /x"), "\"A b\" is no name"),
-        (path("name: a, hostPath: x"), "\"x\" is no whole path"),
-        (path("name: a, hostPath: /x/../y"), "is no whole path"),
+        (
+            path("name: a, hostPath: x"),
+            "\"x\" is not an absolute path",
+        ),
+        (
+            path("name: a, hostPath: /x/../y"),
+            "is not an absolute path",
+        ),
         (
             path("name: a, hostPath: /x, hostPathType: Dir"),
             "there are DirectoryOrCreate, ",
         ),
-        (gang("configMapMountPath: '/a:b'"), "is no path to mount at"),
+        (
+            gang("configMapMountPath: '/a:b'"),
+            "is not a path to mount at",
+        ),
         (
             gang("ncclTopoConfigMap: A b"),
             "line 2: gangCoordination.ncclTopoConfigMap: \"A b\" is no name",
@@ -440,7 +455,7 @@ fn what_an_api_server_would_refuse_of_every_pod_is_refused_at_the_start() {
         ),
         (
             "image: i\nconnectorSocket: 'http://x'".to_owned(),
-            "is no path of a socket",
+            "is not the path of a socket",
         ),
     ] {
         let error = Config::parse(&text, "config.yaml").expect_err(&text);

@@ -36,7 +36,7 @@ pub(super) fn check(config: &Config) -> Result<(), String> {
     let path = socket.strip_prefix("unix://").unwrap_or(socket);
     if !path.starts_with('/') || path.ends_with('/') || path.contains(':') {
         return Err(format!(
-            "connectorSocket: {socket:?} is no path of a socket; write one such as \
+            "connectorSocket: {socket:?} is not the path of a socket; write one such as \
              unix:///var/run/nvsentinel.sock"
         ));
     }
@@ -182,7 +182,7 @@ impl Selector {
 
 fn mount_path(key: &str, path: &str) -> Result<(), String> {
     if path.is_empty() || path.contains(':') {
-        return Err(format!("{key}: {path:?} is no path to mount at"));
+        return Err(format!("{key}: {path:?} is not a path to mount at"));
     }
     Ok(())
 }
@@ -193,7 +193,9 @@ fn host_path(path: &HostPath) -> Result<(), String> {
     mount_path(key, &path.mount_path)?;
     let host = &path.host_path;
     if !host.starts_with('/') || host.split('/').any(|part| part == "..") {
-        return Err(format!("{key}: {host:?} is no whole path of a host"));
+        return Err(format!(
+            "{key}: {host:?} is not an absolute path of a host without `..`"
+        ));
     }
     let kind = path.host_path_type.as_deref().unwrap_or_default();
     if !HOST_PATH_TYPES.contains(&kind) {
@@ -208,7 +210,7 @@ fn host_path(path: &HostPath) -> Result<(), String> {
 fn container(container: &Map<String, Value>) -> Result<(), String> {
     let text = |key: &str| container.get(key).and_then(Value::as_str);
     if text("image").is_none_or(|image| image.is_empty() || image.contains(char::is_whitespace)) {
-        return Err("`image` is no name of an image".to_owned());
+        return Err("`image` is not the name of an image".to_owned());
     }
     if let Some(policy) = container.get("imagePullPolicy")
         && policy
@@ -230,7 +232,7 @@ fn container(container: &Map<String, Value>) -> Result<(), String> {
             list.is_null() || texts.is_some_and(|texts| texts.iter().all(Value::is_string))
         };
         if !container.get(key).is_none_or(is_text) {
-            return Err(format!("`{key}` is no list of texts"));
+            return Err(format!("`{key}` is not a list of texts"));
         }
     }
     let whole = Value::Object(container.clone());
@@ -239,7 +241,7 @@ fn container(container: &Map<String, Value>) -> Result<(), String> {
         let is_text = variable.get("value").is_none_or(Value::is_string);
         if name.is_empty() || name.contains('=') || !is_text {
             return Err(format!(
-                "`env`: {variable} is no variable: it needs a name, and its value is a text, in quotes"
+                "`env`: {variable} is not a variable: it needs a name, and its value must be a text, in quotes"
             ));
         }
     }
@@ -258,7 +260,7 @@ fn resources(container: &Value) -> Result<(), String> {
     let (requests, limits) = (part("/resources/requests"), part("/resources/limits"));
     for (name, value) in requests.into_iter().chain(limits).flatten() {
         if quantity::of(value).is_none_or(|(millis, _)| millis < 0) {
-            return Err(format!("`resources`: {name}: {value} is no quantity"));
+            return Err(format!("`resources`: {name}: {value} is not a quantity"));
         }
     }
     for (name, request) in requests.into_iter().flatten() {

@@ -250,7 +250,7 @@ fn each_object_says_how_many_members_it_asks_for() {
             &volcano,
             VOLCANO,
             json!({"spec": {}}),
-            Err("says no number of members"),
+            Err("gives no number of members"),
         ),
     ] {
         let by = by(discovery);

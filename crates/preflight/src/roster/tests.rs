@@ -93,11 +93,11 @@ fn what_is_wrong_is_refused_with_its_key() {
     for (peers, part) in [
         ("pod-0", "pod;address;rank;checks"),
         (";10.0.0.1;0", "pod;address;rank;checks"),
-        ("pod-0;somewhere;0", "the address is none"),
-        ("pod-0;10.0.0.1;x", "the rank is no number"),
+        ("pod-0;somewhere;0", "the address is not an IP address"),
+        ("pod-0;10.0.0.1;x", "the rank is not a number"),
         ("pod-0;10.0.0.1;1", "the ranks are not 0, 1, 2"),
         ("pod-0;10.0.0.1;0\npod-1;10.0.0.2;0", "the ranks are not"),
-        ("pod-0;10.0.0.1;0\npod-0;10.0.0.2;1", "there twice"),
+        ("pod-0;10.0.0.1;0\npod-0;10.0.0.2;1", "listed twice"),
     ] {
         let error = of_peers(peers).expect_err(peers).to_string();
         assert!(error.contains("`peers`") && error.contains(part), "{error}");

@@ -150,6 +150,6 @@ fn an_instance_type_has_its_file_in_any_case_and_others_none() {
         let text = format!(r#"{{"instanceTypeMapping": {{"x1": "{file}"}}}}"#);
         let keys: Keys = serde_json::from_str(&text).expect(&text);
         let error = keys.read().expect_err(file);
-        assert!(error.contains("no name of a file"), "{error}");
+        assert!(error.contains("not the name of a file"), "{error}");
     }
 }
