@@ -258,7 +258,7 @@ fn members(count: i64) -> Result<Size, GangError> {
     let count = count.filter(|count| (1..=MAX_MEMBERS).contains(count));
     count.map(Size::Members).ok_or_else(|| {
         GangError(format!(
-            "a number of members from 1 to {MAX_MEMBERS} is needed, and another is asked for"
+            "a number of members from 1 to {MAX_MEMBERS} is needed, but the object asks for another"
         ))
     })
 }

@@ -239,7 +239,7 @@ fn useless(check: &CheckContainer, candidate: Candidate<'_>, config: &Config) ->
     let gpus = candidate.devices.gpus;
     let few = gpus.filter(|gpus| *gpus < u64::from(check.min_gpus))?;
     Some(format!(
-        "the pod has {few} GPUs, it takes {}",
+        "the pod has {few} GPUs, and the check needs {}",
         check.min_gpus
     ))
 }

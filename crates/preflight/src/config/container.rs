@@ -92,9 +92,7 @@ pub(super) fn checks(
     };
     if entries.is_empty() || entries.len() > MAX_CHECKS {
         let found = entries.len();
-        return Err(format!(
-            "{key} has {found} checks; one is needed, and at most {MAX_CHECKS} are taken"
-        ));
+        return Err(format!("{key} has {found} checks; write 1 to {MAX_CHECKS}"));
     }
     let mut names = BTreeSet::new();
     let mut checks = Vec::new();

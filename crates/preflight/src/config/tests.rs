@@ -303,7 +303,10 @@ fn what_is_wrong_is_said_with_its_place() {
         ("- a\n- b\n", "config.yaml"),
         ("image: i\ninitContainer: []\n", "initContainer"),
         ("image: i\ninitContainers: []\n", "has 0 checks"),
-        (&format!("initContainers:\n{many}"), "at most 32"),
+        (
+            &format!("initContainers:\n{many}"),
+            "has 40 checks; write 1 to 32",
+        ),
         (
             "initContainers: [{name: a, image: i}, {name: a, image: i}]",
             "two checks have the name a",
