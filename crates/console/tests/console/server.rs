@@ -292,8 +292,8 @@ impl Server {
     }
 }
 
-/// Returns the controller's answer about a node, with what the routes use: the cluster has
-/// `gpu-b-01`, without a fault.
+/// Returns the controller's answer about a node, reduced to the fields that routes use. The
+/// cluster has `gpu-b-01`, without a fault.
 fn known_or_not(node: &str, fleet: &FleetView) -> WhyNot {
     let in_cluster = node == "gpu-b-01";
     WhyNot {
