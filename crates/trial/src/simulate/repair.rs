@@ -15,7 +15,7 @@ use super::judge::Broken;
 use super::node::SimNode;
 
 /// Remediation of the simulated cluster: reboots, validated by a Job.
-pub(super) const REMEDY: &str = r#"
+pub(super) const REMEDIATION: &str = r#"
 [remediationActions.COMPONENT_RESET]
 apiGroup = "janitor.dgxc.nvidia.com"
 version = "v1alpha1"

@@ -21,7 +21,7 @@ use policy::Policy;
 use super::happening::{Fate, Memory, NODES, Symptom};
 use super::judge::{self, Broken};
 use super::node::{SimNode, name};
-use super::repair::{REMEDY, Resources};
+use super::repair::{REMEDIATION, Resources};
 use requests::Request;
 
 mod hands;
