@@ -6,76 +6,74 @@
 //! answers, timers -----------------+                      store, journal, conditions
 //! ```
 //!
-//! It turns I/O into inputs of [`Fleet`] and its effects into I/O, and decides nothing itself.
-//! One patch per node is under way at a time; how many in all, the API server's answers decide
-//! (`cluster`'s pace).
+//! The task turns I/O into inputs of [`Fleet`] and its effects into I/O, and decides nothing
+//! itself. One patch per node is under way at a time; how many there are in all depends on the
+//! answers of the API server (`cluster/pace.rs`).
+//!
+//! | part | what it does |
+//! |---|---|
+//! | `feed.rs`, `checkpoint.rs` | reads events into the fault book, and saves the book |
+//! | `watches.rs`, `switches.rs` | observes the cluster, and the switches that people have set |
+//! | `effects.rs`, `requests.rs` | carries effects out, by requests to the API server and the store |
+//! | `journal.rs`, `statuses.rs` | writes the story of each node, and the statuses of events |
+//! | `publishing.rs`, `questions.rs` | shows the state of all nodes, and answers questions |
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cluster::Cluster;
+use cluster::{Cluster, ResourceKinds};
 use fleet::brake::NodeLabel;
 use fleet::drain::DrainConfig;
 use fleet::remediation::RemediationConfig;
 use fleet::status::StatusUpdate;
-use fleet::view::FleetView;
+use fleet::view::{ClusterView, FleetView};
 use fleet::{Fleet, FleetInput, Settings};
 use jiff::{SignedDuration, Timestamp};
+use model::journal::Entry;
 use model::mode::Mode;
 use runtime::metrics::Metrics;
 use runtime::sources::Sources;
 use store::EventStore;
 use tokio::sync::{mpsc, watch};
-use tokio::task::{JoinError, JoinSet};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+use trial::why_not::Connection;
 
-mod apply;
-mod ask;
-mod devices;
-mod drain;
-mod drain_metrics;
-mod intake;
+mod checkpoint;
+mod effects;
+mod feed;
 mod journal;
 mod metrics;
-mod missed;
-mod nodes;
-mod publish;
+mod publishing;
 mod questions;
-mod remediation;
-mod remediation_metrics;
+mod requests;
 mod statuses;
 mod switches;
 #[cfg(test)]
 mod tests;
+mod watches;
 
 pub use fleet::Owns;
 pub use journal::JournalWriter;
 pub use questions::Questions;
 pub use statuses::StatusWriter;
 
-use crate::conditions::Board;
-
-use apply::Applied;
-use devices::{Changed, DeviceTaints};
-use drain::{Drains, Removed};
-use drain_metrics::DrainMetrics;
-use intake::{FeedFailure, SaveState};
+use checkpoint::Checkpoints;
+use feed::Feed;
 use journal::{JOURNAL_QUEUE, Journal};
-use metrics::QuarantineMetrics;
-use missed::Missed;
-use publish::Publishing;
+use metrics::{DrainMetrics, QuarantineMetrics, RemediationMetrics};
+use publishing::Publishing;
 use questions::{MAX_QUESTIONS, Question};
-use remediation::{Made, Remediations};
-use remediation_metrics::RemediationMetrics;
+use requests::{Answer, Client, Requests};
 use statuses::STATUS_QUEUE;
 use switches::{Arrival, Switches};
+use watches::{Observed, Watches};
 
+use crate::conditions::Board;
 use crate::policy::CurrentPolicy;
 
-/// Node events, or answers, that are taken in before the nodes are looked at again: the brake
-/// goes through all nodes, and is asked once about what comes together.
+/// Most events of watches, or answers, that are handled before the fleet decides: the brake goes
+/// through all nodes, and is asked once for all that arrives together.
 const ROUND: usize = 256;
 
 /// The settings and parts that the task works with.
@@ -116,53 +114,32 @@ pub struct QuarantineConfig {
 /// The task. See the module.
 pub struct Quarantine {
     fleet: Fleet,
+    feed: Feed,
+    checkpoints: Checkpoints,
     store: Arc<dyn EventStore>,
-    cluster: Option<Arc<Cluster>>,
+    /// What requests to the API server work with; `None`: there is no cluster.
+    client: Option<Client>,
+    watches: Watches,
+    requests: Requests,
     policies: CurrentPolicy,
-    sources: Sources,
-    events: bool,
-    board: Option<Board>,
-    clock: fn() -> Timestamp,
-    metrics: QuarantineMetrics,
-    namespace: String,
-    /// The switches that people have set in the cluster; `None`: there is none.
+    /// The switches that people have set in the cluster; `None`: there is no cluster.
     switches: Option<Switches>,
-    /// The time of the first event of each node that is not decided about yet, and their number.
-    undecided: BTreeMap<String, (Instant, u32)>,
-    saving: SaveState,
-    missed: Missed,
-    /// The failure to read the feed, if there is one.
-    feed_failure: Option<FeedFailure>,
-    cluster_error: Option<String>,
-    /// Requests to the API server that are under way.
-    requests: JoinSet<Answered>,
-    /// The watch of single devices, and their rules.
-    devices: DeviceTaints,
-    /// The watches of pods; `None`: there is no cluster.
-    drains: Option<Drains>,
-    drain_metrics: DrainMetrics,
-    /// The custom resources of repairs; `None`: there is no cluster.
-    remediations: Option<Remediations>,
-    remediation_metrics: RemediationMetrics,
-    /// Questions to the store that are under way; each ends with its answer.
-    asking: JoinSet<FleetInput>,
+    /// Namespace of the switches.
+    namespace: String,
+    board: Option<Board>,
+    /// True if Kubernetes Events are emitted.
+    events: bool,
     journal: Journal,
-    /// The way of statuses to the [`StatusWriter`].
+    /// The queue of the [`StatusWriter`].
     statuses: mpsc::Sender<StatusUpdate>,
     questions: mpsc::Receiver<Question>,
+    /// The sources of events on this node, for answers to questions.
+    sources: Sources,
     publishing: Publishing,
-}
-
-/// A request to the API server, with its answer.
-enum Answered {
-    /// The patch of a node.
-    Patch(Box<Applied>),
-    /// The change of a rule that taints a device.
-    Rule(Box<Changed>),
-    /// The removal of a pod, or the request that it writes a checkpoint.
-    Pod(Removed),
-    /// The creation or deletion of a custom resource.
-    Resource(Made),
+    clock: fn() -> Timestamp,
+    metrics: QuarantineMetrics,
+    drain_metrics: DrainMetrics,
+    remediation_metrics: RemediationMetrics,
 }
 
 /// The handles by which others reach the task.
@@ -189,18 +166,19 @@ impl Quarantine {
         let remediation_metrics = RemediationMetrics::registered(metrics);
         let metrics = QuarantineMetrics::registered(metrics);
         let (ask, questions) = mpsc::channel(MAX_QUESTIONS);
+        let (store, clock) = (config.store, config.clock);
         let handles = Handles {
             view: view_receiver,
             questions: Questions(ask),
-            journal: JournalWriter::new(queue, Arc::clone(&config.store)),
+            journal: JournalWriter::new(queue, Arc::clone(&store)),
             statuses: StatusWriter {
                 queue: status_queue,
-                store: Arc::clone(&config.store),
+                store: Arc::clone(&store),
                 metrics: metrics.clone(),
             },
         };
         let policy = config.policy.borrow().clone();
-        let identity = config.store.identity();
+        let identity = store.identity();
         let settings = Settings {
             mode: config.mode,
             owns: config.owns,
@@ -214,66 +192,58 @@ impl Quarantine {
             retention: config.retention,
             returns_wait: true,
         };
+        let client = config.cluster.map(|cluster| Client {
+            cluster,
+            kinds: ResourceKinds::default(),
+            clock,
+            metrics: metrics.clone(),
+            drain_metrics: drain_metrics.clone(),
+            remediation_metrics: remediation_metrics.clone(),
+            cancel: CancellationToken::new(),
+        });
         let task = Self {
-            fleet: Fleet::new(settings, policy, (config.clock)()),
-            store: config.store,
-            cluster: config.cluster,
+            fleet: Fleet::new(settings, policy, clock()),
+            feed: Feed::new(Arc::clone(&store), clock, metrics.clone()),
+            checkpoints: Checkpoints::new(Arc::clone(&store), clock, metrics.clone()),
+            store,
+            client,
+            watches: Watches::none(),
+            requests: Requests::new(metrics.clone()),
             policies: config.policy,
-            sources: config.sources,
+            switches: None,
+            namespace: config.namespace,
             board: config.board,
             events: config.events,
-            clock: config.clock,
-            namespace: config.namespace,
-            switches: None,
-            undecided: BTreeMap::new(),
-            metrics,
-            saving: SaveState::default(),
-            missed: Missed::default(),
-            feed_failure: None,
-            cluster_error: None,
-            requests: JoinSet::new(),
-            devices: DeviceTaints::default(),
-            drains: None,
-            drain_metrics,
-            remediations: None,
-            remediation_metrics,
-            asking: JoinSet::new(),
             journal: Journal::new(journal),
             statuses,
             questions,
-            publishing: Publishing::new(view),
+            sources: config.sources,
+            publishing: Publishing::new(view, metrics.clone()),
+            clock,
+            metrics,
+            drain_metrics,
+            remediation_metrics,
         };
         (task, handles)
     }
 
-    /// Runs until `cancel`; patches under way are brought to their end. Ends by itself where
-    /// the store or a watch of the cluster has ended.
+    /// Runs until `cancel`; requests that are under way are brought to their end. Ends by itself
+    /// where the store or a watch of the cluster has ended.
     pub async fn run(mut self, cancel: CancellationToken) {
         let mut hints = self.store.latest();
-        let mut node_events = self
-            .cluster
-            .as_ref()
-            .map(|one| one.watch_nodes(cancel.clone()));
         let mut policies = self.policies.clone();
-        self.switches = (self.cluster.clone())
-            .map(|cluster| Switches::new(cluster, self.namespace.clone(), &cancel));
-        self.take_switches();
-        self.watch_devices(&cancel);
-        let (drains, mut pod_events) = (self.cluster.as_ref())
-            .map(|cluster| Drains::new(cluster, &cancel))
-            .unzip();
-        self.drains = drains;
-        let (remediations, mut resource_events) = (self.cluster.as_ref())
-            .map(|cluster| Remediations::new(cluster, &cancel))
-            .unzip();
-        self.remediations = remediations;
-        self.load().await;
-        self.take_in().await;
+        self.connect(&cancel);
+        self.checkpoints.load(&mut self.fleet).await;
+        self.catch_up().await;
         loop {
-            self.take_in_if_due().await;
-            self.read_missed().await;
+            if self.feed.retry_at().is_some_and(|at| at <= Instant::now()) {
+                self.catch_up().await;
+            }
+            self.feed.read_missed(&mut self.fleet).await;
             self.decide();
-            self.save_if_due().await;
+            if self.checkpoints.save_if_due(&mut self.fleet).await {
+                self.publishing.schedule();
+            }
             let wake = self.next_wake();
             tokio::select! {
                 () = cancel.cancelled() => break,
@@ -281,100 +251,127 @@ impl Quarantine {
                     if changed.is_err() {
                         break; // The store is closed.
                     }
-                    if self.take_page().await {
+                    if self.read_page().await {
                         hints.mark_changed();
                     }
                 }
-                event = nodes::receive(&mut node_events) => match event {
-                    Some(event) => {
-                        self.node_event(event);
-                        self.node_events(node_events.as_mut());
-                    }
+                event = self.watches.next() => match event {
+                    Some(event) => self.observed(event),
                     None => break, // Nothing more would be seen.
                 },
-                Some(done) = self.requests.join_next() => self.take_answers(done),
-                event = nodes::receive(&mut self.devices.events) => match event {
-                    Some(event) => self.device_events(event),
-                    None => break, // The same.
-                },
-                event = nodes::receive(&mut pod_events) => match event {
-                    Some(event) => self.pod_events(event, &mut pod_events),
-                    None => break, // The same.
-                },
-                event = nodes::receive(&mut resource_events) => match event {
-                    Some(event) => self.resource_event(event),
-                    None => break, // The same.
-                },
-                Some(done) = self.asking.join_next() => self.asked(done),
+                Some(answer) = self.requests.next() => self.answered(answer),
                 arrival = arrival(&mut self.switches) => match arrival {
                     Some(arrival) => self.switched(arrival),
-                    None => break, // The same for the brake.
+                    None => break, // Nothing more would be seen of the brake's switches.
                 },
                 Some(question) = self.questions.recv() => self.answer(question),
                 () = changed(&mut policies) => {
                     let policy = self.policies.borrow().clone();
                     self.take(FleetInput::Policy(policy));
-                    self.watch_devices(&cancel);
+                    self.watch_devices();
                 }
                 () = sleep_until(wake) => {
                     self.wake_switches();
-                    if self.publishing.at.is_some_and(|at| at <= Instant::now()) {
+                    if self.publishing.is_due() {
                         self.publish();
-                        self.count_backlog().await;
+                        self.feed.count_backlog(&self.fleet).await;
                     }
                 }
             }
         }
-        while let Some(done) = self.requests.join_next().await {
-            self.take_answers(done);
+        while let Some(answer) = self.requests.next().await {
+            self.answered(answer);
         }
-        self.save().await;
+        self.checkpoints.save(&mut self.fleet).await;
     }
 
-    /// Takes an answer, and those that are there beside it: the brake, which goes through all nodes, is asked
-    /// once about what comes together.
-    fn take_answers(&mut self, first: Result<Answered, JoinError>) {
-        self.take_answer(first);
-        for _ in 1..ROUND {
-            let Some(done) = self.requests.try_join_next() else {
+    /// Starts the watches of the cluster, if there is one.
+    fn connect(&mut self, cancel: &CancellationToken) {
+        let Some(client) = &mut self.client else {
+            return;
+        };
+        client.cancel = cancel.clone();
+        let (cluster, kinds) = (Arc::clone(&client.cluster), client.kinds.clone());
+        self.watches = Watches::start(&cluster, kinds, cancel.clone());
+        self.switches = Some(Switches::new(cluster, self.namespace.clone(), cancel));
+        self.take_switches();
+        self.watch_devices();
+    }
+
+    /// Reads all events that the feed has now.
+    async fn catch_up(&mut self) {
+        self.feed.catch_up(&mut self.fleet).await;
+        self.publishing.schedule();
+    }
+
+    /// Reads a page of the feed. Returns whether there may be more.
+    async fn read_page(&mut self) -> bool {
+        let more = self.feed.read_page(&mut self.fleet).await;
+        if !more {
+            self.publishing.schedule();
+        }
+        more
+    }
+
+    /// Handles an event of a watch, and those that have arrived beside it.
+    fn observed(&mut self, first: Observed) {
+        let mut next = Some(first);
+        for _ in 0..ROUND {
+            let Some(event) = next else {
                 return;
             };
-            self.take_answer(done);
+            self.observe(event);
+            next = self.watches.try_next();
+        }
+        if let Some(event) = next {
+            self.observe(event);
         }
     }
 
-    fn take_answer(&mut self, done: Result<Answered, JoinError>) {
-        match done {
-            Ok(Answered::Patch(applied)) => self.patched(*applied),
-            Ok(Answered::Rule(changed)) => self.rule_changed(*changed),
-            Ok(Answered::Pod(removed)) => self.pod_removed(removed),
-            Ok(Answered::Resource(made)) => self.resource_made(made),
-            Err(error) => {
-                // A bug. Which node it was is not known: all are looked at again.
-                tracing::error!(err = %error, "a request ended without an answer");
-                self.metrics.error("patch_panicked");
-                self.take(FleetInput::AnswersLost);
+    fn observe(&mut self, event: Observed) {
+        let failed = self.watches.failure().map(str::to_owned);
+        if let Some(input) = self.watches.input(event) {
+            self.take(input);
+        }
+        if self.watches.failure() != failed.as_deref() {
+            self.publishing.schedule();
+        }
+    }
+
+    /// Handles an answer, and those that have arrived beside it.
+    fn answered(&mut self, first: Answer) {
+        let mut next = Some(first);
+        for _ in 0..ROUND {
+            let Some(Answer { input, entry }) = next else {
+                return;
+            };
+            if let Some(entry) = entry {
+                self.put_entry(entry);
             }
+            if let Some(input) = input {
+                self.take(input);
+            }
+            next = self.requests.try_next();
         }
     }
 
-    /// Takes an input in.
+    /// Hands an input to the fleet.
     fn take(&mut self, input: FleetInput) {
         self.fleet.take(input, (self.clock)());
     }
 
-    /// Has all nodes looked at that something has happened to, and carries the effects out.
+    /// Lets the fleet decide, and carries the effects out.
     fn decide(&mut self) {
         let effects = self.fleet.decide((self.clock)());
         for effect in effects {
             self.carry_out(effect);
         }
         if self.fleet.take_news() {
-            self.schedule_publish();
+            self.publishing.schedule();
         }
     }
 
-    /// Takes in the switches that people have set.
+    /// Handles a change of the switches that people have set.
     fn switched(&mut self, arrival: Arrival) {
         let (write, now) = (self.fleet.writes(), (self.clock)());
         let switches = self.switches.as_mut();
@@ -383,7 +380,7 @@ impl Quarantine {
         }
     }
 
-    /// Does what the switches do by the clock: a write is tried again, a `ConfigMap` stays away.
+    /// Does what is due for the switches: a write is tried again, or a `ConfigMap` counts as gone.
     fn wake_switches(&mut self) {
         let (write, now) = (self.fleet.writes(), (self.clock)());
         if (self.switches.as_mut()).is_some_and(|switches| switches.wake(write, now)) {
@@ -400,12 +397,26 @@ impl Quarantine {
         }
     }
 
-    /// Hands the switches on to the fleet.
+    /// Hands the switches to the fleet.
     fn take_switches(&mut self) {
         if let Some(switches) = &self.switches {
             let switched = Box::new(switches.switched());
             self.take(FleetInput::Switched(switched));
-            self.schedule_publish();
+            self.publishing.schedule();
+        }
+    }
+
+    /// Watches single devices where the policy taints any.
+    fn watch_devices(&mut self) {
+        let policy = self.policies.borrow().clone();
+        let taints = policy.is_some_and(|policy| policy.device_taints.is_some());
+        let writes = self.fleet.writes();
+        let input = self
+            .client
+            .as_ref()
+            .and_then(|client| self.watches.watch_devices(&client.cluster, taints, writes));
+        if let Some(input) = input {
+            self.take(input);
         }
     }
 
@@ -414,31 +425,80 @@ impl Quarantine {
         let timed = self.fleet.wake_at().map(|at| {
             Instant::now() + Duration::try_from(at.duration_since(now)).unwrap_or_default()
         });
-        let retry = self.switches.as_ref().and_then(Switches::wake_at);
-        let feed = self.feed_failure.as_ref().map(|failed| failed.retry_at);
-        let missed = self.read_missed_at();
         [
             timed,
-            retry,
-            feed,
-            missed,
-            self.save_next(),
-            self.publishing.at,
+            self.switches.as_ref().and_then(Switches::wake_at),
+            self.feed.retry_at(),
+            self.feed.read_missed_at(&self.fleet),
+            self.checkpoints.due_at(&self.fleet),
+            self.publishing.due_at(),
         ]
         .into_iter()
         .flatten()
         .min()
     }
+
+    /// Publishes the state of all nodes.
+    fn publish(&mut self) {
+        let began = Instant::now();
+        let (fleet, clock) = (&mut self.fleet, self.clock);
+        let before = Arc::clone(&self.publishing.view());
+        let nodes = fleet.show(&before.nodes, clock());
+        self.metrics.forget_gone(|name| fleet.knows(name));
+        let mut brake = fleet.show_brake(clock());
+        if let (Some(view), Some(switches)) = (&mut brake, &self.switches) {
+            switches.state().clone_into(&mut view.state);
+            view.notes.splice(0..0, switches.notes());
+        }
+        let view = FleetView {
+            applied: fleet.book().applied(),
+            missed_from: fleet.book().missed_from(),
+            ready: fleet.is_caught_up(),
+            nodes,
+            cluster: self.client.as_ref().map(|client| ClusterView {
+                server: client.cluster.server().to_owned(),
+                connected: fleet.is_listed() && self.watches.failure().is_none(),
+                error: self.watches.failure().map(str::to_owned),
+                nodes: fleet.nodes_in_cluster(),
+            }),
+            brake,
+            troubles: [self.feed.trouble(), self.checkpoints.trouble()]
+                .into_iter()
+                .flatten()
+                .collect(),
+        };
+        self.metrics.current(&view, fleet.brake_utilization());
+        self.publishing.log_overflow(fleet.book().overflow());
+        self.publishing.publish(view, began);
+    }
+
+    /// Answers a question of the console.
+    fn answer(&self, question: Question) {
+        let cluster = self.client.as_ref().map(|client| Connection {
+            server: client.cluster.server(),
+            connected: self.fleet.is_listed() && self.watches.failure().is_none(),
+            listed: self.fleet.is_listed(),
+            error: self.watches.failure(),
+        });
+        question.answer(&self.fleet, cluster, &self.sources, (self.clock)());
+    }
+
+    /// Puts an entry into the story of its node. Does not wait for the disk.
+    fn put_entry(&mut self, entry: Entry) {
+        if !self.journal.put(entry) {
+            self.metrics.error("journal_full");
+        }
+    }
 }
 
-/// Waits for another policy; for ever where none can come any more.
+/// Waits for another policy; for ever where none can come.
 async fn changed(policies: &mut CurrentPolicy) {
     if policies.changed().await.is_err() {
         std::future::pending::<()>().await;
     }
 }
 
-/// Returns what the switches have to tell; waits for ever where there are none.
+/// Waits for a change of the switches; for ever where there are none.
 async fn arrival(switches: &mut Option<Switches>) -> Option<Arrival> {
     match switches {
         Some(switches) => switches.next().await,

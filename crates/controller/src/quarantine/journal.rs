@@ -8,8 +8,6 @@ use serde_json::Value;
 use store::{EventStore, StoreError};
 use tokio::sync::mpsc::{self, error::TrySendError};
 
-use super::Quarantine;
-
 /// Most journal entries that wait for the store: those of a thousand nodes that are taken
 /// out at once. Whether a node is cordoned does not wait for the disk to write its story:
 /// beyond it entries are left out, and the story says so.
@@ -34,17 +32,6 @@ pub struct JournalWriter {
     missing: u64,
 }
 
-// === impl Quarantine ===
-
-impl Quarantine {
-    /// Puts an entry into the story of its node. Does not wait for the disk.
-    pub(super) fn put_entry(&mut self, entry: Entry) {
-        if !self.journal.put(entry) {
-            self.metrics.error("journal_full");
-        }
-    }
-}
-
 // === impl Journal ===
 
 impl Journal {
@@ -54,7 +41,7 @@ impl Journal {
 
     /// Puts an entry into the queue; `false` where there is no room for it. The next entry
     /// that finds room is preceded by one that says how many are missing.
-    fn put(&mut self, entry: Entry) -> bool {
+    pub(super) fn put(&mut self, entry: Entry) -> bool {
         let gap = gap(self.missing, &entry, "the store was too slow to take them");
         for entry in gap.into_iter().chain([entry]) {
             match self.queue.try_send(entry) {

@@ -1,6 +1,9 @@
 //! Metrics of fault quarantine. The names are NVSentinel's; where it has a metric that we
 //! do not, docs/compatibility.md says why.
 
+mod drain;
+mod remediation;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,6 +21,9 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use runtime::metrics::Labels;
 use tokio::time::Instant;
+
+pub(super) use drain::DrainMetrics;
+pub(super) use remediation::RemediationMetrics;
 
 /// Prometheus's own default buckets, as NVSentinel uses them (seconds).
 const BUCKETS: [f64; 11] = [

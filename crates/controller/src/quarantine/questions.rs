@@ -1,9 +1,10 @@
 //! Questions of the console why a node is quarantined, or is not; the fleet answers them.
 
+use fleet::Fleet;
+use jiff::Timestamp;
+use runtime::sources::Sources;
 use tokio::sync::{mpsc, oneshot};
 use trial::why_not::{Connection, Source, WhyNot, why_not};
-
-use super::Quarantine;
 
 /// Questions that wait for the task; who asks more waits. Each is a person, or a script.
 pub(super) const MAX_QUESTIONS: usize = 16;
@@ -30,16 +31,18 @@ impl Questions {
     }
 }
 
-// === impl Quarantine ===
+// === impl Question ===
 
-impl Quarantine {
-    pub(super) fn answer(&self, question: Question) {
-        // It fails only where nobody waits for it any more.
-        drop(question.answer.send(self.why_not(&question.node)));
-    }
-
-    fn why_not(&self, node: &str) -> WhyNot {
-        let statuses = self.sources.statuses();
+impl Question {
+    /// Answers from the state of the fleet, the cluster and the sources of events.
+    pub(super) fn answer(
+        self,
+        fleet: &Fleet,
+        cluster: Option<Connection<'_>>,
+        sources: &Sources,
+        now: Timestamp,
+    ) {
+        let statuses = sources.statuses();
         let sources: Vec<Source<'_>> = statuses
             .iter()
             .map(|one| Source {
@@ -49,12 +52,8 @@ impl Quarantine {
                 detail: &one.detail,
             })
             .collect();
-        let cluster = self.cluster.as_ref().map(|cluster| Connection {
-            server: cluster.server(),
-            connected: self.fleet.is_listed() && self.cluster_error.is_none(),
-            listed: self.fleet.is_listed(),
-            error: self.cluster_error.as_deref(),
-        });
-        why_not(&self.fleet, node, cluster, &sources, (self.clock)())
+        let answer = why_not(fleet, &self.node, cluster, &sources, now);
+        // Sending fails only where nobody waits for the answer.
+        drop(self.answer.send(answer));
     }
 }

@@ -13,7 +13,6 @@ use model::event::Record;
 use store::{EventQuery, EventStatus, EventStore, PodsEviction, StatusPatch, StoreError};
 use tokio::sync::mpsc;
 
-use super::Quarantine;
 use super::metrics::QuarantineMetrics;
 
 /// Most statuses that wait for the store: those of a thousand nodes with as many faults each as are
@@ -31,16 +30,6 @@ pub struct StatusWriter {
     pub(super) queue: mpsc::Receiver<StatusUpdate>,
     pub(super) store: Arc<dyn EventStore>,
     pub(super) metrics: QuarantineMetrics,
-}
-
-impl Quarantine {
-    /// Has a status written. Does not wait for the disk.
-    pub(super) fn write_status(&mut self, status: StatusUpdate) {
-        if self.statuses.try_send(status).is_err() {
-            tracing::error!("the store is too slow for the statuses of events: some are left out");
-            self.metrics.error("update_quarantine_status_error");
-        }
-    }
 }
 
 // === impl StatusWriter ===

@@ -28,7 +28,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::nodes::receive;
+use super::watches::receive;
 use watched::{Known, Watched};
 
 /// Pause before a write that failed is tried again.
@@ -113,8 +113,8 @@ impl Switches {
     /// nothing.
     pub(super) async fn next(&mut self) -> Option<Arrival> {
         tokio::select! {
-            event = receive(&mut self.breaker.events) => event.map(Arrival::Breaker),
-            event = receive(&mut self.own.events) => event.map(Arrival::Own),
+            event = receive(self.breaker.events.as_mut()) => event.map(Arrival::Breaker),
+            event = receive(self.own.events.as_mut()) => event.map(Arrival::Own),
             Some(done) = self.writing.join_next() => {
                 let lost = |error| Err(ApiError::unavailable(error));
                 Some(Arrival::Written(done.unwrap_or_else(lost)))

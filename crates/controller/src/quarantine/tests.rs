@@ -21,13 +21,15 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
+use super::watches::Observed;
 use super::{Handles, Owns, Quarantine, QuarantineConfig};
 use crate::conditions;
 
+pub(super) mod offline;
 mod rules;
 mod slow_store;
 
-fn now() -> Timestamp {
+pub(super) fn now() -> Timestamp {
     Timestamp::from_second(1_800_000_000).unwrap()
 }
 
@@ -109,11 +111,11 @@ impl Bench {
             clock: now,
         };
         let (mut quarantine, handles) = Quarantine::new(config, &metrics);
-        quarantine.take_in().await;
-        quarantine.node_event(NodeEvent::Restarted);
+        quarantine.catch_up().await;
+        quarantine.observe(Observed::Node(NodeEvent::Restarted));
         let node = NodeView::from_object(node(1)).unwrap();
-        quarantine.node_event(NodeEvent::Applied(Arc::new(node)));
-        quarantine.node_event(NodeEvent::Listed);
+        quarantine.observe(Observed::Node(NodeEvent::Applied(Arc::new(node))));
+        quarantine.observe(Observed::Node(NodeEvent::Listed));
         Self {
             quarantine,
             metrics,
@@ -143,8 +145,8 @@ impl Bench {
         let length = body.len();
         let answer = format!("HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n\r\n{body}");
         connection.write_all(answer.as_bytes()).await.unwrap();
-        let done = self.quarantine.requests.join_next().await.unwrap();
-        self.quarantine.take_answers(done);
+        let answer = self.quarantine.requests.next().await.unwrap();
+        self.quarantine.answered(answer);
     }
 
     /// On how many nodes there was something to tell.
@@ -187,7 +189,7 @@ async fn nothing_is_told_on_a_node_before_its_cordon_is_answered() {
     labelled["metadata"]["labels"] = json!({"zone": "a"});
     let labelled = NodeView::from_object(labelled).unwrap();
     let event = NodeEvent::Applied(Arc::new(labelled));
-    bench.quarantine.node_event(event);
+    bench.quarantine.observe(Observed::Node(event));
     bench.quarantine.decide();
     assert_eq!(bench.told(), 0);
 
@@ -212,7 +214,7 @@ async fn a_watch_that_fails_again_for_the_same_reason_is_no_news() {
         (failing("no answer"), true),
     ] {
         quarantine.publish();
-        quarantine.node_event(event.clone());
-        assert_eq!(quarantine.publishing.at.is_some(), news, "{event:?}");
+        quarantine.observe(Observed::Node(event.clone()));
+        assert_eq!(quarantine.publishing.due_at().is_some(), news, "{event:?}");
     }
 }

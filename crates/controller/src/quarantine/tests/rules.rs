@@ -6,7 +6,7 @@ use model::device::{DeviceId, DeviceTaint, RuleChange, RuleSpec, TaintEffect};
 use model::ownership::Maker;
 
 use super::*;
-use crate::quarantine::devices::Changed;
+use crate::quarantine::requests::device_rule;
 
 fn change() -> RuleChange {
     RuleChange::Create(RuleSpec {
@@ -29,7 +29,7 @@ fn change() -> RuleChange {
 
 #[tokio::test]
 async fn changes_of_rules_are_counted_by_what_came_of_them() {
-    let mut bench = Bench::new().await;
+    let bench = Bench::new().await;
     let conflict = || ApiError::Conflict { status: 409 };
     let gone = || ApiError::NotFound {
         message: String::new(),
@@ -54,8 +54,8 @@ async fn changes_of_rules_are_counted_by_what_came_of_them() {
             session: None,
             change: change(),
         };
-        let changed = Changed { planned, result };
-        bench.quarantine.rule_changed(changed);
+        let client = bench.quarantine.client.as_ref().unwrap();
+        device_rule::answered(client, planned, result);
     }
     let text = bench.metrics.encode();
     for (result, count) in [

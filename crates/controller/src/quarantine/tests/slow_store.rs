@@ -1,6 +1,6 @@
 //! A store that takes its time with a write.
 
-use fleet::Purpose;
+use fleet::{Effect, FleetInput, Purpose};
 
 use super::*;
 
@@ -18,18 +18,25 @@ async fn a_slow_store_stalls_no_watch() {
     normalise(&mut event, now());
     let events = vec![(event, now())];
     let quarantine = &mut bench.quarantine;
-    quarantine.append("n2".into(), events, Purpose::TakeOver);
+    quarantine.carry_out(Effect::Append {
+        node: "n2".into(),
+        events,
+        purpose: Purpose::TakeOver,
+    });
 
     // The watch brings a change of another node, and it is decided about.
     let changed = NodeView::from_object(node(2)).unwrap();
-    quarantine.node_event(NodeEvent::Applied(Arc::new(changed)));
+    quarantine.observe(Observed::Node(NodeEvent::Applied(Arc::new(changed))));
     quarantine.decide();
     let (connection, head, patch) = bench.asked().await;
     assert!(head.starts_with("PATCH /api/v1/nodes/n1 "), "{head}");
     bench.answer(connection, &patched(node(3), &patch)).await;
-    assert!(bench.quarantine.asking.try_join_next().is_none());
+    assert!(bench.quarantine.requests.try_next().is_none());
 
     holder.execute_batch("COMMIT").unwrap();
-    let answered = bench.quarantine.asking.join_next().await;
-    answered.unwrap().unwrap();
+    let answer = bench.quarantine.requests.next().await.unwrap();
+    assert!(matches!(
+        answer.input,
+        Some(FleetInput::EventsAppended { result: Ok(_), .. })
+    ));
 }

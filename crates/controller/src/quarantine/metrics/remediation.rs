@@ -16,7 +16,8 @@ const BUCKETS: [f64; 11] = [
 ];
 
 runtime::metrics! {
-    pub(super) struct RemediationMetrics {
+    #[derive(Clone)]
+    pub(in crate::quarantine) struct RemediationMetrics {
         /// Faults for which a custom resource was made, or was there already.
         processed: Family<Labels<2, String>, Counter> = "fault_remediation_events_processed",
         /// Custom resources that were not made, by reason.
@@ -34,7 +35,7 @@ runtime::metrics! {
 
 impl RemediationMetrics {
     /// Counts the answer to a custom resource that was to be made.
-    pub(super) fn made<T>(
+    pub(in crate::quarantine) fn created<T>(
         &self,
         planned: &PlannedResource,
         result: &Result<T, ApiError>,
@@ -52,7 +53,7 @@ impl RemediationMetrics {
     }
 
     /// Counts what has become of repairs.
-    pub(super) fn took_in(&self, news: RemediationNews) {
+    pub(in crate::quarantine) fn record(&self, news: RemediationNews) {
         match news {
             RemediationNews::Ended {
                 node,

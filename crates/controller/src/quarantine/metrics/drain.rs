@@ -16,7 +16,8 @@ const BUCKETS: [f64; 11] = [
 ];
 
 runtime::metrics! {
-    pub(super) struct DrainMetrics {
+    #[derive(Clone)]
+    pub(in crate::quarantine) struct DrainMetrics {
         /// Pods that were not removed, by reason.
         errors: Family<Labels<2, String>, Counter> = "node_drainer_processing_errors",
         /// Pods that were evicted.
@@ -34,7 +35,7 @@ runtime::metrics! {
 
 impl DrainMetrics {
     /// Counts a drain that has ended, as the records of its events say.
-    pub(super) fn told(&self, update: &StatusUpdate) {
+    pub(in crate::quarantine) fn ended(&self, update: &StatusUpdate) {
         let StatusUpdate::Drain { node, eviction, .. } = update else {
             return;
         };
@@ -51,7 +52,7 @@ impl DrainMetrics {
     }
 
     /// Counts the answer to the removal of a pod: evicted, or else deleted without time to end.
-    pub(super) fn removed(
+    pub(in crate::quarantine) fn removed(
         &self,
         node: &str,
         namespace: &str,

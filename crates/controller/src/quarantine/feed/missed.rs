@@ -1,20 +1,20 @@
 //! Reads events again that found no room in the fault book, once there is room.
 //!
-//! A page at a turn of the task's loop: the feed may be long, and whoever fills the book must
-//! not be able to hold up what is new.
+//! Each turn of the task's loop reads one page: the feed may be long, and a sender that fills the
+//! book must not delay new events.
 
 use std::time::Duration;
 
-use fleet::FleetInput;
+use fleet::{Fleet, FleetInput};
 use model::fault::Rereading;
 use runtime::logging::chain;
 use tokio::time::Instant;
 
-use super::Quarantine;
+use super::Feed;
 
 /// Events read from the feed in one turn.
 const PAGE: usize = 1_000;
-/// Pause between two readings: what comes and goes all the time is not read all the time.
+/// Pause between two readings: a node whose faults open and close all the time is not read all the time.
 const PAUSE: Duration = Duration::from_secs(10);
 
 /// The state of reading again.
@@ -37,33 +37,29 @@ impl Default for Missed {
     }
 }
 
-// === impl Quarantine ===
-
-impl Quarantine {
-    /// Returns when the next page is to be read; `None`: nothing was missed, or there is no
-    /// room for it.
-    pub(super) fn read_missed_at(&self) -> Option<Instant> {
+impl Feed {
+    /// Returns when the next page of what was missed is read; `None` where nothing was missed, or
+    /// the book has no room for it.
+    pub(in crate::quarantine) fn read_missed_at(&self, fleet: &Fleet) -> Option<Instant> {
         if self.missed.under_way.is_some() {
             return Some(Instant::now());
         }
-        let next = self.fleet.book().read_again(&self.missed.last);
+        let next = fleet.book().read_again(&self.missed.last);
         next.map(|_| self.missed.not_before)
     }
 
-    /// Reads a page of what was missed, where it is time.
-    pub(super) async fn read_missed(&mut self) {
+    /// Reads a page of what was missed, once it is due.
+    pub(in crate::quarantine) async fn read_missed(&mut self, fleet: &mut Fleet) {
         let is_due = self.missed.not_before <= Instant::now();
         let under_way = self.missed.under_way.take();
         let begin = || {
-            self.fleet
-                .book()
-                .read_again(&self.missed.last)
-                .filter(|_| is_due)
+            let book = fleet.book();
+            book.read_again(&self.missed.last).filter(|_| is_due)
         };
         let Some(mut reading) = under_way.or_else(begin) else {
             return;
         };
-        // What is before is history, and counts no more.
+        // What is before is history, and counts no longer.
         let after = reading.read_up_to().max(self.store.identity().since);
         let page = match self.store.feed(after, PAGE).await {
             Ok(page) => page,
@@ -77,7 +73,7 @@ impl Quarantine {
                 return;
             }
         };
-        let applied = self.fleet.book().applied();
+        let applied = fleet.book().applied();
         let is_last = page.last().is_none_or(|record| record.seq >= applied);
         for record in page.iter().filter(|record| record.seq <= applied) {
             reading.record(record);
@@ -88,7 +84,7 @@ impl Quarantine {
         }
         self.missed.not_before = Instant::now() + PAUSE;
         reading.node().clone_into(&mut self.missed.last);
-        self.take(FleetInput::Reread(Box::new(reading)));
+        fleet.take(FleetInput::Reread(Box::new(reading)), (self.clock)());
     }
 }
 
@@ -96,8 +92,8 @@ impl Quarantine {
 mod tests {
     use model::fault::MAX_OPEN_FAULTS_PER_NODE;
 
-    use super::super::tests::Bench;
     use super::*;
+    use crate::quarantine::tests::Bench;
 
     #[tokio::test(start_paused = true)]
     async fn what_found_no_room_is_taken_in_when_there_is_some() {
@@ -122,29 +118,28 @@ mod tests {
             .map(|code| new(code, true))
             .collect();
         quarantine.store.append(reports).await.unwrap();
-        quarantine.take_in().await;
+        quarantine.catch_up().await;
         assert_eq!(quarantine.fleet.book().missed("n1"), 10);
-        assert!(quarantine.read_missed_at().is_none(), "there is no room");
+        assert!(
+            quarantine.feed.read_missed_at(&quarantine.fleet).is_none(),
+            "there is no room"
+        );
         quarantine.publish();
-        let notes = quarantine.publishing.view.borrow().nodes[0]
-            .notes
-            .join("; ");
+        let notes = quarantine.publishing.view().nodes[0].notes.join("; ");
         assert!(notes.contains("10 reports found no room"), "{notes}");
 
         quarantine.store.append(recoveries).await.unwrap();
-        quarantine.take_in().await;
-        while quarantine.read_missed_at().is_some() {
+        quarantine.catch_up().await;
+        while quarantine.feed.read_missed_at(&quarantine.fleet).is_some() {
             tokio::time::sleep(PAUSE).await;
-            quarantine.read_missed().await;
+            quarantine.feed.read_missed(&mut quarantine.fleet).await;
         }
         assert_eq!(quarantine.fleet.book().missed("n1"), 0);
         let open = quarantine.fleet.book().faults("n1").len();
         assert_eq!(open, 1 + most / 2 + 9);
         assert!(quarantine.fleet.take_unsaved().nodes.contains("n1"));
         quarantine.publish();
-        let notes = quarantine.publishing.view.borrow().nodes[0]
-            .notes
-            .join("; ");
+        let notes = quarantine.publishing.view().nodes[0].notes.join("; ");
         assert!(!notes.contains("no room"), "{notes}");
     }
 }

@@ -1,0 +1,142 @@
+//! Carries out the effects of decisions.
+
+use std::sync::Arc;
+
+use fleet::{Effect, Level};
+use model::journal::Entry;
+
+use super::Quarantine;
+use super::requests::{Answer, Client, device_rule, event, node, pod, resource, store};
+
+// === impl Quarantine ===
+
+impl Quarantine {
+    /// Does what was decided, or starts it.
+    pub(super) fn carry_out(&mut self, effect: Effect) {
+        match effect {
+            Effect::PatchNode(planned) => {
+                if self.client.is_some() {
+                    self.put_entry(node::call(&planned, (self.clock)()));
+                    self.request(|client| node::patch(client, *planned));
+                }
+            }
+            Effect::ChangeRule(planned) => {
+                if let Some(api) = self.watches.device_api() {
+                    self.request(|client| device_rule::change(client, api, *planned));
+                }
+            }
+            Effect::WatchPods { node, watch } => {
+                if let Some(failed) = self.watches.watch_pods(node, watch) {
+                    self.take(failed);
+                }
+            }
+            Effect::RemovePod(planned) => self.request(|client| pod::remove(client, *planned)),
+            Effect::RequestCheckpoint(planned) => {
+                self.request(|client| pod::request_checkpoint(client, *planned));
+            }
+            Effect::EmitEvent {
+                node,
+                since,
+                reason,
+                message,
+            } => {
+                if self.events {
+                    self.request(|client| event::emit(client, node, since, reason, message));
+                }
+            }
+            Effect::CreateResource(planned) => {
+                self.request(|client| resource::create(client, *planned));
+            }
+            Effect::WatchResource {
+                node,
+                kind,
+                name,
+                watch,
+            } => {
+                if let Some(failed) = self.watches.watch_resource(node, &kind, name, watch) {
+                    self.take(failed);
+                }
+            }
+            Effect::DeleteResource {
+                node,
+                attempt,
+                begun,
+            } => self.request(|client| resource::delete(client, node, *attempt, begun)),
+            Effect::Remediation(news) => self.remediation_metrics.record(news),
+            Effect::LookUp { node, ids } => {
+                let (store, metrics) = (Arc::clone(&self.store), self.metrics.clone());
+                (self.requests).start(store::look_up(store, metrics, node, ids));
+            }
+            Effect::Append {
+                node,
+                events,
+                purpose,
+            } => {
+                let (store, metrics) = (Arc::clone(&self.store), self.metrics.clone());
+                (self.requests).start(store::append(store, metrics, node, events, purpose));
+            }
+            Effect::Note(entry, level) => {
+                if let Some(level) = level {
+                    log_entry(&entry, level);
+                }
+                self.put_entry(entry);
+            }
+            Effect::Status(status) => {
+                self.drain_metrics.ended(&status);
+                if self.statuses.try_send(status).is_err() {
+                    tracing::error!(
+                        "the store is too slow for the statuses of events: some are left out"
+                    );
+                    self.metrics.error("update_quarantine_status_error");
+                }
+            }
+            Effect::Log { level, node, text } => match level {
+                Level::Info => tracing::info!(node, "{text}"),
+                Level::Warn => tracing::warn!(node, "{text}"),
+            },
+            Effect::Evaluated(outcomes) => self.metrics.evaluated(&outcomes),
+            Effect::Decided(node) => self.feed.decided(&node),
+            Effect::UpdateConditions(node) => self.update_conditions(&node),
+            Effect::Restored(node) => {
+                if let Some(board) = &self.board {
+                    board.restored(&node);
+                }
+            }
+            Effect::Trip => self.trip(),
+        }
+    }
+
+    /// Starts a request to the API server. Without a cluster nothing is planned that needs one.
+    fn request<F>(&mut self, request: impl FnOnce(Client) -> F)
+    where
+        F: Future<Output = Answer> + Send + 'static,
+    {
+        if let Some(client) = &self.client {
+            self.requests.start(request(client.clone()));
+        }
+    }
+
+    /// Hands the faults and the state of a node to the task that writes conditions.
+    fn update_conditions(&self, name: &str) {
+        let Some(board) = &self.board else {
+            return;
+        };
+        match self.fleet.view(name) {
+            Some(view) => {
+                let book = self.fleet.book();
+                let (faults, heard) = (book.faults(name), book.heard(name));
+                board.post(faults, heard, view, (self.clock)());
+            }
+            None => board.gone(name),
+        }
+    }
+}
+
+/// Logs an entry of the story of a node.
+fn log_entry(entry: &Entry, level: Level) {
+    let (node, session, kind) = (&entry.node, &entry.session, entry.kind.name());
+    match level {
+        Level::Info => tracing::info!(node, session, kind, "{}", entry.text),
+        Level::Warn => tracing::warn!(node, session, kind, "{}", entry.text),
+    }
+}

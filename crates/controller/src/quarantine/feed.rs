@@ -1,0 +1,162 @@
+//! Reading the store's feed into the fault book, page by page.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use fleet::{Fleet, FleetInput};
+use jiff::Timestamp;
+use runtime::backoff::Backoff;
+use runtime::logging::chain;
+use store::{EventStore, StoreError};
+use tokio::time::Instant;
+
+use super::metrics::QuarantineMetrics;
+
+mod missed;
+
+use missed::Missed;
+
+/// Events read from the feed at once.
+const FEED_PAGE: usize = 1_000;
+/// First pause before the feed is read again after an error; each further one is twice as long.
+const FEED_RETRY: Duration = Duration::from_millis(500);
+/// Longest of these pauses.
+const LONGEST_FEED_RETRY: Duration = Duration::from_secs(30);
+
+/// The reader of the feed.
+pub(super) struct Feed {
+    store: Arc<dyn EventStore>,
+    clock: fn() -> Timestamp,
+    metrics: QuarantineMetrics,
+    /// For each node without a decision since its last event: when the first event was read, and
+    /// the number of events.
+    undecided: BTreeMap<String, (Instant, u32)>,
+    failure: Option<Failure>,
+    missed: Missed,
+}
+
+/// A failure to read the feed.
+struct Failure {
+    /// The error of the store.
+    error: String,
+    backoff: Backoff,
+    /// The time of the next attempt.
+    retry_at: Instant,
+}
+
+// === impl Feed ===
+
+impl Feed {
+    pub(super) fn new(
+        store: Arc<dyn EventStore>,
+        clock: fn() -> Timestamp,
+        metrics: QuarantineMetrics,
+    ) -> Self {
+        Self {
+            store,
+            clock,
+            metrics,
+            undecided: BTreeMap::new(),
+            failure: None,
+            missed: Missed::default(),
+        }
+    }
+
+    /// Reads all events that the feed has now.
+    pub(super) async fn catch_up(&mut self, fleet: &mut Fleet) {
+        let until = *self.store.latest().borrow();
+        while self.read_page(fleet).await && fleet.book().applied() < until {}
+        if self.failure.is_none() {
+            fleet.take(FleetInput::CaughtUp, (self.clock)());
+        }
+    }
+
+    /// Reads a page of the feed. Returns whether there may be more: a sender that never pauses
+    /// must not keep decisions about earlier events waiting.
+    pub(super) async fn read_page(&mut self, fleet: &mut Fleet) -> bool {
+        let page = match self.store.feed(fleet.book().applied(), FEED_PAGE).await {
+            Ok(page) => page,
+            Err(StoreError::Closed) => return false,
+            Err(error) => {
+                self.failed(chain(&error));
+                return false;
+            }
+        };
+        if self.failure.take().is_some() {
+            tracing::info!("the event feed is read again");
+        }
+        let none = page.is_empty();
+        for record in page {
+            self.metrics.received.inc();
+            let node = record.event.node_name.clone();
+            let changes = fleet.record(&record, (self.clock)());
+            tracing::debug!(event.id = record.id, node, ?changes, "event recorded");
+            self.metrics.processed.inc();
+            let undecided = self.undecided.entry(node);
+            let (_, events) = undecided.or_insert_with(|| (Instant::now(), 0));
+            *events = events.saturating_add(1);
+        }
+        !none && fleet.book().applied() < *self.store.latest().borrow()
+    }
+
+    /// Counts the events that a decision about a node has handled.
+    pub(super) fn decided(&mut self, node: &str) {
+        if let Some((since, events)) = self.undecided.remove(node) {
+            self.metrics.handled(events, since.elapsed());
+        }
+    }
+
+    /// Counts the events that are stored and not read yet. Where the store cannot count them, the
+    /// metric keeps its value.
+    pub(super) async fn count_backlog(&self, fleet: &Fleet) {
+        let applied = fleet.book().applied();
+        let is_behind = *self.store.latest().borrow() > applied;
+        let backlog = if is_behind {
+            self.store.behind(applied).await
+        } else {
+            Ok(0)
+        };
+        if let Ok(events) = backlog {
+            self.metrics.backlog(events);
+        }
+    }
+
+    fn failed(&mut self, error: String) {
+        self.metrics.error("feed_error");
+        let before = self.failure.take();
+        if before.as_ref().is_none_or(|before| before.error != error) {
+            tracing::error!(
+                err = error,
+                "the event feed cannot be read; it is tried again"
+            );
+        }
+        let mut backoff = before.map_or_else(
+            || Backoff::new(FEED_RETRY, LONGEST_FEED_RETRY),
+            |before| before.backoff,
+        );
+        self.failure = Some(Failure {
+            error,
+            retry_at: Instant::now() + backoff.pause(),
+            backoff,
+        });
+    }
+
+    /// Returns when the feed is read again after a failure.
+    pub(super) fn retry_at(&self) -> Option<Instant> {
+        self.failure.as_ref().map(|failure| failure.retry_at)
+    }
+
+    /// Returns the failure to read the feed, for people.
+    pub(super) fn trouble(&self) -> Option<String> {
+        self.failure.as_ref().map(|failure| {
+            format!(
+                "the stored events cannot be read, and no new fault is seen: {}",
+                failure.error
+            )
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,141 @@
+//! Requests to the API server and to the store that are under way.
+//!
+//! Each request is a task that ends with an [`Answer`]: the input for the fleet and the journal
+//! entry that follow from it. A slow server or store delays the nodes that were asked about, and
+//! nothing else.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cluster::{ApiError, Cluster, ResourceKinds};
+use fleet::FleetInput;
+use jiff::{SignedDuration, Timestamp};
+use model::journal::{Entry, EntryKind};
+use serde_json::{Value, json};
+use tokio::task::{JoinError, JoinSet};
+use tokio_util::sync::CancellationToken;
+
+use super::metrics::{DrainMetrics, QuarantineMetrics, RemediationMetrics};
+
+pub(super) mod device_rule;
+pub(super) mod event;
+pub(super) mod node;
+pub(super) mod pod;
+pub(super) mod resource;
+pub(super) mod store;
+
+/// The end of a request.
+#[derive(Debug)]
+pub(super) struct Answer {
+    /// The input for the fleet; `None`: no decision waits for the answer.
+    pub(super) input: Option<FleetInput>,
+    /// The entry for the story of the node.
+    pub(super) entry: Option<Entry>,
+}
+
+/// What a request to the API server works with. Cheap to clone.
+#[derive(Clone)]
+pub(super) struct Client {
+    pub(super) cluster: Arc<Cluster>,
+    /// The plurals under which the cluster serves kinds of custom resources.
+    pub(super) kinds: ResourceKinds,
+    pub(super) clock: fn() -> Timestamp,
+    pub(super) metrics: QuarantineMetrics,
+    pub(super) drain_metrics: DrainMetrics,
+    pub(super) remediation_metrics: RemediationMetrics,
+    /// Cancelled when the process ends.
+    pub(super) cancel: CancellationToken,
+}
+
+/// All requests that are under way.
+pub(super) struct Requests {
+    tasks: JoinSet<Answer>,
+    metrics: QuarantineMetrics,
+}
+
+// === impl Requests ===
+
+impl Requests {
+    pub(super) fn new(metrics: QuarantineMetrics) -> Self {
+        Self {
+            tasks: JoinSet::new(),
+            metrics,
+        }
+    }
+
+    /// Starts a request.
+    pub(super) fn start(&mut self, request: impl Future<Output = Answer> + Send + 'static) {
+        self.tasks.spawn(request);
+    }
+
+    /// Waits for the next answer. `None` where no request is under way.
+    pub(super) async fn next(&mut self) -> Option<Answer> {
+        let ended = self.tasks.join_next().await?;
+        Some(self.answer(ended))
+    }
+
+    /// Returns an answer that is there already.
+    pub(super) fn try_next(&mut self) -> Option<Answer> {
+        let ended = self.tasks.try_join_next()?;
+        Some(self.answer(ended))
+    }
+
+    fn answer(&self, ended: Result<Answer, JoinError>) -> Answer {
+        ended.unwrap_or_else(|error| {
+            // A bug. The node of the request is unknown, so the fleet looks at all of them again.
+            tracing::error!(err = %error, "a request ended without an answer");
+            self.metrics.error("patch_panicked");
+            Answer::from(FleetInput::AnswersLost)
+        })
+    }
+}
+
+// === impl Client ===
+
+impl Client {
+    /// Returns a journal entry about an answer of the API server.
+    fn entry(&self, node: &str, session: Option<String>, text: String, detail: Value) -> Entry {
+        Entry {
+            at: (self.clock)(),
+            node: node.to_owned(),
+            session,
+            kind: EntryKind::Answer,
+            text,
+            detail,
+        }
+    }
+}
+
+// === impl Answer ===
+
+impl From<FleetInput> for Answer {
+    fn from(input: FleetInput) -> Self {
+        Self {
+            input: Some(input),
+            entry: None,
+        }
+    }
+}
+
+/// Returns the pause that an overloaded API server asks for.
+fn retry_after(error: &ApiError) -> Option<SignedDuration> {
+    match error {
+        ApiError::Throttled { retry_after } | ApiError::Held { retry_after, .. } => {
+            retry_after.and_then(signed)
+        }
+        _ => None,
+    }
+}
+
+fn signed(wait: Duration) -> Option<SignedDuration> {
+    SignedDuration::try_from(wait).ok()
+}
+
+/// Returns the detail of a journal entry that names the HTTP status of an answer.
+fn status_of<T>(result: &Result<T, ApiError>, success: u16) -> Value {
+    match result {
+        Ok(_) => json!({"status": success}),
+        Err(error) => json!({"status": error.status()}),
+    }
+}

@@ -1,0 +1,63 @@
+//! The change of a `DeviceTaintRule`, which taints a single device.
+
+use std::sync::Arc;
+
+use cluster::{ApiError, DeviceApi};
+use fleet::session::Failure;
+use fleet::{FleetInput, PlannedRule};
+use model::device::Rule;
+use runtime::logging::chain;
+
+use super::{Answer, Client, retry_after, status_of};
+
+/// Creates, updates or deletes a rule, under the API versions that the cluster serves.
+pub(crate) async fn change(client: Client, api: Arc<DeviceApi>, planned: PlannedRule) -> Answer {
+    let result = client.cluster.change_rule(&api, &planned.change).await;
+    answered(&client, planned, result)
+}
+
+/// Counts and logs the result, and returns what follows from it.
+pub(crate) fn answered(
+    client: &Client,
+    planned: PlannedRule,
+    result: Result<Option<Rule>, ApiError>,
+) -> Answer {
+    let (node, rule) = (planned.node.clone(), planned.change.rule_name());
+    let detail = status_of(&result, 200);
+    let (text, counted) = match &result {
+        Ok(Some(_)) => (format!("DeviceTaintRule {rule} is written"), "written"),
+        Ok(None) => (format!("DeviceTaintRule {rule} is deleted"), "deleted"),
+        Err(error) => {
+            let counted = match failure(error) {
+                Failure::Conflict => "conflict",
+                Failure::Error { .. } => "failed",
+            };
+            (format!("DeviceTaintRule {rule}: {}", chain(error)), counted)
+        }
+    };
+    client.metrics.rule_changed(counted);
+    let result = result.map(|rule| rule.map(Box::new)).map_err(|error| {
+        let failure = failure(&error);
+        if failure != Failure::Conflict {
+            tracing::warn!(node, rule, err = %chain(&error), "a device taint failed; it is tried again");
+            client.metrics.error("device_taint_error");
+        }
+        failure
+    });
+    let entry = client.entry(&node, planned.session, text, detail);
+    Answer {
+        input: Some(FleetInput::RuleChanged { node, rule, result }),
+        entry: Some(entry),
+    }
+}
+
+/// Classifies a failed change. One with an unknown outcome is made again: it is conditional.
+fn failure(error: &ApiError) -> Failure {
+    match error {
+        // The watch shows a rule that is gone, and then there is nothing left to change.
+        ApiError::Conflict { .. } | ApiError::NotFound { .. } => Failure::Conflict,
+        error => Failure::Error {
+            retry_after: retry_after(error),
+        },
+    }
+}

@@ -1,0 +1,219 @@
+//! The watches of the cluster that decisions need: nodes, single devices, the pods of nodes that
+//! are drained, and custom resources.
+
+use std::sync::Arc;
+
+use cluster::{
+    Cluster, DeviceApi, DeviceEvent, NodeEvent, PodWatches, ResourceEvent, ResourceKinds,
+    ResourceWatches,
+};
+use fleet::{DeviceInput, DeviceWatch, FleetInput, PodNews, ResourceNews};
+use model::attempt::ResourceKind;
+use runtime::logging::chain;
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+/// An event of a watch.
+#[derive(Debug)]
+pub(super) enum Observed {
+    Node(NodeEvent),
+    Device(DeviceEvent),
+    Pods(String, PodNews),
+    Resource(ResourceEvent),
+}
+
+/// All watches. Without a cluster there are none.
+pub(super) struct Watches {
+    nodes: Option<mpsc::Receiver<NodeEvent>>,
+    devices: Option<mpsc::Receiver<DeviceEvent>>,
+    /// True once a policy taints devices. Until then only rules of an earlier policy are watched.
+    taints_devices: bool,
+    /// The versions in which the cluster serves device taints, once they are known.
+    device_api: Option<Arc<DeviceApi>>,
+    pods: Option<(PodWatches, mpsc::Receiver<(String, PodNews)>)>,
+    resources: Option<(ResourceWatches, mpsc::Receiver<ResourceEvent>)>,
+    /// The failure of the watch of nodes, while it lasts.
+    failure: Option<String>,
+    cancel: CancellationToken,
+}
+
+// === impl Watches ===
+
+impl Watches {
+    /// Returns no watches.
+    pub(super) fn none() -> Self {
+        Self {
+            nodes: None,
+            devices: None,
+            taints_devices: false,
+            device_api: None,
+            pods: None,
+            resources: None,
+            failure: None,
+            cancel: CancellationToken::new(),
+        }
+    }
+
+    /// Starts the watch of nodes. The others start when they are asked for.
+    pub(super) fn start(
+        cluster: &Arc<Cluster>,
+        kinds: ResourceKinds,
+        cancel: CancellationToken,
+    ) -> Self {
+        Self {
+            nodes: Some(cluster.watch_nodes(cancel.clone())),
+            pods: Some(PodWatches::new(cluster)),
+            resources: Some(ResourceWatches::new(cluster, kinds)),
+            cancel,
+            ..Self::none()
+        }
+    }
+
+    /// Waits for the next event. `None` where a watch has ended, which it does only at the end of
+    /// the process. Waits for ever where there is no cluster.
+    pub(super) async fn next(&mut self) -> Option<Observed> {
+        let pods = self.pods.as_mut().map(|(_, events)| events);
+        let resources = self.resources.as_mut().map(|(_, events)| events);
+        tokio::select! {
+            event = receive(self.nodes.as_mut()) => event.map(Observed::Node),
+            event = receive(self.devices.as_mut()) => event.map(Observed::Device),
+            event = receive(pods) => event.map(|(node, news)| Observed::Pods(node, news)),
+            event = receive(resources) => event.map(Observed::Resource),
+        }
+    }
+
+    /// Returns an event that is there already.
+    pub(super) fn try_next(&mut self) -> Option<Observed> {
+        let pods = self.pods.as_mut().map(|(_, events)| events);
+        let resources = self.resources.as_mut().map(|(_, events)| events);
+        None.or_else(|| ready(self.nodes.as_mut()).map(Observed::Node))
+            .or_else(|| ready(self.devices.as_mut()).map(Observed::Device))
+            .or_else(|| ready(pods).map(|(node, news)| Observed::Pods(node, news)))
+            .or_else(|| ready(resources).map(Observed::Resource))
+    }
+
+    /// Returns the input that an event is for the fleet, if it is one.
+    pub(super) fn input(&mut self, event: Observed) -> Option<FleetInput> {
+        match event {
+            Observed::Node(event) => self.node_input(event),
+            Observed::Device(DeviceEvent::Served(api)) => {
+                self.device_api = Some(Arc::from(api));
+                None
+            }
+            Observed::Device(DeviceEvent::News(input)) => Some(FleetInput::Devices(input)),
+            Observed::Pods(node, news) => Some(FleetInput::Pods { node, news }),
+            Observed::Resource((node, name, news)) => {
+                Some(FleetInput::Resource { node, name, news })
+            }
+        }
+    }
+
+    fn node_input(&mut self, event: NodeEvent) -> Option<FleetInput> {
+        match event {
+            NodeEvent::Restarted => Some(FleetInput::ListBegun),
+            NodeEvent::Applied(view) => Some(FleetInput::Seen(view)),
+            NodeEvent::Deleted(name) => Some(FleetInput::Gone(name)),
+            NodeEvent::Listed => {
+                self.failure = None;
+                Some(FleetInput::Listed)
+            }
+            NodeEvent::Failing { error, .. } => {
+                // Each failed try sends an event; only another reason is logged.
+                if self.failure.as_ref() != Some(&error) {
+                    tracing::warn!(
+                        err = error,
+                        "the cluster's nodes cannot be watched; it is tried again"
+                    );
+                    self.failure = Some(error);
+                }
+                None
+            }
+            NodeEvent::Recovered => {
+                tracing::info!("the cluster's nodes are watched again");
+                self.failure = None;
+                None
+            }
+        }
+    }
+
+    /// Returns why the nodes cannot be watched; `None` where they are.
+    pub(super) fn failure(&self) -> Option<&str> {
+        self.failure.as_deref()
+    }
+
+    /// Returns the versions in which the cluster serves device taints, once they are known.
+    pub(super) fn device_api(&self) -> Option<Arc<DeviceApi>> {
+        self.device_api.clone()
+    }
+
+    /// Watches single devices from the first policy on that taints any (`taints`). Under a policy
+    /// that taints none, the rules that are left are watched so that they can be deleted, if
+    /// `writes`.
+    pub(super) fn watch_devices(
+        &mut self,
+        cluster: &Arc<Cluster>,
+        taints: bool,
+        writes: bool,
+    ) -> Option<FleetInput> {
+        if taints && !self.taints_devices {
+            self.taints_devices = true;
+            self.devices = Some(cluster.watch_devices(self.cancel.clone()));
+            return Some(FleetInput::Devices(DeviceInput::Watch(
+                DeviceWatch::Pending,
+            )));
+        }
+        if !taints && self.devices.is_none() && writes {
+            self.devices = Some(cluster.watch_left_rules(self.cancel.clone()));
+        }
+        None
+    }
+
+    /// Starts or stops the watch of a node's pods. Returns its failure to start.
+    pub(super) fn watch_pods(&mut self, node: String, watch: bool) -> Option<FleetInput> {
+        let (watches, _) = self.pods.as_mut()?;
+        if !watch {
+            watches.leave(&node);
+            return None;
+        }
+        let why = chain(&watches.follow(&node, &self.cancel).err()?);
+        tracing::warn!(
+            node,
+            err = why,
+            "the pods of a node that is drained cannot be watched"
+        );
+        let news = PodNews::Failing(why);
+        Some(FleetInput::Pods { node, news })
+    }
+
+    /// Starts or stops the watch of a custom resource. Returns its failure to start.
+    pub(super) fn watch_resource(
+        &mut self,
+        node: String,
+        kind: &ResourceKind,
+        name: String,
+        watch: bool,
+    ) -> Option<FleetInput> {
+        let (watches, _) = self.resources.as_mut()?;
+        if !watch {
+            watches.leave(&node, &name);
+            return None;
+        }
+        let failed = watches.follow(&node, kind, &name, &self.cancel).err()?;
+        let why = chain(&failed);
+        tracing::warn!(node, name, err = why, "a custom resource cannot be watched");
+        let news = ResourceNews::Failing(why);
+        Some(FleetInput::Resource { node, name, news })
+    }
+}
+
+/// Waits for ever where there is no watch.
+pub(super) async fn receive<T>(events: Option<&mut mpsc::Receiver<T>>) -> Option<T> {
+    match events {
+        Some(events) => events.recv().await,
+        None => std::future::pending().await,
+    }
+}
+
+fn ready<T>(events: Option<&mut mpsc::Receiver<T>>) -> Option<T> {
+    events?.try_recv().ok()
+}
