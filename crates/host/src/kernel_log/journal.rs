@@ -1,13 +1,13 @@
-//! The kernel log as the systemd journal keeps it.
+//! Reads the kernel log from the systemd journal.
 //!
-//! Read are the entries of the kernel, and those in which NVSentinel's reset job, as root, tells
-//! of its work. The journal is a set of files that come, grow and go: each is followed by itself
-//! (`track`), and of all next entries the earliest is delivered. Within one sequence of the
-//! journal its numbers decide what is earlier, within one boot the monotonic clock, and only
-//! between boots the wall clock, for that one jumps.
+//! Delivered are the entries of the kernel, and those that NVSentinel's reset job, running as
+//! root, logs about its work. The journal is a set of files that appear, grow and disappear:
+//! each is followed on its own (`track`), and of all next entries the earliest is delivered.
+//! Entries are ordered by sequence number within one sequence of the journal, by the monotonic
+//! clock within one boot, and by the wall clock only between boots, since that one jumps.
 //!
-//! inotify wakes; what has changed is read from the files. journald itself tells of new entries
-//! up to a quarter of a second after they are written.
+//! inotify only wakes the reader; changes are read from the files. journald sends notifications
+//! of new entries up to a quarter of a second after it writes them.
 
 mod fields;
 mod file;
@@ -32,29 +32,29 @@ use self::track::Track;
 use super::{Cursor, Event, LINE_MAX, OpenError, Position, watch::Watch};
 use crate::boot::BootId;
 
-/// The directories in which systemd keeps its journal: one that is gone after a reboot, and one
-/// that stays.
+/// Directories of systemd's journal: a volatile one that is lost on reboot, and a persistent
+/// one.
 pub(super) const DIRECTORIES: [&str; 2] = ["/run/log/journal", "/var/log/journal"];
 
-/// Time to wait for a notification before looking all the same.
+/// Longest wait for a notification before the files are checked all the same.
 const RECHECK: Duration = Duration::from_secs(5);
-/// Files looked at; journald keeps 100 unless told otherwise.
+/// Most files that are read; journald keeps 100 by default.
 const FILES_MAX: usize = 4096;
 
-/// An open journal.
+/// An open journal with its files.
 #[derive(Debug)]
 pub(super) struct Journal {
     directories: Vec<PathBuf>,
     boot_id: BootId,
     watch: Option<Watch>,
-    /// Files that are or were read, by what identifies them for the system.
+    /// Files that are or were read, by device, inode and creation time.
     known: HashSet<FileKey>,
     tracks: Vec<Track>,
     position: Option<Cursor>,
-    /// Events to be delivered before anything else.
+    /// Events to deliver before anything else.
     notices: Vec<Event>,
-    /// The reason why the file that is written to cannot be read. Nothing more is delivered then:
-    /// an entry of another file would take the position past those that are missing here.
+    /// The error of the file that journald is writing, if it cannot be read. Nothing more is
+    /// delivered then: an entry of another file would move the position past the unread ones.
     failed: Option<String>,
     caught_up: bool,
 }
@@ -76,7 +76,7 @@ pub(super) fn probe(directories: &[&str]) -> Result<(), OpenError> {
         for path in files.filter(|path| is_journal(path)).take(FILES_MAX) {
             match fs::File::open(&path) {
                 Ok(_) => return Ok(()),
-                // Rather told than that another directory is missing.
+                // More useful than an error about the other directory, which does not exist.
                 Err(error) => nothing = Some(open_error(&path, error)),
             }
         }
@@ -99,7 +99,7 @@ fn open_error(path: &Path, source: io::Error) -> OpenError {
 // === impl Journal ===
 
 impl Journal {
-    /// Opens the journal in `directory`, or where systemd keeps it.
+    /// Opens the journal in `directory`, or in systemd's own directories.
     pub(super) fn open(
         directory: Option<&Path>,
         resume: Option<&Position>,
@@ -135,7 +135,7 @@ impl Journal {
         }
         let watch = Watch::empty()
             .inspect_err(|error| {
-                tracing::warn!(%error, "no file notifications, looking at the journal every 5 s");
+                tracing::warn!(%error, "no file notifications, checking the journal every 5 s");
             })
             .ok();
         let position = match resume {
@@ -163,7 +163,7 @@ impl Journal {
                 .iter_mut()
                 .any(|track| track.goes_back_to(&cursor))
         {
-            // journald has removed the file; what stood behind the position in it is gone too.
+            // journald has removed the file, and with it the entries after the position.
             journal.notices.push(Event::Lost {
                 count: 0,
                 counted: false,
@@ -172,8 +172,8 @@ impl Journal {
         Ok(journal)
     }
 
-    /// Delivers the next entries. An error stays: the journal is to be opened anew, and read on
-    /// behind its position.
+    /// Delivers the next entries. An error is permanent: the caller must reopen the journal at
+    /// its position.
     pub(super) async fn next_batch(&mut self, out: &mut Vec<Event>, max: usize) -> io::Result<()> {
         let before = out.len();
         loop {
@@ -192,7 +192,7 @@ impl Journal {
         self.position.map(Position::Journal)
     }
 
-    /// Waits until it is worth looking again. Cancel-safe.
+    /// Waits until a check may find something. Cancel-safe.
     async fn changed(&self) -> io::Result<()> {
         let Some(watch) = &self.watch else {
             tokio::time::sleep(RECHECK).await;
@@ -201,7 +201,7 @@ impl Journal {
         timeout(RECHECK, watch.changed()).await.unwrap_or(Ok(()))
     }
 
-    /// Delivers what is there, without waiting.
+    /// Delivers what is available, without waiting.
     fn fill(&mut self, out: &mut Vec<Event>, max: usize) {
         if self.failed.is_some() {
             return;
@@ -222,7 +222,7 @@ impl Journal {
                 return;
             }
             if !self.notices.is_empty() {
-                // What is missing is told where it is missing.
+                // Deliver a loss before the entries that follow it.
             } else if let Some(index) = earliest {
                 self.deliver(index, out);
             } else if looked {
@@ -238,12 +238,12 @@ impl Journal {
         }
     }
 
-    /// Returns the index of the file that has the earliest of the next entries.
+    /// Returns the index of the file with the earliest next entry.
     fn earliest(&mut self) -> Option<usize> {
         let mut earliest: Option<(usize, Head)> = None;
         let mut index = 0;
         while let Some(track) = self.tracks.get_mut(index) {
-            // Before its end is found, since it may be written to until then.
+            // Checked before the search for its end, since it may be written to until then.
             let finished = track.file.is_finished();
             match track.next() {
                 Ok(Some(head)) if is_behind(&head, track, self.position.as_ref(), self.boot_id) => {
@@ -313,8 +313,8 @@ impl Journal {
         }
     }
 
-    /// Reads a damaged file no further. Where it is the one that is written to, nothing new
-    /// is seen any more, which is not to pass for silence.
+    /// Stops reading a damaged file. If journald is still writing to it, new entries would be
+    /// missed silently, so the whole journal fails.
     fn give_up(&mut self, index: usize, error: &FileError) {
         let track = self.tracks.remove(index);
         let path = track.file.path().display();
@@ -332,13 +332,13 @@ impl Journal {
         });
     }
 
-    /// Begins with the files that are new. Returns the first that may not be read.
+    /// Starts to read new files. Returns the first one that this process may not read.
     fn look_for_files(&mut self) -> Option<(PathBuf, io::Error)> {
         let mut refused = None;
         let mut present = HashSet::new();
         for path in self.files() {
             let Ok(key) = fs::metadata(&path).map(|meta| file_key(&meta)) else {
-                // It has gone meanwhile.
+                // The file has vanished meanwhile.
                 continue;
             };
             if self.known.contains(&key) {
@@ -356,7 +356,7 @@ impl Journal {
                         self.tracks.push(Track::new(file, self.position.as_ref()));
                     }
                 }
-                // It is being made.
+                // The file is just being created.
                 Ok(None) => {}
                 Err(FileError::Io(error)) => {
                     refused.get_or_insert((path, error));
@@ -373,7 +373,7 @@ impl Journal {
         refused
     }
 
-    /// Returns the files that may hold entries of the kernel: those of users have none.
+    /// Returns the files that may hold kernel entries, which excludes the files of users.
     fn files(&self) -> Vec<PathBuf> {
         let mut files = Vec::new();
         let changes = WatchFlags::CREATE | WatchFlags::MOVED_TO | WatchFlags::MODIFY;
@@ -381,7 +381,8 @@ impl Journal {
             let mut directories = vec![root.clone()];
             directories.extend(entries_of(root).filter(|path| is_machine(path)));
             for directory in directories {
-                // Before it is read, so that nothing goes untold. Watched already, it stays so.
+                // Watched before it is listed, so that no change is missed. Adding a watch
+                // twice is harmless.
                 if let Some(watch) = &self.watch {
                     watch.add(&directory, changes);
                 }
@@ -398,7 +399,7 @@ fn entries_of(directory: &Path) -> impl Iterator<Item = PathBuf> {
     entries.filter_map(|entry| Some(entry.ok()?.path()))
 }
 
-/// Returns true if the name is that of a machine's directory: its id.
+/// Returns true if the name is a machine id, as the directories of the journal have.
 fn is_machine(path: &Path) -> bool {
     let name = path.file_name().map(OsStr::as_encoded_bytes);
     name.is_some_and(|name| name.len() == 32 && name.iter().all(u8::is_ascii_hexdigit))
@@ -411,7 +412,7 @@ fn is_journal(path: &Path) -> bool {
         && name.is_some_and(|name| !name.starts_with(b"user-"))
 }
 
-/// Returns the key that tells a file from another one that gets its number later.
+/// Returns a key that differs between a file and a later one with the same inode number.
 fn file_key(metadata: &fs::Metadata) -> FileKey {
     let created = metadata
         .created()
@@ -421,8 +422,9 @@ fn file_key(metadata: &fs::Metadata) -> FileKey {
     (metadata.dev(), metadata.ino(), created)
 }
 
-/// Returns true if an entry is at the position or before it: an earlier process, or another file,
-/// has delivered it. Without a position only entries of the running boot are wanted.
+/// Returns true if the entry is at the position or before it, so that an earlier process, or
+/// another file, has delivered it. Without a position only entries of the running boot are
+/// wanted.
 fn is_behind(head: &Head, track: &Track, position: Option<&Cursor>, boot_id: BootId) -> bool {
     let Some(position) = position else {
         return head.boot_id != boot_id;
@@ -434,7 +436,7 @@ fn is_behind(head: &Head, track: &Track, position: Option<&Cursor>, boot_id: Boo
         return head.monotonic < position.monotonic
             || (head.monotonic == position.monotonic && head.xor_hash == position.xor_hash);
     }
-    // The running boot is the last one, whatever the wall clock said.
+    // The running boot is the last one, whatever the wall clock shows.
     head.boot_id != boot_id && (position.boot_id == boot_id || head.realtime <= position.realtime)
 }
 

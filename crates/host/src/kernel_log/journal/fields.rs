@@ -1,11 +1,11 @@
-//! The fields of an entry of the journal, read as a record of the kernel log.
+//! Converts the fields of a journal entry to a record of the kernel log.
 
 use jiff::Timestamp;
 
 use super::file::Head;
 use crate::kernel_log::{Cursor, Position, Record, record::readable};
 
-/// Fields of an entry that are wanted, and their places in [`Fields`].
+/// Fields that are read from an entry, in the order of [`Fields`].
 pub(super) const WANTED: [&[u8]; 8] = [
     b"MESSAGE",
     b"PRIORITY",
@@ -17,17 +17,17 @@ pub(super) const WANTED: [&[u8]; 8] = [
     b"_UID",
 ];
 
-/// Its fields, so far as they are wanted.
+/// Values of the [`WANTED`] fields.
 #[derive(Debug, Default)]
 pub(super) struct Fields {
     pub(super) values: [Option<Vec<u8>>; WANTED.len()],
-    /// True if a field was too long, and is cut.
+    /// True if a field was truncated.
     pub(super) cut: bool,
 }
 
 impl Fields {
-    /// Returns the record; `None` for an entry that is not what it was looked up as, or that nobody
-    /// should believe: any user may log under any identifier.
+    /// Returns the record; `None` for an entry that is neither the kernel's nor the reset
+    /// job's, or that cannot be trusted: any user may log under any identifier.
     pub(super) fn record(self, head: &Head, cursor: Cursor) -> Option<Record> {
         let [
             message,
@@ -53,11 +53,12 @@ impl Fields {
             && let Some(tag) =
                 identifier.filter(|tag| !matches!(tag.as_slice(), b"unknown" | b"kernel"))
         {
-            // journald takes `NVRM: text` of a program apart; the kernel's own lines stay whole.
+            // journald splits `NVRM: text` of a program into tag and text; the kernel's own
+            // lines stay whole.
             let pid = pid.map_or_else(Vec::new, |pid| [b"[", pid.as_slice(), b"]"].concat());
             text = [tag.as_slice(), &pid, b": ", &text].concat();
         }
-        // journald reads a line some time after the kernel has written it.
+        // journald reads a line some time after the kernel writes it.
         let boot_time_us = number(source).filter(|time| kernel && *time <= head.monotonic);
         let delay = head.monotonic - boot_time_us.unwrap_or(head.monotonic);
         let wall = i64::try_from(head.realtime.saturating_sub(delay))

@@ -1,17 +1,18 @@
-//! One file of the systemd journal, as far as the kernel log needs it.
+//! Reads one file of the systemd journal, with only the features that the kernel log needs.
 //!
-//! The form is systemd's documented one (`JOURNAL_FILE_FORMAT`): a header, then objects that
-//! name each other by offset. A data object holds one `FIELD=value` and, through a chain of
-//! arrays, the offsets of all entries that have it, in the order in which they were written:
-//! so the entries of the kernel are found without reading the others, and a file that grows is
-//! followed by looking for one more number.
+//! The format is documented by systemd (`JOURNAL_FILE_FORMAT`): a header, then objects that
+//! refer to each other by offset. A data object holds one `FIELD=value` and, through a chain of
+//! arrays, the offsets of all entries that have it, in the order of writing. So the kernel's
+//! entries are found without reading the others, and a growing file is followed by checking for
+//! one more offset.
 //!
-//! The pure-Rust reader that there is (`sdjournal`) orders entries by the wall clock, so it never
-//! sees those that come after the clock was set back. It also opens all files for each look.
-//! libsystemd would have to be linked, and an old one does not read newer files.
+//! `sdjournal`, the pure-Rust reader, orders entries by the wall clock, so it misses entries
+//! that follow a clock that was set back, and it opens all files for each check. libsystemd
+//! would have to be linked, and an old one cannot read newer files.
 //!
-//! The file is read, not mapped: journald cuts files, and a mapping would then kill us. Every
-//! offset and size is checked; a file that lies gives an error, never a panic or a loop.
+//! The file is read, not mapped: journald truncates files, and access to a truncated mapping
+//! kills the process. Every offset and size is checked; an inconsistent file gives an error,
+//! never a panic or a loop.
 
 use std::{
     fs::File,
@@ -26,15 +27,15 @@ use crate::{
     kernel_log::{LINE_MAX, follow::open_file},
 };
 
-/// Longest field that is read; a longer message is cut.
+/// Longest field that is read, in bytes; a longer message is truncated.
 pub(super) const FIELD_MAX: usize = LINE_MAX;
-/// Most fields of an entry; journald itself takes 1,024.
+/// Most fields of an entry; journald itself accepts 1,024.
 const FIELDS_MAX: u64 = 1024;
-/// Steps in a chain of objects with the same hash, of which a sound file has a handful.
+/// Most steps in a chain of objects with the same hash; a sound file has a handful.
 const CHAIN_MAX: u32 = 100_000;
-/// Bytes read at once: what belongs together lies close.
+/// Bytes per read; related objects are close to each other.
 const BLOCK: u64 = 16 << 10;
-/// Most blocks that are kept of a file.
+/// Most blocks that are cached per file.
 const BLOCKS: usize = 16;
 
 const HEADER: usize = 208;
@@ -46,14 +47,14 @@ const ZSTD: u32 = 8;
 const COMPACT: u32 = 16;
 const STATE_ARCHIVED: u8 = 2;
 
-/// The flags of a data object that name its compression.
+/// Flags of a data object that name its compression.
 const COMPRESSED: u8 = 0b111;
 
 const DATA: u8 = 1;
 const ENTRY: u8 = 3;
 const ENTRY_ARRAY: u8 = 6;
 
-/// An open file.
+/// An open journal file.
 #[derive(Debug)]
 pub(super) struct JournalFile {
     file: File,
@@ -63,17 +64,16 @@ pub(super) struct JournalFile {
     incompatible: u32,
     hash_table: u64,
     buckets: u64,
-    /// Blocks of the file by number, the newest last. Forgotten with each look, since the file
-    /// changes.
+    /// Cached blocks by number, the newest last. Cleared at each check, since the file changes.
     blocks: Vec<(u64, Vec<u8>)>,
 }
 
-/// The names of an entry, in this file and in a copy of it.
+/// Identifiers and times of an entry, the same in this file and in a copy of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Head {
     pub(super) offset: u64,
     pub(super) seqnum: u64,
-    /// Microseconds since 1970, by the wall clock of then.
+    /// Microseconds since 1970, by the wall clock at the time of writing.
     pub(super) realtime: u64,
     /// Microseconds since the boot.
     pub(super) monotonic: u64,
@@ -81,19 +81,19 @@ pub(super) struct Head {
     pub(super) xor_hash: u64,
 }
 
-/// The entries that have one field value, in the order in which they were written.
+/// Iterator over the entries with one field value, in the order of writing.
 #[derive(Debug)]
 pub(super) struct Entries {
     value: &'static [u8],
-    /// The data object, once the file has one.
+    /// Offset of the data object, once the file has one.
     data: Option<u64>,
-    /// Entries taken.
+    /// Number of entries returned so far.
     taken: u64,
-    /// The array that holds the next one, and its place in it.
+    /// Array that holds the next entry, and its index there.
     array: Option<(u64, u64)>,
 }
 
-/// An error with a file of the journal.
+/// Error in a journal file.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum FileError {
     #[error("it cannot be read")]
@@ -115,7 +115,7 @@ struct Object {
 // === impl JournalFile ===
 
 impl JournalFile {
-    /// Opens a file. Returns `None` if it is too short to be one, because it is just being made.
+    /// Opens a file. Returns `None` if it is too short because it is just being created.
     pub(super) fn open(path: &Path) -> Result<Option<Self>, FileError> {
         let file = open_file(path)?;
         let mut header = [0; HEADER];
@@ -125,7 +125,7 @@ impl JournalFile {
             Err(error) => return Err(error.into()),
         }
         if !header.starts_with(SIGNATURE) {
-            // All zeroes: it was allocated and is not written yet.
+            // All zeroes: allocated but not written yet.
             if header.iter().all(|byte| *byte == 0) {
                 return Ok(None);
             }
@@ -163,8 +163,8 @@ impl JournalFile {
         self.file_id
     }
 
-    /// Returns true if nothing more will be written into the file. To be asked before its last
-    /// entry is looked for.
+    /// Returns true if nothing more will be written to the file. Call it before searching for
+    /// the last entry.
     pub(super) fn is_finished(&self) -> bool {
         let mut state = [0];
         let archived = self.file.read_exact_at(&mut state, 16).is_ok() && state == [STATE_ARCHIVED];
@@ -173,7 +173,7 @@ impl JournalFile {
         archived || removed || set_aside
     }
 
-    /// Forgets what was read, because the file may have changed.
+    /// Clears the cache, because the file may have changed.
     pub(super) fn refresh(&mut self) {
         self.blocks.clear();
     }
@@ -192,8 +192,8 @@ impl JournalFile {
         })
     }
 
-    /// Gives the value of each wanted field of an entry to `found`, with the index of its name
-    /// in `wanted`, and whether it was cut.
+    /// Passes the value of each wanted field of an entry to `found`, with the index of its name
+    /// in `wanted`, and true if the value was truncated.
     pub(super) fn fields(
         &mut self,
         entry: u64,
@@ -212,7 +212,8 @@ impl JournalFile {
             let at = entry + 64 + index * item;
             let offset = self.offset_at(at, compact)?;
             let object = self.object_head(offset, DATA, self.payload_start())?;
-            // Compressed fields are long ones; all others are known by their beginning.
+            // Compressed fields are long ones; an uncompressed one is recognised by its first
+            // bytes.
             if object.flags & COMPRESSED == 0 {
                 let length = object.size - self.payload_start();
                 let mut start = vec![0; usize::try_from(length).unwrap_or(0).min(longest + 1)];
@@ -234,7 +235,7 @@ impl JournalFile {
         Ok(())
     }
 
-    /// Returns the offset of the data object that holds `value`, and nothing else.
+    /// Returns the offset of the data object that holds exactly `value`.
     fn find(&mut self, value: &[u8]) -> Result<Option<u64>, FileError> {
         let hash = if self.incompatible & KEYED_HASH == 0 {
             hash::jenkins(value)
@@ -258,11 +259,12 @@ impl JournalFile {
         Ok(None)
     }
 
-    /// Returns the payload of a data object, and whether it was cut.
+    /// Returns the payload of a data object, and true if it was truncated.
     fn payload(&mut self, offset: u64, object: &Object) -> Result<(Vec<u8>, bool), FileError> {
         let length = usize::try_from(object.size - self.payload_start()).unwrap_or(usize::MAX);
         let compressed = object.flags & COMPRESSED;
-        // The compressed form of what we take is not longer than that, but for its frame.
+        // The compressed form is not longer than the limit for the payload, except for its
+        // frame.
         let limit = FIELD_MAX + 1024;
         let mut stored = vec![0; length.min(limit)];
         self.read(offset + self.payload_start(), &mut stored)?;
@@ -346,7 +348,7 @@ impl JournalFile {
             self.blocks.remove(index)
         } else {
             let mut bytes = Vec::new();
-            // A position beyond what a file may have is beyond its end as well.
+            // An overflow lies beyond the end of the file as well.
             if let Some(start) = number
                 .checked_mul(BLOCK)
                 .filter(|at| i64::try_from(*at).is_ok())
@@ -377,7 +379,7 @@ impl JournalFile {
 // === impl Entries ===
 
 impl Entries {
-    /// Returns the list of the entries with `value`, a whole `FIELD=value`.
+    /// Returns the iterator over entries with `value`, a complete `FIELD=value`.
     pub(super) fn of(value: &'static [u8]) -> Self {
         Self {
             value,
@@ -387,7 +389,7 @@ impl Entries {
         }
     }
 
-    /// Returns the offset of the next entry, if the file has one by now.
+    /// Returns the offset of the next entry, or `None` at the current end of the file.
     pub(super) fn next(&mut self, file: &mut JournalFile) -> Result<Option<u64>, FileError> {
         let data = match self.data {
             Some(data) => data,
@@ -425,7 +427,7 @@ impl Entries {
         };
         let mut length = file.array_length(array)?;
         if index >= length {
-            // The count says that there is one more, and it is not here.
+            // The count includes one more entry, which is not in this array.
             (array, index) = (file.next_array(array)?, 0);
             length = file.array_length(array)?;
         }
@@ -439,7 +441,7 @@ impl Entries {
         Ok((offset != 0).then_some(offset))
     }
 
-    /// Passes over the arrays whose last entry is at `seqnum` or before it.
+    /// Skips the arrays whose last entry is at or before `seqnum`.
     pub(super) fn skip(&mut self, file: &mut JournalFile, seqnum: u64) -> Result<(), FileError> {
         let Some(data) = file.find(self.value)? else {
             return Ok(());
@@ -467,7 +469,7 @@ impl Entries {
 }
 
 impl JournalFile {
-    /// Returns how many entries an array has room for; 0 for no array.
+    /// Returns the capacity of an array, in entries; 0 for no array.
     fn array_length(&mut self, array: u64) -> Result<u64, FileError> {
         if array == 0 {
             return Ok(0);
@@ -477,7 +479,7 @@ impl JournalFile {
         Ok((object.size - 24) / item)
     }
 
-    /// Returns the array that goes on where this one ends; 0 for none.
+    /// Returns the array that continues this one; 0 if there is none.
     fn next_array(&mut self, array: u64) -> Result<u64, FileError> {
         if array == 0 {
             return Ok(0);
@@ -515,7 +517,7 @@ fn zstd(offset: u64, stored: &[u8]) -> Result<Vec<u8>, FileError> {
     Ok(payload)
 }
 
-/// Decompresses a length and one block behind it.
+/// Decompresses one block, which follows its decompressed length.
 fn lz4(offset: u64, stored: &[u8]) -> Result<Vec<u8>, FileError> {
     let bad = || corrupt(offset, "a field cannot be decompressed");
     let (length, block) = stored.split_first_chunk().ok_or_else(bad)?;

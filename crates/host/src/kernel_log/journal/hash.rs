@@ -1,5 +1,5 @@
-//! The two hashes by which a journal file finds its data objects: SipHash-2-4 under the file's
-//! id since systemd 246, Bob Jenkins' lookup3 before.
+//! The two hash functions that journal files index their data objects with: SipHash-2-4 keyed
+//! with the file's id since systemd 246, Bob Jenkins' lookup3 before.
 
 use std::hash::Hasher as _;
 
@@ -31,7 +31,7 @@ pub(super) fn jenkins(data: &[u8]) -> u64 {
     u64::from(c) << 32 | u64::from(b)
 }
 
-/// Adds up to twelve bytes as three numbers; what is missing counts as zero.
+/// Adds up to twelve bytes as three numbers, padded with zeroes.
 fn add(state: &mut [u32; 3], block: &[u8]) {
     for (part, bytes) in state.iter_mut().zip(block.chunks(4)) {
         let mut number = [0; 4];
@@ -71,13 +71,13 @@ fn finish(state: &mut [u32; 3]) {
 mod tests {
     use super::*;
 
-    /// The vectors that the authors of the two functions publish.
+    /// Test vectors published by the authors of the two functions.
     #[test]
     fn published_vectors() {
         let key: [u8; 16] = std::array::from_fn(|index| u8::try_from(index).unwrap());
         let data: Vec<u8> = (0..15).collect();
         assert_eq!(keyed(&data, &key), 0xa129_ca61_49be_45e5);
-        // lookup3.c, driver5: c then b, both seeds zero.
+        // From lookup3.c, driver5: c then b, both seeds zero.
         assert_eq!(jenkins(b""), 0xdead_beef_dead_beef);
         assert_eq!(
             jenkins(b"Four score and seven years ago"),

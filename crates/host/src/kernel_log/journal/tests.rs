@@ -12,7 +12,7 @@ use writer::{Compression, Writer};
 const BOOT: [u8; 16] = [2; 16];
 const OLD_BOOT: [u8; 16] = [1; 16];
 const SECOND: u64 = 1_000_000;
-/// 2026-11-21T11:40:00Z.
+/// 2026-11-21T11:40:00Z, in microseconds since 1970.
 const NOON: u64 = 1_795_261_200 * SECOND;
 
 struct Bench {
@@ -94,12 +94,12 @@ async fn kernel_entries_of_this_boot_come_in_order_and_carry_their_own_time() {
     assert_eq!((first.text.as_str(), first.facility), ("first", Some(0)));
     assert_eq!((second.text.as_str(), second.level), ("second", Some(3)));
     assert_eq!(second.boot_time_us, Some(2_500_000));
-    // Read by journald 6.5 s after the kernel wrote it.
+    // journald reads the record 6.5 s after the kernel wrote it.
     assert_eq!(second.wall.unwrap().to_string(), "2026-11-21T11:40:01.5Z");
     assert_eq!(second.boot_id, Some(BootId::from_bytes(BOOT)));
     assert_eq!(second.place, journal.position());
     assert_eq!(drain(&mut journal), ["CaughtUp"]);
-    // It grows.
+    // The file grows.
     for number in 0..300 {
         file.kernel(BOOT, 10 * SECOND, NOON, &format!("line {number}"));
     }
@@ -141,7 +141,7 @@ async fn the_reset_job_is_heard_as_root_only_and_programs_keep_their_tag() {
     };
     file.entry(BOOT, 1, NOON, &reset("_UID=1000"));
     file.entry(BOOT, 2, NOON, &reset("_UID=0"));
-    // journald takes the line of a program apart, and not that of the kernel.
+    // journald splits a program's line into tag and text, but not the kernel's.
     for facility in ["SYSLOG_FACILITY=1", "SYSLOG_FACILITY=0"] {
         let fields = [
             "_TRANSPORT=kernel",
@@ -186,7 +186,7 @@ async fn a_later_process_goes_on_behind_the_cursor_through_rotation() {
     let shown = position.as_ref().unwrap().to_string();
     assert_eq!(shown.parse::<Position>().ok(), position, "{shown}");
 
-    // Rotated while nobody was there, and again while somebody is.
+    // Rotated once while no process was reading, and once while one is.
     let mut next = file.rotate(
         &bench.path("system@1.journal"),
         &bench.path("system.journal"),
@@ -226,7 +226,7 @@ async fn what_was_removed_behind_the_cursor_is_told_and_the_rest_is_read() {
     );
     next.kernel(BOOT, 3, NOON, "three");
     fs::remove_file(bench.path("system@1.journal")).unwrap();
-    // Not from the end on: everything that is left is read.
+    // Reading starts at the oldest entry that is left, not at the end.
     assert_eq!(
         drain(&mut bench.open(position.as_ref())),
         ["lost", "three", "CaughtUp"]
@@ -240,19 +240,19 @@ async fn a_cursor_of_the_boot_before_leads_through_its_end_into_this_one() {
     file.kernel(OLD_BOOT, 100, NOON, "read");
     let position = {
         let mut journal = bench.try_open(None).unwrap();
-        // As the process of then saw it.
+        // As seen by a process of the earlier boot.
         journal.boot_id = BootId::from_bytes(OLD_BOOT);
         assert_eq!(drain(&mut journal), ["read", "CaughtUp"]);
         journal.position()
     };
     file.kernel(OLD_BOOT, 200, NOON + SECOND, "last words");
-    // The battery of the clock is empty: the new boot begins in 1970.
+    // The clock's battery is empty, so the new boot starts in 1970.
     file.kernel(BOOT, 1, 3 * SECOND, "new boot");
     assert_eq!(
         drain(&mut bench.open(position.as_ref())),
         ["last words", "new boot", "CaughtUp"]
     );
-    // The same where the new boot has a file and a sequence of its own.
+    // Likewise if the new boot has a file and a sequence of its own.
     let bench = Bench::new();
     let mut old = bench.file("system@1.journal", 1);
     old.kernel(OLD_BOOT, 100, NOON, "read");
@@ -291,7 +291,7 @@ async fn what_moves_from_run_to_var_comes_once() {
     volatile.kernel(BOOT, 2, NOON, "two");
     let mut journal = bench.open(None);
     assert_eq!(drain(&mut journal), ["one", "two", "CaughtUp"]);
-    // Copied, under other numbers; the volatile file goes.
+    // Copied under other sequence numbers; the volatile file disappears.
     let mut lasting = bench.file("system.journal", 7);
     for (time, text) in [(1, "one"), (2, "two"), (3, "three")] {
         lasting.kernel(BOOT, time, NOON, text);
@@ -344,7 +344,7 @@ async fn damage_in_the_file_that_is_written_to_is_no_silence_and_passes() {
         assert!(error.contains("system.journal cannot be read"), "{error}");
     }
     assert_eq!(out.len(), 1, "{out:?}");
-    // It was a passing error, or the file is whole by now.
+    // The error was temporary, or the file is whole by now.
     file.kernel(BOOT, 4, NOON, "four");
     assert_eq!(
         drain(&mut bench.open(journal.position().as_ref())),
@@ -370,7 +370,7 @@ async fn a_new_entry_wakes() {
                 () = tokio::task::yield_now() => {}
             }
             file.kernel(BOOT, number, NOON, "line");
-            // Sooner than it would look by itself.
+            // Before the periodic check.
             timeout(RECHECK / 2, waiting).await.unwrap().unwrap();
         }
         assert_eq!(out.len(), 1);
@@ -387,7 +387,7 @@ async fn without_a_journal_it_is_said_what_to_do() {
     assert!(advice.contains("kmsg"), "{advice}");
 }
 
-/// Compares with what systemd's own reader makes of the same files.
+/// Compares with systemd's own reader on the same files.
 #[tokio::test]
 async fn journalctl_reads_the_same() {
     if Command::new("journalctl")
@@ -441,7 +441,7 @@ async fn journalctl_reads_the_same() {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
-    /// Reads damaged files: there is no panic, no endless loop, and an end.
+    /// Damaged files cause no panic and no endless loop.
     #[test]
     fn damage_anywhere_ends(
         places in prop::collection::vec((any::<prop::sample::Index>(), any::<u64>()), 1..8),
@@ -478,7 +478,7 @@ fn a_journal_is_there_where_a_file_of_it_may_be_read() {
     let paths = [missing.to_str().unwrap(), present.to_str().unwrap()];
     let said = || super::probe(&paths).unwrap_err().to_string();
     assert!(said().contains(paths[0]), "{}", said());
-    // systemd makes the directory, and journald the files in that of the machine.
+    // systemd creates the directory, and journald the files in the machine's directory.
     let machine = present.join("0123456789abcdef0123456789abcdef");
     fs::create_dir_all(&machine).unwrap();
     assert!(said().contains("there is no journal"), "{}", said());
@@ -489,7 +489,7 @@ fn a_journal_is_there_where_a_file_of_it_may_be_read() {
     super::probe(&paths).unwrap();
 }
 
-/// Compares the inputs that fuzzing begins with with the writer's files. To make them anew:
+/// Compares the seeds of the fuzz target with the writer's files. To regenerate the seeds:
 /// `GPUWARDEN_WRITE_SEEDS=1 cargo test -p gpuwarden-host seeds`.
 #[tokio::test]
 async fn the_seeds_of_the_fuzz_target_are_whole_journals() {
@@ -521,7 +521,7 @@ async fn the_seeds_of_the_fuzz_target_are_whole_journals() {
         ];
         file.entry(BOOT, 9 * SECOND, NOON + 9 * SECOND, &job);
         file.entry(BOOT, 10 * SECOND, NOON, &["_TRANSPORT=kernel"]);
-        // And that this is all.
+        // No further events.
         assert_eq!(drain(&mut bench.open(None)).len(), 8 + 1, "{name}");
         let path = seeds.join(name);
         if std::env::var_os("GPUWARDEN_WRITE_SEEDS").is_some() {

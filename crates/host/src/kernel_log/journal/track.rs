@@ -1,10 +1,10 @@
-//! One file of the journal that is followed: the entries in it that are wanted, in order.
+//! Follows one journal file, and returns its wanted entries in order.
 
 use super::fields::{Fields, WANTED};
 use super::file::{Entries, FileError, Head, JournalFile};
 use crate::kernel_log::Cursor;
 
-/// The field values that are looked up: those of the kernel's entries, and of NVSentinel's reset
+/// Field values that are searched for: those of the kernel's entries and of NVSentinel's reset
 /// job.
 const KERNEL: &[u8] = b"_TRANSPORT=kernel";
 const RESET_JOB: &[u8] = b"SYSLOG_IDENTIFIER=nvsentinel-gpu-reset";
@@ -14,9 +14,9 @@ const RESET_JOB: &[u8] = b"SYSLOG_IDENTIFIER=nvsentinel-gpu-reset";
 pub(super) struct Track {
     pub(super) file: JournalFile,
     entries: [Entries; 2],
-    /// The next entry of each, as far as looked for.
+    /// Next entry with each field value, if already found.
     next: [Option<Head>; 2],
-    /// Number of the entry that was taken last.
+    /// Sequence number of the entry that was delivered last.
     last: Option<u64>,
 }
 
@@ -32,14 +32,14 @@ impl Track {
             && u128::from_be_bytes(track.file.seqnum_id()) == position.seqnum_id
         {
             for entries in &mut track.entries {
-                // What is wrong with the file is found again when it is read.
+                // The read that follows reports an error of the file.
                 drop(entries.skip(&mut track.file, position.seqnum));
             }
         }
         track
     }
 
-    /// Returns the next entry, which stays the next one until it is taken.
+    /// Returns the next entry without consuming it.
     pub(super) fn next(&mut self) -> Result<Option<Head>, FileError> {
         for (entries, next) in self.entries.iter_mut().zip(&mut self.next) {
             if next.is_none()
@@ -79,7 +79,8 @@ impl Track {
         }
     }
 
-    /// Returns true if the file goes back to the position, so that nothing is missing behind it.
+    /// Returns true if the file starts at or before the position, so that nothing after it is
+    /// missing.
     pub(super) fn goes_back_to(&mut self, position: &Cursor) -> bool {
         let mut first = [Entries::of(KERNEL), Entries::of(RESET_JOB)];
         let same_sequence = u128::from_be_bytes(self.file.seqnum_id()) == position.seqnum_id;
@@ -113,8 +114,8 @@ impl Track {
     }
 }
 
-/// Tries a second time with a fresh look at the file: what was written in between looks like
-/// damage where the parts of a look are of different ages.
+/// Runs `look`, and after a failure once more with an empty cache: blocks that were read at
+/// different times are inconsistent if the file was written in between.
 fn with_fresh_look<T>(
     file: &mut JournalFile,
     mut read: impl FnMut(&mut JournalFile) -> Result<T, FileError>,

@@ -1,14 +1,14 @@
-//! Files that are readable are enough: no root, and no capability.
+//! Readable files are enough: neither root nor a capability is needed.
 
 use std::os::unix::fs::PermissionsExt as _;
 
 use super::*;
 
-/// Runs `test` as a user without rights, whoever runs the tests.
+/// Runs `test` as an unprivileged user, whichever user runs the tests.
 fn unprivileged(test: impl FnOnce() + Send) {
     let run = || {
         if rustix::process::geteuid().is_root() {
-            // Of this thread only; the capabilities go with it.
+            // Changes only this thread, and drops its capabilities.
             rustix::thread::set_thread_uid(rustix::process::Uid::from_raw(65_534)).unwrap();
         }
         let runtime = tokio::runtime::Builder::new_current_thread()
@@ -35,12 +35,12 @@ fn files_that_are_readable_are_enough() {
     unprivileged(|| {
         let mut journal = bench.open(None);
         assert_eq!(drain(&mut journal), ["a", "CaughtUp"]);
-        // What comes later as well.
+        // Later files as well.
         let position = journal.position();
         drop(journal);
         assert_eq!(drain(&mut bench.open(position.as_ref())), ["CaughtUp"]);
     });
-    // And without them it says so, which as root it would not.
+    // An unreadable file is an error, which it would not be for root.
     mode(&bench.path("system.journal"), 0o000);
     unprivileged(|| {
         let error = bench.try_open(None).err().map(|error| error.to_string());

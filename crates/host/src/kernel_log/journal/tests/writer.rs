@@ -1,4 +1,4 @@
-//! Writes journal files as systemd does, to the extent that a reader sees.
+//! Writes journal files in systemd's format, as far as a reader depends on it.
 
 use std::{
     collections::HashMap,
@@ -18,7 +18,7 @@ pub(super) enum Compression {
     Zstd,
 }
 
-/// A file of the journal that is being written.
+/// Journal file that is being written.
 pub(super) struct Writer {
     file: File,
     path: PathBuf,
@@ -33,7 +33,7 @@ pub(super) struct Writer {
 }
 
 impl Writer {
-    /// Returns the writer of a new file; `number` names its sequence.
+    /// Creates a file; `number` identifies its sequence.
     pub(super) fn new(path: &Path, number: u8) -> Self {
         Self::go_on(path, number, 0)
     }
@@ -60,7 +60,7 @@ impl Writer {
         writer
     }
 
-    /// Sets the form of the file, before its first entry.
+    /// Sets the format of the file, before its first entry.
     pub(super) fn form(&mut self, compact: bool, keyed: bool, compression: Option<Compression>) {
         assert!(self.entries.is_empty());
         (self.compact, self.keyed, self.compression) = (compact, keyed, compression);
@@ -77,7 +77,7 @@ impl Writer {
         };
         let flags = compression | u32::from(self.keyed) << 2 | u32::from(self.compact) << 4;
         self.bytes[12..16].copy_from_slice(&flags.to_le_bytes());
-        // A file's id differs from those of its sequence by where it begins.
+        // Files of one sequence have different ids, derived from their first sequence number.
         let mut file_id = [self.number; 16];
         file_id[8..].copy_from_slice(&self.seqnum.to_le_bytes());
         self.bytes[24..40].copy_from_slice(&file_id);
@@ -91,7 +91,7 @@ impl Writer {
         self.flush();
     }
 
-    /// Writes an entry of the kernel.
+    /// Writes a kernel entry.
     pub(super) fn kernel(&mut self, boot: [u8; 16], monotonic: u64, realtime: u64, text: &str) {
         let message = format!("MESSAGE={text}");
         let fields = ["_TRANSPORT=kernel", "SYSLOG_FACILITY=0", &message];
@@ -103,7 +103,7 @@ impl Writer {
         self.seqnum += 1;
         let xor = fields
             .iter()
-            // The same in every file, unlike the hash of the data.
+            // Equal in every file, unlike the hash of the data.
             .fold(0, |xor, field| xor ^ hash::jenkins(field.as_bytes()));
         let mut body = Vec::new();
         for number in [self.seqnum, realtime, monotonic] {
@@ -144,7 +144,7 @@ impl Writer {
         self.flush();
     }
 
-    /// Archives the file under another name and begins the next one.
+    /// Archives the file under another name and starts the next one.
     pub(super) fn rotate(mut self, archived: &Path, next: &Path) -> Self {
         self.bytes[16] = 2;
         self.flush();
@@ -152,12 +152,12 @@ impl Writer {
         Self::go_on(next, self.number, self.seqnum)
     }
 
-    /// Cuts the file off before its `index`th entry, as a full disk or a crash does.
+    /// Truncates the file before its `index`th entry, as a full disk or a crash does.
     pub(super) fn cut_at_entry(&self, index: usize) {
         self.file.set_len(self.entries[index] as u64).unwrap();
     }
 
-    /// Says in the file that nothing more will be written to it.
+    /// Marks the file as archived, which means that nothing more will be written to it.
     pub(super) fn archive(&self) {
         self.file.write_all_at(&[2], 16).unwrap();
     }
@@ -211,7 +211,7 @@ impl Writer {
         offset
     }
 
-    /// Adds an entry to the chain of arrays that begins at the offset stored at `head`.
+    /// Adds an entry to the chain of arrays whose first offset is stored at `head`.
     fn link(&mut self, head: usize, mut index: u64, entry: usize) {
         let item = if self.compact { 4 } else { 8 };
         let (mut at, mut room) = (head, 4);
