@@ -1,11 +1,9 @@
-//! The kernel log: where records come from, whatever form they have, and what is missing between
-//! them.
+//! The kernel log: sources of records in several forms, with detection of lost records.
 //!
 //! A [`Source`] is opened from a [`Spec`] and yields [`Event`]s in batches: `kmsg` reads
 //! `/dev/kmsg`, `journal` the files of the systemd journal, `lines` other files and standard
-//! input. All wait for the kernel's wake-up, and tell a [`Position`] from which a later process
-//! goes on. `record` and `line` are the parsers
-//! below them, usable alone; `write` is the other direction.
+//! input. All wait for the kernel's wake-up, and return a [`Position`] where a later process
+//! can resume. `record` and `line` are the parsers, usable alone; `write` writes to the log.
 
 use std::{
     fmt, io,
@@ -36,25 +34,25 @@ pub use self::{
     write::{KMSG_TEXT_MAX, WriteError, write_kmsg},
 };
 
-/// The device through which the kernel hands out its log.
+/// Device of the kernel log.
 const KMSG: &str = "/dev/kmsg";
 
-/// A place that a kernel log is read from.
+/// A kernel log to read from.
 ///
 /// As text: `auto`, `kmsg` (or `/dev/kmsg`), `journal` or `journal:DIRECTORY`, `-` for standard
-/// input, anything else is the path of a file to follow.
+/// input; anything else is the path of a file to follow.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Spec {
-    /// The log that this machine has: [`Kmsg`](Self::Kmsg) where this process may read it, else the
+    /// The machine's log: [`Kmsg`](Self::Kmsg) if this process may read it, else the
     /// [`Journal`](Self::Journal) that systemd keeps.
     Auto,
-    /// The running kernel's own log, from the oldest record it still has.
+    /// The running kernel's own log, from the oldest record in its buffer.
     Kmsg,
-    /// The systemd journal in this directory, or where systemd keeps it: of the running boot, or
-    /// from the position on.
+    /// The systemd journal in this directory, or in systemd's own; the running boot only, or
+    /// everything after the position.
     Journal(Option<PathBuf>),
-    /// A file that is followed by name as it grows, is truncated or replaced; it need not exist
-    /// yet.
+    /// A file that is followed by name as it grows, is truncated or is replaced; it need not
+    /// exist yet.
     File(PathBuf),
     /// A file that is read once to its end.
     FileOnce(PathBuf),
@@ -62,28 +60,27 @@ pub enum Spec {
     Stdin,
 }
 
-/// A message of a source.
+/// Output of a source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// A record was logged.
     Record(Record),
     /// Records were logged that will never be delivered.
     Lost {
-        /// Number of records that are missing; 0 if nobody can tell.
+        /// Number of missing records; 0 if unknown.
         count: u64,
         /// True if `count` is known.
         counted: bool,
     },
-    /// Something was logged that is not whole. It was skipped, or delivered cut just before this
-    /// event.
+    /// Something was logged that is damaged or too long. It was skipped, or delivered truncated
+    /// just before this event.
     Malformed {
-        /// The trouble with the file, in words.
+        /// Description of the damage.
         reason: String,
     },
-    /// All that was there when the source was opened has been delivered; what follows is new. Comes
-    /// once.
+    /// Everything that existed when the source was opened has been delivered. Sent once.
     CaughtUp,
-    /// The input has ended. Asked again, the source gives this event again.
+    /// The input has ended. Further calls return this event again.
     End,
 }
 
@@ -101,74 +98,74 @@ enum OpenSource {
     Lines(Box<Lines>),
 }
 
-/// A source cannot be opened.
+/// Error when a source is opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// The kernel log is closed to this process.
+    /// This process lacks permission to read the kernel log.
     #[error("may not read the kernel log {KMSG}")]
     KmsgPermission(#[source] io::Error),
-    /// The administrator has switched the device off.
+    /// The administrator has disabled the device.
     #[error("the kernel log device {KMSG} is switched off")]
     KmsgOff,
-    /// There is no such device, as in most containers, or something else has its name.
+    /// The device does not exist, as in most containers, or another file has its name.
     #[error("there is no kernel log at {KMSG}")]
     NoKmsg(#[source] io::Error),
-    /// There is no such directory of the journal.
+    /// The journal's directory does not exist or holds no journal.
     #[error("there is no journal at {}", path.display())]
     NoJournal {
-        /// The directory.
+        /// Path of the directory.
         path: PathBuf,
-        /// The error of the system.
+        /// Error from the operating system.
         #[source]
         source: io::Error,
     },
-    /// The files of the journal are closed to this process.
+    /// This process lacks permission to read the journal's files.
     #[error("may not read the journal {}", path.display())]
     JournalPermission {
-        /// The directory or file.
+        /// Path of the directory or file.
         path: PathBuf,
-        /// The error of the system.
+        /// Error from the operating system.
         #[source]
         source: io::Error,
     },
-    /// The file is closed to this process.
+    /// This process lacks permission to read the file.
     #[error("may not read {}", path.display())]
     Permission {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The error of the system.
+        /// Error from the operating system.
         #[source]
         source: io::Error,
     },
-    /// There is no such file; for a file that is followed, no such directory.
+    /// The file does not exist; for a file that is followed, its directory does not exist.
     #[error("there is no {}", path.display())]
     NotFound {
-        /// The path that is missing.
+        /// Path that is missing.
         path: PathBuf,
-        /// The error of the system.
+        /// Error from the operating system.
         #[source]
         source: io::Error,
     },
-    /// A directory cannot be read as a log.
+    /// The path is a directory, which cannot be read as a log.
     #[error("{} is a directory", path.display())]
     Directory {
-        /// The directory.
+        /// Path of the directory.
         path: PathBuf,
     },
-    /// There is nothing to choose from.
+    /// [`Spec::Auto`] found neither of its sources.
     #[error("no kernel log can be read here: {kmsg}; {journal}")]
     Neither {
-        /// The error with the journal.
+        /// Error of the journal.
         journal: Box<OpenError>,
-        /// The error with `/dev/kmsg`.
+        /// Error of the kernel log device.
         kmsg: Box<OpenError>,
     },
-    /// Anything else that the system refuses.
+    /// Any other error of the operating system.
     #[error("cannot open {input}")]
     Io {
-        /// The input that was to be opened.
+        /// The source's [`Spec`] as text.
         input: String,
-        /// The error of the system.
+        /// Error from the operating system.
         #[source]
         source: io::Error,
     },
@@ -177,7 +174,7 @@ pub enum OpenError {
 // === impl OpenError ===
 
 impl OpenError {
-    /// Returns what to do, for people: a line beside that of the error.
+    /// Returns a hint for the operator, to be shown beside the error.
     pub fn advice(&self) -> Option<String> {
         let advice = match self {
             Self::KmsgPermission(_) => {
@@ -206,29 +203,29 @@ impl OpenError {
     }
 }
 
-/// A source could not be read. It stays open and may be asked again, which for a device that is
-/// gone or a file that may not be read is better done after a pause.
+/// Error when a source is read. The source stays open and can be read again; if a device is
+/// gone or permission is missing, pause before the retry.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot read {input}")]
 pub struct ReadError {
     /// The source's [`Spec`] as text.
     pub input: String,
-    /// The error of the system.
+    /// Error from the operating system.
     #[source]
     pub source: io::Error,
 }
 
-/// Opens a source, behind `resume` where that is a position in it.
+/// Opens a source, resuming after `resume` if that is a position in it.
 ///
-/// A position of another boot or of another kind of source is ignored, and reading begins at the
-/// oldest record. A position in a file that was renamed since is found again as long as the file is
-/// in the same directory, and the files that rotation has made since are read in their order. Where
-/// one of these is not there, or the file was written anew, [`Event::Lost`] comes first. Must be
+/// A position of another boot or of another kind of source is ignored, and reading starts at
+/// the oldest record. A position in a file that was renamed since is found as long as the file
+/// is in the same directory, and the files that rotation has made since are read in order. If
+/// one of them is missing, or the file was rewritten, [`Event::Lost`] comes first. Must be
 /// called, and the source used, within a tokio runtime that has I/O and time enabled.
 ///
 /// # Errors
 ///
-/// [`OpenError`], with what to do about it.
+/// [`OpenError`], which has advice for the operator.
 ///
 /// # Panics
 ///
@@ -236,7 +233,7 @@ pub struct ReadError {
 pub fn open(spec: &Spec, resume: Option<&Position>) -> Result<Source, OpenError> {
     let spec = &spec.resolve()?;
     let input = match spec {
-        // `resolve` has chosen.
+        // `resolve` never returns `Auto`.
         Spec::Auto | Spec::Kmsg => OpenSource::Kmsg(Box::new(Kmsg::open(resume)?)),
         Spec::Journal(directory) => {
             OpenSource::Journal(Box::new(Journal::open(directory.as_deref(), resume)?))
@@ -271,17 +268,17 @@ fn choose(
 // === impl Source ===
 
 impl Source {
-    /// Waits until there is something to say, then appends it to `out`.
+    /// Waits for at least one event, and appends events to `out`.
     ///
-    /// Once `max` events are appended (at least one, whatever `max` is) no further record is read;
-    /// a record may bring a second event about what is missing before it. Cancel-safe: a dropped
-    /// call has taken nothing from the source.
+    /// No further record is read once `max` events are appended (at least one, whatever `max`
+    /// is); a record may add a second event about a loss before it. Cancel-safe: a dropped call
+    /// consumes nothing from the source.
     ///
     /// # Errors
     ///
     /// [`ReadError`]; events that were appended before it are valid.
     pub async fn next_batch(&mut self, out: &mut Vec<Event>, max: usize) -> Result<(), ReadError> {
-        // A source that always has more must not keep the other tasks of its thread waiting.
+        // A source that always has more must not starve the other tasks of its thread.
         tokio::task::coop::consume_budget().await;
         match &mut self.input {
             OpenSource::Kmsg(kmsg) => kmsg.next_batch(out, max).await,
@@ -294,11 +291,11 @@ impl Source {
         })
     }
 
-    /// Returns the place behind the last record delivered, or the one behind which the source was
-    /// opened.
+    /// Returns the place after the last delivered record, or the place where the source
+    /// resumed.
     ///
-    /// `None` before the first record of a source that was opened at its start, and for input that
-    /// cannot be resumed: standard input, pipes, a file that is read once.
+    /// `None` before the first record of a source that was opened at its start, and for input
+    /// that cannot be resumed: standard input, pipes, a file that is read once.
     pub fn position(&self) -> Option<Position> {
         match &self.input {
             OpenSource::Kmsg(kmsg) => kmsg.position(),
@@ -307,8 +304,8 @@ impl Source {
         }
     }
 
-    /// Returns the path of the file that is to be followed, as long as no file has it: nothing is
-    /// seen until one does. Looks at the file system.
+    /// Returns the path of a followed file that does not exist yet, so that nothing can be
+    /// read. Reads the file system.
     pub fn missing(&self) -> Option<&Path> {
         match &self.input {
             OpenSource::Lines(lines) => lines.missing(),
@@ -325,12 +322,12 @@ impl Source {
 // === impl Spec ===
 
 impl Spec {
-    /// Returns the source that is opened: for [`Auto`](Self::Auto) the one that can be read now,
-    /// else the same.
+    /// Returns the source to open: for [`Auto`](Self::Auto) the one that can be read now, else
+    /// `self`.
     ///
     /// # Errors
     ///
-    /// [`OpenError::Neither`], which says what is wrong with both.
+    /// [`OpenError::Neither`], with the errors of both.
     pub fn resolve(&self) -> Result<Self, OpenError> {
         match self {
             Self::Auto => choose(kmsg::probe, || journal::probe(&journal::DIRECTORIES)),
@@ -338,7 +335,7 @@ impl Spec {
         }
     }
 
-    /// Returns whether `position` is one in this kind of source.
+    /// Returns true if `position` belongs to this kind of source.
     pub fn has(&self, position: &Position) -> bool {
         matches!(
             (self, position),
@@ -430,7 +427,7 @@ mod tests {
                         journal at /run/log/journal";
         assert_eq!(error.to_string(), expected);
         assert_eq!(error.advice(), denied().advice());
-        // What is named is not second-guessed.
+        // An explicit source is not replaced.
         for spec in [Spec::Kmsg, Spec::Stdin, Spec::File("/nowhere".into())] {
             assert_eq!(spec.resolve().unwrap(), spec);
         }

@@ -1,10 +1,10 @@
-//! The identity of a log file, whatever its name.
+//! Identity of a log file, independent of its name.
 
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
-/// A file, whatever its name.
+/// Device and inode number of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct FileId {
     pub(super) dev: u64,

@@ -1,14 +1,14 @@
-//! A file that is followed by its name, through growth, truncation and rotation.
+//! Follows a file by name through growth, truncation and rotation.
 //!
-//! inotify only wakes; what has happened is read from the file system each time, so a lost or
-//! merged notification does no harm. The open file is read to its end before another one that has
-//! its name now is begun, and not before that one holds something: until then a logger may still
-//! write into the old one. Where there was more than one rotation, the files between are read first
-//! (`rotated.rs`). Where inotify says nothing (network file systems, a limit reached) a look each
-//! second finds the change.
+//! inotify only wakes the reader; each time, the state is read from the file system, so a lost
+//! or merged notification does no harm. The open file is read to its end before the file that
+//! now has its name is started, and not before the new file holds something: until then a
+//! logger may still write to the old one. After more than one rotation, the files between are
+//! read first (`rotated.rs`). Without inotify (network file systems, a limit reached) a check
+//! each second finds the change.
 //!
-//! A file that was cut to nothing and written anew is known by its length, or, where it has grown
-//! past its former length, by the bytes before the place that was read.
+//! A file that was truncated and rewritten is detected by its length or, if it has grown past
+//! its former length, by the bytes before the offset.
 
 use std::{
     fs::{self, File, Metadata},
@@ -34,35 +34,35 @@ use super::{
     watch::Watch,
 };
 
-/// Bytes by which a file is known again: the last ones that were read. Lines of a log differ in
-/// their first bytes, the time, and are mostly shorter.
+/// Number of last bytes that are kept to recognise a file. Lines of a log differ in the time at
+/// their start, and are mostly shorter than this.
 const TAIL: usize = 256;
-/// Time to wait for a notification before looking all the same.
+/// Longest wait for a notification before the file is checked all the same.
 const RECHECK: Duration = Duration::from_secs(1);
 
-/// The result of one read of a followed file.
+/// Result of one read of a followed file.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum ReadStep {
-    /// So many bytes were read.
+    /// Number of bytes read.
     Read(usize),
-    /// The next bytes are the start of this file: it was just opened, or was truncated.
+    /// The next bytes are the start of this file, which was just opened or was truncated.
     Start {
         file: FileId,
-        /// True if some of what was written before it is not there any more.
+        /// True if some content before it was lost.
         lost: bool,
     },
-    /// There is nothing more for now.
+    /// There is nothing to read now.
     Drained,
 }
 
-/// The place where a followed file begins.
+/// Place where reading starts.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum StartingPlace {
-    /// The start of whatever file has the name.
+    /// Start of the file that has the name.
     Start,
-    /// Behind the position that was asked for.
+    /// Place after the requested position.
     Resumed,
-    /// The start, since the position that was asked for is in no file that is still here.
+    /// Start of the file, since the requested position is in no file that still exists.
     PositionGone,
 }
 
@@ -99,7 +99,7 @@ impl Follow {
             .inspect_err(|error| {
                 tracing::warn!(
                     path = %path.display(), %error,
-                    "no file notifications, looking once a second"
+                    "no file notifications; checking the file once a second"
                 );
             })
             .ok();
@@ -129,8 +129,8 @@ impl Follow {
         Ok((follow, begin))
     }
 
-    /// Goes on in `file` if `offset` still is the end of a line in it, and of the `line` that is
-    /// remembered.
+    /// Resumes in `file` if `offset` is still the end of a line there, and of the line with the
+    /// recorded hash.
     fn resume(
         &mut self,
         mut file: File,
@@ -138,7 +138,7 @@ impl Follow {
         offset: u64,
         line: Option<u64>,
     ) -> io::Result<bool> {
-        // Inode numbers are used again, and a truncated file grows again.
+        // Inode numbers are reused, and a truncated file may grow again.
         let Some(before) = read_before(&file, offset, LINE_MAX + 2)? else {
             return Ok(false);
         };
@@ -168,7 +168,7 @@ impl Follow {
         Ok(true)
     }
 
-    /// Reads into `space`, or finds out what to do at the end of the file.
+    /// Reads into `space`, or handles the end of the file.
     pub(super) fn read(&mut self, space: &mut [u8]) -> io::Result<ReadStep> {
         let Some(current) = &mut self.current else {
             let path = self.path.clone();
@@ -192,7 +192,7 @@ impl Follow {
                     if let Some(watch) = &self.watch {
                         watch.add(&self.path, WatchFlags::MODIFY);
                     }
-                    // Once more, now that a change would be told.
+                    // Check once more, now that a notification would report a change.
                     if unless_missing(fs::metadata(&self.path))?
                         .is_none_or(|named| named.len() == 0)
                     {
@@ -202,15 +202,15 @@ impl Follow {
                 (self.path.clone(), named_id)
             }
         };
-        // The logger has gone on to the new file: the old one gets no more than what it has now.
+        // The logger has moved to the new file, so the old one will not grow.
         match current.step(space)? {
             Some(step) => Ok(step),
             None => self.begin(&path, id, lost),
         }
     }
 
-    /// Begins the file at `path`. Where it is not the one that is `expected`, there was another
-    /// rotation, and the next look finds out.
+    /// Starts to read the file at `path`. If it is not `expected`, there was another rotation,
+    /// which the next check handles.
     fn begin(&mut self, path: &Path, expected: Option<FileId>, lost: bool) -> io::Result<ReadStep> {
         let Some(file) = unless_missing(open_file(path))? else {
             return Ok(ReadStep::Drained);
@@ -226,7 +226,7 @@ impl Follow {
         if expected.is_some_and(|expected| expected != id) {
             return Ok(ReadStep::Drained);
         }
-        // Before the first read, so that no change goes untold.
+        // Before the first read, so that no change is missed.
         let watch = self.watch.as_ref().and_then(|watch| watch.add_file(&file));
         let previous = self.current.replace(Current {
             file,
@@ -248,14 +248,14 @@ impl Follow {
         Ok(ReadStep::Start { file: id, lost })
     }
 
-    /// Returns the path that is followed if no file has that name and none is open.
+    /// Returns the followed path if no file has that name and none is open.
     pub(super) fn missing(&self) -> Option<&Path> {
         let gone =
             || fs::metadata(&self.path).is_err_and(|it| it.kind() == io::ErrorKind::NotFound);
         (self.current.is_none() && gone()).then_some(&self.path)
     }
 
-    /// Waits until it is worth looking again. Cancel-safe.
+    /// Waits until a check may find something. Cancel-safe.
     pub(super) async fn changed(&self) -> io::Result<()> {
         let Some(watch) = &self.watch else {
             tokio::time::sleep(self.recheck).await;
@@ -266,7 +266,7 @@ impl Follow {
             .unwrap_or(Ok(()))
     }
 
-    /// Sets, for tests, how long to wait at most, and whether inotify is there.
+    /// Sets the longest wait, and enables or disables inotify, for tests.
     #[cfg(test)]
     pub(super) fn rely_on(&mut self, recheck: Duration, notifications: bool) {
         self.recheck = recheck;
@@ -276,7 +276,7 @@ impl Follow {
     }
 }
 
-/// Opens without ever waiting, whatever may have taken the file's place.
+/// Opens a file without blocking, even if a pipe has replaced it.
 pub(super) fn open_file(path: &Path) -> io::Result<File> {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
     Ok(rustix::fs::open(path, flags, Mode::empty())?.into())
@@ -290,7 +290,8 @@ fn unless_missing<T>(result: io::Result<T>) -> io::Result<Option<T>> {
     }
 }
 
-/// Opens the file `id`: at `path`, or where rotation has moved it within the directory.
+/// Opens the file `id`: at `path`, or under the name that rotation gave it in the same
+/// directory.
 fn find(path: &Path, id: FileId) -> io::Result<Option<File>> {
     let is_it = |metadata: &Metadata| metadata.is_file() && FileId::of(metadata) == id;
     if unless_missing(fs::metadata(path))?
@@ -301,7 +302,7 @@ fn find(path: &Path, id: FileId) -> io::Result<Option<File>> {
     }
     for entry in fs::read_dir(directory_of(path))? {
         let entry = entry?;
-        // A file that vanishes meanwhile is not the one, or gone.
+        // A file that vanishes meanwhile counts as missing.
         if entry.metadata().as_ref().is_ok_and(is_it) {
             return unless_missing(open_file(&entry.path()));
         }
@@ -309,7 +310,7 @@ fn find(path: &Path, id: FileId) -> io::Result<Option<File>> {
     Ok(None)
 }
 
-/// Returns the last bytes before `offset`, at most `most`; `None` if the file has not as many.
+/// Returns the last bytes before `offset`, at most `most`; `None` if the file is too short.
 fn read_before(file: &File, offset: u64, most: usize) -> io::Result<Option<Vec<u8>>> {
     let length = usize::try_from(offset).unwrap_or(most).min(most);
     let mut bytes = vec![0; length];
@@ -320,8 +321,8 @@ fn read_before(file: &File, offset: u64, most: usize) -> io::Result<Option<Vec<u
     }
 }
 
-/// Returns the hash by which a line is recognised: the same in every version of this program. Of a
-/// line that is cut, the part that is delivered counts.
+/// Returns a hash to recognise a line by, the same in every version of this program. For a
+/// truncated line, it covers the part that is delivered.
 pub(super) fn hash(line: &[u8]) -> u64 {
     let mut hasher = SipHasher24::new();
     hasher.write(line.get(..LINE_MAX).unwrap_or(line));
@@ -331,12 +332,13 @@ pub(super) fn hash(line: &[u8]) -> u64 {
 // === impl Current ===
 
 impl Current {
-    /// Reads on; `None` at the end. Where the file was written anew, its start comes next.
+    /// Reads more; `None` at the end. If the file was rewritten, its start comes next.
     fn step(&mut self, space: &mut [u8]) -> io::Result<Option<ReadStep>> {
         let length = self.read(space)?;
-        // Behind the read: whenever the file was cut, this shows it.
+        // Checked after the read, so that a truncation at any time is noticed.
         if !self.still_matches()? {
-            // Who finds it shorter has read all that was there, as far as can be known.
+            // If the file is shorter now, all of its former content was read, as far as can be
+            // known.
             let lost = self.file.metadata()?.len() >= self.offset;
             self.file.rewind()?;
             self.offset = 0;
@@ -361,13 +363,13 @@ impl Current {
         }
     }
 
-    /// Returns whether the line that was read last still stands before the offset.
+    /// Returns true if the line that was read last still stands before the offset.
     fn still_matches(&mut self) -> io::Result<bool> {
         let found = read_before(&self.file, self.offset, self.tail.len())?;
         let Some(found) = found else {
             return Ok(false);
         };
-        // Cut to nothing under a logger that goes on at its old place: a hole, and no bytes.
+        // A logger that goes on at its old offset in a truncated file leaves a hole of zeroes.
         if found.iter().all(|byte| *byte == 0) {
             self.tail = found;
             return Ok(true);
@@ -375,7 +377,7 @@ impl Current {
         Ok(found == self.tail)
     }
 
-    /// Keeps the last of the bytes that were read.
+    /// Keeps the last of the bytes read, to recognise the file by.
     fn remember(&mut self, read: &[u8]) {
         let read = read.get(read.len().saturating_sub(TAIL)..).unwrap_or(read);
         let kept = TAIL - read.len();

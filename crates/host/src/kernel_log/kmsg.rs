@@ -1,9 +1,9 @@
-//! The running kernel's log, read from `/dev/kmsg`.
+//! Reads the running kernel's log from `/dev/kmsg`.
 //!
-//! The device hands out one record per `read`, from the oldest it still has. When the ring buffer
-//! overtakes a reader, `read` fails once with `EPIPE` and goes on at the oldest record; the gap in
-//! the sequence numbers then says how much was lost. The descriptor never blocks, and nothing is
-//! polled: the kernel wakes us.
+//! The device returns one record per `read`, from the oldest in its ring buffer. When the ring
+//! buffer overtakes a reader, `read` fails once with `EPIPE` and continues at the oldest
+//! record; the gap in the sequence numbers shows how many records were lost. The descriptor
+//! never blocks, and nothing is polled: the kernel wakes the reader.
 
 use std::{
     fs, io,
@@ -25,23 +25,23 @@ use crate::{
     readiness,
 };
 
-/// Bytes for one record: no kernel prints a longer one (`CONSOLE_EXT_LOG_MAX`). A shorter buffer is
-/// refused.
+/// Buffer size for one record: no kernel prints a longer one (`CONSOLE_EXT_LOG_MAX`). The
+/// kernel refuses a read into a buffer that is too short.
 const RECORD_SIZE: usize = 8 << 10;
-/// Should a kernel print longer ones after all: how far the buffer grows before that is an error.
+/// Largest size of the buffer, should a kernel print longer records after all.
 const RECORD_SIZE_MAX: usize = 64 << 10;
 
 /// Major and minor number of the device; a container may have `/dev/null` in its place.
 const KMSG_NUMBER: (u32, u32) = (1, 11);
 
-/// An open `/dev/kmsg`.
+/// An open `/dev/kmsg`, registered with the runtime.
 #[derive(Debug)]
 pub(super) struct Kmsg {
     fd: AsyncFd<OwnedFd>,
     reader: Reader,
 }
 
-/// All but the descriptor, which a readiness guard borrows while records are read.
+/// All state but the descriptor, which a readiness guard borrows while records are read.
 #[derive(Debug)]
 struct Reader {
     boot_id: BootId,
@@ -51,29 +51,29 @@ struct Reader {
     caught_up: bool,
 }
 
-/// The sequence numbers that were handled, by which missing ones are noticed.
+/// Sequence numbers that were handled, to detect losses.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Sequence {
-    /// The last record that was delivered, now or by an earlier process.
+    /// Last record that was delivered, by this process or an earlier one.
     handled: Option<u64>,
-    /// The last record that was read, delivered or not.
+    /// Last record that was read, delivered or not.
     read: Option<u64>,
-    /// The kernel told that it overtook us since then.
+    /// True if the kernel has reported an overrun since then.
     overrun: bool,
-    /// An earlier process has read the log of an earlier boot: that of this one is wanted from
-    /// its first record on.
+    /// True if an earlier process has read the log of an earlier boot, so that this boot's log
+    /// is wanted from its first record.
     from_first: bool,
 }
 
 #[derive(Debug, PartialEq, Eq)]
 enum Novelty {
-    /// An earlier process has handled it.
+    /// An earlier process has handled the record.
     Old,
     /// The record is to be delivered, after this loss.
     New { lost: Option<Loss> },
 }
 
-/// Number of records that are missing, if that is known.
+/// Number of missing records, if known.
 type Loss = Option<u64>;
 
 // === impl Kmsg ===
@@ -125,8 +125,8 @@ impl Kmsg {
     }
 }
 
-/// Succeeds if the device can be opened and read by this process: some sandboxes have one that
-/// opens and answers nothing.
+/// Succeeds if this process can open and read the device: in some sandboxes, opening works and
+/// reading does not.
 pub(super) fn probe() -> Result<(), OpenError> {
     let fd = open_device()?;
     let mut buffer = vec![0; RECORD_SIZE_MAX];
@@ -172,7 +172,7 @@ fn open_error(source: io::Error) -> OpenError {
 enum Filled {
     /// The batch is full, and there may be more.
     Full,
-    /// There is no more for now.
+    /// No more records for now.
     Drained,
 }
 
@@ -192,7 +192,7 @@ impl Reader {
                     return Ok(Filled::Drained);
                 }
                 Err(Errno::PIPE) => self.sequence.overrun = true,
-                // The kernel has passed the record by; the gap in the numbers will count it.
+                // The kernel has skipped the record; the gap in the numbers will count it.
                 Err(Errno::INVAL) if self.buffer.len() < RECORD_SIZE_MAX => {
                     self.buffer.resize(2 * self.buffer.len(), 0);
                 }
@@ -230,8 +230,8 @@ impl Reader {
         }));
     }
 
-    /// Returns true if the log ends before the position that we were given. A virtual machine set
-    /// back to a snapshot has this: the same boot, but an earlier log.
+    /// Returns true if the log ends before the resume position, as in a virtual machine that
+    /// was set back to a snapshot: the same boot, but an earlier log.
     fn position_is_ahead(&self) -> bool {
         !self.caught_up
             && self
@@ -240,7 +240,7 @@ impl Reader {
                 .is_some_and(|read| Some(read) < self.sequence.handled)
     }
 
-    /// Delivers the whole log after all: better twice than not at all.
+    /// Rereads the whole log: duplicates are better than losses.
     fn rewind(&mut self, fd: BorrowedFd<'_>) -> io::Result<()> {
         tracing::warn!(
             position = self.sequence.handled,
@@ -256,7 +256,7 @@ impl Reader {
 // === impl Sequence ===
 
 impl Sequence {
-    /// Goes on behind `resume` in the boot `boot_id`.
+    /// Resumes after `resume` in the boot `boot_id`.
     fn behind(resume: Option<&Position>, boot_id: BootId) -> Self {
         let (handled, from_first) = match resume {
             Some(Position::Kmsg { boot_id: boot, seq }) if *boot == boot_id => (Some(*seq), false),
@@ -270,7 +270,7 @@ impl Sequence {
         }
     }
 
-    /// Notes that record `seq` was read.
+    /// Records that record `seq` was read.
     fn take(&mut self, seq: u64) -> Novelty {
         self.read = Some(seq);
         let overrun = std::mem::take(&mut self.overrun);
@@ -296,8 +296,8 @@ mod tests {
 
     const BOOT_ID: &str = "f6ee57d5-7e3f-47b5-b8b4-39ade2595d41";
 
-    /// Returns a socket that keeps messages apart and so reads like the device, but for overruns,
-    /// and its reader.
+    /// Returns a socket that preserves message boundaries and so reads like the device, except
+    /// for overruns, and its reader.
     fn kmsg(handled: Option<u64>) -> (OwnedFd, Kmsg) {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         let (kernel, reader) =
@@ -462,7 +462,7 @@ mod tests {
     fn losses() {
         let new = |lost| Novelty::New { lost };
         let mut sequence = Sequence::default();
-        // What was overwritten before the first start was never ours.
+        // Records overwritten before the first start do not count as lost.
         assert_eq!(sequence.take(100), new(None));
         assert_eq!(sequence.take(101), new(None));
         assert_eq!(sequence.take(105), new(Some(Some(3))));

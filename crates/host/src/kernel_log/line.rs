@@ -1,11 +1,12 @@
-//! One line of kernel log as text, in whichever form a person or a log daemon kept it.
+//! Parses one line of kernel log as text, in any format that people or log daemons keep.
 //!
-//! The forms are tried from the outside inwards: a raw record; a syslog priority (`<3>`, `dmesg
-//! -r`) or its names (`dmesg -x`); a time in brackets (`dmesg`, `-T`, `-d`, `-e`), in ISO 8601
-//! (`dmesg --time-format iso`, `journalctl -o short-iso`, rsyslog), in the form of RFC 3164
-//! (syslog, `journalctl`), of RFC 5424, or of `journalctl -o short-full`; host and tag, also
-//! without a time; names before a time in brackets (Talos). What is not recognised stays text, so no
-//! line is refused. What other programs put around a line is taken off by [`unwrapped`] before.
+//! The formats are tried from the outside inwards: a raw record; a syslog priority (`<3>`,
+//! `dmesg -r`) or its names (`dmesg -x`); a time in brackets (`dmesg`, `-T`, `-d`, `-e`), in
+//! ISO 8601 (`dmesg --time-format iso`, `journalctl -o short-iso`, rsyslog), in the format of
+//! RFC 3164 (syslog, `journalctl`), of RFC 5424, or of `journalctl -o short-full`; host and
+//! tag, also without a time; names before a time in brackets (Talos). An unrecognised prefix
+//! stays part of the text, so no line is refused. [`unwrapped`] first removes what other
+//! programs add around a line.
 
 mod wrapped;
 
@@ -19,7 +20,7 @@ use memchr::memchr;
 use super::record::{RecordRef, level_of, parse_kmsg};
 pub use wrapped::unwrapped;
 
-/// Longest bracket, name or tag that is looked at, in bytes; a longer one is text.
+/// Longest bracket, name or tag that is parsed, in bytes; a longer one is text.
 const TOKEN_MAX: usize = 64;
 /// Longest host name and longest field of RFC 5424, in bytes.
 const FIELD_MAX: usize = 255;
@@ -58,18 +59,18 @@ const MONTHS: [&[u8; 3]; 12] = [
 ];
 const WEEKDAYS: [&[u8; 3]; 7] = [b"Mon", b"Tue", b"Wed", b"Thu", b"Fri", b"Sat", b"Sun"];
 
-/// Reads lines of kernel log, and completes their local times by what is known of their origin.
+/// Parses lines of kernel log, with the time zone and year that local times lack.
 #[derive(Clone, Debug)]
 pub struct LineParser {
     zone: TimeZone,
     now: Option<Timestamp>,
 }
 
-/// Reads one line of kernel log in any of the forms that this module knows.
+/// Parses one line of kernel log in any format that this module supports.
 ///
-/// Local times are taken as UTC, and a time without its year (syslog) is dropped; [`LineParser`]
-/// knows better. A newline at the end does not matter. Never fails: what is not recognised is the
-/// text.
+/// Local times are taken as UTC, and a time without its year (syslog) is dropped; use
+/// [`LineParser`] to interpret them. A newline at the end is ignored. Never fails: an
+/// unrecognised line becomes the text.
 pub fn parse_line(line: &[u8]) -> RecordRef<'_> {
     LineParser {
         zone: TimeZone::UTC,
@@ -81,11 +82,10 @@ pub fn parse_line(line: &[u8]) -> RecordRef<'_> {
 // === impl LineParser ===
 
 impl LineParser {
-    /// Returns a parser for lines whose local times are those of `zone`, and which were written
-    /// before `now`.
+    /// Returns a parser for lines with local times in `zone` that were written before `now`.
     ///
-    /// Times without a year are put into the latest year that does not place them more than a day
-    /// after `now`.
+    /// A time without a year gets the latest year that does not place it more than a day after
+    /// `now`.
     pub fn new(zone: TimeZone, now: Timestamp) -> Self {
         Self {
             zone,
@@ -93,16 +93,16 @@ impl LineParser {
         }
     }
 
-    /// Tells a long-lived parser how late it has become.
+    /// Updates the current time of a long-lived parser.
     pub(super) fn set_now(&mut self, now: Timestamp) {
         self.now = Some(now);
     }
 
-    /// Reads one line; see [`parse_line`].
+    /// Parses one line; see [`parse_line`].
     pub fn parse<'a>(&self, line: &'a [u8]) -> RecordRef<'a> {
         let line = line.strip_suffix(b"\n").unwrap_or(line);
         let line = line.strip_suffix(b"\r").unwrap_or(line);
-        // A container runtime puts its own time before whatever the line is.
+        // A container runtime prefixes every line with a time of its own.
         if let Some((wall, _, rest)) = iso_stamp(line)
             && let Some(line) = wrapped::stream(rest)
         {
@@ -113,7 +113,7 @@ impl LineParser {
         self.of_kernel(line)
     }
 
-    /// Reads a line as the kernel's log was kept, raw or by a log daemon.
+    /// Parses a line without a container runtime's prefix: a raw record or a log daemon's line.
     fn of_kernel<'a>(&self, line: &'a [u8]) -> RecordRef<'a> {
         if let Ok(record) = parse_kmsg(line) {
             return record;
@@ -134,8 +134,8 @@ impl LineParser {
         record
     }
 
-    /// Reads `[   12.345678] `, `[Sat Nov 21 11:40:00 2026] `, `[Nov21 11:40] ` or `[  +0.000012]
-    /// `, each perhaps with a time difference (`dmesg -d`), and then perhaps the caller
+    /// Parses `[   12.345678] `, `[Sat Nov 21 11:40:00 2026] `, `[Nov21 11:40] ` or `[
+    /// +0.000012] `, each with an optional time difference (`dmesg -d`) and an optional caller
     /// (`CONFIG_PRINTK_CALLER`). Returns the rest of the line.
     fn bracketed_time<'a>(&self, bytes: &'a [u8], record: &mut RecordRef<'_>) -> Option<&'a [u8]> {
         let rest = bytes.strip_prefix(b"[")?;
@@ -158,12 +158,12 @@ impl LineParser {
         Some(rest.strip_prefix(b" ").unwrap_or(rest))
     }
 
-    /// Reads `2026-11-21T11:40:00,123456+00:00 ` of dmesg, or the same with a point and followed by
-    /// `host tag: `. Returns the rest of the line.
+    /// Parses `2026-11-21T11:40:00,123456+00:00 ` of dmesg, or the same with a point and
+    /// followed by `host tag: `. Returns the rest of the line.
     fn iso_time<'a>(&self, bytes: &'a [u8], record: &mut RecordRef<'_>) -> Option<&'a [u8]> {
         let (wall, comma, rest) = iso_stamp(bytes)?;
         record.wall = Some(wall);
-        // dmesg alone writes a comma, and neither host nor tag.
+        // Only dmesg writes a comma, and neither host nor tag follows.
         if comma {
             let rest = caller(rest).unwrap_or(rest);
             return Some(rest.strip_prefix(b" ").unwrap_or(rest));
@@ -171,7 +171,7 @@ impl LineParser {
         Some(self.host_and_tag(rest, record))
     }
 
-    /// Reads `Nov 21 11:40:00 host tag: ` and returns the rest of the line.
+    /// Parses `Nov 21 11:40:00 host tag: ` and returns the rest of the line.
     fn syslog_time<'a>(&self, bytes: &'a [u8], record: &mut RecordRef<'_>) -> Option<&'a [u8]> {
         let (month, rest) = wrapped::month(bytes)?;
         let rest = rest.strip_prefix(b" ")?;
@@ -183,9 +183,9 @@ impl LineParser {
         Some(self.host_and_tag(rest, record))
     }
 
-    /// Reads `Sat 2026-11-21 11:40:00 UTC host tag: ` of `journalctl -o short-full` and returns the
-    /// rest of the line. The letters of a zone are no offset (`CST` is three): other than UTC's
-    /// they are taken for the own zone.
+    /// Parses `Sat 2026-11-21 11:40:00 UTC host tag: ` of `journalctl -o short-full` and
+    /// returns the rest of the line. An abbreviation is not an offset (`CST` stands for three
+    /// zones): any other than UTC's is taken as the parser's own zone.
     fn full_time<'a>(&self, bytes: &'a [u8], record: &mut RecordRef<'_>) -> Option<&'a [u8]> {
         let (_, rest) = name_of(bytes, &WEEKDAYS)?;
         let (date, rest) = date(rest.strip_prefix(b" ")?)?;
@@ -201,8 +201,9 @@ impl LineParser {
         Some(self.host_and_tag(rest, record))
     }
 
-    /// Reads `1 2026-11-21T11:40:00.123456Z host kernel - - - ` of RFC 5424, behind its priority,
-    /// and returns the rest of the line. Another program's name stays with the text, as a tag does.
+    /// Parses `1 2026-11-21T11:40:00.123456Z host kernel - - - ` of RFC 5424, after its
+    /// priority, and returns the rest of the line. Another program's name stays in the text, as
+    /// a tag does.
     fn syslog_protocol<'a>(&self, bytes: &'a [u8], record: &mut RecordRef<'_>) -> Option<&'a [u8]> {
         record.facility?;
         let rest = bytes.strip_prefix(b"1 ")?;
@@ -222,14 +223,15 @@ impl LineParser {
         Some(self.bracketed_time(text, record).unwrap_or(text))
     }
 
-    /// Reads `host kernel: ` without a time and returns the rest of the line.
+    /// Parses `host kernel: ` without a time and returns the rest of the line.
     fn host_and_kernel<'a>(&self, bytes: &'a [u8], record: &mut RecordRef<'_>) -> Option<&'a [u8]> {
         let (_host, rest) = field(bytes)?;
         rest.starts_with(b"kernel:")
             .then(|| self.host_and_tag(bytes, record))
     }
 
-    /// Reads names before a time in brackets, as those of Talos, and returns the rest of the line.
+    /// Parses names before a time in brackets, as Talos writes them, and returns the rest of
+    /// the line.
     fn names_and_time<'a>(&self, bytes: &'a [u8], record: &mut RecordRef<'_>) -> Option<&'a [u8]> {
         let bracket = wrapped::names_and_bracket(bytes)?;
         record.wall = Some(bracket.wall);
@@ -242,8 +244,8 @@ impl LineParser {
         Some(behind_caller.unwrap_or(rest))
     }
 
-    /// Takes off `host kernel: ` and a kernel time in brackets after it. The tag of another program
-    /// stays with the text, which is then no text of the kernel.
+    /// Removes `host kernel: ` and a kernel time in brackets after it. The tag of another
+    /// program stays in the text, which then does not match as a kernel message.
     fn host_and_tag<'a>(&self, bytes: &'a [u8], record: &mut RecordRef<'_>) -> &'a [u8] {
         let Some((from_kernel, text)) = split_tag(bytes) else {
             return bytes;
@@ -270,7 +272,7 @@ impl LineParser {
     }
 }
 
-/// Reads `<3>` and returns the rest of the line.
+/// Parses `<3>` and returns the rest of the line.
 fn priority<'a>(bytes: &'a [u8], record: &mut RecordRef<'_>) -> Option<&'a [u8]> {
     let (priority, rest) = number::<u64>(bytes.strip_prefix(b"<")?, 1, 4)?;
     let rest = rest.strip_prefix(b">")?;
@@ -279,7 +281,7 @@ fn priority<'a>(bytes: &'a [u8], record: &mut RecordRef<'_>) -> Option<&'a [u8]>
     Some(rest)
 }
 
-/// Reads `kern  :err   : ` and returns the rest of the line.
+/// Parses `kern  :err   : ` and returns the rest of the line.
 fn priority_names<'a>(bytes: &'a [u8], record: &mut RecordRef<'_>) -> Option<&'a [u8]> {
     let (facility, rest) = padded_name(bytes, &FACILITIES)?;
     let (level, rest) = padded_name(rest, &LEVELS)?;
@@ -290,7 +292,7 @@ fn priority_names<'a>(bytes: &'a [u8], record: &mut RecordRef<'_>) -> Option<&'a
 }
 
 fn padded_name<'a>(bytes: &'a [u8], names: &[&[u8]]) -> Option<(u8, &'a [u8])> {
-    // Most lines begin otherwise, and need no search.
+    // Most lines start differently, and need no search.
     bytes.first().filter(|byte| byte.is_ascii_lowercase())?;
     let end = memchr(b':', bytes.get(..TOKEN_MAX.min(bytes.len()))?)?;
     let name = bytes.get(..end)?.trim_ascii_end();
@@ -298,14 +300,14 @@ fn padded_name<'a>(bytes: &'a [u8], names: &[&[u8]]) -> Option<(u8, &'a [u8])> {
     Some((u8::try_from(index).ok()?, bytes.get(end + 1..)?))
 }
 
-/// Splits off the bytes up to the next blank; returns them and what follows it.
+/// Splits off the bytes up to the next blank; returns them and the rest.
 fn field(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let end = memchr(b' ', bytes.get(..(FIELD_MAX + 1).min(bytes.len()))?)?;
     let (field, rest) = bytes.split_at_checked(end)?;
     (end > 0).then_some((field, rest.get(1..)?))
 }
 
-/// Returns the bytes behind `- ` or `[id name="value"][...] `.
+/// Skips `- ` or `[id name="value"][...] ` and returns the rest.
 fn structured_data(bytes: &[u8]) -> Option<&[u8]> {
     let mut rest = match bytes.strip_prefix(b"-") {
         Some(rest) => rest,
@@ -316,7 +318,7 @@ fn structured_data(bytes: &[u8]) -> Option<&[u8]> {
         let end = loop {
             let end = from + memchr(b']', rest.get(from..)?)?;
             from = end + 1;
-            // In a value it is escaped.
+            // An escaped bracket belongs to a value.
             if rest.get(..end)?.last() != Some(&b'\\') {
                 break end;
             }
@@ -327,7 +329,7 @@ fn structured_data(bytes: &[u8]) -> Option<&[u8]> {
     Some(text.strip_prefix("\u{feff}".as_bytes()).unwrap_or(text))
 }
 
-/// Reads `2026-11-21`; returns it and the rest.
+/// Parses `2026-11-21`; returns the date and the rest.
 fn date(bytes: &[u8]) -> Option<(Date, &[u8])> {
     let (year, rest) = number(bytes, 4, 4)?;
     let (month, rest) = number(rest.strip_prefix(b"-")?, 2, 2)?;
@@ -335,8 +337,8 @@ fn date(bytes: &[u8]) -> Option<(Date, &[u8])> {
     Some((Date::new(year, month, day).ok()?, rest))
 }
 
-/// Reads `2026-11-21T11:40:00,123456+00:00 `; returns the time, whether it has a comma, and the
-/// rest.
+/// Parses `2026-11-21T11:40:00,123456+00:00 `; returns the time, true if it has a comma, and
+/// the rest.
 fn iso_stamp(bytes: &[u8]) -> Option<(Timestamp, bool, &[u8])> {
     let (date, rest) = date(bytes)?;
     let (time, rest) = time_of_day(rest.strip_prefix(b"T")?)?;
@@ -347,7 +349,7 @@ fn iso_stamp(bytes: &[u8]) -> Option<(Timestamp, bool, &[u8])> {
     Some((wall, time.comma, rest))
 }
 
-/// Reads a whole `2026-11-21T11:40:00.123456Z`.
+/// Parses `2026-11-21T11:40:00.123456Z`, without anything after it.
 fn iso_time(stamp: &[u8]) -> Option<Timestamp> {
     let (date, rest) = date(stamp)?;
     let (time, rest) = time_of_day(rest.strip_prefix(b"T")?)?;
@@ -356,7 +358,7 @@ fn iso_time(stamp: &[u8]) -> Option<Timestamp> {
     offset.to_timestamp(time).ok().filter(|_| rest.is_empty())
 }
 
-/// Reads `+0530`, or `+05` as zones without letters have it.
+/// Parses `+0530`, or `+05` as in zones without an abbreviation.
 fn hours_offset(zone: &[u8]) -> Option<Offset> {
     if let Some((offset, rest)) = utc_offset(zone) {
         return rest.is_empty().then_some(offset);
@@ -383,7 +385,7 @@ fn utc_offset(bytes: &[u8]) -> Option<(Offset, &[u8])> {
     Some((offset, rest))
 }
 
-/// Reads `Sat Nov 21 11:40:00 2026`, as `ctime` writes it.
+/// Parses `Sat Nov 21 11:40:00 2026`, the format of `ctime`.
 fn calendar_time(stamp: &[u8]) -> Option<DateTime> {
     let (_, rest) = name_of(stamp, &WEEKDAYS)?;
     let (month, rest) = name_of(rest.strip_prefix(b" ")?, &MONTHS)?;
@@ -397,7 +399,8 @@ fn calendar_time(stamp: &[u8]) -> Option<DateTime> {
     }
 }
 
-/// Returns true for `+0.000012` and `Nov21 11:40`: times of `dmesg -e`, which are no use alone.
+/// Returns true for `+0.000012` and `Nov21 11:40`: times of `dmesg -e`, which alone are
+/// useless.
 fn is_relative_time(stamp: &[u8]) -> bool {
     if let Some(seconds) = stamp.strip_prefix(b"+") {
         return seconds_as_us(seconds).is_some();
@@ -412,7 +415,7 @@ fn is_relative_time(stamp: &[u8]) -> bool {
     minute().is_some()
 }
 
-/// Reads `[T123]` or `[    C0]`, with or without a space before it, and returns the rest.
+/// Parses `[T123]` or `[    C0]`, with or without a space before it, and returns the rest.
 fn caller(bytes: &[u8]) -> Option<&[u8]> {
     let rest = bytes
         .strip_prefix(b" ")
@@ -427,8 +430,8 @@ fn caller(bytes: &[u8]) -> Option<&[u8]> {
     }
 }
 
-/// Splits `host kernel: text`; `(true, text)` for the kernel, `(false, tag and text)` for any other
-/// program.
+/// Splits `host kernel: text`; returns `(true, text)` for the kernel, `(false, tag and text)`
+/// for any other program.
 fn split_tag(bytes: &[u8]) -> Option<(bool, &[u8])> {
     let host_end = memchr(b' ', bytes)?;
     if host_end == 0 {
@@ -457,7 +460,8 @@ struct TimeOfDay {
     comma: bool,
 }
 
-/// Reads `11:40:00`, perhaps with a fraction after a point or a comma; returns it and the rest.
+/// Parses `11:40:00`, with an optional fraction after a point or a comma; returns the time and
+/// the rest.
 fn time_of_day(bytes: &[u8]) -> Option<(TimeOfDay, &[u8])> {
     let (hour, rest) = number(bytes, 2, 2)?;
     let (minute, rest) = number(rest.strip_prefix(b":")?, 2, 2)?;
@@ -483,7 +487,7 @@ fn time_of_day(bytes: &[u8]) -> Option<(TimeOfDay, &[u8])> {
 
 impl TimeOfDay {
     fn on(self, year: i16, month: i8, day: i8) -> Option<DateTime> {
-        // A leap second has no place in POSIX time; it counts as the second before.
+        // A leap second has no POSIX time; it counts as the second before.
         let second = if self.second == 60 { 59 } else { self.second };
         DateTime::new(
             year,
@@ -498,7 +502,7 @@ impl TimeOfDay {
     }
 }
 
-/// Reads `123.456789` seconds as microseconds.
+/// Parses `123.456789` seconds as microseconds.
 fn seconds_as_us(stamp: &[u8]) -> Option<u64> {
     let (seconds, rest) = number::<u64>(stamp, 1, 12)?;
     let (nanoseconds, rest) = fraction(rest.strip_prefix(b".")?)?;
@@ -510,7 +514,7 @@ fn seconds_as_us(stamp: &[u8]) -> Option<u64> {
         .checked_add(u64::try_from(nanoseconds / 1_000).ok()?)
 }
 
-/// Reads one to nine digits after the point, as nanoseconds; returns them and the rest.
+/// Parses one to nine digits after the point, as nanoseconds; returns them and the rest.
 fn fraction(bytes: &[u8]) -> Option<(i32, &[u8])> {
     let (mut value, rest) = number::<i32>(bytes, 1, 9)?;
     for _ in bytes.len() - rest.len()..9 {
@@ -525,7 +529,7 @@ fn name_of<'a>(bytes: &'a [u8], names: &[&[u8; 3]]) -> Option<(i8, &'a [u8])> {
     Some((i8::try_from(index + 1).ok()?, rest))
 }
 
-/// Reads a decimal number of `least` to `most` digits; what follows may be a digit too.
+/// Parses a decimal number of `least` to `most` digits; the rest may start with a digit too.
 fn number<N: TryFrom<u64>>(bytes: &[u8], least: usize, most: usize) -> Option<(N, &[u8])> {
     let mut value = 0_u64;
     let mut digits = 0;

@@ -1,31 +1,31 @@
-//! Bytes on their way from an input to whole lines, in bounded memory.
+//! Splits the bytes of an input into whole lines, in bounded memory.
 
 use memchr::memchr;
 
-/// Longest line that is delivered whole, in bytes; a longer one is cut.
+/// Longest line that is delivered whole, in bytes; a longer one is truncated.
 pub const LINE_MAX: usize = 64 << 10;
-/// Bytes asked for in one read.
+/// Bytes requested in one read.
 const CHUNK: usize = 64 << 10;
 
-/// Collects bytes and hands out lines.
+/// Buffer that collects bytes and yields lines.
 #[derive(Debug)]
 pub(super) struct LineBuffer {
-    /// Always `LINE_MAX + CHUNK` bytes, of which `start..end` are in use.
+    /// Always `LINE_MAX + CHUNK` bytes, with `start..end` in use.
     data: Vec<u8>,
     start: usize,
     end: usize,
-    /// Offset at which the search for a newline goes on.
+    /// Offset where the search for a newline continues.
     scanned: usize,
-    /// Bytes of the line at `start` that were beyond `LINE_MAX` and are no longer here.
+    /// Number of bytes of the line at `start` that exceeded `LINE_MAX` and were dropped.
     dropped: u64,
 }
 
-/// One line of input.
+/// A line of input, which may be truncated.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct RawLine<'a> {
-    /// The line without its newline, at most [`LINE_MAX`] bytes.
+    /// Line without its newline, at most [`LINE_MAX`] bytes.
     pub(super) bytes: &'a [u8],
-    /// Bytes that the line had in the input, its newline included.
+    /// Length of the line in the input, with its newline.
     pub(super) length: u64,
     /// True if `bytes` is not the whole line.
     pub(super) cut: bool,
@@ -44,8 +44,8 @@ impl LineBuffer {
         }
     }
 
-    /// Returns the room for the next bytes; [`Self::filled`] tells how many came. To be used when
-    /// [`Self::next_line`] has no more.
+    /// Returns the room for the next bytes; pass their number to [`Self::filled`]. Call this
+    /// when [`Self::next_line`] returns `None`.
     pub(super) fn space(&mut self) -> &mut [u8] {
         self.data.copy_within(self.start..self.end, 0);
         self.end -= self.start;
@@ -68,12 +68,12 @@ impl LineBuffer {
         None
     }
 
-    /// Returns the bytes that are left once no more will come: a last line without a newline.
+    /// Returns the bytes that are left at the end of the input: a last line without a newline.
     pub(super) fn rest(&mut self) -> Option<RawLine<'_>> {
         (self.end > self.start).then(|| self.take(self.end, 0))
     }
 
-    /// Takes the line that ends before `end`, and as many bytes as its newline has.
+    /// Consumes the line that ends before `end`, and its newline of `newline` bytes.
     fn take(&mut self, end: usize, newline: usize) -> RawLine<'_> {
         let start = self.start;
         let length = (end + newline - start) as u64 + self.dropped;
@@ -88,7 +88,7 @@ impl LineBuffer {
         RawLine { bytes, length, cut }
     }
 
-    /// Keeps no more than `LINE_MAX` bytes of a line whose end has not come yet.
+    /// Drops the bytes beyond `LINE_MAX` of a line without an end.
     fn drop_excess(&mut self) {
         let kept = self.end.min(self.start + LINE_MAX);
         self.dropped += (self.end - kept) as u64;
@@ -103,7 +103,8 @@ mod tests {
 
     use super::*;
 
-    /// Feeds `input` in pieces of `piece` bytes; line, length and cut of each.
+    /// Feeds `input` in pieces of `piece` bytes; returns text, length and truncation of each
+    /// line.
     fn lines(input: &[u8], piece: usize) -> Vec<(Vec<u8>, u64, bool)> {
         let mut buffer = LineBuffer::new();
         let mut lines = Vec::new();

@@ -1,8 +1,8 @@
-//! Kernel log as lines of text, from a file or standard input.
+//! Reads kernel log as lines of text, from a file or standard input.
 //!
-//! The lines may have any form that [`super::parse_line`] knows, also changing from line to line.
-//! Empty lines are passed over, and so are the `KEY=value` lines of raw records. A line counts once
-//! its newline has come, or when no more can come.
+//! The lines may have any format that [`super::parse_line`] supports, also changing from line
+//! to line. Empty lines are skipped, and so are the `KEY=value` lines of raw records. A line
+//! counts once its newline has arrived, or at the end of the input.
 
 use std::{
     fs::{self, File},
@@ -30,7 +30,7 @@ use super::{
 };
 use crate::readiness;
 
-/// Most reads in one go: after so many others get their turn, also where no line ever ends.
+/// Most reads without yielding to other tasks, also if no line ever ends.
 const MAX_READS: usize = 64;
 
 /// A source of lines.
@@ -44,21 +44,21 @@ pub(super) struct Lines {
 #[derive(Debug)]
 enum LineInput {
     Followed(Follow),
-    /// A file, or something else that never makes us wait, to its end.
+    /// A file, or another input on which reads never block, read to its end.
     Once(OwnedFd),
-    /// A pipe, terminal or socket, to its end.
+    /// A pipe, terminal or socket, read to its end.
     Stream(AsyncFd<OwnedFd>),
 }
 
-/// The events that were made of the lines so far.
+/// Converts lines to events.
 #[derive(Debug)]
 struct Output {
     parser: LineParser,
-    /// True if the last line was a raw record, after which its `KEY=value` lines come.
+    /// True if the last line was a raw record, which its `KEY=value` lines follow.
     after_raw_record: bool,
-    /// The end of the last line delivered, for input that can be resumed.
+    /// End of the last delivered line, for input that can be resumed.
     place: Option<Position>,
-    /// Lines delivered or passed over.
+    /// Number of lines delivered or skipped.
     lines: u64,
     /// True if records are missing before the next line.
     lost: bool,
@@ -69,7 +69,7 @@ struct Output {
 // === impl Lines ===
 
 impl Lines {
-    /// Follows a file by its name; a pipe or terminal of that name is read to its end.
+    /// Follows a file by name; a pipe or terminal of that name is read to its end.
     pub(super) fn follow(path: &Path, resume: Option<&Position>) -> Result<Self, OpenError> {
         let failed = |source| path_error(path, source);
         match fs::metadata(path) {
@@ -79,7 +79,7 @@ impl Lines {
                 });
             }
             Ok(metadata) if !metadata.is_file() => return Self::read_once(path),
-            // Told now rather than with the first read.
+            // Report an error now rather than at the first read.
             Ok(_) => drop(open_file(path).map_err(failed)?),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(failed(error)),
@@ -109,7 +109,7 @@ impl Lines {
 
     /// Reads standard input to its end.
     pub(super) fn stdin() -> Result<Self, OpenError> {
-        // A descriptor of our own: the one of the process stays open, and in the mode it has.
+        // A duplicate: the process's descriptor stays open, and its mode unchanged.
         io::stdin()
             .as_fd()
             .try_clone_to_owned()
@@ -130,7 +130,7 @@ impl Lines {
         let own = fd.try_clone()?;
         match readiness::readable(own) {
             Ok(stream) => Ok(Self::new(LineInput::Stream(stream))),
-            // epoll refuses devices that never make anyone wait, such as /dev/null.
+            // epoll refuses devices on which reads never block, such as /dev/null.
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
                 Ok(Self::new(LineInput::Once(fd)))
             }
@@ -161,7 +161,7 @@ impl Lines {
             if out.len() > before {
                 return Ok(());
             }
-            // What never ends a line never makes anyone wait either, and others want their turn.
+            // An input without line ends never makes this task wait, so it yields to others.
             tokio::task::yield_now().await;
             self.wait().await?;
         }
@@ -171,7 +171,7 @@ impl Lines {
         self.output.place.clone()
     }
 
-    /// Returns the path of the file that is followed and is not there.
+    /// Returns the path of the followed file if it does not exist.
     pub(super) fn missing(&self) -> Option<&Path> {
         match &self.input {
             LineInput::Followed(follow) => follow.missing(),
@@ -179,7 +179,7 @@ impl Lines {
         }
     }
 
-    /// Delivers what is there, without waiting: up to [`MAX_READS`] reads of it.
+    /// Delivers what is available without waiting, in up to [`MAX_READS`] reads.
     fn fill(&mut self, out: &mut Vec<Event>, max: usize) -> io::Result<()> {
         let Self {
             input,
@@ -234,7 +234,7 @@ impl Lines {
         Ok(())
     }
 
-    /// Waits until there may be more. Holds nothing while it waits.
+    /// Waits until there may be more. Holds nothing while waiting.
     async fn wait(&self) -> io::Result<()> {
         match &self.input {
             LineInput::Followed(follow) => follow.changed().await,
@@ -272,8 +272,8 @@ fn path_error(path: &Path, source: io::Error) -> OpenError {
     }
 }
 
-/// Returns whether a read would return at once. The descriptor may be shared with other processes,
-/// so it is not made non-blocking; it is asked instead.
+/// Returns true if a read would not block. The descriptor may be shared with other processes,
+/// so it is polled rather than made non-blocking.
 fn is_readable(fd: &OwnedFd) -> io::Result<bool> {
     let now = Timespec {
         tv_sec: 0,
@@ -287,7 +287,7 @@ fn is_readable(fd: &OwnedFd) -> io::Result<bool> {
 // === impl LineInput ===
 
 impl LineInput {
-    /// Reads without waiting; `None` at the end.
+    /// Reads without blocking; `None` at the end.
     fn read(&mut self, space: &mut [u8]) -> io::Result<Option<ReadStep>> {
         let fd = match self {
             Self::Followed(follow) => return follow.read(space).map(Some),
@@ -362,7 +362,7 @@ impl Output {
     }
 }
 
-/// Returns whether the line is ` KEY=value`, as it follows the text of a raw record.
+/// Returns true for ` KEY=value`, a line that follows the text of a raw record.
 fn is_record_property(line: &[u8]) -> bool {
     let Some((key, _)) = line
         .strip_prefix(b" ")

@@ -1,4 +1,4 @@
-//! The place up to which a source of kernel log has been read, in a form that outlives the process.
+//! Position of a reader in a source of kernel log, in a form that outlives the process.
 
 use std::{fmt, num::ParseIntError, str::FromStr};
 
@@ -6,78 +6,79 @@ use serde::{Deserialize, Serialize};
 
 use crate::boot::{BootId, InvalidBootId};
 
-/// The place behind the last record that a source delivered.
+/// Place after the last record that a source delivered.
 ///
-/// Given back to [`open`](super::open), reading goes on there. Its text form is also its serialised
-/// form: `kmsg:<boot id>:<sequence number>`, `file:<device>:<inode>:<offset>` and, behind a line, `:`
-/// and its hash in hexadecimal, or `journal:` and the cursor that `journalctl --show-cursor` prints and `--after-cursor` takes.
+/// Pass it to [`open`](super::open) to resume reading there. The text form is also the
+/// serialised form: `kmsg:<boot id>:<sequence number>`; `file:<device>:<inode>:<offset>` and,
+/// after a line, `:` and its hash in hexadecimal; or `journal:` and the cursor that `journalctl
+/// --show-cursor` prints and `--after-cursor` accepts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Position {
     /// A place in the kernel's own log.
     Kmsg {
-        /// The boot in which the number counts.
+        /// Boot that `seq` belongs to.
         boot_id: BootId,
-        /// The number of the last record delivered.
+        /// Sequence number of the last delivered record.
         seq: u64,
     },
     /// A place in a file.
     File {
-        /// The device that holds the file (`st_dev`).
+        /// Device that holds the file (`st_dev`).
         dev: u64,
-        /// The file's number on that device (`st_ino`); it follows the file when it is renamed.
+        /// Inode number (`st_ino`), which stays the same when the file is renamed.
         ino: u64,
-        /// Bytes from the start of the file to the end of the last line delivered.
+        /// Bytes from the start of the file to the end of the last delivered line.
         offset: u64,
-        /// A hash of that line, by which it is known whether the file was written anew.
+        /// Hash of that line, to detect a rewritten file.
         line: Option<u64>,
     },
     /// A place in the systemd journal.
     Journal(Cursor),
 }
 
-/// An entry of the journal under all of its names, so that it is found again in a copy of its file:
-/// what the journal calls a cursor.
+/// A journal entry with all of its identifiers, so that it is found in a copy of its file too:
+/// the journal's own term is cursor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cursor {
-    /// The sequence that `seqnum` counts in, which goes on over the files of a rotation.
+    /// Id of the sequence that `seqnum` belongs to, which spans the files of a rotation.
     pub seqnum_id: u128,
-    /// The number of the entry.
+    /// Sequence number of the entry.
     pub seqnum: u64,
-    /// The boot in which it was written.
+    /// Boot of the entry.
     pub boot_id: BootId,
     /// Microseconds since that boot.
     pub monotonic: u64,
-    /// Microseconds since 1970, by the wall clock of then.
+    /// Microseconds since 1970, by the wall clock at the time of writing.
     pub realtime: u64,
-    /// A hash of its fields.
+    /// Hash of the entry's fields.
     pub xor_hash: u64,
 }
 
-/// The text is not a position.
+/// Error for a text that is not a position.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidPosition {
-    /// It has none of the three forms.
+    /// The text has none of the three forms.
     #[error(
         "`{0}` is not a position: expected kmsg:<boot id>:<sequence number>, \
          file:<device>:<inode>:<offset>[:<hash>] or journal:<cursor>"
     )]
     Form(String),
-    /// The second part of a kmsg position is wrong.
+    /// The second part of a kmsg position is not a boot id.
     #[error("`{text}` holds no boot id")]
     BootId {
-        /// The whole text.
+        /// The text that was parsed.
         text: String,
-        /// The error with the id.
+        /// Error of the boot id.
         #[source]
         source: InvalidBootId,
     },
-    /// A number is wrong.
+    /// A number is malformed or out of range.
     #[error("`{text}` holds a number that is not one")]
     Number {
-        /// The whole text.
+        /// The text that was parsed.
         text: String,
-        /// The error with the number.
+        /// Error of the number.
         #[source]
         source: ParseIntError,
     },
@@ -147,7 +148,7 @@ impl FromStr for Position {
 // === impl Cursor ===
 
 impl Cursor {
-    /// Reads `s=<id>;i=<number>;b=<boot>;m=<time>;t=<time>;x=<hash>`, all hexadecimal.
+    /// Parses `s=<id>;i=<number>;b=<boot>;m=<time>;t=<time>;x=<hash>`, all hexadecimal.
     fn parse(text: &str) -> Option<Self> {
         let mut parts = text.split(';');
         let mut number = |name: &str| {

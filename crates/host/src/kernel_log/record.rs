@@ -1,10 +1,10 @@
-//! One record of the kernel log, and the parser of the form in which `/dev/kmsg` hands it out.
+//! Records of the kernel log, and the parser of the format of `/dev/kmsg`.
 //!
-//! A raw record is `prio,seq,usec,flags[,more];text`, a newline, and then lines that begin with a
-//! space and hold `KEY=value` pairs (kernel documentation, ABI/testing/dev-kmsg). Bytes of the text
-//! that are control characters, a backslash or outside ASCII arrive as `\xNN`, so a raw text never
-//! spans lines. Parsing borrows and allocates nothing; the text is decoded only when someone asks
-//! for it.
+//! A raw record is `prio,seq,usec,flags[,more];text`, a newline, and then lines that begin with
+//! a space and hold `KEY=value` pairs (kernel documentation, ABI/testing/dev-kmsg). Bytes of
+//! the text that are control characters, a backslash or outside ASCII arrive as `\xNN`, so a
+//! raw text never spans lines. Parsing borrows and allocates nothing; the text is decoded only
+//! on request.
 
 use std::borrow::Cow;
 
@@ -17,69 +17,70 @@ use crate::boot::BootId;
 /// A record of the kernel log that owns its text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// The kernel's number of the record, counted from 0 in each boot; only raw records carry it.
+    /// Kernel's sequence number, counted from 0 in each boot; only raw records have one.
     pub seq: Option<u64>,
-    /// The boot in which the record was written; only the kernel's own log and the journal tell.
+    /// Boot of the record; known only for the kernel's own log and the journal.
     pub boot_id: Option<BootId>,
-    /// The time when the record was written, in microseconds of the kernel's monotonic clock.
+    /// Time of the record, in microseconds of the kernel's monotonic clock.
     pub boot_time_us: Option<u64>,
-    /// The time when the record was written, if the source tells it or the boot is the running one.
+    /// Time of the record, if the source has it or the record is from the running boot.
     pub wall: Option<Timestamp>,
-    /// The syslog facility: 0 is the kernel, 1 and above are written by user space.
+    /// Syslog facility: 0 is the kernel, 1 and above are written by user space.
     pub facility: Option<u8>,
-    /// The syslog severity: 0 (emergency) to 7 (debug).
+    /// Syslog severity: 0 (emergency) to 7 (debug).
     pub level: Option<u8>,
-    /// The place where the record ends in the file it was read from; `None` for anything but files.
+    /// Place after the record, where a later process can resume; `None` for input that cannot
+    /// be resumed.
     pub place: Option<Position>,
-    /// The number of its line in the input, from 1; only for input that is read to its end.
+    /// Line number in the input, from 1; only for input that is read to its end.
     pub line: Option<u64>,
-    /// The text of the record, decoded. May hold newlines and control characters. Bytes that are
-    /// not UTF-8 are written as `\xNN`.
+    /// Decoded text of the record. May hold newlines and control characters. Bytes that are not
+    /// UTF-8 appear as `\xNN`.
     pub text: String,
 }
 
-/// A record of the kernel log whose text still lies in the buffer it was read into.
+/// A record of the kernel log whose text is borrowed from the input buffer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RecordRef<'a> {
-    /// See [`Record::seq`].
+    /// Sequence number, as in [`Record::seq`].
     pub seq: Option<u64>,
-    /// See [`Record::boot_time_us`].
+    /// Monotonic time, as in [`Record::boot_time_us`].
     pub boot_time_us: Option<u64>,
-    /// See [`Record::wall`].
+    /// Wall-clock time, as in [`Record::wall`].
     pub wall: Option<Timestamp>,
-    /// See [`Record::facility`].
+    /// Syslog facility, as in [`Record::facility`].
     pub facility: Option<u8>,
-    /// See [`Record::level`].
+    /// Syslog severity, as in [`Record::level`].
     pub level: Option<u8>,
-    /// The text of the record, as the source has it.
+    /// Undecoded text of the record.
     pub raw_text: &'a [u8],
     /// True if `raw_text` uses the `\xNN` escapes of `/dev/kmsg`.
     pub escaped: bool,
 }
 
-/// The reason why bytes are not a raw record of `/dev/kmsg`.
+/// Error of a raw record of `/dev/kmsg`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
-    /// There is no end of the header on the first line.
+    /// The first line does not contain the end of the header.
     #[error("no `;` ends the header of the record")]
     HeaderEnd,
-    /// A field of the header is missing or holds something else than digits.
+    /// A field of the header is missing or not a decimal number.
     #[error("the {0} in the header of the record is not a decimal number")]
     NotANumber(&'static str),
-    /// A field of the header is beyond its range.
+    /// A field of the header is out of range.
     #[error("the {0} in the header of the record is out of range")]
     OutOfRange(&'static str),
 }
 
-/// Parses one raw record of `/dev/kmsg`: what one `read` returned, or one line of such records kept
-/// in a file.
+/// Parses one raw record of `/dev/kmsg`: the result of one `read`, or one line of a file with
+/// such records.
 ///
-/// Anything after the text's line (the `KEY=value` lines) is ignored, as are flags and further
-/// header fields.
+/// Ignores everything after the text's line (the `KEY=value` lines), flags, and further header
+/// fields.
 ///
 /// # Errors
 ///
-/// [`Malformed`] where the header is not three numbers and a `;`.
+/// [`Malformed`] if the header is not three numbers and a `;`.
 pub fn parse_kmsg(record: &[u8]) -> Result<RecordRef<'_>, Malformed> {
     let (priority, rest) = header_number(record, "priority")?;
     let (seq, rest) = header_number(next_field(rest, "sequence number")?, "sequence number")?;
@@ -108,7 +109,7 @@ pub fn parse_kmsg(record: &[u8]) -> Result<RecordRef<'_>, Malformed> {
     })
 }
 
-/// Returns the severity in a syslog priority, which its lowest three bits hold.
+/// Returns the severity in a syslog priority, its lowest three bits.
 pub(super) fn level_of(priority: u64) -> Option<u8> {
     u8::try_from(priority & 7).ok()
 }
@@ -134,7 +135,7 @@ fn header_number<'a>(bytes: &'a [u8], name: &'static str) -> Result<(u64, &'a [u
     }
 }
 
-/// Decodes `\xNN`; a backslash that starts no such escape stays as it is.
+/// Decodes `\xNN`; leaves a backslash that starts no such escape.
 fn unescape(text: &[u8]) -> Cow<'_, [u8]> {
     let Some(first) = memchr(b'\\', text) else {
         return Cow::Borrowed(text);
@@ -165,8 +166,7 @@ fn hex_digit(byte: u8) -> Option<u8> {
     }
 }
 
-/// Returns the text as UTF-8; bytes that are none become `\xNN`, so that they can still be told
-/// apart.
+/// Returns the text as UTF-8, with invalid bytes as `\xNN`, so that they stay distinguishable.
 pub(super) fn readable(bytes: Cow<'_, [u8]>) -> Cow<'_, str> {
     match bytes {
         Cow::Borrowed(bytes) => match std::str::from_utf8(bytes) {
@@ -206,8 +206,8 @@ impl<'a> RecordRef<'a> {
         }
     }
 
-    /// Returns the decoded text as UTF-8, with bytes that are none written as `\xNN`; borrowed if
-    /// nothing had to be changed.
+    /// Returns the decoded text as UTF-8, with invalid bytes as `\xNN`; borrowed if nothing had
+    /// to be changed.
     pub fn text_lossy(&self) -> Cow<'a, str> {
         readable(self.text())
     }
@@ -364,7 +364,7 @@ mod tests {
         assert_eq!(record.text().as_ref(), br"\x41");
     }
 
-    /// Returns the text as the kernel writes it to a reader of `/dev/kmsg`.
+    /// Escapes text as the kernel does for a reader of `/dev/kmsg`.
     fn kernel_escape(text: &[u8]) -> Vec<u8> {
         let mut escaped = Vec::new();
         for &byte in text {

@@ -1,7 +1,7 @@
-//! The files that rotation has made of a followed one, and which of them comes next.
+//! Finds rotated files of a followed log, and which of them comes next.
 //!
-//! Two ways of naming are known, those of logrotate: `kern.log.1`, the larger the number the
-//! older, and `kern.log-20260131`, by date. Of the first it is known where one is gone.
+//! Recognises logrotate's two naming schemes: `kern.log.1`, older with a larger number, and
+//! `kern.log-20260131`, by date. Only the first shows that a file is missing.
 
 use std::{
     fs, io,
@@ -10,35 +10,35 @@ use std::{
 
 use super::file_id::{FileId, directory_of};
 
-/// Numbers from here on are dates.
+/// Smallest number that counts as a date.
 const DATES: u32 = 1000;
 
-/// The file that is to be read behind another one.
+/// File to read after another one.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct NextFile {
-    /// A file that rotation has made; `None`: the one that has the name now.
+    /// Path of a rotated file; `None` means the file that has the name now.
     pub(super) rotated: Option<(PathBuf, FileId)>,
-    /// There was another one between.
+    /// True if a file between the two is missing.
     pub(super) lost: bool,
 }
 
-/// A file that rotation has made.
+/// A rotated file in the directory.
 struct Rotated {
     turn: RotationName,
     path: PathBuf,
     id: FileId,
 }
 
-/// Its place among them.
+/// Suffix of a rotated file, which gives the order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum RotationName {
-    /// The file was rotated so many times.
+    /// Number of rotations since the file was current.
     Ago(u32),
-    /// A date, which sorts as text.
+    /// Date, as text that sorts by time.
     Date(String),
 }
 
-/// Returns the file that comes behind `file`, which once was at `path`. Looks at the directory.
+/// Returns the file that follows `file`, which once was at `path`. Reads the directory.
 pub(super) fn next(path: &Path, file: FileId) -> io::Result<NextFile> {
     let all = list(path)?;
     let Some(own) = all.iter().find(|it| it.id == file) else {
@@ -51,7 +51,7 @@ pub(super) fn next(path: &Path, file: FileId) -> io::Result<NextFile> {
                 _ => None,
             });
             let next = younger.max_by_key(|(ago, _)| *ago);
-            // Some begin to count at 0.
+            // Some configurations count from 0.
             let expected = own.saturating_sub(1);
             let lost = expected > next.map_or(0, |(ago, _)| ago);
             (next.map(|(_, it)| it), lost)
@@ -82,7 +82,7 @@ fn list(path: &Path) -> io::Result<Vec<Rotated>> {
         let Some(turn) = rotation_of(name, other.as_encoded_bytes()) else {
             continue;
         };
-        // One that vanishes meanwhile is gone.
+        // A file that vanishes meanwhile counts as missing.
         if let Ok(metadata) = entry.metadata()
             && metadata.is_file()
         {
@@ -93,8 +93,8 @@ fn list(path: &Path) -> io::Result<Vec<Rotated>> {
     Ok(found)
 }
 
-/// Returns the rotation of `name` that has made `other`, if one has; compressed files cannot be
-/// read.
+/// Returns the suffix if `other` is a rotated file of `name`. Compressed files have none, since
+/// they cannot be read here.
 fn rotation_of(name: &[u8], other: &[u8]) -> Option<RotationName> {
     let (mark, rest) = other.strip_prefix(name)?.split_first()?;
     let text = std::str::from_utf8(rest).ok()?;

@@ -1,5 +1,5 @@
-//! inotify: a hint that files have changed. What has changed is read from the file system, so a
-//! notification that is lost or merged does no harm where somebody looks from time to time.
+//! inotify as a hint that files have changed. The change is read from the file system, so a
+//! lost or merged notification does no harm to a reader that also checks periodically.
 
 use std::{
     fs::File,
@@ -16,7 +16,7 @@ use tokio::io::unix::AsyncFd;
 
 use crate::readiness;
 
-/// An inotify instance.
+/// An inotify instance, registered with the runtime.
 #[derive(Debug)]
 pub(super) struct Watch {
     fd: AsyncFd<OwnedFd>,
@@ -30,7 +30,7 @@ impl Watch {
         Ok(watch)
     }
 
-    /// Watches nothing yet.
+    /// Creates an instance without watches.
     pub(super) fn empty() -> io::Result<Self> {
         let fd = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC)?;
         Ok(Self {
@@ -38,25 +38,25 @@ impl Watch {
         })
     }
 
-    /// Watches an open file, whatever its name is by now.
+    /// Watches an open file, whatever name it has by now.
     pub(super) fn add_file(&self, file: &File) -> Option<i32> {
         let path = format!("/proc/self/fd/{}", file.as_raw_fd());
         self.add(Path::new(&path), WatchFlags::MODIFY)
     }
 
-    /// Watches what `path` leads to; without success the look each second has to do.
+    /// Watches `path`. On failure, the reader depends on its periodic check.
     pub(super) fn add(&self, path: &Path, changes: WatchFlags) -> Option<i32> {
         inotify::add_watch(self.fd.get_ref(), path, changes)
             .inspect_err(|errno| {
                 tracing::debug!(
                     path = %path.display(), error = %io::Error::from(*errno),
-                    "no notifications for file"
+                    "cannot watch the file for changes; relying on the periodic check"
                 );
             })
             .ok()
     }
 
-    /// Removes a watch. The file may be gone, and its watch with it.
+    /// Removes a watch. Fails harmlessly if the file and its watch are gone.
     pub(super) fn remove(&self, descriptor: i32) {
         let _ = inotify::remove_watch(self.fd.get_ref(), descriptor);
     }
@@ -65,7 +65,7 @@ impl Watch {
         loop {
             let mut guard = self.fd.readable().await?;
             let mut told = false;
-            // What is told does not matter, only that something is.
+            // Only the arrival of notifications matters, not their content.
             let mut notifications = [0_u8; 4096];
             loop {
                 match rustix::io::read(self.fd.get_ref(), &mut notifications) {

@@ -1,4 +1,4 @@
-//! Writing a line into the kernel log, to try the whole path from the kernel on.
+//! Writes a line to the kernel log, to test the whole path from the kernel on.
 
 use std::{fs, io};
 
@@ -9,62 +9,65 @@ use rustix::{
 
 use super::KMSG;
 
-/// Bytes that the kernel takes in one write (`PRINTKRB_RECORD_MAX`), priority and newline included.
+/// Most bytes that the kernel accepts in one write (`PRINTKRB_RECORD_MAX`), with priority and
+/// newline.
 const WRITE_MAX: usize = 1024;
-/// Bytes that the kernel's `<3>` before a text and the newline behind it need.
+/// Length of the `<3>` before a text and the newline after it.
 const FRAME: usize = 4;
 
-/// Longest text that [`write_kmsg`] takes, in bytes. Older kernels take up to 48 bytes less.
+/// Longest text that [`write_kmsg`] accepts, in bytes. Older kernels accept up to 48 bytes
+/// less.
 pub const KMSG_TEXT_MAX: usize = WRITE_MAX - FRAME;
 
-/// A line cannot be written into the kernel log.
+/// Error when a line is written to the kernel log.
 #[derive(Debug, thiserror::Error)]
 pub enum WriteError {
-    /// There is no such severity.
+    /// The severity is above 7.
     #[error("{0} is not a level: the kernel log has 0 (emergency) to 7 (debug)")]
     Level(u8),
-    /// The text is beyond what the kernel takes.
+    /// The text is longer than the kernel accepts.
     #[error(
         "the text has {length} bytes; the kernel log takes {WRITE_MAX} in one record, of which \
          {KMSG_TEXT_MAX} are left for the text"
     )]
     TooLong {
-        /// Bytes of the text.
+        /// Length of the text in bytes.
         length: usize,
     },
-    /// The text would end early or make a second record.
+    /// The text contains a newline, which would make a second record, or a NUL, which would end
+    /// it early.
     #[error("the text holds a newline or a NUL; the kernel log takes single lines")]
     NotOneLine,
-    /// The device is closed to this process.
+    /// This process lacks permission to write to the device.
     #[error(
         "may not write the kernel log {KMSG}: this needs root, and in a container the device itself"
     )]
     Permission(#[source] io::Error),
-    /// The administrator has switched the device off.
+    /// The administrator has disabled the device.
     #[error(
         "the kernel log device {KMSG} is switched off: set the sysctl kernel.printk_devkmsg=ratelimit, or remove \
          printk.devkmsg=off from the kernel's command line"
     )]
     Off,
-    /// The kernel refuses a text that should fit; older kernels take less.
+    /// The kernel refuses a text below the limit; older kernels accept less.
     #[error("the kernel refuses the text of {length} bytes as too long; make it shorter")]
     Refused {
-        /// Bytes of the text.
+        /// Length of the text in bytes.
         length: usize,
-        /// The error of the system.
+        /// Error from the operating system.
         #[source]
         source: io::Error,
     },
-    /// Anything else that the system refuses.
+    /// Any other error of the operating system.
     #[error("cannot write the kernel log {KMSG}")]
     Io(#[source] io::Error),
 }
 
-/// Writes one line into the kernel log, as severity `level`.
+/// Writes one line to the kernel log, with severity `level`.
 ///
-/// The kernel marks it as written by user space (facility 1), which cannot be avoided. The device
-/// is opened anew for each line: by default (`kernel.printk_devkmsg=ratelimit`) the kernel silently
-/// drops most of a burst that comes through one descriptor.
+/// The kernel marks the line as written by user space (facility 1), which cannot be avoided.
+/// The device is reopened for each line: by default (`kernel.printk_devkmsg=ratelimit`) the
+/// kernel silently drops most of a burst that comes through one descriptor.
 ///
 /// # Errors
 ///
@@ -73,7 +76,7 @@ pub fn write_kmsg(level: u8, text: &str) -> Result<(), WriteError> {
     let line = framed(level, text)?;
     let flags = OFlags::WRONLY | OFlags::CLOEXEC;
     let fd = rustix::fs::open(KMSG, flags, Mode::empty()).map_err(refusal)?;
-    // The kernel takes a record whole or not at all.
+    // The kernel accepts a record whole or not at all.
     match rustix::io::retry_on_intr(|| rustix::io::write(&fd, line.as_bytes())) {
         Ok(_) => Ok(()),
         Err(Errno::INVAL) => Err(WriteError::Refused {
@@ -84,8 +87,8 @@ pub fn write_kmsg(level: u8, text: &str) -> Result<(), WriteError> {
     }
 }
 
-/// Returns the bytes to be written for `text`. The newline matters: without it the kernel keeps the
-/// record back until the next one, to be continued.
+/// Returns the bytes to write for `text`. Without the newline, the kernel would hold the record
+/// back until the next one, as a line to be continued.
 fn framed(level: u8, text: &str) -> Result<String, WriteError> {
     if level > 7 {
         return Err(WriteError::Level(level));
@@ -107,8 +110,8 @@ fn refusal(errno: Errno) -> WriteError {
     }
 }
 
-/// Returns true if user space is shut out of the device altogether. An unreadable setting counts as
-/// no.
+/// Returns true if the device is disabled for user space. An unreadable setting counts as
+/// enabled.
 pub(super) fn devkmsg_is_off() -> bool {
     fs::read_to_string("/proc/sys/kernel/printk_devkmsg")
         .is_ok_and(|setting| setting.trim() == "off")

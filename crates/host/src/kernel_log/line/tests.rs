@@ -7,8 +7,8 @@ mod forms;
 const XID: &str =
     "NVRM: Xid (PCI:0000:b3:00): 79, pid=1234, name=python3, GPU has fallen off the bus.";
 
-/// Returns a parser as of 2026-11-21, a Saturday; the machine that wrote the lines is two hours
-/// ahead of UTC.
+/// Returns a parser with the current time 2026-11-21, a Saturday; the machine that wrote the
+/// lines is two hours ahead of UTC.
 fn parser() -> LineParser {
     let zone = TimeZone::fixed(Offset::constant(2));
     LineParser::new(zone, time("2026-11-21T12:00:00Z"))
@@ -190,7 +190,7 @@ fn forms_of_syslog_and_the_journal() {
                 ..kernel("2026-11-21T09:40:00Z")
             },
         ),
-        // Within a day of now it is this year, later it was last year.
+        // Up to a day ahead counts as this year, later as last year.
         (
             "Nov 22 13:00:00 gpu-7 kernel: ",
             kernel("2026-11-22T11:00:00Z"),
@@ -242,7 +242,7 @@ fn forms_of_syslog_and_the_journal() {
                 ..kernel("2026-11-21T06:10:00Z")
             },
         ),
-        // Letters are no offset: the own zone's.
+        // An abbreviation is no offset, so the parser's zone counts.
         (
             "Sat 2026-11-21 11:40:00 EET gpu-7 kernel: ",
             kernel("2026-11-21T09:40:00Z"),
@@ -406,7 +406,7 @@ proptest! {
         let _ = parse_line(&line).to_record();
     }
 
-    /// Bytes that lead deep into the forms.
+    /// Bytes that match long parts of a format.
     #[test]
     fn any_near_miss_is_a_line(
         line in "(<[0-9]{0,5}>)?([a-z]{3,6} {0,2}:[a-z]{3,6} {0,2}: )?(\\[? ?[A-Z]?[a-z]{0,2} ?[0-9.,+:TZ -]{0,30}\\]?)? ?([a-z]{1,6} (kernel)?:)?.{0,20}",

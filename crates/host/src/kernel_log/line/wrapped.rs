@@ -1,6 +1,6 @@
-//! The things that other programs put around a line of kernel log that they pass on: the colours of a terminal, a
-//! container runtime's JSON or its own time and stream, the names of Talos, and months in other
-//! languages.
+//! Removes what other programs add around a line of kernel log that they pass on: terminal
+//! colours, a container runtime's JSON or its time and stream, the names of Talos, and months
+//! in other languages.
 
 use std::borrow::Cow;
 
@@ -10,17 +10,18 @@ use serde::Deserialize;
 
 use super::{FACILITIES, LEVELS, MONTHS, iso_time, name_of, number};
 
-/// The bytes at the beginning of a line in which a time in brackets is looked for: more than any host,
+/// Length of the start of a line that is searched for a time in brackets: more than any host,
 /// facility and level take.
 const PREFIX_MAX: usize = 128;
 /// Longest name of a month, in bytes.
 const MONTH_MAX: usize = 16;
-/// The levels of Talos that have another name than those of dmesg.
+/// Levels with another name in Talos than in dmesg.
 const LONG_LEVELS: [(&[u8], u8); 2] = [(b"error", 3), (b"warning", 4)];
-/// The streams of a container runtime, with its mark of a whole line or a part of one.
+/// Stream names of a container runtime, each with the flag of a full or a partial line.
 const STREAMS: [&[u8]; 4] = [b"stdout F ", b"stderr F ", b"stdout P ", b"stderr P "];
 
-/// A line as container runtimes (`log`, `time`), journals (`MESSAGE`) and collectors of logs keep it.
+/// A line as JSON of a container runtime (`log`, `time`), a journal (`MESSAGE`) or a log
+/// collector.
 #[derive(Deserialize)]
 struct Object<'a> {
     #[serde(borrow, alias = "MESSAGE", alias = "message", alias = "msg")]
@@ -29,7 +30,7 @@ struct Object<'a> {
     time: Option<Cow<'a, str>>,
 }
 
-/// Returns a line without the colours of a terminal, and of a JSON object the line that it holds.
+/// Returns a line without terminal colours; for a JSON object, returns the line that it holds.
 pub fn unwrapped(line: &[u8]) -> Cow<'_, [u8]> {
     let line = if line.starts_with(b"{") {
         of_object(line).map_or(Cow::Borrowed(line), Cow::Owned)
@@ -42,7 +43,8 @@ pub fn unwrapped(line: &[u8]) -> Cow<'_, [u8]> {
     }
 }
 
-/// Returns the line in a JSON object, behind the time of the object as a container runtime has it.
+/// Returns the line in a JSON object, prefixed with the object's time in a container runtime's
+/// format.
 fn of_object(line: &[u8]) -> Option<Vec<u8>> {
     let object: Object<'_> = serde_json::from_slice(line).ok()?;
     let mut text = Vec::with_capacity(line.len());
@@ -57,7 +59,7 @@ fn of_object(line: &[u8]) -> Option<Vec<u8>> {
     Some(text)
 }
 
-/// Returns a line without `ESC [ ... m` and `ESC [ ... K`; `None` where it has none.
+/// Returns a line without `ESC [ ... m` and `ESC [ ... K`; `None` if it has none.
 fn without_colours(line: &[u8]) -> Option<Vec<u8>> {
     const ESCAPE: &[u8] = b"\x1b[";
     memchr(0x1b, line)?;
@@ -79,14 +81,14 @@ fn without_colours(line: &[u8]) -> Option<Vec<u8>> {
     Some(plain)
 }
 
-/// Returns the rest behind `stdout F ` of a container runtime.
+/// Skips `stdout F ` or the like of a container runtime and returns the rest.
 pub(super) fn stream(bytes: &[u8]) -> Option<&[u8]> {
     STREAMS
         .iter()
         .find_map(|stream| bytes.strip_prefix(*stream))
 }
 
-/// A time in brackets behind names, with what the names say.
+/// A time in brackets, with the facility and level that precede it.
 pub(super) struct Bracket<'a> {
     pub(super) wall: Timestamp,
     pub(super) facility: Option<u8>,
@@ -94,8 +96,8 @@ pub(super) struct Bracket<'a> {
     pub(super) rest: &'a [u8],
 }
 
-/// Reads `10.0.0.1: kern: warning: [2026-11-21T11:40:00.123456789Z]: ` of Talos, and any other names
-/// before a bracket that holds such a time.
+/// Parses `10.0.0.1: kern: warning: [2026-11-21T11:40:00.123456789Z]: ` of Talos, and any other
+/// names before a bracket with such a time.
 pub(super) fn names_and_bracket(bytes: &[u8]) -> Option<Bracket<'_>> {
     let prefix = bytes.get(..PREFIX_MAX.min(bytes.len()))?;
     let (names, wall, rest) = memchr_iter(b'[', prefix).find_map(|at| {
@@ -130,8 +132,8 @@ fn level(name: &[u8]) -> Option<u8> {
     short.or_else(|| Some(long.find(|(known, _)| *known == name)?.1))
 }
 
-/// Reads the name of a month, in whichever language: `Nov`, `nov.`, `11月`. Returns its number where it
-/// is known, and the rest.
+/// Parses the name of a month, in any language: `Nov`, `nov.`, `11月`. Returns its number, if
+/// known, and the rest.
 pub(super) fn month(bytes: &[u8]) -> Option<(Option<i8>, &[u8])> {
     if let Some((month, rest @ [b' ', ..])) = name_of(bytes, &MONTHS) {
         return Some((Some(month), rest));

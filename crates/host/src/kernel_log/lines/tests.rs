@@ -89,7 +89,7 @@ fn shown(event: Event) -> String {
     }
 }
 
-/// Collects events until `count` have come, over as many batches as it takes.
+/// Collects `count` events, over as many batches as needed.
 async fn collect(lines: &mut Lines, count: usize) -> Vec<String> {
     let mut events = Vec::new();
     while events.len() < count {
@@ -98,7 +98,7 @@ async fn collect(lines: &mut Lines, count: usize) -> Vec<String> {
     events
 }
 
-/// Lets the source run until it waits; nothing may come.
+/// Runs the source until it waits, and fails on any event.
 async fn assert_silent(lines: &mut Lines) {
     let mut out = Vec::new();
     let waiting = std::pin::pin!(lines.next_batch(&mut out, 100));
@@ -162,7 +162,7 @@ async fn rotation_by_rename() {
     assert_eq!(batch(&mut lines, 100).await, ["late"]);
     log.append("");
     assert_silent(&mut lines).await;
-    // The new file is there, but the logger still writes into the old one.
+    // The new file exists, but the logger still writes to the old one.
     append(&log.rotated(), "later\nunfinished");
     assert_eq!(batch(&mut lines, 100).await, ["later"]);
     log.append("new\n");
@@ -263,7 +263,7 @@ async fn resuming_in_a_file_that_was_rotated_meanwhile() {
     assert_eq!(batch(&mut nothing_new, 100).await, ["c"]);
 }
 
-/// Rotates as logrotate does: by number, or by a date.
+/// Rotates as logrotate does: by number or by date.
 fn rotate_again(log: &Log, dates: bool, day: u32) {
     let name = |end: &str| log.directory.path().join(format!("kern.log{end}"));
     if dates {
@@ -290,14 +290,14 @@ async fn several_rotations_between_two_looks_cost_nothing() {
         rotate_again(&log, dates, 9);
         log.append("b3\n");
         rotate_again(&log, dates, 10);
-        // The newest has no line yet: the one between is read all the same.
+        // The newest file has no line yet; the one between is read all the same.
         let mut lines = log.resume(Some(&position));
         assert_eq!(collect(&mut lines, 3).await, ["b2", "b3", "CaughtUp"]);
         log.append("b4\n");
         rotate_again(&log, dates, 11);
         log.append("b5\n");
         assert_eq!(collect(&mut lines, 2).await, ["b4", "b5"]);
-        // Also for who was away all the time, and for who was only late.
+        // Likewise for a process that was not running, and for one that was only late.
         let expected = ["b2", "b3", "b4", "b5"];
         let mut late = log.resume(Some(&position));
         assert_eq!(collect(&mut late, 5).await[..4], expected);
@@ -330,7 +330,7 @@ async fn a_file_written_anew_up_to_its_old_length_or_beyond_is_read_from_its_sta
         let mut lines = log.follow();
         assert_eq!(batch(&mut lines, 100).await, ["a", "b", "CaughtUp"]);
         let position = lines.position().unwrap();
-        // Cut and filled in one go, as after copytruncate.
+        // Truncated and refilled at once, as after copytruncate.
         fs::write(log.path(), anew).unwrap();
         let mut expected = vec!["lost 0 false"];
         expected.extend(anew.lines());
@@ -372,7 +372,7 @@ async fn a_position_that_is_gone_is_told_and_all_is_read() {
         panic!()
     };
     let gone = [
-        // Shorter than it was, not at a line's end, another file.
+        // Beyond the end, not at a line's end, another file.
         Position::File {
             dev,
             ino,
@@ -531,7 +531,7 @@ async fn what_is_missing_is_known_before_and_after_the_first_read() {
     append(&log.path(), "late\n");
     assert_eq!(lines.missing(), None);
     lines.next_batch(&mut out, 8).await.unwrap();
-    // What is still read is not missing, whatever has become of its name.
+    // An open file is not missing, even if it was renamed.
     log.rotate();
     assert_eq!(lines.missing(), None);
 }
@@ -566,6 +566,6 @@ async fn a_line_that_never_ends_leaves_others_their_turn() {
     let mut zeros = Lines::to_the_end(File::open("/dev/zero").unwrap()).unwrap();
     let mut out = Vec::new();
     let reading = async { while zeros.next_batch(&mut out, 1000).await.is_ok() {} };
-    // Without a turn this would never end.
+    // Without the yield this would never end.
     assert!(timeout(Duration::from_millis(200), reading).await.is_err());
 }

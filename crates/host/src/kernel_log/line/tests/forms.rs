@@ -1,10 +1,10 @@
-//! Every kind of line that the decoder knows, behind every prefix in which logs come.
+//! Combines every kind of line that the decoder recognises with every prefix that logs have.
 
 use diagnosis::decode::KernelLogDecoder;
 
 use super::*;
 
-/// The kinds of lines, each with what comes of it: check and code.
+/// Kinds of lines, each with the check and code of its finding.
 const KINDS: [(&str, &str, &str); 10] = [
     (XID, "SysLogsXIDError", "79"),
     (
@@ -54,10 +54,10 @@ const KINDS: [(&str, &str, &str); 10] = [
     ),
 ];
 
-/// The time of the prefixes that tell one.
+/// Time of the prefixes that have one.
 const TOLD: &str = "2026-11-21T11:40:00Z";
 
-/// The prefixes, with what follows the line, and whether they tell the time.
+/// Prefixes, each with the text after the line, and true if the prefix has a time.
 const PREFIXES: [(&str, &str, bool); 31] = [
     ("", "", false),
     ("[   12.345678] ", "", false),
@@ -71,7 +71,7 @@ const PREFIXES: [(&str, &str, bool); 31] = [
     ("kern  :err   : [Sat Nov 21 13:40:00 2026] ", "", true),
     ("kern  :err   : 2026-11-21T11:40:00,000000+00:00 ", "", true),
     ("2026-11-21T11:40:00,000000+00:00 ", "", true),
-    // In colours.
+    // With terminal colours.
     ("\x1b[32m[   12.345678] \x1b[0m", "", false),
     (
         "\x1b[32mkern  :err   : \x1b[0m\x1b[32m[Sat Nov 21 13:40:00 2026] \x1b[0m\x1b[31m",
@@ -129,7 +129,7 @@ fn each_kind_of_line_is_found_behind_each_prefix_and_at_its_time() {
                 let text = record.text();
                 let mut decoder = KernelLogDecoder::default();
                 let mut found = decoder.record(&text, Timestamp::UNIX_EPOCH);
-                // A single start that failed is none.
+                // A single failed start of a GPU makes no finding.
                 found.extend(decoder.record(&text, Timestamp::UNIX_EPOCH));
                 let finding = found.first().unwrap_or_else(|| panic!("{line:?}"));
                 assert_eq!(
@@ -148,12 +148,12 @@ fn colours_are_left_out_in_the_middle_of_a_line_too() {
     for (line, plain) in [
         ("\x1b[33mNVRM: \x1b[0mXid (PCI", "NVRM: Xid (PCI"),
         ("\x1b[01;31m\x1b[KNVRM\x1b[m\x1b[K: x", "NVRM: x"),
-        // Others are no colours, and stay.
+        // Other escape sequences are not colours, and stay.
         ("a\x1b[2Jb", "a\x1b[2Jb"),
         ("a\x1b[", "a\x1b["),
         ("a\x1b", "a\x1b"),
         ("{\"log\":\"\\u001b[31mNVRM: x\\u001b[0m\\n\"}", "NVRM: x"),
-        // What is no such object stays as it is.
+        // An incomplete object stays.
         ("{\"log\":\"NVRM: x", "{\"log\":\"NVRM: x"),
         ("{\"log\":7}", "{\"log\":7}"),
         ("{\"log\":\"x\",\"time\":\"soon\"}", "x"),
@@ -183,7 +183,7 @@ fn the_names_before_a_time_in_brackets_are_told() {
         assert_eq!((record.facility, record.level), (facility, level), "{line}");
         assert_eq!(record.text_lossy(), "x");
     }
-    // Far behind the beginning it belongs to the text.
+    // A bracket far from the start of the line belongs to the text.
     let text = format!("{} [2026-11-21T11:40:00Z] x", "y".repeat(200));
     assert_eq!(parser().parse(text.as_bytes()).wall, None);
 }
