@@ -1,9 +1,10 @@
-//! NVML, NVIDIA's library that tells about its GPUs: what is there, how it does, what happens.
+//! NVML, NVIDIA's library for GPU management: inventory, health and events of GPUs.
 //!
 //! A call may hang or crash inside the vendor's code, so only [`crate::gpu_probe`] and
-//! [`crate::gpu_reset`] use this, each in a process of its own. What a GPU or its driver does not tell is `None`; what fails is named in
-//! [`Readings::failed`]; a GPU that is gone is an [`UnreadableGpu`]. Old drivers lack functions, new
-//! ones return numbers without a name here: neither is an error.
+//! [`crate::gpu_reset`] use this module, each in a process of its own. A value that a GPU or
+//! its driver does not support is `None`; a call that fails is listed in [`Readings::failed`];
+//! a GPU that is gone is an [`UnreadableGpu`]. Old drivers lack functions, new ones return
+//! numbers without a name here: neither is an error.
 
 mod asking;
 mod error;
@@ -25,25 +26,25 @@ use crate::library::{Listener, Places};
 use asking::Asking;
 use functions::{Device, Functions, Length, TEXT_BYTES, text, version};
 
-/// Most GPUs that are looked at; a machine has eight or sixteen.
+/// Most GPUs that are read; a machine has eight or sixteen.
 const MAX_GPUS: u32 = 256;
-/// Most partitions of one GPU that are looked at; the largest have seven.
+/// Most partitions of one GPU that are read; the largest have seven.
 const MAX_PARTITIONS: u32 = 64;
 
-/// The architecture after Blackwell (`NVML_DEVICE_ARCH_RUBIN`); the bindings are older.
+/// Architecture after Blackwell (`NVML_DEVICE_ARCH_RUBIN`), which the bindings lack.
 const ARCH_RUBIN: u32 = 13;
 
-/// The open library, with its driver.
+/// The loaded and initialised library.
 pub struct Nvml {
     functions: Arc<Functions>,
 }
 
-/// The devices, and which of them answer: a cheap way to tell whether the inventory has to be made
-/// anew.
+/// UUIDs of the devices, and errors of those that do not answer: a cheap check for whether the
+/// inventory must be rebuilt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Roster(Vec<Result<Named, UnreadableGpu>>);
 
-/// The UUIDs of a GPU and of its partitions.
+/// UUIDs of a GPU and of its partitions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Named {
     uuid: String,
@@ -53,7 +54,7 @@ struct Named {
 // === impl Nvml ===
 
 impl Nvml {
-    /// Opens the library and finds its driver. `listener` hears of every call before it is made.
+    /// Opens and initialises the library. `listener` is called before every library call.
     pub fn open(places: &Places, listener: Listener) -> Result<Self, OpenError> {
         let functions = Functions::open(places, listener)?;
         functions
@@ -67,12 +68,12 @@ impl Nvml {
         })
     }
 
-    /// Returns the path or the name by which the library was found.
+    /// Returns the path or name that the library was loaded from.
     pub fn found_at(&self) -> &Path {
         self.functions.found_at()
     }
 
-    /// Returns which devices answer. Fails where not a GPU but the driver is gone.
+    /// Returns which devices answer. Fails if the driver rather than one GPU is gone.
     pub fn roster(&self) -> Result<Roster, NvmlError> {
         let devices = (0..self.count()?).map(|index| match self.identify(index) {
             Ok((device, uuid)) => {
@@ -87,7 +88,7 @@ impl Nvml {
         devices.collect::<Result<_, _>>().map(Roster)
     }
 
-    /// Returns what is there. Fails where not a GPU but the driver is gone.
+    /// Returns the inventory. Fails if the driver rather than one GPU is gone.
     pub fn inventory(&self) -> Result<Inventory, NvmlError> {
         let mut inventory = Inventory {
             driver_version: self.driver_version(),
@@ -109,7 +110,7 @@ impl Nvml {
         Ok(inventory)
     }
 
-    /// Returns how a GPU does, or that it is gone.
+    /// Returns the readings of a GPU, or an error if the GPU is gone.
     pub fn readings(&self, of: &Gpu) -> Result<Readings, UnreadableGpu> {
         let gone = |error| UnreadableGpu {
             uuid: Some(of.uuid.clone()),
@@ -135,24 +136,25 @@ impl Nvml {
         gpu.lost.map_or(Ok(readings), |error| Err(gone(error)))
     }
 
-    /// Returns the events of the GPUs of an inventory, and notes there which GPUs have none.
+    /// Subscribes to the events of the GPUs, and records in `inventory` which GPUs have none.
     pub fn events(&self, inventory: &mut Inventory) -> Result<Events, NvmlError> {
         Events::new(&self.functions, inventory)
     }
 
-    /// Returns who holds a GPU open, as the driver knows, by their ids; empty where it does not say.
+    /// Returns the ids of the processes that use a GPU; empty if the driver cannot list them.
     pub(crate) fn processes(&self, index: u32) -> Result<Vec<u32>, NvmlError> {
         let device = self.functions.gpu(index)?;
         self.functions.processes(device)
     }
 
-    /// Returns the number of a GPU's file `/dev/nvidiaN`; `None` where the driver does not say.
+    /// Returns the number N of the GPU's device file `/dev/nvidiaN`; `None` if the driver does
+    /// not report it.
     pub(crate) fn minor(&self, index: u32) -> Option<u32> {
         let device = self.functions.gpu(index).ok()?;
         Asking::new(&self.functions, device).value(Functions::nvmlDeviceGetMinorNumber)
     }
 
-    /// Returns whether a GPU stays initialised while nobody uses it; `None` where the driver does not say.
+    /// Returns true if persistence mode is enabled; `None` if the driver does not report it.
     pub(crate) fn persistence(&self, index: u32) -> Option<bool> {
         let device = self.functions.gpu(index).ok()?;
         let mode =
@@ -160,21 +162,21 @@ impl Nvml {
         mode.map(|mode: u32| mode != 0)
     }
 
-    /// Has a GPU stay initialised while nobody uses it, or not.
+    /// Enables or disables persistence mode.
     pub(crate) fn set_persistence(&self, index: u32, on: bool) -> Result<(), NvmlError> {
         let device = self.functions.gpu(index)?;
         self.functions
             .nvmlDeviceSetPersistenceMode(device, on.into())
     }
 
-    /// Returns how many GPUs the driver counts.
+    /// Returns the driver's number of GPUs.
     fn count(&self) -> Result<u32, NvmlError> {
         let mut count = 0;
         self.functions.nvmlDeviceGetCount_v2(&mut count)?;
         Ok(count.min(MAX_GPUS))
     }
 
-    /// Returns the handle and the UUID of the GPU with an index.
+    /// Returns handle and UUID of the GPU with an index.
     fn identify(&self, index: u32) -> Result<(Device, String), NvmlError> {
         let device = self.functions.gpu(index)?;
         let mut uuid = [0; TEXT_BYTES];
@@ -201,7 +203,7 @@ impl Nvml {
     }
 }
 
-/// Returns a GPU that did not answer.
+/// Returns the entry for a GPU that did not answer.
 fn unreadable(index: u32, error: NvmlError) -> UnreadableGpu {
     UnreadableGpu {
         index,
@@ -212,7 +214,7 @@ fn unreadable(index: u32, error: NvmlError) -> UnreadableGpu {
     }
 }
 
-/// Returns what of a GPU does not change while its driver runs.
+/// Returns the attributes of a GPU that do not change while its driver runs.
 fn describe(gpu: &mut Asking<'_>, uuid: String) -> Gpu {
     let pci = gpu.value(Functions::nvmlDeviceGetPciInfo_v3);
     let memory = gpu.value(Functions::nvmlDeviceGetMemoryInfo);
@@ -248,7 +250,7 @@ fn describe(gpu: &mut Asking<'_>, uuid: String) -> Gpu {
     }
 }
 
-/// Returns the name of the architecture; a number where it has none yet.
+/// Returns the name of the architecture; its number if there is no name here.
 fn architecture(gpu: &mut Asking<'_>) -> Option<String> {
     let number = gpu.value(Functions::nvmlDeviceGetArchitecture)?;
     let name = match number {
@@ -268,7 +270,7 @@ fn architecture(gpu: &mut Asking<'_>) -> Option<String> {
     Some(name.to_owned())
 }
 
-/// Returns the serial number of the chassis, where the machine is part of one.
+/// Returns the serial number of the chassis, if the machine is part of one.
 fn chassis_serial(gpu: &mut Asking<'_>) -> Option<String> {
     let platform = gpu.value(|nvml, device, platform: &mut nvmlPlatformInfo_v2_t| {
         platform.version = version::<nvmlPlatformInfo_v2_t>(2);
@@ -280,7 +282,7 @@ fn chassis_serial(gpu: &mut Asking<'_>) -> Option<String> {
     (!serial.is_empty()).then_some(serial)
 }
 
-/// Returns the partitions of a GPU and their UUIDs; one that goes while it is asked is left out.
+/// Returns the partitions of a GPU and their UUIDs; leaves out one that is destroyed meanwhile.
 fn partitions(gpu: &mut Asking<'_>) -> Vec<(Device, String)> {
     let count: Option<u32> = gpu.value(Functions::nvmlDeviceGetMaxMigDeviceCount);
     let mut found = Vec::new();
@@ -291,7 +293,7 @@ fn partitions(gpu: &mut Asking<'_>) -> Vec<(Device, String)> {
                 nvml.nvmlDeviceGetUUID(partition, &mut uuid, Length::OF_TEXT)?;
                 Ok(Some((partition, text(&uuid))))
             }
-            // Slots that are not in use, and all of them where the GPU is not divided.
+            // An unused slot; all slots are unused if the GPU is not partitioned.
             Err(error) if error.is_not_found() || error.is_out_of_range() => Ok(None),
             Err(error) => Err(error),
         });
@@ -300,7 +302,7 @@ fn partitions(gpu: &mut Asking<'_>) -> Vec<(Device, String)> {
     found
 }
 
-/// Returns what is known of the partitions of a GPU.
+/// Returns the attributes of a GPU's partitions.
 fn mig_devices(gpu: &mut Asking<'_>) -> Vec<MigDevice> {
     let mut devices = Vec::new();
     for (device, uuid) in partitions(gpu) {

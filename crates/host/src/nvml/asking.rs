@@ -1,18 +1,18 @@
-//! Asks about one GPU or partition, and keeps apart what is not told, what fails, and that the GPU
-//! is gone.
+//! Queries one GPU or partition, and distinguishes unsupported values, failed calls and the
+//! loss of the GPU.
 
 use nvml_wrapper_sys::bindings::nvmlFieldValue_t;
 
 use super::error::{NvmlError, code_name};
 use super::functions::{Device, Functions, Length, Plain, TEXT_BYTES, Text, number, text};
 
-/// The questions about one device.
+/// Queries to one device, with the failures so far.
 pub(super) struct Asking<'a> {
     functions: &'a Functions,
     pub(super) device: Device,
-    /// The calls that failed, each with its error.
+    /// Failed calls, each with its error.
     pub(super) failed: Vec<(String, String)>,
-    /// The answer by which the GPU is gone; then nothing more is asked.
+    /// Error that showed the loss of the GPU; no further calls are made after it.
     pub(super) lost: Option<NvmlError>,
 }
 
@@ -28,7 +28,7 @@ impl<'a> Asking<'a> {
         }
     }
 
-    /// Makes a call; `None` where it failed, of which note is taken.
+    /// Makes a call; returns `None` and records the error if it fails.
     pub(super) fn call<T>(
         &mut self,
         call: impl FnOnce(&Functions, Device) -> Result<T, NvmlError>,
@@ -45,7 +45,7 @@ impl<'a> Asking<'a> {
         }
     }
 
-    /// Asks for one value.
+    /// Queries a value of a fixed size.
     pub(super) fn value<T: Plain>(
         &mut self,
         call: impl FnOnce(&Functions, Device, &mut T) -> Result<(), NvmlError>,
@@ -56,7 +56,7 @@ impl<'a> Asking<'a> {
         })
     }
 
-    /// Asks for a text; an empty one is none.
+    /// Queries a text; an empty one is `None`.
     pub(super) fn text(
         &mut self,
         call: impl FnOnce(&Functions, Device, &mut Text, Length) -> Result<(), NvmlError>,
@@ -68,8 +68,8 @@ impl<'a> Asking<'a> {
         told.filter(|text| !text.is_empty())
     }
 
-    /// Asks for the field `ids[i].0` of the scope `ids[i].1`, such as a link; one that this driver
-    /// does not know is `None`.
+    /// Queries the field `ids[i].0` with scope `ids[i].1`, such as a link; a field that the
+    /// driver does not support is `None`.
     pub(super) fn fields<const N: usize>(&mut self, ids: [(u32, u32); N]) -> [Option<i64>; N] {
         let mut values = ids.map(|(field, scope)| nvmlFieldValue_t {
             fieldId: field,
@@ -84,7 +84,7 @@ impl<'a> Asking<'a> {
             let call = "nvmlDeviceGetFieldValues";
             match NvmlError::check(call, value.nvmlReturn) {
                 Ok(()) => number(&value),
-                // So an old driver answers for a field that it does not know.
+                // Old drivers return these codes for a field that they do not support.
                 Err(error) if error.is_out_of_range() || error.is_not_found() => None,
                 Err(error) if error.is_not_told() || error.is_lost() => {
                     self.note(error);
@@ -99,7 +99,7 @@ impl<'a> Asking<'a> {
         })
     }
 
-    /// Takes note of an answer that was none.
+    /// Records a failed call, unless the value is unsupported.
     fn note(&mut self, error: NvmlError) {
         if error.is_lost() {
             self.lost = Some(error);

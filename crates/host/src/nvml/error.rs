@@ -1,4 +1,4 @@
-//! What NVML answers where it does not answer: its codes, by the names of its header.
+//! Errors of NVML, with the names of its header.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -7,10 +7,10 @@ use nvml_wrapper_sys::bindings as sys;
 
 use crate::library;
 
-/// The answer of a function that the library does not have.
+/// Code for a function that the library lacks.
 pub(super) const FUNCTION_NOT_FOUND: u32 = sys::nvmlReturn_enum_NVML_ERROR_FUNCTION_NOT_FOUND;
 
-/// The codes that have a name, in their order from 0 on; 999 is `NVML_ERROR_UNKNOWN`.
+/// Names of the codes from 0 on; 999 is `NVML_ERROR_UNKNOWN`.
 const NAMES: [&str; 31] = [
     "NVML_SUCCESS",
     "NVML_ERROR_UNINITIALIZED",
@@ -45,35 +45,35 @@ const NAMES: [&str; 31] = [
     "NVML_ERROR_RESET_TYPE_NOT_SUPPORTED",
 ];
 
-/// NVML cannot be used.
+/// Error when NVML is opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// No library was found, or another one.
+    /// No library was found, or the file is another library.
     #[error(transparent)]
     Library(#[from] library::OpenError),
-    /// The library does not find its driver.
+    /// The library failed to initialise, for example without a driver.
     #[error("{} cannot be used: {source}", library.display())]
     NotUsable {
-        /// The library.
+        /// Path or name of the library.
         library: PathBuf,
-        /// Its answer.
+        /// Error that the library returned.
         source: NvmlError,
     },
 }
 
-/// A call of NVML that failed.
+/// A failed call of NVML.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NvmlError {
-    /// The function.
+    /// Name of the library function.
     pub call: &'static str,
-    /// The code that it answered.
+    /// Returned code, a value of `nvmlReturn_t`.
     pub(super) code: u32,
 }
 
 // === impl NvmlError ===
 
 impl NvmlError {
-    /// Returns what a function has answered as a result.
+    /// Converts a function's return code to a result.
     pub(super) fn check(call: &'static str, code: u32) -> Result<(), Self> {
         if code == sys::nvmlReturn_enum_NVML_SUCCESS {
             Ok(())
@@ -87,7 +87,8 @@ impl NvmlError {
         code_name(self.code)
     }
 
-    /// Returns whether the GPU or the driver does not know what was asked for, which is no failure.
+    /// Returns true if the GPU or the driver does not support the query, which is not a
+    /// failure.
     pub(super) fn is_not_told(self) -> bool {
         matches!(
             self.code,
@@ -99,7 +100,7 @@ impl NvmlError {
         )
     }
 
-    /// Returns whether a structure of this version is unknown to the driver.
+    /// Returns true if the driver does not support this version of a structure.
     pub(super) fn is_other_version(self) -> bool {
         matches!(
             self.code,
@@ -109,7 +110,7 @@ impl NvmlError {
         )
     }
 
-    /// Returns whether the GPU is gone.
+    /// Returns true if the GPU is gone.
     pub(super) fn is_lost(self) -> bool {
         matches!(
             self.code,
@@ -118,7 +119,7 @@ impl NvmlError {
         )
     }
 
-    /// Returns whether it is the driver that is gone or was exchanged, and not one GPU.
+    /// Returns true if the driver is gone or was replaced, rather than one GPU.
     pub(super) fn is_of_driver(self) -> bool {
         matches!(
             self.code,
@@ -128,22 +129,22 @@ impl NvmlError {
         )
     }
 
-    /// Returns whether no event came within the time.
+    /// Returns true if no event came within the time.
     pub(super) fn is_timeout(self) -> bool {
         self.code == sys::nvmlReturn_enum_NVML_ERROR_TIMEOUT
     }
 
-    /// Returns whether an argument was out of range, such as a link that the GPU does not have.
+    /// Returns true if an argument was out of range, such as a link that the GPU does not have.
     pub(super) fn is_out_of_range(self) -> bool {
         self.code == sys::nvmlReturn_enum_NVML_ERROR_INVALID_ARGUMENT
     }
 
-    /// Returns whether there is nothing at a place, such as an unused slot for a partition.
+    /// Returns true if the slot is empty, such as one for a partition.
     pub(super) fn is_not_found(self) -> bool {
         self.code == sys::nvmlReturn_enum_NVML_ERROR_NOT_FOUND
     }
 
-    /// Returns whether more was to be told than there was room for.
+    /// Returns true if the result did not fit into the buffer.
     pub(super) fn is_too_small(self) -> bool {
         self.code == sys::nvmlReturn_enum_NVML_ERROR_INSUFFICIENT_SIZE
     }
@@ -157,7 +158,7 @@ impl fmt::Display for NvmlError {
 
 impl std::error::Error for NvmlError {}
 
-/// Returns the name of a code of NVML; one without a name keeps its number.
+/// Returns the name of a code of NVML; an unknown code is shown as a number.
 pub(super) fn code_name(code: u32) -> String {
     if code == sys::nvmlReturn_enum_NVML_ERROR_UNKNOWN {
         return "NVML_ERROR_UNKNOWN".to_owned();

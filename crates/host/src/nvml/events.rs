@@ -1,4 +1,4 @@
-//! Events: what has just happened to a GPU.
+//! Events of GPUs, as the driver sends them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use nvml_wrapper_sys::bindings as sys;
 use super::error::NvmlError;
 use super::functions::{Device, EventSet, Functions, RawEvent};
 
-/// The events that say how a GPU is; the others are about its clocks and its power source.
+/// Event types about the health of a GPU; the others are about its clocks and its power source.
 const ASKED: u64 = (sys::nvmlEventTypeXidCriticalError
     | sys::nvmlEventTypeSingleBitEccError
     | sys::nvmlEventTypeDoubleBitEccError
@@ -19,22 +19,24 @@ const ASKED: u64 = (sys::nvmlEventTypeXidCriticalError
     | sys::nvmlEventTypeFatalPoisonError
     | sys::nvmlEventTypeGpuUnavailableError
     | sys::nvmlEventTypeGpuRecoveryAction) as u64;
-/// The instance of an event that is about the whole GPU.
+/// Instance number of an event about the whole GPU.
 const NO_INSTANCE: u32 = u32::MAX;
 
-/// The events of the GPUs of an inventory. To be waited for on a thread of its own.
+/// Event subscription for the GPUs of an inventory. Waiting blocks, so it needs a thread of its
+/// own.
 pub struct Events {
     functions: Arc<Functions>,
-    /// Always there, until it is freed.
+    /// `Some` until the set is freed.
     set: Option<EventSet>,
-    /// The devices of the set, by which an event names its GPU even when that does not answer.
+    /// Devices of the set with their UUIDs, so that an event names its GPU even when the GPU
+    /// does not answer.
     devices: Vec<(Device, String)>,
 }
 
 // === impl Events ===
 
 impl Events {
-    /// Registers the GPUs of an inventory, and notes there which cannot be.
+    /// Registers the GPUs of an inventory, and records there which cannot be registered.
     pub(super) fn new(
         functions: &Arc<Functions>,
         inventory: &mut Inventory,
@@ -51,7 +53,8 @@ impl Events {
         Ok(events)
     }
 
-    /// Registers one GPU for the events that it supports; fails with why it cannot be.
+    /// Registers one GPU for the event types that it supports; fails with the reason if it has
+    /// none.
     fn register(&mut self, index: u32, uuid: &str) -> Result<(), String> {
         let Some(set) = &self.set else {
             return Ok(());
@@ -72,7 +75,7 @@ impl Events {
         Ok(())
     }
 
-    /// Waits for the next event; `None` where none came in that time.
+    /// Waits for the next event; `None` if none came in that time.
     pub fn wait(&mut self, longest: Duration) -> Result<Option<GpuEvent>, NvmlError> {
         let milliseconds = u32::try_from(longest.as_millis()).unwrap_or(u32::MAX);
         let Some(set) = &mut self.set else {

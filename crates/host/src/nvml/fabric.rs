@@ -1,4 +1,5 @@
-//! The fabric that joins GPUs across machines, by the newest structure that the driver knows.
+//! Reads the fabric that joins GPUs across machines, by the newest structure that the driver
+//! supports.
 
 use diagnosis::gpu::{Fabric, FabricState};
 use nvml_wrapper_sys::bindings::{
@@ -9,10 +10,10 @@ use super::asking::Asking;
 use super::error::{NvmlError, code_name};
 use super::functions::{Device, FabricInfoV4, Functions, Plain, version};
 
-/// The kind of the clique that the structures before version 4 tell: of access by pointers to one.
+/// Kind of the clique in structures before version 4: access by unicast pointers.
 const UNICAST_POINTER: u8 = 0;
 
-/// Returns what the driver says of the fabric; `None` where it says nothing.
+/// Returns the state of the fabric; `None` if the driver does not report it.
 pub(super) fn read(gpu: &mut Asking<'_>) -> Option<Fabric> {
     gpu.call(|nvml, device| {
         match newest(nvml, device) {
@@ -33,7 +34,7 @@ pub(super) fn read(gpu: &mut Asking<'_>) -> Option<Fabric> {
     })
 }
 
-/// Returns what the driver says in the structure of version 4, which has a function of its own.
+/// Reads the structure of version 4, which has a function of its own.
 fn newest(nvml: &Functions, device: Device) -> Result<Fabric, NvmlError> {
     let mut told = FabricInfoV4::zero();
     nvml.nvmlDeviceGetGpuFabricInfo_v4(device, &mut told)?;
@@ -48,7 +49,7 @@ fn newest(nvml: &Functions, device: Device) -> Result<Fabric, NvmlError> {
     Ok(fabric)
 }
 
-/// Returns what the driver says in a structure that has a version.
+/// Reads a structure with a version number.
 fn versioned(nvml: &Functions, device: Device, version: u32) -> Result<Fabric, NvmlError> {
     let mut told = nvmlGpuFabricInfo_v3_t {
         version,
@@ -60,7 +61,7 @@ fn versioned(nvml: &Functions, device: Device, version: u32) -> Result<Fabric, N
     Ok(fabric)
 }
 
-/// Returns what a driver says that knows the first structure only.
+/// Reads the first structure, the only one of old drivers.
 fn unversioned(nvml: &Functions, device: Device) -> Result<Fabric, NvmlError> {
     let mut told = nvmlGpuFabricInfo_t::zero();
     nvml.nvmlDeviceGetGpuFabricInfo(device, &mut told)?;
@@ -72,7 +73,8 @@ fn unversioned(nvml: &Functions, device: Device) -> Result<Fabric, NvmlError> {
     ))
 }
 
-/// Returns what all versions tell. Without a cluster the number of the clique means nothing.
+/// Returns the attributes that all versions have. Without a cluster the clique number is
+/// meaningless.
 fn fabric(state: u8, status: u32, clique: u32, cluster: [u8; 16]) -> Fabric {
     let has_cluster = cluster != [0; 16];
     Fabric {
@@ -84,7 +86,7 @@ fn fabric(state: u8, status: u32, clique: u32, cluster: [u8; 16]) -> Fabric {
     }
 }
 
-/// Returns a UUID as it is written, such as `00112233-4455-6677-8899-aabbccddeeff`.
+/// Formats a UUID, such as `00112233-4455-6677-8899-aabbccddeeff`.
 fn uuid(bytes: [u8; 16]) -> String {
     let hex = format!("{:032x}", u128::from_be_bytes(bytes));
     let parts = [0..8, 8..12, 12..16, 16..20, 20..32];

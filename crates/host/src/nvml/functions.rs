@@ -1,8 +1,8 @@
-//! The functions of NVML that are called, by the signatures of its header (`nvml.h` of CUDA 13).
+//! Bindings to the NVML functions in use, with the signatures of `nvml.h` of CUDA 13.
 //!
-//! Each is a safe method of [`Functions`] here. One that a driver lacks answers as NVML does for
-//! what it does not know, [`FUNCTION_NOT_FOUND`], so that callers see one way of not being told
-//! something.
+//! Each has a safe method of [`Functions`]. A function that a driver lacks returns NVML's own
+//! code [`FUNCTION_NOT_FOUND`], so that callers handle missing functions and unsupported values
+//! alike.
 
 #![allow(
     unsafe_code,
@@ -25,35 +25,35 @@ use nvml_wrapper_sys::bindings::{
 use super::error::{FUNCTION_NOT_FOUND, NvmlError};
 use crate::library::{Library, Listener, OpenError, Places};
 
-/// The name under which every driver installs the library.
+/// Library name, the same for every driver.
 const NAMES: &[&str] = &["libnvidia-ml.so.1"];
-/// Bytes of a text that is read: as many as the longest of NVML has, and its zero.
+/// Length of NVML's longest text, with its terminating zero.
 pub(super) const TEXT_BYTES: usize = 96;
 
-/// Most processes of one kind on a device that are asked for; a GPU rarely has more than a dozen.
+/// Most processes of one kind that are read per device; a GPU rarely has more than a dozen.
 const MAX_PROCESSES: usize = 256;
 
-/// A text that NVML writes, closed by a zero.
+/// Buffer for a zero-terminated text.
 pub(super) type Text = [c_char; TEXT_BYTES];
 
-/// The length of a [`Text`], as NVML is told it.
+/// Length of a [`Text`], a type of its own so that no other length can be passed.
 #[repr(transparent)]
 #[derive(Clone, Copy)]
 pub(super) struct Length(c_uint);
 
-/// A GPU or a partition, as the library knows it.
+/// The library's handle of a GPU or a partition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Device {
     handle: nvmlDevice_t,
-    /// Index of the GPU, also where this is one of its partitions.
+    /// Index of the GPU; for a partition, of the GPU that it belongs to.
     pub(super) gpu: u32,
 }
 
-/// A set of events of the library, until [`Functions::free`].
+/// A set of events that is valid until [`Functions::free`].
 #[derive(Debug)]
 pub(super) struct EventSet(nvmlEventSet_t);
 
-/// An event, and the device that it is about, by its handle.
+/// An event, with the handle of its device.
 pub(super) struct RawEvent {
     device: nvmlDevice_t,
     pub(super) kind: u64,
@@ -62,8 +62,8 @@ pub(super) struct RawEvent {
     pub(super) compute_instance: u32,
 }
 
-/// The fabric as a driver from version 615 on tells it. The bindings are older; NVIDIA's own for
-/// Python have it.
+/// Fabric state of drivers from version 615 on. The bindings lack it; NVIDIA's Python bindings
+/// have it.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct FabricInfoV4 {
@@ -76,7 +76,7 @@ pub(super) struct FabricInfoV4 {
     pub(super) health_summary: u8,
 }
 
-/// A clique of a GPU, of one kind of access to its members.
+/// Clique of a GPU for one kind of access to its members.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct FabricClique {
@@ -84,24 +84,24 @@ pub(super) struct FabricClique {
     pub(super) id: c_uint,
 }
 
-/// A structure of NVML of which all bytes zero are a value.
+/// A structure of NVML that may be all zeroes.
 ///
 /// # Safety
 ///
-/// Its fields are numbers, and arrays and unions of numbers.
+/// All fields must be numbers, or arrays and unions of numbers.
 pub(super) unsafe trait Plain: Copy {
-    /// Returns it with all bytes zero.
+    /// Returns the value with all bytes zero.
     fn zero() -> Self {
-        // SAFETY: The trait says so.
+        // SAFETY: Guaranteed by the trait's contract.
         unsafe { mem::zeroed() }
     }
 }
 
-// SAFETY: Both are names that the library gave out, and it takes them from any thread.
+// SAFETY: The handle is an opaque name, which the library accepts on any thread.
 unsafe impl Send for Device {}
 // SAFETY: As above.
 unsafe impl Sync for Device {}
-// SAFETY: As above; a set is not copied, so whoever waits for it is the only one.
+// SAFETY: As above; a set cannot be copied, so only one thread waits for it.
 unsafe impl Send for EventSet {}
 
 macro_rules! plain {
@@ -127,8 +127,8 @@ plain!(
     u64,
 );
 
-/// Declares the table of functions, and a method for each but the raw ones: those take what only
-/// this file may make.
+/// Declares the table of functions, and a method for each but the raw ones, whose arguments
+/// only this file may construct.
 macro_rules! functions {
     (
         required { $($needed:ident($($needed_arg:ident: $needed_type:ty),*);)* }
@@ -136,24 +136,24 @@ macro_rules! functions {
         device { $($device:ident($($device_arg:ident: $device_type:ty),*);)* }
         raw { $($raw:ident($($raw_type:ty),*);)* }
     ) => {
-        /// The library, and its functions.
+        /// The loaded library and its functions.
         pub(super) struct Functions {
             $($needed: unsafe extern "C" fn($($needed_type),*) -> nvmlReturn_t,)*
             $($system: Option<unsafe extern "C" fn($($system_type),*) -> nvmlReturn_t>,)*
             $($device: Option<unsafe extern "C" fn(nvmlDevice_t $(, $device_type)*) -> nvmlReturn_t>,)*
             $($raw: Option<unsafe extern "C" fn($($raw_type),*) -> nvmlReturn_t>,)*
             listener: Listener,
-            /// Last, for its functions are gone when it is dropped.
+            /// Declared last, since its functions are invalid after it is dropped.
             library: Library,
         }
 
         impl Functions {
-            /// Opens the library and looks its functions up.
+            /// Opens the library and looks up its functions.
             pub(super) fn open(places: &Places, listener: Listener) -> Result<Self, OpenError> {
                 listener("dlopen", None);
                 let library = Library::open(NAMES, places)?;
-                // SAFETY: The names go with the signatures, which are those of nvml.h, and the
-                // table lives no longer than the library.
+                // SAFETY: The signatures are those of nvml.h, and the table does not outlive
+                // the library.
                 unsafe {
                     Ok(Self {
                         $($needed: library.required(stringify!($needed), "NVML")?,)*
@@ -168,8 +168,8 @@ macro_rules! functions {
 
             $(pub(super) fn $needed(&self $(, $needed_arg: $needed_type)*) -> Result<(), NvmlError> {
                 (self.listener)(stringify!($needed), None);
-                // SAFETY: The library is open and the signature its own; what it writes to is
-                // borrowed for it alone.
+                // SAFETY: The library is open and the signature is that of the header;
+                // out-parameters are borrowed exclusively.
                 NvmlError::check(stringify!($needed), unsafe { (self.$needed)($($needed_arg),*) })
             })*
 
@@ -189,13 +189,13 @@ macro_rules! functions {
             ) -> Result<(), NvmlError> {
                 (self.listener)(stringify!($device), Some(device.gpu));
                 let code = self.$device.map_or(FUNCTION_NOT_FOUND, |function| {
-                    // SAFETY: As above, and the device is one that this library has given out.
+                    // SAFETY: As above, and the library created the device handle.
                     unsafe { function(device.handle $(, $device_arg)*) }
                 });
                 NvmlError::check(stringify!($device), code)
             })*
 
-            /// The functions, and what each takes.
+            /// Names and parameter types of the functions.
             #[cfg(test)]
             const SIGNATURES: &[(&str, &[&str])] = &[
                 $((stringify!($needed), &[$(stringify!($needed_type)),*]),)*
@@ -204,7 +204,7 @@ macro_rules! functions {
                 $((stringify!($raw), &[$(stringify!($raw_type)),*]),)*
             ];
 
-            /// Returns the functions that the library has, and those that it lacks.
+            /// Returns the name of each function, and true if the library has it.
             #[cfg(test)]
             fn has(&self) -> Vec<(&'static str, bool)> {
                 vec![
@@ -218,7 +218,7 @@ macro_rules! functions {
     };
 }
 
-// `&mut T` is a pointer that is never null; `Option<&Infallible>` is one that is always null.
+// `&mut T` is a pointer that is never null; `Option<&Infallible>` is always null.
 functions! {
     required {
         nvmlInit_v2();
@@ -271,7 +271,8 @@ functions! {
         nvmlDeviceGetNvLinkRemotePciInfo_v2(link: c_uint, pci: &mut nvmlPciInfo_t);
         nvmlDeviceGetNvLinkRemoteDeviceType(link: c_uint, kind: &mut c_uint);
         nvmlDeviceGetGpuFabricInfo(fabric: &mut nvmlGpuFabricInfo_t);
-        // Written as far as its version says; the structure of version 3 begins as that of 2.
+        // The library writes as much as the version covers; the structure of version 3 extends
+        // that of 2.
         nvmlDeviceGetGpuFabricInfoV(fabric: &mut nvmlGpuFabricInfo_v3_t);
         nvmlDeviceGetGpuFabricInfo_v4(fabric: &mut FabricInfoV4);
         nvmlDeviceGetMigMode(current: &mut c_uint, pending: &mut c_uint);
@@ -299,7 +300,7 @@ functions! {
 // === impl Functions ===
 
 impl Functions {
-    /// Returns where the library was found.
+    /// Returns the path or name that the library was loaded from.
     pub(super) fn found_at(&self) -> &std::path::Path {
         &self.library.found_at
     }
@@ -311,7 +312,7 @@ impl Functions {
         let mut handle = ptr::null_mut();
         let code = self
             .nvmlDeviceGetHandleByIndex_v2
-            // SAFETY: The handle is written to, and is borrowed for it alone.
+            // SAFETY: The handle is an out-parameter, borrowed exclusively.
             .map_or(FUNCTION_NOT_FOUND, |function| unsafe {
                 function(index, &raw mut handle)
             });
@@ -326,7 +327,7 @@ impl Functions {
         let mut handle = ptr::null_mut();
         let code = self
             .nvmlDeviceGetMigDeviceHandleByIndex
-            // SAFETY: As above, and the device is one that this library has given out.
+            // SAFETY: As above, and the library created the device handle.
             .map_or(FUNCTION_NOT_FOUND, |function| unsafe {
                 function(of.handle, index, &raw mut handle)
             });
@@ -337,7 +338,7 @@ impl Functions {
         })
     }
 
-    /// Returns the processes that work on a device, by their ids.
+    /// Returns the ids of the processes that run on a device.
     pub(super) fn processes(&self, device: Device) -> Result<Vec<u32>, NvmlError> {
         let questions = [
             (
@@ -360,13 +361,13 @@ impl Functions {
             };
             let mut processes = vec![nothing; MAX_PROCESSES];
             let mut count = c_uint::try_from(MAX_PROCESSES).unwrap_or(0);
-            // SAFETY: As above; there is room for as many processes as it is told.
+            // SAFETY: As above; the array has room for `count` processes.
             let code = function.map_or(FUNCTION_NOT_FOUND, |function| unsafe {
                 function(device.handle, &raw mut count, processes.as_mut_ptr())
             });
             match NvmlError::check(call, code) {
                 Ok(()) => {}
-                // More than there is room for: those that were written are enough to be named.
+                // The processes that fitted are enough.
                 Err(error) if error.is_too_small() => {}
                 Err(error) if error.is_not_told() => continue,
                 Err(error) => return Err(error),
@@ -380,7 +381,7 @@ impl Functions {
         Ok(found)
     }
 
-    /// Asks for field values; each answers with a code of its own.
+    /// Queries field values; each has a return code of its own.
     pub(super) fn field_values(
         &self,
         device: Device,
@@ -391,21 +392,21 @@ impl Functions {
         let count = c_int::try_from(values.len()).unwrap_or(c_int::MAX);
         let code = self
             .nvmlDeviceGetFieldValues
-            // SAFETY: As above; the values are as many as it is told.
+            // SAFETY: As above; the length passed is that of the slice.
             .map_or(FUNCTION_NOT_FOUND, |function| unsafe {
                 function(device.handle, count, values.as_mut_ptr())
             });
         NvmlError::check(call, code)
     }
 
-    /// Returns a new set of events.
+    /// Creates a set of events.
     pub(super) fn event_set(&self) -> Result<EventSet, NvmlError> {
         let call = "nvmlEventSetCreate";
         (self.listener)(call, None);
         let mut set = ptr::null_mut();
         let code = self
             .nvmlEventSetCreate
-            // SAFETY: The set is written to, and is borrowed for it alone.
+            // SAFETY: The set is an out-parameter, borrowed exclusively.
             .map_or(FUNCTION_NOT_FOUND, |function| unsafe {
                 function(&raw mut set)
             });
@@ -413,7 +414,7 @@ impl Functions {
         Ok(EventSet(set))
     }
 
-    /// Adds events of a GPU to a set.
+    /// Adds event types of a GPU to a set.
     pub(super) fn register(
         &self,
         device: Device,
@@ -424,14 +425,14 @@ impl Functions {
         (self.listener)(call, Some(device.gpu));
         let code = self
             .nvmlDeviceRegisterEvents
-            // SAFETY: Device and set are this library's, and the set is not yet freed.
+            // SAFETY: The library created device and set, and the set is not freed yet.
             .map_or(FUNCTION_NOT_FOUND, |function| unsafe {
                 function(device.handle, kinds, set.0)
             });
         NvmlError::check(call, code)
     }
 
-    /// Waits for the next event of a set. The listener does not hear of it: to wait is no hang.
+    /// Waits for the next event of a set. Does not call the listener, since a wait is no hang.
     pub(super) fn wait(
         &self,
         set: &mut EventSet,
@@ -446,7 +447,8 @@ impl Functions {
         };
         let code = self
             .nvmlEventSetWait_v2
-            // SAFETY: The set is this library's and not yet freed; the event is written to.
+            // SAFETY: The library created the set, which is not freed yet; the event is an
+            // out-parameter.
             .map_or(FUNCTION_NOT_FOUND, |function| unsafe {
                 function(set.0, &raw mut event, milliseconds)
             });
@@ -467,14 +469,14 @@ impl Functions {
         (self.listener)(call, None);
         let code = self
             .nvmlEventSetFree
-            // SAFETY: The set is this library's, and nobody has it any more.
+            // SAFETY: The library created the set, and `set` is its only owner.
             .map_or(FUNCTION_NOT_FOUND, |function| unsafe { function(set.0) });
         NvmlError::check(call, code)
     }
 }
 
 impl Drop for Functions {
-    /// Shuts NVML down, once nobody waits for its events any more.
+    /// Shuts NVML down, once no thread waits for its events.
     fn drop(&mut self) {
         if let Err(error) = self.nvmlShutdown() {
             tracing::debug!(%error, "NVML was not shut down");
@@ -485,7 +487,7 @@ impl Drop for Functions {
 // === impl Length ===
 
 impl Length {
-    /// The length of every [`Text`].
+    /// Length of every [`Text`].
     #[allow(clippy::cast_possible_truncation, reason = "a small constant")]
     pub(super) const OF_TEXT: Self = Self(TEXT_BYTES as c_uint);
 }
@@ -493,17 +495,17 @@ impl Length {
 // === impl RawEvent ===
 
 impl RawEvent {
-    /// Returns whether the event is about that device.
+    /// Returns true if the event is about that device.
     pub(super) fn is_of(&self, device: Device) -> bool {
         self.device == device.handle
     }
 }
 
-/// Returns the number that a field value holds; `None` where it is of a kind that has no name yet,
-/// or too large.
+/// Returns the number in a field value; `None` if its kind is unknown here or it is too large.
 pub(super) fn number(field: &nvmlFieldValue_t) -> Option<i64> {
     let value = field.value;
-    // SAFETY: Any bytes are a number of each of these kinds; the kind says which one was written.
+    // SAFETY: Any bytes are a number of each of these kinds, and the kind tells which one was
+    // written.
     unsafe {
         match field.valueType {
             sys::nvmlValueType_enum_NVML_VALUE_TYPE_UNSIGNED_INT => Some(value.uiVal.into()),
@@ -519,13 +521,13 @@ pub(super) fn number(field: &nvmlFieldValue_t) -> Option<i64> {
     }
 }
 
-/// Returns the version of a structure, as NVML forms it from its size and its number.
+/// Returns the version of a structure, which NVML composes of its size and its version number.
 #[allow(clippy::cast_possible_truncation, reason = "sizes of small structures")]
 pub(super) const fn version<T>(number: u32) -> u32 {
     size_of::<T>() as u32 | number << 24
 }
 
-/// Returns the text up to its zero.
+/// Returns the text before the terminating zero.
 pub(super) fn text(bytes: &[c_char]) -> String {
     let bytes = bytes.iter().take_while(|byte| **byte != 0);
     let bytes: Vec<u8> = bytes.map(|byte| byte.to_ne_bytes()[0]).collect();

@@ -1,4 +1,4 @@
-//! NVLinks: which there are, what is at their other ends, and how they do.
+//! Reads NVLinks: which exist, what they connect to, and their state.
 
 use diagnosis::gpu::{Nvlink, NvlinkReadings, pci_address};
 use nvml_wrapper_sys::bindings::{self as sys, field_id as field, nvmlPciInfo_t};
@@ -7,13 +7,13 @@ use super::asking::Asking;
 use super::error::NvmlError;
 use super::functions::{Plain, text};
 
-/// Most links of a GPU that are looked at: twice those of the largest that is announced.
+/// Most links of a GPU that are read: twice those of the largest announced one.
 const MAX_LINKS: u32 = 144;
-/// Links that are looked for where the driver does not tell their number: the most that GPUs had when
-/// drivers did not.
+/// Number of links to try if the driver does not report it: the most that GPUs had at the time
+/// of such drivers.
 const UNTOLD_LINKS: u32 = 18;
 
-/// Returns the links of a GPU, and whether each is up.
+/// Returns the links of a GPU, and true for each that is up.
 fn links(gpu: &mut Asking<'_>) -> Vec<(u32, bool)> {
     let [count] = gpu.fields([(field::NVML_FI_DEV_NVLINK_LINK_COUNT, 0)]);
     let count = count.and_then(|count| u32::try_from(count).ok());
@@ -35,7 +35,7 @@ fn links(gpu: &mut Asking<'_>) -> Vec<(u32, bool)> {
     links
 }
 
-/// Returns the links that are up, or of which the driver knows the other end.
+/// Returns the links that are up, or whose remote end the driver knows.
 pub(super) fn ends(gpu: &mut Asking<'_>) -> Vec<Nvlink> {
     let mut ends = Vec::new();
     for (link, up) in links(gpu) {
@@ -63,7 +63,7 @@ pub(super) fn ends(gpu: &mut Asking<'_>) -> Vec<Nvlink> {
     ends
 }
 
-/// Returns how each link does.
+/// Returns the readings of each link.
 pub(super) fn readings(gpu: &mut Asking<'_>) -> Vec<NvlinkReadings> {
     let mut readings = Vec::new();
     for (link, up) in links(gpu) {
@@ -87,8 +87,8 @@ pub(super) fn readings(gpu: &mut Asking<'_>) -> Vec<NvlinkReadings> {
     readings
 }
 
-/// Takes any failure but the loss of the GPU as not told: of a link that is down, or that leads
-/// nowhere, drivers answer with many codes.
+/// Treats any failure but the loss of the GPU as unsupported: for a link that is down or
+/// unconnected, drivers return many codes.
 fn optional<T>(told: Result<T, NvmlError>) -> Result<Option<T>, NvmlError> {
     match told {
         Ok(value) => Ok(Some(value)),
@@ -97,7 +97,7 @@ fn optional<T>(told: Result<T, NvmlError>) -> Result<Option<T>, NvmlError> {
     }
 }
 
-/// Returns whether a kind of device is a switch; `None` where the driver does not know it.
+/// Returns true if the device type is a switch; `None` if the driver does not know the type.
 fn is_switch(kind: u32) -> Option<bool> {
     match kind {
         sys::nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_UNKNOWN => None,

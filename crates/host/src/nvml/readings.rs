@@ -1,4 +1,4 @@
-//! How one GPU does now.
+//! Reads the current health of one GPU.
 
 use diagnosis::gpu::{Readings, RecoveryAction};
 use nvml_wrapper_sys::bindings::{
@@ -10,7 +10,7 @@ use super::asking::Asking;
 use super::functions::{Functions, version};
 use super::{fabric, links};
 
-/// Reads all that the driver tells of a GPU.
+/// Reads everything that the driver reports about a GPU.
 pub(super) fn read(gpu: &mut Asking<'_>, readings: &mut Readings) {
     heat_and_power(gpu, readings);
     load(gpu, readings);
@@ -22,7 +22,7 @@ pub(super) fn read(gpu: &mut Asking<'_>, readings: &mut Readings) {
     readings.recovery_action = recovery_action(gpu);
 }
 
-/// Returns what the driver asks for to mend a GPU or a partition.
+/// Returns the recovery action that the driver requests for a GPU or a partition.
 pub(super) fn recovery_action(device: &mut Asking<'_>) -> Option<RecoveryAction> {
     let [action] = device.fields([(field::NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, 0)]);
     let action = action.and_then(|action| u32::try_from(action).ok());
@@ -32,7 +32,7 @@ pub(super) fn recovery_action(device: &mut Asking<'_>) -> Option<RecoveryAction>
 fn heat_and_power(gpu: &mut Asking<'_>, readings: &mut Readings) {
     readings.temperature_c = temperature(gpu);
     let [memory] = gpu.fields([(field::NVML_FI_DEV_MEMORY_TEMP, 0)]);
-    // A GPU without the sensor says 0.
+    // A GPU without the sensor reports 0.
     readings.memory_temperature_c = memory
         .and_then(|c| i32::try_from(c).ok())
         .filter(|c| *c > 0);
@@ -60,7 +60,7 @@ fn heat_and_power(gpu: &mut Asking<'_>, readings: &mut Readings) {
     readings.power_violation_ns = violation(gpu, power, field::NVML_FI_DEV_PERF_POLICY_POWER);
 }
 
-/// Returns the temperature, which is below zero only by the newer of two functions.
+/// Returns the temperature. Only the newer of the two functions reports values below zero.
 fn temperature(gpu: &mut Asking<'_>) -> Option<i32> {
     let sensor = sys::nvmlTemperatureSensors_enum_NVML_TEMPERATURE_GPU;
     let told = gpu.value(|nvml, device, told: &mut nvmlTemperature_v1_t| {
@@ -75,8 +75,9 @@ fn temperature(gpu: &mut Asking<'_>) -> Option<i32> {
     })
 }
 
-/// Returns the nanoseconds for which a limit has slowed the GPU down, by a function that CUDA 14 takes
-/// away, else by the field that counts the same. Its later fields have other numbers in CUDA 12 and 13.
+/// Returns how long a limit has slowed the GPU down, in nanoseconds. CUDA 14 removes the
+/// function, so a field that counts the same is the fallback. Later fields have different
+/// numbers in CUDA 12 and 13.
 fn violation(gpu: &mut Asking<'_>, policy: u32, count: u32) -> Option<u64> {
     let told = gpu.value(|nvml, device, told: &mut sys::nvmlViolationTime_t| {
         nvml.nvmlDeviceGetViolationStatus(device, policy, told)
@@ -123,7 +124,7 @@ fn rows_and_pages(gpu: &mut Asking<'_>, readings: &mut Readings) {
     let mut retired = |cause| {
         gpu.call(|nvml, device| {
             let mut count = 0;
-            // Without room for addresses it tells how many there are.
+            // Without room for addresses, the call returns the number of pages.
             match nvml.nvmlDeviceGetRetiredPages(device, cause, &mut count, None) {
                 Err(error) if !error.is_too_small() => Err(error),
                 _ => Ok(count),

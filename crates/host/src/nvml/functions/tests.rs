@@ -1,4 +1,4 @@
-//! The table, the structures and the numbers, held against NVIDIA's own header and libraries.
+//! Compares bindings, structures and constants with NVIDIA's header and libraries.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use super::super::error::code_name;
 use super::*;
 use crate::c_header::{Header, Signature, layout};
 
-/// The C forms of what the functions take and answer.
+/// C types of the parameters.
 const TYPES: &[(&str, &str)] = &[
     ("&mut Text", "char *"),
     ("Length", "unsigned int"),
@@ -140,7 +140,7 @@ fn the_versions_of_structures_are_those_of_the_header() {
     Header::nvml(&wheels).assert_numbers(&ours);
 }
 
-/// Constants of the bindings by their name in the header: those of enumerations have its name in front.
+/// Lists constants of the bindings by their header names, which for enumerations are a suffix.
 macro_rules! numbers {
     ($($module:ident: $prefix:literal $($name:ident)*;)*) => {
         [$($((
@@ -200,16 +200,16 @@ fn the_numbers_are_those_of_the_header() {
     };
     let header = Header::nvml(&wheels);
     header.assert_numbers(&ours);
-    // Some of its fields have other numbers there.
+    // CUDA 12 numbers some fields differently; those in use must be the same in both.
     Header::nvml_12(&wheels).assert_numbers(&ours);
-    // All codes by the names that people see, the one that has no place in the row among them.
+    // All codes with the names shown to users, including 999, which is out of sequence.
     header.assert_numbers(&[("NVML_DEVICE_ARCH_RUBIN".to_owned(), ARCH_RUBIN.into())]);
     let codes = (0..31).chain([999]);
     let codes = codes.map(|code: u32| (code_name(code), code.into()));
     header.assert_numbers(&codes.collect::<Vec<_>>());
 }
 
-/// What `diagnosis` calls by its own names, kept by the numbers of the driver.
+/// Numbers of the driver that `diagnosis` gives names of its own.
 #[test]
 fn the_numbers_that_decide_are_those_of_the_header() {
     use diagnosis::gpu::{FabricState, RecoveryAction};
@@ -251,7 +251,8 @@ fn each_driver_has_the_functions_of_its_time() {
     let Some(drivers) = testkit::require(Component::DriverLibraries) else {
         return;
     };
-    // Since 520, 530, 535 and so on; what a driver of 550 lacks, none that we have has.
+    // Added in 520, 530, 535 and so on; none of the available drivers has what one of 550
+    // lacks.
     let of_later = [
         "nvmlDeviceGetPlatformInfo",
         "nvmlDeviceGetTemperatureV",
@@ -293,7 +294,7 @@ fn each_driver_has_the_functions_of_its_time() {
     assert!(opened > 2, "{opened} drivers");
 }
 
-/// Opens the library of a driver, without its driver.
+/// Opens the library of a driver that is not running.
 fn open(directory: &Path) -> Functions {
     let places = Places {
         path: Some(directory.join(NAMES[0])),
