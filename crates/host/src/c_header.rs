@@ -1,4 +1,5 @@
-//! Holds structures, numbers and signatures of ours against a vendor's header, as a C compiler reads it.
+//! Compares our structures, constants and signatures with a vendor's header, by means of a C
+//! compiler.
 
 #![allow(clippy::unwrap_used)]
 
@@ -6,16 +7,17 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// A header, and where what it includes is.
+/// A vendor's header and its include directories.
 pub(crate) struct Header {
     name: &'static str,
     places: Vec<PathBuf>,
 }
 
-/// A function: its name, its answer, and what it takes, as Rust writes it.
+/// A function: name, return type and parameter types, as written in Rust.
 pub(crate) type Signature = (&'static str, &'static str, &'static [&'static str]);
 
-/// Returns the size of a structure and the place of its fields, each as C writes it and as we have it.
+/// Returns the size of a structure and the offsets of its fields, each as a C expression with
+/// our value.
 macro_rules! layout {
     ($ours:ty, $theirs:literal { $($field:ident: $their_field:literal),* $(,)? }) => {
         vec![
@@ -26,7 +28,7 @@ macro_rules! layout {
             )),*
         ]
     };
-    // With the names of the header.
+    // Fields that have the header's names.
     ($ours:ty, $theirs:literal { $($field:ident),* ; }) => {
         vec![
             (concat!("sizeof(", $theirs, ")").to_owned(), $crate::c_header::number(size_of::<$ours>())),
@@ -39,13 +41,13 @@ macro_rules! layout {
 }
 pub(crate) use layout;
 
-/// Returns a size or a place as C tells it.
+/// Converts a size or an offset to the integer type that the C program prints.
 pub(crate) fn number(of: usize) -> i64 {
     i64::try_from(of).unwrap()
 }
 
 impl Header {
-    /// Returns NVML's header among the wheels.
+    /// Returns NVML's header from the downloaded wheels.
     pub(crate) fn nvml(wheels: &Path) -> Self {
         let places = vec![wheels.join("nvidia/cu13/include")];
         Self {
@@ -54,7 +56,7 @@ impl Header {
         }
     }
 
-    /// Returns NVML's header of CUDA 12 among the wheels.
+    /// Returns NVML's header of CUDA 12 from the downloaded wheels.
     pub(crate) fn nvml_12(wheels: &Path) -> Self {
         let places = vec![wheels.join("nvidia/nvml_dev/include")];
         Self {
@@ -63,7 +65,7 @@ impl Header {
         }
     }
 
-    /// Returns the header of the CUDA runtime among the wheels.
+    /// Returns the CUDA runtime's header from the downloaded wheels.
     pub(crate) fn cuda(wheels: &Path) -> Self {
         Self {
             name: "cuda_runtime_api.h",
@@ -71,7 +73,7 @@ impl Header {
         }
     }
 
-    /// Returns NCCL's header among the wheels.
+    /// Returns NCCL's header from the downloaded wheels.
     pub(crate) fn nccl(wheels: &Path) -> Self {
         let mut header = Self::nvml(wheels);
         header.name = "nccl.h";
@@ -79,7 +81,7 @@ impl Header {
         header
     }
 
-    /// Asserts that numbers of ours are those of the header, each of which C writes so.
+    /// Asserts that each C expression has our value under the header.
     pub(crate) fn assert_numbers(&self, ours: &[(String, i64)]) {
         let mut source = "int main(void) {\n".to_owned();
         for (expression, _) in ours {
@@ -104,8 +106,8 @@ impl Header {
         );
     }
 
-    /// Asserts that the header declares these functions so, by the C form of each type. The compiler
-    /// takes an enumeration for its number.
+    /// Asserts that the header declares these functions with the same types. `types` maps Rust
+    /// types to C types. The compiler accepts an enumeration in place of its integer type.
     pub(crate) fn assert_signatures(&self, ours: &[Signature], types: &[(&str, &str)]) {
         let c = |rust: &str| {
             let form = types.iter().find(|(ours, _)| *ours == rust);
@@ -135,7 +137,7 @@ impl Header {
         std::fs::write(&file, head + source).unwrap();
         let mut cc = Command::new("cc");
         cc.args(["-Werror", "-Wno-deprecated-declarations"]);
-        // Not needed here, and NVIDIA's headers of small numbers need more than a C compiler.
+        // Not needed here, and NVIDIA's FP16 and BF16 headers need more than a C compiler.
         cc.args(["-D__CUDA_FP16_H__", "-D__CUDA_BF16_H__"]);
         for place in &self.places {
             cc.arg("-isystem").arg(place);

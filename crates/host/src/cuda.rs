@@ -1,8 +1,9 @@
-//! The CUDA runtime: the devices of this process, their memory, and the order and time of their work.
-//! As much of it as it takes to measure what [`crate::nccl`] does.
+//! The CUDA runtime: devices of this process, device memory, streams and events. Covers only
+//! what is needed to measure [`crate::nccl`].
 //!
-//! A call may hang or crash inside the vendor's code, so it belongs into a process that may end. The
-//! runtime counts its devices as this process sees them; a PCI address names one for everybody.
+//! A call may hang or crash inside the vendor's code, so it belongs in a process that may be
+//! killed. The runtime numbers devices per process; a PCI address is the same for every
+//! process.
 
 mod error;
 mod functions;
@@ -17,33 +18,33 @@ use crate::library::{Listener, OpenError, Places};
 pub(crate) use functions::{Address, StreamHandle};
 use functions::{Functions, Memory, RawEvent, RawStream};
 
-/// The open library.
+/// A loaded library, shared by its handles.
 #[derive(Clone)]
 pub struct Cuda {
     functions: Arc<Functions>,
 }
 
-/// A device.
+/// A GPU that this process can use.
 #[derive(Clone)]
 pub struct Device {
     index: u32,
     functions: Arc<Functions>,
 }
 
-/// Memory of a device. It is given back when this is dropped, which waits for what uses it: abort first
-/// what does not end.
+/// Device memory. Dropping the buffer frees the memory, and waits for work that uses it: abort
+/// work that does not finish first.
 pub struct Buffer {
     memory: Memory,
     functions: Arc<Functions>,
 }
 
-/// Work of a device that is done in order.
+/// A queue of device work that is executed in order.
 pub struct Stream {
     raw: RawStream,
     functions: Arc<Functions>,
 }
 
-/// A moment in the work of a device.
+/// A point in the work of a device, used to measure time.
 pub struct Event {
     raw: RawEvent,
     functions: Arc<Functions>,
@@ -52,30 +53,31 @@ pub struct Event {
 // === impl Cuda ===
 
 impl Cuda {
-    /// Opens the library. `listener` hears of every call before it is made.
+    /// Opens the library. `listener` is called before every library call.
     pub fn open(places: &Places, listener: Listener) -> Result<Self, OpenError> {
         Ok(Self {
             functions: Arc::new(Functions::open(places, listener)?),
         })
     }
 
-    /// Returns the path or the name by which the library was found.
+    /// Returns the path or name that the library was loaded from.
     pub fn found_at(&self) -> &Path {
         self.functions.found_at()
     }
 
-    /// Returns the version of the runtime, such as `13.5`. That of CUDA 11 tells it with a driver only.
+    /// Returns the version of the runtime, such as `13.5`. CUDA 11 returns it only if a driver
+    /// is loaded.
     pub fn version(&self) -> Result<String, CudaError> {
         self.functions.runtime_version().map(version)
     }
 
-    /// Returns the newest version that the driver supports; `None` where there is no driver.
+    /// Returns the newest version that the driver supports; `None` if there is no driver.
     pub fn driver_version(&self) -> Result<Option<String>, CudaError> {
         let told = self.functions.driver_version()?;
         Ok((told != 0).then(|| version(told)))
     }
 
-    /// Returns the devices. It fails where there is none, or no driver.
+    /// Returns the devices. Fails if there are none, or no driver.
     pub fn devices(&self) -> Result<Vec<Device>, CudaError> {
         let count = self.functions.count()?;
         Ok((0..count).map(|index| self.device(index)).collect())
@@ -97,22 +99,22 @@ impl Cuda {
 // === impl Device ===
 
 impl Device {
-    /// Returns the number by which this process knows it.
+    /// Returns the device's index within this process.
     pub fn index(&self) -> u32 {
         self.index
     }
 
-    /// Returns its PCI address in the form `dddd:bb:dd.f`, in lower case.
+    /// Returns the PCI address as `dddd:bb:dd.f`, in lower case.
     pub fn pci(&self) -> Result<String, CudaError> {
         self.functions.pci(self.index).map(|pci| pci_address(&pci))
     }
 
-    /// Makes it the device of this thread, for a library that works on that one.
+    /// Makes this the current device of the calling thread, as NCCL expects.
     pub(crate) fn select(&self) -> Result<(), CudaError> {
         self.functions.select(self.index)
     }
 
-    /// Returns a piece of its memory.
+    /// Allocates `bytes` bytes of memory on this device.
     pub fn buffer(&self, bytes: usize) -> Result<Buffer, CudaError> {
         Ok(Buffer {
             memory: self.functions.allocate(self.index, bytes)?,
@@ -120,7 +122,7 @@ impl Device {
         })
     }
 
-    /// Returns a new stream.
+    /// Creates a stream that does not synchronize with the default stream.
     pub fn stream(&self) -> Result<Stream, CudaError> {
         Ok(Stream {
             raw: self.functions.stream(self.index)?,
@@ -128,7 +130,7 @@ impl Device {
         })
     }
 
-    /// Returns a new event, which has not happened.
+    /// Creates an event that is not recorded yet.
     pub fn event(&self) -> Result<Event, CudaError> {
         Ok(Event {
             raw: self.functions.event(self.index)?,
@@ -140,22 +142,22 @@ impl Device {
 // === impl Buffer ===
 
 impl Buffer {
-    /// Returns its size.
+    /// Returns the size in bytes.
     pub fn bytes(&self) -> usize {
         self.memory.bytes
     }
 
-    /// Sets each of its bytes.
+    /// Sets every byte to `byte`.
     pub fn fill(&mut self, byte: u8) -> Result<(), CudaError> {
         self.functions.fill(&self.memory, byte)
     }
 
-    /// Writes its beginning, as much of the bytes as it has room for.
+    /// Copies `bytes` to the start of the buffer, truncated to its size.
     pub fn write(&mut self, bytes: &[u8]) -> Result<(), CudaError> {
         self.functions.write(&self.memory, bytes)
     }
 
-    /// Reads its beginning, as much as there is room for.
+    /// Copies the start of the buffer to `bytes`, up to the shorter of the two.
     pub fn read(&self, bytes: &mut [u8]) -> Result<(), CudaError> {
         self.functions.read(&self.memory, bytes)
     }
@@ -174,18 +176,18 @@ impl Drop for Buffer {
 // === impl Stream ===
 
 impl Stream {
-    /// Returns whether all of its work is done; fails where some of it has failed.
+    /// Returns true if all queued work is done. Fails if some of it failed.
     pub fn is_done(&self) -> Result<bool, CudaError> {
         self.functions.is_done(&self.raw)
     }
 
-    /// Waits until all of its work is done, for ever where that does not end.
+    /// Waits until all queued work is done; blocks forever if the work hangs.
     pub fn synchronize(&self) -> Result<(), CudaError> {
         self.functions.synchronize(&self.raw)
     }
 
-    /// Begins to copy the beginning of a buffer to another one of the same device, as much as both have
-    /// room for. Neither may be dropped before the stream is done with it.
+    /// Queues a copy from the start of one buffer to another of the same device, up to the
+    /// shorter of the two. Neither buffer may be dropped before the copy is done.
     pub fn copy(&self, from: &Buffer, to: &mut Buffer) -> Result<(), CudaError> {
         self.functions.copy(&self.raw, &from.memory, &to.memory)
     }
@@ -204,12 +206,13 @@ impl Drop for Stream {
 // === impl Event ===
 
 impl Event {
-    /// Has it happen when the work that a stream of the same device has now is done.
+    /// Records the event in `stream`: it completes when all work queued so far is done.
     pub fn record(&mut self, stream: &Stream) -> Result<(), CudaError> {
         self.functions.record(&self.raw, &stream.raw)
     }
 
-    /// Returns the milliseconds since an earlier event; fails where one of them has not happened yet.
+    /// Returns the milliseconds since `earlier`. Fails if one of the two events is not complete
+    /// yet.
     pub fn milliseconds_since(&self, earlier: &Self) -> Result<f32, CudaError> {
         self.functions.elapsed(&earlier.raw, &self.raw)
     }
@@ -221,12 +224,12 @@ impl Drop for Event {
     }
 }
 
-/// Returns a version as people write it.
+/// Formats a CUDA version number, such as 13050 as `13.5`.
 fn version(number: i32) -> String {
     format!("{}.{}", number / 1000, number % 1000 / 10)
 }
 
-/// Says that something could not be given back.
+/// Logs a failure to free a device resource.
 fn tell(ended: Result<(), CudaError>) {
     if let Err(error) = ended {
         tracing::debug!(%error, "something of a device was not given back");

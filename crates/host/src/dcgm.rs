@@ -1,8 +1,9 @@
-//! DCGM, NVIDIA's management service for GPUs: what its health watches tell, asked of a host engine
-//! that runs elsewhere, by NVIDIA's own library. Its protocol is private, so there is no other way.
+//! DCGM, NVIDIA's management service for GPUs: reads the results of its health watches from a
+//! host engine in another process. The protocol is private, so NVIDIA's own library is the only
+//! way in.
 //!
-//! A call may hang or crash inside the vendor's code, so only [`crate::gpu_probe`] uses this, in a
-//! process of its own.
+//! A call may hang or crash inside the vendor's code, so only [`crate::gpu_probe`] uses this
+//! module, in a process of its own.
 
 mod error;
 mod functions;
@@ -18,33 +19,33 @@ use crate::library::{Listener, Places};
 use functions::{Connection, Functions, Group, Value};
 use response::{LAYOUTS, Response};
 
-/// The fields that name a GPU, by the numbers of `dcgm_fields.h`: index of NVML, UUID, PCI address.
+/// Fields that identify a GPU, numbered as in `dcgm_fields.h`: NVML index, UUID, PCI address.
 const INDEX: u16 = 52;
 const UUID: u16 = 54;
 const PCI: u16 = 57;
 
-/// A host engine, and the group of its devices that is watched. It forgets both when the connection
-/// ends.
+/// A connection to a host engine, and the group of devices that it watches. The host engine
+/// drops the group when the connection ends.
 pub struct Dcgm {
-    /// The devices that were put into the group.
+    /// Devices that were added to the group.
     in_group: Vec<DcgmEntity>,
-    /// Those of them that are there: GPUs, then switches.
+    /// Devices of the group that are present: GPUs, then switches.
     watched: Vec<DcgmEntity>,
     names: Vec<DcgmGpu>,
     version: Option<String>,
-    /// The last answer, in the form that the library knows; `None` before the first.
+    /// The last response, in the layout that the library accepts; `None` before the first.
     response: Option<Response>,
     group: Group,
     connection: Connection,
-    /// Last, for what it has given out is gone with it.
+    /// Declared last, since dropping it invalidates the handles above.
     functions: Functions,
 }
 
 // === impl Dcgm ===
 
 impl Dcgm {
-    /// Opens the library, and connects to the host engine at an address, `HOST` or `HOST:PORT`.
-    /// `listener` hears of every call before it is made.
+    /// Opens the library and connects to the host engine at `address`, `HOST` or `HOST:PORT`.
+    /// `listener` is called before every library call.
     pub fn connect(places: &Places, address: &str, listener: Listener) -> Result<Self, OpenError> {
         let functions = Functions::open(places, listener)?;
         let unusable = |source| OpenError::NotUsable {
@@ -70,12 +71,12 @@ impl Dcgm {
         })
     }
 
-    /// Returns the path or the name by which the library was found.
+    /// Returns the path or name that the library was loaded from.
     pub fn found_at(&self) -> &Path {
         self.functions.found_at()
     }
 
-    /// Returns what its watches tell now, of the devices that there are now.
+    /// Returns the current findings of the watches, for the devices that are present now.
     pub fn look(&mut self) -> Result<DcgmLook, DcgmError> {
         self.watch()?;
         let response = self.check()?;
@@ -91,10 +92,10 @@ impl Dcgm {
         })
     }
 
-    /// Has it watch the devices that it did not watch yet. One that cannot be watched hides no other.
+    /// Adds new devices to the group. A device that cannot be watched does not hide the others.
     fn watch(&mut self) -> Result<(), DcgmError> {
         let mut there = self.functions.entities(&self.connection, DcgmEntity::GPU)?;
-        // Machines without switches may answer that they have none, or that they cannot tell.
+        // A machine without switches may answer with an empty list or with an error.
         let switches = (self.functions).entities(&self.connection, DcgmEntity::SWITCH);
         there.extend(switches.unwrap_or_default());
         let before = self.in_group.len();
@@ -116,7 +117,8 @@ impl Dcgm {
         }
         if self.in_group.len() > before {
             (self.functions).set_watches(&self.connection, &self.group, all_watches())?;
-            // Else the first look finds nothing, for nothing was read yet. It is no more than that.
+            // Without this call the first poll finds nothing, since nothing was read yet. A
+            // failure does no other harm.
             if let Err(error) = self.functions.update(&self.connection) {
                 tracing::debug!(%error, "DCGM reads its fields in its own time");
             }
@@ -128,7 +130,7 @@ impl Dcgm {
         Ok(())
     }
 
-    /// Returns how it names the GPUs among the devices.
+    /// Returns the index, UUID and PCI address of each GPU among the devices.
     fn name(&self, devices: &[DcgmEntity]) -> Vec<DcgmGpu> {
         let is_gpu = |entity: &&DcgmEntity| entity.group == DcgmEntity::GPU;
         let gpus: Vec<DcgmEntity> = devices.iter().filter(is_gpu).copied().collect();
@@ -156,7 +158,7 @@ impl Dcgm {
         gpus.iter().map(name).collect()
     }
 
-    /// Asks for the incidents, in the form that the library knows.
+    /// Fetches the incidents, in the layout that the library accepts.
     fn check(&mut self) -> Result<&Response, DcgmError> {
         if self.response.is_none() {
             self.response = Some(self.find_response()?);
@@ -168,8 +170,8 @@ impl Dcgm {
         self.response.as_ref().ok_or_else(DcgmError::other_version)
     }
 
-    /// Asks in each form until one is taken. A version says the size of its structure, so the
-    /// library takes only a form that is its own.
+    /// Tries each layout until the library accepts one. A version encodes the size of its
+    /// structure, so the library accepts only the layout that it was built with.
     fn find_response(&self) -> Result<Response, DcgmError> {
         for layout in LAYOUTS {
             let mut response = Response::new(layout);

@@ -1,7 +1,7 @@
-//! Finds and opens a shared library of a driver, wherever it was installed.
+//! Finds and opens a shared library of a driver, wherever it is installed.
 //!
-//! With a path given, that is the only place. Without one the driver's root is looked through, for
-//! containers with the machine's driver mounted, and then the loader's own places by the name.
+//! An explicit path is the only candidate. Otherwise the driver's root is searched, for
+//! containers with the machine's driver mounted, and then the loader's own search path by name.
 
 #![allow(
     unsafe_code,
@@ -13,8 +13,9 @@ use std::path::{Path, PathBuf};
 
 use libloading::os::unix;
 
-/// The places below a driver's root where distributions install libraries. Those of Debian lie in the
-/// directory of a driver, and the link to them is an absolute one, which leads nowhere below a root.
+/// Library directories of distributions, below a driver's root. Debian keeps the libraries in a
+/// directory of the driver's own, and links to them with absolute paths, which are dangling
+/// below a root.
 const BELOW_ROOT: [&str; 8] = [
     "usr/lib64",
     "usr/lib/x86_64-linux-gnu",
@@ -26,45 +27,47 @@ const BELOW_ROOT: [&str; 8] = [
     "lib",
 ];
 
-/// The places in which a library is looked for.
+/// Places to search for a library.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Places {
-    /// The library itself; nothing else is tried where it is given.
+    /// Path of the library; if given, nothing else is tried.
     pub path: Option<PathBuf>,
-    /// The directory at which the driver is mounted, such as `/run/nvidia/driver`.
+    /// Directory where the driver is mounted, such as `/run/nvidia/driver`.
     pub driver_root: Option<PathBuf>,
 }
 
-/// An open library. It stays loaded until this is dropped.
+/// An open library, which stays loaded until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Library {
     library: unix::Library,
-    /// The path or the name by which it was found.
+    /// Path or name that the library was loaded from.
     pub(crate) found_at: PathBuf,
 }
 
-/// Hears of each call before it is made: the function, and the index of the GPU that it is about.
+/// Callback before each library call: name of the function, and index of the GPU that the call
+/// is about.
 pub type Listener = Box<dyn Fn(&'static str, Option<u32>) + Send + Sync>;
 
-/// A library cannot be used as the one that is wanted.
+/// Error when a library is opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// No library was found, or none that can be loaded.
     #[error(transparent)]
     NotOpened(#[from] NotOpened),
-    /// A library was found that is another one.
+    /// The file is another library.
     #[error("{} is not {wanted}: it has no function {function}", library.display())]
     Other {
-        /// The library.
+        /// Path or name of the library.
         library: PathBuf,
-        /// The name of the one that is wanted, such as `NVML`.
+        /// Name of the expected library, such as `NVML`.
         wanted: &'static str,
-        /// The function that it lacks.
+        /// Function that the library lacks.
         function: &'static str,
     },
 }
 
-/// A library that was not found, or could not be loaded: each place, and why not there.
+/// Error for a library that was not found or could not be loaded, with the reason for each
+/// place.
 #[derive(Debug)]
 pub struct NotOpened {
     names: &'static [&'static str],
@@ -74,8 +77,8 @@ pub struct NotOpened {
 // === impl Library ===
 
 impl Library {
-    /// Opens the library with the first of these names, such as `libnvidia-ml.so.1`, that is at any
-    /// of the places.
+    /// Opens the library with the first of these names, such as `libnvidia-ml.so.1`, that
+    /// exists at any of the places.
     pub(crate) fn open(names: &'static [&'static str], places: &Places) -> Result<Self, NotOpened> {
         let mut tried = Vec::new();
         for path in candidates(names, places) {
@@ -83,9 +86,9 @@ impl Library {
                 "not there".to_owned()
             } else {
                 let flags = unix::RTLD_NOW | unix::RTLD_LOCAL;
-                // SAFETY: What runs now is the library's own initialisation. It is the vendor's, at
-                // the place that the operator named or the loader trusts, and its functions are
-                // called only by the signatures of its header.
+                // SAFETY: This runs the library's initialisation. The library is the vendor's,
+                // at the path that the operator set or in the loader's search path, and its
+                // functions are called only with the signatures of its header.
                 match unsafe { unix::Library::open(Some(&path), flags) } {
                     Ok(library) => {
                         return Ok(Self {
@@ -101,19 +104,19 @@ impl Library {
         Err(NotOpened { names, tried })
     }
 
-    /// Returns a function of the library by its name; `None` where the library lacks it.
+    /// Returns a function of the library by name; `None` if the library lacks it.
     ///
     /// # Safety
     ///
-    /// `F` is the type of a pointer to that very function, and is not called after the library was
-    /// dropped.
+    /// `F` must be the pointer type of that function, and must not be called after the library
+    /// was dropped.
     pub(crate) unsafe fn function<F: Copy>(&self, name: &str) -> Option<F> {
-        // SAFETY: The caller answers for the type.
+        // SAFETY: The caller guarantees the type.
         let symbol = unsafe { self.library.get::<F>(name.as_bytes()) };
         symbol.ok().map(|symbol| *symbol)
     }
 
-    /// Returns a function without which the library is not the one that is wanted.
+    /// Returns a function that the expected library must have.
     ///
     /// # Safety
     ///
@@ -123,7 +126,7 @@ impl Library {
         name: &'static str,
         wanted: &'static str,
     ) -> Result<F, OpenError> {
-        // SAFETY: The caller answers for the type.
+        // SAFETY: The caller guarantees the type.
         unsafe { self.function(name) }.ok_or_else(|| OpenError::Other {
             library: self.found_at.clone(),
             wanted,
@@ -132,33 +135,33 @@ impl Library {
     }
 }
 
-/// Declares `Functions`, a library with the table of its functions, and how it is opened. Its users add
-/// a method for each, for the table itself is full of unsafe functions.
+/// Declares `Functions`, a library with a table of its functions, and its constructor. Users
+/// add a safe method for each function, since the table holds unsafe ones.
 macro_rules! functions {
     (
         $wanted:literal, $names:expr;
         required { $($needed:ident($($needed_type:ty),*) -> $needed_answer:ty;)* }
         optional { $($optional:ident($($optional_type:ty),*) -> $optional_answer:ty;)* }
     ) => {
-        /// The library, and its functions.
+        /// A loaded library and its functions.
         pub(super) struct Functions {
             $($needed: unsafe extern "C" fn($($needed_type),*) -> $needed_answer,)*
             $($optional: Option<unsafe extern "C" fn($($optional_type),*) -> $optional_answer>,)*
             listener: $crate::library::Listener,
-            /// Last, for its functions are gone when it is dropped.
+            /// Declared last, since its functions are invalid after it is dropped.
             library: $crate::library::Library,
         }
 
         impl Functions {
-            /// Opens the library and looks its functions up.
+            /// Opens the library and looks up its functions.
             pub(super) fn open(
                 places: &$crate::library::Places,
                 listener: $crate::library::Listener,
             ) -> Result<Self, $crate::library::OpenError> {
                 listener("dlopen", None);
                 let library = $crate::library::Library::open($names, places)?;
-                // SAFETY: The names go with the signatures, which are those of the headers, and
-                // the table lives no longer than the library.
+                // SAFETY: The signatures are those of the headers, and the table does not
+                // outlive the library.
                 unsafe {
                     Ok(Self {
                         $($needed: library.required(stringify!($needed), $wanted)?,)*
@@ -169,12 +172,12 @@ macro_rules! functions {
                 }
             }
 
-            /// Returns where the library was found.
+            /// Returns the path or name that the library was loaded from.
             pub(super) fn found_at(&self) -> &std::path::Path {
                 &self.library.found_at
             }
 
-            /// The functions, the answer of each and what it takes.
+            /// Name, return type and parameter types of each function.
             #[cfg(test)]
             #[allow(dead_code, reason = "DCGM's headers are not to be had")]
             pub(super) const SIGNATURES: &[(&str, &str, &[&str])] = &[
@@ -194,7 +197,7 @@ macro_rules! functions {
 }
 pub(crate) use functions;
 
-/// Returns what to try, in order.
+/// Returns the paths and names to try, in order.
 fn candidates(names: &[&str], places: &Places) -> Vec<PathBuf> {
     if let Some(path) = &places.path {
         return vec![path.clone()];

@@ -1,9 +1,10 @@
-//! NCCL, NVIDIA's library by which GPUs work together: groups of ranks, and the all-reduce by which their
-//! bandwidth is measured.
+//! NCCL, NVIDIA's library for communication between GPUs: groups of ranks, and the all-reduce
+//! that measures their bandwidth.
 //!
-//! A call may hang or crash inside the vendor's code, and waits for ranks elsewhere, so it belongs into a
-//! process that may end. Work goes on after the call that has begun it: [`crate::cuda::Stream`] says when
-//! it is done, [`Communicator::check`] what went wrong.
+//! A call may hang or crash inside the vendor's code, and waits for ranks in other processes,
+//! so it belongs in a process that may be killed. Work continues after the call that started
+//! it: [`crate::cuda::Stream`] shows when it is done, [`Communicator::check`] whether it
+//! failed.
 
 mod error;
 mod functions;
@@ -16,76 +17,76 @@ use crate::cuda::{Buffer, Device, Stream};
 use crate::library::{Listener, OpenError, Places};
 use functions::{Functions, ID_BYTES, Rank, RawId, Reduced};
 
-/// The open library.
+/// A loaded library, shared by its handles.
 pub struct Nccl {
     functions: Arc<Functions>,
 }
 
-/// The name of a group of ranks, to be told to all of them.
+/// Identifier of a group of ranks, which all of them need.
 #[derive(Clone, Copy)]
 pub struct UniqueId(RawId);
 
-/// The part of one rank in a group.
+/// Membership of a rank in a group.
 pub struct Communicator {
-    /// Always there, until it is aborted.
+    /// `Some` until the communicator is aborted.
     rank: Option<Rank>,
     functions: Arc<Functions>,
 }
 
-/// The arithmetic of a reduction.
+/// Arithmetic operation of a reduction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reduction {
-    /// The sum.
+    /// Sum of the elements.
     Sum,
-    /// The product.
+    /// Product of the elements.
     Product,
-    /// The largest.
+    /// Largest of the elements.
     Max,
-    /// The smallest.
+    /// Smallest of the elements.
     Min,
-    /// The average.
+    /// Arithmetic mean of the elements.
     Average,
 }
 
-/// A `Part` is one rank of an all-reduce, with its numbers.
+/// Part of a rank in an all-reduce.
 pub struct Part<'a> {
-    /// Its place in the group.
+    /// Membership of the rank.
     pub communicator: &'a Communicator,
-    /// The numbers that it brings.
+    /// Elements that the rank contributes.
     pub send: &'a Buffer,
-    /// The place for the result.
+    /// Buffer for the result.
     pub receive: &'a mut Buffer,
-    /// Its work before and after.
+    /// Stream of the all-reduce.
     pub stream: &'a Stream,
 }
 
 // === impl Nccl ===
 
 impl Nccl {
-    /// Opens the library. `listener` hears of every call before it is made.
+    /// Opens the library. `listener` is called before every library call.
     pub fn open(places: &Places, listener: Listener) -> Result<Self, OpenError> {
         Ok(Self {
             functions: Arc::new(Functions::open(places, listener)?),
         })
     }
 
-    /// Returns the path or the name by which the library was found.
+    /// Returns the path or name that the library was loaded from.
     pub fn found_at(&self) -> &Path {
         self.functions.found_at()
     }
 
-    /// Returns its version, such as `2.28.9`.
+    /// Returns the library's version, such as `2.28.9`.
     pub fn version(&self) -> Result<String, NcclError> {
         self.functions.version().map(version)
     }
 
-    /// Returns a name for a new group of ranks.
+    /// Creates an identifier for a new group of ranks.
     pub fn unique_id(&self) -> Result<UniqueId, NcclError> {
         self.functions.id().map(UniqueId)
     }
 
-    /// Takes places in a group of so many ranks, each with a device of its own. It waits until all ranks
-    /// have done so, also those of other processes.
+    /// Joins a group of `ranks` ranks with one device for each of `places`. Waits until all
+    /// ranks have joined, including those of other processes.
     pub fn join(
         &self,
         id: &UniqueId,
@@ -100,8 +101,8 @@ impl Nccl {
         Ok(joined.into_iter().map(communicator).collect())
     }
 
-    /// Begins an all-reduce of the first so many numbers (of 32 bits, with a point) of each part. All
-    /// ranks of the group that are in this process take part by one call.
+    /// Queues an all-reduce of the first `numbers` 32-bit floats of each part. All ranks of the
+    /// group that are in this process must be in one call.
     pub fn all_reduce(
         &self,
         parts: &[Part<'_>],
@@ -129,7 +130,7 @@ impl Nccl {
 // === impl UniqueId ===
 
 impl UniqueId {
-    /// Returns it as it is told to other processes.
+    /// Returns the identifier as bytes that can be sent to other processes.
     pub fn bytes(&self) -> [u8; ID_BYTES] {
         self.0.bytes
     }
@@ -144,14 +145,14 @@ impl From<[u8; ID_BYTES]> for UniqueId {
 // === impl Communicator ===
 
 impl Communicator {
-    /// Fails with what has gone wrong in its work.
+    /// Fails if the rank's work has failed.
     pub fn check(&self) -> Result<(), NcclError> {
         self.rank
             .as_ref()
             .map_or(Ok(()), |rank| self.functions.check(rank))
     }
 
-    /// Ends it, and all of its work at once.
+    /// Aborts the communicator and its pending work.
     pub fn abort(mut self) -> Result<(), NcclError> {
         let rank = self.rank.take();
         rank.map_or(Ok(()), |rank| self.functions.abort(rank))
@@ -159,7 +160,7 @@ impl Communicator {
 }
 
 impl Drop for Communicator {
-    /// Waits for its work.
+    /// Waits for pending work.
     fn drop(&mut self) {
         if let Some(rank) = self.rank.take()
             && let Err(error) = self.functions.destroy(rank)
@@ -172,7 +173,7 @@ impl Drop for Communicator {
 // === impl Reduction ===
 
 impl Reduction {
-    /// Returns its number (`ncclRedOp_t`).
+    /// Returns the library's number for the operation (`ncclRedOp_t`).
     fn number(self) -> u32 {
         match self {
             Self::Sum => 0,
@@ -184,7 +185,7 @@ impl Reduction {
     }
 }
 
-/// Returns a version as people write it. The number has had more digits since 2.9.
+/// Formats a version number, which has one more digit since 2.9.
 fn version(number: i32) -> String {
     let (major, rest) = if number < 10_000 {
         (number / 1000, number % 1000)

@@ -1,20 +1,20 @@
-//! What the CUDA runtime answers where it does not answer.
+//! Errors of the CUDA runtime.
 
 use std::fmt;
 
-/// The answer of a stream that has work left (`cudaErrorNotReady`).
+/// Code of a query on a stream that still has work (`cudaErrorNotReady`).
 pub(super) const NOT_READY: u32 = 600;
 
-/// A call of the CUDA runtime that failed.
+/// A failed call of the CUDA runtime.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CudaError {
-    /// The function.
+    /// Name of the library function.
     pub call: &'static str,
-    /// The code that it answered, as a number of `cudaError`.
+    /// Returned code, a value of `cudaError`.
     pub code: u32,
-    /// The library's name of that, such as `cudaErrorNoDevice`.
+    /// Library's name for the code, such as `cudaErrorNoDevice`.
     pub(super) name: String,
-    /// The library's text for it.
+    /// Library's description of the code.
     pub(super) text: String,
 }
 

@@ -1,5 +1,5 @@
-//! The functions of the CUDA runtime that are called, by the signatures of its header
-//! (`cuda_runtime_api.h` of CUDA 13; 11 and 12 have them alike), each by a safe method of [`Functions`].
+//! Bindings to the CUDA runtime functions in use, with the signatures of `cuda_runtime_api.h`
+//! of CUDA 13 (the same in 11 and 12). Each has a safe method of [`Functions`].
 
 #![allow(
     unsafe_code,
@@ -13,36 +13,37 @@ use std::ptr;
 use super::error::{CudaError, NOT_READY};
 use crate::library::functions;
 
-/// The names under which it is installed: of CUDA 13, 12 and 11.
+/// Library names of CUDA 13, 12 and 11.
 const NAMES: &[&str] = &["libcudart.so.13", "libcudart.so.12", "libcudart.so.11.0"];
-/// Bytes of a PCI address with its zero; the longest has 17.
+/// Buffer size for a PCI address with its terminating zero; the longest has 17 bytes.
 const PCI_BYTES: usize = 32;
-/// A stream that does not wait for the device's own (`cudaStreamNonBlocking`).
+/// Flag for a stream that does not synchronize with the default stream
+/// (`cudaStreamNonBlocking`).
 const NON_BLOCKING: c_uint = 1;
-/// A copy from the machine to a device (`cudaMemcpyHostToDevice`).
+/// Copy from host to device (`cudaMemcpyHostToDevice`).
 const TO_DEVICE: c_uint = 1;
-/// A copy from a device to the machine (`cudaMemcpyDeviceToHost`).
+/// Copy from device to host (`cudaMemcpyDeviceToHost`).
 const FROM_DEVICE: c_uint = 2;
-/// A copy within a device (`cudaMemcpyDeviceToDevice`).
+/// Copy within a device (`cudaMemcpyDeviceToDevice`).
 const WITHIN_DEVICE: c_uint = 3;
 
 type Code = c_uint;
-/// A stream, as the library knows it (`cudaStream_t`).
+/// The library's stream handle (`cudaStream_t`).
 pub(crate) type StreamHandle = *mut c_void;
-/// An event, as the library knows it (`cudaEvent_t`).
+/// The library's event handle (`cudaEvent_t`).
 type EventHandle = *mut c_void;
-/// An address in the memory of a device.
+/// An address in device memory.
 pub(crate) type Address = *mut c_void;
 
-/// A stream of a device, until [`Functions::end_stream`].
+/// A stream that is valid until [`Functions::end_stream`].
 #[derive(Debug)]
 pub(super) struct RawStream(pub(super) StreamHandle);
 
-/// An event of a device, until [`Functions::end_event`].
+/// An event that is valid until [`Functions::end_event`].
 #[derive(Debug)]
 pub(super) struct RawEvent(EventHandle);
 
-/// Memory of a device, until [`Functions::free`].
+/// Device memory that is valid until [`Functions::free`].
 #[derive(Debug)]
 pub(super) struct Memory {
     pub(super) at: Address,
@@ -85,14 +86,15 @@ impl Functions {
     /// Returns the version of the runtime, such as 13050 for 13.5.
     pub(super) fn runtime_version(&self) -> Result<c_int, CudaError> {
         let mut version = 0;
-        // SAFETY: The signature is its own, and what it writes to is borrowed for it alone.
+        // SAFETY: The signature is that of the header, and the out-parameter is borrowed
+        // exclusively.
         self.call("cudaRuntimeGetVersion", None, || unsafe {
             (self.cudaRuntimeGetVersion)(&raw mut version)
         })?;
         Ok(version)
     }
 
-    /// Returns the newest version that the driver supports; 0 where there is no driver.
+    /// Returns the newest version that the driver supports; 0 if there is no driver.
     pub(super) fn driver_version(&self) -> Result<c_int, CudaError> {
         let mut version = 0;
         // SAFETY: As above.
@@ -112,9 +114,9 @@ impl Functions {
         Ok(u32::try_from(count).unwrap_or_default())
     }
 
-    /// Makes a device the one of this thread.
+    /// Makes a device the current one of the calling thread.
     pub(super) fn select(&self, device: u32) -> Result<(), CudaError> {
-        // SAFETY: It takes a number.
+        // SAFETY: The function takes a number.
         self.call("cudaSetDevice", Some(device), || unsafe {
             (self.cudaSetDevice)(number(device))
         })
@@ -125,7 +127,7 @@ impl Functions {
         let mut text: [c_char; PCI_BYTES] = [0; PCI_BYTES];
         let length = c_int::try_from(PCI_BYTES).unwrap_or_default();
         self.call("cudaDeviceGetPCIBusId", Some(device), || {
-            // SAFETY: There is as much room as it is told.
+            // SAFETY: The buffer is as long as the length passed.
             unsafe { (self.cudaDeviceGetPCIBusId)(text.as_mut_ptr(), length, number(device)) }
         })?;
         let bytes = text.iter().take_while(|byte| **byte != 0);
@@ -133,61 +135,61 @@ impl Functions {
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    /// Returns the device at a PCI address.
+    /// Returns the index of the device at a PCI address.
     pub(super) fn at_pci(&self, pci: &str) -> Result<u32, CudaError> {
         let pci = CString::new(pci).unwrap_or_default();
         let mut device = 0;
         self.call("cudaDeviceGetByPCIBusId", None, || {
-            // SAFETY: The text ends with a zero; the number is written to.
+            // SAFETY: The text is zero-terminated; the index is an out-parameter.
             unsafe { (self.cudaDeviceGetByPCIBusId)(&raw mut device, pci.as_ptr()) }
         })?;
         Ok(u32::try_from(device).unwrap_or_default())
     }
 
-    /// Returns memory of a device.
+    /// Allocates `bytes` bytes of device memory.
     pub(super) fn allocate(&self, device: u32, bytes: usize) -> Result<Memory, CudaError> {
         self.select(device)?;
         let mut at = ptr::null_mut();
-        // SAFETY: The address is written to, and is borrowed for it alone.
+        // SAFETY: The address is an out-parameter, borrowed exclusively.
         self.call("cudaMalloc", Some(device), || unsafe {
             (self.cudaMalloc)(&raw mut at, bytes)
         })?;
         Ok(Memory { at, bytes })
     }
 
-    /// Gives memory back, once nothing on the device uses it any more.
+    /// Frees memory, once no work on the device uses it.
     pub(super) fn free(&self, memory: &Memory) -> Result<(), CudaError> {
-        // SAFETY: The library has given it out, and its owner is being dropped.
+        // SAFETY: The library allocated the memory, and its owner is being dropped.
         self.call("cudaFree", None, || unsafe { (self.cudaFree)(memory.at) })
     }
 
-    /// Sets each byte of memory.
+    /// Sets each byte of the memory.
     pub(super) fn fill(&self, memory: &Memory, byte: u8) -> Result<(), CudaError> {
         self.call("cudaMemset", None, || {
-            // SAFETY: The library has given out so much memory.
+            // SAFETY: The library allocated that many bytes.
             unsafe { (self.cudaMemset)(memory.at, byte.into(), memory.bytes) }
         })
     }
 
-    /// Writes the beginning of memory, as much as there are bytes and as it has.
+    /// Copies `bytes` to the start of the memory, truncated to its size.
     pub(super) fn write(&self, memory: &Memory, bytes: &[u8]) -> Result<(), CudaError> {
         let length = bytes.len().min(memory.bytes);
         self.call("cudaMemcpy", None, || {
-            // SAFETY: Both are as long as that at least.
+            // SAFETY: Both are at least `length` bytes long.
             unsafe { (self.cudaMemcpy)(memory.at, bytes.as_ptr().cast(), length, TO_DEVICE) }
         })
     }
 
-    /// Reads the beginning of memory, as much as there is room and as it has.
+    /// Copies the start of the memory to `bytes`, up to the shorter of the two.
     pub(super) fn read(&self, memory: &Memory, bytes: &mut [u8]) -> Result<(), CudaError> {
         let length = bytes.len().min(memory.bytes);
         self.call("cudaMemcpy", None, || {
-            // SAFETY: Both are as long as that at least.
+            // SAFETY: Both are at least `length` bytes long.
             unsafe { (self.cudaMemcpy)(bytes.as_mut_ptr().cast(), memory.at, length, FROM_DEVICE) }
         })
     }
 
-    /// Has a stream copy the beginning of memory to other memory of its device, as much as both have.
+    /// Queues a copy between two memories of one device, up to the shorter of the two.
     pub(super) fn copy(
         &self,
         stream: &RawStream,
@@ -196,27 +198,28 @@ impl Functions {
     ) -> Result<(), CudaError> {
         let length = from.bytes.min(to.bytes);
         self.call("cudaMemcpyAsync", None, || {
-            // SAFETY: The library has given out all three, and both pieces are as long as that.
+            // SAFETY: The library created all three, and both memories are at least `length`
+            // bytes long.
             unsafe {
                 (self.cudaMemcpyAsync)(to.at, from.at.cast_const(), length, WITHIN_DEVICE, stream.0)
             }
         })
     }
 
-    /// Returns a new stream of a device.
+    /// Creates a stream on a device.
     pub(super) fn stream(&self, device: u32) -> Result<RawStream, CudaError> {
         self.select(device)?;
         let mut stream = ptr::null_mut();
-        // SAFETY: The stream is written to, and is borrowed for it alone.
+        // SAFETY: The stream is an out-parameter, borrowed exclusively.
         self.call("cudaStreamCreateWithFlags", Some(device), || unsafe {
             (self.cudaStreamCreateWithFlags)(&raw mut stream, NON_BLOCKING)
         })?;
         Ok(RawStream(stream))
     }
 
-    /// Returns whether all work of a stream is done.
+    /// Returns true if all work of a stream is done.
     pub(super) fn is_done(&self, stream: &RawStream) -> Result<bool, CudaError> {
-        // SAFETY: The library has given out the stream.
+        // SAFETY: The library created the stream.
         let told = self.call("cudaStreamQuery", None, || unsafe {
             (self.cudaStreamQuery)(stream.0)
         });
@@ -229,34 +232,34 @@ impl Functions {
 
     /// Waits until all work of a stream is done.
     pub(super) fn synchronize(&self, stream: &RawStream) -> Result<(), CudaError> {
-        // SAFETY: As above.
+        // SAFETY: The library created the stream.
         self.call("cudaStreamSynchronize", None, || unsafe {
             (self.cudaStreamSynchronize)(stream.0)
         })
     }
 
-    /// Ends a stream, once its work is done.
+    /// Destroys a stream, once its work is done.
     pub(super) fn end_stream(&self, stream: &RawStream) -> Result<(), CudaError> {
-        // SAFETY: As above, and its owner is being dropped.
+        // SAFETY: The library created the stream, and its owner is being dropped.
         self.call("cudaStreamDestroy", None, || unsafe {
             (self.cudaStreamDestroy)(stream.0)
         })
     }
 
-    /// Returns a new event of a device.
+    /// Creates an event on a device.
     pub(super) fn event(&self, device: u32) -> Result<RawEvent, CudaError> {
         self.select(device)?;
         let mut event = ptr::null_mut();
-        // SAFETY: The event is written to, and is borrowed for it alone.
+        // SAFETY: The event is an out-parameter, borrowed exclusively.
         self.call("cudaEventCreate", Some(device), || unsafe {
             (self.cudaEventCreate)(&raw mut event)
         })?;
         Ok(RawEvent(event))
     }
 
-    /// Has an event happen when the work that a stream has now is done.
+    /// Records an event in a stream, behind the work queued so far.
     pub(super) fn record(&self, event: &RawEvent, stream: &RawStream) -> Result<(), CudaError> {
-        // SAFETY: The library has given out both.
+        // SAFETY: The library created both.
         self.call("cudaEventRecord", None, || unsafe {
             (self.cudaEventRecord)(event.0, stream.0)
         })
@@ -266,21 +269,21 @@ impl Functions {
     pub(super) fn elapsed(&self, from: &RawEvent, to: &RawEvent) -> Result<f32, CudaError> {
         let mut milliseconds = 0.0;
         self.call("cudaEventElapsedTime", None, || {
-            // SAFETY: As above; the number is written to.
+            // SAFETY: The library created both events; the number is an out-parameter.
             unsafe { (self.cudaEventElapsedTime)(&raw mut milliseconds, from.0, to.0) }
         })?;
         Ok(milliseconds)
     }
 
-    /// Ends an event.
     pub(super) fn end_event(&self, event: &RawEvent) -> Result<(), CudaError> {
-        // SAFETY: As above, and its owner is being dropped.
+        // SAFETY: The library created the event, and its owner is being dropped.
         self.call("cudaEventDestroy", None, || unsafe {
             (self.cudaEventDestroy)(event.0)
         })
     }
 
-    /// Makes a call. A failure is not left behind for the next one.
+    /// Makes a call, and clears the library's last error, which would otherwise fail the next
+    /// one.
     fn call(
         &self,
         call: &'static str,
@@ -293,7 +296,7 @@ impl Functions {
             return Ok(());
         }
         if let Some(forget) = self.cudaGetLastError {
-            // SAFETY: It takes nothing.
+            // SAFETY: The function takes no arguments.
             unsafe { forget() };
         }
         Err(CudaError {
@@ -308,13 +311,13 @@ impl Functions {
 /// Returns the library's text for a code.
 fn text(of: Option<unsafe extern "C" fn(Code) -> *const c_char>, code: Code) -> String {
     let text = of.map_or(ptr::null(), |of| {
-        // SAFETY: It takes a number, and returns a text that stays.
+        // SAFETY: The function takes a number and returns a static string.
         unsafe { of(code) }
     });
     if text.is_null() {
         return String::new();
     }
-    // SAFETY: A text of the library, closed by a zero.
+    // SAFETY: The library returned a zero-terminated string.
     unsafe { CStr::from_ptr(text) }
         .to_string_lossy()
         .into_owned()

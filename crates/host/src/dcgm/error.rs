@@ -1,54 +1,54 @@
-//! What DCGM answers where it does not answer.
+//! Errors of DCGM and of the attempt to open it.
 
 use std::fmt;
 use std::path::PathBuf;
 
 use crate::library;
 
-/// The answer to a structure of a version that it does not know (`DCGM_ST_VER_MISMATCH`).
+/// Code for a structure version that the library does not support (`DCGM_ST_VER_MISMATCH`).
 const VER_MISMATCH: i32 = -12;
-/// The answer of a function that the library does not have (`DCGM_ST_FUNCTION_NOT_FOUND`).
+/// Code for a function that the library lacks (`DCGM_ST_FUNCTION_NOT_FOUND`).
 pub(super) const FUNCTION_NOT_FOUND: i32 = -20;
 
-/// DCGM cannot be used.
+/// Error when DCGM is opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// No library was found, or another one.
+    /// No library was found, or the file is another library.
     #[error(transparent)]
     Library(#[from] library::OpenError),
-    /// The library does not start.
+    /// The library failed to initialise.
     #[error("{} cannot be used: {source}", library.display())]
     NotUsable {
-        /// The library.
+        /// Path or name of the library.
         library: PathBuf,
-        /// Its answer.
+        /// Error that the library returned.
         source: DcgmError,
     },
-    /// No host engine answers.
+    /// The host engine does not answer.
     #[error("no host engine answers at {address}: {source}")]
     NotConnected {
-        /// The address that was tried.
+        /// Address that was tried, `HOST` or `HOST:PORT`.
         address: String,
-        /// The answer of the library.
+        /// Error that the library returned.
         source: DcgmError,
     },
 }
 
-/// A call of DCGM that failed.
+/// A failed call of DCGM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DcgmError {
-    /// The function.
+    /// Name of the library function.
     pub call: &'static str,
-    /// The code that it answered.
+    /// Returned code, a value of `dcgmReturn_t`.
     pub(super) code: i32,
-    /// The library's text for that.
+    /// Library's description of the code.
     pub(super) text: String,
 }
 
 // === impl DcgmError ===
 
 impl DcgmError {
-    /// Returns the error that no form of an answer is known to both.
+    /// Returns the error for a library that accepts none of the known layouts.
     pub(super) fn other_version() -> Self {
         Self {
             call: "dcgmHealthCheck",
@@ -57,7 +57,7 @@ impl DcgmError {
         }
     }
 
-    /// Returns whether a structure of this version is unknown to the library.
+    /// Returns true if the library does not support the structure's version.
     pub(super) fn is_other_version(&self) -> bool {
         self.code == VER_MISMATCH
     }

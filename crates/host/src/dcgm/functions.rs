@@ -1,5 +1,5 @@
-//! The functions of DCGM that are called, by the signatures of its headers (`dcgm_agent.h` and
-//! `dcgm_structs.h` of DCGM 4), each by a safe method of [`Functions`].
+//! Bindings to the DCGM functions in use, with the signatures of `dcgm_agent.h` and
+//! `dcgm_structs.h` of DCGM 4. Each has a safe method of [`Functions`].
 
 #![allow(
     unsafe_code,
@@ -15,39 +15,39 @@ use diagnosis::gpu::dcgm::DcgmEntity;
 use super::error::{DcgmError, FUNCTION_NOT_FOUND};
 use crate::library::functions;
 
-/// The names under which it is installed: of DCGM 4 and 3.
+/// Library names of DCGM 4 and 3.
 const NAMES: &[&str] = &["libdcgm.so.4", "libdcgm.so.3"];
-/// The name of our group of devices, for those who list them.
+/// Name of the device group, as `dcgmi group --list` shows it.
 const GROUP_NAME: &CStr = c"gpuwarden";
-/// An empty group (`DCGM_GROUP_EMPTY`).
+/// Group type: empty (`DCGM_GROUP_EMPTY`).
 const EMPTY: c_uint = 1;
-/// Milliseconds for which a connection is tried.
+/// Timeout of a connection attempt, in milliseconds.
 const CONNECT_MS: c_uint = 10_000;
-/// Most devices of a kind that are looked at: four times what DCGM has room for.
+/// Most devices of one kind that are read: four times DCGM's own limit.
 const MAX_ENTITIES: usize = 256;
-/// Only devices that DCGM can watch (`DCGM_GEGE_FLAG_ONLY_SUPPORTED`).
+/// Flag: only devices that DCGM can watch (`DCGM_GEGE_FLAG_ONLY_SUPPORTED`).
 const ONLY_SUPPORTED: c_uint = 1;
-/// Asks the driver itself for a value that nobody watches (`DCGM_FV_FLAG_LIVE_DATA`).
+/// Flag: read from the driver a value that no watch updates (`DCGM_FV_FLAG_LIVE_DATA`).
 const LIVE: c_uint = 1;
-/// Bytes of a value that is a text (`DCGM_MAX_BLOB_LENGTH`).
+/// Size of a text value, in bytes (`DCGM_MAX_BLOB_LENGTH`).
 const VALUE_BYTES: usize = 4096;
-/// The beginning of values that are not known, such as `<<<NULL>>>`.
+/// Prefix of unknown text values, such as `<<<NULL>>>`.
 const BLANK: &str = "<<<";
-/// The first of the numbers that stand for a value that is not known (`DCGM_INT64_BLANK`).
+/// First of the numbers that mean an unknown value (`DCGM_INT64_BLANK`).
 const BLANK_NUMBER: i64 = 0x7fff_ffff_ffff_fff0;
 
 type Code = c_int;
 type Handle = usize;
 
-/// A connection to a host engine, until [`Functions::disconnect`].
+/// A connection that is valid until [`Functions::disconnect`].
 #[derive(Debug)]
 pub(super) struct Connection(Handle);
 
-/// A group of devices of a connection.
+/// A device group of a connection.
 #[derive(Debug)]
 pub(super) struct Group(usize);
 
-/// The parameters of a connection (`dcgmConnectV2Params_v2`).
+/// Parameters of a connection (`dcgmConnectV2Params_v2`).
 #[repr(C)]
 struct ConnectParams {
     version: c_uint,
@@ -56,14 +56,14 @@ struct ConnectParams {
     is_unix_socket: c_uint,
 }
 
-/// A device (`dcgmGroupEntityPair_t`).
+/// A GPU or switch (`dcgmGroupEntityPair_t`).
 #[repr(C)]
 struct Entity {
     group: c_uint,
     id: c_uint,
 }
 
-/// A value of a field of a device (`dcgmFieldValue_v2`).
+/// Value of one field of one device (`dcgmFieldValue_v2`).
 #[repr(C)]
 pub(super) struct Value {
     version: c_uint,
@@ -77,7 +77,7 @@ pub(super) struct Value {
     bytes: [u8; VALUE_BYTES],
 }
 
-/// The version of a host engine (`dcgmVersionInfo_v2`).
+/// Version of a host engine (`dcgmVersionInfo_v2`).
 #[repr(C)]
 struct VersionInfo {
     version: c_uint,
@@ -116,13 +116,12 @@ functions! {
 // === impl Functions ===
 
 impl Functions {
-    /// Starts the library.
     pub(super) fn init(&self) -> Result<(), DcgmError> {
-        // SAFETY: The signature is its own, and it takes nothing.
+        // SAFETY: The signature is that of the header, and the function takes no arguments.
         self.call("dcgmInit", || unsafe { (self.dcgmInit)() })
     }
 
-    /// Connects to a host engine. What is made by the connection goes with it.
+    /// Connects to a host engine, which drops the connection's groups when the connection ends.
     pub(super) fn connect(&self, address: &str) -> Result<Connection, DcgmError> {
         let mut params = ConnectParams {
             version: version::<ConnectParams>(2),
@@ -133,31 +132,33 @@ impl Functions {
         let address = CString::new(address).unwrap_or_default();
         let mut handle = 0;
         self.call("dcgmConnect_v2", || {
-            // SAFETY: The text ends with a zero; what it writes to is borrowed for it alone.
+            // SAFETY: The address is zero-terminated; both out-parameters are borrowed
+            // exclusively.
             unsafe { (self.dcgmConnect_v2)(address.as_ptr(), &raw mut params, &raw mut handle) }
         })?;
         Ok(Connection(handle))
     }
 
-    /// Ends a connection, and the library's work.
+    /// Disconnects, and shuts the library down.
     pub(super) fn disconnect(&self, connection: &Connection) {
-        // SAFETY: The library has given out the connection, and nobody uses it afterwards.
+        // SAFETY: The library created the connection, and nothing uses it afterwards.
         let ended = self.call("dcgmDisconnect", || unsafe {
             (self.dcgmDisconnect)(connection.0)
         });
-        // SAFETY: It takes nothing, and nothing of the library is called afterwards.
+        // SAFETY: The function takes no arguments, and no other library function is called
+        // afterwards.
         let ended = ended.and(self.call("dcgmShutdown", || unsafe { (self.dcgmShutdown)() }));
         if let Err(error) = ended {
             tracing::debug!(%error, "DCGM was not shut down");
         }
     }
 
-    /// Returns a new group of devices.
+    /// Creates an empty device group.
     pub(super) fn group(&self, of: &Connection) -> Result<Group, DcgmError> {
         let mut group = 0;
         self.call("dcgmGroupCreate", || {
             let name = GROUP_NAME.as_ptr();
-            // SAFETY: As above, and the name is a text that stays.
+            // SAFETY: As above, and the name is a static string.
             unsafe { (self.dcgmGroupCreate)(of.0, EMPTY, name, &raw mut group) }
         })?;
         Ok(Group(group))
@@ -171,7 +172,7 @@ impl Functions {
         entity: DcgmEntity,
     ) -> Result<(), DcgmError> {
         self.call("dcgmGroupAddEntity", || {
-            // SAFETY: The library has given out both; the rest are numbers.
+            // SAFETY: The library created connection and group; the rest are numbers.
             unsafe { (self.dcgmGroupAddEntity)(of.0, group.0, entity.group, entity.id) }
         })
     }
@@ -185,7 +186,8 @@ impl Functions {
         let mut ids = [0; MAX_ENTITIES];
         let mut count = c_int::try_from(ids.len()).unwrap_or(c_int::MAX);
         self.call("dcgmGetEntityGroupEntities", || {
-            // SAFETY: There is room for as many as it is told, and it writes how many there are.
+            // SAFETY: The array has room for `count` entries; the library sets `count` to the
+            // number it wrote.
             unsafe {
                 let ids = ids.as_mut_ptr();
                 (self.dcgmGetEntityGroupEntities)(of.0, kind, ids, &raw mut count, ONLY_SUPPORTED)
@@ -196,29 +198,31 @@ impl Functions {
         Ok(named.map(|id| DcgmEntity { group: kind, id }).collect())
     }
 
-    /// Has a group watched.
+    /// Enables health watches on a group.
     pub(super) fn set_watches(
         &self,
         of: &Connection,
         group: &Group,
         watches: u32,
     ) -> Result<(), DcgmError> {
-        // SAFETY: The library has given out both; the watches are bits.
+        // SAFETY: The library created connection and group; the watches are a bit mask.
         self.call("dcgmHealthSet", || unsafe {
             (self.dcgmHealthSet)(of.0, group.0, watches)
         })
     }
 
-    /// Has all that is watched be read once. A library without this reads it in its own time.
+    /// Makes the host engine read all watched fields once. A library without this function
+    /// reads them on its own schedule.
     pub(super) fn update(&self, of: &Connection) -> Result<(), DcgmError> {
         let Some(update) = self.dcgmUpdateAllFields else {
             return Ok(());
         };
-        // SAFETY: The library has given out the connection; 1 is to wait for it.
+        // SAFETY: The library created the connection; 1 means to wait for completion.
         self.call("dcgmUpdateAllFields", || unsafe { update(of.0, 1) })
     }
 
-    /// Asks for the incidents of a group. The answer begins with its version, which says its size.
+    /// Reads the incidents of a group into `answer`, whose first word is the structure's
+    /// version and encodes its size.
     pub(super) fn health(
         &self,
         of: &Connection,
@@ -228,12 +232,12 @@ impl Functions {
         let told = answer.first().copied().unwrap_or_default() & 0xff_ffff;
         debug_assert_eq!(told as usize, mem::size_of_val(answer), "its own size");
         self.call("dcgmHealthCheck", || {
-            // SAFETY: The library writes as much as the version says, or nothing.
+            // SAFETY: The library writes as many bytes as the version encodes, or nothing.
             unsafe { (self.dcgmHealthCheck)(of.0, group.0, answer.as_mut_ptr()) }
         })
     }
 
-    /// Returns the version of the host engine, where it tells it.
+    /// Returns the version of the host engine, if the library can report it.
     pub(super) fn version(&self, of: &Connection) -> Option<String> {
         let mut info = VersionInfo {
             version: version::<VersionInfo>(2),
@@ -252,7 +256,7 @@ impl Functions {
         version.map(str::to_owned)
     }
 
-    /// Returns the values of fields of devices, as far as they are told.
+    /// Returns the known values of `fields` for each of the devices.
     pub(super) fn values(
         &self,
         of: &Connection,
@@ -262,15 +266,16 @@ impl Functions {
         let call = "dcgmEntitiesGetLatestValues";
         let entities: Vec<Entity> = entities.iter().map(Entity::from).collect();
         let count = |length: usize| c_uint::try_from(length).unwrap_or_default();
-        // Twice the room, should a later version's value be longer: it is known by its version.
+        // Twice the room, in case a later version's value is longer: a value's version reveals
+        // its form.
         let room = entities.len() * fields.len() * 2;
         let mut values: Vec<Value> = (0..room).map(|_| Value::blank()).collect();
         self.call(call, || {
             let Some(ask) = self.dcgmEntitiesGetLatestValues else {
                 return FUNCTION_NOT_FOUND;
             };
-            // SAFETY: Devices and fields are as many as it is told, and there is room for a value
-            // of each of each.
+            // SAFETY: The lengths passed are those of the slices, and `values` has room for one
+            // value per device and field.
             unsafe {
                 ask(
                     of.0,
@@ -287,7 +292,6 @@ impl Functions {
         Ok(values)
     }
 
-    /// Makes a call.
     fn call(&self, call: &'static str, make: impl FnOnce() -> Code) -> Result<(), DcgmError> {
         (self.listener)(call, None);
         match make() {
@@ -303,13 +307,13 @@ impl Functions {
     /// Returns the library's text for a code.
     fn text_of(&self, code: Code) -> String {
         let text = self.errorString.map_or(ptr::null(), |text_of| {
-            // SAFETY: It takes a number, and returns a text that stays.
+            // SAFETY: The function takes a number and returns a static string.
             unsafe { text_of(code) }
         });
         if text.is_null() {
             return String::new();
         }
-        // SAFETY: A text of the library, closed by a zero.
+        // SAFETY: The library returned a zero-terminated string.
         unsafe { CStr::from_ptr(text) }
             .to_string_lossy()
             .into_owned()
@@ -344,20 +348,20 @@ impl Value {
         }
     }
 
-    /// Returns whether this is what is told of a field of a device.
+    /// Returns true if this is the value of `field` of `entity`.
     pub(super) fn is_of(&self, entity: DcgmEntity, field: u16) -> bool {
         self.version == version::<Self>(2)
             && self.status == 0
             && (self.entity_group, self.entity, self.field) == (entity.group, entity.id, field)
     }
 
-    /// Returns it as a text.
+    /// Returns the value as a text; `None` if it is unknown or not a text.
     pub(super) fn text(&self) -> Option<String> {
         let text = text(&self.bytes);
         (!text.is_empty() && !text.starts_with(BLANK)).then_some(text)
     }
 
-    /// Returns it as a number.
+    /// Returns the value as a number; `None` if it is unknown or not a number.
     pub(super) fn number(&self) -> Option<u32> {
         let bytes = self.bytes.first_chunk()?;
         let number = i64::from_ne_bytes(*bytes);
@@ -365,13 +369,13 @@ impl Value {
     }
 }
 
-/// Returns the version of a structure, as DCGM forms it from its size and its number.
+/// Returns the version of a structure, which DCGM composes of its size and its version number.
 #[allow(clippy::cast_possible_truncation, reason = "sizes of small structures")]
 const fn version<T>(number: u32) -> u32 {
     size_of::<T>() as u32 | number << 24
 }
 
-/// Returns the text up to its zero.
+/// Returns the text before the terminating zero.
 fn text(bytes: &[u8]) -> String {
     let end = bytes.iter().position(|byte| *byte == 0);
     let bytes = bytes.get(..end.unwrap_or(bytes.len())).unwrap_or_default();

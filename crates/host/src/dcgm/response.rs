@@ -1,23 +1,24 @@
-//! The answer of `dcgmHealthCheck`, as `dcgm_structs.h` lays it out: version, health of all, number of
-//! incidents, and for each of them watch, health, text, code, kind and number of what it is about.
+//! The response of `dcgmHealthCheck`, laid out as in `dcgm_structs.h`: version, overall health,
+//! number of incidents, and for each incident watch, health, text, code, and the kind and
+//! number of its device.
 //!
-//! Between versions of DCGM it differs in its number, in how many incidents have room, and in how
-//! long their texts may be.
+//! Versions of DCGM differ in the version number, the number of incidents, and the length of
+//! their texts.
 
 use diagnosis::gpu::dcgm::{DcgmEntity, DcgmIncident};
 
-/// The form of an answer.
+/// Layout of a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Layout {
-    /// Number of its version.
+    /// Version number of the structure.
     pub(super) number: u32,
-    /// Number of incidents that have room.
+    /// Number of incidents that fit.
     pub(super) incidents: usize,
-    /// Words of each text.
+    /// Length of each text, in words.
     pub(super) text: usize,
 }
 
-/// The forms that are tried, the newest first.
+/// Known layouts, the newest first.
 pub(super) const LAYOUTS: [Layout; 8] = [
     layout(5, 1024, 1024),
     layout(5, 1024, 512),
@@ -31,20 +32,20 @@ pub(super) const LAYOUTS: [Layout; 8] = [
 
 /// Words before the first incident.
 const HEAD: usize = 3;
-/// Words of an incident beside its text.
+/// Words of an incident besides its text.
 const BESIDE: usize = 5;
 /// Bytes of a word.
 const WORD: usize = size_of::<u32>();
 
-/// An answer, and its form.
+/// A response and its layout.
 #[derive(Debug)]
 pub(super) struct Response {
     layout: Layout,
-    /// Words, so that the library finds it aligned.
+    /// Words rather than bytes, so that the library gets aligned memory.
     words: Vec<u32>,
 }
 
-/// Returns a form whose texts have so many bytes.
+/// Returns a layout whose texts have `bytes` bytes.
 const fn layout(number: u32, incidents: usize, bytes: usize) -> Layout {
     Layout {
         number,
@@ -56,17 +57,17 @@ const fn layout(number: u32, incidents: usize, bytes: usize) -> Layout {
 // === impl Layout ===
 
 impl Layout {
-    /// Returns the words of one incident.
+    /// Returns the length of one incident, in words.
     fn incident(self) -> usize {
         self.text + BESIDE
     }
 
-    /// Returns the words of the whole.
+    /// Returns the length of the response, in words.
     fn words(self) -> usize {
         HEAD + self.incidents * self.incident()
     }
 
-    /// Returns its version, as DCGM forms it from its size and its number.
+    /// Returns the version that DCGM composes of the size and the version number.
     #[allow(clippy::cast_possible_truncation, reason = "a million bytes at most")]
     fn version(self) -> u32 {
         (self.words() * WORD) as u32 | self.number << 24
@@ -76,7 +77,7 @@ impl Layout {
 // === impl Response ===
 
 impl Response {
-    /// Returns an empty answer of a form, to be filled in.
+    /// Returns an empty response that the library can fill in.
     pub(super) fn new(layout: Layout) -> Self {
         let mut response = Self {
             layout,
@@ -86,7 +87,7 @@ impl Response {
         response
     }
 
-    /// Makes it empty again.
+    /// Empties the response for the next call.
     pub(super) fn clear(&mut self) {
         self.words.fill(0);
         if let Some(first) = self.words.first_mut() {
@@ -98,7 +99,7 @@ impl Response {
         &mut self.words
     }
 
-    /// Returns its incidents, and whether all had room.
+    /// Returns the incidents, and true if all of them fitted.
     pub(super) fn read(&self) -> (Vec<DcgmIncident>, bool) {
         let told = self.words.get(2).copied().unwrap_or_default();
         let count = usize::try_from(told).unwrap_or(usize::MAX);

@@ -1,10 +1,10 @@
-//! What NCCL answers where it does not answer.
+//! Errors of NCCL, also from the CUDA runtime below it.
 
 use std::fmt;
 
 use crate::cuda::CudaError;
 
-/// The codes that have a name, in their order from 0 on (`ncclResult_t`).
+/// Names of the codes from 0 on (`ncclResult_t`).
 pub(super) const NAMES: [&str; 8] = [
     "ncclSuccess",
     "ncclUnhandledCudaError",
@@ -16,42 +16,43 @@ pub(super) const NAMES: [&str; 8] = [
     "ncclInProgress",
 ];
 
-/// Something that NCCL needs has failed.
+/// Error of NCCL, or of the CUDA runtime on its behalf.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// A call of NCCL.
+    /// A call of NCCL failed.
     #[error(transparent)]
     Nccl(#[from] NcclError),
-    /// A call of the CUDA runtime for it.
+    /// A call of the CUDA runtime failed.
     #[error(transparent)]
     Cuda(#[from] CudaError),
-    /// A buffer has less room than what is to be reduced.
+    /// A buffer is too small for the reduction.
     #[error("{numbers} numbers of four bytes are to be reduced in a buffer of {bytes} bytes")]
     Room {
-        /// Number of numbers.
+        /// Number of elements to reduce.
         numbers: usize,
-        /// Size of the buffer.
+        /// Size of the buffer, in bytes.
         bytes: usize,
     },
 }
 
-/// A call of NCCL that failed.
+/// A failed call of NCCL.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NcclError {
-    /// The function.
+    /// Name of the library function.
     pub call: &'static str,
-    /// The code that it answered, as a number of `ncclResult_t`.
+    /// Returned code, a value of `ncclResult_t`.
     pub code: u32,
-    /// The library's text for that.
+    /// Library's description of the code.
     pub(super) text: String,
-    /// The last thing that the library says has gone wrong; empty where it says nothing.
+    /// Last error message of the library; empty if there is none.
     pub(super) last: String,
 }
 
 // === impl NcclError ===
 
 impl NcclError {
-    /// Returns the name of the code, such as `ncclSystemError`; one without a name keeps its number.
+    /// Returns the name of the code, such as `ncclSystemError`; an unknown code is shown as a
+    /// number.
     pub fn name(&self) -> String {
         let named = usize::try_from(self.code).ok();
         let named = named.and_then(|at| NAMES.get(at));

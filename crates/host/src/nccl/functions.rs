@@ -1,4 +1,4 @@
-//! The functions of NCCL that are called, by the signatures of its header (`nccl.h` of NCCL 2), each by a
+//! Bindings to the NCCL functions in use, with the signatures of `nccl.h` of NCCL 2. Each has a
 //! safe method of [`Functions`].
 
 #![allow(
@@ -14,30 +14,29 @@ use super::error::{Error, NcclError};
 use crate::cuda::{Address, Device, StreamHandle};
 use crate::library::functions;
 
-/// The name under which it is installed.
+/// Library name of NCCL 2.
 const NAMES: &[&str] = &["libnccl.so.2"];
-/// Bytes of the name of a group of ranks (`NCCL_UNIQUE_ID_BYTES`).
+/// Length of a group identifier in bytes (`NCCL_UNIQUE_ID_BYTES`).
 pub(super) const ID_BYTES: usize = 128;
-/// Elements of four bytes (`ncclFloat32`).
+/// Data type of 32-bit floats (`ncclFloat32`).
 const FLOAT32: c_uint = 7;
 
 type Code = c_uint;
-/// A communicator, as the library knows it (`ncclComm_t`).
+/// The library's communicator handle (`ncclComm_t`).
 type Handle = *mut c_void;
 
-/// The name of a group of ranks (`ncclUniqueId`).
+/// Identifier of a group of ranks (`ncclUniqueId`).
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct RawId {
     pub(super) bytes: [u8; ID_BYTES],
 }
 
-/// A rank's part in a group, until [`Functions::destroy`] or [`Functions::abort`].
+/// Communicator of a rank, valid until [`Functions::destroy`] or [`Functions::abort`].
 #[derive(Debug)]
 pub(super) struct Rank(Handle);
 
-/// A rank's part in an all-reduce: what it sends, where it receives, and in which order with its
-/// other work.
+/// Part of a rank in an all-reduce: communicator, send and receive buffers, and stream.
 pub(super) struct Reduced<'a> {
     pub(super) rank: &'a Rank,
     pub(super) send: Address,
@@ -68,17 +67,18 @@ functions! {
 // === impl Functions ===
 
 impl Functions {
-    /// Returns its version, such as 22809 for 2.28.9.
+    /// Returns the library's version, such as 22809 for 2.28.9.
     pub(super) fn version(&self) -> Result<c_int, NcclError> {
         let mut version = 0;
-        // SAFETY: The signature is its own, and what it writes to is borrowed for it alone.
+        // SAFETY: The signature is that of the header, and the out-parameter is borrowed
+        // exclusively.
         self.call("ncclGetVersion", None, || unsafe {
             (self.ncclGetVersion)(&raw mut version)
         })?;
         Ok(version)
     }
 
-    /// Returns a name for a new group of ranks.
+    /// Creates an identifier for a new group of ranks.
     pub(super) fn id(&self) -> Result<RawId, NcclError> {
         let mut id = RawId {
             bytes: [0; ID_BYTES],
@@ -90,21 +90,22 @@ impl Functions {
         Ok(id)
     }
 
-    /// Takes places in a group of ranks, each with a device. It waits for all ranks of the group, also
-    /// those that other processes take.
+    /// Joins a group of ranks with one device for each place. Waits for all ranks of the group,
+    /// including those of other processes.
     pub(super) fn join(
         &self,
         id: &RawId,
         ranks: u32,
         places: &[(&Device, u32)],
     ) -> Result<Vec<Rank>, Error> {
-        // The library writes them by the end of the group, so they stay where they are until then.
+        // The library writes the handles when the group call ends, so they must not move until
+        // then.
         let mut handles = vec![ptr::null_mut(); places.len()];
         self.together(|| {
             for (handle, (device, rank)) in handles.iter_mut().zip(places) {
                 device.select()?;
                 self.call("ncclCommInitRank", Some(device.index()), || {
-                    // SAFETY: The handle is written to, and outlives the group.
+                    // SAFETY: The handle is an out-parameter that outlives the group call.
                     unsafe { (self.ncclCommInitRank)(handle, number(ranks), *id, number(*rank)) }
                 })?;
             }
@@ -113,7 +114,7 @@ impl Functions {
         Ok(handles.into_iter().map(Rank).collect())
     }
 
-    /// Begins an all-reduce of so many numbers of four bytes by these ranks.
+    /// Queues an all-reduce of `numbers` 32-bit floats by these ranks.
     pub(super) fn all_reduce(
         &self,
         parts: &[Reduced<'_>],
@@ -124,8 +125,8 @@ impl Functions {
             for part in parts {
                 let (handle, stream) = (part.rank.0, part.stream);
                 self.call("ncclAllReduce", None, || {
-                    // SAFETY: The libraries have given out all of them, and the caller has looked
-                    // whether there is so much memory.
+                    // SAFETY: The libraries created all handles and buffers, and the caller has
+                    // checked the sizes of the buffers.
                     unsafe {
                         let (send, receive) = (part.send, part.receive);
                         (self.ncclAllReduce)(
@@ -138,11 +139,11 @@ impl Functions {
         })
     }
 
-    /// Fails with what has gone wrong in the work of a rank.
+    /// Fails if a rank's work has failed.
     pub(super) fn check(&self, rank: &Rank) -> Result<(), NcclError> {
         let mut code = 0;
         self.call("ncclCommGetAsyncError", None, || {
-            // SAFETY: The library has given out the communicator; the code is written to.
+            // SAFETY: The library created the communicator; the code is an out-parameter.
             unsafe { (self.ncclCommGetAsyncError)(rank.0, &raw mut code) }
         })?;
         if code == 0 {
@@ -151,16 +152,16 @@ impl Functions {
         Err(self.error("ncclCommGetAsyncError", code))
     }
 
-    /// Ends a rank's part, and all of its work at once.
+    /// Aborts a communicator and its pending work.
     #[expect(clippy::needless_pass_by_value, reason = "nobody may use it again")]
     pub(super) fn abort(&self, rank: Rank) -> Result<(), NcclError> {
-        // SAFETY: The library has given it out, and nobody has it any more.
+        // SAFETY: The library created the communicator, and `rank` is its only owner.
         self.call("ncclCommAbort", None, || unsafe {
             (self.ncclCommAbort)(rank.0)
         })
     }
 
-    /// Ends a rank's part, once its work is done.
+    /// Destroys a communicator, once its work is done.
     #[expect(clippy::needless_pass_by_value, reason = "nobody may use it again")]
     pub(super) fn destroy(&self, rank: Rank) -> Result<(), NcclError> {
         // SAFETY: As above.
@@ -169,9 +170,10 @@ impl Functions {
         })
     }
 
-    /// Makes calls that wait for each other, as those of several ranks by one thread do.
+    /// Runs calls that wait for each other as one group, as several ranks on one thread
+    /// require.
     fn together(&self, calls: impl FnOnce() -> Result<(), Error>) -> Result<(), Error> {
-        // SAFETY: Both take nothing, and each start has its end.
+        // SAFETY: Neither function takes arguments, and each start is matched by an end.
         self.call("ncclGroupStart", None, || unsafe {
             (self.ncclGroupStart)()
         })?;
@@ -181,7 +183,6 @@ impl Functions {
         called.and(ended.map_err(Error::from))
     }
 
-    /// Makes a call.
     fn call(
         &self,
         call: &'static str,
@@ -195,14 +196,14 @@ impl Functions {
         }
     }
 
-    /// Returns an error with the library's words for it.
+    /// Returns an error with the library's texts.
     fn error(&self, call: &'static str, code: Code) -> NcclError {
         let said = self.ncclGetErrorString.map_or(ptr::null(), |of| {
-            // SAFETY: It takes a number, and returns a text that stays.
+            // SAFETY: The function takes a number and returns a static string.
             unsafe { of(code) }
         });
         let last = self.ncclGetLastError.map_or(ptr::null(), |last| {
-            // SAFETY: It takes no communicator, and returns a text that stays until the next error.
+            // SAFETY: A null communicator is allowed; the string is valid until the next error.
             unsafe { last(ptr::null_mut()) }
         });
         NcclError {
@@ -214,12 +215,12 @@ impl Functions {
     }
 }
 
-/// Returns a text of the library.
+/// Copies a string of the library.
 fn text(at: *const c_char) -> String {
     if at.is_null() {
         return String::new();
     }
-    // SAFETY: A text of the library, closed by a zero.
+    // SAFETY: The library returned a zero-terminated string.
     let text = unsafe { CStr::from_ptr(at) }.to_string_lossy();
     text.trim().to_owned()
 }

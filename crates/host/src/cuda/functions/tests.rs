@@ -1,4 +1,4 @@
-//! The table and the numbers, held against NVIDIA's own header.
+//! Compares the bindings and constants with NVIDIA's header.
 
 use testkit::Component;
 

@@ -1,4 +1,4 @@
-//! The structures and the numbers, held against NVIDIA's own bindings for Python, which are of DCGM 3.
+//! Compares structures and constants with NVIDIA's Python bindings, which are of DCGM 3.
 
 use std::process::Command;
 
@@ -11,7 +11,7 @@ use super::super::response::{LAYOUTS, Response};
 use super::super::{INDEX, PCI, UUID};
 use super::*;
 
-/// Returns what the bindings say; `None` where they cannot be had.
+/// Returns the layouts and numbers of the bindings; `None` if they are not installed.
 fn bindings() -> Option<Json> {
     let python = testkit::require(Component::PythonGrpc)?;
     let wheels = testkit::require(Component::VendorWheels)?;
@@ -66,7 +66,7 @@ fn the_structures_are_those_of_nvidias_bindings() {
                 "entityId": mem::offset_of!(Entity, id),
             },
         },
-        // A word each; the text and its code are one structure of theirs.
+        // One word each; in the bindings, text and code form one structure.
         "health": {
             "size": Response::new(LAYOUTS[4]).words_mut().len() * 4,
             "places": {"version": 0, "overallHealth": 4, "incidentCount": 8, "incidents": 12},
@@ -129,7 +129,7 @@ fn the_numbers_are_those_of_nvidias_bindings() {
             all |= number.as_u64().unwrap();
         }
     }
-    // Those bindings are older than the watch of IMEX.
+    // The bindings are older than the IMEX watch.
     assert_eq!(u64::from(all_watches()), all | 0x2000);
 }
 
@@ -141,7 +141,7 @@ fn the_catalogue_has_the_codes_of_nvidias_bindings() {
     let errors = theirs["errors"].as_object().unwrap();
     assert!(errors.len() > 90, "{errors:?}");
     let catalog = Catalog::builtin();
-    // The last is none, but the number of those before it.
+    // The last one is not a code but the number of codes before it.
     for (name, number) in errors
         .iter()
         .filter(|(name, _)| *name != "DCGM_FR_ERROR_SENTINEL")
