@@ -1,10 +1,10 @@
-//! The child process that talks to the GPUs' driver, or to DCGM (`dcgm`), so that a call that hangs or crashes inside the
-//! vendor's library costs this process and never the agent.
+//! The child process that calls the GPU driver's library, or DCGM's (`dcgm`), so that a call
+//! that hangs or crashes inside the vendor's code costs this process and never the agent.
 //!
-//! It only speaks: one [`Said`] a line as JSON, about each call before it is made, about the GPUs at
-//! each interval, and about an event at once. Its settings are its argument. It ends when its input
-//! closes, because then its parent is gone, and when the driver is: its parent starts a new one,
-//! which loads whatever library is there then.
+//! The child only writes: one [`Said`] a line as JSON, for each call before it is made, for the
+//! GPUs at each interval, and for an event at once. Its settings are its argument. The child
+//! ends when its input closes, since its parent is gone then, and when the driver is gone: the
+//! parent starts a new child, which loads the library that is installed by then.
 
 mod dcgm;
 mod listening;
@@ -24,84 +24,85 @@ use crate::library::{Listener, Places};
 use crate::nvml::{Nvml, NvmlError, Roster};
 use listening::Listening;
 
-/// The version of what is said; a parent that was upgraded may have a child of another.
+/// Version of the messages; a parent that was upgraded may have a child of another version.
 pub const PROTOCOL: u32 = 2;
-/// Shortest pause between two looks: when events ask for one before its time, and when the driver is
-/// so slow that a look takes longer than the interval.
+/// Shortest pause between two polls, for a poll that an event triggers before the interval is
+/// over, and for a driver so slow that a poll takes longer than the interval.
 const SOONEST: Duration = Duration::from_secs(1);
 
-/// The settings of the child.
+/// Settings of the child, passed as JSON in its argument.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ProbeSettings {
-    /// The library itself, where it is not to be looked for.
+    /// Path of the library; `None` to search for it.
     pub library: Option<PathBuf>,
-    /// The directory at which the driver is mounted.
+    /// Directory where the driver is mounted; `None` for `/`.
     pub driver_root: Option<PathBuf>,
-    /// Pause between two looks.
+    /// Interval between two polls, in milliseconds.
     pub interval_ms: u64,
-    /// The host engine of DCGM that is to be asked, `HOST` or `HOST:PORT`, in the place of the driver.
+    /// DCGM host engine to read instead of the driver, `HOST` or `HOST:PORT`.
     #[serde(default)]
     pub dcgm: Option<String>,
 }
 
-/// One line of the child.
+/// A message of the child, one line of JSON.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Said {
-    /// The library is open; comes first.
+    /// The library is open. Always the first message.
     Hello {
-        /// [`PROTOCOL`].
+        /// [`PROTOCOL`] of the child.
         protocol: u32,
-        /// The path or the name by which the library was found.
+        /// Path or name that the library was loaded from.
         library: String,
     },
-    /// A call of the library begins; the same one again is not repeated.
+    /// A library call begins. Repeats of the same call are not sent.
     Doing {
-        /// The function.
+        /// Name of the library function.
         call: Cow<'static, str>,
-        /// Index of the GPU that it is about.
+        /// Index of the GPU that the call is about.
         gpu: Option<u32>,
     },
-    /// The inventory; said where it has changed.
+    /// The inventory; sent when it has changed.
     Inventory(Inventory),
-    /// The readings of all GPUs that answer; ends a look.
+    /// Readings of all GPUs that answer; ends a poll.
     Readings(Vec<Readings>),
-    /// Something that has just happened.
+    /// An event of the driver, sent at once.
     Event(GpuEvent),
-    /// The findings of DCGM's watches; ends a look at them.
+    /// Findings of DCGM's health watches; ends a poll.
     Dcgm(DcgmLook),
-    /// The reason why nothing can be told any more. Then the child ends.
+    /// The reason why the child cannot continue. The child ends after it.
     Cannot(String),
 }
 
-/// The reason why a probe ended.
+/// Reason why a probe ended.
 enum End {
-    /// The driver cannot be asked.
+    /// The driver cannot be called.
     Cannot(String),
-    /// Nobody listens any more.
+    /// The parent does not read any longer.
     Unheard(io::Error),
 }
 
-/// Says things to the parent.
+/// Writes messages to the parent.
 struct Speaker {
     output: Mutex<Box<dyn Write + Send>>,
     doing: Mutex<Option<(&'static str, Option<u32>)>>,
 }
 
-/// The watch over the GPUs of a machine.
+/// Monitoring loop over the GPUs of a machine.
 struct Watch {
     nvml: Nvml,
     speaker: Arc<Speaker>,
-    /// The devices from which the inventory was made.
+    /// Devices of `inventory`, to detect a change.
     roster: Option<Roster>,
     inventory: Inventory,
-    /// The inventory that was said last, in which GPUs that are lost are not among the others.
+    /// The inventory that was sent last, with lost GPUs moved to `unreadable`.
     said: Option<Inventory>,
     listening: Option<Listening>,
 }
 
-/// Is the whole of the child process: reads its input only to end with it, and speaks on its output.
+/// Runs the child process: writes messages to standard output, and reads standard input only to
+/// notice its end.
 pub fn run(settings: &ProbeSettings) -> io::Result<()> {
     thread::Builder::new()
         .name("parent".to_owned())
@@ -109,15 +110,15 @@ pub fn run(settings: &ProbeSettings) -> io::Result<()> {
     watch(settings, Box::new(io::stdout()))
 }
 
-/// Waits for the end of the input, and ends the process as its parent would: another thread may hang
-/// in the driver, which an orderly end would wait for.
+/// Waits for the end of the input, then ends the process at once: another thread may hang in
+/// the driver, and an orderly exit would wait for it.
 fn end_with(mut input: impl Read) {
     let mut ignored = [0; 64];
     while !matches!(input.read(&mut ignored), Ok(0) | Err(_)) {}
     crate::program::end_now();
 }
 
-/// Watches the GPUs until the driver cannot be asked, or nobody listens.
+/// Monitors the GPUs until the driver cannot be called or the parent stops reading.
 fn watch(settings: &ProbeSettings, output: Box<dyn Write + Send>) -> io::Result<()> {
     let speaker = Arc::new(Speaker {
         output: Mutex::new(output),
@@ -137,7 +138,7 @@ fn watch(settings: &ProbeSettings, output: Box<dyn Write + Send>) -> io::Result<
 // === impl Watch ===
 
 impl Watch {
-    /// Opens the library.
+    /// Opens the library and sends the first message.
     fn begin(settings: &ProbeSettings, speaker: &Arc<Speaker>) -> Result<Self, End> {
         speaker.announce("dlopen", None);
         let nvml = Nvml::open(&settings.places(), Speaker::listener(speaker));
@@ -153,7 +154,7 @@ impl Watch {
         })
     }
 
-    /// Looks at each interval, and earlier where an event came.
+    /// Polls the driver at each interval, and earlier if an event arrived.
     fn go_on(mut self, settings: &ProbeSettings) -> Result<(), End> {
         let interval = Duration::from_millis(settings.interval_ms);
         loop {
@@ -171,7 +172,7 @@ impl Watch {
         }
     }
 
-    /// Says what is there, where that has changed, and how it does.
+    /// Sends the inventory if it has changed, and the readings.
     fn look(&mut self) -> Result<(), End> {
         let roster = self.nvml.roster()?;
         if self.roster.as_ref() != Some(&roster) {
@@ -203,7 +204,7 @@ impl Watch {
         Ok(())
     }
 
-    /// Makes the inventory anew, and listens for the events of what is in it.
+    /// Rebuilds the inventory, and subscribes to the events of its GPUs.
     fn enumerate(&mut self) -> Result<(), End> {
         if let Some(listening) = self.listening.take() {
             self.speaker.announce("nvmlEventSetWait_v2", None);
@@ -229,8 +230,8 @@ impl Watch {
     }
 }
 
-/// Names the GPUs that do not answer by what was at their index before. Where their number has
-/// changed, so may their indexes.
+/// Names GPUs that do not answer after the GPUs that had their index before. If the number of
+/// GPUs has changed, their indexes may have changed too, and nothing is named.
 fn remember(inventory: &mut Inventory, before: &Inventory) {
     let count = |inventory: &Inventory| inventory.gpus.len() + inventory.unreadable.len();
     if count(inventory) != count(before) {
@@ -263,13 +264,13 @@ impl ProbeSettings {
 // === impl Speaker ===
 
 impl Speaker {
-    /// Returns what has a speaker say each call before it is made.
+    /// Returns a listener that announces each library call before it is made.
     fn listener(speaker: &Arc<Self>) -> Listener {
         let speaker = Arc::clone(speaker);
         Box::new(move |call, gpu| speaker.announce(call, gpu))
     }
 
-    /// Says that the library is open.
+    /// Sends the first message.
     fn greet(&self, library: &Path) -> io::Result<()> {
         self.say(&Said::Hello {
             protocol: PROTOCOL,
@@ -277,7 +278,7 @@ impl Speaker {
         })
     }
 
-    /// Says something, in one write.
+    /// Writes one message, in a single write.
     fn say(&self, said: &Said) -> io::Result<()> {
         let mut line = serde_json::to_vec(said)?;
         line.push(b'\n');
@@ -286,7 +287,7 @@ impl Speaker {
         output.flush()
     }
 
-    /// Says which call begins. That nobody hears it is noticed with the next thing that is said.
+    /// Announces a call. A write error is ignored here; the next message will fail with it.
     fn announce(&self, call: &'static str, gpu: Option<u32>) {
         let mut doing = self.doing.lock().unwrap_or_else(PoisonError::into_inner);
         if doing.replace((call, gpu)) != Some((call, gpu)) {

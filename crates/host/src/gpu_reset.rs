@@ -1,10 +1,12 @@
-//! Resets GPUs of this machine, and says of each how that went.
+//! Resets GPUs of this machine, and returns the outcome for each.
 //!
-//! Before anything is done, everything is looked at: whether each GPU that was asked for is here, and who
-//! holds it. What holds it is named, and then nothing is touched. A GPU that was not asked for never is.
-//! NVML has no function for a reset, so the driver's tool does it; NVML says afterwards whether the GPU is
-//! well. The way that the GPUs stay initialised (persistence mode) is switched off for the reset, for the
-//! daemon of that mode holds them open, and put back whatever happens.
+//! Everything is checked before anything is changed: whether each requested GPU is present, and
+//! which processes use it. If a GPU is in use, the processes are reported and no GPU is
+//! touched. A GPU that was not requested is never touched.
+//!
+//! NVML has no function for a reset, so the driver's tool does it; afterwards NVML shows
+//! whether the GPU is healthy. Persistence mode is disabled for the reset, since its daemon
+//! holds the GPUs open, and restored whatever happens.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -23,41 +25,41 @@ mod tool;
 use holders::Holder;
 pub use log::{LogError, TAG, line, tell};
 
-/// Time for the daemon of the persistence mode to let go of a GPU.
+/// Time within which the persistence daemon must release a GPU.
 const LETS_GO_WITHIN: Duration = Duration::from_secs(5);
-/// Pause between two looks at who holds a GPU.
+/// Interval of checks for processes that use a GPU, and for the end of the tool.
 const LOOKS_EVERY: Duration = Duration::from_millis(100);
 
-/// Said of a GPU that nothing is wrong with.
+/// Failure of a GPU that could have been reset itself.
 const UNTOUCHED: &str = "it was not touched, for another GPU that was asked for cannot be reset";
 
-/// What is to be reset, and where things are.
+/// Settings of a reset.
 #[derive(Clone, Debug)]
 pub struct ResetSettings {
-    /// The GPUs by UUID or PCI bus id; none: all.
+    /// GPUs by UUID or PCI bus id; empty means all.
     pub targets: Vec<String>,
-    /// Where NVML is.
+    /// Places to search for NVML.
     pub places: Places,
-    /// The driver's tool, where it is not to be looked for.
+    /// Path of `nvidia-smi`; `None` to search for it.
     pub tool: Option<PathBuf>,
-    /// Time that the tool has.
+    /// Timeout of the tool.
     pub tool_time: Duration,
-    /// The directory of device files, `/dev`.
+    /// Directory of device files, normally `/dev`.
     pub devices: PathBuf,
-    /// The directory of processes, `/proc`.
+    /// Directory of processes, normally `/proc`.
     pub processes: PathBuf,
 }
 
-/// How it went with a GPU.
+/// Outcome of the reset of one GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GpuReset {
-    /// Its UUID, or where that is not known what it was asked for by.
+    /// UUID, or the requested name if the GPU was not found.
     pub gpu: String,
-    /// Why it was not reset, or is not well after it; `None`: it is well.
+    /// Reason why the GPU was not reset, or is not healthy after the reset; `None` on success.
     pub failure: Option<String>,
 }
 
-/// GPUs that cannot be looked at.
+/// Error that prevents any reset.
 #[derive(Debug, thiserror::Error)]
 pub enum ResetError {
     /// NVML cannot be used.
@@ -66,27 +68,27 @@ pub enum ResetError {
     /// The driver does not answer.
     #[error("the driver does not say which GPUs there are")]
     Driver(#[from] NvmlError),
-    /// What was asked for is no name of a GPU.
+    /// The requested name is neither a UUID nor a PCI bus id.
     #[error("{0:?} is no GPU: it is to be a UUID (GPU-...) or a PCI bus id (0000:3b:00.0)")]
     NotAName(String),
-    /// The processes cannot be looked at.
+    /// The list of processes cannot be read.
     #[error("cannot look at who holds the GPUs, in {}", at.display())]
     Processes {
-        /// The directory.
+        /// Directory that was read.
         at: PathBuf,
-        /// The error of the system.
+        /// Error from the operating system.
         #[source]
         source: io::Error,
     },
-    /// There is no tool.
+    /// The tool was not found. Holds the paths that were tried.
     #[error("nvidia-smi is not to be found: {0}")]
     NoTool(String),
 }
 
-/// A GPU that is to be reset.
+/// A GPU to reset.
 #[derive(Clone, Debug)]
 struct Target {
-    /// What it was asked for by.
+    /// Requested name: UUID or PCI bus id.
     asked: String,
     uuid: String,
     /// PCI address in this product's form.
@@ -95,7 +97,8 @@ struct Target {
     minor: Option<u32>,
 }
 
-/// Resets GPUs. Blocks; a call of NVML that hangs is not ended here. The result has one entry for each GPU.
+/// Resets GPUs, and returns one entry for each. Blocks, and has no timeout for a call of NVML
+/// that hangs.
 pub fn reset(settings: &ResetSettings) -> Result<Vec<GpuReset>, ResetError> {
     let nvml = open(settings)?;
     let inventory = nvml.inventory()?;
@@ -138,7 +141,7 @@ fn open(settings: &ResetSettings) -> Result<Nvml, OpenError> {
     Nvml::open(&settings.places, Box::new(|_, _| {}))
 }
 
-/// Returns the GPUs that are to be reset, and why others cannot be.
+/// Returns the GPUs to reset, and the failures of GPUs that cannot be reset, by requested name.
 fn targets(
     settings: &ResetSettings,
     nvml: &Nvml,
@@ -190,7 +193,7 @@ fn targets(
     Ok((found, failures))
 }
 
-/// Returns which of the GPUs stay initialised while nobody uses them.
+/// Returns the UUIDs of the GPUs with persistence mode enabled.
 fn persistent(nvml: &Nvml, targets: &[Target]) -> Vec<String> {
     let on = targets
         .iter()
@@ -198,7 +201,7 @@ fn persistent(nvml: &Nvml, targets: &[Target]) -> Vec<String> {
     on.map(|one| one.uuid.clone()).collect()
 }
 
-/// Switches that off.
+/// Disables persistence mode on those of `targets` that are in `on`.
 fn switch_off(
     nvml: &Nvml,
     targets: &[Target],
@@ -218,7 +221,7 @@ fn switch_off(
     }
 }
 
-/// Returns why GPUs cannot be reset now.
+/// Returns the reasons that prevent a reset now, by UUID.
 fn hindrances(
     settings: &ResetSettings,
     nvml: &Nvml,
@@ -234,7 +237,8 @@ fn hindrances(
     }
 }
 
-/// Returns of each GPU that is held by whom it is. The daemon of the persistence mode has a while to let go.
+/// Returns, for each GPU that is in use, which processes hold it. Waits a while for the
+/// persistence daemon to release it.
 fn look_at_holders(
     settings: &ResetSettings,
     nvml: &Nvml,
@@ -261,7 +265,8 @@ fn look_at_holders(
     }
 }
 
-/// Returns of each GPU that is not well after a reset why so.
+/// Checks the GPUs after the reset. Returns a reason for each that was not reset or is not
+/// healthy.
 fn verify(
     settings: &ResetSettings,
     targets: &[Target],
@@ -317,7 +322,7 @@ fn verify(
     failures
 }
 
-/// Switches the persistence mode on again where it was.
+/// Enables persistence mode again on those of `targets` that are in `on`.
 fn put_back(settings: &ResetSettings, targets: &[Target], on: &[String]) {
     if on.is_empty() {
         return;
@@ -325,21 +330,24 @@ fn put_back(settings: &ResetSettings, targets: &[Target], on: &[String]) {
     let nvml = match open(settings) {
         Ok(nvml) => nvml,
         Err(error) => {
-            tracing::error!(%error, "the persistence mode is not switched on again");
+            tracing::error!(%error, "cannot enable persistence mode again after the reset");
             return;
         }
     };
     let inventory = nvml.inventory().unwrap_or_default();
     for one in targets.iter().filter(|one| on.contains(&one.uuid)) {
-        // A GPU may have another index than before.
+        // The index of a GPU may have changed.
         let gpu = inventory.gpus.iter().find(|gpu| gpu.uuid == one.uuid);
         let done = gpu.map(|gpu| nvml.set_persistence(gpu.index, true));
         match done {
             Some(Ok(())) => {}
             Some(Err(error)) => {
-                tracing::error!(gpu = one.asked, %error, "the persistence mode is not switched on again");
+                tracing::error!(gpu = one.asked, %error, "cannot enable persistence mode again after the reset");
             }
-            None => tracing::error!(gpu = one.asked, "is gone, and its persistence mode with it"),
+            None => tracing::error!(
+                gpu = one.asked,
+                "the GPU is gone after the reset, so persistence mode was not enabled again"
+            ),
         }
     }
 }

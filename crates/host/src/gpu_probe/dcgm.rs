@@ -1,4 +1,4 @@
-//! The watch over what DCGM tells, in the place of that over the driver.
+//! The monitoring loop over DCGM, in place of the one over the driver.
 
 use std::sync::Arc;
 use std::thread;
@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use super::{End, ProbeSettings, SOONEST, Said, Speaker};
 use crate::dcgm::Dcgm;
 
-/// Looks at each interval, until the host engine cannot be asked, or nobody listens.
+/// Polls DCGM at each interval, until the host engine cannot be reached or the parent stops
+/// reading.
 pub(super) fn watch(
     settings: &ProbeSettings,
     address: &str,
@@ -22,7 +23,7 @@ pub(super) fn watch(
         let began = Instant::now();
         match dcgm.look() {
             Ok(look) => speaker.say(&Said::Dcgm(look))?,
-            // Said before the connection is ended, which may hang.
+            // Sent before the connection is closed, which may hang.
             Err(error) => {
                 let why = format!("the host engine at {address}: {error}");
                 return Ok(speaker.say(&Said::Cannot(why))?);

@@ -1,4 +1,4 @@
-//! Listens for events on a thread of its own, because to wait for them blocks.
+//! Waits for driver events on a thread of its own, since the wait blocks.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -11,26 +11,30 @@ use diagnosis::gpu::GpuEvent;
 
 use crate::nvml::{Events, NvmlError};
 
-/// Longest wait within the library, as the design of the NVML provider has it: so long it takes to stop.
+/// Longest wait within the library, as in the design of the NVML provider. Stopping takes at
+/// most this long.
 const WAIT: Duration = Duration::from_secs(5);
 /// Pause after a wait that failed.
 const RETRY: Duration = Duration::from_secs(1);
-/// Most events that are told within [`SPAN`]: far more than a broken GPU makes. Where more come, as
-/// from a driver that does not pause, the driver keeps them, and drops what is too much.
+/// Most events that are forwarded within [`SPAN`]: far more than a broken GPU makes. If more
+/// come, as from a driver whose wait does not block, the driver queues them and drops the
+/// excess.
 const MOST: u32 = 32;
-/// The time in which so many events are told.
+/// Time span that [`MOST`] limits.
 const SPAN: Duration = Duration::from_secs(1);
-/// After so long a wait counts as hung; drivers under load answer late by three quarters of that.
+/// Time after which a wait counts as hung. A driver under load returns late by three quarters
+/// of this.
 const HUNG: Duration = Duration::from_secs(60);
 
-/// The thread that listens.
+/// Handle of the listening thread.
 pub(super) struct Listening {
     stop: Arc<AtomicBool>,
-    /// The time at which the last wait came back.
+    /// Time when the last wait returned.
     back: Arc<Mutex<Instant>>,
-    /// The news of the waits: an event or the end of failures (`None`), or why a wait failed.
+    /// Outcomes of the waits: `None` for an event or the first success after failures, else the
+    /// error.
     heard: Receiver<Option<String>>,
-    /// The reason why no events can be heard, as of the last wait.
+    /// Error of the last wait, while no events can be received.
     pub(super) error: Option<String>,
     thread: Option<JoinHandle<()>>,
 }
@@ -38,7 +42,7 @@ pub(super) struct Listening {
 // === impl Listening ===
 
 impl Listening {
-    /// Begins to hand events to `say`.
+    /// Starts a thread that hands events to `say`.
     pub(super) fn begin(
         mut events: Events,
         say: impl Fn(GpuEvent) -> io::Result<()> + Send + 'static,
@@ -61,7 +65,8 @@ impl Listening {
         })
     }
 
-    /// Waits until `latest`, or only until `soonest` where something was heard.
+    /// Waits until `latest`, or only until `soonest` if the thread reports an event or an
+    /// error.
     pub(super) fn wait(&mut self, soonest: Instant, latest: Instant) {
         let mut until = latest;
         loop {
@@ -72,13 +77,14 @@ impl Listening {
                     until = until.min(soonest);
                 }
                 Err(RecvTimeoutError::Timeout) => return,
-                // The thread has ended, because nobody hears it; so will this one.
+                // The thread ended because the parent stopped reading; the next write here will
+                // fail too.
                 Err(RecvTimeoutError::Disconnected) => return thread::sleep(left),
             }
         }
     }
 
-    /// Fails where the library does not come back from a wait.
+    /// Fails if the library does not return from a wait.
     pub(super) fn check(&self) -> Result<(), String> {
         let back = self.back.lock().unwrap_or_else(PoisonError::into_inner);
         if back.elapsed() < WAIT + HUNG {
@@ -90,7 +96,7 @@ impl Listening {
         ))
     }
 
-    /// Ends the thread, and with it frees its events.
+    /// Ends the thread and waits for it, which frees its events.
     pub(super) fn stop(mut self) {
         self.stop.store(true, Ordering::Relaxed);
         let ended = self.thread.take().map(JoinHandle::join);
@@ -101,13 +107,13 @@ impl Listening {
 }
 
 impl Drop for Listening {
-    /// Lets the thread end, and does not wait for it: it may hang.
+    /// Signals the thread to end without waiting for it, since it may hang.
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
     }
 }
 
-/// The number of events told within one [`SPAN`].
+/// Number of events that were forwarded in the current [`SPAN`].
 struct Pace {
     began: Instant,
     told: u32,
@@ -116,7 +122,7 @@ struct Pace {
 // === impl Pace ===
 
 impl Pace {
-    /// Returns how long to pause before one more is waited for, `now` that one was told.
+    /// Records an event forwarded at `now`; returns how long to pause before the next wait.
     fn after(&mut self, now: Instant) -> Duration {
         if now.saturating_duration_since(self.began) >= SPAN {
             (self.began, self.told) = (now, 0);
@@ -131,7 +137,7 @@ impl Pace {
     }
 }
 
-/// Waits for one event after the other until `stop`, or until nobody hears of them.
+/// Waits for events until `stop` is set or the receiver is gone.
 fn listen(
     mut wait: impl FnMut(Duration) -> Result<Option<GpuEvent>, NvmlError>,
     stop: &AtomicBool,
@@ -188,7 +194,7 @@ mod tests {
         }
         let took = (now - began).as_secs_f64();
         assert!((9.9..10.1).contains(&took), "{took}");
-        // What comes now and then waits for nothing.
+        // An occasional event needs no pause.
         for _ in 0..10 * MOST {
             now += SPAN / (MOST - 2);
             assert_eq!(pace.after(now), Duration::ZERO);

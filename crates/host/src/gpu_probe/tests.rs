@@ -28,7 +28,7 @@ impl Probed {
         fakes::write(self.directory.path(), scenario).unwrap();
     }
 
-    /// Returns the next thing that is said which is no call, nor what has not changed.
+    /// Returns the next message other than a call or unchanged readings.
     fn next(&mut self) -> Said {
         loop {
             let line = self.lines.next().expect("it goes on").unwrap();
@@ -80,7 +80,7 @@ fn it_says_what_it_found_what_is_there_and_how_it_does() {
     };
     assert_eq!(inventory.gpus.len(), 2);
     for _ in 0..2 {
-        // The second look says no inventory, for nothing has changed.
+        // The second poll sends no inventory, since nothing has changed.
         let Said::Readings(readings) = probed.next() else {
             panic!("readings");
         };
@@ -95,7 +95,7 @@ fn a_gpu_that_goes_is_named_by_what_it_was_and_comes_back() {
     let before = probed.inventory();
     let mut unknown = healthy.clone();
     unknown.gpu_mut(1).lost = true;
-    // The driver still knows its handle and its name.
+    // The driver still knows the GPU's handle and name.
     let mut unreadable = healthy.clone();
     let call = "nvmlDeviceGetUtilizationRates".to_owned();
     let gone = named("NVML_ERROR_GPU_IS_LOST");
@@ -162,7 +162,7 @@ fn without_a_driver_it_says_why_and_ends() {
     }
     let why = "nvmlDeviceGetCount_v2 answered NVML_ERROR_LIB_RM_VERSION_MISMATCH";
     assert_eq!(cannot, [why]);
-    // It gives back what it has of the library, and ends.
+    // The probe frees the library's resources before it ends.
     let end = ["nvmlEventSetFree", "nvmlShutdown"];
     assert_eq!(calls[calls.len() - 2..], end);
 }
@@ -207,14 +207,14 @@ fn what_it_does_is_said_before_it_is_done() {
         call: Cow::Borrowed(call),
         gpu: Some(1),
     };
-    // It says nothing after that, so this would not end.
+    // No message follows this one, so a search that misses it would block.
     let mut said = probed
         .lines
         .map(|line| serde_json::from_str::<Said>(&line.unwrap()).unwrap());
     assert!(said.any(|said| said == hung));
 }
 
-/// Returns a probe of DCGM that runs on a thread.
+/// Starts a probe of DCGM on a thread.
 fn probe_of_dcgm(scenario: &Scenario) -> Probed {
     let directory = tempfile::tempdir().unwrap();
     fakes::install(directory.path(), scenario).unwrap();
@@ -249,7 +249,7 @@ fn dcgm_is_looked_at_until_its_host_engine_is_gone() {
     assert_eq!(look.incidents.len(), 1);
     let behaviour = named("-21");
     (scenario.calls).insert("dcgmGetEntityGroupEntities".to_owned(), behaviour);
-    // To end the connection then hangs, which is said after why.
+    // Closing the connection then hangs; the reason must be sent before.
     (scenario.calls).insert("dcgmDisconnect".to_owned(), Behaviour::Hang);
     probed.becomes(&scenario);
     let Said::Cannot(why) = probed.next() else {
@@ -275,7 +275,7 @@ fn the_call_of_dcgm_that_hangs_is_said_before_it_is_made() {
     assert!(said.any(|said| said == hung));
 }
 
-/// A real library, whose driver this machine most likely has not.
+/// Uses the real library; this machine most likely has no driver.
 #[test]
 fn without_a_driver_it_says_so_and_ends_in_order() {
     let Some(drivers) = testkit::require(testkit::Component::DriverLibraries) else {
@@ -287,7 +287,7 @@ fn without_a_driver_it_says_so_and_ends_in_order() {
         "{} cannot be used: nvmlInit_v2 answered NVML_ERROR_DRIVER_NOT_LOADED",
         library.display()
     );
-    // The next child tries again.
+    // Each new child tries again.
     for _ in 0..2 {
         let library = library.clone();
         let (reader, writer) = io::pipe().unwrap();

@@ -1,4 +1,4 @@
-//! Who holds a GPU open: what the driver says, and whose files its device file is among.
+//! Finds the processes that use a GPU, from the driver's list and from open device files.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -6,13 +6,14 @@ use std::{fmt, fs, process};
 
 use super::{ResetError, ResetSettings};
 
-/// The daemon that holds GPUs open so that they stay initialised, as far as the kernel keeps its name.
+/// Name of the daemon that holds GPUs open for persistence mode, truncated as the kernel does.
 const PERSISTENCE_DAEMON: &str = "nvidia-persiste";
-/// The daemon that sets up the switches between GPUs, likewise.
+/// Name of the daemon that sets up the NVSwitches, truncated as the kernel does.
 const FABRIC_MANAGER: &str = "nv-fabricmanage";
-/// The file of the first switch between GPUs; the one for all of them is also there without any.
+/// Device file of the first NVSwitch. The common device file of all switches exists even
+/// without any.
 const FIRST_SWITCH: &str = "nvidia-nvswitch0";
-/// Most processes that are named.
+/// Most processes that are listed.
 const MAX_NAMED: usize = 20;
 
 /// A process that holds a GPU.
@@ -36,8 +37,8 @@ impl fmt::Display for Holder {
     }
 }
 
-/// Returns who holds a GPU: the processes that the driver has told, and those that have its file open. This
-/// process is none of them.
+/// Returns the processes that hold a GPU: those in `told`, the driver's list, and those that
+/// have the device file open. Leaves this process out.
 pub(super) fn of(
     settings: &ResetSettings,
     minor: Option<u32>,
@@ -50,7 +51,7 @@ pub(super) fn of(
     }
     for pid in all(&settings.processes)? {
         let opened = settings.processes.join(pid.to_string()).join("fd");
-        // One that ends meanwhile holds nothing.
+        // A process that ends meanwhile holds nothing.
         let opened = fs::read_dir(opened).into_iter().flatten().flatten();
         let mut opened = opened.filter_map(|entry| fs::read_link(entry.path()).ok());
         if file.is_some() && opened.any(|to| Some(&to) == file.as_ref()) {
@@ -62,8 +63,8 @@ pub(super) fn of(
     Ok(found.map(|(pid, name)| Holder { pid, name }).collect())
 }
 
-/// Returns why GPUs would not find their switches again after a reset; `None` where they would, or there are
-/// none.
+/// Returns the reason why GPUs could not be used with their NVSwitches after a reset; `None` if
+/// they could, or if there are no switches.
 pub(super) fn fabric_manager(settings: &ResetSettings) -> Option<String> {
     if !settings.devices.join(FIRST_SWITCH).exists() {
         return None;
@@ -86,7 +87,7 @@ fn all(processes: &Path) -> Result<impl Iterator<Item = u32> + use<>, ResetError
         .filter_map(|entry| entry.file_name().to_str()?.parse().ok()))
 }
 
-/// Returns the name of a process, as the kernel keeps it: its first 15 bytes.
+/// Returns the process name in the kernel's form, its first 15 bytes.
 fn name(processes: &Path, pid: u32) -> String {
     let file = processes.join(pid.to_string()).join("comm");
     let name = fs::read_to_string(file).unwrap_or_default();

@@ -1,7 +1,8 @@
-//! The line by which monitors hear of a reset: a success ends the faults of the GPU.
+//! Logs the line that reports a reset to monitors: success closes the faults of the GPU.
 //!
-//! NVSentinel's job writes it to the system log of the machine. It goes into the kernel log as well, for that
-//! is what gpuwarden reads where it may; whoever reads both hears of one recovery twice, which changes nothing.
+//! NVSentinel's job writes the line to the system log of the machine. It is written to the
+//! kernel log as well, which gpuwarden prefers to read; a reader of both receives one recovery
+//! twice, which changes nothing.
 
 use std::io;
 use std::os::unix::net::UnixDatagram;
@@ -10,38 +11,38 @@ use std::path::{Path, PathBuf};
 use super::GpuReset;
 use crate::kernel_log::{WriteError, write_kmsg};
 
-/// The tag of the line: the reset job of NVSentinel has it.
+/// Tag of the line, as NVSentinel's reset job writes it.
 pub const TAG: &str = "nvsentinel-gpu-reset";
-/// The priority of the line, `daemon.err`.
+/// Priority of the line in the system log, `daemon.err`.
 const PRIORITY: u8 = 27;
-/// The same in the kernel log: an error.
+/// Severity of the line in the kernel log, `err`.
 const LEVEL: u8 = 3;
 
-/// A line that was not written.
+/// Error when the line is written.
 #[derive(Debug, thiserror::Error)]
 pub enum LogError {
-    /// There is no system log.
+    /// The system log does not accept the line.
     #[error("cannot write to the system log {}", at.display())]
     System {
-        /// Its socket.
+        /// Path of the log's socket.
         at: PathBuf,
-        /// The error of the system.
+        /// Error from the operating system.
         #[source]
         source: io::Error,
     },
-    /// The kernel does not take it.
+    /// The kernel log does not accept the line.
     #[error(transparent)]
     Kernel(#[from] WriteError),
 }
 
-/// Returns the line about a GPU.
+/// Formats the line for one GPU.
 pub fn line(result: &GpuReset) -> String {
     let success = result.failure.is_none();
     format!("GPU reset executed: {}, success: {success}", result.gpu)
 }
 
-/// Writes the line about a GPU to the first of these system logs that is there, and with `kernel` to the
-/// kernel log. Returns what failed.
+/// Writes the line for one GPU to the first of these system log sockets that exists, and if
+/// `kernel` is true to the kernel log. Returns what failed.
 pub fn tell(result: &GpuReset, sockets: &[PathBuf], kernel: bool) -> Vec<LogError> {
     let line = line(result);
     let mut failed = Vec::new();

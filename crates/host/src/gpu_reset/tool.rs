@@ -1,4 +1,4 @@
-//! The driver's tool, `nvidia-smi`, which resets GPUs.
+//! Runs `nvidia-smi`, the driver's tool, to reset GPUs.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -12,34 +12,33 @@ use diagnosis::gpu::pci_address;
 
 use super::{LOOKS_EVERY, ResetError, ResetSettings};
 
-/// Name of the tool.
 const NAME: &str = "nvidia-smi";
-/// Where it is below the directory at which a driver is mounted; the last is that of GKE.
+/// Directories of the tool below a driver root; the last is that of GKE.
 const BELOW_ROOT: [&str; 3] = ["usr/bin", "bin", "usr/local/bin"];
-/// Where libraries are below it.
+/// Directories of libraries below a driver root.
 const LIBRARIES: [&str; 4] = [
     "usr/lib64",
     "usr/lib/x86_64-linux-gnu",
     "usr/lib/aarch64-linux-gnu",
     "lib64",
 ];
-/// Most of what the tool says that is read.
+/// Most bytes of each output stream that are kept.
 const MAX_OUTPUT: u64 = 64 * 1024;
-/// Most characters of it that are shown.
+/// Most characters of the output that appear in an error.
 const MAX_SHOWN: usize = 300;
-/// What it says of a GPU behind its PCI bus id.
+/// Text that follows the PCI bus id of a GPU that was reset.
 const RESET: &str = "was successfully reset";
 
-/// What the tool has said.
+/// Outcome of a run of the tool.
 #[derive(Debug)]
 pub(super) struct Said {
-    /// The PCI addresses of GPUs that it has reset.
+    /// PCI addresses of the GPUs that the tool reports as reset.
     reset: BTreeSet<String>,
-    /// Why it ended otherwise than well.
+    /// Reason why the tool failed; `None` on success.
     failure: Option<String>,
 }
 
-/// Returns where the tool is.
+/// Returns the path of the tool.
 pub(super) fn find(settings: &ResetSettings) -> Result<PathBuf, ResetError> {
     let mut candidates: Vec<PathBuf> = settings.tool.clone().into_iter().collect();
     if candidates.is_empty() {
@@ -59,7 +58,7 @@ pub(super) fn find(settings: &ResetSettings) -> Result<PathBuf, ResetError> {
     })
 }
 
-/// Has the tool reset these GPUs, and no others.
+/// Resets the GPUs `uuids`, and no others.
 pub(super) fn run(tool: &Path, uuids: &[&str], settings: &ResetSettings) -> Said {
     let mut command = Command::new(tool);
     command.args(["--gpu-reset", "-i", &uuids.join(",")]);
@@ -87,11 +86,12 @@ pub(super) fn run(tool: &Path, uuids: &[&str], settings: &ResetSettings) -> Said
 
 fn libraries(root: &Path) -> OsString {
     let places = LIBRARIES.map(|place| root.join(place));
-    // Fails where a path holds a colon: then it finds its libraries without.
+    // A path with a colon cannot be listed. The tool may still find its libraries without the
+    // variable.
     env::join_paths(places).unwrap_or_default()
 }
 
-/// Waits for the tool. Returns why it ended otherwise than well, and its words.
+/// Waits for the tool. Returns why it failed, if it did, and its output.
 fn wait(mut child: Child, settings: &ResetSettings) -> io::Result<(Option<String>, String)> {
     let until = Instant::now() + settings.tool_time;
     let outputs = [
@@ -103,7 +103,7 @@ fn wait(mut child: Child, settings: &ResetSettings) -> io::Result<(Option<String
             break (!status.success()).then(|| format!("{NAME} ended with {status}"));
         }
         if Instant::now() >= until {
-            // What it began may still be done: the GPU is looked at in any case.
+            // The reset may have happened all the same; the GPUs are checked in any case.
             child.kill()?;
             child.wait()?;
             let seconds = settings.tool_time.as_secs();
@@ -118,11 +118,11 @@ fn wait(mut child: Child, settings: &ResetSettings) -> io::Result<(Option<String
     Ok((ended, text.collect()))
 }
 
-/// Reads in a thread of its own: a pipe that is full would hold the tool up.
+/// Reads output on a thread of its own, since a full pipe would block the tool.
 fn reader(mut from: impl Read + Send + 'static) -> thread::JoinHandle<String> {
     thread::spawn(move || {
         let mut text = Vec::new();
-        // What was read until it failed is what there is.
+        // After a read error, the output so far is used.
         drop(from.by_ref().take(MAX_OUTPUT).read_to_end(&mut text));
         drop(io::copy(&mut from, &mut io::sink()));
         String::from_utf8_lossy(&text).into_owned()
@@ -147,7 +147,7 @@ impl Said {
         }
     }
 
-    /// Returns why a GPU was not reset. Where it ended well, all were.
+    /// Returns an error if the GPU was not reset. A successful run has reset all.
     pub(super) fn of(&self, pci: &str) -> Result<(), String> {
         match &self.failure {
             Some(why) if !self.reset.contains(pci) => Err(why.clone()),
