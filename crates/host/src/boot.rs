@@ -1,7 +1,7 @@
-//! The boot of the machine: its id, and the time when its clock began.
+//! The boot of the machine: its id, and the wall-clock time when its clock started.
 //!
-//! The kernel log counts records and microseconds from the start of the boot. A sequence number is
-//! worth something only together with the [`BootId`], a time stamp only together with the
+//! The kernel log counts records and microseconds from the start of the boot. A sequence number
+//! is meaningful only together with the [`BootId`], a time stamp only together with the
 //! [`BootClock`].
 
 use std::{fmt, io, path::Path, str::FromStr};
@@ -18,26 +18,26 @@ pub struct BootId(u128);
 /// A boot of this machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Boot {
-    /// Its identity.
+    /// Identity of the boot.
     pub id: BootId,
-    /// The time when its clock began, by the wall clock of now.
+    /// Wall-clock time of the clock's zero, computed from the current wall clock.
     pub at: Timestamp,
 }
 
 /// Turns the kernel's time stamps into wall-clock time.
 ///
-/// It is read once, so that one stamp gives the same time for as long as the process lives,
-/// whatever is done to the wall clock. The price: the kernel's log clock stands still while the
-/// machine sleeps, and the difference is that of *now*, so a record from before a suspend appears
-/// later than it was by the time slept. Servers do not sleep; a virtual machine that was paused
-/// shows the same effect.
+/// The offset is read once, so that a stamp maps to the same time for as long as the process
+/// lives, whatever is done to the wall clock. The price: the kernel's log clock stands still
+/// while the machine is suspended, and the offset is the *current* one, so a record from before
+/// a suspend appears later than it was by the time of the suspend. Servers do not sleep; a
+/// virtual machine that was paused shows the same effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BootClock {
-    /// Wall-clock time at which the monotonic clock stood at zero.
+    /// Wall-clock time of the monotonic clock's zero.
     zero: Timestamp,
 }
 
-/// The text is not a boot id.
+/// Error for a text that is not a boot id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a boot id has 36 characters, hexadecimal digits in groups of 8-4-4-4-12")]
 pub struct InvalidBootId;
@@ -45,9 +45,9 @@ pub struct InvalidBootId;
 // === impl BootId ===
 
 impl BootId {
-    /// Reads the identity of the running boot.
+    /// Reads the identity of the running boot from `/proc`.
     ///
-    /// Fails where `/proc` is not mounted, or holds something else.
+    /// Fails if `/proc` is not mounted, or the file holds something else.
     pub fn current() -> io::Result<Self> {
         Self::read(Path::new(BOOT_ID_FILE))
     }
@@ -59,7 +59,7 @@ impl BootId {
             .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
     }
 
-    /// Returns the id of these 16 bytes, as they stand in files of the journal.
+    /// Returns the id with these 16 bytes, the form in journal files.
     pub fn from_bytes(bytes: [u8; 16]) -> Self {
         Self(u128::from_be_bytes(bytes))
     }
@@ -101,7 +101,7 @@ impl fmt::Debug for BootId {
 // === impl Boot ===
 
 impl Boot {
-    /// Returns the clock of the running boot. Fails where [`BootId::current`] does.
+    /// Returns the running boot. Fails if [`BootId::current`] does.
     pub fn current() -> io::Result<Self> {
         Ok(Self {
             id: BootId::current()?,
@@ -113,9 +113,9 @@ impl Boot {
 // === impl BootClock ===
 
 impl BootClock {
-    /// Compares the wall clock with the monotonic clock, now.
+    /// Computes the offset between the wall clock and the monotonic clock.
     ///
-    /// The log is stamped with the kernel's `local_clock`, which runs with `CLOCK_MONOTONIC` but is
+    /// The kernel stamps its log with `local_clock`, which runs with `CLOCK_MONOTONIC` but is
     /// not steered by time synchronisation; the two drift apart by some parts in a million.
     pub fn now() -> Self {
         let monotonic = clock_gettime(ClockId::Monotonic);
@@ -127,13 +127,13 @@ impl BootClock {
         )
     }
 
-    /// Returns a clock whose zero is known, for logs of other boots and for tests.
+    /// Returns a clock with the given zero, for logs of other boots and for tests.
     pub fn started_at(zero: Timestamp) -> Self {
         Self { zero }
     }
 
-    /// Returns the wall-clock time `boot_time_us` microseconds after the clock's zero, and the end
-    /// of representable time for stamps beyond it.
+    /// Returns the wall-clock time `boot_time_us` microseconds after the clock's zero, clamped
+    /// to [`Timestamp::MAX`].
     pub fn wall_clock(&self, boot_time_us: u64) -> Timestamp {
         i64::try_from(boot_time_us)
             .ok()
@@ -142,7 +142,7 @@ impl BootClock {
     }
 }
 
-/// Returns the value as it is: the kernel keeps it below a second, so nothing is lost.
+/// Converts nanoseconds below a second. The kernel guarantees that range, so nothing is lost.
 fn nanoseconds(value: i64) -> i32 {
     i32::try_from(value).unwrap_or_default()
 }

@@ -1,4 +1,4 @@
-//! The room that is left where a directory lies.
+//! Free space of file systems.
 
 use std::io;
 use std::path::Path;

@@ -1,10 +1,10 @@
-//! The identity of this process: the machine's host name and the user it runs as.
+//! Identity of this process: the machine's host name and the process's user.
 
 use std::ffi::CStr;
 
-/// Returns the host name as the kernel has it (`uname -n`): the default for a node's name.
+/// Returns the kernel's host name (`uname -n`), the default for a node's name.
 ///
-/// `None` where it is empty or not UTF-8: such a name cannot be that of a node.
+/// `None` if it is empty or not UTF-8, since a node cannot have such a name.
 pub fn host_name() -> Option<String> {
     readable_name(rustix::system::uname().nodename())
 }
@@ -14,7 +14,7 @@ pub fn effective_uid() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
-/// Returns a random name that nothing else has: a UUID of the kernel's.
+/// Returns a random UUID from the kernel.
 pub fn fresh_id() -> std::io::Result<String> {
     let text = std::fs::read_to_string("/proc/sys/kernel/random/uuid")?;
     Ok(text.trim_end().to_owned())

@@ -1,8 +1,9 @@
-//! The machine that gpuwarden runs on: its kernel log, the boot it is in, its name, its NICs.
+//! Access to the machine that gpuwarden runs on: kernel log, boot, host name, GPUs and NICs.
 //!
-//! The only room that may hold unsafe code, and it does so only where it calls a vendor's library:
-//! `rustix` offers every system call it needs in a safe form. Nothing here knows what a fault is: [`kernel_log`] delivers
-//! records and says what is missing between them, and the rooms above judge the text.
+//! The only room that may hold unsafe code, and only where it calls a vendor's library:
+//! `rustix` offers every system call that is needed in a safe form. This room knows nothing of
+//! faults: [`kernel_log`] delivers records and reports losses, and the rooms above interpret
+//! the text.
 
 pub mod boot;
 #[cfg(test)]

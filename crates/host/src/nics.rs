@@ -1,5 +1,5 @@
-//! The names of the machine's NICs, as sysfs has them: drivers name a NIC in the kernel log by
-//! its PCI address, people and NCCL by its RDMA device.
+//! Names of the machine's NICs, read from sysfs: drivers log a NIC's PCI address, people and
+//! NCCL use its RDMA device.
 //!
 //! ```text
 //! /sys/class/infiniband/mlx5_0/device      -> ../../../0000:9a:00.0
@@ -11,21 +11,21 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The directory where sysfs is mounted.
+/// Directory where sysfs is mounted.
 pub const SYSFS: &str = "/sys";
-/// Most entries of a class that are looked at: far above any machine, with virtual functions.
+/// Most entries of a class that are read: far above any machine, with virtual functions.
 const MAX_ENTRIES: usize = 4096;
-/// Longest name that is believed (bytes).
+/// Longest accepted name, in bytes.
 const MAX_NAME_BYTES: usize = 64;
-/// The driver whose network interfaces are of interest; the others name their device
+/// Driver whose network interfaces are read; other drivers log the name of their device
 /// themselves.
 const MLX5: &str = "mlx5_core";
 
-/// Returns the device of each NIC (`mlx5_0`) by its PCI address with function (`0000:9a:00.0`,
-/// lower case), and by the name of its network interface (`eth0`). A NIC without RDMA goes by its
+/// Returns the device of each NIC (`mlx5_0`) by PCI address with function (`0000:9a:00.0`,
+/// lower case) and by network interface (`eth0`). A NIC without RDMA is named after its
 /// interface.
-///
-/// What cannot be read is left out: without sysfs nothing is known.
+/// interface.
+/// Unreadable entries are left out; without sysfs the result is empty.
 pub fn read(sysfs: &Path) -> BTreeMap<String, String> {
     let mut devices = BTreeMap::new();
     for (name, path) in entries(&sysfs.join("class/infiniband")) {
@@ -47,8 +47,8 @@ pub fn read(sysfs: &Path) -> BTreeMap<String, String> {
     devices
 }
 
-/// Returns the entries of a class whose names can be NICs', in their order, so that each reading
-/// gives the same.
+/// Returns the entries of a class with plausible names, sorted so that each reading gives the
+/// same.
 pub(crate) fn entries(class: &Path) -> BTreeMap<String, PathBuf> {
     let listed = fs::read_dir(class).into_iter().flatten();
     let listed = listed.take(MAX_ENTRIES).filter_map(|entry| {
@@ -60,8 +60,7 @@ pub(crate) fn entries(class: &Path) -> BTreeMap<String, PathBuf> {
     listed.collect()
 }
 
-/// Returns the PCI address of a device's function; `None` for a device that is no function of its
-/// own.
+/// Returns the PCI address of a device's function; `None` for a device without a PCI function.
 fn address(entry: &Path) -> Option<String> {
     let name = target_name(&entry.join("device"))?.to_ascii_lowercase();
     let (device, function) = name.split_once('.')?;
@@ -76,7 +75,7 @@ fn address(entry: &Path) -> Option<String> {
     whole.then_some(name)
 }
 
-/// Returns the last part of the path that a symbolic link points to.
+/// Returns the last component of a symbolic link's target.
 fn target_name(link: &Path) -> Option<String> {
     let target = fs::read_link(link).ok()?;
     target.file_name()?.to_str().map(str::to_owned)
@@ -88,7 +87,7 @@ mod tests {
 
     use super::*;
 
-    /// A tree as the kernel makes it, as far as it is read.
+    /// A sysfs tree like the kernel's, with only the files that are read.
     struct Tree(tempfile::TempDir);
 
     impl Tree {
@@ -142,7 +141,7 @@ mod tests {
         tree.entry("infiniband", "mlx5_sf", Some("mlx5_core.sf.2"));
         tree.entry("infiniband", "rdmap0s6", None);
         tree.entry("net", "eth0", Some("0000:9a:00.0"));
-        // No RDMA: it goes by its interface.
+        // Without RDMA, the interface names the device.
         tree.entry("net", "eth2", Some("0000:9c:00.0"));
         tree.entry("net", "eno1", Some("0000:05:00.0"));
         tree.entry("net", "lo", None);
@@ -169,11 +168,11 @@ mod tests {
         tree.entry("infiniband", "mlx5_1", Some("0000:9a:00"));
         tree.entry("infiniband", "mlx5_2", Some("9a:00.0"));
         tree.entry("infiniband", "mlx5_3", Some("0000:9a:0g.0"));
-        // A driver that is not bound.
+        // No driver is bound.
         tree.entry("net", "eth0", Some("0000:9a:00.0"));
         fs::write(tree.0.path().join("class/infiniband/file"), "").unwrap();
         assert!(tree.read().is_empty(), "{:?}", tree.read());
-        // More than any machine has: bounded.
+        // More than any machine has: the number is bounded.
         for index in 0..MAX_ENTRIES + 10 {
             fs::create_dir(
                 tree.0

@@ -1,5 +1,6 @@
-//! Programs of the machine, such as `nvidia-smi`: where they are, and how one is run within bounds of time
-//! and size. In a container the machine's own are those below the directory where its root is mounted.
+//! Finds and runs programs of the machine, such as `nvidia-smi`, with bounds on time and file
+//! size. In a container the machine's programs are below the directory where its root is
+//! mounted.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::fs::PermissionsExt as _;
@@ -12,45 +13,47 @@ use std::{fs, io};
 use rustix::process::{Pid, Resource, Rlimit, Signal};
 use tokio::process::{Child, Command};
 
-/// The directories in which programs are looked for behind those of `PATH`, and the `PATH` of a machine
-/// below another root.
+/// Directories that are searched after those of `PATH`, and the `PATH` of a machine below
+/// another root.
 pub const STANDARD_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
-/// Longest wait for a process that was killed. One that is still there waits within the kernel, and is left
-/// behind.
+/// Longest wait for a process that was killed. A process that still exists then is blocked
+/// within the kernel, and is left behind.
 const KILLED_WAIT: Duration = Duration::from_secs(5);
 
-/// The bounds within which a program runs.
+/// Limits on a running program.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
-    /// A program that runs longer is killed, with all that it has started.
+    /// Time after which the program is killed, with all processes that it started.
     pub time: Duration,
-    /// Most bytes of a file that it writes; at more the system ends the writer.
+    /// Largest file that the program may write, in bytes; the system kills a process that
+    /// exceeds it.
     pub file_bytes: u64,
 }
 
-/// The end of a program.
+/// Outcome of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// It has ended by itself.
+    /// The program ended by itself.
     Exited(ExitStatus),
-    /// Its time was over.
+    /// The program ran out of time and was killed.
     Killed,
 }
 
-/// A process group that a child leads. All who are in it are killed when this is dropped: what a program, or a
-/// vendor's library in it, has started does not outlive it. Only who has made a group of its own escapes.
+/// A process group that a child leads. Dropping it kills all members, so that nothing that a
+/// program, or a vendor's library in it, has started outlives it. Only a process that made a
+/// group of its own escapes.
 #[derive(Debug)]
 pub struct Group(Option<Pid>);
 
-/// Returns where a program is: in a directory of `path`, else of [`STANDARD_PATH`]. Below another root, the
-/// path is the one that is seen from there.
+/// Returns the path of a program, searched in `path` and then in [`STANDARD_PATH`]. Below
+/// another root, the path is relative to that root.
 pub fn find(name: &str, path: &OsStr, root: Option<&Path>) -> Option<PathBuf> {
     let all = std::env::split_paths(path).chain(std::env::split_paths(STANDARD_PATH));
     let mut places = all
         .filter(|place| place.is_absolute())
         .map(|place| place.join(name));
     places.find(|place| match root {
-        // A link is followed from the other root, not from ours.
+        // The target of a link is relative to the other root, so it is not followed here.
         Some(root) => below(root, place)
             .symlink_metadata()
             .is_ok_and(|found| !found.is_dir()),
@@ -59,16 +62,16 @@ pub fn find(name: &str, path: &OsStr, root: Option<&Path>) -> Option<PathBuf> {
     })
 }
 
-/// Returns the path that an absolute one has where `root` is mounted.
+/// Returns an absolute path's location below the mounted `root`.
 pub fn below(root: &Path, path: &Path) -> PathBuf {
     root.join(path.strip_prefix("/").unwrap_or(path))
 }
 
-/// Runs a program to its end or that of its time, without input, as a process group of its own.
+/// Runs a program to its end or its timeout, without input, in a process group of its own.
 ///
 /// # Errors
 ///
-/// The system's, where it cannot be started.
+/// Operating system's error, if the program cannot be started.
 pub async fn run(command: &mut Command, bounds: Bounds) -> io::Result<Ended> {
     let command = command
         .stdin(Stdio::null())
@@ -80,7 +83,7 @@ pub async fn run(command: &mut Command, bounds: Bounds) -> io::Result<Ended> {
         current: Some(bounds.file_bytes),
         maximum: Some(bounds.file_bytes),
     };
-    // What it starts inherits the limit. Where there is a lower one already, that one counts.
+    // Inherited by the program's children. If a lower limit already applies, that one counts.
     if let Err(error) = rustix::process::prlimit(group.0, Resource::Fsize, most) {
         tracing::debug!(%error, "the files of a program are not limited");
     }
@@ -89,13 +92,13 @@ pub async fn run(command: &mut Command, bounds: Bounds) -> io::Result<Ended> {
         return status.map(Ended::Exited);
     }
     drop(group);
-    // Whether it is gone changes nothing for us.
+    // A process that does not end in time changes nothing here.
     drop(tokio::time::timeout(KILLED_WAIT, child.wait()).await);
     Ok(Ended::Killed)
 }
 
-/// Makes this process the program, with `root` as its root; it takes `CAP_SYS_CHROOT`. Returns only where
-/// that fails.
+/// Replaces this process with the program, with `root` as its root; needs `CAP_SYS_CHROOT`.
+/// Returns only if that fails.
 pub fn become_below(root: &Path, program: &OsStr, arguments: &[OsString]) -> io::Error {
     let moved = rustix::process::chroot(root).and_then(|()| rustix::process::chdir("/"));
     match moved {
@@ -104,8 +107,8 @@ pub fn become_below(root: &Path, program: &OsStr, arguments: &[OsString]) -> io:
     }
 }
 
-/// Ends this process at once, as a kill from outside would: another thread may hang in a driver, which an orderly
-/// end would wait for. Where this process leads a group, all who are in that end, too.
+/// Kills this process at once: another thread may hang in a driver, and an orderly exit would
+/// wait for it. If this process leads a group, all members are killed too.
 pub fn end_now() {
     let killed = if rustix::process::getpgrp() == rustix::process::getpid() {
         rustix::process::kill_current_process_group(Signal::KILL)
@@ -144,14 +147,14 @@ mod tests {
     use super::*;
 
     const LONG: Duration = Duration::from_secs(60);
-    /// Set for a process of the test program that ends itself.
+    /// Set for a process of the test program that kills itself.
     const ENDS: &str = "GPUWARDEN_TEST_ENDS_NOW";
 
-    /// No test, but the door to a process that has started another and ends itself.
+    /// Not a test, but the entry point of a process that starts another one and kills itself.
     #[test]
     fn a_process_that_ends_now() {
         if std::env::var_os(ENDS).is_some() {
-            // It is left alone on purpose.
+            // Left running on purpose.
             #[allow(clippy::zombie_processes, reason = "this process is killed")]
             let started = std::process::Command::new("sleep").arg("1000").spawn();
             assert!(started.is_ok(), "{started:?}");
@@ -172,7 +175,7 @@ mod tests {
         let status = command.spawn().unwrap().wait().await.unwrap();
         assert!(!status.success(), "{status}");
         drop(command);
-        // The pipe ends only once nobody has it any more.
+        // The pipe ends only once no process holds it.
         let read = tokio::task::spawn_blocking(move || io::copy(&mut reader, &mut io::sink()));
         tokio::time::timeout(LONG, read)
             .await
@@ -198,7 +201,7 @@ mod tests {
         let ended = run(command.stdout(writer), bounds).await.unwrap();
         assert_eq!(ended, Ended::Killed);
         drop(command);
-        // The pipe ends only once nobody has it any more.
+        // The pipe ends only once no process holds it.
         let read = tokio::task::spawn_blocking(move || io::copy(&mut reader, &mut io::sink()));
         let read = tokio::time::timeout(LONG, read).await.unwrap();
         assert_eq!(read.unwrap().unwrap(), 0);
@@ -248,7 +251,7 @@ mod tests {
         fs::set_permissions(own.join("gpuwarden-a"), fs::Permissions::from_mode(0o755)).unwrap();
         assert_eq!(find("gpuwarden-a", None), Some(own.join("gpuwarden-a")));
         assert!(find("sh", None).is_some_and(|sh| sh.ends_with("bin/sh")));
-        // As seen from there; a link leads to something that we do not see.
+        // Relative to the other root; the target of the link does not exist here.
         std::os::unix::fs::symlink(
             "/etc/alternatives/b",
             root.path().join("usr/bin/gpuwarden-b"),

@@ -1,19 +1,19 @@
-//! Descriptors that tell the runtime when there is something to read.
+//! Descriptors that notify the runtime when they become readable.
 
 use std::{io, os::fd::OwnedFd};
 
 use tokio::io::{Interest, unix::AsyncFd};
 
-/// Has the runtime's reactor watch `fd` for input.
+/// Registers `fd` with the runtime's reactor for input.
 ///
 /// # Errors
 ///
-/// `PermissionDenied` for what epoll does not watch, because a read never waits there: regular
+/// `PermissionDenied` for a file that epoll does not support because reads never block: regular
 /// files and some devices.
 ///
 /// # Panics
 ///
-/// Outside a tokio runtime with I/O enabled.
+/// Panics outside a tokio runtime with I/O enabled.
 #[allow(
     deprecated,
     reason = "replaced by an unsafe function, for types whose descriptor may change or close; an OwnedFd does neither"

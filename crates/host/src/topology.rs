@@ -1,12 +1,12 @@
-//! Where GPUs and NICs sit in the machine's PCI tree, as sysfs has it, and how near they are to each
-//! other in the words of `nvidia-smi topo -m`.
+//! Positions of GPUs and NICs in the machine's PCI tree, read from sysfs, and their distance in
+//! the terms of `nvidia-smi topo -m`.
 //!
 //! ```text
 //! /sys/bus/pci/devices/0000:83:00.0        -> ../../../devices/pci0000:80/0000:80:01.0/0000:81:00.0/...
 //! /sys/class/infiniband/mlx5_0/device      -> ../../../0000:84:00.0
 //! ```
 //!
-//! A device's directory lies in that of the bridge before it, up to a host bridge (`pci0000:80`).
+//! A device's directory is below that of its bridge, up to a host bridge (`pci0000:80`).
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -15,25 +15,25 @@ use std::path::{Path, PathBuf};
 
 use crate::nics::entries;
 
-/// Bridges between two devices on the same switch: the port of each. The rest of the way to the
-/// device is the device itself.
+/// Most path elements after the common bridges for two devices on one switch: the switch port
+/// and the device itself.
 const ON_ONE_SWITCH: usize = 2;
 
-/// The place of one device.
+/// Position of one device in the PCI tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// The host bridge, by its directory.
+    /// Directory of the host bridge.
     host_bridge: PathBuf,
-    /// The bridges on the way, and the device at its end.
+    /// Bridges on the way, and the device at its end.
     way: Vec<String>,
-    /// The NUMA node, -1 where it is not known.
+    /// NUMA node, -1 if unknown.
     pub numa_node: i32,
 }
 
-/// Returns the place of the device at a PCI address (`0000:83:00.0`, lower case); `None` where
+/// Returns the position of the device at a PCI address (`0000:83:00.0`, lower case); `None` if
 /// sysfs has no such device.
 pub fn of_device(sysfs: &Path, address: &str) -> Option<Place> {
-    // An address is one name, and no path.
+    // An address must be a single name, not a path.
     let plausible = |byte: u8| byte.is_ascii_hexdigit() || byte == b':' || byte == b'.';
     if !address.contains(':') || !address.bytes().all(plausible) {
         return None;
@@ -41,7 +41,7 @@ pub fn of_device(sysfs: &Path, address: &str) -> Option<Place> {
     place(&sysfs.join("bus/pci/devices").join(address))
 }
 
-/// Returns the place of each RDMA device (`mlx5_0`) that is a PCI device.
+/// Returns the position of each RDMA device (`mlx5_0`) that is a PCI device.
 pub fn of_nics(sysfs: &Path) -> BTreeMap<String, Place> {
     let all = entries(&sysfs.join("class/infiniband")).into_iter();
     all.filter_map(|(name, entry)| Some((name, place(&entry.join("device"))?)))
@@ -69,7 +69,7 @@ fn place(link: &Path) -> Option<Place> {
     })
 }
 
-/// Returns whether a directory is that of a host bridge, such as `pci0000:80`.
+/// Returns true if a directory is that of a host bridge, such as `pci0000:80`.
 fn is_host_bridge(directory: &Path) -> bool {
     let name = directory.file_name().and_then(OsStr::to_str);
     name.is_some_and(|name| name.starts_with("pci") && name.contains(':'))
@@ -78,8 +78,9 @@ fn is_host_bridge(directory: &Path) -> bool {
 // === impl Place ===
 
 impl Place {
-    /// Returns how near another device is: `PIX` (on one switch), `PXB` (over several switches),
-    /// `PHB` (over their host bridge), `NODE` (over host bridges of one NUMA node) or `SYS`.
+    /// Returns the distance to another device: `PIX` (on one switch), `PXB` (across several
+    /// switches), `PHB` (across their host bridge), `NODE` (across host bridges of one NUMA
+    /// node) or `SYS`.
     pub fn level(&self, other: &Self) -> &'static str {
         if self.host_bridge != other.host_bridge {
             let same = self.numa_node == other.numa_node;
@@ -101,7 +102,7 @@ mod tests {
 
     use super::*;
 
-    /// A machine with two sockets, and the host bridges, bridges and devices of `PATHS`.
+    /// A machine with two sockets, and devices that the tests add.
     struct Tree(tempfile::TempDir);
 
     impl Tree {
@@ -109,7 +110,7 @@ mod tests {
             Self(tempfile::tempdir().unwrap())
         }
 
-        /// Makes a device with the bridges before it.
+        /// Creates a device with the bridges before it.
         fn device(&self, way: &str, numa_node: &str) -> PathBuf {
             let directory = self.0.path().join("devices").join(way);
             fs::create_dir_all(&directory).unwrap();
@@ -149,7 +150,7 @@ mod tests {
         tree.nic("mlx5_2", "pci0000:80/0000:80:02.0/0000:90:00.0", "1\n");
         tree.nic("mlx5_3", "pci0000:a0/0000:a0:01.0/0000:a1:00.0", "1\n");
         tree.nic("mlx5_4", "pci0000:00/0000:00:01.0/0000:01:00.0", "0\n");
-        // Two functions of one card, and a machine that does not tell its NUMA nodes.
+        // Two functions of one card, and a machine that does not report NUMA nodes.
         tree.nic("mlx5_5", "pci0001:00/0001:00:01.0/0001:01:00.0", "-1\n");
         tree.nic("mlx5_6", "pci0001:00/0001:00:01.0/0001:01:00.1", "-1\n");
         let levels = ["PIX", "PXB", "PHB", "NODE", "SYS", "SYS"];

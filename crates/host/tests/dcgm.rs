@@ -1,4 +1,4 @@
-//! DCGM as its packages offer it: the library is a fake, and is found and loaded as the real one.
+//! DCGM against a fake library, which is found and loaded like the real one.
 
 #![allow(clippy::unwrap_used)]
 
@@ -12,7 +12,7 @@ use gpuwarden_host::library::Places;
 /// DCGM with a scenario, in a directory of its own.
 struct Machine {
     dcgm: Dcgm,
-    /// Dropped last, for the library looks at it until it is shut down.
+    /// Dropped last, since the library reads it until it is shut down.
     directory: tempfile::TempDir,
 }
 
@@ -45,7 +45,7 @@ fn code(code: i32) -> Behaviour {
     Behaviour::try_from(code.to_string()).unwrap()
 }
 
-/// Returns why a look fails where a function answers with a code.
+/// Returns the error of a poll during which a function returns a code.
 fn failing(call: &str, answer: i32) -> String {
     let mut scenario = Scenario::healthy(1);
     scenario.calls.insert(call.to_owned(), code(answer));

@@ -1,4 +1,4 @@
-//! Resets of GPUs, with a fake driver and a script in the place of its tool.
+//! GPU resets with a fake driver and a script in place of `nvidia-smi`.
 
 #![allow(clippy::unwrap_used)]
 
@@ -19,7 +19,8 @@ struct Machine {
 }
 
 impl Machine {
-    /// A machine whose GPUs are this after its tool has run, which says this and ends so.
+    /// Returns a machine whose GPUs become `after` when the tool runs, which prints `says` and
+    /// exits with `ends`.
     fn new(before: &Scenario, after: &Scenario, says: &str, ends: u8) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path();
@@ -54,7 +55,7 @@ impl Machine {
         }
     }
 
-    /// A machine whose tool does well.
+    /// Returns a machine whose tool succeeds.
     fn well(before: &Scenario) -> Self {
         let mut after = before.clone();
         for gpu in &mut after.gpu {
@@ -86,7 +87,7 @@ impl Machine {
         reset(&self.settings).unwrap()
     }
 
-    /// What the tool was asked for; `None`: it was not run.
+    /// Returns the arguments of the tool; `None` if it was not run.
     fn asked(&self) -> Option<String> {
         fs::read_to_string(self.directory.path().join("asked")).ok()
     }
@@ -112,7 +113,7 @@ fn failure(results: &[GpuReset], index: u32) -> &str {
     found.unwrap().failure.as_deref().unwrap()
 }
 
-/// Two GPUs, of which the first wants a reset.
+/// Two GPUs; the driver requests a reset of the first.
 fn sick() -> Scenario {
     let mut scenario = Scenario::healthy(2);
     scenario.gpu_mut(0).recovery_action = 1;
@@ -125,19 +126,19 @@ fn a_gpu_is_reset_and_no_other() {
     assert_eq!(machine.reset(), [well(0)]);
     let asked = format!("--gpu-reset -i {}\n", uuid(0));
     assert_eq!(machine.asked().unwrap(), asked);
-    // Named twice, and by its address, it is one.
+    // A second name for the same GPU, by PCI address, changes nothing.
     let pci = sick_pci(&machine);
     let machine = Machine::well(&sick()).asks(&[&pci, &uuid(0).to_uppercase()]);
     assert_eq!(machine.reset(), [well(0)]);
     assert_eq!(machine.asked().unwrap(), asked);
-    // Without a name, all of the machine are, each by its own.
+    // Without targets, all GPUs of the machine are reset.
     let machine = Machine::well(&sick());
     assert_eq!(machine.reset(), [well(0), well(1)]);
     let asked = format!("--gpu-reset -i {},{}\n", uuid(0), uuid(1));
     assert_eq!(machine.asked().unwrap(), asked);
 }
 
-/// The PCI bus id of the first GPU, as NVML has it.
+/// PCI bus id of the first GPU, in NVML's form.
 fn sick_pci(machine: &Machine) -> String {
     let places = &machine.settings.places;
     let nvml = gpuwarden_host::nvml::Nvml::open(places, Box::new(|_, _| {})).unwrap();

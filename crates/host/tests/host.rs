@@ -1,7 +1,7 @@
 //! The kernel log through the real `/dev/kmsg`.
 //!
-//! The log belongs to the whole machine: these tests run one at a time, also across processes, mark
-//! their lines with a token of their own, and write at a level that the console does not show.
+//! The log belongs to the whole machine: these tests run one at a time, also across processes,
+//! mark their lines with a token, and write at a level that the console does not show.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stderr)]
 
@@ -22,13 +22,13 @@ use jiff::{SignedDuration, Timestamp};
 use rustix::fs::{FlockOperation, flock};
 use tokio::time::timeout;
 
-/// The device itself is the lock, as in the test kit: one log, one lock.
+/// The device itself is the lock file, as in the test kit.
 const LOCK: &str = "/dev/kmsg";
 const CONSOLE_LEVEL: &str = "/proc/sys/kernel/printk";
-/// The severity the tests write: below what consoles show, as most machines are set.
+/// Severity of the tests' lines: below what consoles show on most machines.
 const INFO: u8 = 6;
 
-/// The kernel log, for this test alone.
+/// The kernel log, locked for this test.
 struct KernelLog {
     token: String,
     console: Option<String>,
@@ -36,7 +36,7 @@ struct KernelLog {
 }
 
 impl KernelLog {
-    /// `None`, and a skip, where the log cannot be read or written.
+    /// Returns `None`, and skips the test, if the log cannot be read or written.
     fn take(test: &str) -> Option<Self> {
         let lock = File::open(LOCK).inspect(|lock| {
             flock(lock, FlockOperation::LockExclusive).unwrap();
@@ -66,7 +66,7 @@ impl KernelLog {
         }
     }
 
-    /// Keeps the console out of it: a serial one takes a millisecond for each line.
+    /// Keeps the lines off the console: a serial one takes a millisecond for each.
     fn silence_console(&mut self) {
         let levels = fs::read_to_string(CONSOLE_LEVEL).unwrap();
         let console: u8 = levels.split_whitespace().next().unwrap().parse().unwrap();
@@ -80,8 +80,8 @@ impl KernelLog {
         write_kmsg(INFO, &format!("{}: {text}", self.token)).unwrap();
     }
 
-    /// Returns what follows the token in a record of this test; `None` of the first, which tried
-    /// whether the log can be written.
+    /// Returns the text after the token in a record of this test; `None` for the first record,
+    /// which only checked that the log can be written.
     fn own<'a>(&self, record: &'a Record) -> Option<&'a str> {
         record.text.strip_prefix(&self.token)?.strip_prefix(": ")
     }
@@ -103,7 +103,7 @@ async fn within<T>(future: impl Future<Output = T>) -> T {
         .expect("nothing came in 30 seconds")
 }
 
-/// Reads until `enough` says so of all that was read.
+/// Reads until `enough` is true for all events so far.
 async fn read_until(source: &mut Source, enough: impl Fn(&[Event]) -> bool) -> Vec<Event> {
     let mut events = Vec::new();
     while !enough(&events) {
@@ -130,7 +130,7 @@ fn own(log: &KernelLog, events: &[Event]) -> Vec<String> {
         .collect()
 }
 
-/// Reads until `count` records of this test have come.
+/// Reads until `count` records of this test have arrived.
 async fn read_own(log: &KernelLog, source: &mut Source, count: usize) -> Vec<Event> {
     read_until(source, |events| own(log, events).len() >= count).await
 }
@@ -150,7 +150,7 @@ async fn written_lines_come_back_whole_and_wake_the_reader() {
     let mut source = open(&Spec::Kmsg, None).unwrap();
     catch_up(&mut source).await;
 
-    // What the kernel escapes when it is read.
+    // Characters that the kernel escapes.
     let text = "NVRM: Xid (PCI:0000:b3:00): 79, pid='<unknown>', caf\u{e9} back\\slash \u{1b}[31m\ttab \\x41";
     let before = Timestamp::now();
     log.write(text);
@@ -188,7 +188,7 @@ async fn the_backlog_comes_first_and_in_order() {
     assert_eq!(Some(seq_of(source.position())), numbers.last().copied());
 }
 
-/// A burst through one descriptor would mostly be dropped by the kernel's rate limit.
+/// Through one descriptor, the kernel's rate limit would drop most of a burst.
 #[tokio::test]
 async fn a_burst_of_written_lines_arrives_whole() {
     let Some(mut log) = KernelLog::take("burst") else {
@@ -264,7 +264,8 @@ async fn positions_that_say_nothing_about_this_log_are_ignored() {
         let mut source = open(&Spec::Kmsg, Some(position)).unwrap();
         let events = catch_up(&mut source).await;
         assert_eq!(own(&log, &events), ["line"], "{position}");
-        // After a reboot all of this boot is wanted; what the buffer has dropped of it is told.
+        // After a reboot the whole log is wanted, and records that the buffer has dropped are
+        // reported lost.
         let first = records(&events).next().unwrap().seq.unwrap();
         let another_boot = matches!(position, Position::Kmsg { boot_id, .. } if *boot_id != here);
         let expected = (another_boot && first > 0).then_some(first);
@@ -276,8 +277,8 @@ async fn positions_that_say_nothing_about_this_log_are_ignored() {
     }
 }
 
-/// Bytes of the largest kernel log buffer that is written full: twice what a kernel can be built
-/// with, so that only one that was started with more is left alone.
+/// Largest kernel log buffer that the test fills, in bytes: twice what a kernel can be built
+/// with, so that only one enlarged at boot is left alone.
 const LARGEST_LOG: usize = 64 << 20;
 
 #[tokio::test]
@@ -327,11 +328,11 @@ async fn an_overtaken_reader_counts_what_it_lost() {
             .count(),
         1
     );
-    // Lost and delivered together are all that was logged.
+    // Lost and delivered records add up to all that were logged.
     let delivered = records(&events).count() as u64;
     assert_eq!(last + count + delivered, seq_of(source.position()));
 
-    // A restart that comes too late counts the same gap.
+    // A process that restarts too late counts the same gap.
     let boot_id = BootId::current().unwrap();
     let mut late = open(&Spec::Kmsg, Some(&Position::Kmsg { boot_id, seq: last })).unwrap();
     let events = catch_up(&mut late).await;
@@ -348,7 +349,7 @@ async fn an_overtaken_reader_counts_what_it_lost() {
     );
 }
 
-/// The number of the oldest record that can still be read.
+/// Returns the number of the oldest record that can still be read.
 async fn oldest_in_the_log() -> u64 {
     let mut source = open(&Spec::Kmsg, None).unwrap();
     let events = read_until(&mut source, |events| records(events).next().is_some()).await;
@@ -370,7 +371,7 @@ async fn the_longest_text_is_taken_and_a_longer_one_refused() {
             let events = read_own(&log, &mut source, 1).await;
             assert_eq!(own(&log, &events), [longest]);
         }
-        // An older kernel, which must then say so.
+        // An older kernel, which must report the refusal.
         Err(error) => assert!(matches!(error, WriteError::Refused { .. }), "{error}"),
     }
     let too_long = format!("{}: {}", log.token, "x".repeat(room + 1));
@@ -399,14 +400,14 @@ async fn a_followed_file_is_read_through_the_same_door() {
     assert_eq!(source.spec(), &Spec::File(Path::new(&path).to_owned()));
 }
 
-/// A journald of our own, in a mount namespace of its own; it reads the one kernel log.
+/// A journald of this test, in a mount namespace of its own; it reads the machine's kernel log.
 struct Journald {
     process: std::process::Child,
     dir: tempfile::TempDir,
 }
 
 impl Journald {
-    /// `None`, and a skip, where it cannot be had.
+    /// Returns `None`, and skips the test, if it cannot be started.
     fn start() -> Option<Self> {
         const PROGRAM: &str = "/lib/systemd/systemd-journald";
         let dir = tempfile::tempdir().unwrap();
@@ -462,7 +463,7 @@ async fn what_systemd_writes_is_read_as_it_comes() {
     };
     let spec = Spec::Journal(Some(journald.dir.path().join("log/journal")));
     let mut source = open(&spec, None).unwrap();
-    // Longer than 512 bytes: journald compresses it.
+    // Longer than 512 bytes, so that journald compresses it.
     let long = "word ".repeat(150);
     let lines = [
         format!("NVRM: Xid (PCI:0000:b3:00): 79, name={}, short", log.token),
@@ -496,7 +497,7 @@ async fn what_systemd_writes_is_read_as_it_comes() {
         let error = record.wall.unwrap().duration_since(before).abs();
         assert!(error < SignedDuration::from_secs(5), "{error:?}");
     }
-    // A later process goes on behind them.
+    // A later process resumes after these lines.
     let position = source.position();
     drop(source);
     log.write("behind");

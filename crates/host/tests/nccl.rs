@@ -1,5 +1,5 @@
-//! CUDA and NCCL as their packages offer them: the libraries are fakes, and are found and loaded as the
-//! real ones; and the real ones, without a GPU.
+//! CUDA and NCCL against fake libraries, which are found and loaded like the real ones; and the
+//! real libraries without a GPU.
 
 #![allow(clippy::unwrap_used)]
 
@@ -17,11 +17,11 @@ use testkit::Component;
 struct Machine {
     cuda: Cuda,
     nccl: Nccl,
-    /// Dropped last, for the libraries look at it until then.
+    /// Dropped last, since the libraries read it until they are unloaded.
     directory: tempfile::TempDir,
 }
 
-/// One GPU of a group, with what it takes to reduce.
+/// A GPU of a group, with its buffers, stream and events.
 struct Member {
     send: Buffer,
     receive: Buffer,
@@ -48,7 +48,7 @@ impl Machine {
         fakes::write(self.directory.path(), scenario).unwrap();
     }
 
-    /// Returns all devices as one group, with room for so many numbers each.
+    /// Returns all devices as one group, with buffers for `numbers` elements each.
     fn group(&self, numbers: usize) -> Vec<Member> {
         let devices = self.cuda.devices().unwrap();
         let ranks = u32::try_from(devices.len()).unwrap();
@@ -66,7 +66,7 @@ impl Machine {
         devices.iter().zip(joined).map(member).collect()
     }
 
-    /// Begins one all-reduce, between the two events of each member.
+    /// Starts one all-reduce, between the two events of each member.
     fn reduce(
         &self,
         members: &mut [Member],
@@ -108,8 +108,8 @@ fn nccl(path: PathBuf) -> Result<Nccl, OpenError> {
     Nccl::open(&at(path), Box::new(|_, _| {}))
 }
 
-/// Returns the bandwidth at each GPU in gigabytes a second, as nccl-tests reckon it (`busbw`), by the clock
-/// of the first one.
+/// Returns the bandwidth at each GPU in gigabytes a second, computed as nccl-tests do
+/// (`busbw`), by the clock of the first GPU.
 #[allow(clippy::cast_precision_loss)]
 fn bandwidth(members: &[Member], numbers: usize) -> f64 {
     let first = &members[0];
@@ -148,7 +148,7 @@ fn the_bandwidth_of_an_all_reduce_is_that_of_the_scenario() {
         let mut scenario = Scenario::healthy(gpus);
         let machine = Machine::new(&scenario);
         let mut members = machine.group(NUMBERS);
-        // It changes while it runs.
+        // The bandwidth changes while the library is loaded.
         for gigabytes in [480.0, 7.25, 312.5] {
             scenario.nccl.bandwidth_gb_s = gigabytes;
             machine.becomes(&scenario);
@@ -169,7 +169,7 @@ fn work_begins_when_the_last_rank_comes_to_it_and_takes_its_turn() {
     scenario.nccl.bandwidth_gb_s = 4.0;
     let machine = Machine::new(&scenario);
     let mut members = machine.group(NUMBERS);
-    // A pair of GPUs passes on as many bytes as it brings: about a millisecond each time.
+    // Each of two GPUs passes on as many bytes as it brings: about a millisecond each time.
     let once = f64::from(1 << 22) / 4e6;
     let mut all = machine.cuda.devices().unwrap()[0].event().unwrap();
     all.record(&members[0].stream).unwrap();
@@ -283,7 +283,7 @@ fn a_group_may_have_ranks_in_other_processes() {
         let all = [(0, 10.0), (1, 5.0)].map(|(rank, gb_s)| scope.spawn(move || reduce(rank, gb_s)));
         all.map(|one| one.join().unwrap())
     });
-    // The slowest counts. Of two ranks each passes on what it brings.
+    // The slowest GPU counts. Each of two ranks passes on what it brings.
     let expected = f64::from(1 << 22) / 5e6;
     for took in took {
         assert!((f64::from(took) - expected).abs() < 1e-3, "{took}");
@@ -302,7 +302,7 @@ fn what_fails_says_what_and_why() {
         error.to_string(),
         "17 numbers of four bytes are to be reduced in a buffer of 64 bytes"
     );
-    // One rank alone would wait for the other for ever.
+    // One rank alone would wait for the other forever.
     let error = machine
         .reduce(&mut members[..1], 16, Reduction::Sum)
         .unwrap_err();
@@ -363,10 +363,10 @@ fn a_library_that_is_another_one_is_refused_by_what_it_lacks() {
     );
 }
 
-/// The answer to who asks for devices with a driver that is older than the runtime.
+/// Error when devices are listed with a driver that is older than the runtime.
 const TOO_OLD: &str = "cudaErrorInsufficientDriver (CUDA driver version is insufficient for CUDA \
                        runtime version)";
-/// The answer where there is a driver and no GPU.
+/// Error when there is a driver and no GPU.
 const NO_DEVICE: &str = "cudaErrorNoDevice (no CUDA-capable device is detected)";
 
 #[test]
@@ -383,7 +383,7 @@ fn the_real_cuda_runtimes_of_three_generations_open() {
         let driver = cuda.driver_version().unwrap();
         match cuda.version() {
             Ok(told) => assert_eq!(told, version),
-            // That of CUDA 11 asks its driver.
+            // CUDA 11 needs its driver for the version.
             Err(error) => {
                 assert_eq!((version, &driver), ("11.8", &None), "{error}");
                 assert!(
@@ -402,7 +402,7 @@ fn the_real_cuda_runtimes_of_three_generations_open() {
             Err(error) => {
                 let error = error.to_string();
                 let answer = error.strip_prefix("cudaGetDeviceCount answered ");
-                // A driver that is away counts as one that is too old.
+                // A missing driver counts as one that is too old.
                 let expected = match driver {
                     None => vec![TOO_OLD],
                     Some(_) => vec![TOO_OLD, NO_DEVICE],
@@ -422,7 +422,8 @@ fn the_real_nccl_opens() {
     assert_eq!(nccl.version().unwrap(), "2.28.9");
 }
 
-/// The fakes and we have the signatures from each other. A second user is made from NVIDIA's headers.
+/// Our fakes and bindings share their signatures, so a second user is compiled with NVIDIA's
+/// headers.
 #[test]
 fn a_program_of_nvidias_own_headers_works_with_the_fakes() {
     let Some(wheels) = testkit::require(Component::VendorWheels) else {
@@ -435,7 +436,7 @@ fn a_program_of_nvidias_own_headers_works_with_the_fakes() {
     let program = directory.path().join("all_reduce");
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/witness/all_reduce.c");
     let mut cc = Command::new("cc");
-    // The small numbers of NVIDIA's need more than a C compiler, and are not needed.
+    // NVIDIA's FP16 and BF16 headers need more than a C compiler, and are not needed.
     cc.args(["-Wall", "-Werror", "-D__CUDA_FP16_H__", "-D__CUDA_BF16_H__"]);
     for include in ["cu13", "nccl"] {
         let include = wheels.join("nvidia").join(include).join("include");
@@ -453,7 +454,7 @@ fn a_program_of_nvidias_own_headers_works_with_the_fakes() {
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{errors}");
     let told = String::from_utf8(output.stdout).unwrap();
-    // 64 MiB, of which each of four passes on one and a half, at 12.5 GB/s.
+    // Each of four GPUs passes on one and a half of 64 MiB, at 12.5 GB/s.
     let expected: Vec<String> = (0..4)
         .map(|gpu| format!("0000:{:02x}:00.0 8.0531 10.0", 0x18 + gpu))
         .collect();

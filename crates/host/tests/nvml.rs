@@ -1,4 +1,4 @@
-//! NVML as a driver would offer it: the library is a fake, and is found and loaded as the real one.
+//! NVML against a fake library, which is found and loaded like the real one.
 
 #![allow(clippy::unwrap_used)]
 
@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 /// NVML with a scenario, in a directory of its own.
 struct Machine {
     nvml: Nvml,
-    /// Dropped last, for the library looks at it until it is shut down.
+    /// Dropped last, since the library reads it until it is shut down.
     directory: tempfile::TempDir,
 }
 
@@ -39,7 +39,7 @@ impl Machine {
         self.nvml.inventory().unwrap()
     }
 
-    /// Returns how the first GPU does.
+    /// Returns the readings of the first GPU.
     fn readings(&self) -> Readings {
         self.nvml.readings(&self.inventory().gpus[0]).unwrap()
     }
@@ -114,7 +114,7 @@ fn all_is_told_of_a_gpu() {
     );
 }
 
-/// Returns one GPU of which all numbers are different.
+/// Returns a GPU whose numbers are all different.
 fn all_different() -> Scenario {
     let mut scenario = Scenario::healthy(1);
     let gpu = scenario.gpu_mut(0);
@@ -224,12 +224,12 @@ fn an_old_driver_is_one_that_tells_less() {
     assert_eq!(readings.memory_temperature_c, None);
     assert_eq!(readings.recovery_action, None);
     assert_eq!(readings.nvlinks, []);
-    // By the functions that were there before.
+    // Read by the older functions.
     assert_eq!(readings.temperature_c, Some(34));
     assert_eq!(readings.clock_reasons, Some(1));
-    // By a field, as with a driver that is too new for the function.
+    // Read as a field, as with a driver that is too new for the function.
     assert_eq!(readings.thermal_violation_ns, Some(11));
-    // A driver without this one has no way to tell any field.
+    // A driver without this function cannot report any field.
     let name = "nvmlDeviceGetFieldValues".to_owned();
     scenario.calls.insert(name, named("missing"));
     machine.becomes(&scenario);
@@ -311,7 +311,7 @@ fn the_fabric_is_read_by_the_newest_structure_that_a_driver_knows() {
         };
         assert_eq!(machine.readings().fabric, Some(expected), "{version}");
     }
-    // A machine that is joined to no other registers with its own switches alone.
+    // A machine that is not joined to others registers with its own switches alone.
     let fabric = scenario.gpu_mut(0).fabric.as_mut().unwrap();
     (fabric.clique, fabric.cluster) = (0, [0; 16]);
     machine.becomes(&scenario);
@@ -358,7 +358,7 @@ fn a_gpu_that_is_lost_while_it_is_read_has_no_readings() {
     let mut scenario = Scenario::healthy(1);
     let machine = Machine::new(&scenario);
     let gpu = machine.inventory().gpus.remove(0);
-    // The driver still knows its handle and its name.
+    // The driver still knows the GPU's handle and name.
     let lost = named("NVML_ERROR_GPU_IS_LOST");
     let call = "nvmlDeviceGetUtilizationRates".to_owned();
     scenario.gpu_mut(0).calls.insert(call, lost);
@@ -423,7 +423,7 @@ fn links_without_another_end_are_read_but_not_expected() {
     let links = machine.readings().nvlinks;
     let up: Vec<_> = links.iter().map(|link| link.up).collect();
     assert_eq!(up, [Some(true), Some(false)]);
-    // A GPU on PCIe alone: not supported is never down.
+    // A GPU on PCIe alone: unsupported must not count as down.
     scenario.gpu_mut(0).links = 0;
     scenario.gpu_mut(0).link.clear();
     scenario.unknown_fields.insert(91);
@@ -496,7 +496,7 @@ fn an_event_is_told_once_also_to_a_program_that_is_started_again() {
         driver_root: None,
     };
     assert!(!heard(Nvml::open(&places, Box::new(|_, _| {})).unwrap()));
-    // What is installed again begins anew.
+    // A reinstalled library starts without memory of old events.
     assert!(heard(open(directory.path(), &scenario).unwrap()));
 }
 
@@ -560,7 +560,7 @@ fn it_is_found_below_the_root_of_a_driver() {
         let root = tempfile::tempdir().unwrap();
         let at = root.path().join(below);
         fakes::install(&at, &Scenario::healthy(1)).unwrap();
-        // As Debian links to it: right on the machine itself, and leading nowhere below a root.
+        // As Debian links to it: valid on the machine itself, dangling below a root.
         let linked = root.path().join("usr/lib/x86_64-linux-gnu");
         fs::create_dir_all(&linked).unwrap();
         symlink(
@@ -577,7 +577,7 @@ fn it_is_found_below_the_root_of_a_driver() {
     }
 }
 
-/// The real library of each generation, found and loaded as on its machines.
+/// The real library of each driver generation, found and loaded as on its machines.
 #[test]
 fn without_a_driver_its_library_says_that_there_is_none() {
     let Some(drivers) = testkit::require(testkit::Component::DriverLibraries) else {
@@ -618,7 +618,8 @@ fn without_a_driver_its_library_says_that_there_is_none() {
     assert!(opened > 2, "{opened} libraries");
 }
 
-/// The fake and we take structures and numbers from the same bindings. A second reader is NVIDIA's.
+/// Our fake and bindings share their structures and numbers, so NVIDIA's bindings are a second
+/// reader.
 #[test]
 fn nvidias_own_bindings_read_the_same() {
     let Some(python) = testkit::require(testkit::Component::PythonGrpc) else {

@@ -1,4 +1,4 @@
-//! The fuzz targets of this crate, on their seeds.
+//! The fuzz targets of this crate, run on their seeds.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 #![allow(missing_docs, unreachable_pub)]
