@@ -8,7 +8,8 @@ use jiff::Timestamp;
 use memchr::{memchr, memchr_iter, memmem};
 use serde::Deserialize;
 
-use super::{FACILITIES, LEVELS, MONTHS, iso_time, name_of, number};
+use super::time::{MONTHS, iso_time, name_of, number};
+use super::{FACILITIES, LEVELS};
 
 /// Length of the start of a line that is searched for a time in brackets: more than any host,
 /// facility and level take.
