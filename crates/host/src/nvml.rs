@@ -13,6 +13,7 @@ mod fabric;
 mod functions;
 mod links;
 mod readings;
+mod types;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -24,7 +25,8 @@ pub use self::error::{NvmlError, OpenError};
 pub use self::events::Events;
 use crate::library::{Listener, Places};
 use asking::Asking;
-use functions::{Device, Functions, Length, TEXT_BYTES, text, version};
+use functions::{Device, Functions};
+use types::{Length, TEXT_BYTES, text, version};
 
 /// Most GPUs that are read; a machine has eight or sixteen.
 const MAX_GPUS: u32 = 256;

@@ -4,7 +4,8 @@
 use nvml_wrapper_sys::bindings::nvmlFieldValue_t;
 
 use super::error::{NvmlError, code_name};
-use super::functions::{Device, Functions, Length, Plain, TEXT_BYTES, Text, number, text};
+use super::functions::{Device, Functions, Plain, number};
+use super::types::{Length, TEXT_BYTES, Text, text};
 
 /// Queries to one device, with the failures so far.
 pub(super) struct Asking<'a> {

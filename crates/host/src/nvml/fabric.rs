@@ -8,7 +8,8 @@ use nvml_wrapper_sys::bindings::{
 
 use super::asking::Asking;
 use super::error::{NvmlError, code_name};
-use super::functions::{Device, FabricInfoV4, Functions, Plain, version};
+use super::functions::{Device, Functions, Plain};
+use super::types::{FabricInfoV4, version};
 
 /// Kind of the clique in structures before version 4: access by unicast pointers.
 const UNICAST_POINTER: u8 = 0;

@@ -11,7 +11,7 @@
 #![allow(non_snake_case, reason = "the names of nvml.h")]
 
 use std::convert::Infallible;
-use std::ffi::{c_char, c_int, c_uint, c_ulonglong};
+use std::ffi::{c_int, c_uint, c_ulonglong};
 use std::{mem, ptr};
 
 use nvml_wrapper_sys::bindings as sys;
@@ -23,23 +23,14 @@ use nvml_wrapper_sys::bindings::{
 };
 
 use super::error::{FUNCTION_NOT_FOUND, NvmlError};
+use super::types::{FabricInfoV4, Length, Text};
 use crate::library::{Library, Listener, OpenError, Places};
 
 /// Library name, the same for every driver.
 const NAMES: &[&str] = &["libnvidia-ml.so.1"];
-/// Length of NVML's longest text, with its terminating zero.
-pub(super) const TEXT_BYTES: usize = 96;
 
 /// Most processes of one kind that are read per device; a GPU rarely has more than a dozen.
 const MAX_PROCESSES: usize = 256;
-
-/// Buffer for a zero-terminated text.
-pub(super) type Text = [c_char; TEXT_BYTES];
-
-/// Length of a [`Text`], a type of its own so that no other length can be passed.
-#[repr(transparent)]
-#[derive(Clone, Copy)]
-pub(super) struct Length(c_uint);
 
 /// The library's handle of a GPU or a partition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,28 +51,6 @@ pub(super) struct RawEvent {
     pub(super) data: u64,
     pub(super) gpu_instance: u32,
     pub(super) compute_instance: u32,
-}
-
-/// Fabric state of drivers from version 615 on. The bindings lack it; NVIDIA's Python bindings
-/// have it.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(super) struct FabricInfoV4 {
-    pub(super) cluster: [u8; 16],
-    pub(super) status: nvmlReturn_t,
-    pub(super) cliques: [FabricClique; 64],
-    pub(super) clique_count: c_uint,
-    pub(super) state: u8,
-    pub(super) health_mask: c_uint,
-    pub(super) health_summary: u8,
-}
-
-/// Clique of a GPU for one kind of access to its members.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(super) struct FabricClique {
-    pub(super) kind: u8,
-    pub(super) id: c_uint,
 }
 
 /// A structure of NVML that may be all zeroes.
@@ -484,14 +453,6 @@ impl Drop for Functions {
     }
 }
 
-// === impl Length ===
-
-impl Length {
-    /// Length of every [`Text`].
-    #[allow(clippy::cast_possible_truncation, reason = "a small constant")]
-    pub(super) const OF_TEXT: Self = Self(TEXT_BYTES as c_uint);
-}
-
 // === impl RawEvent ===
 
 impl RawEvent {
@@ -519,19 +480,6 @@ pub(super) fn number(field: &nvmlFieldValue_t) -> Option<i64> {
             _ => None,
         }
     }
-}
-
-/// Returns the version of a structure, which NVML composes of its size and its version number.
-#[allow(clippy::cast_possible_truncation, reason = "sizes of small structures")]
-pub(super) const fn version<T>(number: u32) -> u32 {
-    size_of::<T>() as u32 | number << 24
-}
-
-/// Returns the text before the terminating zero.
-pub(super) fn text(bytes: &[c_char]) -> String {
-    let bytes = bytes.iter().take_while(|byte| **byte != 0);
-    let bytes: Vec<u8> = bytes.map(|byte| byte.to_ne_bytes()[0]).collect();
-    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 #[cfg(test)]

@@ -5,7 +5,8 @@ use nvml_wrapper_sys::bindings::{self as sys, field_id as field, nvmlPciInfo_t};
 
 use super::asking::Asking;
 use super::error::NvmlError;
-use super::functions::{Plain, text};
+use super::functions::Plain;
+use super::types::text;
 
 /// Most links of a GPU that are read: twice those of the largest announced one.
 const MAX_LINKS: u32 = 144;

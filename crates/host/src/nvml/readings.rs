@@ -7,7 +7,8 @@ use nvml_wrapper_sys::bindings::{
 };
 
 use super::asking::Asking;
-use super::functions::{Functions, version};
+use super::functions::Functions;
+use super::types::version;
 use super::{fabric, links};
 
 /// Reads everything that the driver reports about a GPU.

@@ -7,6 +7,7 @@ use testkit::Component;
 
 use super::super::ARCH_RUBIN;
 use super::super::error::code_name;
+use super::super::types::{FabricClique, version};
 use super::*;
 use crate::c_header::{Header, Signature, layout};
 
