@@ -73,8 +73,8 @@ impl Cuda {
 
     /// Returns the newest version that the driver supports; `None` if there is no driver.
     pub fn driver_version(&self) -> Result<Option<String>, CudaError> {
-        let told = self.functions.driver_version()?;
-        Ok((told != 0).then(|| version(told)))
+        let number = self.functions.driver_version()?;
+        Ok((number != 0).then(|| version(number)))
     }
 
     /// Returns the devices. Fails if there are none, or no driver.
@@ -169,7 +169,7 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        tell(self.functions.free(&self.memory));
+        log_failure(self.functions.free(&self.memory));
     }
 }
 
@@ -199,7 +199,7 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        tell(self.functions.end_stream(&self.raw));
+        log_failure(self.functions.end_stream(&self.raw));
     }
 }
 
@@ -220,7 +220,7 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        tell(self.functions.end_event(&self.raw));
+        log_failure(self.functions.end_event(&self.raw));
     }
 }
 
@@ -230,8 +230,8 @@ fn version(number: i32) -> String {
 }
 
 /// Logs a failure to free a device resource.
-fn tell(ended: Result<(), CudaError>) {
+fn log_failure(ended: Result<(), CudaError>) {
     if let Err(error) = ended {
-        tracing::debug!(%error, "something of a device was not given back");
+        tracing::debug!(%error, "cannot free a device resource");
     }
 }

@@ -120,7 +120,7 @@ impl Dcgm {
             // Without this call the first poll finds nothing, since nothing was read yet. A
             // failure does no other harm.
             if let Err(error) = self.functions.update(&self.connection) {
-                tracing::debug!(%error, "DCGM reads its fields in its own time");
+                tracing::debug!(%error, "cannot make DCGM read all fields now");
             }
         }
         if there != self.watched {
@@ -134,11 +134,11 @@ impl Dcgm {
     fn name(&self, devices: &[DcgmEntity]) -> Vec<DcgmGpu> {
         let is_gpu = |entity: &&DcgmEntity| entity.group == DcgmEntity::GPU;
         let gpus: Vec<DcgmEntity> = devices.iter().filter(is_gpu).copied().collect();
-        let told = self
+        let result = self
             .functions
             .values(&self.connection, &gpus, &[INDEX, UUID, PCI]);
-        let values = told.unwrap_or_else(|error| {
-            tracing::debug!(%error, "DCGM does not name its GPUs");
+        let values = result.unwrap_or_else(|error| {
+            tracing::debug!(%error, "cannot read the UUIDs and PCI addresses of DCGM's GPUs");
             Vec::new()
         });
         let name = |gpu: &DcgmEntity| {
@@ -175,10 +175,10 @@ impl Dcgm {
     fn find_response(&self) -> Result<Response, DcgmError> {
         for layout in LAYOUTS {
             let mut response = Response::new(layout);
-            let told = self
+            let result = self
                 .functions
                 .health(&self.connection, &self.group, response.words_mut());
-            match told {
+            match result {
                 Ok(()) => return Ok(response),
                 Err(error) if error.is_other_version() => {}
                 Err(error) => return Err(error),

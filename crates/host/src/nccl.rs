@@ -165,7 +165,7 @@ impl Drop for Communicator {
         if let Some(rank) = self.rank.take()
             && let Err(error) = self.functions.destroy(rank)
         {
-            tracing::debug!(%error, "a communicator was not ended");
+            tracing::debug!(%error, "cannot destroy a communicator");
         }
     }
 }

@@ -6,12 +6,12 @@
 //! a GPU that is gone is an [`UnreadableGpu`]. Old drivers lack functions, new ones return
 //! numbers without a name here: neither is an error.
 
-mod asking;
 mod error;
 mod events;
 mod fabric;
 mod functions;
 mod links;
+mod query;
 mod readings;
 mod types;
 
@@ -24,8 +24,8 @@ use nvml_wrapper_sys::bindings::{self as sys, field_id as field, nvmlPlatformInf
 pub use self::error::{NvmlError, OpenError};
 pub use self::events::Events;
 use crate::library::{Listener, Places};
-use asking::Asking;
 use functions::{Device, Functions};
+use query::Query;
 use types::{Length, TEXT_BYTES, text, version};
 
 /// Most GPUs that are read; a machine has eight or sixteen.
@@ -79,12 +79,12 @@ impl Nvml {
     pub fn roster(&self) -> Result<Roster, NvmlError> {
         let devices = (0..self.count()?).map(|index| match self.identify(index) {
             Ok((device, uuid)) => {
-                let mut gpu = Asking::new(&self.functions, device);
+                let mut gpu = Query::new(&self.functions, device);
                 let partitions = partitions(&mut gpu);
                 let partitions = partitions.into_iter().map(|(_, uuid)| uuid).collect();
                 Ok(Ok(Named { uuid, partitions }))
             }
-            Err(error) if error.is_of_driver() => Err(error),
+            Err(error) if error.is_driver_error() => Err(error),
             Err(error) => Ok(Err(unreadable(index, error))),
         });
         devices.collect::<Result<_, _>>().map(Roster)
@@ -99,13 +99,13 @@ impl Nvml {
         };
         for index in 0..self.count()? {
             let described = self.identify(index).and_then(|(device, uuid)| {
-                let mut gpu = Asking::new(&self.functions, device);
+                let mut gpu = Query::new(&self.functions, device);
                 let described = describe(&mut gpu, uuid);
                 gpu.lost.map_or(Ok(described), Err)
             });
             match described {
                 Ok(gpu) => inventory.gpus.push(gpu),
-                Err(error) if error.is_of_driver() => return Err(error),
+                Err(error) if error.is_driver_error() => return Err(error),
                 Err(error) => inventory.unreadable.push(unreadable(index, error)),
             }
         }
@@ -124,11 +124,11 @@ impl Nvml {
             ..Readings::default()
         };
         let device = self.functions.gpu(of.index).map_err(gone)?;
-        let mut gpu = Asking::new(&self.functions, device);
+        let mut gpu = Query::new(&self.functions, device);
         readings::read(&mut gpu, &mut readings);
         if of.mig_enabled == Some(true) {
             for (partition, uuid) in partitions(&mut gpu) {
-                let mut partition = Asking::new(&self.functions, partition);
+                let mut partition = Query::new(&self.functions, partition);
                 if let Some(action) = readings::recovery_action(&mut partition) {
                     readings.mig_recovery_actions.push((uuid, action));
                 }
@@ -153,14 +153,14 @@ impl Nvml {
     /// not report it.
     pub(crate) fn minor(&self, index: u32) -> Option<u32> {
         let device = self.functions.gpu(index).ok()?;
-        Asking::new(&self.functions, device).value(Functions::nvmlDeviceGetMinorNumber)
+        Query::new(&self.functions, device).value(Functions::nvmlDeviceGetMinorNumber)
     }
 
     /// Returns true if persistence mode is enabled; `None` if the driver does not report it.
     pub(crate) fn persistence(&self, index: u32) -> Option<bool> {
         let device = self.functions.gpu(index).ok()?;
         let mode =
-            Asking::new(&self.functions, device).value(Functions::nvmlDeviceGetPersistenceMode);
+            Query::new(&self.functions, device).value(Functions::nvmlDeviceGetPersistenceMode);
         mode.map(|mode: u32| mode != 0)
     }
 
@@ -189,18 +189,18 @@ impl Nvml {
 
     fn driver_version(&self) -> Option<String> {
         let mut version = [0; TEXT_BYTES];
-        let told = self
+        let result = self
             .functions
             .nvmlSystemGetDriverVersion(&mut version, Length::OF_TEXT);
-        told.ok().map(|()| text(&version))
+        result.ok().map(|()| text(&version))
     }
 
     fn cuda_version(&self) -> Option<String> {
         let mut version = 0;
-        let told = self
+        let result = self
             .functions
             .nvmlSystemGetCudaDriverVersion_v2(&mut version);
-        told.ok()?;
+        result.ok()?;
         Some(format!("{}.{}", version / 1000, version % 1000 / 10))
     }
 }
@@ -217,7 +217,7 @@ fn unreadable(index: u32, error: NvmlError) -> UnreadableGpu {
 }
 
 /// Returns the attributes of a GPU that do not change while its driver runs.
-fn describe(gpu: &mut Asking<'_>, uuid: String) -> Gpu {
+fn describe(gpu: &mut Query<'_>, uuid: String) -> Gpu {
     let pci = gpu.value(Functions::nvmlDeviceGetPciInfo_v3);
     let memory = gpu.value(Functions::nvmlDeviceGetMemoryInfo);
     let [slowdown] = gpu.fields([(field::NVML_FI_DEV_TEMPERATURE_SLOWDOWN_TLIMIT, 0)]);
@@ -253,7 +253,7 @@ fn describe(gpu: &mut Asking<'_>, uuid: String) -> Gpu {
 }
 
 /// Returns the name of the architecture; its number if there is no name here.
-fn architecture(gpu: &mut Asking<'_>) -> Option<String> {
+fn architecture(gpu: &mut Query<'_>) -> Option<String> {
     let number = gpu.value(Functions::nvmlDeviceGetArchitecture)?;
     let name = match number {
         sys::NVML_DEVICE_ARCH_KEPLER => "Kepler",
@@ -273,7 +273,7 @@ fn architecture(gpu: &mut Asking<'_>) -> Option<String> {
 }
 
 /// Returns the serial number of the chassis, if the machine is part of one.
-fn chassis_serial(gpu: &mut Asking<'_>) -> Option<String> {
+fn chassis_serial(gpu: &mut Query<'_>) -> Option<String> {
     let platform = gpu.value(|nvml, device, platform: &mut nvmlPlatformInfo_v2_t| {
         platform.version = version::<nvmlPlatformInfo_v2_t>(2);
         nvml.nvmlDeviceGetPlatformInfo(device, platform)
@@ -285,7 +285,7 @@ fn chassis_serial(gpu: &mut Asking<'_>) -> Option<String> {
 }
 
 /// Returns the partitions of a GPU and their UUIDs; leaves out one that is destroyed meanwhile.
-fn partitions(gpu: &mut Asking<'_>) -> Vec<(Device, String)> {
+fn partitions(gpu: &mut Query<'_>) -> Vec<(Device, String)> {
     let count: Option<u32> = gpu.value(Functions::nvmlDeviceGetMaxMigDeviceCount);
     let mut found = Vec::new();
     for index in 0..count.unwrap_or(0).min(MAX_PARTITIONS) {
@@ -305,14 +305,14 @@ fn partitions(gpu: &mut Asking<'_>) -> Vec<(Device, String)> {
 }
 
 /// Returns the attributes of a GPU's partitions.
-fn mig_devices(gpu: &mut Asking<'_>) -> Vec<MigDevice> {
+fn mig_devices(gpu: &mut Query<'_>) -> Vec<MigDevice> {
     let mut devices = Vec::new();
     for (device, uuid) in partitions(gpu) {
         devices.extend(gpu.call(|nvml, _| {
             let (mut gpu_instance, mut compute_instance) = (0, 0);
             nvml.nvmlDeviceGetGpuInstanceId(device, &mut gpu_instance)?;
             nvml.nvmlDeviceGetComputeInstanceId(device, &mut compute_instance)?;
-            let mut partition = Asking::new(nvml, device);
+            let mut partition = Query::new(nvml, device);
             let memory = partition.value(Functions::nvmlDeviceGetMemoryInfo);
             Ok(MigDevice {
                 uuid,

@@ -149,7 +149,7 @@ fn each_known_form_of_the_answer_is_found_and_another_is_refused() {
     let error = Machine::new(&scenario).dcgm.look().unwrap_err();
     assert_eq!(
         error.to_string(),
-        "dcgmHealthCheck answered -12 (this version of DCGM is not known here)"
+        "dcgmHealthCheck answered -12 (this version of DCGM is not supported)"
     );
 }
 

@@ -300,7 +300,7 @@ fn what_fails_says_what_and_why() {
         .unwrap_err();
     assert_eq!(
         error.to_string(),
-        "17 numbers of four bytes are to be reduced in a buffer of 64 bytes"
+        "cannot reduce 17 four-byte elements in a buffer of 64 bytes"
     );
     // One rank alone would wait for the other forever.
     let error = machine

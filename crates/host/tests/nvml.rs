@@ -440,7 +440,7 @@ fn events_name_their_gpu_even_when_it_is_gone() {
     let mut inventory = machine.inventory();
     let mut events = machine.nvml.events(&mut inventory).unwrap();
     let unmonitored: Vec<_> = inventory.gpus.iter().map(|gpu| &gpu.unmonitored).collect();
-    let no_xids = Some("its driver tells no XIDs".to_owned());
+    let no_xids = Some("its driver does not report XIDs".to_owned());
     assert_eq!(unmonitored, [&None, &no_xids, &None]);
     let soon = Duration::from_millis(20);
     assert_eq!(events.wait(soon), Ok(None));

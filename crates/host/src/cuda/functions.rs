@@ -220,10 +220,10 @@ impl Functions {
     /// Returns true if all work of a stream is done.
     pub(super) fn is_done(&self, stream: &RawStream) -> Result<bool, CudaError> {
         // SAFETY: The library created the stream.
-        let told = self.call("cudaStreamQuery", None, || unsafe {
+        let result = self.call("cudaStreamQuery", None, || unsafe {
             (self.cudaStreamQuery)(stream.0)
         });
-        match told {
+        match result {
             Ok(()) => Ok(true),
             Err(error) if error.code == NOT_READY => Ok(false),
             Err(error) => Err(error),

@@ -53,7 +53,7 @@ impl DcgmError {
         Self {
             call: "dcgmHealthCheck",
             code: VER_MISMATCH,
-            text: "this version of DCGM is not known here".to_owned(),
+            text: "this version of DCGM is not supported".to_owned(),
         }
     }
 

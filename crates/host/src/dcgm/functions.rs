@@ -229,8 +229,12 @@ impl Functions {
         group: &Group,
         answer: &mut [u32],
     ) -> Result<(), DcgmError> {
-        let told = answer.first().copied().unwrap_or_default() & 0xff_ffff;
-        debug_assert_eq!(told as usize, mem::size_of_val(answer), "its own size");
+        let size = answer.first().copied().unwrap_or_default() & 0xff_ffff;
+        debug_assert_eq!(
+            size as usize,
+            mem::size_of_val(answer),
+            "the version encodes the size"
+        );
         self.call("dcgmHealthCheck", || {
             // SAFETY: The library writes as many bytes as the version encodes, or nothing.
             unsafe { (self.dcgmHealthCheck)(of.0, group.0, answer.as_mut_ptr()) }
@@ -244,11 +248,11 @@ impl Functions {
             text: [0; 512],
         };
         let ask = self.dcgmHostengineVersionInfo?;
-        let told = self.call("dcgmHostengineVersionInfo", || {
+        let result = self.call("dcgmHostengineVersionInfo", || {
             // SAFETY: As above.
             unsafe { ask(of.0, &raw mut info) }
         });
-        told.ok()?;
+        result.ok()?;
         let text = text(&info.text);
         let version = text
             .split(';')

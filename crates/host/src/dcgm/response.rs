@@ -101,8 +101,8 @@ impl Response {
 
     /// Returns the incidents, and true if all of them fitted.
     pub(super) fn read(&self) -> (Vec<DcgmIncident>, bool) {
-        let told = self.words.get(2).copied().unwrap_or_default();
-        let count = usize::try_from(told).unwrap_or(usize::MAX);
+        let count = self.words.get(2).copied().unwrap_or_default();
+        let count = usize::try_from(count).unwrap_or(usize::MAX);
         let body = self.words.get(HEAD..).unwrap_or_default();
         let incidents = body.chunks_exact(self.layout.incident()).take(count);
         let incidents = incidents.filter_map(incident).collect();
@@ -147,8 +147,8 @@ mod tests {
     fn a_number_of_incidents_that_has_no_room_is_no_end_of_any() {
         let mut response = Response::new(layout(4, 64, 512));
         assert_eq!(response.read(), (Vec::new(), true));
-        for told in [64, u32::MAX] {
-            response.words_mut()[2] = told;
+        for count in [64, u32::MAX] {
+            response.words_mut()[2] = count;
             let (incidents, is_whole) = response.read();
             assert_eq!((incidents.len(), is_whole), (64, false));
         }

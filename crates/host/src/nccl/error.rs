@@ -26,7 +26,7 @@ pub enum Error {
     #[error(transparent)]
     Cuda(#[from] CudaError),
     /// A buffer is too small for the reduction.
-    #[error("{numbers} numbers of four bytes are to be reduced in a buffer of {bytes} bytes")]
+    #[error("cannot reduce {numbers} four-byte elements in a buffer of {bytes} bytes")]
     Room {
         /// Number of elements to reduce.
         numbers: usize,

@@ -198,7 +198,7 @@ impl Functions {
 
     /// Returns an error with the library's texts.
     fn error(&self, call: &'static str, code: Code) -> NcclError {
-        let said = self.ncclGetErrorString.map_or(ptr::null(), |of| {
+        let description = self.ncclGetErrorString.map_or(ptr::null(), |of| {
             // SAFETY: The function takes a number and returns a static string.
             unsafe { of(code) }
         });
@@ -209,7 +209,7 @@ impl Functions {
         NcclError {
             call,
             code,
-            text: text(said),
+            text: text(description),
             last: text(last),
         }
     }

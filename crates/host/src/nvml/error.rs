@@ -89,7 +89,7 @@ impl NvmlError {
 
     /// Returns true if the GPU or the driver does not support the query, which is not a
     /// failure.
-    pub(super) fn is_not_told(self) -> bool {
+    pub(super) fn is_unsupported(self) -> bool {
         matches!(
             self.code,
             sys::nvmlReturn_enum_NVML_ERROR_NOT_SUPPORTED
@@ -120,7 +120,7 @@ impl NvmlError {
     }
 
     /// Returns true if the driver is gone or was replaced, rather than one GPU.
-    pub(super) fn is_of_driver(self) -> bool {
+    pub(super) fn is_driver_error(self) -> bool {
         matches!(
             self.code,
             sys::nvmlReturn_enum_NVML_ERROR_UNINITIALIZED

@@ -70,7 +70,7 @@ impl Events {
         let (device, supported) = register().map_err(|error: NvmlError| error.to_string())?;
         self.devices.push((device, uuid.to_owned()));
         if supported & u64::from(sys::nvmlEventTypeXidCriticalError) == 0 {
-            return Err("its driver tells no XIDs".to_owned());
+            return Err("its driver does not report XIDs".to_owned());
         }
         Ok(())
     }

@@ -6,20 +6,20 @@ use nvml_wrapper_sys::bindings::{
     nvmlGpuFabricInfo_t, nvmlGpuFabricInfo_v2_t, nvmlGpuFabricInfo_v3_t,
 };
 
-use super::asking::Asking;
 use super::error::{NvmlError, code_name};
 use super::functions::{Device, Functions, Plain};
+use super::query::Query;
 use super::types::{FabricInfoV4, version};
 
 /// Kind of the clique in structures before version 4: access by unicast pointers.
 const UNICAST_POINTER: u8 = 0;
 
 /// Returns the state of the fabric; `None` if the driver does not report it.
-pub(super) fn read(gpu: &mut Asking<'_>) -> Option<Fabric> {
+pub(super) fn read(gpu: &mut Query<'_>) -> Option<Fabric> {
     gpu.call(|nvml, device| {
         match newest(nvml, device) {
             Err(error) if error.is_other_version() => {}
-            told => return told,
+            result => return result,
         }
         let versions = [
             version::<nvmlGpuFabricInfo_v3_t>(3),
@@ -28,7 +28,7 @@ pub(super) fn read(gpu: &mut Asking<'_>) -> Option<Fabric> {
         for version in versions {
             match versioned(nvml, device, version) {
                 Err(error) if error.is_other_version() => {}
-                told => return told,
+                result => return result,
             }
         }
         unversioned(nvml, device)
@@ -37,40 +37,40 @@ pub(super) fn read(gpu: &mut Asking<'_>) -> Option<Fabric> {
 
 /// Reads the structure of version 4, which has a function of its own.
 fn newest(nvml: &Functions, device: Device) -> Result<Fabric, NvmlError> {
-    let mut told = FabricInfoV4::zero();
-    nvml.nvmlDeviceGetGpuFabricInfo_v4(device, &mut told)?;
-    let count = usize::try_from(told.clique_count).unwrap_or(usize::MAX);
-    let mut cliques = told.cliques.iter().take(count);
+    let mut info = FabricInfoV4::zero();
+    nvml.nvmlDeviceGetGpuFabricInfo_v4(device, &mut info)?;
+    let count = usize::try_from(info.clique_count).unwrap_or(usize::MAX);
+    let mut cliques = info.cliques.iter().take(count);
     let clique = cliques.find(|clique| clique.kind == UNICAST_POINTER);
-    let mut fabric = fabric(told.state, told.status, 0, told.cluster);
+    let mut fabric = fabric(info.state, info.status, 0, info.cluster);
     fabric.clique = clique
         .filter(|_| fabric.cluster.is_some())
         .map(|clique| clique.id);
-    fabric.health_mask = Some(told.health_mask);
+    fabric.health_mask = Some(info.health_mask);
     Ok(fabric)
 }
 
 /// Reads a structure with a version number.
 fn versioned(nvml: &Functions, device: Device, version: u32) -> Result<Fabric, NvmlError> {
-    let mut told = nvmlGpuFabricInfo_v3_t {
+    let mut info = nvmlGpuFabricInfo_v3_t {
         version,
         ..nvmlGpuFabricInfo_v3_t::zero()
     };
-    nvml.nvmlDeviceGetGpuFabricInfoV(device, &mut told)?;
-    let mut fabric = fabric(told.state, told.status, told.cliqueId, told.clusterUuid);
-    fabric.health_mask = Some(told.healthMask);
+    nvml.nvmlDeviceGetGpuFabricInfoV(device, &mut info)?;
+    let mut fabric = fabric(info.state, info.status, info.cliqueId, info.clusterUuid);
+    fabric.health_mask = Some(info.healthMask);
     Ok(fabric)
 }
 
 /// Reads the first structure, the only one of old drivers.
 fn unversioned(nvml: &Functions, device: Device) -> Result<Fabric, NvmlError> {
-    let mut told = nvmlGpuFabricInfo_t::zero();
-    nvml.nvmlDeviceGetGpuFabricInfo(device, &mut told)?;
+    let mut info = nvmlGpuFabricInfo_t::zero();
+    nvml.nvmlDeviceGetGpuFabricInfo(device, &mut info)?;
     Ok(fabric(
-        told.state,
-        told.status,
-        told.cliqueId,
-        told.clusterUuid,
+        info.state,
+        info.status,
+        info.cliqueId,
+        info.clusterUuid,
     ))
 }
 

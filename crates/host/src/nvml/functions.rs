@@ -338,11 +338,11 @@ impl Functions {
                 Ok(()) => {}
                 // The processes that fitted are enough.
                 Err(error) if error.is_too_small() => {}
-                Err(error) if error.is_not_told() => continue,
+                Err(error) if error.is_unsupported() => continue,
                 Err(error) => return Err(error),
             }
-            let told = usize::try_from(count).unwrap_or(usize::MAX);
-            found.extend(processes.iter().take(told).map(|one| one.pid));
+            let written = usize::try_from(count).unwrap_or(usize::MAX);
+            found.extend(processes.iter().take(written).map(|one| one.pid));
         }
         found.retain(|pid| *pid != 0);
         found.sort_unstable();

@@ -3,9 +3,9 @@
 use diagnosis::gpu::{Nvlink, NvlinkReadings, pci_address};
 use nvml_wrapper_sys::bindings::{self as sys, field_id as field, nvmlPciInfo_t};
 
-use super::asking::Asking;
 use super::error::NvmlError;
 use super::functions::Plain;
+use super::query::Query;
 use super::types::text;
 
 /// Most links of a GPU that are read: twice those of the largest announced one.
@@ -15,7 +15,7 @@ const MAX_LINKS: u32 = 144;
 const UNTOLD_LINKS: u32 = 18;
 
 /// Returns the links of a GPU, and true for each that is up.
-fn links(gpu: &mut Asking<'_>) -> Vec<(u32, bool)> {
+fn links(gpu: &mut Query<'_>) -> Vec<(u32, bool)> {
     let [count] = gpu.fields([(field::NVML_FI_DEV_NVLINK_LINK_COUNT, 0)]);
     let count = count.and_then(|count| u32::try_from(count).ok());
     let count = count.unwrap_or(UNTOLD_LINKS).min(MAX_LINKS);
@@ -37,18 +37,18 @@ fn links(gpu: &mut Asking<'_>) -> Vec<(u32, bool)> {
 }
 
 /// Returns the links that are up, or whose remote end the driver knows.
-pub(super) fn ends(gpu: &mut Asking<'_>) -> Vec<Nvlink> {
+pub(super) fn ends(gpu: &mut Query<'_>) -> Vec<Nvlink> {
     let mut ends = Vec::new();
     for (link, up) in links(gpu) {
         let remote_pci = gpu.call(|nvml, device| {
             let mut pci = nvmlPciInfo_t::zero();
-            let told = nvml.nvmlDeviceGetNvLinkRemotePciInfo_v2(device, link, &mut pci);
-            optional(told.map(|()| pci_address(&text(&pci.busId))))
+            let result = nvml.nvmlDeviceGetNvLinkRemotePciInfo_v2(device, link, &mut pci);
+            optional(result.map(|()| pci_address(&text(&pci.busId))))
         });
         let remote_is_switch = gpu.call(|nvml, device| {
             let mut kind = 0;
-            let told = nvml.nvmlDeviceGetNvLinkRemoteDeviceType(device, link, &mut kind);
-            optional(told.map(|()| kind))
+            let result = nvml.nvmlDeviceGetNvLinkRemoteDeviceType(device, link, &mut kind);
+            optional(result.map(|()| kind))
         });
         let [remote_link] = gpu.fields([(field::NVML_FI_DEV_NVLINK_REMOTE_NVLINK_ID, link)]);
         let remote_pci = remote_pci.flatten().filter(|pci| !pci.is_empty());
@@ -65,7 +65,7 @@ pub(super) fn ends(gpu: &mut Asking<'_>) -> Vec<Nvlink> {
 }
 
 /// Returns the readings of each link.
-pub(super) fn readings(gpu: &mut Asking<'_>) -> Vec<NvlinkReadings> {
+pub(super) fn readings(gpu: &mut Query<'_>) -> Vec<NvlinkReadings> {
     let mut readings = Vec::new();
     for (link, up) in links(gpu) {
         let [replays, recoveries, crc, recovered, effective] = gpu.fields([
@@ -75,7 +75,7 @@ pub(super) fn readings(gpu: &mut Asking<'_>) -> Vec<NvlinkReadings> {
             (field::NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_EVENTS, link),
             (field::NVML_FI_DEV_NVLINK_COUNT_EFFECTIVE_ERRORS, link),
         ]);
-        let count = |told: Option<i64>| told.and_then(|count| u64::try_from(count).ok());
+        let count = |value: Option<i64>| value.and_then(|count| u64::try_from(count).ok());
         readings.push(NvlinkReadings {
             link,
             up: Some(up),
@@ -90,8 +90,8 @@ pub(super) fn readings(gpu: &mut Asking<'_>) -> Vec<NvlinkReadings> {
 
 /// Treats any failure but the loss of the GPU as unsupported: for a link that is down or
 /// unconnected, drivers return many codes.
-fn optional<T>(told: Result<T, NvmlError>) -> Result<Option<T>, NvmlError> {
-    match told {
+fn optional<T>(result: Result<T, NvmlError>) -> Result<Option<T>, NvmlError> {
+    match result {
         Ok(value) => Ok(Some(value)),
         Err(error) if error.is_lost() => Err(error),
         Err(_) => Ok(None),

@@ -6,13 +6,13 @@ use nvml_wrapper_sys::bindings::{
     nvmlTemperature_v1_t,
 };
 
-use super::asking::Asking;
 use super::functions::Functions;
+use super::query::Query;
 use super::types::version;
 use super::{fabric, links};
 
 /// Reads everything that the driver reports about a GPU.
-pub(super) fn read(gpu: &mut Asking<'_>, readings: &mut Readings) {
+pub(super) fn read(gpu: &mut Query<'_>, readings: &mut Readings) {
     heat_and_power(gpu, readings);
     load(gpu, readings);
     memory_errors(gpu, readings);
@@ -24,13 +24,13 @@ pub(super) fn read(gpu: &mut Asking<'_>, readings: &mut Readings) {
 }
 
 /// Returns the recovery action that the driver requests for a GPU or a partition.
-pub(super) fn recovery_action(device: &mut Asking<'_>) -> Option<RecoveryAction> {
+pub(super) fn recovery_action(device: &mut Query<'_>) -> Option<RecoveryAction> {
     let [action] = device.fields([(field::NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, 0)]);
     let action = action.and_then(|action| u32::try_from(action).ok());
     action.map(RecoveryAction::from)
 }
 
-fn heat_and_power(gpu: &mut Asking<'_>, readings: &mut Readings) {
+fn heat_and_power(gpu: &mut Query<'_>, readings: &mut Readings) {
     readings.temperature_c = temperature(gpu);
     let [memory] = gpu.fields([(field::NVML_FI_DEV_MEMORY_TEMP, 0)]);
     // A GPU without the sensor reports 0.
@@ -62,34 +62,34 @@ fn heat_and_power(gpu: &mut Asking<'_>, readings: &mut Readings) {
 }
 
 /// Returns the temperature. Only the newer of the two functions reports values below zero.
-fn temperature(gpu: &mut Asking<'_>) -> Option<i32> {
+fn temperature(gpu: &mut Query<'_>) -> Option<i32> {
     let sensor = sys::nvmlTemperatureSensors_enum_NVML_TEMPERATURE_GPU;
-    let told = gpu.value(|nvml, device, told: &mut nvmlTemperature_v1_t| {
-        told.version = version::<nvmlTemperature_v1_t>(1);
-        told.sensorType = sensor;
-        nvml.nvmlDeviceGetTemperatureV(device, told)
+    let reading = gpu.value(|nvml, device, reading: &mut nvmlTemperature_v1_t| {
+        reading.version = version::<nvmlTemperature_v1_t>(1);
+        reading.sensorType = sensor;
+        nvml.nvmlDeviceGetTemperatureV(device, reading)
     });
-    told.map(|told| told.temperature).or_else(|| {
-        let told: Option<u32> =
-            gpu.value(|nvml, device, told| nvml.nvmlDeviceGetTemperature(device, sensor, told));
-        told.and_then(|told| i32::try_from(told).ok())
+    reading.map(|reading| reading.temperature).or_else(|| {
+        let reading: Option<u32> = gpu
+            .value(|nvml, device, reading| nvml.nvmlDeviceGetTemperature(device, sensor, reading));
+        reading.and_then(|reading| i32::try_from(reading).ok())
     })
 }
 
 /// Returns how long a limit has slowed the GPU down, in nanoseconds. CUDA 14 removes the
 /// function, so a field that counts the same is the fallback. Later fields have different
 /// numbers in CUDA 12 and 13.
-fn violation(gpu: &mut Asking<'_>, policy: u32, count: u32) -> Option<u64> {
-    let told = gpu.value(|nvml, device, told: &mut sys::nvmlViolationTime_t| {
-        nvml.nvmlDeviceGetViolationStatus(device, policy, told)
+fn violation(gpu: &mut Query<'_>, policy: u32, count: u32) -> Option<u64> {
+    let reading = gpu.value(|nvml, device, reading: &mut sys::nvmlViolationTime_t| {
+        nvml.nvmlDeviceGetViolationStatus(device, policy, reading)
     });
-    told.map(|told| told.violationTime).or_else(|| {
+    reading.map(|reading| reading.violationTime).or_else(|| {
         let [count] = gpu.fields([(count, 0)]);
         count.and_then(|nanoseconds| u64::try_from(nanoseconds).ok())
     })
 }
 
-fn load(gpu: &mut Asking<'_>, readings: &mut Readings) {
+fn load(gpu: &mut Query<'_>, readings: &mut Readings) {
     let load = gpu.value(|nvml, device, load: &mut sys::nvmlUtilization_t| {
         nvml.nvmlDeviceGetUtilizationRates(device, load)
     });
@@ -100,7 +100,7 @@ fn load(gpu: &mut Asking<'_>, readings: &mut Readings) {
     readings.memory_used_bytes = memory.map(|memory| memory.used);
 }
 
-fn memory_errors(gpu: &mut Asking<'_>, readings: &mut Readings) {
+fn memory_errors(gpu: &mut Query<'_>, readings: &mut Readings) {
     let mut errors = |kind, counter| {
         gpu.value(|nvml, device, count| {
             nvml.nvmlDeviceGetTotalEccErrors(device, kind, counter, count)
@@ -121,7 +121,7 @@ fn memory_errors(gpu: &mut Asking<'_>, readings: &mut Readings) {
     readings.sram_threshold_exceeded = sram.map(|sram| sram.bThresholdExceeded != 0);
 }
 
-fn rows_and_pages(gpu: &mut Asking<'_>, readings: &mut Readings) {
+fn rows_and_pages(gpu: &mut Query<'_>, readings: &mut Readings) {
     let mut retired = |cause| {
         gpu.call(|nvml, device| {
             let mut count = 0;
@@ -160,7 +160,7 @@ fn rows_and_pages(gpu: &mut Asking<'_>, readings: &mut Readings) {
     }
 }
 
-fn pcie(gpu: &mut Asking<'_>, readings: &mut Readings) {
+fn pcie(gpu: &mut Query<'_>, readings: &mut Readings) {
     let replays: Option<u32> = gpu.value(Functions::nvmlDeviceGetPcieReplayCounter);
     readings.pcie_replays = replays.map(u64::from);
     readings.pcie_generation = gpu.value(Functions::nvmlDeviceGetCurrPcieLinkGeneration);

@@ -8,7 +8,7 @@ use super::functions::{Device, Functions, Plain, number};
 use super::types::{Length, TEXT_BYTES, Text, text};
 
 /// Queries to one device, with the failures so far.
-pub(super) struct Asking<'a> {
+pub(super) struct Query<'a> {
     functions: &'a Functions,
     pub(super) device: Device,
     /// Failed calls, each with its error.
@@ -17,9 +17,9 @@ pub(super) struct Asking<'a> {
     pub(super) lost: Option<NvmlError>,
 }
 
-// === impl Asking ===
+// === impl Query ===
 
-impl<'a> Asking<'a> {
+impl<'a> Query<'a> {
     pub(super) fn new(functions: &'a Functions, device: Device) -> Self {
         Self {
             functions,
@@ -40,7 +40,7 @@ impl<'a> Asking<'a> {
         match call(self.functions, self.device) {
             Ok(value) => Some(value),
             Err(error) => {
-                self.note(error);
+                self.record(error);
                 None
             }
         }
@@ -62,11 +62,11 @@ impl<'a> Asking<'a> {
         &mut self,
         call: impl FnOnce(&Functions, Device, &mut Text, Length) -> Result<(), NvmlError>,
     ) -> Option<String> {
-        let told = self.call(|functions, device| {
+        let value = self.call(|functions, device| {
             let mut bytes: Text = [0; TEXT_BYTES];
             call(functions, device, &mut bytes, Length::OF_TEXT).map(|()| text(&bytes))
         });
-        told.filter(|text| !text.is_empty())
+        value.filter(|text| !text.is_empty())
     }
 
     /// Queries the field `ids[i].0` with scope `ids[i].1`, such as a link; a field that the
@@ -77,8 +77,8 @@ impl<'a> Asking<'a> {
             scopeId: scope,
             ..nvmlFieldValue_t::zero()
         });
-        let asked = self.call(|functions, device| functions.field_values(device, &mut values));
-        if asked.is_none() {
+        let read = self.call(|functions, device| functions.field_values(device, &mut values));
+        if read.is_none() {
             return [None; N];
         }
         values.map(|value| {
@@ -87,8 +87,8 @@ impl<'a> Asking<'a> {
                 Ok(()) => number(&value),
                 // Old drivers return these codes for a field that they do not support.
                 Err(error) if error.is_out_of_range() || error.is_not_found() => None,
-                Err(error) if error.is_not_told() || error.is_lost() => {
-                    self.note(error);
+                Err(error) if error.is_unsupported() || error.is_lost() => {
+                    self.record(error);
                     None
                 }
                 Err(_) => {
@@ -101,10 +101,10 @@ impl<'a> Asking<'a> {
     }
 
     /// Records a failed call, unless the value is unsupported.
-    fn note(&mut self, error: NvmlError) {
+    fn record(&mut self, error: NvmlError) {
         if error.is_lost() {
             self.lost = Some(error);
-        } else if !error.is_not_told() {
+        } else if !error.is_unsupported() {
             let failed = (error.call.to_owned(), error.name());
             if !self.failed.contains(&failed) {
                 self.failed.push(failed);
