@@ -80,11 +80,11 @@ enum End {
     /// The driver cannot be called.
     Cannot(String),
     /// The parent does not read any longer.
-    Unheard(io::Error),
+    ParentGone(io::Error),
 }
 
 /// Writes messages to the parent.
-struct Speaker {
+struct Parent {
     output: Mutex<Box<dyn Write + Send>>,
     doing: Mutex<Option<(&'static str, Option<u32>)>>,
 }
@@ -92,12 +92,12 @@ struct Speaker {
 /// Monitoring loop over the GPUs of a machine.
 struct Watch {
     nvml: Nvml,
-    speaker: Arc<Speaker>,
+    parent: Arc<Parent>,
     /// Devices of `inventory`, to detect a change.
     roster: Option<Roster>,
     inventory: Inventory,
     /// The inventory that was sent last, with lost GPUs moved to `unreadable`.
-    said: Option<Inventory>,
+    sent: Option<Inventory>,
     listening: Option<Listening>,
 }
 
@@ -120,18 +120,18 @@ fn end_with(mut input: impl Read) {
 
 /// Monitors the GPUs until the driver cannot be called or the parent stops reading.
 fn watch(settings: &ProbeSettings, output: Box<dyn Write + Send>) -> io::Result<()> {
-    let speaker = Arc::new(Speaker {
+    let parent = Arc::new(Parent {
         output: Mutex::new(output),
         doing: Mutex::new(None),
     });
     let ended = match &settings.dcgm {
-        Some(address) => dcgm::watch(settings, address, &speaker),
-        None => Watch::begin(settings, &speaker).and_then(|watch| watch.go_on(settings)),
+        Some(address) => dcgm::watch(settings, address, &parent),
+        None => Watch::begin(settings, &parent).and_then(|watch| watch.run_loop(settings)),
     };
     match ended {
         Ok(()) => Ok(()),
-        Err(End::Cannot(why)) => speaker.say(&Said::Cannot(why)),
-        Err(End::Unheard(error)) => Err(error),
+        Err(End::Cannot(why)) => parent.send(&Said::Cannot(why)),
+        Err(End::ParentGone(error)) => Err(error),
     }
 }
 
@@ -139,27 +139,27 @@ fn watch(settings: &ProbeSettings, output: Box<dyn Write + Send>) -> io::Result<
 
 impl Watch {
     /// Opens the library and sends the first message.
-    fn begin(settings: &ProbeSettings, speaker: &Arc<Speaker>) -> Result<Self, End> {
-        speaker.announce("dlopen", None);
-        let nvml = Nvml::open(&settings.places(), Speaker::listener(speaker));
+    fn begin(settings: &ProbeSettings, parent: &Arc<Parent>) -> Result<Self, End> {
+        parent.announce("dlopen", None);
+        let nvml = Nvml::open(&settings.places(), Parent::listener(parent));
         let nvml = nvml.map_err(|error| End::Cannot(error.to_string()))?;
-        speaker.greet(nvml.found_at())?;
+        parent.greet(nvml.found_at())?;
         Ok(Self {
             nvml,
-            speaker: Arc::clone(speaker),
+            parent: Arc::clone(parent),
             roster: None,
             inventory: Inventory::default(),
-            said: None,
+            sent: None,
             listening: None,
         })
     }
 
     /// Polls the driver at each interval, and earlier if an event arrived.
-    fn go_on(mut self, settings: &ProbeSettings) -> Result<(), End> {
+    fn run_loop(mut self, settings: &ProbeSettings) -> Result<(), End> {
         let interval = Duration::from_millis(settings.interval_ms);
         loop {
             let began = Instant::now();
-            self.look()?;
+            self.poll()?;
             let soonest = Instant::now() + SOONEST;
             let latest = soonest.max(began + interval);
             match &mut self.listening {
@@ -173,7 +173,7 @@ impl Watch {
     }
 
     /// Sends the inventory if it has changed, and the readings.
-    fn look(&mut self) -> Result<(), End> {
+    fn poll(&mut self) -> Result<(), End> {
         let roster = self.nvml.roster()?;
         if self.roster.as_ref() != Some(&roster) {
             self.enumerate()?;
@@ -183,12 +183,12 @@ impl Watch {
         shown.gpus.clear();
         let mut readings = Vec::new();
         let waiting = self.listening.as_ref();
-        let unheard = waiting.and_then(|listening| listening.error.clone());
+        let wait_error = waiting.and_then(|listening| listening.error.clone());
         for gpu in &self.inventory.gpus {
             match self.nvml.readings(gpu) {
                 Ok(read) => {
                     let mut gpu = gpu.clone();
-                    gpu.unmonitored = gpu.unmonitored.or_else(|| unheard.clone());
+                    gpu.unmonitored = gpu.unmonitored.or_else(|| wait_error.clone());
                     shown.gpus.push(gpu);
                     readings.push(read);
                 }
@@ -196,27 +196,27 @@ impl Watch {
             }
         }
         shown.unreadable.sort_by_key(|gpu| gpu.index);
-        if self.said.as_ref() != Some(&shown) {
-            self.speaker.say(&Said::Inventory(shown.clone()))?;
-            self.said = Some(shown);
+        if self.sent.as_ref() != Some(&shown) {
+            self.parent.send(&Said::Inventory(shown.clone()))?;
+            self.sent = Some(shown);
         }
-        self.speaker.say(&Said::Readings(readings))?;
+        self.parent.send(&Said::Readings(readings))?;
         Ok(())
     }
 
     /// Rebuilds the inventory, and subscribes to the events of its GPUs.
     fn enumerate(&mut self) -> Result<(), End> {
         if let Some(listening) = self.listening.take() {
-            self.speaker.announce("nvmlEventSetWait_v2", None);
+            self.parent.announce("nvmlEventSetWait_v2", None);
             listening.stop();
         }
         let mut inventory = self.nvml.inventory()?;
         remember(&mut inventory, &self.inventory);
         match self.nvml.events(&mut inventory) {
             Ok(events) => {
-                let speaker = Arc::clone(&self.speaker);
-                let say = move |event| speaker.say(&Said::Event(event));
-                let listening = Listening::begin(events, say);
+                let parent = Arc::clone(&self.parent);
+                let send = move |event| parent.send(&Said::Event(event));
+                let listening = Listening::begin(events, send);
                 self.listening = Some(listening.map_err(|error| End::Cannot(error.to_string()))?);
             }
             Err(error) => {
@@ -261,26 +261,26 @@ impl ProbeSettings {
     }
 }
 
-// === impl Speaker ===
+// === impl Parent ===
 
-impl Speaker {
+impl Parent {
     /// Returns a listener that announces each library call before it is made.
-    fn listener(speaker: &Arc<Self>) -> Listener {
-        let speaker = Arc::clone(speaker);
-        Box::new(move |call, gpu| speaker.announce(call, gpu))
+    fn listener(parent: &Arc<Self>) -> Listener {
+        let parent = Arc::clone(parent);
+        Box::new(move |call, gpu| parent.announce(call, gpu))
     }
 
     /// Sends the first message.
     fn greet(&self, library: &Path) -> io::Result<()> {
-        self.say(&Said::Hello {
+        self.send(&Said::Hello {
             protocol: PROTOCOL,
             library: library.display().to_string(),
         })
     }
 
     /// Writes one message, in a single write.
-    fn say(&self, said: &Said) -> io::Result<()> {
-        let mut line = serde_json::to_vec(said)?;
+    fn send(&self, message: &Said) -> io::Result<()> {
+        let mut line = serde_json::to_vec(message)?;
         line.push(b'\n');
         let mut output = self.output.lock().unwrap_or_else(PoisonError::into_inner);
         output.write_all(&line)?;
@@ -292,7 +292,7 @@ impl Speaker {
         let mut doing = self.doing.lock().unwrap_or_else(PoisonError::into_inner);
         if doing.replace((call, gpu)) != Some((call, gpu)) {
             let call = Cow::Borrowed(call);
-            let _ = self.say(&Said::Doing { call, gpu });
+            let _ = self.send(&Said::Doing { call, gpu });
         }
     }
 }
@@ -307,7 +307,7 @@ impl From<NvmlError> for End {
 
 impl From<io::Error> for End {
     fn from(error: io::Error) -> Self {
-        Self::Unheard(error)
+        Self::ParentGone(error)
     }
 }
 

@@ -26,12 +26,12 @@ use holders::Holder;
 pub use log::{LogError, TAG, line, tell};
 
 /// Time within which the persistence daemon must release a GPU.
-const LETS_GO_WITHIN: Duration = Duration::from_secs(5);
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Interval of checks for processes that use a GPU, and for the end of the tool.
-const LOOKS_EVERY: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Failure of a GPU that could have been reset itself.
-const UNTOUCHED: &str = "it was not touched, for another GPU that was asked for cannot be reset";
+const UNTOUCHED: &str = "it was not touched because another requested GPU cannot be reset";
 
 /// Settings of a reset.
 #[derive(Clone, Debug)]
@@ -66,13 +66,13 @@ pub enum ResetError {
     #[error(transparent)]
     Nvml(#[from] OpenError),
     /// The driver does not answer.
-    #[error("the driver does not say which GPUs there are")]
+    #[error("the driver cannot list its GPUs")]
     Driver(#[from] NvmlError),
     /// The requested name is neither a UUID nor a PCI bus id.
-    #[error("{0:?} is no GPU: it is to be a UUID (GPU-...) or a PCI bus id (0000:3b:00.0)")]
+    #[error("{0:?} does not name a GPU: expected a UUID (GPU-...) or a PCI bus id (0000:3b:00.0)")]
     NotAName(String),
     /// The list of processes cannot be read.
-    #[error("cannot look at who holds the GPUs, in {}", at.display())]
+    #[error("cannot list the processes that hold GPUs, in {}", at.display())]
     Processes {
         /// Directory that was read.
         at: PathBuf,
@@ -81,7 +81,7 @@ pub enum ResetError {
         source: io::Error,
     },
     /// The tool was not found. Holds the paths that were tried.
-    #[error("nvidia-smi is not to be found: {0}")]
+    #[error("nvidia-smi was not found; tried {0}")]
     NoTool(String),
 }
 
@@ -89,7 +89,7 @@ pub enum ResetError {
 #[derive(Clone, Debug)]
 struct Target {
     /// Requested name: UUID or PCI bus id.
-    asked: String,
+    requested: String,
     uuid: String,
     /// PCI address in this product's form.
     pci: String,
@@ -107,8 +107,8 @@ pub fn reset(settings: &ResetSettings) -> Result<Vec<GpuReset>, ResetError> {
     let mut touched = false;
     if failures.is_empty() {
         let on = persistent(&nvml, &targets);
-        failures = match switch_off(&nvml, &targets, &on) {
-            Ok(()) => hindrances(settings, &nvml, &targets)?,
+        failures = match disable_persistence(&nvml, &targets, &on) {
+            Ok(()) => obstacles(settings, &nvml, &targets)?,
             Err(failures) => failures,
         };
         // The library holds the GPUs open as well.
@@ -116,10 +116,10 @@ pub fn reset(settings: &ResetSettings) -> Result<Vec<GpuReset>, ResetError> {
         if failures.is_empty() {
             touched = true;
             let uuids: Vec<&str> = targets.iter().map(|one| one.uuid.as_str()).collect();
-            let said = tool::run(&tool, &uuids, settings);
-            failures = verify(settings, &targets, &said);
+            let outcome = tool::run(&tool, &uuids, settings);
+            failures = verify(settings, &targets, &outcome);
         }
-        put_back(settings, &targets, &on);
+        restore_persistence(settings, &targets, &on);
     }
     let results = targets.iter().map(|one| {
         let failure = failures.remove(&one.uuid);
@@ -149,7 +149,7 @@ fn targets(
 ) -> Result<(Vec<Target>, BTreeMap<String, String>), ResetError> {
     let mut failures = BTreeMap::new();
     let all = inventory.gpus.iter().map(|gpu| Target {
-        asked: gpu.uuid.clone(),
+        requested: gpu.uuid.clone(),
         uuid: gpu.uuid.clone(),
         pci: gpu.pci.clone(),
         index: gpu.index,
@@ -165,28 +165,28 @@ fn targets(
         return Ok((all, failures));
     }
     let mut found: Vec<Target> = Vec::new();
-    for asked in &settings.targets {
-        let is_pci = asked.contains(':')
-            && asked
+    for requested in &settings.targets {
+        let is_pci = requested.contains(':')
+            && requested
                 .chars()
                 .all(|c| c.is_ascii_hexdigit() || ":.".contains(c));
-        if !is_pci && !asked.starts_with("GPU-") {
-            return Err(ResetError::NotAName(asked.clone()));
+        if !is_pci && !requested.starts_with("GPU-") {
+            return Err(ResetError::NotAName(requested.clone()));
         }
-        let wanted = pci_address(asked);
+        let wanted = pci_address(requested);
         let is = |one: &&Target| {
-            one.uuid.eq_ignore_ascii_case(asked)
+            one.uuid.eq_ignore_ascii_case(requested)
                 || (is_pci && one.pci.eq_ignore_ascii_case(&wanted))
         };
         match all.iter().find(is) {
             Some(one) if found.iter().any(|before| before.uuid == one.uuid) => {}
             Some(one) => found.push(Target {
-                asked: asked.clone(),
+                requested: requested.clone(),
                 ..one.clone()
             }),
             None => {
                 let why = "the driver has no such GPU, or has lost it".to_owned();
-                failures.insert(asked.clone(), why);
+                failures.insert(requested.clone(), why);
             }
         }
     }
@@ -202,7 +202,7 @@ fn persistent(nvml: &Nvml, targets: &[Target]) -> Vec<String> {
 }
 
 /// Disables persistence mode on those of `targets` that are in `on`.
-fn switch_off(
+fn disable_persistence(
     nvml: &Nvml,
     targets: &[Target],
     on: &[String],
@@ -210,7 +210,7 @@ fn switch_off(
     let mut failures = BTreeMap::new();
     for one in targets.iter().filter(|one| on.contains(&one.uuid)) {
         if let Err(error) = nvml.set_persistence(one.index, false) {
-            let why = format!("its persistence mode cannot be switched off: {error}");
+            let why = format!("cannot disable its persistence mode: {error}");
             failures.insert(one.uuid.clone(), why);
         }
     }
@@ -222,12 +222,12 @@ fn switch_off(
 }
 
 /// Returns the reasons that prevent a reset now, by UUID.
-fn hindrances(
+fn obstacles(
     settings: &ResetSettings,
     nvml: &Nvml,
     targets: &[Target],
 ) -> Result<BTreeMap<String, String>, ResetError> {
-    let held = look_at_holders(settings, nvml, targets)?;
+    let held = find_holders(settings, nvml, targets)?;
     match holders::fabric_manager(settings) {
         Some(why) if held.is_empty() => {
             let each = targets.iter().map(|one| (one.uuid.clone(), why.clone()));
@@ -239,29 +239,29 @@ fn hindrances(
 
 /// Returns, for each GPU that is in use, which processes hold it. Waits a while for the
 /// persistence daemon to release it.
-fn look_at_holders(
+fn find_holders(
     settings: &ResetSettings,
     nvml: &Nvml,
     targets: &[Target],
 ) -> Result<BTreeMap<String, String>, ResetError> {
-    let until = Instant::now() + LETS_GO_WITHIN;
+    let until = Instant::now() + RELEASE_TIMEOUT;
     loop {
         let mut failures = BTreeMap::new();
-        let mut waits = true;
+        let mut can_wait = true;
         for one in targets {
-            let told = nvml.processes(one.index).unwrap_or_default();
-            let held_by = holders::of(settings, one.minor, &told)?;
+            let listed = nvml.processes(one.index).unwrap_or_default();
+            let held_by = holders::of(settings, one.minor, &listed)?;
             if !held_by.is_empty() {
-                waits &= held_by.iter().all(Holder::is_persistence_daemon);
+                can_wait &= held_by.iter().all(Holder::is_persistence_daemon);
                 let names: Vec<String> = held_by.iter().map(Holder::to_string).collect();
                 let why = format!("it is held by {}", names.join(", "));
                 failures.insert(one.uuid.clone(), why);
             }
         }
-        if failures.is_empty() || !waits || Instant::now() >= until {
+        if failures.is_empty() || !can_wait || Instant::now() >= until {
             return Ok(failures);
         }
-        thread::sleep(LOOKS_EVERY);
+        thread::sleep(POLL_INTERVAL);
     }
 }
 
@@ -270,24 +270,24 @@ fn look_at_holders(
 fn verify(
     settings: &ResetSettings,
     targets: &[Target],
-    said: &tool::Said,
+    outcome: &tool::Outcome,
 ) -> BTreeMap<String, String> {
     let mut failures = BTreeMap::new();
     let mut fails = |one: &Target, why: String| {
         failures.entry(one.uuid.clone()).or_insert(why);
     };
     for one in targets {
-        if let Err(why) = said.of(&one.pci) {
+        if let Err(why) = outcome.of(&one.pci) {
             fails(one, why);
         }
     }
-    let looked = open(settings).map_err(|error| error.to_string());
-    let looked = looked.and_then(|nvml| match nvml.inventory() {
+    let read = open(settings).map_err(|error| error.to_string());
+    let read = read.and_then(|nvml| match nvml.inventory() {
         Ok(inventory) => Ok((nvml, inventory)),
         Err(error) => Err(error.to_string()),
     });
-    let (nvml, inventory) = match looked {
-        Ok(looked) => looked,
+    let (nvml, inventory) = match read {
+        Ok(read) => read,
         Err(why) => {
             for one in targets {
                 fails(
@@ -309,11 +309,11 @@ fn verify(
                 format!("after the reset the driver answers {}", gone.error),
             ),
             Ok(readings) => {
-                let asks = readings.recovery_action;
-                if let Some(action) = asks.filter(|action| *action != RecoveryAction::None) {
+                let action = readings.recovery_action;
+                if let Some(action) = action.filter(|action| *action != RecoveryAction::None) {
                     fails(
                         one,
-                        format!("after the reset the driver still asks for {action:?}"),
+                        format!("after the reset the driver still requests {action:?}"),
                     );
                 }
             }
@@ -323,7 +323,7 @@ fn verify(
 }
 
 /// Enables persistence mode again on those of `targets` that are in `on`.
-fn put_back(settings: &ResetSettings, targets: &[Target], on: &[String]) {
+fn restore_persistence(settings: &ResetSettings, targets: &[Target], on: &[String]) {
     if on.is_empty() {
         return;
     }
@@ -342,10 +342,10 @@ fn put_back(settings: &ResetSettings, targets: &[Target], on: &[String]) {
         match done {
             Some(Ok(())) => {}
             Some(Err(error)) => {
-                tracing::error!(gpu = one.asked, %error, "cannot enable persistence mode again after the reset");
+                tracing::error!(gpu = one.requested, %error, "cannot enable persistence mode again after the reset");
             }
             None => tracing::error!(
-                gpu = one.asked,
+                gpu = one.requested,
                 "the GPU is gone after the reset, so persistence mode was not enabled again"
             ),
         }

@@ -85,7 +85,7 @@ pub async fn run(command: &mut Command, bounds: Bounds) -> io::Result<Ended> {
     };
     // Inherited by the program's children. If a lower limit already applies, that one counts.
     if let Err(error) = rustix::process::prlimit(group.0, Resource::Fsize, most) {
-        tracing::debug!(%error, "the files of a program are not limited");
+        tracing::debug!(%error, "cannot limit the file size of a program");
     }
     if let Ok(status) = tokio::time::timeout(bounds.time, child.wait()).await {
         group.0 = None;
@@ -116,7 +116,7 @@ pub fn end_now() {
         rustix::process::kill_process(rustix::process::getpid(), Signal::KILL)
     };
     if let Err(error) = killed {
-        tracing::error!(%error, "this process cannot be ended");
+        tracing::error!(%error, "cannot kill this process");
     }
 }
 
@@ -135,7 +135,7 @@ impl Drop for Group {
         if let Some(leader) = self.0
             && let Err(error) = rustix::process::kill_process_group(leader, Signal::KILL)
         {
-            tracing::debug!(%error, "a program cannot be killed");
+            tracing::debug!(%error, "cannot kill a program");
         }
     }
 }

@@ -215,7 +215,7 @@ fn after_a_reset_a_gpu_that_is_lost_or_still_sick_has_failed() {
     for (after, words) in [
         (lost, "lost"),
         (absent, "lost"),
-        (sick(), "still asks for Reset"),
+        (sick(), "still requests Reset"),
     ] {
         let machine = Machine::new(&sick(), &after, "All done.", 0).asks(&[&uuid(0), &uuid(1)]);
         let results = machine.reset();

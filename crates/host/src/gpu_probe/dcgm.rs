@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::{End, ProbeSettings, SOONEST, Said, Speaker};
+use super::{End, Parent, ProbeSettings, SOONEST, Said};
 use crate::dcgm::Dcgm;
 
 /// Polls DCGM at each interval, until the host engine cannot be reached or the parent stops
@@ -12,21 +12,21 @@ use crate::dcgm::Dcgm;
 pub(super) fn watch(
     settings: &ProbeSettings,
     address: &str,
-    speaker: &Arc<Speaker>,
+    parent: &Arc<Parent>,
 ) -> Result<(), End> {
-    let listener = Speaker::listener(speaker);
+    let listener = Parent::listener(parent);
     let mut dcgm = Dcgm::connect(&settings.places(), address, listener)
         .map_err(|error| End::Cannot(error.to_string()))?;
-    speaker.greet(dcgm.found_at())?;
+    parent.greet(dcgm.found_at())?;
     let interval = Duration::from_millis(settings.interval_ms);
     loop {
         let began = Instant::now();
         match dcgm.look() {
-            Ok(look) => speaker.say(&Said::Dcgm(look))?,
+            Ok(look) => parent.send(&Said::Dcgm(look))?,
             // Sent before the connection is closed, which may hang.
             Err(error) => {
                 let why = format!("the host engine at {address}: {error}");
-                return Ok(speaker.say(&Said::Cannot(why))?);
+                return Ok(parent.send(&Said::Cannot(why))?);
             }
         }
         let next = (began + interval).max(Instant::now() + SOONEST);

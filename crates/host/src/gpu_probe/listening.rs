@@ -30,10 +30,10 @@ const HUNG: Duration = Duration::from_secs(60);
 pub(super) struct Listening {
     stop: Arc<AtomicBool>,
     /// Time when the last wait returned.
-    back: Arc<Mutex<Instant>>,
+    returned: Arc<Mutex<Instant>>,
     /// Outcomes of the waits: `None` for an event or the first success after failures, else the
     /// error.
-    heard: Receiver<Option<String>>,
+    outcomes: Receiver<Option<String>>,
     /// Error of the last wait, while no events can be received.
     pub(super) error: Option<String>,
     thread: Option<JoinHandle<()>>,
@@ -42,24 +42,32 @@ pub(super) struct Listening {
 // === impl Listening ===
 
 impl Listening {
-    /// Starts a thread that hands events to `say`.
+    /// Starts a thread that passes events to `send`.
     pub(super) fn begin(
         mut events: Events,
-        say: impl Fn(GpuEvent) -> io::Result<()> + Send + 'static,
+        send: impl Fn(GpuEvent) -> io::Result<()> + Send + 'static,
     ) -> io::Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
-        let back = Arc::new(Mutex::new(Instant::now()));
-        let (tell, heard) = channel();
+        let returned = Arc::new(Mutex::new(Instant::now()));
+        let (report, outcomes) = channel();
         let thread = {
-            let (stop, back) = (Arc::clone(&stop), Arc::clone(&back));
+            let (stop, returned) = (Arc::clone(&stop), Arc::clone(&returned));
             thread::Builder::new()
                 .name("events".to_owned())
-                .spawn(move || listen(|longest| events.wait(longest), &stop, &back, &tell, say))?
+                .spawn(move || {
+                    listen(
+                        |longest| events.wait(longest),
+                        &stop,
+                        &returned,
+                        &report,
+                        send,
+                    );
+                })?
         };
         Ok(Self {
             stop,
-            back,
-            heard,
+            returned,
+            outcomes,
             error: None,
             thread: Some(thread),
         })
@@ -71,7 +79,7 @@ impl Listening {
         let mut until = latest;
         loop {
             let left = until.saturating_duration_since(Instant::now());
-            match self.heard.recv_timeout(left) {
+            match self.outcomes.recv_timeout(left) {
                 Ok(error) => {
                     self.error = error;
                     until = until.min(soonest);
@@ -86,13 +94,13 @@ impl Listening {
 
     /// Fails if the library does not return from a wait.
     pub(super) fn check(&self) -> Result<(), String> {
-        let back = self.back.lock().unwrap_or_else(PoisonError::into_inner);
-        if back.elapsed() < WAIT + HUNG {
+        let returned = self.returned.lock().unwrap_or_else(PoisonError::into_inner);
+        if returned.elapsed() < WAIT + HUNG {
             return Ok(());
         }
-        let seconds = back.elapsed().as_secs();
+        let seconds = returned.elapsed().as_secs();
         Err(format!(
-            "nvmlEventSetWait_v2 has not come back for {seconds} s"
+            "nvmlEventSetWait_v2 has not returned for {seconds} s"
         ))
     }
 
@@ -101,7 +109,7 @@ impl Listening {
         self.stop.store(true, Ordering::Relaxed);
         let ended = self.thread.take().map(JoinHandle::join);
         if let Some(Err(_)) = ended {
-            tracing::error!("the thread that listens for events has panicked");
+            tracing::error!("the thread that waits for events has panicked");
         }
     }
 }
@@ -116,7 +124,7 @@ impl Drop for Listening {
 /// Number of events that were forwarded in the current [`SPAN`].
 struct Pace {
     began: Instant,
-    told: u32,
+    count: u32,
 }
 
 // === impl Pace ===
@@ -125,14 +133,14 @@ impl Pace {
     /// Records an event forwarded at `now`; returns how long to pause before the next wait.
     fn after(&mut self, now: Instant) -> Duration {
         if now.saturating_duration_since(self.began) >= SPAN {
-            (self.began, self.told) = (now, 0);
+            (self.began, self.count) = (now, 0);
         }
-        self.told += 1;
-        if self.told < MOST {
+        self.count += 1;
+        if self.count < MOST {
             return Duration::ZERO;
         }
         let rest = (self.began + SPAN).saturating_duration_since(now);
-        (self.began, self.told) = (now + rest, 0);
+        (self.began, self.count) = (now + rest, 0);
         rest
     }
 }
@@ -141,35 +149,35 @@ impl Pace {
 fn listen(
     mut wait: impl FnMut(Duration) -> Result<Option<GpuEvent>, NvmlError>,
     stop: &AtomicBool,
-    back: &Mutex<Instant>,
-    tell: &Sender<Option<String>>,
-    say: impl Fn(GpuEvent) -> io::Result<()>,
+    returned: &Mutex<Instant>,
+    report: &Sender<Option<String>>,
+    send: impl Fn(GpuEvent) -> io::Result<()>,
 ) {
     let mut failed = false;
     let mut pace = Pace {
         began: Instant::now(),
-        told: 0,
+        count: 0,
     };
     while !stop.load(Ordering::Relaxed) {
         let waited = wait(WAIT);
-        *back.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+        *returned.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
         let had_failed = mem::replace(&mut failed, waited.is_err());
-        let told = match waited {
+        let reported = match waited {
             Ok(None) if !had_failed => continue,
-            Ok(None) => tell.send(None),
+            Ok(None) => report.send(None),
             Ok(Some(event)) => {
-                if say(event).is_err() {
+                if send(event).is_err() {
                     return;
                 }
                 thread::sleep(pace.after(Instant::now()));
-                tell.send(None)
+                report.send(None)
             }
             Err(error) => {
                 thread::sleep(RETRY);
-                tell.send(Some(error.to_string()))
+                report.send(Some(error.to_string()))
             }
         };
-        if told.is_err() {
+        if reported.is_err() {
             return;
         }
     }
@@ -186,7 +194,7 @@ mod tests {
         let mut now = Instant::now();
         let mut pace = Pace {
             began: now,
-            told: 0,
+            count: 0,
         };
         let began = now;
         for _ in 0..10 * MOST {
@@ -207,8 +215,8 @@ mod tests {
             uuid: None,
             kind: GpuEventKind::DoubleBitEcc,
         };
-        let (stop, back) = (AtomicBool::new(false), Mutex::new(Instant::now()));
-        let (tell, heard) = channel();
+        let (stop, returned) = (AtomicBool::new(false), Mutex::new(Instant::now()));
+        let (report, outcomes) = channel();
         let (said, events) = channel();
         let mut answers = [None, Some(event.clone()), None].into_iter();
         let mut waits = Vec::new();
@@ -217,11 +225,11 @@ mod tests {
             stop.store(answers.len() == 1, Ordering::Relaxed);
             Ok(answers.next().flatten())
         };
-        let say = |event| said.send(event).map_err(io::Error::other);
-        listen(wait, &stop, &back, &tell, say);
+        let send = |event| said.send(event).map_err(io::Error::other);
+        listen(wait, &stop, &returned, &report, send);
         assert_eq!(waits, [Duration::from_secs(5); 3]);
-        drop((tell, said));
-        assert_eq!(heard.iter().collect::<Vec<_>>(), [None]);
+        drop((report, said));
+        assert_eq!(outcomes.iter().collect::<Vec<_>>(), [None]);
         assert_eq!(events.iter().collect::<Vec<_>>(), [event]);
     }
 }

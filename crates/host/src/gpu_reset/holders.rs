@@ -37,16 +37,16 @@ impl fmt::Display for Holder {
     }
 }
 
-/// Returns the processes that hold a GPU: those in `told`, the driver's list, and those that
+/// Returns the processes that hold a GPU: those in `listed`, the driver's list, and those that
 /// have the device file open. Leaves this process out.
 pub(super) fn of(
     settings: &ResetSettings,
     minor: Option<u32>,
-    told: &[u32],
+    listed: &[u32],
 ) -> Result<Vec<Holder>, ResetError> {
     let file = minor.map(|minor| settings.devices.join(format!("nvidia{minor}")));
     let mut found = BTreeMap::new();
-    for pid in told {
+    for pid in listed {
         found.insert(*pid, name(&settings.processes, *pid));
     }
     for pid in all(&settings.processes)? {
@@ -92,7 +92,7 @@ fn name(processes: &Path, pid: u32) -> String {
     let file = processes.join(pid.to_string()).join("comm");
     let name = fs::read_to_string(file).unwrap_or_default();
     match name.trim() {
-        "" => "a process that is not seen from here".to_owned(),
+        "" => "a process that is not visible from here".to_owned(),
         name => name.to_owned(),
     }
 }

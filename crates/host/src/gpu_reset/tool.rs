@@ -10,7 +10,7 @@ use std::{env, io, thread};
 
 use diagnosis::gpu::pci_address;
 
-use super::{LOOKS_EVERY, ResetError, ResetSettings};
+use super::{POLL_INTERVAL, ResetError, ResetSettings};
 
 const NAME: &str = "nvidia-smi";
 /// Directories of the tool below a driver root; the last is that of GKE.
@@ -31,7 +31,7 @@ const RESET: &str = "was successfully reset";
 
 /// Outcome of a run of the tool.
 #[derive(Debug)]
-pub(super) struct Said {
+pub(super) struct Outcome {
     /// PCI addresses of the GPUs that the tool reports as reset.
     reset: BTreeSet<String>,
     /// Reason why the tool failed; `None` on success.
@@ -59,7 +59,7 @@ pub(super) fn find(settings: &ResetSettings) -> Result<PathBuf, ResetError> {
 }
 
 /// Resets the GPUs `uuids`, and no others.
-pub(super) fn run(tool: &Path, uuids: &[&str], settings: &ResetSettings) -> Said {
+pub(super) fn run(tool: &Path, uuids: &[&str], settings: &ResetSettings) -> Outcome {
     let mut command = Command::new(tool);
     command.args(["--gpu-reset", "-i", &uuids.join(",")]);
     if let Some(root) = settings
@@ -76,8 +76,8 @@ pub(super) fn run(tool: &Path, uuids: &[&str], settings: &ResetSettings) -> Said
         .spawn();
     let ended = spawned.and_then(|child| wait(child, settings));
     match ended {
-        Ok((status, text)) => Said::read(status, &text),
-        Err(error) => Said {
+        Ok((status, text)) => Outcome::read(status, &text),
+        Err(error) => Outcome {
             reset: BTreeSet::new(),
             failure: Some(format!("{}: {error}", tool.display())),
         },
@@ -109,7 +109,7 @@ fn wait(mut child: Child, settings: &ResetSettings) -> io::Result<(Option<String
             let seconds = settings.tool_time.as_secs();
             break Some(format!("{NAME} did not end within {seconds} s"));
         }
-        thread::sleep(LOOKS_EVERY);
+        thread::sleep(POLL_INTERVAL);
     };
     let text = outputs
         .into_iter()
@@ -129,9 +129,9 @@ fn reader(mut from: impl Read + Send + 'static) -> thread::JoinHandle<String> {
     })
 }
 
-// === impl Said ===
+// === impl Outcome ===
 
-impl Said {
+impl Outcome {
     fn read(status: Option<String>, text: &str) -> Self {
         let lines = text.lines().filter(|line| line.contains(RESET));
         let words = lines.flat_map(str::split_ascii_whitespace);
