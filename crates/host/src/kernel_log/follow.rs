@@ -219,7 +219,7 @@ impl Follow {
         if !metadata.is_file() {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
-                "it has been replaced by something that is no regular file",
+                "it was replaced by something other than a regular file",
             ));
         }
         let id = FileId::of(&metadata);

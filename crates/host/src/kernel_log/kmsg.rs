@@ -140,7 +140,7 @@ pub(super) fn probe() -> Result<(), OpenError> {
 fn open_device() -> Result<OwnedFd, OpenError> {
     let metadata = fs::metadata(KMSG).map_err(open_error)?;
     if !metadata.file_type().is_char_device() || device_number(&metadata) != KMSG_NUMBER {
-        let other = io::Error::other("another file has its name");
+        let other = io::Error::other("another file has this name");
         return Err(OpenError::NoKmsg(other));
     }
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;

@@ -65,7 +65,7 @@ pub enum InvalidPosition {
     )]
     Form(String),
     /// The second part of a kmsg position is not a boot id.
-    #[error("`{text}` holds no boot id")]
+    #[error("`{text}` holds no valid boot id")]
     BootId {
         /// The text that was parsed.
         text: String,
@@ -74,7 +74,7 @@ pub enum InvalidPosition {
         source: InvalidBootId,
     },
     /// A number is malformed or out of range.
-    #[error("`{text}` holds a number that is not one")]
+    #[error("`{text}` holds an invalid number")]
     Number {
         /// The text that was parsed.
         text: String,

@@ -64,19 +64,19 @@ impl Watch {
     pub(super) async fn changed(&self) -> io::Result<()> {
         loop {
             let mut guard = self.fd.readable().await?;
-            let mut told = false;
+            let mut notified = false;
             // Only the arrival of notifications matters, not their content.
             let mut notifications = [0_u8; 4096];
             loop {
                 match rustix::io::read(self.fd.get_ref(), &mut notifications) {
-                    Ok(_) => told = true,
+                    Ok(_) => notified = true,
                     Err(Errno::AGAIN) => break,
                     Err(Errno::INTR) => {}
                     Err(errno) => return Err(errno.into()),
                 }
             }
             guard.clear_ready();
-            if told {
+            if notified {
                 return Ok(());
             }
         }

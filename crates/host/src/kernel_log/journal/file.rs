@@ -100,7 +100,7 @@ pub(super) enum FileError {
     Io(#[from] io::Error),
     #[error("at byte {offset}: {what}")]
     Corrupt { offset: u64, what: &'static str },
-    #[error("it uses features that are not known here (flags {0:#x})")]
+    #[error("it uses unsupported features (flags {0:#x})")]
     Unsupported(u32),
     #[error("a field is compressed with {0}, which is not supported")]
     Compression(&'static str),
@@ -273,7 +273,7 @@ impl JournalFile {
             2 => lz4(offset, &stored)?,
             4 => zstd(offset, &stored)?,
             1 => return Err(FileError::Compression("xz")),
-            _ => return Err(corrupt(offset, "the compression is not one")),
+            _ => return Err(corrupt(offset, "unknown compression")),
         };
         let cut = payload.len() > FIELD_MAX || (compressed == 0 && length > FIELD_MAX);
         payload.truncate(FIELD_MAX);
@@ -289,7 +289,7 @@ impl JournalFile {
             size: u64_at(&bytes, 8),
         };
         if !offset.is_multiple_of(8) || object.kind != kind {
-            return Err(corrupt(offset, "another kind of object was expected"));
+            return Err(corrupt(offset, "unexpected kind of object"));
         }
         if object.size < least {
             return Err(corrupt(offset, "the object is too short"));
