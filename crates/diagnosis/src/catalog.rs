@@ -1,9 +1,8 @@
-//! The fault catalogue: the meaning of codes, and the actions that mend them.
+//! The fault catalogue: what each code means, and the recommended actions.
 //!
-//! The rows are data (`data/*.tsv`), compiled in; `data/README.md` says where each fact
-//! comes from. An operator's file changes verdicts ([`Overrides`]), and the difference
-//! can be shown ([`Catalog::changes_to`]). A code without a row is still an event: its
-//! action is unknown.
+//! The rows are data (`data/*.tsv`), compiled in; `data/README.md` documents the source of each
+//! fact. An operator's file changes verdicts ([`Overrides`]), and [`Catalog::changes_to`] shows
+//! the difference. A code without a row is still an event: its action is unknown.
 
 mod changes;
 mod dcgm;
@@ -29,38 +28,38 @@ pub use recovery::{recovery_code, recovery_codes};
 pub(crate) use rows::hex;
 pub use rows::{Bits, Changed, Confidence, Nic, Nvlink5, RowError, Sxid, SxidClass, Text, Xid};
 
-/// The built-in rule about XIDs that end others: power smoothing works again (162), so it
-/// is no longer disengaged (163). As NVSentinel ships it.
+/// Built-in cancellation, the same as NVSentinel's: an XID 162 reports that power smoothing
+/// works again, which ends an XID 163, that it is disengaged.
 const CANCELLATIONS: [(&str, &str); 1] = [("162", "163")];
 
-/// The rows of the catalogue, with the changes of a file applied.
+/// Rows of the catalogue, with the changes of override files applied.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Catalog {
     xids: BTreeMap<u32, Xid>,
     sxids: BTreeMap<u32, Sxid>,
     nvlink5: Vec<Nvlink5>,
     dcgm: Vec<Dcgm>,
-    /// The NIC patterns in the order in which they are tried; the first that covers a line counts.
+    /// NIC patterns in matching order; the first one that covers a line counts.
     nics: Vec<Nic>,
-    /// The codes of the XIDs that an XID ends, by its own code.
+    /// Codes of the XIDs that an XID ends, by its own code.
     cancellations: BTreeMap<String, Vec<String>>,
     limits: Limits,
-    /// The thresholds that a file has set, by key.
+    /// Thresholds that a file has set, by key.
     limits_changed: BTreeMap<&'static str, Changed>,
 }
 
-/// The catalogue's verdict about a line.
+/// The catalogue's verdict about a log line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Verdict {
-    /// True if the line takes a fault back instead of reporting one.
+    /// True if the line ends a fault instead of reporting one.
     pub healthy: bool,
     /// True if work on the device must stop.
     pub fatal: bool,
-    /// The action that mends it.
+    /// Recommended action to remediate the fault.
     pub action: RecommendedAction,
-    /// The explanation for people.
+    /// Explanation of the fault, for operators.
     pub meaning: Text,
-    /// The basis of the verdict, where it is not simply the row of the code.
+    /// Basis of the verdict, if other than the row of the code.
     pub basis: Option<Text>,
 }
 
@@ -83,7 +82,7 @@ static BUILTIN: LazyLock<Catalog> = LazyLock::new(|| Catalog {
 // === impl Catalog ===
 
 impl Catalog {
-    /// Returns the rows that are compiled in.
+    /// Returns the compiled-in rows.
     pub fn builtin() -> &'static Self {
         &BUILTIN
     }
@@ -108,31 +107,31 @@ impl Catalog {
         self.sxids.values()
     }
 
-    /// Returns the rows about the words in XID 144 to 150 lines.
+    /// Returns the rows about the register words in XID 144 to 150 lines.
     pub fn nvlink5(&self) -> &[Nvlink5] {
         &self.nvlink5
     }
 
-    /// Returns the NIC patterns, in the order in which they are tried.
+    /// Returns the NIC patterns, in matching order.
     pub fn nics(&self) -> &[Nic] {
         &self.nics
     }
 
-    /// Returns the thresholds by which readings of GPUs are judged.
+    /// Returns the thresholds for readings of GPUs.
     pub fn limits(&self) -> &Limits {
         &self.limits
     }
 
-    /// Returns the error codes of XIDs that XID `code` ends.
+    /// Returns the error codes of the XIDs that XID `code` ends.
     pub fn cancelled_by(&self, code: &str) -> &[String] {
         self.cancellations.get(code).map_or(&[], Vec::as_slice)
     }
 
-    /// Returns the verdict about an XID line with this text after code and process.
+    /// Returns the verdict about an XID line. `text` is the part after code and process.
     ///
-    /// The verdict is the row's, except that XID 154 says itself, in its text, what is
-    /// needed. A code without a row is shown and kept, with action unknown, and stops
-    /// nothing: what we do not know is not thereby broken.
+    /// The verdict is the row's, except that the text of an XID 154 names the action. A code
+    /// without a row is shown and stored, with action unknown, and stops nothing: an unknown
+    /// code is not evidence of a fault.
     pub fn judge_xid(&self, code: u32, text: &str) -> Verdict {
         let Some(row) = self.xid(code) else {
             let meaning = "Code without a row in the catalogue".into();
@@ -147,12 +146,12 @@ impl Catalog {
 
     /// Returns the verdict about an XID 144 to 150 line that has a unit and register words.
     ///
-    /// `branch` is the driver's, 570 of 570.86.15. Where no row covers the words, it is
-    /// [undetermined](Self::undetermined).
+    /// `branch` is the driver's, such as 570 for 570.86.15. If no row covers the words, the
+    /// verdict is [undetermined](Self::undetermined).
     pub fn judge_nvlink5(&self, code: u32, report: &Report<'_>, branch: Option<u32>) -> Verdict {
         let found = nvlink5::find(&self.nvlink5, code, report, branch);
-        // A file that changes the code as a whole means all its lines, unless it also
-        // changes this row.
+        // A file that changes the code as a whole covers all its lines, unless it also changes
+        // this row.
         if self.xid(code).is_some_and(|row| row.changed.is_some())
             && found
                 .as_ref()
@@ -170,7 +169,7 @@ impl Catalog {
     }
 
     /// Returns the verdict about an XID 144 to 150 line whose unit and register words cannot be
-    /// read.
+    /// parsed.
     pub fn judge_unread_nvlink5(&self, code: u32, severity: Option<Severity>) -> Verdict {
         if self.xid(code).is_some_and(|row| row.changed.is_some()) {
             return self.judge_xid(code, "");
@@ -178,19 +177,16 @@ impl Catalog {
         self.undetermined(code, "the line has no words that can be read", severity)
     }
 
-    /// Returns the verdict where no row decides. The driver's own word does then: a fatal report
-    /// asks for a person, one that is not is shown and kept with action unknown. Without such a
-    /// word it is as grave as its code. It is never silently harmless, and always said.
+    /// Returns the verdict if no row decides. The driver's own severity does then: a fatal
+    /// report needs a person, a non-fatal one is shown and stored with action unknown. Without
+    /// a severity, the row of the code decides. The report is never dropped as harmless, and
+    /// the basis of the verdict is always given.
     fn undetermined(&self, code: u32, why: &str, severity: Option<Severity>) -> Verdict {
         let of_code = self.judge_xid(code, "");
         let (fatal, action, word) = match severity {
             Some(Severity::Fatal) => (true, RecommendedAction::ContactSupport, "calls it fatal"),
             Some(Severity::NonFatal) => (false, RecommendedAction::Unknown, "calls it not fatal"),
-            None => (
-                of_code.fatal,
-                of_code.action,
-                "does not say how grave it is",
-            ),
+            None => (of_code.fatal, of_code.action, "does not give its severity"),
         };
         Verdict {
             healthy: false,
@@ -201,8 +197,8 @@ impl Catalog {
         }
     }
 
-    /// Returns the verdict about an `SXid` line. `fatal` is the line's own word, which decides;
-    /// without it the class of the code does.
+    /// Returns the verdict about an `SXid` line. `fatal` is the severity in the line, which
+    /// decides; without it the class of the code does.
     pub fn judge_sxid(&self, code: u32, fatal: Option<bool>) -> Verdict {
         let row = self.sxid(code);
         let always = row.is_some_and(|row| row.class == SxidClass::AlwaysFatal);
@@ -244,8 +240,8 @@ impl Nic {
 // === impl Verdict ===
 
 impl Verdict {
-    /// Returns the verdict about a fault: whether it is fatal and the action that mends it. Where
-    /// a file has changed that, this is the basis.
+    /// Returns the verdict for a fatality and an action. If a file has changed them, the file
+    /// is the basis.
     pub(crate) fn of(
         (fatal, action): (bool, RecommendedAction),
         meaning: &Text,

@@ -1,4 +1,4 @@
-//! The differences between two catalogues, as the effect of a file of changes.
+//! Differences between two catalogues, to show the effect of an override file.
 
 use std::collections::BTreeSet;
 
@@ -8,24 +8,25 @@ use serde::Serialize;
 use super::{Catalog, Changed, Nic, Nvlink5, Sxid, Xid};
 use crate::limits;
 
-/// The kind of a change of a threshold.
+/// Value of [`Change::kind`] for thresholds.
 pub const GPU_LIMITS: &str = "gpu-limits";
 
 /// A difference between two catalogues.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Change {
-    /// `xid`, `sxid`, `nvlink5`, `dcgm`, `nic`, `cancellation` or `gpu-limits`.
+    /// Kind of the row: `xid`, `sxid`, `nvlink5`, `dcgm`, `nic`, `cancellation` or
+    /// `gpu-limits`.
     pub kind: &'static str,
-    /// The code or name; for words of `NVLink` 5 also unit, cause and status.
+    /// Code or name of the row; for `NVLink` 5 also unit, cause and status words.
     pub key: String,
-    /// The column that differs.
+    /// Name of the column that differs.
     pub field: &'static str,
-    /// The value before; empty if there was no such row.
+    /// Value before; empty if there was no such row.
     pub before: String,
-    /// The value after.
+    /// Value after the change.
     pub after: String,
-    /// The file and line that changed it, and the reason that it gives.
+    /// File and line that changed the value, with the file's reason.
     pub by: String,
 }
 
@@ -40,7 +41,7 @@ struct RowChanges<'a> {
 // === impl Catalog ===
 
 impl Catalog {
-    /// Returns the differences of `other` from this catalogue, kind by kind.
+    /// Returns the changes from this catalogue to `other`, grouped by kind.
     pub fn changes_to(&self, other: &Self) -> Vec<Change> {
         let mut out = Vec::new();
         for new in other.xids.values() {
@@ -57,7 +58,7 @@ impl Catalog {
             row.field("verdict", old.map(Sxid::shown).as_deref(), &new.shown());
             row.field("meaning", old.map(|old| &*old.meaning), &new.meaning);
         }
-        // The same rows in the same order: a file adds none.
+        // A file adds no rows, so both have the same rows in the same order.
         for (old, new) in self.nvlink5.iter().zip(&other.nvlink5) {
             let mut row = RowChanges::of("nvlink5", new.key(), new.changed.as_ref(), &mut out);
             row.verdict(Some((old.fatal, old.action)), (new.fatal, new.action));
@@ -149,12 +150,12 @@ impl Xid {
 // === impl Sxid ===
 
 impl Sxid {
-    /// Returns the verdict about its lines, in words.
+    /// Describes the verdict about lines with this code.
     pub fn shown(&self) -> String {
         match self.fixed {
             Some((true, action)) => format!("fatal, {}", action.as_str_name()),
             Some((false, action)) => format!("not fatal, {}", action.as_str_name()),
-            None => "as the line says".to_owned(),
+            None => "as in the line".to_owned(),
         }
     }
 }
@@ -162,8 +163,8 @@ impl Sxid {
 // === impl Nvlink5 ===
 
 impl Nvlink5 {
-    /// Returns the key that tells the row from others of its code: unit, cause of a link that went
-    /// down, status words.
+    /// Returns the key that distinguishes the row from others of its code: unit, cause of a
+    /// link that went down, status words.
     pub fn key(&self) -> String {
         let mut key = format!("{} {}", self.code, self.unit);
         if self.from_r575.reason() != 0 {
@@ -180,7 +181,7 @@ impl Nvlink5 {
 // === impl Nic ===
 
 impl Nic {
-    /// Returns in words whether its lines are looked for, and for which strategy.
+    /// Describes whether lines are matched, and the strategy of their events.
     pub fn shown(&self) -> String {
         if !self.enabled {
             return "no".to_owned();

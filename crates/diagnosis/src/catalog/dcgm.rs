@@ -1,37 +1,37 @@
-//! The codes by which DCGM, NVIDIA's management service for GPUs, names what it finds. The checks of
-//! gpuwarden's own use them too, so that a fault has one name whoever has found it.
+//! Error codes of DCGM, NVIDIA's management service for GPUs. gpuwarden's own checks use the
+//! codes too, so that a fault has one name whichever component found it.
 
 use contract::RecommendedAction;
 
 use super::rows::{self, Changed, Confidence, Table, Text};
 use super::{Catalog, Verdict};
 
-/// The row of a code of DCGM.
+/// Row of a DCGM error code.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Dcgm {
-    /// The number; `None` for a code that is NVSentinel's or ours.
+    /// Number of the code; `None` for one of NVSentinel's or of gpuwarden's own.
     pub code: Option<u32>,
-    /// The name: the error code of its events.
+    /// Name of the code, which is the error code of its events.
     pub name: Text,
-    /// Another name of it, in older versions.
+    /// Name of the code in older versions of DCGM.
     pub alias: Option<Text>,
-    /// The publisher's word for its gravity, such as `ISOLATE`; empty where there is none. In the
-    /// verdict it decides nothing: the action does.
+    /// Publisher's severity, such as `ISOLATE`; empty if there is none. Does not affect the
+    /// verdict, which follows the action.
     pub severity: Text,
-    /// True if work on the GPU must stop: it must where there is an action, unless a file says
-    /// otherwise.
+    /// True if work on the GPU must stop: it must if there is an action, unless a file
+    /// overrides it.
     pub fatal: bool,
-    /// The action that mends it.
+    /// Recommended action to remediate the fault.
     pub action: RecommendedAction,
-    /// The explanation for people.
+    /// Explanation of the fault, for operators.
     pub meaning: Text,
-    /// A note for people; may be empty.
+    /// Note for operators; may be empty.
     pub note: Text,
-    /// The confidence in the verdict.
+    /// Confidence in the verdict.
     pub confidence: Confidence,
-    /// The source of the facts.
+    /// Source of the row's facts.
     pub source: Text,
-    /// The change of a file, where one decided the verdict.
+    /// Change by an override file, if one decided the verdict.
     pub changed: Option<Changed>,
 }
 
@@ -43,7 +43,7 @@ pub(super) const DCGM: Table = Table {
 // === impl Dcgm ===
 
 impl Dcgm {
-    /// Returns whether this is one of its names.
+    /// Returns true if `name` is the code's name or its alias.
     pub(super) fn has_name(&self, name: &str) -> bool {
         self.name == name || self.alias.as_deref() == Some(name)
     }
@@ -52,23 +52,23 @@ impl Dcgm {
 // === impl Catalog ===
 
 impl Catalog {
-    /// Returns the row of a code of DCGM.
+    /// Returns the row of a DCGM code by number.
     pub fn dcgm(&self, code: u32) -> Option<&Dcgm> {
         self.dcgm.iter().find(|row| row.code == Some(code))
     }
 
-    /// Returns the row of a code of DCGM by one of its names.
+    /// Returns the row of a DCGM code by name or alias.
     pub fn dcgm_named(&self, name: &str) -> Option<&Dcgm> {
         self.dcgm.iter().find(|row| row.has_name(name))
     }
 
-    /// Returns all rows of DCGM's codes, by code.
+    /// Returns all DCGM rows, by code.
     pub fn dcgms(&self) -> &[Dcgm] {
         &self.dcgm
     }
 
-    /// Returns the verdict about a code of DCGM by one of its names. As with XIDs, a code without a
-    /// row is shown and kept, with action unknown, and stops nothing.
+    /// Returns the verdict about a DCGM code by name or alias. As with XIDs, a code without a
+    /// row is shown and stored, with action unknown, and stops nothing.
     pub fn judge_dcgm(&self, name: &str) -> Verdict {
         let Some(row) = self.dcgm_named(name) else {
             let meaning = "Code of DCGM without a row in the catalogue".into();

@@ -1,9 +1,9 @@
-//! The patterns that lines of NIC drivers are matched with.
+//! Patterns for log lines of NIC drivers.
 
 use aho_corasick::packed::Searcher;
 use memchr::memmem::Finder;
 
-/// A driver of NICs whose lines are looked at.
+/// A NIC driver whose log lines are matched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NicDriver {
     /// `mlx5_core`: NVIDIA `ConnectX` and `BlueField`.
@@ -12,20 +12,20 @@ pub enum NicDriver {
     Efa,
 }
 
-/// A pattern: parts that a line has in this order, or one of several such lists.
+/// A pattern: substrings that a line contains in this order, or one of several such lists.
 ///
-/// As text the parts stand with ` ... ` between them and the lists with ` || `.
+/// As text, ` ... ` separates the substrings and ` || ` the lists.
 #[derive(Clone, Debug)]
 pub struct Pattern {
-    /// Searchers, for to make one costs many times what a search does.
+    /// Searchers, kept because building one costs many times a search.
     alternatives: Vec<Vec<Finder<'static>>>,
 }
 
-/// A filter that drops nearly all lines that no pattern covers, in one pass: NICs have many
-/// ordinary ones.
+/// A filter that drops nearly all lines that no pattern covers, in one pass: NICs log many
+/// ordinary lines.
 #[derive(Clone, Debug)]
 pub struct Filter {
-    /// `None`: every line may be covered, for there is no such searcher on this machine.
+    /// `None` if this machine supports no such searcher; then every line passes.
     endings: Option<Searcher>,
 }
 
@@ -42,7 +42,7 @@ impl Filter {
         }
     }
 
-    /// Returns whether a pattern may cover a line.
+    /// Returns true if a pattern may cover a line.
     pub fn passes(&self, line: &[u8]) -> bool {
         self.endings
             .as_ref()
@@ -53,7 +53,7 @@ impl Filter {
 // === impl NicDriver ===
 
 impl NicDriver {
-    /// Returns its name in the kernel.
+    /// Returns the driver's name in the kernel log.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Mlx5 => "mlx5_core",
@@ -73,7 +73,7 @@ impl Pattern {
         Self { alternatives }
     }
 
-    /// Returns whether a line has all parts of one of the lists, in order.
+    /// Returns true if a line contains all substrings of one of the lists, in order.
     pub fn covers(&self, line: &[u8]) -> bool {
         self.alternatives.iter().any(|parts| {
             let mut rest = line;

@@ -1,37 +1,37 @@
-//! `NVLink` 5: the meaning of the words in an XID 144 to 150 line.
+//! `NVLink` 5: the meaning of the register words in an XID 144 to 150 line.
 //!
-//! The line names a unit, whether it is fatal to it, and carries register words. Of these
-//! `IntrInfo` says which unit, and for a link that went down why, and the error status
-//! says what the unit met. Drivers number the units differently before and from R575 on.
+//! The line names a unit, gives a severity, and has register words. `IntrInfo` identifies the
+//! unit, and for a link that went down the cause; the error status identifies the unit's error.
+//! Drivers before R575 number the units differently from those since R575.
 
 use super::rows::{Bits, Nvlink5, Text};
 
-/// Driver branch from which on `IntrInfo` has its second layout.
+/// First driver branch with the second layout of `IntrInfo`.
 const SECOND_LAYOUT: u32 = 575;
 
-/// The content of an XID 144 to 150 line.
+/// Content of an XID 144 to 150 line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report<'a> {
     /// Name of the unit as printed, for example `NETIR_LINK_EVT`.
     pub unit: &'a str,
-    /// The driver's own word for how grave it is.
+    /// Severity in the line; `None` if the line has none.
     pub severity: Option<Severity>,
-    /// The first register word.
+    /// First register word, `IntrInfo`.
     pub intr_info: u32,
-    /// The second register word.
+    /// Second register word, the error status.
     pub error_status: u32,
 }
 
-/// The driver's own word for how grave a report is.
+/// Driver's severity of a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Severity {
-    /// `Fatal`.
+    /// Printed as `Fatal` by the driver.
     Fatal,
-    /// `Nonfatal`, or `Correctable`.
+    /// Printed as `Nonfatal` or `Correctable`.
     NonFatal,
 }
 
-/// A layout of `IntrInfo` words.
+/// A known layout of `IntrInfo`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Layout {
     BeforeR575,
@@ -41,7 +41,7 @@ enum Layout {
 /// A row that covers a report.
 pub(super) struct Match<'a> {
     pub(super) row: &'a Nvlink5,
-    /// The layout that was taken, in words, where the driver is not known.
+    /// Assumed layout, as the basis of the verdict, if the driver version is unknown.
     pub(super) basis: Option<Text>,
 }
 
@@ -71,11 +71,12 @@ impl Layout {
     }
 }
 
-/// Returns the row of `rows` that says what `report` of XID `code` means.
+/// Returns the row of `rows` for `report` of XID `code`.
 ///
-/// `branch` is the driver's, 570 of 570.86.15, and its layout alone counts: the words of one
-/// layout may be those of a graver unit in the other. Without it the line itself tells: no
-/// word fits both layouts but those of XID 150, which mean the same in both.
+/// `branch` is the driver's, such as 570 for 570.86.15, and only its layout counts: the words
+/// of one layout may be those of a more severe unit in the other. Without a branch, the words
+/// themselves reveal the layout: none fit both layouts except those of XID 150, which mean the
+/// same in both.
 pub(super) fn find<'a>(
     rows: &'a [Nvlink5],
     code: u32,
@@ -100,7 +101,7 @@ pub(super) fn find<'a>(
     })
 }
 
-/// Returns the row for a report whose `IntrInfo` has one layout.
+/// Returns the row for a report, with `IntrInfo` in the given layout.
 fn read<'a>(
     rows: &'a [Nvlink5],
     code: u32,
@@ -125,7 +126,8 @@ fn read<'a>(
     if let Some(row) = with_status(report.error_status) {
         return Some(row);
     }
-    // From here on several bits are set. Units of 149 and 150 put a number there, not bits.
+    // From here on several bits are set. For 149 and 150 the status is a number, not a bit
+    // mask.
     if code >= 149 {
         return None;
     }
@@ -135,14 +137,13 @@ fn read<'a>(
         .map(with_status)
         .collect();
     let fatal = found.iter().flatten().find(|row| row.fatal);
-    // A bit that nobody has described leaves open what is to be done, unless another one
-    // already asks for the most.
+    // A bit without a row leaves the verdict undetermined, unless another bit is fatal anyway.
     let all_known = found.iter().all(Option::is_some);
     let any = found.iter().flatten().next().filter(|_| all_known);
     fatal.or(any).copied()
 }
 
-/// Returns whether a row is of the unit that a line names.
+/// Returns true if `unit` is one of the row's unit names.
 pub(super) fn names(row: &Nvlink5, unit: &str) -> bool {
     row.unit
         .split('/')
@@ -153,7 +154,7 @@ pub(super) fn names(row: &Nvlink5, unit: &str) -> bool {
 mod tests {
     use super::super::Catalog;
 
-    /// A line tells its layout by itself only because of this.
+    /// Without this property, a line would not reveal its layout.
     #[test]
     fn no_word_means_one_thing_in_one_layout_and_another_in_the_other() {
         let rows = Catalog::builtin().nvlink5();

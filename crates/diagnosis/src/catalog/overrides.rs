@@ -7,12 +7,12 @@
 //! reason = "eGPU bench: the dock is unplugged on purpose"
 //! ```
 //!
-//! `[[sxid]]`, `[[nvlink5]]`, `[[dcgm]]` and `[[nic]]` change the other kinds, and `[gpu-limits]` the
-//! thresholds of the checks. The two files of
-//! NVSentinel's kernel log monitor are read as they are: `[nicDriverDetection]` with its
-//! list of patterns, and `[[checks]]` with cancellations. `docs/catalog.md` has the keys.
+//! `[[sxid]]`, `[[nvlink5]]`, `[[dcgm]]` and `[[nic]]` change the other kinds, and
+//! `[gpu-limits]` the thresholds of the checks. The two files of NVSentinel's kernel log
+//! monitor are read unchanged: `[nicDriverDetection]` with its list of patterns, and
+//! `[[checks]]` with cancellations. `docs/catalog.md` documents the keys.
 //!
-//! Everything wrong is found when the file is read, and all of it at once.
+//! All errors are found when the file is read, and reported together.
 
 mod entries;
 mod limits;
@@ -26,12 +26,12 @@ use super::rows::{Changed, Confidence, Nic, Nvlink5, Sxid, SxidClass, Text, Xid}
 use super::{Catalog, nvlink5};
 use crate::limits::Key;
 
-/// Longest file (bytes): a row for every code there is takes a tenth of it.
+/// Longest file, in bytes: a row for every existing code takes a tenth of it.
 pub const MAX_OVERRIDES_BYTES: usize = 1024 * 1024;
 /// Most entries of a file: far more than there are codes.
 pub const MAX_OVERRIDES: usize = 4096;
 
-/// The changes that a file makes.
+/// Changes to the catalogue, as read from one file.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Overrides {
     xids: Vec<VerdictChange<u32>>,
@@ -39,13 +39,13 @@ pub struct Overrides {
     nvlink5: Vec<VerdictChange<Nvlink5Key>>,
     dcgm: Vec<VerdictChange<String>>,
     nics: Vec<NicChange>,
-    /// NVSentinel's list: the patterns that are on, in order, each with its strategy.
+    /// NVSentinel's list of enabled patterns, in order, each with its strategy.
     nic_list: Option<Vec<(String, ProcessingStrategy)>>,
     cancellations: Option<BTreeMap<String, Vec<String>>>,
     limits: Vec<LimitChange>,
 }
 
-/// A changed threshold.
+/// A changed threshold of `[gpu-limits]`.
 #[derive(Clone, Debug, PartialEq)]
 struct LimitChange {
     key: &'static str,
@@ -57,13 +57,13 @@ struct LimitChange {
 #[derive(Clone, Debug, PartialEq)]
 struct VerdictChange<K> {
     key: K,
-    /// The new verdict: true if it is fatal, and the action that mends it.
+    /// New verdict: true if fatal, and the recommended action.
     verdict: (bool, RecommendedAction),
     meaning: Option<String>,
     changed: Changed,
 }
 
-/// A key of rows about `NVLink` 5 words: it covers all rows that have what is given.
+/// A key of `NVLink` 5 rows, which covers all rows that match the given columns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Nvlink5Key {
     code: u32,
@@ -94,7 +94,8 @@ impl Overrides {
 // === impl Catalog ===
 
 impl Catalog {
-    /// Returns this catalogue with the changes of a file; a later file has the last word.
+    /// Returns this catalogue with the changes of a file, which override those of earlier
+    /// files.
     #[must_use]
     pub fn with(&self, overrides: &Overrides) -> Self {
         let mut catalog = self.clone();
@@ -128,7 +129,7 @@ impl Catalog {
                 source: change.changed.by.clone().into(),
                 changed: None,
             });
-            // The line's own word would have decided; now the file does, for any of them.
+            // The override applies to every line, whatever severity the line has.
             row.fixed = Some(change.verdict);
             change.apply(&mut row.meaning, &mut row.changed);
         }
@@ -171,7 +172,7 @@ impl Catalog {
         catalog
     }
 
-    /// Turns on the patterns that a list of NVSentinel names, in its order, and all others off.
+    /// Enables the patterns in NVSentinel's list, in the list's order, and disables all others.
     fn list_nics(&mut self, list: &[(String, ProcessingStrategy)]) {
         let place = |row: &Nic| list.iter().position(|(name, _)| row.name == *name);
         for row in &mut self.nics {
@@ -181,7 +182,7 @@ impl Catalog {
                 row.strategy = *strategy;
             }
         }
-        // Stable: those that are off keep their order behind the others.
+        // The sort is stable, so disabled patterns keep their order after the others.
         self.nics
             .sort_by_key(|row| place(row).unwrap_or(usize::MAX));
     }
@@ -208,7 +209,7 @@ impl Nvlink5Key {
 // === impl VerdictChange ===
 
 impl<K> VerdictChange<K> {
-    /// Writes into a row what is changed besides the verdict itself.
+    /// Writes the changed columns other than the verdict to a row.
     fn apply(&self, meaning: &mut Text, changed: &mut Option<Changed>) {
         if let Some(text) = &self.meaning {
             *meaning = text.clone().into();

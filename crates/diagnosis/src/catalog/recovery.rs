@@ -1,5 +1,5 @@
-//! The driver's advice on how to mend a GPU. NVML tells it as a number, and the line of an XID 154 as
-//! the same number with a name: one table judges both.
+//! The driver's recovery action for a GPU. NVML returns it as a number, and an XID 154 line has
+//! the same number with a name: one table serves both.
 
 use std::collections::BTreeSet;
 
@@ -7,9 +7,9 @@ use contract::RecommendedAction;
 
 use super::{Catalog, Verdict};
 
-/// The codes of DCGM by which the actions are reported, by their numbers in NVML
-/// (`nvmlDeviceGpuRecoveryAction_t`). DCGM 4.6 has none for those of newer drivers, from 5 on: they
-/// have the code of what they come down to.
+/// DCGM codes that report the actions, indexed by NVML's numbers
+/// (`nvmlDeviceGpuRecoveryAction_t`). DCGM 4.6 has none for the actions of newer drivers, from
+/// 5 on, so these use the code of an equivalent action.
 const CODES: [Option<&str>; 8] = [
     None,
     Some("DCGM_FR_GPU_RECOVERY_RESET"),
@@ -20,13 +20,14 @@ const CODES: [Option<&str>; 8] = [
     Some("DCGM_FR_GPU_RECOVERY_RESET"),
     Some("DCGM_FR_GPU_RECOVERY_REBOOT"),
 ];
-/// The code of an action that has no row.
+/// Code of an action without a row.
 const UNKNOWN: &str = "DCGM_FR_UNRECOGNIZED";
-/// The number of a reset.
+/// Number of a reset.
 const RESET: u32 = 1;
-/// The number of a recovery of the IMEX domain, by which machines share the memory of their GPUs.
+/// Number of a recovery of the IMEX domain, within which machines share the memory of their
+/// GPUs.
 const IMEX: u32 = 5;
-/// The names of actions whose number is not known, with the number of the same action.
+/// Names of actions with their numbers, for lines with an unknown number.
 const NAMES: [(&str, u32); 5] = [
     ("gpu reset required", RESET),
     ("node reboot required", 2),
@@ -35,8 +36,8 @@ const NAMES: [(&str, u32); 5] = [
     ("drain and reset", 4),
 ];
 
-/// Returns the code by which an action is reported, by its number in NVML; `None` where the driver
-/// asks for nothing.
+/// Returns the code that reports an action, by its number in NVML; `None` if the driver
+/// requests no action.
 pub fn recovery_code(number: u32) -> Option<&'static str> {
     let index = usize::try_from(number).ok();
     *index
@@ -44,15 +45,15 @@ pub fn recovery_code(number: u32) -> Option<&'static str> {
         .unwrap_or(&Some(UNKNOWN))
 }
 
-/// Returns all codes by which actions are reported, each once.
+/// Returns all codes that report actions, each once.
 pub fn recovery_codes() -> impl Iterator<Item = &'static str> {
     let named: BTreeSet<&str> = CODES.into_iter().flatten().collect();
     named.into_iter().chain([UNKNOWN])
 }
 
 impl Catalog {
-    /// Returns the verdict about the text of an XID 154, whose row has the verdict `of_row`. What the
-    /// row of the action's code says decides; a text that cannot be read asks a person.
+    /// Returns the verdict about the text of an XID 154; `of_row` is the verdict of its row.
+    /// The row of the action's code decides; a text that cannot be parsed needs a person.
     pub(super) fn judge_advice(&self, text: &str, of_row: &Verdict) -> Verdict {
         let number = changed_to(text).map(|(number, name)| meant(number, name));
         let verdict = |fatal, action| Verdict {
@@ -61,13 +62,13 @@ impl Catalog {
             ..of_row.clone()
         };
         match number.map_or(Some(UNKNOWN), recovery_code) {
-            // The driver takes its own advice back.
+            // The driver withdraws its request.
             None => Verdict {
                 healthy: true,
                 ..verdict(false, RecommendedAction::None)
             },
-            // The line tells of a domain of machines, and nothing of this GPU. Whether a pod relies on
-            // the domain is not known here; what NVML says of it is judged where one does.
+            // The line is about a domain of machines, not about this GPU, and does not show
+            // whether a pod uses the domain. NVML's reading of the domain decides.
             Some(_) if number == Some(IMEX) => Verdict {
                 basis: Some("it is about the IMEX domain and not about this GPU".into()),
                 ..verdict(false, RecommendedAction::None)
@@ -83,8 +84,8 @@ impl Catalog {
     }
 }
 
-/// Returns the number in NVML of an action with this number and name in a line. The number decides,
-/// but for PF FLR, the name of drivers from R610 on for a reset of the GPU on the PCIe bus.
+/// Returns the NVML number of an action with this number and name in a line. The number
+/// decides, except for PF FLR, the name since R610 for a reset of the GPU on the PCIe bus.
 fn meant(number: u32, name: &str) -> u32 {
     if name.eq_ignore_ascii_case("PF FLR") {
         return RESET;
@@ -97,13 +98,13 @@ fn meant(number: u32, name: &str) -> u32 {
         .map_or(number, |(_, same)| *same)
 }
 
-/// Returns number and name of the action at the end of `GPU recovery action changed from 0x0 (None) to
-/// 0x1 (GPU Reset Required)`.
+/// Returns number and name of the new action in
+/// `GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)`.
 ///
-/// Only what stands where the driver puts it counts. Whatever else is in the line, such as the name of
-/// a process behind it, cannot take advice back.
+/// Only text in the driver's own position counts. Other text in the line, such as a process
+/// name that follows, cannot withdraw an action.
 fn changed_to(text: &str) -> Option<(u32, &str)> {
-    /// Reads `0x1 (GPU Reset Required)`, and returns it with the rest.
+    /// Parses `0x1 (GPU Reset Required)`; returns number, name and the rest.
     fn action(text: &str) -> Option<(u32, &str, &str)> {
         let (number, rest) = text.strip_prefix("0x")?.split_once(" (")?;
         let (name, rest) = rest.split_once(')')?;

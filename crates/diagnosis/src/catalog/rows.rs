@@ -1,7 +1,7 @@
-//! The rows of the catalogue and the files that they are read from.
+//! The rows of the catalogue, and the parser of its data files.
 //!
-//! Each file is a table of tab-separated columns under one header row, compiled in;
-//! `data/README.md` says what the columns mean and where their facts come from.
+//! Each file is a table of tab-separated columns with one header row, compiled in;
+//! `data/README.md` documents the columns and the sources of their facts.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -10,167 +10,168 @@ use contract::{ProcessingStrategy, RecommendedAction, parse_action};
 
 use super::nic::{NicDriver, Pattern};
 
-/// Text of a row: compiled in, or from a file of changes.
+/// Text of a row: compiled in, or from an override file.
 pub type Text = Cow<'static, str>;
 
-/// A pattern of register words: it covers those that have `value` in the bits of `mask`.
+/// A pattern for register words: covers those that have `value` in the bits of `mask`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bits {
     pub(super) mask: u32,
     pub(super) value: u32,
 }
 
-/// The row of an XID code.
+/// Row of an XID code.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Xid {
-    /// The code.
+    /// XID code, the number in the log line.
     pub code: u32,
-    /// The publisher's name of it.
+    /// Publisher's name of the code.
     pub mnemonic: Text,
-    /// The explanation for people.
+    /// Explanation of the fault, for operators.
     pub meaning: Text,
     /// True if work on the GPU must stop.
     pub fatal: bool,
-    /// The action that mends it.
+    /// Recommended action to remediate the fault.
     pub action: RecommendedAction,
-    /// The place of the cause: `application`, `gpu`, `nvlink`, `memory`, `firmware`, `node` or
+    /// Location of the cause: `application`, `gpu`, `nvlink`, `memory`, `firmware`, `node` or
     /// `unused`.
     pub scope: Text,
-    /// A note for people; may be empty.
+    /// Note for operators; may be empty.
     pub note: Text,
-    /// The confidence in the verdict.
+    /// Confidence in the verdict.
     pub confidence: Confidence,
-    /// The source of the facts.
+    /// Source of the row's facts.
     pub source: Text,
-    /// The change of a file, where one decided the verdict.
+    /// Change by an override file, if one decided the verdict.
     pub changed: Option<Changed>,
 }
 
-/// The row of an `SXid` code of an `NVSwitch`.
+/// Row of an `SXid` code of an `NVSwitch`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sxid {
-    /// The code.
+    /// `SXid` code, the number in the log line.
     pub code: u32,
-    /// The publisher's name of it.
+    /// Publisher's name of the code.
     pub name: Text,
-    /// The explanation for people.
+    /// Explanation of the fault, for operators.
     pub meaning: Text,
-    /// The publisher's word for its gravity.
+    /// Publisher's severity of the code.
     pub class: SxidClass,
-    /// The verdict that a file of changes fixed; else the line's own word decides.
+    /// Verdict of an override file; `None` if the severity in the line decides.
     pub fixed: Option<(bool, RecommendedAction)>,
-    /// A note for people; may be empty.
+    /// Note for operators; may be empty.
     pub note: Text,
-    /// The confidence in the row.
+    /// Confidence in the row.
     pub confidence: Confidence,
-    /// The source of the facts.
+    /// Source of the row's facts.
     pub source: Text,
-    /// The change of a file, where one decided the verdict.
+    /// Change by an override file, if one decided the verdict.
     pub changed: Option<Changed>,
 }
 
-/// The row of an XID of 144 to 150 by the words in its line.
+/// Row of an XID of 144 to 150, by the register words in its line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Nvlink5 {
-    /// The XID code.
+    /// XID code, 144 to 150.
     pub code: u32,
-    /// Names of the unit, the first being the publisher's short one.
+    /// Names of the unit; the first is the publisher's short one.
     pub unit: Text,
-    /// The `IntrInfo` words of drivers before R575 that it covers.
+    /// Pattern for `IntrInfo` of drivers before R575.
     pub before_r575: Bits,
-    /// The `IntrInfo` words of drivers from R575 on that it covers.
+    /// Pattern for `IntrInfo` of drivers from R575 on.
     pub from_r575: Bits,
-    /// The error status words that it covers; empty: any.
+    /// Error status words that the row covers; empty covers all.
     pub status: Vec<u32>,
     /// True if work on the GPU must stop.
     pub fatal: bool,
-    /// The action that mends it.
+    /// Recommended action to remediate the fault.
     pub action: RecommendedAction,
-    /// The explanation for people.
+    /// Explanation of the fault, for operators.
     pub meaning: Text,
-    /// A note for people; may be empty.
+    /// Note for operators; may be empty.
     pub note: Text,
-    /// The confidence in the verdict.
+    /// Confidence in the verdict.
     pub confidence: Confidence,
-    /// The source of the facts.
+    /// Source of the row's facts.
     pub source: Text,
-    /// The change of a file, where one decided the verdict.
+    /// Change by an override file, if one decided the verdict.
     pub changed: Option<Changed>,
 }
 
-/// A line of a NIC's driver that is worth an event.
+/// Row of a NIC driver's log line that is worth an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Nic {
-    /// Name of the pattern: the error code of its events.
+    /// Name of the pattern, which is the error code of its events.
     pub name: Text,
-    /// The driver whose lines it covers.
+    /// Driver that logs the lines.
     pub driver: NicDriver,
-    /// The lines of it that are covered.
+    /// Pattern that the lines match.
     pub pattern: Pattern,
-    /// True if lines are looked for at all.
+    /// True if lines are matched at all.
     pub enabled: bool,
-    /// The strategy of its events: those that are only stored open no fault.
+    /// Strategy of the events: those that are only stored open no fault.
     pub strategy: ProcessingStrategy,
     /// True if work on the node must stop.
     pub fatal: bool,
-    /// The action that mends it.
+    /// Recommended action to remediate the fault.
     pub action: RecommendedAction,
-    /// The explanation for people.
+    /// Explanation of the fault, for operators.
     pub meaning: Text,
-    /// A note for people; may be empty.
+    /// Note for operators; may be empty.
     pub note: Text,
-    /// The confidence in the verdict.
+    /// Confidence in the verdict.
     pub confidence: Confidence,
-    /// The source of the facts.
+    /// Source of the row's facts.
     pub source: Text,
-    /// The change of a file, where one decided the verdict.
+    /// Change by an override file, if one decided the verdict.
     pub changed: Option<Changed>,
 }
 
-/// The confidence in a verdict.
+/// Confidence in a verdict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Confidence {
-    /// The publisher's advice and what users rely on agree.
+    /// The publisher's advice and the actions that users rely on agree.
     High,
-    /// The two differ, or one of them leaves it open; the row says how it was settled.
+    /// The two differ, or one of them leaves the action open; the row's note gives the
+    /// decision.
     Medium,
-    /// Neither says it: chosen by us from the publisher's description.
+    /// Neither gives an action: chosen by us from the publisher's description.
     Low,
 }
 
-/// The publisher's word for the gravity of an `SXid`.
+/// Publisher's severity of an `SXid` code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SxidClass {
     /// Corrected, or harms one job only.
     NonFatal,
-    /// Fatal to the fabric, or not: the driver says which.
+    /// Fatal to the fabric or not, as the driver's line states.
     PotentiallyFatal,
     /// Fatal to the whole fabric.
     AlwaysFatal,
 }
 
-/// The change of a verdict by a file.
+/// Change of a verdict by an override file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Changed {
-    /// The file, and the line in it.
+    /// File and line of the change.
     pub by: String,
-    /// The reason that the file gives; may be empty.
+    /// Reason in the file; may be empty.
     pub reason: String,
 }
 
-/// An error for a malformed row of a data file. Never seen outside a build whose tests fail.
+/// Error in a row of a data file. The tests make sure that no data file has one.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{file} line {line}: {what}")]
 pub struct RowError {
-    /// The data file.
+    /// Name of the data file.
     pub file: &'static str,
-    /// Line number, the header being 1.
+    /// Line number; the header is line 1.
     pub line: usize,
-    /// The error in words.
+    /// Description of the error.
     pub what: String,
 }
 
-/// A data file.
+/// A data file with its text.
 #[derive(Clone, Copy)]
 pub(super) struct Table {
     pub(super) file: &'static str,
@@ -197,7 +198,7 @@ pub(super) const NIC: Table = Table {
 // === impl Bits ===
 
 impl Bits {
-    /// Reads 32 characters, the highest bit first: `0`, `1`, or `-` for any.
+    /// Parses 32 characters, the highest bit first: `0`, `1`, or `-` for any.
     pub fn parse(text: &str) -> Option<Self> {
         let mut bits = Self { mask: 0, value: 0 };
         if text.len() != 32 {
@@ -213,7 +214,7 @@ impl Bits {
         Some(bits)
     }
 
-    /// Returns whether `word` is covered.
+    /// Returns true if the pattern covers `word`.
     pub fn covers(self, word: u32) -> bool {
         word & self.mask == self.value
     }
@@ -241,7 +242,7 @@ impl std::fmt::Display for Bits {
 // === impl Table ===
 
 impl Table {
-    /// Returns its rows, each read by `read`, whose error is about that row.
+    /// Parses all rows with `read`, which reports an error of one row.
     pub(super) fn rows<T, const N: usize>(
         self,
         read: impl Fn([&'static str; N]) -> Result<T, String>,
@@ -329,12 +330,14 @@ pub(super) fn nvlink5(
     ]: [&'static str; 10],
 ) -> Result<Nvlink5, String> {
     let action = action_of(action)?;
-    let bits = |text| Bits::parse(text).ok_or_else(|| format!("'{text}' is no bit pattern"));
+    let bits = |text| Bits::parse(text).ok_or_else(|| format!("'{text}' is not a bit pattern"));
     let status = match status {
         "-" => Vec::new(),
         list => list
             .split('/')
-            .map(|word| hex(word).ok_or_else(|| format!("status '{word}' is no hexadecimal word")))
+            .map(|word| {
+                hex(word).ok_or_else(|| format!("status '{word}' is not a hexadecimal word"))
+            })
             .collect::<Result<_, _>>()?,
     };
     Ok(Nvlink5 {
@@ -397,7 +400,7 @@ pub(super) fn nic(
     })
 }
 
-/// Reads a word such as `0x0000001f`.
+/// Parses a word such as `0x0000001f`.
 pub(crate) fn hex(word: &str) -> Option<u32> {
     let digits = word
         .strip_prefix("0x")
@@ -406,7 +409,7 @@ pub(crate) fn hex(word: &str) -> Option<u32> {
 }
 
 pub(super) fn number(text: &str) -> Result<u32, String> {
-    text.parse().map_err(|_| "code is no number".to_owned())
+    text.parse().map_err(|_| "code is not a number".to_owned())
 }
 
 fn truth(text: &str) -> Result<bool, String> {
@@ -417,13 +420,13 @@ fn truth(text: &str) -> Result<bool, String> {
 pub(super) fn action_of(text: &str) -> Result<RecommendedAction, String> {
     parse_action(text)
         .and_then(|number| RecommendedAction::try_from(number).ok())
-        .ok_or_else(|| format!("action '{text}' is no RecommendedAction"))
+        .ok_or_else(|| format!("action '{text}' is not a RecommendedAction"))
 }
 
 // === impl Confidence ===
 
 impl Confidence {
-    /// Returns its word.
+    /// Returns the word in data files and output: `high`, `medium` or `low`.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::High => "high",
@@ -445,7 +448,7 @@ impl Confidence {
 // === impl SxidClass ===
 
 impl SxidClass {
-    /// Returns its word.
+    /// Returns the word in data files and output.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::NonFatal => "non-fatal",

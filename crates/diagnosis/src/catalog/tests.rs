@@ -30,7 +30,7 @@ fn every_row_of_the_data_files_is_read() {
     let nvlink5 = all(rows::NVLINK5.rows(rows::nvlink5));
     assert_eq!((nvlink5, catalog.nvlink5().len()), (98, 98));
     assert_eq!(all(rows::NIC.rows(rows::nic)), catalog.nics().len());
-    // 133 of DCGM, and three that are others'.
+    // 133 of DCGM, and three from others.
     let dcgm = all(super::dcgm::DCGM.rows(super::dcgm::read));
     assert_eq!((dcgm, catalog.dcgms().len()), (136, 136));
 }
@@ -56,7 +56,7 @@ fn every_row_says_what_it_means_and_where_that_comes_from() {
             !row.fatal || row.action != None,
             "fatal without an action: {row:?}"
         );
-        // A job's own crash says nothing about the GPU.
+        // A job's own crash is no evidence about the GPU.
         assert!(row.scope != "application" || !row.fatal, "{row:?}");
     }
     for row in catalog.sxids() {
@@ -75,7 +75,7 @@ fn every_row_says_what_it_means_and_where_that_comes_from() {
     }
 }
 
-/// A node that goes out of service for a fault that nothing mends stays out.
+/// A node that is out of service for a fault without an action would stay out.
 #[test]
 fn no_verdict_is_fatal_and_asks_for_nothing() {
     let catalog = Catalog::builtin();
@@ -106,7 +106,7 @@ fn no_verdict_is_fatal_and_asks_for_nothing() {
             Option::None,
         ));
     }
-    // Readings of NVML have DCGM's names.
+    // Readings of NVML use DCGM's names.
     verdicts.extend((catalog.dcgms().iter()).map(|row| catalog.judge_dcgm(&row.name)));
     verdicts.extend(catalog.nics().iter().map(Nic::verdict));
     for verdict in verdicts {
@@ -133,7 +133,7 @@ fn actions_are_those_that_users_rely_on() {
     }
 }
 
-/// NVSentinel skips empty cells, so these rows are left out or read from a wrong column, and
+/// NVSentinel skips empty cells, so these rows are left out or read from the wrong column, and
 /// each becomes fatal with `CONTACT_SUPPORT`.
 #[test]
 fn the_codes_that_the_reference_misreads_have_rows_of_their_own() {
@@ -178,10 +178,10 @@ fn xid_154_is_judged_by_its_text() {
             RestartBm,
         ),
         ("changed from 0x1 (GPU Reset Required) to 0x0 (None)", None),
-        // The names of drivers from R610 on.
+        // Names of drivers from R610 on.
         ("changed from 0x0 (None) to 0x1 (PF FLR)", ComponentReset),
         ("changed from 0x0 (None) to 0x2 (OS Reboot)", RestartBm),
-        // The number decides, also where an older name stands beside it.
+        // The number decides, even with the name of another action.
         (
             "changed from 0x0 (None) to 0x2 (GPU Reset Required)",
             RestartBm,
@@ -191,16 +191,16 @@ fn xid_154_is_judged_by_its_text() {
             ComponentReset,
         ),
         ("changed from 0x0 (None) to 0x7 (Sing a Song)", RestartBm),
-        // But PF FLR is a reset, whatever its number comes to be.
+        // But PF FLR is a reset, whatever its number is.
         ("changed from 0x0 (None) to 0x2 (PF FLR)", ComponentReset),
         ("changed from 0x0 (None) to 0x9 (PF FLR)", ComponentReset),
-        // A number that is not known: the name may be.
+        // For an unknown number, a known name decides.
         (
             "changed from 0x0 (None) to 0x9 (Drain and Reset)",
             ComponentReset,
         ),
         ("changed from 0x0 (None) to 0xa (OS Reboot)", RestartBm),
-        // A name that is not known: the number still is.
+        // For an unknown name, the number decides.
         ("changed from 0x0 (None) to 0x2 (Sing a Song)", RestartBm),
         (
             "changed from 0x0 (None) to 0x4 (Sing a Song)",
@@ -210,7 +210,7 @@ fn xid_154_is_judged_by_its_text() {
             "changed from 0x0 (None) to 0x9 (Sing a Song)",
             ContactSupport,
         ),
-        // What follows is not the driver's advice, nor is what stands before it.
+        // Text after the driver's advice is not part of it, nor is text before it.
         (
             "changed from 0x0 (None) to 0x2 (Node Reboot Required), pid=12, name=evil(None)",
             RestartBm,
@@ -234,7 +234,7 @@ fn xid_154_is_judged_by_its_text() {
         ("changed from 0x2 (None) to 0x0 None", ContactSupport),
         ("changed from 0x0 (None) to 0x9 (None)", ContactSupport),
         ("changed from 0x0 (None) to 0x2 (None)", RestartBm),
-        // Of a driver that names it otherwise.
+        // A driver with another name for no action.
         ("changed from 0x2 (OS Reboot) to 0x0 (Nothing)", None),
         ("no parentheses at all", ContactSupport),
         ("", ContactSupport),
@@ -247,8 +247,8 @@ fn xid_154_is_judged_by_its_text() {
     }
 }
 
-/// The driver tells one thing twice: in the line of an XID 154, and as a number of NVML, which is
-/// reported under a code of DCGM.
+/// The driver reports an action twice: in an XID 154 line, and as a number in NVML, which is
+/// reported with a DCGM code.
 #[test]
 fn the_drivers_advice_comes_to_the_same_however_it_is_told() {
     let catalog = Catalog::builtin();
@@ -275,7 +275,7 @@ fn the_drivers_advice_comes_to_the_same_however_it_is_told() {
     let codes: Vec<&str> = recovery_codes().collect();
     assert_eq!(codes.len(), 6, "{codes:?}");
     assert!((0..99).all(|number| recovery_code(number).is_none_or(|code| codes.contains(&code))));
-    // What a site says of the one holds for the other.
+    // An override of the DCGM code also applies to the line.
     let site = "[[dcgm]]\nname = \"DCGM_FR_GPU_RECOVERY_RESET\"\nfatal = false\nreason = \"lab\"\n";
     let overrides = Overrides::parse(site, "site.toml").unwrap();
     let changed = Catalog::builtin().with(&overrides);
@@ -308,7 +308,7 @@ fn a_code_without_a_row_is_kept_and_stops_nothing() {
         (verdict.fatal, verdict.action),
         (false, RecommendedAction::Unknown)
     );
-    // For a switch the driver itself says how grave it is.
+    // For a switch, the driver's line has the severity.
     for (word, fatal) in [
         (Some(true), true),
         (Some(false), false),
@@ -338,9 +338,9 @@ fn an_sxid_is_as_grave_as_its_line_says_and_else_as_its_class() {
     }
 }
 
-/// A line with the words that the publisher gives for a row gets the verdict that it gives,
-/// in the layout of the driver, whichever branches lie next to the change. Where the driver
-/// is not known the words tell the layout.
+/// A line with the publisher's words for a row gets that row's verdict, in the layout of the
+/// driver, also for the branches next to the change of layouts. Without a driver version, the
+/// words reveal the layout.
 #[test]
 fn every_nvlink5_row_is_found_by_its_own_words() {
     let mut tried = 0;

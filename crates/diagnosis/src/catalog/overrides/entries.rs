@@ -1,4 +1,4 @@
-//! The keys of a file of changes, and their checks.
+//! The keys of an override file, and their checks.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,9 +11,9 @@ use super::limits;
 use super::{MAX_OVERRIDES, MAX_OVERRIDES_BYTES, NicChange, Nvlink5Key, Overrides, VerdictChange};
 use crate::catalog::{Catalog, Changed, hex};
 
-/// Longest text of an entry (bytes): it becomes part of events, which have limits.
+/// Longest text of an entry, in bytes. The text becomes part of events, which have size limits.
 const MAX_TEXT_BYTES: usize = 500;
-/// Longest error code of a cancellation (bytes).
+/// Longest error code of a cancellation, in bytes.
 const MAX_CODE_BYTES: usize = 64;
 
 #[derive(Deserialize)]
@@ -93,7 +93,7 @@ struct NicDriverDetection {
 struct NicPattern {
     #[serde(default)]
     name: String,
-    /// True if the pattern is on; false where the key is missing, as in NVSentinel.
+    /// False if the key is missing, as in NVSentinel.
     #[serde(default)]
     enabled: bool,
     #[serde(rename = "processingStrategy")]
@@ -106,7 +106,7 @@ struct NicPattern {
 struct CheckEntry {
     #[serde(default)]
     name: String,
-    /// True if the check is on; false where the key is missing, as in NVSentinel.
+    /// False if the key is missing, as in NVSentinel.
     #[serde(default)]
     enabled: bool,
     #[serde(default)]
@@ -122,7 +122,7 @@ struct CancellationEntry {
     cancel_error_codes: Vec<String>,
 }
 
-/// Reads the entries of a file.
+/// Reader of the entries of a file, which collects errors.
 struct Reader<'a> {
     findings: Findings<'a>,
 }
@@ -131,14 +131,14 @@ pub(super) fn parse(text: &str, shown: &str) -> Result<Overrides, FileError> {
     let findings = Findings::new(text, shown);
     if text.len() > MAX_OVERRIDES_BYTES {
         let found = text.len();
-        let what = format!("it has {found} bytes, at most {MAX_OVERRIDES_BYTES} are read");
+        let what = format!("it has {found} bytes; the limit is {MAX_OVERRIDES_BYTES}");
         return Err(findings.stop(0, &what));
     }
     let file: OverridesFile = findings.parse()?;
     let codes = file.xid.len() + file.sxid.len() + file.nvlink5.len();
     let count = codes + file.dcgm.len() + file.nic.len();
     if count > MAX_OVERRIDES {
-        let what = format!("it has {count} entries, at most {MAX_OVERRIDES} are read");
+        let what = format!("it has {count} entries; the limit is {MAX_OVERRIDES}");
         return Err(findings.stop(0, &what));
     }
     let mut reader = Reader { findings };
@@ -161,7 +161,7 @@ pub(super) fn parse(text: &str, shown: &str) -> Result<Overrides, FileError> {
 impl Reader<'_> {
     fn once(&mut self, is_new: bool) {
         if !is_new {
-            self.findings.wrong("stands in the file twice");
+            self.findings.wrong("is in the file twice");
         }
     }
 
@@ -274,7 +274,7 @@ impl Reader<'_> {
             if check.name != keys::CHECK_XID {
                 let only = keys::CHECK_XID;
                 self.findings
-                    .wrong(format_args!("cancellations are known for {only} only"));
+                    .wrong(format_args!("cancellations are supported for {only} only"));
                 continue;
             }
             for rule in check.cancellations {
@@ -296,7 +296,7 @@ impl Reader<'_> {
         rules
     }
 
-    /// Returns the code of a rule, and those that it cancels.
+    /// Returns the code of a rule, and the codes that it cancels.
     fn cancellation(&mut self, rule: &CancellationEntry) -> (String, Vec<String>) {
         let source = rule.on_error_code.trim().to_owned();
         let targets = rule.cancel_error_codes.iter();
@@ -318,7 +318,7 @@ impl Reader<'_> {
         (source, targets)
     }
 
-    /// Returns the change of a verdict; `None` where neither `fatal` nor `action` is given.
+    /// Returns the change of a verdict; `None` if neither `fatal` nor `action` is given.
     fn change<K>(
         &mut self,
         key: K,
@@ -341,8 +341,8 @@ impl Reader<'_> {
         })
     }
 
-    /// Returns the meaning of `fatal` and `action` together: where one is missing, the other gives
-    /// it. `None`: neither is there.
+    /// Returns the verdict given by `fatal` and `action`; one of them implies the other. `None`
+    /// if both are missing.
     fn verdict(
         &mut self,
         fatal: Option<bool>,
@@ -351,7 +351,7 @@ impl Reader<'_> {
         let Some(given) = action else {
             if fatal == Some(true) {
                 self.findings
-                    .wrong("is fatal, so it needs an action that mends it");
+                    .wrong("is fatal, so it needs an action other than NONE");
             }
             return fatal.map(|fatal| (fatal, RecommendedAction::None));
         };
@@ -365,14 +365,14 @@ impl Reader<'_> {
                  RUN_FIELDDIAG, RESTART_VM, RESTART_BM, REPLACE_VM, RUN_DCGMEUD, UNKNOWN"
             );
             self.findings.wrong_at(given.span().start, what);
-            // Found wrong; what else could be wrong is still looked for.
+            // The error is recorded; continue to find further errors.
             return Some((false, RecommendedAction::None));
         };
         if fatal == Some(true) && action == RecommendedAction::None {
             self.findings
-                .wrong("is fatal, so it needs an action that mends it, and NONE mends nothing");
+                .wrong("is fatal, so it needs an action other than NONE");
         }
-        // As on the wire: what has an action is fatal.
+        // As in events: an action implies a fatal fault.
         let nothing = [RecommendedAction::None, RecommendedAction::Unknown];
         Some((fatal.unwrap_or(!nothing.contains(&action)), action))
     }
@@ -395,11 +395,12 @@ impl Reader<'_> {
         strategy
     }
 
-    /// Returns a register word.
+    /// Parses a register word in hexadecimal.
     fn word(&mut self, text: &Spanned<String>) -> Option<u32> {
         let (given, word) = (text.get_ref(), hex(text.get_ref()));
         if word.is_none() {
-            let what = format_args!("status '{given}' is no hexadecimal word such as 0x00000001");
+            let what =
+                format_args!("status '{given}' is not a hexadecimal word such as 0x00000001");
             self.findings.wrong_at(text.span().start, what);
         }
         word
@@ -425,7 +426,7 @@ impl Reader<'_> {
     fn short(&mut self, key: &str, text: Option<Spanned<String>>) -> Option<String> {
         let text = text?;
         if text.get_ref().len() > MAX_TEXT_BYTES || text.get_ref().contains(char::is_control) {
-            let what = format_args!("{key} is one line of at most {MAX_TEXT_BYTES} bytes");
+            let what = format_args!("{key} must be one line of at most {MAX_TEXT_BYTES} bytes");
             self.findings.wrong_at(text.span().start, what);
         }
         Some(text.into_inner())

@@ -1,4 +1,4 @@
-//! The thresholds in a file of changes: `[gpu-limits]`, and their checks.
+//! The thresholds in an override file, `[gpu-limits]`, and their checks.
 
 use std::collections::BTreeMap;
 
@@ -10,12 +10,12 @@ use super::LimitChange;
 use crate::catalog::Changed;
 use crate::limits::{Field, HYSTERESES, Hysteresis, KEYS, Key};
 
-/// The table as it stands in the file.
+/// The table as read from the file.
 pub(super) type Table = BTreeMap<Spanned<String>, Spanned<toml::Value>>;
 
 pub(super) fn read(table: Table, findings: &mut Findings<'_>) -> Vec<LimitChange> {
     let mut changes = Vec::new();
-    // Where each stands, and what it comes to.
+    // Offset in the file and value, by key.
     let mut read: BTreeMap<&str, (usize, Option<u32>)> = BTreeMap::new();
     for (name, value) in table {
         let at = name.span().start;
@@ -53,7 +53,7 @@ pub(super) fn read(table: Table, findings: &mut Findings<'_>) -> Vec<LimitChange
     for Hysteresis { begins, ends, .. } in HYSTERESES {
         let begin = read.get(begins);
         let Some((at, end)) = read.get(ends) else {
-            // Without one of its own it is over where it begins.
+            // A threshold without a given end uses its begin as the end.
             let begin = changes.iter().find(|change| change.key == begins).cloned();
             changes.extend(begin.map(|change| LimitChange {
                 key: ends,
@@ -81,7 +81,7 @@ pub(super) fn read(table: Table, findings: &mut Findings<'_>) -> Vec<LimitChange
     changes
 }
 
-/// Returns what is said of a key that there is not.
+/// Returns the error message for an unknown key, with a suggestion.
 fn unknown(name: &str) -> String {
     let names: Vec<&str> = KEYS.iter().map(|key| key.name).collect();
     let hint = match nearest(name, names.iter().copied(), 1).first() {

@@ -39,7 +39,7 @@ fn a_file_changes_verdicts_and_the_event_says_so() {
     assert_eq!(catalog.judge_xid(300, "").meaning, "Seen at our site");
     assert!(!catalog.judge_sxid(20034, Some(true)).fatal);
     assert!(catalog.judge_sxid(28006, Some(false)).fatal);
-    // The built-in one is as it was.
+    // The built-in catalogue is unchanged.
     assert!(Catalog::builtin().judge_xid(79, "").fatal);
 }
 
@@ -170,11 +170,11 @@ fn what_is_wrong_is_named_with_its_line_and_all_at_once() {
         ),
         (
             "[[xid]]\ncode = 1\nfatal = false\n[[xid]]\ncode = 1\nfatal = false",
-            "site.toml:4: xid 1: stands in the file twice",
+            "site.toml:4: xid 1: is in the file twice",
         ),
         (
             &long,
-            "site.toml:4: xid 1: reason is one line of at most 500 bytes",
+            "site.toml:4: xid 1: reason must be one line of at most 500 bytes",
         ),
         (
             "[[nvlink5]]\ncode = 149\nunit = \"NETIR_X\"\nfatal = false",
@@ -192,7 +192,7 @@ fn what_is_wrong_is_named_with_its_line_and_all_at_once() {
         (
             "[[dcgm]]\nname = \"DCGM_FR_CLOCKS_EVENT_POWER\"\nfatal = false\n\
              [[dcgm]]\nname = \"DCGM_FR_CLOCK_THROTTLE_POWER\"\nfatal = false",
-            "stands in the file twice",
+            "is in the file twice",
         ),
         (
             "[[nic]]\nname = \"x\"",
@@ -208,7 +208,7 @@ fn what_is_wrong_is_named_with_its_line_and_all_at_once() {
         ),
         (
             "[[checks]]\nname = \"SysLogsSXIDError\"\nenabled = true",
-            "check 'SysLogsSXIDError': cancellations are known for SysLogsXIDError only",
+            "check 'SysLogsSXIDError': cancellations are supported for SysLogsXIDError only",
         ),
         (
             "[[checks]]\nname = \"SysLogsXIDError\"\nenabled = true\n[[checks.cancellations]]\nonErrorCode = \"1\"",
@@ -268,7 +268,7 @@ fn what_is_wrong_is_named_with_its_line_and_all_at_once() {
     }
     for (text, findings) in [
         ("[[xid]]\ncode = 1\n[[sxid]]\ncode = 2\n", 2),
-        // Nothing more is said of an end whose begin is wrong.
+        // A begin that is invalid makes no further error about its end.
         (
             "[gpu-limits]\npcie-replay-percent = 0\npcie-replay-over-percent = 5\nx = 1",
             2,
@@ -298,7 +298,7 @@ fn thresholds_are_changed_one_by_one_and_the_last_file_has_the_last_word() {
     let expected = Limits {
         retired_pages: 9,
         nvlink_crc_per_second: 300,
-        // What has no end of its own is over where it begins.
+        // A threshold without a given end uses its begin as the end.
         nvlink_crc_over_per_second: 300,
         ..expected
     };
@@ -359,7 +359,7 @@ fn the_difference_is_shown() {
             "xid 300 fatal:  -> false (site.toml:5)",
             "xid 300 action:  -> NONE (site.toml:5)",
             "xid 300 meaning:  -> GPU error that the file names (site.toml:5)",
-            "sxid 20034 verdict: as the line says -> not fatal, NONE (site.toml:8)",
+            "sxid 20034 verdict: as in the line -> not fatal, NONE (site.toml:8)",
             "nvlink5 148 NVLPW_CTRL/NVLPW status 0x80000000 fatal: false -> true (site.toml:11)",
             "nvlink5 148 NVLPW_CTRL/NVLPW status 0x80000000 action: NONE -> RESTART_BM (site.toml:11)",
             "nic module_unplugged looked for: yes, STORE_ONLY -> no (site.toml:14)",

@@ -1,27 +1,27 @@
-//! The codes of DCGM against what others publish: names and gravity of DCGM 4.6, and the actions of
-//! NVSentinel's mapping, on which policies rely.
+//! DCGM codes compared with other publications: names and severities of DCGM 4.6, and the
+//! actions of NVSentinel's mapping, which policies rely on.
 
 use super::*;
 
 const PUBLISHED: &str = include_str!("published_dcgm.tsv");
 
-/// The codes about which the catalogue differs, or that the mapping does not have.
+/// Codes whose action differs from the mapping, or that the mapping lacks.
 const OUR_OWN: [(u32, RecommendedAction); 10] = [
-    // Nothing is wrong.
+    // No error.
     (0, None),
-    // The mapping for DCGM 4.6 passed over both by mistake; each asks for a reset.
+    // NVSentinel's mapping for DCGM 4.6 omits both by mistake; each needs a reset.
     (6, ComponentReset),
     (84, ComponentReset),
-    // The mapping contradicts itself, and its code takes the line of the alias.
+    // The mapping contradicts itself, and its code uses the line of the alias.
     (10, None),
-    // As the mapping for DCGM 4.7: a link that recovers takes no machine out.
+    // As in the mapping for DCGM 4.7: a link that recovers takes no machine out of service.
     (71, None),
     (80, ComponentReset),
     (131, None),
     (132, ContactSupport),
-    // As the line of an XID 154 with the same advice.
+    // As for an XID 154 line with the same advice.
     (127, ComponentReset),
-    // The test has found nothing out, and asks for another.
+    // The test had no result, and recommends another test.
     (130, ContactSupport),
 ];
 

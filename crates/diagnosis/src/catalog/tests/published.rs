@@ -1,9 +1,9 @@
-//! The tables that decide which nodes go out of service, against a second list of each.
+//! The tables that decide which nodes go out of service, each compared with a second list.
 //!
-//! The lists here come from what others publish, not from `data/*.tsv`: the files
-//! `published_*.tsv` are NVIDIA's codes, names, bit patterns and advice, [`RELIED_ON`] is
-//! the action table of `NVSentinel`, and the NIC rows are the strings of the Linux drivers.
-//! Where the catalogue differs from them, the difference stands here with its reason.
+//! The lists here come from other publications, not from `data/*.tsv`: the files
+//! `published_*.tsv` have NVIDIA's codes, names, bit patterns and advice, [`RELIED_ON`] is
+//! `NVSentinel`'s action table, and the NIC rows are strings of the Linux drivers. Where the
+//! catalogue differs, the difference is listed here with its reason.
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -16,7 +16,8 @@ const XIDS: &str = include_str!("published_xid.tsv");
 const NVLINK5: &str = include_str!("published_nvlink5.tsv");
 const SXIDS: &str = include_str!("published_sxid.tsv");
 
-/// The actions of `NVSentinel` for XIDs, on which policies rely. 154 goes by its text.
+/// NVSentinel's actions for XIDs, which policies rely on. The text of an XID 154 decides its
+/// action.
 const RELIED_ON: [(RecommendedAction, &str); 5] = [
     (
         None,
@@ -36,34 +37,34 @@ const RELIED_ON: [(RecommendedAction, &str); 5] = [
     ),
 ];
 
-/// The codes about which the catalogue differs, or nobody else says anything that can be relied on:
-/// code, whether it is fatal, action.
+/// Codes whose verdict differs, or without a publication to rely on: code, true if fatal,
+/// action.
 const OUR_OWN: [(u32, bool, RecommendedAction); 13] = [
-    // The teardown of a job, which comes with any other fault and with every killed job.
+    // The teardown of a job, which follows any other fault and every killed job.
     (45, false, None),
-    // The text of the line decides; the row is never asked.
+    // The text of the line decides; the row is never used.
     (154, false, None),
-    // From here on the publisher's cell is empty. Power smoothing: work goes on.
+    // The publisher gives no action from here on. Power smoothing: jobs continue.
     (162, false, None),
     (163, false, None),
     (164, false, None),
     (165, false, ContactSupport),
-    // Encryption of NVLink may have failed: no reset is known to settle it.
+    // Encryption of NVLink may have failed: a reset is not known to help.
     (166, true, ContactSupport),
     // A GPU that PCIe lost, as with 79.
     (167, true, RestartBm),
-    // A person has to choose: ECC on, or another region.
+    // A person must choose: ECC on, or another region.
     (168, true, ContactSupport),
     // A controller that halted, as with 62.
     (169, true, ComponentReset),
     (170, true, ContactSupport),
-    // Says where the error of 48 lies.
+    // Names the location of the error of a 48.
     (171, true, ComponentReset),
     (172, true, ComponentReset),
 ];
 
-/// NIC patterns: name, driver, what a line has (as `data/README.md` writes it), what is done
-/// with its events, whether it is fatal, and a line as the driver prints it.
+/// NIC patterns: name, driver, substrings of the line (in the notation of `data/README.md`),
+/// use of the events, true if fatal, and a line as the driver prints it.
 #[rustfmt::skip]
 const NICS: [(&str, NicDriver, &str, Looked, bool, &str); 16] = [
     ("cmd_exec_timeout", Mlx5, "timeout. Will cause a leak of a command resource", Stored, true,
@@ -111,7 +112,7 @@ enum Looked {
     Off,
 }
 
-/// One row of the publisher's table of XID 144 to 150, with one of its patterns.
+/// Row of the publisher's table of XID 144 to 150, with one of its patterns.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Decode {
     pub(super) code: u32,
@@ -128,7 +129,7 @@ fn lines(text: &'static str) -> impl Iterator<Item = Vec<&'static str>> {
         .map(|line| line.split('\t').collect())
 }
 
-/// The codes of `1-7 9 12`.
+/// Parses a list of codes such as `1-7 9 12`.
 fn codes(list: &str) -> impl Iterator<Item = u32> {
     list.split_ascii_whitespace().flat_map(|part| {
         let (from, to) = part.split_once('-').unwrap_or((part, part));
@@ -136,7 +137,7 @@ fn codes(list: &str) -> impl Iterator<Item = u32> {
     })
 }
 
-/// Returns the verdicts expected of the XIDs: whether it is fatal, and the action.
+/// Returns the expected verdicts of the XIDs: true if fatal, and the action.
 fn verdicts() -> BTreeMap<u32, (bool, RecommendedAction)> {
     let mut all = BTreeMap::new();
     for (action, list) in RELIED_ON {
@@ -150,14 +151,14 @@ fn verdicts() -> BTreeMap<u32, (bool, RecommendedAction)> {
     all
 }
 
-/// The publisher's action as one of ours; `None`: the cell is empty.
+/// Maps the publisher's action to ours; `None` if the cell is empty.
 fn action_of(advice: &str) -> Option<RecommendedAction> {
     Some(match advice {
         "IGNORE" | "RESTART_APP" | "XID_154_EVAL" => None,
         "RESET_GPU" | "WORKFLOW_XID_48" => ComponentReset,
         "RESTART_VM" => RestartVm,
         "RESTART_BM" => RestartBm,
-        // What a machine cannot settle.
+        // Not solvable by a machine.
         "CONTACT_SUPPORT"
         | "CHECK_MECHANICALS"
         | "CHECK_UVM"
@@ -206,19 +207,20 @@ pub(super) fn decodes() -> Vec<Decode> {
     rows
 }
 
-/// The verdict expected of an XID row.
+/// Expected columns of an XID row.
 pub(super) struct Expected {
-    /// The publisher's name: the first where there are two.
+    /// Publisher's name: the first if there are two.
     mnemonic: &'static str,
     pub(super) fatal: bool,
     pub(super) action: RecommendedAction,
-    /// The publisher calls the code unused: it asks for a person, and for nothing else.
+    /// True if the publisher calls the code unused: it needs a person, and nothing else.
     unused: bool,
 }
 
 pub(super) static EXPECTED: LazyLock<BTreeMap<u32, Expected>> = LazyLock::new(|| {
     let mut verdicts = verdicts();
-    // In the sheet these ask for a person, and are used; 108 is to be ignored, and is not.
+    // In the publisher's sheet these need a person, and are used; 108 is to be ignored, and is
+    // not used.
     let used = "45 54 74 78 142 144-150 154 159";
     let mut unused: Vec<u32> = codes(RELIED_ON[4].1).chain([108]).collect();
     unused.retain(|code| codes(used).all(|used| used != *code));
@@ -237,14 +239,14 @@ pub(super) static EXPECTED: LazyLock<BTreeMap<u32, Expected>> = LazyLock::new(||
         .collect()
 });
 
-/// Class and name by the code of an `SXid`.
+/// Class and name, by `SXid` code.
 static SXID_CLASSES: LazyLock<BTreeMap<u32, (&str, &str)>> = LazyLock::new(|| {
     lines(SXIDS)
         .map(|row| (row[0].parse().unwrap(), (row[1], row[2])))
         .collect()
 });
 
-/// Returns true if an XID row says what the lists say.
+/// Returns true if an XID row agrees with the lists.
 pub(super) fn is_right_xid(row: &Xid) -> bool {
     EXPECTED.get(&row.code).is_some_and(|expected| {
         row.mnemonic == expected.mnemonic
@@ -253,7 +255,7 @@ pub(super) fn is_right_xid(row: &Xid) -> bool {
     })
 }
 
-/// Returns true if a row of XID 144 to 150 says what the publisher's says.
+/// Returns true if a row of XID 144 to 150 agrees with the publisher's.
 fn is_right_nvlink5(row: &Nvlink5, of: &Decode) -> bool {
     let status: Vec<u32> = words(of.status).collect();
     row.code == of.code
@@ -289,7 +291,7 @@ fn is_right_nic(
     } else {
         None
     };
-    // What is only stored opens no fault.
+    // Events that are only stored open no fault.
     let (enabled, strategy) = match looked {
         Stored => (true, ProcessingStrategy::StoreOnly),
         Off => (false, ProcessingStrategy::ExecuteRemediation),
@@ -334,7 +336,7 @@ fn every_sxid_is_as_grave_as_published() {
     for row in catalog.sxids() {
         assert!(is_right_sxid(row), "{row:?}");
         let always = SXID_CLASSES[&row.code].0 == "always-fatal";
-        // The line's own word decides; without one, only what is always fatal is.
+        // The severity in the line decides; without one, only an always fatal code is fatal.
         for (word, fatal) in [
             (Some(true), true),
             (Some(false), false),
@@ -362,8 +364,8 @@ fn every_nic_pattern_is_as_its_driver_prints_it() {
     }
 }
 
-/// The lists above are tests only if they see a change: in each row each field that decides
-/// is set to other values of its column, which the reader takes.
+/// Checks the tests above: in each row, each deciding field is set to other values of its
+/// column that the parser accepts, and a test must notice.
 #[test]
 fn no_field_that_decides_can_be_changed_unseen() {
     let mut changed = 0;
@@ -380,7 +382,7 @@ fn no_field_that_decides_can_be_changed_unseen() {
         let read = rows::nvlink5(row.clone().try_into().unwrap()).unwrap();
         seen(is_right_nvlink5(&read, &published[index]), &row);
     }
-    // Another code of the same class and name stands twice then, which another test sees.
+    // Another code of the same class and name is then a duplicate, which another test detects.
     for (_, row) in mutants(rows::SXID, &[1, 3]) {
         let read = rows::sxid(row.clone().try_into().unwrap()).unwrap();
         seen(is_right_sxid(&read), &row);
@@ -392,8 +394,8 @@ fn no_field_that_decides_can_be_changed_unseen() {
     assert!(changed > 5_000, "{changed}");
 }
 
-/// Rows of which one field has another value of its column, with the number of the row. Of
-/// columns with many values those of the nearest rows are taken.
+/// Returns rows with one field replaced by another value of its column, with the row's number.
+/// For columns with many values, uses those of the nearest rows.
 fn mutants(
     table: rows::Table,
     columns: &[usize],
