@@ -1,11 +1,10 @@
-//! The decoder of the kernel log: it makes findings of lines.
+//! The decoder of the kernel log, which converts lines to findings.
 //!
-//! Lines of the NVIDIA driver, of the `NVSwitch` driver, of NIC drivers and of a GPU reset
-//! are known, in the forms that real drivers print since R450. A line that is no fault
-//! costs one pass over its bytes and allocates nothing.
+//! Recognises lines of the NVIDIA driver, of the `NVSwitch` driver, of NIC drivers and of GPU
+//! resets, in the formats that drivers print since R450. A line without a fault costs one pass
+//! over its bytes and allocates nothing.
 //!
-//! [`decode`] takes one line apart; [`KernelLogDecoder`] puts together what several lines
-//! and the catalogue say.
+//! [`decode`] parses one line; [`KernelLogDecoder`] combines several lines with the catalogue.
 
 mod decoder;
 mod finding;
@@ -31,68 +30,70 @@ pub use nvswitch::SxidLine;
 pub use rpc::RpcLine;
 pub use xid::{Mig, Unit, XidLine};
 
-/// The content of a line that is known.
+/// Content of a recognised line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LogLine<'a> {
-    /// `NVRM: Xid (PCI:0000:b3:00): 79, pid=1234, name=python3, ...`
+    /// An XID line, `NVRM: Xid (PCI:0000:b3:00): 79, pid=1234, name=python3, ...`
     Xid(XidLine<'a>),
-    /// `nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 24007, Fatal, Link 44 ...`
+    /// An `SXid` line, `nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 24007, Fatal, Link 44 ...`
     Sxid(SxidLine<'a>),
-    /// A GPU has fallen off the bus, said without an XID; or a part of that message.
+    /// A message that a GPU has fallen off the bus, without an XID; or a part of such a
+    /// message.
     Fallen(Fallen<'a>),
-    /// `NVRM: GPU at PCI:0000:b3:00: GPU-<uuid>`: no fault, but names a GPU.
+    /// A GPU's name, `NVRM: GPU at PCI:0000:b3:00: GPU-<uuid>`, which is no fault.
     GpuName {
         /// PCI address as printed.
         pci: &'a str,
         /// UUID of the GPU.
         uuid: &'a str,
     },
-    /// `NVRM: GPU 0000:b3:00.0: RmInitAdapter failed! (0x62:0x40:2393)`: the driver could not start a
-    /// GPU, and may try again.
+    /// A failed start of a GPU: `NVRM: GPU 0000:b3:00.0: RmInitAdapter failed!
+    /// (0x62:0x40:2393)`. The driver may try again.
     InitFailed {
         /// PCI address as printed.
         pci: &'a str,
     },
-    /// `GPU reset executed: GPU-<uuid>, success: true`, written by whoever reset the GPU.
+    /// A reset, `GPU reset executed: GPU-<uuid>, success: true`, logged by the program that
+    /// reset the GPU.
     Reset(Reset<'a>),
-    /// A line of a dump that follows an XID: no fault, but tells of one.
+    /// A line of a dump that follows an XID, which itself is no fault.
     Rpc(RpcLine<'a>),
-    /// A line of a NIC's driver, which may or may not be worth an event.
+    /// A line of a NIC driver, which may or may not be worth an event.
     Nic(NicLine<'a>),
-    /// A line that begins as an XID or an `SXid` line does, and cannot be read as one:
+    /// A line that starts as an XID or `SXid` line and cannot be parsed, such as
     /// `NVRM: Xid (PCI:zz): 7x`.
     Garbled,
 }
 
-/// Returns the content of a line of log, if it is one of [`LogLine`].
+/// Returns the content of a log line, if it is a [`LogLine`].
 pub fn decode(line: &[u8]) -> Option<LogLine<'_>> {
     let message = message(line);
     if let Some(rest) = message.strip_prefix(DRIVER) {
-        // The driver does not quote itself.
+        // A driver's message does not contain another one.
         return driver(rest);
     }
     at_the_start(message).or_else(|| anywhere(message))
 }
 
-/// Returns whether the text of a record may hold a [`LogLine`], be it of one line or more. Cheap, and
-/// true for more than is one.
+/// Returns true if the text of a record, with one line or more, may hold a [`LogLine`]. A cheap
+/// check with false positives.
 fn may_say_something(text: &[u8]) -> bool {
     let message = message(text);
     match message.strip_prefix(DRIVER) {
-        // Ordinary lines of the driver are many, and end here.
+        // Most lines of the driver are ordinary ones, and end here.
         Some(rest) => driver_may_say_something(rest) || memchr(b'\n', rest).is_some(),
         None => is_of_a_start(message) || next_mark(message).is_some(),
     }
 }
 
-/// Returns whether a line is one of a NIC's driver.
+/// Returns true if a line is one of a NIC driver.
 fn is_of_a_nic(line: &[u8]) -> bool {
     nic::is_of_a_driver(message(line))
 }
 
-/// Returns whether a message may be one of those that are looked for at its start only.
+/// Returns true if a message may be one of those that are recognised only at its start.
 fn is_of_a_start(message: &[u8]) -> bool {
-    // One look at the first byte ends it for nearly every line.
+    // The first byte rules out nearly every line.
     match message.first() {
         Some(b'G') => message.starts_with(gpu::RESET),
         Some(b'm' | b'N' | b'e' | b'i') => nic::is_of_a_driver(message),
@@ -110,8 +111,8 @@ fn at_the_start(message: &[u8]) -> Option<LogLine<'_>> {
     nic::line(message).map(LogLine::Nic)
 }
 
-/// Returns the first line of the NVIDIA drivers, wherever in the message it begins: log daemons,
-/// container runtimes and `message repeated 2 times: [ ... ]` put something before it.
+/// Returns the first line of the NVIDIA drivers, wherever in the message it starts: log
+/// daemons, container runtimes and `message repeated 2 times: [ ... ]` add text before it.
 fn anywhere(message: &[u8]) -> Option<LogLine<'_>> {
     let mut rest = message;
     let mut garbled = None;
@@ -121,7 +122,7 @@ fn anywhere(message: &[u8]) -> Option<LogLine<'_>> {
             Mark::Switch(name) => nvswitch::line(text(name), after),
         };
         match found {
-            // A whole one may follow.
+            // An intact line may follow.
             Some(LogLine::Garbled) => garbled = found,
             Some(found) => return Some(found),
             None => {}
@@ -131,14 +132,14 @@ fn anywhere(message: &[u8]) -> Option<LogLine<'_>> {
     garbled
 }
 
-/// The beginning of all lines of the GPU driver.
+/// Prefix of all lines of the GPU driver.
 const DRIVER: &[u8] = b"NVRM: ";
 
 fn driver_may_say_something(rest: &[u8]) -> bool {
     matches!(rest.first(), Some(b'X' | b'G' | b'T' | b' ')) || gpu::fallen_goes_on(rest).is_some()
 }
 
-/// Returns the content of a line of the GPU driver, of which `rest` follows `NVRM: `.
+/// Parses a line of the GPU driver; `rest` follows `NVRM: `.
 fn driver(rest: &[u8]) -> Option<LogLine<'_>> {
     match rest.first()? {
         b'X' => match xid::line(rest) {
@@ -158,16 +159,16 @@ fn driver(rest: &[u8]) -> Option<LogLine<'_>> {
 }
 
 enum Mark<'a> {
-    /// `NVRM: `
+    /// The prefix `NVRM: `.
     Driver,
-    /// `nvidia-nvswitch3: SXid `, with what stands before ` SXid`.
+    /// The prefix `nvidia-nvswitch3: SXid `, with the text before ` SXid`.
     Switch(&'a [u8]),
 }
 
-/// Returns the next place at which a line of the NVIDIA drivers begins, and the rest behind it.
+/// Returns the next place where a line of the NVIDIA drivers starts, and the rest after it.
 ///
-/// Capital V and X are rare in logs: looking for these two bytes passes over an ordinary
-/// line at the speed of memory.
+/// Capital V and X are rare in logs, so a search for these two bytes skips an ordinary line at
+/// the speed of memory.
 fn next_mark(bytes: &[u8]) -> Option<(Mark<'_>, &[u8])> {
     let mut from = 0;
     loop {
@@ -184,9 +185,8 @@ fn next_mark(bytes: &[u8]) -> Option<(Mark<'_>, &[u8])> {
     }
 }
 
-/// Returns a line without what may stand before the message of a kernel or a reset job, once or
-/// several times: blanks, `kernel:`, a time in brackets, the beginning of a line of a log, the
-/// job's tag.
+/// Returns a line without what may precede the message of a kernel or a reset job, repeatedly
+/// if needed: blanks, `kernel:`, a time in brackets, the start of a log line, the job's tag.
 fn message(line: &[u8]) -> &[u8] {
     let mut rest = line;
     loop {
@@ -206,22 +206,22 @@ fn message(line: &[u8]) -> &[u8] {
     }
 }
 
-/// Returns the rest behind a bracket of up to 40 bytes: `[ 1234.567890] `.
+/// Skips a bracket of up to 40 bytes, `[ 1234.567890] `, and returns the rest.
 fn after_bracket(line: &[u8]) -> Option<&[u8]> {
     const LONGEST: usize = 40;
     let end = memchr(b']', line.get(..LONGEST.min(line.len()))?)?;
     line.get(end + 1..)?.strip_prefix(b" ")
 }
 
-/// Returns the rest behind `message repeated 2 times: [`, as rsyslog writes it.
+/// Skips rsyslog's `message repeated 2 times: [` and returns the rest.
 fn after_repeated(line: &[u8]) -> Option<&[u8]> {
     let rest = line.strip_prefix(b"message repeated ")?;
     let digits = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
     rest.get(digits..)?.strip_prefix(b" times: [")
 }
 
-/// Returns the rest behind `Jan 21 11:18:36 host kernel:` or `2026-01-21T11:18:36.123456+00:00
-/// kernel:`.
+/// Skips `Jan 21 11:18:36 host kernel:` or `2026-01-21T11:18:36.123456+00:00 kernel:` and
+/// returns the rest.
 fn after_time(line: &[u8]) -> Option<&[u8]> {
     let ([_, _, _, b' ', _, _, b' ', rest @ ..]
     | [_, _, _, _, b'-', _, _, b'-', _, _, b'T' | b' ', rest @ ..]) = line
@@ -231,7 +231,7 @@ fn after_time(line: &[u8]) -> Option<&[u8]> {
     let [_, _, b':', _, _, b':', rest @ ..] = rest else {
         return None;
     };
-    // The rest of the time, and perhaps the host.
+    // The rest of the time, and an optional host.
     let rest = after_word(rest)?;
     let tagged = rest.strip_prefix(b"kernel:");
     tagged.or_else(|| after_word(rest)?.strip_prefix(b"kernel:"))
@@ -241,7 +241,7 @@ fn after_word(line: &[u8]) -> Option<&[u8]> {
     line.get(memchr(b' ', line)? + 1..)
 }
 
-/// Returns the rest behind the tag of the reset job: `nvsentinel-gpu-reset[4711]: `.
+/// Skips the tag of the reset job, `nvsentinel-gpu-reset[4711]: `, and returns the rest.
 fn after_tag(line: &[u8]) -> Option<&[u8]> {
     let rest = line.strip_prefix(b"nvsentinel-gpu-reset")?;
     let digits = rest
@@ -259,7 +259,7 @@ fn text(bytes: &[u8]) -> &str {
     }
 }
 
-/// Returns whether `text` is a PCI address in any of its lengths: `0000:b3:00.0`, `b3:00`.
+/// Returns true if `text` is a PCI address of any length: `0000:b3:00.0`, `b3:00`.
 fn is_pci(text: &str) -> bool {
     let (device, function) = text.split_once('.').unwrap_or((text, "0"));
     let is_hex =
@@ -267,7 +267,7 @@ fn is_pci(text: &str) -> bool {
     (2..=3).contains(&device.split(':').count()) && device.split(':').chain([function]).all(is_hex)
 }
 
-/// Returns whether `text` is the UUID of a GPU: `GPU-` and hexadecimal digits.
+/// Returns true if `text` is the UUID of a GPU: `GPU-` and hexadecimal digits.
 fn is_gpu_uuid(text: &str) -> bool {
     const LONGEST: usize = 64;
     text.len() <= LONGEST
@@ -277,17 +277,17 @@ fn is_gpu_uuid(text: &str) -> bool {
         })
 }
 
-/// Returns the code at the front of `rest`, and what follows. `rest` is the end of what [`text`]
-/// makes of `bytes`.
+/// Parses the code at the start of `rest`, and returns the code and what follows. `rest` is the
+/// end of [`text`] of `bytes`.
 ///
-/// Drivers print a comma behind it; a blank, a colon or the end of the line are taken as well,
-/// and the bracket or quote by which log daemons close a line that they quote. Anything else
-/// says that the digits are not all of it, or not its own.
+/// Drivers print a comma after the code; a blank, a colon and the end of the line are accepted
+/// too, and so is the closing bracket or quote around a line that a log daemon quotes. Anything
+/// else shows that the digits are incomplete, or belong to something else.
 fn code<'a>(rest: &'a str, bytes: &[u8]) -> Option<(u32, &'a str)> {
     let (code, after) = leading_number(rest)?;
     let follows = match after.bytes().next() {
         Some(byte) => Some(byte),
-        // The end of the line, or of what is text in it.
+        // The end of the line, or of its valid text.
         None => bytes.get(text(bytes).len()).copied(),
     };
     let is_end = |byte: u8| b",:]\"'".contains(&byte) || byte.is_ascii_whitespace();
@@ -295,7 +295,7 @@ fn code<'a>(rest: &'a str, bytes: &[u8]) -> Option<(u32, &'a str)> {
     ends.then_some((code, after))
 }
 
-/// Returns the number at the front, and the rest.
+/// Returns the number at the start, and the rest.
 fn leading_number(text: &str) -> Option<(u32, &str)> {
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
     let (number, rest) = text.split_at_checked(digits)?;

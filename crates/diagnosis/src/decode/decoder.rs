@@ -1,10 +1,10 @@
-//! The decoder of a kernel log as a whole: it judges lines by the catalogue, and remembers the
-//! little that this takes.
+//! The decoder of a kernel log as a whole: applies the catalogue to lines, with the little
+//! state that this needs.
 //!
-//! It knows which GPU sits at which PCI address, as [`Machine`] or else the kernel itself
-//! said, and which GPUs have just been told to have fallen: a driver that prints XID 79 also
-//! prints "GPU has fallen off the bus", and that is one fault, not two, in whichever order.
-//! What is not known is left out of a finding; no line is lost for it.
+//! The decoder tracks which GPU has which PCI address, from [`Machine`] or else from the log,
+//! and which GPUs have just fallen off the bus: a driver that prints XID 79 also prints "GPU
+//! has fallen off the bus", and the two are one fault, in whichever order. Unknown values are
+//! left out of a finding; no line is dropped because of them.
 
 mod dump;
 mod fall;
@@ -26,51 +26,51 @@ use super::{
 use crate::catalog::{Catalog, Filter, Text, Verdict};
 use crate::subject::normalise_pci;
 
-/// The time after an XID that tells of a GPU's fall in which a "fallen off the bus" line of that
-/// GPU adds nothing; and that in which a message of a fall has all its lines.
+/// Time after an XID about a GPU's fall off the bus during which a "fallen off the bus" line of
+/// that GPU adds nothing, and time within which a message about a fall has all its lines.
 const SAME_FALL: SignedDuration = SignedDuration::from_mins(5);
-/// The time in which two starts of a GPU have to fail until that is a fault: one may be of a driver that
-/// is just being loaded, or of a GPU that is being reset.
+/// Time within which two starts of a GPU must fail to count as a fault: a single failure may be
+/// due to a driver that is being loaded or a GPU that is being reset.
 const SAME_START: SignedDuration = SignedDuration::from_mins(10);
-/// The XID of a GPU that has fallen off the bus.
+/// XID of a GPU that has fallen off the bus.
 const FALLEN_XID: u32 = 79;
-/// Most GPUs, most recent XIDs of falls and most starts that failed, that are remembered: far above any machine.
+/// Most GPUs, XIDs about falls and failed starts that are remembered: far above any machine.
 const REMEMBERED: usize = 1024;
-/// Longest quotation of a garbled line (bytes): the beginning is what tells.
+/// Longest quotation of a garbled line, in bytes; the start is what matters.
 const MAX_QUOTED_BYTES: usize = 200;
 
-/// XID and `SXid` lines that could not be read.
+/// XID and `SXid` lines that could not be parsed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Garbled {
-    /// The number of lines.
+    /// Number of lines, the quoted one included.
     pub lines: u64,
-    /// The beginning of the first, control characters escaped.
+    /// Start of the first line, with control characters escaped.
     pub quoted: String,
 }
 
-/// Decodes the records of one kernel log in their order.
+/// Decodes the records of one kernel log in order.
 #[derive(Debug)]
 pub struct KernelLogDecoder {
     catalog: Arc<Catalog>,
     nic_filter: Filter,
     machine: Option<Machine>,
-    /// The name of a NIC's RDMA device by PCI address with function, or by network interface.
+    /// Names of RDMA devices, by the NIC's PCI address with function, and by network interface.
     nics: BTreeMap<String, String>,
-    /// The UUIDs by PCI address, as lines of the log said.
+    /// UUIDs of GPUs by PCI address, from lines of the log.
     uuids: HashMap<String, String>,
-    /// The XIDs that told of a fall, as its own line does.
+    /// XIDs that cover a GPU's fall off the bus, so that a line about it adds nothing.
     told_falls: VecDeque<ToldFall>,
-    /// Addresses of the GPUs whose fall was reported without an XID, until XID 79 comes.
+    /// PCI addresses of GPUs whose fall was reported without an XID, until XID 79 arrives.
     reported_falls: VecDeque<String>,
-    /// Messages of three lines, until the third has come.
+    /// Messages of several lines that are not complete yet.
     begun: Begun,
     dumps: Dumps,
-    /// The GPUs whose last start failed, with the time of that; the newest last.
+    /// GPUs whose last start failed, with its time; the newest last.
     failed_starts: VecDeque<(String, Timestamp)>,
     garbled: Option<Garbled>,
 }
 
-/// An XID that says of a GPU what "fallen off the bus" says, or more.
+/// An XID that implies that a GPU has fallen off the bus.
 #[derive(Debug)]
 struct ToldFall {
     pci: String,
@@ -87,7 +87,7 @@ impl Default for KernelLogDecoder {
 }
 
 impl KernelLogDecoder {
-    /// Returns a decoder that judges by this catalogue.
+    /// Returns a decoder with this catalogue.
     pub fn new(catalog: Arc<Catalog>) -> Self {
         Self {
             nic_filter: catalog.nic_filter(),
@@ -104,36 +104,36 @@ impl KernelLogDecoder {
         }
     }
 
-    /// Returns the XID and `SXid` lines that could not be read since this was asked last.
+    /// Returns the XID and `SXid` lines that could not be parsed since the last call.
     pub fn take_garbled(&mut self) -> Option<Garbled> {
         self.garbled.take()
     }
 
-    /// Sets the description of the machine; `None` if only the log tells of it.
+    /// Sets the description of the machine; `None` if only the log describes it.
     pub fn set_machine(&mut self, machine: Option<Machine>) {
         self.machine = machine;
     }
 
-    /// Returns the description of the machine.
+    /// Returns the description of the machine, if set.
     pub fn machine(&self) -> Option<&Machine> {
         self.machine.as_ref()
     }
 
     /// Sets the NICs of the machine: the name of the RDMA device (`mlx5_0`) by PCI address with
-    /// function (`0000:9a:00.0`, lower case), and by network interface where that is known. At most
+    /// function (`0000:9a:00.0`, lower case), and by network interface if known. At most
     /// [`MAX_NICS`] are kept.
     pub fn set_nics(&mut self, nics: BTreeMap<String, String>) {
         self.nics = nics.into_iter().take(MAX_NICS).collect();
     }
 
-    /// Returns the faults in a record, which is one line or several. `at` is the record's own time,
-    /// or the newest one known where it has none.
+    /// Returns the findings in a record of one or more lines. `at` is the record's own time, or
+    /// else the latest known time.
     pub fn record(&mut self, text: &[u8], at: Timestamp) -> Vec<Finding> {
         if !super::may_say_something(text) {
             return Vec::new();
         }
         if memchr(b'\n', text).is_none() {
-            // A log daemon may have put such a beginning before a line of the GPU driver.
+            // A log daemon may have added such a prefix to a line of the GPU driver.
             let is_ordinary = super::is_of_a_nic(text)
                 && !self.nic_filter.passes(text)
                 && super::next_mark(text).is_none();
@@ -156,7 +156,7 @@ impl KernelLogDecoder {
             }));
             from = end + 1;
         }
-        // An XID behind the words about the fall may tell the same.
+        // An XID after the line about the fall may report the same.
         let fell_with_xid: Vec<String> = found
             .iter()
             .filter(|finding| finding.tells_of_a_fall())
@@ -172,7 +172,7 @@ impl KernelLogDecoder {
         found
     }
 
-    /// Remembers the falls that are reported without an XID: XID 79 will end them.
+    /// Remembers falls that were reported without an XID, so that a later XID 79 ends them.
     fn remember_falls(&mut self, found: &[Finding]) {
         let falls = found
             .iter()
@@ -221,16 +221,17 @@ impl KernelLogDecoder {
         garbled.lines = garbled.lines.saturating_add(1);
     }
 
-    /// Takes note of a GPU's name, which changes where the GPU is replaced.
+    /// Records a GPU's UUID, which changes when the GPU is replaced.
     fn learn(&mut self, pci: String, uuid: &str) {
         if self.uuids.len() >= REMEMBERED && !self.uuids.contains_key(&pci) {
-            // No machine has so many. The driver names a GPU again before its next XID.
+            // No machine has that many. The driver names a GPU again before its next XID.
             self.uuids.clear();
         }
         self.uuids.insert(pci, uuid.to_owned());
     }
 
-    /// Returns the finding of an XID that was reported `at`, however it was read.
+    /// Returns the finding of an XID that was reported `at`, from the log or from another
+    /// source.
     pub fn xid(&mut self, xid: &XidLine<'_>, at: Timestamp) -> Finding {
         let pci = normalise_pci(xid.pci);
         let report = xid.nvlink5();
@@ -257,12 +258,12 @@ impl KernelLogDecoder {
                 at,
             });
         } else if finding.healthy {
-            // The driver takes it back: a fall from now on is news.
+            // The driver withdraws the XID, so a later fall is a new fault.
             self.told_falls
                 .retain(|told| told.pci != pci || told.code != xid.code);
         }
         if xid.code == FALLEN_XID {
-            // It says again what was reported without it, and its recovery is that of both.
+            // XID 79 replaces the earlier fault without an XID, so that one recovery ends both.
             let reported = self.reported_falls.len();
             self.reported_falls.retain(|reported| *reported != pci);
             if self.reported_falls.len() < reported {
@@ -304,7 +305,7 @@ impl KernelLogDecoder {
                 finding.gpu_uuid.clone_from(&gpu.uuid);
             }
         }
-        // As the driver prints it. That a fault is of this switch does not hang on it.
+        // In the driver's form. The fault's identity does not depend on the PCI address.
         finding.pci = Some(match sxid.pci.rsplit_once('.') {
             Some((_, function)) => format!("{pci}.{}", function.to_ascii_lowercase()),
             None => pci,
@@ -339,7 +340,7 @@ impl KernelLogDecoder {
         Some(finding)
     }
 
-    /// Takes in that a start of a GPU failed. The first such line is no fault.
+    /// Records that a start of a GPU failed. The first such line makes no finding.
     fn init_failed(&mut self, pci: &str, at: Timestamp) -> Option<Finding> {
         let pci = normalise_pci(pci);
         let known = self.failed_starts.iter().position(|(gpu, _)| *gpu == pci);
@@ -387,7 +388,7 @@ impl KernelLogDecoder {
                 .find(|(_, uuid)| uuid.eq_ignore_ascii_case(reset.uuid))
                 .map(|(pci, _)| pci.clone())
         };
-        // As the machine writes the UUID, so that it is the one of the fault.
+        // In the machine's spelling, so that the UUID matches that of the fault.
         let uuid = gpu.and_then(|gpu| gpu.uuid.clone());
         let of_machine = gpu.and_then(|gpu| gpu.pci.clone());
         finding.pci = match (of_machine, of_log()) {
@@ -397,7 +398,7 @@ impl KernelLogDecoder {
         };
         finding.gpu_uuid = Some(uuid.unwrap_or_else(|| reset.uuid.to_owned()));
         if let (true, Some(pci)) = (finding.healthy, &finding.pci) {
-            // It ends the XIDs that told of a fall: one from now on is news.
+            // The reset ends the XIDs about a fall, so a later fall is a new fault.
             self.told_falls.retain(|told| told.pci != *pci);
         }
         finding
@@ -442,8 +443,8 @@ impl KernelLogDecoder {
         }
     }
 
-    /// Returns the UUID of the GPU at a normalised PCI address. The machine's word counts before
-    /// the log's: a line of the log may be from before a GPU was replaced.
+    /// Returns the UUID of the GPU at a normalised PCI address. The machine's description takes
+    /// precedence over the log, where a line may predate the replacement of a GPU.
     fn uuid_at(&self, pci: &str) -> Option<String> {
         let of_machine = self
             .machine
@@ -456,8 +457,8 @@ impl KernelLogDecoder {
 // === impl Finding ===
 
 impl Finding {
-    /// Returns whether this is an XID beside which a "fallen off the bus" line of the same GPU adds
-    /// nothing: 79, or one that takes the machine out of service at least as long.
+    /// Returns true for an XID that makes a "fallen off the bus" line of the same GPU
+    /// redundant: 79, or one that takes the machine out of service at least as long.
     fn tells_of_a_fall(&self) -> bool {
         let Kind::Xid { code, .. } = self.kind else {
             return false;
@@ -470,7 +471,7 @@ impl Finding {
     }
 }
 
-/// Returns the parts that describe an XID further: the compute unit of 13, link and registers of
+/// Returns the entities that an XID's text adds: the compute unit of 13, link and registers of
 /// 74.
 fn parts(xid: &XidLine<'_>) -> Vec<(&'static str, String)> {
     const REGISTERS: [&str; 7] = ["REG0", "REG1", "REG2", "REG3", "REG4", "REG5", "REG6"];

@@ -1,4 +1,4 @@
-//! A finding in the kernel log, and the fields of its event on the wire.
+//! Findings in the kernel log, and the fields of their events on the wire.
 
 use contract::{Entity, ProcessingStrategy, RecommendedAction, action_name, keys};
 
@@ -8,20 +8,20 @@ use crate::catalog::Text;
 /// A fault found in the kernel log, or the end of one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
-    /// The check that found it, and its name there.
+    /// Check of the finding, with the check's own details.
     pub kind: Kind,
-    /// True if the line takes faults back instead of reporting one.
+    /// True if the line ends faults instead of reporting one.
     pub healthy: bool,
-    /// PCI address of the GPU in the form of [`normalise_pci`](crate::subject::normalise_pci);
-    /// of a switch with the function where the line has it, of a NIC as printed.
+    /// PCI address. For a GPU in the form of [`normalise_pci`](crate::subject::normalise_pci),
+    /// for a switch with the function if the line has it, for a NIC as printed.
     pub pci: Option<String>,
-    /// UUID of the GPU, where the machine or a line of the log named it.
+    /// UUID of the GPU, if the machine's description or the log has it.
     pub gpu_uuid: Option<String>,
     /// Index of the GPU at the other end of a switch's link.
     pub gpu_index: Option<u32>,
-    /// The part of a GPU under MIG that is meant.
+    /// Affected part of a GPU under MIG.
     pub mig: Option<Mig>,
-    /// The parts that describe the fault further, as entity type and value: link, registers, units.
+    /// Parts that describe the fault further, as entity type and value: link, registers, units.
     pub parts: Vec<(&'static str, String)>,
     /// Process id that the driver blames.
     pub pid: Option<u32>,
@@ -29,66 +29,66 @@ pub struct Finding {
     pub process: Option<String>,
     /// True if work on the device must stop.
     pub fatal: bool,
-    /// The action that mends it.
+    /// Recommended action to remediate the fault.
     pub action: RecommendedAction,
-    /// The explanation for people.
+    /// Explanation of the fault, for operators.
     pub meaning: Text,
-    /// The basis of the verdict, where it is not simply the catalogue's row of the code.
+    /// Basis of the verdict, if other than the catalogue's row of the code.
     pub basis: Option<Text>,
-    /// The strategy of its event.
+    /// Strategy of the event.
     pub strategy: ProcessingStrategy,
-    /// The faults on this device that it ends.
+    /// Faults on this device that the finding ends.
     pub cancels: Vec<Cancelled>,
-    /// Serial number of the chassis, where the machine is known.
+    /// Serial number of the chassis, if the machine is described.
     pub chassis_serial: Option<String>,
-    /// The dump of requests to the GPU that the driver has printed since the XID before this one.
+    /// Dump of requests to the GPU that the driver has printed since the previous XID.
     pub dump: Option<String>,
-    /// The lines that it was read from, where they are not simply the record: some of the
-    /// lines of a record, or also lines of records before it.
+    /// Lines of the finding, if other than the record: some of its lines, or also lines of
+    /// earlier records.
     pub lines: Option<String>,
 }
 
 /// A fault that another finding ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cancelled {
-    /// Its check.
+    /// Check of the fault.
     pub check: &'static str,
-    /// Its error code.
+    /// Error code of the fault.
     pub code: String,
 }
 
-/// The check of a finding, and its name there.
+/// Check of a finding, with the check's own details.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// An XID line.
+    /// An XID line, from the driver of a GPU.
     Xid {
-        /// The code.
+        /// XID code, the number in the line.
         code: u32,
-        /// Name of the `NVLink` unit, where the line has one.
+        /// Name of the `NVLink` unit, if the line has one.
         unit: Option<String>,
     },
     /// An `SXid` line, with the code and the number of the switch.
     Sxid {
-        /// The code.
+        /// `SXid` code, the number in the line.
         code: u32,
-        /// Number of the switch.
+        /// Number of the switch, 3 for `nvidia-nvswitch3`.
         switch: Option<u32>,
     },
-    /// A "fallen off the bus" line without XID, with the PCI id where it has one.
+    /// A "fallen off the bus" line without an XID, with the PCI id if the line has one.
     FallenOffBus {
-        /// Vendor and device, for example `10de:2330`.
+        /// Vendor and device id, for example `10de:2330`.
         pci_id: Option<String>,
     },
-    /// Lines about starts of a GPU that failed, one after the other.
+    /// Lines about repeated failed starts of a GPU.
     InitFailed,
-    /// A line about a reset of a GPU. A successful one is the end of all its XIDs.
+    /// A line about a reset of a GPU. A successful reset ends all XIDs of the GPU.
     Reset,
-    /// A line of a NIC's driver.
+    /// A line of a NIC driver.
     Nic {
-        /// Name of the pattern that covers it.
+        /// Name of the matching pattern.
         pattern: String,
-        /// The device: its RDMA name where that is known, else its PCI address or network
-        /// interface; `None` where the line names none.
+        /// Device name: the RDMA device if known, else the PCI address or network interface;
+        /// `None` if the line names none.
         device: Option<String>,
     },
 }
@@ -115,8 +115,8 @@ impl Finding {
         }
     }
 
-    /// Returns the error code on the wire; `None`: all codes of the device, as a successful reset
-    /// ends them.
+    /// Returns the error code on the wire. `None` means all codes of the device, which a
+    /// successful reset ends.
     pub fn code(&self) -> Option<String> {
         match &self.kind {
             Kind::Xid { code, unit: None } | Kind::Sxid { code, .. } => Some(code.to_string()),
@@ -133,12 +133,12 @@ impl Finding {
         }
     }
 
-    /// Returns the recommended action by name.
+    /// Returns the name of the recommended action.
     pub fn action_name(&self) -> String {
         action_name(self.action as i32).into_owned()
     }
 
-    /// Returns the affected resources on the wire. What is not known is left out.
+    /// Returns the affected resources on the wire. Unknown ones are left out.
     pub fn entities(&self) -> Vec<Entity> {
         let mut entities = Vec::new();
         let mut add = |kind: &str, value: Option<String>| {

@@ -1,4 +1,4 @@
-//! Lines about a GPU as a whole: its name, that it has fallen off the bus, its reset.
+//! Lines about a GPU as a whole: its name, its fall off the bus, its reset.
 
 use std::sync::LazyLock;
 
@@ -6,11 +6,12 @@ use memchr::memmem::Finder;
 
 use super::{LogLine, is_gpu_uuid, is_pci, text};
 
-/// The beginning of the line of a reset job.
+/// Prefix of a reset job's line.
 pub(super) const RESET: &[u8] = b"GPU reset executed:";
 
-/// The sentence that a GPU has fallen off the bus, word by word, behind the address of the GPU:
-/// drivers and those who copy a log break it into lines at any of them. An empty word is the PCI id.
+/// The sentence that follows the GPU's address in the long form of the message, word by word,
+/// since drivers and programs that copy a log break it into lines anywhere. The empty word
+/// stands for the PCI id.
 const SENTENCE: [&str; 12] = [
     "(PCI",
     "ID:",
@@ -25,33 +26,33 @@ const SENTENCE: [&str; 12] = [
     "the",
     "bus",
 ];
-/// The place of the first word behind the PCI id, which some drivers leave out.
+/// Index of the first word after the PCI id, which some drivers leave out.
 const BEHIND_ID: usize = 3;
 
-/// A message that a GPU has fallen off the bus, or a part of one: the longer form has several lines,
-/// which are one record or more.
+/// A message that a GPU has fallen off the bus, or a part of one: the long form has several
+/// lines, in one record or more.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Fallen<'a> {
     /// PCI address as printed, for example `0000:b3:00.0`.
     pub pci: Option<&'a str>,
-    /// PCI vendor and device, for example `10de:2330`.
+    /// PCI vendor and device id, for example `10de:2330`.
     pub pci_id: Option<&'a str>,
-    /// The words of the sentence that this line has, behind the address where it has one.
+    /// Words of the sentence in this line, after the address if the line has one.
     pub words: &'a str,
-    /// True if this line says that the GPU fell, whatever was said before.
+    /// True if this line alone states that the GPU fell off the bus.
     pub fell: bool,
 }
 
-/// A message that somebody reset a GPU.
+/// A message that a GPU was reset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reset<'a> {
-    /// UUID of the GPU.
+    /// UUID of the GPU as printed.
     pub uuid: &'a str,
     /// True if the reset succeeded.
     pub succeeded: bool,
 }
 
-/// Reads `at PCI:0000:b3:00: GPU-d2e7...` behind `NVRM: GPU `.
+/// Parses `at PCI:0000:b3:00: GPU-d2e7...`, which follows `NVRM: GPU `.
 pub(super) fn name(rest: &[u8]) -> Option<LogLine<'_>> {
     let rest = text(rest.strip_prefix(b"at PCI:")?);
     let (pci, rest) = rest.split_once(": ")?;
@@ -59,12 +60,12 @@ pub(super) fn name(rest: &[u8]) -> Option<LogLine<'_>> {
     (is_gpu_uuid(uuid) && is_pci(pci)).then_some(LogLine::GpuName { pci, uuid })
 }
 
-/// Reads `0000:b3:00.0: RmInitAdapter failed! (0x62:0x40:2393)` behind `NVRM: GPU `, which the driver
-/// prints once for each try to start a GPU that fails. The line `rm_init_adapter failed` that follows
-/// says no more.
+/// Parses `0000:b3:00.0: RmInitAdapter failed! (0x62:0x40:2393)`, which follows `NVRM: GPU `.
+/// The driver prints it once for each failed start of a GPU. The line `rm_init_adapter failed`
+/// that follows adds nothing.
 pub(super) fn init_failed(rest: &[u8]) -> Option<LogLine<'_>> {
     const FAILED: &[u8] = b": RmInitAdapter failed";
-    /// The longest address, `00000000:b3:00.0`, in bytes.
+    /// Length of the longest address, `00000000:b3:00.0`.
     const LONGEST: usize = 16;
     let at = memchr::memmem::find(
         rest.get(..(LONGEST + FAILED.len()).min(rest.len()))?,
@@ -74,10 +75,10 @@ pub(super) fn init_failed(rest: &[u8]) -> Option<LogLine<'_>> {
     is_pci(pci).then_some(LogLine::InitFailed { pci })
 }
 
-/// Reads `0000:b3:00.0: GPU has fallen off the bus.` behind `NVRM: GPU `, and the forms with `at`
-/// and `PCI:` of older drivers.
+/// Parses `0000:b3:00.0: GPU has fallen off the bus.`, which follows `NVRM: GPU `, and the
+/// forms of older drivers with `at` and `PCI:`.
 pub(super) fn fallen(rest: &[u8]) -> Option<Fallen<'_>> {
-    // These words first: of the lines that name a GPU nearly none has them.
+    // Checked first, since nearly no line that names a GPU has these words.
     if !fell(rest) {
         return None;
     }
@@ -95,14 +96,14 @@ pub(super) fn fallen(rest: &[u8]) -> Option<Fallen<'_>> {
     })
 }
 
-/// Reads `The NVIDIA GPU 0000:b3:00.0 (PCI ID: 10de:2330) installed in this system has fallen off
-/// the bus and is not responding to commands.`, or the first line of it, which ends anywhere.
+/// Parses `The NVIDIA GPU 0000:b3:00.0 (PCI ID: 10de:2330) installed in this system has fallen
+/// off the bus and is not responding to commands.`, or its first line, which may end anywhere.
 pub(super) fn fallen_begins(text: &str) -> Option<Fallen<'_>> {
     let rest = text.strip_prefix("The NVIDIA GPU ")?.trim_start();
     let (pci, words) = rest.split_once(char::is_whitespace).unwrap_or((rest, ""));
     let pci = pci.trim_end_matches(':');
     let fell = fell(words.as_bytes());
-    // A driver that does not support a GPU begins in the same way.
+    // The message of a driver that does not support a GPU starts in the same way.
     let is_of_it = fell || goes_on(0, words).is_some();
     (is_pci(pci) && is_of_it).then(|| Fallen {
         pci: Some(pci),
@@ -112,10 +113,10 @@ pub(super) fn fallen_begins(text: &str) -> Option<Fallen<'_>> {
     })
 }
 
-/// Reads a later line, such as `(PCI ID: 10de:2330) installed in this system has` or `fallen off the
-/// bus and is not responding to commands.`.
+/// Parses a later line, such as `(PCI ID: 10de:2330) installed in this system has` or
+/// `fallen off the bus and is not responding to commands.`.
 pub(super) fn fallen_goes_on(rest: &[u8]) -> Option<Fallen<'_>> {
-    // One look at the first byte ends it for most lines of the driver.
+    // The first byte rules out most lines of the driver.
     let is_word = |word: &&str| word.as_bytes().first() == rest.first();
     let may_be = rest.first().is_some_and(u8::is_ascii_hexdigit) || SENTENCE.iter().any(is_word);
     let fell = fell(rest);
@@ -132,8 +133,8 @@ pub(super) fn fallen_goes_on(rest: &[u8]) -> Option<Fallen<'_>> {
     })
 }
 
-/// Returns how many words of the sentence are said once `words` have followed the first `at` of them;
-/// `None` where they do not follow. What comes behind the bus does not matter.
+/// Returns how many words of the sentence are complete after `words` follow the first `at` of
+/// them; `None` if they do not follow. Text after the sentence is ignored.
 pub(super) fn goes_on(at: usize, words: &str) -> Option<usize> {
     let mut at = at;
     for word in words.split_ascii_whitespace() {
@@ -150,13 +151,13 @@ pub(super) fn goes_on(at: usize, words: &str) -> Option<usize> {
     Some(at)
 }
 
-/// Returns whether so many words of the sentence say that the GPU fell.
+/// Returns true if so many words complete the sentence.
 pub(super) fn is_said(words: usize) -> bool {
     words >= SENTENCE.len()
 }
 
-/// Reads ` GPU-d2e7..., success: true`. Jobs of before there was a result wrote the line only when
-/// the reset had succeeded.
+/// Parses ` GPU-d2e7..., success: true`. Old jobs had no result, and wrote the line only after
+/// a successful reset.
 pub(super) fn reset(rest: &str) -> Option<Reset<'_>> {
     let rest = rest.trim();
     let (uuid, result) = rest.split_once(',').unwrap_or((rest, "success: true"));
@@ -176,14 +177,14 @@ fn fell(rest: &[u8]) -> bool {
     FINDER.find(rest).is_some()
 }
 
-/// Returns the PCI id among words of the sentence: `10de:2330` of `(PCI ID: 10de:2330)`.
+/// Returns the PCI id among words of the sentence, `10de:2330` for `(PCI ID: 10de:2330)`.
 fn pci_id(words: &str) -> Option<&str> {
     let words = words.split_ascii_whitespace();
     let mut words = words.map(|word| word.trim_matches(['(', ')']));
     words.find(|word| is_pci_id(word))
 }
 
-/// Returns whether a word is vendor and device: `10de:2330`.
+/// Returns true if a word is a vendor and device id such as `10de:2330`.
 fn is_pci_id(word: &str) -> bool {
     let is_hex = |part: &str| part.len() == 4 && part.bytes().all(|b| b.is_ascii_hexdigit());
     word.split_once(':')

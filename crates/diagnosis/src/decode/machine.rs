@@ -1,9 +1,9 @@
-//! The description of this machine's GPUs: their names, and the devices that each `NVLink` joins.
+//! Description of this machine's GPUs: their names, and the devices that their `NVLink`s
+//! connect.
 //!
-//! Read from the text of `gpu_metadata.json`, the file that NVSentinel's metadata
-//! collector writes on a node and its monitors share. Whoever reads the file hands its
-//! text over. It only adds to what a line says: without it, or where it lacks
-//! something, a finding names less and is the same otherwise.
+//! Parsed from `gpu_metadata.json`, which NVSentinel's metadata collector writes on a node for
+//! its monitors; the caller reads the file. The description only adds to findings: without it,
+//! or if it lacks something, a finding names less and is otherwise the same.
 
 use std::collections::HashMap;
 
@@ -11,77 +11,77 @@ use serde::Deserialize;
 
 use crate::subject::normalise_pci;
 
-/// Longest text that is read (bytes). A machine with eight GPUs has about 30 KiB.
+/// Longest text, in bytes. A machine with eight GPUs has about 30 KiB.
 pub const MAX_MACHINE_BYTES: usize = 4 * 1024 * 1024;
-/// Most GPUs: far above any machine.
+/// Most GPUs in a description: far above any machine.
 pub const MAX_GPUS: usize = 1024;
 /// Most `NVLink`s of a GPU; today's have 18.
 pub const MAX_LINKS: usize = 256;
-/// Longest name: a UUID, an address, a serial number, a driver version (bytes). All of
-/// them become part of events, which have limits of their own.
+/// Longest name in bytes: UUID, address, serial number or driver version. All of them become
+/// part of events, which have limits of their own.
 pub const MAX_MACHINE_NAME_BYTES: usize = 128;
 
-/// The GPUs of a machine and their links.
+/// GPUs of a machine, and their links.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Machine {
     driver_version: Option<String>,
     chassis_serial: Option<String>,
     gpus: Vec<Gpu>,
-    /// Position in `gpus` by PCI address, [`normalise_pci`].
+    /// Index into `gpus` by PCI address, [`normalise_pci`].
     by_pci: HashMap<String, usize>,
-    /// Position in `gpus` by UUID in lower case.
+    /// Index into `gpus` by UUID in lower case.
     by_uuid: HashMap<String, usize>,
-    /// Position in `gpus` by PCI address and link of the device at the other end.
+    /// Index into `gpus` by PCI address and link of the device at the other end.
     by_remote_link: HashMap<(String, u32), usize>,
 }
 
-/// A GPU under the names that are known of it.
+/// A GPU with its known names.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Gpu {
-    /// Index by which the driver's tools number it.
+    /// Index in the driver's tools.
     pub index: Option<u32>,
-    /// UUID, `GPU-...`.
+    /// UUID of the form `GPU-...`.
     pub uuid: Option<String>,
     /// PCI address in the form of [`normalise_pci`].
     pub pci: Option<String>,
 }
 
-/// An error in the description of a machine.
+/// Error in the description of a machine.
 #[derive(Debug, thiserror::Error)]
 pub enum MachineError {
-    /// The text is longer than is read.
-    #[error("it has {found} bytes, at most {MAX_MACHINE_BYTES} are read")]
+    /// The text is too long.
+    #[error("it has {found} bytes; the limit is {MAX_MACHINE_BYTES}")]
     TooLong {
-        /// Bytes that it has.
+        /// Length of the text in bytes.
         found: usize,
     },
-    /// The text is no JSON, or of another shape.
-    #[error("it is not of the form of gpu_metadata.json")]
+    /// The text is not JSON, or has another structure.
+    #[error("it does not have the format of gpu_metadata.json")]
     Shape(#[source] serde_json::Error),
-    /// A list has more entries than are read.
-    #[error("{field} has {found} entries, at most {most} are read")]
+    /// A list has too many entries.
+    #[error("{field} has {found} entries; the limit is {most}")]
     TooMany {
-        /// The list.
+        /// Name of the list, such as `gpus`.
         field: String,
-        /// Entries that it has.
+        /// Number of entries of the list.
         found: usize,
-        /// Entries that are read.
+        /// Limit on the number of entries.
         most: usize,
     },
-    /// A name is no name.
+    /// A name is not printable ASCII, or is too long.
     #[error(
-        "{field} is {value:?}: expected is printable ASCII of at most {MAX_MACHINE_NAME_BYTES} bytes"
+        "{field} is {value:?}: expected printable ASCII of at most {MAX_MACHINE_NAME_BYTES} bytes"
     )]
     Name {
-        /// The field.
+        /// Name of the field, such as `gpus[0].uuid`.
         field: String,
-        /// Its beginning.
+        /// Start of the field's value.
         value: String,
     },
 }
 
-/// The file, as far as it is read. Everything may be missing or null; what else stands
-/// there (`nic_topology`, `nvswitches`, `numa_node`, ...) is of no use here.
+/// Parts of the file that are used. Any key may be missing or null; others (`nic_topology`,
+/// `nvswitches`, `numa_node`, ...) are ignored.
 #[derive(Deserialize)]
 struct MetadataFile {
     driver_version: Option<String>,
@@ -100,16 +100,15 @@ struct GpuEntry {
 #[derive(Deserialize)]
 struct LinkEntry {
     remote_pci_address: Option<String>,
-    /// -1 where it is not known.
+    /// Number of the link there; -1 if unknown.
     remote_link_id: Option<i64>,
 }
 
 // === impl Machine ===
 
 impl Machine {
-    /// Reads the text of `gpu_metadata.json`. Unknown keys are ignored, and any key may be
-    /// missing; a key of the wrong type, or a value that could stand in no event, is an
-    /// error that names it.
+    /// Parses `gpu_metadata.json`. Unknown keys are ignored, and any key may be missing; a key
+    /// of the wrong type, or a value that no event may contain, is an error that names it.
     pub fn parse(text: &str) -> Result<Self, MachineError> {
         if text.len() > MAX_MACHINE_BYTES {
             return Err(MachineError::TooLong { found: text.len() });
@@ -129,7 +128,7 @@ impl Machine {
                 uuid: name(&field("uuid"), entry.uuid)?,
                 pci: name(&field("pci_address"), entry.pci_address)?.map(|pci| normalise_pci(&pci)),
             };
-            // Should a name stand twice, it is the first GPU's.
+            // If a name occurs twice, it belongs to the first GPU.
             if let Some(pci) = &gpu.pci {
                 machine.by_pci.entry(pci.clone()).or_insert(index);
             }
@@ -157,12 +156,12 @@ impl Machine {
         Ok(machine)
     }
 
-    /// Returns the version of the driver, `570.86.15`.
+    /// Returns the version of the driver, such as `570.86.15`.
     pub fn driver_version(&self) -> Option<&str> {
         self.driver_version.as_deref()
     }
 
-    /// Returns the branch of the driver, 570 of `570.86.15`.
+    /// Returns the branch of the driver, 570 for `570.86.15`.
     pub fn driver_branch(&self) -> Option<u32> {
         self.driver_version()?.split('.').next()?.parse().ok()
     }
@@ -172,10 +171,10 @@ impl Machine {
         self.chassis_serial.as_deref()
     }
 
-    /// Returns the GPU at a PCI address in any of its forms.
+    /// Returns the GPU at a PCI address in any form.
     ///
-    /// The file has but the last four digits of a domain. A GPU of a longer one, as behind a
-    /// volume management device (`10000:01:00`), is found where they name one GPU only.
+    /// The file has only the last four digits of a domain. A GPU with a longer one, as behind a
+    /// volume management device (`10000:01:00`), is found if they match one GPU only.
     pub fn gpu_at(&self, pci: &str) -> Option<&Gpu> {
         let pci = normalise_pci(pci);
         if let Some(index) = self.by_pci.get(&pci) {
@@ -203,7 +202,8 @@ impl Machine {
     }
 }
 
-/// Returns a normalised address with the last four digits of its domain, where that has more.
+/// Shortens the domain of a normalised address to its last four digits; `None` if it is no
+/// longer.
 pub fn cut_domain(pci: &str) -> Option<String> {
     let (domain, rest) = pci.split_once(':')?;
     let cut = domain.len().checked_sub(4).filter(|cut| *cut > 0)?;
@@ -221,7 +221,7 @@ fn limit(field: &str, found: usize, most: usize) -> Result<(), MachineError> {
     })
 }
 
-/// Returns a name without blanks around it; an empty one is none.
+/// Returns a name without surrounding blanks; `None` if it is empty.
 fn name(field: &str, value: Option<String>) -> Result<Option<String>, MachineError> {
     let Some(value) = value else {
         return Ok(None);

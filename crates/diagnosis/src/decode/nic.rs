@@ -1,4 +1,4 @@
-//! Lines of NIC drivers: their driver and device. The patterns of the catalogue say which of them
+//! Lines of NIC drivers: their driver and device. The catalogue's patterns decide which lines
 //! are worth an event.
 
 use memchr::memmem;
@@ -6,25 +6,25 @@ use memchr::memmem;
 use super::text;
 use crate::catalog::NicDriver;
 
-/// Most NICs whose names are remembered: far above any machine, with virtual functions.
+/// Most NICs whose names are kept: far above any machine, with virtual functions.
 pub const MAX_NICS: usize = 4096;
-/// Longest device name that is believed (bytes).
+/// Longest accepted device name, in bytes.
 const MAX_DEVICE_BYTES: usize = 64;
 
-/// A line of a NIC's driver.
+/// A line of a NIC driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NicLine<'a> {
-    /// The driver.
+    /// Driver that logged the line.
     pub driver: NicDriver,
     /// PCI address with function, as printed: `0000:9a:00.0`.
     pub pci: Option<&'a str>,
-    /// The RDMA device, where the line names that instead: `rdmap0s6`.
+    /// RDMA device such as `rdmap0s6`, in lines that name it instead of the address.
     pub device: Option<&'a str>,
-    /// The whole message.
+    /// The whole message, with driver and device.
     pub message: &'a [u8],
 }
 
-/// Returns whether a message begins like one of these drivers'.
+/// Returns true if a message starts like a line of one of these drivers.
 pub(super) fn is_of_a_driver(message: &[u8]) -> bool {
     match message.first() {
         Some(b'm') => message.starts_with(b"mlx5_core "),
@@ -35,7 +35,7 @@ pub(super) fn is_of_a_driver(message: &[u8]) -> bool {
     }
 }
 
-/// Takes a message apart that begins like one of these drivers'.
+/// Parses a message that starts like a line of one of these drivers.
 pub(super) fn line(message: &[u8]) -> Option<NicLine<'_>> {
     let mut words = message
         .splitn(4, |byte| *byte == b' ')
@@ -67,7 +67,7 @@ pub(super) fn line(message: &[u8]) -> Option<NicLine<'_>> {
     })
 }
 
-/// Returns whether `text` is the PCI address of a function: `0000:9a:00.0`.
+/// Returns true if `text` is the PCI address of a function: `0000:9a:00.0`.
 fn is_function(text: &str) -> bool {
     text.contains('.') && super::is_pci(text)
 }

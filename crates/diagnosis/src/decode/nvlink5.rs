@@ -1,15 +1,14 @@
-//! The text of XID 144 to 150 lines:
+//! Parses the text of XID 144 to 150 lines:
 //! `NETIR_LINK_EVT  Fatal   XC0 i0 Link 09 (0x025525c6 0x00000000 ...)`.
 
 use crate::catalog::{Report, Severity};
 
-/// Longest name of a unit that is believed (bytes): it becomes part of the error code.
+/// Longest accepted name of a unit, in bytes. The name becomes part of the error code.
 const MAX_UNIT_BYTES: usize = 40;
 
 /// Returns the content of the text, if it has a unit and at least two register words.
 ///
-/// The name of the unit is all that stands before the severity: `MSE Degraded` has a
-/// blank in it.
+/// The name of the unit is everything before the severity: `MSE Degraded` contains a blank.
 pub(super) fn report(text: &str) -> Option<Report<'_>> {
     let (head, words) = text.split_once("(0x").or_else(|| text.split_once("[0x"))?;
     let mut words = words
@@ -29,7 +28,7 @@ pub(super) fn report(text: &str) -> Option<Report<'_>> {
     })
 }
 
-/// Returns the driver's word for how grave it is, in a text that may be no report.
+/// Returns the driver's severity in a text that may not be a report.
 pub(super) fn severity(text: &str) -> Option<Severity> {
     text.split_ascii_whitespace().find_map(severity_of)
 }
@@ -42,7 +41,7 @@ fn severity_of(word: &str) -> Option<Severity> {
     }
 }
 
-/// Returns the name of the unit, and the driver's word for how grave it is.
+/// Returns the name of the unit, and the driver's severity.
 fn unit(head: &str) -> Option<(&str, Option<Severity>)> {
     let mut from = 0;
     while let Some(word) = head.get(from..)?.split_ascii_whitespace().next() {

@@ -1,28 +1,29 @@
-//! `SXid` lines of the `NVSwitch` driver.
+//! Parses `SXid` lines of the `NVSwitch` driver.
 
 use super::{LogLine, code, is_pci, leading_number, text};
 
-/// The parts of an `SXid` line.
+/// Parts of an `SXid` line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SxidLine<'a> {
-    /// Number of the switch, 3 of `nvidia-nvswitch3`.
+    /// Number of the switch, 3 for `nvidia-nvswitch3`.
     pub switch: Option<u32>,
     /// PCI address as printed, without `PCI:`.
     pub pci: &'a str,
-    /// The code.
+    /// `SXid` code, a decimal number.
     pub code: u32,
-    /// The line's own word: `Fatal`, or `Non-fatal` and `Correctable`.
+    /// Severity in the line: true for `Fatal`, false for `Non-fatal` and `Correctable`.
     pub fatal: Option<bool>,
-    /// Number of the link, where the line names one.
+    /// Number of the link, if the line names one.
     pub link: Option<u32>,
-    /// The text behind all that.
+    /// Rest of the line.
     pub message: &'a str,
 }
 
-/// Reads `nvidia-nvswitch3:` and `(PCI:0000:c1:00.0): 24007, Fatal, Link 44 sourcetrack timeout`.
+/// Parses `nvidia-nvswitch3:` and `(PCI:0000:c1:00.0): 24007, Fatal, Link 44 sourcetrack
+/// timeout`.
 ///
-/// Each error has two more lines, which begin with `Severity` and `Data` behind the code:
-/// they say nothing of their own.
+/// Each error has two more lines, with `Severity` and `Data` after the code, which are ignored
+/// since they add nothing.
 pub(super) fn line<'a>(name: &'a str, bytes: &'a [u8]) -> Option<LogLine<'a>> {
     let (_, switch) = name
         .trim_end()

@@ -1,5 +1,5 @@
 //! Lines of the dump that the driver prints when a GPU's system processor (GSP) does not
-//! answer: the requests (RPC) that were under way before. They follow an XID 119 or 120.
+//! respond: the recent requests (RPC). The dump follows an XID 119 or 120.
 //!
 //! ```text
 //! NVRM: GPU0 GSP RPC buffer contains function 76 (GSP_RM_CONTROL) and data 0x2080a097 0x490.
@@ -14,13 +14,13 @@ use super::{leading_number, text};
 /// A line of such a dump.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RpcLine<'a> {
-    /// The driver's number of the GPU, where a part of the dump begins: 0 of `GPU0`.
+    /// Driver's number of the GPU in the first line of a part, 0 for `GPU0`.
     pub gpu: Option<u32>,
-    /// The line without `NVRM: `.
+    /// Line without `NVRM: `.
     pub text: &'a str,
 }
 
-/// Reads the first line of a part of a dump, behind `NVRM: `.
+/// Parses the first line of a part of a dump, which follows `NVRM: `.
 pub(super) fn begins(rest: &[u8]) -> Option<RpcLine<'_>> {
     let text = text(rest);
     let (gpu, after) = leading_number(text.strip_prefix("GPU")?)?;
@@ -33,7 +33,7 @@ pub(super) fn begins(rest: &[u8]) -> Option<RpcLine<'_>> {
     (what.iter().any(|what| after.starts_with(what))).then_some(RpcLine { gpu, text })
 }
 
-/// Reads a row of a part, or the names of its columns, behind `NVRM: `.
+/// Parses a row of a part, or the column names, which follow `NVRM: `.
 pub(super) fn goes_on(rest: &[u8]) -> Option<RpcLine<'_>> {
     let text = text(rest);
     let mut words = text.strip_prefix("    ")?.split_ascii_whitespace();
@@ -42,7 +42,8 @@ pub(super) fn goes_on(rest: &[u8]) -> Option<RpcLine<'_>> {
     (is_row || (first, second) == ("entry", "function")).then_some(RpcLine { gpu: None, text })
 }
 
-/// Returns the driver's number of the GPU in the message of an XID 119: `... from GPU0 GSP! ...`.
+/// Returns the driver's number of the GPU in the message of an XID 119:
+/// `... from GPU0 GSP! ...`.
 pub(super) fn gpu_of(message: &str) -> Option<u32> {
     let (_, rest) = message.split_once(" GPU")?;
     let (gpu, rest) = leading_number(rest)?;

@@ -78,7 +78,7 @@ fn what_stands_behind_the_code_says_whether_it_is_one() {
         b": a",
         b"\r",
         b" \xff",
-        // As a log daemon closes what it quotes.
+        // A quoted line with the log daemon's closing bracket.
         b"]",
         b"\"}",
     ] {
@@ -130,7 +130,7 @@ fn garbled_lines_are_told_from_lines_that_say_nothing() {
     ] {
         assert_eq!(decode(line.as_bytes()), Some(LogLine::Garbled), "{line}");
     }
-    // Two writers in one line: what can be read of it counts.
+    // Two interleaved writers: the intact line counts.
     let found = xid_of("guest: NVRM: Xid (PCI:0000:b3NVRM: Xid (PCI:0000:b4:00): 79, a");
     assert_eq!(found.map(|xid| xid.pci), Some("0000:b4:00"));
     let found = sxid_of(
@@ -143,7 +143,7 @@ fn garbled_lines_are_told_from_lines_that_say_nothing() {
 
 #[test]
 fn sxid_lines_of_real_drivers() {
-    // Switch, PCI address, code, the line's word, link.
+    // Switch, PCI address, code, severity, link.
     let table = [
         (
             "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 24007, Fatal, Link 44 sourcetrack timeout error",
@@ -280,7 +280,7 @@ fn lines_of_reset_jobs() {
         for (after, succeeded) in [
             (", success: true", true),
             (", success: false", false),
-            // As jobs wrote it before there was a result.
+            // As jobs wrote it before they had a result.
             ("", true),
         ] {
             let line = format!("{before}GPU reset executed: {uuid}{after}");
@@ -319,11 +319,11 @@ fn lines_of_nic_drivers() {
             (NicDriver::Efa, Some("0000:00:06.0"), None),
         ),
         ("mlx5_core strange: text", (NicDriver::Mlx5, None, None)),
-        // The functions of a NIC are devices of their own.
+        // The functions of a NIC are separate devices.
         ("mlx5_core 9a:00: text", (NicDriver::Mlx5, None, None)),
     ];
     for (line, expected) in table {
-        // Behind what log daemons put before a line of the kernel.
+        // Prefixes that log daemons add to a line of the kernel.
         for before in [
             "",
             "kernel: ",

@@ -1,15 +1,15 @@
-//! XID lines of the NVIDIA driver.
+//! Parses XID lines of the NVIDIA driver.
 
 use super::{code, is_pci, leading_number, text};
 use crate::catalog::{Report, Severity, hex};
 
-/// Longest name of a process in Linux (bytes), which the driver prints.
+/// Longest process name in Linux, in bytes, as the driver prints it.
 const MAX_PROCESS_BYTES: usize = 15;
-/// Longest name in which the message is looked for where the message itself leaves no doubt
-/// (bytes): drivers of hypervisors name their guests.
+/// Longest name, in bytes, that is skipped to find a message that is unmistakable: drivers of
+/// hypervisors print names of guests.
 const MAX_GUEST_BYTES: usize = 128;
 
-/// The beginnings of the driver's messages.
+/// Prefixes of the driver's messages.
 const MESSAGES: [&str; 20] = [
     "An uncorrectable",
     "CCMDs",
@@ -33,22 +33,22 @@ const MESSAGES: [&str; 20] = [
     "Uncontained",
 ];
 
-/// The parts of an XID line.
+/// Parts of an XID line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct XidLine<'a> {
     /// PCI address as printed, without `PCI:`.
     pub pci: &'a str,
-    /// The part of a GPU under MIG that is meant.
+    /// Affected part of a GPU under MIG.
     pub mig: Option<Mig>,
-    /// The code.
+    /// XID code, a decimal number.
     pub code: u32,
-    /// Process id, where the line has a number for it.
+    /// Process id, if the line has a number for it.
     pub pid: Option<u32>,
-    /// Process name, where the line has one.
+    /// Process name, if the line has one.
     pub process: Option<&'a str>,
-    /// The text behind the code.
+    /// Text after the code.
     pub detail: &'a str,
-    /// The text behind code and process.
+    /// Text after code and process.
     pub message: &'a str,
 }
 
@@ -57,18 +57,18 @@ pub struct XidLine<'a> {
 pub struct Mig {
     /// Number of the GPU instance.
     pub gpu_instance: u32,
-    /// Number of the compute instance in it.
+    /// Number of the compute instance within the GPU instance.
     pub compute_instance: Option<u32>,
 }
 
-/// A compute unit of a GPU, as XID 13 names it.
+/// A compute unit of a GPU, as in an XID 13 line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unit {
-    /// Graphics processing cluster.
+    /// Number of the graphics processing cluster.
     pub gpc: u32,
-    /// Texture processing cluster in it.
+    /// Number of the texture processing cluster in `gpc`.
     pub tpc: u32,
-    /// Streaming multiprocessor in that.
+    /// Number of the streaming multiprocessor in `tpc`.
     pub sm: u32,
 }
 
@@ -85,8 +85,8 @@ impl<'a> XidLine<'a> {
         rest.starts_with(')').then_some(Unit { gpc, tpc, sm })
     }
 
-    /// Returns the link in `... link 14(0x0, 0x0, 0x10000, 0x0, 0x0, 0x0, 0x0)`, and its registers
-    /// where the line has all seven.
+    /// Returns the link in `... link 14(0x0, 0x0, 0x10000, 0x0, 0x0, 0x0, 0x0)`, and its
+    /// registers if the line has all seven.
     pub fn link(&self) -> Option<(u32, Option<[u32; 7]>)> {
         let (_, rest) = self.message.split_once("link ")?;
         let (link, rest) = leading_number(rest.trim_start())?;
@@ -108,27 +108,27 @@ impl<'a> XidLine<'a> {
             .then(|| super::nvlink5::report(self.message))?
     }
 
-    /// Returns the word of an XID 144 to 150 line for how grave it is, also where there is no
+    /// Returns the severity of an XID 144 to 150 line, also if there is no
     /// [report](Self::nvlink5).
     pub fn nvlink5_severity(&self) -> Option<Severity> {
         self.is_nvlink5()
             .then(|| super::nvlink5::severity(self.message))?
     }
 
-    /// Returns whether the code is one of `NVLink` 5.
+    /// Returns true if the code is one of `NVLink` 5, 144 to 150.
     pub fn is_nvlink5(&self) -> bool {
         (144..=150).contains(&self.code)
     }
 }
 
-/// Returns whether what follows `NVRM: ` begins as an XID line does: `Xid (`.
+/// Returns true if the text after `NVRM: ` starts as an XID line does: `Xid (`.
 pub(super) fn begins(bytes: &[u8]) -> bool {
     bytes
         .strip_prefix(b"Xid")
         .is_some_and(|rest| rest.trim_ascii_start().starts_with(b"("))
 }
 
-/// Reads `Xid (PCI:0000:b3:00): 79, pid=1234, name=python3, Ch 00000008, ...`.
+/// Parses `Xid (PCI:0000:b3:00): 79, pid=1234, name=python3, Ch 00000008, ...`.
 pub(super) fn line(bytes: &[u8]) -> Option<XidLine<'_>> {
     let rest = text(bytes).strip_prefix("Xid")?.trim_start();
     let (place, rest) = rest.strip_prefix('(')?.split_once(')')?;
@@ -141,8 +141,8 @@ pub(super) fn line(bytes: &[u8]) -> Option<XidLine<'_>> {
     let rest = rest.trim_start().strip_prefix(':')?.trim_start();
     let (code, rest) = code(rest, bytes)?;
     let detail = rest.trim_start_matches([',', ':', ' ']).trim_end();
-    // Process id and name are only looked for where drivers put them: at the front, or
-    // behind the message, which then is all of the detail.
+    // Process id and name are only accepted where drivers print them: before the message, or
+    // after it; then the message is all of the detail.
     let (pid, rest) = pid(detail);
     let (process, message) = process(code, rest);
     let (pid, process) = match (pid, process) {
@@ -169,7 +169,7 @@ fn behind(code: u32, detail: &str) -> (Option<&str>, Option<&str>) {
     (Some(pid), process(code, rest).0)
 }
 
-/// Reads `GPU-I:02 GPU-CI:01`.
+/// Parses `GPU-I:02 GPU-CI:01`, the part of a GPU under MIG.
 fn mig<'a>(words: impl Iterator<Item = &'a str>) -> Option<Mig> {
     let mut mig = None;
     for word in words {
@@ -185,7 +185,7 @@ fn mig<'a>(words: impl Iterator<Item = &'a str>) -> Option<Mig> {
     mig
 }
 
-/// Reads `pid=1234, ...`, and returns the value and the rest.
+/// Parses `pid=1234, ...`; returns the value and the rest.
 fn pid(text: &str) -> (Option<&str>, &str) {
     let Some(rest) = text.strip_prefix("pid=") else {
         return (None, text);
@@ -194,10 +194,10 @@ fn pid(text: &str) -> (Option<&str>, &str) {
     (Some(pid), rest)
 }
 
-/// Reads `name='<unknown>', ...`, and returns the value and the rest.
+/// Parses `name='<unknown>', ...`; returns the value and the rest.
 ///
-/// The name ends at a comma and a blank, and may have such itself: the message tells which.
-/// Where none of what follows them looks like one of the driver's, it is the first.
+/// The name ends at a comma and a blank, and may contain such itself: the first of them that a
+/// message of the driver follows counts, else the first.
 fn process(code: u32, text: &str) -> (Option<&str>, &str) {
     let Some(rest) = text.strip_prefix("name=") else {
         return (None, text);
@@ -226,7 +226,7 @@ fn ended(text: &str, at: Option<usize>) -> (&str, &str) {
     (value.trim_matches(['\'', '"']), rest)
 }
 
-/// Returns whether `text` begins as the driver's messages of this code do.
+/// Returns true if `text` starts as the driver's messages of this code do.
 fn is_message(code: u32, text: &str) -> bool {
     match code {
         144..=150 => super::nvlink5::report(text).is_some(),

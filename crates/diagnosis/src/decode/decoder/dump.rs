@@ -1,8 +1,8 @@
-//! The dumps of requests to a GPU's system processor, for the next XID of that GPU.
+//! Attaches dumps of requests to a GPU's system processor (GSP) to the next XID of that GPU.
 //!
-//! The driver prints a dump behind the first XID 119 or 120, and further such XIDs, or the
-//! advice of an XID 154, after it. An XID is reported at once, so the dump goes with the
-//! next of these. Where none follows, it stays in the log.
+//! The driver prints a dump after the first XID 119 or 120, and further such XIDs, or the
+//! advice of an XID 154, after the dump. An XID is reported at once, so the dump is attached to
+//! the next of these. If none follows, the dump stays in the log only.
 
 use jiff::{SignedDuration, Timestamp};
 
@@ -10,33 +10,33 @@ use super::super::{RpcLine, XidLine, rpc};
 use super::REMEMBERED;
 use contract::MAX_METADATA_BYTES;
 
-/// The time after an XID in which a later one gets its dump.
+/// Longest time between an XID and the later one that gets its dump.
 const SAME_TROUBLE: SignedDuration = SignedDuration::from_mins(5);
 
-/// The GPUs that had an XID with a dump, the newest last.
+/// GPUs that had an XID with a dump, the newest last.
 #[derive(Debug, Default)]
 pub(super) struct Dumps {
     gpus: Vec<Gpu>,
-    /// The address of the GPU whose part of a dump has begun.
+    /// PCI address of the GPU whose part of a dump has begun.
     current: Option<String>,
 }
 
 #[derive(Debug)]
 struct Gpu {
     pci: String,
-    /// The driver's number of it, where the XID has it.
+    /// Driver's number of the GPU, if the XID has it.
     number: Option<u32>,
-    /// The lines that have come since, at most [`MAX_METADATA_BYTES`].
+    /// Lines of the dump so far, at most [`MAX_METADATA_BYTES`].
     lines: String,
-    /// The time of the XID.
+    /// Time of the XID.
     at: Timestamp,
 }
 
 // === impl Dumps ===
 
 impl Dumps {
-    /// Returns the dump that an XID of the GPU at `pci` stands behind, if the XID is of those
-    /// that have one or sum one up.
+    /// Returns the dump before this XID of the GPU at `pci`, if the XID is one that has a dump
+    /// (119, 120) or sums one up (154).
     pub(super) fn take(&mut self, xid: &XidLine<'_>, pci: &str, at: Timestamp) -> Option<String> {
         let dumps = matches!(xid.code, 119 | 120);
         if !dumps && xid.code != 154 {
@@ -66,11 +66,11 @@ impl Dumps {
         self.gpus.len()
     }
 
-    /// Takes in a line of a dump. One of a GPU that had no such XID is nobody's.
+    /// Records a line of a dump. Lines of a GPU without such an XID are dropped.
     pub(super) fn take_in(&mut self, line: RpcLine<'_>) {
         if let Some(number) = line.gpu {
             let mut gpus = self.gpus.iter().rev();
-            // The newest of those of which the XID did not say the number, else.
+            // Otherwise the newest GPU whose XID lacks the driver's number.
             let of_number = gpus.clone().find(|gpu| gpu.number == Some(number));
             let gpu = of_number.or_else(|| gpus.find(|gpu| gpu.number.is_none()));
             self.current = gpu.map(|gpu| gpu.pci.clone());

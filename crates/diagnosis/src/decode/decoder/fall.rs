@@ -1,8 +1,8 @@
-//! The message that a GPU has fallen off the bus, put together.
+//! Assembles the message that a GPU has fallen off the bus.
 //!
-//! Its longer form has three lines, of which the first names the GPU, the second its PCI id,
-//! and the third says what happened; who copies a log may break them elsewhere. They may be three
-//! records, and the kernel may have put records of others between them: XIDs, of this GPU too, and
+//! The longer form has three lines: the first names the GPU, the second its PCI id, and the
+//! third states what happened; a program that copies a log may break the lines elsewhere. The
+//! lines may be three records, with records of others between them: XIDs, of this GPU too, and
 //! such messages of other GPUs.
 
 use jiff::Timestamp;
@@ -11,34 +11,34 @@ use super::super::{Fallen, gpu};
 use super::{REMEMBERED, SAME_FALL};
 use crate::subject::normalise_pci;
 
-/// Longest earlier lines that are kept with a finding (bytes). The driver's have 80.
+/// Longest text of earlier lines that is kept with a finding, in bytes. The driver's have 80.
 pub(super) const MAX_EARLIER_BYTES: usize = 1024;
 
-/// The messages that have begun, in their order.
+/// Incomplete messages, oldest first.
 #[derive(Debug, Default)]
 pub(super) struct Begun(Vec<Fall>);
 
-/// A message of a fall, as far as its lines have come.
+/// An incomplete message about a fall.
 #[derive(Debug)]
 pub(super) struct Fall {
     pub(super) pci: String,
     pub(super) pci_id: Option<String>,
-    /// The lines before the last, each with its end.
+    /// Lines so far, each with a newline.
     pub(super) lines: String,
     at: Timestamp,
-    /// The words of the sentence that have come.
+    /// Number of words of the sentence so far.
     said: usize,
 }
 
 // === impl Begun ===
 
 impl Begun {
-    /// Takes in a part of a message; returns the message where this is its end.
+    /// Adds a part of a message; returns the message if the part completes it.
     ///
-    /// A line that names no GPU goes on with the newest message whose next words it has. Where two are
-    /// told at once, each has its end, whatever the order of their lines.
+    /// A line that names no GPU continues the newest message that expects the line's words. If
+    /// two messages are interleaved, both are completed, whatever the order of their lines.
     pub(super) fn take_in(&mut self, part: Fallen<'_>, line: &[u8], at: Timestamp) -> Option<Fall> {
-        // What began long ago has lost its end, and another one's is not its own.
+        // The end of an old message was lost, and must not be taken from a new one.
         self.0
             .retain(|begun| at.duration_since(begun.at).abs() <= SAME_FALL);
         let mut fall = match part.pci {
@@ -49,7 +49,7 @@ impl Begun {
                 at,
                 said: 0,
             },
-            // Else the rest of a message whose beginning was not read: no GPU is named.
+            // Without a begun message, the line's GPU is unknown.
             None => self.newest(&part)?,
         };
         if let Some(pci_id) = part.pci_id {
@@ -71,8 +71,8 @@ impl Begun {
         None
     }
 
-    /// Takes out the newest message that the words of a line go on with. One that says all by itself
-    /// ends the newest message, for a line between may be lost.
+    /// Removes the newest message that a line continues. A line that is complete by itself ends
+    /// the newest message, since a line between may be lost.
     fn newest(&mut self, part: &Fallen<'_>) -> Option<Fall> {
         let goes_on = |fall: &Fall| gpu::goes_on(fall.said, part.words) > Some(fall.said);
         let index = self.0.iter().rposition(goes_on);

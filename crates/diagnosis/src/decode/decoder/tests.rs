@@ -14,7 +14,7 @@ use crate::catalog::Overrides;
 const T0: Timestamp = Timestamp::UNIX_EPOCH;
 const UUID: &str = "GPU-aaaaaaaa-bbbb-cccc-dddd-eeeeeeeeeeee";
 
-/// A GPU at 0000:b3:00, linked to link 44 of the switch at 0000:c1:00.
+/// A machine with a GPU at 0000:b3:00, linked to link 44 of the switch at 0000:c1:00.
 const MACHINE: &str = r#"{"driver_version": "580.65.06", "chassis_serial": "42", "gpus": [
     {"gpu_id": 6, "uuid": "GPU-aa", "pci_address": "0000:b3:00.0", "nvlinks": [
         {"link_id": 0, "remote_pci_address": "0000:c1:00.0", "remote_link_id": 44}]}]}"#;
@@ -31,7 +31,7 @@ fn one(decoder: &mut KernelLogDecoder, line: &str) -> Finding {
     found.remove(0)
 }
 
-/// Entities as `PCI=0000:b3:00 GPU_UUID=GPU-aa`.
+/// Formats the entities as `PCI=0000:b3:00 GPU_UUID=GPU-aa`.
 fn entities(finding: &Finding) -> String {
     let mut text = String::new();
     for entity in finding.entities() {
@@ -84,7 +84,7 @@ fn what_is_known_of_the_machine_names_the_gpu_and_its_lack_loses_nothing() {
     let finding = one(&mut decoder, xid);
     assert_eq!(finding.gpu_uuid.as_deref(), Some("GPU-aa"));
     assert_eq!(finding.metadata()[0], ("chassis_serial", "42".to_owned()));
-    // A machine that does not know this GPU, or none at all: the log's own word.
+    // Without a description of this GPU, the log's UUID counts.
     for machine in [Some(Machine::default()), None] {
         decoder.set_machine(machine);
         let finding = one(&mut decoder, xid);
@@ -99,7 +99,7 @@ fn a_gpu_of_a_long_domain_is_found_under_its_last_four_digits() {
     let xid = "NVRM: Xid (PCI:10000:b3:00): 48, pid=1, name=a, DBE";
     let mut decoder = on_a_known_machine();
     let finding = one(&mut decoder, xid);
-    // The address is the kernel's.
+    // The address is the one in the line.
     assert_eq!(entities(&finding), "PCI=10000:b3:00 GPU_UUID=GPU-aa");
     let reset = "GPU reset executed: GPU-aa, success: true";
     assert_eq!(
@@ -111,7 +111,7 @@ fn a_gpu_of_a_long_domain_is_found_under_its_last_four_digits() {
         entities(&one(&mut decoder, reset)),
         "PCI=10000:b3:00 GPU_UUID=GPU-aa"
     );
-    // Two that differ in what the file leaves out: neither is named.
+    // Two GPUs that match after the domain was cut: neither is named.
     let two = r#"{"gpus": [{"uuid": "GPU-aa", "pci_address": "0000:b3:00.0"},
                            {"uuid": "GPU-bb", "pci_address": "0000:b3:00.0"}]}"#;
     let mut decoder = KernelLogDecoder::default();
@@ -187,7 +187,7 @@ fn an_sxid_names_switch_link_and_gpu() {
     assert!(!minor.fatal && minor.action == RecommendedAction::None);
 }
 
-/// A line that the reference reads again and again, for ever, blocking all behind it.
+/// A line that NVSentinel retries forever, which blocks all later ones.
 #[test]
 fn an_sxid_whose_link_nobody_knows_is_still_an_event() {
     let unknown_link = "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 24007, Fatal, Link 45 timeout";
@@ -208,7 +208,7 @@ fn a_reset_is_the_end_of_all_xids_of_its_gpu_or_a_fault() {
     let mut decoder = on_a_known_machine();
     let good = one(&mut decoder, "GPU reset executed: GPU-AA, success: true");
     assert_eq!((good.healthy, good.fatal, good.code()), (true, false, None));
-    // The UUID is that of the machine, so that it is the one of the fault.
+    // The UUID is spelled as in the machine's description, so that it matches the fault's.
     assert_eq!(entities(&good), "PCI=0000:b3:00 GPU_UUID=GPU-aa");
     let bad = one(&mut decoder, "GPU reset executed: GPU-aa, success: false");
     assert_eq!((bad.healthy, bad.fatal), (false, true));
@@ -222,7 +222,7 @@ fn a_reset_is_the_end_of_all_xids_of_its_gpu_or_a_fault() {
     );
 }
 
-/// The other line on which the reference hangs.
+/// The other line that NVSentinel retries forever.
 #[test]
 fn a_reset_of_a_gpu_that_nobody_knows_is_still_an_event() {
     let mut decoder = KernelLogDecoder::default();
@@ -231,7 +231,7 @@ fn a_reset_of_a_gpu_that_nobody_knows_is_still_an_event() {
         (entities(&good), good.healthy),
         ("GPU_UUID=GPU-99".to_owned(), true)
     );
-    // Where the log named it, its address is known.
+    // The log has named the GPU, so its address is known.
     decoder.record(b"NVRM: GPU at PCI:0000:b3:00: GPU-99", T0);
     let bad = one(&mut decoder, "GPU reset executed: GPU-99, success: false");
     assert_eq!(entities(&bad), "PCI=0000:b3:00 GPU_UUID=GPU-99");

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Two GPUs on a switch, one of them with little said of it, as the collector writes it.
+/// Two GPUs on a switch, the second with few details, as the collector writes it.
 const FILE: &str = r#"{
   "version": "1.0", "timestamp": "2026-07-01T00:00:00Z", "node_name": "n1",
   "driver_version": "570.86.15", "chassis_serial": "1660022000001",

@@ -1,4 +1,4 @@
-//! The parts of XID lines.
+//! Tests of the parts of XID lines.
 
 use super::*;
 

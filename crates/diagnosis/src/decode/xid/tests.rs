@@ -1,6 +1,6 @@
 use super::*;
 
-/// Names of processes that programs choose, and where they stand.
+/// Process names that programs choose, and their positions.
 #[test]
 fn the_name_of_a_process_ends_where_the_message_begins() {
     let report = "NETIR_LINK_EVT  Fatal   XC0 i0 Link 09 (0x025525c6 0x00000000)";
@@ -71,7 +71,7 @@ fn the_name_of_a_process_ends_where_the_message_begins() {
             Some("a, b"),
             advice,
         ),
-        // No name of a process is so long: what follows is a message that we do not know.
+        // Longer than any process name, so what follows is an unknown message.
         (
             43,
             &format!("pid=7, name=a, {nobody}"),
@@ -86,7 +86,7 @@ fn the_name_of_a_process_ends_where_the_message_begins() {
             Some("a"),
             "b, nobody knows",
         ),
-        // Behind the message.
+        // Process after the message.
         (
             43,
             "Ch 00000008, pid=1234, name=python",

@@ -1,4 +1,4 @@
-//! Dumps of requests to a GPU's system processor.
+//! Tests of dumps of requests to a GPU's system processor.
 
 use super::*;
 use contract::MAX_METADATA_BYTES;
@@ -10,7 +10,7 @@ fn timeout(bus: &str, gpu: u32) -> String {
     )
 }
 
-/// A dump as R535 prints it; later drivers have a column more.
+/// A dump of R535; later drivers have one more column.
 fn dump(gpu: u32) -> Vec<String> {
     [
         &format!(
@@ -64,7 +64,7 @@ fn a_dump_goes_with_the_next_xid_of_its_trouble_and_is_no_event() {
         let second = one(&mut decoder, &next);
         let expected = has_dump.then(|| text(&dump(0)));
         assert_eq!(metadata(&second), expected, "{next}");
-        // Once, and of what came since.
+        // A dump is attached once; the next one has only newer lines.
         if has_dump {
             assert_eq!(metadata(&one(&mut decoder, &timeout("03", 0))), None);
         }
@@ -82,7 +82,7 @@ fn each_gpu_has_its_own_dump_however_they_are_mixed() {
             assert_eq!(decoder.record(line.as_bytes(), T0), []);
         }
     }
-    // A part of a GPU that had no such XID is nobody's.
+    // A part of a dump of a GPU without such an XID is dropped.
     let (known, unknown) = ([timeout("03", 0), timeout("04", 1)], dump(7));
     for line in &unknown {
         assert_eq!(decoder.record(line.as_bytes(), T0), []);
@@ -91,7 +91,7 @@ fn each_gpu_has_its_own_dump_however_they_are_mixed() {
         let expected = text(&dump(gpu));
         assert_eq!(metadata(&one(&mut decoder, &xid)), Some(expected), "{xid}");
     }
-    // Where the XID does not say the driver's number of the GPU, the newest such is meant.
+    // If the XID lacks the driver's number of the GPU, the newest such GPU gets the dump.
     let nameless = "NVRM: Xid (PCI:0000:05:00): 120, GSP task exception";
     one(&mut decoder, nameless);
     for line in &unknown {
@@ -104,7 +104,7 @@ fn each_gpu_has_its_own_dump_however_they_are_mixed() {
 #[test]
 fn a_dump_is_bounded_and_goes_with_no_later_trouble() {
     let mut decoder = KernelLogDecoder::default();
-    // Before any XID it is nobody's.
+    // A dump before any XID is dropped.
     for line in dump(0) {
         assert_eq!(decoder.record(line.as_bytes(), T0), []);
     }

@@ -1,4 +1,4 @@
-//! "GPU has fallen off the bus".
+//! Tests of messages that a GPU has fallen off the bus.
 
 use super::*;
 
@@ -9,7 +9,7 @@ fn one_fall_is_one_fault() {
     let fallen = b"NVRM: GPU 0000:b3:00.0: GPU has fallen off the bus.";
     let xid = b"NVRM: Xid (PCI:0000:b3:00): 79, pid=1, name=a, GPU has fallen off the bus.";
     assert!(decoder.record(xid, at(0))[0].fatal);
-    // The addresses differ in ".0", which the reference's comparison misses.
+    // The addresses differ in ".0", which NVSentinel's comparison misses.
     assert_eq!(decoder.record(fallen, at(1)), []);
     assert_eq!(decoder.record(fallen, at(300)), []);
     let other = decoder.record(
@@ -38,7 +38,7 @@ fn only_an_xid_that_says_as_much_stands_for_a_fall() {
         ("31, pid=1, name=a, MMU Fault", false),
         ("43, pid=1, name=a, Ch 00000008", false),
         ("45, pid=1, name=a, Ch 00000008", false),
-        // Fatal, and yet mended without a reboot.
+        // Fatal, but remediated without a reboot.
         ("95, pid=1, name=a, Uncontained", false),
         ("162, power smoothing", false),
         ("999, nobody knows", false),
@@ -56,8 +56,8 @@ fn only_an_xid_that_says_as_much_stands_for_a_fall() {
             assert_eq!(decoder.record(xid.as_bytes(), at(0)).len(), 1);
             let found = decoder.record(fall.as_bytes(), at(299));
             assert_eq!(of_fall(&found), usize::from(!tells), "{xid} before {fall}");
-            // What was told first stays told, but where XID 79 says the same, which takes its
-            // place however late; and the XID is never left out.
+            // An earlier fault stays, unless XID 79 reports the same, which replaces the fault
+            // however late; the XID is never dropped.
             let mut decoder = KernelLogDecoder::default();
             assert_eq!(of_fall(&decoder.record(fall.as_bytes(), at(0))), 1);
             let cancels = |found: Vec<Finding>| -> Vec<String> {
@@ -78,9 +78,9 @@ fn only_an_xid_that_says_as_much_stands_for_a_fall() {
                 ended,
                 "{xid}"
             );
-            // Once.
+            // The second XID cancels nothing.
             assert!(cancels(decoder.record(xid.as_bytes(), at(2_001))).is_empty());
-            // In one record.
+            // Both lines in one record.
             for record in [format!("{xid}\n{fall}"), format!("{fall}\n{xid}")] {
                 let mut decoder = KernelLogDecoder::default();
                 let found = decoder.record(record.as_bytes(), at(0));
@@ -89,7 +89,7 @@ fn only_an_xid_that_says_as_much_stands_for_a_fall() {
                 let of_falls = (found.iter().flat_map(|it| &it.cancels))
                     .filter(|it| it.check == "SysLogsGPUFallenOff");
                 assert_eq!(of_falls.count(), 0, "{record}");
-                // Nor is there anything to end later where nothing was reported.
+                // A later XID 79 cancels the fault only if it was reported.
                 let fell = b"NVRM: Xid (PCI:0000:b3:00): 79, pid=1, name=a, x";
                 let ended = cancels(decoder.record(fell, at(1))).len();
                 let reported = of_fall(&found) == 1;
@@ -124,7 +124,7 @@ fn an_xid_that_was_taken_back_stands_for_no_fall() {
     }
 }
 
-/// There such an event has neither.
+/// NVSentinel's event has neither.
 #[test]
 fn a_fall_that_no_xid_told_names_gpu_and_machine() {
     let mut decoder = on_a_known_machine();
@@ -152,7 +152,7 @@ fn a_fall_told_in_three_lines_is_one_fault_with_all_of_them() {
         "PCI=0000:b3:00 GPU_UUID=GPU-aa PCI_ID=10de:2330"
     );
     assert_eq!(whole.lines.as_deref(), Some(&*lines.join("\n")));
-    // Each a record of its own, with others between them.
+    // Three records, with others between them.
     assert_eq!(decoder.record(lines[0].as_bytes(), T0), []);
     assert_eq!(decoder.record(b"usb 1-1: new device", T0), []);
     assert_eq!(decoder.record(lines[1].as_bytes(), T0), []);
@@ -161,13 +161,13 @@ fn a_fall_told_in_three_lines_is_one_fault_with_all_of_them() {
     assert_eq!(entities(&parts), entities(&whole));
     // The end alone names no GPU.
     assert_eq!(decoder.record(lines[2].as_bytes(), T0), []);
-    // With an XID in the same record, that one tells it.
+    // An XID in the same record reports the fall.
     let xid = "NVRM: Xid (PCI:0000:b3:00): 79, pid=1, name=a, GPU has fallen off the bus.";
     let both = one(&mut decoder, &format!("{}\n{xid}", lines.join("\n")));
     assert_eq!(both.code().as_deref(), Some("79"));
 }
 
-/// Drivers, and those who copy a log, break the sentence wherever they like.
+/// Drivers, and programs that copy a log, break the sentence anywhere.
 #[test]
 fn a_fall_is_one_fault_wherever_its_sentence_breaks() {
     let sentence = "The NVIDIA GPU 0000:b3:00.0 (PCI ID: 10de:2330) installed in this system has \
@@ -207,7 +207,7 @@ fn a_fall_is_one_fault_wherever_its_sentence_breaks() {
     }
 }
 
-/// The three lines about a GPU on this bus.
+/// Returns the three lines about a GPU on this bus.
 fn three(bus: &str) -> [String; 3] {
     [
         format!("NVRM: The NVIDIA GPU 0000:{bus}:00.0"),
@@ -221,7 +221,7 @@ fn nothing_that_comes_between_the_lines_of_a_fall_loses_it() {
     let ([a1, a2, a3], [b1, b2, b3]) = (three("b3"), three("b4"));
     let of = |bus: &str| format!("NVRM: Xid (PCI:0000:{bus}:00): 45, pid=1, name=a, Ch 1");
     let (own, other) = (of("b3"), of("b5"));
-    // A driver that does not support a GPU begins its message in the same way.
+    // The message of a driver that does not support a GPU starts in the same way.
     let unsupported = "NVRM: The NVIDIA GPU 0000:b6:00.0 (PCI ID: 10de:0fc6)";
     for (lines, expected) in [
         (vec![&a1, &other, &a2, &other, &a3], vec!["b3"]),
@@ -266,7 +266,7 @@ fn of_messages_that_never_end_few_are_kept_and_none_for_long() {
         fell += decoder.record(end.as_bytes(), T0).len();
     }
     assert_eq!(fell, REMEMBERED);
-    // The end of one that was told in time is not that of one of long ago.
+    // The end of a new message does not complete an old one.
     let [old, ..] = three("b4");
     let [begin, ..] = three("b5");
     decoder.record(old.as_bytes(), T0);
@@ -277,7 +277,7 @@ fn of_messages_that_never_end_few_are_kept_and_none_for_long() {
     assert_eq!(decoder.record(end.as_bytes(), late), []);
 }
 
-/// The beginning of its own may not have been read.
+/// The start of the new message may not have been read.
 #[test]
 fn the_end_of_a_message_is_not_that_of_one_of_long_ago() {
     let [begin, second, end] = three("b3");
@@ -287,7 +287,7 @@ fn the_end_of_a_message_is_not_that_of_one_of_long_ago() {
         decoder.record(begin.as_bytes(), T0);
         assert_eq!(decoder.record(rest.as_bytes(), late), []);
         assert_eq!(decoder.record(end.as_bytes(), late), []);
-        // Where it comes in time it is.
+        // In time, the end completes the message.
         decoder.record(begin.as_bytes(), T0);
         let found = decoder.record(end.as_bytes(), T0 + SAME_FALL);
         assert_eq!(found[0].pci.as_deref(), Some("0000:b3:00"));

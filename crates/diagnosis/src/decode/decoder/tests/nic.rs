@@ -1,4 +1,4 @@
-//! Lines of network drivers.
+//! Tests of lines of network drivers.
 
 use super::*;
 
@@ -113,7 +113,7 @@ fn every_nic_pattern_covers_its_lines_and_no_ordinary_one() {
         "mlx5_core 0000:9a:00.0: firmware version: 28.39.1002",
         "mlx5_core 0000:9a:00.0 ens108np0: Link up",
         "mlx5_core 0000:9a:00.0: Port module event: module 0, Cable plugged",
-        // Off unless a file turns it on: noise where a tool may not read a register.
+        // Off unless a file enables it: noise if a tool lacks permission to read a register.
         "mlx5_core 0000:9a:00.0: mlx5_cmd_out_err:816:(pid 1): ACCESS_REG(0x805) op_mod(0x1) failed, status bad parameter(0x3)",
         "infiniband rdmap0s6: Admin queue is open",
         "ena 0000:00:05.0: Reset indication didn't turn on",
@@ -122,7 +122,7 @@ fn every_nic_pattern_covers_its_lines_and_no_ordinary_one() {
     }
 }
 
-/// A line that begins as one of another network driver may hold a line of the GPU driver.
+/// A line with the prefix of another network driver may contain a line of the GPU driver.
 #[test]
 fn a_gpu_line_behind_the_beginning_of_a_nic_line_is_found() {
     let mut decoder = KernelLogDecoder::default();

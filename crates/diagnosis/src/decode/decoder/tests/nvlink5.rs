@@ -1,4 +1,4 @@
-//! The layout in which an XID 144 to 150 line is read.
+//! Tests of the layout of XID 144 to 150 lines.
 
 use RecommendedAction::{ComponentReset, ContactSupport, Unknown};
 
@@ -11,11 +11,11 @@ fn judged(driver: &str, line: &str) -> Finding {
     one(&mut decoder, &format!("NVRM: Xid (PCI:0000:b3:00): {line}"))
 }
 
-/// Words of the other layout may be those of a graver unit: what the driver calls not fatal
-/// would reset the GPU.
+/// Words of the other layout may be those of a more severe unit: a report that the driver calls
+/// non-fatal would reset the GPU.
 #[test]
 fn a_line_is_read_in_the_layout_of_a_known_driver_only() {
-    // Unit and status as drivers before R575 print them, and as those from R575 on do.
+    // Unit and status, first of drivers before R575, then of those from R575 on.
     let down = ["(0x025525c6 0x00000000)", "(0x02500011 0x00000000)"];
     let track = ["(0x000000e2 0x00000001)", "(0x00000007 0x00000001)"];
     for (driver, layout) in [
@@ -56,7 +56,7 @@ fn a_line_is_read_in_the_layout_of_a_known_driver_only() {
     }
 }
 
-/// Units of 149 put a number into the status, of which no bit means anything.
+/// For units of 149 the status is a number, whose bits have no meaning.
 #[test]
 fn a_status_that_is_a_number_is_not_taken_apart() {
     for (status, expected) in [
@@ -81,7 +81,7 @@ fn an_nvlink5_line_is_read_by_its_words_and_never_silently_harmless() {
         RecommendedAction::ContactSupport,
         RecommendedAction::Unknown,
     );
-    // Driver, code, text, error code, fatal, action, whether the verdict needs a word.
+    // Driver, code, text, error code, fatal, action, true if the verdict has a basis.
     let table = [
         // Two layouts of one report.
         (
@@ -167,7 +167,8 @@ fn an_nvlink5_line_is_read_by_its_words_and_never_silently_harmless() {
             reset,
             false,
         ),
-        // Several status bits: the gravest counts, an unknown one leaves it open.
+        // Several status bits: the most severe counts, an unknown one leaves the verdict
+        // undetermined.
         (
             Some("580.1"),
             144,
@@ -232,7 +233,7 @@ fn an_nvlink5_line_is_read_by_its_words_and_never_silently_harmless() {
             reset,
             true,
         ),
-        // XID 154 says what is needed.
+        // XID 154 names the action.
         (
             Some("580.1"),
             145,
@@ -242,7 +243,7 @@ fn an_nvlink5_line_is_read_by_its_words_and_never_silently_harmless() {
             none,
             false,
         ),
-        // No row: the driver's word decides.
+        // No row: the driver's severity decides.
         (
             Some("580.1"),
             149,
@@ -288,7 +289,7 @@ fn an_nvlink5_line_is_read_by_its_words_and_never_silently_harmless() {
             unknown,
             true,
         ),
-        // No words that can be read.
+        // No words that can be parsed.
         (
             None,
             149,

@@ -1,8 +1,8 @@
-//! Starts of a GPU that fail, without an XID.
+//! Tests of failed starts of a GPU without an XID.
 
 use super::*;
 
-/// Returns the two lines of a start that failed, of the GPU on this bus.
+/// Returns the two lines of a failed start of the GPU on this bus.
 fn failed(bus: &str) -> [String; 2] {
     [
         format!("NVRM: GPU 0000:{bus}:00.0: RmInitAdapter failed! (0x62:0x65:1858)"),
