@@ -1,9 +1,10 @@
-//! The state of the GPUs of a machine, as its driver tells it: what is there ([`Inventory`]), how
-//! it does ([`Readings`]), and what has just happened to it ([`GpuEvent`]).
+//! State of the GPUs of a machine, as the driver reports it: which GPUs exist ([`Inventory`]),
+//! their health ([`Readings`]), and events ([`GpuEvent`]).
 //!
-//! What a GPU or its driver does not tell is `None`, which is never "broken". A number that has
-//! no name here, such as an architecture or a recovery action of a later driver, is kept as it is.
-//! Facts are those of NVML (`nvml.h` of CUDA 13), whoever reads them.
+//! A value that a GPU or its driver does not report is `None`, which never means a fault. A
+//! number without a name here, such as an architecture or a recovery action of a later driver,
+//! is kept unchanged. The values are those of NVML (`nvml.h` of CUDA 13), whichever library
+//! reads them.
 
 use std::fmt;
 
@@ -12,7 +13,7 @@ use serde::{Deserialize, Serialize};
 pub mod checks;
 pub mod dcgm;
 
-/// The GPUs of a machine, and their driver, as a look found them.
+/// GPUs of a machine and their driver, from one poll.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Inventory {
@@ -20,97 +21,97 @@ pub struct Inventory {
     pub driver_version: Option<String>,
     /// Version of CUDA that the driver supports, such as `13.0`.
     pub cuda_version: Option<String>,
-    /// The GPUs that answered, in the order of their index.
+    /// GPUs that answered, sorted by index.
     pub gpus: Vec<Gpu>,
-    /// The GPUs that the driver counts and that did not answer.
+    /// GPUs that the driver counts but that did not answer.
     pub unreadable: Vec<UnreadableGpu>,
 }
 
-/// One GPU, and what of it does not change while its driver runs.
+/// Attributes of a GPU that do not change while its driver runs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Gpu {
-    /// Index of NVML, which may change with a reboot.
+    /// NVML index, which may change with a reboot.
     pub index: u32,
     /// UUID, such as `GPU-8c5f2a4e-...`.
     pub uuid: String,
     /// PCI address in the form `dddd:bb:dd.f` in lower case; a longer domain is kept whole.
     pub pci: String,
-    /// Product, such as `NVIDIA H100 80GB HBM3`.
+    /// Product name, such as `NVIDIA H100 80GB HBM3`.
     pub product: String,
-    /// Architecture, such as `Hopper`; a number where it has no name yet.
+    /// Architecture, such as `Hopper`; a number if it has no name here.
     pub architecture: Option<String>,
-    /// Size of its memory in bytes.
+    /// Size of the memory, in bytes.
     pub memory_bytes: Option<u64>,
-    /// Serial number of its board.
+    /// Serial number of the board.
     pub serial: Option<String>,
-    /// Part number of its board.
+    /// Part number of the board.
     pub board_part_number: Option<String>,
     /// Serial number of the chassis; drivers from 560.
     pub chassis_serial: Option<String>,
-    /// Node of the machine's memory that is nearest.
+    /// Nearest NUMA node of the machine.
     pub numa_node: Option<u32>,
-    /// Margin to the slowdown in degrees Celsius below which the GPU slows down (field 194).
+    /// Margin in degrees Celsius below which the GPU slows down (field 194).
     pub slowdown_margin_c: Option<i32>,
     /// Highest PCIe generation of GPU and slot.
     pub pcie_max_generation: Option<u32>,
     /// Highest PCIe width of GPU and slot, in lanes.
     pub pcie_max_width: Option<u32>,
-    /// True if the GPU is divided; `None` where it cannot be.
+    /// True if the GPU is partitioned (MIG); `None` if it cannot be.
     pub mig_enabled: Option<bool>,
-    /// Its partitions.
+    /// Partitions; empty unless `mig_enabled`.
     pub mig_devices: Vec<MigDevice>,
-    /// Its links that are in use, or ought to be.
+    /// Links that are up, or whose remote end the driver knows.
     pub nvlinks: Vec<Nvlink>,
-    /// The reason why its XID events cannot be waited for; `None` if they can.
+    /// Reason why XID events cannot be received; `None` if they can.
     pub unmonitored: Option<String>,
 }
 
-/// One partition of a divided GPU.
+/// A partition of a GPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct MigDevice {
     /// UUID, such as `MIG-...`.
     pub uuid: String,
-    /// GPU instance.
+    /// Number of the GPU instance.
     pub gpu_instance: u32,
-    /// Compute instance.
+    /// Number of the compute instance.
     pub compute_instance: u32,
-    /// Size of its memory in bytes.
+    /// Size of the memory, in bytes.
     pub memory_bytes: Option<u64>,
 }
 
-/// The other end of one NVLink.
+/// Remote end of an `NVLink`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Nvlink {
     /// Number of the link at this GPU.
     pub link: u32,
-    /// PCI address of what is at the other end.
+    /// PCI address of the remote device.
     pub remote_pci: Option<String>,
-    /// True if the other end is a switch.
+    /// True if the remote device is a switch.
     pub remote_is_switch: Option<bool>,
-    /// Number of the link there.
+    /// Number of the link at the remote device.
     pub remote_link: Option<u32>,
 }
 
-/// A GPU that the driver counts and that did not answer.
+/// A GPU that the driver counts but that did not answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct UnreadableGpu {
-    /// Index of NVML.
+    /// NVML index of the GPU.
     pub index: u32,
-    /// UUID and PCI address, where it still tells them.
+    /// UUID, if the driver still reports it.
     pub uuid: Option<String>,
-    /// PCI address, where it still tells it.
+    /// PCI address, if the driver still reports it.
     pub pci: Option<String>,
-    /// Error of NVML, such as `NVML_ERROR_GPU_IS_LOST`.
+    /// NVML error, such as `NVML_ERROR_GPU_IS_LOST`.
     pub error: String,
-    /// True if the error says that the GPU is gone, not that it cannot be read.
+    /// True if the error means that the GPU is gone, rather than unreadable.
     pub is_lost: bool,
 }
 
-/// The state of one GPU at a moment. Counters only grow, until the driver or the GPU begins anew.
+/// State of one GPU at one moment. Counters only grow, until the driver or the GPU is reset.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Readings {
@@ -123,63 +124,63 @@ pub struct Readings {
     /// Degrees Celsius until the GPU slows down (`nvmlDeviceGetMarginTemperature`, field 153 of
     /// DCGM); negative beyond that.
     pub margin_c: Option<i32>,
-    /// Power in milliwatts.
+    /// Power draw, in milliwatts.
     pub power_mw: Option<u64>,
-    /// Limit of the power in milliwatts that is enforced.
+    /// Enforced power limit, in milliwatts.
     pub power_limit_mw: Option<u64>,
-    /// The reasons why the clocks are below what they could be, as bits of NVML.
+    /// Reasons for reduced clocks, as NVML's bits.
     pub clock_reasons: Option<u64>,
-    /// Nanoseconds for which heat has slowed the GPU down.
+    /// Time that heat has slowed the GPU down, in nanoseconds.
     pub thermal_violation_ns: Option<u64>,
-    /// Nanoseconds for which its power limit has slowed the GPU down.
+    /// Time that the power limit has slowed the GPU down, in nanoseconds.
     pub power_violation_ns: Option<u64>,
-    /// Load of the GPU in percent.
+    /// Utilization of the GPU, in percent.
     pub utilization_percent: Option<u32>,
-    /// Memory in use in bytes.
+    /// Memory in use, in bytes.
     pub memory_used_bytes: Option<u64>,
-    /// Memory errors that were corrected, since the driver was loaded.
+    /// Corrected memory errors since the driver was loaded.
     pub ecc_corrected_volatile: Option<u64>,
-    /// Memory errors that were not corrected, since the driver was loaded.
+    /// Uncorrected memory errors since the driver was loaded.
     pub ecc_uncorrected_volatile: Option<u64>,
-    /// Memory errors that were corrected, in the life of the GPU.
+    /// Corrected memory errors over the life of the GPU.
     pub ecc_corrected_aggregate: Option<u64>,
-    /// Memory errors that were not corrected, in the life of the GPU.
+    /// Uncorrected memory errors over the life of the GPU.
     pub ecc_uncorrected_aggregate: Option<u64>,
-    /// Pages retired because of errors that were corrected.
+    /// Pages retired because of corrected errors.
     pub retired_pages_sbe: Option<u32>,
-    /// Pages retired because of errors that were not corrected.
+    /// Pages retired because of uncorrected errors.
     pub retired_pages_dbe: Option<u32>,
-    /// True if a page waits for a restart of the driver to be retired.
+    /// True if the retirement of a page waits for a restart of the driver.
     pub retired_pages_pending: Option<bool>,
-    /// Memory rows replaced because of errors that were corrected.
+    /// Memory rows remapped because of corrected errors.
     pub remapped_rows_correctable: Option<u32>,
-    /// Memory rows replaced because of errors that were not corrected.
+    /// Memory rows remapped because of uncorrected errors.
     pub remapped_rows_uncorrectable: Option<u32>,
-    /// True if a row waits for a reset to be replaced.
+    /// True if the remapping of a row waits for a reset.
     pub remap_pending: Option<bool>,
-    /// True if a row could not be replaced.
+    /// True if the remapping of a row failed.
     pub remap_failed: Option<bool>,
-    /// True if the static memory has passed its threshold of errors.
+    /// True if the number of SRAM errors exceeds the threshold.
     pub sram_threshold_exceeded: Option<bool>,
-    /// Times that something was sent again over PCIe.
+    /// Number of PCIe replays.
     pub pcie_replays: Option<u64>,
-    /// PCIe generation now.
+    /// Current PCIe generation, from 1.
     pub pcie_generation: Option<u32>,
-    /// PCIe width now, in lanes.
+    /// Current PCIe width, in lanes.
     pub pcie_width: Option<u32>,
-    /// State and errors of its NVLinks.
+    /// State and errors of the `NVLink`s.
     pub nvlinks: Vec<NvlinkReadings>,
-    /// The fabric that joins GPUs across machines; `None` where there is none.
+    /// Fabric that joins GPUs across machines; `None` if there is none.
     pub fabric: Option<Fabric>,
-    /// The action that the driver asks for to mend the GPU.
+    /// Recovery action that the driver requests for the GPU.
     pub recovery_action: Option<RecoveryAction>,
-    /// The same for its partitions, by UUID, where it is divided.
+    /// Recovery actions for the partitions, by UUID.
     pub mig_recovery_actions: Vec<(String, RecoveryAction)>,
-    /// The calls that failed otherwise than by "not supported", each with its error.
+    /// Failed calls with their errors, without those that are not supported.
     pub failed: Vec<(String, String)>,
 }
 
-/// The state of one NVLink.
+/// State of an `NVLink`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct NvlinkReadings {
@@ -187,97 +188,97 @@ pub struct NvlinkReadings {
     pub link: u32,
     /// True if the link is up.
     pub up: Option<bool>,
-    /// Times that something was sent again.
+    /// Number of replays on the link.
     pub replays: Option<u64>,
-    /// Times that the link was made anew.
+    /// Number of times that the link was retrained.
     pub recoveries: Option<u64>,
-    /// Checksums that were wrong.
+    /// Number of CRC errors.
     pub crc_errors: Option<u64>,
-    /// Errors that were left after correction; NVLink 5 and later.
+    /// Errors left after correction; NVLink 5 and later.
     pub effective_errors: Option<u64>,
 }
 
-/// The fabric that joins GPUs across machines, as the driver tells it.
+/// Fabric that joins GPUs across machines.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Fabric {
-    /// The progress of the registration.
+    /// Progress of the GPU's registration.
     pub state: FabricState,
-    /// Name of NVML for how the registration ended, such as `NVML_SUCCESS`.
+    /// NVML's name for the outcome of the registration, such as `NVML_SUCCESS`.
     pub status: String,
     /// Number of the clique; a GPU without one is in no fabric.
     pub clique: Option<u32>,
-    /// UUID of the cluster.
+    /// UUID of the fabric's cluster.
     pub cluster: Option<String>,
     /// Bits of the fabric's health (version 2 and later).
     pub health_mask: Option<u32>,
 }
 
-/// The progress of a GPU's registration with its fabric (`nvmlGpuFabricState_t`).
+/// Progress of a GPU's registration with its fabric (`nvmlGpuFabricState_t`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FabricState {
-    /// It takes part in no fabric.
+    /// The GPU takes part in no fabric.
     #[default]
     NotSupported,
-    /// It has not begun.
+    /// The registration has not started.
     NotStarted,
-    /// It is under way.
+    /// The registration is in progress.
     InProgress,
-    /// It has ended; how is told by the status.
+    /// The registration has ended; the status is its outcome.
     Completed,
     /// A state of a later driver.
     Other(u32),
 }
 
-/// The action that the driver asks for to mend a GPU (`nvmlDeviceGpuRecoveryAction_t`).
+/// Recovery action that the driver requests for a GPU (`nvmlDeviceGpuRecoveryAction_t`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum RecoveryAction {
-    /// Nothing.
+    /// No action is needed.
     None,
-    /// A reset of the GPU.
+    /// Reset the GPU, without a reboot.
     Reset,
-    /// A reboot of the machine.
+    /// Reboot the machine, NVML's number 2.
     Reboot,
-    /// To end what talks to its peers.
+    /// Stop work that communicates with other GPUs.
     DrainPeers,
-    /// To end what runs on it, and a reset.
+    /// Stop work on the GPU, and reset it.
     DrainAndReset,
-    /// A recovery of the domain in which machines share memory.
+    /// Recover the IMEX domain, within which machines share memory.
     RecoverImexDomain,
-    /// A reset of the GPU's bus.
+    /// Reset the GPU's bus.
     BusReset,
-    /// A reboot of the system.
+    /// Reboot the system, NVML's number 7.
     SystemReboot,
     /// An action of a later driver.
     Other(u32),
 }
 
-/// Something that has just happened to a GPU.
+/// An event of a GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GpuEvent {
-    /// UUID of the GPU; `None` where the driver does not tell it any more.
+    /// UUID of the GPU; `None` if the driver does not report it.
     pub uuid: Option<String>,
-    /// The event.
+    /// Kind of the event.
     pub kind: GpuEventKind,
 }
 
-/// The kinds of events that a driver tells of.
+/// Kinds of events that a driver reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum GpuEventKind {
-    /// An XID, and the instances that it is about where the GPU is divided.
+    /// An XID, with the affected instances if the GPU is partitioned.
     Xid {
-        /// The code.
+        /// XID code, a decimal number.
         code: u32,
-        /// GPU instance.
+        /// Number of the GPU instance.
         gpu_instance: Option<u32>,
-        /// Compute instance.
+        /// Number of the compute instance.
         compute_instance: Option<u32>,
     },
-    /// A memory error that was corrected.
+    /// A corrected memory error.
     SingleBitEcc,
-    /// A memory error that was not corrected.
+    /// An uncorrected memory error.
     DoubleBitEcc,
-    /// Another one that was asked for, by its bit.
+    /// Another subscribed event type, as NVML's bit.
     Other(u64),
 }
 
@@ -298,7 +299,7 @@ impl From<u32> for FabricState {
 // === impl RecoveryAction ===
 
 impl RecoveryAction {
-    /// The actions that have a name, by their numbers in NVML, with their words for people.
+    /// Known actions, indexed by their numbers in NVML, with their descriptions.
     const NAMED: [(Self, &str); 8] = [
         (Self::None, "nothing"),
         (Self::Reset, "a reset of the GPU"),
@@ -313,7 +314,7 @@ impl RecoveryAction {
         (Self::SystemReboot, "a reboot of the system"),
     ];
 
-    /// Returns the number of the action in NVML.
+    /// Returns the action's number in NVML.
     pub fn number(self) -> u32 {
         if let Self::Other(number) = self {
             return number;
@@ -341,8 +342,8 @@ impl fmt::Display for RecoveryAction {
     }
 }
 
-/// Returns a PCI address as all of gpuwarden writes it, `dddd:bb:dd.f` in lower case, from the
-/// form of NVML, `DDDDDDDD:BB:DD.F`. A domain that needs more than four digits is kept whole.
+/// Converts a PCI address from NVML's form, `DDDDDDDD:BB:DD.F`, to gpuwarden's, `dddd:bb:dd.f`
+/// in lower case. A domain that needs more than four digits is kept whole.
 pub fn pci_address(of_nvml: &str) -> String {
     let lower = of_nvml.to_ascii_lowercase();
     match lower.split_once(':') {

@@ -1,17 +1,17 @@
-//! What readings of GPUs mean: [`Health`] compares what the driver tells with what it told before,
-//! and says which problems have come and which are over.
+//! Evaluates readings of GPUs: [`Health`] compares each poll with the ones before, and returns
+//! which problems have opened and which have closed.
 //!
-//! - A problem is a code of a check about one GPU or one link of it. Each comes and goes by itself,
-//!   and what is less grave ends nothing that is graver.
-//! - What is not told changes nothing: it is neither a problem nor the end of one.
-//! - A GPU that is missing beside others is lost. Where none answers nothing is seen, and nothing
-//!   is said.
-//! - DCGM may be asked beside the driver (`dcgm`): what both tell is one problem.
-//! - Some problems count when they have lasted, and are over when it has been calm for a while
+//! - A problem is a code of a check about one GPU or one link of it. Each opens and closes
+//!   independently, and a lesser problem never closes a more severe one.
+//! - A missing value changes nothing: it neither opens nor closes a problem.
+//! - A GPU that is missing beside others is lost. If none answers, the driver is out of sight,
+//!   and nothing changes.
+//! - DCGM may be a second source (`dcgm`): a problem that both report is one problem.
+//! - Some problems open after they have lasted for a while, and close after a calm period
 //!   ([`Limits`]).
 //!
-//! Only changes are told. What is open, and what else a restart must not make it forget, stands in
-//! [`Remembered`].
+//! Only changes are returned. [`Remembered`] holds the open problems and the rest of the state
+//! that must survive a restart.
 
 mod dcgm;
 mod presence;
@@ -30,55 +30,56 @@ use dcgm::Dcgm;
 use rules::Rules;
 use trail::Trails;
 
-/// The problems of a machine's GPUs, as far as they are seen.
+/// Evaluates the health of a machine's GPUs, with the open problems.
 #[derive(Debug)]
 pub struct Health {
     limits: Limits,
     remembered: Remembered,
-    /// Since when a problem is there that is not open yet, or is away that still is.
+    /// Problems whose state differs from their readings, with the time since when.
     pending: BTreeMap<Problem, Duration>,
-    /// The counters of the GPUs that are there, by key.
+    /// Counters of the GPUs that are present, by key.
     trails: BTreeMap<String, Trails>,
     driver_version: Option<String>,
     dcgm: Dcgm,
 }
 
-/// The things that have to be remembered over a restart.
+/// State that must survive a restart.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Remembered {
-    /// The GPUs that were seen, by key: a UUID, or what else is known of one that was always lost.
+    /// GPUs that were seen, by key: the UUID, or another name of a GPU that was lost from the
+    /// start.
     gpus: BTreeMap<String, KnownGpu>,
-    /// The problems that the driver tells.
+    /// Open problems that the driver reports.
     open: BTreeSet<Problem>,
-    /// The problems that DCGM tells.
+    /// Open problems that DCGM reports.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     dcgm: BTreeSet<Problem>,
 }
 
-/// The names of a GPU.
+/// Names of a GPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GpuNames {
-    /// Index of NVML, as it was seen last.
+    /// NVML index at the last poll.
     pub index: u32,
-    /// UUID.
+    /// UUID of the form `GPU-...`.
     pub uuid: Option<String>,
-    /// PCI address.
+    /// PCI address in the form `dddd:bb:dd.f`.
     pub pci: Option<String>,
     /// Serial number of the chassis.
     pub chassis_serial: Option<String>,
 }
 
-/// A GPU that was seen.
+/// A GPU that was seen in an earlier poll.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct KnownGpu {
     names: GpuNames,
-    /// The links that were up in this boot.
+    /// Links that were up in this boot.
     links_up: BTreeSet<u32>,
-    /// Pages taken out of use because of errors that were not corrected, when it was first seen.
+    /// Pages that were retired because of uncorrected errors when the GPU was first seen.
     first_retired_dbe: Option<u32>,
 }
 
-/// One problem, whether it is open or not.
+/// A problem, whether it is open or not.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 struct Problem {
     /// Key of the GPU; empty for the machine.
@@ -86,58 +87,59 @@ struct Problem {
     check: Text,
     code: Text,
     link: Option<u32>,
-    /// The number of the switch that it is about, in the place of a GPU.
+    /// Number of the switch, for a problem of a switch instead of a GPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     switch: Option<u32>,
 }
 
-/// A problem that has come, or is over.
+/// A problem that has opened or closed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change {
-    /// The GPU; `None`: the machine.
+    /// Names of the GPU; `None` for the machine.
     pub gpu: Option<GpuNames>,
-    /// The check.
+    /// Name of the check.
     pub check: Text,
-    /// The code.
+    /// Error code of the problem.
     pub code: Text,
-    /// The `NVLink` that is meant.
+    /// Number of the affected `NVLink`.
     pub link: Option<u32>,
-    /// The switch that is meant, in the place of a GPU.
+    /// Number of the affected switch, instead of a GPU.
     pub switch: Option<u32>,
-    /// The trouble, for people; `None`: the problem is over.
+    /// Description of the problem; `None` if it has closed.
     pub message: Option<String>,
-    /// True if nothing of the check is open any more about what the change names; where it names
-    /// nothing, about anything.
+    /// True if no problem of the check is open for the GPU or switch of the change, or, for a
+    /// change of the machine, for anything.
     pub is_all_well: bool,
-    /// True if it is over because it is not judged any more, and not because it was seen to be well.
+    /// True if the problem closed because it is not evaluated now, rather than because readings
+    /// are good.
     pub is_unjudged: bool,
-    /// The witnesses of the problem.
+    /// Sources that report the problem.
     pub seen_by: Witnesses,
 }
 
-/// The sources that see a problem.
+/// Sources that report a problem.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Witnesses {
-    /// True if the driver does, by NVML.
+    /// True if the driver reports it, through NVML.
     pub nvml: bool,
-    /// True if DCGM does.
+    /// True if DCGM reports it.
     pub dcgm: bool,
 }
 
-/// A problem as one look shows it.
+/// A problem's state in one poll.
 #[derive(Debug)]
 struct Sight {
     problem: Problem,
-    /// The trouble, for people; `None`: all is well.
+    /// Description of the problem; `None` if the readings are good.
     message: Option<String>,
-    /// Time after which it counts if it is wrong, and if it is well.
+    /// Delay before the problem opens, and before it closes.
     wait: (Duration, Duration),
 }
 
 // === impl Health ===
 
 impl Health {
-    /// Returns the health of GPUs of which an earlier process has remembered this.
+    /// Creates the evaluation, with the state of an earlier process.
     pub fn new(limits: Limits, remembered: Remembered) -> Self {
         Self {
             limits,
@@ -149,20 +151,20 @@ impl Health {
         }
     }
 
-    /// Returns what has to be remembered over a restart.
+    /// Returns the state that must survive a restart.
     pub fn remembered(&self) -> &Remembered {
         &self.remembered
     }
 
-    /// Returns whether GPUs are known, and none of them answers: that is no fault of all of them, but
-    /// nothing is seen.
+    /// Returns true if GPUs are known but none answers: the driver is out of sight, and not
+    /// every GPU faulty.
     pub fn is_blind(&self, inventory: &Inventory) -> bool {
         let has_known = !self.remembered.gpus.is_empty() || !inventory.unreadable.is_empty();
         inventory.gpus.is_empty() && has_known
     }
 
-    /// Takes in a look at the GPUs, and returns what has changed: first what is over, then what has
-    /// come. `now` is the time since the start of the process.
+    /// Evaluates a poll, and returns the changes, closed problems first. `now` is the time
+    /// since the start of the process.
     pub fn take(
         &mut self,
         inventory: &Inventory,
@@ -204,8 +206,8 @@ impl Health {
         self.changes(&before, &messages)
     }
 
-    /// Takes note of a reboot: `is_mended` says of a code whether what it reports is closed by one.
-    /// Such a problem is told again if it is still there.
+    /// Handles a reboot. `is_mended` is true for a code whose fault a reboot closes; such a
+    /// problem opens again if it persists.
     pub fn boot_has_begun(&mut self, is_mended: impl Fn(&str) -> bool) {
         (self.remembered.open).retain(|problem| !is_mended(&problem.code));
         (self.remembered.dcgm).retain(|problem| !is_mended(&problem.code));
@@ -217,11 +219,11 @@ impl Health {
         self.trails.clear();
     }
 
-    /// Opens and closes problems by what was seen of them, and returns what is said of those that
-    /// have opened.
+    /// Opens and closes problems by their states, and returns the descriptions of those that
+    /// opened.
     fn settle(&mut self, sights: Vec<Sight>, now: Duration) -> BTreeMap<Problem, String> {
         let mut messages = BTreeMap::new();
-        // What was not told this time begins anew when it is.
+        // A delay starts over if a poll does not report the problem's state.
         let pending = std::mem::take(&mut self.pending);
         for sight in sights {
             let (opens, closes) = sight.wait;
@@ -246,7 +248,7 @@ impl Health {
         messages
     }
 
-    /// Returns the changes since `before`; `messages` are those of what has come.
+    /// Returns the changes since `before`; `messages` describes the problems that opened.
     fn changes(&self, before: &Remembered, messages: &BTreeMap<Problem, String>) -> Vec<Change> {
         let now = &self.remembered;
         let names = |problem: &Problem| {
@@ -256,7 +258,7 @@ impl Health {
             known.or_else(|| self.dcgm.names(&problem.gpu)).cloned()
         };
         let change = |problem: &Problem, message: Option<String>| {
-            // The end of what names no part would be that of all parts.
+            // A recovery without a GPU or switch would close the problems of all of them.
             let names_none = problem.gpu.is_empty() && problem.switch.is_none();
             let is_of_check = |open: &Problem| {
                 let of_part = (&open.gpu, open.switch) == (&problem.gpu, problem.switch);
@@ -285,7 +287,7 @@ impl Health {
         over.chain(come).collect()
     }
 
-    /// Takes note of a GPU that is there.
+    /// Records the names of a GPU that is present.
     fn meet(&mut self, gpu: &Gpu) {
         let known = self.remembered.gpus.entry(gpu.uuid.clone()).or_default();
         known.names = GpuNames::from(gpu);
@@ -295,7 +297,7 @@ impl Health {
 // === impl Remembered ===
 
 impl Remembered {
-    /// Returns all problems that are open; one that two see twice.
+    /// Returns all open problems; one that both sources report comes twice.
     fn all(&self) -> impl Iterator<Item = &Problem> {
         self.open.iter().chain(&self.dcgm)
     }
@@ -338,8 +340,8 @@ impl Problem {
 // === impl Sight ===
 
 impl Sight {
-    /// Returns a sight of a problem that counts after so many seconds where it is wrong, and where
-    /// it is well.
+    /// Creates a state with the delays in seconds before the problem opens and before it
+    /// closes.
     fn new(problem: Problem, message: Option<String>, (opens, closes): (u32, u32)) -> Self {
         let seconds = |wait: u32| Duration::from_secs(wait.into());
         Self {

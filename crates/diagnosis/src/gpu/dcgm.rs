@@ -1,14 +1,15 @@
-//! What DCGM, NVIDIA's management service for GPUs, tells of the GPUs of a machine: a [`DcgmLook`]
-//! of its health watches.
+//! Findings of DCGM, NVIDIA's management service for GPUs: a [`DcgmLook`] is one poll of its
+//! health watches.
 //!
-//! Numbers are those of `dcgm_structs.h` of DCGM 4. One that has no name here is kept as it is.
+//! Numbers are those of `dcgm_structs.h` of DCGM 4. A number without a name here is kept
+//! unchanged.
 
 use contract::keys;
 use serde::{Deserialize, Serialize};
 
-/// The watches of DCGM that are asked for, by the bits of `dcgmHealthSystems_t`, with their checks:
-/// all of DCGM 3 and 4 but for network cards (0x1000), which have monitors of their own. A version
-/// that does not know a bit passes it over.
+/// Enabled watches of DCGM, by the bits of `dcgmHealthSystems_t`, with their checks: all of
+/// DCGM 3 and 4 but for network cards (0x1000), which have monitors of their own. A version
+/// ignores bits that it does not support.
 const WATCHES: [(u32, &str); 13] = [
     (0x1, keys::CHECK_GPU_PCIE),
     (0x2, keys::CHECK_GPU_NVLINK),
@@ -24,27 +25,27 @@ const WATCHES: [(u32, &str); 13] = [
     (0x800, keys::CHECK_NVSWITCH_FATAL),
     (0x2000, keys::CHECK_GPU_IMEX),
 ];
-/// The code of a GPU at the limit of its power, `DCGM_FR_CLOCKS_EVENT_POWER`.
+/// Code of a GPU at its power limit, `DCGM_FR_CLOCKS_EVENT_POWER`.
 const AT_POWER_LIMIT: u32 = 12;
-/// The code of the service that shares memory between machines, `DCGM_FR_IMEX_UNHEALTHY`. Versions
-/// before 4.7 tell it by the watch of NVLinks.
+/// Code of the service that shares memory between machines, `DCGM_FR_IMEX_UNHEALTHY`. Versions
+/// before 4.7 report it by the watch of NVLinks.
 const IMEX_UNHEALTHY: u32 = 122;
-/// The code that tells of nothing, `DCGM_FR_OK`.
+/// Code without an error, `DCGM_FR_OK`.
 const OK: u32 = 0;
 
-/// The findings of one look at DCGM's health watches.
+/// Findings in one poll of DCGM's health watches.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct DcgmLook {
-    /// The version of the host engine, such as `4.6.0`.
+    /// Version of the host engine, such as `4.6.0`.
     pub version: Option<String>,
-    /// The GPUs that are watched, as far as it knows them.
+    /// Watched GPUs, with the names that DCGM knows.
     pub gpus: Vec<DcgmGpu>,
-    /// The numbers of the switches that are watched.
+    /// Numbers of the watched switches.
     pub switches: Vec<u32>,
-    /// The incidents: all that is not well.
+    /// Incidents, one for each problem.
     pub incidents: Vec<DcgmIncident>,
-    /// True if there was room for all incidents, so that one that is missing is over.
+    /// True if all incidents fitted, so that a missing one is over.
     pub is_whole: bool,
 }
 
@@ -52,57 +53,57 @@ pub struct DcgmLook {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct DcgmGpu {
-    /// DCGM's number of it.
+    /// DCGM's number of the GPU.
     pub id: u32,
-    /// Index of NVML, where it is told.
+    /// NVML index, if DCGM reports it.
     pub index: Option<u32>,
-    /// UUID, where it is told.
+    /// UUID, if DCGM reports it.
     pub uuid: Option<String>,
-    /// PCI address in the form `dddd:bb:dd.f`, where it is told.
+    /// PCI address in the form `dddd:bb:dd.f`, if DCGM reports it.
     pub pci: Option<String>,
 }
 
-/// Something that one of its watches has found.
+/// A finding of one health watch.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct DcgmIncident {
-    /// The watch, as a bit of `dcgmHealthSystems_t`.
+    /// Watch, as a bit of `dcgmHealthSystems_t`.
     pub system: u32,
-    /// DCGM's own word for its gravity: 10 is a warning, 20 a failure. It decides nothing: the code
-    /// does.
+    /// DCGM's own severity: 10 is a warning, 20 a failure. Does not affect the verdict, which
+    /// follows the code.
     pub health: u32,
-    /// The code, as a number of `dcgmError_t`.
+    /// Error code, a number of `dcgmError_t`.
     pub code: u32,
-    /// The text of DCGM.
+    /// DCGM's description of the finding.
     pub message: String,
-    /// The part of the machine that it is about.
+    /// Affected part of the machine.
     pub entity: DcgmEntity,
 }
 
-/// A part of the machine, as DCGM names it.
+/// A part of the machine, in DCGM's numbering.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct DcgmEntity {
-    /// The kind, as a number of `dcgm_field_entity_group_t`.
+    /// Kind of the part, a number of `dcgm_field_entity_group_t`.
     pub group: u32,
-    /// The number within the kind.
+    /// Number within the kind.
     pub id: u32,
 }
 
-/// `ImexUse` says whether pods rely on the IMEX service of this machine, which is the one that DCGM
-/// asks (`nvidia-imex-ctl -q`, `DcgmImexManager.cpp` of DCGM 4.6).
+/// `ImexUse` tells whether pods rely on the IMEX service of this machine, the one that DCGM
+/// queries (`nvidia-imex-ctl -q`, `DcgmImexManager.cpp` of DCGM 4.6).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ImexUse {
-    /// Nobody has said it yet.
+    /// No answer is known yet.
     #[default]
     Unknown,
-    /// No pod does: the service need not run.
+    /// No pod relies on it, so the service need not run.
     Unused,
-    /// A pod does.
+    /// A pod relies on the service.
     Used,
 }
 
-/// Returns the bits of all watches that are asked for.
+/// Returns the bits of all enabled watches.
 pub fn all_watches() -> u32 {
     WATCHES.iter().fold(0, |all, (bit, _)| all | bit)
 }
@@ -110,8 +111,8 @@ pub fn all_watches() -> u32 {
 // === impl DcgmIncident ===
 
 impl DcgmIncident {
-    /// Returns the check of the watch; `GpuAllWatch` where it is one that has no name here. IMEX has
-    /// its own, whichever watch tells of it.
+    /// Returns the check of the watch; `GpuAllWatch` for a watch without a name here. IMEX has
+    /// its own check, whichever watch reports it.
     pub(super) fn check(&self) -> &'static str {
         if self.code == IMEX_UNHEALTHY {
             return keys::CHECK_GPU_IMEX;
@@ -120,9 +121,10 @@ impl DcgmIncident {
         named.map_or(keys::CHECK_GPU_ALL, |(_, check)| check)
     }
 
-    /// Returns whether it is to be judged. IMEX is while pods rely on it, for it need not run
-    /// otherwise, and counts as broken then. A GPU at the limit of its power is at work, and DCGM does
-    /// not tell that from a brake, which the driver does.
+    /// Returns true if the incident counts. IMEX does while pods rely on it, since otherwise it
+    /// need not run, and DCGM reports it as broken then. A GPU at its power limit does not: it
+    /// is just busy, and DCGM does not distinguish that from a power brake, which the driver
+    /// does.
     pub(super) fn is_judged(&self, imex: ImexUse) -> bool {
         let counts = self.check() != keys::CHECK_GPU_IMEX || imex == ImexUse::Used;
         counts && ![OK, AT_POWER_LIMIT].contains(&self.code)
@@ -132,11 +134,11 @@ impl DcgmIncident {
 // === impl DcgmEntity ===
 
 impl DcgmEntity {
-    /// The kind of what is about no part of the machine (`DCGM_FE_NONE`), but about all of it.
+    /// Kind of incidents about the whole machine (`DCGM_FE_NONE`).
     pub const NONE: u32 = 0;
-    /// The kind of GPUs (`DCGM_FE_GPU`).
+    /// Kind of GPUs (`DCGM_FE_GPU`).
     pub const GPU: u32 = 1;
-    /// The kind of switches (`DCGM_FE_SWITCH`).
+    /// Kind of switches (`DCGM_FE_SWITCH`).
     pub const SWITCH: u32 = 3;
 }
 

@@ -1,8 +1,8 @@
-//! DCGM as a second witness: what its health watches tell are problems as the checks' own are. A
-//! problem that both see is one, and is over when neither sees it any more.
+//! DCGM as a second source: findings of its health watches become problems like the checks'
+//! own. A problem that both sources report is one, and closes when neither reports it.
 //!
-//! DCGM names a GPU where the driver names the link, so the links of a GPU that are open stand for
-//! what DCGM says of it by the same code.
+//! DCGM reports a problem for the whole GPU where the driver reports it per link, so open
+//! problems of links stand for DCGM's report with the same code.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -13,37 +13,37 @@ use super::{Change, GpuNames, Health, Problem};
 use crate::catalog::{Catalog, Text};
 use crate::gpu::dcgm::{DcgmEntity, DcgmGpu, DcgmIncident, DcgmLook, ImexUse};
 
-/// The code of an incident that has no name here, as NVSentinel takes it.
+/// Code of an incident without a name here, the same as NVSentinel's.
 const UNKNOWN: &str = "DCGM_FR_UNKNOWN";
-/// The code of a link that is down. DCGM says it also of links that lead nowhere, as on boards
-/// without a bridge, and of those that were not up yet.
+/// Code of a link that is down. DCGM also reports it for unconnected links, as on boards
+/// without a bridge, and for links that were not up yet.
 const LINK_DOWN: &str = "DCGM_FR_NVLINK_DOWN";
-/// Bytes of all texts about one problem that are shown: those of eighteen links of a GPU fit.
+/// Longest description of one problem, in bytes: texts for eighteen links of a GPU fit.
 const MAX_MESSAGE: usize = 4096;
 
-/// The memory of what DCGM has told since it answers.
+/// State of DCGM's reports since it last became reachable.
 #[derive(Debug, Default)]
 pub(super) struct Dcgm {
-    /// The problems that its last look told.
+    /// Problems in the last poll.
     told: BTreeSet<Problem>,
-    /// The open problems that are not told any more, with the time since when.
+    /// Open problems that DCGM does not report at present, with the time since when.
     absent: BTreeMap<Problem, Duration>,
-    /// The names of its GPUs, by key.
+    /// Names of DCGM's GPUs, by key.
     names: BTreeMap<String, GpuNames>,
-    /// Whether a word about IMEX counts.
+    /// Decides whether a report about IMEX counts.
     imex: ImexUse,
 }
 
-/// The parts of the machine that one look is about.
+/// Devices that one poll covers.
 struct Scope {
-    /// The keys of the GPUs, by DCGM's number.
+    /// Keys of the GPUs, by DCGM's number.
     gpus: BTreeMap<u32, String>,
     switches: BTreeSet<u32>,
 }
 
 impl Health {
-    /// Takes in a look at DCGM's watches, and returns what has changed: first what is over, then what
-    /// has come. `now` is the time since the start of the process.
+    /// Evaluates a poll of DCGM's watches, and returns the changes, closed problems first.
+    /// `now` is the time since the start of the process.
     pub fn take_dcgm(&mut self, look: &DcgmLook, now: Duration) -> Vec<Change> {
         let before = self.remembered.clone();
         let scope = self.meet_dcgm(look);
@@ -68,9 +68,9 @@ impl Health {
         self.changes(&before, &messages)
     }
 
-    /// Takes in whether pods rely on IMEX. Where none does any more, what DCGM has told of it ends at
-    /// once, and the changes say that nobody judges it: it may be as broken as before, or be stopped,
-    /// and neither matters to anybody.
+    /// Sets whether pods rely on IMEX. When none does, DCGM's problems of IMEX close at once,
+    /// and the changes are marked as unjudged: IMEX may still be broken or stopped, which then
+    /// matters to no pod.
     pub fn imex_is(&mut self, imex: ImexUse) -> Vec<Change> {
         self.dcgm.imex = imex;
         if imex != ImexUse::Unused {
@@ -86,29 +86,29 @@ impl Health {
         changes
     }
 
-    /// Takes note that DCGM does not answer: nothing is over while it does not.
+    /// Handles that DCGM does not answer: nothing closes meanwhile.
     pub fn dcgm_is_away(&mut self) {
         self.dcgm.told.clear();
         self.dcgm.absent.clear();
     }
 
-    /// Forgets what DCGM has told, because nobody asks it any more. Returns the codes.
+    /// Closes DCGM's problems, because DCGM is not polled now. Returns their codes.
     pub fn forget_dcgm(&mut self) -> Vec<Text> {
         let open = std::mem::take(&mut self.remembered.dcgm);
         open.into_iter().map(|problem| problem.code).collect()
     }
 
-    /// Returns the codes of what DCGM sees of a GPU, by its UUID.
+    /// Returns the codes that DCGM reports for a GPU, by its UUID.
     pub fn dcgm_codes(&self, uuid: &str) -> impl Iterator<Item = &Text> {
         let open = self.remembered.dcgm.iter();
         let of_gpu = open.filter(move |problem| problem.gpu == uuid);
         of_gpu.map(|problem| &problem.code)
     }
 
-    /// Closes what has not been told for long enough, of what the look is about.
+    /// Closes problems within the poll's scope that DCGM has not reported for long enough.
     fn end_absent(&mut self, scope: &Scope, told: &BTreeMap<Problem, String>, now: Duration) {
         let calm = Duration::from_secs(self.limits.dcgm_calm_seconds.into());
-        // Where it is not known whether IMEX counts, nothing is known of its end either.
+        // While it is unknown whether IMEX counts, its problems stay open.
         let is_judged = |problem: &Problem| {
             problem.check != keys::CHECK_GPU_IMEX || self.dcgm.imex == ImexUse::Used
         };
@@ -121,7 +121,7 @@ impl Health {
         let before = std::mem::take(&mut self.dcgm.absent);
         for problem in absent {
             let since = before.get(&problem).copied().unwrap_or(now);
-            // The end of what a GPU has would be that of what its links have, too.
+            // Closing the GPU's problem would close those of its links too.
             if now.saturating_sub(since) >= calm && self.links_of(&problem).is_empty() {
                 self.remembered.dcgm.remove(&problem);
             } else {
@@ -130,14 +130,14 @@ impl Health {
         }
     }
 
-    /// Returns whether a problem is one: that a link is down is none where the driver, as far as it
-    /// is asked, has seen no link of the GPU up in this boot.
+    /// Returns true if a problem is plausible. "Link down" is not if the driver has reported no
+    /// link of the GPU as up in this boot.
     fn believes(&self, problem: &Problem) -> bool {
         let known = self.remembered.gpus.get(&problem.gpu);
         problem.code != LINK_DOWN || known.is_none_or(|known| !known.links_up.is_empty())
     }
 
-    /// Takes note of the GPUs of a look.
+    /// Records the names of DCGM's GPUs, and returns the poll's scope.
     fn meet_dcgm(&mut self, look: &DcgmLook) -> Scope {
         self.dcgm.names.clear();
         let mut gpus = BTreeMap::new();
@@ -154,7 +154,7 @@ impl Health {
         }
     }
 
-    /// Returns the names of a GPU of DCGM; those by which the driver knows it, where it does.
+    /// Returns the names of a GPU of DCGM; the driver's names if it knows the GPU.
     fn names_of(&self, gpu: &DcgmGpu) -> GpuNames {
         let is_known = |names: &&GpuNames| match (&gpu.uuid, &gpu.pci) {
             (Some(_), _) => names.uuid == gpu.uuid,
@@ -171,8 +171,8 @@ impl Health {
         known.find(is_known).cloned().unwrap_or_else(told)
     }
 
-    /// Returns the problems of the links of a GPU that the driver tells, where this is the same one
-    /// of the GPU.
+    /// Returns the driver's open problems of links that correspond to this problem of their
+    /// GPU.
     fn links_of(&self, problem: &Problem) -> Vec<Problem> {
         let is_link = |open: &&Problem| {
             problem.link.is_none()
@@ -192,7 +192,7 @@ impl Health {
 // === impl Dcgm ===
 
 impl Dcgm {
-    /// Returns whether a word about IMEX counts, whoever says it.
+    /// Returns whether reports about IMEX count, from any source.
     pub(super) fn imex(&self) -> ImexUse {
         self.imex
     }
@@ -202,7 +202,8 @@ impl Dcgm {
         self.names.get(key)
     }
 
-    /// Returns whether the last look told of this, or of the same about the GPU whose link it is.
+    /// Returns true if the last poll reported this problem, or the same for the GPU of the
+    /// link.
     pub(super) fn tells(&self, problem: &Problem) -> bool {
         let whole = Problem {
             link: None,
@@ -211,7 +212,7 @@ impl Dcgm {
         self.told.contains(problem) || self.told.contains(&whole)
     }
 
-    /// Takes note of a reboot.
+    /// Resets the state after a reboot.
     pub(super) fn boot_has_begun(&mut self) {
         self.told.clear();
         self.absent.clear();
@@ -221,7 +222,7 @@ impl Dcgm {
 // === impl Scope ===
 
 impl Scope {
-    /// Returns what a look tells, with its texts.
+    /// Returns the problems in a poll, with their descriptions.
     fn told(&self, look: &DcgmLook, imex: ImexUse) -> BTreeMap<Problem, String> {
         let mut told: BTreeMap<Problem, String> = BTreeMap::new();
         for incident in look.incidents.iter().filter(|it| it.is_judged(imex)) {
@@ -238,7 +239,7 @@ impl Scope {
         told
     }
 
-    /// Returns the problem that an incident is, and its text.
+    /// Converts an incident to a problem and its description.
     fn problem(&self, incident: &DcgmIncident) -> (Problem, String) {
         let row = Catalog::builtin().dcgm(incident.code);
         let code = row.map_or(Text::Borrowed(UNKNOWN), |row| row.name.clone());
@@ -263,7 +264,7 @@ impl Scope {
         (problem, message)
     }
 
-    /// Returns whether the look would tell of this problem.
+    /// Returns true if the poll covers the problem's device.
     fn covers(&self, problem: &Problem) -> bool {
         match problem.switch {
             Some(switch) => self.switches.contains(&switch),

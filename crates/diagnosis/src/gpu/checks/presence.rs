@@ -1,5 +1,5 @@
-//! Which GPUs are there: one that is missing beside others is lost, and a machine may have fewer than
-//! it ought to.
+//! Checks which GPUs are present: a GPU that is missing beside others is lost, and a machine
+//! may have fewer GPUs than expected.
 
 use std::collections::BTreeSet;
 
@@ -8,14 +8,14 @@ use contract::keys;
 use super::{GpuNames, Health, KnownGpu, Problem, Sight};
 use crate::gpu::{Inventory, UnreadableGpu};
 
-/// The code of a GPU that is lost.
+/// Code of a GPU that is lost.
 const LOST: &str = "DCGM_FR_FALLEN_OFF_BUS";
-/// The code of a machine with fewer GPUs than it ought to have.
+/// Code of a machine with fewer GPUs than expected.
 const TOO_FEW: &str = "DCGM_FR_DEVICE_COUNT_MISMATCH";
 
 impl Health {
-    /// Forgets the GPUs that are no longer of this machine, and their problems: another one sits in
-    /// their place, all are others, or there are as many as the operator expects.
+    /// Forgets GPUs that do not belong to this machine now, with their problems: another GPU
+    /// has their address, all GPUs are others, or there are as many as the operator expects.
     pub(super) fn forget_replaced(&mut self, inventory: &Inventory) {
         let known = &mut self.remembered.gpus;
         let is_there = |key: &str| inventory.gpus.iter().any(|gpu| gpu.uuid == key);
@@ -33,13 +33,13 @@ impl Health {
         self.remembered.dcgm.retain(|problem| !is_gone(problem));
     }
 
-    /// Looks which of the known GPUs are missing, and whether there are enough.
+    /// Checks which of the known GPUs are missing, and whether there are enough.
     pub(super) fn look_around(&mut self, inventory: &Inventory, sights: &mut Vec<Sight>) {
         let count = inventory.gpus.len();
         let missing_for = self.limits.missing_seconds;
         if let Some(expected) = self.limits.expected_gpus {
             let problem = Problem::of("", keys::CHECK_GPU_COUNT, TOO_FEW);
-            let message = format!("{count} GPUs answer, and there ought to be {expected}");
+            let message = format!("{count} GPUs answer, but {expected} are expected");
             let message = (count < expected).then_some(message);
             sights.push(Sight::new(problem, message, (missing_for, 0)));
         }
@@ -55,16 +55,16 @@ impl Health {
             let mut unreadable = inventory.unreadable.iter();
             let (why, wait) = match unreadable.find(|gpu| is_same(&known.names, gpu)) {
                 Some(gpu) if gpu.is_lost => (gpu.error.as_str(), 0),
-                // It is there, and nothing is seen of it.
+                // The GPU is present but unreadable.
                 Some(_) => continue,
-                None => ("it is not listed any more", missing_for),
+                None => ("the driver does not list it", missing_for),
             };
             let message = format!("the GPU does not answer, beside {count} that do: {why}");
             sights.push(Sight::new(problem, Some(message), (wait, 0)));
         }
     }
 
-    /// Takes note of a GPU that was lost before it was ever seen.
+    /// Records a GPU that was lost before it was ever seen.
     fn meet_lost(&mut self, lost: &UnreadableGpu) {
         let known = &mut self.remembered.gpus;
         if known.values().any(|known| is_same(&known.names, lost)) {
@@ -86,8 +86,8 @@ impl Health {
     }
 }
 
-/// Returns whether another GPU is where this one was. What only has an index, or only an address,
-/// is this GPU itself, which has come back.
+/// Returns true if another GPU has this one's address. A known GPU with only an index, or only
+/// an address, is the present GPU itself, which has come back.
 fn is_replaced(names: &GpuNames, inventory: &Inventory) -> bool {
     inventory.gpus.iter().any(|gpu| match &names.pci {
         Some(pci) => *pci == gpu.pci,
@@ -95,7 +95,7 @@ fn is_replaced(names: &GpuNames, inventory: &Inventory) -> bool {
     })
 }
 
-/// Returns whether a GPU that does not answer is this one: by the best name that is told of it.
+/// Returns true if a GPU that does not answer is this one, by the best name that both have.
 fn is_same(names: &GpuNames, gpu: &UnreadableGpu) -> bool {
     let is = |own: &Option<String>, told: &Option<String>| Some(own.as_ref()? == told.as_ref()?);
     is(&names.uuid, &gpu.uuid)

@@ -1,5 +1,5 @@
-//! The rules by which the readings of one GPU are judged. They are those of DCGM's health watches
-//! where the driver tells what DCGM looks at; `docs/gpu.md` lists them.
+//! Rules for the readings of one GPU. They match DCGM's health watches where the driver reports
+//! what DCGM uses; `docs/gpu.md` lists them.
 
 mod fabric;
 
@@ -14,23 +14,23 @@ use crate::gpu::dcgm::ImexUse;
 use crate::gpu::{FabricState, Gpu, NvlinkReadings, Readings, RecoveryAction};
 use crate::limits::Limits;
 
-/// Replays per lane and minute that PCIe may have, by generation from the first on, in hundredths.
+/// Usual PCIe replays per lane and minute, in hundredths, by generation from the first on.
 const PCIE_REPLAYS: [u64; 6] = [15, 30, 48, 96, 192, 384];
-/// The call that reads the power of a GPU.
+/// Call that reads the power draw of a GPU.
 const POWER_CALL: &str = "nvmlDeviceGetPowerUsage";
-/// The reason of low clocks that the machine brakes the GPU, such as for its power supply
+/// Clock reason for a power brake by the machine, such as for its power supply
 /// (`nvmlClocksEventReasonHwPowerBrakeSlowdown`).
 const POWER_BRAKE: u64 = 0x80;
-/// The code of a domain of IMEX that the driver asks to recover.
+/// Code of a driver's request to recover the IMEX domain.
 const IMEX_UNHEALTHY: &str = "DCGM_FR_IMEX_UNHEALTHY";
 
-/// Judges one GPU.
+/// Evaluates the readings of one GPU.
 pub(super) struct Rules<'a> {
     pub(super) key: &'a str,
     pub(super) gpu: &'a Gpu,
     pub(super) readings: &'a Readings,
     pub(super) limits: &'a Limits,
-    /// Whether a word about IMEX counts.
+    /// Decides whether a report about IMEX counts.
     pub(super) imex: ImexUse,
     pub(super) known: &'a mut KnownGpu,
     pub(super) trails: &'a mut Trails,
@@ -41,7 +41,7 @@ pub(super) struct Rules<'a> {
 // === impl Rules ===
 
 impl Rules<'_> {
-    /// Judges all that the readings tell.
+    /// Applies all rules to the readings.
     pub(super) fn judge(mut self) {
         self.pcie();
         self.memory();
@@ -51,7 +51,7 @@ impl Rules<'_> {
         self.power();
         self.driver();
         self.fabric();
-        // Links of a divided GPU are down by design.
+        // Links of a partitioned GPU are down by design.
         if self.gpu.mig_enabled != Some(true) {
             for link in &self.readings.nvlinks {
                 self.link(link);
@@ -61,7 +61,7 @@ impl Rules<'_> {
 
     fn pcie(&mut self) {
         let (gpu, readings) = (self.gpu, self.readings);
-        // What it can, not what it does now: it is slowed down as soon as it has nothing to do.
+        // The maximum, since an idle link slows down at once.
         let generation = gpu.pcie_max_generation.max(readings.pcie_generation);
         let width = gpu.pcie_max_width.max(readings.pcie_width);
         if let (Some(generation), Some(width)) = (generation, width) {
@@ -148,7 +148,7 @@ impl Rules<'_> {
                 )
             },
         );
-        // Those that were there when the GPU was first seen may be old.
+        // Pages that were retired before the GPU was first seen may be old.
         let first = dbe.map(|dbe| *self.known.first_retired_dbe.get_or_insert(dbe));
         self.is(
             self.of(keys::CHECK_GPU_MEMORY, "DCGM_FR_RETIRED_PAGES_DBE_LIMIT"),
@@ -214,7 +214,7 @@ impl Rules<'_> {
     }
 
     fn power(&mut self) {
-        // A GPU at the limit of its power is at work; what slows it down from outside is not.
+        // A GPU at its power limit is just busy; a power brake slows it down from outside.
         let reasons = self.readings.clock_reasons;
         self.see(
             self.of(keys::CHECK_GPU_POWER, "DCGM_FR_CLOCKS_EVENT_POWER"),
@@ -235,8 +235,8 @@ impl Rules<'_> {
         );
     }
 
-    /// Judges what the driver asks for. Whatever one partition of a GPU needs, all of them need: a
-    /// reset is one of the whole GPU.
+    /// Evaluates the requested recovery actions. A request for one partition is one for the
+    /// whole GPU, since a reset affects all of it.
     fn driver(&mut self) {
         let partitions = (self.readings.mig_recovery_actions.iter())
             .map(|(uuid, action)| (format!("its partition {uuid}"), *action));
@@ -254,7 +254,8 @@ impl Rules<'_> {
             let is_asked = is_told.then_some(by.is_some());
             self.is(
                 self.of(keys::CHECK_GPU_DRIVER, code),
-                // The domain matters where a pod relies on it; elsewhere it need not even be there.
+                // The domain matters only if a pod relies on it; otherwise it may not even
+                // exist.
                 match self.imex {
                     _ if code != IMEX_UNHEALTHY => is_asked,
                     ImexUse::Used => is_asked,
@@ -269,7 +270,7 @@ impl Rules<'_> {
             Some(self.gpu.unmonitored.is_some()),
             || {
                 let why = self.gpu.unmonitored.as_deref().unwrap_or_default();
-                format!("XIDs of the GPU cannot be waited for: {why}")
+                format!("XIDs of the GPU cannot be received: {why}")
             },
         );
     }
@@ -304,7 +305,7 @@ impl Rules<'_> {
         if link.up == Some(true) {
             self.known.links_up.insert(number);
         }
-        // One that was never up leads nowhere, as on PCIe boards without a bridge.
+        // A link that was never up is unconnected, as on PCIe boards without a bridge.
         let is_down = (link.up.map(|up| !up)).filter(|_| self.known.links_up.contains(&number));
         self.see(
             self.of(keys::CHECK_GPU_NVLINK, "DCGM_FR_NVLINK_DOWN")
@@ -359,7 +360,7 @@ impl Rules<'_> {
         }
     }
 
-    /// Returns the sum of the growth of several counters; `None` where none can be compared.
+    /// Returns the sum of the growth of several counters; `None` if none can be compared.
     fn growth(&mut self, counters: &[(Counter, Option<u64>)]) -> Option<Growth> {
         let mut sum: Option<Growth> = None;
         for (counter, value) in counters {
@@ -375,7 +376,7 @@ impl Rules<'_> {
         sum
     }
 
-    /// Judges counters by their growth.
+    /// Evaluates counters by their growth.
     fn grown(
         &mut self,
         problem: Problem,
@@ -397,18 +398,18 @@ impl Rules<'_> {
         let Some(growth) = growth else {
             return;
         };
-        // That nothing came in a part of the window says nothing yet.
+        // No growth in a part of the window proves nothing.
         let is_broken = is_broken.filter(|is_broken| *is_broken || growth.is_whole());
         let wait = (0, self.limits.calm_seconds);
         self.see(problem, is_broken, wait, || message(growth));
     }
 
-    /// Judges what is so, or is not, at the moment that it is told.
+    /// Evaluates a state that counts at once.
     fn is(&mut self, problem: Problem, is_broken: Option<bool>, message: impl FnOnce() -> String) {
         self.see(problem, is_broken, (0, 0), message);
     }
 
-    /// Judges what counts once it has been so for a while.
+    /// Evaluates a state that counts after it has lasted for a while.
     fn lasting(
         &mut self,
         problem: Problem,
@@ -423,7 +424,7 @@ impl Rules<'_> {
         Problem::of(self.key, check, code)
     }
 
-    /// Takes note of a sight, unless nothing is told.
+    /// Records a state, unless the value is missing.
     fn see(
         &mut self,
         problem: Problem,
@@ -438,8 +439,8 @@ impl Rules<'_> {
     }
 }
 
-/// Returns whether a problem is there that begins at one threshold and ends at another; `None`: it
-/// lies in between, and is as it was.
+/// Returns true or false for a problem with different thresholds for its begin and its end;
+/// `None` between them, where the state stays.
 fn between(begins: bool, ends: bool) -> Option<bool> {
     if begins {
         Some(true)
@@ -448,7 +449,7 @@ fn between(begins: bool, ends: bool) -> Option<bool> {
     }
 }
 
-/// Returns how many replays a minute a PCIe link may have, in percent of what is usual.
+/// Returns the allowed PCIe replays per minute, at `percent` of the usual number.
 fn allowed_replays(generation: u32, width: u32, percent: u32) -> u64 {
     let index = usize::try_from(generation.saturating_sub(1)).unwrap_or(usize::MAX);
     let per_lane = PCIE_REPLAYS.get(index).or(PCIE_REPLAYS.last());
@@ -462,7 +463,7 @@ fn seconds(growth: Growth) -> u64 {
     growth.within.as_secs().max(1)
 }
 
-/// Returns for how much of which time a counter of nanoseconds grew.
+/// Describes the growth of a counter of nanoseconds and its time span.
 fn share(growth: Growth) -> String {
     let slowed = Duration::from_nanos(growth.by).as_millis();
     let within = growth.within.min(2 * WINDOW).as_secs();

@@ -1,4 +1,5 @@
-//! The checks, over looks at a machine with healthy H100s that are changed one by one.
+//! Tests of the checks, with polls of a machine with healthy H100s that is changed step by
+//! step.
 
 use super::*;
 use crate::catalog::Catalog;
@@ -10,7 +11,7 @@ mod counters;
 mod dcgm;
 mod presence;
 
-/// Time between two looks.
+/// Interval between two polls.
 const EVERY: Duration = Duration::from_secs(15);
 
 /// A machine, and the health of its GPUs.
@@ -34,7 +35,7 @@ fn gpu(index: u32) -> Gpu {
     }
 }
 
-/// Returns what a GPU tells that is well.
+/// Returns the readings of a healthy GPU.
 fn well(gpu: &Gpu) -> Readings {
     let link = |link| NvlinkReadings {
         link,
@@ -74,7 +75,7 @@ fn well(gpu: &Gpu) -> Readings {
     }
 }
 
-/// Returns a change in short: `+` or `-`, the GPU, the code, the link.
+/// Formats a change in short: `+` or `-`, the GPU, the code, the link.
 fn short(change: &Change) -> String {
     let sign = if change.message.is_some() { '+' } else { '-' };
     let gpu = (change.gpu.as_ref()).map_or("node".to_owned(), |gpu| gpu.index.to_string());
@@ -97,14 +98,14 @@ impl Bench {
         }
     }
 
-    /// Looks once more, and returns the changes in short.
+    /// Polls once, and returns the changes in short.
     fn look(&mut self) -> Vec<String> {
         self.now += EVERY;
         let changes = (self.health).take(&self.inventory, &self.readings, self.now);
         changes.iter().map(short).collect()
     }
 
-    /// Looks for so many seconds, and returns all changes.
+    /// Polls for `seconds`, and returns all changes.
     fn look_for(&mut self, seconds: u64) -> Vec<String> {
         let until = self.now + Duration::from_secs(seconds);
         let mut changes = Vec::new();
@@ -114,7 +115,7 @@ impl Bench {
         changes
     }
 
-    /// Begins anew with what was remembered, as a process that is started again.
+    /// Restarts with the remembered state, as a new process does.
     fn restart(&mut self) {
         let written = serde_json::to_string(self.health.remembered()).unwrap();
         let remembered = serde_json::from_str(&written).unwrap();
@@ -123,11 +124,11 @@ impl Bench {
     }
 }
 
-/// Something that a GPU tells.
+/// A change of a GPU's readings.
 type Tells = fn(&mut Gpu, &mut Readings);
 
-/// The problems that last as long as they are told: the check, the code, how the GPU tells it, and
-/// how it tells nothing about it.
+/// Problems that last as long as they are reported: check, code, readings with the problem, and
+/// readings without the value.
 const WHILE_TOLD: [(&str, &str, Tells, Tells); 20] = [
     (
         "GpuMemWatch",
@@ -187,7 +188,7 @@ const WHILE_TOLD: [(&str, &str, Tells, Tells); 20] = [
         "GpuThermalMarginWatch",
         "GPU_TEMP_HW_SLOWDOWN_VIOLATION",
         |_, told| told.margin_c = Some(-3),
-        // As an A100, which does not tell where it slows down; and in between.
+        // An A100, which does not report its slowdown margin; and a value in between.
         |gpu, told| (gpu.slowdown_margin_c, told.margin_c) = (None, Some(40)),
     ),
     (
@@ -238,7 +239,7 @@ const WHILE_TOLD: [(&str, &str, Tells, Tells); 20] = [
         |_, told| told.recovery_action = Some(RecoveryAction::Other(9)),
         |_, told| told.recovery_action = None,
     ),
-    // Whatever a partition needs, the whole GPU needs.
+    // An action for a partition counts for the whole GPU.
     (
         "GpuDriverWatch",
         "DCGM_FR_GPU_RECOVERY_RESET",
@@ -255,20 +256,20 @@ const WHILE_TOLD: [(&str, &str, Tells, Tells); 20] = [
         "GpuDriverWatch",
         "GPU_UNMONITORED",
         |gpu, _| gpu.unmonitored = Some("the events are not supported".to_owned()),
-        // Only that it can be monitored ends it, as it is always told.
+        // This value is always reported, so only success closes the problem.
         |gpu, _| gpu.unmonitored = Some("another reason".to_owned()),
     ),
 ];
 
-/// The problems that count once they have lasted: the check, the code, how long it takes, and how
-/// the GPU tells it, nothing about it, and something about it that is no problem.
+/// Problems that open after they have lasted: check, code, time in seconds, readings with the
+/// problem, without the value, and with a value that is neither.
 const WHEN_IT_LASTS: [(&str, &str, u64, Tells, Tells); 7] = [
     (
         "GpuPcieWatch",
         "GPU_PCIE_LINK_DEGRADED",
         60,
         |_, told| told.pcie_width = Some(8),
-        // Without load it says nothing.
+        // Without load, the values prove nothing.
         |_, told| (told.utilization_percent, told.pcie_generation) = (Some(3), Some(1)),
     ),
     (
@@ -320,7 +321,7 @@ const WHEN_IT_LASTS: [(&str, &str, u64, Tells, Tells); 7] = [
 ];
 
 impl Bench {
-    /// Has GPU 1 tell something beside what is well.
+    /// Changes the readings of GPU 1.
     fn tells(&mut self, tells: Tells) {
         self.is_well();
         tells(&mut self.inventory.gpus[1], &mut self.readings[1]);
@@ -366,7 +367,7 @@ fn what_the_driver_tells_is_a_problem_until_it_tells_that_it_is_over() {
     }
 }
 
-/// As DCGM's word on IMEX, by whichever source it is told.
+/// A request through NVML counts under the same conditions as DCGM's report about IMEX.
 #[test]
 fn a_recovery_of_the_imex_domain_is_asked_for_where_pods_rely_on_it() {
     let mut bench = Bench::new(2);
@@ -392,7 +393,7 @@ fn what_has_to_last_is_a_problem_once_it_has() {
         );
         let mut bench = Bench::new(2);
         bench.look();
-        // Silence in between begins the time anew.
+        // A missing value in between restarts the delay.
         for _ in 0..3 {
             bench.tells(broken);
             assert_eq!(bench.look_for(seconds - 15), [""; 0], "{code}");
@@ -420,7 +421,7 @@ fn what_is_just_below_a_threshold_is_no_problem() {
         |_, told| told.remapped_rows_uncorrectable = Some(511),
         |_, told| told.margin_c = Some(-2),
         |_, told| told.power_mw = None,
-        // In a fabric across machines, all is well with a clique.
+        // In a fabric across machines, a GPU with a clique is healthy.
         |_, told| {
             let fabric = told.fabric.as_mut().unwrap();
             (fabric.cluster, fabric.clique) = (Some("a".to_owned()), Some(0));
@@ -502,7 +503,7 @@ fn each_problem_comes_and_goes_by_itself() {
     assert_eq!(told, [("DCGM_FR_ROW_REMAP_FAILURE", true)]);
 }
 
-/// Another request of the driver ends the one before, in that order.
+/// Another request of the driver closes the one before, in that order.
 #[test]
 fn what_the_driver_asks_for_may_change() {
     let mut bench = Bench::new(2);

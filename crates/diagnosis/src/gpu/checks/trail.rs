@@ -1,15 +1,15 @@
-//! How fast the counters of a GPU grow.
+//! Growth of a GPU's counters over time.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-/// Time over which growth is looked at, as DCGM does.
+/// Span of time for growth, the same as DCGM's.
 pub(super) const WINDOW: Duration = Duration::from_secs(60);
-/// Most readings of one counter that are kept: one a second of twice the window. A GPU that is
-/// looked at more often is judged over less time.
+/// Most readings of one counter that are kept: one a second for twice the window. If a GPU is
+/// polled more often, growth covers less time.
 const MAX_READINGS: usize = 120;
 
-/// A counter of a GPU; those of a link with its number.
+/// A counter of a GPU; for a link with its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Counter {
     PcieReplays,
@@ -20,16 +20,16 @@ pub(super) enum Counter {
     NvlinkEffectiveErrors(u32),
 }
 
-/// The growth of a counter.
+/// Growth of a counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Growth {
-    /// The amount.
+    /// Difference between the two values.
     pub(super) by: u64,
-    /// The time in which it grew.
+    /// Time between the two readings.
     pub(super) within: Duration,
 }
 
-/// The readings of a GPU's counters of the last minute.
+/// Readings of a GPU's counters in the last minute.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Trails {
     readings: BTreeMap<Counter, VecDeque<(Duration, u64)>>,
@@ -38,7 +38,7 @@ pub(super) struct Trails {
 // === impl Growth ===
 
 impl Growth {
-    /// Returns whether it is of a whole [`WINDOW`], so that no growth says something.
+    /// Returns true if the growth covers a whole [`WINDOW`], so that zero means no growth.
     pub(super) fn is_whole(self) -> bool {
         self.within >= WINDOW
     }
@@ -47,8 +47,9 @@ impl Growth {
 // === impl Trails ===
 
 impl Trails {
-    /// Takes in a reading, and returns the growth since a reading of about a [`WINDOW`] before.
-    /// `None`: there is none to compare it with. A counter that falls has begun anew.
+    /// Records a reading, and returns the growth since a reading about a [`WINDOW`] earlier.
+    /// `None` if there is no earlier reading. A value below the last one means that the counter
+    /// was reset.
     pub(super) fn note(&mut self, counter: Counter, value: u64, now: Duration) -> Option<Growth> {
         let readings = self.readings.entry(counter).or_default();
         if readings.back().is_some_and(|(_, last)| value < *last) {
@@ -56,7 +57,8 @@ impl Trails {
         }
         readings.push_back((now, value));
         let is_old = |at: &(Duration, u64)| now.saturating_sub(at.0) >= WINDOW;
-        // The newest of those that are a window old is enough, unless nobody looked for so long.
+        // Keep the newest of the readings that are a window old, unless polls stopped for so
+        // long.
         while readings.get(1).is_some_and(is_old)
             || readings.len() > MAX_READINGS
             || readings

@@ -1,4 +1,4 @@
-//! Whatever is told, in whichever order, over restarts and reboots.
+//! Random sequences of readings, with restarts and reboots.
 
 use std::collections::BTreeSet;
 
@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Something that happens to GPU 1, or to all.
+/// An event of GPU 1, or of all GPUs.
 #[derive(Clone, Copy, Debug)]
 enum Happens {
     Tells(usize),
@@ -45,7 +45,7 @@ struct Machine {
 }
 
 impl Machine {
-    /// Has GPU 1, and all others, be there again and be well.
+    /// Restores GPU 1 and all others to health.
     fn is_whole(&mut self) {
         let Bench {
             mut inventory,
@@ -113,7 +113,7 @@ proptest! {
                 }
             }
         }
-        // As who was told of it has it.
+        // The state as a receiver of the changes has it.
         prop_assert_eq!(open, BTreeSet::new());
     }
 }

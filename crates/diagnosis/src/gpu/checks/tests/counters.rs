@@ -1,13 +1,13 @@
-//! What is judged by how fast it grows.
+//! Tests of rules about the growth of counters.
 
 use super::*;
 
-/// The check, the code, how the counter stands after so many looks, and whether that is too much.
+/// Check, code, value of the counter after that many polls, and true if that is too much.
 type Case = (&'static str, fn(&mut Readings, u64), bool);
 
-/// Each after a first look at which the counter stood at 7, in looks 15 seconds apart.
+/// Each case starts with the counter at 7, and polls every 15 seconds.
 const CASES: [Case; 15] = [
-    // 1.92 a lane and minute: 31 of 16 lanes of the fifth generation.
+    // 1.92 per lane and minute: 31 for 16 lanes of the fifth generation.
     (
         "DCGM_FR_PCI_REPLAY_RATE",
         |told, look| told.pcie_replays = Some(7 + 8 * look),
@@ -18,7 +18,7 @@ const CASES: [Case; 15] = [
         |told, look| told.pcie_replays = Some(7 + 7 * look),
         false,
     ),
-    // It is slowed down to save power, and allowed as much as at its best.
+    // The link is slowed down to save power, and allowed as much as at its maximum.
     (
         "DCGM_FR_PCI_REPLAY_RATE",
         |told, look| {
@@ -32,7 +32,7 @@ const CASES: [Case; 15] = [
         |told, look| told.thermal_violation_ns = Some(7 + look),
         true,
     ),
-    // A GPU at the limit of its power is at work.
+    // A GPU at its power limit is just busy.
     (
         "DCGM_FR_CLOCKS_EVENT_POWER",
         |told, look| {
@@ -76,13 +76,13 @@ const CASES: [Case; 15] = [
         |told, look| told.nvlinks[1].crc_errors = Some(7 + 1_499 * look),
         false,
     ),
-    // The GPU was reset: its counters begin anew.
+    // The GPU was reset, so its counters start over.
     (
         "DCGM_FR_PCI_REPLAY_RATE",
         |told, look| told.pcie_replays = Some(7 - look.min(7)),
         false,
     ),
-    // What is not told any more.
+    // The value is missing.
     (
         "DCGM_FR_NVLINK_ERROR_CRITICAL 1",
         |told, _| told.nvlinks[1].replays = None,
@@ -118,7 +118,7 @@ fn growth_is_over_when_it_has_been_calm() {
         bench.look();
         bench.readings[1].thermal_violation_ns = Some(8);
         assert_eq!(bench.look(), ["+1 DCGM_FR_CLOCKS_EVENT_THERMAL"]);
-        // It grows now and then.
+        // The counter grows now and then.
         for value in 9..12 {
             assert_eq!(bench.look_for(240), [""; 0]);
             bench.readings[1].thermal_violation_ns = Some(value);
@@ -127,13 +127,13 @@ fn growth_is_over_when_it_has_been_calm() {
         if restarts {
             bench.restart();
         }
-        // A minute without growth, and the calm behind it.
+        // A minute without growth, and the calm period after it.
         assert_eq!(bench.look_for(345), [""; 0]);
         assert_eq!(bench.look_for(60), ["-1 DCGM_FR_CLOCKS_EVENT_THERMAL"]);
     }
 }
 
-/// A counter of a life time is not what has happened just now.
+/// A lifetime total is not recent growth.
 #[test]
 fn what_came_before_the_first_look_or_while_nobody_looked_is_not_growth() {
     let mut bench = Bench::new(2);
@@ -143,7 +143,7 @@ fn what_came_before_the_first_look_or_while_nobody_looked_is_not_growth() {
     bench.now += Duration::from_secs(3_600);
     bench.readings[1].pcie_replays = Some(2_000_000);
     assert_eq!(bench.look_for(300), [""; 0]);
-    // A driver that was changed counts anew, whatever it counts from.
+    // A new driver restarts its counters at any value.
     bench.inventory.driver_version = Some("590.1".to_owned());
     bench.readings[1].pcie_replays = Some(3_000_000);
     assert_eq!(bench.look_for(300), [""; 0]);
@@ -173,7 +173,7 @@ fn the_replays_that_pcie_may_have_are_those_of_its_generation() {
     }
 }
 
-/// Between its two thresholds a problem stays as it is.
+/// Between its two thresholds a problem keeps its state.
 #[test]
 fn a_rate_that_has_begun_is_over_below_its_own_threshold() {
     let mut bench = Bench::new(2);
@@ -190,7 +190,7 @@ fn a_rate_that_has_begun_is_over_below_its_own_threshold() {
         changes.retain(|change| change.contains("CRC"));
         changes
     };
-    // In looks 15 seconds apart: 70, 100, 70 and 40 a second.
+    // Polls every 15 seconds with 70, 100, 70 and 40 errors per second.
     assert_eq!(counts(&mut bench, 1_050, 60), [""; 0]);
     let begun = ["+1 DCGM_FR_NVLINK_CRC_ERROR_THRESHOLD 1"];
     assert_eq!(counts(&mut bench, 1_500, 20), begun);

@@ -1,4 +1,4 @@
-//! DCGM beside the driver, and alone.
+//! Tests of DCGM beside the driver, and alone.
 
 use super::*;
 use crate::gpu::dcgm::{DcgmEntity, DcgmGpu, DcgmIncident, DcgmLook, ImexUse};
@@ -44,13 +44,13 @@ impl Bench {
         self.health.take_dcgm(look, self.now)
     }
 
-    /// Has DCGM tell this once, and returns the changes in short.
+    /// Has DCGM report these incidents once, and returns the changes in short.
     fn dcgm(&mut self, incidents: &[DcgmIncident]) -> Vec<String> {
         let look = self.look_of(incidents);
         self.takes(&look).iter().map(short).collect()
     }
 
-    /// Has DCGM tell this for two minutes, and returns all changes.
+    /// Has DCGM report these incidents for two minutes, and returns all changes.
     fn dcgm_for_long(&mut self, incidents: &[DcgmIncident]) -> Vec<String> {
         (0..8).flat_map(|_| self.dcgm(incidents)).collect()
     }
@@ -126,7 +126,7 @@ fn the_links_that_the_driver_names_stand_for_what_dcgm_says_of_their_gpu() {
     let down = [incident(1, NVLINK, LINK_DOWN)];
     bench.readings[1].nvlinks[0].up = Some(false);
     let mut came = bench.look_for(75);
-    // The driver's link is named once more, for it has a second witness.
+    // The driver's link is reported once more, with a second source.
     came.extend(bench.dcgm_for_long(&down));
     assert_eq!(
         came,
@@ -134,11 +134,11 @@ fn the_links_that_the_driver_names_stand_for_what_dcgm_says_of_their_gpu() {
     );
     bench.readings[1].nvlinks[0].up = Some(true);
     assert_eq!(bench.look(), ["-1 DCGM_FR_NVLINK_DOWN 0"]);
-    // It goes on by DCGM alone, and then the link is down again.
+    // DCGM alone still reports the problem, and then the link is down again.
     assert_eq!(bench.dcgm(&down), ["+1 DCGM_FR_NVLINK_DOWN"]);
     bench.readings[1].nvlinks[0].up = Some(false);
     assert_eq!(bench.look_for(75), ["+1 DCGM_FR_NVLINK_DOWN 0"]);
-    // Its end would be that of the link's problem, too.
+    // The end of DCGM's problem would close the link's too.
     assert_eq!(bench.dcgm_for_long(&[]), [""; 0]);
     bench.readings[1].nvlinks[0].up = Some(true);
     assert_eq!(bench.look(), ["-1 DCGM_FR_NVLINK_DOWN 0"]);
@@ -156,7 +156,7 @@ fn links_that_were_never_up_are_not_down_because_dcgm_says_so() {
     }
     bench.look();
     assert_eq!(bench.dcgm_for_long(&down), [""; 0]);
-    // Where the driver is not asked, DCGM alone knows.
+    // Without the driver, DCGM's report counts.
     let mut alone = Bench::new(2);
     assert_eq!(alone.dcgm(&down), ["+1 DCGM_FR_NVLINK_DOWN"]);
 }
@@ -174,7 +174,7 @@ fn what_is_not_looked_at_is_not_over() {
             assert_eq!(bench.takes(&look), []);
         }
     }
-    // A connection that is lost and made again before it is calm proves nothing.
+    // A connection that is lost and restored before the calm period ends proves nothing.
     for _ in 0..8 {
         assert_eq!(bench.dcgm(&[]), [""; 0]);
         bench.health.dcgm_is_away();
@@ -217,7 +217,7 @@ fn switches_other_parts_and_codes_without_a_name_are_kept_apart() {
     assert_eq!(over.len(), 4);
 }
 
-/// A healthy event that names nothing and no code would end all that the check has found.
+/// A healthy event without a GPU and code would close all faults of the check.
 #[test]
 fn the_end_of_what_is_about_no_gpu_is_not_that_of_a_gpus_problem() {
     let mut bench = Bench::new(2);
@@ -235,7 +235,7 @@ fn the_end_of_what_is_about_no_gpu_is_not_that_of_a_gpus_problem() {
     assert_eq!(over, ["-1 DCGM_FR_ROW_REMAP_FAILURE"]);
 }
 
-/// What DCGM 4.6 tells, and what DCGM 4.7 does.
+/// The reports of DCGM 4.6 and of DCGM 4.7.
 #[test]
 fn imex_is_judged_while_pods_rely_on_it_and_at_its_end_nobody_says_that_it_is_well() {
     const CAME: &str = "+node DCGM_FR_IMEX_UNHEALTHY";
@@ -255,10 +255,10 @@ fn imex_is_judged_while_pods_rely_on_it_and_at_its_end_nobody_says_that_it_is_we
         assert_eq!(came.iter().map(short).collect::<Vec<_>>(), [CAME]);
         assert_eq!(came[0].check, "GpuImexWatch");
         assert_eq!(came[0].message.as_deref(), Some("text of 122"));
-        // Seen to be well.
+        // DCGM reports that IMEX is healthy.
         assert_eq!(bench.dcgm_for_long(&[]), ["-node DCGM_FR_IMEX_UNHEALTHY"]);
         assert_eq!(bench.dcgm(&broken), [CAME]);
-        // After a restart nothing is over before it is known that nobody relies on it.
+        // After a restart nothing closes before it is known that no pod relies on IMEX.
         bench.restart();
         assert_eq!(bench.dcgm_for_long(&broken), [""; 0]);
         assert_eq!(bench.dcgm_for_long(&[]), [""; 0]);
@@ -269,7 +269,7 @@ fn imex_is_judged_while_pods_rely_on_it_and_at_its_end_nobody_says_that_it_is_we
         );
         assert!(over[0].is_unjudged && !over[0].is_all_well);
         assert_eq!(bench.dcgm_for_long(&broken), [""; 0]);
-        // And again by the next that relies on it.
+        // The problem opens again when the next pod relies on IMEX.
         imex_is(&mut bench, ImexUse::Used);
         assert_eq!(bench.dcgm(&broken), [CAME]);
     }

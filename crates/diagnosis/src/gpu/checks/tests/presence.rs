@@ -1,4 +1,4 @@
-//! GPUs that are lost, that come back, and that are replaced.
+//! Tests of GPUs that are lost, that come back, and that are replaced.
 
 use super::*;
 use crate::gpu::MigDevice;
@@ -7,7 +7,7 @@ const LOST: &str = "+1 DCGM_FR_FALLEN_OFF_BUS";
 const BACK: &str = "-1 DCGM_FR_FALLEN_OFF_BUS";
 
 impl Bench {
-    /// Has GPU 1 not be listed any more.
+    /// Removes GPU 1 from the driver's list.
     fn loses(&mut self) {
         self.inventory.gpus.remove(1);
         self.readings.remove(1);
@@ -64,7 +64,7 @@ fn a_gpu_that_the_driver_calls_lost_is_lost_at_once_by_whatever_name() {
         assert_eq!(bench.look_for(600), [""; 0]);
         bench.finds();
         assert_eq!(bench.look(), [BACK]);
-        // One that was lost before anybody saw it.
+        // A GPU that was lost before it was ever seen.
         let mut bench = Bench::new(3);
         bench.loses();
         bench.inventory.unreadable = vec![unreadable(uuid, pci, true)];
@@ -103,7 +103,7 @@ fn where_no_gpu_answers_nothing_is_seen_and_nothing_is_said() {
     bench.inventory.gpus = there;
     bench.tells_first(|told| told.remap_pending = Some(false));
     assert_eq!(bench.look(), ["-0 DCGM_FR_PENDING_ROW_REMAP"]);
-    // A machine that never had one is not blind.
+    // A machine that never had a GPU is not blind.
     let none = Inventory::default();
     assert!(!Health::new(Limits::default(), Remembered::default()).is_blind(&none));
 }
@@ -149,12 +149,12 @@ fn a_machine_that_comes_up_with_fewer_gpus_than_before_misses_them() {
     bench.health.boot_has_begun(|_| true);
     bench.loses();
     assert_eq!(bench.look_for(60), [LOST]);
-    // It is told anew in each boot.
+    // Reported again in each boot.
     bench.health.boot_has_begun(|_| true);
     assert_eq!(bench.look_for(60), [LOST]);
 }
 
-/// A new machine, or a driver that is being installed: nothing is known that could be missed.
+/// A new machine, or a driver that is being installed: no GPU is known that could be missing.
 #[test]
 fn gpus_that_appear_one_after_the_other_are_not_missed_before() {
     let mut bench = Bench::new(0);
@@ -163,7 +163,7 @@ fn gpus_that_appear_one_after_the_other_are_not_missed_before() {
         bench.inventory.gpus.push(gpu(index));
         bench.readings.push(well(&gpu(index)));
     }
-    // The driver is taken away for another, and comes back.
+    // The driver is removed for an upgrade, and comes back.
     let whole = (bench.inventory.clone(), bench.readings.clone());
     bench.inventory.gpus.clear();
     bench.readings.clear();
@@ -200,7 +200,7 @@ fn fewer_gpus_than_expected_are_a_fault_of_the_machine() {
     assert_eq!(bench.look_for(60), [format!("+{few}")]);
     bench.inventory.gpus.push(gpu(2));
     assert_eq!(bench.look(), [format!("-{few}")]);
-    // As many as expected: the one that is missing was taken out on purpose.
+    // As many as expected: the missing GPU was removed on purpose.
     bench.health.limits.expected_gpus = Some(2);
     bench.loses();
     assert_eq!(bench.look_for(600), [""; 0]);
