@@ -1,28 +1,27 @@
-//! Storm control: the repeats of a fault within a window become one event with their count.
+//! Storm control: merges repeats of a fault within a window into one event with their count.
 //!
 //! A broken GPU may print the same line 800,000 times. The first line is reported at once.
-//! Those that follow within the window are counted, and reported as one event when it ends;
-//! that event opens the next window, so that a fault has at most one event per window, and
-//! the counts of its events add up to the number of its lines. What is different (another
-//! device, code, gravity or action) is not a repeat and passes at once.
+//! Further ones within the window are counted, and reported as one event when the window ends;
+//! that event opens the next window, so a fault has at most one event per window, and the
+//! counts of its events add up to the number of its lines. A report that differs (in device,
+//! code, severity or action) is not a repeat and passes at once.
 //!
-//! Recoveries have windows of their own. One that ends a reported fault passes at once, with
-//! what was counted of the fault before it; so does the next report of the fault, which is a
-//! new one, and ends the windows of the recoveries that would heal it. A fault that comes and
-//! goes, again and again, passes [`MAX_RETURNS`] times within its window; what comes then is
-//! counted, and reported when the window ends: as a fault if it is one by then, else as a
-//! record that opens none. Counted recoveries are records only, too: the fault that they
-//! healed is healed already.
+//! Recoveries have windows of their own. A recovery that ends a reported fault passes at once,
+//! after the fault's count so far; so does the next report of the fault, which is a new fault,
+//! and ends the windows of the recoveries that would end it. A fault that comes and goes
+//! repeatedly passes [`MAX_RETURNS`] times within its window; later reports are counted, and
+//! the count is sent when the window ends: as a fault if the fault is open by then, else as a
+//! record that opens none. Counts of recoveries are only records too, since their fault has
+//! ended already.
 //!
-//! Whether a report falls into a window is decided by its own time, so that a log which is
-//! read late gives the events that it would have given in time. When a window ends is also
-//! decided by the time that has passed here, for there may be no further line, and the
-//! clocks of logs jump.
+//! The log's own time of a report decides whether the report is in a window, so that a log
+//! which is read late gives the same events. A window also ends by elapsed time here, since
+//! there may be no further line, and the clocks of logs jump.
 //!
-//! What is counted is as old as the last of it: the event says when that came
-//! ([`mark_accepted`]), so that a count which is told later undoes no decision made meanwhile.
+//! A count carries the time of its last report ([`mark_accepted`]), so that a count that is
+//! sent later undoes no decision made meanwhile.
 //!
-//! The fault book (`domain/src/fault/book.rs`) takes the counts up again.
+//! The fault book (`domain/src/fault/book.rs`) evaluates the counts.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -35,32 +34,32 @@ use crate::subject::{Subject, heals};
 
 /// Repeats of a fault within this time become one event.
 pub const WINDOW: Duration = Duration::from_secs(60);
-/// Most faults of which repeats are counted at once: as many as are kept open for a node.
-/// Beyond it the oldest window ends early, and its count is reported then.
+/// Most faults whose repeats are counted at once: as many as a node may have open. Beyond it
+/// the oldest window ends early, and its count is sent then.
 pub const MAX_WINDOWS: usize = 1024;
 
-/// Most times that a fault that was healed is reported at once again within its window.
+/// Most times within one window that an ended fault is reported again at once.
 pub const MAX_RETURNS: u8 = 8;
 
-/// The open windows.
+/// Counts repeats of reports in windows.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fold {
     window: Duration,
     windows: BTreeMap<Key, Window>,
 }
 
-/// The count and the times of the reports that an event stands for.
+/// Count and times of the reports that an event stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sightings {
     /// Number of reports that the event stands for.
     pub count: u64,
-    /// The time of the first of them.
+    /// Time of the first report.
     pub first: Timestamp,
-    /// The time of the last of them.
+    /// Time of the last report.
     pub last: Timestamp,
 }
 
-/// The key of a window: two reports with the same one are repeats of each other.
+/// Key of a window: two reports with the same key are repeats of each other.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Key {
     healthy: bool,
@@ -70,27 +69,27 @@ struct Key {
     action: (i32, String),
     fatal: bool,
     strategy: i32,
-    /// True if the report opens no fault: such reports are no repeats of those that do.
+    /// True if the report opens no fault. Such a report is not a repeat of one that does.
     earlier_in_boot: bool,
 }
 
-/// The time in which repeats of an event are counted.
+/// A span of time with its count of an event's repeats.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Window {
-    /// The event that opened it, of which the key and the subject are taken.
+    /// Event that opened the window; its key and subject are the window's.
     opened_by: HealthEvent,
-    /// A report with this time or a later one is outside.
+    /// End of the window by the log's time, exclusive.
     until: Timestamp,
-    /// The time of its end here, counted from the start of the process.
+    /// End of the window by this process's clock, since the start of the process.
     #[serde(skip)]
     due: Duration,
-    /// The repeats so far.
+    /// Repeats so far, not reported yet.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     repeats: Option<Repeats>,
-    /// True if the fault is healed. Never set in a recovery's window.
+    /// True if the fault has ended. Never true in a recovery's window.
     over: bool,
-    /// The number of times that it was reported again in this window after it had been healed.
+    /// Number of times that the fault was reported at once in this window after it had ended.
     returns: u8,
     /// True if the repeats are of a fault that has come back and was not reported since.
     held: bool,
@@ -99,7 +98,7 @@ struct Window {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Repeats {
-    /// The first of them, by whose record the event will be named.
+    /// First repeat; the event with the count uses its record.
     event: HealthEvent,
     count: u64,
     first: Timestamp,
@@ -109,14 +108,14 @@ struct Repeats {
 // === impl Fold ===
 
 impl Fold {
-    /// Counts repeats within windows of this length from now on; without this call, [`WINDOW`].
+    /// Sets the length of windows that open from now on; the default is [`WINDOW`].
     pub fn set_window(&mut self, window: Duration) {
         self.window = window;
     }
 
-    /// Takes a report in, and appends to `out` what is to be sent now, in that order.
+    /// Processes a report, and appends to `out` what is to be sent now, in order.
     ///
-    /// `at` is when the report was made; `now` is the time since the start of the process.
+    /// `at` is the time of the report; `now` is the time since the start of the process.
     pub fn take(
         &mut self,
         event: HealthEvent,
@@ -126,7 +125,8 @@ impl Fold {
     ) {
         let key = Key::of(&event);
         if event.is_healthy && self.heal(&event, out) {
-            // News, whatever was counted of it before.
+            // The recovery ends a reported fault, so it passes even if its repeats were being
+            // counted.
             if let Some(mut window) = self.windows.remove(&key) {
                 out.extend(window.counted());
             }
@@ -156,8 +156,8 @@ impl Fold {
             }
             return;
         }
-        // The window has ended with what came before. If that was nothing, or is over, this
-        // report is a first one again, as a recovery is in each window.
+        // The window ended before this report. If it counted nothing, or the fault has ended,
+        // this report is a first one again; a recovery always is.
         let before = window.end(at, now, self.window);
         let is_repeat = before.is_some() && !window.over && !event.is_healthy;
         window.over = false;
@@ -171,7 +171,7 @@ impl Fold {
         }
     }
 
-    /// Ends the windows whose time has passed here, and returns whether there were any.
+    /// Ends the windows whose time has passed here, and returns true if there were any.
     pub fn tick(&mut self, now: Duration, out: &mut Vec<HealthEvent>) -> bool {
         let due: Vec<Key> = self
             .windows
@@ -197,16 +197,16 @@ impl Fold {
         !due.is_empty()
     }
 
-    /// Returns when [`tick`](Self::tick) will have something to do.
+    /// Returns the time when [`tick`](Self::tick) must be called next.
     pub fn next_tick(&self) -> Option<Duration> {
         self.windows.values().map(|window| window.due).min()
     }
 
-    /// Ends the windows of the faults that a recovery by somebody else heals, which was accepted at
-    /// `accepted`. Returns whether there were any.
+    /// Ends the windows of the faults that another sender's recovery ends, which was accepted
+    /// at `accepted`. Returns true if there were any.
     ///
-    /// What was counted before is stored, and opens no fault again: it belongs to the one
-    /// that is closed.
+    /// The counts so far are stored, but open no fault: they belong to the fault that was
+    /// closed.
     pub fn recovered_elsewhere(
         &mut self,
         healthy: &HealthEvent,
@@ -232,8 +232,8 @@ impl Fold {
         !ended.is_empty()
     }
 
-    /// Marks the windows that a recovery heals. Returns whether a reported fault is among them; its
-    /// count is appended to `out`.
+    /// Marks the windows whose fault a recovery ends. Returns true if a reported fault is among
+    /// them, whose count is then appended to `out`.
     fn heal(&mut self, healthy: &HealthEvent, out: &mut Vec<HealthEvent>) -> bool {
         let mut news = false;
         for window in self.windows.values_mut() {
@@ -249,8 +249,8 @@ impl Fold {
         news
     }
 
-    /// Ends the windows of recoveries that would heal the fault that is reported now: the next one
-    /// is news, and their counts stand before the report.
+    /// Ends the windows of recoveries that would end the fault reported now, and sends their
+    /// counts before the report, so that the next recovery passes at once.
     fn end_recoveries_of(&mut self, event: &HealthEvent, out: &mut Vec<HealthEvent>) {
         if event.is_healthy {
             return;
@@ -264,7 +264,7 @@ impl Fold {
         });
     }
 
-    /// Ends all windows.
+    /// Ends all windows, and appends their counts to `out`.
     pub fn end(&mut self, out: &mut Vec<HealthEvent>) {
         let windows = std::mem::take(&mut self.windows).into_values();
         out.extend(windows.filter_map(|mut window| window.counted()));
@@ -293,8 +293,8 @@ impl Default for Fold {
     }
 }
 
-/// Writes the windows without the time that they have here: after a restart they end with the first
-/// [`Fold::tick`], or with the next report of their fault.
+/// Serializes the windows without their end by this process's clock: after a restart they end
+/// with the first [`Fold::tick`], or with the next report of their fault.
 impl Serialize for Fold {
     fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         to.collect_seq(self.windows.values())
@@ -363,7 +363,7 @@ impl Window {
         window
     }
 
-    /// Begins the next window, and returns the count of the last one.
+    /// Starts the next window, and returns the count of the last one.
     fn end(&mut self, at: Timestamp, now: Duration, length: Duration) -> Option<HealthEvent> {
         let counted = self.counted();
         (self.returns, self.held) = (0, false);
@@ -371,8 +371,8 @@ impl Window {
         counted
     }
 
-    /// Returns the count so far as an event. It changes what is open only where it reports a fault
-    /// that is.
+    /// Returns the count so far as an event. Only the count of an open fault can open one;
+    /// others are only stored.
     fn counted(&mut self) -> Option<HealthEvent> {
         let mut event = self.repeats.take()?.into_event();
         if event.is_healthy || self.over {
@@ -415,7 +415,7 @@ impl Window {
     }
 }
 
-/// Returns whether a recovery ends something that an event reports.
+/// Returns true if a recovery ends something that an event reports.
 fn ends(healthy: &HealthEvent, event: &HealthEvent) -> bool {
     let subjects = Subject::of_entities(&event.entities_impacted);
     let no_code = event.error_code.is_empty().then_some("");
@@ -431,8 +431,8 @@ fn ends(healthy: &HealthEvent, event: &HealthEvent) -> bool {
 // === impl Repeats ===
 
 impl Repeats {
-    /// Returns when the last of them came, by the clock that recoveries are accepted by. That of
-    /// the log may be another one.
+    /// Returns the time of the last repeat, by the same clock as the acceptance of recoveries,
+    /// which may differ from the log's.
     fn last_came(&self) -> Timestamp {
         accepted(&self.event).unwrap_or(self.last)
     }
@@ -454,8 +454,8 @@ impl Repeats {
 // === impl Sightings ===
 
 impl Sightings {
-    /// Returns the count and the times that an event gives, which was accepted at `accepted`; once,
-    /// at its own time, where it does not give all three of count, first and last.
+    /// Returns the count and the times in an event that was accepted at `accepted`. Without all
+    /// three of count, first and last, the count is 1, at the event's own time.
     pub fn of(event: &HealthEvent, accepted: Timestamp) -> Self {
         let told = || {
             let get = |key| event.metadata.get(key);
@@ -481,7 +481,7 @@ impl Sightings {
         })
     }
 
-    /// Returns the same with no time after `at`, whatever the sender says.
+    /// Limits the times to `at`, whatever the sender claims.
     #[must_use]
     pub fn by(self, at: Timestamp) -> Self {
         Self {

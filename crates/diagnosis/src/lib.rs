@@ -1,8 +1,8 @@
-//! The language of machines: what a line of the kernel log says, what a code means, which device
-//! an event is about, and which reports are repeats of each other.
+//! Interprets what machines report: the content of a kernel log line, the meaning of a code,
+//! the device of an event, and which reports are repeats of each other.
 //!
-//! Nothing here does I/O or reads a clock, and nothing decides what is done about a fault: that
-//! is the business of `domain`, which stands above.
+//! This room does no I/O, reads no clock, and does not decide how to react to a fault;
+//! `domain`, above it, does.
 
 pub mod catalog;
 pub mod decode;

@@ -1,59 +1,60 @@
-//! The thresholds by which readings of GPUs are judged, and their names in a file of changes
+//! Thresholds for readings of GPUs, and their names in an override file
 //! (`catalog/overrides/limits.rs`, `docs/gpu.md`).
 
 use std::ops::RangeInclusive;
 
-/// Longest time that a problem may be waited for, in seconds.
+/// Longest delay of a problem, in seconds.
 const LONGEST_WAIT: u32 = 3600;
-/// Most pages or rows that a threshold may be: above what any GPU can take out of use.
+/// Highest threshold of pages or rows: above what any GPU can retire.
 const MOST_ROWS: u32 = 4096;
 
-/// Thresholds of the checks. The defaults are those of DCGM where it has one.
+/// Thresholds of the checks. The defaults are DCGM's where it has one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Number of GPUs that the machine ought to have; `None`: any number is right. It is a setting
-    /// of the machine, and no key of the file.
+    /// Number of GPUs that the machine should have; `None` accepts any number. A setting of the
+    /// machine, not a key of the file.
     pub expected_gpus: Option<usize>,
-    /// Seconds for which a GPU has to be missing beside others before it counts as lost, unless the
-    /// driver itself says so: a driver lists its GPUs anew in between.
+    /// Seconds before a GPU that is missing beside others counts as lost, unless the driver
+    /// itself reports the loss. A driver relists its GPUs now and then.
     pub missing_seconds: u32,
-    /// Seconds for which a link has to be down, a reading has to fail, or a PCIe link has to be slow
-    /// under load: links train anew after a reset.
+    /// Seconds before a link that is down, a reading that fails, or a PCIe link that is slow
+    /// under load is a problem: links retrain after a reset.
     pub settling_seconds: u32,
-    /// Seconds for which a GPU has to be outside its fabric: to set a fabric up takes minutes.
+    /// Seconds before a GPU outside its fabric is a problem: setting up a fabric takes minutes.
     pub fabric_seconds: u32,
-    /// Seconds for which nothing more may have come until what came is over, of what is counted.
+    /// Seconds without new occurrences before a counted problem closes.
     pub calm_seconds: u32,
-    /// Seconds for which DCGM must not have told of something any more until it is over: as long as it
-    /// takes two samples, so that a connection that was made anew proves nothing.
+    /// Seconds without a report by DCGM before a problem closes: two samples, so that a
+    /// connection that was just restored proves nothing.
     pub dcgm_calm_seconds: u32,
-    /// Degrees Celsius by which the margin has to be better again until heat is over.
+    /// Recovery of the margin that closes a heat problem, in degrees Celsius.
     pub margin_hysteresis_c: u32,
-    /// True if a GPU without margin to its slowdown opens a fault; else the report is only stored,
-    /// as with NVSentinel.
+    /// True if a GPU without slowdown margin opens a fault; else the report is only stored, as
+    /// with NVSentinel.
     pub margin_counts: bool,
-    /// Pages taken out of use from which on a GPU ought to be replaced.
+    /// Fewest retired pages that require a GPU's replacement.
     pub retired_pages: u32,
-    /// Pages taken out of use because of errors that were not corrected, beyond which a GPU ought to
-    /// be replaced if they become more.
+    /// Pages retired because of uncorrected errors; beyond this number, a GPU should be
+    /// replaced if more are added.
     pub retired_pages_dbe: u32,
-    /// Rows replaced because of errors that were not corrected, from which on a GPU ought to be
-    /// replaced: as many as a GPU has spares.
+    /// Fewest rows remapped because of uncorrected errors that require a GPU's replacement: as
+    /// many as a GPU has spares.
     pub remapped_rows: u32,
-    /// Wrong checksums of an `NVLink` per second from which on it is faulty.
+    /// Fewest CRC errors per second that make an `NVLink` faulty.
     pub nvlink_crc_per_second: u32,
-    /// Wrong checksums of an `NVLink` per second below which that is over.
+    /// CRC errors per second that close the problem if there are fewer.
     pub nvlink_crc_over_per_second: u32,
-    /// Replays beyond which a PCIe link is faulty, in percent of what its generation and width allow.
+    /// Most PCIe replays before a link is faulty, in percent of the number allowed for its
+    /// generation and width.
     pub pcie_replay_percent: u32,
-    /// Replays up to which that is over, in percent of the same.
+    /// Most PCIe replays for the problem to close, in percent of the same.
     pub pcie_replay_over_percent: u32,
-    /// Load in percent from which on a PCIe link ought to be at its best: without load it is slowed
-    /// down to save power.
+    /// Lowest load, in percent, that requires a PCIe link to run at its maximum: without load
+    /// it is slowed down to save power.
     pub load_percent: u32,
 }
 
-/// A key of the thresholds in a file.
+/// A threshold's key in a file.
 #[derive(Debug)]
 pub(crate) struct Key {
     pub(crate) name: &'static str,
@@ -63,21 +64,21 @@ pub(crate) struct Key {
 /// A threshold that a key sets.
 #[derive(Debug)]
 pub(crate) enum Field {
-    /// A number, and the least and the most that it may be.
+    /// A number, with its range.
     Number(RangeInclusive<u32>, fn(&mut Limits) -> &mut u32),
-    /// A switch.
+    /// A switch, true or false.
     Switch(fn(&mut Limits) -> &mut bool),
 }
 
-/// Two thresholds of one problem: where it begins, and where it is over, which lies no higher. In
-/// between it stays as it is.
+/// Two thresholds of one problem: where it opens, and where it closes, which is not higher.
+/// Between them the problem keeps its state.
 #[derive(Debug)]
 pub(crate) struct Hysteresis {
     pub(crate) begins: &'static str,
     pub(crate) ends: &'static str,
 }
 
-/// The keys, in the order in which they are shown.
+/// Keys in the order of output.
 pub(crate) static KEYS: [Key; 15] = [
     Key::number("missing-seconds", 0..=LONGEST_WAIT, |it| {
         &mut it.missing_seconds
@@ -130,7 +131,7 @@ const REPLAYS: Hysteresis = Hysteresis {
     ends: "pcie-replay-over-percent",
 };
 
-/// The problems that begin and end at thresholds of their own.
+/// Problems that open and close at different thresholds.
 pub(crate) const HYSTERESES: [Hysteresis; 2] = [CRC, REPLAYS];
 
 // === impl Limits ===
@@ -172,12 +173,12 @@ impl Key {
         }
     }
 
-    /// Returns the key of this name.
+    /// Returns the key with this name.
     pub(crate) fn named(name: &str) -> Option<&'static Self> {
         KEYS.iter().find(|key| key.name == name)
     }
 
-    /// Sets the threshold; of a switch, 0 is off.
+    /// Sets the threshold; for a switch, 0 is off.
     pub(crate) fn set(&self, limits: &mut Limits, value: u32) {
         match &self.field {
             Field::Number(_, field) => *field(limits) = value,
@@ -185,7 +186,7 @@ impl Key {
         }
     }
 
-    /// Returns the value that limits have for this key, in words.
+    /// Formats the threshold's value.
     pub(crate) fn shown(&self, limits: &Limits) -> String {
         let mut limits = limits.clone();
         match &self.field {

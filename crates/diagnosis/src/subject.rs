@@ -1,15 +1,15 @@
 //! The subject of a fault: one device under its several names, or any other resource.
 //!
-//! A GPU has a PCI address, a UUID and an index, and a monitor lists those that it
-//! knows. They name one device: a recovery that knows only one of them closes the
-//! fault, and a reset of a GPU closes what an XID line said about its GPC or `NVLink`.
+//! A GPU has a PCI address, a UUID and an index, and a monitor lists those that it knows. All
+//! name one device: a recovery that knows only one of them closes the fault, and a reset of a
+//! GPU closes a fault of an XID line about its GPC or `NVLink`.
 
 use std::fmt;
 
 use contract::{Entity, HealthEvent, keys};
 use serde::{Deserialize, Serialize};
 
-/// The entity types that name a device as a whole. At most one of each on a device.
+/// Entity types that name a device as a whole. A device has at most one of each.
 const DEVICE_NAMES: [&str; 5] = [
     keys::ENTITY_PCI,
     keys::ENTITY_GPU_UUID,
@@ -18,30 +18,30 @@ const DEVICE_NAMES: [&str; 5] = [
     keys::ENTITY_NIC,
 ];
 
-/// The names of which a device has only one: where two subjects have different ones, they are two
-/// devices, whatever else they share. An event about the link between a switch and a GPU names
-/// both, and the GPU has links to other switches too.
+/// Names that identify a device: two subjects with different ones are two devices, whatever
+/// else they share. An event about the link between a switch and a GPU names both, and the GPU
+/// has links to other switches too.
 const UNIQUE_NAMES: [&str; 2] = [keys::ENTITY_PCI, keys::ENTITY_NVSWITCH];
 
-/// Entity types that tell two faults of one device apart.
+/// Entity types that distinguish two faults of one device.
 const DISTINGUISHING_PARTS: [&str; 2] = [keys::ENTITY_NVLINK, "NICPort"];
 
 /// Entity types that only describe a fault of a device: registers, units, ids.
 const DESCRIPTIONS: [&str; 5] = [keys::ENTITY_PCI_ID, "GPC", "TPC", "SM", "REG"];
 
-/// A broken resource.
+/// A broken resource, as (entity type, value) pairs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Subject {
-    /// The names as (entity type, value), sorted; empty: the node itself.
+    /// Names of the resource, sorted; empty for the node itself.
     names: Vec<(String, String)>,
 }
 
 // === impl Subject ===
 
 impl Subject {
-    /// Returns the resources that the entities of an unhealthy event name: one for a device under
-    /// several names, one each otherwise, the node itself where there are none.
+    /// Returns the resources that the entities of an unhealthy event name: one for a device
+    /// under several names, one each otherwise, the node itself if there are none.
     pub fn of_entities(entities: &[Entity]) -> Vec<Self> {
         let (devices, others): (Vec<_>, Vec<_>) = entities
             .iter()
@@ -73,7 +73,8 @@ impl Subject {
                 .map(|entity| Self::new(std::iter::once(*entity).chain(parts())))
                 .collect()
         };
-        // What is neither a device nor a part or description of one stands for itself.
+        // An entity that is neither a device nor a part or description of one is a subject of
+        // its own.
         subjects.extend(
             others
                 .iter()
@@ -84,7 +85,7 @@ impl Subject {
         subjects
     }
 
-    /// Returns whether `self`, opened by one event, is the subject of another unhealthy event.
+    /// Returns true if `self`, opened by one event, is the subject of another unhealthy event.
     pub fn same(&self, other: &Self) -> bool {
         if self.names.is_empty() || other.names.is_empty() {
             return self.names.is_empty() && other.names.is_empty();
@@ -97,7 +98,7 @@ impl Subject {
             && self.whole().any(|name| other.whole().any(|o| o == name))
     }
 
-    /// Takes over the names that `other`, the same subject, has and `self` lacks.
+    /// Adds the names that `other`, the same subject, has and `self` lacks.
     pub fn learn(&mut self, other: &Self) {
         for name in &other.names {
             if !self.names.iter().any(|(kind, _)| *kind == name.0) {
@@ -107,8 +108,8 @@ impl Subject {
         self.names.sort();
     }
 
-    /// Returns whether a healthy event that lists `entities` says that this subject is well. No
-    /// entities: everything of the check is well.
+    /// Returns true if a healthy event with `entities` includes this subject. No entities means
+    /// everything of the check.
     pub fn healed_by(&self, entities: &[Entity]) -> bool {
         if entities.is_empty() {
             return true;
@@ -118,15 +119,15 @@ impl Subject {
                 .iter()
                 .any(|entity| entity.entity_type == *kind && canonical(entity).1 == *value)
         };
-        // A recovery that names a part (one link) heals that part only.
+        // A recovery that names a part (one link) ends faults of that part only.
         let parts_named = entities
             .iter()
             .any(|entity| self.parts().any(|part| part.0 == entity.entity_type));
         self.whole_is_healed(entities, healed) && (!parts_named || self.parts().all(healed))
     }
 
-    /// Returns whether a recovery names this device. Where both have a name that stays, that
-    /// decides: the index of a GPU is another one's when a GPU before it is gone.
+    /// Returns true if a recovery names this device. If both have a permanent name, that
+    /// decides: the index of a GPU may move to another one when a GPU before it is gone.
     fn whole_is_healed(
         &self,
         entities: &[Entity],
@@ -143,7 +144,7 @@ impl Subject {
         self.whole().any(healed)
     }
 
-    /// Returns the entities by which an event can name this subject; empty for the node itself.
+    /// Returns the entities that name this subject in an event; empty for the node itself.
     pub fn entities(&self) -> Vec<Entity> {
         self.names
             .iter()
@@ -154,12 +155,12 @@ impl Subject {
             .collect()
     }
 
-    /// Returns whether `entity` is one of its names.
+    /// Returns true if `entity` is one of the subject's names.
     pub fn is_named_by(&self, entity: &Entity) -> bool {
         self.names.contains(&canonical(entity))
     }
 
-    /// Returns whether `entity`, of an event about this subject, names or describes it.
+    /// Returns true if `entity`, of an event about this subject, names or describes it.
     pub fn concerns(&self, entity: &Entity) -> bool {
         let describes =
             DESCRIPTIONS.contains(&entity.entity_type.as_str()) || is_register(&entity.entity_type);
@@ -210,11 +211,11 @@ impl fmt::Display for Subject {
     }
 }
 
-/// Returns whether a recovery says that what a check of an agent has reported by a code about a
-/// subject is over. Whether its word weighs enough is another question.
+/// Returns true if a recovery ends what a check of an agent has reported with a code about a
+/// subject. The recovery's authority is not considered here.
 ///
-/// The component class is no part of it: monitors are known to report a recovery under another
-/// class than the fault.
+/// The component class is not compared: some monitors report a recovery under another class
+/// than the fault.
 pub fn heals(
     recovery: &HealthEvent,
     agent: &str,
@@ -229,9 +230,9 @@ pub fn heals(
         && subject.healed_by(&recovery.entities_impacted)
 }
 
-/// Brings a PCI address to the form in which addresses are compared: lower case, the
-/// domain in four digits where it fits, no function (`00000000:B3:00.0` is `0000:b3:00`).
-/// Text of any other shape is only lowered.
+/// Normalises a PCI address for comparison: lower case, the domain in four digits if it fits,
+/// no function (`00000000:B3:00.0` becomes `0000:b3:00`). Other text is only converted to lower
+/// case.
 pub fn normalise_pci(address: &str) -> String {
     let lower = address.trim().to_ascii_lowercase();
     let without_function = lower
@@ -249,7 +250,7 @@ pub fn normalise_pci(address: &str) -> String {
     }
 }
 
-/// Returns the value of an entity in the form in which values are compared.
+/// Returns the value of an entity in normalised form.
 pub fn canonical_value(kind: &str, value: &str) -> String {
     if kind == keys::ENTITY_PCI {
         normalise_pci(value)
@@ -304,7 +305,7 @@ mod tests {
             ["GPU_UUID GPU-1, PCI 0000:b3:00"]
         );
         assert_eq!(titles(&[("GPU", "0"), ("GPU", "1")]), ["GPU 0", "GPU 1"]);
-        // Others put the UUID there.
+        // Some monitors put the UUID there.
         assert_eq!(titles(&[("GPU", "GPU-1")]), ["GPU GPU-1"]);
         assert_eq!(
             titles(&[
@@ -336,7 +337,7 @@ mod tests {
         assert!(subject(&[]).same(&subject(&[])));
         let link = subject(&[("PCI", "0000:b3:00"), ("NVLINK", "3")]);
         assert!(!link.same(&by_pci) && link.same(&link.clone()));
-        // Two switches may have a link of the same number to one GPU.
+        // Two switches may each have a link of the same number to one GPU.
         let of_switch = |number, pci| {
             subject(&[
                 ("NVSWITCH", number),
@@ -374,7 +375,7 @@ mod tests {
         ] {
             assert_eq!(link.healed_by(&entities(by)), heals, "{by:?}");
         }
-        // The index of a GPU that is gone is the next one's.
+        // The index of a GPU that is gone is reused.
         let named = [("GPU", "3"), ("PCI", "0000:b3:00"), ("GPU_UUID", "GPU-1")];
         let gpu = subject(&named);
         for (heals, by) in [

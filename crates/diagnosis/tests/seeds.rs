@@ -1,4 +1,4 @@
-//! The fuzz target of this crate, on its seeds.
+//! The fuzz target of this crate, run on its seeds.
 
 #![allow(clippy::unwrap_used, clippy::match_same_arms, clippy::print_stdout)]
 #![allow(missing_docs, unreachable_pub)]

@@ -6,8 +6,8 @@ use reports::{Step, healthy, report, second, step};
 
 mod reports;
 
-/// A fold with a clock, and the events that it let through: line, count, seconds from the
-/// begin of the log of the first and the last report.
+/// A fold with a clock, and the events that passed: line, count, and seconds from the start of
+/// the log to the first and the last report.
 #[derive(Default)]
 struct Bench {
     fold: Fold,
@@ -48,18 +48,18 @@ fn the_first_passes_at_once_and_repeats_become_one_event_per_window() {
         bench.take(report("0000:b3:00", line), 0, 0);
     }
     assert_eq!(bench.passed(), lines(&[(0, 1)]));
-    // The window ends by the clock here, for there is no further line.
+    // The window ends by the clock here, since there is no further line.
     bench.tick(59);
     assert_eq!(bench.passed(), []);
     bench.tick(60);
     assert_eq!(bench.passed(), lines(&[(1, 49)]));
-    // The event at its end has opened the next one, and that one ends by a line's own time.
+    // The count has opened the next window, which ends by a line's own time.
     bench.take(report("0000:b3:00", 50), 61, 61);
     bench.take(report("0000:b3:00", 51), 119, 61);
     assert_eq!(bench.passed(), []);
     bench.take(report("0000:b3:00", 52), 120, 62);
     assert_eq!(bench.passed(), lines(&[(50, 2)]));
-    // A window without repeats ends in silence, and the next report is a first one.
+    // A window without repeats ends silently, and the next report is a first one.
     bench.tick(122);
     assert_eq!(bench.passed(), lines(&[(52, 1)]));
     bench.tick(182);
@@ -68,7 +68,7 @@ fn the_first_passes_at_once_and_repeats_become_one_event_per_window() {
     assert_eq!(bench.passed(), lines(&[(53, 1)]));
 }
 
-/// A decision between the last report and the telling of the count is not undone by it.
+/// The count does not undo a decision made between its last report and its sending.
 #[test]
 fn a_count_is_as_old_as_the_last_report_that_came() {
     let came = |line, at: i64| {
@@ -87,7 +87,7 @@ fn a_count_is_as_old_as_the_last_report_that_came() {
     bench.tick(60);
     assert_eq!(accepted(&bench.out[1]), Some(second(9)));
     assert_eq!(Sightings::of(&bench.out[1], second(0)).last, second(-450));
-    // A recovery that somebody else has told, between two of them: by our clock, too.
+    // Another sender's recovery between two repeats: also by the clock here.
     for (recovered, over) in [(8, false), (9, true), (-450, false)] {
         let mut bench = Bench::default();
         for (line, at, by_ours) in [(0, -500, 0), (1, -499, 9)] {
@@ -126,7 +126,7 @@ fn the_event_says_when_its_reports_were_made() {
         folded.generated_timestamp,
         Some(json::proto_timestamp(second(40)))
     );
-    // A third party's own use of the key is not taken for a count.
+    // Another program's use of the metadata key is not taken for a count.
     let mut foreign = report("0000:b3:00", 9);
     foreign
         .metadata
@@ -159,7 +159,7 @@ fn what_is_different_passes_at_once() {
         bench.take(other, 0, 0);
         assert_eq!(bench.passed().len(), 2, "edit {index}");
     }
-    // The text, and what only describes the fault, make no difference.
+    // The text, and descriptions of the fault, make no difference.
     let mut bench = Bench::default();
     bench.take(report("0000:b3:00", 0), 0, 0);
     let mut same = report("0000:B3:00.0", 1);
@@ -180,7 +180,7 @@ fn a_recovery_ends_the_windows_of_what_it_heals() {
     bench.take(report("0000:b3:00", 3), 1, 0);
     bench.take(report("0000:b4:00", 4), 1, 0);
     bench.take(healthy("0000:b3:00"), 2, 0);
-    // What was counted stands before the recovery, which closes it.
+    // The count comes before the recovery that ends the fault.
     assert_eq!(
         bench.passed(),
         lines(&[(1, 1), (2, 1), (3, 1), (0, 1)]),
@@ -189,7 +189,7 @@ fn a_recovery_ends_the_windows_of_what_it_heals() {
     bench.take(report("0000:b3:00", 5), 3, 0);
     bench.take(report("0000:b4:00", 6), 3, 0);
     assert_eq!(bench.passed(), lines(&[(5, 1)]));
-    // One that heals something else ends nothing.
+    // A recovery of something else ends nothing.
     let mut other_code = healthy("0000:b4:00");
     other_code.error_code = vec!["48".into()];
     bench.take(other_code, 4, 0);
@@ -215,7 +215,7 @@ fn a_recovery_from_elsewhere_is_not_undone_by_what_was_counted_before_it() {
         );
         assert_eq!(bench.out[1].processing_strategy, strategy as i32);
         assert_eq!(bench.passed(), lines(&[(1, 1), (2, 1)]));
-        // The next report is a new fault, at once.
+        // The next report is a new fault, and passes at once.
         bench.take(report("0000:b3:00", 3), 6, 0);
         assert_eq!(bench.passed(), lines(&[(3, 1)]));
     }
@@ -241,7 +241,7 @@ fn beyond_the_limit_the_oldest_window_ends_early() {
     }
     let passed = bench.passed();
     assert_eq!(passed.len(), MAX_WINDOWS + 2);
-    // The window of the first, with its one repeat.
+    // The window of the first fault, with its one repeat.
     assert_eq!(
         passed[MAX_WINDOWS..],
         lines(&[(10_000, 1), (MAX_WINDOWS as u64, 1)])
@@ -268,7 +268,7 @@ fn a_storm_gives_one_event_per_fault_and_window_and_counts_every_line() {
     assert_eq!(passed.iter().map(|(_, count)| count).sum::<u64>(), LINES);
 }
 
-/// The GPUs whose faults the events that passed leave open.
+/// GPUs whose faults are open after the events that passed.
 #[derive(Default)]
 struct Downstream(std::collections::BTreeSet<String>);
 
@@ -309,19 +309,19 @@ fn equal_recoveries_become_one_with_their_count() {
         bench.take(all_clear(line), 0, 0);
     }
     assert_eq!(bench.passed(), lines(&[(0, 1)]));
-    // It opened and healed nothing in the meantime.
+    // The count changed nothing.
     bench.tick(60);
     let counted = &bench.out[0];
     assert!(counted.is_healthy);
     let store_only = ProcessingStrategy::StoreOnly as i32;
     assert_eq!(counted.processing_strategy, store_only);
     assert_eq!(bench.passed(), lines(&[(1, 2_999)]));
-    // In each window one passes, for who knows what others have reported.
+    // One recovery passes in each window, since other senders may have reported faults.
     bench.take(all_clear(3_000), 61, 61);
     bench.take(all_clear(3_001), 62, 62);
     bench.take(all_clear(3_002), 121, 62);
     assert_eq!(bench.passed(), lines(&[(3_000, 1), (3_001, 1), (3_002, 1)]));
-    // Another device, another code: another recovery.
+    // Another device or another code makes another recovery.
     let mut other = all_clear(4_000);
     other.entities_impacted[0].entity_value = "0000:b4:00".into();
     bench.take(other, 121, 62);
@@ -340,10 +340,10 @@ fn a_recovery_after_a_new_fault_passes_at_once_and_in_its_order() {
     bench.take(minor(4), 1, 0);
     bench.take(all_clear(5), 2, 0);
     bench.take(minor(6), 3, 0);
-    // What was counted stands before what ends it, and is never told after.
+    // A count comes before the event that ends the fault, and never after it.
     let expected = [(1, 1), (2, 1), (3, 1), (4, 1), (5, 1), (6, 1)];
     assert_eq!(bench.passed(), lines(&expected));
-    // A fault whose window has ended in silence.
+    // A fault whose window has ended silently.
     bench.tick(60);
     assert_eq!(bench.passed(), []);
     bench.take(all_clear(7), 100, 100);
@@ -372,7 +372,7 @@ fn a_fault_that_comes_and_goes_is_told_a_few_times_in_a_window() {
         let passed = bench.passed();
         let count: u64 = passed.iter().map(|(_, count)| count).sum();
         assert_eq!(count, 2 * PAIRS + u64::from(stays));
-        // And in the next window as in the first.
+        // The next window is like the first.
         bench.take(all_clear(7_000), 61, 61);
         let at_once: &[(u64, u64)] = &[(7_000, 1)];
         assert_eq!(bench.passed(), lines(at_once));
@@ -420,15 +420,15 @@ proptest! {
         bench.out = faults;
         let passed = bench.passed();
         prop_assert_eq!(passed.iter().map(|(_, count)| count).sum::<u64>(), reports);
-        // Each event is named by a line of its own.
+        // Each event has a line of its own.
         let mut lines: Vec<_> = passed.iter().map(|(line, _)| line).collect();
         lines.sort();
         lines.dedup();
         prop_assert_eq!(lines.len(), passed.len());
     }
 
-    /// Whatever comes and goes, a recovery is told at once, and so is a fault that has not
-    /// come and gone many times; what is told later than that is told when the window ends.
+    /// A recovery passes at once, and so does a fault that has not come and gone many times;
+    /// everything else passes when the window ends.
     #[test]
     fn what_is_told_is_what_is_broken(steps in prop::collection::vec(step(), 0..300)) {
         let mut bench = Bench::default();

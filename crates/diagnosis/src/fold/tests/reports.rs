@@ -1,14 +1,14 @@
-//! Reports and recoveries of GPUs, as the tests of counting make them up: those of this crate, and
-//! those of `domain`, which hold what is counted against a fault book.
+//! Reports and recoveries of GPUs for the tests of counting: those of this crate, and those of
+//! `domain`, which check the counts against a fault book.
 
 use contract::{Entity, HealthEvent, keys};
 use jiff::{SignedDuration, Timestamp};
 use proptest::prelude::*;
 
-/// The time at which the log begins.
+/// Start of the log.
 const START: &str = "2026-11-21T11:40:00Z";
 
-/// Returns the time so many seconds after [`START`].
+/// Returns the time that many seconds after [`START`].
 pub(crate) fn second(second: i64) -> Timestamp {
     START.parse::<Timestamp>().unwrap() + SignedDuration::from_secs(second)
 }
@@ -41,18 +41,18 @@ pub(crate) fn healthy(pci: &str) -> HealthEvent {
     }
 }
 
-/// A step of a test: something happens to one of four GPUs, or to the counter.
+/// A step of a test: an event of one of four GPUs, or of the process.
 #[derive(Clone, Debug)]
 pub(crate) enum Step {
-    /// A line of the log, so many seconds after the one before by the log's own time.
+    /// A line of the log, `after` seconds after the previous one by the log's own time.
     Report { gpu: u8, after: i64 },
-    /// So many seconds go by.
+    /// Number of seconds that pass.
     Wait(u64),
-    /// Somebody else tells a recovery.
+    /// Another sender reports a recovery of this GPU.
     Recover(u8),
-    /// The log tells one.
+    /// The log reports a recovery of this GPU.
     Heal(u8),
-    /// The counts are saved and read back.
+    /// The counts are saved and restored.
     Restart,
 }
 
