@@ -77,11 +77,11 @@ pub fn decode(line: &[u8]) -> Option<LogLine<'_>> {
 
 /// Returns true if the text of a record, with one line or more, may hold a [`LogLine`]. A cheap
 /// check with false positives.
-fn may_say_something(text: &[u8]) -> bool {
+fn may_match(text: &[u8]) -> bool {
     let message = message(text);
     match message.strip_prefix(DRIVER) {
         // Most lines of the driver are ordinary ones, and end here.
-        Some(rest) => driver_may_say_something(rest) || memchr(b'\n', rest).is_some(),
+        Some(rest) => driver_may_match(rest) || memchr(b'\n', rest).is_some(),
         None => is_of_a_start(message) || next_mark(message).is_some(),
     }
 }
@@ -135,8 +135,8 @@ fn anywhere(message: &[u8]) -> Option<LogLine<'_>> {
 /// Prefix of all lines of the GPU driver.
 const DRIVER: &[u8] = b"NVRM: ";
 
-fn driver_may_say_something(rest: &[u8]) -> bool {
-    matches!(rest.first(), Some(b'X' | b'G' | b'T' | b' ')) || gpu::fallen_goes_on(rest).is_some()
+fn driver_may_match(rest: &[u8]) -> bool {
+    matches!(rest.first(), Some(b'X' | b'G' | b'T' | b' ')) || gpu::fallen_continues(rest).is_some()
 }
 
 /// Parses a line of the GPU driver; `rest` follows `NVRM: `.
@@ -152,9 +152,9 @@ fn driver(rest: &[u8]) -> Option<LogLine<'_>> {
                 .or_else(|| gpu::fallen(rest).map(LogLine::Fallen)),
             None => rpc::begins(rest).map(LogLine::Rpc),
         },
-        b' ' => rpc::goes_on(rest).map(LogLine::Rpc),
+        b' ' => rpc::row(rest).map(LogLine::Rpc),
         b'T' => gpu::fallen_begins(text(rest)).map(LogLine::Fallen),
-        _ => gpu::fallen_goes_on(rest).map(LogLine::Fallen),
+        _ => gpu::fallen_continues(rest).map(LogLine::Fallen),
     }
 }
 

@@ -235,18 +235,18 @@ impl Fold {
     /// Marks the windows whose fault a recovery ends. Returns true if a reported fault is among
     /// them, whose count is then appended to `out`.
     fn heal(&mut self, healthy: &HealthEvent, out: &mut Vec<HealthEvent>) -> bool {
-        let mut news = false;
+        let mut ends_fault = false;
         for window in self.windows.values_mut() {
             if window.over || !window.healed_by(healthy) {
                 continue;
             }
             if !window.held {
-                news = true;
+                ends_fault = true;
                 out.extend(window.counted());
             }
             window.over = true;
         }
-        news
+        ends_fault
     }
 
     /// Ends the windows of recoveries that would end the fault reported now, and sends their
@@ -457,7 +457,7 @@ impl Sightings {
     /// Returns the count and the times in an event that was accepted at `accepted`. Without all
     /// three of count, first and last, the count is 1, at the event's own time.
     pub fn of(event: &HealthEvent, accepted: Timestamp) -> Self {
-        let told = || {
+        let given = || {
             let get = |key| event.metadata.get(key);
             Some(Self {
                 count: get(keys::META_COUNT)?
@@ -468,7 +468,7 @@ impl Sightings {
                 last: get(keys::META_LAST_SEEN)?.parse().ok()?,
             })
         };
-        told().unwrap_or_else(|| {
+        given().unwrap_or_else(|| {
             let at = event
                 .generated_timestamp
                 .and_then(json::timestamp)

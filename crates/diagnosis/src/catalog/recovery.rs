@@ -55,7 +55,7 @@ impl Catalog {
     /// Returns the verdict about the text of an XID 154; `of_row` is the verdict of its row.
     /// The row of the action's code decides; a text that cannot be parsed needs a person.
     pub(super) fn judge_advice(&self, text: &str, of_row: &Verdict) -> Verdict {
-        let number = changed_to(text).map(|(number, name)| meant(number, name));
+        let number = changed_to(text).map(|(number, name)| number_of(number, name));
         let verdict = |fatal, action| Verdict {
             fatal,
             action,
@@ -86,7 +86,7 @@ impl Catalog {
 
 /// Returns the NVML number of an action with this number and name in a line. The number
 /// decides, except for PF FLR, the name since R610 for a reset of the GPU on the PCIe bus.
-fn meant(number: u32, name: &str) -> u32 {
+fn number_of(number: u32, name: &str) -> u32 {
     if name.eq_ignore_ascii_case("PF FLR") {
         return RESET;
     }

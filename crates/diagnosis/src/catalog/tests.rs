@@ -95,8 +95,8 @@ fn no_verdict_is_fatal_and_asks_for_nothing() {
         verdicts.push(catalog.judge_xid(154, &text));
     }
     for row in catalog.sxids() {
-        let told = [Option::None, Some(true), Some(false)];
-        verdicts.extend(told.map(|fatal| catalog.judge_sxid(row.code, fatal)));
+        let severities = [Option::None, Some(true), Some(false)];
+        verdicts.extend(severities.map(|fatal| catalog.judge_sxid(row.code, fatal)));
     }
     verdicts.push(catalog.judge_sxid(99_999, Some(true)));
     for row in catalog.nvlink5() {

@@ -59,7 +59,7 @@ pub struct KernelLogDecoder {
     /// UUIDs of GPUs by PCI address, from lines of the log.
     uuids: HashMap<String, String>,
     /// XIDs that cover a GPU's fall off the bus, so that a line about it adds nothing.
-    told_falls: VecDeque<ToldFall>,
+    falls_with_xid: VecDeque<FallWithXid>,
     /// PCI addresses of GPUs whose fall was reported without an XID, until XID 79 arrives.
     reported_falls: VecDeque<String>,
     /// Messages of several lines that are not complete yet.
@@ -72,7 +72,7 @@ pub struct KernelLogDecoder {
 
 /// An XID that implies that a GPU has fallen off the bus.
 #[derive(Debug)]
-struct ToldFall {
+struct FallWithXid {
     pci: String,
     code: u32,
     at: Timestamp,
@@ -95,7 +95,7 @@ impl KernelLogDecoder {
             machine: None,
             nics: BTreeMap::new(),
             uuids: HashMap::new(),
-            told_falls: VecDeque::new(),
+            falls_with_xid: VecDeque::new(),
             reported_falls: VecDeque::new(),
             begun: Begun::default(),
             dumps: Dumps::default(),
@@ -129,7 +129,7 @@ impl KernelLogDecoder {
     /// Returns the findings in a record of one or more lines. `at` is the record's own time, or
     /// else the latest known time.
     pub fn record(&mut self, text: &[u8], at: Timestamp) -> Vec<Finding> {
-        if !super::may_say_something(text) {
+        if !super::may_match(text) {
             return Vec::new();
         }
         if memchr(b'\n', text).is_none() {
@@ -189,12 +189,12 @@ impl KernelLogDecoder {
     fn line(&mut self, line: &[u8], at: Timestamp) -> Option<Finding> {
         match decode(line)? {
             LogLine::GpuName { pci, uuid } => {
-                self.learn(normalise_pci(pci), uuid);
+                self.record_name(normalise_pci(pci), uuid);
                 None
             }
             LogLine::Xid(xid) => Some(self.xid(&xid, at)),
             LogLine::Rpc(line) => {
-                self.dumps.take_in(line);
+                self.dumps.add(line);
                 None
             }
             LogLine::Sxid(sxid) => Some(self.sxid(&sxid)),
@@ -222,7 +222,7 @@ impl KernelLogDecoder {
     }
 
     /// Records a GPU's UUID, which changes when the GPU is replaced.
-    fn learn(&mut self, pci: String, uuid: &str) {
+    fn record_name(&mut self, pci: String, uuid: &str) {
         if self.uuids.len() >= REMEMBERED && !self.uuids.contains_key(&pci) {
             // No machine has that many. The driver names a GPU again before its next XID.
             self.uuids.clear();
@@ -249,18 +249,18 @@ impl KernelLogDecoder {
         };
         let mut finding = self.finding(kind, verdict);
         if finding.tells_of_a_fall() {
-            if self.told_falls.len() >= REMEMBERED {
-                self.told_falls.pop_front();
+            if self.falls_with_xid.len() >= REMEMBERED {
+                self.falls_with_xid.pop_front();
             }
-            self.told_falls.push_back(ToldFall {
+            self.falls_with_xid.push_back(FallWithXid {
                 pci: pci.clone(),
                 code: xid.code,
                 at,
             });
         } else if finding.healthy {
             // The driver withdraws the XID, so a later fall is a new fault.
-            self.told_falls
-                .retain(|told| told.pci != pci || told.code != xid.code);
+            self.falls_with_xid
+                .retain(|known| known.pci != pci || known.code != xid.code);
         }
         if xid.code == FALLEN_XID {
             // XID 79 replaces the earlier fault without an XID, so that one recovery ends both.
@@ -314,12 +314,12 @@ impl KernelLogDecoder {
     }
 
     fn fallen(&mut self, part: Fallen<'_>, line: &[u8], at: Timestamp) -> Option<Finding> {
-        let fall = self.begun.take_in(part, line, at)?;
-        let told = self
-            .told_falls
+        let fall = self.begun.add(part, line, at)?;
+        let is_known = self
+            .falls_with_xid
             .iter()
-            .any(|told| told.pci == fall.pci && at.duration_since(told.at).abs() <= SAME_FALL);
-        if told {
+            .any(|known| known.pci == fall.pci && at.duration_since(known.at).abs() <= SAME_FALL);
+        if is_known {
             return None;
         }
         let Fall {
@@ -399,7 +399,7 @@ impl KernelLogDecoder {
         finding.gpu_uuid = Some(uuid.unwrap_or_else(|| reset.uuid.to_owned()));
         if let (true, Some(pci)) = (finding.healthy, &finding.pci) {
             // The reset ends the XIDs about a fall, so a later fall is a new fault.
-            self.told_falls.retain(|told| told.pci != *pci);
+            self.falls_with_xid.retain(|known| known.pci != *pci);
         }
         finding
     }

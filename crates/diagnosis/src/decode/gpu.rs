@@ -104,8 +104,8 @@ pub(super) fn fallen_begins(text: &str) -> Option<Fallen<'_>> {
     let pci = pci.trim_end_matches(':');
     let fell = fell(words.as_bytes());
     // The message of a driver that does not support a GPU starts in the same way.
-    let is_of_it = fell || goes_on(0, words).is_some();
-    (is_pci(pci) && is_of_it).then(|| Fallen {
+    let is_fall = fell || advance(0, words).is_some();
+    (is_pci(pci) && is_fall).then(|| Fallen {
         pci: Some(pci),
         pci_id: pci_id(words),
         words,
@@ -115,7 +115,7 @@ pub(super) fn fallen_begins(text: &str) -> Option<Fallen<'_>> {
 
 /// Parses a later line, such as `(PCI ID: 10de:2330) installed in this system has` or
 /// `fallen off the bus and is not responding to commands.`.
-pub(super) fn fallen_goes_on(rest: &[u8]) -> Option<Fallen<'_>> {
+pub(super) fn fallen_continues(rest: &[u8]) -> Option<Fallen<'_>> {
     // The first byte rules out most lines of the driver.
     let is_word = |word: &&str| word.as_bytes().first() == rest.first();
     let may_be = rest.first().is_some_and(u8::is_ascii_hexdigit) || SENTENCE.iter().any(is_word);
@@ -124,7 +124,7 @@ pub(super) fn fallen_goes_on(rest: &[u8]) -> Option<Fallen<'_>> {
         return None;
     }
     let words = text(rest);
-    let is_part = || (0..SENTENCE.len()).any(|at| goes_on(at, words) > Some(at));
+    let is_part = || (0..SENTENCE.len()).any(|at| advance(at, words) > Some(at));
     (fell || is_part()).then(|| Fallen {
         pci: None,
         pci_id: pci_id(words),
@@ -135,7 +135,7 @@ pub(super) fn fallen_goes_on(rest: &[u8]) -> Option<Fallen<'_>> {
 
 /// Returns how many words of the sentence are complete after `words` follow the first `at` of
 /// them; `None` if they do not follow. Text after the sentence is ignored.
-pub(super) fn goes_on(at: usize, words: &str) -> Option<usize> {
+pub(super) fn advance(at: usize, words: &str) -> Option<usize> {
     let mut at = at;
     for word in words.split_ascii_whitespace() {
         let Some(expected) = SENTENCE.get(at) else {
@@ -152,7 +152,7 @@ pub(super) fn goes_on(at: usize, words: &str) -> Option<usize> {
 }
 
 /// Returns true if so many words complete the sentence.
-pub(super) fn is_said(words: usize) -> bool {
+pub(super) fn is_complete(words: usize) -> bool {
     words >= SENTENCE.len()
 }
 

@@ -34,7 +34,7 @@ pub(super) fn begins(rest: &[u8]) -> Option<RpcLine<'_>> {
 }
 
 /// Parses a row of a part, or the column names, which follow `NVRM: `.
-pub(super) fn goes_on(rest: &[u8]) -> Option<RpcLine<'_>> {
+pub(super) fn row(rest: &[u8]) -> Option<RpcLine<'_>> {
     let text = text(rest);
     let mut words = text.strip_prefix("    ")?.split_ascii_whitespace();
     let (first, second) = (words.next()?, words.next()?);

@@ -432,7 +432,7 @@ proptest! {
     #[test]
     fn what_is_told_is_what_is_broken(steps in prop::collection::vec(step(), 0..300)) {
         let mut bench = Bench::default();
-        let mut told = Downstream::default();
+        let mut open = Downstream::default();
         let mut broken = std::collections::BTreeSet::new();
         let (mut at, mut latest, mut now, mut line) = (0, 0, 0, 0);
         for step in steps {
@@ -451,7 +451,7 @@ proptest! {
                 }
                 Step::Recover(gpu) => {
                     let gpu = format!("0000:{gpu:02x}:00");
-                    told.0.remove(&gpu);
+                    open.0.remove(&gpu);
                     let event = healthy(&gpu);
                     bench
                         .fold
@@ -468,12 +468,12 @@ proptest! {
                     bench.fold = serde_json::from_str(&saved).unwrap();
                 }
             }
-            told.take(&bench.out);
+            open.take(&bench.out);
             bench.out.clear();
-            prop_assert!(told.0.is_subset(&broken), "{:?} {broken:?}", told.0);
+            prop_assert!(open.0.is_subset(&broken), "{:?} {broken:?}", open.0);
         }
         bench.tick(now + 60);
-        told.take(&bench.out);
-        prop_assert_eq!(told.0, broken);
+        open.take(&bench.out);
+        prop_assert_eq!(open.0, broken);
     }
 }

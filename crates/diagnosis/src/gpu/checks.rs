@@ -181,11 +181,11 @@ impl Health {
         let before = self.remembered.clone();
         let mut sights = Vec::new();
         self.forget_replaced(inventory);
-        self.look_around(inventory, &mut sights);
+        self.check_presence(inventory, &mut sights);
         for gpu in &inventory.gpus {
-            self.meet(gpu);
-            let told = readings.iter().find(|told| told.uuid == gpu.uuid);
-            if let (Some(readings), Some(known)) = (told, self.remembered.gpus.get_mut(&gpu.uuid)) {
+            self.record_gpu(gpu);
+            let read = readings.iter().find(|read| read.uuid == gpu.uuid);
+            if let (Some(readings), Some(known)) = (read, self.remembered.gpus.get_mut(&gpu.uuid)) {
                 let rules = Rules {
                     key: &gpu.uuid,
                     gpu,
@@ -274,7 +274,7 @@ impl Health {
                 is_unjudged: false,
                 seen_by: Witnesses {
                     nvml: now.open.contains(problem),
-                    dcgm: now.dcgm.contains(problem) || self.dcgm.tells(problem),
+                    dcgm: now.dcgm.contains(problem) || self.dcgm.reports(problem),
                 },
                 message,
             }
@@ -288,7 +288,7 @@ impl Health {
     }
 
     /// Records the names of a GPU that is present.
-    fn meet(&mut self, gpu: &Gpu) {
+    fn record_gpu(&mut self, gpu: &Gpu) {
         let known = self.remembered.gpus.entry(gpu.uuid.clone()).or_default();
         known.names = GpuNames::from(gpu);
     }

@@ -157,14 +157,14 @@ mod tests {
 
     #[test]
     fn imex_is_judged_where_pods_rely_on_it_whichever_watch_tells_it() {
-        for told in [
+        for incident in [
             incident(0x2000, 122),
             incident(0x2, 122),
             incident(0x2000, 1),
         ] {
-            assert_eq!(told.check(), "GpuImexWatch");
-            assert!(told.is_judged(ImexUse::Used));
-            assert!(!told.is_judged(ImexUse::Unused) && !told.is_judged(ImexUse::Unknown));
+            assert_eq!(incident.check(), "GpuImexWatch");
+            assert!(incident.is_judged(ImexUse::Used));
+            assert!(!incident.is_judged(ImexUse::Unused) && !incident.is_judged(ImexUse::Unknown));
         }
         assert!(!incident(0x2, 0).is_judged(ImexUse::Used));
         assert!(!incident(0x200, 12).is_judged(ImexUse::Used));

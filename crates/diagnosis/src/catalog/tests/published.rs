@@ -66,7 +66,7 @@ const OUR_OWN: [(u32, bool, RecommendedAction); 13] = [
 /// NIC patterns: name, driver, substrings of the line (in the notation of `data/README.md`),
 /// use of the events, true if fatal, and a line as the driver prints it.
 #[rustfmt::skip]
-const NICS: [(&str, NicDriver, &str, Looked, bool, &str); 16] = [
+const NICS: [(&str, NicDriver, &str, Setting, bool, &str); 16] = [
     ("cmd_exec_timeout", Mlx5, "timeout. Will cause a leak of a command resource", Stored, true,
      "mlx5_core 0000:9a:00.0: wait_func:1194:(pid 1): ACCESS_REG(0x805) timeout. Will cause a leak of a command resource"),
     ("health_poll_failed", Mlx5, "device's health compromised ... reached miss count", Stored, true,
@@ -103,11 +103,11 @@ const NICS: [(&str, NicDriver, &str, Looked, bool, &str); 16] = [
      "efa 0000:00:06.0: Device isn't ready, abort com init"),
 ];
 
-use Looked::{Off, Stored};
 use NicDriver::{Efa, Mlx5};
+use Setting::{Off, Stored};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Looked {
+enum Setting {
     Stored,
     Off,
 }
@@ -284,7 +284,7 @@ fn is_right_sxid(row: &Sxid) -> bool {
 
 fn is_right_nic(
     row: &Nic,
-    (name, driver, pattern, looked, fatal, _): &(&str, NicDriver, &str, Looked, bool, &str),
+    (name, driver, pattern, setting, fatal, _): &(&str, NicDriver, &str, Setting, bool, &str),
 ) -> bool {
     let action = if *fatal {
         RecommendedAction::ReplaceVm
@@ -292,7 +292,7 @@ fn is_right_nic(
         None
     };
     // Events that are only stored open no fault.
-    let (enabled, strategy) = match looked {
+    let (enabled, strategy) = match setting {
         Stored => (true, ProcessingStrategy::StoreOnly),
         Off => (false, ProcessingStrategy::ExecuteRemediation),
     };

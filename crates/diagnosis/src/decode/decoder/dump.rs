@@ -67,7 +67,7 @@ impl Dumps {
     }
 
     /// Records a line of a dump. Lines of a GPU without such an XID are dropped.
-    pub(super) fn take_in(&mut self, line: RpcLine<'_>) {
+    pub(super) fn add(&mut self, line: RpcLine<'_>) {
         if let Some(number) = line.gpu {
             let mut gpus = self.gpus.iter().rev();
             // Otherwise the newest GPU whose XID lacks the driver's number.

@@ -27,7 +27,7 @@ pub(super) struct Fall {
     pub(super) lines: String,
     at: Timestamp,
     /// Number of words of the sentence so far.
-    said: usize,
+    words: usize,
 }
 
 // === impl Begun ===
@@ -37,7 +37,7 @@ impl Begun {
     ///
     /// A line that names no GPU continues the newest message that expects the line's words. If
     /// two messages are interleaved, both are completed, whatever the order of their lines.
-    pub(super) fn take_in(&mut self, part: Fallen<'_>, line: &[u8], at: Timestamp) -> Option<Fall> {
+    pub(super) fn add(&mut self, part: Fallen<'_>, line: &[u8], at: Timestamp) -> Option<Fall> {
         // The end of an old message was lost, and must not be taken from a new one.
         self.0
             .retain(|begun| at.duration_since(begun.at).abs() <= SAME_FALL);
@@ -47,7 +47,7 @@ impl Begun {
                 pci_id: None,
                 lines: String::new(),
                 at,
-                said: 0,
+                words: 0,
             },
             // Without a begun message, the line's GPU is unknown.
             None => self.newest(&part)?,
@@ -55,8 +55,8 @@ impl Begun {
         if let Some(pci_id) = part.pci_id {
             fall.pci_id = Some(pci_id.to_owned());
         }
-        fall.said = gpu::goes_on(fall.said, part.words).unwrap_or(fall.said);
-        if part.fell || gpu::is_said(fall.said) {
+        fall.words = gpu::advance(fall.words, part.words).unwrap_or(fall.words);
+        if part.fell || gpu::is_complete(fall.words) {
             return Some(fall);
         }
         if fall.lines.len() + line.len() < MAX_EARLIER_BYTES {
@@ -74,8 +74,8 @@ impl Begun {
     /// Removes the newest message that a line continues. A line that is complete by itself ends
     /// the newest message, since a line between may be lost.
     fn newest(&mut self, part: &Fallen<'_>) -> Option<Fall> {
-        let goes_on = |fall: &Fall| gpu::goes_on(fall.said, part.words) > Some(fall.said);
-        let index = self.0.iter().rposition(goes_on);
+        let advance = |fall: &Fall| gpu::advance(fall.words, part.words) > Some(fall.words);
+        let index = self.0.iter().rposition(advance);
         let last = || self.0.len().checked_sub(1).filter(|_| part.fell);
         let index = index.or_else(last)?;
         Some(self.0.remove(index))

@@ -103,8 +103,8 @@ fn what_is_wrong_is_named() {
     ] {
         let error = Machine::parse(&text).unwrap_err();
         let cause = error.source().map(ToString::to_string).unwrap_or_default();
-        let said = format!("{error}: {cause}");
-        assert!(said.contains(expected), "{said}");
+        let shown = format!("{error}: {cause}");
+        assert!(shown.contains(expected), "{shown}");
     }
 }
 

@@ -25,7 +25,7 @@ const MAX_MESSAGE: usize = 4096;
 #[derive(Debug, Default)]
 pub(super) struct Dcgm {
     /// Problems in the last poll.
-    told: BTreeSet<Problem>,
+    reported: BTreeSet<Problem>,
     /// Open problems that DCGM does not report at present, with the time since when.
     absent: BTreeMap<Problem, Duration>,
     /// Names of DCGM's GPUs, by key.
@@ -46,25 +46,25 @@ impl Health {
     /// `now` is the time since the start of the process.
     pub fn take_dcgm(&mut self, look: &DcgmLook, now: Duration) -> Vec<Change> {
         let before = self.remembered.clone();
-        let scope = self.meet_dcgm(look);
-        let mut told = scope.told(look, self.dcgm.imex);
-        told.retain(|problem, _| self.believes(problem));
+        let scope = self.record_dcgm_gpus(look);
+        let mut reported = scope.problems(look, self.dcgm.imex);
+        reported.retain(|problem, _| self.is_plausible(problem));
         let mut messages = BTreeMap::new();
-        for (problem, message) in &told {
+        for (problem, message) in &reported {
             self.dcgm.absent.remove(problem);
             let links = self.links_of(problem);
             if links.is_empty() {
                 if self.remembered.dcgm.insert(problem.clone()) {
                     messages.insert(problem.clone(), message.clone());
                 }
-            } else if !self.dcgm.told.contains(problem) {
+            } else if !self.dcgm.reported.contains(problem) {
                 messages.extend(links.into_iter().map(|link| (link, message.clone())));
             }
         }
         if look.is_whole {
-            self.end_absent(&scope, &told, now);
+            self.end_absent(&scope, &reported, now);
         }
-        self.dcgm.told = told.into_keys().collect();
+        self.dcgm.reported = reported.into_keys().collect();
         self.changes(&before, &messages)
     }
 
@@ -78,7 +78,7 @@ impl Health {
         }
         let before = self.remembered.clone();
         (self.remembered.dcgm).retain(|problem| problem.check != keys::CHECK_GPU_IMEX);
-        (self.dcgm.told).retain(|problem| problem.check != keys::CHECK_GPU_IMEX);
+        (self.dcgm.reported).retain(|problem| problem.check != keys::CHECK_GPU_IMEX);
         let mut changes = self.changes(&before, &BTreeMap::new());
         for change in &mut changes {
             (change.is_all_well, change.is_unjudged) = (false, true);
@@ -88,7 +88,7 @@ impl Health {
 
     /// Handles that DCGM does not answer: nothing closes meanwhile.
     pub fn dcgm_is_away(&mut self) {
-        self.dcgm.told.clear();
+        self.dcgm.reported.clear();
         self.dcgm.absent.clear();
     }
 
@@ -106,14 +106,14 @@ impl Health {
     }
 
     /// Closes problems within the poll's scope that DCGM has not reported for long enough.
-    fn end_absent(&mut self, scope: &Scope, told: &BTreeMap<Problem, String>, now: Duration) {
+    fn end_absent(&mut self, scope: &Scope, reported: &BTreeMap<Problem, String>, now: Duration) {
         let calm = Duration::from_secs(self.limits.dcgm_calm_seconds.into());
         // While it is unknown whether IMEX counts, its problems stay open.
         let is_judged = |problem: &Problem| {
             problem.check != keys::CHECK_GPU_IMEX || self.dcgm.imex == ImexUse::Used
         };
         let is_absent = |problem: &&Problem| {
-            !told.contains_key(*problem) && scope.covers(problem) && is_judged(problem)
+            !reported.contains_key(*problem) && scope.covers(problem) && is_judged(problem)
         };
         let absent: Vec<Problem> = (self.remembered.dcgm.iter().filter(is_absent))
             .cloned()
@@ -132,13 +132,13 @@ impl Health {
 
     /// Returns true if a problem is plausible. "Link down" is not if the driver has reported no
     /// link of the GPU as up in this boot.
-    fn believes(&self, problem: &Problem) -> bool {
+    fn is_plausible(&self, problem: &Problem) -> bool {
         let known = self.remembered.gpus.get(&problem.gpu);
         problem.code != LINK_DOWN || known.is_none_or(|known| !known.links_up.is_empty())
     }
 
     /// Records the names of DCGM's GPUs, and returns the poll's scope.
-    fn meet_dcgm(&mut self, look: &DcgmLook) -> Scope {
+    fn record_dcgm_gpus(&mut self, look: &DcgmLook) -> Scope {
         self.dcgm.names.clear();
         let mut gpus = BTreeMap::new();
         for gpu in &look.gpus {
@@ -162,13 +162,13 @@ impl Health {
             (None, None) => names.index == gpu.index.unwrap_or(gpu.id),
         };
         let mut known = self.remembered.gpus.values().map(|known| &known.names);
-        let told = || GpuNames {
+        let names = || GpuNames {
             index: gpu.index.unwrap_or(gpu.id),
             uuid: gpu.uuid.clone(),
             pci: gpu.pci.clone(),
             chassis_serial: None,
         };
-        known.find(is_known).cloned().unwrap_or_else(told)
+        known.find(is_known).cloned().unwrap_or_else(names)
     }
 
     /// Returns the driver's open problems of links that correspond to this problem of their
@@ -204,17 +204,17 @@ impl Dcgm {
 
     /// Returns true if the last poll reported this problem, or the same for the GPU of the
     /// link.
-    pub(super) fn tells(&self, problem: &Problem) -> bool {
+    pub(super) fn reports(&self, problem: &Problem) -> bool {
         let whole = Problem {
             link: None,
             ..problem.clone()
         };
-        self.told.contains(problem) || self.told.contains(&whole)
+        self.reported.contains(problem) || self.reported.contains(&whole)
     }
 
     /// Resets the state after a reboot.
     pub(super) fn boot_has_begun(&mut self) {
-        self.told.clear();
+        self.reported.clear();
         self.absent.clear();
     }
 }
@@ -223,11 +223,11 @@ impl Dcgm {
 
 impl Scope {
     /// Returns the problems in a poll, with their descriptions.
-    fn told(&self, look: &DcgmLook, imex: ImexUse) -> BTreeMap<Problem, String> {
-        let mut told: BTreeMap<Problem, String> = BTreeMap::new();
+    fn problems(&self, look: &DcgmLook, imex: ImexUse) -> BTreeMap<Problem, String> {
+        let mut reported: BTreeMap<Problem, String> = BTreeMap::new();
         for incident in look.incidents.iter().filter(|it| it.is_judged(imex)) {
             let (problem, message) = self.problem(incident);
-            let text = told.entry(problem).or_default();
+            let text = reported.entry(problem).or_default();
             if text.contains(&message) || text.len() + message.len() > MAX_MESSAGE {
                 continue;
             }
@@ -236,7 +236,7 @@ impl Scope {
             }
             text.push_str(&message);
         }
-        told
+        reported
     }
 
     /// Converts an incident to a problem and its description.

@@ -34,7 +34,7 @@ impl Health {
     }
 
     /// Checks which of the known GPUs are missing, and whether there are enough.
-    pub(super) fn look_around(&mut self, inventory: &Inventory, sights: &mut Vec<Sight>) {
+    pub(super) fn check_presence(&mut self, inventory: &Inventory, sights: &mut Vec<Sight>) {
         let count = inventory.gpus.len();
         let missing_for = self.limits.missing_seconds;
         if let Some(expected) = self.limits.expected_gpus {
@@ -44,7 +44,7 @@ impl Health {
             sights.push(Sight::new(problem, message, (missing_for, 0)));
         }
         for lost in inventory.unreadable.iter().filter(|gpu| gpu.is_lost) {
-            self.meet_lost(lost);
+            self.record_lost(lost);
         }
         for (key, known) in &self.remembered.gpus {
             let problem = Problem::of(key, keys::CHECK_GPU_PCIE, LOST);
@@ -65,7 +65,7 @@ impl Health {
     }
 
     /// Records a GPU that was lost before it was ever seen.
-    fn meet_lost(&mut self, lost: &UnreadableGpu) {
+    fn record_lost(&mut self, lost: &UnreadableGpu) {
         let known = &mut self.remembered.gpus;
         if known.values().any(|known| is_same(&known.names, lost)) {
             return;
@@ -97,7 +97,7 @@ fn is_replaced(names: &GpuNames, inventory: &Inventory) -> bool {
 
 /// Returns true if a GPU that does not answer is this one, by the best name that both have.
 fn is_same(names: &GpuNames, gpu: &UnreadableGpu) -> bool {
-    let is = |own: &Option<String>, told: &Option<String>| Some(own.as_ref()? == told.as_ref()?);
+    let is = |own: &Option<String>, other: &Option<String>| Some(own.as_ref()? == other.as_ref()?);
     is(&names.uuid, &gpu.uuid)
         .or_else(|| is(&names.pci, &gpu.pci))
         .unwrap_or(names.index == gpu.index)

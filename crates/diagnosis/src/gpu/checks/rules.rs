@@ -90,17 +90,17 @@ impl Rules<'_> {
             (None, None) => None,
             (slower, narrower) => Some(slower == Some(true) || narrower == Some(true)),
         };
-        let told = |value: Option<u32>| value.map_or("?".to_owned(), |value| value.to_string());
+        let shown = |value: Option<u32>| value.map_or("?".to_owned(), |value| value.to_string());
         self.lasting(
             self.of(keys::CHECK_GPU_PCIE, "GPU_PCIE_LINK_DEGRADED"),
             is_below.filter(|_| is_loaded),
             || {
                 format!(
                     "the PCIe link runs under load with {} lanes of generation {}, and could with {} of {}",
-                    told(readings.pcie_width),
-                    told(readings.pcie_generation),
-                    told(gpu.pcie_max_width),
-                    told(gpu.pcie_max_generation)
+                    shown(readings.pcie_width),
+                    shown(readings.pcie_generation),
+                    shown(gpu.pcie_max_width),
+                    shown(gpu.pcie_max_generation)
                 )
             },
         );
@@ -241,28 +241,29 @@ impl Rules<'_> {
         let partitions = (self.readings.mig_recovery_actions.iter())
             .map(|(uuid, action)| (format!("its partition {uuid}"), *action));
         let own = (self.readings.recovery_action).map(|action| ("the GPU".to_owned(), action));
-        let asked: Vec<(String, RecoveryAction)> = own.into_iter().chain(partitions).collect();
-        let is_told = !asked.is_empty();
-        let asking = |by: Option<&(String, RecoveryAction)>| {
+        let requested: Vec<(String, RecoveryAction)> = own.into_iter().chain(partitions).collect();
+        let is_known = !requested.is_empty();
+        let request = |by: Option<&(String, RecoveryAction)>| {
             by.map_or_else(String::new, |(by, action)| {
                 format!("the driver asks for {action}, because of {by}")
             })
         };
         for code in recovery_codes() {
-            let mut asked = asked.iter();
-            let by = asked.find(|(_, asked)| recovery_code(asked.number()) == Some(code));
-            let is_asked = is_told.then_some(by.is_some());
+            let mut requested = requested.iter();
+            let by =
+                requested.find(|(_, requested)| recovery_code(requested.number()) == Some(code));
+            let is_requested = is_known.then_some(by.is_some());
             self.is(
                 self.of(keys::CHECK_GPU_DRIVER, code),
                 // The domain matters only if a pod relies on it; otherwise it may not even
                 // exist.
                 match self.imex {
-                    _ if code != IMEX_UNHEALTHY => is_asked,
-                    ImexUse::Used => is_asked,
+                    _ if code != IMEX_UNHEALTHY => is_requested,
+                    ImexUse::Used => is_requested,
                     ImexUse::Unused => Some(false),
                     ImexUse::Unknown => None,
                 },
-                || asking(by),
+                || request(by),
             );
         }
         self.is(
@@ -276,19 +277,19 @@ impl Rules<'_> {
     }
 
     fn fabric(&mut self) {
-        let told = self.readings.fabric.as_ref();
-        let Some(told) = told.filter(|told| told.state != FabricState::NotSupported) else {
+        let fabric = self.readings.fabric.as_ref();
+        let Some(fabric) = fabric.filter(|fabric| fabric.state != FabricState::NotSupported) else {
             return;
         };
         let wait = (self.limits.fabric_seconds, 0);
-        let trouble = fabric::registration_trouble(told);
+        let trouble = fabric::registration_trouble(fabric);
         self.see(
             self.of(keys::CHECK_GPU_NVLINK, "DCGM_FR_FABRIC_PROBE_STATE"),
             Some(trouble.is_some()),
             wait,
             || trouble.unwrap_or_default(),
         );
-        let ailments = told.health_mask.and_then(fabric::ailments);
+        let ailments = fabric.health_mask.and_then(fabric::ailments);
         self.see(
             self.of(keys::CHECK_GPU_NVLINK, "DCGM_FR_FIELD_VIOLATION"),
             ailments.as_ref().map(|ailments| !ailments.is_empty()),
@@ -340,7 +341,7 @@ impl Rules<'_> {
         );
         let too_many = |growth: Growth| growth.by >= rate(begins, growth);
         let few = |growth: Growth| growth.by < rate(ends, growth);
-        let says = |growth: Growth| {
+        let message = |growth: Growth| {
             let (errors, within) = (growth.by, growth.within.as_secs());
             format!("NVLink {number} had {errors} wrong checksums in {within} seconds")
         };
@@ -356,7 +357,7 @@ impl Rules<'_> {
             (some, growth.map(|it| it.by > 0 && !too_many(it))),
         ] {
             let problem = self.of(keys::CHECK_GPU_NVLINK, code).on_link(number);
-            self.judge_growth(problem, growth, is_it, says);
+            self.judge_growth(problem, growth, is_it, message);
         }
     }
 
@@ -364,7 +365,7 @@ impl Rules<'_> {
     fn growth(&mut self, counters: &[(Counter, Option<u64>)]) -> Option<Growth> {
         let mut sum: Option<Growth> = None;
         for (counter, value) in counters {
-            let growth = value.and_then(|value| self.trails.note(*counter, value, self.now));
+            let growth = value.and_then(|value| self.trails.record(*counter, value, self.now));
             sum = match (sum, growth) {
                 (Some(a), Some(b)) => Some(Growth {
                     by: a.by.saturating_add(b.by),

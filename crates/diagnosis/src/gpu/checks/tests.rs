@@ -99,18 +99,18 @@ impl Bench {
     }
 
     /// Polls once, and returns the changes in short.
-    fn look(&mut self) -> Vec<String> {
+    fn poll(&mut self) -> Vec<String> {
         self.now += EVERY;
         let changes = (self.health).take(&self.inventory, &self.readings, self.now);
         changes.iter().map(short).collect()
     }
 
     /// Polls for `seconds`, and returns all changes.
-    fn look_for(&mut self, seconds: u64) -> Vec<String> {
+    fn poll_for(&mut self, seconds: u64) -> Vec<String> {
         let until = self.now + Duration::from_secs(seconds);
         let mut changes = Vec::new();
         while self.now < until {
-            changes.extend(self.look());
+            changes.extend(self.poll());
         }
         changes
     }
@@ -125,132 +125,132 @@ impl Bench {
 }
 
 /// A change of a GPU's readings.
-type Tells = fn(&mut Gpu, &mut Readings);
+type Edit = fn(&mut Gpu, &mut Readings);
 
 /// Problems that last as long as they are reported: check, code, readings with the problem, and
 /// readings without the value.
-const WHILE_TOLD: [(&str, &str, Tells, Tells); 20] = [
+const WHILE_TOLD: [(&str, &str, Edit, Edit); 20] = [
     (
         "GpuMemWatch",
         "DCGM_FR_VOLATILE_DBE_DETECTED",
-        |_, told| told.ecc_uncorrected_volatile = Some(1),
-        |_, told| told.ecc_uncorrected_volatile = None,
+        |_, readings| readings.ecc_uncorrected_volatile = Some(1),
+        |_, readings| readings.ecc_uncorrected_volatile = None,
     ),
     (
         "GpuMemWatch",
         "DCGM_FR_PENDING_PAGE_RETIREMENTS",
-        |_, told| told.retired_pages_pending = Some(true),
-        |_, told| told.retired_pages_pending = None,
+        |_, readings| readings.retired_pages_pending = Some(true),
+        |_, readings| readings.retired_pages_pending = None,
     ),
     (
         "GpuMemWatch",
         "DCGM_FR_RETIRED_PAGES_LIMIT",
-        |_, told| told.retired_pages_sbe = Some(63),
-        |_, told| told.retired_pages_sbe = None,
+        |_, readings| readings.retired_pages_sbe = Some(63),
+        |_, readings| readings.retired_pages_sbe = None,
     ),
     (
         "GpuMemWatch",
         "DCGM_FR_RETIRED_PAGES_DBE_LIMIT",
-        |_, told| told.retired_pages_dbe = Some(16),
-        |_, told| told.retired_pages_dbe = None,
+        |_, readings| readings.retired_pages_dbe = Some(16),
+        |_, readings| readings.retired_pages_dbe = None,
     ),
     (
         "GpuMemWatch",
         "DCGM_FR_ROW_REMAP_FAILURE",
-        |_, told| told.remap_failed = Some(true),
-        |_, told| told.remap_failed = None,
+        |_, readings| readings.remap_failed = Some(true),
+        |_, readings| readings.remap_failed = None,
     ),
     (
         "GpuMemWatch",
         "DCGM_FR_PENDING_ROW_REMAP",
-        |_, told| told.remap_pending = Some(true),
-        |_, told| told.remap_pending = None,
+        |_, readings| readings.remap_pending = Some(true),
+        |_, readings| readings.remap_pending = None,
     ),
     (
         "GpuMemWatch",
         "DCGM_FR_UNCORRECTABLE_ROW_REMAP_LIMIT",
-        |_, told| told.remapped_rows_uncorrectable = Some(512),
-        |_, told| told.remapped_rows_uncorrectable = None,
+        |_, readings| readings.remapped_rows_uncorrectable = Some(512),
+        |_, readings| readings.remapped_rows_uncorrectable = None,
     ),
     (
         "GpuMemWatch",
         "DCGM_FR_SRAM_THRESHOLD",
-        |_, told| told.sram_threshold_exceeded = Some(true),
-        |_, told| told.sram_threshold_exceeded = None,
+        |_, readings| readings.sram_threshold_exceeded = Some(true),
+        |_, readings| readings.sram_threshold_exceeded = None,
     ),
     (
         "GpuThermalMarginWatch",
         "GPU_TEMP_HW_SLOWDOWN_VIOLATION",
-        |_, told| told.margin_c = Some(-3),
-        |_, told| told.margin_c = None,
+        |_, readings| readings.margin_c = Some(-3),
+        |_, readings| readings.margin_c = None,
     ),
     (
         "GpuThermalMarginWatch",
         "GPU_TEMP_HW_SLOWDOWN_VIOLATION",
-        |_, told| told.margin_c = Some(-3),
+        |_, readings| readings.margin_c = Some(-3),
         // An A100, which does not report its slowdown margin; and a value in between.
-        |gpu, told| (gpu.slowdown_margin_c, told.margin_c) = (None, Some(40)),
+        |gpu, readings| (gpu.slowdown_margin_c, readings.margin_c) = (None, Some(40)),
     ),
     (
         "GpuThermalMarginWatch",
         "GPU_TEMP_HW_SLOWDOWN_VIOLATION",
-        |_, told| told.margin_c = Some(-3),
-        |_, told| told.margin_c = Some(0),
+        |_, readings| readings.margin_c = Some(-3),
+        |_, readings| readings.margin_c = Some(0),
     ),
     (
         "GpuDriverWatch",
         "DCGM_FR_GPU_RECOVERY_RESET",
-        |_, told| told.recovery_action = Some(RecoveryAction::Reset),
-        |_, told| told.recovery_action = None,
+        |_, readings| readings.recovery_action = Some(RecoveryAction::Reset),
+        |_, readings| readings.recovery_action = None,
     ),
     (
         "GpuDriverWatch",
         "DCGM_FR_GPU_RECOVERY_REBOOT",
-        |_, told| told.recovery_action = Some(RecoveryAction::Reboot),
-        |_, told| told.recovery_action = None,
+        |_, readings| readings.recovery_action = Some(RecoveryAction::Reboot),
+        |_, readings| readings.recovery_action = None,
     ),
     (
         "GpuDriverWatch",
         "DCGM_FR_GPU_RECOVERY_DRAIN_P2P",
-        |_, told| told.recovery_action = Some(RecoveryAction::DrainPeers),
-        |_, told| told.recovery_action = None,
+        |_, readings| readings.recovery_action = Some(RecoveryAction::DrainPeers),
+        |_, readings| readings.recovery_action = None,
     ),
     (
         "GpuDriverWatch",
         "DCGM_FR_GPU_RECOVERY_DRAIN_RESET",
-        |_, told| told.recovery_action = Some(RecoveryAction::DrainAndReset),
-        |_, told| told.recovery_action = None,
+        |_, readings| readings.recovery_action = Some(RecoveryAction::DrainAndReset),
+        |_, readings| readings.recovery_action = None,
     ),
     (
         "GpuDriverWatch",
         "DCGM_FR_GPU_RECOVERY_RESET",
-        |_, told| told.recovery_action = Some(6.into()),
-        |_, told| told.recovery_action = None,
+        |_, readings| readings.recovery_action = Some(6.into()),
+        |_, readings| readings.recovery_action = None,
     ),
     (
         "GpuDriverWatch",
         "DCGM_FR_GPU_RECOVERY_REBOOT",
-        |_, told| told.recovery_action = Some(7.into()),
-        |_, told| told.recovery_action = None,
+        |_, readings| readings.recovery_action = Some(7.into()),
+        |_, readings| readings.recovery_action = None,
     ),
     (
         "GpuDriverWatch",
         "DCGM_FR_UNRECOGNIZED",
-        |_, told| told.recovery_action = Some(RecoveryAction::Other(9)),
-        |_, told| told.recovery_action = None,
+        |_, readings| readings.recovery_action = Some(RecoveryAction::Other(9)),
+        |_, readings| readings.recovery_action = None,
     ),
     // An action for a partition counts for the whole GPU.
     (
         "GpuDriverWatch",
         "DCGM_FR_GPU_RECOVERY_RESET",
-        |_, told| {
+        |_, readings| {
             let partition = |name: &str, action| (name.to_owned(), action);
-            told.mig_recovery_actions = vec![
+            readings.mig_recovery_actions = vec![
                 partition("MIG-1", RecoveryAction::None),
                 partition("MIG-2", RecoveryAction::Reset),
             ];
         },
-        |_, told| told.recovery_action = None,
+        |_, readings| readings.recovery_action = None,
     ),
     (
         "GpuDriverWatch",
@@ -263,68 +263,68 @@ const WHILE_TOLD: [(&str, &str, Tells, Tells); 20] = [
 
 /// Problems that open after they have lasted: check, code, time in seconds, readings with the
 /// problem, without the value, and with a value that is neither.
-const WHEN_IT_LASTS: [(&str, &str, u64, Tells, Tells); 7] = [
+const WHEN_IT_LASTS: [(&str, &str, u64, Edit, Edit); 7] = [
     (
         "GpuPcieWatch",
         "GPU_PCIE_LINK_DEGRADED",
         60,
-        |_, told| told.pcie_width = Some(8),
+        |_, readings| readings.pcie_width = Some(8),
         // Without load, the values prove nothing.
-        |_, told| (told.utilization_percent, told.pcie_generation) = (Some(3), Some(1)),
+        |_, readings| (readings.utilization_percent, readings.pcie_generation) = (Some(3), Some(1)),
     ),
     (
         "GpuPcieWatch",
         "GPU_PCIE_LINK_DEGRADED",
         60,
-        |_, told| told.pcie_generation = Some(3),
-        |_, told| told.utilization_percent = None,
+        |_, readings| readings.pcie_generation = Some(3),
+        |_, readings| readings.utilization_percent = None,
     ),
     (
         "GpuPowerWatch",
         "DCGM_FR_POWER_UNREADABLE",
         60,
-        |_, told| {
+        |_, readings| {
             let failure = ("nvmlDeviceGetPowerUsage", "NVML_ERROR_UNKNOWN");
-            told.failed = vec![(failure.0.to_owned(), failure.1.to_owned())];
+            readings.failed = vec![(failure.0.to_owned(), failure.1.to_owned())];
         },
         // Not supported is not unreadable.
-        |_, told| told.power_mw = None,
+        |_, readings| readings.power_mw = None,
     ),
     (
         "GpuNvlinkWatch",
         "DCGM_FR_NVLINK_DOWN",
         60,
-        |_, told| told.nvlinks[1].up = Some(false),
-        |_, told| told.nvlinks[1].up = None,
+        |_, readings| readings.nvlinks[1].up = Some(false),
+        |_, readings| readings.nvlinks[1].up = None,
     ),
     (
         "GpuNvlinkWatch",
         "DCGM_FR_FABRIC_PROBE_STATE",
         300,
-        |_, told| told.fabric.as_mut().unwrap().state = FabricState::InProgress,
-        |_, told| told.fabric = None,
+        |_, readings| readings.fabric.as_mut().unwrap().state = FabricState::InProgress,
+        |_, readings| readings.fabric = None,
     ),
     (
         "GpuNvlinkWatch",
         "DCGM_FR_FABRIC_PROBE_STATE",
         300,
-        |_, told| told.fabric.as_mut().unwrap().status = "NVML_ERROR_UNKNOWN".to_owned(),
-        |_, told| told.fabric.as_mut().unwrap().state = FabricState::NotSupported,
+        |_, readings| readings.fabric.as_mut().unwrap().status = "NVML_ERROR_UNKNOWN".to_owned(),
+        |_, readings| readings.fabric.as_mut().unwrap().state = FabricState::NotSupported,
     ),
     (
         "GpuNvlinkWatch",
         "DCGM_FR_FIELD_VIOLATION",
         300,
-        |_, told| told.fabric.as_mut().unwrap().health_mask = Some(1),
-        |_, told| told.fabric.as_mut().unwrap().health_mask = Some(0),
+        |_, readings| readings.fabric.as_mut().unwrap().health_mask = Some(1),
+        |_, readings| readings.fabric.as_mut().unwrap().health_mask = Some(0),
     ),
 ];
 
 impl Bench {
     /// Changes the readings of GPU 1.
-    fn tells(&mut self, tells: Tells) {
+    fn edit(&mut self, edit: Edit) {
         self.is_well();
-        tells(&mut self.inventory.gpus[1], &mut self.readings[1]);
+        edit(&mut self.inventory.gpus[1], &mut self.readings[1]);
     }
 
     fn is_well(&mut self) {
@@ -344,26 +344,26 @@ fn link_of(code: &str) -> &'static str {
 #[test]
 fn a_first_look_at_a_healthy_machine_says_nothing() {
     let mut bench = Bench::new(8);
-    assert_eq!(bench.look_for(600), [""; 0]);
+    assert_eq!(bench.poll_for(600), [""; 0]);
 }
 
 #[test]
 fn what_the_driver_tells_is_a_problem_until_it_tells_that_it_is_over() {
     for (check, code, broken, silent) in WHILE_TOLD {
         let mut bench = Bench::new(2);
-        bench.look();
-        bench.tells(broken);
+        bench.poll();
+        bench.edit(broken);
         let changes = (bench.health).take(&bench.inventory, &bench.readings, bench.now);
         let opened: Vec<_> = changes.iter().map(|it| (&*it.check, &*it.code)).collect();
         assert_eq!(opened, [(check, code)]);
-        assert_eq!(bench.look_for(300), [""; 0], "{code}: it is told once");
-        bench.tells(silent);
-        assert_eq!(bench.look_for(300), [""; 0], "{code}: silence ends nothing");
+        assert_eq!(bench.poll_for(300), [""; 0], "{code}: reported once");
+        bench.edit(silent);
+        assert_eq!(bench.poll_for(300), [""; 0], "{code}: silence ends nothing");
         bench.restart();
-        assert_eq!(bench.look_for(300), [""; 0], "{code}: nor does a restart");
+        assert_eq!(bench.poll_for(300), [""; 0], "{code}: nor does a restart");
         bench.is_well();
-        assert_eq!(bench.look(), [format!("-1 {code}")]);
-        assert_eq!(bench.look_for(300), [""; 0]);
+        assert_eq!(bench.poll(), [format!("-1 {code}")]);
+        assert_eq!(bench.poll_for(300), [""; 0]);
     }
 }
 
@@ -371,17 +371,17 @@ fn what_the_driver_tells_is_a_problem_until_it_tells_that_it_is_over() {
 #[test]
 fn a_recovery_of_the_imex_domain_is_asked_for_where_pods_rely_on_it() {
     let mut bench = Bench::new(2);
-    bench.tells(|_, told| told.recovery_action = Some(5.into()));
-    assert_eq!(bench.look_for(300), [""; 0], "nobody knows of a pod");
+    bench.edit(|_, readings| readings.recovery_action = Some(5.into()));
+    assert_eq!(bench.poll_for(300), [""; 0], "nobody knows of a pod");
     bench.health.imex_is(ImexUse::Unused);
-    assert_eq!(bench.look_for(300), [""; 0], "no pod relies on it");
+    assert_eq!(bench.poll_for(300), [""; 0], "no pod relies on it");
     bench.health.imex_is(ImexUse::Used);
-    assert_eq!(bench.look(), ["+1 DCGM_FR_IMEX_UNHEALTHY"]);
+    assert_eq!(bench.poll(), ["+1 DCGM_FR_IMEX_UNHEALTHY"]);
     bench.health.imex_is(ImexUse::Unknown);
     bench.is_well();
-    assert_eq!(bench.look_for(300), [""; 0], "nor is it seen to be over");
+    assert_eq!(bench.poll_for(300), [""; 0], "nor is it seen to be over");
     bench.health.imex_is(ImexUse::Unused);
-    assert_eq!(bench.look(), ["-1 DCGM_FR_IMEX_UNHEALTHY"]);
+    assert_eq!(bench.poll(), ["-1 DCGM_FR_IMEX_UNHEALTHY"]);
 }
 
 #[test]
@@ -392,46 +392,46 @@ fn what_has_to_last_is_a_problem_once_it_has() {
             format!("-1 {code}{}", link_of(code)),
         );
         let mut bench = Bench::new(2);
-        bench.look();
+        bench.poll();
         // A missing value in between restarts the delay.
         for _ in 0..3 {
-            bench.tells(broken);
-            assert_eq!(bench.look_for(seconds - 15), [""; 0], "{code}");
-            bench.tells(silent);
-            assert_eq!(bench.look(), [""; 0], "{code}");
+            bench.edit(broken);
+            assert_eq!(bench.poll_for(seconds - 15), [""; 0], "{code}");
+            bench.edit(silent);
+            assert_eq!(bench.poll(), [""; 0], "{code}");
         }
-        bench.tells(broken);
-        assert_eq!(bench.look_for(seconds + 15), [came], "{code}");
+        bench.edit(broken);
+        assert_eq!(bench.poll_for(seconds + 15), [came], "{code}");
         let open = bench.health.remembered().open.first().unwrap();
         assert_eq!(open.check, check);
         bench.restart();
-        assert_eq!(bench.look_for(2 * seconds), [""; 0], "{code}");
-        bench.tells(silent);
-        assert_eq!(bench.look_for(2 * seconds), [""; 0], "{code}");
+        assert_eq!(bench.poll_for(2 * seconds), [""; 0], "{code}");
+        bench.edit(silent);
+        assert_eq!(bench.poll_for(2 * seconds), [""; 0], "{code}");
         bench.is_well();
-        assert_eq!(bench.look(), [over], "{code}");
+        assert_eq!(bench.poll(), [over], "{code}");
     }
 }
 
 #[test]
 fn what_is_just_below_a_threshold_is_no_problem() {
-    let below: [Tells; 6] = [
-        |_, told| told.retired_pages_sbe = Some(62),
-        |_, told| told.retired_pages_dbe = Some(15),
-        |_, told| told.remapped_rows_uncorrectable = Some(511),
-        |_, told| told.margin_c = Some(-2),
-        |_, told| told.power_mw = None,
+    let below: [Edit; 6] = [
+        |_, readings| readings.retired_pages_sbe = Some(62),
+        |_, readings| readings.retired_pages_dbe = Some(15),
+        |_, readings| readings.remapped_rows_uncorrectable = Some(511),
+        |_, readings| readings.margin_c = Some(-2),
+        |_, readings| readings.power_mw = None,
         // In a fabric across machines, a GPU with a clique is healthy.
-        |_, told| {
-            let fabric = told.fabric.as_mut().unwrap();
+        |_, readings| {
+            let fabric = readings.fabric.as_mut().unwrap();
             (fabric.cluster, fabric.clique) = (Some("a".to_owned()), Some(0));
         },
     ];
-    for tells in below {
+    for edit in below {
         let mut bench = Bench::new(2);
-        bench.look();
-        bench.tells(tells);
-        assert_eq!(bench.look_for(600), [""; 0], "{:?}", bench.readings[1]);
+        bench.poll();
+        bench.edit(edit);
+        assert_eq!(bench.poll_for(600), [""; 0], "{:?}", bench.readings[1]);
     }
 }
 
@@ -439,10 +439,10 @@ fn what_is_just_below_a_threshold_is_no_problem() {
 fn a_link_counts_from_the_load_on_that_is_set() {
     for (load, is_judged) in [(50, true), (49, false)] {
         let mut bench = Bench::new(2);
-        bench.look();
-        bench.tells(|_, told| told.pcie_width = Some(8));
+        bench.poll();
+        bench.edit(|_, readings| readings.pcie_width = Some(8));
         bench.readings[1].utilization_percent = Some(load);
-        let came = !bench.look_for(90).is_empty();
+        let came = !bench.poll_for(90).is_empty();
         assert_eq!(came, is_judged, "{load} %");
     }
 }
@@ -450,18 +450,18 @@ fn a_link_counts_from_the_load_on_that_is_set() {
 #[test]
 fn a_fabric_across_machines_without_a_clique_is_not_whole() {
     let mut bench = Bench::new(2);
-    bench.tells(|_, told| told.fabric.as_mut().unwrap().cluster = Some("a".to_owned()));
-    assert_eq!(bench.look_for(330), ["+1 DCGM_FR_FABRIC_PROBE_STATE"]);
+    bench.edit(|_, readings| readings.fabric.as_mut().unwrap().cluster = Some("a".to_owned()));
+    assert_eq!(bench.poll_for(330), ["+1 DCGM_FR_FABRIC_PROBE_STATE"]);
 }
 
 #[test]
 fn pages_that_were_retired_before_are_not_becoming_more() {
     let mut bench = Bench::new(2);
     bench.readings[1].retired_pages_dbe = Some(20);
-    assert_eq!(bench.look_for(60), [""; 0]);
+    assert_eq!(bench.poll_for(60), [""; 0]);
     bench.restart();
     bench.readings[1].retired_pages_dbe = Some(21);
-    assert_eq!(bench.look(), ["+1 DCGM_FR_RETIRED_PAGES_DBE_LIMIT"]);
+    assert_eq!(bench.poll(), ["+1 DCGM_FR_RETIRED_PAGES_DBE_LIMIT"]);
 }
 
 #[test]
@@ -470,72 +470,74 @@ fn a_link_that_was_never_up_and_those_of_a_divided_gpu_are_not_down() {
     for readings in &mut bench.readings {
         readings.nvlinks[1].up = Some(false);
     }
-    assert_eq!(bench.look_for(600), [""; 0]);
+    assert_eq!(bench.poll_for(600), [""; 0]);
     bench.inventory.gpus[1].mig_enabled = Some(true);
     bench.readings[1].nvlinks[0].up = Some(false);
-    assert_eq!(bench.look_for(600), [""; 0]);
+    assert_eq!(bench.poll_for(600), [""; 0]);
     bench.readings[0].nvlinks[0].up = Some(false);
-    assert_eq!(bench.look_for(600), ["+0 DCGM_FR_NVLINK_DOWN 0"]);
+    assert_eq!(bench.poll_for(600), ["+0 DCGM_FR_NVLINK_DOWN 0"]);
 }
 
 #[test]
 fn each_problem_comes_and_goes_by_itself() {
     let mut bench = Bench::new(2);
-    bench.tells(|_, told| (told.remap_failed, told.remap_pending) = (Some(true), Some(true)));
+    bench.edit(|_, readings| {
+        (readings.remap_failed, readings.remap_pending) = (Some(true), Some(true));
+    });
     let both = [
         "+1 DCGM_FR_PENDING_ROW_REMAP",
         "+1 DCGM_FR_ROW_REMAP_FAILURE",
     ];
-    assert_eq!(bench.look(), both);
+    assert_eq!(bench.poll(), both);
     bench.readings[1].remap_pending = Some(false);
     let changes = (bench.health).take(&bench.inventory, &bench.readings, bench.now);
-    let told: Vec<_> = changes
+    let shown: Vec<_> = changes
         .iter()
         .map(|it| (&*it.code, it.is_all_well))
         .collect();
-    assert_eq!(told, [("DCGM_FR_PENDING_ROW_REMAP", false)]);
+    assert_eq!(shown, [("DCGM_FR_PENDING_ROW_REMAP", false)]);
     bench.is_well();
     let changes = (bench.health).take(&bench.inventory, &bench.readings, bench.now);
-    let told: Vec<_> = changes
+    let shown: Vec<_> = changes
         .iter()
         .map(|it| (&*it.code, it.is_all_well))
         .collect();
-    assert_eq!(told, [("DCGM_FR_ROW_REMAP_FAILURE", true)]);
+    assert_eq!(shown, [("DCGM_FR_ROW_REMAP_FAILURE", true)]);
 }
 
 /// Another request of the driver closes the one before, in that order.
 #[test]
 fn what_the_driver_asks_for_may_change() {
     let mut bench = Bench::new(2);
-    bench.tells(|_, told| told.recovery_action = Some(RecoveryAction::Reset));
-    bench.look();
-    bench.tells(|_, told| told.recovery_action = Some(RecoveryAction::Reboot));
+    bench.edit(|_, readings| readings.recovery_action = Some(RecoveryAction::Reset));
+    bench.poll();
+    bench.edit(|_, readings| readings.recovery_action = Some(RecoveryAction::Reboot));
     let changes = [
         "-1 DCGM_FR_GPU_RECOVERY_RESET",
         "+1 DCGM_FR_GPU_RECOVERY_REBOOT",
     ];
-    assert_eq!(bench.look(), changes);
+    assert_eq!(bench.poll(), changes);
 }
 
 #[test]
 fn after_a_reboot_what_it_mends_is_told_again_if_it_is_there_and_the_rest_goes_on() {
     let mut bench = Bench::new(2);
-    bench.look();
-    bench.tells(|_, told| {
-        (told.remap_pending, told.sram_threshold_exceeded) = (Some(true), Some(true));
-        told.nvlinks[0].up = Some(false);
+    bench.poll();
+    bench.edit(|_, readings| {
+        (readings.remap_pending, readings.sram_threshold_exceeded) = (Some(true), Some(true));
+        readings.nvlinks[0].up = Some(false);
     });
-    assert_eq!(bench.look_for(90).len(), 3);
+    assert_eq!(bench.poll_for(90).len(), 3);
     bench.restart();
     bench
         .health
         .boot_has_begun(|code| code != "DCGM_FR_SRAM_THRESHOLD");
     // Links train for a while, and may not have been up yet.
-    assert_eq!(bench.look(), ["+1 DCGM_FR_PENDING_ROW_REMAP"]);
-    assert_eq!(bench.look_for(600), [""; 0]);
+    assert_eq!(bench.poll(), ["+1 DCGM_FR_PENDING_ROW_REMAP"]);
+    assert_eq!(bench.poll_for(600), [""; 0]);
     bench.is_well();
     let changes = ["-1 DCGM_FR_PENDING_ROW_REMAP", "-1 DCGM_FR_SRAM_THRESHOLD"];
-    assert_eq!(bench.look(), changes);
+    assert_eq!(bench.poll(), changes);
 }
 
 #[test]

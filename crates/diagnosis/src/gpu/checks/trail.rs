@@ -50,7 +50,7 @@ impl Trails {
     /// Records a reading, and returns the growth since a reading about a [`WINDOW`] earlier.
     /// `None` if there is no earlier reading. A value below the last one means that the counter
     /// was reset.
-    pub(super) fn note(&mut self, counter: Counter, value: u64, now: Duration) -> Option<Growth> {
+    pub(super) fn record(&mut self, counter: Counter, value: u64, now: Duration) -> Option<Growth> {
         let readings = self.readings.entry(counter).or_default();
         if readings.back().is_some_and(|(_, last)| value < *last) {
             readings.clear();

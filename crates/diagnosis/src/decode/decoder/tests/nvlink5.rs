@@ -34,7 +34,7 @@ fn a_line_is_read_in_the_layout_of_a_known_driver_only() {
                 for (index, words) in words.into_iter().enumerate() {
                     let line = format!("{code}, {unit} {severity} XC0 i0 Link 09 {words}");
                     let finding = judged(driver, &line);
-                    let (expected, basis) = if index == layout {
+                    let (expected, expected_basis) = if index == layout {
                         ((true, ComponentReset), None)
                     } else {
                         (otherwise, Some("undetermined: no row covers these words"))
@@ -44,10 +44,10 @@ fn a_line_is_read_in_the_layout_of_a_known_driver_only() {
                         expected,
                         "{driver}: {line}"
                     );
-                    let told = finding.basis.as_deref();
+                    let basis = finding.basis.as_deref();
                     assert_eq!(
-                        told.and_then(|told| told.split(',').next()),
-                        basis,
+                        basis.and_then(|basis| basis.split(',').next()),
+                        expected_basis,
                         "{driver}: {line}"
                     );
                 }
@@ -311,7 +311,7 @@ fn an_nvlink5_line_is_read_by_its_words_and_never_silently_harmless() {
         (None, 144, "", "144", true, support, true),
         (None, 150, "nobody knows", "150", true, support, true),
     ];
-    for (driver, code, text, error_code, fatal, action, told) in table {
+    for (driver, code, text, error_code, fatal, action, has_basis) in table {
         let mut decoder = KernelLogDecoder::default();
         decoder.set_machine(driver.map(|version| {
             Machine::parse(&format!(r#"{{"driver_version": "{version}"}}"#)).unwrap()
@@ -329,7 +329,7 @@ fn an_nvlink5_line_is_read_by_its_words_and_never_silently_harmless() {
         );
         assert_eq!(
             finding.basis.is_some(),
-            told,
+            has_basis,
             "{driver:?} {text}: {:?}",
             finding.basis
         );

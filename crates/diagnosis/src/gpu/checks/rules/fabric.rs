@@ -35,9 +35,9 @@ pub(super) fn registration_trouble(fabric: &Fabric) -> Option<String> {
 
 /// Returns the ailments in a health mask; `None` if the mask reports nothing.
 pub(super) fn ailments(mask: u32) -> Option<Vec<String>> {
-    let is_told = |(shift, _): &(u32, &str)| mask >> shift & 3 != 0;
+    let is_reported = |(shift, _): &(u32, &str)| mask >> shift & 3 != 0;
     let configuration = mask >> CONFIGURATION & 15;
-    if configuration == 0 && !AILMENTS.iter().any(is_told) {
+    if configuration == 0 && !AILMENTS.iter().any(is_reported) {
         return None;
     }
     let ails = AILMENTS.iter().filter(|(shift, _)| mask >> shift & 3 == 1);

@@ -9,7 +9,7 @@ use super::*;
 /// An event of GPU 1, or of all GPUs.
 #[derive(Clone, Copy, Debug)]
 enum Happens {
-    Tells(usize),
+    Reports(usize),
     IsSilent(usize),
     Lasts(usize),
     IsWell,
@@ -24,7 +24,7 @@ enum Happens {
 
 fn happens() -> impl Strategy<Value = Happens> {
     prop_oneof![
-        4 => (0..WHILE_TOLD.len()).prop_map(Happens::Tells),
+        4 => (0..WHILE_TOLD.len()).prop_map(Happens::Reports),
         2 => (0..WHILE_TOLD.len()).prop_map(Happens::IsSilent),
         2 => (0..WHEN_IT_LASTS.len()).prop_map(Happens::Lasts),
         2 => Just(Happens::IsWell),
@@ -65,11 +65,11 @@ impl Machine {
             self.is_whole();
         }
         let bench = &mut self.bench;
-        let mut told = |tells: Tells| tells(&mut bench.inventory.gpus[1], &mut bench.readings[1]);
+        let mut apply = |edit: Edit| edit(&mut bench.inventory.gpus[1], &mut bench.readings[1]);
         match happens {
-            Happens::Tells(index) => told(WHILE_TOLD[index].2),
-            Happens::IsSilent(index) => told(WHILE_TOLD[index].3),
-            Happens::Lasts(index) => told(WHEN_IT_LASTS[index].3),
+            Happens::Reports(index) => apply(WHILE_TOLD[index].2),
+            Happens::IsSilent(index) => apply(WHILE_TOLD[index].3),
+            Happens::Lasts(index) => apply(WHEN_IT_LASTS[index].3),
             Happens::Vanishes => _ = bench.inventory.gpus.remove(1),
             Happens::IsUnreadable(is_lost) => {
                 let gpu = bench.inventory.gpus.remove(1);

@@ -87,14 +87,14 @@ fn each_code_of_each_gpu_comes_at_once_and_goes_by_itself_when_it_is_calm() {
 fn what_both_see_is_one_problem_until_neither_sees_it() {
     for nvml_first in [true, false] {
         let mut bench = Bench::new(2);
-        bench.look();
-        let told = [incident(1, MEMORY, REMAP_FAILED)];
+        bench.poll();
+        let incidents = [incident(1, MEMORY, REMAP_FAILED)];
         let came = "+1 DCGM_FR_ROW_REMAP_FAILURE";
         let fails = |bench: &mut Bench, fails| bench.readings[1].remap_failed = Some(fails);
         if nvml_first {
             fails(&mut bench, true);
-            assert_eq!(bench.look(), [came]);
-            let look = bench.look_of(&told);
+            assert_eq!(bench.poll(), [came]);
+            let look = bench.look_of(&incidents);
             let joined = bench.takes(&look);
             assert_eq!(short(&joined[0]), came);
             let both = Witnesses {
@@ -104,15 +104,15 @@ fn what_both_see_is_one_problem_until_neither_sees_it() {
             assert_eq!(joined[0].seen_by, both);
             assert_eq!(bench.dcgm_for_long(&[]), [""; 0]);
             fails(&mut bench, false);
-            assert_eq!(bench.look(), ["-1 DCGM_FR_ROW_REMAP_FAILURE"]);
+            assert_eq!(bench.poll(), ["-1 DCGM_FR_ROW_REMAP_FAILURE"]);
         } else {
-            assert_eq!(bench.dcgm(&told), [came]);
+            assert_eq!(bench.dcgm(&incidents), [came]);
             fails(&mut bench, true);
-            assert_eq!(bench.look(), [came]);
+            assert_eq!(bench.poll(), [came]);
             fails(&mut bench, false);
-            assert_eq!(bench.look(), [""; 0]);
+            assert_eq!(bench.poll(), [""; 0]);
             bench.restart();
-            assert_eq!(bench.dcgm(&told), [""; 0]);
+            assert_eq!(bench.dcgm(&incidents), [""; 0]);
             let over = bench.dcgm_for_long(&[]);
             assert_eq!(over, ["-1 DCGM_FR_ROW_REMAP_FAILURE"]);
         }
@@ -122,10 +122,10 @@ fn what_both_see_is_one_problem_until_neither_sees_it() {
 #[test]
 fn the_links_that_the_driver_names_stand_for_what_dcgm_says_of_their_gpu() {
     let mut bench = Bench::new(2);
-    bench.look();
+    bench.poll();
     let down = [incident(1, NVLINK, LINK_DOWN)];
     bench.readings[1].nvlinks[0].up = Some(false);
-    let mut came = bench.look_for(75);
+    let mut came = bench.poll_for(75);
     // The driver's link is reported once more, with a second source.
     came.extend(bench.dcgm_for_long(&down));
     assert_eq!(
@@ -133,15 +133,15 @@ fn the_links_that_the_driver_names_stand_for_what_dcgm_says_of_their_gpu() {
         ["+1 DCGM_FR_NVLINK_DOWN 0", "+1 DCGM_FR_NVLINK_DOWN 0"]
     );
     bench.readings[1].nvlinks[0].up = Some(true);
-    assert_eq!(bench.look(), ["-1 DCGM_FR_NVLINK_DOWN 0"]);
+    assert_eq!(bench.poll(), ["-1 DCGM_FR_NVLINK_DOWN 0"]);
     // DCGM alone still reports the problem, and then the link is down again.
     assert_eq!(bench.dcgm(&down), ["+1 DCGM_FR_NVLINK_DOWN"]);
     bench.readings[1].nvlinks[0].up = Some(false);
-    assert_eq!(bench.look_for(75), ["+1 DCGM_FR_NVLINK_DOWN 0"]);
+    assert_eq!(bench.poll_for(75), ["+1 DCGM_FR_NVLINK_DOWN 0"]);
     // The end of DCGM's problem would close the link's too.
     assert_eq!(bench.dcgm_for_long(&[]), [""; 0]);
     bench.readings[1].nvlinks[0].up = Some(true);
-    assert_eq!(bench.look(), ["-1 DCGM_FR_NVLINK_DOWN 0"]);
+    assert_eq!(bench.poll(), ["-1 DCGM_FR_NVLINK_DOWN 0"]);
     assert_eq!(bench.dcgm(&[]), ["-1 DCGM_FR_NVLINK_DOWN"]);
 }
 
@@ -154,7 +154,7 @@ fn links_that_were_never_up_are_not_down_because_dcgm_says_so() {
             link.up = Some(false);
         }
     }
-    bench.look();
+    bench.poll();
     assert_eq!(bench.dcgm_for_long(&down), [""; 0]);
     // Without the driver, DCGM's report counts.
     let mut alone = Bench::new(2);
@@ -196,9 +196,9 @@ fn switches_other_parts_and_codes_without_a_name_are_kept_apart() {
         part(6, 3, 999),
     ]);
     let changes = bench.takes(&look);
-    let told: Vec<_> = changes.iter().map(|it| (it.switch, short(it))).collect();
+    let shown: Vec<_> = changes.iter().map(|it| (it.switch, short(it))).collect();
     assert_eq!(
-        told,
+        shown,
         [
             (None, "+node DCGM_FR_NVSWITCH_FATAL_ERROR".to_owned()),
             (Some(0), "+node DCGM_FR_NVSWITCH_FATAL_ERROR".to_owned()),
@@ -278,11 +278,11 @@ fn imex_is_judged_while_pods_rely_on_it_and_at_its_end_nobody_says_that_it_is_we
 #[test]
 fn a_gpu_that_was_replaced_takes_along_what_dcgm_said_of_it() {
     let mut bench = Bench::new(2);
-    bench.look();
+    bench.poll();
     assert_eq!(bench.dcgm(&[incident(1, MEMORY, REMAP_FAILED)]).len(), 1);
     bench.inventory.gpus[1].uuid = "GPU-new".to_owned();
     bench.readings[1].uuid = "GPU-new".to_owned();
-    assert_eq!(bench.look(), ["-1 DCGM_FR_ROW_REMAP_FAILURE"]);
+    assert_eq!(bench.poll(), ["-1 DCGM_FR_ROW_REMAP_FAILURE"]);
 }
 
 #[test]

@@ -33,19 +33,19 @@ fn unreadable(uuid: Option<&str>, pci: Option<&str>, is_lost: bool) -> Unreadabl
 #[test]
 fn a_gpu_that_is_missing_for_a_while_beside_others_is_lost_until_it_is_back() {
     let mut bench = Bench::new(3);
-    bench.look();
+    bench.poll();
     for _ in 0..3 {
         bench.loses();
-        assert_eq!(bench.look_for(30), [""; 0], "the driver may list them anew");
+        assert_eq!(bench.poll_for(30), [""; 0], "the driver may list them anew");
         bench.finds();
-        assert_eq!(bench.look(), [""; 0]);
+        assert_eq!(bench.poll(), [""; 0]);
     }
     bench.loses();
-    assert_eq!(bench.look_for(60), [LOST]);
+    assert_eq!(bench.poll_for(60), [LOST]);
     bench.restart();
-    assert_eq!(bench.look_for(600), [""; 0]);
+    assert_eq!(bench.poll_for(600), [""; 0]);
     bench.finds();
-    assert_eq!(bench.look(), [BACK]);
+    assert_eq!(bench.poll(), [BACK]);
 }
 
 #[test]
@@ -57,52 +57,52 @@ fn a_gpu_that_the_driver_calls_lost_is_lost_at_once_by_whatever_name() {
     ];
     for (uuid, pci) in names {
         let mut bench = Bench::new(3);
-        bench.look();
+        bench.poll();
         bench.loses();
         bench.inventory.unreadable = vec![unreadable(uuid, pci, true)];
-        assert_eq!(bench.look(), [LOST], "{uuid:?} {pci:?}");
-        assert_eq!(bench.look_for(600), [""; 0]);
+        assert_eq!(bench.poll(), [LOST], "{uuid:?} {pci:?}");
+        assert_eq!(bench.poll_for(600), [""; 0]);
         bench.finds();
-        assert_eq!(bench.look(), [BACK]);
+        assert_eq!(bench.poll(), [BACK]);
         // A GPU that was lost before it was ever seen.
         let mut bench = Bench::new(3);
         bench.loses();
         bench.inventory.unreadable = vec![unreadable(uuid, pci, true)];
-        assert_eq!(bench.look(), [LOST], "{uuid:?} {pci:?}");
+        assert_eq!(bench.poll(), [LOST], "{uuid:?} {pci:?}");
         bench.finds();
-        assert_eq!(bench.look(), [BACK], "{uuid:?} {pci:?}");
+        assert_eq!(bench.poll(), [BACK], "{uuid:?} {pci:?}");
     }
 }
 
 #[test]
 fn a_gpu_that_cannot_be_read_is_neither_lost_nor_well() {
     let mut bench = Bench::new(3);
-    bench.tells(|_, told| told.remap_pending = Some(true));
-    bench.look();
+    bench.edit(|_, readings| readings.remap_pending = Some(true));
+    bench.poll();
     bench.loses();
     bench.inventory.unreadable = vec![unreadable(Some("GPU-1"), None, false)];
-    assert_eq!(bench.look_for(600), [""; 0]);
+    assert_eq!(bench.poll_for(600), [""; 0]);
     bench.finds();
-    assert_eq!(bench.look(), ["-1 DCGM_FR_PENDING_ROW_REMAP"]);
+    assert_eq!(bench.poll(), ["-1 DCGM_FR_PENDING_ROW_REMAP"]);
 }
 
 #[test]
 fn where_no_gpu_answers_nothing_is_seen_and_nothing_is_said() {
     let mut bench = Bench::new(1);
     bench.health.limits.expected_gpus = Some(1);
-    bench.tells_first(|told| told.remap_pending = Some(true));
-    bench.look();
+    bench.edit_first(|readings| readings.remap_pending = Some(true));
+    bench.poll();
     let there = std::mem::take(&mut bench.inventory.gpus);
     bench.inventory.unreadable = vec![unreadable(Some("GPU-0"), None, true)];
     assert!(bench.health.is_blind(&bench.inventory));
-    assert_eq!(bench.look_for(600), [""; 0]);
+    assert_eq!(bench.poll_for(600), [""; 0]);
     bench.inventory.unreadable.clear();
     bench.restart();
     assert!(bench.health.is_blind(&bench.inventory));
-    assert_eq!(bench.look_for(600), [""; 0]);
+    assert_eq!(bench.poll_for(600), [""; 0]);
     bench.inventory.gpus = there;
-    bench.tells_first(|told| told.remap_pending = Some(false));
-    assert_eq!(bench.look(), ["-0 DCGM_FR_PENDING_ROW_REMAP"]);
+    bench.edit_first(|readings| readings.remap_pending = Some(false));
+    assert_eq!(bench.poll(), ["-0 DCGM_FR_PENDING_ROW_REMAP"]);
     // A machine that never had a GPU is not blind.
     let none = Inventory::default();
     assert!(!Health::new(Limits::default(), Remembered::default()).is_blind(&none));
@@ -111,47 +111,47 @@ fn where_no_gpu_answers_nothing_is_seen_and_nothing_is_said() {
 #[test]
 fn what_was_open_of_a_gpu_is_over_with_another_one_in_its_place() {
     let mut bench = Bench::new(3);
-    bench.tells(|_, told| told.sram_threshold_exceeded = Some(true));
-    assert_eq!(bench.look(), ["+1 DCGM_FR_SRAM_THRESHOLD"]);
+    bench.edit(|_, readings| readings.sram_threshold_exceeded = Some(true));
+    assert_eq!(bench.poll(), ["+1 DCGM_FR_SRAM_THRESHOLD"]);
     bench.loses();
-    assert_eq!(bench.look_for(60), [LOST]);
+    assert_eq!(bench.poll_for(60), [LOST]);
     let another = Gpu {
         uuid: "GPU-new".to_owned(),
         ..gpu(1)
     };
     bench.readings.insert(1, well(&another));
     bench.inventory.gpus.insert(1, another);
-    let mut over = bench.look();
+    let mut over = bench.poll();
     over.sort();
     assert_eq!(over, [BACK, "-1 DCGM_FR_SRAM_THRESHOLD"]);
-    assert_eq!(bench.look_for(600), [""; 0]);
+    assert_eq!(bench.poll_for(600), [""; 0]);
 }
 
 #[test]
 fn other_gpus_altogether_are_another_machine() {
     let mut bench = Bench::new(2);
-    bench.tells(|_, told| told.sram_threshold_exceeded = Some(true));
-    bench.look();
-    for (gpu, told) in bench.inventory.gpus.iter_mut().zip(&mut bench.readings) {
+    bench.edit(|_, readings| readings.sram_threshold_exceeded = Some(true));
+    bench.poll();
+    for (gpu, readings) in bench.inventory.gpus.iter_mut().zip(&mut bench.readings) {
         (gpu.uuid, gpu.pci) = (format!("{}-new", gpu.uuid), format!("1{}", gpu.pci));
-        told.uuid.clone_from(&gpu.uuid);
-        told.sram_threshold_exceeded = Some(false);
+        readings.uuid.clone_from(&gpu.uuid);
+        readings.sram_threshold_exceeded = Some(false);
     }
-    assert_eq!(bench.look(), ["-1 DCGM_FR_SRAM_THRESHOLD"]);
-    assert_eq!(bench.look_for(600), [""; 0]);
+    assert_eq!(bench.poll(), ["-1 DCGM_FR_SRAM_THRESHOLD"]);
+    assert_eq!(bench.poll_for(600), [""; 0]);
 }
 
 #[test]
 fn a_machine_that_comes_up_with_fewer_gpus_than_before_misses_them() {
     let mut bench = Bench::new(8);
-    bench.look();
+    bench.poll();
     bench.restart();
     bench.health.boot_has_begun(|_| true);
     bench.loses();
-    assert_eq!(bench.look_for(60), [LOST]);
+    assert_eq!(bench.poll_for(60), [LOST]);
     // Reported again in each boot.
     bench.health.boot_has_begun(|_| true);
-    assert_eq!(bench.look_for(60), [LOST]);
+    assert_eq!(bench.poll_for(60), [LOST]);
 }
 
 /// A new machine, or a driver that is being installed: no GPU is known that could be missing.
@@ -159,7 +159,7 @@ fn a_machine_that_comes_up_with_fewer_gpus_than_before_misses_them() {
 fn gpus_that_appear_one_after_the_other_are_not_missed_before() {
     let mut bench = Bench::new(0);
     for index in 0..8 {
-        assert_eq!(bench.look_for(120), [""; 0], "{index}");
+        assert_eq!(bench.poll_for(120), [""; 0], "{index}");
         bench.inventory.gpus.push(gpu(index));
         bench.readings.push(well(&gpu(index)));
     }
@@ -167,17 +167,17 @@ fn gpus_that_appear_one_after_the_other_are_not_missed_before() {
     let whole = (bench.inventory.clone(), bench.readings.clone());
     bench.inventory.gpus.clear();
     bench.readings.clear();
-    assert_eq!(bench.look_for(600), [""; 0]);
+    assert_eq!(bench.poll_for(600), [""; 0]);
     (bench.inventory, bench.readings) = whole;
     bench.inventory.driver_version = Some("590.44.01".to_owned());
-    assert_eq!(bench.look_for(600), [""; 0]);
+    assert_eq!(bench.poll_for(600), [""; 0]);
 }
 
 #[test]
 fn a_gpu_that_is_divided_or_no_longer_divided_is_the_same_one() {
     let mut bench = Bench::new(2);
     bench.health.limits.expected_gpus = Some(2);
-    bench.look();
+    bench.poll();
     let partition = |number: u32| MigDevice {
         uuid: format!("MIG-{number}"),
         gpu_instance: number,
@@ -188,7 +188,7 @@ fn a_gpu_that_is_divided_or_no_longer_divided_is_the_same_one() {
         gpu.mig_enabled = Some(partitions > 0);
         gpu.mig_devices = (0..partitions).map(partition).collect();
         bench.health.boot_has_begun(|_| true);
-        assert_eq!(bench.look_for(600), [""; 0], "{partitions}");
+        assert_eq!(bench.poll_for(600), [""; 0], "{partitions}");
     }
 }
 
@@ -197,17 +197,17 @@ fn fewer_gpus_than_expected_are_a_fault_of_the_machine() {
     let mut bench = Bench::new(2);
     bench.health.limits.expected_gpus = Some(3);
     let few = "node DCGM_FR_DEVICE_COUNT_MISMATCH";
-    assert_eq!(bench.look_for(60), [format!("+{few}")]);
+    assert_eq!(bench.poll_for(60), [format!("+{few}")]);
     bench.inventory.gpus.push(gpu(2));
-    assert_eq!(bench.look(), [format!("-{few}")]);
+    assert_eq!(bench.poll(), [format!("-{few}")]);
     // As many as expected: the missing GPU was removed on purpose.
     bench.health.limits.expected_gpus = Some(2);
     bench.loses();
-    assert_eq!(bench.look_for(600), [""; 0]);
+    assert_eq!(bench.poll_for(600), [""; 0]);
 }
 
 impl Bench {
-    fn tells_first(&mut self, tells: impl FnOnce(&mut Readings)) {
-        tells(&mut self.readings[0]);
+    fn edit_first(&mut self, edit: impl FnOnce(&mut Readings)) {
+        edit(&mut self.readings[0]);
     }
 }
