@@ -1,10 +1,10 @@
-//! The GPUs of this machine and what is said of them, as one state with a version.
+//! State of the GPUs of this machine, as one board with a version.
 //!
-//! Everybody says something about the part that is theirs: our own sources ([`Own`]) and
-//! providers from outside ([`Provider`]). A condition is kept with the one who said it, so nobody
-//! overwrites or erases what another has said. What consumers see of a GPU follows from all of it
-//! ([`record`]). Each change of that is one version, and is kept in the [`history`] for a while.
-//! Does no I/O and reads no clock.
+//! Each source writes only its own part: this process's sources ([`Own`]) and providers outside
+//! ([`Provider`]). A condition is stored with its source, so no source overwrites or deletes a
+//! condition of another. The state that consumers see is derived from all of them ([`record`]).
+//! Each change of that state is one version, and stays in the [`history`] for a while. Does no
+//! I/O and reads no clock.
 
 mod history;
 mod inventory;
@@ -29,134 +29,135 @@ pub use limits::{
     MAX_CONDITIONS, MAX_GPUS, MAX_MESSAGE, MAX_OF_PROVIDERS, MAX_PROVIDERS, MAX_WORD,
 };
 
-/// The time after which a provider that says nothing is no longer believed: six times the pause
-/// between two heartbeats that are usual.
+/// Time without a report after which a provider's conditions become unknown: six times the
+/// usual heartbeat interval.
 pub const HEARTBEAT: Duration = Duration::from_secs(60);
 
-/// The condition that sums up all others.
+/// Type of the condition that summarises all others.
 pub const READY: &str = "Ready";
-/// The source of that condition.
+/// Source of the [`READY`] condition.
 const SUM: &str = "gpuwarden";
 
-/// The sources of this process. Their types of conditions, and their names, are nobody else's.
+/// Sources within this process. No provider can use their condition types or names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Own {
-    /// The driver, by NVML.
+    /// The driver, through NVML.
     Nvml,
-    /// DCGM.
+    /// DCGM, through its health watches.
     Dcgm,
-    /// The health events that gpuwarden has accepted.
+    /// Health events that gpuwarden has accepted.
     Health,
 }
 
 /// A source outside this process, which registers GPUs and writes their conditions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Provider {
-    /// The name that it gives itself.
+    /// Name that the provider chose, its `provider_id`.
     pub id: String,
-    /// The user that it runs as. Another user's provider cannot take its name.
+    /// User id of the provider's process. A provider of another user cannot take the name.
     pub uid: u32,
-    /// True if that user administers the machine: others have a share of the room.
+    /// True if that user administers the machine; other users are limited to a share of each
+    /// limit.
     pub is_operator: bool,
 }
 
-/// The condition of a GPU, as one of our own sources says.
+/// Condition of a GPU, from a source within this process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Said {
-    /// `True` if all is well.
+    /// `True` if the GPU is healthy.
     pub status: ConditionStatus,
-    /// A word in `CamelCase`.
+    /// Reason, a word in `CamelCase`.
     pub reason: String,
-    /// The text for people.
+    /// Message for operators; may be empty.
     pub message: String,
 }
 
-/// The reason why something is not written.
+/// Reason why a write was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BoardError {
-    /// There is no such GPU.
+    /// The GPU does not exist.
     #[error("there is no GPU {name:?} here; ListGpus names those that there are")]
     NoSuchGpu {
-        /// The name that was asked for.
+        /// Requested name of the GPU.
         name: String,
     },
     /// The provider has not registered the GPU.
     #[error("{provider:?} has not registered GPU {name:?}: call RegisterGpu first")]
     NotRegistered {
-        /// The GPU.
+        /// Name of the GPU.
         name: String,
-        /// The provider.
+        /// Name of the provider.
         provider: String,
     },
-    /// The type of condition is another's.
+    /// Another source owns the type of condition.
     #[error("conditions of type {kind:?} are written by {owner:?}: choose another type")]
     Owned {
-        /// The type.
+        /// Type of the condition.
         kind: String,
-        /// Whose it is.
+        /// Source that owns the type.
         owner: String,
     },
-    /// The provider's name is another's.
+    /// Another provider owns the name.
     #[error("the provider_id {id:?} belongs to {owner}: choose another")]
     Taken {
-        /// The name.
+        /// Name that was requested.
         id: String,
-        /// Whose it is.
+        /// Owner of the name.
         owner: String,
     },
-    /// A field has a value that it cannot have.
+    /// A field has an invalid value.
     #[error("{field}: {problem}")]
     Invalid {
-        /// The field.
+        /// Name of the field.
         field: &'static str,
-        /// The trouble, and what to do.
+        /// Description of the problem, and what to do.
         problem: String,
     },
-    /// There is no room for more of users who do not administer the machine.
+    /// The users who do not administer the machine have used up their share.
     #[error(
         "there are too many {what} of users who do not administer the machine: one of them can have \
          {one}, and all of them {all}"
     )]
     TooManyOfOthers {
-        /// The things of which there are too many.
+        /// Kind of the limited resource.
         what: &'static str,
-        /// The highest number of them that one such user can have.
+        /// Limit for one such user.
         one: usize,
-        /// The highest number of them that all such users can have.
+        /// Limit for all such users together.
         all: usize,
     },
-    /// There is no room for more.
-    #[error("there are {limit} {what} already, and no more are taken")]
+    /// The limit is reached.
+    #[error("there are {limit} {what} already, which is the limit")]
     TooMany {
-        /// The things of which there are too many.
+        /// Kind of the limited resource.
         what: &'static str,
-        /// The highest number of them that there can be.
+        /// Highest number of them.
         limit: usize,
     },
 }
 
-/// A place in the sequence of changes, as a consumer names it.
+/// A place in the sequence of changes, as given by a consumer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Position {
     /// A version of this board.
     At(u64),
-    /// A version of a board before this one, or one that is not yet.
+    /// A version of another board, or one in the future.
     Elsewhere,
 }
 
-/// The state.
+/// The state of all GPUs, with the history of its changes.
 pub struct Board {
-    /// The text that tells the versions of this board from those of others.
+    /// Text that distinguishes versions of this board from those of others.
     epoch: String,
     version: u64,
-    /// By name in lower case.
+    /// GPUs by name in lower case.
     gpus: BTreeMap<String, Record>,
-    /// Each provider that has a GPU registered, by its name.
+    /// Providers that have a GPU registered, by name.
     providers: BTreeMap<String, Provider>,
-    /// The provider of each type of condition, by the type in lower case: one that differs in case alone
-    /// would pass for it.
+    /// Provider that owns each type of condition, by type in lower case, so that types cannot
+    /// be imitated by a difference in case.
     types: BTreeMap<String, String>,
-    /// The number of GPUs that the driver shows and for which there is no room.
+    /// Number of GPUs that the driver shows beyond the limit.
     left_out: usize,
     history: History,
 }
@@ -166,7 +167,7 @@ pub struct Board {
 impl Own {
     const ALL: [Self; 3] = [Self::Nvml, Self::Dcgm, Self::Health];
 
-    /// Returns the type of its condition.
+    /// Returns the type of the source's condition.
     pub fn kind(self) -> &'static str {
         match self {
             Self::Nvml => "NVMLReady",
@@ -175,7 +176,7 @@ impl Own {
         }
     }
 
-    /// Returns its name as the source of conditions.
+    /// Returns the name that conditions have as their source.
     pub fn source(self) -> &'static str {
         match self {
             Self::Nvml => "nvml-provider",
@@ -184,7 +185,7 @@ impl Own {
         }
     }
 
-    /// Returns whether a source of conditions is one of this process.
+    /// Returns true if `source` is a source within this process.
     pub fn is_source(source: &str) -> bool {
         let sources = Self::ALL.into_iter().map(Self::source);
         sources
@@ -196,13 +197,13 @@ impl Own {
 // === impl Board ===
 
 impl Board {
-    /// Returns a board without GPUs. No board before it may have had the same `epoch`, which is
-    /// of letters and digits.
+    /// Creates a board without GPUs. `epoch` consists of letters and digits, and must differ
+    /// from the epoch of every earlier board.
     pub fn new(epoch: String) -> Self {
         Self::with_history(epoch, history::MAX_BYTES)
     }
 
-    /// Returns one that keeps so many bytes of changes.
+    /// Creates a board that keeps up to `bytes` bytes of changes.
     pub(crate) fn with_history(epoch: String, bytes: usize) -> Self {
         Self {
             epoch,
@@ -220,12 +221,12 @@ impl Board {
         self.version
     }
 
-    /// Returns a version as consumers see it.
+    /// Formats a version for consumers.
     pub fn name_of(&self, version: u64) -> String {
         format!("{}-{version}", self.epoch)
     }
 
-    /// Returns where a version is that a consumer has named.
+    /// Parses a version that a consumer has given.
     pub fn position(&self, version: &str) -> Result<Position, BoardError> {
         let parsed = version.split_once('-').and_then(|(epoch, number)| {
             let number: u64 = number.parse().ok()?;
@@ -238,33 +239,33 @@ impl Board {
             Some(_) => Ok(Position::Elsewhere),
             None => Err(BoardError::Invalid {
                 field: "resource_version",
-                problem: "give one that ListGpus or WatchGpus has told, or none".to_owned(),
+                problem: "give one that ListGpus or WatchGpus has returned, or none".to_owned(),
             }),
         }
     }
 
-    /// Returns all GPUs, in the order of their names.
+    /// Returns all GPUs, sorted by name.
     pub fn gpus(&self) -> impl Iterator<Item = &Arc<Gpu>> {
         self.gpus.values().map(Record::shown)
     }
 
-    /// Returns the number of GPUs that the driver shows and for which there is no room.
+    /// Returns the number of GPUs that the driver shows beyond the limit.
     pub fn left_out(&self) -> usize {
         self.left_out
     }
 
-    /// Returns one GPU; the case of its name does not count.
+    /// Returns one GPU; names are not case-sensitive.
     pub fn gpu(&self, name: &str) -> Result<&Arc<Gpu>, BoardError> {
         let record = self.gpus.get(&key(name)).ok_or_else(|| no_such(name))?;
         Ok(record.shown())
     }
 
-    /// Returns the change after a version; `None`: there is none yet.
+    /// Returns the change after a version; `None` if there is none yet.
     pub fn after(&self, version: u64) -> Result<Option<&Change>, Forgotten> {
         self.history.after(version)
     }
 
-    /// Takes what one of our own sources says of a GPU.
+    /// Sets the condition of a source within this process on a GPU.
     pub fn set_own(
         &mut self,
         own: Own,
@@ -280,7 +281,8 @@ impl Board {
         Ok(())
     }
 
-    /// Makes all that one of our own sources has said unknown, because it sees nothing any more.
+    /// Makes all conditions of a source within this process unknown, because the source cannot
+    /// observe GPUs at present.
     pub fn own_away(&mut self, own: Own, reason: &str, message: &str, now: Timestamp) {
         let unknown = Told::unknown(reason, message.to_owned());
         self.silence(now, |source, _| {
@@ -288,8 +290,8 @@ impl Board {
         });
     }
 
-    /// Registers a GPU for a provider, with its conditions if it has any. Returns it, and whether
-    /// it is new.
+    /// Registers a GPU for a provider, with its conditions if given. Returns the GPU, and true
+    /// if it is new.
     pub fn register(
         &mut self,
         provider: &Provider,
@@ -320,7 +322,7 @@ impl Board {
         Ok((self.heard(&provider.id, &key(name), now)?, created))
     }
 
-    /// Takes a provider's registration of a GPU back, with all that it has said of it.
+    /// Removes a provider's registration of a GPU, with its conditions.
     pub fn unregister(
         &mut self,
         provider: &Provider,
@@ -345,7 +347,7 @@ impl Board {
         Ok(())
     }
 
-    /// Replaces what a provider has said of a GPU.
+    /// Replaces a provider's conditions of a GPU.
     pub fn update_status(
         &mut self,
         provider: &Provider,
@@ -378,8 +380,8 @@ impl Board {
         self.heard(&provider.id, &key(name), now)
     }
 
-    /// Takes a sign of life of a provider about some GPUs, or all of its own. Returns those that it
-    /// has not registered.
+    /// Records a heartbeat of a provider for some GPUs, or for all of its own if `names` is
+    /// empty. Returns those that it has not registered.
     pub fn heartbeat(
         &mut self,
         provider: &Provider,
@@ -390,7 +392,7 @@ impl Board {
         if names.is_empty() {
             let all: Vec<String> = self.gpus.keys().cloned().collect();
             for key in all {
-                // The others are not its own.
+                // Fails for GPUs of other providers, which are skipped.
                 let _ = self.heard(&provider.id, &key, now);
             }
             return Ok(Vec::new());
@@ -404,19 +406,19 @@ impl Board {
         Ok(unknown)
     }
 
-    /// Makes unknown what providers have said that have not been heard for [`HEARTBEAT`].
+    /// Makes conditions unknown of providers without a report for [`HEARTBEAT`].
     pub fn expire(&mut self, now: Timestamp) {
         self.silence(now, |source, registration| {
             let silent = now.duration_since(registration.heard?).unsigned_abs();
             (silent >= HEARTBEAT && registration.silence.is_none()).then(|| {
                 let seconds = HEARTBEAT.as_secs();
-                let message = format!("{source} has not been heard for {seconds} s");
+                let message = format!("no report from {source} for {seconds} s");
                 Told::unknown("ProviderSilent", message)
             })
         });
     }
 
-    /// Returns the number of registrations whose provider is not heard.
+    /// Returns the number of registrations whose provider is silent.
     pub fn silent(&self) -> usize {
         let registrations = (self.gpus.values()).flat_map(|gpu| gpu.registrations.values());
         registrations
@@ -424,7 +426,7 @@ impl Board {
             .count()
     }
 
-    /// Silences the registrations for which `why` says why.
+    /// Marks each registration as silent if `why` returns a condition for it.
     fn silence(&mut self, now: Timestamp, why: impl Fn(&str, &Registration) -> Option<Told>) {
         let mut keys = Vec::new();
         for (key, record) in &mut self.gpus {
@@ -440,7 +442,7 @@ impl Board {
         }
     }
 
-    /// Checks that a provider may have its name.
+    /// Checks that a provider may use its name.
     fn admit(&self, provider: &Provider) -> Result<(), BoardError> {
         limits::name("provider_id", &provider.id)?;
         let taken = |owner| BoardError::Taken {
@@ -468,8 +470,8 @@ impl Board {
         }
     }
 
-    /// Checks that there is room for a GPU that a provider alone has registered. Those that the driver
-    /// shows have a room of their own.
+    /// Checks the limit on GPUs that only providers have registered. GPUs that the driver shows
+    /// have a limit of their own.
     fn room_for(&self, provider: &Provider) -> Result<(), BoardError> {
         let of_providers = self.gpus.values().filter(|gpu| !gpu.is_of_driver());
         let holders = of_providers.map(|gpu| {
@@ -479,7 +481,8 @@ impl Board {
         limits::room(provider, "GPUs of providers", MAX_OF_PROVIDERS, holders)
     }
 
-    /// Checks that the types of conditions are a provider's, or nobody's yet and not too many.
+    /// Checks that the types of conditions are owned by the provider or free, and within the
+    /// limit.
     fn may_write(
         &self,
         provider: &str,
@@ -532,7 +535,7 @@ impl Board {
         })
     }
 
-    /// Notes that a provider has said something about a GPU just now, and returns what is seen of
+    /// Records that a provider has just reported on a GPU, and returns the GPU as consumers see
     /// it.
     fn heard(&mut self, provider: &str, key: &str, now: Timestamp) -> Result<Arc<Gpu>, BoardError> {
         let record = self.gpus.get_mut(key).ok_or_else(|| no_such(key))?;
@@ -544,8 +547,7 @@ impl Board {
         self.gpu(key).cloned()
     }
 
-    /// Makes what is seen of a GPU follow what is said of it. Where that changes anything, it is
-    /// one version more.
+    /// Updates a GPU as consumers see it from its conditions. A change makes a new version.
     fn refresh(&mut self, key: &str, now: Timestamp) {
         let Some(record) = self.gpus.get_mut(key) else {
             return;
@@ -579,7 +581,7 @@ impl Board {
     }
 }
 
-/// Returns the form of a name under which a GPU, or the owner of a type of condition, is kept.
+/// Returns the key of a name, of a GPU or a condition type.
 fn key(name: &str) -> String {
     name.to_ascii_lowercase()
 }

@@ -1,8 +1,8 @@
-//! Open faults of this node as conditions of its GPUs: `NVSentinelHealth` is false while a fatal
-//! one is open.
+//! Converts open faults of this node to conditions of its GPUs: `NVSentinelHealth` is false
+//! while a fatal fault is open.
 //!
-//! Who keeps the fault book tells them: this very process, or the controller. So a restart forgets
-//! nothing, and what closes a fault or dismisses it makes the condition true again.
+//! The faults come from the process that keeps the fault book: this one, or the controller. So
+//! a restart loses nothing, and closing or dismissing a fault makes the condition true again.
 
 use std::sync::Arc;
 
@@ -17,29 +17,29 @@ use tokio_util::sync::CancellationToken;
 use crate::DeviceApi;
 use crate::board::{Own, Said};
 
-/// Agent of the events that come from providers of this API. They are conditions already, in the
-/// words of those who said them.
+/// Agent of events that come from providers of this API. Their faults are conditions already,
+/// in the provider's own words.
 pub const PROVIDERS_AGENT: &str = "device-api-monitor";
 
-/// Most faults that a condition names; what is open is in `gpuwarden explain`.
+/// Most faults in one condition; `gpuwarden explain` lists all open ones.
 const MAX_NAMED: usize = 8;
 
-/// The open faults of this node, as far as they are known.
+/// State of knowledge about the open faults of this node.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum NodeFaults {
-    /// Nobody has told them yet, and nothing is said.
+    /// Not known yet, so there is no condition.
     #[default]
     Untold,
-    /// They are known.
+    /// Known open faults of the node.
     Told(ListFaultsResponse),
-    /// They were asked for and not told for too long.
+    /// The faults were requested, without a response for too long.
     Unseen {
-        /// The reason.
+        /// Reason for the missing response.
         why: String,
     },
 }
 
-/// Tells the API of the faults of a node in a view of this process, until `cancel`.
+/// Sends the API the faults of a node from a view of this process, until `cancel`.
 pub async fn tell(
     api: DeviceApi,
     node: String,
@@ -50,12 +50,12 @@ pub async fn tell(
     let telling = async {
         loop {
             let seen = Arc::clone(&view.borrow_and_update());
-            // Before all are known, some that are open may not be.
+            // Until all faults are known, the list may lack open ones.
             if let Some(faults) = seen.faults_of(&node, &store_id) {
                 api.take_faults(NodeFaults::Told(faults));
             }
             if view.changed().await.is_err() {
-                // It is the last view for ever.
+                // The sender is gone, so the view will not change.
                 std::future::pending::<()>().await;
             }
         }
@@ -63,14 +63,14 @@ pub async fn tell(
     cancel.run_until_cancelled(telling).await;
 }
 
-/// Makes conditions of the faults that the API is told of, until `cancel`.
+/// Updates the conditions of GPUs from the faults that the API has received, until `cancel`.
 pub async fn follow(api: DeviceApi, cancel: CancellationToken) {
     let (mut version, mut faults) = (api.versions(), api.faults());
     loop {
         version.mark_unchanged();
         let known = faults.borrow_and_update().clone();
         show(&api, &known);
-        // Neither ends before the API does, which is ours.
+        // Neither sender is dropped before `api`.
         let changed = async {
             tokio::select! {
                 _ = faults.changed() => {}
@@ -91,13 +91,13 @@ fn show(api: &DeviceApi, known: &NodeFaults) {
             NodeFaults::Unseen { why } => Said::unknown("FaultsNotSeen", why),
         };
         if let Err(error) = api.set_condition(Own::Health, &gpu.name, said) {
-            // It has gone since.
-            tracing::debug!(err = %error, "a fault is shown at no GPU");
+            // The GPU is gone by now.
+            tracing::debug!(err = %error, "cannot set the fault condition of a GPU");
         }
     }
 }
 
-/// Returns what the open faults of a node say of one of its GPUs.
+/// Returns the condition of a GPU for the open faults of its node.
 fn said_of(gpu: &Gpu, faults: &[OpenFault]) -> Said {
     let is_bad =
         |fault: &&OpenFault| fault.fatal && fault.agent != PROVIDERS_AGENT && concerns(fault, gpu);
@@ -116,8 +116,8 @@ fn said_of(gpu: &Gpu, faults: &[OpenFault]) -> Said {
     Said::bad(&first.check, texts.join(", "))
 }
 
-/// Returns the open fatal faults of GPUs that concern none of these, each with what it names: those of
-/// GPUs for which there was no room, or that the driver does not show any more.
+/// Describes the open fatal faults of GPUs that concern none of `gpus`: faults of GPUs beyond
+/// the limit, or that the driver does not list now.
 pub(crate) fn unplaced(known: &NodeFaults, gpus: &[Arc<Gpu>]) -> Vec<String> {
     let NodeFaults::Told(told) = known else {
         return Vec::new();
@@ -139,14 +139,14 @@ pub(crate) fn unplaced(known: &NodeFaults, gpus: &[Arc<Gpu>]) -> Vec<String> {
             names.join(", ")
         };
         format!(
-            "{} {} of {of}, which is none of those listed",
+            "{} {} of {of}, which is not listed",
             fault.check, fault.code
         )
     });
     texts.collect()
 }
 
-/// Returns whether a fault concerns a GPU: it names it, or it is one of GPUs and names none.
+/// Returns true if a fault concerns a GPU: it names the GPU, or is a GPU fault that names none.
 pub fn concerns(fault: &OpenFault, gpu: &Gpu) -> bool {
     let spec = gpu.spec.clone().unwrap_or_default();
     let mut conditions = gpu.status.iter().flat_map(|status| &status.conditions);
@@ -157,7 +157,8 @@ pub fn concerns(fault: &OpenFault, gpu: &Gpu) -> bool {
         let is_it = match entity.r#type.as_str() {
             keys::ENTITY_GPU_UUID => value.eq_ignore_ascii_case(&gpu.name),
             keys::ENTITY_PCI => normalise_pci(value) == normalise_pci(&spec.pci_bus_id),
-            // A number, or in some the UUID; one that the driver has not named has no number.
+            // A number, or for some monitors the UUID; a GPU that the driver has not named has
+            // no number.
             keys::ENTITY_GPU => {
                 let is_numbered = has_number && value == spec.index.to_string();
                 is_numbered || value.eq_ignore_ascii_case(&gpu.name)

@@ -1,7 +1,7 @@
-//! The job gate: whether this machine is fit for a job, answered from memory.
+//! The job gate: answers from memory whether this machine is fit for a job.
 //!
-//! Launchers of training jobs ask it before each rendezvous (`nvhcd.HealthCheckService`). Unfit is
-//! what is known to be bad; what is not known says nothing.
+//! Launchers of training jobs ask before each rendezvous (`nvhcd.HealthCheckService`). Only a
+//! known fault makes the machine unfit; an unknown state does not.
 
 use contract::device::{GpuPhase, ListGpusResponse};
 use contract::nvhcd::health_check_service_server::{HealthCheckService, HealthCheckServiceServer};
@@ -15,14 +15,14 @@ use crate::DeviceApi;
 use crate::board::READY;
 use crate::server::{self, MAX_REQUEST_BYTES};
 
-/// The fitness of this machine for a job, as far as its GPUs go.
+/// Fitness of this machine for a job, with respect to its GPUs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Fitness {
-    /// The GPUs that are bad, each with why.
+    /// Unhealthy GPUs, each with the reason.
     pub bad: Vec<String>,
-    /// The GPUs of which it is not known how they do, with why.
+    /// GPUs in an unknown state, each with the reason.
     pub unknown: Vec<String>,
-    /// The number of all GPUs.
+    /// Number of all GPUs.
     pub gpus: usize,
 }
 
@@ -45,7 +45,7 @@ pub async fn serve(
 // === impl Fitness ===
 
 impl Fitness {
-    /// Returns what the answer to the question which GPUs there are comes to.
+    /// Returns the fitness for a list of the Device API.
     pub fn of(listed: &ListGpusResponse) -> Self {
         let mut fitness = Self {
             bad: listed.unplaced_faults.clone(),
@@ -53,7 +53,7 @@ impl Fitness {
         };
         if listed.left_out > 0 {
             let left_out = listed.left_out;
-            let why = format!("{left_out} GPUs for which the Device API has no room");
+            let why = format!("{left_out} GPUs beyond the limit of the Device API");
             fitness.unknown.push(why);
         }
         for gpu in &listed.gpus {

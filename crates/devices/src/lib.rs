@@ -1,13 +1,13 @@
-//! The Device API: the GPUs of this machine and how they do, over gRPC.
+//! The Device API: the GPUs of this machine and their health, over gRPC.
 //!
-//! - [`board`]: the state, which is pure: GPUs, who says what of them, versions, changes.
-//! - [`DeviceApi`]: a handle of it for the sources inside this process.
-//! - [`serve`]: the server on a Unix socket, for consumers and for providers from outside;
-//!   [`serve_tcp`]: the same over the network, for consumers.
+//! - [`board`]: the state, which is pure: GPUs, conditions by source, versions, changes.
+//! - [`DeviceApi`]: a handle to the board for sources within this process.
+//! - [`serve`]: the server on a Unix socket, for consumers and for providers outside this
+//!   process; [`serve_tcp`]: the same over the network, for consumers.
 //! - [`faults`]: the open faults of this node, which become conditions.
-//! - [`gate`]: the answer to launchers of jobs that ask whether the node is fit.
+//! - [`gate`]: the answer to job launchers that ask whether the node is fit.
 //!
-//! Both services of GPUs, ours and NVSentinel's, are served from the one board.
+//! The board serves both gRPC services for GPUs, gpuwarden's own and NVSentinel's.
 
 pub mod board;
 pub mod faults;
@@ -36,15 +36,15 @@ use watch::{Cursor, Told};
 
 pub use server::{Providers, serve, serve_tcp};
 
-/// Most watchers at the same time. One user of this machine can have a share of them
+/// Most watchers at the same time. One user of this machine is limited to a share of them
 /// ([`runtime::shares`]).
 pub const MAX_WATCHERS: usize = 4096;
 
-/// A watcher to whom nothing was told for so long is told a bookmark, by which both ends notice a
-/// connection that is dead.
+/// Time without a message after which a watcher gets a bookmark, so that both ends detect a
+/// dead connection.
 const BOOKMARK_EVERY: Duration = Duration::from_secs(30);
 
-/// The board of this machine, for all who read or write it. Cheap to clone.
+/// The board of this machine, for its readers and writers. Cheap to clone.
 #[derive(Clone)]
 pub struct DeviceApi {
     shared: Arc<Shared>,
@@ -52,7 +52,7 @@ pub struct DeviceApi {
 
 struct Shared {
     board: Mutex<Board>,
-    /// The version of the board, for those who wait for the next one.
+    /// Version of the board, to wait for the next one.
     version: Sender<u64>,
     faults: Sender<NodeFaults>,
     watchers: Arc<Shares>,
@@ -61,12 +61,12 @@ struct Shared {
     clock: fn() -> Timestamp,
 }
 
-/// A consumer that watches the board: its place in the history, and its wait for the next version.
+/// A consumer that watches the board, with its place in the history.
 struct Watcher {
     api: DeviceApi,
     cursor: Cursor,
     version: Receiver<u64>,
-    /// Counts it until it is dropped.
+    /// Counts the watcher until it is dropped.
     _share: Share,
     _counted: metrics::Counted,
 }
@@ -74,9 +74,9 @@ struct Watcher {
 // === impl DeviceApi ===
 
 impl DeviceApi {
-    /// Returns the API of a machine of which nothing is known yet.
+    /// Creates the API of a machine without known GPUs.
     pub fn new(metrics: &Metrics, clock: fn() -> Timestamp) -> Self {
-        // Versions of a process before this one are not taken for ours.
+        // Versions of an earlier process must not be taken for this one's.
         let epoch = format!("{:x}", clock().as_nanosecond());
         Self {
             shared: Arc::new(Shared {
@@ -91,7 +91,7 @@ impl DeviceApi {
         }
     }
 
-    /// Takes what the driver sees. Ends what [`away`](Self::away) has begun.
+    /// Applies the driver's inventory. Ends the effect of [`away`](Self::away).
     pub fn set_inventory(&self, inventory: &Inventory) {
         let left_out = self.change(|board, now| board.set_inventory(inventory, now));
         if left_out > 0
@@ -101,24 +101,25 @@ impl DeviceApi {
                 left_out,
                 limit = board::MAX_GPUS,
                 not_logged_before,
-                "there are more GPUs than the Device API has room for"
+                "there are more GPUs than the limit of the Device API"
             );
         }
     }
 
-    /// Sets the condition of one of our own sources on a GPU, which the inventory or a provider
-    /// has named before.
+    /// Sets the condition of a source within this process on a GPU, which the inventory or a
+    /// provider has named before.
     pub fn set_condition(&self, own: Own, uuid: &str, said: Said) -> Result<(), BoardError> {
         self.change(|board, now| board.set_own(own, uuid, said, now))
     }
 
-    /// Makes the condition of one of our own sources unknown on all GPUs: what it looks at is not
-    /// seen, which says nothing of them. `reason` is a word in `CamelCase`, `message` says why.
+    /// Makes the condition of a source within this process unknown on all GPUs, because the
+    /// source cannot observe them, which is no fault of theirs. `reason` is a word in
+    /// `CamelCase`, `message` an explanation.
     pub fn away(&self, own: Own, reason: &str, message: &str) {
         self.change(|board, now| board.own_away(own, reason, message, now));
     }
 
-    /// Takes what is told of the open faults of this node.
+    /// Sets the open faults of this node.
     pub fn take_faults(&self, told: NodeFaults) {
         self.shared.faults.send_if_modified(|known| {
             let is_new = *known != told;
@@ -127,24 +128,24 @@ impl DeviceApi {
         });
     }
 
-    /// Returns what is known of the open faults of this node, as it changes.
+    /// Returns a receiver of the open faults of this node.
     pub fn faults(&self) -> Receiver<NodeFaults> {
         self.shared.faults.subscribe()
     }
 
-    /// Returns the number of the last change, for those who look again when it grows.
+    /// Returns a receiver of the number of the last change.
     pub fn versions(&self) -> Receiver<u64> {
         self.shared.version.subscribe()
     }
 
-    /// Returns all GPUs as they are, in the order of their names.
+    /// Returns all GPUs, sorted by name.
     pub fn gpus(&self) -> Vec<Arc<Gpu>> {
         self.board().gpus().cloned().collect()
     }
 
-    /// Returns all GPUs with what consumers are told beside them.
+    /// Returns all GPUs, with the version and the notices for consumers.
     pub(crate) fn list(&self) -> ListGpusResponse {
-        // All under one lock: the version is that of just these GPUs.
+        // Under one lock, so that the version belongs to exactly these GPUs.
         let board = self.board();
         let gpus: Vec<Arc<Gpu>> = board.gpus().cloned().collect();
         let resource_version = board.name_of(board.version());
@@ -158,7 +159,7 @@ impl DeviceApi {
         }
     }
 
-    /// Makes unknown what providers have said that are not heard any more.
+    /// Makes the conditions of silent providers unknown.
     pub(crate) fn expire(&self) {
         self.change(Board::expire);
     }
@@ -168,7 +169,7 @@ impl DeviceApi {
         board.unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes the board, and wakes the watchers where anything has changed.
+    /// Changes the board, and wakes the watchers if anything has changed.
     pub(crate) fn change<T>(&self, change: impl FnOnce(&mut Board, Timestamp) -> T) -> T {
         let now = (self.shared.clock)();
         let mut board = self.board();
@@ -184,8 +185,9 @@ impl DeviceApi {
         changed
     }
 
-    /// Returns what a watcher is told from a position on; `None`: there are too many watchers.
-    /// `user` is who watches, where that counts. The stream does not end.
+    /// Returns the messages to a watcher from a position on; `None` if there are too many
+    /// watchers. `user` is the watcher's user, if the user's share applies. The stream does not
+    /// end.
     pub(crate) fn watch(
         &self,
         from: Option<Position>,
@@ -220,7 +222,7 @@ impl Watcher {
                 metrics.told(&told);
                 return told;
             }
-            // It fails only once nobody can change the board, and then it is quiet for ever.
+            // Fails only once no sender can change the board, and then the watcher just waits.
             let changed = tokio::time::timeout(BOOKMARK_EVERY, self.version.changed());
             if changed.await.is_err() {
                 return self.cursor.bookmark(&self.api.board());
@@ -232,17 +234,17 @@ impl Watcher {
 // === impl Said ===
 
 impl Said {
-    /// Returns that a GPU is well.
+    /// Returns the condition of a healthy GPU.
     pub fn well(reason: &str, message: impl Into<String>) -> Self {
         Self::new(ConditionStatus::True, reason, message)
     }
 
-    /// Returns that a GPU is not well.
+    /// Returns the condition of an unhealthy GPU.
     pub fn bad(reason: &str, message: impl Into<String>) -> Self {
         Self::new(ConditionStatus::False, reason, message)
     }
 
-    /// Returns that it is not known how a GPU does.
+    /// Returns the condition of a GPU in an unknown state.
     pub fn unknown(reason: &str, message: impl Into<String>) -> Self {
         Self::new(ConditionStatus::Unknown, reason, message)
     }

@@ -10,13 +10,13 @@ use crate::board::Board;
 use crate::watch::Told;
 
 runtime::metrics! {
-    /// Counts what the board holds, and what is told of it.
+    /// Metrics of the board's content and its watchers.
     pub(crate) struct DeviceMetrics {
         /// GPUs of the Device API by phase.
         gpus: Family<Labels<1>, Gauge> = "gpuwarden_device_api_gpus",
-        /// Registrations of GPUs whose provider is not heard any more.
+        /// Registrations of GPUs whose provider sends no heartbeats.
         silent: Gauge = "gpuwarden_device_api_silent_registrations",
-        /// Watchers of GPUs.
+        /// Connected watchers of GPUs.
         watchers: Gauge = "gpuwarden_device_api_watchers",
         /// Events that watchers of GPUs were told.
         events: Counter = "gpuwarden_device_api_events",
@@ -29,7 +29,7 @@ runtime::metrics! {
     }
 }
 
-/// One watcher, until it is dropped.
+/// A watcher, counted until it is dropped.
 pub(crate) struct Counted(Gauge);
 
 // === impl DeviceMetrics ===
@@ -41,7 +41,7 @@ impl DeviceMetrics {
         own
     }
 
-    /// Shows what the board holds.
+    /// Updates the gauges from the board.
     pub(crate) fn show(&self, board: &Board) {
         for (label, phase) in [
             ("pending", GpuPhase::Pending),
@@ -58,7 +58,7 @@ impl DeviceMetrics {
         self.silent.set(silent);
     }
 
-    /// Counts a watcher until what is returned is dropped.
+    /// Counts a watcher until the result is dropped.
     pub(crate) fn watcher(&self) -> Counted {
         self.watchers.inc();
         Counted(self.watchers.clone())

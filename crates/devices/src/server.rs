@@ -1,8 +1,9 @@
-//! The server on the Unix socket, and over the network: our services, NVSentinel's, health and
-//! reflection.
+//! The server on the Unix socket and over the network: gpuwarden's services, NVSentinel's,
+//! health and reflection.
 //!
-//! Whoever may open the socket reads, and over the network whoever has a certificate. Who may write is
-//! [`Providers`], and nobody over the network: who writes there is not known.
+//! On the socket, every process that may open it may read; over the network, every client with
+//! a certificate. [`Providers`] decides who may write on the socket; network clients cannot
+//! write, since their identity is unknown.
 
 mod gpus;
 mod providers;
@@ -30,39 +31,39 @@ use crate::board::{BoardError, Position};
 use crate::watch::Told;
 use crate::{DeviceApi, MAX_WATCHERS};
 
-/// Largest request, in bytes: a provider's whole status of a GPU has room in it.
+/// Largest request, in bytes: enough for a provider's complete status of a GPU.
 pub(crate) const MAX_REQUEST_BYTES: usize = 64 * 1024;
-/// Most calls on one connection at once; a client holds back more.
+/// Most concurrent calls on one connection; a client queues further ones.
 const MAX_STREAMS: u32 = 256;
-/// A request that is not answered by then is given up. A watch is answered by its begin.
+/// Timeout of a request. For a watch, it covers the start of the response only.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
-/// Time between two questions to a silent connection whether the other end is there, and time
-/// for the answer.
+/// Interval of pings on an idle connection, and timeout of their answers.
 const PING: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs(20));
-/// Pause between two looks whether providers are heard.
+/// Interval of checks for silent providers.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// Most connections over the network at the same time: as many as watchers can have places there.
+/// Most connections over the network at the same time: as many as there can be watchers over
+/// it.
 const MAX_NETWORK_CONNECTIONS: usize = 512;
 
-/// The user whose share all watchers over the network take together. No user of a machine has this
-/// number.
+/// User id that stands for all network watchers, which together get one user's share. No user
+/// of a machine has this number.
 const NETWORK: u32 = u32::MAX;
 
-/// The processes that may write as providers.
+/// Processes that may write as providers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Providers {
-    /// Those of root and of our own user, in our own namespaces.
+    /// Processes of root and of gpuwarden's own user, in gpuwarden's namespaces.
     #[default]
     Operators,
-    /// Whoever may open the socket.
+    /// Any process that may open the socket.
     Any,
 }
 
-/// The stream of answers of a watch.
+/// Stream of messages of a watch.
 type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
-/// All services, which differ in their traits.
+/// Implements all services, which differ in their traits.
 #[derive(Clone)]
 struct Service {
     api: DeviceApi,
@@ -70,7 +71,7 @@ struct Service {
     cancel: CancellationToken,
 }
 
-/// Serves the API on a bound Unix socket until `cancel`. Watchers are told then that it ends, and
+/// Serves the API on a bound Unix socket until `cancel`. Watchers then receive an error, and
 /// watch again.
 pub async fn serve(
     listener: UnixListener,
@@ -91,8 +92,8 @@ pub async fn serve(
     }
 }
 
-/// Serves the API over TCP until `cancel`, for reading. Without `tls` it goes in the open, which is
-/// for this machine itself; whom the certificates let in is theirs to say.
+/// Serves the API over TCP until `cancel`, for reading. Without `tls` the connection is
+/// unencrypted, which is meant for this machine only; the certificates decide who has access.
 pub async fn serve_tcp(
     listener: TcpListener,
     tls: Option<Arc<ServerTls>>,
@@ -110,7 +111,7 @@ pub async fn serve_tcp(
         .await
 }
 
-/// Returns a server of all services.
+/// Creates a server with all services.
 async fn router(service: Service) -> Router {
     let ours = GpuServiceServer::new(service.clone()).max_decoding_message_size(MAX_REQUEST_BYTES);
     let provider =
@@ -125,17 +126,17 @@ async fn router(service: Service) -> Router {
         .add_service(provider)
         .add_service(reference)
         .add_service(health_service);
-    // Clients speak either of its versions.
+    // Clients use either version of reflection.
     match (reflection().build_v1(), reflection().build_v1alpha()) {
         (Ok(v1), Ok(v1alpha)) => server = server.add_service(v1).add_service(v1alpha),
         (Err(error), _) | (_, Err(error)) => {
-            tracing::error!(err = %error, "gRPC reflection is not served");
+            tracing::error!(err = %error, "cannot serve gRPC reflection");
         }
     }
     server
 }
 
-/// Returns a server with the limits of all of this room.
+/// Creates a server with the limits of this room.
 pub(crate) fn builder() -> tonic::transport::Server {
     tonic::transport::Server::builder()
         .timeout(REQUEST_TIMEOUT)
@@ -144,7 +145,7 @@ pub(crate) fn builder() -> tonic::transport::Server {
         .http2_keepalive_timeout(Some(PING.1))
 }
 
-/// Returns what tells clients our services of GPUs.
+/// Returns the reflection service for gpuwarden's GPU services.
 fn reflection() -> tonic_reflection::server::Builder<'static> {
     tonic_reflection::server::Builder::configure()
         .register_encoded_file_descriptor_set(contract::DESCRIPTORS)
@@ -153,7 +154,7 @@ fn reflection() -> tonic_reflection::server::Builder<'static> {
         .with_service_name(<ReferenceServer<Service> as NamedService>::NAME)
 }
 
-/// Looks all the time whether providers are heard.
+/// Checks periodically for silent providers.
 async fn listen_for_providers(api: &DeviceApi) -> std::convert::Infallible {
     let mut look = tokio::time::interval(LOOK_EVERY);
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -166,8 +167,8 @@ async fn listen_for_providers(api: &DeviceApi) -> std::convert::Infallible {
 // === impl Service ===
 
 impl Service {
-    /// Returns what a watcher is told from a version on. It ends with an error when the server
-    /// does.
+    /// Returns the messages to a watcher from a version on. The stream ends with an error when
+    /// the server stops.
     fn watch<T: From<Told> + 'static>(
         &self,
         version: &str,
@@ -205,7 +206,7 @@ impl Service {
     }
 }
 
-/// Returns the answer to what the board has refused.
+/// Converts a refused write to a gRPC status.
 fn status(error: &BoardError) -> Status {
     let text = error.to_string();
     match error {

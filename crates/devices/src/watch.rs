@@ -1,8 +1,9 @@
 //! The watch of one consumer.
 //!
-//! A watcher has no buffer of events: it has a place in the board's history, and takes the next
-//! change when it has room for it. One that falls out of the history is told so, and begins anew
-//! with a snapshot. So a slow watcher costs nobody else anything, and misses nothing unknowingly.
+//! A watcher has no buffer of events, only a place in the board's history, and gets the next
+//! change when it has room for one. A watcher whose place was dropped from the history is
+//! informed, and restarts with a snapshot. So a slow watcher costs the others nothing, and
+//! never misses a change unknowingly.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -14,25 +15,25 @@ use crate::board::{Board, Change, Position};
 #[cfg(test)]
 mod tests;
 
-/// The place of one watcher.
+/// Place of one watcher.
 #[derive(Debug, Default)]
 pub(crate) struct Cursor {
-    /// The last version that it knows; `None`: it knows nothing, a snapshot is to come.
+    /// Last version that the watcher has received; `None` before a snapshot.
     at: Option<u64>,
-    /// The GPUs of a snapshot that are still to be told; at most as many as there can be GPUs.
+    /// GPUs of a snapshot that are still to be sent.
     snapshot: VecDeque<Arc<Gpu>>,
-    /// The message that is told before anything else.
+    /// Message to send before anything else.
     first: Option<Told>,
-    /// The message that ends the snapshot.
+    /// Message that ends the snapshot.
     last: Option<Told>,
 }
 
 /// A message to a watcher.
 #[derive(Clone, Debug)]
 pub(crate) enum Told {
-    /// A GPU of a snapshot.
+    /// A GPU of a snapshot, sent before its bookmark.
     Added(Arc<Gpu>),
-    /// A change; the watcher knows all up to its version.
+    /// A change; the watcher has received everything up to its version.
     Change(Change),
     /// Nothing else has changed up to this version.
     Bookmark(String),
@@ -43,8 +44,8 @@ pub(crate) enum Told {
 // === impl Cursor ===
 
 impl Cursor {
-    /// Returns the place of a watcher that begins at a position; without one it begins with a
-    /// snapshot.
+    /// Creates the place of a watcher that starts at a position; without a position it starts
+    /// with a snapshot.
     pub(crate) fn new(from: Option<Position>) -> Self {
         match from {
             None => Self::default(),
@@ -59,7 +60,7 @@ impl Cursor {
         }
     }
 
-    /// Returns what the watcher is told next; `None`: it knows all.
+    /// Returns the next message to the watcher; `None` if it is up to date.
     pub(crate) fn next(&mut self, board: &Board) -> Option<Told> {
         if let Some(first) = self.first.take() {
             return Some(first);
@@ -84,7 +85,7 @@ impl Cursor {
         next.or_else(|| self.last.take())
     }
 
-    /// Returns the bookmark of a watcher that knows all.
+    /// Returns the bookmark of a watcher that is up to date.
     pub(crate) fn bookmark(&self, board: &Board) -> Told {
         Told::Bookmark(board.name_of(self.at.unwrap_or_default()))
     }

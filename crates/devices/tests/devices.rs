@@ -45,7 +45,7 @@ impl Server {
         Self::open_to(directory, Providers::Operators, 0o600)
     }
 
-    /// Starts one to whom `providers` may write, on a socket with these permissions.
+    /// Starts a server that `providers` may write to, on a socket with these permissions.
     fn open_to(directory: &TempDir, providers: Providers, mode: u32) -> Self {
         let metrics = Metrics::default();
         let api = DeviceApi::new(&metrics, Timestamp::now);
@@ -156,7 +156,7 @@ async fn without_gpus_the_api_is_empty_and_with_them_it_has_what_the_driver_says
     );
     assert_eq!(phase(&gpus[1]), GpuPhase::Ready);
 
-    // The case of a name does not count.
+    // Names are not case-sensitive.
     let name = "gpu-aA01".to_owned();
     let got = client
         .get_gpu(GetGpuRequest { name })
@@ -458,8 +458,8 @@ async fn the_job_gate_counts_what_is_bad_and_only_that() {
     serving.await.unwrap().unwrap();
 }
 
-/// One thousand watchers over eight connections, and one that reads nothing: all others are told
-/// all, and the slow one is told that it has missed something, and then how things are.
+/// A thousand watchers over eight connections, and one that reads nothing: all others receive
+/// everything, and the slow one learns that it has missed changes, and then gets the state.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_slow_watcher_holds_up_nobody_and_is_told_what_it_missed() {
     const WATCHERS: usize = 1_000;
@@ -488,11 +488,11 @@ async fn a_slow_watcher_holds_up_nobody_and_is_told_what_it_missed() {
             .set_condition(Own::Nvml, "GPU-Aa03", said)
             .unwrap();
     };
-    // Those of one connection share its window, so they are read side by side.
+    // Watchers of one connection share its flow-control window, so they are read concurrently.
     for change in 0..CHANGES {
         say(change);
         for watch in &mut watching {
-            // On a machine that is busy a bookmark may come before it.
+            // On a busy machine a bookmark may come before it.
             let told = loop {
                 if let Some(gpu) = next(watch).await.gpu {
                     break gpu;
@@ -502,7 +502,7 @@ async fn a_slow_watcher_holds_up_nobody_and_is_told_what_it_missed() {
         }
     }
     drop(watching);
-    // More than the history keeps, with what the connection holds.
+    // More than the history keeps, together with the connection's buffers.
     (0..8_000).for_each(say);
     let mut resyncs = 0;
     loop {

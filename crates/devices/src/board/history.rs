@@ -1,5 +1,5 @@
-//! The last changes, for those who have seen the ones before. Each has one version, and they
-//! follow each other without a gap.
+//! The latest changes, for consumers that have received the earlier ones. Each change is one
+//! version, without gaps.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -7,27 +7,28 @@ use std::sync::Arc;
 use contract::device::{Gpu, WatchEventType};
 use prost::Message as _;
 
-/// Bytes of changes that are kept, as they are sent; at least one is. It is the buffer of all
-/// watchers together: one that falls further behind begins anew.
+/// Size limit on the changes, in bytes as they are sent; at least one change is kept. This is
+/// the buffer of all watchers together: a watcher that falls further behind restarts with a
+/// snapshot.
 pub(super) const MAX_BYTES: usize = 4 * 1024 * 1024;
 
-/// One change of one GPU.
+/// A change of one GPU.
 #[derive(Clone, Debug)]
 pub struct Change {
-    /// Added, modified or deleted.
+    /// Kind of the change: added, modified or deleted.
     pub kind: WatchEventType,
-    /// The GPU after it; a deleted one as it was before.
+    /// GPU after the change; for a deleted GPU, before it.
     pub gpu: Arc<Gpu>,
 }
 
-/// A change is no longer kept.
+/// Error for a change that was dropped from the history.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the change is no longer kept")]
 pub struct Forgotten;
 
 pub(super) struct History {
     changes: VecDeque<Change>,
-    /// Version before the first of them.
+    /// Version before the oldest change.
     before: u64,
     bytes: usize,
     limit: usize,
@@ -36,7 +37,7 @@ pub(super) struct History {
 // === impl History ===
 
 impl History {
-    /// Returns one that keeps so many bytes of changes.
+    /// Creates a history of up to `limit` bytes of changes.
     pub(super) fn new(limit: usize) -> Self {
         Self {
             changes: VecDeque::new(),
@@ -58,7 +59,7 @@ impl History {
         }
     }
 
-    /// Returns the change after a version; `None`: there is none yet.
+    /// Returns the change after a version; `None` if there is none yet.
     pub(super) fn after(&self, version: u64) -> Result<Option<&Change>, Forgotten> {
         let index = version.checked_sub(self.before).ok_or(Forgotten)?;
         let index = usize::try_from(index).map_err(|_| Forgotten)?;

@@ -1,8 +1,7 @@
-//! What the driver says of which GPUs there are.
+//! Applies the driver's list of GPUs to the board.
 //!
-//! A GPU that was there stays on the board when the driver loses it: one that is gone beside
-//! others that answer is lost, which is a fault. Where none answers any more it is the driver that
-//! is not seen, which is none.
+//! A GPU stays on the board when the driver loses it: a GPU that is missing beside others that
+//! answer is lost, which is a fault. If none answers, the driver is out of sight, which is not.
 
 use std::collections::BTreeMap;
 
@@ -14,19 +13,19 @@ use super::limits::MAX_GPUS;
 use super::record::{Record, Registration, Told};
 use super::{Board, Own, key};
 
-/// The reason of a GPU that was enumerated.
+/// Reason for a GPU that was enumerated.
 const INITIALIZED: &str = "Initialized";
-/// The reason of a GPU that the driver has lost.
+/// Reason for a GPU that the driver has lost.
 const LOST: &str = "GPULost";
-/// The reason of a GPU that was lost and is there again.
+/// Reason for a lost GPU that has come back.
 const RECOVERED: &str = "Recovered";
-/// The reason of a GPU that the driver cannot read.
+/// Reason for a GPU that the driver cannot read.
 const UNREADABLE: &str = "Unreadable";
-/// The reason of GPUs of which the driver shows none any more.
+/// Reason for GPUs whose driver lists none.
 const NO_GPUS: &str = "NoGPUs";
 
 impl Board {
-    /// Takes what the driver sees. Returns the number of GPUs for which there is no room.
+    /// Applies the driver's inventory. Returns the number of GPUs beyond the limit.
     pub fn set_inventory(&mut self, inventory: &Inventory, now: Timestamp) -> usize {
         let mut specs: BTreeMap<String, GpuSpec> = BTreeMap::new();
         for gpu in &inventory.gpus {
@@ -35,7 +34,7 @@ impl Board {
         let mut left_out = 0;
         for lost in &inventory.unreadable {
             let Some(uuid) = &lost.uuid else { continue };
-            // It is named although it does not answer.
+            // The driver names the GPU although it does not answer.
             left_out += usize::from(self.take_in(uuid, spec_of_unreadable(uuid, lost)).is_none());
         }
         for (key, spec) in &specs {
@@ -61,10 +60,10 @@ impl Board {
         left_out
     }
 
-    /// Returns the record of a GPU that the driver names; `None`: there is no room for one more.
+    /// Returns the record of a GPU that the driver names; `None` beyond the limit.
     fn take_in(&mut self, uuid: &str, spec: GpuSpec) -> Option<&mut Record> {
         let known = self.gpus.get(&key(uuid)).is_some_and(Record::is_of_driver);
-        // Whatever providers have registered, there is room for what the driver shows.
+        // Providers' GPUs do not count towards the driver's limit.
         let room = || self.gpus.values().filter(|gpu| gpu.is_of_driver()).count() < MAX_GPUS;
         (known || room()).then(|| {
             let new = || Record::new(uuid.to_owned(), spec);
@@ -75,8 +74,8 @@ impl Board {
     }
 }
 
-/// Notes that a GPU answers. A fault that its monitor has told stays until the monitor takes it
-/// back, unless the GPU was lost since: then it has been reset.
+/// Records that a GPU answers. A fault that its monitor has reported stays until the monitor
+/// reports the end, unless the GPU was lost since: then it has been reset.
 fn answers(record: &mut Record, spec: &GpuSpec) {
     record.spec.clone_from(spec);
     let registration = record.registration(Own::Nvml.source(), None);
@@ -93,7 +92,7 @@ fn answers(record: &mut Record, spec: &GpuSpec) {
             registration,
             ConditionStatus::True,
             RECOVERED,
-            "The GPU was lost and is there again",
+            "The GPU was lost and has come back",
         ),
         Some(_) => {}
     }
@@ -113,7 +112,7 @@ fn does_not_answer(record: &mut Record, inventory: &Inventory) {
         Some(one) if one.is_lost => Some(format!("NVML: {}", one.error)),
         Some(one) => {
             let message = format!("NVML cannot read it: {}", one.error);
-            // It has said nothing yet where it was never read.
+            // The condition does not exist yet if the GPU was never read.
             let kind = Own::Nvml.kind().to_owned();
             let unknown = Told::unknown(UNREADABLE, message);
             registration
@@ -124,11 +123,11 @@ fn does_not_answer(record: &mut Record, inventory: &Inventory) {
             None
         }
         None if inventory.gpus.is_empty() => {
-            let message = "NVML shows no GPUs any more".to_owned();
+            let message = "NVML does not list any GPU".to_owned();
             registration.silence = Some(Told::unknown(NO_GPUS, message));
             None
         }
-        None => Some("NVML does not show it any more, and shows others".to_owned()),
+        None => Some("NVML lists other GPUs but not this one".to_owned()),
     };
     if let Some(message) = lost {
         registration.silence = None;

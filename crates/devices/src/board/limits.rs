@@ -1,4 +1,4 @@
-//! What providers may write, and how much of it.
+//! Limits and checks on what providers write.
 
 use std::collections::BTreeMap;
 
@@ -9,24 +9,24 @@ use runtime::shares;
 use super::record::Told;
 use super::{BoardError, Provider};
 
-/// Most GPUs of one machine that its driver shows: some more than the largest machines have, those that
-/// were swapped included.
+/// Most GPUs that the driver shows: some more than the largest machines have, replaced ones
+/// included.
 pub const MAX_GPUS: usize = 256;
-/// Most GPUs beside these that only providers have registered. They take no room from the driver's.
+/// Most GPUs that only providers have registered, in addition to the driver's.
 pub const MAX_OF_PROVIDERS: usize = 256;
-/// Most providers from outside.
+/// Most providers outside this process.
 pub const MAX_PROVIDERS: usize = 32;
-/// Most types of conditions of one provider, until it has no GPU registered any more.
+/// Most condition types that one provider owns. It frees them with its last registration.
 pub const MAX_CONDITIONS: usize = 16;
-/// Bytes of a name, a type or a reason.
+/// Longest name, type or reason, in bytes.
 pub const MAX_WORD: usize = 128;
-/// Bytes of a condition's message.
+/// Longest message of a condition, in bytes.
 pub const MAX_MESSAGE: usize = 1024;
-/// Most partitions of one GPU; the drivers of today make seven.
+/// Most partitions of one GPU; the largest of today have seven.
 const MAX_MIG_DEVICES: usize = 64;
 
-/// Checks a name: of a GPU, a provider or a type of condition. As Kubernetes has it for names and types
-/// of conditions: nothing that passes for another name, or for none.
+/// Checks the name of a GPU, a provider or a condition type, by rules like Kubernetes' own: no
+/// name can look like another one, or like none.
 pub(super) fn name(field: &'static str, text: &str) -> Result<(), BoardError> {
     if text.is_empty() {
         let problem = "it is missing".to_owned();
@@ -38,15 +38,16 @@ pub(super) fn name(field: &'static str, text: &str) -> Result<(), BoardError> {
     let is_name = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_.:/".contains(byte);
     if !(bytes.iter().all(is_name) && is_end(bytes.first()) && is_end(bytes.last())) {
         let problem = format!(
-            "{text:?} is none: letters and digits of ASCII are taken, and between them - _ . : /"
+            "{text:?} is not a valid name: use ASCII letters and digits, and between them - _ . : /"
         );
         return Err(BoardError::Invalid { field, problem });
     }
     Ok(())
 }
 
-/// Checks that there is room for one more thing for a provider. `holders` are the providers of each that
-/// is there. The shares of users who do not administer the machine are those of all else that they use.
+/// Checks that a provider may add one more thing. `holders` has the providers of each existing
+/// thing. Users who do not administer the machine have the same share as of all other
+/// resources.
 pub(super) fn room<'a>(
     provider: &Provider,
     what: &'static str,
@@ -71,13 +72,13 @@ pub(super) fn room<'a>(
 
 fn at_most(field: &'static str, text: &str, limit: usize) -> Result<(), BoardError> {
     if text.len() > limit {
-        let problem = format!("it has {} bytes, at most {limit} are taken", text.len());
+        let problem = format!("it has {} bytes; the limit is {limit}", text.len());
         return Err(BoardError::Invalid { field, problem });
     }
     Ok(())
 }
 
-/// Checks what a provider says of a GPU of this name, and fills its UUID in.
+/// Checks a provider's description of the GPU with this name, and fills in its UUID.
 pub(super) fn spec(name: &str, mut spec: GpuSpec) -> Result<GpuSpec, BoardError> {
     if spec.uuid.is_empty() {
         name.clone_into(&mut spec.uuid);
@@ -100,7 +101,7 @@ pub(super) fn spec(name: &str, mut spec: GpuSpec) -> Result<GpuSpec, BoardError>
     Ok(spec)
 }
 
-/// Checks a provider's conditions and returns them by their types.
+/// Checks a provider's conditions and returns them by type.
 pub(super) fn conditions(conditions: Vec<Condition>) -> Result<BTreeMap<String, Told>, BoardError> {
     if conditions.len() > MAX_CONDITIONS {
         let (what, limit) = ("types of conditions of this provider", MAX_CONDITIONS);
@@ -120,7 +121,7 @@ pub(super) fn conditions(conditions: Vec<Condition>) -> Result<BTreeMap<String, 
             since,
         };
         if checked.insert(one.r#type.clone(), told).is_some() {
-            let problem = format!("{:?} is there twice", one.r#type);
+            let problem = format!("{:?} is given twice", one.r#type);
             let field = "condition.type";
             return Err(BoardError::Invalid { field, problem });
         }
@@ -128,8 +129,7 @@ pub(super) fn conditions(conditions: Vec<Condition>) -> Result<BTreeMap<String, 
     Ok(checked)
 }
 
-/// Returns the status that a number stands for. One of a later version is unknown to us, and so
-/// is the GPU by it.
+/// Parses a status. One of a later version counts as unknown.
 fn status(number: i32) -> Result<ConditionStatus, BoardError> {
     match ConditionStatus::try_from(number) {
         Ok(ConditionStatus::Unspecified) => Err(BoardError::Invalid {

@@ -1,4 +1,4 @@
-//! One GPU: what each source says of it, and what consumers see of that.
+//! A GPU on the board: the conditions of each source, and the state that consumers see.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,35 +9,35 @@ use jiff::Timestamp;
 
 use super::{Own, READY, SUM, Said};
 
-/// One GPU, with all that its sources say.
+/// A GPU with the conditions of all sources.
 pub(super) struct Record {
     name: String,
     pub(super) spec: GpuSpec,
-    /// The registration of each source, by the source's name.
+    /// Registrations by the name of their source.
     pub(super) registrations: BTreeMap<String, Registration>,
     shown: Arc<Gpu>,
 }
 
-/// The conditions of one source.
+/// Conditions of one source.
 #[derive(Default)]
 pub(super) struct Registration {
-    /// By their types.
+    /// Conditions by their types.
     pub(super) conditions: BTreeMap<String, Told>,
-    /// The time at which the source was last heard; `None`: it is our own, and says itself when it
-    /// is away.
+    /// Time of the source's last report; `None` for a source within this process, which
+    /// announces its own absence.
     pub(super) heard: Option<Timestamp>,
-    /// The condition that counts instead while the source is not heard. What it has said counts
-    /// again afterwards.
+    /// Condition that replaces the others while the source is silent. They count again
+    /// afterwards.
     pub(super) silence: Option<Told>,
 }
 
-/// One condition, as its source says.
+/// A condition from its source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Told {
     pub(super) status: ConditionStatus,
     pub(super) reason: String,
     pub(super) message: String,
-    /// Since when it is so, where the source tells.
+    /// Time since the condition has its status, if the source reports one.
     pub(super) since: Option<Timestamp>,
 }
 
@@ -53,12 +53,12 @@ impl Record {
         }
     }
 
-    /// Returns what consumers see.
+    /// Returns the GPU as consumers see it.
     pub(super) fn shown(&self) -> &Arc<Gpu> {
         &self.shown
     }
 
-    /// Returns whether consumers have seen it.
+    /// Returns true if consumers have seen the GPU.
     pub(super) fn is_shown(&self) -> bool {
         !self.shown.resource_version.is_empty()
     }
@@ -67,19 +67,19 @@ impl Record {
         self.shown = gpu;
     }
 
-    /// Returns whether the driver shows it, or has shown it.
+    /// Returns true if the driver lists the GPU, or has listed it.
     pub(super) fn is_of_driver(&self) -> bool {
         self.registrations.contains_key(Own::Nvml.source())
     }
 
-    /// Returns whether anybody has it registered. Our own sources say something of every GPU that is
-    /// there, and keep none: but for the driver, which shows it.
+    /// Returns true if a source keeps the GPU on the board. Sources within this process report
+    /// on every GPU and keep none, except for the driver.
     pub(super) fn is_held(&self) -> bool {
         let mut sources = self.registrations.keys();
         self.is_of_driver() || sources.any(|source| !Own::is_source(source))
     }
 
-    /// Returns what a source says, which is nothing yet where it is new.
+    /// Returns the registration of a source, and creates it if needed.
     pub(super) fn registration(
         &mut self,
         source: &str,
@@ -92,7 +92,7 @@ impl Record {
         })
     }
 
-    /// Returns what consumers are to see, where that is something else than what they have seen.
+    /// Returns the new state for consumers, if it differs from the last one.
     pub(super) fn changed(&self, now: Timestamp) -> Option<Gpu> {
         let gpu = Gpu {
             name: self.name.clone(),
@@ -127,8 +127,8 @@ impl Record {
         }
     }
 
-    /// Returns a condition as consumers see it. Its time is that of its status: another reason
-    /// for the same status does not begin it anew.
+    /// Returns a condition for consumers. Its time is that of its status, and does not change
+    /// with the reason.
     fn condition(&self, kind: &str, told: &Told, source: &str, now: Timestamp) -> Condition {
         let status = told.status.into();
         let shown = self.shown.status.as_ref();
@@ -148,7 +148,7 @@ impl Record {
     }
 }
 
-/// Returns what all conditions come to: false where one is, else unknown where one is, else true.
+/// Summarises conditions: false if one is, else unknown if one is, else true.
 fn sum(conditions: &[Condition]) -> Told {
     let of = |status: ConditionStatus| -> Vec<&Condition> {
         let of = |condition: &&Condition| condition.status() == status;
@@ -160,7 +160,7 @@ fn sum(conditions: &[Condition]) -> Told {
     } else if !unknown.is_empty() {
         (ConditionStatus::Unknown, unknown, "unknown")
     } else if conditions.is_empty() {
-        let message = "Nobody has said anything about it yet".to_owned();
+        let message = "No source has reported on it yet".to_owned();
         return Told::unknown("NothingReported", message);
     } else {
         return Told {

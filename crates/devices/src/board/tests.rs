@@ -1,4 +1,4 @@
-//! Who may write what, what follows from it, and when it is another version.
+//! Tests of who may write what, of the resulting state, and of its versions.
 
 use contract::device::{Condition, ConditionStatus, Gpu, GpuPhase, GpuSpec, GpuStatus};
 use diagnosis::gpu::{Gpu as Found, Inventory, UnreadableGpu};
@@ -98,7 +98,7 @@ fn another_reason_for_the_same_status_does_not_begin_it_anew() {
             seen(&board, "gpu-0")
         );
     }
-    // A time that the provider tells counts, unless it is to come.
+    // A provider's time counts, unless it is in the future.
     for (told, expected) in [(41, "Hot=False/A@41"), (99, "Hot=True/A@60")] {
         let mut one = condition("Hot", ConditionStatus::False, "A");
         if told == 99 {
@@ -164,7 +164,7 @@ fn a_provider_that_is_silent_is_unknown_until_it_is_heard() {
         (phase(&board, "GPU-0"), board.silent()),
         (GpuPhase::Unknown, 1)
     );
-    // Of another GPU it says nothing about this one.
+    // A heartbeat for another GPU does not count for this one.
     let unknown = board.heartbeat(&by, &["GPU-7".to_owned()], at(95)).unwrap();
     assert_eq!(unknown, ["GPU-7"]);
     assert_eq!(seen(&board, "GPU-0")[0], "Hot=Unknown/ProviderSilent@90");
@@ -211,7 +211,7 @@ fn nobody_writes_or_erases_what_is_anothers() {
     ] {
         assert!(matches!(refused, BoardError::Taken { .. }), "{refused}");
     }
-    // With its last registration its types and its name are free.
+    // The last registration frees its types and its name.
     board.unregister(&a, "GPU-0", at(3)).unwrap();
     assert_eq!(
         seen(&board, "GPU-0"),
@@ -244,7 +244,7 @@ fn a_gpu_goes_when_nobody_has_it_registered_any_more() {
     assert!(board.gpu("GPU-0").is_ok());
 }
 
-/// Our own sources say something of each GPU that is there, whoever has registered it.
+/// Sources within this process report on each GPU, whoever registered it.
 #[test]
 fn what_our_own_sources_say_keeps_no_gpu() {
     let mut board = board(1);
@@ -261,7 +261,7 @@ fn what_our_own_sources_say_keeps_no_gpu() {
     }
     board.unregister(&by, "GPU-x", at(2)).unwrap();
     assert!(board.gpu("GPU-x").is_err());
-    // The driver has no such end: what it has shown stays.
+    // A GPU that the driver has listed stays.
     board
         .register(&by, "GPU-0", GpuSpec::default(), None, at(3))
         .unwrap();
@@ -273,7 +273,7 @@ fn what_our_own_sources_say_keeps_no_gpu() {
 fn users_who_do_not_administer_the_machine_leave_room_for_those_who_do() {
     let mut board = board(0);
     let spec = GpuSpec::default;
-    // One has an eighth of the GPUs, and of the providers; all of them have half.
+    // One user gets an eighth of the GPUs and of the providers; all of them together get half.
     for index in 0..MAX_OF_PROVIDERS / 8 {
         let name = format!("GPU-{index}");
         board
@@ -302,7 +302,7 @@ fn users_who_do_not_administer_the_machine_leave_room_for_those_who_do() {
         }
     }
     assert_eq!(taken, MAX_PROVIDERS / 2 - MAX_PROVIDERS / 8);
-    // The rest is for those who administer it.
+    // The rest is reserved for users who administer the machine.
     for index in 0..MAX_PROVIDERS / 2 {
         let by = provider(&format!("root{index}"));
         let name = format!("GPU-root-{index}");
@@ -310,7 +310,7 @@ fn users_who_do_not_administer_the_machine_leave_room_for_those_who_do() {
     }
 }
 
-/// A name that looks like another, or like none, passes for it with people and scripts.
+/// People and scripts would confuse a name that looks like another, or like none.
 #[test]
 fn names_that_pass_for_others_are_refused() {
     let mut board = board(1);
@@ -411,7 +411,7 @@ fn a_gpu_is_described_as_the_driver_describes_it() {
         status.conditions[0].message.clone()
     };
     assert_eq!(message(&board), "GPU enumerated via NVML");
-    // It is known by its UUID in whichever case, also where it cannot be read.
+    // The UUID is not case-sensitive, also if the GPU cannot be read.
     inventory.gpus.clear();
     inventory.unreadable.push(UnreadableGpu {
         uuid: Some("gpu-3".to_owned()),
@@ -422,10 +422,10 @@ fn a_gpu_is_described_as_the_driver_describes_it() {
     assert_eq!(seen(&board, "GPU-3")[0], "NVMLReady=Unknown/Unreadable@1");
     assert_eq!(message(&board), "NVML cannot read it: NVML_ERROR_X");
     board.set_inventory(&Inventory::default(), at(2));
-    assert_eq!(message(&board), "NVML shows no GPUs any more");
+    assert_eq!(message(&board), "NVML does not list any GPU");
 }
 
-/// Nothing that others say is less true because one of our sources sees nothing.
+/// The absence of one source does not affect the conditions of others.
 #[test]
 fn a_source_that_goes_away_takes_back_only_what_it_has_said() {
     let mut board = board(1);
@@ -498,7 +498,7 @@ fn a_gpu_that_does_not_answer_is_lost_only_where_the_driver_says_so() {
     assert_eq!(seen(&board, "GPU-1")[0], "NVMLReady=Unknown/Unreadable@10");
     look(&mut board, unreadable(Some("gpu-1"), None, true), 20);
     assert_eq!(seen(&board, "GPU-1")[0], "NVMLReady=False/GPULost@20");
-    // One that was never read is named all the same.
+    // A GPU that was never read still has a name.
     look(&mut board, unreadable(Some("GPU-5"), None, false), 30);
     assert_eq!(seen(&board, "GPU-5")[0], "NVMLReady=Unknown/Unreadable@30");
 }
@@ -514,7 +514,7 @@ fn a_look_at_the_gpus_takes_no_fault_back() {
     board.own_away(Own::Nvml, "DriverGone", "", at(20));
     board.set_inventory(&inventory([0]), at(30));
     assert_eq!(seen(&board, "GPU-0")[0], "NVMLReady=False/XidError@30");
-    // The first look changed nothing, so it was no version.
+    // The first poll changed nothing, so it made no version.
     assert_eq!(board.version(), version + 2);
 }
 
@@ -537,7 +537,7 @@ fn what_is_too_much_or_malformed_is_refused_by_name_and_changes_nothing() {
         ),
         (
             vec![condition("a\nb", ConditionStatus::True, "R")],
-            "condition.type: \"a\\nb\" is none",
+            "condition.type: \"a\\nb\" is not a valid name",
         ),
         (
             vec![condition("Hot", ConditionStatus::Unspecified, "R")],
@@ -554,7 +554,7 @@ fn what_is_too_much_or_malformed_is_refused_by_name_and_changes_nothing() {
             }],
             "condition.message: it has 1025",
         ),
-        (vec![good(), good()], "\"Hot\" is there twice"),
+        (vec![good(), good()], "\"Hot\" is given twice"),
         (many.collect(), "there are 16 types of conditions"),
     ];
     for (conditions, expected) in bad {
@@ -575,7 +575,7 @@ fn what_is_too_much_or_malformed_is_refused_by_name_and_changes_nothing() {
         .unwrap_err();
     assert!(refused.to_string().contains("is not the name"), "{refused}");
     assert_eq!(board.version(), version);
-    // One of a later version is data.
+    // A status of a later version is accepted.
     let later = Condition {
         status: 9,
         ..good()
@@ -603,7 +603,7 @@ fn there_is_room_for_so_many_and_no_more() {
         .register(&by, "GPU-x", GpuSpec::default(), None, at(0))
         .unwrap_err();
     assert!(refused.to_string().contains("256 GPUs"), "{refused}");
-    // Those of the driver have a room of their own.
+    // The driver's GPUs have a limit of their own.
     assert_eq!(board.set_inventory(&inventory(250..506), at(1)), 0);
     assert_eq!(board.set_inventory(&inventory(250..508), at(1)), 2);
     assert_eq!(board.left_out(), 2);

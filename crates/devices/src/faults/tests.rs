@@ -1,4 +1,4 @@
-//! Which faults make which GPU's condition false.
+//! Tests of the conditions of GPUs that faults make false.
 
 use std::collections::BTreeSet;
 
@@ -42,7 +42,7 @@ fn fault(class: &str, entity: (&str, &str), edit: impl FnOnce(&mut FaultView)) -
     fault
 }
 
-/// Returns the GPUs whose condition is false, and that of all others is true.
+/// Returns the GPUs whose condition is false, and checks that it is true for all others.
 fn bad(api: &DeviceApi) -> BTreeSet<String> {
     let mut bad = BTreeSet::new();
     for gpu in api.gpus() {
@@ -156,7 +156,7 @@ async fn it_waits_until_the_faults_are_known_and_then_follows_them_and_the_gpus(
     following.await.unwrap();
 }
 
-/// Never a word that is no longer known to be true.
+/// A condition must not assert something that is not known now.
 #[test]
 fn faults_that_are_not_told_any_more_make_the_condition_unknown() {
     let api = api();
@@ -202,7 +202,7 @@ fn node(faults: &[FaultView]) -> fleet::view::NodeStatus {
     .unwrap()
 }
 
-/// A GPU for which there is no room, or that is gone, has no condition; its fault counts all the same.
+/// A GPU beyond the limit, or one that is gone, has no condition, but its fault still counts.
 #[test]
 fn a_fault_of_a_gpu_that_is_not_listed_makes_the_node_unfit() {
     let api = api();
@@ -231,7 +231,7 @@ fn a_fault_of_a_gpu_that_is_not_listed_makes_the_node_unfit() {
     let fit = tell(vec![
         open("GPU", "gpu-health-monitor", false, &lost),
         open("NIC", "gpu-health-monitor", true, &lost),
-        // It is a condition of a provider already.
+        // Already a condition of a provider.
         open("GPU", PROVIDERS_AGENT, true, &lost),
         open("GPU", "gpu-health-monitor", true, &[("GPU_UUID", "gpu-1")]),
     ]);
@@ -240,8 +240,8 @@ fn a_fault_of_a_gpu_that_is_not_listed_makes_the_node_unfit() {
     assert_eq!(
         unfit.bad,
         [
-            "GpuMemWatch DCGM_FR_ROW_REMAP_FAILURE of GPU_UUID GPU-9, PCI 0000:b9:00.0, which is none of \
-          those listed"
+            "GpuMemWatch DCGM_FR_ROW_REMAP_FAILURE of GPU_UUID GPU-9, PCI 0000:b9:00.0, which is not \
+          listed"
         ]
     );
     assert_eq!((unfit.gpus, unfit.unknown.len()), (2, 0));
@@ -264,11 +264,11 @@ fn gpus_for_which_there_is_no_room_are_not_known_to_be_well() {
     assert_eq!(fitness.gpus, 256);
     assert_eq!(
         fitness.unknown,
-        ["1 GPUs for which the Device API has no room"]
+        ["1 GPUs beyond the limit of the Device API"]
     );
 }
 
-/// NVML, providers and the fault book are tasks of their own.
+/// NVML, providers and the fault book write from separate tasks.
 #[test]
 fn sources_that_write_at_the_same_time_lose_nothing_of_each_other() {
     const TIMES: u32 = 200;

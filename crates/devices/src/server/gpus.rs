@@ -1,4 +1,4 @@
-//! Our service for consumers.
+//! gpuwarden's service for consumers.
 
 use contract::device::gpu_service_server::GpuService;
 use contract::device::{

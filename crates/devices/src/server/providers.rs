@@ -1,4 +1,4 @@
-//! Our service for providers: what they write goes to the board as it comes.
+//! gpuwarden's service for providers, whose writes go directly to the board.
 
 use contract::device::provider_service_server::ProviderService;
 use contract::device::{
@@ -14,7 +14,7 @@ use super::{Providers, Service, status};
 use crate::board::{Board, BoardError, Provider};
 
 impl Service {
-    /// Writes for a provider, if the process at the other end may be one.
+    /// Writes to the board for a provider, if the peer process may write.
     fn write<T>(
         &self,
         extensions: &Extensions,

@@ -1,4 +1,4 @@
-//! NVSentinel's service for consumers: the same GPUs in its messages.
+//! NVSentinel's service for consumers: the same GPUs in NVSentinel's messages.
 
 use contract::device::{self, ConditionStatus, WatchEventType};
 use contract::nvsentinel_device::gpu_service_server::GpuService;
@@ -49,7 +49,7 @@ impl GpuService for Service {
     }
 }
 
-/// Returns the event for what is told; `None`: there is none for it there.
+/// Converts a message to NVSentinel's event; `None` if there is none for it.
 fn event(told: Told) -> Option<WatchGpusResponse> {
     let (kind, gpu) = match told {
         Told::Added(gpu) => ("ADDED", Some(gpu)),

@@ -1,4 +1,4 @@
-//! However watchers and writes take turns, a watcher ends up with the board.
+//! However watchers and writers take turns, a watcher ends up with the board's state.
 
 use std::collections::BTreeMap;
 
@@ -37,14 +37,14 @@ enum Step {
     Heartbeat {
         by: u8,
     },
-    /// Time passes, in seconds.
+    /// Number of seconds that pass.
     Pass(u8),
-    /// A watcher takes so many events.
+    /// A watcher receives up to `events` events.
     Read {
         watcher: u8,
         events: u8,
     },
-    /// A watcher goes on from the last version that it was told.
+    /// A watcher reconnects with the last version that it has received.
     Reconnect(u8),
 }
 
@@ -67,17 +67,17 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A watcher with what it has made of what it was told.
+/// A watcher, with the state that it derives from its messages.
 #[derive(Default)]
 struct Watcher {
     cursor: Cursor,
     gpus: BTreeMap<String, Gpu>,
-    /// The last version that it was told.
+    /// Last version that the watcher has received.
     version: String,
 }
 
 impl Watcher {
-    /// Takes the next event; returns whether there was one.
+    /// Receives the next event; returns true if there was one.
     fn read(&mut self, board: &Board) -> bool {
         let Some(told) = self.cursor.next(board) else {
             return false;
@@ -108,7 +108,7 @@ impl Watcher {
     }
 
     fn reconnect(&mut self, board: &Board) {
-        // In the middle of a snapshot there is no version yet that tells it all.
+        // Within a snapshot the watcher has no version yet.
         let from = match self.version.as_str() {
             "" => None,
             version => Some(board.position(version).unwrap()),
@@ -136,7 +136,7 @@ fn write(board: &mut Board, step: &Step, now: Timestamp) {
             String::new()
         }
     };
-    // What is refused changes nothing, which is checked at the end.
+    // A refused write changes nothing, which is checked at the end.
     match step {
         Step::Inventory(gpus) => {
             let found = |gpu: &u8| Found {
@@ -199,7 +199,7 @@ proptest! {
     fn however_they_take_turns_every_watcher_ends_up_with_the_board(
         steps in prop::collection::vec(step(), 1..120),
     ) {
-        // So short a history that watchers fall out of it.
+        // A history so short that watchers fall out of it.
         let mut board = Board::with_history("e".to_owned(), 6 * 1024);
         let mut watchers: [Watcher; 3] = Default::default();
         let mut now = Timestamp::UNIX_EPOCH;

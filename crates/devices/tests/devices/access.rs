@@ -1,4 +1,4 @@
-//! Who may read and write: users of the machine on the socket, and others over the network.
+//! Tests of access by users of the machine on the socket, and by network clients.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -15,7 +15,7 @@ use tonic::Status;
 
 use super::*;
 
-/// The user "nobody".
+/// User id of "nobody".
 const NOBODY: u32 = 65_534;
 
 async fn register(channel: Channel) -> Result<RegisterGpuResponse, Status> {
@@ -29,7 +29,7 @@ async fn register(channel: Channel) -> Result<RegisterGpuResponse, Status> {
     answer.map(tonic::Response::into_inner)
 }
 
-/// Registers a GPU as nobody. The kernel asks the thread who it is.
+/// Registers a GPU as nobody. The kernel takes the user from the thread.
 fn register_as_nobody(socket: &Path) -> Result<RegisterGpuResponse, Status> {
     let registered = || {
         rustix::thread::set_thread_uid(rustix::process::Uid::from_raw(NOBODY)).unwrap();
@@ -57,19 +57,19 @@ async fn another_user_writes_only_where_any_provider_may() {
         refused.message().contains("--device-api-providers any"),
         "{refused}"
     );
-    // Whoever administers the machine may.
+    // A user who administers the machine may register.
     register(channel(&socket).await).await.unwrap();
     server.stop().await;
 
     let server = Server::open_to(&directory, Providers::Any, 0o666);
     assert!(register_as_nobody(&socket).unwrap().created);
-    // The name is that user's from now on, also before root.
+    // The name belongs to that user from now on, even against root.
     let taken = register(channel(&socket).await).await.unwrap_err();
     assert_eq!(taken.code(), Code::PermissionDenied);
     server.stop().await;
 }
 
-/// The API over TCP, with the certificates of an authority and one of another.
+/// The API over TCP, with certificates of its authority and of another one.
 struct Network {
     directory: TempDir,
     api: DeviceApi,
@@ -175,7 +175,7 @@ async fn without_tls_it_is_read_in_the_open_and_nobody_writes() {
     network.stop().await;
 }
 
-/// Local readers and writers come first.
+/// Local readers and writers take precedence.
 #[tokio::test]
 async fn all_watchers_over_the_network_have_the_share_of_one_user() {
     let network = Network::start(false).await;
@@ -183,7 +183,7 @@ async fn all_watchers_over_the_network_have_the_share_of_one_user() {
     let mut watching = Vec::new();
     let most = gpuwarden_devices::MAX_WATCHERS / 8;
     let refused = loop {
-        // A connection has room for 256 calls.
+        // A connection allows 256 calls.
         let channel = tcp_grpc::channel(&url, None).unwrap();
         let mut client = GpuServiceClient::new(channel);
         let mut refused = None;
