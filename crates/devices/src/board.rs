@@ -22,7 +22,7 @@ use contract::device::{Condition, ConditionStatus, Gpu, GpuSpec, GpuStatus, Watc
 use jiff::Timestamp;
 
 use history::History;
-use record::{Record, Registration, Told};
+use record::{Record, Registration, SourceCondition};
 
 pub use history::{Change, Forgotten};
 pub use limits::{
@@ -276,7 +276,7 @@ impl Board {
         let record = self.gpus.get_mut(&key(name)).ok_or_else(|| no_such(name))?;
         let registration = record.registration(own.source(), None);
         registration.silence = None;
-        registration.tell(own.kind(), Told::from(said));
+        registration.set(own.kind(), SourceCondition::from(said));
         self.refresh(&key(name), now);
         Ok(())
     }
@@ -284,7 +284,7 @@ impl Board {
     /// Makes all conditions of a source within this process unknown, because the source cannot
     /// observe GPUs at present.
     pub fn own_away(&mut self, own: Own, reason: &str, message: &str, now: Timestamp) {
-        let unknown = Told::unknown(reason, message.to_owned());
+        let unknown = SourceCondition::unknown(reason, message.to_owned());
         self.silence(now, |source, _| {
             (source == own.source()).then(|| unknown.clone())
         });
@@ -319,7 +319,7 @@ impl Board {
         }
         self.providers.insert(provider.id.clone(), provider.clone());
         self.claim(&provider.id, &conditions);
-        Ok((self.heard(&provider.id, &key(name), now)?, created))
+        Ok((self.record_report(&provider.id, &key(name), now)?, created))
     }
 
     /// Removes a provider's registration of a GPU, with its conditions.
@@ -359,7 +359,7 @@ impl Board {
         self.may_write(&provider.id, &conditions)?;
         self.registration(provider, name)?.replace(&conditions);
         self.claim(&provider.id, &conditions);
-        self.heard(&provider.id, &key(name), now)
+        self.record_report(&provider.id, &key(name), now)
     }
 
     /// Sets one condition of a provider on a GPU.
@@ -373,11 +373,11 @@ impl Board {
         let conditions = limits::conditions(vec![condition])?;
         self.may_write(&provider.id, &conditions)?;
         let registration = self.registration(provider, name)?;
-        for (kind, told) in conditions.clone() {
-            registration.tell(&kind, told);
+        for (kind, condition) in conditions.clone() {
+            registration.set(&kind, condition);
         }
         self.claim(&provider.id, &conditions);
-        self.heard(&provider.id, &key(name), now)
+        self.record_report(&provider.id, &key(name), now)
     }
 
     /// Records a heartbeat of a provider for some GPUs, or for all of its own if `names` is
@@ -393,13 +393,13 @@ impl Board {
             let all: Vec<String> = self.gpus.keys().cloned().collect();
             for key in all {
                 // Fails for GPUs of other providers, which are skipped.
-                let _ = self.heard(&provider.id, &key, now);
+                let _ = self.record_report(&provider.id, &key, now);
             }
             return Ok(Vec::new());
         }
         let mut unknown = Vec::new();
         for name in names {
-            if self.heard(&provider.id, &key(name), now).is_err() {
+            if self.record_report(&provider.id, &key(name), now).is_err() {
                 unknown.push(name.clone());
             }
         }
@@ -409,11 +409,11 @@ impl Board {
     /// Makes conditions unknown of providers without a report for [`HEARTBEAT`].
     pub fn expire(&mut self, now: Timestamp) {
         self.silence(now, |source, registration| {
-            let silent = now.duration_since(registration.heard?).unsigned_abs();
+            let silent = now.duration_since(registration.last_report?).unsigned_abs();
             (silent >= HEARTBEAT && registration.silence.is_none()).then(|| {
                 let seconds = HEARTBEAT.as_secs();
                 let message = format!("no report from {source} for {seconds} s");
-                Told::unknown("ProviderSilent", message)
+                SourceCondition::unknown("ProviderSilent", message)
             })
         });
     }
@@ -422,12 +422,16 @@ impl Board {
     pub fn silent(&self) -> usize {
         let registrations = (self.gpus.values()).flat_map(|gpu| gpu.registrations.values());
         registrations
-            .filter(|one| one.heard.is_some() && one.silence.is_some())
+            .filter(|one| one.last_report.is_some() && one.silence.is_some())
             .count()
     }
 
     /// Marks each registration as silent if `why` returns a condition for it.
-    fn silence(&mut self, now: Timestamp, why: impl Fn(&str, &Registration) -> Option<Told>) {
+    fn silence(
+        &mut self,
+        now: Timestamp,
+        why: impl Fn(&str, &Registration) -> Option<SourceCondition>,
+    ) {
         let mut keys = Vec::new();
         for (key, record) in &mut self.gpus {
             for (source, registration) in &mut record.registrations {
@@ -486,7 +490,7 @@ impl Board {
     fn may_write(
         &self,
         provider: &str,
-        conditions: &BTreeMap<String, Told>,
+        conditions: &BTreeMap<String, SourceCondition>,
     ) -> Result<(), BoardError> {
         let mut new = 0;
         for kind in conditions.keys() {
@@ -515,7 +519,7 @@ impl Board {
         Ok(())
     }
 
-    fn claim(&mut self, provider: &str, conditions: &BTreeMap<String, Told>) {
+    fn claim(&mut self, provider: &str, conditions: &BTreeMap<String, SourceCondition>) {
         for kind in conditions.keys() {
             self.types.insert(key(kind), provider.to_owned());
         }
@@ -537,11 +541,16 @@ impl Board {
 
     /// Records that a provider has just reported on a GPU, and returns the GPU as consumers see
     /// it.
-    fn heard(&mut self, provider: &str, key: &str, now: Timestamp) -> Result<Arc<Gpu>, BoardError> {
+    fn record_report(
+        &mut self,
+        provider: &str,
+        key: &str,
+        now: Timestamp,
+    ) -> Result<Arc<Gpu>, BoardError> {
         let record = self.gpus.get_mut(key).ok_or_else(|| no_such(key))?;
         let registration = record.registrations.get_mut(provider);
         let registration = registration.ok_or_else(|| no_such(key))?;
-        registration.heard = Some(now);
+        registration.last_report = Some(now);
         registration.silence = None;
         self.refresh(key, now);
         self.gpu(key).cloned()

@@ -47,11 +47,11 @@ pub async fn tell(
     mut view: Receiver<Arc<FleetView>>,
     cancel: CancellationToken,
 ) {
-    let telling = async {
+    let updates = async {
         loop {
-            let seen = Arc::clone(&view.borrow_and_update());
+            let current = Arc::clone(&view.borrow_and_update());
             // Until all faults are known, the list may lack open ones.
-            if let Some(faults) = seen.faults_of(&node, &store_id) {
+            if let Some(faults) = current.faults_of(&node, &store_id) {
                 api.take_faults(NodeFaults::Told(faults));
             }
             if view.changed().await.is_err() {
@@ -60,7 +60,7 @@ pub async fn tell(
             }
         }
     };
-    cancel.run_until_cancelled(telling).await;
+    cancel.run_until_cancelled(updates).await;
 }
 
 /// Updates the conditions of GPUs from the faults that the API has received, until `cancel`.
@@ -85,12 +85,12 @@ pub async fn follow(api: DeviceApi, cancel: CancellationToken) {
 
 fn show(api: &DeviceApi, known: &NodeFaults) {
     for gpu in api.gpus() {
-        let said = match known {
+        let condition = match known {
             NodeFaults::Untold => return,
-            NodeFaults::Told(told) => said_of(&gpu, &told.faults),
+            NodeFaults::Told(known) => health_of(&gpu, &known.faults),
             NodeFaults::Unseen { why } => Said::unknown("FaultsNotSeen", why),
         };
-        if let Err(error) = api.set_condition(Own::Health, &gpu.name, said) {
+        if let Err(error) = api.set_condition(Own::Health, &gpu.name, condition) {
             // The GPU is gone by now.
             tracing::debug!(err = %error, "cannot set the fault condition of a GPU");
         }
@@ -98,7 +98,7 @@ fn show(api: &DeviceApi, known: &NodeFaults) {
 }
 
 /// Returns the condition of a GPU for the open faults of its node.
-fn said_of(gpu: &Gpu, faults: &[OpenFault]) -> Said {
+fn health_of(gpu: &Gpu, faults: &[OpenFault]) -> Said {
     let is_bad =
         |fault: &&OpenFault| fault.fatal && fault.agent != PROVIDERS_AGENT && concerns(fault, gpu);
     let bad: Vec<&OpenFault> = faults.iter().filter(is_bad).collect();
@@ -119,7 +119,7 @@ fn said_of(gpu: &Gpu, faults: &[OpenFault]) -> Said {
 /// Describes the open fatal faults of GPUs that concern none of `gpus`: faults of GPUs beyond
 /// the limit, or that the driver does not list now.
 pub(crate) fn unplaced(known: &NodeFaults, gpus: &[Arc<Gpu>]) -> Vec<String> {
-    let NodeFaults::Told(told) = known else {
+    let NodeFaults::Told(known) = known else {
         return Vec::new();
     };
     let is_unplaced = |fault: &&OpenFault| {
@@ -127,7 +127,7 @@ pub(crate) fn unplaced(known: &NodeFaults, gpus: &[Arc<Gpu>]) -> Vec<String> {
         let is_bad = fault.fatal && is_of_gpus && fault.agent != PROVIDERS_AGENT;
         is_bad && !gpus.iter().any(|gpu| concerns(fault, gpu))
     };
-    let unplaced = told.faults.iter().filter(is_unplaced).take(MAX_NAMED);
+    let unplaced = known.faults.iter().filter(is_unplaced).take(MAX_NAMED);
     let texts = unplaced.map(|fault| {
         let entities = fault.entities.iter();
         let names: Vec<String> = entities

@@ -32,7 +32,7 @@ use tokio::sync::watch::{Receiver, Sender};
 use board::{Board, BoardError, Own, Position, Said};
 use faults::NodeFaults;
 use metrics::DeviceMetrics;
-use watch::{Cursor, Told};
+use watch::{Cursor, Message};
 
 pub use server::{Providers, serve, serve_tcp};
 
@@ -120,10 +120,10 @@ impl DeviceApi {
     }
 
     /// Sets the open faults of this node.
-    pub fn take_faults(&self, told: NodeFaults) {
+    pub fn take_faults(&self, faults: NodeFaults) {
         self.shared.faults.send_if_modified(|known| {
-            let is_new = *known != told;
-            *known = told;
+            let is_new = *known != faults;
+            *known = faults;
             is_new
         });
     }
@@ -192,7 +192,7 @@ impl DeviceApi {
         &self,
         from: Option<Position>,
         user: Option<u32>,
-    ) -> Option<Pin<Box<dyn Stream<Item = Told> + Send>>> {
+    ) -> Option<Pin<Box<dyn Stream<Item = Message> + Send>>> {
         let watcher = Watcher {
             api: self.clone(),
             cursor: Cursor::new(from),
@@ -203,8 +203,8 @@ impl DeviceApi {
         Some(Box::pin(futures::stream::unfold(
             watcher,
             |mut watcher| async {
-                let told = watcher.next().await;
-                Some((told, watcher))
+                let message = watcher.next().await;
+                Some((message, watcher))
             },
         )))
     }
@@ -213,14 +213,14 @@ impl DeviceApi {
 // === impl Watcher ===
 
 impl Watcher {
-    async fn next(&mut self) -> Told {
+    async fn next(&mut self) -> Message {
         let metrics = &self.api.shared.metrics;
         loop {
             self.version.mark_unchanged();
             let next = self.cursor.next(&self.api.board());
-            if let Some(told) = next {
-                metrics.told(&told);
-                return told;
+            if let Some(message) = next {
+                metrics.count_message(&message);
+                return message;
             }
             // Fails only once no sender can change the board, and then the watcher just waits.
             let changed = tokio::time::timeout(BOOKMARK_EVERY, self.version.changed());

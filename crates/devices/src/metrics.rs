@@ -7,7 +7,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use runtime::metrics::{Labels, Metrics};
 
 use crate::board::Board;
-use crate::watch::Told;
+use crate::watch::Message;
 
 runtime::metrics! {
     /// Metrics of the board's content and its watchers.
@@ -64,9 +64,9 @@ impl DeviceMetrics {
         Counted(self.watchers.clone())
     }
 
-    pub(crate) fn told(&self, told: &Told) {
+    pub(crate) fn count_message(&self, message: &Message) {
         self.events.inc();
-        if matches!(told, Told::Resync) {
+        if matches!(message, Message::Resync) {
             self.resyncs.inc();
         }
     }

@@ -28,7 +28,7 @@ use tonic::transport::server::Router;
 use tonic::{Extensions, Status};
 
 use crate::board::{BoardError, Position};
-use crate::watch::Told;
+use crate::watch::Message;
 use crate::{DeviceApi, MAX_WATCHERS};
 
 /// Largest request, in bytes: enough for a provider's complete status of a GPU.
@@ -169,7 +169,7 @@ async fn listen_for_providers(api: &DeviceApi) -> std::convert::Infallible {
 impl Service {
     /// Returns the messages to a watcher from a version on. The stream ends with an error when
     /// the server stops.
-    fn watch<T: From<Told> + 'static>(
+    fn watch<T: From<Message> + 'static>(
         &self,
         version: &str,
         extensions: &Extensions,
@@ -182,7 +182,7 @@ impl Service {
             Some(peer) => peer.sharing_user(),
             None => Some(NETWORK),
         };
-        let told = self.api.watch(from, user).ok_or_else(|| {
+        let messages = self.api.watch(from, user).ok_or_else(|| {
             Status::resource_exhausted(format!(
                 "there are too many watchers: {MAX_WATCHERS} in all, of one user, or over the network, an \
                  eighth"
@@ -194,8 +194,10 @@ impl Service {
                 "the server ends; watch again from the last version",
             ))
         });
-        let told = told.map(|told| Ok(T::from(told))).take_until(ends);
-        Ok(Box::pin(told.chain(ending)))
+        let messages = messages
+            .map(|message| Ok(T::from(message)))
+            .take_until(ends);
+        Ok(Box::pin(messages.chain(ending)))
     }
 
     fn position(&self, version: &str) -> Result<Position, Status> {

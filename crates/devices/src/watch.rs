@@ -23,14 +23,14 @@ pub(crate) struct Cursor {
     /// GPUs of a snapshot that are still to be sent.
     snapshot: VecDeque<Arc<Gpu>>,
     /// Message to send before anything else.
-    first: Option<Told>,
+    first: Option<Message>,
     /// Message that ends the snapshot.
-    last: Option<Told>,
+    last: Option<Message>,
 }
 
 /// A message to a watcher.
 #[derive(Clone, Debug)]
-pub(crate) enum Told {
+pub(crate) enum Message {
     /// A GPU of a snapshot, sent before its bookmark.
     Added(Arc<Gpu>),
     /// A change; the watcher has received everything up to its version.
@@ -54,14 +54,14 @@ impl Cursor {
                 ..Self::default()
             },
             Some(Position::Elsewhere) => Self {
-                first: Some(Told::Resync),
+                first: Some(Message::Resync),
                 ..Self::default()
             },
         }
     }
 
     /// Returns the next message to the watcher; `None` if it is up to date.
-    pub(crate) fn next(&mut self, board: &Board) -> Option<Told> {
+    pub(crate) fn next(&mut self, board: &Board) -> Option<Message> {
         if let Some(first) = self.first.take() {
             return Some(first);
         }
@@ -70,39 +70,39 @@ impl Cursor {
         {
             let Ok(change) = board.after(at) else {
                 self.at = None;
-                return Some(Told::Resync);
+                return Some(Message::Resync);
             };
             let change = change?.clone();
             self.at = Some(at + 1);
-            return Some(Told::Change(change));
+            return Some(Message::Change(change));
         }
         if self.at.is_none() {
             self.snapshot = board.gpus().cloned().collect();
             self.at = Some(board.version());
-            self.last = Some(Told::Bookmark(board.name_of(board.version())));
+            self.last = Some(Message::Bookmark(board.name_of(board.version())));
         }
-        let next = self.snapshot.pop_front().map(Told::Added);
+        let next = self.snapshot.pop_front().map(Message::Added);
         next.or_else(|| self.last.take())
     }
 
     /// Returns the bookmark of a watcher that is up to date.
-    pub(crate) fn bookmark(&self, board: &Board) -> Told {
-        Told::Bookmark(board.name_of(self.at.unwrap_or_default()))
+    pub(crate) fn bookmark(&self, board: &Board) -> Message {
+        Message::Bookmark(board.name_of(self.at.unwrap_or_default()))
     }
 }
 
-// === impl Told ===
+// === impl Message ===
 
-impl From<Told> for WatchGpusResponse {
-    fn from(told: Told) -> Self {
-        let (kind, gpu, resource_version) = match told {
-            Told::Added(gpu) => (WatchEventType::Added, Some(gpu), String::new()),
-            Told::Change(change) => {
+impl From<Message> for WatchGpusResponse {
+    fn from(message: Message) -> Self {
+        let (kind, gpu, resource_version) = match message {
+            Message::Added(gpu) => (WatchEventType::Added, Some(gpu), String::new()),
+            Message::Change(change) => {
                 let version = change.gpu.resource_version.clone();
                 (change.kind, Some(change.gpu), version)
             }
-            Told::Bookmark(version) => (WatchEventType::Bookmark, None, version),
-            Told::Resync => (WatchEventType::Resync, None, String::new()),
+            Message::Bookmark(version) => (WatchEventType::Bookmark, None, version),
+            Message::Resync => (WatchEventType::Resync, None, String::new()),
         };
         Self {
             r#type: kind.into(),

@@ -10,7 +10,7 @@ use diagnosis::gpu::{Gpu as Found, Inventory, UnreadableGpu};
 use jiff::Timestamp;
 
 use super::limits::MAX_GPUS;
-use super::record::{Record, Registration, Told};
+use super::record::{Record, Registration, SourceCondition};
 use super::{Board, Own, key};
 
 /// Reason for a GPU that was enumerated.
@@ -35,10 +35,13 @@ impl Board {
         for lost in &inventory.unreadable {
             let Some(uuid) = &lost.uuid else { continue };
             // The driver names the GPU although it does not answer.
-            left_out += usize::from(self.take_in(uuid, spec_of_unreadable(uuid, lost)).is_none());
+            left_out += usize::from(
+                self.driver_record(uuid, spec_of_unreadable(uuid, lost))
+                    .is_none(),
+            );
         }
         for (key, spec) in &specs {
-            match self.take_in(&spec.uuid, spec.clone()) {
+            match self.driver_record(&spec.uuid, spec.clone()) {
                 Some(record) => answers(record, spec),
                 None => left_out += 1,
             }
@@ -61,7 +64,7 @@ impl Board {
     }
 
     /// Returns the record of a GPU that the driver names; `None` beyond the limit.
-    fn take_in(&mut self, uuid: &str, spec: GpuSpec) -> Option<&mut Record> {
+    fn driver_record(&mut self, uuid: &str, spec: GpuSpec) -> Option<&mut Record> {
         let known = self.gpus.get(&key(uuid)).is_some_and(Record::is_of_driver);
         // Providers' GPUs do not count towards the driver's limit.
         let room = || self.gpus.values().filter(|gpu| gpu.is_of_driver()).count() < MAX_GPUS;
@@ -80,8 +83,8 @@ fn answers(record: &mut Record, spec: &GpuSpec) {
     record.spec.clone_from(spec);
     let registration = record.registration(Own::Nvml.source(), None);
     registration.silence = None;
-    let told = registration.conditions.get(Own::Nvml.kind());
-    match told.map(|told| told.reason.as_str()) {
+    let condition = registration.conditions.get(Own::Nvml.kind());
+    match condition.map(|condition| condition.reason.as_str()) {
         None => nvml(
             registration,
             ConditionStatus::True,
@@ -101,8 +104,8 @@ fn answers(record: &mut Record, spec: &GpuSpec) {
 fn does_not_answer(record: &mut Record, inventory: &Inventory) {
     let (uuid, pci) = (record.spec.uuid.clone(), record.spec.pci_bus_id.clone());
     let is_it = |one: &&UnreadableGpu| {
-        let is = |told: &Option<String>, ours: &str| {
-            (told.as_deref()).is_some_and(|told| told.eq_ignore_ascii_case(ours))
+        let is = |name: &Option<String>, ours: &str| {
+            (name.as_deref()).is_some_and(|name| name.eq_ignore_ascii_case(ours))
         };
         is(&one.uuid, &uuid) || is(&one.pci, &pci)
     };
@@ -114,7 +117,7 @@ fn does_not_answer(record: &mut Record, inventory: &Inventory) {
             let message = format!("NVML cannot read it: {}", one.error);
             // The condition does not exist yet if the GPU was never read.
             let kind = Own::Nvml.kind().to_owned();
-            let unknown = Told::unknown(UNREADABLE, message);
+            let unknown = SourceCondition::unknown(UNREADABLE, message);
             registration
                 .conditions
                 .entry(kind)
@@ -124,7 +127,7 @@ fn does_not_answer(record: &mut Record, inventory: &Inventory) {
         }
         None if inventory.gpus.is_empty() => {
             let message = "NVML does not list any GPU".to_owned();
-            registration.silence = Some(Told::unknown(NO_GPUS, message));
+            registration.silence = Some(SourceCondition::unknown(NO_GPUS, message));
             None
         }
         None => Some("NVML lists other GPUs but not this one".to_owned()),
@@ -136,13 +139,13 @@ fn does_not_answer(record: &mut Record, inventory: &Inventory) {
 }
 
 fn nvml(registration: &mut Registration, status: ConditionStatus, reason: &str, message: &str) {
-    let told = Told {
+    let condition = SourceCondition {
         status,
         reason: reason.to_owned(),
         message: message.to_owned(),
         since: None,
     };
-    registration.tell(Own::Nvml.kind(), told);
+    registration.set(Own::Nvml.kind(), condition);
 }
 
 fn spec(gpu: &Found) -> GpuSpec {

@@ -6,7 +6,7 @@ use contract::device::{Condition, ConditionStatus, GpuSpec};
 use contract::json;
 use runtime::shares;
 
-use super::record::Told;
+use super::record::SourceCondition;
 use super::{BoardError, Provider};
 
 /// Most GPUs that the driver shows: some more than the largest machines have, replaced ones
@@ -102,7 +102,9 @@ pub(super) fn spec(name: &str, mut spec: GpuSpec) -> Result<GpuSpec, BoardError>
 }
 
 /// Checks a provider's conditions and returns them by type.
-pub(super) fn conditions(conditions: Vec<Condition>) -> Result<BTreeMap<String, Told>, BoardError> {
+pub(super) fn conditions(
+    conditions: Vec<Condition>,
+) -> Result<BTreeMap<String, SourceCondition>, BoardError> {
     if conditions.len() > MAX_CONDITIONS {
         let (what, limit) = ("types of conditions of this provider", MAX_CONDITIONS);
         return Err(BoardError::TooMany { what, limit });
@@ -114,13 +116,13 @@ pub(super) fn conditions(conditions: Vec<Condition>) -> Result<BTreeMap<String, 
         at_most("condition.message", &one.message, MAX_MESSAGE)?;
         let status = status(one.status)?;
         let since = one.last_transition_time.and_then(json::timestamp);
-        let told = Told {
+        let condition = SourceCondition {
             status,
             reason: one.reason,
             message: one.message,
             since,
         };
-        if checked.insert(one.r#type.clone(), told).is_some() {
+        if checked.insert(one.r#type.clone(), condition).is_some() {
             let problem = format!("{:?} is given twice", one.r#type);
             let field = "condition.type";
             return Err(BoardError::Invalid { field, problem });

@@ -22,18 +22,18 @@ pub(super) struct Record {
 #[derive(Default)]
 pub(super) struct Registration {
     /// Conditions by their types.
-    pub(super) conditions: BTreeMap<String, Told>,
+    pub(super) conditions: BTreeMap<String, SourceCondition>,
     /// Time of the source's last report; `None` for a source within this process, which
     /// announces its own absence.
-    pub(super) heard: Option<Timestamp>,
+    pub(super) last_report: Option<Timestamp>,
     /// Condition that replaces the others while the source is silent. They count again
     /// afterwards.
-    pub(super) silence: Option<Told>,
+    pub(super) silence: Option<SourceCondition>,
 }
 
 /// A condition from its source.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Told {
+pub(super) struct SourceCondition {
     pub(super) status: ConditionStatus,
     pub(super) reason: String,
     pub(super) message: String,
@@ -83,11 +83,11 @@ impl Record {
     pub(super) fn registration(
         &mut self,
         source: &str,
-        heard: Option<Timestamp>,
+        last_report: Option<Timestamp>,
     ) -> &mut Registration {
         let registration = self.registrations.entry(source.to_owned());
         registration.or_insert_with(|| Registration {
-            heard,
+            last_report,
             ..Registration::default()
         })
     }
@@ -106,9 +106,9 @@ impl Record {
     fn status(&self, now: Timestamp) -> GpuStatus {
         let mut conditions = Vec::new();
         for (source, registration) in &self.registrations {
-            for (kind, told) in &registration.conditions {
-                let told = registration.silence.as_ref().unwrap_or(told);
-                conditions.push(self.condition(kind, told, source, now));
+            for (kind, condition) in &registration.conditions {
+                let condition = registration.silence.as_ref().unwrap_or(condition);
+                conditions.push(self.condition(kind, condition, source, now));
             }
         }
         let is_pending = conditions.is_empty();
@@ -129,30 +129,36 @@ impl Record {
 
     /// Returns a condition for consumers. Its time is that of its status, and does not change
     /// with the reason.
-    fn condition(&self, kind: &str, told: &Told, source: &str, now: Timestamp) -> Condition {
-        let status = told.status.into();
+    fn condition(
+        &self,
+        kind: &str,
+        condition: &SourceCondition,
+        source: &str,
+        now: Timestamp,
+    ) -> Condition {
+        let status = condition.status.into();
         let shown = self.shown.status.as_ref();
         let before = shown.and_then(|shown| shown.conditions.iter().find(|one| one.r#type == kind));
-        let kept = before
+        let unchanged_since = before
             .filter(|before| before.status == status)
             .and_then(|before| before.last_transition_time);
-        let since = told.since.filter(|since| *since <= now).unwrap_or(now);
+        let since = condition.since.filter(|since| *since <= now).unwrap_or(now);
         Condition {
             r#type: kind.to_owned(),
             status,
-            reason: told.reason.clone(),
-            message: told.message.clone(),
-            last_transition_time: kept.or_else(|| Some(json::proto_timestamp(since))),
+            reason: condition.reason.clone(),
+            message: condition.message.clone(),
+            last_transition_time: unchanged_since.or_else(|| Some(json::proto_timestamp(since))),
             source: source.to_owned(),
         }
     }
 }
 
 /// Summarises conditions: false if one is, else unknown if one is, else true.
-fn sum(conditions: &[Condition]) -> Told {
+fn sum(conditions: &[Condition]) -> SourceCondition {
     let of = |status: ConditionStatus| -> Vec<&Condition> {
-        let of = |condition: &&Condition| condition.status() == status;
-        conditions.iter().filter(of).collect()
+        let has_status = |condition: &&Condition| condition.status() == status;
+        conditions.iter().filter(has_status).collect()
     };
     let (bad, unknown) = (of(ConditionStatus::False), of(ConditionStatus::Unknown));
     let (status, named, word) = if !bad.is_empty() {
@@ -161,9 +167,9 @@ fn sum(conditions: &[Condition]) -> Told {
         (ConditionStatus::Unknown, unknown, "unknown")
     } else if conditions.is_empty() {
         let message = "No source has reported on it yet".to_owned();
-        return Told::unknown("NothingReported", message);
+        return SourceCondition::unknown("NothingReported", message);
     } else {
-        return Told {
+        return SourceCondition {
             status: ConditionStatus::True,
             reason: "AllTrue".to_owned(),
             message: String::new(),
@@ -171,7 +177,7 @@ fn sum(conditions: &[Condition]) -> Told {
         };
     };
     let kinds: Vec<&str> = named.iter().map(|one| one.r#type.as_str()).collect();
-    Told {
+    SourceCondition {
         status,
         reason: named
             .first()
@@ -184,18 +190,18 @@ fn sum(conditions: &[Condition]) -> Told {
 // === impl Registration ===
 
 impl Registration {
-    pub(super) fn tell(&mut self, kind: &str, told: Told) {
-        self.conditions.insert(kind.to_owned(), told);
+    pub(super) fn set(&mut self, kind: &str, condition: SourceCondition) {
+        self.conditions.insert(kind.to_owned(), condition);
     }
 
-    pub(super) fn replace(&mut self, conditions: &BTreeMap<String, Told>) {
+    pub(super) fn replace(&mut self, conditions: &BTreeMap<String, SourceCondition>) {
         self.conditions.clone_from(conditions);
     }
 }
 
-// === impl Told ===
+// === impl SourceCondition ===
 
-impl Told {
+impl SourceCondition {
     pub(super) fn unknown(reason: &str, message: String) -> Self {
         Self {
             status: ConditionStatus::Unknown,
@@ -206,7 +212,7 @@ impl Told {
     }
 }
 
-impl From<Said> for Told {
+impl From<Said> for SourceCondition {
     fn from(said: Said) -> Self {
         Self {
             status: said.status,

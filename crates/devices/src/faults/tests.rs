@@ -89,12 +89,12 @@ fn a_fatal_fault_is_a_condition_of_the_gpus_that_it_concerns() {
     for (fault, expected) in table {
         let api = api();
         let view = fleet(vec![node(std::slice::from_ref(&fault))]);
-        show(&api, &told(&view, "n1"));
+        show(&api, &known_faults(&view, "n1"));
         let expected = expected.iter().map(ToString::to_string).collect();
         assert_eq!(bad(&api), expected, "{fault:?}");
-        show(&api, &told(&fleet(Vec::new()), "n1"));
+        show(&api, &known_faults(&fleet(Vec::new()), "n1"));
         assert_eq!(bad(&api), BTreeSet::new());
-        show(&api, &told(&view, "another"));
+        show(&api, &known_faults(&view, "another"));
         assert_eq!(bad(&api), BTreeSet::new());
     }
 }
@@ -108,7 +108,7 @@ fn a_gpu_that_the_driver_has_not_named_has_no_number() {
     };
     let of_number = fault("GPU", ("GPU", "0"), |_| {});
     let of_number = OpenFault::from(&of_number);
-    assert_eq!(said_of(&gpu, &[of_number]).status, ConditionStatus::True);
+    assert_eq!(health_of(&gpu, &[of_number]).status, ConditionStatus::True);
 }
 
 #[tokio::test]
@@ -168,7 +168,7 @@ fn faults_that_are_not_told_any_more_make_the_condition_unknown() {
     };
     assert!(api.gpus().iter().all(|gpu| health(gpu).is_none()));
     let bad = fault("GPU", ("GPU", "1"), |_| {});
-    let told = told(&fleet(vec![node(&[bad])]), "n1");
+    let told = known_faults(&fleet(vec![node(&[bad])]), "n1");
     for before in [None, Some(told)] {
         if let Some(told) = &before {
             show(&api, told);
@@ -191,7 +191,7 @@ fn fleet(nodes: Vec<fleet::view::NodeStatus>) -> FleetView {
     }
 }
 
-fn told(view: &FleetView, node: &str) -> NodeFaults {
+fn known_faults(view: &FleetView, node: &str) -> NodeFaults {
     NodeFaults::Told(view.faults_of(node, "s").unwrap())
 }
 

@@ -58,10 +58,11 @@ impl ProviderService for Service {
         &self,
         request: Request<RegisterGpuRequest>,
     ) -> Result<Response<RegisterGpuResponse>, Status> {
-        let (_, extensions, asked) = request.into_parts();
-        self.write(&extensions, &asked.provider_id, |board, provider, now| {
-            let spec = asked.spec.unwrap_or_default();
-            let registered = board.register(provider, &asked.name, spec, asked.initial_status, now);
+        let (_, extensions, request) = request.into_parts();
+        self.write(&extensions, &request.provider_id, |board, provider, now| {
+            let spec = request.spec.unwrap_or_default();
+            let registered =
+                board.register(provider, &request.name, spec, request.initial_status, now);
             registered.map(|(gpu, created)| RegisterGpuResponse {
                 gpu: Some((*gpu).clone()),
                 created,
@@ -73,9 +74,9 @@ impl ProviderService for Service {
         &self,
         request: Request<UnregisterGpuRequest>,
     ) -> Result<Response<UnregisterGpuResponse>, Status> {
-        let (_, extensions, asked) = request.into_parts();
-        self.write(&extensions, &asked.provider_id, |board, provider, now| {
-            board.unregister(provider, &asked.name, now)?;
+        let (_, extensions, request) = request.into_parts();
+        self.write(&extensions, &request.provider_id, |board, provider, now| {
+            board.unregister(provider, &request.name, now)?;
             Ok(UnregisterGpuResponse {})
         })
     }
@@ -84,10 +85,10 @@ impl ProviderService for Service {
         &self,
         request: Request<UpdateGpuStatusRequest>,
     ) -> Result<Response<UpdateGpuStatusResponse>, Status> {
-        let (_, extensions, asked) = request.into_parts();
-        self.write(&extensions, &asked.provider_id, |board, provider, now| {
-            let status = asked.status.unwrap_or_default();
-            let gpu = board.update_status(provider, &asked.name, status, now)?;
+        let (_, extensions, request) = request.into_parts();
+        self.write(&extensions, &request.provider_id, |board, provider, now| {
+            let status = request.status.unwrap_or_default();
+            let gpu = board.update_status(provider, &request.name, status, now)?;
             Ok(UpdateGpuStatusResponse {
                 gpu: Some((*gpu).clone()),
             })
@@ -98,10 +99,10 @@ impl ProviderService for Service {
         &self,
         request: Request<UpdateGpuConditionRequest>,
     ) -> Result<Response<UpdateGpuConditionResponse>, Status> {
-        let (_, extensions, asked) = request.into_parts();
-        self.write(&extensions, &asked.provider_id, |board, provider, now| {
-            let condition = asked.condition.unwrap_or_default();
-            let gpu = board.update_condition(provider, &asked.name, condition, now)?;
+        let (_, extensions, request) = request.into_parts();
+        self.write(&extensions, &request.provider_id, |board, provider, now| {
+            let condition = request.condition.unwrap_or_default();
+            let gpu = board.update_condition(provider, &request.name, condition, now)?;
             Ok(UpdateGpuConditionResponse {
                 gpu: Some((*gpu).clone()),
             })
@@ -112,9 +113,9 @@ impl ProviderService for Service {
         &self,
         request: Request<HeartbeatRequest>,
     ) -> Result<Response<HeartbeatResponse>, Status> {
-        let (_, extensions, asked) = request.into_parts();
-        self.write(&extensions, &asked.provider_id, |board, provider, now| {
-            let unknown_gpu_names = board.heartbeat(provider, &asked.gpu_names, now)?;
+        let (_, extensions, request) = request.into_parts();
+        self.write(&extensions, &request.provider_id, |board, provider, now| {
+            let unknown_gpu_names = board.heartbeat(provider, &request.gpu_names, now)?;
             Ok(HeartbeatResponse { unknown_gpu_names })
         })
     }

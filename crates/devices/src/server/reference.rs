@@ -10,7 +10,7 @@ use futures::StreamExt as _;
 use tonic::{Request, Response, Status};
 
 use super::{Answers, Service, status};
-use crate::watch::Told;
+use crate::watch::Message;
 
 #[tonic::async_trait]
 impl GpuService for Service {
@@ -43,17 +43,17 @@ impl GpuService for Service {
         &self,
         request: Request<WatchGpusRequest>,
     ) -> Result<Response<Self::WatchGpusStream>, Status> {
-        let told: Answers<Told> = self.watch("", request.extensions())?;
-        let told = told.filter_map(|told| async { told.map(event).transpose() });
-        Ok(Response::new(Box::pin(told)))
+        let messages: Answers<Message> = self.watch("", request.extensions())?;
+        let events = messages.filter_map(|message| async { message.map(event).transpose() });
+        Ok(Response::new(Box::pin(events)))
     }
 }
 
 /// Converts a message to NVSentinel's event; `None` if there is none for it.
-fn event(told: Told) -> Option<WatchGpusResponse> {
-    let (kind, gpu) = match told {
-        Told::Added(gpu) => ("ADDED", Some(gpu)),
-        Told::Change(change) => {
+fn event(message: Message) -> Option<WatchGpusResponse> {
+    let (kind, gpu) = match message {
+        Message::Added(gpu) => ("ADDED", Some(gpu)),
+        Message::Change(change) => {
             let kind = match change.kind {
                 WatchEventType::Added => "ADDED",
                 WatchEventType::Deleted => "DELETED",
@@ -61,8 +61,8 @@ fn event(told: Told) -> Option<WatchGpusResponse> {
             };
             (kind, Some(change.gpu))
         }
-        Told::Resync => ("ERROR", None),
-        Told::Bookmark(_) => return None,
+        Message::Resync => ("ERROR", None),
+        Message::Bookmark(_) => return None,
     };
     Some(WatchGpusResponse {
         r#type: kind.to_owned(),

@@ -86,16 +86,16 @@ impl Watcher {
         let name = event.gpu.as_ref().map(|gpu| gpu.name.clone());
         match (event.r#type(), event.gpu, name) {
             (WatchEventType::Added, Some(gpu), Some(name)) => {
-                assert!(self.gpus.insert(name, gpu).is_none(), "it was told before");
+                assert!(self.gpus.insert(name, gpu).is_none(), "it was sent before");
             }
             (WatchEventType::Modified, Some(gpu), Some(name)) => {
                 assert!(
                     self.gpus.insert(name, gpu).is_some(),
-                    "it was not told before"
+                    "it was not sent before"
                 );
             }
             (WatchEventType::Deleted, Some(_), Some(name)) => {
-                assert!(self.gpus.remove(&name).is_some(), "it was not told before");
+                assert!(self.gpus.remove(&name).is_some(), "it was not sent before");
             }
             (WatchEventType::Resync, None, None) => self.gpus.clear(),
             (WatchEventType::Bookmark, None, None) => {}
@@ -236,8 +236,10 @@ fn a_version_of_another_board_or_of_the_future_begins_anew() {
     let board = Board::new("e".to_owned());
     for version in ["d-0", "e-1"] {
         let mut cursor = Cursor::new(Some(board.position(version).unwrap()));
-        assert!(matches!(cursor.next(&board), Some(Told::Resync)));
-        assert!(matches!(cursor.next(&board), Some(Told::Bookmark(version)) if version == "e-0"));
+        assert!(matches!(cursor.next(&board), Some(Message::Resync)));
+        assert!(
+            matches!(cursor.next(&board), Some(Message::Bookmark(version)) if version == "e-0")
+        );
         assert!(cursor.next(&board).is_none());
     }
     for version in ["", "e", "e-", "e-x", "0"] {
