@@ -404,7 +404,7 @@ impl KernelLogMonitor {
         self.reporter.has_read(at);
         let from_user_space = record.facility.is_some_and(|facility| facility != 0);
         let findings = if from_user_space && self.config.refuse_user_space {
-            self.metrics.user_space.inc();
+            self.metrics.user_space();
             Vec::new()
         } else {
             self.decoder.record(record.text.as_bytes(), at)

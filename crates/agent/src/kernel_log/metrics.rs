@@ -1,4 +1,4 @@
-//! Metrics of the kernel-log monitor beside those that each monitor has. Those that begin with
+//! Metrics of the kernel-log monitor, in addition to those of each monitor. Names that start with
 //! `syslog_health_monitor` are NVSentinel's.
 
 use std::time::Duration;
@@ -9,40 +9,54 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::Histogram;
 use runtime::metrics::{BoundedFamily, Labels, LegacyCounter, Metrics};
 
-/// Most codes that XIDs, and most combinations of code, switch and link that `SXid`s are
-/// counted by. The catalogue has 172 codes, and a machine with six switches and 64 links
-/// each has few that fail; a line may have any number, and each is kept until the process
-/// ends. What comes beyond counts as `other`.
+/// Most XID codes, and most combinations of code, switch and link of `SXid`s, with a series of
+/// their own. The catalogue has 172 codes, and of a machine's six switches with 64 links each,
+/// few fail; but a line may have any number, and each series is kept until the process ends.
+/// Further ones count as `other`.
 const MAX_SERIES: usize = 1_000;
-/// The label of all beyond [`MAX_SERIES`].
+/// Label value of lines beyond [`MAX_SERIES`].
 const OTHER: &str = "other";
 
 pub(super) struct KernelLogMetrics {
     node: String,
     xids: BoundedFamily<Labels<2, String>, LegacyCounter>,
     sxids: BoundedFamily<Labels<4, String>, LegacyCounter>,
-    nics: Family<Labels<3, String>, LegacyCounter>,
-    fallen: Family<Labels<1, String>, LegacyCounter>,
-    latency: Histogram,
-    /// Records of programs that were left out.
-    pub(super) user_space: Counter,
-    /// Events that the connector refused for what they say.
+    lines: LineMetrics,
+    /// Events that the connector refused because of their content.
     pub(super) refused: LegacyCounter,
     garbled: LegacyCounter,
+}
+
+runtime::metrics! {
+    /// Metrics of lines, without those whose `other` series has the node's name.
+    struct LineMetrics {
+        /// Lines of NIC drivers by pattern.
+        nics: Family<Labels<3, String>, LegacyCounter> = "syslog_health_monitor_nic_driver_errors",
+        /// Lines about a GPU that has fallen off the bus, without XID.
+        fallen: Family<Labels<1, String>, LegacyCounter> = "syslog_health_monitor_gpu_fallen_errors",
+        /// Events of the kernel log that were not taken.
+        errors: Family<Labels<2, String>, LegacyCounter>
+            = "syslog_health_monitor_xid_processing_errors",
+        /// Time to decode a line that is a fault.
+        latency: Histogram = "syslog_health_monitor_xid_processing_latency_seconds"(
+            [1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1]
+        ),
+        /// Kernel log records that were left out because a program wrote them.
+        user_space: Counter = "gpuwarden_kernel_log_user_space_records",
+    }
 }
 
 impl KernelLogMetrics {
     pub(super) fn new(metrics: &Metrics, node: &str) -> Self {
         let node_label = || ("node", node.to_owned());
         let other = |label: &'static str| (label, OTHER.to_owned());
-        let errors: Family<Labels<2, String>, LegacyCounter> = metrics.family(
-            "syslog_health_monitor_xid_processing_errors",
-            "Events of the kernel log that were not taken",
-        );
-        // There from the start, so that a first one is seen as a rise from 0.
+        let lines = LineMetrics::registered(metrics);
+        // Created at the start, so that the first error shows as a rise from 0.
         let error = |error_type: &str| {
-            errors.get_or_create_owned(&[node_label(), ("error_type", error_type.to_owned())])
+            let labels = [node_label(), ("error_type", error_type.to_owned())];
+            lines.errors.get_or_create_owned(&labels)
         };
+        let (refused, garbled) = (error("event_refused"), error("line_garbled"));
         Self {
             node: node.to_owned(),
             xids: metrics.bounded_family(
@@ -62,29 +76,18 @@ impl KernelLogMetrics {
                     other("nvswitch"),
                 ],
             ),
-            nics: metrics.family(
-                "syslog_health_monitor_nic_driver_errors",
-                "Lines of NIC drivers by pattern",
-            ),
-            fallen: metrics.family(
-                "syslog_health_monitor_gpu_fallen_errors",
-                "Lines about a GPU that has fallen off the bus, without XID",
-            ),
-            latency: metrics.histogram(
-                "syslog_health_monitor_xid_processing_latency_seconds",
-                "Time to decode a line that is a fault",
-                [1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1],
-            ),
-            user_space: metrics.counter(
-                "gpuwarden_kernel_log_user_space_records",
-                "Kernel log records that were left out because a program wrote them",
-            ),
-            refused: error("event_refused"),
-            garbled: error("line_garbled"),
+            lines,
+            refused,
+            garbled,
         }
     }
 
-    /// Counts XID and `SXid` lines that could not be read.
+    /// Counts a record that was ignored because a program wrote it.
+    pub(super) fn user_space(&self) {
+        self.lines.user_space.inc();
+    }
+
+    /// Counts XID and `SXid` lines that could not be parsed.
     pub(super) fn garbled(&self, lines: u64) {
         for _ in 0..lines {
             self.garbled.inc();
@@ -92,7 +95,7 @@ impl KernelLogMetrics {
     }
 
     pub(super) fn found(&self, finding: &Finding, took: Duration) {
-        self.latency.observe(took.as_secs_f64());
+        self.lines.latency.observe(took.as_secs_f64());
         let node = ("node", self.node.clone());
         match &finding.kind {
             Kind::Xid { code, .. } => {
@@ -116,12 +119,12 @@ impl KernelLogMetrics {
                     ("event", pattern.clone()),
                     ("severity", severity.to_owned()),
                 ];
-                self.nics.get_or_create(&labels).inc();
+                self.lines.nics.get_or_create(&labels).inc();
             }
-            // NVSentinel counts neither.
+            // NVSentinel does not count these.
             Kind::Reset | Kind::InitFailed => {}
             Kind::FallenOffBus { .. } => {
-                self.fallen.get_or_create(&[node]).inc();
+                self.lines.fallen.get_or_create(&[node]).inc();
             }
         }
     }
@@ -150,7 +153,7 @@ mod tests {
                 "nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 24007, Fatal, Link {code} x"
             ));
         }
-        // What was known stays known.
+        // A known series still counts.
         read("NVRM: Xid (PCI:0000:b3:00): 79, x");
         let text = metrics.encode();
         for (name, other) in [
