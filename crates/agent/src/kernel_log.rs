@@ -1,5 +1,5 @@
-//! The kernel-log monitor (NVSentinel's syslog health monitor): reads a kernel log, finds the
-//! faults in it and reports them. What becomes of a report is the business of [`crate::monitor`].
+//! The kernel-log monitor (NVSentinel's syslog health monitor): reads a kernel log, decodes the
+//! faults in it and reports them. [`crate::monitor`] does the rest with a report.
 
 mod arrival;
 pub(crate) mod event;
@@ -35,7 +35,6 @@ use unreadable::Unreadable;
 
 pub use event::{event_of_line, events_of_finding};
 
-/// Name of the monitor among the sources.
 pub(crate) const NAME: &str = "kernel-log";
 
 /// Describes the kernel-log monitor to its frame.
@@ -51,31 +50,29 @@ const MONITOR: Monitor = Monitor {
         (keys::CHECK_NIC_DRIVER, keys::COMPONENT_NIC),
     ],
 };
-/// Most records between two looks at the connector.
+/// Most records that are read before other work gets a turn.
 const BATCH: usize = 512;
-/// Pause before a source that cannot be read is tried again.
+/// Pause before a retry of a source that cannot be read.
 const RETRY: Duration = Duration::from_secs(5);
 
-/// The settings of the monitor.
 pub struct KernelLogConfig {
-    /// The log to read.
     pub spec: Spec,
     /// Age of a line beyond which it opens no fault on a first start.
     pub history: SignedDuration,
-    /// True if records that programs wrote into the kernel's log are left out.
+    /// True if records that programs wrote to the kernel log are ignored.
     pub refuse_user_space: bool,
-    /// The file in which a collector describes the GPUs; it need not exist.
+    /// File with a collector's description of the GPUs; it need not exist.
     pub gpu_metadata: PathBuf,
-    /// What the driver says of the GPUs, which goes before that file; `None` as long as it says
-    /// nothing.
+    /// Description of the GPUs from the driver, which takes precedence over that file; `None`
+    /// until the driver has one.
     pub machine: watch::Receiver<Option<Machine>>,
-    /// The directory of sysfs, for the names of NICs: [`host::nics::SYSFS`].
+    /// Directory of sysfs, for the names of NICs: [`host::nics::SYSFS`].
     pub sysfs: PathBuf,
-    /// The catalogue by which the lines are judged.
+    /// Catalogue with the meaning of the lines.
     pub catalog: Arc<Catalog>,
 }
 
-/// The monitor. Runs until cancelled, or until input that can end has ended.
+/// The monitor. Runs until cancelled, or until finite input has ended.
 pub struct KernelLogMonitor {
     config: KernelLogConfig,
     reporter: Reporter<LogPlace>,
@@ -83,47 +80,47 @@ pub struct KernelLogMonitor {
     decoder: KernelLogDecoder,
     machine: MachineFile,
     nics: NicNames,
-    /// The log that `config.spec` has turned out to mean; known once it could be opened.
+    /// Log that `config.spec` resolved to, once it was opened.
     chosen: Option<Spec>,
-    /// The file that is followed, while it is not there.
+    /// Path of the followed file while it does not exist.
     missing: Option<PathBuf>,
-    /// Older lines of the backlog open no fault; `None` but for the backlog of a first start.
-    /// What comes later is new whatever its time says: the kernel's clock may lag behind.
+    /// Older lines open no fault. Set only for the backlog of a first start: later lines are
+    /// new whatever their time, since the kernel's clock may lag behind.
     history_begins: Option<Timestamp>,
     /// Time of the newest line that has one.
     newest: Option<Timestamp>,
     last_place: Option<Position>,
     arrival: Arrival,
     unreadable: Unreadable,
-    /// Limits what is said of records that were lost.
+    /// Limits the log lines about lost records.
     said_lost: Seldom,
 }
 
-/// The place up to which the log is read, which is remembered over a restart.
+/// Progress in the log, which survives a restart.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct LogPlace {
-    /// The place behind the last record taken in.
+    /// Place after the last processed record.
     position: Option<Position>,
-    /// Tells the file that is read from what was at the same places before: it changes when
-    /// the file is truncated and written anew.
+    /// Distinguishes the file from earlier content at the same offsets: changes when the file
+    /// is truncated and rewritten.
     generation: i64,
 }
 
 // === impl KernelLogMonitor ===
 
 impl KernelLogMonitor {
-    /// Returns a monitor that is listed among the sources as `kernel-log`.
+    /// Creates a monitor that is listed among the sources as `kernel-log`.
     pub fn new(mut config: KernelLogConfig, frame: &Frame) -> Self {
         let mut frame = frame.clone();
         if config.spec == Spec::Stdin {
-            // It cannot be read again.
+            // Standard input and the like cannot be read again.
             frame.state_dir = None;
         }
         let metrics = KernelLogMetrics::new(&frame.metrics, &frame.node_name);
         let mut reporter: Reporter<LogPlace> =
             Reporter::new(&MONITOR, frame).counting_refused_in(metrics.refused.clone());
         reporter.show(SourceState::CatchingUp, &config.spec.to_string());
-        // Also what was told before.
+        // Marked so that an earlier value is used too.
         config.machine.mark_changed();
         let mut history_begins = None;
         if !reporter.remembers() {
@@ -148,7 +145,7 @@ impl KernelLogMonitor {
         }
     }
 
-    /// Reads until `cancel`.
+    /// Reads the log until `cancel`.
     pub async fn run(mut self, cancel: CancellationToken) {
         self.look_at_machine();
         while let Some(source) = self.open(&cancel).await {
@@ -159,7 +156,7 @@ impl KernelLogMonitor {
         self.reporter.finish(&cancel).await;
     }
 
-    /// Opens the source, trying again until it opens. `None`: cancelled.
+    /// Opens the source, with retries until it opens. `None` if cancelled.
     async fn open(&mut self, cancel: &CancellationToken) -> Option<Source> {
         loop {
             match self.choose_and_open().await {
@@ -179,7 +176,7 @@ impl KernelLogMonitor {
         }
     }
 
-    /// Opens the source, behind the place that is remembered.
+    /// Opens the source, after the remembered place.
     async fn choose_and_open(&mut self) -> Result<Source, OpenError> {
         let spec = match &self.chosen {
             Some(spec) => spec.clone(),
@@ -187,7 +184,7 @@ impl KernelLogMonitor {
         };
         let position = self.reporter.memory().position.clone();
         if position.is_some_and(|position| !spec.has(&position)) {
-            // Another source: what it has of this boot was read there already.
+            // Another source: an earlier process has already reported faults of this boot.
             self.history_begins = self.reporter.now().checked_sub(self.config.history).ok();
             self.reporter.memory_mut().position = None;
             self.last_place = None;
@@ -200,14 +197,13 @@ impl KernelLogMonitor {
         let source = host::kernel_log::open(&spec, position)?;
         self.arrival.note_opened();
         if self.chosen.is_none() && self.config.spec == Spec::Auto {
-            tracing::info!(source = %spec, "the kernel log that can be read here was chosen");
+            tracing::info!(source = %spec, "chose the kernel log that can be read here");
         }
         self.chosen = Some(spec);
         Ok(source)
     }
 
-    /// Reads what was handled before a restart once more, only to learn from it: which
-    /// GPU sits where, and which has just reported an XID.
+    /// Rereads the records before a restart, to learn the addresses of GPUs and recent XIDs.
     async fn learn_from_handled(&mut self, spec: &Spec, up_to: u64) {
         let Ok(mut source) = host::kernel_log::open(spec, None) else {
             return;
@@ -232,7 +228,7 @@ impl KernelLogMonitor {
         }
     }
 
-    /// Follows an open source. Returns whether it has ended for good, or was cancelled.
+    /// Follows an open source. Returns true if the source has ended for good, or was cancelled.
     async fn follow(&mut self, mut source: Source, cancel: &CancellationToken) -> bool {
         let mut look = tokio::time::interval(HEARTBEAT);
         let mut events = Vec::new();
@@ -266,7 +262,7 @@ impl KernelLogMonitor {
                 ended |= event == Event::End;
                 self.take_in(event);
             }
-            // What a file that was not there has in it may be old.
+            // A file that has just appeared may contain old lines.
             if was_read {
                 let all = read_all && source.missing().is_none();
                 self.arrival.note_read(all, self.reporter.now());
@@ -290,19 +286,18 @@ impl KernelLogMonitor {
         }
     }
 
-    /// Returns whether the file that is followed has come, or is not there any more, since the last
-    /// look.
+    /// Returns true if the followed file has appeared or disappeared since the last check.
     fn look_for_file(&mut self, missing: Option<&Path>) -> bool {
         if self.missing.as_deref() == missing {
             return false;
         }
         match (missing, &self.missing) {
             (Some(path), _) => tracing::warn!(
-                "{} does not exist, and no fault in it is seen; waiting for it",
+                "{} does not exist, so its faults cannot be detected; waiting for it",
                 path.display()
             ),
             (None, Some(path)) => {
-                tracing::info!("{} is there now, and is followed", path.display());
+                tracing::info!("{} exists now, and is followed", path.display());
             }
             (None, None) => {}
         }
@@ -310,7 +305,7 @@ impl KernelLogMonitor {
         true
     }
 
-    /// Returns the state of a source that has delivered what was there when it was opened.
+    /// Returns the state of a source whose backlog has been delivered.
     fn state_when_caught_up(&self) -> SourceState {
         match self.missing {
             Some(_) => SourceState::Failing,
@@ -318,10 +313,10 @@ impl KernelLogMonitor {
         }
     }
 
-    /// Takes over news about the GPUs and the NICs.
+    /// Updates the descriptions of the GPUs and the NICs.
     fn look_at_machine(&mut self) {
         let told = &mut self.config.machine;
-        // Fails where nobody is left who asks the driver: what it said goes on to count.
+        // Fails if the sender is gone, and then the last value stays in use.
         if told.has_changed().unwrap_or(false)
             && let Some(machine) = told.borrow_and_update().clone()
         {
@@ -337,7 +332,7 @@ impl KernelLogMonitor {
         }
     }
 
-    /// Returns the log that is read, and the trouble with it.
+    /// Describes the log that is read, with problems of the GPUs' description.
     fn detail(&self) -> String {
         if let Some(path) = &self.missing {
             return format!("{} does not exist; waiting for it", path.display());
@@ -354,13 +349,13 @@ impl KernelLogMonitor {
         }
     }
 
-    /// Takes in an event of the source, and reports the faults in it.
+    /// Processes an event of the source.
     fn take_in(&mut self, event: Event) {
         match event {
             Event::Record(record) => self.take_record(&record, self.reporter.now()),
             Event::Lost { count, counted } => {
-                // Blindness, never a fault: shown and counted.
-                // A storm loses some between any two reads.
+                // Lost records are shown and counted, but are no fault. In a storm some are
+                // lost between any two reads, so the log lines are limited.
                 match self.said_lost.counting(count.max(1)) {
                     Some(not_logged_before) if counted => tracing::warn!(
                         not_logged_before,
@@ -368,8 +363,8 @@ impl KernelLogMonitor {
                     ),
                     Some(not_logged_before) => tracing::warn!(
                         not_logged_before,
-                        "kernel log records were lost before they could be read, nobody can tell how \
-                         many: counted as {}",
+                        "an unknown number of kernel log records were lost before they could be \
+                         read, counted as {}",
                         count.max(1)
                     ),
                     None => {}
@@ -437,7 +432,7 @@ impl KernelLogMonitor {
         let place = record.place.as_ref()?;
         let (dev, ino, offset) = match place {
             Position::Kmsg { .. } => return None,
-            // The same in a copy of the file, as journald makes it from /run to /var.
+            // Equal in a copy of the file, such as journald's from /run to /var.
             Position::Journal(cursor) => {
                 return Some(format!(
                     "journal:{:x}:{:x}",
@@ -469,7 +464,7 @@ impl KernelLogMonitor {
     }
 }
 
-/// Returns whether a record was written in this boot: by its own word, else by its time.
+/// Returns true if a record was written in this boot, by its boot id, or else by its time.
 fn is_of(boot: Boot, record: &Record) -> bool {
     record.boot_id.map_or_else(
         || record.wall.is_some_and(|wall| wall >= boot.at),

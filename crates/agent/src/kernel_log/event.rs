@@ -1,4 +1,4 @@
-//! The health events that go over the wire for a finding.
+//! Converts a finding to health events.
 
 use std::collections::BTreeMap;
 
@@ -8,32 +8,28 @@ use host::kernel_log::{Record, RecordRef};
 use jiff::Timestamp;
 use model::event::{MAX_METADATA_BYTES, floor_char_boundary};
 
-/// The things that an event is made of.
 pub(crate) struct Context<'a> {
-    /// The finding.
     pub(crate) finding: &'a Finding,
-    /// The record it was found in.
     pub(crate) record: &'a Record,
-    /// The time when the line was written.
+    /// Time when the line was written.
     pub(crate) at: Timestamp,
-    /// The GPUs of the machine, if known.
+    /// Description of the machine's GPUs, if known.
     pub(crate) machine: Option<&'a Machine>,
-    /// Node name.
     pub(crate) node_name: &'a str,
-    /// True if the line is older than the history that counts.
+    /// True if the line is older than the configured history.
     pub(crate) earlier_in_boot: bool,
-    /// The place of the line in a file.
+    /// Place of the line in a file or journal.
     pub(crate) place: Option<&'a str>,
 }
 
-/// Metadata key: the line of the log, where the message is not the line.
+/// Metadata key of the log line, for events with another message.
 const META_LOG_LINE: &str = "gpuwarden.dev/log-line";
 
-/// The message of a reset that failed, in the words of `NVSentinel`.
+/// Message of a failed reset, the same as NVSentinel's.
 const RESET_FAILED: &str = "GPU reset failed, proceeding with a node reboot";
 
-/// Returns the events for a finding in `record`, as this monitor would report them. `place` tells
-/// records apart that say the same.
+/// Returns the events for a finding in `record`, as this monitor would report them. `place`
+/// distinguishes records with the same text.
 pub fn events_of_finding(
     finding: &Finding,
     record: &Record,
@@ -52,8 +48,8 @@ pub fn events_of_finding(
     })
 }
 
-/// Returns the event for a line of kernel log, as this monitor would report it; `None` for a line
-/// that is no fault.
+/// Returns the event for a line of kernel log, as this monitor would report it; `None` for a
+/// line without a fault.
 pub fn event_of_line(line: &str, node_name: &str, at: Timestamp) -> Option<HealthEvent> {
     let findings = KernelLogDecoder::default().record(line.as_bytes(), at);
     let record = RecordRef {
@@ -73,7 +69,7 @@ pub fn event_of_line(line: &str, node_name: &str, at: Timestamp) -> Option<Healt
     events.into_iter().next()
 }
 
-/// Returns the event for a finding, and a healthy one for each fault that it ends.
+/// Returns the event for a finding, and a recovery for each fault that it ends.
 pub(crate) fn of(context: &Context<'_>) -> Vec<HealthEvent> {
     let event = event(context);
     let cancelled = context
@@ -86,7 +82,7 @@ pub(crate) fn of(context: &Context<'_>) -> Vec<HealthEvent> {
     events
 }
 
-/// Returns the event that this fault on the same device is over, as `event` says.
+/// Returns the recovery of a fault on the same device that `event` cancels.
 fn cancellation(event: &HealthEvent, cancelled: &Cancelled) -> HealthEvent {
     let by = event.error_code.join(", ");
     let mut healthy = HealthEvent {
@@ -118,10 +114,10 @@ fn event(context: &Context<'_>) -> HealthEvent {
     } = context;
     let mut metadata = metadata(context);
     let mut note = |key: &str, value: String| metadata.insert(key.to_owned(), value);
-    // Resetting one GPU takes its UUID. Without it the contract restarts the machine.
+    // A reset of one GPU needs its UUID. Without the UUID the contract restarts the machine.
     //
-    // NVSentinel also restarts where only the kernel's own line gave the UUID: its reset
-    // could not be acknowledged without the metadata file. Ours can.
+    // NVSentinel also restarts if only the kernel's own line had the UUID, since its reset
+    // could not be acknowledged without the metadata file. gpuwarden's can.
     let mut action = finding.action;
     if action == RecommendedAction::ComponentReset && finding.gpu_uuid.is_none() {
         let name = action_name(action as i32).into_owned();
@@ -156,7 +152,7 @@ fn event(context: &Context<'_>) -> HealthEvent {
     }
 }
 
-/// Returns the metadata that the record, the finding and the machine give.
+/// Returns the metadata of the record, the finding and the machine.
 fn metadata(context: &Context<'_>) -> BTreeMap<String, String> {
     let Context {
         finding, record, ..

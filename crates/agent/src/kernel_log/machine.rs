@@ -1,8 +1,8 @@
-//! `gpu_metadata.json`, in which NVSentinel's metadata collector describes the GPUs.
+//! Reads `gpu_metadata.json`, NVSentinel's description of the GPUs.
 //!
-//! Read at the start, and again when it has changed: a collector that comes up after us, or
-//! finds a GPU that was replaced, is heard. Whatever is wrong with the file costs names on
-//! events, never an event; it is shown in the status of the source and logged once.
+//! Read at the start, and again when the file changes, so that a collector that starts later,
+//! or finds a replaced GPU, is noticed. A problem with the file costs names on events, never an
+//! event; it is shown in the status of the source and logged once.
 
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -13,16 +13,16 @@ use diagnosis::decode::{MAX_MACHINE_BYTES, Machine, MachineError};
 use runtime::file_stamp::FileStamp;
 use runtime::logging::chain;
 
-/// The flag not to wait if something else than a file has the name (`O_NONBLOCK`).
+/// Flag to open without blocking, in case the name is not a file's (`O_NONBLOCK`).
 const NONBLOCK: i32 = 0o4000;
 
-/// The file, as it was read last.
+/// The file, with its state at the last read.
 #[derive(Debug)]
 pub(super) struct MachineFile {
     path: PathBuf,
-    /// The stamp of the file as it was when it was read, right or wrong.
+    /// Stamp of the file when it was read, valid or not.
     read: Option<FileStamp>,
-    /// The problem with the file.
+    /// Description of the problem with the file.
     problem: Option<String>,
 }
 
@@ -30,7 +30,7 @@ pub(super) struct MachineFile {
 enum ReadError {
     #[error("cannot read it")]
     Io(#[from] io::Error),
-    #[error("it is no file")]
+    #[error("it is not a file")]
     NoFile,
     #[error("it is not UTF-8")]
     Text(#[from] std::string::FromUtf8Error),
@@ -47,13 +47,13 @@ impl MachineFile {
         }
     }
 
-    /// Returns the problem with the file, in a sentence; a file that is not there is none.
+    /// Returns the problem with the file; a missing file is none.
     pub(super) fn problem(&self) -> Option<&str> {
         self.problem.as_deref()
     }
 
-    /// Returns the machine, if the file has changed and could be read. Otherwise what was known
-    /// goes on to count: a file that is gone or broken does not change the hardware.
+    /// Returns the machine if the file has changed and could be read. Otherwise the previous
+    /// one stays in use: a missing or broken file does not change the hardware.
     pub(super) fn look(&mut self) -> Option<Machine> {
         match self.read() {
             Ok(machine) => {
@@ -64,13 +64,13 @@ impl MachineFile {
             }
             Err(error) => {
                 if matches!(error, ReadError::Io(_) | ReadError::NoFile) {
-                    // Once it can be read, it is, though it has not changed.
+                    // Makes the next check read the file, even if it has not changed.
                     self.read = None;
                 }
                 let path = self.path.display();
                 let problem = format!("{path} is not used: {}", chain(&error));
                 if self.problem.as_ref() != Some(&problem) {
-                    tracing::warn!(%path, err = %chain(&error), "what is known of the GPUs cannot be read");
+                    tracing::warn!(%path, err = %chain(&error), "cannot read the description of the GPUs");
                     self.problem = Some(problem);
                 }
                 None
@@ -102,7 +102,7 @@ impl MachineFile {
             return Ok(None);
         }
         let mut text = Vec::new();
-        // One byte more than may be, so that a longer file is refused and not cut.
+        // One byte more than the limit, so that a longer file is refused rather than truncated.
         file.take(MAX_MACHINE_BYTES as u64 + 1)
             .read_to_end(&mut text)?;
         self.read = Some(stamp);
@@ -158,7 +158,7 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
         assert!(file.look().is_none());
         assert_eq!(file.problem(), None);
-        // Broken in the same way again: told again.
+        // Broken in the same way again, and reported again.
         replace(&path, "{");
         assert!(file.look().is_none() && file.problem().is_some());
     }
@@ -176,7 +176,7 @@ mod tests {
         std::fs::rename(&path, &aside).unwrap();
         std::fs::create_dir(&path).unwrap();
         assert!(file.look().is_none());
-        assert!(file.problem().unwrap().contains("no file"), "{file:?}");
+        assert!(file.problem().unwrap().contains("not a file"), "{file:?}");
         std::fs::remove_dir(&path).unwrap();
         std::fs::rename(&aside, &path).unwrap();
         assert!(file.look().is_some());

@@ -1,4 +1,4 @@
-//! The names of the machine's NICs, kept up to date.
+//! Keeps the names of the machine's NICs up to date.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -7,11 +7,10 @@ use std::time::Duration;
 use diagnosis::decode::MAX_NICS;
 use tokio::time::Instant;
 
-/// Time between two readings of the names: they change with a replaced card or a new virtual
-/// function.
+/// Interval of readings: names change with a replaced card or a new virtual function.
 const EVERY: Duration = Duration::from_secs(60);
 
-/// The names, as `host::nics` reads them.
+/// Names of NICs, as `host::nics` reads them.
 #[derive(Debug)]
 pub(super) struct NicNames {
     sysfs: PathBuf,
@@ -30,15 +29,15 @@ impl NicNames {
         }
     }
 
-    /// Returns the names, if it was time to look and there are any. A NIC that is gone keeps its
-    /// name: the lines of one that fell off the bus are those that count.
+    /// Returns the names if a reading was due and found any. A NIC that is gone keeps its name:
+    /// log lines about a card that fell off the bus are the ones that matter.
     pub(super) fn look(&mut self, now: Instant) -> Option<BTreeMap<String, String>> {
         if self.read_at.is_some_and(|at| now < at + EVERY) {
             return None;
         }
         self.read_at = Some(now);
         let found = host::nics::read(&self.sysfs);
-        // One that is there goes before those that are not.
+        // Present NICs take precedence over those that are gone.
         let gone = std::mem::take(&mut self.known);
         let gone = gone.into_iter().filter(|(key, _)| !found.contains_key(key));
         let room = MAX_NICS.saturating_sub(found.len());

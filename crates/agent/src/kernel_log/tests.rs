@@ -26,22 +26,22 @@ mod unseen;
 const XID_79: &str = "NVRM: Xid (PCI:0000:b3:00): 79, pid=1, name=a, GPU has fallen off the bus.";
 const XID_48: &str = "NVRM: Xid (PCI:0000:b3:00): 48, pid=1, name=a, DBE";
 
-/// A monitor over a file, its store, and what it has stored.
+/// A monitor over a file, and its store.
 struct Bench {
     dir: tempfile::TempDir,
     store: Arc<SqliteStore>,
-    /// The metrics of the process that ran last.
+    /// Metrics of the last process.
     metrics: Metrics,
     boot: Boot,
     window: Duration,
     history: SignedDuration,
     refuse_user_space: bool,
     node_name: String,
-    /// What the driver says of the GPUs.
+    /// Description of the GPUs from the driver.
     machine: watch::Sender<Option<Machine>>,
 }
 
-/// Returns a boot of the machine; the `number`th began in that hour of the day.
+/// Returns a boot of the machine; boot `number` began in that hour of the day.
 fn boot(number: u8) -> Boot {
     Boot {
         id: BootId::from_bytes([number; 16]),
@@ -49,8 +49,7 @@ fn boot(number: u8) -> Boot {
     }
 }
 
-/// Returns a line of kernel log as rsyslog writes it, `second` seconds after the beginning of
-/// [`boot`] `hour`.
+/// Returns a line in rsyslog's format, `second` seconds after the start of [`boot`] `hour`.
 fn at(hour: u8, second: u32, text: &str) -> String {
     let (minute, second) = (second / 60, second % 60);
     format!("2026-11-21T{hour:02}:{minute:02}:{second:02}.000000+00:00 n1 kernel: {text}")
@@ -70,7 +69,7 @@ impl Bench {
             metrics: Metrics::default(),
             boot: boot(1),
             window: WINDOW,
-            // The lines of most tests are not new.
+            // The lines of most tests are old.
             history: SignedDuration::from_hours(24 * 365 * 100),
             refuse_user_space: false,
             node_name: "n1".into(),
@@ -139,7 +138,8 @@ impl Bench {
         }
     }
 
-    /// Runs a monitor until `count` events are stored and all lines are read, then ends it.
+    /// Runs a monitor until `count` events are stored and all lines are read, then ends the
+    /// monitor.
     async fn run_until(&mut self, count: u64) -> Vec<HealthEvent> {
         let running = self.start();
         self.stored_at_least(count).await;
@@ -181,7 +181,7 @@ struct Running {
 }
 
 impl Running {
-    /// Waits until everything that was there has been read.
+    /// Waits until the backlog has been read.
     async fn following(&self) {
         self.status(|status| status.state == SourceState::Following)
             .await;
@@ -203,7 +203,7 @@ impl Running {
         self.task.await.unwrap();
     }
 
-    /// Ends at once, whatever is under way.
+    /// Ends the process at once.
     async fn kill(self) {
         self.task.abort();
         drop(self.task.await);
@@ -213,7 +213,7 @@ impl Running {
     }
 }
 
-/// Returns how many lines events stand for.
+/// Returns the number of lines that the events stand for.
 fn lines_in(events: &[HealthEvent]) -> u64 {
     events
         .iter()
@@ -283,7 +283,7 @@ async fn a_restart_neither_repeats_nor_loses() {
     let early = std::fs::read(bench.state()).unwrap();
     bench.append(&xid(48, 1));
     assert_eq!(bench.run_until(2).await.len(), 2);
-    // The place is behind what is stored, as after a loss of power: read again, stored once.
+    // The place is behind the stored events, as after a power loss: read again, stored once.
     std::fs::write(bench.state(), early).unwrap();
     bench.append(&xid(79, 2));
     assert_eq!(bench.run_until(3).await.len(), 3);
@@ -296,7 +296,7 @@ async fn the_same_text_in_a_file_that_was_written_anew_is_another_event() {
     bench.append(XID_79);
     assert_eq!(bench.run_until(1).await.len(), 1);
     let running = bench.start();
-    // Written anew, and longer than before it was: the place of the line is the same.
+    // Rewritten, and longer than before: the offset of the line is the same.
     std::fs::write(bench.log(), "").unwrap();
     running.following().await;
     bench.append(XID_79);
@@ -304,7 +304,7 @@ async fn the_same_text_in_a_file_that_was_written_anew_is_another_event() {
     running.end().await;
 }
 
-/// Its events are named by when it was written anew, so that has to be known by the next process.
+/// Event names depend on the time of the rewrite, which the next process must know.
 #[tokio::test]
 async fn a_kill_behind_a_file_that_was_written_anew_doubles_nothing() {
     let mut bench = Bench::new();
@@ -338,7 +338,7 @@ async fn what_the_connector_refuses_is_counted_and_does_not_hold_up_the_log() {
     bench.append(&xid(48, 1));
     bench.node_name = "n".repeat(300);
     let running = bench.start();
-    // What it sees reaches nobody, and that shows, however much it reads.
+    // The status shows that findings reach no store, however much is read.
     running
         .status(|status| status.state == SourceState::Failing && status.refused == 2)
         .await;
@@ -351,7 +351,7 @@ async fn what_the_connector_refuses_is_counted_and_does_not_hold_up_the_log() {
         bench.node_name
     );
     assert!(bench.metric(&refused), "{}", bench.metrics.encode());
-    // It has passed them by.
+    // The monitor has skipped the refused events.
     bench.node_name = "n1".into();
     bench.append(&xid(48, 2));
     let events = bench.run_until(1).await;
@@ -362,7 +362,7 @@ async fn what_the_connector_refuses_is_counted_and_does_not_hold_up_the_log() {
 #[tokio::test]
 async fn what_programs_write_is_marked_and_can_be_refused() {
     let mut bench = Bench::new();
-    // As from `dmesg --raw` or a copy of /dev/kmsg: the facility is in the number.
+    // As from `dmesg --raw` or a copy of /dev/kmsg: the number contains the facility.
     bench.append(&format!("3,1,1000,-;{}", xid(79, 1)));
     bench.append(&format!("11,2,2000,-;{}", xid(79, 2)));
     let events = bench.run_until(2).await;
@@ -399,13 +399,13 @@ async fn lines_that_are_no_fault_do_not_write_the_place_each_time() {
     let most = 2 + began.elapsed().as_secs();
     assert!(writings.len() as u64 <= most, "{writings:?}");
     running.end().await;
-    // The last word is written all the same.
+    // The last place is written all the same.
     let state = std::fs::read_to_string(bench.state()).unwrap();
     let length = std::fs::metadata(bench.log()).unwrap().len();
     assert!(state.contains(&format!(":{length}:")), "{state}");
 }
 
-/// On each of the first two lines NVSentinel hangs: it reads them again for ever.
+/// NVSentinel retries each of the first two lines forever.
 #[tokio::test]
 async fn lines_about_what_nobody_knows_hold_up_nothing() {
     let mut bench = Bench::new();
@@ -436,7 +436,7 @@ async fn lines_about_what_nobody_knows_hold_up_nothing() {
             ("SysLogsXIDError", "GPU_RESET_FAILURE".to_owned(), false),
             ("SysLogsXIDError", "163".to_owned(), false),
             ("SysLogsXIDError", "162".to_owned(), false),
-            // What 162 ends.
+            // The fault that 162 ends.
             ("SysLogsXIDError", "163".to_owned(), true),
             ("SysLogsXIDError", "79".to_owned(), false),
         ]

@@ -1,15 +1,15 @@
-//! XID and `SXid` lines that cannot be read: all are counted, and some are said in the log. Their
-//! fault is not known, so they open none.
+//! Logs XID and `SXid` lines that cannot be parsed: all are counted, and some are logged. Their
+//! fault is unknown, so they open none.
 
 use std::time::Duration;
 
 use diagnosis::decode::Garbled;
 use tokio::time::Instant;
 
-/// Least time between two messages about them: a broken console may write thousands.
+/// Shortest time between two log lines: a broken console may produce thousands.
 const EVERY: Duration = Duration::from_secs(60);
 
-/// The number of lines that were not yet spoken of.
+/// Number of lines that were not logged yet.
 #[derive(Default)]
 pub(super) struct Unreadable {
     said: Option<Instant>,
@@ -19,7 +19,7 @@ pub(super) struct Unreadable {
 // === impl Unreadable ===
 
 impl Unreadable {
-    /// Says it, unless the last one is less than [`EVERY`] ago.
+    /// Logs the lines, unless the last log line is less than [`EVERY`] ago.
     pub(super) fn log(&mut self, garbled: &Garbled, now: Instant) {
         if let Some(lines) = self.due(garbled.lines, now) {
             tracing::warn!(
@@ -30,7 +30,7 @@ impl Unreadable {
         }
     }
 
-    /// Returns for how many lines to speak now.
+    /// Returns the number of lines to log now.
     fn due(&mut self, lines: u64, now: Instant) -> Option<u64> {
         self.unsaid = self.unsaid.saturating_add(lines);
         let waits = self

@@ -1,4 +1,4 @@
-//! The dump behind an XID 119 and the event that has it.
+//! Tests of the dump after an XID 119, and its event.
 
 use super::*;
 

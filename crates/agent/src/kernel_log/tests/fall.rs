@@ -1,5 +1,5 @@
-//! "GPU has fallen off the bus" and XID 79: one fault, whichever comes first, from the log to
-//! the fault book.
+//! Tests that "GPU has fallen off the bus" and XID 79 are one fault, in either order, from the
+//! log to the fault book.
 
 use model::fault::{Fault, FaultBook};
 
@@ -8,7 +8,7 @@ use super::*;
 const FALL: &str = "NVRM: GPU 0000:b3:00.0: GPU has fallen off the bus.";
 const OTHER_FALL: &str = "NVRM: GPU 0000:b4:00.0: GPU has fallen off the bus.";
 
-/// Titles of the faults that are open after these events.
+/// Returns the titles of the faults that are open after these events.
 fn open_after(events: &[HealthEvent]) -> Vec<String> {
     let mut book = FaultBook::default();
     for (seq, event) in (1_u64..).zip(events) {
@@ -29,7 +29,7 @@ async fn a_recovery_of_xid_79_leaves_nothing_of_the_fall_open() {
     for lines in [
         &[FALL, XID_79][..],
         &[XID_79, FALL],
-        // Repeats of either, of which some are still being counted when the other comes.
+        // Repeats of either line, some still being counted when the other arrives.
         &[FALL, FALL, FALL, XID_79, FALL, XID_79],
         &[XID_79, XID_79, FALL, XID_79],
     ] {
@@ -38,7 +38,7 @@ async fn a_recovery_of_xid_79_leaves_nothing_of_the_fall_open() {
         for (second, line) in (1..).zip(lines) {
             bench.append(&at(1, second, line));
         }
-        // In the next window: what was counted is reported.
+        // In the next window the count is reported.
         bench.append(&at(1, 100, XID_79));
         let mut events = bench.run_until(2).await;
         let open = open_after(&events);
@@ -50,7 +50,7 @@ async fn a_recovery_of_xid_79_leaves_nothing_of_the_fall_open() {
             ..xid.unwrap().clone()
         });
         assert_eq!(open_after(&events), [of_the_other], "{lines:?}");
-        // Told in the other order, there was nothing to end.
+        // In the other order, there was nothing to end.
         let ended = events.iter().filter(|event| event.is_healthy).count();
         assert_eq!(ended, if lines[0] == FALL { 2 } else { 1 }, "{lines:?}");
     }

@@ -1,4 +1,4 @@
-//! Tests of events that wait for a connector that takes nothing.
+//! Tests of events that wait for a connector which accepts nothing.
 
 use super::*;
 
@@ -14,7 +14,7 @@ async fn events_wait_for_a_store_that_does_not_take_them_over_a_restart() {
     assert_eq!(bench.run_until(1).await.len(), 1);
 }
 
-/// The kernel's ring does not wait: what is not read is overwritten.
+/// The kernel's ring buffer does not wait: unread records are overwritten.
 #[tokio::test]
 async fn while_a_store_takes_nothing_the_log_goes_on_being_read_up_to_a_bound() {
     let mut bench = Bench::new();
@@ -41,7 +41,7 @@ async fn while_a_store_takes_nothing_the_log_goes_on_being_read_up_to_a_bound() 
     let waiting = state["outbox"].as_array().unwrap().len();
     assert!(waiting < MAX_UNSENT + 2 * BATCH, "{waiting}");
 
-    // What was read and what was not arrives, each fault once.
+    // Everything arrives, each fault once.
     bench.store = Arc::new(SqliteStore::open(&bench.dir.path().join("data")).unwrap());
     let events = bench.run_until(2_563).await;
     let faults = events.iter().filter(|event| !event.is_healthy);

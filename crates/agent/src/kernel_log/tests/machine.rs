@@ -1,4 +1,4 @@
-//! Tests of what is known of the machine's devices, on the events of the log.
+//! Tests of descriptions of the machine's devices, on the events of the log.
 
 use super::{Bench, Machine, xid};
 
@@ -80,7 +80,7 @@ async fn what_the_driver_says_of_the_gpus_goes_before_the_file() {
     bench.stored_at_least(1).await;
     let machine = Machine::parse(&gpu("GPU-driver")).unwrap();
     bench.machine.send_replace(Some(machine));
-    // A file that is broken since then is of no matter.
+    // A broken file does not matter now.
     std::fs::write(&path, "{").unwrap();
     tokio::time::sleep(super::HEARTBEAT * 2).await;
     bench.append(&xid(48, 2));
@@ -92,7 +92,7 @@ async fn what_the_driver_says_of_the_gpus_goes_before_the_file() {
     let events = bench.stored().await;
     assert_eq!(events[0].metadata["gpu_uuid"], "GPU-file");
     assert_eq!(events[1].metadata["gpu_uuid"], "GPU-driver");
-    // The next process is told before it begins.
+    // The next process has the description before it starts.
     bench.append(&xid(95, 2));
     let events = bench.run_until(3).await;
     assert_eq!(events[2].metadata["gpu_uuid"], "GPU-driver");

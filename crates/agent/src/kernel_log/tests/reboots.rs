@@ -1,4 +1,4 @@
-//! Tests of what a reboot heals, once, whatever becomes of the files that tell of it.
+//! Tests of a reboot that closes faults once, whatever happens to the state files.
 
 use contract::keys;
 
@@ -9,7 +9,7 @@ async fn a_reboot_closes_once_and_before_anything_of_the_new_boot() {
     let mut bench = Bench::new();
     bench.append(&at(1, 10, &xid(79, 1)));
     bench.run_until(1).await;
-    // Its repeat, and a fault on another GPU, stand in the log from before the reboot.
+    // The log from before the reboot also has a repeat, and a fault on another GPU.
     bench.append(&at(1, 20, &xid(79, 1)));
     bench.append(&at(1, 30, &xid(79, 2)));
     bench.append(&at(2, 5, &xid(79, 3)));
@@ -48,11 +48,11 @@ async fn a_reboot_closes_once_and_before_anything_of_the_new_boot() {
         (keys::SYSLOG_AGENT, keys::COMPONENT_NIC)
     );
     assert_eq!(nic.metadata[keys::META_BOOT_ID], bench.boot.id.to_string());
-    // A restart in the same boot is none.
+    // A restart in the same boot is no reboot.
     assert_eq!(bench.run_until(9).await.len(), 9);
 }
 
-/// The machine hangs at an XID 79, and is switched off and on: what was renamed and not
+/// The machine hangs at an XID 79, and is power-cycled: a file that was renamed and not
 /// synchronised is empty.
 #[tokio::test]
 async fn a_power_cycle_that_empties_the_state_file_is_a_reboot_all_the_same() {
@@ -80,7 +80,7 @@ async fn lost_state_files_are_not_a_reboot() {
             std::fs::write(bench.state(), damage).unwrap();
         }
         bench.append(&at(1, 20, &xid(48, 1)));
-        // Even if the boot is another one meanwhile: it is not known to be.
+        // Even if the boot is another one now: no earlier one is known.
         bench.boot = boot(2);
         let events = bench.run_until(2).await;
         assert!(events.iter().all(|event| !event.is_healthy), "{events:#?}");

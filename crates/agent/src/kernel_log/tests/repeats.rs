@@ -1,4 +1,4 @@
-//! Repeats of a line, which are counted.
+//! Tests of the counting of repeated lines.
 
 use super::*;
 
@@ -18,7 +18,7 @@ async fn a_storm_becomes_one_event_per_fault_and_window_and_no_line_is_missing()
     assert!(bench.metric("gpuwarden_kernel_log_records_total 20000"));
     assert!(bench.metric("gpuwarden_kernel_log_repeats_total 19971"));
     assert!(bench.metric("syslog_health_monitor_xid_errors{node=\"n1\",err_code=\"95\"} 20000"));
-    // What was counted has survived the restart, and is reported when the window ends.
+    // The count has survived the restart, and is reported when the window ends.
     bench.window = Duration::from_millis(100);
     let events = bench.run_until(u64::from(2 * FAULTS)).await;
     assert_eq!(events.len(), 2 * FAULTS as usize);
@@ -40,7 +40,7 @@ async fn killed_at_any_moment_it_counts_every_line_once() {
     while written < LINES {
         let running = bench.start();
         for _ in 0..100 {
-            // Less than a minute in all: windows end by the time that passes here.
+            // Less than a minute in all, so that windows end by the clock here.
             let second = u32::try_from(written * 50 / LINES).unwrap();
             bench.append(&at(
                 1,
@@ -67,7 +67,7 @@ async fn killed_at_any_moment_it_counts_every_line_once() {
     assert_eq!(lines_in(&bench.stored().await), LINES);
 }
 
-/// A decision that a person makes between the line and its report is not undone by the report.
+/// A report does not undo a person's decision between the line and the report.
 #[tokio::test]
 async fn a_count_is_accepted_as_of_its_last_line_also_after_a_restart() {
     let mut bench = Bench::new();
@@ -75,7 +75,7 @@ async fn a_count_is_accepted_as_of_its_last_line_also_after_a_restart() {
     let running = bench.start();
     running.following().await;
     let began = Timestamp::now();
-    // The clock of the log is another one.
+    // The clock of the log differs.
     bench.append(&at(1, 0, &xid(79, 1)));
     bench.append(&at(1, 1, &xid(79, 1)));
     bench.stored_at_least(1).await;
@@ -114,7 +114,7 @@ async fn a_recovery_that_somebody_else_reports_ends_the_window() {
     };
     let own = Caller::Monitor;
     running.connector.accept(batch, &own).await.unwrap();
-    // Within the window, and new all the same.
+    // Within the window, but a new fault.
     bench.append(&xid(79, 1));
     bench.stored_at_least(3).await;
     running.end().await;

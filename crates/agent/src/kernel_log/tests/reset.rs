@@ -1,4 +1,4 @@
-//! Resets of GPUs.
+//! Tests of lines about GPU resets.
 
 use super::*;
 
@@ -24,7 +24,7 @@ fn a_reset_that_failed_says_what_follows() {
         "GPU reset failed, proceeding with a node reboot"
     );
     assert_eq!(event.metadata["gpuwarden.dev/log-line"], line);
-    // However much stands around it.
+    // However much text surrounds it.
     let line = format!("{}{line}", " ".repeat(20_000));
     let event = event_of_line(&line, "n1", Timestamp::UNIX_EPOCH).unwrap();
     assert_eq!(event.metadata["gpuwarden.dev/log-line"].len(), 4_096);
@@ -45,7 +45,8 @@ fn without_the_uuid_a_gpu_cannot_be_reset_and_the_machine_is_restarted() {
     assert_eq!(event_of_line("all is well", "n1", at), None);
 }
 
-/// There only the machine file's is, for the reset could not be acknowledged without it.
+/// NVSentinel accepts only the metadata file's UUID, since the reset could not be acknowledged
+/// without it.
 #[tokio::test]
 async fn a_uuid_from_the_log_is_enough_for_a_reset() {
     let mut bench = Bench::new();

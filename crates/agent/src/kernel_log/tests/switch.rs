@@ -1,4 +1,4 @@
-//! Faults of a switch: how they name it, and what ends them.
+//! Tests of a switch's faults: their names, and their recovery.
 
 use contract::Entity;
 use model::condition::{Limits, Options, changes};
@@ -37,7 +37,7 @@ fn a_switch_is_named_with_its_function_and_is_the_same_without_it() {
     let message = &changes[0].condition.message;
     assert!(message.contains(" PCI:0000:c1:00.0 "), "{message}");
 
-    // Known without it, the fault is the same one; and so is the switch of a recovery.
+    // Without the function, the fault is the same, and so is the switch of a recovery.
     for address in ["0000:c1:00.0", "0000:c1:00", "c1:00.0", "0000:C1:00"] {
         let mut known = event.clone();
         known

@@ -1,4 +1,4 @@
-//! A log that cannot be read is shown as one, and never passes for one without faults.
+//! Tests that a log which cannot be read shows as failing, and not as one without faults.
 
 use super::*;
 
@@ -9,7 +9,7 @@ async fn a_source_that_cannot_be_opened_is_shown_and_tried_again() {
     let running = bench.start();
     running
         .status(|status| {
-            // What is wrong is short, and what to do stands beside it.
+            // The problem is short, and the advice is separate.
             let advice = status.advice.as_deref().unwrap_or_default();
             status.state == SourceState::Failing
                 && status.detail.ends_with("is a directory")
@@ -41,7 +41,7 @@ async fn a_file_that_is_not_there_is_waited_for_and_nothing_passes_for_seen() {
         .await;
     bench.append(&at(1, 10, XID_79));
     bench.stored_at_least(1).await;
-    // One that was rotated away is still read, and what is missing is not waited for in vain.
+    // A file that was rotated away is still read, and is not reported as missing.
     std::fs::remove_file(bench.log()).unwrap();
     running.following().await;
     running.end().await;
