@@ -1,4 +1,4 @@
-//! The monitor from what a probe says to the fault book.
+//! Tests of the monitor, from a probe's messages to the fault book.
 
 use std::cell::Cell;
 use std::time::Duration;
@@ -26,7 +26,7 @@ mod starts;
 mod xid;
 
 thread_local! {
-    /// The time by which the monitor's clock is ahead.
+    /// Offset of the monitor's clock.
     static AHEAD: Cell<SignedDuration> = const { Cell::new(SignedDuration::ZERO) };
 }
 
@@ -81,7 +81,7 @@ fn well(gpu: &Gpu) -> Readings {
     }
 }
 
-/// Waits until something holds.
+/// Waits until `holds` returns true.
 async fn until(holds: impl Fn() -> bool) {
     let reached = async {
         while !holds() {
@@ -163,7 +163,7 @@ impl Bench {
         }
     }
 
-    /// Has the probe look, and waits until that is taken in.
+    /// Sends a poll's readings, and waits until the monitor has processed them.
     async fn look(&self, running: &Running) {
         let looks = running.source(MONITOR.name).records;
         running.sees(Seen::Inventory(self.inventory.clone())).await;
@@ -171,21 +171,21 @@ impl Bench {
         running.status(|status| status.records > looks).await;
     }
 
-    /// Starts a monitor, has it look once, and ends it.
+    /// Starts a monitor, sends one poll, and ends the monitor.
     async fn look_once(&self) {
         let running = self.start();
         self.look(&running).await;
         running.end().await;
     }
 
-    /// Returns what is stored, oldest first.
+    /// Returns the stored events, oldest first.
     async fn stored(&self) -> Vec<HealthEvent> {
         let mut records = self.store.events(EventQuery::default()).await.unwrap();
         records.reverse();
         records.into_iter().map(|record| record.event).collect()
     }
 
-    /// Returns the titles of the faults that are open.
+    /// Returns the titles of the open faults.
     async fn open(&self) -> Vec<String> {
         let mut records = self.store.events(EventQuery::default()).await.unwrap();
         records.reverse();
@@ -222,7 +222,7 @@ impl Running {
             .unwrap_or_else(|_| panic!("in time: {:?}", self.sources.statuses()));
     }
 
-    /// Ends the monitor, which hands over what it has.
+    /// Ends the monitor, which hands over its events.
     async fn end(self) {
         self.cancel.cancel();
         self.task.await.unwrap();
@@ -356,7 +356,7 @@ async fn after_a_reboot_what_it_mends_is_told_again_if_it_is_there() {
     bench.look_once().await;
     assert_eq!(bench.open().await.len(), 4);
     bench.boot = 2;
-    // The reboot has replaced the row of GPU 0, and of that of GPU 1 nothing is told.
+    // The reboot has remapped the row of GPU 0; the reading of GPU 1 is missing.
     bench.readings[0].remap_pending = Some(false);
     bench.look_once().await;
     let open = bench.open().await;

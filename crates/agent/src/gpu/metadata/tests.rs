@@ -1,4 +1,4 @@
-//! The file from what a driver says to what others read.
+//! Tests of the file, from the driver's data to the readers.
 
 use std::fs::File;
 use std::os::unix::fs::{MetadataExt as _, symlink};
@@ -56,7 +56,7 @@ impl Bench {
             .collect()
     }
 
-    /// Makes a device of sysfs with the bridges before it.
+    /// Creates a device of sysfs with the bridges before it.
     fn device(&self, way: &str, numa_node: &str) -> PathBuf {
         let directory = self.sysfs().join("devices").join(way);
         fs::create_dir_all(&directory).unwrap();
@@ -167,14 +167,14 @@ fn it_has_the_form_of_nvsentinels() {
     );
     let mode = fs::metadata(bench.path()).unwrap().mode();
     assert_eq!(mode & 0o777, 0o644);
-    // Nothing is left beside it.
+    // No other file is left in the directory.
     assert_eq!(
         fs::read_dir(bench.path().parent().unwrap())
             .unwrap()
             .count(),
         1
     );
-    // It is what our own monitor of the kernel's log reads.
+    // The kernel log monitor reads the file.
     let linked = machine.gpu_linked_to("0000:c5:00.0", 28).unwrap();
     assert_eq!(linked.uuid.as_deref(), Some("GPU-0"));
     assert_eq!(machine.chassis_serial(), Some("1821"));
@@ -189,14 +189,14 @@ fn it_is_written_only_where_something_has_changed() {
     assert!(file.look(&inventory(&[gpu(0)])).is_some());
     let written = mtime(&bench.path());
     assert!(file.look(&inventory(&[gpu(0)])).is_none());
-    // Nor by the next process, which tells our own monitors all the same.
+    // The next process does not write either, but still sends the GPUs to the monitors.
     assert!(bench.file(1).look(&inventory(&[gpu(0)])).is_some());
     assert!(
         file.look(&Inventory::default()).is_none(),
         "the driver is away"
     );
     assert_eq!(mtime(&bench.path()), written);
-    // A NIC has come, and a new driver.
+    // A NIC was added, and a new driver.
     bench.device("pci0000:80/0000:80:02.0/0000:b0:00.0", "1");
     bench.nic("mlx5_0", "pci0000:80/0000:80:01.0/0000:84:00.0");
     assert!(file.look(&inventory(&[gpu(0)])).is_some());
@@ -205,7 +205,7 @@ fn it_is_written_only_where_something_has_changed() {
     newer.driver_version = Some("590.1".to_owned());
     assert!(file.look(&newer).is_some());
     assert_eq!(bench.read()["driver_version"], "590.1");
-    // Deleted by somebody.
+    // Deleted by another program.
     fs::remove_file(bench.path()).unwrap();
     assert!(file.look(&newer).is_none());
     assert_eq!(bench.read()["driver_version"], "590.1");
@@ -235,7 +235,7 @@ fn a_gpu_that_fell_off_the_bus_keeps_its_names_until_the_reboot() {
         bench.read()["nic_topology"],
         json!({"mlx5_0": ["NODE", "NODE", "NODE"]})
     );
-    // Another GPU in its place.
+    // Another GPU replaces the one that fell off.
     let other = Gpu {
         uuid: "GPU-9".to_owned(),
         ..gpu(1)
@@ -267,7 +267,7 @@ fn what_somebody_else_has_written_is_left_alone() {
     fs::write(bench.path(), others).unwrap();
     file.look(&inventory(&[gpu(0)]));
     assert_eq!(file.trouble.last(), None);
-    // It does not see that a GPU has come, and our own monitor does.
+    // The collector does not notice a new GPU, but the monitors are informed.
     let machine = file.look(&inventory(&[gpu(0), gpu(1)])).unwrap();
     assert!(machine.gpu_with_uuid("GPU-1").is_some());
     let problem = file.trouble.last().unwrap().to_owned();
@@ -298,7 +298,7 @@ fn where_it_cannot_be_written_that_is_said_and_costs_nothing_else() {
     fs::remove_file(bench.0.path().join("nvsentinel")).unwrap();
     fs::create_dir_all(bench.path()).unwrap();
     file.look(&inventory(&[gpu(0)]));
-    assert!(file.trouble.last().unwrap().contains("it is no file"));
+    assert!(file.trouble.last().unwrap().contains("it is not a file"));
     fs::remove_dir(bench.path()).unwrap();
     file.look(&inventory(&[gpu(0)]));
     assert_eq!((bench.uuids().len(), file.trouble.last()), (1, None));

@@ -3,11 +3,11 @@ use tokio::task::JoinHandle;
 use super::*;
 
 const HELLO: &str = r#"echo '{"hello":{"protocol":2,"library":"/lib/nvml"}}'"#;
-/// What a child says that cannot go on.
+/// Reason in the last message of a child that cannot continue.
 const CANNOT: &str = "the driver went away";
 const HANGS: &str = r#"echo '{"doing":{"call":"nvmlDeviceGetUUID","gpu":3}}'; exec sleep 1000"#;
 
-/// A watch whose children are scripts of a shell.
+/// A watch whose children are shell scripts.
 struct Watched {
     seen: mpsc::Receiver<Seen>,
     task: JoinHandle<()>,
@@ -34,7 +34,7 @@ impl Watched {
         self.seen.recv().await.expect("it goes on")
     }
 
-    /// Returns why nothing is seen.
+    /// Returns the reason of the next interruption.
     async fn blind(&mut self) -> String {
         loop {
             if let Seen::Blind {
@@ -79,7 +79,7 @@ async fn a_child_that_hangs_is_ended_and_what_it_did_is_named() {
         watched.blind().await,
         "no answer for 0.2 s from nvmlDeviceGetUUID of GPU 3"
     );
-    // The next one is another, which hangs as well.
+    // The next child hangs as well.
     assert_eq!(watched.next().await, Seen::Library("/lib/nvml".to_owned()));
 }
 
@@ -116,19 +116,19 @@ async fn a_child_that_says_nonsense_is_not_believed() {
     for (script, expected) in [
         (
             "echo 'NVRM: oops'; exec sleep 1000",
-            r#"the probe said "NVRM: oops""#,
+            r#"the probe sent "NVRM: oops""#,
         ),
         (
             r#"echo '{"hello":{"protocol":3,"library":""}}'; exec sleep 1000"#,
-            "the probe speaks version 3, this gpuwarden 2: restart gpuwarden",
+            "the probe has protocol version 3, this gpuwarden 2: restart gpuwarden",
         ),
         (
             "head -c 5000000 /dev/zero; exec sleep 1000",
-            "the probe cannot be heard: a line is longer than 4194304 bytes",
+            "cannot read from the probe: a line is longer than 4194304 bytes",
         ),
         (
             "echo -n '{\"readings\"'",
-            r#"the probe said "{\"readings\"""#,
+            r#"the probe sent "{\"readings\"""#,
         ),
     ] {
         let mut watched = Watched::new(script);
@@ -187,7 +187,7 @@ async fn what_a_library_starts_ends_with_the_child() {
         watched.task.await.unwrap();
         let stat = PathBuf::from("/proc").join(pid.trim()).join("stat");
         let gone = async {
-            // One that nobody has taken leave of is gone, too.
+            // A zombie counts as ended.
             while std::fs::read_to_string(&stat).is_ok_and(|stat| !stat.contains(") Z ")) {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
@@ -210,7 +210,7 @@ async fn no_third_child_is_started_while_two_cannot_be_ended() {
     assert!(stuck.has_room());
     stuck.keep(sleeping());
     assert!(!stuck.has_room());
-    // It can be ended after all.
+    // The child ends after all.
     Command::new("kill").arg(pid).status().await.unwrap();
     while !stuck.has_room() {
         tokio::task::yield_now().await;

@@ -1,11 +1,11 @@
-//! DCGM as a second source of the same faults.
+//! Tests of DCGM as a second source of the same faults.
 
 use diagnosis::gpu::dcgm::{DcgmEntity, DcgmGpu, DcgmIncident, DcgmLook, ImexUse};
 
 use super::super::dcgm::NAME;
 use super::*;
 
-/// A code that asks for a reset of the GPU, one that is no more than a notice, and one of a switch.
+/// A code that needs a reset of the GPU, a notice, and codes of a GPU's heat and of a switch.
 const REMAP_FAILED: u32 = 80;
 const REMAP_PENDING: u32 = 85;
 const THERMAL: u32 = 10;
@@ -25,7 +25,7 @@ fn of_memory(code: u32) -> DcgmIncident {
     incident(0x10, code, DcgmEntity::GPU, 1)
 }
 
-/// Returns a machine whose DCGM is asked, and on which what it does not tell any more is over.
+/// Returns a machine with DCGM, without a calm period before problems close.
 fn bench() -> Bench {
     let mut bench = Bench::new();
     bench.asks_dcgm = true;
@@ -50,7 +50,7 @@ impl Bench {
         }
     }
 
-    /// Has DCGM tell this, and waits until it is taken in.
+    /// Sends a poll of DCGM, and waits until the monitor has processed it.
     async fn dcgm(&self, running: &Running, incidents: &[DcgmIncident]) {
         let looks = running.source(NAME).records;
         running
@@ -78,7 +78,7 @@ impl Running {
         self.dcgm_sees(blind).await;
     }
 
-    /// Returns the condition of DCGM on a GPU, under its source: status and reason.
+    /// Returns status and reason of DCGM's condition on a GPU, and checks its source.
     fn condition(&self, uuid: &str) -> Option<(i32, String)> {
         let gpus = self.devices.gpus();
         let gpu = gpus.iter().find(|gpu| gpu.name == uuid)?;
@@ -155,7 +155,7 @@ async fn what_the_driver_sees_too_is_one_fault_with_two_witnesses_until_neither_
     bench.dcgm(&running, &both).await;
     bench.readings[1].remap_failed = Some(true);
     bench.look(&running).await;
-    // The driver sees it, and DCGM no longer does.
+    // The driver reports it, and DCGM does not.
     bench.dcgm(&running, &[of_memory(REMAP_PENDING)]).await;
     running.end().await;
     let title = |code: &str| format!("GpuMemWatch {code} on GPU 1, GPU_UUID GPU-1, PCI 0000:b1:00");
@@ -165,7 +165,7 @@ async fn what_the_driver_sees_too_is_one_fault_with_two_witnesses_until_neither_
     );
     assert_eq!(bench.open().await, [pending.clone(), failed]);
 
-    // Also over a restart: what the driver says is over closes only that.
+    // Also over a restart: the end of the driver's problem closes only that.
     let running = bench.start();
     bench.readings[1].remap_failed = Some(false);
     bench.look(&running).await;
@@ -186,7 +186,7 @@ async fn a_second_witness_is_named() {
     bench.look(&running).await;
     bench.dcgm(&running, &[of_memory(REMAP_FAILED)]).await;
     running.end().await;
-    // It is a repeat of the same fault, which is counted; the count is told when its time is over.
+    // A repeat of the same fault, whose count is reported when its window ends.
     let kept = std::fs::read_to_string(bench.dir.path().join("data/gpu-health.json")).unwrap();
     assert!(kept.contains("NVML, DCGM"), "{kept}");
     assert_eq!(bench.stored().await.len(), 1);
@@ -246,7 +246,7 @@ async fn a_host_engine_that_does_not_answer_is_blindness_of_its_source_alone() {
     assert_eq!(bench.open().await.len(), 1);
 }
 
-/// Else the fault would stay for ever, for nobody sees its end.
+/// Otherwise the fault would stay open forever, since no source reports its end.
 #[tokio::test]
 async fn a_host_engine_that_nobody_asks_any_more_is_not_missed() {
     let mut bench = bench();
@@ -382,7 +382,7 @@ async fn where_dcgm_is_not_asked_any_more_the_driver_alone_says_what_is_over() {
     assert!(open[0].starts_with("GpuInforomWatch"), "{open:?}");
 }
 
-/// DCGM tells of IMEX all the time, and is believed while a pod relies on it.
+/// DCGM always reports IMEX, which counts while a pod relies on it.
 #[tokio::test]
 async fn imex_is_a_fault_while_pods_rely_on_it_and_its_end_says_that_it_is_not_judged() {
     let bench = bench();
@@ -393,7 +393,7 @@ async fn imex_is_a_fault_while_pods_rely_on_it_and_its_end_says_that_it_is_not_j
         of_memory(REMAP_FAILED),
     ];
     bench.dcgm(&running, &broken).await;
-    // What is told first is taken in first.
+    // Messages are processed in the order of sending.
     for imex in [ImexUse::Used, ImexUse::Unused] {
         running.imex.send_replace(imex);
         bench.dcgm(&running, &broken).await;
@@ -412,14 +412,14 @@ async fn imex_is_a_fault_while_pods_rely_on_it_and_its_end_says_that_it_is_not_j
     assert_eq!(came.message, "DCGM's text of 122");
     assert_eq!(
         over.message,
-        "GPU Imex watch: DCGM_FR_IMEX_UNHEALTHY is not judged any more: no pod relies on it"
+        "GPU Imex watch: DCGM_FR_IMEX_UNHEALTHY does not count: no pod relies on it"
     );
     let open = bench.open().await;
     assert_eq!(open.len(), 1, "{open:?}");
     assert!(open[0].starts_with("GpuMemWatch"), "{open:?}");
 }
 
-/// As after a reboot that has mended nothing, with a driver that hangs.
+/// As after a reboot that has remediated nothing, with a driver that hangs.
 #[tokio::test]
 async fn the_word_of_the_kubelet_is_no_look_at_the_gpus_of_a_new_boot() {
     let mut bench = bench();

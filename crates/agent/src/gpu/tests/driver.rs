@@ -1,4 +1,4 @@
-//! What a driver tells, through its library, to the problem that it is.
+//! Tests from a fake driver's readings, through its library, to problems.
 
 use diagnosis::gpu::checks::{Health, Remembered};
 use fakes::{Fabric, FakeGpu, FakeLink, FakePartition, Scenario};
@@ -7,7 +7,7 @@ use host::nvml::Nvml;
 
 use super::*;
 
-/// A difference between GPU 1 and a healthy one, and the codes of the problems that it makes.
+/// A difference between GPU 1 and a healthy one, with the codes of the resulting problems.
 type Case = (fn(&mut FakeGpu), &'static [&'static str]);
 
 const CASES: [Case; 15] = [
@@ -76,7 +76,7 @@ const CASES: [Case; 15] = [
     ),
 ];
 
-/// Returns three healthy GPUs, the second of them at work and in a fabric.
+/// Returns three healthy GPUs, the second of them under load and in a fabric.
 fn machine() -> Scenario {
     let mut scenario = Scenario::healthy(3);
     let gpu = scenario.gpu_mut(1);
@@ -88,11 +88,11 @@ fn machine() -> Scenario {
     scenario
 }
 
-/// Looks for so many seconds, five apart, and returns the codes that have come (`+`) and are
-/// over (`-`), each with its GPU.
+/// Polls for so many seconds, five apart, and returns the codes that opened (`+`) and closed
+/// (`-`), each with its GPU.
 fn look(nvml: &Nvml, health: &mut Health, from: u64, seconds: u64) -> Vec<String> {
     let mut changes = Vec::new();
-    // The driver is asked once: it tells the same all the time.
+    // The driver is read once, since its readings do not change.
     let mut inventory = nvml.inventory().unwrap();
     let mut readings = Vec::new();
     let told: Vec<_> = (inventory.gpus.iter().cloned())

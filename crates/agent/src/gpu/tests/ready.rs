@@ -1,10 +1,10 @@
-//! The condition `NVMLReady` of the Device API.
+//! Tests of the condition `NVMLReady` of the Device API.
 
 use contract::node::{FaultEntity, ListFaultsResponse, OpenFault};
 
 use super::*;
 
-/// Returns the reason for which a GPU is ready or not, as the Device API has it.
+/// Returns status and reason of a GPU's readiness in the Device API.
 fn ready(running: &Running, uuid: &str) -> String {
     let gpus = running.devices.gpus();
     let gpu = gpus.iter().find(|gpu| gpu.name == uuid).unwrap();
@@ -14,7 +14,7 @@ fn ready(running: &Running, uuid: &str) -> String {
     format!("{:?}/{}", ready.status(), ready.reason)
 }
 
-/// Returns what the condition says for people.
+/// Returns the message of the condition.
 fn message(running: &Running, uuid: &str) -> String {
     let gpus = running.devices.gpus();
     let gpu = gpus.iter().find(|gpu| gpu.name == uuid).unwrap();
@@ -41,14 +41,14 @@ async fn a_critical_xid_takes_readiness_away_until_the_driver_asks_for_nothing()
     let running = bench.start();
     bench.look(&running).await;
     assert_eq!(ready(&running, "GPU-1"), "True/Initialized");
-    // Of programs, and ignored by a setting.
+    // XIDs of programs, and one ignored by a setting.
     for code in [13, 31, 43, 45, 68, 109, 137] {
         running.sees(xid(Some("GPU-1"), code)).await;
     }
     bench.look(&running).await;
     assert_eq!(ready(&running, "GPU-1"), "True/Initialized");
     assert_eq!(message(&running, "GPU-1"), "GPU enumerated via NVML");
-    // What is no XID leaves it alone, though it is counted as a fault where it is one.
+    // Events other than XIDs leave the condition alone, though some are counted as faults.
     for kind in [
         GpuEventKind::SingleBitEcc,
         GpuEventKind::DoubleBitEcc,
@@ -60,7 +60,7 @@ async fn a_critical_xid_takes_readiness_away_until_the_driver_asks_for_nothing()
     bench.look(&running).await;
     assert_eq!(ready(&running, "GPU-1"), "True/Initialized");
     running.sees(xid(Some("GPU-1"), 79)).await;
-    // Another one neither ends it nor hides it.
+    // Another XID neither ends nor hides it.
     running.sees(xid(Some("GPU-1"), 13)).await;
     bench.look(&running).await;
     assert_eq!(ready(&running, "GPU-1"), "False/XidError");
@@ -82,7 +82,7 @@ async fn time_alone_gives_no_readiness_back() {
     let mut bench = Bench::new();
     let running = bench.start();
     bench.look(&running).await;
-    // The driver does not say whose it is.
+    // The driver does not name the GPU.
     running.sees(xid(None, 79)).await;
     bench.look(&running).await;
     bench.readings[1].recovery_action = Some(RecoveryAction::Reset);
@@ -106,7 +106,7 @@ async fn time_alone_gives_no_readiness_back() {
     running.end().await;
 }
 
-/// A driver that is slow, or a child that is stopped, is not known for hung for a minute and more.
+/// A slow driver, or a stopped child, counts as hung only after a minute and more.
 #[tokio::test]
 async fn what_was_not_seen_lately_is_unknown_until_it_is_seen_again() {
     let mut bench = Bench::new();
@@ -114,17 +114,20 @@ async fn what_was_not_seen_lately_is_unknown_until_it_is_seen_again() {
     let running = bench.start();
     bench.look(&running).await;
     running
-        .status(|it| it.state == SourceState::CatchingUp && it.detail.contains("no look for"))
+        .status(|it| {
+            it.state == SourceState::CatchingUp
+                && it.detail.contains("no readings from the driver for")
+        })
         .await;
     assert_eq!(ready(&running, "GPU-1"), "Unknown/DriverNotSeen");
-    // The inventory is told only where it has changed.
+    // The inventory is sent only if it has changed.
     running.sees(Seen::Readings(bench.readings.clone())).await;
     until(|| ready(&running, "GPU-1") == "True/Initialized").await;
     running.end().await;
     assert_eq!(bench.open().await, [""; 0]);
 }
 
-/// Returns what the book of a store has open: XIDs, each with the GPU that it names.
+/// Returns the open faults in the book of a store: XIDs, each with its GPU.
 fn told(store_id: &str, xids: &[(&str, &str)]) -> NodeFaults {
     let faults = xids.iter().map(|(code, uuid)| OpenFault {
         agent: "syslog-health-monitor".to_owned(),
@@ -143,7 +146,7 @@ fn told(store_id: &str, xids: &[(&str, &str)]) -> NodeFaults {
     })
 }
 
-/// A person closes a fault, or dismisses it by a release: then it is told no more.
+/// A person closes a fault, or dismisses it by a release: either way it is not listed.
 #[tokio::test]
 async fn the_word_of_a_person_gives_readiness_back() {
     let bench = Bench::new();
@@ -153,7 +156,7 @@ async fn the_word_of_a_person_gives_readiness_back() {
         running.sees(xid(Some(uuid), 79)).await;
     }
     bench.look(&running).await;
-    // Its fault may be on its way.
+    // The fault may be on its way.
     running.devices.take_faults(told("s", &[]));
     bench.look(&running).await;
     assert_eq!(ready(&running, "GPU-1"), "False/XidError");
@@ -161,7 +164,7 @@ async fn the_word_of_a_person_gives_readiness_back() {
     running.devices.take_faults(both);
     bench.look(&running).await;
     running.end().await;
-    // Nor does a restart, before anything is told.
+    // Nor does a restart, before the faults are known.
     let running = bench.start();
     bench.look(&running).await;
     assert_eq!(ready(&running, "GPU-1"), "False/XidError");
@@ -172,7 +175,7 @@ async fn the_word_of_a_person_gives_readiness_back() {
     running.devices.take_faults(told("s", &[("79", "GPU-0")]));
     until(|| ready(&running, "GPU-1") == "True/Recovered").await;
     assert_eq!(ready(&running, "GPU-0"), "False/XidError");
-    // From now on it takes a new one.
+    // From now on a new fault is needed.
     running.sees(xid(Some("GPU-1"), 48)).await;
     bench.look(&running).await;
     assert_eq!(ready(&running, "GPU-1"), "False/XidError");
@@ -191,7 +194,7 @@ async fn a_store_that_does_not_have_the_fault_is_nobodys_word() {
     running.devices.take_faults(told("another", &[]));
     bench.look(&running).await;
     assert_eq!(ready(&running, "GPU-1"), "False/XidError");
-    // It is sent there again, and then closed.
+    // The fault is sent to the new store, and then closed.
     running
         .devices
         .take_faults(told("another", &[("79", "GPU-1")]));

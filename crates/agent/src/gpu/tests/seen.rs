@@ -1,4 +1,4 @@
-//! What is seen of the GPUs, and how it shows that nothing is.
+//! Tests of the source's status, and of how it shows that no GPU can be read.
 
 use super::*;
 
@@ -30,7 +30,7 @@ async fn a_driver_that_does_not_answer_is_blindness_and_no_fault() {
     };
     for (seen, why) in [
         (blind(hung), hung.to_owned()),
-        (stuck, format!("{hung} (2 probes cannot be ended)")),
+        (stuck, format!("{hung} (2 probes cannot be killed)")),
         (
             Seen::Inventory(Inventory::default()),
             "none of the GPUs of this machine answers".to_owned(),
@@ -53,7 +53,7 @@ async fn a_driver_that_does_not_answer_is_blindness_and_no_fault() {
     }
     let text = running.metrics.encode();
     for line in [
-        // None follows the second, for two cannot be ended.
+        // No process follows the second, since two cannot be killed.
         "gpuwarden_gpu_probe_restarts_total{source=\"gpu-health\"} 1",
         "gpuwarden_gpu_probe_stuck{source=\"gpu-health\"} 2",
     ] {
@@ -75,7 +75,7 @@ async fn a_probe_that_has_ended_shows() {
     running.end().await;
 }
 
-/// Nobody hangs in a driver that is not there.
+/// A driver that does not exist cannot hang.
 #[tokio::test]
 async fn a_driver_that_hangs_from_the_start_is_blindness() {
     let bench = Bench::new();
@@ -169,7 +169,7 @@ async fn the_gauges_are_those_of_the_gpus_that_are_there() {
     ] {
         assert!(text.lines().any(|it| it == line), "{line}: {text}");
     }
-    // What is not told has no series.
+    // A missing value has no series.
     assert!(
         !text.contains("gpuwarden_gpu_power_watts{gpu=\"1\""),
         "{text}"

@@ -1,4 +1,4 @@
-//! GPUs that the driver could not start.
+//! Tests of GPUs that the driver could not start.
 
 use contract::node::{FaultEntity, ListFaultsResponse, OpenFault};
 use contract::{Entity, RecommendedAction};
@@ -8,7 +8,7 @@ use model::event::Record;
 use super::*;
 use crate::gpu::starts::{AGAIN, LOOKS};
 
-/// Returns the report of the kernel log's monitor that the GPU on this bus cannot be started.
+/// Returns the kernel log monitor's report that the GPU on this bus failed to start.
 fn failed(bus: &str) -> HealthEvent {
     let line = format!("NVRM: GPU 0000:{bus}:00.0: RmInitAdapter failed! (0x62:0x65:1858)");
     let mut decoder = KernelLogDecoder::default();
@@ -32,7 +32,7 @@ fn failed(bus: &str) -> HealthEvent {
     }
 }
 
-/// Returns what the book of the node says of it.
+/// Returns the open faults in the node's fault book.
 fn told(events: &[HealthEvent]) -> NodeFaults {
     let entity = |it: &Entity| FaultEntity {
         r#type: it.entity_type.clone(),
@@ -52,7 +52,7 @@ fn told(events: &[HealthEvent]) -> NodeFaults {
     })
 }
 
-/// Without any setting: the last boot's GPUs are remembered.
+/// Without any setting, the GPUs of the last boot are remembered.
 #[tokio::test]
 async fn a_gpu_that_does_not_come_up_after_a_reboot_is_missed_until_its_absence_is_accepted() {
     let mut bench = Bench::new();
@@ -65,7 +65,7 @@ async fn a_gpu_that_does_not_come_up_after_a_reboot_is_missed_until_its_absence_
     let open = bench.open().await;
     let is_missed = |it: &String| it.starts_with("GpuPcieWatch DCGM_FR_FALLEN_OFF_BUS");
     assert!(open.len() == 1 && open.iter().all(is_missed), "{open:?}");
-    // A person took it out, and says so.
+    // A person removed the GPU, and sets the number.
     bench.config.limits.expected_gpus = Some(1);
     bench.look_once().await;
     assert_eq!(bench.open().await, [""; 0]);
@@ -105,7 +105,7 @@ async fn a_start_that_failed_is_over_when_the_gpu_answers_again() {
     }
     running.end().await;
     let over = bench.stored().await;
-    // Each is told once, and of the GPU that has started.
+    // Each is reported once, for the GPU that has started.
     assert_eq!(over.len(), 2, "{over:?}");
     let mut book = FaultBook::default();
     let record = |event: &HealthEvent, seq: u64| Record {
@@ -124,17 +124,18 @@ async fn a_start_that_failed_is_over_when_the_gpu_answers_again() {
     }
 }
 
-/// The fault may be opened anew between the recovery and the next word on what is open, which then shows no gap.
+/// The fault may be reopened between the recovery and the next list of open faults, which then
+/// shows no gap.
 #[tokio::test]
 async fn the_end_of_a_start_that_failed_is_told_again_while_its_fault_stays_open() {
     let bench = Bench::new();
     let running = bench.start();
     running.devices.take_faults(told(&[failed("b1")]));
-    // The looks that it takes at most; the look that shows the GPU may be behind the first of them.
+    // Most polls that the recovery takes; the poll with the GPU may follow the first of them.
     for _ in 0..=LOOKS {
         bench.look(&running).await;
     }
-    // The looks of a minute, in which the same recovery would count as a repeat.
+    // Skips the minute after a recovery, when the same one would count as a repeat.
     AHEAD.set(SignedDuration::from_mins(2));
     for _ in 0..AGAIN {
         bench.look(&running).await;

@@ -1,4 +1,4 @@
-//! XIDs that the driver tells.
+//! Tests of XIDs that the driver reports.
 
 use super::*;
 
@@ -20,7 +20,7 @@ async fn an_xid_is_reported_by_the_catalogue_where_nobody_reads_the_log() {
         (bench.reads_log, bench.config.is_fake) = (reads_log, is_fake);
         let running = bench.start();
         bench.look(&running).await;
-        // 154 is told by what the driver asks for.
+        // 154 is reported as the driver's requested action.
         for code in [154, 79, 79] {
             running.sees(xid(code)).await;
         }
@@ -75,7 +75,7 @@ async fn an_xid_of_a_partition_names_it() {
     assert_eq!(metadata["gpuwarden.dev/compute-instance"], "0");
 }
 
-/// Neither time alone nor another XID ends one: the driver has to say that nothing is to be done.
+/// Neither time alone nor another XID ends one: the driver must request no action.
 #[tokio::test]
 async fn an_xid_is_over_when_it_is_calm_and_the_driver_asks_for_nothing() {
     let mut bench = Bench::new();
@@ -97,7 +97,7 @@ async fn an_xid_is_over_when_it_is_calm_and_the_driver_asks_for_nothing() {
         bench.look_once().await;
         assert_eq!(bench.open().await.len(), open, "{action:?}");
     }
-    // Another one begins the time anew, and one of a job's own ends nothing.
+    // Another XID restarts the delay, and one caused by a job ends nothing.
     let running = bench.start();
     bench.look(&running).await;
     running.sees(xid(48)).await;
@@ -109,7 +109,7 @@ async fn an_xid_is_over_when_it_is_calm_and_the_driver_asks_for_nothing() {
     let open = bench.open().await;
     assert!(open[0].starts_with("SysLogsXIDError 48 "), "{open:?}");
     later(73);
-    // That the domain of machines is to be recovered is nothing to be done to the GPU.
+    // A request to recover the domain of machines is no action on the GPU.
     bench.readings[1].recovery_action = Some(RecoveryAction::RecoverImexDomain);
     bench.look_once().await;
     assert_eq!(bench.open().await, [""; 0]);
@@ -128,7 +128,7 @@ async fn a_reboot_closes_what_xids_it_mends() {
     bench.boot = 2;
     bench.look_once().await;
     assert_eq!(bench.open().await, [""; 0]);
-    // One that comes before the first look is of the new boot, and ends as any other.
+    // An XID before the first poll belongs to the new boot, and ends like any other.
     bench.boot = 3;
     let running = bench.start();
     running.sees(xid(48)).await;
