@@ -1,10 +1,10 @@
-//! The GPU health monitor: takes what a probe sees of the GPUs, has it judged
-//! (`diagnosis/src/gpu/checks.rs`), and reports the problems that have come and those that are over.
-//! What becomes of a report is the business of [`crate::monitor`].
+//! The GPU health monitor: receives what a probe reads from the GPUs, has it evaluated
+//! (`diagnosis/src/gpu/checks.rs`), and reports the problems that opened and closed.
+//! [`crate::monitor`] does the rest with a report.
 //!
-//! DCGM may be asked beside the driver (`dcgm`); what both see is one fault. A driver that does not
-//! answer is blindness, never a fault. Its XIDs are reported where nobody
-//! reads them in the kernel log, by the same catalogue, so that one XID is one fault.
+//! DCGM may be a second source (`dcgm`); a problem that both report is one fault. A driver that
+//! does not respond is a failing source, never a fault. The driver's XIDs are reported if no
+//! monitor reads them in the kernel log, by the same catalogue, so that one XID is one fault.
 
 mod dcgm;
 mod event;
@@ -64,67 +64,66 @@ const MONITOR: Monitor = Monitor {
     ],
 };
 
-/// Mark of all that is told of GPUs that are not there.
+/// Prefix of all messages about fake GPUs.
 const FAKE: &str = "fake: ";
 
-/// The trouble that is shown once no probe asks the driver any more.
-const PROBE_HAS_ENDED: &str = "the probe of the GPUs has ended; only a restart begins it anew";
+/// Error that is shown once no probe runs.
+const PROBE_HAS_ENDED: &str = "the probe of the GPUs has ended; only a restart starts it again";
 
-/// The settings of the monitor.
 #[derive(Clone, Debug)]
 pub struct GpuConfig {
-    /// Thresholds of the checks.
     pub limits: Limits,
-    /// True if the GPUs are fake: reports about them are marked, and the kernel's log knows nothing
-    /// of them.
+    /// True if the GPUs are fake: reports about them are marked, and the kernel log has nothing
+    /// about them.
     pub is_fake: bool,
-    /// XIDs that leave the condition `NVMLReady` alone, beside those of programs.
+    /// XIDs that leave the condition `NVMLReady` alone, in addition to those that programs
+    /// cause.
     pub ignored_xids: Vec<u32>,
-    /// The catalogue by which codes are judged.
+    /// Catalogue with the meaning of the codes.
     pub catalog: Arc<Catalog>,
-    /// The directory at which the driver is mounted, where it is.
+    /// Directory where the driver is mounted, if it is.
     pub driver_root: PathBuf,
-    /// Time after a look in which there ought to be another. From then on it is not known how the GPUs
-    /// do, well before a call of the driver counts as hung.
+    /// Time after a poll within which the next one is due. Later the state of the GPUs is
+    /// unknown, well before a call of the driver counts as hung.
     pub late_after: Duration,
 }
 
-/// Name of the source of what the driver tells.
+/// Name of the source for the driver.
 pub const NAME: &str = MONITOR.name;
 
-/// The detail of the source where the driver is not asked, but DCGM alone.
-const NOT_ASKED: &str = "the driver is not asked (--enable-nvml-provider false)";
+/// Detail of that source if only DCGM is queried.
+const NOT_ASKED: &str = "the driver is not queried (--enable-nvml-provider false)";
 
-/// The probes from which the monitor learns.
+/// The probes that the monitor receives from.
 #[derive(Debug, Default)]
 pub struct Probes {
-    /// The probe of the driver; `None`: it is not asked.
+    /// Probe of the driver; `None` if it is not queried.
     pub nvml: Option<mpsc::Receiver<Seen>>,
-    /// The probe of DCGM; `None`: it is not asked.
+    /// Probe of DCGM; `None` if it is not queried.
     pub dcgm: Option<mpsc::Receiver<Seen>>,
 }
 
-/// A message of a probe of the GPUs.
+/// A message from a probe of the GPUs.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Seen {
-    /// The driver's library is there.
+    /// Path or name of the driver's library, once it is open.
     Library(String),
-    /// The inventory. It comes before the first look, and whenever it has changed.
+    /// The inventory. Sent before the first readings, and whenever it has changed.
     Inventory(Inventory),
-    /// The readings of all GPUs that answer, from one look.
+    /// Readings of all GPUs that answer, from one poll.
     Readings(Vec<Readings>),
-    /// Something that has just happened to a GPU.
+    /// An event of a GPU, sent at once.
     Event(GpuEvent),
-    /// The findings of DCGM's watches, from one look.
+    /// Findings of DCGM's health watches, from one poll.
     Dcgm(DcgmLook),
-    /// Nothing can be seen until something else is told.
+    /// Nothing is known until the next message of another kind.
     Blind {
-        /// The reason, and what the driver was asked for.
+        /// Reason, with the library call that was in progress.
         reason: String,
-        /// True if the probe says so itself, such as that there is no driver; false if it hung, crashed
-        /// or could not be started.
+        /// True if the probe reports the reason itself, such as that there is no driver; false
+        /// if the probe hung, crashed or could not be started.
         is_said: bool,
-        /// The children that could not be ended and are still there.
+        /// Number of children that could not be killed.
         stuck: usize,
     },
 }
@@ -137,29 +136,29 @@ pub struct GpuMonitor {
     dcgm: Option<DcgmWatch>,
     sources: Sources,
     devices: DeviceApi,
-    /// The open faults of this node, by which a person's word is seen.
+    /// Open faults of this node, which show when a person closes one.
     faults: watch::Receiver<NodeFaults>,
-    /// The word on whether pods rely on IMEX, as far as it is told.
+    /// Receives whether pods rely on IMEX.
     imex: watch::Receiver<ImexUse>,
-    /// The other end, for those who tell it.
+    /// Sender of `imex`, for the component that knows.
     imex_told: watch::Sender<ImexUse>,
     health: Health,
-    /// The time by which the driver ought to have told of another look; `None`: it is not waited for.
+    /// Time when the driver's next poll is due; `None` if none is expected.
     due: Option<Instant>,
     /// True if that time has passed.
     is_late: bool,
-    /// Limits what is said of conditions that the Device API does not take.
+    /// Limits the log lines about conditions that the Device API refuses.
     not_taken: Seldom,
-    /// The looks in which a GPU has answered while a start of it that failed was open, by UUID.
+    /// Number of polls that a GPU has answered while a fault of its start was open, by UUID.
     answered_since_failure: BTreeMap<String, u32>,
     /// True once this process has found a driver.
     has_driver: bool,
-    /// The driver's library, and by which way it was found.
+    /// Driver's library, and the way it was found.
     library: Option<String>,
-    /// True once the driver, if it is asked, has answered or failed.
+    /// True once the driver, if it is queried, has answered or failed.
     driver_has_spoken: bool,
     inventory: Inventory,
-    /// The same, for those who follow it.
+    /// The inventory, for subscribers.
     shown: watch::Sender<Inventory>,
     metrics: GpuMetrics,
     probe_metrics: ProbeMetrics,
@@ -167,16 +166,16 @@ pub struct GpuMonitor {
     started: Instant,
 }
 
-/// The things that the monitor has to remember over a restart.
+/// State that must survive a restart.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 struct GpuMemory {
     health: Remembered,
-    /// The time of each GPU's last XID that is reported and not closed, by UUID.
+    /// Time of each GPU's last XID that was reported and not closed, by UUID.
     xids: BTreeMap<String, Timestamp>,
-    /// The last critical XID of each GPU that is not ready, by UUID.
+    /// Last critical XID of each GPU that is not ready, by UUID.
     not_ready: BTreeMap<String, Critical>,
-    /// True if it was told that DCGM does not answer.
+    /// True if a fault was reported that DCGM does not answer.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     dcgm_is_lost: bool,
 }
@@ -184,8 +183,8 @@ struct GpuMemory {
 // === impl GpuMonitor ===
 
 impl GpuMonitor {
-    /// Returns a monitor that is listed among the sources as `gpu-health`, and where it asks DCGM
-    /// also as `gpu-dcgm`, and learns from `probes`.
+    /// Creates a monitor that receives from `probes`, and is listed among the sources as
+    /// `gpu-health`, and if it queries DCGM also as `gpu-dcgm`.
     pub fn new(config: GpuConfig, frame: &Frame, probes: Probes, devices: DeviceApi) -> Self {
         let metrics = GpuMetrics::new(&frame.metrics);
         let dcgm = probes.dcgm.is_some().then(|| DcgmWatch::new(frame));
@@ -198,7 +197,7 @@ impl GpuMonitor {
         match probes.nvml {
             Some(_) => reporter.show(
                 SourceState::CatchingUp,
-                "waiting for the driver's first word",
+                "waiting for the driver's first response",
             ),
             None => reporter.show(SourceState::Following, NOT_ASKED),
         }
@@ -236,17 +235,17 @@ impl GpuMonitor {
         }
     }
 
-    /// Returns what is there, as it changes; no GPUs before the first look.
+    /// Returns a receiver of the inventory, which is empty before the first poll.
     pub fn inventory(&self) -> watch::Receiver<Inventory> {
         self.shown.subscribe()
     }
 
-    /// Returns where it is told whether pods rely on IMEX; until then that is not known.
+    /// Returns a sender that informs the monitor whether pods rely on IMEX.
     pub fn imex(&self) -> watch::Sender<ImexUse> {
         self.imex_told.clone()
     }
 
-    /// Takes in what the probe sees until `cancel`.
+    /// Processes the probes' messages until `cancel`.
     pub async fn run(mut self, cancel: CancellationToken) {
         self.forget_connectivity();
         loop {
@@ -254,9 +253,9 @@ impl GpuMonitor {
                 biased;
                 () = cancel.cancelled() => break,
                 () = self.reporter.work() => self.beat_dcgm(),
-                // It does not end before the API does, which is ours.
+                // The sender is not dropped before `self.devices`.
                 _ = self.faults.changed() => self.end_by_word(),
-                // Nor does this one, of which we keep the other end.
+                // `self` has a sender, so this does not end.
                 _ = self.imex.changed(), if self.reporter.has_room() => self.take_in_imex(),
                 () = until(self.due) => self.is_not_seen_lately(),
                 seen = next(&mut self.probes.nvml), if self.reporter.has_room() => match seen {
@@ -273,7 +272,8 @@ impl GpuMonitor {
     }
 
     fn take_in(&mut self, seen: Seen) {
-        // Where there is no driver, one process after the other looks for it.
+        // Without a driver, one process after the other looks for it, which does not count as a
+        // restart.
         if let Seen::Blind { stuck, .. } = &seen
             && !self.never_had_gpus()
         {
@@ -298,12 +298,12 @@ impl GpuMonitor {
             Seen::Readings(readings) => self.look(&readings),
             Seen::Event(event) => {
                 self.note_critical(&event);
-                // The counters tell of memory errors.
+                // Memory errors are reported from the counters.
                 if !self.others_read_xids() {
                     self.report_xid(&event);
                 }
             }
-            // Only a probe of DCGM says that.
+            // Only a probe of DCGM sends these.
             Seen::Dcgm(_) => {}
             Seen::Blind {
                 reason,
@@ -315,13 +315,13 @@ impl GpuMonitor {
                 self.reporter.show(SourceState::Following, &detail);
             }
             Seen::Blind { reason, stuck, .. } if stuck > 0 => {
-                self.cannot_see(&format!("{reason} ({stuck} probes cannot be ended)"));
+                self.cannot_see(&format!("{reason} ({stuck} probes cannot be killed)"));
             }
             Seen::Blind { reason, .. } => self.cannot_see(&reason),
         }
     }
 
-    /// Notes when the driver has last told of a look, and shows again what it has not told anew.
+    /// Records the time of a poll, and restores the state of the GPUs after a late one.
     fn note_time(&mut self, seen: &Seen) {
         match seen {
             Seen::Readings(_) => {
@@ -335,28 +335,30 @@ impl GpuMonitor {
         }
     }
 
-    /// Makes unknown how the GPUs do, because no look has ended lately: the driver may be slow, or hang.
+    /// Makes the state of the GPUs unknown, because the driver's poll is late: the driver may
+    /// be slow or hang.
     fn is_not_seen_lately(&mut self) {
         (self.due, self.is_late) = (None, true);
         let seconds = self.config.late_after.as_secs();
-        let why = format!("the driver has told of no look for {seconds} s");
+        let why = format!("no readings from the driver for {seconds} s");
         self.devices.away(Own::Nvml, "DriverNotSeen", &why);
         self.reporter.show(SourceState::CatchingUp, &why);
     }
 
-    /// Returns whether, as far as one can tell, this is a machine without GPUs, which is not blind
-    /// where none is seen.
+    /// Returns true if this appears to be a machine without GPUs, where none to read is no
+    /// failure.
     fn never_had_gpus(&self) -> bool {
         !self.has_driver && !self.health.is_blind(&Inventory::default())
     }
 
-    /// Returns whether XIDs are read in the kernel log, so that here they need not be.
+    /// Returns true if a monitor reads XIDs in the kernel log, so that this one must not report
+    /// them.
     fn others_read_xids(&self) -> bool {
         let reads = |source: SourceStatus| source.name == kernel_log::NAME && source.state.sees();
         !self.config.is_fake && self.sources.statuses().into_iter().any(reads)
     }
 
-    /// Reports what has changed, and remembers it.
+    /// Reports changes, and saves the state.
     fn report_changes(&mut self, changes: &[Change]) {
         for change in changes {
             let blank = self.reporter.event(&change.check, keys::COMPONENT_GPU);
@@ -369,7 +371,7 @@ impl GpuMonitor {
         }
     }
 
-    /// Returns the mark of reports about fake GPUs; empty for real ones.
+    /// Returns the prefix of messages about fake GPUs; empty for real ones.
     fn fake_mark(&self) -> &'static str {
         if self.config.is_fake { FAKE } else { "" }
     }
@@ -391,7 +393,7 @@ impl GpuMonitor {
         self.reporter.cannot_see_with(&short, advice);
     }
 
-    /// Closes what a reboot has mended, where there was one, before anything of the new boot is
+    /// After a reboot, closes the faults that it remediates, before anything of the new boot is
     /// reported.
     fn begin_boot(&mut self) {
         if self.reporter.rebooted().is_none() {
@@ -406,7 +408,7 @@ impl GpuMonitor {
         memory.not_ready.clear();
     }
 
-    /// Takes in a look at the GPUs.
+    /// Processes the readings of a poll.
     fn look(&mut self, readings: &[Readings]) {
         if self.health.is_blind(&self.inventory) {
             return;
@@ -428,7 +430,7 @@ impl GpuMonitor {
     }
 }
 
-/// Waits until a time; for ever where there is none.
+/// Waits until a time; forever if there is none.
 async fn until(due: Option<Instant>) {
     match due {
         Some(due) => tokio::time::sleep_until(due.into()).await,
@@ -436,7 +438,7 @@ async fn until(due: Option<Instant>) {
     }
 }
 
-/// Returns the next thing that a probe sees, and `None` once, when it has ended.
+/// Returns the next message of a probe, and `None` once, when the probe has ended.
 async fn next(probe: &mut Option<mpsc::Receiver<Seen>>) -> Option<Seen> {
     let Some(open) = probe else {
         return std::future::pending().await;
@@ -448,21 +450,22 @@ async fn next(probe: &mut Option<mpsc::Receiver<Seen>>) -> Option<Seen> {
     seen
 }
 
-/// Returns why nothing is seen in a sentence, and what to do. Of a library that is not found, the many places in
-/// which it was looked for are in the log, at the level debug.
+/// Returns a short form of an error, and advice. For a library that is not found, the log has
+/// the list of places that were searched, at level debug.
 pub fn in_short(reason: &str) -> (String, Option<String>) {
     let Some((library, _)) = reason.split_once(" cannot be loaded: ") else {
         return (reason.to_owned(), None);
     };
-    let advice = "have it below --nvml-driver-root, or where the loader finds it; the log has the places in which it \
-                  was looked for, with GPUWARDEN_LOG=debug";
+    let advice = "provide it below --nvml-driver-root, or in the loader's search path; with GPUWARDEN_LOG=debug the log \
+                  has the places that were searched";
     (
         format!("{library} cannot be loaded"),
         Some(advice.to_owned()),
     )
 }
 
-/// Returns what is looked at, and the trouble with that. `library` is the driver's library, and how it was found.
+/// Describes what is monitored, with its problems. `library` is the driver's library, and the
+/// way it was found.
 pub fn detail(inventory: &Inventory, library: Option<&str>) -> String {
     let count = inventory.gpus.len();
     let driver = inventory.driver_version.as_deref().unwrap_or("unknown");

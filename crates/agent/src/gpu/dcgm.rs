@@ -1,8 +1,9 @@
-//! DCGM beside the driver, as far as it is asked: a source of its own, `gpu-dcgm`, and a second
-//! witness of the same faults.
+//! Queries DCGM beside the driver, if enabled: a source of its own, `gpu-dcgm`, and a second
+//! source of the same faults.
 //!
-//! A host engine that does not answer is blindness of that source. It is told by NVSentinel's check,
-//! whose condition alerts look at, and is not fatal: what cannot be seen is not broken.
+//! A host engine that does not answer is a failure of that source. It is reported by
+//! NVSentinel's check, whose condition alerts rely on, and is not fatal: no response is no
+//! evidence of a fault.
 
 use contract::{HealthEvent, RecommendedAction, keys};
 use devices::board::{Own, Said};
@@ -15,10 +16,10 @@ use runtime::sources::{SourceHandle, SourceState};
 use super::{GpuMemory, GpuMonitor, Seen, in_short};
 use crate::monitor::{Frame, Monitor, Reporter};
 
-/// The name of the source.
+/// Name of the source for DCGM.
 pub(super) const NAME: &str = "gpu-dcgm";
 
-/// Describes the GPU health monitor where it asks DCGM.
+/// Describes the GPU health monitor if it queries DCGM.
 pub(super) const MONITOR: Monitor = Monitor {
     checks: &[
         (keys::CHECK_GPU_PCIE, keys::COMPONENT_GPU),
@@ -42,8 +43,8 @@ pub(super) const MONITOR: Monitor = Monitor {
     ..super::MONITOR
 };
 
-/// The detail of the source before the first look.
-const WAITING: &str = "waiting for the host engine's first word";
+/// Detail of the source before the first poll.
+const WAITING: &str = "waiting for the host engine's first response";
 
 runtime::metrics! {
     struct DcgmMetrics {
@@ -56,11 +57,11 @@ runtime::metrics! {
     }
 }
 
-/// The watch over DCGM.
+/// State of the monitoring of DCGM.
 pub(super) struct DcgmWatch {
     source: SourceHandle,
     metrics: DcgmMetrics,
-    /// The reason why nothing is seen, as it was last said in the log.
+    /// Reason for missing responses that was last logged.
     blind: Option<String>,
 }
 
@@ -76,8 +77,9 @@ impl DcgmWatch {
     }
 }
 
-/// Forgets what DCGM told an earlier process, where it is not asked any more: else what the driver
-/// tells too would never be over. What only DCGM saw stays open: nobody says that it is over.
+/// Forgets DCGM's reports to an earlier process if DCGM is not queried now: otherwise a problem
+/// that the driver reports too would never close. A fault that only DCGM reported stays open,
+/// since its end is unknown.
 pub(super) fn forget(health: &mut Health, reporter: &mut Reporter<GpuMemory>) {
     let codes = health.forget_dcgm();
     if codes.is_empty() {
@@ -85,8 +87,8 @@ pub(super) fn forget(health: &mut Health, reporter: &mut Reporter<GpuMemory>) {
     }
     tracing::warn!(
         codes = codes.join(", "),
-        "DCGM is not asked any more; what only it saw stays open until the driver calls the check \
-         well, or a person ends it"
+        "DCGM is no longer queried; faults that only DCGM reported stay open until the driver reports \
+         the check healthy, or a person ends them"
     );
     reporter.memory_mut().health = health.remembered().clone();
 }
@@ -97,26 +99,26 @@ impl GpuMonitor {
             self.probe_metrics.blind(NAME, *stuck);
         }
         match seen {
-            // The driver knows the names, and what was there before.
+            // Wait for the driver's names, and its list of known GPUs.
             Seen::Dcgm(_) if !self.driver_has_spoken => {}
             Seen::Dcgm(look) => self.look_dcgm(&look),
             Seen::Blind { reason, stuck, .. } if stuck > 0 => {
-                self.cannot_see_dcgm(&format!("{reason} ({stuck} probes cannot be ended)"));
+                self.cannot_see_dcgm(&format!("{reason} ({stuck} probes cannot be killed)"));
             }
             Seen::Blind { reason, .. } => self.cannot_see_dcgm(&reason),
-            // What only a probe of the driver says.
+            // Only a probe of the driver sends these.
             Seen::Library(_) | Seen::Inventory(_) | Seen::Readings(_) | Seen::Event(_) => {}
         }
     }
 
-    /// Shows a sign of life of the source, unless it has to wait.
+    /// Updates the source's heartbeat, unless the monitor has to wait.
     pub(super) fn beat_dcgm(&self) {
         if let Some(dcgm) = self.dcgm.as_ref().filter(|_| self.reporter.has_room()) {
             dcgm.source.beat(self.reporter.now());
         }
     }
 
-    /// Takes in a look at DCGM's watches.
+    /// Processes a poll of DCGM's watches.
     fn look_dcgm(&mut self, look: &DcgmLook) {
         self.begin_boot();
         self.tell_dcgm_is_back();
@@ -145,15 +147,15 @@ impl GpuMonitor {
         }
     }
 
-    /// Takes in whether pods rely on IMEX, and reports the end of what is not judged any more. That is
-    /// no look at the GPUs: what a reboot has mended is closed by one.
+    /// Processes whether pods rely on IMEX, and closes faults that do not count now. Since this
+    /// is not a poll of the GPUs, it does not handle a reboot.
     pub(super) fn take_in_imex(&mut self) {
         let imex = *self.imex.borrow_and_update();
         let changes = self.health.imex_is(imex);
         self.report_changes(&changes);
     }
 
-    /// Shows that DCGM does not answer, and why; it is said in the log and by an event once.
+    /// Shows that DCGM does not answer, with the reason; logs and reports it once.
     pub(super) fn cannot_see_dcgm(&mut self, why: &str) {
         let (why, advice) = in_short(why);
         let why = why.as_str();
@@ -162,7 +164,7 @@ impl GpuMonitor {
         let now = self.reporter.now();
         if let Some(dcgm) = &mut self.dcgm {
             if dcgm.blind.as_deref() != Some(why) {
-                tracing::error!(err = why, advice, "DCGM does not answer; it is tried again");
+                tracing::error!(err = why, advice, "DCGM does not answer; retrying");
                 dcgm.blind = Some(why.to_owned());
             }
             dcgm.metrics.connected.set(0);
@@ -189,17 +191,17 @@ impl GpuMonitor {
         }
     }
 
-    /// Takes back that DCGM does not answer, where nobody asks it any more.
+    /// Closes the fault that DCGM does not answer if DCGM is not queried now.
     pub(super) fn forget_connectivity(&mut self) {
         if self.dcgm.is_none() && self.reporter.memory().dcgm_is_lost {
             self.reporter.memory_mut().dcgm_is_lost = false;
-            let message = "DCGM is not asked any more".to_owned();
+            let message = "DCGM is no longer queried".to_owned();
             self.tell_connectivity(true, Vec::new(), message);
         }
     }
 
-    /// Reports whether DCGM answers, by a fault that is not fatal and asks a person: a notice would be
-    /// forgotten after a while.
+    /// Reports whether DCGM answers, as a non-fatal fault that needs a person: a notice would
+    /// be closed after a while.
     fn tell_connectivity(&mut self, is_healthy: bool, error_code: Vec<String>, message: String) {
         let check = keys::CHECK_DCGM_CONNECTIVITY;
         let action = if is_healthy {
@@ -217,7 +219,7 @@ impl GpuMonitor {
         self.report(event);
     }
 
-    /// Shows in the Device API whether DCGM sees something fatal about a GPU.
+    /// Sets the condition of DCGM in the Device API, from DCGM's fatal findings about a GPU.
     fn show_health(&self, gpu: &DcgmGpu) {
         let Some(uuid) = &gpu.uuid else {
             return;
@@ -230,14 +232,14 @@ impl GpuMonitor {
         } else {
             Said::bad("Incidents", format!("DCGM finds {}", fatal.join(", ")))
         };
-        // A GPU that the driver does not name has no place there.
+        // Fails for a GPU that the driver does not name, which is not in the Device API.
         if let Err(error) = self.devices.set_condition(Own::Dcgm, uuid, said) {
-            tracing::debug!(%error, "the Device API does not take a condition of DCGM");
+            tracing::debug!(%error, "the Device API refuses a condition of DCGM");
         }
     }
 }
 
-/// Returns what is looked at, and how much was found.
+/// Describes what DCGM monitors, with the number of incidents.
 fn detail(look: &DcgmLook) -> String {
     let version = look.version.as_deref().unwrap_or("of unknown version");
     let mut detail = format!("{} GPUs, DCGM {version}", look.gpus.len());
@@ -246,7 +248,7 @@ fn detail(look: &DcgmLook) -> String {
         incidents => detail.push_str(&format!(", incidents: {incidents}")),
     }
     if !look.is_whole {
-        detail.push_str(" and more than there is room for: nothing is taken to be over");
+        detail.push_str(" and more than the limit: no problem is closed");
     }
     detail
 }

@@ -1,4 +1,4 @@
-//! The health event that goes over the wire for a change of a GPU, in NVSentinel's form.
+//! Converts a change of a GPU to a health event in NVSentinel's form.
 
 use contract::{Entity, HealthEvent, ProcessingStrategy, RecommendedAction, action_name, keys};
 use diagnosis::gpu::Gpu;
@@ -6,7 +6,7 @@ use diagnosis::gpu::checks::{Change, GpuNames, Witnesses};
 
 use super::GpuConfig;
 
-/// Returns the event for a change, made of a blank one of its check.
+/// Returns the event for a change. `blank` is an event of its check.
 pub(super) fn of(
     change: &Change,
     blank: HealthEvent,
@@ -27,14 +27,14 @@ pub(super) fn of(
     let Some(message) = &change.message else {
         let watch = change.check.trim_start_matches("Gpu");
         let watch = watch.trim_end_matches("Watch");
-        // What is still open of the check stays so.
+        // Names the code, since other faults of the check are still open.
         if change.is_all_well {
             event.error_code.clear();
             event.message = format!("GPU {watch} watch reported no errors");
         } else if change.is_unjudged {
             let code = &change.code;
             event.message =
-                format!("GPU {watch} watch: {code} is not judged any more: no pod relies on it");
+                format!("GPU {watch} watch: {code} does not count: no pod relies on it");
         } else {
             event.message = format!("GPU {watch} watch: {} is over", change.code);
         }
@@ -45,7 +45,7 @@ pub(super) fn of(
     event
 }
 
-/// Returns the event that a GPU is well again, made of a blank one of the check.
+/// Returns the event that a GPU is healthy again. `blank` is an event of the check.
 pub(super) fn recovery(gpu: &Gpu, message: &str, blank: HealthEvent) -> HealthEvent {
     let names = [
         (keys::ENTITY_PCI, &gpu.pci),
@@ -63,7 +63,7 @@ pub(super) fn recovery(gpu: &Gpu, message: &str, blank: HealthEvent) -> HealthEv
     }
 }
 
-/// Writes into an event what the catalogue says of its code.
+/// Sets fatality and action of an event by the catalogue.
 fn judge(event: &mut HealthEvent, change: &Change, config: &GpuConfig) {
     let verdict = config.catalog.judge_dcgm(&change.code);
     let row = config.catalog.dcgm_named(&change.code);
@@ -85,7 +85,7 @@ fn judge(event: &mut HealthEvent, change: &Change, config: &GpuConfig) {
             .metadata
             .extend(value.map(|value| (key.to_owned(), value)));
     }
-    // Resetting one GPU takes its names. Without them the contract restarts the machine.
+    // A reset of one GPU needs its names. Without them the contract restarts the machine.
     let has_names =
         (change.gpu.as_ref()).is_some_and(|gpu| gpu.pci.is_some() && gpu.uuid.is_some());
     if action == RecommendedAction::ComponentReset && !has_names {
@@ -98,7 +98,7 @@ fn judge(event: &mut HealthEvent, change: &Change, config: &GpuConfig) {
     event.recommended_action = action as i32;
 }
 
-/// Writes into the metadata of an event who sees what it reports, where DCGM does.
+/// Adds the sources of a report to the metadata, if DCGM is one.
 fn note_witnesses(event: &mut HealthEvent, seen_by: Witnesses) {
     let witnesses = match (seen_by.dcgm, seen_by.nvml) {
         (true, true) => "NVML, DCGM",
@@ -109,7 +109,7 @@ fn note_witnesses(event: &mut HealthEvent, seen_by: Witnesses) {
     event.metadata.extend([noted]);
 }
 
-/// Writes into the metadata of an event which GPU of which machine is meant.
+/// Adds the GPU's and the machine's names to the metadata.
 pub(super) fn note_names(
     event: &mut HealthEvent,
     gpu: Option<&GpuNames>,

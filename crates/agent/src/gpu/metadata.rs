@@ -1,10 +1,10 @@
-//! `gpu_metadata.json`: this machine's GPUs, and how near its NICs are to them, in the form in which
-//! NVSentinel's metadata collector describes them to other monitors.
+//! Writes `gpu_metadata.json`: this machine's GPUs and their distance to its NICs, in the
+//! format of NVSentinel's metadata collector, for other monitors.
 //!
-//! The file is put in the place of the one before as a whole, and only where something has changed.
-//! One that somebody else has written is left alone: that collector writes once, when it starts, so
-//! two who both write would go on for ever. Ours is known by a key that readers pass over. Whatever
-//! keeps the file from being written costs other monitors names, and is no fault.
+//! The file is replaced as a whole, and only if something has changed. A file of another writer
+//! is left alone: NVSentinel's collector writes once, when it starts, and two writers would
+//! replace each other's file forever. A key that readers ignore marks gpuwarden's own file. A
+//! file that cannot be written costs other monitors names, and is no fault.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, OpenOptions, Permissions};
@@ -24,58 +24,54 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-/// Version of the form.
+/// Version of the format.
 const VERSION: &str = "1.0";
-/// Value of the key `written_by` in a file of ours.
+/// Value of the key `written_by` in gpuwarden's file.
 const OURS: &str = "gpuwarden";
-/// Number of a link, or of a NUMA node, that is not known.
+/// Number of an unknown link or NUMA node.
 const UNKNOWN: i64 = -1;
-/// Time between two looks at the file and the NICs, beside those when the GPUs have changed: a card
-/// may be replaced, a file deleted.
+/// Interval of checks of the file and the NICs, in addition to those when the GPUs change: a
+/// card may be replaced, or the file deleted.
 const EVERY: Duration = Duration::from_secs(60);
 /// Permission bits of the file: every monitor may read it.
 const MODE: u32 = 0o644;
 
-/// The settings of the file.
 #[derive(Clone, Debug)]
 pub struct MetadataConfig {
-    /// The file.
     pub path: PathBuf,
-    /// The directory of sysfs: [`host::nics::SYSFS`].
+    /// Directory of sysfs: [`host::nics::SYSFS`].
     pub sysfs: PathBuf,
-    /// Name of this node.
     pub node_name: String,
-    /// This boot; `None` where it is not known.
+    /// The running boot; `None` if unknown.
     pub boot: Option<Boot>,
-    /// The clock.
     pub clock: fn() -> Timestamp,
 }
 
-/// The file, and what is known of the GPUs.
+/// Writer of the file, with the known GPUs.
 pub struct MetadataFile {
     config: MetadataConfig,
-    /// The description of all GPUs that were seen since the boot.
+    /// Description of all GPUs that were seen since the boot.
     known: Option<Description>,
-    /// The trouble with the file.
+    /// Limits the log lines about the file's problem.
     trouble: Trouble,
 }
 
-/// The form of the file.
+/// Content of the file, in NVSentinel's format.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 struct Description {
     version: String,
-    /// When it was written; empty in what is compared.
+    /// Time of writing; empty for comparisons.
     timestamp: String,
     node_name: String,
     driver_version: String,
     chassis_serial: Option<String>,
     gpus: Vec<GpuEntry>,
     nvswitches: BTreeSet<String>,
-    /// How near each NIC is to each of `gpus`.
+    /// Distance of each NIC to each of `gpus`.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     nic_topology: BTreeMap<String, Vec<String>>,
-    /// The one key that the form of NVSentinel does not have.
+    /// The only key that NVSentinel's format does not have.
     written_by: String,
 }
 
@@ -102,18 +98,18 @@ struct LinkEntry {
     remote_link_id: i64,
 }
 
-/// What lies at the file's path.
+/// Content of the file's path.
 enum Found {
     Nothing,
     Ours(Box<Description>),
-    /// A file that somebody else has written, by its text.
+    /// Text of a file of another writer.
     Others(String),
 }
 
 // === impl MetadataFile ===
 
 impl MetadataFile {
-    /// Returns the file, which is not touched before the first GPUs are seen.
+    /// Creates the writer, which does not touch the file before GPUs are seen.
     pub fn new(config: MetadataConfig) -> Self {
         Self {
             config,
@@ -122,8 +118,7 @@ impl MetadataFile {
         }
     }
 
-    /// Keeps the file up to date with the GPUs of `inventory` until `cancel`, and says in `machine`
-    /// what is known of them.
+    /// Updates the file from `inventory` until `cancel`, and sends the known GPUs to `machine`.
     pub async fn run(
         mut self,
         mut inventory: watch::Receiver<Inventory>,
@@ -137,7 +132,7 @@ impl MetadataFile {
                 (self, news)
             });
             let Ok((file, news)) = looked.await else {
-                return; // It was ended with the process.
+                return; // The sender was dropped at shutdown.
             };
             self = file;
             if news.is_some() {
@@ -151,9 +146,9 @@ impl MetadataFile {
         }
     }
 
-    /// Writes what has changed. Returns what is known of the GPUs, if that has changed.
+    /// Writes the file if something has changed. Returns the known GPUs if they have changed.
     fn look(&mut self, inventory: &Inventory) -> Option<Machine> {
-        // A driver that is away has taken no GPU with it.
+        // A driver that is away does not mean that GPUs are gone.
         if inventory.gpus.is_empty() {
             return None;
         }
@@ -185,15 +180,15 @@ impl MetadataFile {
         machine.flatten()
     }
 
-    /// Looks what lies at the path.
+    /// Reads what is at the path.
     fn find(&self) -> io::Result<Found> {
         let there = match fs::metadata(&self.config.path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Found::Nothing),
             there => there?,
         };
-        // Of something else there may be no end.
+        // Anything other than a file may be endless.
         if !there.is_file() {
-            return Err(io::Error::other("it is no file"));
+            return Err(io::Error::other("it is not a file"));
         }
         let text = text_file::read(&self.config.path, MAX_MACHINE_BYTES)?;
         let ours = serde_json::from_str::<Description>(&text).ok();
@@ -207,8 +202,8 @@ impl MetadataFile {
         written.zip(boot).is_some_and(|(at, boot)| at >= boot.at)
     }
 
-    /// Describes the GPUs. One that was seen since the boot and is not there now stays: the lines
-    /// of a GPU that fell off the bus are those that need its names.
+    /// Describes the GPUs. A GPU that was seen since the boot and is missing now stays: log
+    /// lines about a GPU that fell off the bus are the ones that need its names.
     fn describe(&self, inventory: &Inventory, before: Option<&Description>) -> Description {
         let place = |pci: &str| topology::of_device(&self.config.sysfs, pci);
         let mut gpus = Vec::new();
@@ -265,7 +260,7 @@ impl MetadataFile {
         }
     }
 
-    /// Puts a description in the place of the file.
+    /// Replaces the file with a description.
     fn write(&self, description: &Description) -> io::Result<()> {
         let path = &self.config.path;
         if let Some(directory) = path.parent().filter(|directory| !directory.exists()) {
@@ -282,7 +277,7 @@ impl MetadataFile {
             .create_new(true)
             .mode(MODE)
             .open(&new)?;
-        // Whatever the umask is.
+        // Independent of the umask.
         file.set_permissions(Permissions::from_mode(MODE))?;
         file.write_all(text(&now).as_bytes())?;
         file.sync_data()?;
@@ -303,12 +298,11 @@ impl Description {
     }
 }
 
-/// Returns the text of a description.
 fn text(description: &Description) -> String {
     serde_json::to_string_pretty(description).unwrap_or_default()
 }
 
-/// Returns what is wrong with a file that somebody else has written, and that we leave alone.
+/// Returns an error if another writer's file, which is left alone, is incomplete.
 fn check(text: &str, seen: &Description) -> Result<(), String> {
     let left = "gpuwarden did not write it, and leaves it alone";
     let machine = Machine::parse(text).map_err(|error| format!("{}; {left}", chain(&error)))?;
@@ -347,7 +341,7 @@ fn entry(gpu: &Gpu, place: Option<&topology::Place>) -> GpuEntry {
     }
 }
 
-/// Returns an address as the form has it, with the last four digits of its domain.
+/// Returns an address in the format's form, with the last four digits of its domain.
 fn short(pci: &str) -> String {
     cut_domain(pci).unwrap_or_else(|| pci.to_owned())
 }

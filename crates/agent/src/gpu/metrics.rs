@@ -1,5 +1,5 @@
-//! The readings of the GPUs as gauges, and counts of the processes that read them. The gauges are what
-//! the last look told: a GPU that is gone, or that does not tell a value any more, has no series.
+//! Exports the readings of the GPUs as gauges, and counters of the processes that read them.
+//! The gauges reflect the last poll: a GPU that is gone, or a missing value, has no series.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,10 +16,10 @@ use runtime::metrics::{Labels, Metrics};
 
 use super::probe::MOST_STUCK;
 
-/// A gauge: name, help, and its value where it is told.
+/// A gauge: name, help, and a function for its value, if any.
 type Gauge<T, V = i64> = (&'static str, &'static str, fn(&T) -> Option<V>);
 
-/// The gauges of a GPU that the driver tells in smaller units than Prometheus' own.
+/// Gauges that are converted from the driver's smaller units to Prometheus' base units.
 const IN_BASE_UNITS: [Gauge<Readings, f64>; 4] = [
     (
         "gpuwarden_gpu_power_watts",
@@ -43,7 +43,7 @@ const IN_BASE_UNITS: [Gauge<Readings, f64>; 4] = [
     ),
 ];
 
-/// The other gauges of a GPU.
+/// Other gauges of a GPU.
 const OF_GPU: [Gauge<Readings>; 22] = [
     (
         "gpuwarden_gpu_temperature_celsius",
@@ -157,7 +157,7 @@ const OF_GPU: [Gauge<Readings>; 22] = [
     ),
 ];
 
-/// The gauges of a link of a GPU.
+/// Gauges of a link of a GPU.
 const OF_LINK: [Gauge<NvlinkReadings>; 5] = [
     (
         "gpuwarden_gpu_nvlink_up",
@@ -187,7 +187,7 @@ const OF_LINK: [Gauge<NvlinkReadings>; 5] = [
 ];
 
 runtime::metrics! {
-    /// Counts the processes that ask about the GPUs, by source.
+    /// Counts the processes that query GPUs, by source.
     pub(super) struct ProbeMetrics {
         /// Times that the process which asks about the GPUs ended, or was ended, and another follows it, by source.
         restarts: Family<Labels<1>, Counter> = "gpuwarden_gpu_probe_restarts",
@@ -196,7 +196,7 @@ runtime::metrics! {
     }
 }
 
-/// The gauges of the GPUs that are there. Cheap to clone.
+/// Gauges of the present GPUs. Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub(super) struct GpuMetrics {
     shown: Arc<Mutex<Vec<ShownGpu>>>,
@@ -211,7 +211,7 @@ struct ShownGpu {
 // === impl ProbeMetrics ===
 
 impl ProbeMetrics {
-    /// Counts that nothing is seen, with so many processes that cannot be ended.
+    /// Counts an interruption, and records the number of processes that cannot be killed.
     pub(super) fn blind(&self, source: &'static str, stuck: usize) {
         let source = [("source", source)];
         if stuck < MOST_STUCK {
@@ -231,7 +231,7 @@ impl GpuMetrics {
         own
     }
 
-    /// Shows what a look told of the GPUs that are there.
+    /// Sets the gauges from a poll.
     pub(super) fn show(&self, inventory: &Inventory, readings: &[Readings]) {
         let shown = inventory.gpus.iter().filter_map(|gpu| {
             let told = readings.iter().find(|told| told.uuid == gpu.uuid)?;
@@ -281,12 +281,12 @@ impl Collector for GpuMetrics {
     }
 }
 
-/// Returns a count as a gauge has it; one beyond its range, which no GPU reaches, is not told.
+/// Converts a count to a gauge's type; `None` beyond its range, which no GPU reaches.
 fn whole(value: Option<u64>) -> Option<i64> {
     value.and_then(|value| i64::try_from(value).ok())
 }
 
-/// Returns milliwatts as watts; more than a GPU can draw is not told.
+/// Converts milliwatts to watts; `None` beyond what a GPU can draw.
 fn watts(milliwatts: Option<u64>) -> Option<f64> {
     Some(f64::from(u32::try_from(milliwatts?).ok()?) / 1000.0)
 }

@@ -1,6 +1,6 @@
-//! Keeps a child process that talks to the GPUs' driver or to DCGM ([`host::gpu_probe`]), and hands on what it
-//! says. A child that hangs, crashes or says nonsense is ended, which is told as blindness with what
-//! it was doing, and another is tried.
+//! Runs a child process that calls the GPU driver or DCGM ([`host::gpu_probe`]), and forwards
+//! its messages. A child that hangs, crashes or sends invalid messages is killed, which is
+//! reported with the call that was in progress, and another child is started.
 
 mod stuck;
 
@@ -23,60 +23,60 @@ use stuck::Stuck;
 
 pub(super) use stuck::MOST as MOST_STUCK;
 
-/// The longest time that a call of the driver may take. Drivers are slow when the machine is busy:
-/// calls of 45 seconds have been seen.
+/// Timeout of one call of the driver. Drivers are slow when the machine is busy: calls of 45
+/// seconds have been observed.
 pub const DEADLINE: Duration = Duration::from_secs(60);
-/// Longest line of a child: sixteen GPUs with all their links and partitions take a tenth of it.
+/// Longest line of a child: sixteen GPUs with all their links and partitions take a tenth of
+/// it.
 const MAX_LINE_BYTES: u64 = 4 << 20;
-/// Longest wait for a child that was killed. One that is still there waits within the kernel.
+/// Longest wait for a killed child. A child that still exists then is blocked within the
+/// kernel.
 const KILLED: Duration = Duration::from_secs(5);
-/// First and longest pause before another child is tried.
+/// First and longest pause before another child is started.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
-/// The name of the time in which a child has said nothing yet, as when it hangs in opening the library.
+/// Description of the time before a child's first message, as when it hangs while it opens the
+/// library.
 const START: &str = "the start of the probe";
-/// Most of an unreadable line that is shown (characters).
+/// Most characters of an invalid line that are shown.
 const MAX_SHOWN: usize = 80;
 
-/// The settings of the child processes.
 #[derive(Clone, Debug)]
 pub struct ProbeConfig {
-    /// The program: gpuwarden itself.
+    /// Path of the program: gpuwarden itself.
     pub program: PathBuf,
-    /// Its arguments, which make it the child.
     pub arguments: Vec<OsString>,
-    /// Pause between two looks of the child, in which it may say nothing.
+    /// Interval between two polls of the child, during which it sends nothing.
     pub interval: Duration,
-    /// Longest silence of a child while it calls the driver: [`DEADLINE`].
+    /// Timeout of a child while it calls the driver: [`DEADLINE`].
     pub deadline: Duration,
 }
 
-/// The call of the driver that a child is in, and the GPU that it is about; `None`: it is between
-/// two looks.
+/// Library call that a child has announced, with the GPU's index; `None` between two polls.
 #[derive(Debug)]
 struct Doing(Option<(String, Option<u32>)>);
 
-/// The reason why a child is not listened to any more.
+/// Reason to stop reading from a child.
 enum End {
-    /// Nobody wants to hear of it.
+    /// The receiver of the messages is gone.
     Unwanted,
-    /// It said nothing for so long.
+    /// The child sent nothing for this long.
     Silent(Duration),
-    /// It closed its output.
+    /// The child closed its output.
     Closed,
-    /// It said that it cannot go on.
+    /// The child reported that it cannot continue.
     Said(String),
-    /// It said something that it must not say.
+    /// The child sent an invalid message.
     Garbled(String),
 }
 
 // === impl ProbeConfig ===
 
 impl ProbeConfig {
-    /// Returns how this very program is run as the child that these settings are for.
+    /// Returns the configuration to run this program as the child with these settings.
     pub fn of(settings: &ProbeSettings, deadline: Duration) -> serde_json::Result<Self> {
         let argument = serde_json::to_string(settings)?;
         Ok(Self {
-            // Also where the file was replaced since this process began.
+            // Valid even if the file was replaced since this process started.
             program: PathBuf::from("/proc/self/exe"),
             arguments: [OsString::from("gpu-probe"), argument.into()].into(),
             interval: Duration::from_millis(settings.interval_ms),
@@ -85,7 +85,7 @@ impl ProbeConfig {
     }
 }
 
-/// Runs one child after the other, until nobody wants to hear what they see.
+/// Runs one child after the other, until the receiver of their messages is gone.
 pub async fn watch(config: ProbeConfig, seen: mpsc::Sender<Seen>) {
     let mut stuck = Stuck::default();
     let mut backoff = Backoff::new(PAUSES.0, PAUSES.1);
@@ -93,12 +93,12 @@ pub async fn watch(config: ProbeConfig, seen: mpsc::Sender<Seen>) {
         let (reason, is_said) = if stuck.has_room() {
             run(&config, &seen, &mut stuck, &mut backoff).await
         } else {
-            let reason = "no other probe is started while these cannot be ended";
+            let reason = "no other probe is started while these cannot be killed";
             (reason.to_owned(), false)
         };
         let stuck = stuck.count();
-        // The monitor says it where it matters, and once.
-        tracing::debug!(reason, stuck, "the GPUs' driver cannot be asked");
+        // Only a debug line: the monitor logs the reason once, if it matters.
+        tracing::debug!(reason, stuck, "cannot query the GPUs");
         let blind = Seen::Blind {
             reason,
             is_said,
@@ -114,7 +114,8 @@ pub async fn watch(config: ProbeConfig, seen: mpsc::Sender<Seen>) {
     }
 }
 
-/// Runs one child to its end; returns why it ended, and whether it said so itself.
+/// Runs one child to its end. Returns the reason, and true if the child reported the reason
+/// itself.
 async fn run(
     config: &ProbeConfig,
     seen: &mpsc::Sender<Seen>,
@@ -128,7 +129,8 @@ async fn run(
             return (reason, false);
         }
     };
-    // Dropped with the others where nobody waits any more; what a library has started in it ends, too.
+    // Dropped on cancellation too, which also ends processes that a library has started in the
+    // child.
     let group = Group::of(&child);
     let mut doing = Doing(Some((START.to_owned(), None)));
     let end = match child.stdout.take() {
@@ -136,18 +138,18 @@ async fn run(
         None => End::Closed,
     };
     if matches!(end, End::Closed) {
-        // It has ended, or is about to: how is worth knowing.
+        // The child has ended, or is about to: its exit status is worth a short wait.
         let _ = timeout(KILLED, child.wait()).await;
     }
     let status = finish(child, group, stuck).await;
     let is_said = matches!(end, End::Said(_));
     let reason = match end {
-        End::Unwanted => "not wanted any more".to_owned(),
+        End::Unwanted => "not needed".to_owned(),
         End::Said(why) | End::Garbled(why) => why,
         End::Silent(length) => {
             let seconds = length.as_secs_f64();
             let left = if status.is_none() {
-                "; the probe cannot be ended"
+                "; the probe cannot be killed"
             } else {
                 ""
             };
@@ -155,7 +157,7 @@ async fn run(
         }
         End::Closed => match status {
             Some(status) => format!("the probe ended ({status}) {doing}"),
-            None => format!("the probe fell silent and cannot be ended {doing}"),
+            None => format!("the probe closed its output and cannot be killed {doing}"),
         },
     };
     (reason, is_said)
@@ -164,7 +166,7 @@ async fn run(
 fn spawn(config: &ProbeConfig) -> io::Result<Child> {
     Command::new(&config.program)
         .args(&config.arguments)
-        // It ends when this closes, which it does when the agent ends in whatever way.
+        // The child ends when this closes, in whatever way the agent ends.
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .process_group(0)
@@ -172,7 +174,7 @@ fn spawn(config: &ProbeConfig) -> io::Result<Child> {
         .spawn()
 }
 
-/// Hands on what a child says, until it ends, says nothing for too long, or is not wanted any more.
+/// Forwards a child's messages until it ends, times out, or the receiver is gone.
 async fn hear(
     config: &ProbeConfig,
     output: ChildStdout,
@@ -193,11 +195,11 @@ async fn hear(
         match read {
             Ok(Ok(true)) => {}
             Ok(Ok(false)) => return End::Closed,
-            Ok(Err(error)) => return End::Garbled(format!("the probe cannot be heard: {error}")),
+            Ok(Err(error)) => return End::Garbled(format!("cannot read from the probe: {error}")),
             Err(_) => return End::Silent(silence),
         }
         let Ok(said) = serde_json::from_slice(&line) else {
-            return End::Garbled(format!("the probe said {:?}", shown(&line)));
+            return End::Garbled(format!("the probe sent {:?}", shown(&line)));
         };
         let is_event = matches!(said, Said::Event(_));
         if !is_event {
@@ -212,7 +214,8 @@ async fn hear(
             }
             Err(end) => return end,
         }
-        // Another thread of the child tells events, also while a call hangs.
+        // An event proves nothing: another thread of the child sends events, even while a call
+        // hangs.
         if !is_event {
             silence = match doing.0 {
                 Some(_) => config.deadline,
@@ -223,7 +226,7 @@ async fn hear(
     }
 }
 
-/// Reads one line; `false` at the end.
+/// Reads one line; returns false at the end.
 async fn read_line(output: &mut BufReader<ChildStdout>, line: &mut Vec<u8>) -> io::Result<bool> {
     let read = output.take(MAX_LINE_BYTES).read_until(b'\n', line).await?;
     if read > 0 && line.last() != Some(&b'\n') && read as u64 == MAX_LINE_BYTES {
@@ -233,14 +236,15 @@ async fn read_line(output: &mut BufReader<ChildStdout>, line: &mut Vec<u8>) -> i
     Ok(read > 0)
 }
 
-/// Returns what a line tells of the GPUs, if anything; fails where the child is of no use any more.
+/// Converts a message of the child, if it is about the GPUs; fails if the child is of no
+/// further use.
 fn understand(said: Said, doing: &mut Doing, backoff: &mut Backoff) -> Result<Option<Seen>, End> {
     match said {
         Said::Hello { protocol, library } if protocol == PROTOCOL => {
             Ok(Some(Seen::Library(library)))
         }
         Said::Hello { protocol, .. } => Err(End::Garbled(format!(
-            "the probe speaks version {protocol}, this gpuwarden {PROTOCOL}: restart gpuwarden"
+            "the probe has protocol version {protocol}, this gpuwarden {PROTOCOL}: restart gpuwarden"
         ))),
         Said::Doing { call, gpu } => {
             doing.0 = Some((call.into_owned(), gpu));
@@ -260,15 +264,15 @@ fn understand(said: Said, doing: &mut Doing, backoff: &mut Backoff) -> Result<Op
     }
 }
 
-/// Returns the beginning of a line, to be shown.
+/// Returns the start of a line, for an error.
 fn shown(line: &[u8]) -> String {
     let line = String::from_utf8_lossy(line.trim_ascii_end());
     line.chars().take(MAX_SHOWN).collect()
 }
 
-/// Ends a child; returns how it ended, and keeps it where it does not.
+/// Ends a child and returns its exit status; keeps the child if it cannot be killed.
 async fn finish(mut child: Child, group: Group, stuck: &mut Stuck) -> Option<ExitStatus> {
-    // Its output is closed, its input closes now: it may end by itself.
+    // The output is closed, and the input closes now, so the child may end by itself.
     drop(child.stdin.take());
     drop(group);
     if let Ok(Ok(status)) = timeout(KILLED, child.wait()).await {
@@ -283,7 +287,7 @@ async fn finish(mut child: Child, group: Group, stuck: &mut Stuck) -> Option<Exi
 impl std::fmt::Display for Doing {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match &self.0 {
-            None => write!(f, "between two looks"),
+            None => write!(f, "between two polls"),
             Some((call, None)) => write!(f, "from {call}"),
             Some((call, Some(gpu))) => write!(f, "from {call} of GPU {gpu}"),
         }

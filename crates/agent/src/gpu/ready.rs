@@ -1,9 +1,9 @@
-//! The condition `NVMLReady` of each GPU in the Device API: what the driver itself says of it.
+//! Sets the condition `NVMLReady` of each GPU in the Device API, from the driver's reports.
 //!
-//! A critical XID takes it away. It comes back when a GPU that was lost answers again, when the
-//! machine has booted anew, when the driver asks for nothing and no XID has come for a while, or by
-//! the word of a person, which ends the fault of the XID; never by time alone, and never by another
-//! XID.
+//! A critical XID makes the condition false. It becomes true again when a GPU that was lost
+//! answers, when the machine has rebooted, when the driver requests no action and no XID has
+//! occurred for a while, or when a person ends the fault of the XID; never by time alone, and
+//! never by another XID.
 
 use contract::keys;
 use devices::board::{Own, Said};
@@ -15,22 +15,22 @@ use serde::{Deserialize, Serialize};
 use super::GpuMonitor;
 use super::xid::{CALM, asks_for_nothing};
 
-/// XIDs that tell of a program's fault and not of the GPU's, as the provider's design lists them.
+/// XIDs caused by programs rather than the GPU, as the provider's design lists them.
 const OF_PROGRAMS: [u32; 6] = [13, 31, 43, 45, 68, 109];
 
-/// The last critical XID of a GPU that is not ready.
+/// Last critical XID of a GPU that is not ready.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Critical {
     code: u32,
     at: Timestamp,
-    /// The event store in which a fault of an XID of the GPU was open since. Another store may not
-    /// have it yet, or have lost it, which is nobody's word.
+    /// Event store with an open fault for an XID of the GPU. Another store may not have the
+    /// fault yet, or have lost it, which does not mean that a person closed it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     open_in: Option<String>,
 }
 
 impl GpuMonitor {
-    /// Shows which GPUs there are, and those that are not ready as before.
+    /// Sends the inventory to the Device API, and keeps GPUs not ready that were so before.
     pub(super) fn show_inventory(&mut self, inventory: &Inventory) {
         let answers =
             |inventory: &Inventory, uuid: &str| inventory.gpus.iter().any(|gpu| gpu.uuid == uuid);
@@ -54,8 +54,7 @@ impl GpuMonitor {
         }
     }
 
-    /// Takes away the readiness of a GPU that a critical XID is about; of all GPUs where the driver
-    /// does not say which it is.
+    /// Makes the GPU of a critical XID not ready, or all GPUs if the driver does not name one.
     pub(super) fn note_critical(&mut self, event: &GpuEvent) {
         let GpuEventKind::Xid { code, .. } = event.kind else {
             return;
@@ -84,8 +83,8 @@ impl GpuMonitor {
         }
     }
 
-    /// Gives back the readiness of GPUs of which the driver asks for nothing, a while after their
-    /// last critical XID.
+    /// Makes GPUs ready again if the driver requests no action, a while after their last
+    /// critical XID.
     pub(super) fn end_critical(&mut self, readings: &[Readings]) {
         let now = self.reporter.now();
         let is_over = |uuid: &str, critical: &Critical| {
@@ -103,8 +102,8 @@ impl GpuMonitor {
         }
     }
 
-    /// Gives back the readiness of GPUs whose faults of XIDs were open and are not any more: they were
-    /// closed, or a person who has released the node has dismissed them.
+    /// Makes GPUs ready again whose open faults of XIDs have ended: they were closed, or
+    /// dismissed by a person who has released the node.
     pub(super) fn end_by_word(&mut self) {
         if self.reporter.memory().not_ready.is_empty() {
             self.faults.mark_unchanged();
@@ -145,11 +144,11 @@ impl GpuMonitor {
         let Err(error) = self.devices.set_condition(Own::Nvml, uuid, said) else {
             return;
         };
-        // Each event of a GPU that is not there would say it anew.
+        // Each event of a GPU that is gone would log it again.
         if let Some(not_logged_before) = self.not_taken.now() {
             tracing::warn!(
                 err = %error, not_logged_before,
-                "the Device API does not take a condition of NVMLReady"
+                "the Device API refuses the condition NVMLReady"
             );
         }
     }

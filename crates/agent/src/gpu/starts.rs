@@ -1,7 +1,7 @@
-//! GPUs that the driver could not start, as the kernel's log has said, and that it has started since.
+//! Closes faults of failed GPU starts, which the kernel log reports, once the GPUs answer.
 //!
-//! The log says only that a start has failed. That a GPU answers again is seen here, so it is told here,
-//! in the name of the monitor that has reported the failure.
+//! The log reports only failures. The GPU monitor observes that a GPU answers again, and so
+//! reports the recovery in the name of the monitor that reported the failure.
 
 use contract::{HealthEvent, keys};
 use devices::faults::{NodeFaults, concerns};
@@ -9,15 +9,15 @@ use diagnosis::gpu::{Gpu, Readings};
 
 use super::{GpuMonitor, event};
 
-/// The looks in which a GPU has to answer while its fault is open: the first may have begun before the
-/// failure.
+/// Number of polls that a GPU must answer while its fault is open: the first may have started
+/// before the failure.
 pub(super) const LOOKS: u32 = 2;
-/// The looks after which that is told again where the fault is still open: a GPU whose start fails now and then
-/// may have failed once more before anybody saw it closed.
+/// Number of polls after which the recovery is reported again if the fault is still open: the
+/// start of a flaky GPU may have failed once more before the fault was seen closed.
 pub(super) const AGAIN: u32 = 12;
 
 impl GpuMonitor {
-    /// Closes the faults of starts that failed of the GPUs that answer.
+    /// Closes the faults of failed starts of GPUs that answer.
     pub(super) fn end_failed_starts(&mut self, readings: &[Readings]) {
         let answering = self.answering_failed(readings);
         self.answered_since_failure
@@ -32,7 +32,7 @@ impl GpuMonitor {
         }
     }
 
-    /// Returns the GPUs that answer, and of which a start that failed is still open.
+    /// Returns the GPUs that answer and have an open fault of a failed start.
     fn answering_failed(&self, readings: &[Readings]) -> Vec<Gpu> {
         let NodeFaults::Told(told) = self.faults.borrow().clone() else {
             return Vec::new();

@@ -1,32 +1,33 @@
-//! By which way the GPUs of a machine are reached, as docs/gpu.md has them: what `status` and `doctor` tell.
+//! The ways to reach the GPUs of a machine, as in docs/gpu.md, for `status` and `doctor`.
 
 use std::fmt;
 use std::path::Path;
 
-/// Variable with which container runtimes of NVIDIA are told which GPUs to pass in.
+/// Variable that tells NVIDIA's container runtimes which GPUs to pass in.
 const VISIBLE: &str = "NVIDIA_VISIBLE_DEVICES";
-/// Its value in a container that has its GPUs by a claim, so that the runtime passes in none.
+/// Value of the variable in a container with GPUs from a claim, so that the runtime passes in
+/// none.
 const BY_CLAIM: &str = "void";
 
-/// The way by which the driver's library was found.
+/// Way to the driver's library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
     /// On the machine itself, outside of containers.
     Machine,
-    /// In the driver's directory, which is mounted.
+    /// In the mounted directory of the driver.
     DriverRoot,
-    /// By the container runtime, as the `RuntimeClass` `nvidia` has it.
+    /// Through the container runtime, as with the `RuntimeClass` `nvidia`.
     Runtime,
-    /// By a claim (dynamic resource allocation).
+    /// Through a claim (dynamic resource allocation).
     Claim,
-    /// In a container, by none of them that is known.
+    /// In a container, by none of the known ways.
     Container,
 }
 
 // === impl Way ===
 
 impl Way {
-    /// Returns the way of this process to a library.
+    /// Returns the way that leads this process to a library.
     pub fn of(library: &str, driver_root: &Path) -> Self {
         let in_pod = std::env::var_os("KUBERNETES_SERVICE_HOST").is_some();
         Self::choose(
@@ -91,7 +92,7 @@ mod tests {
                 "{library} {visible:?}"
             );
         }
-        // Where the root is that of the machine, all is below it.
+        // If the root is the machine's, every path is below it.
         assert_eq!(
             Way::choose("/usr/lib64/x.so", Path::new("/"), false, None),
             Way::Machine

@@ -1,4 +1,4 @@
-//! XIDs as the driver tells them, where nobody reads them in the kernel log.
+//! Reports XIDs from the driver, if no monitor reads them in the kernel log.
 
 use contract::{Entity, HealthEvent, keys};
 use diagnosis::decode::{Finding, Mig, XidLine};
@@ -10,16 +10,16 @@ use jiff::{SignedDuration, Timestamp};
 use super::{GpuMonitor, event};
 use crate::kernel_log::event::{Context, of};
 
-/// Time without an XID after which those of a GPU are over, where the driver also says that nothing
-/// has to be done: what had no other effect by then has none.
+/// Time without an XID after which a GPU's XIDs are over, if the driver also requests no
+/// action: an XID without an effect by then has none.
 pub(super) const CALM: SignedDuration = SignedDuration::from_mins(10);
 
-/// The XID by which the driver says what it asks for. That has a check of its own, and the event
-/// does not tell what it is.
+/// XID that reports the driver's requested action. The action has a check of its own, and the
+/// event does not contain it.
 const RECOVERY_XID: u32 = 154;
 
 impl GpuMonitor {
-    /// Reports an XID as the monitor of the kernel log would, had it read the line.
+    /// Reports an XID as the kernel log monitor would, had it read the line.
     pub(super) fn report_xid(&mut self, told: &GpuEvent) {
         let Some(finding) = self.finding(told) else {
             return;
@@ -47,7 +47,7 @@ impl GpuMonitor {
         }
     }
 
-    /// Returns the catalogue's finding of an XID; `None` for what is none.
+    /// Returns the catalogue's finding of an XID; `None` for another event.
     fn finding(&mut self, told: &GpuEvent) -> Option<Finding> {
         let GpuEventKind::Xid {
             code,
@@ -86,7 +86,7 @@ impl GpuMonitor {
 
     fn events_of(&self, finding: &Finding, at: Timestamp) -> Vec<HealthEvent> {
         let code = finding.code().unwrap_or_default();
-        let text = format!("XID {code} told by the driver: {}", finding.meaning);
+        let text = format!("XID {code} reported by the driver: {}", finding.meaning);
         let record = RecordRef {
             wall: Some(at),
             raw_text: text.as_bytes(),
@@ -103,8 +103,8 @@ impl GpuMonitor {
         })
     }
 
-    /// Closes the XIDs of the GPUs of which the driver says that nothing has to be done, when no
-    /// other has come for a while. Time alone closes none.
+    /// Closes the XIDs of GPUs if the driver requests no action, and no other XID has occurred
+    /// for a while. Time alone closes none.
     pub(super) fn end_xids(&mut self, readings: &[Readings]) {
         let now = self.reporter.now();
         let xids = &self.reporter.memory().xids;
@@ -125,9 +125,9 @@ impl GpuMonitor {
     }
 }
 
-/// Returns whether the driver says of a GPU and its partitions that nothing has to be done to them.
+/// Returns true if the driver requests no action for a GPU and its partitions.
 pub(super) fn asks_for_nothing(told: &Readings) -> bool {
-    // A recovery of the IMEX domain is none of this GPU.
+    // A recovery of the IMEX domain is no action on this GPU.
     let is_nothing = |action: RecoveryAction| {
         matches!(
             action,
