@@ -1,18 +1,18 @@
-//! The frame of every monitor: a monitor looks at something of the machine and says what it
-//! finds, and a [`Reporter`] does all that comes after.
+//! The frame of every monitor: a monitor checks some part of the machine and reports its
+//! findings, and a [`Reporter`] does everything after that.
 //!
 //! - Repeats of a fault are counted and reported once a minute (`diagnosis/src/fold.rs`).
-//! - What is reported is stored by the connector, or stands in a file (`state`) until it is: a
-//!   restart loses nothing and doubles nothing. The monitor's own memory, such as its place in a
-//!   log, stands in the same file.
-//! - What the connector does not take is tried again (`hand_over`), and meanwhile the monitor
-//!   goes on, up to a bound.
-//! - After a reboot the faults that it mends are closed (`reboot`).
-//! - Status and metrics tell whether the monitor sees what it is there to see.
+//! - A report is stored by the connector, and kept in a file (`state`) until then: a restart
+//!   loses nothing and duplicates nothing. The same file has the monitor's own memory, such as
+//!   its place in a log.
+//! - Events that the connector does not accept are retried (`hand_over`), while the monitor
+//!   continues, up to a bound.
+//! - After a reboot the faults that it remediates are closed (`reboot`).
+//! - Status and metrics show whether the monitor can read its source.
 //!
-//! A monitor is a loop of its own, in which [`Reporter::work`] or [`Reporter::pause`] is waited
-//! for beside what the monitor waits for. CONTRIBUTING.md has the steps, `tests.rs` a small
-//! monitor, and `kernel_log.rs` a large one.
+//! A monitor is a loop of its own, which awaits [`Reporter::work`] or [`Reporter::pause`]
+//! beside its own source. CONTRIBUTING.md has the steps, `tests.rs` a small monitor, and
+//! `kernel_log.rs` a large one.
 
 mod hand_over;
 mod metrics;
@@ -42,47 +42,45 @@ use state::{MonitorState, Saving, StateFile};
 
 pub use diagnosis::fold::WINDOW;
 
-/// Events that wait for the connector before the monitor waits for them: they stand in the state
-/// file, which is written once a second. As many as faults whose repeats are counted.
+/// Most events that wait for the connector before the monitor has to wait. They are in the
+/// state file, which is written once a second. As many as faults whose repeats are counted.
 pub const MAX_UNSENT: usize = diagnosis::fold::MAX_WINDOWS;
 
-/// The names of a monitor.
+/// Names of a monitor.
 #[derive(Debug)]
 pub struct Monitor {
-    /// Name of its source and its file, and with `gpuwarden_` before it the beginning of its
-    /// metrics: `kernel-log`.
+    /// Name of the monitor's source and file, such as `kernel-log`, and after `gpuwarden_` the
+    /// prefix of its metrics.
     pub name: &'static str,
-    /// The things that it reads, in the words of its metrics: `Kernel log records`.
+    /// Term for its records in the help of its metrics: `Kernel log records`.
     pub records: &'static str,
-    /// Agent of its events.
+    /// Agent of the monitor's events.
     pub agent: &'static str,
-    /// Its checks, each with the component class of its faults. A reboot closes what they found.
+    /// Checks of the monitor, each with the component class of its faults. A reboot closes
+    /// faults of these.
     pub checks: &'static [(&'static str, &'static str)],
 }
 
-/// The things that all monitors of a node are made with.
+/// Settings that all monitors of a node share.
 #[derive(Clone)]
 pub struct Frame {
-    /// Node name on the events.
+    /// Name of the node in events.
     pub node_name: String,
-    /// Directory for what is remembered over a restart; `None`: nothing is.
+    /// Directory for state that survives a restart; `None` to keep none.
     pub state_dir: Option<PathBuf>,
-    /// The running boot; `None`: not known, and then no reboot is noticed.
+    /// The running boot; `None` if unknown, and then no reboot is detected.
     pub boot: Option<Boot>,
-    /// Repeats of a fault within this time become one event: [`WINDOW`].
+    /// Time within which repeats of a fault become one event: [`WINDOW`].
     pub window: Duration,
-    /// The connector that takes their events.
     pub connector: Connector,
-    /// The list of sources in which each is shown.
+    /// List of sources in the process's status.
     pub sources: Sources,
-    /// The metrics of the process.
     pub metrics: Metrics,
-    /// The clock.
     pub clock: fn() -> Timestamp,
 }
 
-/// Brings what a monitor finds to the connector. `M` is what the monitor itself has to remember
-/// over a restart: a struct with named fields, which are written beside the reporter's own.
+/// Brings a monitor's reports to the connector. `M` is the monitor's own memory that survives a
+/// restart: a struct with named fields, which are written beside the reporter's own.
 pub struct Reporter<M> {
     monitor: &'static Monitor,
     frame: Frame,
@@ -93,14 +91,14 @@ pub struct Reporter<M> {
     remembers: bool,
     saving: Option<Saving>,
     hand_over: HandOver,
-    /// Number of events of the outbox, from its front, that stand in the file, or would be found
-    /// again without it.
+    /// Number of events at the front of the outbox that may be handed over: they are in the
+    /// file, or would be found again without it.
     ready: usize,
     started: Instant,
     beaten: Instant,
-    /// A boot whose beginning was not told yet.
+    /// A new boot that was not reported yet.
     rebooted: Option<Boot>,
-    /// The reason why nothing is seen, as it was last said in the log.
+    /// Error of the source that was last logged.
     blind: Option<String>,
 }
 
@@ -110,8 +108,8 @@ impl<M> Reporter<M>
 where
     M: Clone + Default + Serialize + DeserializeOwned + Send + Sync + 'static,
 {
-    /// Returns a reporter that is listed among the sources by the monitor's name. What an earlier
-    /// process has remembered is read from its file.
+    /// Creates a reporter that is listed among the sources under the monitor's name, with the
+    /// state of an earlier process.
     pub fn new(monitor: &'static Monitor, frame: Frame) -> Self {
         let file = frame.state_dir.as_deref();
         let file = file.map(|dir| StateFile::in_dir(dir, monitor.name));
@@ -123,7 +121,7 @@ where
             state.boot_id = boot_id.map(str::to_owned);
         }
         let boot_id = frame.boot.map(|boot| boot.id.to_string());
-        // A boot is another one only if an earlier one is known.
+        // A reboot is only detected if the earlier boot is known.
         let is_another = boot_id.is_some() && state.boot_id.is_some() && state.boot_id != boot_id;
         if !is_another {
             state.boot_id = boot_id.or(state.boot_id.take());
@@ -135,7 +133,7 @@ where
             source: (frame.sources).add(monitor.name, "", (frame.clock)()),
             metrics: MonitorMetrics::new(&frame.metrics, monitor),
             remembers,
-            // What is handed over by now was handed over from there.
+            // The earlier process may hand over everything in its file.
             ready: state.outbox.len(),
             state,
             saving: file.map(Saving::new),
@@ -155,22 +153,20 @@ where
         self
     }
 
-    /// Returns whether an earlier process has left a state behind.
+    /// Returns true if an earlier process has left a state.
     pub fn remembers(&self) -> bool {
         self.remembers
     }
 
-    /// Returns the name of the node.
     pub fn node_name(&self) -> &str {
         &self.frame.node_name
     }
 
-    /// Returns the time by the clock of the frame.
+    /// Returns the current time of the frame's clock.
     pub fn now(&self) -> Timestamp {
         (self.frame.clock)()
     }
 
-    /// Returns the monitor's own memory.
     pub fn memory(&self) -> &M {
         &self.state.memory
     }
@@ -181,7 +177,7 @@ where
         &mut self.state.memory
     }
 
-    /// Returns an event of one of the monitor's checks about its node, of now, to be filled in.
+    /// Returns a new event of one of the monitor's checks about its node, to be filled in.
     pub fn event(&self, check: &str, component_class: &str) -> HealthEvent {
         let boot_id = self.frame.boot.map(|boot| boot.id.to_string());
         HealthEvent {
@@ -199,8 +195,8 @@ where
         }
     }
 
-    /// Reports a fault, or the end of one, that was seen at `at`. It may be reported as often as
-    /// it is seen. Where the event does not say when it came, it came now.
+    /// Reports a fault, or the end of one, observed at `at`. Each observation may be reported.
+    /// An event without an arrival time gets the current one.
     pub fn report(&mut self, mut event: HealthEvent, at: Timestamp) {
         model::event::not_fatal_without_action(&mut event);
         if accepted(&event).is_none() {
@@ -227,7 +223,7 @@ where
         }
     }
 
-    /// Takes note of a record that was read, and says `at` of itself.
+    /// Records that a record with the time `at` was read.
     pub fn has_read(&self, at: Timestamp) {
         self.metrics.records.inc();
         self.source.update(self.now(), |status| {
@@ -236,32 +232,32 @@ where
         });
     }
 
-    /// Takes note of a look that was answered, by a monitor that polls: it sees, and what it
-    /// finds is of this boot. `detail` says what it looks at.
+    /// Records a successful poll, for a monitor that polls: its source works, and its findings
+    /// are of this boot. `detail` describes what is polled.
     pub fn has_looked(&mut self, detail: &str) {
         self.boot_has_begun();
         self.has_read(self.now());
         self.show(SourceState::Following, detail);
     }
 
-    /// Takes note of records that were lost before they could be read.
+    /// Records the loss of records before they could be read.
     pub fn has_lost(&self, count: u64) {
         self.metrics.lost.inc_by(count);
         (self.source).update(self.now(), |status| status.lost += count);
     }
 
-    /// Takes note of records that cannot be read.
+    /// Records that some records cannot be parsed.
     pub fn cannot_read(&self, count: u64) {
         self.metrics.malformed.inc_by(count);
         (self.source).update(self.now(), |status| status.malformed += count);
     }
 
-    /// Shows that nothing is seen, and why; it is said in the log once.
+    /// Shows that the source cannot be read, with the reason; logs it once.
     pub fn cannot_see(&mut self, why: &str) {
         self.cannot_see_with(why, None);
     }
 
-    /// Shows that nothing is seen, why, and what to do about it; it is said in the log once.
+    /// Shows that the source cannot be read, with the reason and advice; logs it once.
     pub fn cannot_see_with(&mut self, why: &str, advice: Option<String>) {
         if self.blind.as_deref() != Some(why) {
             let monitor = self.monitor.name;
@@ -269,7 +265,7 @@ where
                 err = why,
                 monitor,
                 advice,
-                "the source of a monitor cannot be read; it is tried again"
+                "cannot read the source of a monitor; retrying"
             );
             self.blind = Some(why.to_owned());
         }
@@ -277,7 +273,7 @@ where
         (self.source).update(self.now(), |status| status.advice = advice);
     }
 
-    /// Shows how the monitor does, and what it looks at or what is wrong with that.
+    /// Shows the state of the monitor's source, with a description or a problem.
     pub fn show(&mut self, state: SourceState, detail: &str) {
         if state.sees() {
             self.blind = None;
@@ -290,13 +286,13 @@ where
         });
     }
 
-    /// Shows what the monitor looks at; how it does is as before.
+    /// Shows a description of the source; the state does not change.
     pub fn show_detail(&self, detail: &str) {
         let detail = self.with_trouble(detail);
         (self.source).update(self.now(), |status| status.detail = detail);
     }
 
-    /// Returns `detail`, and that the state cannot be written where that is so.
+    /// Adds a note to `detail` if the state cannot be written.
     fn with_trouble(&self, detail: &str) -> String {
         let saving = self.saving.as_ref();
         match saving.and_then(|saving| Some((saving.path(), saving.failed.as_ref()?))) {
@@ -305,14 +301,14 @@ where
         }
     }
 
-    /// Returns the boot that the machine has made since the last process, until its beginning
-    /// is told.
+    /// Returns the new boot since the last process, until it is reported.
     pub fn rebooted(&self) -> Option<Boot> {
         self.rebooted
     }
 
-    /// Closes what a reboot mends, where there was one, before anything of the new boot is
-    /// reported. A monitor that reads a log calls this when all from before it is read.
+    /// After a reboot, closes the faults that it remediates, before anything of the new boot is
+    /// reported. A monitor that reads a log calls this when everything from before the reboot
+    /// is read.
     pub fn boot_has_begun(&mut self) {
         let Some(boot) = self.rebooted.take() else {
             return;
@@ -326,14 +322,14 @@ where
         self.state.boot_id = Some(boot.id.to_string());
     }
 
-    /// Reports what is counted: it would be forgotten, or something is not known any more.
+    /// Reports all counts, which would be lost, or whose fault's state is unknown now.
     pub fn end_windows(&mut self) {
         self.save_first();
         self.state.fold.end(&mut self.state.outbox);
     }
 
-    /// Makes the state be written before any further event is handed over, for the monitor has
-    /// changed what events are named by.
+    /// Requires the state to be written before any further event is handed over, because the
+    /// monitor has changed what event names depend on.
     pub fn save_first(&mut self) {
         if let Some(saving) = &mut self.saving {
             saving.changed = true;
@@ -341,15 +337,14 @@ where
         }
     }
 
-    /// Returns whether more may be reported: beyond [`MAX_UNSENT`] events the monitor has to
+    /// Returns true if more may be reported: beyond [`MAX_UNSENT`] events the monitor must
     /// wait, and shows as stuck.
     pub fn has_room(&self) -> bool {
         self.state.outbox.len() < MAX_UNSENT
     }
 
-    /// Waits until there is something to do, and does it: hands over, counts, saves, and shows a
-    /// sign of life. To be called again and again beside what the monitor waits for;
-    /// cancel-safe.
+    /// Waits for the next thing to do, and does it: hands over, counts, saves, and updates the
+    /// heartbeat. Must be awaited repeatedly beside the monitor's own source; cancel-safe.
     pub async fn work(&mut self) {
         self.begin_hand_over();
         tokio::select! {
@@ -358,7 +353,7 @@ where
             saved = Saving::until_written(&mut self.saving) => self.saved(saved),
             heard = next_recovery(&mut self.recoveries) => self.take_in_recovery(heard),
         }
-        // Else repeats go on being counted until the connector takes events.
+        // Otherwise repeats are counted further until the connector accepts events.
         if self.state.outbox.is_empty() {
             let now = self.started.elapsed();
             if self.state.fold.tick(now, &mut self.state.outbox) {
@@ -370,7 +365,8 @@ where
         }
     }
 
-    /// Works for this long, and until there is room for more reports. `false`: cancelled.
+    /// Works for this time, and until there is room for more reports. Returns false if
+    /// cancelled.
     pub async fn pause(&mut self, time: Duration, cancel: &CancellationToken) -> bool {
         let until = Instant::now() + time;
         loop {
@@ -382,10 +378,11 @@ where
         }
     }
 
-    /// Hands over what waits, and tries at least once, until `cancel`; then saves the rest.
+    /// Hands over the waiting events, in at least one attempt, until `cancel`; then saves the
+    /// rest.
     pub async fn finish(mut self, cancel: &CancellationToken) {
         if self.saving.is_none() {
-            // What is counted would be forgotten.
+            // Without a file, the counts would be lost.
             self.end_windows();
         }
         self.hand_over.try_now();
@@ -397,7 +394,7 @@ where
                 () = self.work() => {}
             }
         }
-        // What has changed since one began that is under way has to be written, too.
+        // Changes since the start of a write in progress must be written too.
         self.saving_has_ended().await;
         self.save();
         self.saving_has_ended().await;
@@ -420,7 +417,7 @@ where
         }
     }
 
-    /// Returns the time of the next thing to do that nothing has to come for.
+    /// Returns the time of the next action that needs no external event.
     fn next_wake(&self) -> Instant {
         let ticks = self.state.outbox.is_empty();
         let window_ends = self.state.fold.next_tick().filter(|_| ticks);
@@ -430,13 +427,13 @@ where
         window_ends.into_iter().chain(save).fold(beat, Instant::min)
     }
 
-    /// Takes in a recovery that somebody else has reported. `None`: some were missed.
+    /// Processes a recovery of another sender. `None` means that some were missed.
     fn take_in_recovery(&mut self, recovery: Option<Recovery>) {
         let Some(Recovery { event, accepted_at }) = recovery else {
             self.end_windows();
             return;
         };
-        // Our own have ended their windows already.
+        // This monitor's own recoveries have already ended their windows.
         if !names_record(&event) {
             let (fold, outbox) = (&mut self.state.fold, &mut self.state.outbox);
             if fold.recovered_elsewhere(&event, accepted_at, outbox) {
@@ -445,7 +442,7 @@ where
         }
     }
 
-    /// Returns how many events of the outbox, from its front, may be handed over.
+    /// Returns how many events at the front of the outbox may be handed over.
     fn may_hand_over(&self) -> usize {
         match self.saving {
             Some(_) => self.ready,
@@ -463,19 +460,19 @@ where
         self.saving.as_ref().is_some_and(Saving::is_under_way)
     }
 
-    /// Begins to write the state, unless it is being written.
+    /// Starts to write the state, unless a write is in progress.
     fn save(&mut self) {
         if let Some(saving) = &mut self.saving {
             saving.begin(&self.state);
         }
     }
 
-    /// Takes note of what became of a writing of the state.
+    /// Processes the result of a write of the state.
     fn saved(&mut self, result: std::io::Result<()>) {
         let Some(saving) = &mut self.saving else {
             return;
         };
-        // Where it cannot be written, events do not wait for it.
+        // If the state cannot be written, events do not wait for it.
         self.ready = self.ready.max(saving.end());
         match result {
             Ok(()) => saving.failed = None,
@@ -486,8 +483,8 @@ where
                 if saving.failed.as_ref() != Some(&why) {
                     tracing::error!(
                         err = why, path = %saving.path().display(), monitor = self.monitor.name,
-                        "what the monitor has to remember cannot be written: a restart would \
-                         report again, and count again, what was reported and counted"
+                        "cannot write the monitor's state: after a restart, events would be \
+                         reported and counted again"
                     );
                     saving.failed = Some(why);
                 }
@@ -498,22 +495,22 @@ where
 
 #[cfg(test)]
 impl<M> Reporter<M> {
-    /// Returns a function that says whether nothing writes the state any more: a test that kills a
-    /// monitor leaves a writing behind, which no process does that is killed.
+    /// Returns a function that is true once no write is in progress: a killed monitor leaves
+    /// one behind in a test, unlike a killed process.
     pub(crate) fn has_gone(&self) -> Box<dyn Fn() -> bool + Send> {
         let file = self.saving.as_ref().map(Saving::file);
         Box::new(move || file.as_ref().is_none_or(|file| file.strong_count() == 0))
     }
 }
 
-/// Returns whether a monitor that begins anew from an earlier state reports the event by the
-/// same name, so that it is stored once: that of the log record it was read from. A count has
-/// the name of its first record, and what it counted may be another number then.
+/// Returns true if a monitor that restarts from an earlier state reports the event under the
+/// same name, that of its log record, so that it is stored once. A count has the name of its
+/// first record, and may be a different number then.
 fn is_found_again(event: &HealthEvent) -> bool {
     names_record(event) && !event.metadata.contains_key(keys::META_COUNT)
 }
 
-/// Returns the next recovery. `None`: some were missed.
+/// Returns the next recovery. `None` means that some were missed.
 async fn next_recovery(recoveries: &mut broadcast::Receiver<Recovery>) -> Option<Recovery> {
     match recoveries.recv().await {
         Ok(recovery) => Some(recovery),

@@ -1,5 +1,5 @@
-//! Hands events over to the connector while the monitor goes on: a store that takes nothing for a
-//! while must not make the kernel's ring overwrite what was not read yet.
+//! Hands events over to the connector while the monitor continues: a store that accepts nothing
+//! for a while must not let the kernel's ring buffer overwrite unread records.
 
 use std::time::Duration;
 
@@ -17,26 +17,26 @@ use super::Reporter;
 
 /// Pauses between attempts to hand events over, doubling from the first to the last.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
-/// Attempts with an event that the store alone refuses, before it is given up.
+/// Attempts with a single event that the store refuses, before it is dropped.
 const REFUSALS: u32 = 3;
 
-/// The request that is under way to the connector, or the time when it is tried again.
+/// The request in progress to the connector, or the time of the next attempt.
 pub(super) struct HandOver {
     under_way: Option<BoxFuture<'static, HandedOver>>,
     not_before: Option<Instant>,
     backoff: Backoff,
     refusals: u32,
-    /// Limits what is said of events that are refused.
+    /// Limits the log lines about refused events.
     said_refused: Seldom,
 }
 
-/// Number of events that were handed over, and the connector's answer.
+/// Number of events in a request, and the connector's answer.
 pub(super) type HandedOver = (usize, Result<(), AcceptError>);
 
 // === impl HandOver ===
 
 impl HandOver {
-    /// Returns whether something may be handed over now.
+    /// Returns true if a request may start now.
     fn is_free(&mut self) -> bool {
         if self.not_before.is_some_and(|then| Instant::now() >= then) {
             self.not_before = None;
@@ -44,7 +44,7 @@ impl HandOver {
         self.under_way.is_none() && self.not_before.is_none()
     }
 
-    /// Returns whether the connector is about to answer.
+    /// Returns true if a request is in progress.
     pub(super) fn is_under_way(&self) -> bool {
         self.under_way.is_some()
     }
@@ -54,9 +54,9 @@ impl HandOver {
         self.not_before = None;
     }
 
-    /// Hands over what waits.
+    /// Starts a request with waiting events.
     fn begin(&mut self, waiting: &[HealthEvent], connector: &Connector) {
-        // After a refusal one by one, to find the event that is refused.
+        // After a refusal one by one, to find the refused event.
         let most = if self.refusals == 0 { MAX_EVENTS } else { 1 };
         let events: Vec<HealthEvent> = waiting.iter().take(most).cloned().collect();
         let connector = connector.clone();
@@ -69,8 +69,8 @@ impl HandOver {
         }));
     }
 
-    /// Returns the next answer of the connector; `None`: the pause before the next attempt is over.
-    /// Waits for ever where there is neither. Cancel-safe.
+    /// Returns the connector's next answer; `None` if the pause before the next attempt is
+    /// over. Waits forever if there is neither. Cancel-safe.
     pub(super) async fn next(&mut self) -> Option<HandedOver> {
         if let Some(under_way) = &mut self.under_way {
             let answer = under_way.await;
@@ -84,7 +84,7 @@ impl HandOver {
         None
     }
 
-    /// Begins the pause before the next attempt.
+    /// Starts the pause before the next attempt.
     fn begin_pause(&mut self) {
         self.not_before = Some(Instant::now() + self.backoff.pause());
     }
@@ -108,8 +108,8 @@ impl<M> Reporter<M>
 where
     M: Clone + Default + Serialize + DeserializeOwned + Send + Sync + 'static,
 {
-    /// Begins to hand over what waits, if there is something and nothing is under way. What does
-    /// not stand in the file, and would not be found again, is saved first.
+    /// Starts to hand over waiting events, if there are any and no request is in progress.
+    /// Events that are not in the file, and would not be found again, are saved first.
     pub(super) fn begin_hand_over(&mut self) {
         if self.state.outbox.is_empty() || !self.hand_over.is_free() {
             return;
@@ -126,7 +126,7 @@ where
         }
     }
 
-    /// Takes in what [`HandOver::next`] brought.
+    /// Processes the result of [`HandOver::next`].
     pub(super) fn handed_over(&mut self, answer: Option<HandedOver>) {
         let Some((count, answer)) = answer else {
             return;
@@ -139,7 +139,7 @@ where
                 self.hand_over.refusals = self.hand_over.refusals.min(1);
             }
             Err(AcceptError::Refused { refused, .. }) => {
-                // All others are stored; these would be refused again and again.
+                // All others are stored; the refused ones would be refused again.
                 let newest = match refused.last() {
                     Some(last) if last.index + 1 == count => Err(last.problem.to_string()),
                     _ => Ok(()),
@@ -170,7 +170,7 @@ where
         }
     }
 
-    /// Notes events that are given up; `newest` is the answer to the newest that was handed over.
+    /// Records events that are dropped; `newest` is the answer for the newest one handed over.
     fn refused(&self, count: usize, newest: Result<(), String>) {
         for _ in 0..count {
             self.metrics.refused.inc();
@@ -186,7 +186,7 @@ where
         }
         self.note_change();
         if self.state.outbox.is_empty() {
-            // What is refused is among what has gone: the next ones go together again.
+            // The refused event is among those sent, so the next ones go in one request again.
             self.hand_over = HandOver::default();
             if let Some(saving) = &mut self.saving {
                 saving.soon = true;

@@ -1,4 +1,4 @@
-//! Metrics that each monitor has, by its name.
+//! Metrics that each monitor has under its own name.
 
 use prometheus_client::metrics::counter::Counter;
 use runtime::metrics::{LegacyCounter, Metrics};
@@ -6,17 +6,17 @@ use runtime::metrics::{LegacyCounter, Metrics};
 use super::Monitor;
 
 pub(super) struct MonitorMetrics {
-    /// Records read: the whole of which the others are shares.
+    /// Records read, the total for the other counters.
     pub(super) records: Counter,
     /// Reports that were counted into a later event.
     pub(super) repeats: Counter,
     /// Records lost before they could be read.
     pub(super) lost: Counter,
-    /// Records that could not be read.
+    /// Records that could not be parsed.
     pub(super) malformed: Counter,
-    /// Failed attempts to write what has to be remembered over a restart.
+    /// Failed attempts to write the state that must survive a restart.
     pub(super) unsaved: Counter,
-    /// Events that the connector refused for what they say.
+    /// Events that the connector refused because of their content.
     pub(super) refused: LegacyCounter,
 }
 

@@ -1,18 +1,17 @@
-//! The events of a reboot that has mended faults: one healthy event per check of a monitor.
+//! Events of a reboot, which remediates faults: one healthy event per check of a monitor.
 //!
-//! NVSentinel sends them whenever it finds another boot id than the one it saved, and takes
-//! a lost state file for a reboot. Here a boot is another one only if the id of an earlier
-//! one is known. What of the open faults a reboot heals is decided where they are kept
-//! (`domain/src/fault/book.rs`).
+//! NVSentinel sends them whenever it finds a boot id other than the saved one, and takes a lost
+//! state file for a reboot. Here a reboot is only detected if the earlier boot id is known. The
+//! fault book decides which open faults a reboot closes (`domain/src/fault/book.rs`).
 
 use contract::{HealthEvent, json, keys};
 use host::boot::Boot;
 
-/// The text of the events, as NVSentinel has it.
+/// Message of the events, the same as NVSentinel's.
 const MESSAGE: &str = "No Health Failures";
 
-/// Returns an event of a check as the one by which a boot closes what the check had found. It is
-/// named by the boot: sent again, it is stored once.
+/// Turns an event of a check into the one that closes the check's faults after a boot. The boot
+/// gives the event its name, so that it is stored once even if sent again.
 pub(super) fn healed(event: HealthEvent, boot: Boot) -> HealthEvent {
     HealthEvent {
         is_healthy: true,

@@ -1,19 +1,20 @@
-//! The state that a monitor remembers over a restart, in a small file that is replaced as a
-//! whole: its own memory, such as its place in a log, the repeats that are counted and not yet
-//! reported, and the events that are on their way to the connector.
+//! The state of a monitor that survives a restart, in a small file that is replaced as a whole:
+//! the monitor's own memory, such as its place in a log, the repeats that are counted and not
+//! yet reported, and the events on their way to the connector.
 //!
-//! What the monitor would not find again by the same name is written before it is handed over:
-//! counts, and events that are not of a log record. All else may be handed over at once, for what
-//! is read and reported twice is stored once (`event_id` in `domain/src/event.rs`). So a process
-//! that is killed at any moment loses and doubles nothing. It is written, too, when all has been
-//! handed over: an agent whose outbox has delivered an event would deliver it once more. What has
-//! changed otherwise is written once a second at most.
+//! Counts, and events that are not of a log record, would not be found again under the same
+//! name, so they are written before they are handed over. All others may be handed over at
+//! once, since a record that is read and reported twice is stored once (`event_id` in
+//! `domain/src/event.rs`). So a process that is killed at any moment loses and duplicates
+//! nothing. The state is also written when everything has been handed over: otherwise an agent
+//! whose outbox has delivered an event would deliver it again. Other changes are written at
+//! most once a second.
 //!
-//! The file is not synchronised: that would cost a write to the disk a second. After a loss
-//! of power it may be old, or empty (XFS renames before it writes), and then a log is read
-//! as on a first start. What must not be lost with it is the boot: a node that was
-//! power-cycled for a fault would keep it for ever. So the boot stands in a file of its own
-//! beside it, synchronised, and written once a boot.
+//! The file is not synchronised: that would cost a disk write per second. After a power loss it
+//! may be old, or empty (XFS renames before it writes), and then a log is read as on a first
+//! start. The boot must not be lost with it: a node that was power-cycled for a fault would
+//! keep the fault forever. So the boot is in a file of its own, which is synchronised, and
+//! written once per boot.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
@@ -30,71 +31,72 @@ use serde::{Deserialize, Serialize};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-/// Version of the file's form; another one is not read.
+/// Version of the file's format; other versions are not read.
 const VERSION: u32 = 1;
-/// Time between two writes of what has changed: so many seconds of it are found again after a kill.
+/// Interval of writes; a killed process loses at most this much of its other changes.
 const SAVE_EVERY: Duration = Duration::from_secs(1);
 
-/// The state of a monitor that is remembered over a restart.
+/// State of a monitor that survives a restart.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct MonitorState<M> {
     version: u32,
-    /// The monitor's own.
+    /// The monitor's own memory.
     #[serde(flatten)]
     pub(super) memory: M,
-    /// The boot in which this was written.
+    /// Boot that wrote the file.
     pub(super) boot_id: Option<String>,
-    /// Repeats that are counted.
+    /// Repeats that are being counted.
     pub(super) fold: Fold,
-    /// Events that the connector has not answered for.
+    /// Events that the connector has not acknowledged.
     pub(super) outbox: Vec<HealthEvent>,
 }
 
-/// The file, if there is to be one, and that of the boot beside it.
+/// The state file and the boot's file beside it.
 #[derive(Debug)]
 pub(super) struct StateFile {
     path: PathBuf,
     boot_path: PathBuf,
-    /// The boot that stands in its file, on disk.
+    /// Boot id in the boot's file, on disk.
     boot_id: Option<String>,
 }
 
-/// Writes the state, one writing at a time, and not on the runtime's own threads.
+/// Writes the state, one write at a time, on a blocking thread.
 pub(super) struct Saving {
     path: PathBuf,
     file: Arc<Mutex<StateFile>>,
-    /// The writing, and how many events of the outbox, from its front, will stand in the file.
+    /// Write in progress, with the number of events at the front of the outbox that it
+    /// includes.
     under_way: Option<(JoinHandle<io::Result<()>>, usize)>,
     /// True if the state differs from the file.
     pub(super) changed: bool,
-    /// True if it differs by something that would not be found again: no further event may be
-    /// handed over before it is written.
+    /// True if the state has something new that would not be found again, so that no further
+    /// event may be handed over before it is written.
     pub(super) first: bool,
-    /// True if the state is to be written at once: else, what was handed over would be handed over
-    /// again.
+    /// True if the state must be written at once, because a restart would otherwise hand over
+    /// events again.
     pub(super) soon: bool,
     at: Instant,
-    /// The reason why it could not be written, as it was last said in the log.
+    /// Error of the last write that was logged.
     pub(super) failed: Option<String>,
 }
 
-/// The reason why there is no state although there is a file.
+/// Reason why a file has no usable state.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum LoadError {
     #[error("cannot read it")]
     Read(#[source] io::Error),
-    #[error("it is not what gpuwarden writes there")]
+    #[error("it is not a state file of gpuwarden")]
     Form(#[source] serde_json::Error),
     #[error("it has version {0}, this gpuwarden reads version {VERSION}")]
     Version(u32),
 }
 
 impl StateFile {
-    /// Returns the files of the monitor of this name.
+    /// Returns the files of the monitor with this name.
     pub(super) fn in_dir(dir: &Path, monitor: &str) -> Self {
         let boot_path = dir.join(format!("{monitor}-boot"));
-        // What cannot be read is not known, and written again.
+        // An unreadable boot id counts as unknown, and is written again.
         let boot_id = fs::read_to_string(&boot_path)
             .ok()
             .filter(|id| !id.is_empty());
@@ -105,17 +107,18 @@ impl StateFile {
         }
     }
 
-    /// Returns the last boot whose beginning was told, also if the state is lost.
+    /// Returns the last boot that was reported, even if the state is lost.
     pub(super) fn boot_id(&self) -> Option<&str> {
         self.boot_id.as_deref()
     }
 
-    /// Returns the state of the last process; `None` on a first start, and where it cannot be read.
+    /// Returns the state of the last process; `None` on a first start, and if it cannot be
+    /// read.
     pub(super) fn remembered<M: DeserializeOwned>(&self) -> Option<MonitorState<M>> {
         self.load().unwrap_or_else(|error| {
             tracing::warn!(
                 path = %self.path.display(), err = %chain(&error),
-                "what the monitor has remembered is not known: it begins as on a first start"
+                "cannot read the monitor's state: starting as on a first start"
             );
             None
         })
@@ -139,8 +142,8 @@ impl StateFile {
         state.version = VERSION;
         let text = serde_json::to_vec(&state)?;
         replace(&self.path, &text, false)?;
-        // Not before the connector has what a new boot mends: until then the boot before
-        // has to be known, for what waits here may be lost.
+        // Not before the connector has the events of a new boot: until then the previous boot
+        // must stay known, since the waiting events may be lost.
         if let Some(boot_id) = &state.boot_id
             && state.outbox.is_empty()
             && self.boot_id.as_ref() != Some(boot_id)
@@ -155,7 +158,7 @@ impl StateFile {
 // === impl Saving ===
 
 impl Saving {
-    /// Returns the writer of a state that was not written yet: the boot has to be, also where
+    /// Creates the writer of a state that was never written. Its boot must be written, even if
     /// nothing is ever found.
     pub(super) fn new(file: StateFile) -> Self {
         Self {
@@ -170,7 +173,6 @@ impl Saving {
         }
     }
 
-    /// Returns the path of the file.
     pub(super) fn path(&self) -> &Path {
         &self.path
     }
@@ -180,7 +182,7 @@ impl Saving {
         Arc::downgrade(&self.file)
     }
 
-    /// Returns when what has changed is to be written.
+    /// Returns the time of the next write, if the state has changed.
     pub(super) fn due(&self) -> Option<Instant> {
         let is_due = self.changed && self.under_way.is_none();
         let pause = if self.soon {
@@ -191,17 +193,17 @@ impl Saving {
         is_due.then(|| self.at + pause)
     }
 
-    /// Returns whether it is to be written now.
+    /// Returns true if a write is due now.
     pub(super) fn is_due(&self) -> bool {
         self.due().is_some_and(|due| Instant::now() >= due)
     }
 
-    /// Returns whether it is being written.
+    /// Returns true if a write is in progress.
     pub(super) fn is_under_way(&self) -> bool {
         self.under_way.is_some()
     }
 
-    /// Begins to write the state as it is now, unless another one is being written.
+    /// Starts to write the current state, unless a write is in progress.
     pub(super) fn begin<M>(&mut self, state: &MonitorState<M>)
     where
         M: Clone + Serialize + Send + 'static,
@@ -220,8 +222,8 @@ impl Saving {
         self.under_way = Some((writing, waiting));
     }
 
-    /// Waits until a writing has ended, and returns how; for ever where none is under way.
-    /// Cancel-safe; [`end`](Self::end) has to follow.
+    /// Waits for the write in progress, and returns its result; waits forever if there is none.
+    /// Cancel-safe; [`end`](Self::end) must follow.
     pub(super) async fn until_written(this: &mut Option<Self>) -> io::Result<()> {
         let under_way = this.as_mut().and_then(|saving| saving.under_way.as_mut());
         match under_way {
@@ -230,12 +232,12 @@ impl Saving {
         }
     }
 
-    /// Ends a writing, and returns how many events of the outbox it has written.
+    /// Ends a write, and returns how many events of the outbox it included.
     pub(super) fn end(&mut self) -> usize {
         self.under_way.take().map_or(0, |(_, waiting)| waiting)
     }
 
-    /// Takes note that so many events have left the front of the outbox.
+    /// Records that `count` events have left the front of the outbox.
     pub(super) fn sent(&mut self, count: usize) {
         if let Some((_, waiting)) = &mut self.under_way {
             *waiting = waiting.saturating_sub(count);
@@ -243,8 +245,8 @@ impl Saving {
     }
 }
 
-/// Puts `text` in the place of the file at `path`; `synced`: it, and never nothing, is there
-/// also after a loss of power.
+/// Replaces the file at `path` with `text`. If `synced`, the complete file survives a power
+/// loss.
 fn replace(path: &Path, text: &[u8], synced: bool) -> io::Result<()> {
     let new = path.with_extension("new");
     let mut file = OpenOptions::new()
@@ -272,7 +274,7 @@ mod tests {
         StateFile::in_dir(dir, "a")
     }
 
-    /// NVSentinel writes its state in place: what is cut off there counts as a reboot.
+    /// NVSentinel writes its state in place, where a truncated file counts as a reboot.
     #[test]
     fn a_state_that_cannot_be_written_whole_leaves_the_one_before() {
         let dir = tempfile::tempdir().unwrap();

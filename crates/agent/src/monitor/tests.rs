@@ -1,5 +1,5 @@
-//! The frame, through a small monitor: a file that says `GPU 3 hot` or `GPU 3 ok` is looked at
-//! again and again.
+//! Tests of the frame, with a small monitor that polls a file with lines `GPU 3 hot` or
+//! `GPU 3 ok`.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ struct GpuFile {
     reporter: Reporter<Told>,
 }
 
-/// The faults for which a recovery is to be told, which a restart must not make it forget.
+/// Faults whose recovery must be reported, which a restart must not forget.
 #[derive(Clone, Default, Serialize, Deserialize)]
 struct Told {
     hot: BTreeSet<String>,
@@ -61,7 +61,7 @@ impl GpuFile {
                     continue;
                 }
             };
-            // A fault is reported for as long as it is there, a recovery once.
+            // A fault is reported for as long as it lasts, a recovery once.
             if is_hot {
                 self.reporter.memory_mut().hot.insert(gpu.to_owned());
             } else if !self.reporter.memory_mut().hot.remove(gpu) {
@@ -151,8 +151,8 @@ impl Bench {
         }
     }
 
-    /// Returns what is stored, oldest first, as `hot`, `ok`, or the number of reports that it
-    /// counts.
+    /// Returns the stored events, oldest first, as `hot`, `ok`, or the number of counted
+    /// reports.
     async fn stored(&self) -> Vec<String> {
         let records = self.records().await;
         let text = |event: &HealthEvent| match Sightings::of(event, Timestamp::now()).count {
@@ -172,7 +172,7 @@ impl Bench {
         records
     }
 
-    /// Titles of the faults that are open.
+    /// Returns the titles of the open faults.
     async fn open(&self) -> Vec<String> {
         let mut book = FaultBook::default();
         for record in self.records().await {
@@ -205,7 +205,7 @@ impl Running {
             .unwrap_or_else(|_| panic!("in time: {:?}", self.sources.statuses()));
     }
 
-    /// Looks a few times more, then ends.
+    /// Polls a few more times, then ends.
     async fn look_and_end(self) {
         let looks = self.sources.statuses()[0].records + 3;
         self.status(|status| status.records >= looks).await;
@@ -330,7 +330,8 @@ async fn a_state_that_cannot_be_written_shows_until_it_can() {
     running.end().await;
 }
 
-/// A state is not written for each event, but none is handed over that a kill would double.
+/// The state is not written for each event, but no event that a kill would duplicate is handed
+/// over.
 #[tokio::test]
 async fn what_would_not_be_found_again_waits_until_it_is_saved() {
     let bench = Bench::new();
@@ -365,7 +366,7 @@ async fn what_would_not_be_found_again_waits_until_it_is_saved() {
     report(&mut reporter, "2", false);
     report(&mut reporter, "3", true);
     assert_eq!(reporter.may_hand_over(), 2, "none overtakes another");
-    // The two that are ready go, then the state is written, then the others go.
+    // The two that are ready go first, then the state is written, then the others go.
     while reporter.state.outbox.len() > 2 {
         reporter.work().await;
     }
@@ -374,12 +375,13 @@ async fn what_would_not_be_found_again_waits_until_it_is_saved() {
         reporter.work().await;
     }
     assert_ne!(std::fs::read(&file).unwrap(), saved);
-    // A kill would hand them over once more, and an outbox that has delivered them deliver them.
+    // After a kill they would be handed over again, and an outbox that has delivered them would
+    // deliver again.
     reporter.saving_has_ended().await;
     let told = std::fs::read_to_string(&file).unwrap();
     assert!(told.contains("\"outbox\":[]"), "{told}");
     assert_eq!(bench.stored().await.len(), 4);
-    // A count has the name of its first record, and may count more when it is made again.
+    // A count is named after its first record, and may be a larger number when it is repeated.
     report(&mut reporter, "1", true);
     reporter.end_windows();
     assert_eq!(
