@@ -1,8 +1,8 @@
-//! The question to the controller which faults of this node are open, for the Device API.
+//! Asks the controller which faults of this node are open, for the Device API.
 //!
-//! The agent asks now and then: an answer is a few bytes where nothing is broken, and 5,000 agents
-//! ask 500 times a second. A controller that is away for a while, as when another takes over, changes
-//! nothing; one that is away for longer makes unknown what it has said.
+//! The agent polls: a response without faults is a few bytes, and 5,000 agents send 500
+//! requests a second. A controller that is away for a while, as when another takes over,
+//! changes nothing; a longer absence makes its conditions unknown.
 
 use std::time::Duration;
 
@@ -19,40 +19,39 @@ use tonic::{Code, Request, Status};
 
 use crate::pods::why;
 
-/// Time between two questions.
+/// Interval between two requests.
 const EVERY: Duration = Duration::from_secs(10);
-/// Time for one answer.
+/// Timeout of one request.
 const DEADLINE: Duration = Duration::from_secs(10);
-/// Without an answer for so long, nothing is known any more. A controller that takes over from
-/// another needs some 20 s.
+/// Time without a response after which the faults are unknown. A fail-over between controllers
+/// takes some 20 s.
 const UNSEEN_AFTER: Duration = Duration::from_secs(120);
 
-/// Asks the controller, and tells the Device API.
+/// Polls the controller, and forwards its responses to the Device API.
 pub struct FaultAsker {
-    /// Name of this node.
     pub node_name: String,
-    /// The way to the controller.
+    /// Connection to the controller.
     pub channel: Channel,
-    /// The header that says who asks.
+    /// Returns the header that authenticates this agent.
     pub header: Header,
-    /// The API that is told.
+    /// Device API that receives the faults.
     pub devices: DeviceApi,
 }
 
-/// The answers that were heard so far.
+/// State of the responses so far.
 struct Heard {
-    /// The time of the last one, or that of the start.
+    /// Time of the last response, or of the start.
     at: Instant,
-    /// True if there was one.
+    /// True if there was a response.
     was_told: bool,
-    /// Why there is none any more.
+    /// Limits the log lines about missing responses.
     trouble: Trouble,
 }
 
 // === impl FaultAsker ===
 
 impl FaultAsker {
-    /// Asks and tells until `cancel`.
+    /// Polls and forwards responses until `cancel`.
     pub async fn run(self, cancel: CancellationToken) {
         let work = async {
             let mut heard = Heard::new(Instant::now());
@@ -94,7 +93,7 @@ impl Heard {
         }
     }
 
-    /// Returns what is known by an answer; `None`: what was known before.
+    /// Returns what the Device API must be set to; `None` for no change.
     fn judge(
         &mut self,
         answer: Result<ListFaultsResponse, Status>,
@@ -115,10 +114,11 @@ impl Heard {
         }
         let why = why(&status);
         self.trouble.note(Err(format!(
-            "the controller does not say which faults of this node are open, so the Device API does \
-             not know NVSentinelHealth: {why}"
+            "the controller does not report the open faults of this node, so the Device API cannot \
+             set NVSentinelHealth: {why}"
         )));
-        // One that is older than the question: there is no such condition, as there was none.
+        // The controller predates the request: without an earlier response, there is no
+        // condition.
         if status.code() == Code::Unimplemented && !self.was_told {
             return None;
         }

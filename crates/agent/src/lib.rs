@@ -1,4 +1,9 @@
-//! The node side: monitors that look at the machine and report to the connector.
+//! The node's side: monitors of the machine, which report to the connector.
+
+#![allow(
+    missing_docs,
+    reason = "only gpuwarden's command line and binary use this room"
+)]
 
 pub mod faults;
 pub mod gpu;

@@ -1,10 +1,11 @@
-//! Which pods of this node have which GPUs, as the kubelet says on its own socket, told to whoever
-//! writes it on the pods: the controller, or this very process. The GPU monitor is told whether pods
-//! rely on the machine's IMEX service.
+//! Reports which pods of this node have which GPUs, from the kubelet's socket, to the component
+//! that writes it on the pods: the controller, or this process. Informs the GPU monitor whether
+//! pods rely on the machine's IMEX service.
 //!
-//! Device plugins name the GPU itself. Of a claim (DRA) the kubelet knows the driver's name of the
-//! device, which is looked up where the cluster is seen. An agent sees none, so it tells what it
-//! was told. A machine without a kubelet has no socket, and nothing is said.
+//! Device plugins name the GPU itself. For a claim (DRA) the kubelet has the driver's name of
+//! the device, which only a component with access to the cluster can resolve; an agent has
+//! none, so it reports the name. A machine without a kubelet has no socket, and nothing is
+//! reported.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -27,44 +28,42 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request, Status};
 
-/// Time between two questions to the kubelet, as in NVSentinel.
+/// Interval of requests to the kubelet, the same as NVSentinel's.
 const EVERY: Duration = Duration::from_secs(30);
-/// Time after which a report is sent again though nothing has changed: somebody may have taken an
-/// annotation off, and a controller that has just begun knows nothing.
+/// Time after which an unchanged report is sent again: an annotation may have been removed, and
+/// a controller that has just started has no reports.
 const REPEAT: Duration = Duration::from_secs(600);
-/// Time for one answer of the kubelet or the controller.
+/// Timeout of one request to the kubelet or the controller.
 const DEADLINE: Duration = Duration::from_secs(25);
-/// Largest answer of the kubelet (bytes), as its own clients have it.
+/// Largest response of the kubelet, in bytes, the same as in its own clients.
 const MAX_ANSWER_BYTES: usize = 16 * 1024 * 1024;
 
-/// The function that sends a report. It returns true if the same is to be sent again soon; the error
-/// says why the report was not taken.
+/// Function that sends a report. Returns true if the report must be sent again soon, or the
+/// reason why it was not accepted.
 pub type Tell =
     Arc<dyn Fn(ReportPodsRequest) -> BoxFuture<'static, Result<bool, String>> + Send + Sync>;
 
-/// Asks the kubelet, and tells.
+/// Polls the kubelet, and sends reports.
 pub struct PodGpuReporter {
-    /// Name of this node.
     pub node_name: String,
-    /// Socket of the kubelet.
     pub socket: PathBuf,
-    /// The GPUs of this machine, by which a partition is known as one of its GPU.
+    /// GPUs of this machine, to find the GPU of a partition.
     pub inventory: watch::Receiver<Inventory>,
-    /// Where it is told whether pods rely on IMEX. A kubelet that does not answer changes nothing.
+    /// Receives whether pods rely on IMEX. Does not change while the kubelet does not respond.
     pub imex: watch::Sender<ImexUse>,
-    /// The function that sends a report; `None`: nobody writes on pods.
+    /// Function that sends a report; `None` if no component writes on pods.
     pub tell: Option<Tell>,
 }
 
-/// The report that was sent last.
+/// The last report that was sent.
 #[derive(Default)]
 struct Told {
     report: Option<ReportPodsRequest>,
-    /// The time at which the report is sent again though nothing has changed.
+    /// Time when the report is sent again even if unchanged.
     again_at: Option<Instant>,
 }
 
-/// Returns what brings reports to the controller at the other end of a channel.
+/// Returns a function that sends reports to the controller at the other end of a channel.
 pub fn to_controller(channel: Channel, header: Header) -> Tell {
     Arc::new(move |report| {
         let mut client = NodeServiceClient::new(channel.clone());
@@ -86,14 +85,14 @@ pub fn to_controller(channel: Channel, header: Header) -> Tell {
 // === impl PodGpuReporter ===
 
 impl PodGpuReporter {
-    /// Asks and tells until `cancel`.
+    /// Polls and sends reports until `cancel`.
     pub async fn run(self, cancel: CancellationToken) {
         let work = async {
             let (mut told, mut trouble) = (Told::default(), Trouble::default());
             loop {
                 if self.socket.exists() {
                     let result = self.look(&mut told).await;
-                    trouble.note(result.map_err(|why| format!("{why}; it is tried again")));
+                    trouble.note(result.map_err(|why| format!("{why}; retrying")));
                 }
                 tokio::time::sleep(EVERY).await;
             }
@@ -101,12 +100,12 @@ impl PodGpuReporter {
         cancel.run_until_cancelled(work).await;
     }
 
-    /// Asks the kubelet, and tells what has changed.
+    /// Queries the kubelet, and sends a report if it has changed.
     async fn look(&self, told: &mut Told) -> Result<(), String> {
         let answer = self.ask().await;
         let answer = answer.map_err(|why| {
             format!(
-                "the kubelet does not say at {} which pods have which devices: {why}",
+                "cannot list the devices of pods at the kubelet's socket {}: {why}",
                 self.socket.display()
             )
         })?;
@@ -130,10 +129,10 @@ impl PodGpuReporter {
             return Ok(());
         }
         told.report = Some(report.clone());
-        // Whatever comes of it, where nothing else is said.
+        // Applies unless the receiver requests an earlier repeat.
         told.again_at = Some(Instant::now() + REPEAT);
         let again = tell(report).await;
-        let again = again.map_err(|why| format!("which pods have GPUs cannot be told: {why}"));
+        let again = again.map_err(|why| format!("cannot report which pods have GPUs: {why}"));
         if again != Ok(false) {
             told.again_at = None;
         }
@@ -157,18 +156,20 @@ impl PodGpuReporter {
     }
 }
 
-/// Returns what a status says, to a person.
+/// Describes a status to operators.
 pub(crate) fn why(status: &Status) -> String {
     match status.code() {
-        Code::Unimplemented => "the other end does not know the question; is it older?".to_owned(),
+        Code::Unimplemented => {
+            "the other end does not support the request; is it older?".to_owned()
+        }
         code => format!("{code:?}: {}", status.message()),
     }
 }
 
-/// Returns whether pods rely on the IMEX service of this machine: one has a channel of a
-/// `ComputeDomain`. Where the driver runs IMEX itself, as it does unless told otherwise, that is in a
-/// pod with a network of its own, and DCGM, which asks the machine's service, calls broken what it
-/// cannot see there.
+/// Returns whether pods rely on the IMEX service of this machine: they do if a pod has a
+/// channel of a `ComputeDomain`. If the driver runs IMEX itself, as by default, it does so in a
+/// pod with a network of its own, and DCGM, which queries the machine's service, reports as
+/// broken what it cannot reach there.
 fn imex_use(pods: &[PodResources]) -> ImexUse {
     let containers = pods.iter().flat_map(|pod| &pod.containers);
     let claims = containers.flat_map(|container| &container.dynamic_resources);
@@ -183,13 +184,13 @@ fn imex_use(pods: &[PodResources]) -> ImexUse {
     }
 }
 
-/// Returns the GPUs of a pod; `None` where it has none.
+/// Returns the GPUs of a pod; `None` if it has none.
 fn gpus_of(pod: &PodResources, inventory: &Inventory) -> Option<PodGpus> {
     let mut resources: BTreeMap<&str, BTreeSet<String>> = BTreeMap::new();
     let mut devices = BTreeSet::new();
     for container in &pod.containers {
         for given in &container.devices {
-            // A GPU is known by its id, for plugins can give the resource any name.
+            // A GPU is recognised by its id, since plugins may give the resource any name.
             let resource = given.resource_name.as_str();
             let ids = given.device_ids.iter();
             let found: Vec<String> = match resource {
@@ -208,7 +209,7 @@ fn gpus_of(pod: &PodResources, inventory: &Inventory) -> Option<PodGpus> {
         }
         let claims = container.dynamic_resources.iter();
         for device in claims.flat_map(|claim| &claim.claim_resources) {
-            // Those of other drivers are no GPUs.
+            // Devices of other drivers are not GPUs.
             if device.driver_name == keys::GPU_DRIVER {
                 let (pool, name) = (device.pool_name.clone(), device.device_name.clone());
                 devices.insert((pool, name));
@@ -237,10 +238,10 @@ fn gpus_of(pod: &PodResources, inventory: &Inventory) -> Option<PodGpus> {
     })
 }
 
-/// Returns the UUID of the GPU that a device plugin means; `None` where it is no GPU. A partition
-/// is one of its GPU, if that is known, for faults are the GPU's.
+/// Returns the UUID of the GPU for a device plugin's id; `None` if the id is not a GPU's. A
+/// partition counts as its GPU, if known, since faults are the GPU's.
 fn gpu_of(id: &str, inventory: &Inventory) -> Option<String> {
-    // A GPU that is shared is listed several times: GPU-...::3.
+    // A shared GPU is listed several times: GPU-...::3.
     let id = id.split("::").next().unwrap_or(id);
     if id.starts_with("GPU-") {
         return Some(id.to_owned());

@@ -1,9 +1,9 @@
-//! The monitor of what providers say: conditions that others set at the Device API become health
-//! events, as what any monitor finds.
+//! The monitor of providers: converts conditions that providers set in the Device API to health
+//! events, like any monitor's findings.
 //!
-//! A condition that is false is a fault that is not fatal, of the check that its type names; an
-//! override of the connector's configuration can make it more. It ends when its provider says so:
-//! a provider that is silent, or gone, has mended nothing.
+//! A false condition is a non-fatal fault of the check that its type names; an override in the
+//! connector's configuration can make it fatal. The fault ends when its provider reports so: a
+//! provider that is silent or gone has not reported a recovery.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -23,21 +23,20 @@ const MONITOR: Monitor = Monitor {
     name: "providers",
     records: "Looks at conditions of providers",
     agent: PROVIDERS_AGENT,
-    // Providers say themselves what a reboot has mended.
+    // Providers report themselves which faults a reboot has remediated.
     checks: &[],
 };
 
-/// The time within which a change is looked at; those that come together are one look.
+/// Interval of checks for changes; changes within it are processed together.
 const EVERY: Duration = Duration::from_secs(1);
 
-/// Reports what providers say.
 pub struct ProviderMonitor {
     api: DeviceApi,
     reporter: Reporter<Reported>,
 }
 
-/// The faults whose end is to be told, which a restart must not make it forget: by the name of
-/// the GPU, the types of the conditions.
+/// Faults whose recovery must be reported, which a restart must not forget: types of
+/// conditions, by the name of the GPU.
 #[derive(Clone, Default, Serialize, Deserialize)]
 struct Reported {
     bad: BTreeMap<String, BTreeSet<String>>,
@@ -46,7 +45,7 @@ struct Reported {
 // === impl ProviderMonitor ===
 
 impl ProviderMonitor {
-    /// Returns a monitor of the conditions at `api`.
+    /// Creates a monitor of the conditions at `api`.
     pub fn new(api: DeviceApi, frame: &Frame) -> Self {
         Self {
             api,
@@ -54,12 +53,12 @@ impl ProviderMonitor {
         }
     }
 
-    /// Reports until `cancel`.
+    /// Reports conditions until `cancel`.
     pub async fn run(mut self, cancel: CancellationToken) {
         let mut versions = self.api.versions();
         versions.mark_changed();
         loop {
-            // It fails only once nobody can change anything.
+            // Fails only once no sender is left, and then nothing can change.
             if versions.has_changed().unwrap_or_default() {
                 versions.mark_unchanged();
                 self.look();

@@ -1,4 +1,4 @@
-//! What is known by the answers of a controller.
+//! Tests of the state after a controller's responses.
 
 use contract::node::OpenFault;
 
@@ -11,7 +11,7 @@ fn told() -> ListFaultsResponse {
     }
 }
 
-/// Has answers judged, each so many seconds after the start.
+/// Evaluates responses, each at a time in seconds after the start.
 fn judge(answers: &[(u64, Result<(), Code>)]) -> Vec<Option<NodeFaults>> {
     let start = Instant::now();
     let mut heard = Heard::new(start);
@@ -49,7 +49,7 @@ fn a_controller_that_is_away_for_long_makes_unknown_what_it_has_said() {
             None
         ]
     );
-    // One that never answered.
+    // A controller that never responded.
     let judged = judge(&[(0, away), (119, Err(Code::PermissionDenied)), (121, away)]);
     assert_eq!(judged, [None, None, Some(unseen("Unavailable: not now"))]);
 }
@@ -60,7 +60,7 @@ fn a_controller_that_does_not_know_the_question_says_nothing_and_takes_nothing_o
     assert_eq!(judge(&[(0, older), (500, older)]), [None, None]);
     let judged = judge(&[(0, Ok(())), (60, older), (120, older)]);
     let expected = Some(unseen(
-        "the other end does not know the question; is it older?",
+        "the other end does not support the request; is it older?",
     ));
     assert_eq!(judged, [Some(NodeFaults::Told(told())), None, expected]);
 }

@@ -1,4 +1,4 @@
-//! From a kubelet that is made up to the report.
+//! Tests from a fake kubelet to the report.
 
 use std::path::Path;
 use std::sync::Mutex;
@@ -66,7 +66,7 @@ fn pod(name: &str, devices: &[(&str, &[&str])], claimed: &[(&str, &str)]) -> Pod
     }
 }
 
-/// Returns what is told of a pod: its resources and its claimed devices.
+/// Formats a reported pod: its resources and its claimed devices.
 fn shown(pod: &PodGpus) -> (String, Vec<String>) {
     let resources = pod.resources.iter();
     let resources = resources.map(|one| format!("{}={}", one.resource, one.gpus.join(",")));
@@ -183,7 +183,7 @@ async fn what_the_kubelet_says_is_told_when_it_changes() {
         })),
     };
     let mut state = Told::default();
-    // Nobody is there who answers.
+    // The kubelet does not respond.
     let error = reporter.look(&mut state).await.unwrap_err();
     assert!(error.contains("kubelet.sock"), "{error}");
 
@@ -196,10 +196,10 @@ async fn what_the_kubelet_says_is_told_when_it_changes() {
     let expected = expected.map(|(name, what)| (name.to_owned(), vec![what.to_owned()]));
     assert_eq!(pods, expected);
 
-    // Nothing new.
+    // No change.
     reporter.look(&mut state).await.unwrap();
     assert!(reports.try_recv().is_err());
-    // A pod is gone; the controller asks for the same again, and then does not take it.
+    // A pod is gone; the controller requests the report again, and then does not accept it.
     kubelet.0.lock().unwrap().remove(0);
     reporter.look(&mut state).await.unwrap();
     reporter.look(&mut state).await.unwrap_err();
@@ -209,7 +209,7 @@ async fn what_the_kubelet_says_is_told_when_it_changes() {
         assert_eq!(reports.try_recv().unwrap().pods.len(), 1);
     }
     assert!(reports.try_recv().is_err());
-    // After a while all the same.
+    // After a while an unchanged report is sent.
     state.again_at = Some(Instant::now());
     drop(reporter.ask().await.unwrap());
     assert_eq!(state.report.unwrap().pods.len(), 1);
@@ -233,7 +233,7 @@ fn imex_is_used_by_a_pod_with_a_channel_unless_another_pod_runs_it() {
     }
 }
 
-/// Nobody writes on pods here.
+/// No component writes on pods here.
 #[tokio::test]
 async fn whether_imex_is_used_is_told_once_it_is_known_and_when_it_changes() {
     let directory = tempfile::tempdir().unwrap();
@@ -265,7 +265,7 @@ async fn whether_imex_is_used_is_told_once_it_is_known_and_when_it_changes() {
             .then(|| *told.borrow_and_update());
         assert_eq!(news, expected);
     }
-    // A kubelet that is away has said nothing else.
+    // A kubelet that is away does not change the state.
     std::fs::remove_file(&reporter.socket).unwrap();
     reporter.look(&mut state).await.unwrap_err();
     assert!(!told.has_changed().unwrap());

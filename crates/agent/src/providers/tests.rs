@@ -1,4 +1,4 @@
-//! From a provider's write to the fault book, and back.
+//! Tests from a provider's write to the fault book, and back.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use tonic::transport::Endpoint;
 use super::*;
 use crate::monitor::WINDOW;
 
-/// A monitor over a store, with the API that it looks at.
+/// A monitor over a store, with the API that it reads.
 struct Scene {
     directory: tempfile::TempDir,
     store: Arc<SqliteStore>,
@@ -37,7 +37,7 @@ impl Scene {
         }
     }
 
-    /// Says how the GPU looks, as a provider does over the socket.
+    /// Sets the condition of the GPU, as a provider does over the socket.
     async fn says(&self, status: ConditionStatus) {
         let path = self.directory.path().join("api.sock");
         let cancel = CancellationToken::new();
@@ -76,7 +76,7 @@ impl Scene {
         serving.await.unwrap().unwrap();
     }
 
-    /// Lets a monitor look once, and end; returns the messages of the faults that are open then.
+    /// Runs a monitor for one check; returns the messages of the faults that are open then.
     async fn look(&self) -> Vec<String> {
         let store: Arc<dyn EventStore> = Arc::clone(&self.store) as _;
         let nodes = AcceptNodes::Own("n1".to_owned());
@@ -103,7 +103,7 @@ impl Scene {
         open.map(|fault| fault.event.message.clone()).collect()
     }
 
-    /// Returns what is stored, the oldest first.
+    /// Returns the stored records, oldest first.
     async fn records(&self) -> Vec<model::event::Record> {
         let mut records = self.store.events(EventQuery::default()).await.unwrap();
         records.reverse();
@@ -127,7 +127,7 @@ async fn a_condition_that_is_false_is_a_fault_until_its_provider_says_otherwise(
     }
     scene.says(ConditionStatus::True).await;
     assert_eq!(scene.look().await, [""; 0]);
-    // One fault and its end: what was said again, over restarts, was no event.
+    // One fault and its end: repeats over restarts made no event.
     let records = scene.records().await;
     assert_eq!(records.len(), 2);
     let event = &records[0].event;
