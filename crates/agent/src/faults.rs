@@ -39,11 +39,11 @@ pub struct FaultAsker {
 }
 
 /// State of the responses so far.
-struct Heard {
+struct Responses {
     /// Time of the last response, or of the start.
     at: Instant,
     /// True if there was a response.
-    was_told: bool,
+    had_response: bool,
     /// Limits the log lines about missing responses.
     trouble: Trouble,
 }
@@ -54,11 +54,11 @@ impl FaultAsker {
     /// Polls and forwards responses until `cancel`.
     pub async fn run(self, cancel: CancellationToken) {
         let work = async {
-            let mut heard = Heard::new(Instant::now());
+            let mut responses = Responses::new(Instant::now());
             loop {
-                let answer = self.ask().await;
-                if let Some(told) = heard.judge(answer, Instant::now()) {
-                    self.devices.take_faults(told);
+                let answer = self.list_faults().await;
+                if let Some(faults) = responses.evaluate(answer, Instant::now()) {
+                    self.devices.take_faults(faults);
                 }
                 tokio::time::sleep(EVERY).await;
             }
@@ -66,7 +66,7 @@ impl FaultAsker {
         cancel.run_until_cancelled(work).await;
     }
 
-    async fn ask(&self) -> Result<ListFaultsResponse, Status> {
+    async fn list_faults(&self) -> Result<ListFaultsResponse, Status> {
         let mut request = Request::new(ListFaultsRequest {
             node_name: self.node_name.clone(),
         });
@@ -82,30 +82,30 @@ impl FaultAsker {
     }
 }
 
-// === impl Heard ===
+// === impl Responses ===
 
-impl Heard {
+impl Responses {
     fn new(now: Instant) -> Self {
         Self {
             at: now,
-            was_told: false,
+            had_response: false,
             trouble: Trouble::default(),
         }
     }
 
     /// Returns what the Device API must be set to; `None` for no change.
-    fn judge(
+    fn evaluate(
         &mut self,
         answer: Result<ListFaultsResponse, Status>,
         now: Instant,
     ) -> Option<NodeFaults> {
         let status = match answer {
-            Ok(told) => {
+            Ok(faults) => {
                 *self = Self {
-                    was_told: true,
+                    had_response: true,
                     ..Self::new(now)
                 };
-                return Some(NodeFaults::Told(told));
+                return Some(NodeFaults::Told(faults));
             }
             Err(status) => status,
         };
@@ -119,7 +119,7 @@ impl Heard {
         )));
         // The controller predates the request: without an earlier response, there is no
         // condition.
-        if status.code() == Code::Unimplemented && !self.was_told {
+        if status.code() == Code::Unimplemented && !self.had_response {
             return None;
         }
         let seconds = UNSEEN_AFTER.as_secs();

@@ -141,14 +141,14 @@ pub struct GpuMonitor {
     /// Receives whether pods rely on IMEX.
     imex: watch::Receiver<ImexUse>,
     /// Sender of `imex`, for the component that knows.
-    imex_told: watch::Sender<ImexUse>,
+    imex_sender: watch::Sender<ImexUse>,
     health: Health,
     /// Time when the driver's next poll is due; `None` if none is expected.
     due: Option<Instant>,
     /// True if that time has passed.
     is_late: bool,
     /// Limits the log lines about conditions that the Device API refuses.
-    not_taken: Seldom,
+    refusals: Seldom,
     /// Number of polls that a GPU has answered while a fault of its start was open, by UUID.
     answered_since_failure: BTreeMap<String, u32>,
     /// True once this process has found a driver.
@@ -156,7 +156,7 @@ pub struct GpuMonitor {
     /// Driver's library, and the way it was found.
     library: Option<String>,
     /// True once the driver, if it is queried, has answered or failed.
-    driver_has_spoken: bool,
+    driver_has_answered: bool,
     inventory: Inventory,
     /// The inventory, for subscribers.
     shown: watch::Sender<Inventory>,
@@ -201,8 +201,8 @@ impl GpuMonitor {
             ),
             None => reporter.show(SourceState::Following, NOT_ASKED),
         }
-        let driver_has_spoken = probes.nvml.is_none();
-        let (imex_told, imex) = watch::channel(ImexUse::default());
+        let driver_has_answered = probes.nvml.is_none();
+        let (imex_sender, imex) = watch::channel(ImexUse::default());
         let remembered = reporter.memory().health.clone();
         let mut health = Health::new(config.limits.clone(), remembered);
         if dcgm.is_none() {
@@ -218,15 +218,15 @@ impl GpuMonitor {
             sources: frame.sources.clone(),
             faults: devices.faults(),
             imex,
-            imex_told,
+            imex_sender,
             devices,
             due: None,
             is_late: false,
-            not_taken: Seldom::default(),
+            refusals: Seldom::default(),
             answered_since_failure: BTreeMap::new(),
             has_driver: false,
             library: None,
-            driver_has_spoken,
+            driver_has_answered,
             inventory: Inventory::default(),
             shown: watch::Sender::default(),
             metrics,
@@ -242,7 +242,7 @@ impl GpuMonitor {
 
     /// Returns a sender that informs the monitor whether pods rely on IMEX.
     pub fn imex(&self) -> watch::Sender<ImexUse> {
-        self.imex_told.clone()
+        self.imex_sender.clone()
     }
 
     /// Processes the probes' messages until `cancel`.
@@ -254,16 +254,16 @@ impl GpuMonitor {
                 () = cancel.cancelled() => break,
                 () = self.reporter.work() => self.beat_dcgm(),
                 // The sender is not dropped before `self.devices`.
-                _ = self.faults.changed() => self.end_by_word(),
+                _ = self.faults.changed() => self.end_dismissed(),
                 // `self` has a sender, so this does not end.
-                _ = self.imex.changed(), if self.reporter.has_room() => self.take_in_imex(),
-                () = until(self.due) => self.is_not_seen_lately(),
+                _ = self.imex.changed(), if self.reporter.has_room() => self.process_imex(),
+                () = until(self.due) => self.mark_late(),
                 seen = next(&mut self.probes.nvml), if self.reporter.has_room() => match seen {
-                    Some(seen) => self.take_in(seen),
+                    Some(seen) => self.process(seen),
                     None => self.cannot_see(PROBE_HAS_ENDED),
                 },
                 seen = next(&mut self.probes.dcgm), if self.reporter.has_room() => match seen {
-                    Some(seen) => self.take_in_dcgm(seen),
+                    Some(seen) => self.process_dcgm(seen),
                     None => self.cannot_see_dcgm(PROBE_HAS_ENDED),
                 },
             }
@@ -271,7 +271,7 @@ impl GpuMonitor {
         self.reporter.finish(&cancel).await;
     }
 
-    fn take_in(&mut self, seen: Seen) {
+    fn process(&mut self, seen: Seen) {
         // Without a driver, one process after the other looks for it, which does not count as a
         // restart.
         if let Seen::Blind { stuck, .. } = &seen
@@ -279,8 +279,8 @@ impl GpuMonitor {
         {
             self.probe_metrics.blind(MONITOR.name, *stuck);
         }
-        self.driver_has_spoken |= matches!(seen, Seen::Readings(_) | Seen::Blind { .. });
-        self.note_time(&seen);
+        self.driver_has_answered |= matches!(seen, Seen::Readings(_) | Seen::Blind { .. });
+        self.record_poll_time(&seen);
         match seen {
             Seen::Library(library) => {
                 self.has_driver = true;
@@ -295,9 +295,9 @@ impl GpuMonitor {
                     self.cannot_see("none of the GPUs of this machine answers");
                 }
             }
-            Seen::Readings(readings) => self.look(&readings),
+            Seen::Readings(readings) => self.process_readings(&readings),
             Seen::Event(event) => {
-                self.note_critical(&event);
+                self.record_critical(&event);
                 // Memory errors are reported from the counters.
                 if !self.others_read_xids() {
                     self.report_xid(&event);
@@ -322,7 +322,7 @@ impl GpuMonitor {
     }
 
     /// Records the time of a poll, and restores the state of the GPUs after a late one.
-    fn note_time(&mut self, seen: &Seen) {
+    fn record_poll_time(&mut self, seen: &Seen) {
         match seen {
             Seen::Readings(_) => {
                 if std::mem::take(&mut self.is_late) {
@@ -337,7 +337,7 @@ impl GpuMonitor {
 
     /// Makes the state of the GPUs unknown, because the driver's poll is late: the driver may
     /// be slow or hang.
-    fn is_not_seen_lately(&mut self) {
+    fn mark_late(&mut self) {
         (self.due, self.is_late) = (None, true);
         let seconds = self.config.late_after.as_secs();
         let why = format!("no readings from the driver for {seconds} s");
@@ -409,7 +409,7 @@ impl GpuMonitor {
     }
 
     /// Processes the readings of a poll.
-    fn look(&mut self, readings: &[Readings]) {
+    fn process_readings(&mut self, readings: &[Readings]) {
         if self.health.is_blind(&self.inventory) {
             return;
         }
@@ -426,7 +426,7 @@ impl GpuMonitor {
         self.end_xids(readings);
         self.end_critical(readings);
         self.end_failed_starts(readings);
-        self.end_by_word();
+        self.end_dismissed();
     }
 }
 

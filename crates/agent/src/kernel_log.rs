@@ -93,7 +93,7 @@ pub struct KernelLogMonitor {
     arrival: Arrival,
     unreadable: Unreadable,
     /// Limits the log lines about lost records.
-    said_lost: Seldom,
+    lost_log: Seldom,
 }
 
 /// Progress in the log, which survives a restart.
@@ -141,13 +141,13 @@ impl KernelLogMonitor {
             newest: None,
             arrival: Arrival::default(),
             unreadable: Unreadable::default(),
-            said_lost: Seldom::default(),
+            lost_log: Seldom::default(),
         }
     }
 
     /// Reads the log until `cancel`.
     pub async fn run(mut self, cancel: CancellationToken) {
-        self.look_at_machine();
+        self.update_descriptions();
         while let Some(source) = self.open(&cancel).await {
             if self.follow(source, &cancel).await {
                 break;
@@ -195,7 +195,7 @@ impl KernelLogMonitor {
         }
         let position = self.reporter.memory().position.as_ref();
         let source = host::kernel_log::open(&spec, position)?;
-        self.arrival.note_opened();
+        self.arrival.opened();
         if self.chosen.is_none() && self.config.spec == Spec::Auto {
             tracing::info!(source = %spec, "chose the kernel log that can be read here");
         }
@@ -230,21 +230,21 @@ impl KernelLogMonitor {
 
     /// Follows an open source. Returns true if the source has ended for good, or was cancelled.
     async fn follow(&mut self, mut source: Source, cancel: &CancellationToken) -> bool {
-        let mut look = tokio::time::interval(HEARTBEAT);
+        let mut checks = tokio::time::interval(HEARTBEAT);
         let mut events = Vec::new();
         loop {
             // A log that is not read shows as stuck.
             let has_room = self.reporter.has_room();
             if !has_room {
-                self.arrival.note_pause();
+                self.arrival.pause();
             }
             let mut was_read = false;
             let read = tokio::select! {
                 biased;
                 () = cancel.cancelled() => return true,
                 () = self.reporter.work() => Ok(()),
-                _ = look.tick() => {
-                    self.look_at_machine();
+                _ = checks.tick() => {
+                    self.update_descriptions();
                     if has_room {
                         self.reporter.show_detail(&self.detail());
                     }
@@ -255,19 +255,19 @@ impl KernelLogMonitor {
                     read
                 }
             };
-            let comes_or_goes = self.look_for_file(source.missing());
+            let presence_changed = self.check_file(source.missing());
             let mut ended = false;
             let read_all = events.len() < BATCH;
             for event in events.drain(..) {
                 ended |= event == Event::End;
-                self.take_in(event);
+                self.process(event);
             }
             // A file that has just appeared may contain old lines.
             if was_read {
                 let all = read_all && source.missing().is_none();
-                self.arrival.note_read(all, self.reporter.now());
+                self.arrival.read(all, self.reporter.now());
             }
-            if comes_or_goes {
+            if presence_changed {
                 self.reporter
                     .show(self.state_when_caught_up(), &self.detail());
             }
@@ -287,7 +287,7 @@ impl KernelLogMonitor {
     }
 
     /// Returns true if the followed file has appeared or disappeared since the last check.
-    fn look_for_file(&mut self, missing: Option<&Path>) -> bool {
+    fn check_file(&mut self, missing: Option<&Path>) -> bool {
         if self.missing.as_deref() == missing {
             return false;
         }
@@ -314,20 +314,20 @@ impl KernelLogMonitor {
     }
 
     /// Updates the descriptions of the GPUs and the NICs.
-    fn look_at_machine(&mut self) {
-        let told = &mut self.config.machine;
+    fn update_descriptions(&mut self) {
+        let described = &mut self.config.machine;
         // Fails if the sender is gone, and then the last value stays in use.
-        if told.has_changed().unwrap_or(false)
-            && let Some(machine) = told.borrow_and_update().clone()
+        if described.has_changed().unwrap_or(false)
+            && let Some(machine) = described.borrow_and_update().clone()
         {
             self.decoder.set_machine(Some(machine));
         }
-        if told.borrow().is_none()
-            && let Some(machine) = self.machine.look()
+        if described.borrow().is_none()
+            && let Some(machine) = self.machine.poll()
         {
             self.decoder.set_machine(Some(machine));
         }
-        if let Some(names) = self.nics.look(Instant::now()) {
+        if let Some(names) = self.nics.poll(Instant::now()) {
             self.decoder.set_nics(names);
         }
     }
@@ -350,13 +350,13 @@ impl KernelLogMonitor {
     }
 
     /// Processes an event of the source.
-    fn take_in(&mut self, event: Event) {
+    fn process(&mut self, event: Event) {
         match event {
-            Event::Record(record) => self.take_record(&record, self.reporter.now()),
+            Event::Record(record) => self.process_record(&record, self.reporter.now()),
             Event::Lost { count, counted } => {
                 // Lost records are shown and counted, but are no fault. In a storm some are
                 // lost between any two reads, so the log lines are limited.
-                match self.said_lost.counting(count.max(1)) {
+                match self.lost_log.counting(count.max(1)) {
                     Some(not_logged_before) if counted => tracing::warn!(
                         not_logged_before,
                         "{count} kernel log records were lost before they could be read"
@@ -378,7 +378,7 @@ impl KernelLogMonitor {
             Event::CaughtUp => {
                 self.reporter.boot_has_begun();
                 self.history_begins = None;
-                self.arrival.note_caught_up();
+                self.arrival.mark_caught_up();
                 self.reporter
                     .show(self.state_when_caught_up(), &self.detail());
             }
@@ -386,7 +386,7 @@ impl KernelLogMonitor {
         }
     }
 
-    fn take_record(&mut self, record: &Record, now: Timestamp) {
+    fn process_record(&mut self, record: &Record, now: Timestamp) {
         let rebooted = self.reporter.rebooted();
         if rebooted.is_some_and(|boot| is_of(boot, record)) {
             self.reporter.boot_has_begun();
@@ -443,7 +443,7 @@ impl KernelLogMonitor {
                 dev, ino, offset, ..
             } => (dev, ino, offset),
         };
-        let goes_on = match &self.last_place {
+        let continues = match &self.last_place {
             Some(Position::File {
                 dev: d,
                 ino: i,
@@ -452,7 +452,7 @@ impl KernelLogMonitor {
             }) => (d, i) == (dev, ino) && before < offset,
             _ => false,
         };
-        if !goes_on && self.last_place.is_some() {
+        if !continues && self.last_place.is_some() {
             let now = self.reporter.now().as_millisecond();
             let memory = self.reporter.memory_mut();
             memory.generation = now.max(memory.generation + 1);

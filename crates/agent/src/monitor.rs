@@ -173,7 +173,7 @@ where
 
     /// Returns the monitor's own memory, to change it.
     pub fn memory_mut(&mut self) -> &mut M {
-        self.note_change();
+        self.mark_changed();
         &mut self.state.memory
     }
 
@@ -213,7 +213,7 @@ where
             self.metrics.repeats.inc();
         }
         let found_again = new.iter().all(is_found_again);
-        self.note_change();
+        self.mark_changed();
         if !found_again {
             self.save_first();
         }
@@ -351,7 +351,7 @@ where
             () = tokio::time::sleep_until(self.next_wake()) => self.beat(),
             answer = self.hand_over.next() => self.handed_over(answer),
             saved = Saving::until_written(&mut self.saving) => self.saved(saved),
-            heard = next_recovery(&mut self.recoveries) => self.take_in_recovery(heard),
+            recovery = next_recovery(&mut self.recoveries) => self.process_recovery(recovery),
         }
         // Otherwise repeats are counted further until the connector accepts events.
         if self.state.outbox.is_empty() {
@@ -428,7 +428,7 @@ where
     }
 
     /// Processes a recovery of another sender. `None` means that some were missed.
-    fn take_in_recovery(&mut self, recovery: Option<Recovery>) {
+    fn process_recovery(&mut self, recovery: Option<Recovery>) {
         let Some(Recovery { event, accepted_at }) = recovery else {
             self.end_windows();
             return;
@@ -450,7 +450,7 @@ where
         }
     }
 
-    fn note_change(&mut self) {
+    fn mark_changed(&mut self) {
         if let Some(saving) = &mut self.saving {
             saving.changed = true;
         }

@@ -57,7 +57,7 @@ pub struct PodGpuReporter {
 
 /// The last report that was sent.
 #[derive(Default)]
-struct Told {
+struct LastReport {
     report: Option<ReportPodsRequest>,
     /// Time when the report is sent again even if unchanged.
     again_at: Option<Instant>,
@@ -88,10 +88,10 @@ impl PodGpuReporter {
     /// Polls and sends reports until `cancel`.
     pub async fn run(self, cancel: CancellationToken) {
         let work = async {
-            let (mut told, mut trouble) = (Told::default(), Trouble::default());
+            let (mut last, mut trouble) = (LastReport::default(), Trouble::default());
             loop {
                 if self.socket.exists() {
-                    let result = self.look(&mut told).await;
+                    let result = self.poll(&mut last).await;
                     trouble.note(result.map_err(|why| format!("{why}; retrying")));
                 }
                 tokio::time::sleep(EVERY).await;
@@ -101,8 +101,8 @@ impl PodGpuReporter {
     }
 
     /// Queries the kubelet, and sends a report if it has changed.
-    async fn look(&self, told: &mut Told) -> Result<(), String> {
-        let answer = self.ask().await;
+    async fn poll(&self, last: &mut LastReport) -> Result<(), String> {
+        let answer = self.list_pods().await;
         let answer = answer.map_err(|why| {
             format!(
                 "cannot list the devices of pods at the kubelet's socket {}: {why}",
@@ -110,7 +110,7 @@ impl PodGpuReporter {
             )
         })?;
         let imex = imex_use(&answer.pod_resources);
-        (self.imex).send_if_modified(|told| std::mem::replace(told, imex) != imex);
+        (self.imex).send_if_modified(|known| std::mem::replace(known, imex) != imex);
         let Some(tell) = &self.tell else {
             return Ok(());
         };
@@ -124,25 +124,25 @@ impl PodGpuReporter {
             node_name: self.node_name.clone(),
             pods,
         };
-        let is_new = told.report.as_ref() != Some(&report);
-        if !is_new && told.again_at.is_some_and(|at| Instant::now() < at) {
+        let is_new = last.report.as_ref() != Some(&report);
+        if !is_new && last.again_at.is_some_and(|at| Instant::now() < at) {
             return Ok(());
         }
-        told.report = Some(report.clone());
+        last.report = Some(report.clone());
         // Applies unless the receiver requests an earlier repeat.
-        told.again_at = Some(Instant::now() + REPEAT);
+        last.again_at = Some(Instant::now() + REPEAT);
         let again = tell(report).await;
         let again = again.map_err(|why| format!("cannot report which pods have GPUs: {why}"));
         if again != Ok(false) {
-            told.again_at = None;
+            last.again_at = None;
         }
         again.map(drop)
     }
 
-    async fn ask(&self) -> Result<ListPodResourcesResponse, String> {
+    async fn list_pods(&self) -> Result<ListPodResourcesResponse, String> {
         let endpoint = Endpoint::try_from(format!("unix://{}", self.socket.display()));
         let endpoint = endpoint.map_err(|error| chain(&error))?;
-        let asked = async {
+        let request = async {
             let channel = endpoint.connect().await.map_err(|error| chain(&error))?;
             let client = PodResourcesListerClient::new(channel);
             let mut client = client.max_decoding_message_size(MAX_ANSWER_BYTES);
@@ -151,7 +151,7 @@ impl PodGpuReporter {
                 .map(tonic::Response::into_inner)
                 .map_err(|status| why(&status))
         };
-        let answer = tokio::time::timeout(DEADLINE, asked).await;
+        let answer = tokio::time::timeout(DEADLINE, request).await;
         answer.unwrap_or_else(|_| Err(format!("no answer within {} s", DEADLINE.as_secs())))
     }
 }

@@ -61,7 +61,7 @@ impl ProviderMonitor {
             // Fails only once no sender is left, and then nothing can change.
             if versions.has_changed().unwrap_or_default() {
                 versions.mark_unchanged();
-                self.look();
+                self.poll();
             }
             if !self.reporter.pause(EVERY, &cancel).await {
                 break;
@@ -70,14 +70,14 @@ impl ProviderMonitor {
         self.reporter.finish(&cancel).await;
     }
 
-    fn look(&mut self) {
+    fn poll(&mut self) {
         let gpus = self.api.gpus();
         let mut conditions = 0;
         for gpu in &gpus {
             let all = gpu.status.iter().flat_map(|status| &status.conditions);
             for condition in all.filter(|one| !is_ours(one)) {
                 conditions += 1;
-                self.take_in(gpu, condition);
+                self.process(gpu, condition);
             }
         }
         self.reporter.has_read(self.reporter.now());
@@ -85,7 +85,7 @@ impl ProviderMonitor {
         self.reporter.show(SourceState::Following, &detail);
     }
 
-    fn take_in(&mut self, gpu: &Gpu, condition: &Condition) {
+    fn process(&mut self, gpu: &Gpu, condition: &Condition) {
         let reported = &self.reporter.memory().bad;
         let was_bad = reported
             .get(&gpu.name)

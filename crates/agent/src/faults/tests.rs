@@ -4,7 +4,7 @@ use contract::node::OpenFault;
 
 use super::*;
 
-fn told() -> ListFaultsResponse {
+fn faults() -> ListFaultsResponse {
     ListFaultsResponse {
         store_id: "s".to_owned(),
         faults: vec![OpenFault::default()],
@@ -12,15 +12,15 @@ fn told() -> ListFaultsResponse {
 }
 
 /// Evaluates responses, each at a time in seconds after the start.
-fn judge(answers: &[(u64, Result<(), Code>)]) -> Vec<Option<NodeFaults>> {
+fn evaluate(answers: &[(u64, Result<(), Code>)]) -> Vec<Option<NodeFaults>> {
     let start = Instant::now();
-    let mut heard = Heard::new(start);
-    let judged = answers.iter().map(|(seconds, answer)| {
-        let answer = answer.map(|()| told());
+    let mut responses = Responses::new(start);
+    let states = answers.iter().map(|(seconds, answer)| {
+        let answer = answer.map(|()| faults());
         let answer = answer.map_err(|code| Status::new(code, "not now"));
-        heard.judge(answer, start + Duration::from_secs(*seconds))
+        responses.evaluate(answer, start + Duration::from_secs(*seconds))
     });
-    judged.collect()
+    states.collect()
 }
 
 fn unseen(why: &str) -> NodeFaults {
@@ -31,36 +31,36 @@ fn unseen(why: &str) -> NodeFaults {
 #[test]
 fn a_controller_that_is_away_for_long_makes_unknown_what_it_has_said() {
     let away = Err(Code::Unavailable);
-    let judged = judge(&[
+    let states = evaluate(&[
         (0, Ok(())),
         (119, away),
         (120, away),
         (130, Ok(())),
         (249, away),
     ]);
-    let told = || Some(NodeFaults::Told(told()));
+    let known = || Some(NodeFaults::Told(faults()));
     assert_eq!(
-        judged,
+        states,
         [
-            told(),
+            known(),
             None,
             Some(unseen("Unavailable: not now")),
-            told(),
+            known(),
             None
         ]
     );
     // A controller that never responded.
-    let judged = judge(&[(0, away), (119, Err(Code::PermissionDenied)), (121, away)]);
-    assert_eq!(judged, [None, None, Some(unseen("Unavailable: not now"))]);
+    let states = evaluate(&[(0, away), (119, Err(Code::PermissionDenied)), (121, away)]);
+    assert_eq!(states, [None, None, Some(unseen("Unavailable: not now"))]);
 }
 
 #[test]
 fn a_controller_that_does_not_know_the_question_says_nothing_and_takes_nothing_over() {
     let older = Err(Code::Unimplemented);
-    assert_eq!(judge(&[(0, older), (500, older)]), [None, None]);
-    let judged = judge(&[(0, Ok(())), (60, older), (120, older)]);
+    assert_eq!(evaluate(&[(0, older), (500, older)]), [None, None]);
+    let states = evaluate(&[(0, Ok(())), (60, older), (120, older)]);
     let expected = Some(unseen(
         "the other end does not support the request; is it older?",
     ));
-    assert_eq!(judged, [Some(NodeFaults::Told(told())), None, expected]);
+    assert_eq!(states, [Some(NodeFaults::Told(faults())), None, expected]);
 }

@@ -94,14 +94,14 @@ pub(super) fn forget(health: &mut Health, reporter: &mut Reporter<GpuMemory>) {
 }
 
 impl GpuMonitor {
-    pub(super) fn take_in_dcgm(&mut self, seen: Seen) {
+    pub(super) fn process_dcgm(&mut self, seen: Seen) {
         if let Seen::Blind { stuck, .. } = &seen {
             self.probe_metrics.blind(NAME, *stuck);
         }
         match seen {
             // Wait for the driver's names, and its list of known GPUs.
-            Seen::Dcgm(_) if !self.driver_has_spoken => {}
-            Seen::Dcgm(look) => self.look_dcgm(&look),
+            Seen::Dcgm(_) if !self.driver_has_answered => {}
+            Seen::Dcgm(look) => self.process_dcgm_look(&look),
             Seen::Blind { reason, stuck, .. } if stuck > 0 => {
                 self.cannot_see_dcgm(&format!("{reason} ({stuck} probes cannot be killed)"));
             }
@@ -119,9 +119,9 @@ impl GpuMonitor {
     }
 
     /// Processes a poll of DCGM's watches.
-    fn look_dcgm(&mut self, look: &DcgmLook) {
+    fn process_dcgm_look(&mut self, look: &DcgmLook) {
         self.begin_boot();
-        self.tell_dcgm_is_back();
+        self.report_dcgm_is_back();
         let changes = self.health.take_dcgm(look, self.started.elapsed());
         let faults = changes.iter().filter(|change| change.message.is_some());
         let faults = faults.count() as u64;
@@ -149,7 +149,7 @@ impl GpuMonitor {
 
     /// Processes whether pods rely on IMEX, and closes faults that do not count now. Since this
     /// is not a poll of the GPUs, it does not handle a reboot.
-    pub(super) fn take_in_imex(&mut self) {
+    pub(super) fn process_imex(&mut self) {
         let imex = *self.imex.borrow_and_update();
         let changes = self.health.imex_is(imex);
         self.report_changes(&changes);
@@ -179,15 +179,15 @@ impl GpuMonitor {
             self.reporter.memory_mut().dcgm_is_lost = true;
             let message = format!("Failed to connect to DCGM for health check: {why}");
             let code = vec![keys::CODE_DCGM_CONNECTIVITY.to_owned()];
-            self.tell_connectivity(false, code, message);
+            self.report_connectivity(false, code, message);
         }
     }
 
-    fn tell_dcgm_is_back(&mut self) {
+    fn report_dcgm_is_back(&mut self) {
         if self.reporter.memory().dcgm_is_lost {
             self.reporter.memory_mut().dcgm_is_lost = false;
             let message = "DCGM connectivity reported no errors".to_owned();
-            self.tell_connectivity(true, Vec::new(), message);
+            self.report_connectivity(true, Vec::new(), message);
         }
     }
 
@@ -196,13 +196,13 @@ impl GpuMonitor {
         if self.dcgm.is_none() && self.reporter.memory().dcgm_is_lost {
             self.reporter.memory_mut().dcgm_is_lost = false;
             let message = "DCGM is no longer queried".to_owned();
-            self.tell_connectivity(true, Vec::new(), message);
+            self.report_connectivity(true, Vec::new(), message);
         }
     }
 
     /// Reports whether DCGM answers, as a non-fatal fault that needs a person: a notice would
     /// be closed after a while.
-    fn tell_connectivity(&mut self, is_healthy: bool, error_code: Vec<String>, message: String) {
+    fn report_connectivity(&mut self, is_healthy: bool, error_code: Vec<String>, message: String) {
         let check = keys::CHECK_DCGM_CONNECTIVITY;
         let action = if is_healthy {
             RecommendedAction::None
@@ -227,13 +227,13 @@ impl GpuMonitor {
         let codes = self.health.dcgm_codes(uuid);
         let fatal = codes.filter(|code| self.config.catalog.judge_dcgm(code).fatal);
         let fatal: Vec<&str> = fatal.map(AsRef::as_ref).collect();
-        let said = if fatal.is_empty() {
+        let condition = if fatal.is_empty() {
             Said::well("NoIncidents", "DCGM finds nothing fatal")
         } else {
             Said::bad("Incidents", format!("DCGM finds {}", fatal.join(", ")))
         };
         // Fails for a GPU that the driver does not name, which is not in the Device API.
-        if let Err(error) = self.devices.set_condition(Own::Dcgm, uuid, said) {
+        if let Err(error) = self.devices.set_condition(Own::Dcgm, uuid, condition) {
             tracing::debug!(%error, "the Device API refuses a condition of DCGM");
         }
     }

@@ -22,8 +22,8 @@ pub(super) fn of(
     if change.check == keys::CHECK_GPU_THERMAL_MARGIN && !config.limits.margin_counts {
         event.processing_strategy = ProcessingStrategy::StoreOnly as i32;
     }
-    note_names(&mut event, change.gpu.as_ref(), driver_version);
-    note_witnesses(&mut event, change.seen_by);
+    add_names(&mut event, change.gpu.as_ref(), driver_version);
+    add_witnesses(&mut event, change.seen_by);
     let Some(message) = &change.message else {
         let watch = change.check.trim_start_matches("Gpu");
         let watch = watch.trim_end_matches("Watch");
@@ -99,7 +99,7 @@ fn judge(event: &mut HealthEvent, change: &Change, config: &GpuConfig) {
 }
 
 /// Adds the sources of a report to the metadata, if DCGM is one.
-fn note_witnesses(event: &mut HealthEvent, seen_by: Witnesses) {
+fn add_witnesses(event: &mut HealthEvent, seen_by: Witnesses) {
     let witnesses = match (seen_by.dcgm, seen_by.nvml) {
         (true, true) => "NVML, DCGM",
         (true, false) => "DCGM",
@@ -110,7 +110,7 @@ fn note_witnesses(event: &mut HealthEvent, seen_by: Witnesses) {
 }
 
 /// Adds the GPU's and the machine's names to the metadata.
-pub(super) fn note_names(
+pub(super) fn add_names(
     event: &mut HealthEvent,
     gpu: Option<&GpuNames>,
     driver_version: Option<&str>,

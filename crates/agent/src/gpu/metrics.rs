@@ -234,10 +234,10 @@ impl GpuMetrics {
     /// Sets the gauges from a poll.
     pub(super) fn show(&self, inventory: &Inventory, readings: &[Readings]) {
         let shown = inventory.gpus.iter().filter_map(|gpu| {
-            let told = readings.iter().find(|told| told.uuid == gpu.uuid)?;
+            let read = readings.iter().find(|read| read.uuid == gpu.uuid)?;
             Some(ShownGpu {
                 labels: [("gpu", gpu.index.to_string()), ("uuid", gpu.uuid.clone())],
-                readings: told.clone(),
+                readings: read.clone(),
             })
         });
         *self.shown.lock().unwrap_or_else(PoisonError::into_inner) = shown.collect();

@@ -58,13 +58,13 @@ struct Doing(Option<(String, Option<u32>)>);
 /// Reason to stop reading from a child.
 enum End {
     /// The receiver of the messages is gone.
-    Unwanted,
+    ReceiverGone,
     /// The child sent nothing for this long.
     Silent(Duration),
     /// The child closed its output.
     Closed,
     /// The child reported that it cannot continue.
-    Said(String),
+    Reported(String),
     /// The child sent an invalid message.
     Garbled(String),
 }
@@ -134,7 +134,7 @@ async fn run(
     let group = Group::of(&child);
     let mut doing = Doing(Some((START.to_owned(), None)));
     let end = match child.stdout.take() {
-        Some(output) => hear(config, output, seen, &mut doing, backoff).await,
+        Some(output) => forward(config, output, seen, &mut doing, backoff).await,
         None => End::Closed,
     };
     if matches!(end, End::Closed) {
@@ -142,10 +142,10 @@ async fn run(
         let _ = timeout(KILLED, child.wait()).await;
     }
     let status = finish(child, group, stuck).await;
-    let is_said = matches!(end, End::Said(_));
+    let is_said = matches!(end, End::Reported(_));
     let reason = match end {
-        End::Unwanted => "not needed".to_owned(),
-        End::Said(why) | End::Garbled(why) => why,
+        End::ReceiverGone => "not needed".to_owned(),
+        End::Reported(why) | End::Garbled(why) => why,
         End::Silent(length) => {
             let seconds = length.as_secs_f64();
             let left = if status.is_none() {
@@ -175,7 +175,7 @@ fn spawn(config: &ProbeConfig) -> io::Result<Child> {
 }
 
 /// Forwards a child's messages until it ends, times out, or the receiver is gone.
-async fn hear(
+async fn forward(
     config: &ProbeConfig,
     output: ChildStdout,
     seen: &mpsc::Sender<Seen>,
@@ -190,7 +190,7 @@ async fn hear(
         line.clear();
         let read = tokio::select! {
             read = timeout_at(due, read_line(&mut output, &mut line)) => read,
-            () = seen.closed() => return End::Unwanted,
+            () = seen.closed() => return End::ReceiverGone,
         };
         match read {
             Ok(Ok(true)) => {}
@@ -198,18 +198,18 @@ async fn hear(
             Ok(Err(error)) => return End::Garbled(format!("cannot read from the probe: {error}")),
             Err(_) => return End::Silent(silence),
         }
-        let Ok(said) = serde_json::from_slice(&line) else {
+        let Ok(message) = serde_json::from_slice(&line) else {
             return End::Garbled(format!("the probe sent {:?}", shown(&line)));
         };
-        let is_event = matches!(said, Said::Event(_));
+        let is_event = matches!(message, Said::Event(_));
         if !is_event {
             doing.0 = None;
         }
-        match understand(said, doing, backoff) {
+        match convert(message, doing, backoff) {
             Ok(None) => {}
-            Ok(Some(seeing)) => {
-                if seen.send(seeing).await.is_err() {
-                    return End::Unwanted;
+            Ok(Some(message)) => {
+                if seen.send(message).await.is_err() {
+                    return End::ReceiverGone;
                 }
             }
             Err(end) => return end,
@@ -238,8 +238,8 @@ async fn read_line(output: &mut BufReader<ChildStdout>, line: &mut Vec<u8>) -> i
 
 /// Converts a message of the child, if it is about the GPUs; fails if the child is of no
 /// further use.
-fn understand(said: Said, doing: &mut Doing, backoff: &mut Backoff) -> Result<Option<Seen>, End> {
-    match said {
+fn convert(message: Said, doing: &mut Doing, backoff: &mut Backoff) -> Result<Option<Seen>, End> {
+    match message {
         Said::Hello { protocol, library } if protocol == PROTOCOL => {
             Ok(Some(Seen::Library(library)))
         }
@@ -260,7 +260,7 @@ fn understand(said: Said, doing: &mut Doing, backoff: &mut Backoff) -> Result<Op
             backoff.reset();
             Ok(Some(Seen::Dcgm(look)))
         }
-        Said::Cannot(why) => Err(End::Said(why)),
+        Said::Cannot(why) => Err(End::Reported(why)),
     }
 }
 

@@ -13,7 +13,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::GpuMonitor;
-use super::xid::{CALM, asks_for_nothing};
+use super::xid::{CALM, needs_no_action};
 
 /// XIDs caused by programs rather than the GPU, as the provider's design lists them.
 const OF_PROGRAMS: [u32; 6] = [13, 31, 43, 45, 68, 109];
@@ -50,12 +50,12 @@ impl GpuMonitor {
         }
         self.devices.set_inventory(inventory);
         for (uuid, critical) in &self.reporter.memory().not_ready {
-            self.say(uuid, critical.said());
+            self.set_condition(uuid, critical.condition());
         }
     }
 
     /// Makes the GPU of a critical XID not ready, or all GPUs if the driver does not name one.
-    pub(super) fn note_critical(&mut self, event: &GpuEvent) {
+    pub(super) fn record_critical(&mut self, event: &GpuEvent) {
         let GpuEventKind::Xid { code, .. } = event.kind else {
             return;
         };
@@ -78,7 +78,7 @@ impl GpuMonitor {
                 at,
                 open_in: None,
             };
-            self.say(&uuid, critical.said());
+            self.set_condition(&uuid, critical.condition());
             self.reporter.memory_mut().not_ready.insert(uuid, critical);
         }
     }
@@ -88,8 +88,8 @@ impl GpuMonitor {
     pub(super) fn end_critical(&mut self, readings: &[Readings]) {
         let now = self.reporter.now();
         let is_over = |uuid: &str, critical: &Critical| {
-            let told = readings.iter().find(|told| told.uuid == uuid);
-            now.duration_since(critical.at) >= CALM && told.is_some_and(asks_for_nothing)
+            let read = readings.iter().find(|read| read.uuid == uuid);
+            now.duration_since(critical.at) >= CALM && read.is_some_and(needs_no_action)
         };
         let over: Vec<String> = (self.reporter.memory().not_ready.iter())
             .filter(|(uuid, critical)| is_over(uuid, critical))
@@ -97,19 +97,19 @@ impl GpuMonitor {
             .collect();
         for uuid in over {
             let message = "No further XID, and the driver asks for nothing";
-            self.say(&uuid, Said::well("Recovered", message));
+            self.set_condition(&uuid, Said::well("Recovered", message));
             self.reporter.memory_mut().not_ready.remove(&uuid);
         }
     }
 
     /// Makes GPUs ready again whose open faults of XIDs have ended: they were closed, or
     /// dismissed by a person who has released the node.
-    pub(super) fn end_by_word(&mut self) {
+    pub(super) fn end_dismissed(&mut self) {
         if self.reporter.memory().not_ready.is_empty() {
             self.faults.mark_unchanged();
             return;
         }
-        let NodeFaults::Told(told) = self.faults.borrow_and_update().clone() else {
+        let NodeFaults::Told(known) = self.faults.borrow_and_update().clone() else {
             return;
         };
         let gpus = self.devices.gpus();
@@ -119,9 +119,9 @@ impl GpuMonitor {
             let Some(gpu) = gpus.find(|gpu| gpu.name.eq_ignore_ascii_case(uuid)) else {
                 continue;
             };
-            let mut faults = told.faults.iter();
+            let mut faults = known.faults.iter();
             let is_open = faults.any(|it| it.check == keys::CHECK_XID && concerns(it, gpu));
-            let was_open = critical.open_in.as_ref() == Some(&told.store_id);
+            let was_open = critical.open_in.as_ref() == Some(&known.store_id);
             match (was_open, is_open) {
                 (false, true) => opened.push(uuid.clone()),
                 (true, false) => over.push(uuid.clone()),
@@ -130,22 +130,22 @@ impl GpuMonitor {
         }
         for uuid in opened {
             if let Some(critical) = self.reporter.memory_mut().not_ready.get_mut(&uuid) {
-                critical.open_in = Some(told.store_id.clone());
+                critical.open_in = Some(known.store_id.clone());
             }
         }
         for uuid in over {
             let message = "The fault of its XID was closed or dismissed";
-            self.say(&uuid, Said::well("Recovered", message));
+            self.set_condition(&uuid, Said::well("Recovered", message));
             self.reporter.memory_mut().not_ready.remove(&uuid);
         }
     }
 
-    fn say(&self, uuid: &str, said: Said) {
-        let Err(error) = self.devices.set_condition(Own::Nvml, uuid, said) else {
+    fn set_condition(&self, uuid: &str, condition: Said) {
+        let Err(error) = self.devices.set_condition(Own::Nvml, uuid, condition) else {
             return;
         };
         // Each event of a GPU that is gone would log it again.
-        if let Some(not_logged_before) = self.not_taken.now() {
+        if let Some(not_logged_before) = self.refusals.now() {
             tracing::warn!(
                 err = %error, not_logged_before,
                 "the Device API refuses the condition NVMLReady"
@@ -157,7 +157,7 @@ impl GpuMonitor {
 // === impl Critical ===
 
 impl Critical {
-    fn said(&self) -> Said {
+    fn condition(&self) -> Said {
         let code = self.code;
         Said::bad("XidError", format!("Critical XID error {code} detected"))
     }

@@ -11,10 +11,10 @@ use super::{GpuMonitor, event};
 
 /// Number of polls that a GPU must answer while its fault is open: the first may have started
 /// before the failure.
-pub(super) const LOOKS: u32 = 2;
+pub(super) const POLLS: u32 = 2;
 /// Number of polls after which the recovery is reported again if the fault is still open: the
 /// start of a flaky GPU may have failed once more before the fault was seen closed.
-pub(super) const AGAIN: u32 = 12;
+pub(super) const REPEAT_AFTER: u32 = 12;
 
 impl GpuMonitor {
     /// Closes the faults of failed starts of GPUs that answer.
@@ -23,10 +23,10 @@ impl GpuMonitor {
         self.answered_since_failure
             .retain(|uuid, _| answering.iter().any(|gpu| gpu.uuid == *uuid));
         for gpu in answering {
-            let looks = self.answered_since_failure.entry(gpu.uuid.clone());
-            let looks = looks.or_default();
-            *looks = looks.saturating_add(1);
-            if *looks % AGAIN == LOOKS {
+            let polls = self.answered_since_failure.entry(gpu.uuid.clone());
+            let polls = polls.or_default();
+            *polls = polls.saturating_add(1);
+            if *polls % REPEAT_AFTER == POLLS {
                 self.report_started(&gpu);
             }
         }
@@ -34,10 +34,10 @@ impl GpuMonitor {
 
     /// Returns the GPUs that answer and have an open fault of a failed start.
     fn answering_failed(&self, readings: &[Readings]) -> Vec<Gpu> {
-        let NodeFaults::Told(told) = self.faults.borrow().clone() else {
+        let NodeFaults::Told(known) = self.faults.borrow().clone() else {
             return Vec::new();
         };
-        let mut failed = told.faults;
+        let mut failed = known.faults;
         failed.retain(|it| it.agent == keys::SYSLOG_AGENT && it.check == keys::CHECK_GPU_INIT);
         if failed.is_empty() || self.config.is_fake {
             return Vec::new();
@@ -47,7 +47,7 @@ impl GpuMonitor {
             let mut shown = shown
                 .iter()
                 .filter(|it| it.name.eq_ignore_ascii_case(&gpu.uuid));
-            let answers = readings.iter().any(|told| told.uuid == gpu.uuid);
+            let answers = readings.iter().any(|read| read.uuid == gpu.uuid);
             answers && shown.any(|shown| failed.iter().any(|it| concerns(it, shown)))
         };
         self.inventory

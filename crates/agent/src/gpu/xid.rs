@@ -20,20 +20,20 @@ const RECOVERY_XID: u32 = 154;
 
 impl GpuMonitor {
     /// Reports an XID as the kernel log monitor would, had it read the line.
-    pub(super) fn report_xid(&mut self, told: &GpuEvent) {
-        let Some(finding) = self.finding(told) else {
+    pub(super) fn report_xid(&mut self, event: &GpuEvent) {
+        let Some(finding) = self.finding(event) else {
             return;
         };
         self.begin_boot();
         let now = self.reporter.now();
-        let gpu = self.gpu_of(told);
+        let gpu = self.gpu_of(event);
         let names = gpu.map(GpuNames::from);
         for mut event in self.events_of(&finding, now) {
             let blank = self.reporter.event(&event.check_name, keys::COMPONENT_GPU);
             event.agent = blank.agent;
             event.metadata.extend(blank.metadata);
             let driver_version = self.inventory.driver_version.as_deref();
-            event::note_names(&mut event, names.as_ref(), driver_version);
+            event::add_names(&mut event, names.as_ref(), driver_version);
             event
                 .entities_impacted
                 .extend(names.as_ref().map(|gpu| Entity {
@@ -42,25 +42,25 @@ impl GpuMonitor {
                 }));
             self.report(event);
         }
-        if let (Some(uuid), true) = (&told.uuid, finding.fatal) {
+        if let (Some(uuid), true) = (&event.uuid, finding.fatal) {
             self.reporter.memory_mut().xids.insert(uuid.clone(), now);
         }
     }
 
     /// Returns the catalogue's finding of an XID; `None` for another event.
-    fn finding(&mut self, told: &GpuEvent) -> Option<Finding> {
+    fn finding(&mut self, event: &GpuEvent) -> Option<Finding> {
         let GpuEventKind::Xid {
             code,
             gpu_instance,
             compute_instance,
-        } = told.kind
+        } = event.kind
         else {
             return None;
         };
         if code == RECOVERY_XID {
             return None;
         }
-        let pci = self.gpu_of(told).map(|gpu| gpu.pci.clone());
+        let pci = self.gpu_of(event).map(|gpu| gpu.pci.clone());
         let line = XidLine {
             pci: pci.as_deref().unwrap_or_default(),
             mig: gpu_instance.map(|gpu_instance| Mig {
@@ -75,12 +75,12 @@ impl GpuMonitor {
         };
         let mut finding = self.decoder.xid(&line, self.reporter.now());
         finding.pci = finding.pci.filter(|pci| !pci.is_empty());
-        finding.gpu_uuid.clone_from(&told.uuid);
+        finding.gpu_uuid.clone_from(&event.uuid);
         Some(finding)
     }
 
-    fn gpu_of(&self, told: &GpuEvent) -> Option<&Gpu> {
-        let uuid = told.uuid.as_ref()?;
+    fn gpu_of(&self, event: &GpuEvent) -> Option<&Gpu> {
+        let uuid = event.uuid.as_ref()?;
         self.inventory.gpus.iter().find(|gpu| gpu.uuid == *uuid)
     }
 
@@ -111,8 +111,8 @@ impl GpuMonitor {
         let is_over = |gpu: &&Gpu| {
             let last = xids.get(&gpu.uuid);
             let is_calm = last.is_some_and(|last| now.duration_since(*last) >= CALM);
-            let told = readings.iter().find(|told| told.uuid == gpu.uuid);
-            is_calm && told.is_some_and(asks_for_nothing)
+            let read = readings.iter().find(|read| read.uuid == gpu.uuid);
+            is_calm && read.is_some_and(needs_no_action)
         };
         let gpus = self.inventory.gpus.iter().filter(is_over);
         let over: Vec<Gpu> = gpus.cloned().collect();
@@ -126,7 +126,7 @@ impl GpuMonitor {
 }
 
 /// Returns true if the driver requests no action for a GPU and its partitions.
-pub(super) fn asks_for_nothing(told: &Readings) -> bool {
+pub(super) fn needs_no_action(readings: &Readings) -> bool {
     // A recovery of the IMEX domain is no action on this GPU.
     let is_nothing = |action: RecoveryAction| {
         matches!(
@@ -134,7 +134,7 @@ pub(super) fn asks_for_nothing(told: &Readings) -> bool {
             RecoveryAction::None | RecoveryAction::RecoverImexDomain
         )
     };
-    let mut partitions = told.mig_recovery_actions.iter();
-    told.recovery_action.is_some_and(is_nothing)
+    let mut partitions = readings.mig_recovery_actions.iter();
+    readings.recovery_action.is_some_and(is_nothing)
         && partitions.all(|(_, action)| is_nothing(*action))
 }

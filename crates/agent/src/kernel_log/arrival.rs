@@ -23,23 +23,23 @@ pub(super) struct Arrival {
 
 impl Arrival {
     /// Records that the source is opened, or reopened after the last line.
-    pub(super) fn note_opened(&mut self) {
+    pub(super) fn opened(&mut self) {
         (self.caught_up, self.live) = (false, false);
     }
 
     /// Records that the backlog has been read.
-    pub(super) fn note_caught_up(&mut self) {
+    pub(super) fn mark_caught_up(&mut self) {
         self.caught_up = true;
     }
 
     /// Records a pause in reading, during which lines wait.
-    pub(super) fn note_pause(&mut self) {
+    pub(super) fn pause(&mut self) {
         self.live = false;
     }
 
     /// Records that lines were read at `now`; `all` is true if none are left, as far as is
     /// known.
-    pub(super) fn note_read(&mut self, all: bool, now: Timestamp) {
+    pub(super) fn read(&mut self, all: bool, now: Timestamp) {
         self.live = self.caught_up && all;
         if self.live {
             self.last = Some(now);
@@ -76,20 +76,20 @@ mod tests {
         assert_eq!(arrival.came_at(at(-900), at(0)), at(-500));
         assert_eq!(arrival.came_at(at(900), at(0)), at(0));
         assert_eq!(arrival.came_at(at(-100), at(0)), at(0));
-        arrival.note_caught_up();
-        arrival.note_read(true, at(1));
+        arrival.mark_caught_up();
+        arrival.read(true, at(1));
         // The log's clock is behind, but the line is new.
         assert_eq!(arrival.came_at(at(-900), at(50)), at(50));
-        arrival.note_read(false, at(50));
+        arrival.read(false, at(50));
         // The rest of a burst arrived after the lines that were read.
         assert_eq!(arrival.came_at(at(-900), at(60)), at(50));
         assert_eq!(arrival.came_at(at(55), at(60)), at(55));
-        arrival.note_read(true, at(60));
-        arrival.note_pause();
+        arrival.read(true, at(60));
+        arrival.pause();
         assert_eq!(arrival.came_at(at(70), at(100)), at(70));
         // Reopened after the lines that were read.
-        arrival.note_opened();
-        arrival.note_read(true, at(110));
+        arrival.opened();
+        arrival.read(true, at(110));
         assert_eq!(arrival.came_at(at(10), at(120)), at(70));
         // The wall clock was set back.
         assert_eq!(arrival.came_at(at(80), at(20)), at(20));

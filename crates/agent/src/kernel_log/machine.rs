@@ -54,7 +54,7 @@ impl MachineFile {
 
     /// Returns the machine if the file has changed and could be read. Otherwise the previous
     /// one stays in use: a missing or broken file does not change the hardware.
-    pub(super) fn look(&mut self) -> Option<Machine> {
+    pub(super) fn poll(&mut self) -> Option<Machine> {
         match self.read() {
             Ok(machine) => {
                 if machine.is_some() {
@@ -127,24 +127,24 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("gpu_metadata.json");
         let mut file = MachineFile::new(path.clone());
-        assert!(file.look().is_none() && file.problem().is_none());
+        assert!(file.poll().is_none() && file.problem().is_none());
         replace(&path, r#"{"driver_version": "570.86.15"}"#);
-        let machine = file.look().unwrap();
+        let machine = file.poll().unwrap();
         assert_eq!(machine.driver_version(), Some("570.86.15"));
-        assert!(file.look().is_none(), "nothing new");
+        assert!(file.poll().is_none(), "nothing new");
         replace(&path, "{");
-        assert!(file.look().is_none());
+        assert!(file.poll().is_none());
         let problem = file.problem().unwrap().to_owned();
         assert!(
             problem.contains("gpu_metadata.json") && problem.contains("EOF"),
             "{problem}"
         );
-        assert!(file.look().is_none());
+        assert!(file.poll().is_none());
         assert_eq!(file.problem(), Some(problem.as_str()), "it is still broken");
         replace(&path, r#"{"driver_version": "580.65.06"}"#);
-        assert!(file.look().is_some() && file.problem().is_none());
+        assert!(file.poll().is_some() && file.problem().is_none());
         replace(&path, &" ".repeat(MAX_MACHINE_BYTES + 1));
-        assert!(file.look().is_none());
+        assert!(file.poll().is_none());
         assert!(file.problem().unwrap().contains("4194304"), "{file:?}");
     }
 
@@ -154,13 +154,13 @@ mod tests {
         let path = dir.path().join("gpu_metadata.json");
         let mut file = MachineFile::new(path.clone());
         replace(&path, "{");
-        assert!(file.look().is_none() && file.problem().is_some());
+        assert!(file.poll().is_none() && file.problem().is_some());
         std::fs::remove_file(&path).unwrap();
-        assert!(file.look().is_none());
+        assert!(file.poll().is_none());
         assert_eq!(file.problem(), None);
         // Broken in the same way again, and reported again.
         replace(&path, "{");
-        assert!(file.look().is_none() && file.problem().is_some());
+        assert!(file.poll().is_none() && file.problem().is_some());
     }
 
     #[test]
@@ -172,14 +172,14 @@ mod tests {
         );
         let mut file = MachineFile::new(path.clone());
         replace(&path, "{}");
-        assert!(file.look().is_some());
+        assert!(file.poll().is_some());
         std::fs::rename(&path, &aside).unwrap();
         std::fs::create_dir(&path).unwrap();
-        assert!(file.look().is_none());
+        assert!(file.poll().is_none());
         assert!(file.problem().unwrap().contains("not a file"), "{file:?}");
         std::fs::remove_dir(&path).unwrap();
         std::fs::rename(&aside, &path).unwrap();
-        assert!(file.look().is_some());
+        assert!(file.poll().is_some());
         assert_eq!(file.problem(), None);
     }
 }

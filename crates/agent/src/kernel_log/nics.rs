@@ -31,7 +31,7 @@ impl NicNames {
 
     /// Returns the names if a reading was due and found any. A NIC that is gone keeps its name:
     /// log lines about a card that fell off the bus are the ones that matter.
-    pub(super) fn look(&mut self, now: Instant) -> Option<BTreeMap<String, String>> {
+    pub(super) fn poll(&mut self, now: Instant) -> Option<BTreeMap<String, String>> {
         if self.read_at.is_some_and(|at| now < at + EVERY) {
             return None;
         }
@@ -59,7 +59,7 @@ mod tests {
         let sysfs = tempfile::tempdir().unwrap();
         let mut names = NicNames::new(sysfs.path().to_owned());
         let now = Instant::now();
-        assert_eq!(names.look(now), None, "no sysfs");
+        assert_eq!(names.poll(now), None, "no sysfs");
         let nic = |name: &str, address: &str| {
             let entry = sysfs.path().join("class/infiniband").join(name);
             std::fs::create_dir_all(&entry).unwrap();
@@ -67,11 +67,11 @@ mod tests {
             entry
         };
         let first = nic("mlx5_0", "0000:9a:00.0");
-        assert_eq!(names.look(now), None, "not yet");
-        assert_eq!(names.look(now + EVERY).unwrap()["0000:9a:00.0"], "mlx5_0");
+        assert_eq!(names.poll(now), None, "not yet");
+        assert_eq!(names.poll(now + EVERY).unwrap()["0000:9a:00.0"], "mlx5_0");
         std::fs::remove_dir_all(first).unwrap();
         nic("mlx5_1", "0000:9b:00.0");
-        let known = names.look(now + 2 * EVERY).unwrap();
+        let known = names.poll(now + 2 * EVERY).unwrap();
         assert_eq!(known["0000:9a:00.0"], "mlx5_0");
         assert_eq!(known["0000:9b:00.0"], "mlx5_1");
     }

@@ -27,7 +27,7 @@ pub(super) struct HandOver {
     backoff: Backoff,
     refusals: u32,
     /// Limits the log lines about refused events.
-    said_refused: Seldom,
+    refusal_log: Seldom,
 }
 
 /// Number of events in a request, and the connector's answer.
@@ -97,7 +97,7 @@ impl Default for HandOver {
             not_before: None,
             backoff: Backoff::new(PAUSES.0, PAUSES.1),
             refusals: 0,
-            said_refused: Seldom::default(),
+            refusal_log: Seldom::default(),
         }
     }
 }
@@ -152,7 +152,7 @@ where
                 if count == 1 && self.hand_over.refusals > REFUSALS {
                     let error = chain(&error);
                     let monitor = self.monitor.name;
-                    if let Some(not_logged_before) = self.hand_over.said_refused.now() {
+                    if let Some(not_logged_before) = self.hand_over.refusal_log.now() {
                         tracing::error!(err = %error, monitor, not_logged_before, "an event was refused");
                     }
                     self.refused(1, Err(error));
@@ -184,7 +184,7 @@ where
         if let Some(saving) = &mut self.saving {
             saving.sent(count);
         }
-        self.note_change();
+        self.mark_changed();
         if self.state.outbox.is_empty() {
             // The refused event is among those sent, so the next ones go in one request again.
             self.hand_over = HandOver::default();

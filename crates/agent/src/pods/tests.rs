@@ -182,13 +182,13 @@ async fn what_the_kubelet_says_is_told_when_it_changes() {
             Box::pin(async move { answer })
         })),
     };
-    let mut state = Told::default();
+    let mut state = LastReport::default();
     // The kubelet does not respond.
-    let error = reporter.look(&mut state).await.unwrap_err();
+    let error = reporter.poll(&mut state).await.unwrap_err();
     assert!(error.contains("kubelet.sock"), "{error}");
 
     kubelet.serve(&socket);
-    reporter.look(&mut state).await.unwrap();
+    reporter.poll(&mut state).await.unwrap();
     let report = reports.recv().await.unwrap();
     assert_eq!(report.node_name, "n1");
     let pods: Vec<_> = report.pods.iter().map(shown).collect();
@@ -197,21 +197,21 @@ async fn what_the_kubelet_says_is_told_when_it_changes() {
     assert_eq!(pods, expected);
 
     // No change.
-    reporter.look(&mut state).await.unwrap();
+    reporter.poll(&mut state).await.unwrap();
     assert!(reports.try_recv().is_err());
     // A pod is gone; the controller requests the report again, and then does not accept it.
     kubelet.0.lock().unwrap().remove(0);
-    reporter.look(&mut state).await.unwrap();
-    reporter.look(&mut state).await.unwrap_err();
-    reporter.look(&mut state).await.unwrap();
-    reporter.look(&mut state).await.unwrap();
+    reporter.poll(&mut state).await.unwrap();
+    reporter.poll(&mut state).await.unwrap_err();
+    reporter.poll(&mut state).await.unwrap();
+    reporter.poll(&mut state).await.unwrap();
     for _ in 0..3 {
         assert_eq!(reports.try_recv().unwrap().pods.len(), 1);
     }
     assert!(reports.try_recv().is_err());
     // After a while an unchanged report is sent.
     state.again_at = Some(Instant::now());
-    drop(reporter.ask().await.unwrap());
+    drop(reporter.list_pods().await.unwrap());
     assert_eq!(state.report.unwrap().pods.len(), 1);
 }
 
@@ -247,8 +247,8 @@ async fn whether_imex_is_used_is_told_once_it_is_known_and_when_it_changes() {
         imex,
         tell: None,
     };
-    let mut state = Told::default();
-    reporter.look(&mut state).await.unwrap_err();
+    let mut state = LastReport::default();
+    reporter.poll(&mut state).await.unwrap_err();
     assert!(!told.has_changed().unwrap());
     kubelet.serve(&reporter.socket);
     for (pods, expected) in [
@@ -258,7 +258,7 @@ async fn whether_imex_is_used_is_told_once_it_is_known_and_when_it_changes() {
         (vec![], Some(ImexUse::Unused)),
     ] {
         *kubelet.0.lock().unwrap() = pods;
-        reporter.look(&mut state).await.unwrap();
+        reporter.poll(&mut state).await.unwrap();
         let news = told
             .has_changed()
             .unwrap()
@@ -267,7 +267,7 @@ async fn whether_imex_is_used_is_told_once_it_is_known_and_when_it_changes() {
     }
     // A kubelet that is away does not change the state.
     std::fs::remove_file(&reporter.socket).unwrap();
-    reporter.look(&mut state).await.unwrap_err();
+    reporter.poll(&mut state).await.unwrap_err();
     assert!(!told.has_changed().unwrap());
     assert_eq!(state.report, None);
 }

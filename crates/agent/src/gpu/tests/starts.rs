@@ -6,7 +6,7 @@ use diagnosis::decode::KernelLogDecoder;
 use model::event::Record;
 
 use super::*;
-use crate::gpu::starts::{AGAIN, LOOKS};
+use crate::gpu::starts::{POLLS, REPEAT_AFTER};
 
 /// Returns the kernel log monitor's report that the GPU on this bus failed to start.
 fn failed(bus: &str) -> HealthEvent {
@@ -132,12 +132,12 @@ async fn the_end_of_a_start_that_failed_is_told_again_while_its_fault_stays_open
     let running = bench.start();
     running.devices.take_faults(told(&[failed("b1")]));
     // Most polls that the recovery takes; the poll with the GPU may follow the first of them.
-    for _ in 0..=LOOKS {
+    for _ in 0..=POLLS {
         bench.look(&running).await;
     }
     // Skips the minute after a recovery, when the same one would count as a repeat.
     AHEAD.set(SignedDuration::from_mins(2));
-    for _ in 0..AGAIN {
+    for _ in 0..REPEAT_AFTER {
         bench.look(&running).await;
     }
     running.end().await;
