@@ -127,16 +127,16 @@ impl MetadataFile {
     ) {
         loop {
             let seen = inventory.borrow_and_update().clone();
-            let looked = tokio::task::spawn_blocking(move || {
-                let news = self.look(&seen);
-                (self, news)
+            let updated = tokio::task::spawn_blocking(move || {
+                let changed = self.update(&seen);
+                (self, changed)
             });
-            let Ok((file, news)) = looked.await else {
+            let Ok((file, changed)) = updated.await else {
                 return; // The sender was dropped at shutdown.
             };
             self = file;
-            if news.is_some() {
-                machine.send_replace(news);
+            if changed.is_some() {
+                machine.send_replace(changed);
             }
             tokio::select! {
                 () = cancel.cancelled() => return,
@@ -147,7 +147,7 @@ impl MetadataFile {
     }
 
     /// Writes the file if something has changed. Returns the known GPUs if they have changed.
-    fn look(&mut self, inventory: &Inventory) -> Option<Machine> {
+    fn update(&mut self, inventory: &Inventory) -> Option<Machine> {
         // A driver that is away does not mean that GPUs are gone.
         if inventory.gpus.is_empty() {
             return None;

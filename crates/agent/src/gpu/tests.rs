@@ -164,17 +164,17 @@ impl Bench {
     }
 
     /// Sends a poll's readings, and waits until the monitor has processed them.
-    async fn look(&self, running: &Running) {
-        let looks = running.source(MONITOR.name).records;
+    async fn poll(&self, running: &Running) {
+        let records = running.source(MONITOR.name).records;
         running.sees(Seen::Inventory(self.inventory.clone())).await;
         running.sees(Seen::Readings(self.readings.clone())).await;
-        running.status(|status| status.records > looks).await;
+        running.status(|status| status.records > records).await;
     }
 
     /// Starts a monitor, sends one poll, and ends the monitor.
-    async fn look_once(&self) {
+    async fn poll_once(&self) {
         let running = self.start();
-        self.look(&running).await;
+        self.poll(&running).await;
         running.end().await;
     }
 
@@ -242,16 +242,16 @@ const GPU_1: [(&str, &str); 3] = [("GPU", "1"), ("PCI", "0000:b1:00.0"), ("GPU_U
 async fn a_problem_and_its_end_are_events_in_the_form_of_the_contract() {
     let mut bench = Bench::new();
     let running = bench.start();
-    bench.look(&running).await;
+    bench.poll(&running).await;
     bench.readings[1].recovery_action = Some(RecoveryAction::Reset);
-    bench.look(&running).await;
-    bench.look(&running).await;
+    bench.poll(&running).await;
+    bench.poll(&running).await;
     bench.readings[1].recovery_action = Some(RecoveryAction::None);
-    bench.look(&running).await;
+    bench.poll(&running).await;
     running.end().await;
     let stored = bench.stored().await;
     let [reset, well] = &stored[..] else {
-        panic!("only changes are told: {stored:?}");
+        panic!("only changes are reported: {stored:?}");
     };
     assert_eq!(
         (reset.agent.as_str(), reset.component_class.as_str()),
@@ -295,12 +295,12 @@ async fn a_problem_and_its_end_are_events_in_the_form_of_the_contract() {
 async fn what_is_over_ends_nothing_else_of_the_same_check() {
     let mut bench = Bench::new();
     let running = bench.start();
-    let told = &mut bench.readings[1];
-    (told.remap_pending, told.remap_failed) = (Some(true), Some(true));
+    let readings = &mut bench.readings[1];
+    (readings.remap_pending, readings.remap_failed) = (Some(true), Some(true));
     bench.readings[0].remap_failed = Some(true);
-    bench.look(&running).await;
+    bench.poll(&running).await;
     bench.readings[1].remap_failed = Some(false);
-    bench.look(&running).await;
+    bench.poll(&running).await;
     running.end().await;
     let open = bench.open().await;
     let title = |code: &str, gpu: u32| {
@@ -323,7 +323,7 @@ async fn a_link_is_a_part_of_its_gpu() {
             replays: Some(replays),
             ..NvlinkReadings::default()
         }];
-        bench.look(&running).await;
+        bench.poll(&running).await;
     }
     running.end().await;
     let stored = bench.stored().await;
@@ -337,34 +337,34 @@ async fn a_link_is_a_part_of_its_gpu() {
 async fn a_restart_tells_nothing_twice_and_closes_what_is_over_meanwhile() {
     let mut bench = Bench::new();
     bench.readings[1].sram_threshold_exceeded = Some(true);
-    bench.look_once().await;
-    bench.look_once().await;
+    bench.poll_once().await;
+    bench.poll_once().await;
     assert_eq!(bench.stored().await.len(), 1);
     assert_eq!(bench.open().await.len(), 1);
     bench.readings[1].sram_threshold_exceeded = Some(false);
-    bench.look_once().await;
+    bench.poll_once().await;
     assert_eq!(bench.open().await, [""; 0]);
 }
 
 #[tokio::test]
 async fn after_a_reboot_what_it_mends_is_told_again_if_it_is_there() {
     let mut bench = Bench::new();
-    for told in &mut bench.readings {
-        told.remap_pending = Some(true);
-        told.sram_threshold_exceeded = Some(true);
+    for readings in &mut bench.readings {
+        readings.remap_pending = Some(true);
+        readings.sram_threshold_exceeded = Some(true);
     }
-    bench.look_once().await;
+    bench.poll_once().await;
     assert_eq!(bench.open().await.len(), 4);
     bench.boot = 2;
     // The reboot has remapped the row of GPU 0; the reading of GPU 1 is missing.
     bench.readings[0].remap_pending = Some(false);
-    bench.look_once().await;
+    bench.poll_once().await;
     let open = bench.open().await;
     let is_of = |code: &str| open.iter().filter(|title| title.contains(code)).count();
     let counts = (is_of("PENDING_ROW_REMAP"), is_of("SRAM_THRESHOLD"));
     assert_eq!(counts, (1, 2), "{open:?}");
     bench.readings = bench.inventory.gpus.iter().map(well).collect();
-    bench.look_once().await;
+    bench.poll_once().await;
     assert_eq!(bench.open().await, [""; 0]);
 }
 
@@ -373,7 +373,7 @@ async fn a_gpu_that_is_lost_beside_another_is_a_fault_until_it_is_back() {
     let mut bench = Bench::new();
     let there = (bench.inventory.clone(), bench.readings.clone());
     let running = bench.start();
-    bench.look(&running).await;
+    bench.poll(&running).await;
     bench.inventory.gpus.pop();
     bench.readings.pop();
     bench.inventory.unreadable = vec![UnreadableGpu {
@@ -383,14 +383,14 @@ async fn a_gpu_that_is_lost_beside_another_is_a_fault_until_it_is_back() {
         is_lost: true,
         ..UnreadableGpu::default()
     }];
-    bench.look(&running).await;
+    bench.poll(&running).await;
     running.end().await;
     let stored = bench.stored().await;
     assert_eq!(stored[0].error_code, ["DCGM_FR_FALLEN_OFF_BUS"]);
     assert_eq!(entities(&stored[0]), GPU_1);
     assert_eq!(stored[0].recommended_action(), RecommendedAction::RestartBm);
     (bench.inventory, bench.readings) = there;
-    bench.look_once().await;
+    bench.poll_once().await;
     assert_eq!(bench.open().await, [""; 0]);
 }
 
@@ -400,7 +400,7 @@ async fn a_margin_that_is_used_up_is_only_stored_unless_it_is_to_count() {
         let mut bench = Bench::new();
         bench.config.limits.margin_counts = counts;
         bench.readings[1].margin_c = Some(-3);
-        bench.look_once().await;
+        bench.poll_once().await;
         let stored = bench.stored().await;
         assert_eq!(stored[0].error_code, ["GPU_TEMP_HW_SLOWDOWN_VIOLATION"]);
         assert_eq!(bench.open().await.len(), usize::from(counts));
@@ -429,6 +429,6 @@ fn a_gpu_without_a_name_cannot_be_reset_alone() {
     };
     let event = event::of(&change, HealthEvent::default(), None, &config);
     assert_eq!(event.recommended_action(), RecommendedAction::RestartVm);
-    let told = &event.metadata["gpuwarden.dev/catalogue-action"];
-    assert_eq!(told, "COMPONENT_RESET");
+    let action = &event.metadata["gpuwarden.dev/catalogue-action"];
+    assert_eq!(action, "COMPONENT_RESET");
 }

@@ -26,12 +26,12 @@ const EVERY: Duration = Duration::from_millis(20);
 
 struct GpuFile {
     path: PathBuf,
-    reporter: Reporter<Told>,
+    reporter: Reporter<OpenFaults>,
 }
 
 /// Faults whose recovery must be reported, which a restart must not forget.
 #[derive(Clone, Default, Serialize, Deserialize)]
-struct Told {
+struct OpenFaults {
     hot: BTreeSet<String>,
 }
 
@@ -111,13 +111,13 @@ impl Bench {
         self.dir.path().join("gpus")
     }
 
-    fn says(&self, text: &str) {
+    fn write(&self, text: &str) {
         let new = self.dir.path().join("new");
         std::fs::write(&new, text).unwrap();
         std::fs::rename(new, self.path()).unwrap();
     }
 
-    fn reporter(&self, sources: &Sources, metrics: &Metrics) -> Reporter<Told> {
+    fn reporter(&self, sources: &Sources, metrics: &Metrics) -> Reporter<OpenFaults> {
         let store: Arc<dyn EventStore> = Arc::clone(&self.store) as _;
         let nodes = AcceptNodes::Own("n1".to_owned());
         let frame = Frame {
@@ -206,9 +206,9 @@ impl Running {
     }
 
     /// Polls a few more times, then ends.
-    async fn look_and_end(self) {
-        let looks = self.sources.statuses()[0].records + 3;
-        self.status(|status| status.records >= looks).await;
+    async fn poll_and_end(self) {
+        let records = self.sources.statuses()[0].records + 3;
+        self.status(|status| status.records >= records).await;
         self.end().await;
     }
 
@@ -240,16 +240,16 @@ async fn what_a_monitor_finds_and_nothing_mends_is_not_fatal() {
 #[tokio::test]
 async fn a_fault_that_lasts_is_told_once_and_its_end_also_after_a_restart() {
     let bench = Bench::new();
-    bench.says("GPU 3 hot\nGPU 4 ok\n");
+    bench.write("GPU 3 hot\nGPU 4 ok\n");
     let running = bench.start();
     bench.until_last_is("hot").await;
-    running.look_and_end().await;
+    running.poll_and_end().await;
     assert_eq!(bench.stored().await, ["hot"], "the others are counted");
     assert_eq!(bench.open().await, ["GpuHot on GPU 3"]);
-    bench.says("GPU 3 ok\n");
+    bench.write("GPU 3 ok\n");
     let running = bench.start();
     bench.until_last_is("ok").await;
-    running.look_and_end().await;
+    running.poll_and_end().await;
     let stored = bench.stored().await;
     assert!(
         stored.len() == 3 && stored[1].parse::<u64>().is_ok(),
@@ -261,12 +261,12 @@ async fn a_fault_that_lasts_is_told_once_and_its_end_also_after_a_restart() {
 #[tokio::test]
 async fn a_reboot_closes_what_it_mends_and_what_is_still_there_is_told_anew() {
     let mut bench = Bench::new();
-    bench.says("GPU 3 hot\nGPU 4 hot\n");
+    bench.write("GPU 3 hot\nGPU 4 hot\n");
     let running = bench.start();
     bench.until_last_is("hot").await;
-    running.look_and_end().await;
+    running.poll_and_end().await;
     bench.boot = 2;
-    bench.says("GPU 3 hot\n");
+    bench.write("GPU 3 hot\n");
     let running = bench.start();
     bench.until_last_is("hot").await;
     let reached = async {
@@ -288,7 +288,7 @@ async fn what_cannot_be_seen_and_what_cannot_be_read_shows() {
     running
         .status(|status| status.state == SourceState::Failing && status.name == "gpu-file")
         .await;
-    bench.says("GPU 3 hot\nnonsense\n");
+    bench.write("GPU 3 hot\nnonsense\n");
     running
         .status(|status| {
             status.state == SourceState::Following
@@ -308,15 +308,15 @@ async fn what_cannot_be_seen_and_what_cannot_be_read_shows() {
 #[tokio::test]
 async fn a_state_that_cannot_be_written_shows_until_it_can() {
     let bench = Bench::new();
-    bench.says("GPU 3 hot\n");
+    bench.write("GPU 3 hot\n");
     let in_the_way = bench.dir.path().join("data/gpu-file.new");
     std::fs::create_dir(&in_the_way).unwrap();
     let running = bench.start();
-    let told = format!("{}; ", bench.path().display());
+    let text = format!("{}; ", bench.path().display());
     running
         .status(|status| {
             status.state == SourceState::Following
-                && status.detail.starts_with(&told)
+                && status.detail.starts_with(&text)
                 && status.detail.contains("gpu-file.json cannot be written: ")
         })
         .await;
@@ -337,7 +337,7 @@ async fn what_would_not_be_found_again_waits_until_it_is_saved() {
     let bench = Bench::new();
     let mut reporter = bench.reporter(&Sources::default(), &Metrics::default());
     let now = Timestamp::now();
-    let report = |reporter: &mut Reporter<Told>, gpu: &str, place: bool| {
+    let report = |reporter: &mut Reporter<OpenFaults>, gpu: &str, place: bool| {
         let mut event = reporter.event("GpuHot", keys::COMPONENT_GPU);
         event.error_code = vec![gpu.to_owned()];
         if place {
@@ -378,8 +378,8 @@ async fn what_would_not_be_found_again_waits_until_it_is_saved() {
     // After a kill they would be handed over again, and an outbox that has delivered them would
     // deliver again.
     reporter.saving_has_ended().await;
-    let told = std::fs::read_to_string(&file).unwrap();
-    assert!(told.contains("\"outbox\":[]"), "{told}");
+    let text = std::fs::read_to_string(&file).unwrap();
+    assert!(text.contains("\"outbox\":[]"), "{text}");
     assert_eq!(bench.stored().await.len(), 4);
     // A count is named after its first record, and may be a larger number when it is repeated.
     report(&mut reporter, "1", true);

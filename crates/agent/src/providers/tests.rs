@@ -38,7 +38,7 @@ impl Scene {
     }
 
     /// Sets the condition of the GPU, as a provider does over the socket.
-    async fn says(&self, status: ConditionStatus) {
+    async fn set(&self, status: ConditionStatus) {
         let path = self.directory.path().join("api.sock");
         let cancel = CancellationToken::new();
         let listener = unix_grpc::bind(&path, 0o600).unwrap();
@@ -77,7 +77,7 @@ impl Scene {
     }
 
     /// Runs a monitor for one check; returns the messages of the faults that are open then.
-    async fn look(&self) -> Vec<String> {
+    async fn open_faults(&self) -> Vec<String> {
         let store: Arc<dyn EventStore> = Arc::clone(&self.store) as _;
         let nodes = AcceptNodes::Own("n1".to_owned());
         let frame = Frame {
@@ -114,19 +114,19 @@ impl Scene {
 #[tokio::test]
 async fn a_condition_that_is_false_is_a_fault_until_its_provider_says_otherwise() {
     let scene = Scene::new();
-    assert_eq!(scene.look().await, [""; 0]);
-    scene.says(ConditionStatus::True).await;
-    assert_eq!(scene.look().await, [""; 0]);
+    assert_eq!(scene.open_faults().await, [""; 0]);
+    scene.set(ConditionStatus::True).await;
+    assert_eq!(scene.open_faults().await, [""; 0]);
     for status in [
         ConditionStatus::False,
         ConditionStatus::False,
         ConditionStatus::Unknown,
     ] {
-        scene.says(status).await;
-        assert_eq!(scene.look().await, ["site: Smoke"], "{status:?}");
+        scene.set(status).await;
+        assert_eq!(scene.open_faults().await, ["site: Smoke"], "{status:?}");
     }
-    scene.says(ConditionStatus::True).await;
-    assert_eq!(scene.look().await, [""; 0]);
+    scene.set(ConditionStatus::True).await;
+    assert_eq!(scene.open_faults().await, [""; 0]);
     // One fault and its end: repeats over restarts made no event.
     let records = scene.records().await;
     assert_eq!(records.len(), 2);

@@ -127,7 +127,7 @@ fn it_has_the_form_of_nvsentinels() {
         pci: "10000:b1:00.0".to_owned(),
         ..gpu(1)
     };
-    let machine = bench.file(1).look(&inventory(&[first, second])).unwrap();
+    let machine = bench.file(1).update(&inventory(&[first, second])).unwrap();
     assert_eq!(
         bench.read(),
         json!({
@@ -184,30 +184,30 @@ fn it_has_the_form_of_nvsentinels() {
 fn it_is_written_only_where_something_has_changed() {
     let bench = Bench::new();
     let mut file = bench.file(1);
-    assert!(file.look(&Inventory::default()).is_none());
+    assert!(file.update(&Inventory::default()).is_none());
     assert!(!bench.path().exists(), "nothing is known yet");
-    assert!(file.look(&inventory(&[gpu(0)])).is_some());
+    assert!(file.update(&inventory(&[gpu(0)])).is_some());
     let written = mtime(&bench.path());
-    assert!(file.look(&inventory(&[gpu(0)])).is_none());
+    assert!(file.update(&inventory(&[gpu(0)])).is_none());
     // The next process does not write either, but still sends the GPUs to the monitors.
-    assert!(bench.file(1).look(&inventory(&[gpu(0)])).is_some());
+    assert!(bench.file(1).update(&inventory(&[gpu(0)])).is_some());
     assert!(
-        file.look(&Inventory::default()).is_none(),
+        file.update(&Inventory::default()).is_none(),
         "the driver is away"
     );
     assert_eq!(mtime(&bench.path()), written);
     // A NIC was added, and a new driver.
     bench.device("pci0000:80/0000:80:02.0/0000:b0:00.0", "1");
     bench.nic("mlx5_0", "pci0000:80/0000:80:01.0/0000:84:00.0");
-    assert!(file.look(&inventory(&[gpu(0)])).is_some());
+    assert!(file.update(&inventory(&[gpu(0)])).is_some());
     assert_eq!(bench.read()["nic_topology"], json!({"mlx5_0": ["PHB"]}));
     let mut newer = inventory(&[gpu(0)]);
     newer.driver_version = Some("590.1".to_owned());
-    assert!(file.look(&newer).is_some());
+    assert!(file.update(&newer).is_some());
     assert_eq!(bench.read()["driver_version"], "590.1");
     // Deleted by another program.
     fs::remove_file(bench.path()).unwrap();
-    assert!(file.look(&newer).is_none());
+    assert!(file.update(&newer).is_none());
     assert_eq!(bench.read()["driver_version"], "590.1");
 }
 
@@ -222,13 +222,13 @@ fn a_gpu_that_fell_off_the_bus_keeps_its_names_until_the_reboot() {
     }
     bench.nic("mlx5_0", "pci0000:a0/0000:a0:01.0/0000:a1:00.0");
     let mut file = bench.file(1);
-    file.look(&inventory(&[gpu(0), gpu(1), gpu(2)]));
+    file.update(&inventory(&[gpu(0), gpu(1), gpu(2)]));
     fs::remove_file(bench.sysfs().join("bus/pci/devices/0000:b1:00.0")).unwrap();
     let left = inventory(&[gpu(0), gpu(2)]);
-    assert!(file.look(&left).is_none());
+    assert!(file.update(&left).is_none());
     assert_eq!(bench.uuids(), ["GPU-0", "GPU-1", "GPU-2"]);
     // Also with the next process.
-    let machine = bench.file(1).look(&left).unwrap();
+    let machine = bench.file(1).update(&left).unwrap();
     assert!(machine.gpu_at("0000:b1:00").is_some());
     assert_eq!(bench.uuids(), ["GPU-0", "GPU-1", "GPU-2"]);
     assert_eq!(
@@ -240,7 +240,7 @@ fn a_gpu_that_fell_off_the_bus_keeps_its_names_until_the_reboot() {
         uuid: "GPU-9".to_owned(),
         ..gpu(1)
     };
-    file.look(&inventory(&[gpu(0), other, gpu(2)]));
+    file.update(&inventory(&[gpu(0), other, gpu(2)]));
     assert_eq!(bench.uuids(), ["GPU-0", "GPU-9", "GPU-2"]);
     assert_eq!(
         bench.read().get("nic_topology"),
@@ -248,7 +248,7 @@ fn a_gpu_that_fell_off_the_bus_keeps_its_names_until_the_reboot() {
         "not known for one of them"
     );
     // The boot that began after the file was written.
-    bench.file(3).look(&left).unwrap();
+    bench.file(3).update(&left).unwrap();
     assert_eq!(bench.uuids(), ["GPU-0", "GPU-2"]);
     assert_eq!(
         bench.read()["nic_topology"],
@@ -260,15 +260,15 @@ fn a_gpu_that_fell_off_the_bus_keeps_its_names_until_the_reboot() {
 fn what_somebody_else_has_written_is_left_alone() {
     let bench = Bench::new();
     let mut file = bench.file(1);
-    file.look(&inventory(&[gpu(0)]));
+    file.update(&inventory(&[gpu(0)]));
     assert_eq!(file.trouble.last(), None);
     // NVSentinel's collector starts.
     let others = r#"{"version": "1.0", "gpus": [{"gpu_id": 0, "uuid": "GPU-0"}]}"#;
     fs::write(bench.path(), others).unwrap();
-    file.look(&inventory(&[gpu(0)]));
+    file.update(&inventory(&[gpu(0)]));
     assert_eq!(file.trouble.last(), None);
     // The collector does not notice a new GPU, but the monitors are informed.
-    let machine = file.look(&inventory(&[gpu(0), gpu(1)])).unwrap();
+    let machine = file.update(&inventory(&[gpu(0), gpu(1)])).unwrap();
     assert!(machine.gpu_with_uuid("GPU-1").is_some());
     let problem = file.trouble.last().unwrap().to_owned();
     assert!(
@@ -278,12 +278,12 @@ fn what_somebody_else_has_written_is_left_alone() {
     assert_eq!(fs::read_to_string(bench.path()).unwrap(), others);
     for odd in ["", "{", r#"{"written_by": 7}"#] {
         fs::write(bench.path(), odd).unwrap();
-        file.look(&inventory(&[gpu(0)]));
+        file.update(&inventory(&[gpu(0)]));
         assert_eq!(fs::read_to_string(bench.path()).unwrap(), odd);
         assert!(file.trouble.last().unwrap().contains("leaves it alone"));
     }
     fs::remove_file(bench.path()).unwrap();
-    file.look(&inventory(&[gpu(0), gpu(1)]));
+    file.update(&inventory(&[gpu(0), gpu(1)]));
     assert_eq!((bench.uuids().len(), file.trouble.last()), (2, None));
 }
 
@@ -292,15 +292,15 @@ fn where_it_cannot_be_written_that_is_said_and_costs_nothing_else() {
     let bench = Bench::new();
     fs::write(bench.0.path().join("nvsentinel"), "a file").unwrap();
     let mut file = bench.file(1);
-    assert!(file.look(&inventory(&[gpu(0)])).is_some());
+    assert!(file.update(&inventory(&[gpu(0)])).is_some());
     let problem = file.trouble.last().unwrap().to_owned();
     assert!(problem.contains(" cannot be "), "{problem}");
     fs::remove_file(bench.0.path().join("nvsentinel")).unwrap();
     fs::create_dir_all(bench.path()).unwrap();
-    file.look(&inventory(&[gpu(0)]));
+    file.update(&inventory(&[gpu(0)]));
     assert!(file.trouble.last().unwrap().contains("it is not a file"));
     fs::remove_dir(bench.path()).unwrap();
-    file.look(&inventory(&[gpu(0)]));
+    file.update(&inventory(&[gpu(0)]));
     assert_eq!((bench.uuids().len(), file.trouble.last()), (1, None));
 }
 
@@ -322,9 +322,9 @@ async fn it_follows_the_driver() {
     };
     let nvml = Nvml::open(&places, Box::new(|_, _| {})).unwrap();
     let (seen, inventory) = watch::channel(Inventory::default());
-    let (told, mut machine) = watch::channel(None);
+    let (sender, mut machine) = watch::channel(None);
     let cancel = CancellationToken::new();
-    let running = tokio::spawn(bench.file(1).run(inventory, told, cancel.clone()));
+    let running = tokio::spawn(bench.file(1).run(inventory, sender, cancel.clone()));
     seen.send_replace(nvml.inventory().unwrap());
     machine.wait_for(Option::is_some).await.unwrap();
     assert_eq!(bench.uuids().len(), 2);

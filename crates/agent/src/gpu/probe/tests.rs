@@ -64,7 +64,7 @@ async fn what_a_child_says_is_handed_on_and_another_follows_it() {
         };
         assert_eq!(readings[0].temperature_c, Some(40));
         let Seen::Dcgm(look) = watched.next().await else {
-            panic!("a look at DCGM");
+            panic!("a poll of DCGM");
         };
         assert!(look.is_whole);
         assert_eq!(watched.blind().await, CANNOT);
@@ -173,13 +173,13 @@ async fn it_ends_its_child_when_nobody_listens() {
 async fn what_a_library_starts_ends_with_the_child() {
     let directory = tempfile::tempdir().unwrap();
     let started = directory.path().join("pid");
-    for (then, hears) in [("exec sleep 1000", 1), ("exit 1", 2)] {
+    for (then, messages) in [("exec sleep 1000", 1), ("exit 1", 2)] {
         let script = format!(
             "sleep 1000 & echo $! > {}; {HELLO}; {then}",
             started.display()
         );
         let mut watched = Watched::new(&script);
-        for _ in 0..hears {
+        for _ in 0..messages {
             watched.next().await;
         }
         let pid = std::fs::read_to_string(&started).unwrap();

@@ -52,12 +52,12 @@ impl Bench {
 
     /// Sends a poll of DCGM, and waits until the monitor has processed it.
     async fn dcgm(&self, running: &Running, incidents: &[DcgmIncident]) {
-        let looks = running.source(NAME).records;
+        let records = running.source(NAME).records;
         running
             .dcgm_sees(Seen::Dcgm(self.dcgm_look(incidents)))
             .await;
         running
-            .status_of(NAME, |status| status.records > looks)
+            .status_of(NAME, |status| status.records > records)
             .await;
     }
 }
@@ -93,7 +93,7 @@ impl Running {
 async fn incidents_and_their_end_are_events_in_the_form_of_the_contract() {
     let bench = bench();
     let running = bench.start();
-    bench.look(&running).await;
+    bench.poll(&running).await;
     bench.dcgm(&running, &[]).await;
     let incidents = [
         of_memory(REMAP_FAILED),
@@ -105,7 +105,7 @@ async fn incidents_and_their_end_are_events_in_the_form_of_the_contract() {
     bench.dcgm(&running, &[]).await;
     running.end().await;
     let stored = bench.stored().await;
-    assert_eq!(stored.len(), 6, "only changes are told: {stored:?}");
+    assert_eq!(stored.len(), 6, "only changes are reported: {stored:?}");
     let of = |check: &str, is_healthy: bool| {
         let mut events = stored.iter();
         let is = |it: &&HealthEvent| it.check_name == check && it.is_healthy == is_healthy;
@@ -150,11 +150,11 @@ async fn what_the_driver_sees_too_is_one_fault_with_two_witnesses_until_neither_
     let mut bench = bench();
     bench.config.limits.settling_seconds = 0;
     let running = bench.start();
-    bench.look(&running).await;
+    bench.poll(&running).await;
     let both = [of_memory(REMAP_FAILED), of_memory(REMAP_PENDING)];
     bench.dcgm(&running, &both).await;
     bench.readings[1].remap_failed = Some(true);
-    bench.look(&running).await;
+    bench.poll(&running).await;
     // The driver reports it, and DCGM does not.
     bench.dcgm(&running, &[of_memory(REMAP_PENDING)]).await;
     running.end().await;
@@ -168,11 +168,11 @@ async fn what_the_driver_sees_too_is_one_fault_with_two_witnesses_until_neither_
     // Also over a restart: the end of the driver's problem closes only that.
     let running = bench.start();
     bench.readings[1].remap_failed = Some(false);
-    bench.look(&running).await;
+    bench.poll(&running).await;
     running.end().await;
     assert_eq!(bench.open().await, [pending]);
     let running = bench.start();
-    bench.look(&running).await;
+    bench.poll(&running).await;
     bench.dcgm(&running, &[]).await;
     running.end().await;
     assert_eq!(bench.open().await, [""; 0]);
@@ -183,7 +183,7 @@ async fn a_second_witness_is_named() {
     let mut bench = bench();
     let running = bench.start();
     bench.readings[1].remap_failed = Some(true);
-    bench.look(&running).await;
+    bench.poll(&running).await;
     bench.dcgm(&running, &[of_memory(REMAP_FAILED)]).await;
     running.end().await;
     // A repeat of the same fault, whose count is reported when its window ends.
@@ -196,7 +196,7 @@ async fn a_second_witness_is_named() {
 async fn a_host_engine_that_does_not_answer_is_blindness_of_its_source_alone() {
     let bench = bench();
     let running = bench.start();
-    bench.look(&running).await;
+    bench.poll(&running).await;
     bench.dcgm(&running, &[of_memory(REMAP_FAILED)]).await;
     let detail = "2 GPUs, DCGM 4.6.0, incidents: 1";
     running.status_of(NAME, |it| it.detail == detail).await;
@@ -269,7 +269,7 @@ async fn a_host_engine_that_nobody_asks_any_more_is_not_missed() {
         "{open:?}"
     );
     bench.asks_dcgm = false;
-    bench.look_once().await;
+    bench.poll_once().await;
     assert_eq!(bench.open().await, [""; 0]);
 }
 
@@ -321,7 +321,7 @@ async fn it_is_listened_to_once_it_is_known_how_the_driver_does() {
 async fn the_condition_of_dcgm_is_false_for_what_is_fatal_and_unknown_while_it_is_away() {
     let bench = bench();
     let running = bench.start();
-    bench.look(&running).await;
+    bench.poll(&running).await;
     let is = |status: i32, reason: &str| Some((status, reason.to_owned()));
     let (yes, no, unknown) = (1, 2, 3);
     let hot = incident(0x80, THERMAL, DcgmEntity::GPU, 0);
@@ -349,7 +349,7 @@ async fn after_a_reboot_what_it_mends_is_told_again_if_dcgm_still_sees_it() {
     let mut bench = bench();
     let inforom = incident(0x40, 9, DcgmEntity::GPU, 0);
     let running = bench.start();
-    bench.look(&running).await;
+    bench.poll(&running).await;
     bench
         .dcgm(&running, &[inforom.clone(), of_memory(REMAP_FAILED)])
         .await;
@@ -357,7 +357,7 @@ async fn after_a_reboot_what_it_mends_is_told_again_if_dcgm_still_sees_it() {
     assert_eq!(bench.open().await.len(), 2);
     bench.boot = 2;
     let running = bench.start();
-    bench.look(&running).await;
+    bench.poll(&running).await;
     bench.dcgm(&running, &[inforom]).await;
     running.end().await;
     let open = bench.open().await;
@@ -371,12 +371,12 @@ async fn where_dcgm_is_not_asked_any_more_the_driver_alone_says_what_is_over() {
     let inforom = incident(0x40, 9, DcgmEntity::GPU, 1);
     bench.readings[1].remap_failed = Some(true);
     let running = bench.start();
-    bench.look(&running).await;
+    bench.poll(&running).await;
     (bench.dcgm(&running, &[of_memory(REMAP_FAILED), inforom])).await;
     running.end().await;
     bench.asks_dcgm = false;
     bench.readings[1].remap_failed = Some(false);
-    bench.look_once().await;
+    bench.poll_once().await;
     let open = bench.open().await;
     assert_eq!(open.len(), 1, "{open:?}");
     assert!(open[0].starts_with("GpuInforomWatch"), "{open:?}");
@@ -387,7 +387,7 @@ async fn where_dcgm_is_not_asked_any_more_the_driver_alone_says_what_is_over() {
 async fn imex_is_a_fault_while_pods_rely_on_it_and_its_end_says_that_it_is_not_judged() {
     let bench = bench();
     let running = bench.start();
-    bench.look(&running).await;
+    bench.poll(&running).await;
     let broken = [
         incident(0x2000, 122, DcgmEntity::NONE, 0),
         of_memory(REMAP_FAILED),
@@ -424,7 +424,7 @@ async fn imex_is_a_fault_while_pods_rely_on_it_and_its_end_says_that_it_is_not_j
 async fn the_word_of_the_kubelet_is_no_look_at_the_gpus_of_a_new_boot() {
     let mut bench = bench();
     bench.readings[1].remap_failed = Some(true);
-    bench.look_once().await;
+    bench.poll_once().await;
     bench.boot = 2;
     let running = bench.start();
     running.imex.send_replace(ImexUse::Unused);
@@ -437,7 +437,7 @@ async fn the_word_of_the_kubelet_is_no_look_at_the_gpus_of_a_new_boot() {
     open.retain(|it| !it.starts_with("GpuDcgmConnectivityFailure"));
     assert_eq!(open.len(), 1);
     bench.readings[1].remap_failed = Some(false);
-    bench.look_once().await;
+    bench.poll_once().await;
     let open = bench.open().await;
     assert!(
         open.len() == 1 && open[0].starts_with("GpuDcgmConnectivityFailure"),

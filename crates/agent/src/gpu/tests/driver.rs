@@ -90,16 +90,16 @@ fn machine() -> Scenario {
 
 /// Polls for so many seconds, five apart, and returns the codes that opened (`+`) and closed
 /// (`-`), each with its GPU.
-fn look(nvml: &Nvml, health: &mut Health, from: u64, seconds: u64) -> Vec<String> {
+fn poll(nvml: &Nvml, health: &mut Health, from: u64, seconds: u64) -> Vec<String> {
     let mut changes = Vec::new();
     // The driver is read once, since its readings do not change.
     let mut inventory = nvml.inventory().unwrap();
     let mut readings = Vec::new();
-    let told: Vec<_> = (inventory.gpus.iter().cloned())
+    let answers: Vec<_> = (inventory.gpus.iter().cloned())
         .map(|gpu| (nvml.readings(&gpu), gpu))
         .collect();
     inventory.gpus.clear();
-    for (read, gpu) in told {
+    for (read, gpu) in answers {
         match read {
             Ok(read) => {
                 inventory.gpus.push(gpu);
@@ -130,16 +130,16 @@ fn what_the_driver_tells_becomes_the_problem_that_it_is_and_ends() {
         };
         let nvml = Nvml::open(&places, Box::new(|_, _| {})).unwrap();
         let mut health = Health::new(Limits::default(), Remembered::default());
-        assert_eq!(look(&nvml, &mut health, 0, 400), [""; 0], "{codes:?}");
+        assert_eq!(poll(&nvml, &mut health, 0, 400), [""; 0], "{codes:?}");
 
         let mut scenario = machine();
         differs(scenario.gpu_mut(1));
         fakes::write(directory.path(), &scenario).unwrap();
         let came: Vec<String> = codes.iter().map(|code| format!("+1 {code}")).collect();
-        assert_eq!(look(&nvml, &mut health, 400, 305), came);
+        assert_eq!(poll(&nvml, &mut health, 400, 305), came);
 
         fakes::write(directory.path(), &machine()).unwrap();
         let over: Vec<String> = codes.iter().map(|code| format!("-1 {code}")).collect();
-        assert_eq!(look(&nvml, &mut health, 800, 400), over);
+        assert_eq!(poll(&nvml, &mut health, 800, 400), over);
     }
 }

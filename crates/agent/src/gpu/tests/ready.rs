@@ -39,13 +39,13 @@ fn xid(uuid: Option<&str>, code: u32) -> Seen {
 async fn a_critical_xid_takes_readiness_away_until_the_driver_asks_for_nothing() {
     let bench = Bench::new();
     let running = bench.start();
-    bench.look(&running).await;
+    bench.poll(&running).await;
     assert_eq!(ready(&running, "GPU-1"), "True/Initialized");
     // XIDs of programs, and one ignored by a setting.
     for code in [13, 31, 43, 45, 68, 109, 137] {
         running.sees(xid(Some("GPU-1"), code)).await;
     }
-    bench.look(&running).await;
+    bench.poll(&running).await;
     assert_eq!(ready(&running, "GPU-1"), "True/Initialized");
     assert_eq!(message(&running, "GPU-1"), "GPU enumerated via NVML");
     // Events other than XIDs leave the condition alone, though some are counted as faults.
@@ -57,22 +57,22 @@ async fn a_critical_xid_takes_readiness_away_until_the_driver_asks_for_nothing()
         let uuid = Some("GPU-1".to_owned());
         running.sees(Seen::Event(GpuEvent { uuid, kind })).await;
     }
-    bench.look(&running).await;
+    bench.poll(&running).await;
     assert_eq!(ready(&running, "GPU-1"), "True/Initialized");
     running.sees(xid(Some("GPU-1"), 79)).await;
     // Another XID neither ends nor hides it.
     running.sees(xid(Some("GPU-1"), 13)).await;
-    bench.look(&running).await;
+    bench.poll(&running).await;
     assert_eq!(ready(&running, "GPU-1"), "False/XidError");
     assert_eq!(message(&running, "GPU-1"), "Critical XID error 79 detected");
     assert_eq!(ready(&running, "GPU-0"), "True/Initialized");
     running.end().await;
     // Nor does a restart.
     let running = bench.start();
-    bench.look(&running).await;
+    bench.poll(&running).await;
     assert_eq!(ready(&running, "GPU-1"), "False/XidError");
     AHEAD.set(SignedDuration::from_mins(11));
-    bench.look(&running).await;
+    bench.poll(&running).await;
     assert_eq!(ready(&running, "GPU-1"), "True/Recovered");
     running.end().await;
 }
@@ -81,13 +81,13 @@ async fn a_critical_xid_takes_readiness_away_until_the_driver_asks_for_nothing()
 async fn time_alone_gives_no_readiness_back() {
     let mut bench = Bench::new();
     let running = bench.start();
-    bench.look(&running).await;
+    bench.poll(&running).await;
     // The driver does not name the GPU.
     running.sees(xid(None, 79)).await;
-    bench.look(&running).await;
+    bench.poll(&running).await;
     bench.readings[1].recovery_action = Some(RecoveryAction::Reset);
     AHEAD.set(SignedDuration::from_mins(11));
-    bench.look(&running).await;
+    bench.poll(&running).await;
     assert_eq!(ready(&running, "GPU-0"), "True/Recovered");
     assert_eq!(ready(&running, "GPU-1"), "False/XidError");
     let reason = "the driver hangs".to_owned();
@@ -112,7 +112,7 @@ async fn what_was_not_seen_lately_is_unknown_until_it_is_seen_again() {
     let mut bench = Bench::new();
     bench.config.late_after = Duration::from_secs(1);
     let running = bench.start();
-    bench.look(&running).await;
+    bench.poll(&running).await;
     running
         .status(|it| {
             it.state == SourceState::CatchingUp
@@ -128,7 +128,7 @@ async fn what_was_not_seen_lately_is_unknown_until_it_is_seen_again() {
 }
 
 /// Returns the open faults in the book of a store: XIDs, each with its GPU.
-fn told(store_id: &str, xids: &[(&str, &str)]) -> NodeFaults {
+fn known_faults(store_id: &str, xids: &[(&str, &str)]) -> NodeFaults {
     let faults = xids.iter().map(|(code, uuid)| OpenFault {
         agent: "syslog-health-monitor".to_owned(),
         component_class: keys::COMPONENT_GPU.to_owned(),
@@ -151,33 +151,35 @@ fn told(store_id: &str, xids: &[(&str, &str)]) -> NodeFaults {
 async fn the_word_of_a_person_gives_readiness_back() {
     let bench = Bench::new();
     let running = bench.start();
-    bench.look(&running).await;
+    bench.poll(&running).await;
     for uuid in ["GPU-0", "GPU-1"] {
         running.sees(xid(Some(uuid), 79)).await;
     }
-    bench.look(&running).await;
+    bench.poll(&running).await;
     // The fault may be on its way.
-    running.devices.take_faults(told("s", &[]));
-    bench.look(&running).await;
+    running.devices.take_faults(known_faults("s", &[]));
+    bench.poll(&running).await;
     assert_eq!(ready(&running, "GPU-1"), "False/XidError");
-    let both = told("s", &[("79", "GPU-0"), ("79", "GPU-1")]);
+    let both = known_faults("s", &[("79", "GPU-0"), ("79", "GPU-1")]);
     running.devices.take_faults(both);
-    bench.look(&running).await;
+    bench.poll(&running).await;
     running.end().await;
     // Nor does a restart, before the faults are known.
     let running = bench.start();
-    bench.look(&running).await;
+    bench.poll(&running).await;
     assert_eq!(ready(&running, "GPU-1"), "False/XidError");
     let blind = NodeFaults::Unseen { why: String::new() };
     running.devices.take_faults(blind);
-    bench.look(&running).await;
+    bench.poll(&running).await;
     assert_eq!(ready(&running, "GPU-1"), "False/XidError");
-    running.devices.take_faults(told("s", &[("79", "GPU-0")]));
+    running
+        .devices
+        .take_faults(known_faults("s", &[("79", "GPU-0")]));
     until(|| ready(&running, "GPU-1") == "True/Recovered").await;
     assert_eq!(ready(&running, "GPU-0"), "False/XidError");
     // From now on a new fault is needed.
     running.sees(xid(Some("GPU-1"), 48)).await;
-    bench.look(&running).await;
+    bench.poll(&running).await;
     assert_eq!(ready(&running, "GPU-1"), "False/XidError");
     running.end().await;
 }
@@ -187,19 +189,21 @@ async fn the_word_of_a_person_gives_readiness_back() {
 async fn a_store_that_does_not_have_the_fault_is_nobodys_word() {
     let bench = Bench::new();
     let running = bench.start();
-    bench.look(&running).await;
+    bench.poll(&running).await;
     running.sees(xid(Some("GPU-1"), 79)).await;
-    running.devices.take_faults(told("s", &[("79", "GPU-1")]));
-    bench.look(&running).await;
-    running.devices.take_faults(told("another", &[]));
-    bench.look(&running).await;
+    running
+        .devices
+        .take_faults(known_faults("s", &[("79", "GPU-1")]));
+    bench.poll(&running).await;
+    running.devices.take_faults(known_faults("another", &[]));
+    bench.poll(&running).await;
     assert_eq!(ready(&running, "GPU-1"), "False/XidError");
     // The fault is sent to the new store, and then closed.
     running
         .devices
-        .take_faults(told("another", &[("79", "GPU-1")]));
-    bench.look(&running).await;
-    running.devices.take_faults(told("another", &[]));
+        .take_faults(known_faults("another", &[("79", "GPU-1")]));
+    bench.poll(&running).await;
+    running.devices.take_faults(known_faults("another", &[]));
     until(|| ready(&running, "GPU-1") == "True/Recovered").await;
     running.end().await;
 }

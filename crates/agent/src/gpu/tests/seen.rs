@@ -16,7 +16,7 @@ fn blind(reason: &str) -> Seen {
 async fn a_driver_that_does_not_answer_is_blindness_and_no_fault() {
     let bench = Bench::new();
     let running = bench.start();
-    bench.look(&running).await;
+    bench.poll(&running).await;
     running
         .status(|status| {
             status.state == SourceState::Following && status.detail == "2 GPUs, driver 580.65.06"
@@ -46,7 +46,7 @@ async fn a_driver_that_does_not_answer_is_blindness_and_no_fault() {
                 .encode()
                 .contains("gpuwarden_gpu_temperature")
         );
-        bench.look(&running).await;
+        bench.poll(&running).await;
         running
             .status(|status| status.state == SourceState::Following)
             .await;
@@ -67,7 +67,7 @@ async fn a_driver_that_does_not_answer_is_blindness_and_no_fault() {
 async fn a_probe_that_has_ended_shows() {
     let bench = Bench::new();
     let mut running = bench.start();
-    bench.look(&running).await;
+    bench.poll(&running).await;
     running.probe = mpsc::channel(1).0;
     running
         .status(|status| status.state == SourceState::Failing && status.detail == PROBE_HAS_ENDED)
@@ -119,7 +119,7 @@ async fn a_machine_without_a_driver_is_not_blind_until_it_had_one() {
     running
         .status(|status| status.state == SourceState::Failing)
         .await;
-    bench.look(&running).await;
+    bench.poll(&running).await;
     running.end().await;
     // The GPUs are remembered.
     let running = bench.start();
@@ -140,7 +140,7 @@ async fn a_gpu_that_cannot_be_read_is_named() {
         ..UnreadableGpu::default()
     }];
     let running = bench.start();
-    bench.look(&running).await;
+    bench.poll(&running).await;
     let detail = "2 GPUs, driver 580.65.06; GPU 7 cannot be read: NVML_ERROR_UNKNOWN";
     running.status(|status| status.detail == detail).await;
     running.end().await;
@@ -159,7 +159,7 @@ async fn the_gauges_are_those_of_the_gpus_that_are_there() {
     bench.readings[1].recovery_action = Some(RecoveryAction::Other(9));
     let running = bench.start();
     assert!(!running.metrics.encode().contains("gpuwarden_gpu_power"));
-    bench.look(&running).await;
+    bench.poll(&running).await;
     let text = running.metrics.encode();
     for line in [
         "gpuwarden_gpu_temperature_margin_celsius{gpu=\"0\",uuid=\"GPU-0\"} 40",
@@ -175,7 +175,7 @@ async fn the_gauges_are_those_of_the_gpus_that_are_there() {
         "{text}"
     );
     bench.inventory.gpus.pop();
-    bench.look(&running).await;
+    bench.poll(&running).await;
     let text = running.metrics.encode();
     assert!(text.contains("GPU-0") && !text.contains("GPU-1"), "{text}");
     running.end().await;
@@ -192,7 +192,7 @@ async fn a_library_that_is_not_found_is_told_in_a_sentence_with_what_to_do_besid
     running
         .sees(Seen::Library("/opt/libnvidia-ml.so.1".to_owned()))
         .await;
-    bench.look(&running).await;
+    bench.poll(&running).await;
     let detail = "2 GPUs, driver 580.65.06, /opt/libnvidia-ml.so.1 of this machine";
     running
         .status(|status| status.state == SourceState::Following && status.detail == detail)

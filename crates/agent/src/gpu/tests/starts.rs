@@ -33,7 +33,7 @@ fn failed(bus: &str) -> HealthEvent {
 }
 
 /// Returns the open faults in the node's fault book.
-fn told(events: &[HealthEvent]) -> NodeFaults {
+fn known_faults(events: &[HealthEvent]) -> NodeFaults {
     let entity = |it: &Entity| FaultEntity {
         r#type: it.entity_type.clone(),
         value: it.entity_value.clone(),
@@ -57,21 +57,21 @@ fn told(events: &[HealthEvent]) -> NodeFaults {
 async fn a_gpu_that_does_not_come_up_after_a_reboot_is_missed_until_its_absence_is_accepted() {
     let mut bench = Bench::new();
     bench.config.limits.missing_seconds = 0;
-    bench.look_once().await;
+    bench.poll_once().await;
     bench.boot = 2;
     bench.inventory.gpus.pop();
     bench.readings.pop();
-    bench.look_once().await;
+    bench.poll_once().await;
     let open = bench.open().await;
     let is_missed = |it: &String| it.starts_with("GpuPcieWatch DCGM_FR_FALLEN_OFF_BUS");
     assert!(open.len() == 1 && open.iter().all(is_missed), "{open:?}");
     // A person removed the GPU, and sets the number.
     bench.config.limits.expected_gpus = Some(1);
-    bench.look_once().await;
+    bench.poll_once().await;
     assert_eq!(bench.open().await, [""; 0]);
     bench.config.limits.expected_gpus = None;
     bench.boot = 3;
-    bench.look_once().await;
+    bench.poll_once().await;
     assert_eq!(
         bench.open().await,
         [""; 0],
@@ -87,21 +87,21 @@ async fn a_start_that_failed_is_over_when_the_gpu_answers_again() {
     bench.inventory.gpus.pop();
     bench.readings.pop();
     let running = bench.start();
-    bench.look(&running).await;
-    running.devices.take_faults(told(&both[1..]));
+    bench.poll(&running).await;
+    running.devices.take_faults(known_faults(&both[1..]));
     for _ in 0..3 {
-        bench.look(&running).await;
+        bench.poll(&running).await;
     }
     assert_eq!(bench.stored().await, [], "it does not answer");
     (bench.inventory, bench.readings) = answering;
-    bench.look(&running).await;
+    bench.poll(&running).await;
     assert_eq!(bench.stored().await, [], "the look may be from before it");
     for _ in 0..3 {
-        bench.look(&running).await;
+        bench.poll(&running).await;
     }
-    running.devices.take_faults(told(&both));
+    running.devices.take_faults(known_faults(&both));
     for _ in 0..3 {
-        bench.look(&running).await;
+        bench.poll(&running).await;
     }
     running.end().await;
     let over = bench.stored().await;
@@ -130,15 +130,15 @@ async fn a_start_that_failed_is_over_when_the_gpu_answers_again() {
 async fn the_end_of_a_start_that_failed_is_told_again_while_its_fault_stays_open() {
     let bench = Bench::new();
     let running = bench.start();
-    running.devices.take_faults(told(&[failed("b1")]));
+    running.devices.take_faults(known_faults(&[failed("b1")]));
     // Most polls that the recovery takes; the poll with the GPU may follow the first of them.
     for _ in 0..=POLLS {
-        bench.look(&running).await;
+        bench.poll(&running).await;
     }
     // Skips the minute after a recovery, when the same one would count as a repeat.
     AHEAD.set(SignedDuration::from_mins(2));
     for _ in 0..REPEAT_AFTER {
-        bench.look(&running).await;
+        bench.poll(&running).await;
     }
     running.end().await;
     AHEAD.set(SignedDuration::ZERO);

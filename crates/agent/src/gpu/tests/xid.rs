@@ -19,7 +19,7 @@ async fn an_xid_is_reported_by_the_catalogue_where_nobody_reads_the_log() {
         let mut bench = Bench::new();
         (bench.reads_log, bench.config.is_fake) = (reads_log, is_fake);
         let running = bench.start();
-        bench.look(&running).await;
+        bench.poll(&running).await;
         // 154 is reported as the driver's requested action.
         for code in [154, 79, 79] {
             running.sees(xid(code)).await;
@@ -30,7 +30,7 @@ async fn an_xid_is_reported_by_the_catalogue_where_nobody_reads_the_log() {
                 kind: GpuEventKind::DoubleBitEcc,
             }))
             .await;
-        bench.look(&running).await;
+        bench.poll(&running).await;
         running.end().await;
         let stored = bench.stored().await;
         if reads_log && !is_fake {
@@ -57,7 +57,7 @@ async fn an_xid_is_reported_by_the_catalogue_where_nobody_reads_the_log() {
 async fn an_xid_of_a_partition_names_it() {
     let bench = Bench::new();
     let running = bench.start();
-    bench.look(&running).await;
+    bench.poll(&running).await;
     running
         .sees(Seen::Event(GpuEvent {
             uuid: Some("GPU-1".to_owned()),
@@ -68,7 +68,7 @@ async fn an_xid_of_a_partition_names_it() {
             },
         }))
         .await;
-    bench.look(&running).await;
+    bench.poll(&running).await;
     running.end().await;
     let metadata = &bench.stored().await[0].metadata;
     assert_eq!(metadata["gpuwarden.dev/gpu-instance"], "2");
@@ -80,10 +80,10 @@ async fn an_xid_of_a_partition_names_it() {
 async fn an_xid_is_over_when_it_is_calm_and_the_driver_asks_for_nothing() {
     let mut bench = Bench::new();
     let running = bench.start();
-    bench.look(&running).await;
+    bench.poll(&running).await;
     running.sees(xid(48)).await;
     bench.readings[1].recovery_action = None;
-    bench.look(&running).await;
+    bench.poll(&running).await;
     running.end().await;
     assert_eq!(bench.open().await.len(), 1);
     let later = |minutes| AHEAD.set(SignedDuration::from_mins(minutes));
@@ -94,24 +94,24 @@ async fn an_xid_is_over_when_it_is_calm_and_the_driver_asks_for_nothing() {
     ] {
         later(minutes);
         bench.readings[1].recovery_action = action;
-        bench.look_once().await;
+        bench.poll_once().await;
         assert_eq!(bench.open().await.len(), open, "{action:?}");
     }
     // Another XID restarts the delay, and one caused by a job ends nothing.
     let running = bench.start();
-    bench.look(&running).await;
+    bench.poll(&running).await;
     running.sees(xid(48)).await;
-    bench.look(&running).await;
+    bench.poll(&running).await;
     later(71);
     running.sees(xid(31)).await;
-    bench.look(&running).await;
+    bench.poll(&running).await;
     running.end().await;
     let open = bench.open().await;
     assert!(open[0].starts_with("SysLogsXIDError 48 "), "{open:?}");
     later(73);
     // A request to recover the domain of machines is no action on the GPU.
     bench.readings[1].recovery_action = Some(RecoveryAction::RecoverImexDomain);
-    bench.look_once().await;
+    bench.poll_once().await;
     assert_eq!(bench.open().await, [""; 0]);
     AHEAD.set(SignedDuration::ZERO);
 }
@@ -120,23 +120,23 @@ async fn an_xid_is_over_when_it_is_calm_and_the_driver_asks_for_nothing() {
 async fn a_reboot_closes_what_xids_it_mends() {
     let mut bench = Bench::new();
     let running = bench.start();
-    bench.look(&running).await;
+    bench.poll(&running).await;
     running.sees(xid(48)).await;
-    bench.look(&running).await;
+    bench.poll(&running).await;
     running.end().await;
     assert_eq!(bench.open().await.len(), 1);
     bench.boot = 2;
-    bench.look_once().await;
+    bench.poll_once().await;
     assert_eq!(bench.open().await, [""; 0]);
     // An XID before the first poll belongs to the new boot, and ends like any other.
     bench.boot = 3;
     let running = bench.start();
     running.sees(xid(48)).await;
-    bench.look(&running).await;
+    bench.poll(&running).await;
     running.end().await;
     assert_eq!(bench.open().await.len(), 1);
     AHEAD.set(SignedDuration::from_mins(11));
-    bench.look_once().await;
+    bench.poll_once().await;
     assert_eq!(bench.open().await, [""; 0]);
     AHEAD.set(SignedDuration::ZERO);
 }
