@@ -418,7 +418,7 @@ mod tests {
         assert_eq!(
             choose(|| Ok(()), || unreachable!()).unwrap(),
             Spec::Kmsg,
-            "the journal is not even looked at"
+            "the journal is not tried"
         );
         let journal = choose(|| Err(denied()), || Ok(())).unwrap();
         assert_eq!(journal, Spec::Journal(None));
@@ -487,8 +487,8 @@ mod tests {
                 !message.contains(&denied().to_string()),
                 "cause repeated: {message}"
             );
-            let said = error.advice().unwrap();
-            assert!(said.contains(advice) && said.len() < 200, "{said}");
+            let hint = error.advice().unwrap();
+            assert!(hint.contains(advice) && hint.len() < 200, "{hint}");
         }
     }
 }

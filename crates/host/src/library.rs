@@ -179,7 +179,7 @@ macro_rules! functions {
 
             /// Name, return type and parameter types of each function.
             #[cfg(test)]
-            #[allow(dead_code, reason = "DCGM's headers are not to be had")]
+            #[allow(dead_code, reason = "DCGM's headers are not available")]
             pub(super) const SIGNATURES: &[(&str, &str, &[&str])] = &[
                 $((
                     stringify!($needed),

@@ -50,12 +50,12 @@ fn failing(call: &str, answer: i32) -> String {
     let mut scenario = Scenario::healthy(1);
     scenario.calls.insert(call.to_owned(), code(answer));
     let directory = tempfile::tempdir().unwrap();
-    let looked = match connect(directory.path(), &scenario) {
+    let result = match connect(directory.path(), &scenario) {
         Ok(mut dcgm) => dcgm.look().map_err(|error| error.to_string()),
         Err(error) => Err(error.to_string()),
     };
     let directory = directory.path().display().to_string();
-    looked.unwrap_err().replace(&directory, "DIR")
+    result.unwrap_err().replace(&directory, "DIR")
 }
 
 #[test]

@@ -382,7 +382,7 @@ fn the_real_cuda_runtimes_of_three_generations_open() {
         let cuda = cuda(wheels.join(library)).unwrap();
         let driver = cuda.driver_version().unwrap();
         match cuda.version() {
-            Ok(told) => assert_eq!(told, version),
+            Ok(found) => assert_eq!(found, version),
             // CUDA 11 needs its driver for the version.
             Err(error) => {
                 assert_eq!((version, &driver), ("11.8", &None), "{error}");
@@ -453,10 +453,10 @@ fn a_program_of_nvidias_own_headers_works_with_the_fakes() {
         .unwrap();
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{errors}");
-    let told = String::from_utf8(output.stdout).unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
     // Each of four GPUs passes on one and a half of 64 MiB, at 12.5 GB/s.
     let expected: Vec<String> = (0..4)
         .map(|gpu| format!("0000:{:02x}:00.0 8.0531 10.0", 0x18 + gpu))
         .collect();
-    assert_eq!(told.lines().collect::<Vec<_>>(), expected);
+    assert_eq!(text.lines().collect::<Vec<_>>(), expected);
 }

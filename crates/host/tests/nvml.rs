@@ -486,18 +486,20 @@ fn an_event_is_told_once_also_to_a_program_that_is_started_again() {
         ..FakeEvent::default()
     });
     let directory = tempfile::tempdir().unwrap();
-    let heard = |nvml: Nvml| {
+    let has_event = |nvml: Nvml| {
         let mut events = nvml.events(&mut nvml.inventory().unwrap()).unwrap();
         events.wait(Duration::from_millis(20)).unwrap().is_some()
     };
-    assert!(heard(open(directory.path(), &scenario).unwrap()));
+    assert!(has_event(open(directory.path(), &scenario).unwrap()));
     let places = Places {
         path: Some(directory.path().join(fakes::LIBRARY)),
         driver_root: None,
     };
-    assert!(!heard(Nvml::open(&places, Box::new(|_, _| {})).unwrap()));
+    assert!(!has_event(
+        Nvml::open(&places, Box::new(|_, _| {})).unwrap()
+    ));
     // A reinstalled library starts without memory of old events.
-    assert!(heard(open(directory.path(), &scenario).unwrap()));
+    assert!(has_event(open(directory.path(), &scenario).unwrap()));
 }
 
 #[test]

@@ -217,7 +217,7 @@ mod tests {
         };
         let (stop, returned) = (AtomicBool::new(false), Mutex::new(Instant::now()));
         let (report, outcomes) = channel();
-        let (said, events) = channel();
+        let (events_sender, events) = channel();
         let mut answers = [None, Some(event.clone()), None].into_iter();
         let mut waits = Vec::new();
         let wait = |longest: Duration| {
@@ -225,10 +225,10 @@ mod tests {
             stop.store(answers.len() == 1, Ordering::Relaxed);
             Ok(answers.next().flatten())
         };
-        let send = |event| said.send(event).map_err(io::Error::other);
+        let send = |event| events_sender.send(event).map_err(io::Error::other);
         listen(wait, &stop, &returned, &report, send);
         assert_eq!(waits, [Duration::from_secs(5); 3]);
-        drop((report, said));
+        drop((report, events_sender));
         assert_eq!(outcomes.iter().collect::<Vec<_>>(), [None]);
         assert_eq!(events.iter().collect::<Vec<_>>(), [event]);
     }

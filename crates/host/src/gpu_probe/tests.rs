@@ -34,7 +34,7 @@ impl Probed {
             let line = self.lines.next().expect("it goes on").unwrap();
             match serde_json::from_str(&line).unwrap() {
                 Said::Doing { .. } => {}
-                said => return said,
+                message => return message,
             }
         }
     }
@@ -177,7 +177,7 @@ fn it_begins_with_what_is_there_and_its_events_before_it_tells_of_a_gpu() {
             Said::Hello { .. } => "hello".to_owned(),
             Said::Inventory(_) => "inventory".to_owned(),
             Said::Readings(_) => break,
-            said => panic!("{said:?}"),
+            message => panic!("{message:?}"),
         };
         steps.push(step);
     }
@@ -208,10 +208,10 @@ fn what_it_does_is_said_before_it_is_done() {
         gpu: Some(1),
     };
     // No message follows this one, so a search that misses it would block.
-    let mut said = probed
+    let mut messages = probed
         .lines
         .map(|line| serde_json::from_str::<Said>(&line.unwrap()).unwrap());
-    assert!(said.any(|said| said == hung));
+    assert!(messages.any(|message| message == hung));
 }
 
 /// Starts a probe of DCGM on a thread.
@@ -238,13 +238,13 @@ fn dcgm_is_looked_at_until_its_host_engine_is_gone() {
     let library = library.display().to_string();
     assert!(matches!(probed.next(), Said::Hello { library: said, .. } if said == library));
     let Said::Dcgm(look) = probed.next() else {
-        panic!("a look");
+        panic!("a poll");
     };
     assert_eq!((look.gpus.len(), look.incidents.len()), (2, 0));
     scenario.dcgm.incident = vec![fakes::FakeIncident::default()];
     probed.becomes(&scenario);
     let Said::Dcgm(look) = probed.next() else {
-        panic!("another look");
+        panic!("another poll");
     };
     assert_eq!(look.incidents.len(), 1);
     let behaviour = named("-21");
@@ -269,10 +269,10 @@ fn the_call_of_dcgm_that_hangs_is_said_before_it_is_made() {
         call: Cow::Borrowed(call),
         gpu: None,
     };
-    let mut said = probed
+    let mut messages = probed
         .lines
         .map(|line| serde_json::from_str::<Said>(&line.unwrap()).unwrap());
-    assert!(said.any(|said| said == hung));
+    assert!(messages.any(|message| message == hung));
 }
 
 /// Uses the real library; this machine most likely has no driver.
@@ -293,13 +293,13 @@ fn without_a_driver_it_says_so_and_ends_in_order() {
         let (reader, writer) = io::pipe().unwrap();
         let probe = thread::spawn(move || watch(&settings(&library), Box::new(writer)));
         let lines = io::BufReader::new(reader).lines();
-        let mut said = lines.map(|line| serde_json::from_str(&line.unwrap()).unwrap());
-        let first = said.find(|said| !matches!(said, Said::Doing { .. }));
+        let mut messages = lines.map(|line| serde_json::from_str(&line.unwrap()).unwrap());
+        let first = messages.find(|message| !matches!(message, Said::Doing { .. }));
         if Path::new("/proc/driver/nvidia/version").exists() {
             assert!(first.is_some());
         } else {
             assert_eq!(first, Some(Said::Cannot(no_driver.clone())));
-            assert_eq!(said.next(), None);
+            assert_eq!(messages.next(), None);
             probe.join().unwrap().unwrap();
         }
     }

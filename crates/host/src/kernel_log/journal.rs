@@ -210,7 +210,7 @@ impl Journal {
         for track in &mut self.tracks {
             track.file.refresh();
         }
-        let mut looked = false;
+        let mut has_listed_files = false;
         loop {
             out.append(&mut self.notices);
             if out.len() >= full {
@@ -225,10 +225,10 @@ impl Journal {
                 // Deliver a loss before the entries that follow it.
             } else if let Some(index) = earliest {
                 self.deliver(index, out);
-            } else if looked {
+            } else if has_listed_files {
                 break;
             } else {
-                looked = true;
+                has_listed_files = true;
                 self.look_for_files();
             }
         }

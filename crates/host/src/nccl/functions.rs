@@ -153,7 +153,10 @@ impl Functions {
     }
 
     /// Aborts a communicator and its pending work.
-    #[expect(clippy::needless_pass_by_value, reason = "nobody may use it again")]
+    #[expect(
+        clippy::needless_pass_by_value,
+        reason = "the handle is invalid afterwards"
+    )]
     pub(super) fn abort(&self, rank: Rank) -> Result<(), NcclError> {
         // SAFETY: The library created the communicator, and `rank` is its only owner.
         self.call("ncclCommAbort", None, || unsafe {
@@ -162,7 +165,10 @@ impl Functions {
     }
 
     /// Destroys a communicator, once its work is done.
-    #[expect(clippy::needless_pass_by_value, reason = "nobody may use it again")]
+    #[expect(
+        clippy::needless_pass_by_value,
+        reason = "the handle is invalid afterwards"
+    )]
     pub(super) fn destroy(&self, rank: Rank) -> Result<(), NcclError> {
         // SAFETY: As above.
         self.call("ncclCommDestroy", None, || unsafe {

@@ -432,7 +432,10 @@ impl Functions {
     }
 
     /// Frees a set of events.
-    #[expect(clippy::needless_pass_by_value, reason = "nobody may use it again")]
+    #[expect(
+        clippy::needless_pass_by_value,
+        reason = "the handle is invalid afterwards"
+    )]
     pub(super) fn free(&self, set: EventSet) -> Result<(), NvmlError> {
         let call = "nvmlEventSetFree";
         (self.listener)(call, None);

@@ -476,12 +476,12 @@ fn a_journal_is_there_where_a_file_of_it_may_be_read() {
     let missing = dir.path().join("run");
     let present = dir.path().join("var");
     let paths = [missing.to_str().unwrap(), present.to_str().unwrap()];
-    let said = || super::probe(&paths).unwrap_err().to_string();
-    assert!(said().contains(paths[0]), "{}", said());
+    let error = || super::probe(&paths).unwrap_err().to_string();
+    assert!(error().contains(paths[0]), "{}", error());
     // systemd creates the directory, and journald the files in the machine's directory.
     let machine = present.join("0123456789abcdef0123456789abcdef");
     fs::create_dir_all(&machine).unwrap();
-    assert!(said().contains("there is no journal"), "{}", said());
+    assert!(error().contains("there is no journal"), "{}", error());
     fs::write(machine.join("user-1000.journal"), "").unwrap();
     fs::write(present.join("notes"), "").unwrap();
     assert!(super::probe(&paths).is_err());
