@@ -1,6 +1,6 @@
-/* Measures an all-reduce of all devices, as a program that was made from NVIDIA's own headers does, and prints
- * the devices, the milliseconds that each all-reduce took by their clock, and the first number of each
- * result. It works with the fake libraries, and with the real ones. */
+/* Measures an all-reduce over all devices, compiled with NVIDIA's own headers. Prints the devices, the
+ * milliseconds of each all-reduce by the devices' clock, and the first element of each result. Works with
+ * the fake libraries, and with the real ones. */
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,7 +23,7 @@ static void check(int well, const char *call) {
 int main(void) {
     int count = 0;
     CUDA(cudaGetDeviceCount(&count));
-    check(count <= MOST, "so many devices");
+    check(count <= MOST, "limit of devices");
     ncclComm_t ranks[MOST];
     float *send[MOST], *receive[MOST];
     cudaStream_t streams[MOST];

@@ -1,4 +1,4 @@
-"""Prints the forms and numbers of NVIDIA's own bindings of DCGM."""
+"""Prints the layouts and constants of NVIDIA's Python bindings for DCGM."""
 
 import ctypes
 import json

@@ -1,4 +1,4 @@
-"""Prints what NVIDIA's own bindings read of the first GPU, by the names of our fields."""
+"""Prints what NVIDIA's Python bindings read from the first GPU, under the names of our fields."""
 
 import json
 
