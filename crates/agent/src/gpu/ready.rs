@@ -96,7 +96,7 @@ impl GpuMonitor {
             .map(|(uuid, _)| uuid.clone())
             .collect();
         for uuid in over {
-            let message = "No further XID, and the driver asks for nothing";
+            let message = "No further XID, and the driver requests no action";
             self.set_condition(&uuid, Said::well("Recovered", message));
             self.reporter.memory_mut().not_ready.remove(&uuid);
         }

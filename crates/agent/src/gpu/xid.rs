@@ -118,7 +118,7 @@ impl GpuMonitor {
         let over: Vec<Gpu> = gpus.cloned().collect();
         for gpu in over {
             let blank = self.reporter.event(keys::CHECK_XID, keys::COMPONENT_GPU);
-            let message = "No further XID, and the driver asks for nothing";
+            let message = "No further XID, and the driver requests no action";
             self.report(event::recovery(&gpu, message, blank));
             self.reporter.memory_mut().xids.remove(&gpu.uuid);
         }

@@ -33,7 +33,7 @@ use tokio::time::Instant;
 
 /// Version of the file's format; other versions are not read.
 const VERSION: u32 = 1;
-/// Interval of writes; a killed process loses at most this much of its other changes.
+/// Interval of writes of all other changes, which a restarted monitor finds again after a kill.
 const SAVE_EVERY: Duration = Duration::from_secs(1);
 
 /// State of a monitor that survives a restart.
