@@ -21,7 +21,7 @@
 //! A count carries the time of its last report ([`mark_accepted`]), so that a count that is
 //! sent later undoes no decision made meanwhile.
 //!
-//! The fault book (`domain/src/fault/book.rs`) evaluates the counts.
+//! The fault book (`model/fault/book.rs`) evaluates the counts.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -2,7 +2,7 @@
 //!
 //! NVSentinel sends them whenever it finds a boot id other than the saved one, and takes a lost
 //! state file for a reboot. Here a reboot is only detected if the earlier boot id is known. The
-//! fault book decides which open faults a reboot closes (`domain/src/fault/book.rs`).
+//! fault book decides which open faults a reboot closes (`model/fault/book.rs`).
 
 use contract::{HealthEvent, json, keys};
 use host::boot::Boot;

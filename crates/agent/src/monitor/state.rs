@@ -5,7 +5,7 @@
 //! Counts, and events that are not of a log record, would not be found again under the same
 //! name, so they are written before they are handed over. All others may be handed over at
 //! once, since a record that is read and reported twice is stored once (`event_id` in
-//! `domain/src/event.rs`). So a process that is killed at any moment loses and duplicates
+//! `model/event.rs`). So a process that is killed at any moment loses and duplicates
 //! nothing. The state is also written when everything has been handed over: otherwise an agent
 //! whose outbox has delivered an event would deliver it again. Other changes are written at
 //! most once a second.

@@ -3,7 +3,7 @@
 
 use std::io::{self, BufRead};
 
-/// Longest object. An event that is accepted has less, see `domain/src/event.rs`.
+/// Longest object. An event that is accepted has less, see `model/event.rs`.
 const LONGEST: usize = 4 * 1024 * 1024;
 
 /// `Objects` reads the objects of a stream, in its order.
