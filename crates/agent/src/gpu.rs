@@ -40,9 +40,9 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::kernel_log;
-use crate::monitor::{Frame, Monitor, Reporter};
 use dcgm::DcgmWatch;
 use metrics::{GpuMetrics, ProbeMetrics};
+use monitor::{Frame, Monitor, Reporter};
 use ready::Critical;
 use way::Way;
 

@@ -26,10 +26,10 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::monitor::{Frame, Monitor, Reporter};
 use arrival::Arrival;
 use machine::MachineFile;
 use metrics::KernelLogMetrics;
+use monitor::{Frame, Monitor, Reporter};
 use nics::NicNames;
 use unreadable::Unreadable;
 

@@ -8,6 +8,5 @@
 pub mod faults;
 pub mod gpu;
 pub mod kernel_log;
-pub mod monitor;
 pub mod pods;
 pub mod providers;

@@ -17,7 +17,7 @@ use runtime::sources::SourceState;
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 
-use crate::monitor::{Frame, Monitor, Reporter};
+use monitor::{Frame, Monitor, Reporter};
 
 const MONITOR: Monitor = Monitor {
     name: "providers",

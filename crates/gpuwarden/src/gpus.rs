@@ -9,7 +9,6 @@ use std::time::Duration;
 use agent::gpu::metadata::{MetadataConfig, MetadataFile};
 use agent::gpu::probe::{self, ProbeConfig};
 use agent::gpu::{GpuConfig, GpuMonitor, Probes};
-use agent::monitor::Frame;
 use anyhow::{Context as _, bail};
 use cli::{FakeGpus, GpuSettings, NodeSettings, ProcessSettings};
 use devices::DeviceApi;
@@ -20,6 +19,7 @@ use diagnosis::gpu::dcgm::ImexUse;
 use diagnosis::limits::Limits;
 use host::gpu_probe::ProbeSettings;
 use host::nics::SYSFS;
+use monitor::Frame;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 

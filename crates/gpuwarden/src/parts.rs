@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use agent::kernel_log::{KernelLogConfig, KernelLogMonitor};
-use agent::monitor::{Frame, WINDOW};
 use agent::pods::{PodGpuReporter, Tell};
 use agent::providers::ProviderMonitor;
 use anyhow::Context as _;
@@ -21,6 +20,7 @@ use devices::DeviceApi;
 use host::boot::Boot;
 use jiff::Timestamp;
 use model::condition::Limits;
+use monitor::{Frame, WINDOW};
 use runtime::logging::LogFormat;
 use runtime::metrics::Metrics;
 use runtime::sources::Sources;

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use super::{Finding, relative};
 
 /// Each room's package and floor.
-const FLOORS: [(&str, u8); 22] = [
+const FLOORS: [(&str, u8); 23] = [
     ("gpuwarden-contract", 0),
     ("gpuwarden-diagnosis", 1),
     ("gpuwarden-model", 2),
@@ -23,13 +23,14 @@ const FLOORS: [(&str, u8); 22] = [
     ("gpuwarden-connector", 5),
     ("gpuwarden-devices", 5),
     ("gpuwarden-checks", 5),
-    ("gpuwarden-agent", 6),
-    ("gpuwarden-controller", 6),
-    ("gpuwarden-janitor", 6),
-    ("gpuwarden-webhook", 6),
-    ("gpuwarden-console", 6),
-    ("gpuwarden-cli", 7),
-    ("gpuwarden", 8),
+    ("gpuwarden-monitor", 6),
+    ("gpuwarden-agent", 7),
+    ("gpuwarden-controller", 7),
+    ("gpuwarden-janitor", 7),
+    ("gpuwarden-webhook", 7),
+    ("gpuwarden-console", 7),
+    ("gpuwarden-cli", 8),
+    ("gpuwarden", 9),
 ];
 
 /// Packages that stand outside the house. Rooms use them in tests only, and the product the fakes,

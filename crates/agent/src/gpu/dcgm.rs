@@ -14,7 +14,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use runtime::sources::{SourceHandle, SourceState};
 
 use super::{GpuMemory, GpuMonitor, Seen, in_short};
-use crate::monitor::{Frame, Monitor, Reporter};
+use monitor::{Frame, Monitor, Reporter};
 
 /// Name of the source for DCGM.
 pub(super) const NAME: &str = "gpu-dcgm";

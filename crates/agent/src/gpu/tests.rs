@@ -16,7 +16,7 @@ use store::sqlite::SqliteStore;
 use store::{EventLog as _, EventQuery, EventStore};
 
 use super::*;
-use crate::monitor::WINDOW;
+use monitor::WINDOW;
 
 mod dcgm;
 mod driver;

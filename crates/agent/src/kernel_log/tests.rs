@@ -10,7 +10,7 @@ use store::sqlite::SqliteStore;
 use store::{EventLog as _, EventQuery, EventStore, Upkeep as _};
 
 use super::*;
-use crate::monitor::{MAX_UNSENT, WINDOW};
+use monitor::{MAX_UNSENT, WINDOW};
 
 mod dump;
 mod fall;

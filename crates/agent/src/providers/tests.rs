@@ -16,7 +16,7 @@ use store::{EventLog as _, EventQuery, EventStore};
 use tonic::transport::Endpoint;
 
 use super::*;
-use crate::monitor::WINDOW;
+use monitor::WINDOW;
 
 /// A monitor over a store, with the API that it reads.
 struct Scene {

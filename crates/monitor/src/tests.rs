@@ -389,3 +389,43 @@ async fn what_would_not_be_found_again_waits_until_it_is_saved() {
         (1, 0)
     );
 }
+
+/// A monitor in the controller watches all nodes: each event names its node, and a restart is no
+/// reboot of any of them.
+#[tokio::test]
+async fn a_monitor_of_many_nodes_names_the_node_of_each_event() {
+    const MAINTENANCE: Monitor = Monitor {
+        name: "cloud-maintenance",
+        records: "Polls of the provider",
+        agent: "cloud-maintenance-monitor",
+        checks: &[("CloudMaintenance", "Node")],
+    };
+    let bench = Bench::new();
+    for code in ["1", "2"] {
+        let store: Arc<dyn EventStore> = Arc::clone(&bench.store) as _;
+        let frame = Frame {
+            node_name: "gpuwarden-0".to_owned(),
+            state_dir: Some(bench.dir.path().join("data")),
+            boot: None,
+            window: WINDOW,
+            connector: Connector::new(store, AcceptNodes::Any, &Metrics::default(), Timestamp::now),
+            sources: Sources::default(),
+            metrics: Metrics::default(),
+            clock: Timestamp::now,
+        };
+        let mut reporter: Reporter<()> = Reporter::new(&MAINTENANCE, frame);
+        reporter.has_looked("the provider's API");
+        for node in ["n1", "n2"] {
+            let mut event = reporter.event_about(node, "CloudMaintenance", "Node");
+            event.error_code = vec![code.to_owned()];
+            reporter.report(event, Timestamp::now());
+        }
+        reporter.finish(&CancellationToken::new()).await;
+    }
+    let records = bench.records().await;
+    let nodes: Vec<&str> = (records.iter())
+        .map(|record| record.event.node_name.as_str())
+        .collect();
+    assert_eq!(nodes, ["n1", "n2", "n1", "n2"]);
+    assert!(records.iter().all(|record| !record.event.is_healthy));
+}

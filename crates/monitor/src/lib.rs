@@ -10,9 +10,12 @@
 //! - After a reboot the faults that it remediates are closed (`reboot`).
 //! - Status and metrics show whether the monitor can read its source.
 //!
+//! A monitor runs on each node (`agent`), or once for many nodes in the controller: it then names
+//! the node of each event ([`Reporter::event_about`]), and has no boot of its own.
+//!
 //! A monitor is a loop of its own, which awaits [`Reporter::work`] or [`Reporter::pause`]
 //! beside its own source. CONTRIBUTING.md has the steps, `tests.rs` a small monitor, and
-//! `kernel_log.rs` a large one.
+//! `agent/kernel_log.rs` a large one.
 
 mod hand_over;
 mod metrics;
@@ -64,7 +67,8 @@ pub struct Monitor {
 /// Settings that all monitors of a node share.
 #[derive(Clone)]
 pub struct Frame {
-    /// Name of the node in events.
+    /// Name of the node that events are about, and of a monitor that watches many nodes the
+    /// name of its own.
     pub node_name: String,
     /// Directory for state that survives a restart; `None` to keep none.
     pub state_dir: Option<PathBuf>,
@@ -72,10 +76,13 @@ pub struct Frame {
     pub boot: Option<Boot>,
     /// Time within which repeats of a fault become one event: [`WINDOW`].
     pub window: Duration,
+    /// The connector that takes the events.
     pub connector: Connector,
     /// List of sources in the process's status.
     pub sources: Sources,
+    /// The process's metrics.
     pub metrics: Metrics,
+    /// The clock.
     pub clock: fn() -> Timestamp,
 }
 
@@ -158,6 +165,7 @@ where
         self.remembers
     }
 
+    /// Returns the name of the monitor's own node.
     pub fn node_name(&self) -> &str {
         &self.frame.node_name
     }
@@ -167,6 +175,7 @@ where
         (self.frame.clock)()
     }
 
+    /// Returns the monitor's own memory.
     pub fn memory(&self) -> &M {
         &self.state.memory
     }
@@ -177,8 +186,13 @@ where
         &mut self.state.memory
     }
 
-    /// Returns a new event of one of the monitor's checks about its node, to be filled in.
+    /// Returns a new event of one of the monitor's checks about its own node, to be filled in.
     pub fn event(&self, check: &str, component_class: &str) -> HealthEvent {
+        self.event_about(&self.frame.node_name, check, component_class)
+    }
+
+    /// Returns a new event about any node, for a monitor that watches many from one place.
+    pub fn event_about(&self, node: &str, check: &str, component_class: &str) -> HealthEvent {
         let boot_id = self.frame.boot.map(|boot| boot.id.to_string());
         HealthEvent {
             version: EVENT_VERSION,
@@ -189,7 +203,7 @@ where
                 .map(|id| (keys::META_BOOT_ID.to_owned(), id))
                 .collect(),
             generated_timestamp: Some(json::proto_timestamp(self.now())),
-            node_name: self.frame.node_name.clone(),
+            node_name: node.to_owned(),
             processing_strategy: ProcessingStrategy::ExecuteRemediation as i32,
             ..HealthEvent::default()
         }
@@ -493,11 +507,11 @@ where
     }
 }
 
-#[cfg(test)]
+#[cfg(any(test, feature = "test-util"))]
 impl<M> Reporter<M> {
     /// Returns a function that is true once no write is in progress: a killed monitor leaves
     /// one behind in a test, unlike a killed process.
-    pub(crate) fn has_gone(&self) -> Box<dyn Fn() -> bool + Send> {
+    pub fn has_gone(&self) -> Box<dyn Fn() -> bool + Send> {
         let file = self.saving.as_ref().map(Saving::file);
         Box::new(move || file.as_ref().is_none_or(|file| file.strong_count() == 0))
     }

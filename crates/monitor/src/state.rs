@@ -177,7 +177,7 @@ impl Saving {
         &self.path
     }
 
-    #[cfg(test)]
+    #[cfg(any(test, feature = "test-util"))]
     pub(super) fn file(&self) -> std::sync::Weak<Mutex<StateFile>> {
         Arc::downgrade(&self.file)
     }
