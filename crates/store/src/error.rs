@@ -2,69 +2,69 @@
 
 use model::position::Position;
 
-/// A cause of any backend.
+/// Cause of an error, from any backend.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// The reason why a call to the store failed. Nothing of the call was stored, but where a backend
-/// on the network cannot know; sending the same events again is always safe.
+/// Reason why a call to the store failed. Nothing of the call was stored, except where a
+/// backend on the network cannot tell; sending the same events again is always safe.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// [`close`](crate::Upkeep::close) was called, or the process is ending.
     #[error("the event store is closed")]
     Closed,
-    /// More in one call than is taken.
-    #[error("{found} {what} in one call, at most {max} are taken: send them in parts")]
+    /// More items in one call than the limit allows.
+    #[error("{found} {what} in one call, at most {max} are accepted: send them in parts")]
     TooMany {
-        /// Events, or journal entries.
+        /// Kind of the items: events or journal entries.
         what: &'static str,
-        /// Number of events in the batch.
+        /// Number of items in the call.
         found: usize,
-        /// The limit.
+        /// Limit that was exceeded.
         max: usize,
     },
     /// An argument that cannot be stored.
     #[error("{what}")]
     Invalid {
-        /// The problem, where it is, and what is expected.
+        /// Description of the problem: the field, what is wrong with it, and what is expected.
         what: String,
     },
-    /// A consumer's token was to go back.
+    /// A consumer's token would have moved backwards.
     #[error(
-        "consumer {consumer:?} has finished up to {stored}: its token cannot go back to {offered}"
+        "consumer {consumer:?} has finished up to {stored}: its token cannot move back to {offered}"
     )]
     TokenBackwards {
-        /// The consumer's name.
+        /// Name of the consumer.
         consumer: String,
-        /// The position that is stored.
+        /// Position that is stored.
         stored: Position,
-        /// The position that was to be stored.
+        /// Position that was to be stored.
         offered: Position,
     },
-    /// The disk is full or read-only, the file is locked, the input or output failed.
-    /// May pass: the same call can be made again.
+    /// The disk is full or read-only, the file is locked, or I/O failed. The same call may
+    /// succeed later.
     #[error("the event store cannot {action} at the moment")]
     Io {
-        /// The action that was tried, as a verb phrase.
+        /// Verb phrase that names the attempted action.
         action: &'static str,
-        /// The backend's reason.
+        /// Error of the backend.
         #[source]
         source: BoxError,
     },
-    /// The store does not hold what was written.
+    /// The stored data is damaged and cannot be read.
     #[error("the event store is damaged: {what}")]
     Corrupt {
-        /// The part that could not be read.
+        /// Part that could not be read.
         what: String,
-        /// The backend's reason.
+        /// Error of the backend.
         #[source]
         source: BoxError,
     },
-    /// The backend refused what it should have taken: a fault of ours.
+    /// The backend rejected a valid request: a bug in this program.
     #[error("the event store failed to {action}")]
     Internal {
-        /// The action that was tried, as a verb phrase.
+        /// Verb phrase that names the attempted action.
         action: &'static str,
-        /// The backend's reason.
+        /// Error of the backend.
         #[source]
         source: BoxError,
     },

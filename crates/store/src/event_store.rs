@@ -1,4 +1,4 @@
-//! The contract of a store, and what goes in and out of it.
+//! Traits that make up a store, and the types of their arguments and results.
 
 use std::collections::BTreeMap;
 
@@ -12,91 +12,91 @@ use tokio::sync::watch;
 
 use crate::StoreError;
 
-/// A durable log of health events with named consumers: all that a backend does.
+/// Durable log of health events with named consumers: everything that a backend implements.
 ///
-/// Every method of the traits that it is made of may be called from any number of tasks at once.
-/// A call whose future is dropped may still take effect. Times are kept to the microsecond.
+/// Every method may be called from any number of tasks at once. A call whose future is dropped
+/// may still take effect. Times are stored with microsecond precision.
 pub trait EventStore: EventLog + Statuses + Checkpoints + Journal + Upkeep {}
 
 impl<T: EventLog + Statuses + Checkpoints + Journal + Upkeep> EventStore for T {}
 
-/// The events, and the feed in which they stand in the order of their acceptance.
+/// Stored events, and the feed that returns them in the order of acceptance.
 #[async_trait]
 pub trait EventLog: Send + Sync + 'static {
-    /// Returns which store this is, and from where on its events count.
+    /// Returns the identity of this store.
     fn identity(&self) -> Identity;
 
-    /// Makes history of all events that there are, durably: they are shown and retained as
-    /// before, but consumers begin behind them, without a checkpoint. For whoever acts on
-    /// this store after another store was acted on.
+    /// Turns all stored events into history, durably: they are still shown and retained, but
+    /// consumers start behind them, without a checkpoint. Called before acting on this store
+    /// after another store was in use.
     ///
-    /// An event of before that is [appended](Self::append) again counts from then on: it
-    /// moves to the end of the feed, and is answered as new.
+    /// An event from the history that is [appended](Self::append) again counts again: it moves
+    /// to the end of the feed, and the answer reports it as new.
     async fn begin_anew(&self) -> Result<Identity, StoreError>;
 
-    /// Stores events; they are durable when this returns. The answers are in the order
-    /// of `events`. All are stored, or none.
+    /// Stores events; they are durable when this returns. The answers are in the order of
+    /// `events`. Either all events are stored or none.
     ///
-    /// An event is stored once. It is there already when
-    /// - an event with its id is, in the store or earlier in `events`; or
-    /// - it lacks a time of its own
-    ///   ([`lacks_own_time`](model::event::lacks_own_time)), an event with the same
-    ///   content was received within [`RETRY_WINDOW`](crate::RETRY_WINDOW) of it, and
-    ///   nothing of the opposite health came from the same node, agent and check since:
-    ///   then it is its sender's retry.
+    /// An event is stored once. It counts as already stored if
+    /// - an event with the same id is in the store or earlier in `events`; or
+    /// - it has no time of its own ([`lacks_own_time`](model::event::lacks_own_time)), an
+    ///   event with the same content was received within [`RETRY_WINDOW`](crate::RETRY_WINDOW)
+    ///   of it, and no event of the opposite health came from the same node, agent and check
+    ///   since: then it is a retry by its sender.
     ///
-    /// An event that is there by its id and cannot be read is stored anew.
+    /// An event with the same id that cannot be read is replaced.
     async fn append(&self, events: Vec<NewEvent>) -> Result<Vec<Appended>, StoreError>;
 
     /// Returns the events behind `after`, oldest first: at most `limit`, and at most
-    /// [`MAX_PAGE`](crate::MAX_PAGE). Begin with [`Position::START`] and go on from the last
+    /// [`MAX_PAGE`](crate::MAX_PAGE). Start with [`Position::START`] and continue from the last
     /// `seq`.
     ///
-    /// Nothing is ever inserted before a record that was returned here, so a consumer
-    /// that goes on from its last `seq` misses none. One that cannot be read is passed
-    /// over, see [`unreadable`](Upkeep::unreadable): fewer than `limit` may come where
-    /// events are large, and none is the end.
+    /// No event is ever inserted before a record that was returned here, so a consumer that
+    /// continues from its last `seq` misses none. Events that cannot be read are skipped, see
+    /// [`unreadable`](Upkeep::unreadable). Fewer than `limit` may be returned where events are
+    /// large; an empty page is the end of the feed.
     async fn feed(&self, after: Position, limit: usize) -> Result<Vec<Record>, StoreError>;
 
-    /// Returns how many events there are behind `after`. More than
-    /// [`MAX_PAGE`](crate::MAX_PAGE) may be told by their positions, which have gaps.
+    /// Returns the number of events behind `after`. Numbers above [`MAX_PAGE`](crate::MAX_PAGE)
+    /// may be derived from positions, which have gaps, and are then too large.
     async fn behind(&self, after: Position) -> Result<u64, StoreError>;
 
-    /// Returns the position of the newest event. A hint to call [`feed`](Self::feed) again; it
-    /// may skip values, and is never behind an answer of [`append`](Self::append).
+    /// Returns the position of the newest event, as a hint to call [`feed`](Self::feed) again.
+    /// It may skip values, and is never behind a position returned by [`append`](Self::append).
     fn latest(&self) -> watch::Receiver<Position>;
 
-    /// Returns the events that `query` asks for, newest first; without those that cannot be read.
+    /// Returns the events that match `query`, newest first, without those that cannot be read.
     async fn events(&self, query: EventQuery) -> Result<Vec<Record>, StoreError>;
 
-    /// Returns the event with this id; `None` also where it cannot be read.
+    /// Returns the event with this id; `None` also if the event cannot be read.
     async fn event(&self, id: &str) -> Result<Option<Record>, StoreError>;
 }
 
-/// The statuses of the events.
+/// Statuses of the events.
 #[async_trait]
 pub trait Statuses: Send + Sync + 'static {
-    /// Changes what became of an event; `false` where there is no event with this id.
+    /// Applies `patch` to the status of an event. Returns `false` if there is no event with
+    /// this id.
     async fn update_status(&self, id: &str, patch: StatusPatch) -> Result<bool, StoreError>;
 
-    /// Changes what became of several events at once, in this order; ids without an event are
-    /// passed over. At most [`MAX_PAGE`](crate::MAX_PAGE).
+    /// Applies patches to the statuses of several events at once, in this order. Ids without an
+    /// event are skipped. At most [`MAX_PAGE`](crate::MAX_PAGE) patches.
     async fn update_statuses(&self, patches: Vec<(String, StatusPatch)>) -> Result<(), StoreError>;
 
-    /// Returns what became of events, in the order of `ids`; `None` where there is no event with
-    /// this id.
+    /// Returns the statuses of events, in the order of `ids`; `None` for an id without an
+    /// event.
     async fn statuses(&self, ids: Vec<String>) -> Result<Vec<Option<EventStatus>>, StoreError>;
 }
 
-/// The position that each consumer of the feed has reached, with its state there.
+/// Progress of each consumer of the feed, with the consumer's state at that position.
 #[async_trait]
 pub trait Checkpoints: Send + Sync + 'static {
-    /// Returns how far a consumer has come; `None` before its first checkpoint.
+    /// Returns the checkpoint of a consumer; `None` before its first one.
     async fn checkpoint(&self, consumer: &str) -> Result<Option<Checkpoint>, StoreError>;
 
-    /// Notes how far a consumer has come: token, state and parts at once, or nothing. Its token
-    /// never goes back:
-    /// [`StoreError::TokenBackwards`]. The same token with another state is fine.
+    /// Saves the checkpoint of a consumer: token, state and parts together, or nothing. A token
+    /// that is smaller than the stored one is refused with [`StoreError::TokenBackwards`]. The
+    /// same token with another state is allowed.
     async fn save_checkpoint(
         &self,
         consumer: &str,
@@ -104,202 +104,195 @@ pub trait Checkpoints: Send + Sync + 'static {
     ) -> Result<(), StoreError>;
 }
 
-/// The decisions and actions that are written down beside the events.
+/// Decisions and actions, recorded beside the events.
 #[async_trait]
 pub trait Journal: Send + Sync + 'static {
     /// Writes journal entries, all or none.
     async fn journal(&self, entries: &[Entry]) -> Result<(), StoreError>;
 
-    /// Returns the newest entries about a node in the order in which they were written: at most
-    /// `limit`, and at most [`MAX_PAGE`](crate::MAX_PAGE); fewer where they are large.
+    /// Returns the newest entries about a node in the order of writing: at most `limit`, and at
+    /// most [`MAX_PAGE`](crate::MAX_PAGE); fewer where entries are large.
     async fn timeline(&self, node: &str, limit: usize) -> Result<Vec<Entry>, StoreError>;
 }
 
-/// The storage itself: its room, its health and its end.
+/// Maintenance of the storage: retention, health, statistics and closing.
 #[async_trait]
 pub trait Upkeep: Send + Sync + 'static {
-    /// Deletes events and journal entries that are old, or the oldest of them where they
-    /// take too much room: a part at a time, see [`Pruned::more`]. Passes that have closed nothing go
-    /// sooner, see [`Prune::passes_before`].
+    /// Deletes events and journal entries that are old, or the oldest ones if the store is too
+    /// large: one chunk per call, see [`Pruned::more`]. Passes of preflight checks that closed
+    /// no fault may go sooner, see [`Prune::passes_before`].
     ///
-    /// Never deleted are events in `keep`, those that a consumer has not finished unless it
-    /// is [`gone`](Prune::gone), and the newest one. Positions of what was deleted are not given
-    /// out again.
+    /// Never deletes events in `keep`, events that a consumer has not finished unless the
+    /// consumer is [`gone`](Prune::gone), or the newest event. Positions of deleted events are
+    /// not reused.
     async fn prune(&self, prune: Prune) -> Result<Pruned, StoreError>;
 
-    /// Returns what keeps the store from writing, such as a full disk; `None` while it writes.
-    /// [`prune`](Self::prune) tries again, so that it ends without an event to store.
+    /// Returns the reason why the store cannot write, such as a full disk; `None` while it can.
+    /// [`prune`](Self::prune) retries a write, so that the trouble ends even if no event
+    /// arrives.
     fn trouble(&self) -> watch::Receiver<Option<String>>;
 
-    /// Returns how many stored events were met that cannot be read, since the store was opened.
-    /// Every read passes over them: what is damaged costs itself only.
+    /// Returns the number of stored events found to be unreadable since the store was opened.
+    /// Reads skip these events, so damage costs only the damaged events.
     fn unreadable(&self) -> watch::Receiver<u64>;
 
-    /// Returns what of the storage itself was found to be damaged, by a write or by the feed. The
-    /// store is of no use any more; opened again, it is sound, if need be without its history.
+    /// Returns the damage that a write or the feed found in the storage itself. A damaged store
+    /// must be opened again: that makes it usable, without its history if need be.
     fn damage(&self) -> watch::Receiver<Option<String>>;
 
-    /// Returns what a person should know of the store that hinders nothing, in sentences.
+    /// Returns remarks for the operator that do not hinder operation, in full sentences.
     fn notes(&self) -> Vec<String>;
 
-    /// Returns how much there is.
+    /// Returns figures about the contents of the store.
     async fn stats(&self) -> Result<Stats, StoreError>;
 
-    /// Finishes the calls under way and lets go of the storage. Later calls answer
-    /// [`StoreError::Closed`]. Closing twice is fine.
+    /// Finishes the calls in progress and releases the storage. Later calls return
+    /// [`StoreError::Closed`]. Closing twice is allowed.
     async fn close(&self);
 }
 
-/// The identity of a store, and the position from which on its events count. Shown as `id-since`:
-/// another one if the store, or its beginning, is another.
+/// Identity of a store: its id, and the last position of its history. Displayed as `id-since`,
+/// which differs whenever either part differs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
-    /// Made once, at random.
+    /// Random id, created with the store.
     pub id: String,
-    /// Position up to which events are history; [`Position::START`]: all count.
+    /// Last position of the history: events behind it count. [`Position::START`] if all events
+    /// count.
     pub since: Position,
 }
 
-/// An event to be stored.
+/// Event to be stored.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NewEvent {
-    /// The event, [normalised](model::event::normalise): its id is filled in.
+    /// [Normalised](model::event::normalise) event, with its id filled in.
     pub event: HealthEvent,
-    /// The time when it was received.
+    /// Time when the event was received.
     pub received_at: Timestamp,
 }
 
-/// The answer to a [`NewEvent`].
+/// Answer to a [`NewEvent`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Appended {
-    /// Id of the event that stands for it: its own, or that of the event which it repeats.
+    /// Id of the stored event: the event's own, or that of the event that it repeats.
     pub id: String,
-    /// Position of that event in the feed.
+    /// Position of the stored event in the feed.
     pub seq: Position,
-    /// True if it was stored now; otherwise it was there already.
+    /// True if the event was stored by this call; false if it was stored before.
     pub new: bool,
 }
 
-/// A choice of events. All conditions hold together.
+/// Filter for events. All conditions must hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EventQuery {
-    /// The node whose events are wanted.
+    /// Only events of this node.
     pub node: Option<String>,
-    /// The id of the one event that is wanted.
+    /// Only the event with this id.
     pub id: Option<String>,
-    /// The position before which events are wanted; to page back, that of the last record seen.
+    /// Only events before this position; to page back, the position of the last record
+    /// received.
     pub before: Option<Position>,
-    /// The position after which events are wanted.
+    /// Only events after this position.
     pub after: Option<Position>,
-    /// The most events to return; never more than [`MAX_PAGE`](crate::MAX_PAGE).
+    /// Largest number of events to return, capped at [`MAX_PAGE`](crate::MAX_PAGE).
     pub limit: usize,
 }
 
-/// The position that a consumer has reached, with its state.
+/// Progress of a consumer, with its state.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Checkpoint {
-    /// Position up to which everything is finished.
+    /// Position of the last event such that it and all before it are finished.
     pub token: Position,
-    /// The consumer's own state at that position; at most
+    /// State of the consumer at that position; at most
     /// [`MAX_CHECKPOINT_BYTES`](crate::MAX_CHECKPOINT_BYTES).
     pub state: Vec<u8>,
-    /// The parts of its state that are saved apart, by name; each at most as large. All are loaded.
-    /// A save replaces those that are named here and leaves the others; an empty one is deleted.
+    /// Parts of the state that are saved separately, by name; each at most as large as the
+    /// state. Loading returns all parts. Saving replaces the named parts and leaves the others;
+    /// an empty part is deleted.
     pub parts: BTreeMap<String, Vec<u8>>,
 }
 
-/// The status of an event: the `healtheventstatus` of the data-flow document, as far as it is kept.
+/// Status of an event: the stored fields of the data-flow document's `healtheventstatus`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EventStatus {
-    /// `nodequarantined`: `Quarantined`, `UnQuarantined`, `AlreadyQuarantined` or
-    /// `Cancelled`; `None` until something was decided.
+    /// `nodequarantined`: `Quarantined`, `UnQuarantined`, `AlreadyQuarantined` or `Cancelled`;
+    /// `None` before the first decision.
     pub node_quarantined: Option<String>,
-    /// `quarantinefinishtimestamp`: when that was decided.
+    /// `quarantinefinishtimestamp`: time of that decision.
     pub quarantine_finished_at: Option<Timestamp>,
-    /// `userpodsevictionstatus`: how far the pods of its node have left; `None` until that was
-    /// decided.
+    /// `userpodsevictionstatus`: progress of the eviction of pods from the event's node; `None`
+    /// before the first decision about it.
     pub pods_eviction: Option<PodsEviction>,
-    /// `drainfinishtimestamp`: when they had.
+    /// `drainfinishtimestamp`: end of the drain.
     pub drain_finished_at: Option<Timestamp>,
-    /// `faultremediated`: whether its fault was repaired; `None` until that was decided.
+    /// `faultremediated`: true if the fault was remediated; `None` before that was decided.
     pub fault_remediated: Option<bool>,
-    /// `lastremediationtimestamp`: when that was last tried.
+    /// `lastremediationtimestamp`: time of the last attempt.
     pub last_remediation_at: Option<Timestamp>,
 }
 
-/// The `userpodsevictionstatus` of the data-flow document.
+/// `userpodsevictionstatus` of the data-flow document.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodsEviction {
     /// `NotStarted`, `InProgress`, `Failed`, `Succeeded`, `AlreadyDrained` or `Cancelled`.
     pub status: String,
-    /// The reason, for people; may be empty.
+    /// Reason, for people; may be empty.
     pub message: String,
 }
 
-/// A change of an [`EventStatus`]. `None` leaves a field as it is.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct StatusPatch {
-    /// `nodequarantined`.
-    pub node_quarantined: Option<String>,
-    /// `quarantinefinishtimestamp`.
-    pub quarantine_finished_at: Option<Timestamp>,
-    /// `userpodsevictionstatus`.
-    pub pods_eviction: Option<PodsEviction>,
-    /// `drainfinishtimestamp`.
-    pub drain_finished_at: Option<Timestamp>,
-    /// `faultremediated`.
-    pub fault_remediated: Option<bool>,
-    /// `lastremediationtimestamp`.
-    pub last_remediation_at: Option<Timestamp>,
-}
+/// Change of an [`EventStatus`]: fields that are set replace those of the event, `None` leaves
+/// a field unchanged.
+pub type StatusPatch = EventStatus;
 
-/// The limits of what may be deleted.
+/// Limits that decide which events and entries are deleted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Prune {
-    /// The time before which events were received, or entries written, that may go.
+    /// Events received, and entries written, before this time may be deleted.
     pub before: Timestamp,
-    /// The time before which passes of preflight checks were received that may go although they are younger,
-    /// where no fault of their node, agent and check is stored that they can have closed.
+    /// Passes of preflight checks received before this time may be deleted although they are
+    /// younger than `before`, unless a fault of the same node, agent and check is stored that
+    /// they may have closed.
     pub passes_before: Timestamp,
-    /// The room beyond which the oldest go (bytes, without what is free inside the file).
+    /// Size beyond which the oldest events and entries are deleted (bytes, without free space
+    /// inside the file).
     pub max_bytes: u64,
-    /// The last position in the feed that may be deleted.
+    /// Last position in the feed that may be deleted.
     pub finished: Position,
-    /// Consumers that saved their checkpoint last before this are gone: what they have not
-    /// finished is not kept for them.
+    /// Consumers whose last checkpoint is older than this are gone: events that they have not
+    /// finished are not kept for them.
     pub gone: Timestamp,
-    /// Ids of events that are kept.
+    /// Ids of events to keep.
     pub keep: Vec<String>,
 }
 
-/// The result of a [`Prune`].
+/// Result of a [`Prune`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Pruned {
-    /// Events.
+    /// Number of deleted events.
     pub events: u64,
-    /// Journal entries.
+    /// Number of deleted journal entries.
     pub entries: u64,
     /// True if another call would delete more.
     pub more: bool,
-    /// Consumers that are gone, by name.
+    /// Names of the consumers that are gone.
     pub gone: Vec<String>,
-    /// Room taken beyond [`Prune::max_bytes`] (bytes). Without [`more`](Self::more) it
-    /// is what must not be deleted.
+    /// Size beyond [`Prune::max_bytes`] (bytes). If [`more`](Self::more) is false, this is data
+    /// that must not be deleted.
     pub over: u64,
 }
 
-/// The contents of a store, in figures.
+/// Figures about the contents of a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stats {
-    /// Number of events.
+    /// Number of stored events.
     pub events: u64,
-    /// The time when the first of them was received.
+    /// Time of receipt of the first event.
     pub oldest: Option<Timestamp>,
-    /// The time when the last of them was received.
+    /// Time of receipt of the last event.
     pub newest: Option<Timestamp>,
-    /// Room that the store takes on disk (bytes).
+    /// Size of the store on disk (bytes).
     pub bytes: u64,
-    /// Version of the schema that it is kept in.
+    /// Version of the storage schema.
     pub schema_version: u32,
 }
 

@@ -1,32 +1,31 @@
-//! Group commit: one thread owns what is written, and works off in one go what has
-//! gathered while the last group was brought to disk. So the number of calls a second is
-//! not bound by the number of synchronisations a second.
+//! Group commit: one thread owns the file and executes, in one batch, all calls that queued up
+//! while the previous batch was synced to disk. Throughput is therefore not bound by the number
+//! of syncs per second.
 //!
-//! The embedded event store writes through one (`sqlite/writer.rs`), and so does the
-//! outbox of a node, in the connector.
+//! Used by the embedded event store (`sqlite/writer.rs`) and by the connector's outbox.
 
 use std::sync::{Arc, PoisonError, RwLock};
 use std::{fmt, io, thread};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
 
-/// Calls that wait; more wait in their own tasks.
+/// Most queued calls; further callers wait in their own tasks.
 const MAX_WAITING: usize = 1024;
 /// Most calls in a group.
 const MAX_GROUP: usize = 256;
-/// A group whose calls hold as much takes no further one.
+/// Total size of the calls in a group that closes the group to further calls.
 const MAX_GROUP_SIZE: usize = 4096;
 
-/// The way to the thread.
+/// Handle to a thread that executes calls in groups.
 pub struct GroupThread<R> {
     sender: RwLock<Option<mpsc::Sender<WaitingCall<R>>>>,
     room: Arc<Semaphore>,
     max_size: usize,
-    /// Closed when the thread has let go of everything.
+    /// Closed when the thread has released everything it owned.
     ended: watch::Receiver<()>,
 }
 
-/// A call that waits, with the room that it takes.
+/// Queued call, with its share of the size limit.
 struct WaitingCall<R> {
     request: R,
     size: usize,
@@ -36,10 +35,10 @@ struct WaitingCall<R> {
 // === impl GroupThread ===
 
 impl<R: Send + 'static> GroupThread<R> {
-    /// Starts the thread. It hands each group to `work`, in the order of the calls; at its
-    /// end it lets go of `work` first, and of `guard` last.
+    /// Starts the thread. Each group is passed to `work`, in the order of the calls. When the
+    /// thread ends, it drops `work` first and `guard` last.
     ///
-    /// The calls that wait or are worked off hold `max_size` together: what bounds the
+    /// `max_size` bounds the total size of the calls that are queued or executing, and so the
     /// memory.
     pub fn start(
         name: &str,
@@ -66,7 +65,7 @@ impl<R: Send + 'static> GroupThread<R> {
                     }
                     work(group);
                 }
-                // In this order: whoever sees the end can open the files again.
+                // The order matters: a caller that observes the end may open the files again.
                 drop(work);
                 drop(guard);
                 drop(end);
@@ -79,10 +78,10 @@ impl<R: Send + 'static> GroupThread<R> {
         })
     }
 
-    /// Sends a request, which gets the way to answer, and waits for the answer. `None`
-    /// where the thread has ended, or is told to.
+    /// Sends a request, which gets the channel for its answer, and waits for the answer.
+    /// Returns `None` if the thread has ended or is closing.
     ///
-    /// `size` is how much the request holds, such as rows; one of nought waits for no room.
+    /// `size` is the size of the request, such as its number of rows. Size 0 waits for no room.
     pub async fn call<T>(
         &self,
         size: usize,
@@ -107,8 +106,8 @@ impl<R: Send + 'static> GroupThread<R> {
         answer.await.ok()
     }
 
-    /// Takes no further call, and waits until those under way are answered and the thread
-    /// has let go of what it owned.
+    /// Accepts no further call, and waits until all calls in progress are answered and the
+    /// thread has released everything it owned.
     pub async fn close(&self) {
         drop(
             self.sender
@@ -140,7 +139,7 @@ mod tests {
 
     type Reply = oneshot::Sender<()>;
 
-    /// A thread that says how many calls a group has, and answers them when it is let.
+    /// Thread that reports the size of each group, and answers a group's calls on demand.
     struct Bench {
         thread: Arc<GroupThread<Reply>>,
         groups: blocking::Receiver<usize>,
@@ -149,10 +148,10 @@ mod tests {
 
     impl Bench {
         fn new(max_size: usize) -> Self {
-            let (told, groups) = blocking::channel();
+            let (sizes, groups) = blocking::channel();
             let (go, gate) = blocking::channel();
             let work = move |group: Vec<Reply>| {
-                told.send(group.len()).unwrap();
+                sizes.send(group.len()).unwrap();
                 gate.recv().unwrap();
                 for reply in group {
                     reply.send(()).unwrap();
@@ -166,7 +165,7 @@ mod tests {
             }
         }
 
-        /// Makes calls that are sent, or wait for room, when this returns.
+        /// Makes calls; all of them are sent, or wait for room, when this returns.
         async fn call(&self, calls: usize, size: usize) -> Vec<JoinHandle<Option<()>>> {
             let begun = Arc::new(AtomicUsize::new(0));
             let call = |_| {
@@ -201,7 +200,7 @@ mod tests {
         assert_eq!(bench.group(), 1);
         calls.extend(bench.call(MAX_GROUP + 3, 1).await);
         calls.extend(bench.call(3, MAX_GROUP_SIZE - 2).await);
-        // 256 of them; the other 3 and one that is large; the two that are left.
+        // 256 of the small ones; the other 3 and one large one; the remaining two large ones.
         for group in [MAX_GROUP, 4, 2] {
             bench.go.send(()).unwrap();
             assert_eq!(bench.group(), group);
@@ -230,7 +229,7 @@ mod tests {
         assert_eq!(bench.thread.room.available_permits(), 10);
     }
 
-    /// Says when it is dropped.
+    /// Reports its name when dropped.
     struct Drops(&'static str, blocking::Sender<&'static str>);
 
     impl Drop for Drops {
@@ -241,15 +240,15 @@ mod tests {
 
     #[tokio::test]
     async fn closing_answers_what_is_under_way_and_lets_go_in_order() {
-        let (told, said) = blocking::channel();
-        let owned = Drops("work", told.clone());
+        let (steps, received) = blocking::channel();
+        let owned = Drops("work", steps.clone());
         let work = move |group: Vec<Reply>| {
             owned.1.send("answer").unwrap();
             for reply in group {
                 reply.send(()).unwrap();
             }
         };
-        let guard = Drops("guard", told);
+        let guard = Drops("guard", steps);
         let thread = Arc::new(GroupThread::start("test", 10, work, guard).unwrap());
         let call = tokio::spawn({
             let thread = Arc::clone(&thread);
@@ -257,7 +256,7 @@ mod tests {
         });
         yield_now().await;
         thread.close().await;
-        assert!(said.try_iter().eq(["answer", "work", "guard"]));
+        assert!(received.try_iter().eq(["answer", "work", "guard"]));
         assert_eq!(call.await.unwrap(), Some(()));
         assert_eq!(thread.call(1, |reply: Reply| reply).await, None);
         thread.close().await;

@@ -1,17 +1,18 @@
-//! The event store: what was accepted, what was decided about it, and how far each
-//! consumer has come.
+//! Event store: accepted events, the decisions made about them, and the progress of each
+//! consumer.
 //!
-//! [`EventStore`] is the contract, the sum of five traits. An event is appended once, however
+//! [`EventStore`] is the interface, the sum of five traits. An event is stored once, however
 //! often it is sent, and is on disk when [`EventLog::append`] returns. Consumers read the feed
-//! from a token of their own; [`EventLog::latest`] only wakes them. The journal keeps the
-//! decisions beside the events.
+//! from their own token; [`EventLog::latest`] only wakes them. The journal keeps the decisions
+//! beside the events.
+//!
 //!
 //! - [`sqlite`]: the embedded backend, one file in a directory.
-//! - [`GroupThread`]: how it writes, and the outbox of a node as well.
-//! - `conformance` (cargo feature of that name): the tests that every backend passes.
-//! - `memory` (the same feature): a backend for tests, whose positions have gaps.
+//! - [`GroupThread`]: group commit, for this backend and for the outbox of a node.
+//! - `conformance` (cargo feature of that name): tests that every backend passes.
+//! - `memory` (same feature): a backend for tests, with gaps between positions.
 //!
-//! What may be acted upon is decided in `domain`; nothing here judges an event.
+//! The store judges no event: decisions are made in `domain`.
 
 #[cfg(any(test, feature = "conformance"))]
 pub mod conformance;

@@ -1,4 +1,4 @@
-//! Limits of the store, the same for every backend, and the checks of them.
+//! Limits that every backend enforces, and the functions that check them.
 
 use contract::json;
 use jiff::SignedDuration;
@@ -10,21 +10,21 @@ pub use model::event::MAX_NAME_BYTES;
 
 /// Most events in one [`append`](crate::EventLog::append).
 pub const MAX_APPEND: usize = model::event::MAX_EVENTS;
-/// Most records or entries that one read returns; more are not asked for, but cut.
+/// Most records or entries that one read returns; a larger `limit` is reduced to this.
 pub const MAX_PAGE: usize = 10_000;
 /// Most entries in one [`journal`](crate::Journal::journal).
 pub const MAX_JOURNAL: usize = 10_000;
-/// Largest journal entry: its text and its detail as JSON (bytes).
+/// Largest journal entry: the text and the detail as JSON (bytes).
 pub const MAX_ENTRY_BYTES: usize = 1024 * 1024;
-/// Largest state of a checkpoint, and largest of its parts (bytes). What a consumer keeps of
-/// one node has a limit of its own (`model::fault::MAX_FAULT_BYTES_PER_NODE`, 2 MiB for
-/// each of two authorities, which JSON can make twelve times as long), and so has what waits to be written: this only bounds
-/// what one row can be.
+/// Largest state of a checkpoint, and largest part (bytes). Only bounds the size of a row: the
+/// state of one node has its own limit (`model::fault::MAX_FAULT_BYTES_PER_NODE`, 2 MiB for
+/// each of two authorities, which JSON can make twelve times as long), and so does the state
+/// that waits to be written.
 pub const MAX_CHECKPOINT_BYTES: usize = 64 * 1024 * 1024;
-/// Longest message of a `userpodsevictionstatus`, in bytes: each event of a session has one.
+/// Longest message of a `userpodsevictionstatus` (bytes). Every event of a session has one.
 pub const MAX_STATUS_MESSAGE_BYTES: usize = 4096;
-/// An event without a time of its own that repeats one stored this recently, in either
-/// direction of the clock, is its sender's retry; see
+/// Window for retries, in either direction of the clock. An event that has no time of its own
+/// and repeats one stored within the window is a retry by its sender; see
 /// [`append`](crate::EventLog::append).
 pub const RETRY_WINDOW: SignedDuration = SignedDuration::from_mins(5);
 
@@ -37,7 +37,7 @@ pub(crate) fn events(events: &[NewEvent]) -> Result<(), StoreError> {
         {
             return Err(StoreError::Invalid {
                 what: format!(
-                    "event {index}: generatedTimestamp {{seconds: {}, nanos: {}}} is no time",
+                    "event {index}: generatedTimestamp {{seconds: {}, nanos: {}}} is not a valid time",
                     time.seconds, time.nanos
                 ),
             });
@@ -54,14 +54,14 @@ pub(crate) fn entries(entries: &[Entry]) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Checks an entry's size, once its detail is JSON text.
+/// Checks the size of an entry whose detail is JSON text.
 pub(crate) fn entry_size(bytes: usize) -> Result<(), StoreError> {
     if bytes <= MAX_ENTRY_BYTES {
         return Ok(());
     }
     Err(StoreError::Invalid {
         what: format!(
-            "a journal entry of {bytes} bytes, at most {MAX_ENTRY_BYTES} are taken: shorten its \
+            "a journal entry of {bytes} bytes, at most {MAX_ENTRY_BYTES} are accepted: shorten its \
              detail"
         ),
     })
@@ -76,7 +76,7 @@ pub(crate) fn checkpoint(consumer: &str, checkpoint: &Checkpoint) -> Result<(), 
         Err(StoreError::Invalid {
             what: format!(
                 "consumer {consumer:?}: {what} of {bytes} bytes, at most {MAX_CHECKPOINT_BYTES} \
-                 are taken"
+                 are accepted"
             ),
         })
     };
@@ -100,7 +100,7 @@ pub(crate) fn status(patch: &StatusPatch) -> Result<(), StoreError> {
         bytes if bytes > MAX_STATUS_MESSAGE_BYTES => Err(StoreError::Invalid {
             what: format!(
                 "userpodsevictionstatus.message has {bytes} bytes, at most \
-                 {MAX_STATUS_MESSAGE_BYTES} are taken"
+                 {MAX_STATUS_MESSAGE_BYTES} are accepted"
             ),
         }),
         _ => Ok(()),
@@ -124,7 +124,7 @@ fn name(field: &dyn std::fmt::Display, value: &str) -> Result<(), StoreError> {
     let what = match value.len() {
         0 => format!("{field} is empty; it is required"),
         bytes if bytes > MAX_NAME_BYTES => {
-            format!("{field} has {bytes} bytes, at most {MAX_NAME_BYTES} are taken")
+            format!("{field} has {bytes} bytes, at most {MAX_NAME_BYTES} are accepted")
         }
         _ => return Ok(()),
     };

@@ -1,8 +1,8 @@
-//! A backend in memory, for tests: it shows what of a store is contract and what is only the
-//! embedded backend's way.
+//! In-memory backend for tests. A test that passes here and on the embedded backend depends on
+//! the interface only.
 //!
-//! Its positions begin late and have gaps, as those of a sequence whose transactions were rolled
-//! back. It is no store to run with: nothing outlives the process.
+//! Positions start late and have gaps, like those of a database sequence whose transactions
+//! were rolled back. Not for production: the data ends with the process.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,39 +21,38 @@ use crate::{
     StoreError, Upkeep, limits,
 };
 
-/// The position before the first event.
+/// Position before the first event.
 const BEGIN: u64 = 40;
-/// The version of the schema that it tells: there is none but this.
+/// Only version of the schema.
 const SCHEMA_VERSION: u32 = 1;
 
-/// The part of a [`MemoryStore`] that outlives it.
+/// Contents of a [`MemoryStore`], which outlive it.
 #[derive(Clone, Default)]
 pub struct MemoryStorage(Arc<Mutex<Stored>>);
 
-/// An open store. Of one storage, one at a time.
+/// Open store. At most one may be open for a storage at a time.
 pub struct MemoryStore {
     storage: MemoryStorage,
     latest: watch::Sender<Position>,
     closed: AtomicBool,
 }
 
-/// All that a storage holds.
 #[derive(Default)]
 struct Stored {
     since: Position,
-    /// The last position that was given out.
+    /// Last position that was assigned.
     last: Position,
     events: BTreeMap<Position, StoredEvent>,
     ids: HashMap<String, Position>,
-    /// The last event of a content without a time of its own.
+    /// Last event with each content, among events without a time of their own.
     contents: HashMap<String, Position>,
-    /// The last event of a node, agent and check, well or not.
+    /// Last event of each stream.
     streams: HashMap<Stream, Position>,
     checkpoints: BTreeMap<String, (Timestamp, Checkpoint)>,
     journal: Vec<Entry>,
 }
 
-/// A node, an agent, a check, and whether it is well.
+/// Node, agent, check and health of a series of events.
 type Stream = (String, String, String, bool);
 
 struct StoredEvent {
@@ -81,7 +80,7 @@ fn entry_bytes(entry: &Entry) -> usize {
 // === impl MemoryStorage ===
 
 impl MemoryStorage {
-    /// Opens the store.
+    /// Opens the store of this storage.
     pub fn open(&self) -> MemoryStore {
         MemoryStore {
             storage: self.clone(),
@@ -103,7 +102,7 @@ impl Stored {
         last.map_or(Position::START, |(&position, _)| position)
     }
 
-    /// Gives out the next position, one to three behind the last.
+    /// Assigns the next position, one to three behind the last one.
     fn next_position(&mut self) -> Position {
         let last = self.last.number().max(BEGIN);
         self.last = Position::from(last + 1 + last % 3);
@@ -129,7 +128,7 @@ impl Stored {
                 new: false,
             };
         }
-        // What is history moves to the end, with its time of receipt and its status.
+        // An event from the history moves to the end, with its time of receipt and its status.
         let before = known.and_then(|seq| self.events.remove(&seq));
         let seq = self.next_position();
         self.ids.insert(id.clone(), seq);
@@ -148,7 +147,7 @@ impl Stored {
         Appended { id, seq, new: true }
     }
 
-    /// Returns the event of which this one is its sender's retry.
+    /// Returns the event that `new` repeats as a retry by its sender.
     fn repeated(&self, new: &NewEvent) -> Option<(Position, String)> {
         let event = &new.event;
         if !lacks_own_time(event) {
