@@ -1,14 +1,12 @@
-//! The embedded backend: one `SQLite` database, `events.db`, in a directory that one
-//! process owns.
+//! Embedded backend: one `SQLite` database, `events.db`, in a directory that one process owns.
 //!
-//! Events, checkpoints and journal are tables of one file (`schema.rs`). One thread
-//! writes, in groups (`writer.rs`); a few connections read beside it (`readers.rs`).
-//! Other processes may read: `sqlite3 events.db "select body->>'checkName' from event"`.
+//! Events, checkpoints and journal are tables of one file (`schema.rs`). One thread writes, in
+//! groups (`writer.rs`); a few connections read concurrently (`readers.rs`). Other processes
+//! may read: `sqlite3 events.db "select body->>'checkName' from event"`.
 //!
-//! The directory has to be on a local file system: the write-ahead log needs shared
-//! memory. A full disk fails the calls that write, not those that read, and passes
-//! when there is room again; until then [`Upkeep::trouble`] says so. A database that is
-//! damaged is moved aside and begun anew (`damaged.rs`).
+//! The directory has to be on a local file system: the write-ahead log needs shared memory. A
+//! full disk fails writes but not reads, until there is room again; [`Upkeep::trouble`] reports
+//! it meanwhile. A damaged database is moved aside and replaced by an empty one (`damaged.rs`).
 
 mod append;
 mod checkpoint;
@@ -48,17 +46,17 @@ use crate::{
 };
 
 const FILE: &str = "events.db";
-/// Room that a call takes among those that wait for the writer: of what shows that the store
-/// writes, and of what a consumer saves, there is little, and it must not wait behind the events
-/// of whoever sends most.
+/// Size of a call that never waits for room in the writer's queue. For the small writes that
+/// show whether the store can write and that save the progress of consumers: they must not wait
+/// behind the events of a busy sender.
 const NO_ROWS: usize = 0;
-/// Rows made of events before other tasks get their turn.
+/// Events converted to rows before other tasks get their turn.
 const ROWS_IN_A_TURN: usize = 64;
 
-/// The event store in a directory.
+/// Event store in a directory.
 ///
-/// [`close`](Upkeep::close) it before it is opened again; where it is only dropped,
-/// the writing thread finishes and lets go of the directory a moment later.
+/// [`close`](Upkeep::close) it before opening it again: after a mere drop, the writing thread
+/// releases the directory only a moment later.
 #[derive(Debug)]
 pub struct SqliteStore {
     path: PathBuf,
@@ -72,114 +70,114 @@ pub struct SqliteStore {
     prune_round: Arc<prune::Round>,
 }
 
-/// The reason why a directory's event store cannot be opened. Its contents are as they were: a
-/// database that is damaged is moved aside only if that leaves one that can be opened.
+/// Reason why a directory's event store cannot be opened. The contents of the directory are
+/// unchanged: a damaged database is moved aside only if a usable one can take its place.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// Another process has it open, or this one has already.
+    /// Another process has the directory open, or this process already has.
     #[error(
         "data directory {} is in use by {}: stop it, or use another directory",
         dir.display(),
         owner.map_or("another process".to_owned(), |pid| format!("process {pid}"))
     )]
     InUse {
-        /// The directory.
+        /// Path of the directory.
         dir: PathBuf,
-        /// The process that has it open, where its lock file says so.
+        /// Id of the process that has the directory open, as read from the lock file.
         owner: Option<u32>,
     },
-    /// The directory cannot be made.
-    #[error("data directory {} cannot be made", path.display())]
+    /// The directory cannot be created.
+    #[error("data directory {} cannot be created", path.display())]
     Directory {
-        /// The directory.
+        /// Path of the directory.
         path: PathBuf,
-        /// The error of the system.
+        /// Error of the operating system.
         #[source]
         source: io::Error,
     },
-    /// Others can put files into it.
+    /// Other users can create files in the directory.
     #[error(
-        "data directory {} is not safe: {who} can put files into it that would be taken for ours; \
-         use a directory of your own, or one below it that is made at the start",
+        "data directory {} is not safe: {who} can put files into it that gpuwarden would \
+         take for its own; use a directory of your own, or one below it that does not exist yet",
         dir.display()
     )]
     Untrusted {
-        /// The directory.
+        /// Path of the directory.
         dir: PathBuf,
-        /// The owner, in words.
+        /// Users with write access, in words.
         who: String,
     },
-    /// A file in it cannot be opened, made, read or written.
+    /// A file in the directory cannot be opened, created, read or written.
     #[error("{} cannot be opened for reading and writing", path.display())]
     File {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The error of the system.
+        /// Error of the operating system.
         #[source]
         source: io::Error,
     },
-    /// The file is something else.
+    /// The file is not an `SQLite` database.
     #[error(
-        "{} is no SQLite database: move it away, or use another data directory",
+        "{} is not an SQLite database: move it away, or use another data directory",
         path.display()
     )]
     NotADatabase {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
     },
-    /// A database, but not of this program.
+    /// The file is a database of another program.
     #[error(
         "{} is the database of another program: use another data directory",
         path.display()
     )]
     Foreign {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
     },
-    /// A newer version of this program wrote it.
+    /// A newer version of this program wrote the file.
     #[error(
-        "{} has schema version {found}, this program knows up to {known}: run the newer one that \
+        "{} has schema version {found}, this program supports up to {known}: run the newer version that \
          wrote it, or use another data directory",
         path.display()
     )]
     Newer {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Its version.
+        /// Schema version of the file.
         found: i64,
-        /// The newest version that this program knows.
+        /// Newest schema version that this program supports.
         known: usize,
     },
     /// The database is damaged.
     #[error(
-        "{} is damaged: keep a copy of it and its -wal file, and move both away to start anew",
+        "{} is damaged: keep a copy of it and its -wal file, and move both away to start with an empty store",
         path.display()
     )]
     Corrupt {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The error of `SQLite`.
+        /// Error reported by `SQLite`.
         #[source]
         source: rusqlite::Error,
     },
-    /// The file system does not do what a write-ahead log needs.
+    /// The file system does not support a write-ahead log.
     #[error(
         "{} cannot have a write-ahead log (journal mode stays {mode}): use a data directory on a \
          local file system",
         path.display()
     )]
     NoWal {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The journal mode that `SQLite` fell back to.
+        /// Journal mode that `SQLite` fell back to.
         mode: String,
     },
-    /// `SQLite` cannot open it for another reason: no room, no permission, locked.
+    /// `SQLite` cannot open the file for another reason: no room, no permission, locked.
     #[error("{} cannot be opened", path.display())]
     Sqlite {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The error of `SQLite`.
+        /// Error reported by `SQLite`.
         #[source]
         source: rusqlite::Error,
     },
@@ -188,7 +186,7 @@ pub enum OpenError {
     Thread(#[source] io::Error),
 }
 
-/// Returns a failure of `SQLite` in the terms of the store.
+/// Converts an error of `SQLite` into an error of the store.
 fn failure<E>(action: &'static str, error: E) -> StoreError
 where
     E: Into<Arc<rusqlite::Error>>,
@@ -227,7 +225,7 @@ where
     }
 }
 
-/// Returns the position for `SQLite`'s integer. `AUTOINCREMENT` counts from 1.
+/// Converts a row id to a position. `AUTOINCREMENT` counts from 1.
 fn position(seq: i64) -> Position {
     Position::from(seq.unsigned_abs())
 }
@@ -240,17 +238,17 @@ fn newest(connection: &Connection) -> rusqlite::Result<Position> {
     Ok(newest.map_or(Position::START, position))
 }
 
-/// Returns a position as `SQLite`'s integer; beyond the largest nothing is stored.
+/// Converts a position to a row id; a position beyond the largest row id matches no row.
 fn number(position: Position) -> i64 {
     i64::try_from(position.number()).unwrap_or(i64::MAX)
 }
 
-/// Returns a number of rows or bytes from `SQLite`'s integer, which is never negative.
+/// Converts a number of rows or bytes, which is never negative.
 fn count(number: i64) -> u64 {
     number.unsigned_abs()
 }
 
-/// Returns the number of rows that a read may return.
+/// Returns the row limit of a read.
 fn page(limit: usize) -> i64 {
     i64::try_from(limit.min(MAX_PAGE)).unwrap_or(i64::MAX)
 }
@@ -264,9 +262,9 @@ fn wal(path: &Path) -> PathBuf {
 // === impl SqliteStore ===
 
 impl SqliteStore {
-    /// Opens the store in `dir`; both are made where they are missing, for this user
-    /// only. Takes ownership of the directory, and brings an older schema up to date. A
-    /// database that is damaged is moved aside and begun anew.
+    /// Opens the store in `dir`. Creates the directory and the database if missing, accessible
+    /// to this user only, takes ownership of the directory, and upgrades an older schema. A
+    /// damaged database is moved aside and replaced by an empty one.
     ///
     /// Blocks for a moment; needs no async runtime.
     pub fn open(dir: &Path) -> Result<Self, OpenError> {
@@ -297,7 +295,7 @@ impl SqliteStore {
 // === impl OpenError ===
 
 impl OpenError {
-    /// Returns true if the database is damaged, or none at all.
+    /// Returns true if the file is damaged, or not a database at all.
     fn is_damage(&self) -> bool {
         matches!(self, Self::Corrupt { .. } | Self::NotADatabase { .. })
     }
@@ -338,7 +336,7 @@ impl EventLog for SqliteStore {
         let feed =
             move |connection: &Connection| query::feed(connection, &unreadable, after, limit);
         let read = self.readers.read(feed).await;
-        // Events that cannot be read are passed over: this is the file itself.
+        // Unreadable events are skipped, so this is damage of the file itself.
         if let Err(error @ StoreError::Corrupt { .. }) = &read {
             self.damage.note(error);
         }
@@ -481,8 +479,8 @@ impl Upkeep for SqliteStore {
     fn notes(&self) -> Vec<String> {
         let note = |path: &PathBuf| {
             format!(
-                "the event store was found damaged and begun anew; what it held is in {}, to be \
-                 looked into or deleted",
+                "the event store was found damaged and replaced by an empty one; the damaged one is \
+                 kept as {}, to be inspected or deleted",
                 path.display()
             )
         };

@@ -1,4 +1,4 @@
-//! Events on their way into the table: each once.
+//! Insertion of events into the table, each event once.
 
 use contract::json;
 use model::event::{content_fingerprint, lacks_own_time};
@@ -8,8 +8,8 @@ use sha2::{Digest, Sha256};
 use super::{identity, position, query};
 use crate::{Appended, NewEvent, RETRY_WINDOW};
 
-/// The last event of the same content, if it can be what another one repeats. Costs the
-/// same however many events there are.
+/// Selects the last event with the same content, if the new event can be a retry of it. The
+/// cost does not depend on the number of events.
 const REPEATED: &str = "
     SELECT seq, id FROM event AS last
     WHERE seq = (SELECT max(seq) FROM event WHERE fingerprint = :fingerprint)
@@ -18,7 +18,7 @@ const REPEATED: &str = "
       AND NOT EXISTS (
           SELECT 1 FROM event WHERE stream = :stream AND healthy = :opposite AND seq > last.seq)";
 
-/// An event as its row.
+/// Event in the form of its table row.
 pub(super) struct EventRow {
     id: String,
     created_at: i64,
@@ -32,7 +32,7 @@ pub(super) struct EventRow {
     body: String,
 }
 
-/// Stores those of `rows` that are not there yet.
+/// Stores those of `rows` that are not stored yet.
 pub(super) fn append(
     connection: &Connection,
     rows: &[EventRow],
@@ -43,11 +43,12 @@ pub(super) fn append(
         .collect()
 }
 
-/// Returns a hash of node, agent and check that stays the same in all versions.
+/// Returns a hash of node, agent and check. The hash must stay the same in all versions, since
+/// it is stored.
 fn stream(node: &str, agent: &str, check: &str) -> i64 {
     let mut hash = Sha256::new();
     for part in [node, agent, check] {
-        // With the length before it, no two lists of parts read the same.
+        // The length prefix keeps different lists of parts from hashing to the same bytes.
         hash.update((part.len() as u64).to_le_bytes());
         hash.update(part);
     }
@@ -121,8 +122,8 @@ impl EventRow {
         })
     }
 
-    /// Takes an event out of the history: it stands at the end of the feed, as it comes
-    /// now. When it was received, and what became of it, stays.
+    /// Moves an event from the history to the end of the feed, with the new content. The time
+    /// of receipt and the status stay.
     fn count_again(&self, connection: &Connection, seq: i64) -> rusqlite::Result<Appended> {
         let seq = identity::move_to_end(connection, seq)?;
         connection
@@ -135,8 +136,8 @@ impl EventRow {
         })
     }
 
-    /// Returns the row of the event that is there already. One that cannot be read gives way: here
-    /// it is once more, and it is news to those who read the feed.
+    /// Returns the row of the stored event with this id. An unreadable row is deleted, so that
+    /// this event is stored anew and reaches the readers of the feed.
     fn with_same_id(&self, connection: &Connection) -> rusqlite::Result<Option<i64>> {
         let found = connection
             .prepare_cached("SELECT seq, id, created_at, body FROM event WHERE id = ?1")?
@@ -152,7 +153,7 @@ impl EventRow {
                 tracing::info!(
                     seq,
                     event.id = self.id,
-                    "an event that could not be read is back"
+                    "an event that could not be read was sent again and replaced"
                 );
                 Ok(None)
             }
@@ -160,9 +161,9 @@ impl EventRow {
         }
     }
 
-    /// Returns the event that this one repeats, as its sender's retry does: the last of the same
-    /// content, if it came within the window, and no change of health in its stream since. (Had the
-    /// health changed, the same content would be news.)
+    /// Returns the event that this one repeats as a retry by its sender: the last event of the
+    /// same content, if it was received within the window and the stream's health has not
+    /// changed since. (After a change of health, the same content is a new event.)
     fn repeated(
         &self,
         connection: &Connection,

@@ -1,4 +1,4 @@
-//! The checkpoints of the consumers.
+//! Checkpoints of the consumers.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ pub(super) fn load(
     connection: &Connection,
     consumer: &str,
 ) -> rusqlite::Result<Option<Checkpoint>> {
-    // One view of both tables.
+    // One snapshot of both tables.
     let connection = connection.unchecked_transaction()?;
     let found = connection
         .prepare_cached("SELECT token, state FROM checkpoint WHERE consumer = ?1")?
@@ -33,7 +33,7 @@ pub(super) fn load(
     }))
 }
 
-/// Writes nothing where the token would go back.
+/// Saves a checkpoint. Writes nothing if the token would move backwards.
 pub(super) fn save(
     connection: &Connection,
     consumer: &str,

@@ -1,9 +1,9 @@
-//! A database that is damaged: it is moved aside and begun anew, for history that cannot be
-//! read is no reason to leave a node unwatched.
+//! Handling of a damaged database: it is moved aside and replaced by an empty one, since
+//! unreadable history is no reason to leave a node unwatched.
 //!
-//! Damage is met at the start, or later by a write or by the feed. What is met later is
+//! Damage is found at the start, or later by a write or by the feed. Damage found later is
 //! noted in a file beside the database, the process ends, and the next start finds the note.
-//! Other reads that fail cost their answer only.
+//! Any other read that fails only loses its own answer.
 
 use std::fs;
 use std::io;
@@ -18,37 +18,37 @@ use tokio::sync::watch;
 use super::{OpenError, identity, lock, newest, schema};
 use crate::Identity;
 
-/// Damaged databases that are kept for a person to look at: the newest. Each may be as
-/// large as the store was.
+/// Number of damaged databases kept for inspection, the newest ones. Each may be as large as
+/// the store was.
 const KEPT: usize = 2;
-/// Behind the database's name: the note that it is damaged; with a time behind it, what was
-/// moved aside.
+/// Suffix of the note that the database is damaged. With a time appended, suffix of a database
+/// that was moved aside.
 const DAMAGED: &str = ".damaged";
-/// The endings of a database's files. The database goes last: without its log it would be another
-/// one.
+/// Suffixes of a database's files. The database itself is moved last: without its log it would
+/// be a different database.
 const FILES: [&str; 3] = ["-wal", "-shm", ""];
 
-/// A database that can be worked with.
+/// Usable database that has been opened.
 pub(super) struct Opened {
     pub(super) connection: Connection,
     pub(super) newest: Position,
     pub(super) identity: Identity,
 }
 
-/// The damage that a running store has met.
+/// Damage found while the store is open.
 #[derive(Debug)]
 pub(super) struct Damage {
     database: PathBuf,
-    /// The file that was opened; `None` if it could not be told.
+    /// Identity of the file that was opened; `None` if unknown.
     file: Option<String>,
     met: watch::Sender<Option<String>>,
 }
 
-/// Opens the database; one that is damaged is moved aside first. The directory's lock is held.
+/// Opens the database; a damaged one is moved aside first. The caller holds the directory lock.
 pub(super) fn open(database: &Path) -> Result<Opened, OpenError> {
     let note = with_ending(database, DAMAGED);
     let noted = fs::read_to_string(&note).ok();
-    // A file that was put in its place since, from a backup say, has nothing to do with it.
+    // The note does not apply to a file that replaced the damaged one, such as a backup.
     let of_this_file = noted
         .as_deref()
         .and_then(|noted| noted.split_once('\n'))
@@ -73,8 +73,8 @@ pub(super) fn open(database: &Path) -> Result<Opened, OpenError> {
     tracing::error!(
         damage,
         aside = %aside.display(),
-        "the event store was damaged: it is moved aside and begun anew, without its history; \
-         what nodes carry comes back from the nodes"
+        "the event store was damaged: it was moved aside and replaced by an empty one; faults that \
+         nodes carry are restored from the nodes"
     );
     let opened = open_and_read(database)?;
     match fs::remove_file(note) {
@@ -83,7 +83,7 @@ pub(super) fn open(database: &Path) -> Result<Opened, OpenError> {
     }
 }
 
-/// Returns the databases that were moved aside and are still there, the oldest first.
+/// Returns the databases that were moved aside and still exist, oldest first.
 pub(super) fn aside(database: &Path) -> Vec<PathBuf> {
     let begin = with_ending(database, &format!("{DAMAGED}-"));
     let begin = begin.as_os_str().as_encoded_bytes();
@@ -102,7 +102,7 @@ pub(super) fn aside(database: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// Opens it, and reads what is needed first.
+/// Opens the database, and reads the values that opening needs.
 fn open_and_read(database: &Path) -> Result<Opened, OpenError> {
     let connection = schema::open(database)?;
     let newest = newest(&connection);
@@ -115,7 +115,7 @@ fn open_and_read(database: &Path) -> Result<Opened, OpenError> {
     })
 }
 
-/// Moves the database aside, durably; drops those of before that are too many.
+/// Moves the database aside, durably, and deletes older ones beyond [`KEPT`].
 fn set_aside(database: &Path, now: Timestamp) -> io::Result<PathBuf> {
     let before = aside(database);
     let time = now.strftime("%Y%m%dT%H%M%S%.6fZ");
@@ -125,7 +125,7 @@ fn set_aside(database: &Path, now: Timestamp) -> io::Result<PathBuf> {
     }
     for old in before.iter().rev().skip(KEPT - 1) {
         for part in FILES {
-            // It takes room, and does no other harm.
+            // A file that stays only takes room.
             let _ = fs::remove_file(with_ending(old, part));
         }
     }
@@ -140,7 +140,7 @@ fn rename(from: &Path, to: &Path) -> io::Result<()> {
     }
 }
 
-/// Returns which file stands at a path: device and inode.
+/// Returns device and inode of the file at a path.
 fn file_identity(database: &Path) -> Option<String> {
     let found = fs::metadata(database).ok()?;
     Some(format!("{}:{}", found.dev(), found.ino()))
@@ -152,14 +152,14 @@ fn with_ending(path: &Path, end: &str) -> PathBuf {
     name.into()
 }
 
-/// Returns an error with its causes, as text.
+/// Returns the text of an error and its causes.
 fn with_causes(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(Some(error), |error| error.source());
     let causes: Vec<String> = causes.map(ToString::to_string).collect();
     causes.join(": ")
 }
 
-/// Returns true if the error says that the file is not what was written.
+/// Returns true if the error means that the file is damaged.
 pub(super) fn is_damage(error: &rusqlite::Error) -> bool {
     matches!(
         error.sqlite_error_code(),
@@ -182,7 +182,7 @@ impl Damage {
         self.met.subscribe()
     }
 
-    /// Takes in that the database is damaged, for those who wait and for the next start.
+    /// Records that the database is damaged, for subscribers and for the next start.
     pub(super) fn note(&self, error: &dyn std::error::Error) {
         let what = with_causes(error);
         let first = self.met.send_if_modified(|met| {
@@ -197,7 +197,7 @@ impl Damage {
         }
         tracing::error!(
             err = what,
-            "the event store is damaged; the next start moves it aside and begins anew"
+            "the event store is damaged; the next start moves it aside and begins with an empty one"
         );
         let note = format!("{}\n{what}", self.file.as_deref().unwrap_or_default());
         if let Err(error) = fs::write(with_ending(&self.database, DAMAGED), note) {
@@ -229,7 +229,7 @@ mod tests {
         store.close().await;
     }
 
-    /// Overwrites every third page, from the given one on, with noise.
+    /// Overwrites every third page, starting with page `first`, with noise.
     fn spoil(database: &Path, first: u64) {
         let file = OpenOptions::new().write(true).open(database).unwrap();
         let pages = file.metadata().unwrap().len() / PAGE;
@@ -249,8 +249,8 @@ mod tests {
             let database = dir.path().join("events.db");
             spoil(&database, first);
             let spoilt = fs::read(&database).unwrap();
-            // What the start does not read is met by a write or by the feed, and the next
-            // start knows of it.
+            // Damage that the start does not find is found by a write or by the feed, and the
+            // next start finds the note of it.
             let mut starts = 0;
             let store = loop {
                 starts += 1;

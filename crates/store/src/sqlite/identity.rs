@@ -1,9 +1,9 @@
-//! The identity of the store, and the position from which on its events count.
+//! Identity of the store: its id, and the last position of its history.
 //!
-//! Where another store was acted on in the meantime, what this one held open may be over
-//! since. So its consumers begin anew behind its newest event: what is before is history. An
-//! event of before that arrives again moves to the end of the feed (`append.rs`), for it
-//! counts now.
+//! If another store was in use in the meantime, faults that are open in this one may have been
+//! closed since. Consumers therefore start behind the newest event, and all events before are
+//! history. An event from the history that arrives again moves to the end of the feed
+//! (`append.rs`), so that it counts again.
 
 use rusqlite::{Connection, OptionalExtension};
 
@@ -21,18 +21,18 @@ pub(super) fn read(connection: &Connection) -> rusqlite::Result<Identity> {
         })
 }
 
-/// Returns the position up to which events are history.
+/// Returns the last position of the history.
 pub(super) fn since(connection: &Connection) -> rusqlite::Result<i64> {
     connection
         .prepare_cached("SELECT since FROM identity")?
         .query_row([], |row| row.get(0))
 }
 
-/// Makes history of all events, and forgets what consumers have made of them.
+/// Turns all events into history, and deletes all checkpoints.
 pub(super) fn begin_anew(connection: &Connection) -> rusqlite::Result<Identity> {
     connection.execute("DELETE FROM checkpoint", [])?;
     connection.execute("DELETE FROM checkpoint_part", [])?;
-    // The last position that was given out, be the event deleted since or not.
+    // Last position that was assigned, even if that event was deleted since.
     connection.execute(
         "UPDATE identity SET since =
              coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'event'), 0)",
@@ -41,7 +41,7 @@ pub(super) fn begin_anew(connection: &Connection) -> rusqlite::Result<Identity> 
     read(connection)
 }
 
-/// Moves an event to the end of the feed; says where it stands now.
+/// Moves an event to the end of the feed. Returns the new position.
 pub(super) fn move_to_end(connection: &Connection, seq: i64) -> rusqlite::Result<i64> {
     connection
         .prepare_cached("UPDATE sqlite_sequence SET seq = seq + 1 WHERE name = 'event'")?

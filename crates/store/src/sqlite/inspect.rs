@@ -1,4 +1,4 @@
-//! A look into a store's file from outside, while it is in use or not.
+//! Inspection of a store's file from outside, while the store is in use or not.
 
 use std::path::{Path, PathBuf};
 
@@ -10,92 +10,92 @@ use serde::Serialize;
 use super::{FILE, count, failure, identity, position, query, schema, unreadable, wal};
 use crate::StoreError;
 
-/// The contents of a store's file.
+/// Contents of a store's file.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Inspection {
-    /// The file.
+    /// Path of the file.
     pub path: PathBuf,
-    /// Its size, and that of its write-ahead log (bytes).
+    /// Size of the file and of its write-ahead log (bytes).
     pub bytes: u64,
     /// Size of the write-ahead log (bytes).
     pub log_bytes: u64,
-    /// Room inside the file that is free for what comes (bytes).
+    /// Free space inside the file, which is reused (bytes).
     pub free_bytes: u64,
-    /// Version of the schema.
+    /// Version of the storage schema.
     pub schema_version: u32,
-    /// The id of the store.
+    /// Id of the store.
     pub id: String,
-    /// Position up to which events are history, for another store was acted on after them.
+    /// Last position of the history: another store was in use after these events.
     pub history_up_to: Position,
-    /// The findings of `SQLite`'s own check; empty if the file is sound.
+    /// Findings of `SQLite`'s own check; empty if the file is sound.
     pub damage: Vec<String>,
-    /// Number of events.
+    /// Number of stored events.
     pub events: u64,
-    /// Number of events that cannot be read: they are passed over.
+    /// Number of events that cannot be read. Reads of the store skip them.
     pub unreadable: u64,
-    /// The first of these; at most 20.
+    /// First unreadable events; at most 20.
     pub unreadable_events: Vec<Damaged>,
     /// Position of the newest event.
     pub newest_position: Position,
-    /// The time when the oldest event was received.
+    /// Time of receipt of the oldest event.
     pub oldest: Option<Timestamp>,
-    /// The time when the newest event was received.
+    /// Time of receipt of the newest event.
     pub newest: Option<Timestamp>,
     /// Number of journal entries.
     pub journal_entries: u64,
-    /// The readers of the feed, and their positions.
+    /// Consumers of the feed, and their positions.
     pub consumers: Vec<Consumer>,
-    /// Events by check, the most first.
+    /// Number of events by check, largest first.
     pub checks: Vec<Count>,
-    /// Events by node, the most first; the first [`NODES`] of them.
+    /// Number of events by node, largest first; at most [`NODES`].
     pub nodes: Vec<Count>,
 }
 
-/// A reader of the feed.
+/// Consumer of the feed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Consumer {
-    /// Name.
+    /// Name under which the consumer saves its checkpoint.
     pub name: String,
-    /// Position up to which it is done.
+    /// Position of the last event such that the consumer has finished it and all before it.
     pub token: Position,
-    /// Events behind that position.
+    /// Number of events behind that position.
     pub behind: u64,
-    /// Size of what it keeps (bytes).
+    /// Size of the consumer's saved state (bytes).
     pub state_bytes: u64,
 }
 
-/// An event that cannot be read.
+/// Event that cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Damaged {
-    /// Its position.
+    /// Position of the event in the feed.
     pub position: Position,
-    /// Its id, as far as it can be read.
+    /// Id of the event, with invalid bytes replaced.
     pub id: String,
-    /// The error with it.
+    /// Error met when reading the event.
     pub error: String,
 }
 
-/// The number of events of one kind.
+/// Number of events of one check or node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Count {
-    /// The name of the kind.
+    /// Name of the check or node.
     pub name: String,
-    /// Number of events.
+    /// Number of events of the check or node.
     pub events: u64,
 }
 
 /// Most nodes that an inspection lists.
 pub const NODES: usize = 20;
-/// Most events that cannot be read that are named.
+/// Most unreadable events that an inspection lists.
 const NAMED: usize = 20;
-/// Most faults of the file that are listed.
+/// Most findings of `SQLite`'s check that an inspection lists.
 const DAMAGES: u32 = 20;
 
-/// Looks into the store in `dir`. Only reads, and takes no lock that others wait for.
+/// Inspects the store in `dir`. Only reads, and takes no lock that blocks the store.
 pub fn inspect(dir: &Path) -> Result<Inspection, StoreError> {
     let path = dir.join(FILE);
     if let Err(source) = path.metadata() {
@@ -110,7 +110,7 @@ pub fn inspect(dir: &Path) -> Result<Inspection, StoreError> {
 }
 
 fn read(connection: &Connection, path: &Path) -> rusqlite::Result<Inspection> {
-    // One view of the file for all that follows.
+    // One snapshot of the file for all queries below.
     let connection = connection.unchecked_transaction()?;
     let number = |sql: &str| connection.query_row(sql, [], |row| row.get::<_, i64>(0));
     let time = |sql: &str| -> rusqlite::Result<Option<Timestamp>> {
@@ -186,7 +186,7 @@ fn consumers(connection: &Connection) -> rusqlite::Result<Vec<Consumer>> {
         .collect()
 }
 
-/// Returns how many events cannot be read, and the first of them.
+/// Returns the number of unreadable events, and the first of them.
 fn damaged(connection: &Connection) -> rusqlite::Result<(u64, Vec<Damaged>)> {
     let mut statement = connection.prepare("SELECT seq, id, created_at, body FROM event")?;
     let mut rows = statement.query([])?;

@@ -1,4 +1,4 @@
-//! The journal: what was decided and done, beside the events.
+//! Journal: decisions and actions, recorded beside the events.
 
 use jiff::Timestamp;
 use model::journal::Entry;
@@ -9,7 +9,7 @@ use super::query::PAGE_BYTES;
 use super::{failure, page};
 use crate::{BoxError, StoreError, limits};
 
-/// An entry as it is written.
+/// Journal entry in the form of its table row.
 pub(super) struct EntryRow {
     at: i64,
     node: String,
@@ -37,8 +37,8 @@ pub(super) fn write(connection: &Connection, rows: &[EntryRow]) -> rusqlite::Res
     Ok(())
 }
 
-/// Returns the newest entries about `node`, oldest of them first, and no more once they have so
-/// many bytes.
+/// Returns the newest entries about `node`, oldest first. Stops early once the entries exceed
+/// [`PAGE_BYTES`].
 pub(super) fn timeline(
     connection: &Connection,
     node: &str,
@@ -69,7 +69,7 @@ pub(super) fn timeline(
     Ok(entries)
 }
 
-/// Returns the entry in a row, and how many bytes its text and its detail have.
+/// Returns the entry in a row, and the size of its text and detail (bytes).
 fn read(row: &rusqlite::Row<'_>) -> Result<(Entry, usize), BoxError> {
     let (kind, text): (String, String) = (row.get(3)?, row.get(4)?);
     let detail: Option<String> = row.get(5)?;

@@ -1,4 +1,4 @@
-//! The lock of a data directory: one process owns it, for as long as it works with it.
+//! Lock of a data directory, which makes one process its owner.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
@@ -14,17 +14,18 @@ use rustix::process::{Gid, Pid, getegid, geteuid, getgroups, test_kill_process};
 use super::OpenError;
 
 const NAME: &str = "lock";
-/// A file of ours is never a link: it would be the file of somebody else that is written.
+/// Flag that refuses symbolic links: a link could make this process write to another user's
+/// file.
 pub(super) const NO_LINK: i32 = OFlags::NOFOLLOW.bits().cast_signed();
 
-/// Longest time for which a child of an owner that was killed holds its lock: it was forked, and has not yet
-/// replaced itself. A machine that is very busy takes as long.
+/// Longest time that a child of a killed owner is expected to hold the lock: the child was
+/// forked and has not called `exec` yet. A very busy machine takes this long.
 const FORKED: Duration = Duration::from_secs(2);
-/// Wait between two looks whether it has.
+/// Interval between attempts to take the lock meanwhile.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
-/// Ownership of a directory. It ends when this is dropped or the process dies; the
-/// file stays, with the process id of its last owner.
+/// Ownership of a directory. Ends when the value is dropped or the process dies; the file
+/// stays, with the process id of its last owner.
 #[derive(Debug)]
 pub struct DirectoryLock {
     file: File,
@@ -33,7 +34,7 @@ pub struct DirectoryLock {
 // === impl DirectoryLock ===
 
 impl DirectoryLock {
-    /// Takes hold of `dir`, which is made where it is missing.
+    /// Takes ownership of `dir`, which is created if missing.
     pub fn acquire(dir: &Path) -> Result<Self, OpenError> {
         make(dir).map_err(|source| OpenError::Directory {
             path: dir.into(),
@@ -78,20 +79,20 @@ impl DirectoryLock {
 
 impl Drop for DirectoryLock {
     fn drop(&mut self) {
-        // Closing is not enough: a child process that was forked and has not yet replaced
-        // itself holds the same lock. An error leaves it to the closing.
+        // Closing is not enough: a forked child that has not called `exec` yet shares the lock.
+        // If unlocking fails, closing has to do.
         let _ = flock(&self.file, FlockOperation::Unlock);
     }
 }
 
-/// Makes `dir` and what is missing above it, durably.
+/// Creates `dir` and its missing ancestors, durably.
 fn make(dir: &Path) -> io::Result<()> {
     let missing: Vec<&Path> = dir.ancestors().take_while(|path| !exists(path)).collect();
     if missing.is_empty() && !dir.is_dir() {
         return Err(io::ErrorKind::NotADirectory.into());
     }
     for path in missing.into_iter().rev() {
-        // Events name nodes and workloads: nobody else's business on a shared machine.
+        // Only for this user: events name nodes and workloads.
         match DirBuilder::new().mode(0o700).create(path) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
             _ => sync_entry(path)?,
@@ -100,14 +101,14 @@ fn make(dir: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns true if there is something at `path`. The end of a relative path is the working
-/// directory.
+/// Returns true if `path` exists. The empty end of a relative path is the working directory.
 fn exists(path: &Path) -> bool {
     path.as_os_str().is_empty() || path.exists()
 }
 
-/// Refuses a directory into which others can put files: what they put there, we would take for
-/// ours. Root may, and so may a group that we are in, as Kubernetes gives a volume to a pod.
+/// Refuses a directory that other users can create files in, since those would be taken for
+/// files of this process. Root may, and so may a group of this process, since Kubernetes gives
+/// a volume to a pod that way.
 fn trusted(dir: &Path) -> Result<(), OpenError> {
     let failed = |source: io::Error| OpenError::Directory {
         path: dir.into(),
@@ -142,7 +143,7 @@ pub(super) fn sync_entry(path: &Path) -> io::Result<()> {
     fs::File::open(parent.unwrap_or(Path::new(".")))?.sync_all()
 }
 
-/// Returns the process id in the lock file; `None` in the moment before it is written.
+/// Returns the process id in the lock file; `None` just before it is written.
 fn owner(file: &File) -> Option<u32> {
     let mut text = [0; 32];
     let length = file.read_at(&mut text, 0).ok()?;
@@ -153,7 +154,7 @@ fn owner(file: &File) -> Option<u32> {
         .ok()
 }
 
-/// Returns whether there is no process of this id any more.
+/// Returns true if no process has this id.
 fn has_ended(pid: u32) -> bool {
     let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
     pid.is_some_and(|pid| test_kill_process(pid) == Err(Errno::SRCH))
@@ -236,7 +237,7 @@ mod tests {
         let dir = TempDir::new().unwrap();
         let lock = DirectoryLock::acquire(dir.path()).unwrap();
         let copy = lock.file.try_clone().unwrap();
-        // As a process leaves it that was killed, whose number is nobody's any more.
+        // State after a kill: the lock file holds an id that no process has.
         let mut killed = std::process::Command::new("true").spawn().unwrap();
         killed.wait().unwrap();
         fs::write(dir.path().join(NAME), format!("{}\n", killed.id())).unwrap();

@@ -1,4 +1,4 @@
-//! Deleting what is too old or too much.
+//! Retention: deletion of old rows, and of the oldest rows when the store is too large.
 
 use std::collections::HashSet;
 use std::fs;
@@ -11,12 +11,13 @@ use rusqlite::{Connection, OptionalExtension, Row};
 use super::{number, page};
 use crate::{Prune, Pruned, StoreError};
 
-/// Most events, and most journal entries, that one call deletes: writers wait that long.
+/// Most events, and most journal entries, that one call deletes: writers wait meanwhile.
 pub(super) const CHUNK: usize = 2_000;
 /// Most pages that one call gives back to the file system.
 const PAGES: i64 = 4_096;
-/// Selects events behind a position up to another. A pass of a preflight check can have closed what its stream
-/// (node, agent and check) has reported, and nothing else: where none of that is stored it has closed nothing.
+/// Selects the events in a range of positions. A pass of a preflight check can only have closed
+/// faults of its own stream (node, agent and check): if none of those is stored, it has closed
+/// nothing.
 const EVENTS: &str = "
     SELECT seq, id, created_at,
            healthy AND substr(agent, 1, length(?3)) = ?3
@@ -24,26 +25,27 @@ const EVENTS: &str = "
                            WHERE fault.stream = event.stream AND fault.healthy = 0)
                AS has_closed_nothing
     FROM event WHERE seq > ?1 AND seq <= ?2 ORDER BY seq";
-/// Selects the time of the oldest events: the first ones. There is no index by time, and looking at
-/// all of them would hold the writers up.
+/// Selects the time of the first event, which stands for the oldest. There is no index by time,
+/// and a full scan would block the writers.
 const OLDEST_EVENT: &str = "SELECT created_at FROM event ORDER BY seq LIMIT 1";
 const OLDEST_ENTRY: &str = "SELECT at FROM journal ORDER BY seq LIMIT 1";
-/// Deletes, of the journal entries behind a position, those that are old. It does not stop at the
-/// first young one: after a clock was set back, an entry of the future would keep all behind it.
+/// Deletes the old ones among the journal entries behind a position. Does not stop at the first
+/// young one: after a clock was set back, an entry dated in the future would keep all entries
+/// behind it.
 const DELETE_ENTRIES: &str = "
     DELETE FROM journal WHERE seq IN (
         SELECT seq FROM (SELECT seq, at FROM journal WHERE seq > ?3 ORDER BY seq LIMIT ?2)
         WHERE at < ?1)";
-/// Selects the last of as many journal entries behind a position.
+/// Selects the position of the n-th journal entry behind a position.
 const LAST_ENTRY: &str = "SELECT seq FROM journal WHERE seq > ?1 ORDER BY seq LIMIT 1 OFFSET ?2";
-/// Room that has to be there for a trouble to be over.
+/// Bytes that must be writable before the trouble is over.
 const PROBE_BYTES: usize = 256 * 1024;
 
-/// The positions at which the next looks for old rows go on.
+/// Start positions of the next scans for old rows.
 ///
-/// Positions grow with acceptance, so that old rows are the first ones. But a clock that was wrong
-/// can have dated any number of rows in the future, which would keep all behind them for ever: so
-/// each look has a second part that goes round the table.
+/// Positions grow with acceptance, so the old rows are the first ones. But a wrong clock may
+/// have dated any number of rows in the future, which would protect all rows behind them. Each
+/// call therefore also scans a second chunk, which moves round the table.
 #[derive(Debug, Default)]
 pub(super) struct Round {
     events: AtomicI64,
@@ -66,7 +68,7 @@ pub(super) fn prune(
         ..Pruned::default()
     };
     if used_bytes(connection)? > prune.max_bytes {
-        // Too much: the oldest go first, be they events or journal entries.
+        // Too large: the oldest row goes first, whether event or journal entry.
         let event = oldest_time(connection, OLDEST_EVENT)?;
         let entry = oldest_time(connection, OLDEST_ENTRY)?;
         let entries_first = entry.is_some_and(|entry| event.is_none_or(|event| entry < event));
@@ -93,8 +95,8 @@ pub(super) fn prune(
     Ok(pruned)
 }
 
-/// Tries whether the disk takes something again: a file of some size, for a small write may find
-/// its place in the log that is there, then the newest event's row once more.
+/// Checks whether the disk accepts writes again. Writes a file of some size, since a small
+/// write may fit into the existing log, and then rewrites the newest event's row.
 pub(super) fn probe(
     connection: &Connection,
     database: &Path,
@@ -116,8 +118,8 @@ pub(super) fn probe(
     Ok(Ok(()))
 }
 
-/// Returns the position up to which every consumer that is still there is done; the newest event is
-/// behind it, so that the feed ends where it ended.
+/// Returns the last position that all live consumers have finished. The newest event is
+/// excluded, so that the end of the feed stays.
 fn finished_position(connection: &Connection, prune: &Prune) -> rusqlite::Result<i64> {
     let newest_but_one: Option<i64> =
         connection.query_row("SELECT max(seq) - 1 FROM event", [], |row| row.get(0))?;
@@ -131,7 +133,7 @@ fn finished_position(connection: &Connection, prune: &Prune) -> rusqlite::Result
         .min(slowest.unwrap_or(i64::MAX)))
 }
 
-/// Returns the consumers that are not there any more.
+/// Returns the consumers that are gone.
 fn gone_consumers(connection: &Connection, prune: &Prune) -> rusqlite::Result<Vec<String>> {
     connection
         .prepare_cached("SELECT consumer FROM checkpoint WHERE saved_at < ?1 ORDER BY consumer")?
@@ -139,8 +141,9 @@ fn gone_consumers(connection: &Connection, prune: &Prune) -> rusqlite::Result<Ve
         .collect()
 }
 
-/// Deletes among the first rows and, where there are more, among those after `next`; `delete` takes
-/// a position, and returns how many rows behind it went and where it stopped. Returns their sum.
+/// Deletes from the first chunk of rows and, if there are more, from the chunk after `next`.
+/// `delete` takes a position, and returns the number of rows deleted behind it and where it
+/// stopped. Returns the total number of deleted rows.
 fn in_two_parts(
     next: &AtomicI64,
     mut delete: impl FnMut(i64) -> rusqlite::Result<(u64, Option<i64>)>,
@@ -154,17 +157,17 @@ fn in_two_parts(
     Ok(first + second)
 }
 
-/// The times since which rows are young.
+/// Times that separate old rows from those too young to delete.
 struct Young {
     since: i64,
-    /// The same of passes of preflight checks that have closed nothing.
+    /// Limit for passes of preflight checks that have closed nothing.
     passes_since: i64,
 }
 
 // === impl Young ===
 
 impl Young {
-    /// Returns whether an event is to stay for its age. What is damaged is not.
+    /// Returns true if an event is too young to delete. A damaged row never is.
     fn is(&self, row: &Row<'_>) -> bool {
         let has_closed_nothing = || row.get("has_closed_nothing").unwrap_or(false);
         row.get::<_, i64>("created_at")
@@ -172,8 +175,8 @@ impl Young {
     }
 }
 
-/// Deletes up to [`CHUNK`] events after a position, oldest first, and passes over as many that are
-/// young. Returns how many went, and where it stopped unless at the end.
+/// Deletes up to [`CHUNK`] events after a position, oldest first, and skips at most as many
+/// young ones. Returns the number of deleted events, and where it stopped unless at the end.
 fn delete_events(
     connection: &Connection,
     after: i64,
@@ -189,7 +192,7 @@ fn delete_events(
         if young.is_some_and(|young| young.is(row)) {
             passed_over += 1;
         } else if !keep.contains(row.get_ref(1)?.as_bytes()?) {
-            // As bytes: an id that is damaged goes with its event.
+            // Compared as bytes, so that an event with a damaged id can be deleted too.
             found.push(seq);
         }
         if found.len() == CHUNK || passed_over == CHUNK {
@@ -204,8 +207,8 @@ fn delete_events(
     Ok((found.len() as u64, stopped))
 }
 
-/// Deletes the old ones of [`CHUNK`] journal entries after a position. Returns how many went, and
-/// where it stopped unless at the end.
+/// Deletes the old ones among [`CHUNK`] journal entries after a position. Returns the number of
+/// deleted entries, and where it stopped unless at the end.
 fn delete_entries(
     connection: &Connection,
     after: i64,
@@ -230,8 +233,7 @@ fn oldest_time(connection: &Connection, sql: &str) -> rusqlite::Result<Option<i6
         .optional()
 }
 
-/// Returns the room that is in use (bytes): pages that were freed do not count, they are used
-/// again.
+/// Returns the size in use (bytes). Freed pages do not count, since they are reused.
 fn used_bytes(connection: &Connection) -> rusqlite::Result<u64> {
     let pragma = |name| connection.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
     let pages = pragma("page_count")? - pragma("freelist_count")?;
@@ -241,7 +243,7 @@ fn used_bytes(connection: &Connection) -> rusqlite::Result<u64> {
 fn shrink_file(connection: &Connection) -> rusqlite::Result<()> {
     let mut vacuum = connection.prepare(&format!("PRAGMA incremental_vacuum({PAGES})"))?;
     let mut rows = vacuum.query([])?;
-    // Each row is a page.
+    // Each row stands for a freed page.
     while rows.next()?.is_some() {}
     Ok(())
 }
@@ -254,7 +256,7 @@ mod tests {
     use super::super::schema;
     use super::*;
 
-    /// Returns a database with so many events and entries, one a microsecond.
+    /// Returns a database with `rows` events and entries, one per microsecond.
     fn filled(dir: &TempDir, rows: usize) -> Connection {
         let connection = schema::open(&dir.path().join("events.db")).unwrap();
         let numbers = format!(
@@ -290,7 +292,7 @@ mod tests {
         assert!(read <= 2 * CHUNK, "{read} rows were read");
     }
 
-    /// Returns what is to go for its age, with nothing kept.
+    /// Returns limits that delete rows older than `at`, without exceptions.
     fn older_than(at: i64) -> Prune {
         Prune {
             before: jiff::Timestamp::from_microsecond(at).unwrap(),
@@ -302,7 +304,7 @@ mod tests {
         }
     }
 
-    /// However many rows a wrong clock has dated in the future: they keep themselves.
+    /// Any number of rows dated in the future protects no other row.
     #[test]
     fn rows_of_the_future_keep_only_themselves() {
         let dir = TempDir::new().unwrap();
@@ -329,7 +331,7 @@ mod tests {
         assert_eq!(gone.entries, rows as u64 - dated - young);
     }
 
-    /// One look does not pass over all there is where nothing is old at first.
+    /// A call that finds nothing old at first does not scan the whole table.
     #[test]
     fn a_look_is_bounded() {
         let dir = TempDir::new().unwrap();

@@ -1,4 +1,4 @@
-//! Events on their way out of the table.
+//! Queries for events, statuses and statistics.
 
 use jiff::Timestamp;
 use model::event::Record;
@@ -12,8 +12,8 @@ use crate::{
     BoxError, EventQuery, EventStatus, MAX_PAGE, PodsEviction, Stats, StatusPatch, StoreError,
 };
 
-/// Most bytes of the events of one page of the feed, or of the entries of a timeline, but for the
-/// last of them: a thousand of the largest would be more than a gigabyte.
+/// Size that ends a page of the feed, or a timeline (bytes; the last item may exceed it). A
+/// thousand of the largest events would take more than a gigabyte.
 pub(super) const PAGE_BYTES: usize = 8 * 1024 * 1024;
 
 pub(super) fn feed(
@@ -33,7 +33,7 @@ pub(super) fn feed(
     )
 }
 
-/// Counts rows as far as a page goes, for that costs as much as it counts.
+/// Counts at most a page of rows, since counting costs time in proportion to the count.
 pub(super) fn behind(connection: &Connection, after: Position) -> Result<u64, StoreError> {
     let behind = || -> rusqlite::Result<u64> {
         let counted: i64 = connection
@@ -145,7 +145,7 @@ pub(super) fn update_status(
     Ok(changed > 0)
 }
 
-/// Returns all figures but the room on disk.
+/// Returns all figures except the size on disk.
 pub(super) fn stats(connection: &Connection) -> Result<Stats, StoreError> {
     let time = |micros: Option<i64>| micros.and_then(|at| Timestamp::from_microsecond(at).ok());
     connection
@@ -168,8 +168,8 @@ pub(super) fn stats(connection: &Connection) -> Result<Stats, StoreError> {
         .map_err(|error| failure("count the events", error))
 }
 
-/// Returns the first `limit` rows that can be read, and no more once they have so many bytes. Rows
-/// that cannot be read are passed over: one of them must not stand before all that come after it.
+/// Returns the first `limit` readable rows, fewer once they exceed `max_bytes`. Unreadable rows
+/// are skipped: one of them must not block all that come after it.
 fn records(
     connection: &Connection,
     unreadable: &Unreadable,

@@ -1,4 +1,4 @@
-//! Connections that read, beside the one that writes.
+//! Pool of connections for reading.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,10 +9,10 @@ use tokio::sync::Semaphore;
 use super::{failure, schema};
 use crate::StoreError;
 
-/// Connections at most, and so reads at one time; further ones wait.
+/// Most connections, and so concurrent reads; further reads wait.
 const CONNECTIONS: u32 = 4;
 
-/// The connections, opened as they are needed.
+/// Pool of connections, opened on demand.
 #[derive(Debug)]
 pub(super) struct Readers {
     path: PathBuf,
@@ -57,17 +57,18 @@ impl Readers {
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner)
                 .push(connection);
-            // Only now may another one look for an idle connection, or close see none at work.
+            // Released after the push, so that the next read finds the idle connection and
+            // `close` finds no connection in use.
             drop(permit);
             answer
         });
-        // It is cancelled only where the runtime is shutting down.
+        // The task is cancelled only while the runtime shuts down.
         blocking.await.unwrap_or(Err(StoreError::Closed))
     }
 
-    /// Waits for the reads under way, refuses further ones and closes the connections.
+    /// Waits for the reads in progress, refuses further ones and closes the connections.
     pub(super) async fn close(&self) {
-        // An error means that it was done before.
+        // An error means that the pool is closed already.
         if let Ok(_all) = self.permits.acquire_many(CONNECTIONS).await {
             self.permits.close();
             self.idle

@@ -1,4 +1,4 @@
-//! The database file: how it is opened, checked and brought to the newest schema.
+//! Opening of the database file: checks, configuration and schema upgrades.
 
 use std::fs::OpenOptions;
 use std::io::{self, Read};
@@ -11,21 +11,23 @@ use rusqlite::{Connection, ErrorCode, OpenFlags, TransactionBehavior};
 
 use super::{OpenError, lock};
 
-/// The steps to the newest schema. `PRAGMA user_version` counts those that were taken.
-/// A step that was released is never changed: what is to change becomes a new step.
+/// Steps to the newest schema. `PRAGMA user_version` is the number of steps taken. A released
+/// step is never changed: a change becomes a new step.
 pub(super) const STEPS: &[&str] = &[STEP_1, STEP_2, STEP_3];
 
-/// `body` is the public JSON form of the event, the columns before it are copies to
-/// search by. Times are microseconds since 1970.
+/// Initial schema of the database.
 ///
-/// `stream` is a hash of node, agent and check. With `fingerprint` it serves to tell a
-/// retry; see `append.rs`. `quarantine_finished_at` is when `node_quarantined` was decided.
+/// `body` is the public JSON form of the event; the columns before it are copies for searching.
+/// Times are microseconds since 1970.
 ///
-/// `saved_at` tells whether there still is such a consumer. `checkpoint_part` holds what of its
-/// state is saved in parts, such as a node's share of the fault book.
+/// `stream` is a hash of node, agent and check. With `fingerprint` it identifies retries; see
+/// `append.rs`. `quarantine_finished_at` is the time of the decision in `node_quarantined`.
 ///
-/// `identity` is one row: who the store is. `id` is made here, once; `SQLite` seeds `randomblob`
-/// from the system. Events up to `since` are history (`identity.rs`).
+/// `saved_at` tells whether the consumer still exists. `checkpoint_part` holds the parts of a
+/// consumer's state that are saved separately, such as a node's share of the fault book.
+///
+/// `identity` is one row: the id of the store, created here (`SQLite` seeds `randomblob` from
+/// the system), and `since`, the last position of the history (`identity.rs`).
 const STEP_1: &str = "
     CREATE TABLE event (
         seq INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -78,38 +80,38 @@ const STEP_1: &str = "
     INSERT INTO identity (one, id, since) VALUES (1, lower(hex(randomblob(16))), 0);
 ";
 
-/// How far the pods of the event's node have left, and when they had.
+/// Adds the progress of the eviction of pods from the event's node, and the end of the drain.
 const STEP_2: &str = "
     ALTER TABLE event ADD COLUMN pods_eviction TEXT;
     ALTER TABLE event ADD COLUMN pods_eviction_message TEXT NOT NULL DEFAULT '';
     ALTER TABLE event ADD COLUMN drain_finished_at INTEGER;
 ";
 
-/// Whether the event's fault was repaired, and when that was last tried.
+/// Adds the result of the remediation of the event's fault, and the time of the last attempt.
 const STEP_3: &str = "
     ALTER TABLE event ADD COLUMN fault_remediated INTEGER;
     ALTER TABLE event ADD COLUMN last_remediation_at INTEGER;
 ";
 
-/// Marks the file as ours (`PRAGMA application_id`): "gpwd" in ASCII.
+/// `PRAGMA application_id` of a file of this program: "gpwd" in ASCII.
 const APPLICATION_ID: i32 = 0x6770_7764;
 /// First bytes of every `SQLite` database.
 const MAGIC: &[u8; 16] = b"SQLite format 3\0";
-/// Time to wait for another process, such as a `sqlite3` shell, that holds the file.
+/// Longest wait for another process that holds the file, such as a `sqlite3` shell.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
-/// Prepared statements that a connection keeps.
+/// Prepared statements that a connection caches.
 const STATEMENTS: usize = 32;
 
-/// Opens the database for writing, makes it where there is none, and brings it to the
-/// newest schema. The directory's lock is held.
+/// Opens the database for writing, creates it if missing, and upgrades it to the newest schema.
+/// The caller holds the directory lock.
 ///
-/// A file that is damaged, newer or not ours is left as it is.
+/// A file that is damaged, newer or of another program is left unchanged.
 pub(super) fn open(path: &Path) -> Result<Connection, OpenError> {
     check_file(path)?;
     let failed = |source| failure(path, source);
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let mut connection = Connection::open_with_flags(path, flags).map_err(failed)?;
-    // Until the file is known to be sound and ours, not even its write-ahead log is
+    // Until the file is known to be sound and of this program, not even its write-ahead log is
     // folded into it.
     connection
         .set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)
@@ -118,7 +120,7 @@ pub(super) fn open(path: &Path) -> Result<Connection, OpenError> {
     let version = check(&connection, path, STEPS.len())?;
 
     if version == 0 {
-        // Only takes effect before the first table; lets retention give room back.
+        // Takes effect only before the first table exists; lets retention shrink the file.
         connection
             .pragma_update(None, "auto_vacuum", "INCREMENTAL")
             .map_err(failed)?;
@@ -143,7 +145,7 @@ pub(super) fn open(path: &Path) -> Result<Connection, OpenError> {
     Ok(connection)
 }
 
-/// Opens a connection that only reads.
+/// Opens a read-only connection.
 pub(super) fn open_reader(path: &Path) -> rusqlite::Result<Connection> {
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let connection = Connection::open_with_flags(path, flags)?;
@@ -152,7 +154,7 @@ pub(super) fn open_reader(path: &Path) -> rusqlite::Result<Connection> {
     Ok(connection)
 }
 
-/// Takes the steps that `connection` has not taken, each in a transaction of its own.
+/// Takes the steps that the database lacks, each in its own transaction.
 fn migrate(connection: &mut Connection, steps: &[&str]) -> rusqlite::Result<()> {
     for (version, step) in (1_i64..).zip(steps) {
         let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
@@ -162,13 +164,13 @@ fn migrate(connection: &mut Connection, steps: &[&str]) -> rusqlite::Result<()> 
             transaction.pragma_update(None, "application_id", APPLICATION_ID)?;
             transaction.pragma_update(None, "user_version", version)?;
             transaction.commit()?;
-            tracing::info!(version, "event store schema step taken");
+            tracing::info!(version, "event store schema upgraded");
         }
     }
     Ok(())
 }
 
-/// Returns the version of a database that may be opened; only reads.
+/// Returns the schema version of a database that may be opened. Only reads.
 fn check(connection: &Connection, path: &Path, known: usize) -> Result<i64, OpenError> {
     let failed = |source| failure(path, source);
     let pragma = |name| connection.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
@@ -191,10 +193,10 @@ fn check(connection: &Connection, path: &Path, known: usize) -> Result<i64, Open
     Ok(version)
 }
 
-/// Looks at the file before `SQLite` does, and makes an empty one where there is none.
+/// Checks the file before `SQLite` opens it, and creates an empty one if missing.
 ///
-/// Closing any descriptor of a file drops the locks that the process has on it, so this
-/// must not happen while `SQLite` has it open; the directory's lock sees to that.
+/// Closing any descriptor of a file drops all locks that the process has on it, so this must
+/// not happen while `SQLite` has the file open; the directory lock ensures that.
 fn check_file(path: &Path) -> Result<(), OpenError> {
     let failed = |source: io::Error| OpenError::File {
         path: path.into(),
@@ -225,15 +227,15 @@ fn check_file(path: &Path) -> Result<(), OpenError> {
 
 fn configure(connection: &Connection, cache_kib: i32) -> rusqlite::Result<()> {
     connection.set_prepared_statement_cache_capacity(STATEMENTS);
-    // Otherwise SQLite compiles a statement anew whenever a bound value might make
-    // another plan better, which costs more than running ours.
+    // Otherwise SQLite compiles a statement anew whenever a bound value might make another plan
+    // better, which costs more than the worse plan.
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)?;
     connection.pragma_update(None, "cache_size", -cache_kib)?;
     connection.pragma_update(None, "temp_store", "MEMORY")
 }
 
-/// Returns the meaning of an error at the start. Our own statements are sound: where one does not
-/// fit (`SQLITE_ERROR`, a value of another type), the tables are not as they were written.
+/// Classifies an error met while opening. The statements of this program are valid: if one does
+/// not fit (`SQLITE_ERROR`, a value of another type), the tables were changed.
 pub(super) fn failure(path: &Path, source: rusqlite::Error) -> OpenError {
     match source.sqlite_error_code() {
         None | Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase | ErrorCode::Unknown) => {

@@ -1,7 +1,7 @@
-//! Events that lie in the file and cannot be read: a bit of their text has changed.
+//! Events in the file that cannot be read, such as after a flipped bit.
 //!
-//! Reading passes over them (`query.rs`). Here they are counted and told, each once; what
-//! they are, `inspect` says. One that is sent again is stored anew (`append.rs`).
+//! Reads skip them (`query.rs`). This module counts and logs each of them once; `inspect` shows
+//! what they are. An unreadable event that is sent again is stored anew (`append.rs`).
 
 use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
@@ -9,12 +9,12 @@ use std::sync::{Mutex, PoisonError};
 use rusqlite::Row;
 use tokio::sync::watch;
 
-/// Most such events that are told apart, and so counted.
+/// Most unreadable events that are counted.
 const MAX_COUNTED: usize = 10_000;
-/// Most of them that are named in the log.
+/// Most unreadable events that are logged by name.
 const NAMED: usize = 20;
 
-/// The events that were met since the store was opened.
+/// Unreadable events found since the store was opened.
 #[derive(Debug)]
 pub(super) struct Unreadable {
     met: Mutex<BTreeSet<i64>>,
@@ -36,7 +36,7 @@ impl Unreadable {
         self.count.subscribe()
     }
 
-    /// Notes that a row of `seq, id, ...` cannot be read.
+    /// Records that a row of `seq, id, ...` cannot be read.
     pub(super) fn note(&self, row: &Row<'_>, error: &dyn std::error::Error) {
         let seq = row.get(0).unwrap_or_default();
         let mut met = self.met.lock().unwrap_or_else(PoisonError::into_inner);
@@ -50,19 +50,19 @@ impl Unreadable {
                 seq,
                 event.id = text(row, 1),
                 err = %error,
-                "a stored event cannot be read; it is passed over"
+                "a stored event cannot be read; it is skipped"
             );
         }
         if count == NAMED {
             tracing::error!(
                 "further events that cannot be read are only counted; `gpuwarden store inspect` \
-                 looks for them"
+                 lists them"
             );
         }
     }
 }
 
-/// Returns a text in a row, as far as it can be read.
+/// Returns the text in a column, with invalid bytes replaced.
 pub(super) fn text(row: &Row<'_>, column: usize) -> String {
     let bytes = row.get_ref(column).ok();
     let bytes = bytes.and_then(|value| value.as_bytes().ok());

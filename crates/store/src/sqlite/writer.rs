@@ -1,10 +1,8 @@
-//! The one thread that writes.
+//! The only thread that writes to the database.
 //!
-//! It runs all that waits ([`GroupThread`]) in one transaction, and answers after the
-//! commit.
-//!
-//! A group that fails is run again one by one, so that only what cannot be stored is
-//! refused.
+//! The thread executes all queued calls ([`GroupThread`]) in one transaction, and answers them
+//! after the commit. If the transaction fails, the calls are run again one by one, so that only
+//! those that cannot be stored are refused.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -18,15 +16,16 @@ use super::damaged::{self, Damage};
 use super::{DirectoryLock, failure, newest};
 use crate::{GroupThread, MAX_APPEND, StoreError};
 
-/// Rows that wait with their calls: what bounds the memory.
+/// Most rows held by queued calls, which bounds the memory.
 const MAX_WAITING_ROWS: usize = 2 * MAX_APPEND;
-/// Size of the write-ahead log beyond which readers are made to wait until it is folded
-/// into the database (bytes). Without it, readers that never pause would keep it growing.
+/// Largest write-ahead log that needs no folding (bytes). Above this size, readers are made to
+/// wait until the log is folded into the database. Otherwise, continuous readers would let the
+/// log grow without bound.
 const MAX_WAL_BYTES: u64 = 64 * 1024 * 1024;
-/// Time that folding may take before it is put off.
+/// Longest time that folding waits for readers before it is postponed.
 const FOLD_TIMEOUT: Duration = Duration::from_millis(250);
 
-/// The way to the thread.
+/// Handle to the writing thread.
 #[derive(Debug)]
 pub(super) struct Writer {
     thread: GroupThread<Box<dyn Job>>,
@@ -34,11 +33,11 @@ pub(super) struct Writer {
     trouble: watch::Receiver<Option<String>>,
 }
 
-/// A call as the thread sees it.
+/// Queued call, without its types.
 trait Job: Send {
-    /// Runs inside a transaction; a second time where the first was rolled back.
+    /// Runs inside a transaction; runs again if the first transaction was rolled back.
     fn run(&mut self, connection: &Connection) -> rusqlite::Result<()>;
-    /// Answers the caller.
+    /// Answers the caller, with the result of the commit.
     fn answer(self: Box<Self>, committed: Result<(), Arc<rusqlite::Error>>);
 }
 
@@ -50,22 +49,22 @@ struct Call<T, F> {
 }
 
 enum Failed {
-    /// There is no transaction: another process holds the file. No call alone would
-    /// fare better.
+    /// The transaction could not begin, since another process holds the file. Running the calls
+    /// one by one would not help.
     Begin(rusqlite::Error),
-    /// A call, or the commit.
+    /// A call or the commit failed.
     Inside(rusqlite::Error),
 }
 
 struct Thread {
     connection: Connection,
     wal: PathBuf,
-    /// Size of the log at which folding it is tried next.
+    /// Size of the log that triggers the next attempt to fold it (bytes).
     fold_at: u64,
-    /// Rows that were changed up to the last commit.
+    /// Value of `total_changes()` at the last commit.
     changes: i64,
     latest: watch::Sender<Position>,
-    /// The reason why the last write failed, if it did.
+    /// Reason why the last write failed; `None` after a successful one.
     trouble: watch::Sender<Option<String>>,
     damage: Arc<Damage>,
 }
@@ -73,7 +72,7 @@ struct Thread {
 // === impl Writer ===
 
 impl Writer {
-    /// Starts the thread. It owns `connection` and `lock` until it ends.
+    /// Starts the thread. The thread owns `connection` and `lock` until it ends.
     pub(super) fn start(
         connection: Connection,
         wal: PathBuf,
@@ -111,12 +110,12 @@ impl Writer {
         self.trouble.clone()
     }
 
-    /// Runs `run` in the thread and answers when what it wrote is on disk.
+    /// Runs `run` in the thread and returns its result once the changes are on disk.
     ///
-    /// An error of `SQLite` rolls the transaction back; `run` may then run once more. An
-    /// error inside `Ok` is an answer like any other: `run` has written nothing.
+    /// An error of `SQLite` rolls the transaction back; `run` may then run once more. An error
+    /// inside `Ok` is passed to the caller; `run` must not have written anything in that case.
     ///
-    /// `rows` is how much `run` holds, at most [`MAX_APPEND`].
+    /// `rows` is the number of rows that `run` holds, at most [`MAX_APPEND`].
     pub(super) async fn call<T, F>(
         &self,
         action: &'static str,
@@ -139,8 +138,8 @@ impl Writer {
         answer.unwrap_or(Err(StoreError::Closed))
     }
 
-    /// Takes no further call, and waits until those under way are answered and the
-    /// thread has let go of the file and the lock.
+    /// Accepts no further call, and waits until all calls in progress are answered and the
+    /// thread has released the file and the lock.
     pub(super) async fn close(&self) {
         self.thread.close().await;
     }
@@ -149,7 +148,7 @@ impl Writer {
 // === impl Thread ===
 
 impl Thread {
-    /// Runs a group in one transaction and answers it.
+    /// Runs a group in one transaction and answers its calls.
     fn commit(&mut self, mut group: Vec<Box<dyn Job>>) {
         match self.transact(&mut group) {
             Ok(()) => {
@@ -187,8 +186,8 @@ impl Thread {
         transaction.commit().map_err(Failed::Inside)
     }
 
-    /// Says how far the feed goes. Before the callers are answered: who has appended an
-    /// event finds it announced.
+    /// Publishes the end of the feed. Runs before the callers are answered, so that a caller
+    /// finds its own event announced.
     fn publish(&self) {
         match newest(&self.connection) {
             Ok(newest) => {
@@ -198,17 +197,17 @@ impl Thread {
                     moved
                 });
             }
-            Err(error) => tracing::warn!(%error, "end of the event feed not readable"),
+            Err(error) => tracing::warn!(%error, "the end of the event feed cannot be read"),
         }
     }
 
-    /// Ends a trouble, once something was really written: a transaction that changes
-    /// nothing does not reach the disk.
+    /// Clears the trouble once rows were really written: a transaction without changes does not
+    /// reach the disk.
     fn note_success(&mut self) {
         let changes = self.changes();
         let wrote = changes != self.changes;
         self.changes = changes;
-        // Who waits for a change is woken by one only, not by every commit.
+        // Subscribers are woken when the trouble ends, not by every commit.
         if wrote
             && self
                 .trouble
@@ -219,7 +218,7 @@ impl Thread {
     }
 
     fn note_failure(&mut self, error: &Arc<rusqlite::Error>) {
-        // What was rolled back has been counted too.
+        // Rows that were rolled back count as changes too.
         self.changes = self.changes();
         if damaged::is_damage(error) {
             self.damage.note(error);
@@ -245,7 +244,7 @@ impl Thread {
             .unwrap_or(-1)
     }
 
-    /// Folds a write-ahead log that has grown too long into the database.
+    /// Folds an overgrown write-ahead log into the database.
     fn fold(&mut self) {
         let size = self.wal.metadata().map_or(0, |metadata| metadata.len());
         if size < self.fold_at {
@@ -253,18 +252,18 @@ impl Thread {
         }
         match fold(&self.connection) {
             Ok(true) => self.fold_at = MAX_WAL_BYTES,
-            // Somebody reads for long. Not to wait for him at every commit, the next
-            // attempt comes when the log has doubled.
+            // A long read is in progress. The next attempt comes when the log has doubled, so
+            // that not every commit waits for the reader.
             Ok(false) => self.fold_at = size.saturating_mul(2),
             Err(error) => {
-                tracing::warn!(%error, size, "write-ahead log of the event store not folded");
+                tracing::warn!(%error, size, "the write-ahead log of the event store could not be folded into the database");
                 self.fold_at = size.saturating_mul(2);
             }
         }
     }
 }
 
-/// Returns true if the log could be folded: nobody was reading from it.
+/// Folds the log into the database. Returns false if readers prevented it.
 fn fold(connection: &Connection) -> rusqlite::Result<bool> {
     let before: i64 = connection.pragma_query_value(None, "busy_timeout", |row| row.get(0))?;
     connection.busy_timeout(FOLD_TIMEOUT)?;
@@ -292,7 +291,7 @@ where
             Ok(()) => self.outcome.unwrap_or(Err(StoreError::Closed)),
             Err(error) => Err(failure(self.action, error)),
         };
-        // A caller that no longer listens has given up; what it asked for is done.
+        // A receiver that is gone has given up; the request is carried out all the same.
         let _ = self.reply.send(answer);
     }
 }
