@@ -1,16 +1,16 @@
-//! The tests that every backend passes.
+//! Tests that every backend passes.
 //!
-//! Each takes `open`, which opens the same storage at every call; it is empty at first.
-//! A backend runs the whole list by
+//! Each test takes `open`, which opens the same storage at every call; the storage is empty at
+//! first. A backend runs the whole list by
 //!
 //! ```text
 //! store::conformance_tests!(new_storage);
 //! ```
 //!
-//! where `new_storage()` makes an empty storage and returns its `open`. What a backend
-//! promises beyond the contract, it tests for itself.
+//! where `new_storage()` creates an empty storage and returns its `open`. Guarantees beyond the
+//! interface are tested by the backend itself.
 
-// Test code: a failure is a panic.
+// This is test code: a failure is a panic.
 #![allow(clippy::unwrap_used, clippy::missing_panics_doc)]
 
 use std::sync::Arc;
@@ -41,12 +41,12 @@ pub use self::events::{
     takes_a_repetition_without_a_time_for_a_retry, updates_a_status,
 };
 
-/// An open store.
+/// Open store of any backend.
 pub type Store = Arc<dyn EventStore>;
 
-/// Makes a test of every function of this module. The argument names a function that
-/// makes an empty storage and returns what opens it:
-/// `fn() -> impl AsyncFn() -> Arc<dyn EventStore>`.
+/// Generates a test for every function of this module. The argument names a function that
+/// creates an empty storage and returns its opener: `fn() -> impl AsyncFn() -> Arc<dyn
+/// EventStore>`.
 #[macro_export]
 macro_rules! conformance_tests {
     ($storage:ident) => {
@@ -84,7 +84,7 @@ macro_rules! conformance_tests {
     };
 }
 
-/// Returns a fault on `node`, told from others by `n`, observed and received `n` seconds after the
+/// Returns a fault on `node`, distinguished by `n`, observed and received `n` seconds after the
 /// beginning of 2026.
 pub fn event(node: &str, n: i64) -> NewEvent {
     let received_at = time(n);
@@ -96,7 +96,7 @@ pub fn event(node: &str, n: i64) -> NewEvent {
     NewEvent { event, received_at }
 }
 
-/// Returns the same fault without a time of its own.
+/// Returns a fault without a time of its own.
 pub fn event_without_time(node: &str, message: &str, received_at: Timestamp) -> NewEvent {
     let mut event = report(node, message);
     normalise(&mut event, received_at);
@@ -117,19 +117,18 @@ pub async fn read_feed(store: &dyn EventStore, page: usize) -> Vec<Record> {
     }
 }
 
-/// Returns the positions that a backend has given what was appended. Nothing is said of them but
-/// that they grow.
+/// Returns the positions assigned to appended events. Tests may only rely on their order.
 fn positions(answers: &[Appended]) -> Vec<Position> {
     answers.iter().map(|answer| answer.seq).collect()
 }
 
-/// Returns, of each of these records, its number among `known`, from 1.
+/// Returns the rank of each record's position among `known`, from 1.
 fn numbers(records: &[Record], known: &[Position]) -> Vec<usize> {
     let number = |record: &Record| known.binary_search(&record.seq).unwrap() + 1;
     records.iter().map(number).collect()
 }
 
-/// Returns true if each position is behind the one before it.
+/// Returns true if the positions are strictly increasing.
 fn grow(positions: impl Iterator<Item = Position>) -> bool {
     positions.is_sorted_by(|before, next| before < next)
 }
@@ -165,7 +164,7 @@ fn all() -> EventQuery {
     }
 }
 
-/// Returns the time so many seconds after the beginning of 2026.
+/// Returns the time `seconds` after the beginning of 2026.
 fn time(seconds: i64) -> Timestamp {
     Timestamp::constant(1_767_225_600, 0) + SignedDuration::from_secs(seconds)
 }

@@ -1,7 +1,7 @@
-//! The embedded store from outside: the list of tests that every backend passes, then
-//! what is its own: who may open it, what other programs see, and death at any moment.
+//! Tests of the embedded store through its public interface: the conformance tests, then its
+//! own guarantees: ownership, access by other programs, and crashes at any moment.
 //!
-//! One file, though a long one: the list of known faults names tests by it.
+//! Kept in one file, though a long one: the list of known faults names tests by its path.
 
 // The fixtures are test code too.
 #![allow(clippy::unwrap_used)]
@@ -26,7 +26,7 @@ use tempfile::TempDir;
 
 conformance_tests!(embedded);
 
-/// The same list for a backend with gaps between its positions.
+/// Conformance tests of a backend with gaps between its positions.
 mod memory {
     use super::*;
 
@@ -38,7 +38,7 @@ mod memory {
     }
 }
 
-/// An empty storage, and what opens it.
+/// Creates an empty storage, and returns its opener.
 fn embedded() -> impl AsyncFn() -> Arc<dyn EventStore> {
     let dir = TempDir::new().unwrap();
     async move || Arc::new(SqliteStore::open(dir.path()).unwrap()) as Arc<dyn EventStore>
@@ -123,7 +123,7 @@ async fn a_row_that_cannot_be_read_costs_itself_only() {
     let events: Vec<NewEvent> = (0..5).map(|n| event("n1", n)).collect();
     store.append(events.clone()).await.unwrap();
     let other = rusqlite::Connection::open(dir.path().join("events.db")).unwrap();
-    // A form that nobody has written, and a byte that is not text.
+    // Unknown JSON content, and a byte that is not valid text.
     for damage in [
         "UPDATE event SET body = '{\"version\": \"x\"}' WHERE seq = 2",
         "UPDATE event SET body = CAST(x'7bff7d' AS TEXT) WHERE seq = 3",
@@ -156,7 +156,7 @@ async fn a_row_that_cannot_be_read_costs_itself_only() {
     let named = &found.unreadable_events;
     assert_eq!((named[0].position, &named[0].id), (2.into(), &id));
 
-    // Whoever still has it brings it back; what is there and sound stays as it is.
+    // Sending the events again restores the unreadable ones; sound events are unchanged.
     let answers = store.append(events[..2].to_vec()).await.unwrap();
     let answers: Vec<_> = answers
         .iter()
@@ -189,15 +189,14 @@ async fn names_that_cannot_be_read_are_deleted_and_inspected_all_the_same() {
     store.close().await;
 }
 
-/// The variable with the directory of the child of [`acknowledged_events_survive_a_kill`].
+/// Variable with the directory of the child of [`acknowledged_events_survive_a_kill`].
 const CHILD_DIR: &str = "GPUWARDEN_TEST_STORE_DIR";
-/// And the number of its life, from 1.
+/// Variable with the number of the child's run, from 1.
 const CHILD_LIFE: &str = "GPUWARDEN_TEST_STORE_LIFE";
 const LIVES: i64 = 20;
 const TASKS: i64 = 6;
 
-/// Events of one append: the `n`-th of a task in a life. Every second one has no time
-/// of its own.
+/// Events of the `n`-th append of a task in a run. Every second event has no time of its own.
 fn batch(life: i64, task: i64, n: i64) -> Vec<NewEvent> {
     let node = format!("life{life}-task{task}");
     (0..=(n + task) % 4)
@@ -212,7 +211,8 @@ fn batch(life: i64, task: i64, n: i64) -> Vec<NewEvent> {
         .collect()
 }
 
-/// No test, but the door to the process that `acknowledged_events_survive_a_kill` kills.
+/// Not a test, but the entry point of the process that `acknowledged_events_survive_a_kill`
+/// kills.
 #[test]
 fn child_of_the_kill_test() {
     if let Some(dir) = env::var_os(CHILD_DIR) {
@@ -220,7 +220,7 @@ fn child_of_the_kill_test() {
     }
 }
 
-/// Sends again what its predecessor began with, then goes on with its own events, and prints each
+/// Sends the first events of its predecessor again, then its own events, and prints each
 /// acknowledgement: node, message, position.
 fn append_until_killed(dir: &Path) {
     let life: i64 = env::var(CHILD_LIFE).unwrap().parse().unwrap();
@@ -266,7 +266,7 @@ async fn acknowledged_events_survive_a_kill() {
     println!("seed {seed}");
     let mut random = u64::from(seed) | 1;
     let mut below = move |bound: u64| {
-        // Xorshift: any spread of moments will do.
+        // Xorshift: any distribution of the moments will do.
         random ^= random << 13;
         random ^= random >> 7;
         random ^= random << 17;
@@ -289,7 +289,7 @@ async fn acknowledged_events_survive_a_kill() {
             .spawn()
             .unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap());
-        // Some die while they open the store, the others in the middle of writing.
+        // Some children die while they open the store, the others in the middle of writing.
         let opening = life % 5 == 0;
         let lines_before_death = if opening { 0 } else { 1 + below(200) };
         let mut read = Vec::new();
@@ -328,7 +328,7 @@ async fn acknowledged_events_survive_a_kill() {
         })));
         child.kill().unwrap();
         child.wait().unwrap();
-        // What it had printed by then counts too; the last line may be cut off.
+        // Lines that were printed before the kill count too; the last one may be cut off.
         read.clear();
         while lines.read_until(b'\n', &mut read).unwrap() > 0 {
             acknowledge(&String::from_utf8_lossy(&read));
@@ -370,8 +370,7 @@ async fn acknowledged_events_survive_a_kill() {
     );
 }
 
-/// A small file system of its own, taken away at the end. `None`, and a skip, where this
-/// user may not mount one.
+/// Small file system, unmounted at the end. `None`, and a skip, if this user may not mount one.
 struct SmallDisk {
     dir: TempDir,
 }
@@ -401,8 +400,8 @@ impl SmallDisk {
         self.dir.path()
     }
 
-    /// Mounts it with other options. It is busy for a moment where another test has just started a
-    /// process, which holds all descriptors of this one until it begins its program.
+    /// Remounts the file system with other options. Retries while it is busy: a process that
+    /// another test has just started holds all descriptors of this one until `exec`.
     fn remount(&self, options: &str) {
         let options = format!("remount,{options}");
         let mut output = None;
@@ -449,7 +448,7 @@ async fn a_full_disk_refuses_loses_nothing_and_passes() {
     assert_eq!(*trouble.borrow(), None);
     assert!(!trouble.has_changed().unwrap(), "a commit is no news of it");
     let ballast = disk.path().join("ballast");
-    // Fails as soon as the disk is full, which is what it is for.
+    // Filling the disk ends in an error on purpose.
     let _ = fs::write(&ballast, vec![1; 1_024 * 1_024]);
     let mut acknowledged = 2;
     let error = loop {
@@ -493,7 +492,7 @@ async fn a_disk_that_became_read_only_refuses_and_passes() {
     let Some(disk) = SmallDisk::new(4_096) else {
         return;
     };
-    // Opened anew: a descriptor that is open for writing keeps the disk from changing.
+    // Reopened: a descriptor that is open for writing would prevent the remount.
     let store = SqliteStore::open(disk.path()).unwrap();
     store.append(vec![event("n1", 0)]).await.unwrap();
     store.close().await;
@@ -511,8 +510,8 @@ async fn a_disk_that_became_read_only_refuses_and_passes() {
     store.close().await;
 }
 
-/// An ext4 file system in a file, which turns read-only at an error, as a disk that fails makes
-/// it: also under files that are open for writing, which no remount does.
+/// An ext4 file system in a file, which turns read-only at an error, like a failing disk: also
+/// under files that are open for writing, which a remount cannot do.
 struct FailingDisk {
     dir: TempDir,
     mount_point: PathBuf,
@@ -527,8 +526,8 @@ impl FailingDisk {
         }))
     }
 
-    /// The disk as it is found after a power cut now: what was only in the page cache of its
-    /// files is not in the image.
+    /// Returns the disk as found after a power cut now: data that is only in the page cache is
+    /// not in the image.
     fn after_power_cut(&self) -> Self {
         Self::with(|image| {
             fs::copy(self.dir.path().join("image"), image).unwrap();
@@ -558,7 +557,7 @@ impl FailingDisk {
         self.mount_point.join("data")
     }
 
-    /// The kernel meets an error of the file system.
+    /// Makes the kernel find an error of the file system.
     fn fail(&self) {
         let mut findmnt = Command::new("findmnt");
         let source = run(findmnt.args(["-no", "SOURCE"]).arg(&self.mount_point));
@@ -614,12 +613,13 @@ async fn a_disk_that_turns_read_only_under_a_running_store_is_shown_and_passes()
     assert!(trouble.is_some());
     assert_eq!(*store.damage().borrow(), None, "it is no damage");
     assert_eq!(read_feed(&store, 10).await.len(), 1, "reads go on");
-    // Nobody sends an event: retention looks whether it writes again.
+    // No event arrives: retention checks whether the store can write again.
     store.prune(prune_nothing()).await.unwrap_err();
     assert_eq!(*store.trouble().borrow(), trouble);
     store.close().await;
 
-    // The kernel takes it back only by being mounted anew, so by a start of ours.
+    // The kernel allows writes again only after a new mount, and so after a restart of the
+    // store.
     run(Command::new("umount").arg(&disk.mount_point));
     disk.mount();
     let store = SqliteStore::open(&disk.data()).unwrap();

@@ -1,4 +1,4 @@
-//! Tests of a store's limits, of its closing and its opening again.
+//! Tests of a store's limits, of closing and of reopening.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -15,7 +15,8 @@ use crate::{
     StoreError,
 };
 
-/// An input over a limit is refused whole, with the limit; one at the limit is taken.
+/// An input over a limit is refused as a whole, and the error names the limit; an input at the
+/// limit is accepted.
 pub async fn refuses_what_is_over_a_limit(open: impl AsyncFn() -> Store) {
     let store = open().await;
     let refused = |result: Result<(), StoreError>, says: &str| {
@@ -129,7 +130,7 @@ pub async fn refuses_what_is_over_a_limit(open: impl AsyncFn() -> Store) {
     store.close().await;
 }
 
-/// All that was acknowledged is there after a reopening, and positions go on.
+/// All acknowledged data is there after reopening, and positions continue.
 pub async fn keeps_all_when_reopened(open: impl AsyncFn() -> Store) {
     let entry = Entry {
         at: time(0),
@@ -185,7 +186,7 @@ pub async fn keeps_all_when_reopened(open: impl AsyncFn() -> Store) {
     store.close().await;
 }
 
-/// Calls made before `close` are answered; later ones say that it is closed.
+/// Calls made before `close` are answered; later ones return that the store is closed.
 pub async fn answers_closed_after_close(open: impl AsyncFn() -> Store) {
     let store = open().await;
     let mut tasks = JoinSet::new();
@@ -236,8 +237,8 @@ pub async fn answers_closed_after_close(open: impl AsyncFn() -> Store) {
     store.close().await;
 }
 
-/// Retention deletes what is old, but nothing that somebody still needs, and the feed
-/// goes on behind it.
+/// Retention deletes old events, but none that a consumer still needs, and the feed continues
+/// behind them.
 pub async fn deletes_what_is_old_and_finished(open: impl AsyncFn() -> Store) {
     let store = open().await;
     let appended = store
@@ -305,7 +306,7 @@ pub async fn deletes_what_is_old_and_finished(open: impl AsyncFn() -> Store) {
     store.close().await;
 }
 
-/// A consumer that has not saved its checkpoint for long holds nothing back, and is named.
+/// A consumer that has not saved its checkpoint for long holds nothing back, and is reported.
 pub async fn keeps_nothing_for_a_consumer_that_is_gone(open: impl AsyncFn() -> Store) {
     let store = open().await;
     let events = (0..10).map(|n| event("n1", n)).collect();
@@ -319,7 +320,7 @@ pub async fn keeps_nothing_for_a_consumer_that_is_gone(open: impl AsyncFn() -> S
     };
     save("renamed", 2).await;
     save("idle", 5).await;
-    // Finer than this no time is kept.
+    // Checkpoint times have microsecond precision, so wait for the next microsecond.
     let first = Timestamp::now().as_microsecond();
     while Timestamp::now().as_microsecond() == first {}
     let mut prune = Prune {
@@ -333,14 +334,14 @@ pub async fn keeps_nothing_for_a_consumer_that_is_gone(open: impl AsyncFn() -> S
     let pruned = store.prune(prune.clone()).await.unwrap();
     assert_eq!((pruned.events, pruned.gone), (2, Vec::new()));
     prune.gone = Timestamp::now();
-    // It has nothing new to save, and is there all the same.
+    // A consumer without progress saves the same token again, and so is not gone.
     save("idle", 5).await;
     let pruned = store.prune(prune.clone()).await.unwrap();
     assert_eq!(
         (pruned.events, pruned.gone),
         (3, vec!["renamed".to_owned()])
     );
-    // It is back: from here on it counts again.
+    // A consumer that saves again counts again.
     save("renamed", 2).await;
     save("idle", 9).await;
     let pruned = store.prune(prune).await.unwrap();
@@ -348,7 +349,8 @@ pub async fn keeps_nothing_for_a_consumer_that_is_gone(open: impl AsyncFn() -> S
     store.close().await;
 }
 
-/// Passes of preflight checks go sooner, but where a fault that they may have closed is stored.
+/// Passes of preflight checks are deleted sooner, unless a fault that they may have closed is
+/// stored.
 pub async fn deletes_passes_that_closed_nothing(open: impl AsyncFn() -> Store) {
     let store = open().await;
     let report = |agent: &str, check: &str, node: &str, is_healthy: bool, n: i64| {
@@ -363,10 +365,11 @@ pub async fn deletes_passes_that_closed_nothing(open: impl AsyncFn() -> Store) {
         .append(vec![
             report(diag, "Memory", "n1", true, 0),
             report(diag, "Pcie", "n1", true, 1),
-            // What a pass closes may be reported before it or, where its report was late, behind it.
+            // The fault that a pass closes may be stored before it or, if reported late, behind
+            // it.
             report(diag, "Pcie", "n1", false, 2),
             report(diag, "Pcie", "n1", true, 3),
-            // Of another node, another agent, another monitor.
+            // Another node, another agent, another monitor.
             report(diag, "Pcie", "n2", true, 4),
             report(all_reduce, "Pcie", "n1", true, 5),
             report("syslog-health-monitor", "Xid", "n1", true, 6),
@@ -389,7 +392,7 @@ pub async fn deletes_passes_that_closed_nothing(open: impl AsyncFn() -> Store) {
     assert_eq!(pruned.events, 4);
     let left = || async { numbers(&read_feed(&*store, 100).await, &at) };
     assert_eq!(left().await, [2, 3, 4, 7, 9, 10]);
-    // Who has not read them yet reads them.
+    // A consumer that has not read the events keeps them.
     let finished = Prune {
         passes_before: time(1_000),
         finished: at[7],
@@ -399,8 +402,8 @@ pub async fn deletes_passes_that_closed_nothing(open: impl AsyncFn() -> Store) {
     store.close().await;
 }
 
-/// The oldest events go first where there is too much, whatever their age; what must stay is told
-/// as being over.
+/// The oldest events go first if the store is too large, whatever their age. The size of data
+/// that must stay is reported in `over`.
 pub async fn deletes_the_oldest_where_there_is_too_much(open: impl AsyncFn() -> Store) {
     let store = open().await;
     let mut newest = Position::START;
@@ -408,7 +411,7 @@ pub async fn deletes_the_oldest_where_there_is_too_much(open: impl AsyncFn() -> 
         let events = (0..1_000).map(|n| event("n1", from * 1_000 + n)).collect();
         newest = store.append(events).await.unwrap()[999].seq;
     }
-    // Opened anew, so that the room is what the events take, without a log beside them.
+    // Reopened, so that the size is that of the events, without a log beside them.
     store.close().await;
     let store = open().await;
     let whole = store.stats().await.unwrap().bytes;

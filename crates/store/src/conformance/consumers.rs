@@ -1,4 +1,4 @@
-//! Tests of what consumers stand on: the feed under load, tokens, the journal.
+//! Tests of the guarantees for consumers: the feed under load, checkpoints, the journal.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -12,15 +12,15 @@ use tokio::task::JoinSet;
 use super::{Store, event, event_without_time, grow, positions, read_feed, status, time};
 use crate::{Checkpoint, MAX_CHECKPOINT_BYTES, Position, StatusPatch, StoreError};
 
-/// Events that were stored before the store begins anew are history, and count again where they
-/// arrive again: at the end of the feed, in the order of their arrival.
+/// Events stored before `begin_anew` are history, and count again when they arrive again: at
+/// the end of the feed, in the order of arrival.
 pub async fn begins_anew_behind_its_history(open: impl AsyncFn() -> Store) {
     let store = open().await;
     let first = store.identity();
     assert!(!first.id.is_empty());
     assert_eq!(first.since, Position::START);
     let old: Vec<_> = (0..3).map(|n| event("n1", n)).collect();
-    // It lacks a time of its own: what repeats it is its sender's retry.
+    // No time of its own, so that a repetition is a retry by its sender.
     let retried = event_without_time("n1", "again", time(3));
     store.append(old.clone()).await.unwrap();
     let newest = store.append(vec![retried.clone()]).await.unwrap()[0].seq;
@@ -58,7 +58,7 @@ pub async fn begins_anew_behind_its_history(open: impl AsyncFn() -> Store) {
 
     let store = open().await;
     assert_eq!(store.identity(), anew);
-    // Some of it again, in another order, with something new between.
+    // Some of the history again, in another order, with a new event in between.
     let mut late = old[1].clone();
     late.received_at += SignedDuration::from_hours(1);
     let new = event("n1", 9);
@@ -79,21 +79,21 @@ pub async fn begins_anew_behind_its_history(open: impl AsyncFn() -> Store) {
     let status = status(&*store, &id).await.unwrap();
     assert_eq!(status.node_quarantined.as_deref(), Some("Quarantined"));
     assert_eq!(*store.latest().borrow(), newest);
-    // From here on it is known.
+    // From now on these are repetitions.
     let answers = store.append(again).await.unwrap();
     assert!(answers.iter().all(|one| !one.new), "{answers:?}");
     let left = read_feed(&*store, 10).await;
     assert_eq!(left[0].id, old[2].event.id);
     assert_eq!(left.len(), 6);
-    // Positions go on behind what was moved.
+    // Positions continue behind the moved events.
     let later = store.append(vec![event("n1", 10)]).await.unwrap();
     assert!(later[0].seq > newest && later[0].new);
     assert_eq!(store.begin_anew().await.unwrap().since, later[0].seq);
     store.close().await;
 }
 
-/// 64 tasks append at once, each event from two of them: the feed has every one once,
-/// and each task's own events in its order.
+/// 64 tasks append at once, each event from two of them: the feed has every event once, and
+/// each task's events in that task's order.
 pub async fn loses_nothing_among_many_writers(open: impl AsyncFn() -> Store) {
     const TASKS: i64 = 64;
     const EACH: i64 = 12;
@@ -135,12 +135,13 @@ pub async fn loses_nothing_among_many_writers(open: impl AsyncFn() -> Store) {
     store.close().await;
 }
 
-/// A reader that waits for `latest` sees every event once, in order, while others write.
+/// A reader that waits for `latest` receives every event once, in order, while others write.
 pub async fn feeds_a_follower_every_event_once(open: impl AsyncFn() -> Store) {
     const WRITERS: i64 = 8;
     const EACH: i64 = 40;
     let store = open().await;
-    // Where the feed ends, once all is written: one that lacks events must not be waited for.
+    // End of the feed once all is written, so that a feed that lacks events fails instead of
+    // hanging.
     let (end, mut ends) = watch::channel(Position::END);
     let follower = tokio::spawn({
         let store = Arc::clone(&store);
@@ -194,7 +195,7 @@ pub async fn feeds_a_follower_every_event_once(open: impl AsyncFn() -> Store) {
     store.close().await;
 }
 
-/// A consumer's token and state are its own, and only go forward.
+/// Each consumer has its own token and state, and a token only moves forward.
 pub async fn never_moves_a_token_back(open: impl AsyncFn() -> Store) {
     let store = open().await;
     let at = |token: u64, state: &[u8]| Checkpoint {
@@ -230,7 +231,7 @@ pub async fn never_moves_a_token_back(open: impl AsyncFn() -> Store) {
         largest
     );
 
-    // Of many at once the highest stays, and a refusal harms no other.
+    // Among concurrent saves the highest token wins, and a refusal affects no other save.
     let mut tasks = JoinSet::new();
     for token in 1..=64 {
         let store = Arc::clone(&store);
@@ -261,7 +262,7 @@ pub async fn never_moves_a_token_back(open: impl AsyncFn() -> Store) {
     store.close().await;
 }
 
-/// Parts of a state come and go one by one, with the token or not at all.
+/// Parts of a state are added and deleted one by one, atomically with the token.
 pub async fn keeps_the_parts_that_are_not_named(open: impl AsyncFn() -> Store) {
     let parts = |parts: &[(&str, &str)]| {
         let parts = parts.iter();
@@ -296,7 +297,7 @@ pub async fn keeps_the_parts_that_are_not_named(open: impl AsyncFn() -> Store) {
     store.close().await;
 }
 
-/// The timeline of a node is the end of what was written about it, in order.
+/// The timeline of a node is the end of its journal, in order.
 pub async fn keeps_the_journal_in_order(open: impl AsyncFn() -> Store) {
     let store = open().await;
     let kinds = [
@@ -309,7 +310,7 @@ pub async fn keeps_the_journal_in_order(open: impl AsyncFn() -> Store) {
         EntryKind::Attention,
     ];
     let entry = |node: &str, n: usize| Entry {
-        // Not in the order of writing, and finer than is kept.
+        // Not in the order of writing, and with a precision finer than the store keeps.
         at: time(1_000 - i64::try_from(n).unwrap()) + SignedDuration::from_nanos(1_500),
         node: node.to_owned(),
         session: n.is_multiple_of(2).then(|| format!("session {n}")),

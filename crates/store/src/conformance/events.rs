@@ -1,4 +1,4 @@
-//! Tests of events: how they are appended, and found again.
+//! Tests of appending and querying events.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ use crate::{
     StatusPatch,
 };
 
-/// Positions grow in the order of the appends; a page goes on where the last one ended.
+/// Positions grow in the order of the appends; a page continues where the last one ended.
 pub async fn appends_in_order(open: impl AsyncFn() -> Store) {
     let store = open().await;
     assert_eq!(*store.latest().borrow(), Position::START);
@@ -63,7 +63,7 @@ pub async fn appends_in_order(open: impl AsyncFn() -> Store) {
     store.close().await;
 }
 
-/// Every field comes back, whatever it holds; the time of receipt to the microsecond.
+/// Every field is returned unchanged; the time of receipt to the microsecond.
 pub async fn keeps_an_event_as_it_was(open: impl AsyncFn() -> Store) {
     let store = open().await;
     let hostile = "quote ' \" NUL \0 line\nend \u{1f525} </script> \\u0000 \u{7f} %s";
@@ -132,7 +132,7 @@ pub async fn keeps_an_event_as_it_was(open: impl AsyncFn() -> Store) {
     store.close().await;
 }
 
-/// The same id is one event: within a batch, in a later one, after a reopening.
+/// Events with the same id are one event: within a batch, across batches, after reopening.
 pub async fn stores_an_event_once(open: impl AsyncFn() -> Store) {
     let store = open().await;
     let batch = vec![event("n1", 1), event("n1", 2), event("n1", 1)];
@@ -158,8 +158,8 @@ pub async fn stores_an_event_once(open: impl AsyncFn() -> Store) {
     store.close().await;
 }
 
-/// Without a time of its own, the same content again is a retry for
-/// [`RETRY_WINDOW`], unless the health changed in between.
+/// Repeated content without a time of its own is a retry within [`RETRY_WINDOW`], unless the
+/// health changed in between.
 pub async fn takes_a_repetition_without_a_time_for_a_retry(open: impl AsyncFn() -> Store) {
     const WINDOW: i64 = RETRY_WINDOW.as_secs();
     #[derive(Clone, Copy)]
@@ -170,7 +170,7 @@ pub async fn takes_a_repetition_without_a_time_for_a_retry(open: impl AsyncFn() 
     }
     use Is::{Elsewhere, Healthy, Unhealthy};
     type Reports = &'static [(Is, i64, bool)];
-    // Each report with its second of receipt, and whether it is stored.
+    // Each report, the second of its receipt, and whether it is stored.
     let table: [(&str, Reports); 7] = [
         (
             "again at once",
@@ -225,7 +225,8 @@ pub async fn takes_a_repetition_without_a_time_for_a_retry(open: impl AsyncFn() 
     ];
     let store = open().await;
     for (case, (name, reports)) in table.into_iter().enumerate() {
-        // A node for each case, and one at a time, so that each sees those before it.
+        // A separate node for each case, and separate appends, so that each report finds those
+        // before it.
         let mut stored = Vec::new();
         for &(is, second, new) in reports {
             let node = match is {
@@ -255,7 +256,7 @@ pub async fn takes_a_repetition_without_a_time_for_a_retry(open: impl AsyncFn() 
         }
     }
 
-    // A whole batch sent again, received later: nothing doubled.
+    // A whole batch sent again later stores nothing twice.
     let before = read_feed(&*store, MAX_PAGE).await.len();
     let batch = |second| -> Vec<_> {
         (0..50)
@@ -272,8 +273,8 @@ pub async fn takes_a_repetition_without_a_time_for_a_retry(open: impl AsyncFn() 
     store.close().await;
 }
 
-/// A reader that pages back sees each event once, and all that stay, while new ones come, old ones are
-/// deleted, and what became of one is noted.
+/// A reader that pages back receives each event once, and every event that stays, while new
+/// events arrive, old ones are deleted and a status changes.
 pub async fn pages_stay_whole_while_rows_come_and_go(open: impl AsyncFn() -> Store) {
     let store = open().await;
     let answers = store
@@ -309,12 +310,12 @@ pub async fn pages_stay_whole_while_rows_come_and_go(open: impl AsyncFn() -> Sto
         };
         store.prune(prune).await.unwrap();
     }
-    // The first four were deleted before anybody came to them.
+    // The first four were deleted before the reader reached them.
     assert_eq!(seen, (5..=20).rev().collect::<Vec<_>>());
     store.close().await;
 }
 
-/// Queries answer newest first; conditions hold together.
+/// Queries return newest events first; all conditions must hold.
 pub async fn pages_and_filters(open: impl AsyncFn() -> Store) {
     let store = open().await;
     let sent = (0..150).map(|n| event(if n % 3 == 0 { "a" } else { "b" }, n));
@@ -401,7 +402,7 @@ pub async fn pages_and_filters(open: impl AsyncFn() -> Store) {
     store.close().await;
 }
 
-/// A status is empty at first, and changes by what a patch names.
+/// A status is empty at first; a patch changes the fields that it names.
 pub async fn updates_a_status(open: impl AsyncFn() -> Store) {
     let store = open().await;
     let both = vec![event("n1", 1), event("n1", 2)];
@@ -444,7 +445,7 @@ pub async fn updates_a_status(open: impl AsyncFn() -> Store) {
             .unwrap()
     );
     assert_eq!(status(&*store, "no such id").await, None);
-    // Several at once: in order, and what does not exist is passed over.
+    // Several at once: applied in order, and unknown ids are skipped.
     let at = "2026-01-02T03:04:05.000006Z".parse().unwrap();
     let eviction = PodsEviction {
         status: "Failed".to_owned(),
@@ -473,7 +474,7 @@ pub async fn updates_a_status(open: impl AsyncFn() -> Store) {
     assert_eq!(status.drain_finished_at, Some(at));
     assert_eq!(status.fault_remediated, Some(false));
     assert_eq!(status.last_remediation_at, Some(at));
-    // Each field by itself.
+    // Each field on its own.
     let eviction = PodsEviction {
         status: "InProgress".to_owned(),
         message: String::new(),
@@ -491,7 +492,7 @@ pub async fn updates_a_status(open: impl AsyncFn() -> Store) {
         statuses[2].clone().unwrap().node_quarantined.as_deref(),
         Some("UnQuarantined")
     );
-    // Sent again, an event keeps what became of it, and the feed does not move.
+    // An event that is sent again keeps its status, and the feed does not move.
     store.append(vec![event("n1", 1)]).await.unwrap();
     assert_eq!(value(&id).await.as_deref(), Some("UnQuarantined"));
     assert_eq!(*store.latest().borrow(), answers[1].seq);

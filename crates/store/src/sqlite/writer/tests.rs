@@ -1,4 +1,4 @@
-//! Tests of writes that fail, which takes a hand on `SQLite` to bring about.
+//! Tests of failing writes, which are provoked through `SQLite` directly.
 
 use rusqlite::Connection;
 use tempfile::TempDir;
