@@ -29,8 +29,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use jiff::{SignedDuration, Timestamp};
 use runtime::metrics::Metrics;
-use store::sqlite::DirectoryLock;
-use store::{Appended, NewEvent};
+use store::{Appended, DirectoryError, DirectoryLock, NewEvent};
 use tokio::sync::watch;
 
 use self::log::Log;
@@ -106,7 +105,7 @@ pub struct OutboxStatus {
 pub enum OpenError {
     /// The data directory is in use, or cannot be made.
     #[error(transparent)]
-    Directory(#[from] store::sqlite::OpenError),
+    Directory(#[from] DirectoryError),
     /// A file in it cannot be opened, made, read or written.
     #[error("the outbox {} cannot be opened", path.display())]
     File {

@@ -16,8 +16,7 @@ use contract::keys::LEASE;
 use controller::leadership;
 use runtime::metrics::Metrics;
 use runtime::sources::Sources;
-use store::EventStore;
-use store::sqlite::{DirectoryLock, OpenError};
+use store::{DirectoryError, DirectoryLock, EventStore};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -141,7 +140,7 @@ impl Standby<'_> {
         let data_dir = &self.settings.data_dir;
         let lock = match DirectoryLock::acquire(data_dir) {
             Ok(lock) => lock,
-            Err(OpenError::InUse { .. }) => return Ok(false),
+            Err(DirectoryError::InUse { .. }) => return Ok(false),
             // Who stands by learns now what would keep it from leading.
             Err(error) => return Err(error.into()),
         };

@@ -9,6 +9,7 @@
 //!
 //! - [`sqlite`]: the embedded backend, one file in a directory.
 //! - [`GroupThread`]: group commit, for this backend and for the outbox of a node.
+//! - [`DirectoryLock`]: ownership of a data directory, likewise for both.
 //! - `conformance` (cargo feature of that name): tests that every backend passes.
 //! - `memory` (same feature): a backend for tests, with gaps between positions.
 //!
@@ -16,6 +17,7 @@
 
 #[cfg(any(test, feature = "conformance"))]
 pub mod conformance;
+mod directory_lock;
 mod error;
 mod event_store;
 mod group_thread;
@@ -24,6 +26,7 @@ mod limits;
 pub mod memory;
 pub mod sqlite;
 
+pub use directory_lock::{DirectoryError, DirectoryLock};
 pub use error::{BoxError, StoreError};
 pub use event_store::{
     Appended, Checkpoint, Checkpoints, EventLog, EventQuery, EventStatus, EventStore, Identity,
@@ -34,4 +37,5 @@ pub use limits::{
     MAX_APPEND, MAX_CHECKPOINT_BYTES, MAX_ENTRY_BYTES, MAX_JOURNAL, MAX_NAME_BYTES, MAX_PAGE,
     MAX_STATUS_MESSAGE_BYTES, RETRY_WINDOW,
 };
+pub use model::position::Position;
 pub use model::position::Position;

@@ -14,7 +14,6 @@ mod damaged;
 mod identity;
 mod inspect;
 mod journal;
-mod lock;
 mod prune;
 mod query;
 mod readers;
@@ -35,14 +34,13 @@ use tokio::sync::watch;
 
 use self::damaged::{Damage, Opened};
 pub use self::inspect::{Consumer, Count, Damaged, Inspection, NODES, inspect};
-pub use self::lock::DirectoryLock;
 use self::readers::Readers;
 use self::unreadable::Unreadable;
 use self::writer::Writer;
 use crate::{
-    Appended, BoxError, Checkpoint, Checkpoints, EventLog, EventQuery, EventStatus, Identity,
-    Journal, MAX_PAGE, NewEvent, Prune, Pruned, Stats, StatusPatch, Statuses, StoreError, Upkeep,
-    limits,
+    Appended, BoxError, Checkpoint, Checkpoints, DirectoryError, DirectoryLock, EventLog,
+    EventQuery, EventStatus, Identity, Journal, MAX_PAGE, NewEvent, Prune, Pruned, Stats,
+    StatusPatch, Statuses, StoreError, Upkeep, limits,
 };
 
 const FILE: &str = "events.db";
@@ -74,39 +72,9 @@ pub struct SqliteStore {
 /// unchanged: a damaged database is moved aside only if a usable one can take its place.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// Another process has the directory open, or this process already has.
-    #[error(
-        "data directory {} is in use by {}: stop it, or use another directory",
-        dir.display(),
-        owner.map_or("another process".to_owned(), |pid| format!("process {pid}"))
-    )]
-    InUse {
-        /// Path of the directory.
-        dir: PathBuf,
-        /// Id of the process that has the directory open, as read from the lock file.
-        owner: Option<u32>,
-    },
-    /// The directory cannot be created.
-    #[error("data directory {} cannot be created", path.display())]
-    Directory {
-        /// Path of the directory.
-        path: PathBuf,
-        /// Error of the operating system.
-        #[source]
-        source: io::Error,
-    },
-    /// Other users can create files in the directory.
-    #[error(
-        "data directory {} is not safe: {who} can put files into it that gpuwarden would \
-         take for its own; use a directory of your own, or one below it that does not exist yet",
-        dir.display()
-    )]
-    Untrusted {
-        /// Path of the directory.
-        dir: PathBuf,
-        /// Users with write access, in words.
-        who: String,
-    },
+    /// The directory cannot be locked.
+    #[error(transparent)]
+    Directory(#[from] DirectoryError),
     /// A file in the directory cannot be opened, created, read or written.
     #[error("{} cannot be opened for reading and writing", path.display())]
     File {

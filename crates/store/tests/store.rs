@@ -18,8 +18,8 @@ use gpuwarden_store::conformance::{event, event_without_time, read_feed};
 use gpuwarden_store::memory::MemoryStorage;
 use gpuwarden_store::sqlite::{self, OpenError, SqliteStore};
 use gpuwarden_store::{
-    Checkpoint, Checkpoints, EventLog, EventQuery, EventStore, NewEvent, Position, Prune, Upkeep,
-    conformance_tests,
+    Checkpoint, Checkpoints, DirectoryError, EventLog, EventQuery, EventStore, NewEvent, Position,
+    Prune, Upkeep, conformance_tests,
 };
 use jiff::Timestamp;
 use tempfile::TempDir;
@@ -58,7 +58,7 @@ async fn one_process_owns_a_directory_that_is_private() {
     }
 
     let error = SqliteStore::open(&dir).unwrap_err();
-    let OpenError::InUse { owner, .. } = &error else {
+    let OpenError::Directory(DirectoryError::InUse { owner, .. }) = &error else {
         panic!("{error}")
     };
     assert_eq!(*owner, Some(process::id()));
@@ -84,7 +84,10 @@ fn a_directory_that_cannot_be_made_is_named() {
     let temp = TempDir::new().unwrap();
     fs::write(temp.path().join("file"), "").unwrap();
     let error = SqliteStore::open(&temp.path().join("file/data")).unwrap_err();
-    assert!(matches!(error, OpenError::Directory { .. }));
+    assert!(matches!(
+        error,
+        OpenError::Directory(DirectoryError::Create { .. })
+    ));
     assert!(error.to_string().contains("file/data"), "{error}");
 }
 

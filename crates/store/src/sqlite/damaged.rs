@@ -15,8 +15,8 @@ use model::position::Position;
 use rusqlite::{Connection, ErrorCode};
 use tokio::sync::watch;
 
-use super::{OpenError, identity, lock, newest, schema};
-use crate::Identity;
+use super::{OpenError, identity, newest, schema};
+use crate::{Identity, directory_lock};
 
 /// Number of damaged databases kept for inspection, the newest ones. Each may be as large as
 /// the store was.
@@ -129,7 +129,7 @@ fn set_aside(database: &Path, now: Timestamp) -> io::Result<PathBuf> {
             let _ = fs::remove_file(with_ending(old, part));
         }
     }
-    lock::sync_entry(database)?;
+    directory_lock::sync_entry(database)?;
     Ok(to)
 }
 

@@ -9,7 +9,8 @@ use std::time::Duration;
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, ErrorCode, OpenFlags, TransactionBehavior};
 
-use super::{OpenError, lock};
+use super::OpenError;
+use crate::directory_lock::{NO_LINK, sync_entry};
 
 /// Steps to the newest schema. `PRAGMA user_version` is the number of steps taken. A released
 /// step is never changed: a change becomes a new step.
@@ -208,7 +209,7 @@ fn check_file(path: &Path) -> Result<(), OpenError> {
         .create(true)
         .truncate(false)
         .mode(0o600) // SQLite gives its other files the mode of this one.
-        .custom_flags(lock::NO_LINK)
+        .custom_flags(NO_LINK)
         .open(path)
         .map_err(failed)?;
     let mut start = Vec::new();
@@ -217,7 +218,7 @@ fn check_file(path: &Path) -> Result<(), OpenError> {
         .read_to_end(&mut start)
         .map_err(failed)?;
     if start.is_empty() {
-        return lock::sync_entry(path).map_err(failed);
+        return sync_entry(path).map_err(failed);
     }
     if start != MAGIC {
         return Err(OpenError::NotADatabase { path: path.into() });

@@ -13,8 +13,8 @@ use rusqlite::{Connection, TransactionBehavior};
 use tokio::sync::{oneshot, watch};
 
 use super::damaged::{self, Damage};
-use super::{DirectoryLock, failure, newest};
-use crate::{GroupThread, MAX_APPEND, StoreError};
+use super::{failure, newest};
+use crate::{DirectoryLock, GroupThread, MAX_APPEND, StoreError};
 
 /// Most rows held by queued calls, which bounds the memory.
 const MAX_WAITING_ROWS: usize = 2 * MAX_APPEND;

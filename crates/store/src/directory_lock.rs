@@ -1,9 +1,11 @@
 //! Lock of a data directory, which makes one process its owner.
+//!
+//! Used by the embedded event store, by the connector's outbox, and by a controller that stands by.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -11,12 +13,10 @@ use rustix::fs::{FlockOperation, OFlags, flock};
 use rustix::io::Errno;
 use rustix::process::{Gid, Pid, getegid, geteuid, getgroups, test_kill_process};
 
-use super::OpenError;
-
 const NAME: &str = "lock";
 /// Flag that refuses symbolic links: a link could make this process write to another user's
 /// file.
-pub(super) const NO_LINK: i32 = OFlags::NOFOLLOW.bits().cast_signed();
+pub(crate) const NO_LINK: i32 = OFlags::NOFOLLOW.bits().cast_signed();
 
 /// Longest time that a child of a killed owner is expected to hold the lock: the child was
 /// forked and has not called `exec` yet. A very busy machine takes this long.
@@ -31,18 +31,65 @@ pub struct DirectoryLock {
     file: File,
 }
 
+/// Reason why a directory cannot be locked. Its contents are unchanged.
+#[derive(Debug, thiserror::Error)]
+pub enum DirectoryError {
+    /// Another process owns the directory, or this process already does.
+    #[error(
+        "data directory {} is in use by {}: stop it, or use another directory",
+        dir.display(),
+        owner.map_or("another process".to_owned(), |pid| format!("process {pid}"))
+    )]
+    InUse {
+        /// Path of the directory.
+        dir: PathBuf,
+        /// Id of the process that owns the directory, as read from the lock file.
+        owner: Option<u32>,
+    },
+    /// The directory cannot be created.
+    #[error("data directory {} cannot be created", path.display())]
+    Create {
+        /// Path of the directory.
+        path: PathBuf,
+        /// Error of the operating system.
+        #[source]
+        source: io::Error,
+    },
+    /// Other users can create files in the directory.
+    #[error(
+        "data directory {} is not safe: {who} can put files into it that gpuwarden would take for \
+         its own; use a directory of your own, or one below it that does not exist yet",
+        dir.display()
+    )]
+    Untrusted {
+        /// Path of the directory.
+        dir: PathBuf,
+        /// Users with write access, in words.
+        who: String,
+    },
+    /// The lock file cannot be opened, created, read or written.
+    #[error("{} cannot be opened for reading and writing", path.display())]
+    LockFile {
+        /// Path of the lock file.
+        path: PathBuf,
+        /// Error of the operating system.
+        #[source]
+        source: io::Error,
+    },
+}
+
 // === impl DirectoryLock ===
 
 impl DirectoryLock {
     /// Takes ownership of `dir`, which is created if missing.
-    pub fn acquire(dir: &Path) -> Result<Self, OpenError> {
-        make(dir).map_err(|source| OpenError::Directory {
+    pub fn acquire(dir: &Path) -> Result<Self, DirectoryError> {
+        make(dir).map_err(|source| DirectoryError::Create {
             path: dir.into(),
             source,
         })?;
         trusted(dir)?;
         let path = dir.join(NAME);
-        let failed = |source: io::Error| OpenError::File {
+        let failed = |source: io::Error| DirectoryError::LockFile {
             path: path.clone(),
             source,
         };
@@ -66,7 +113,7 @@ impl DirectoryLock {
                         continue;
                     }
                     let dir = dir.into();
-                    return Err(OpenError::InUse { dir, owner });
+                    return Err(DirectoryError::InUse { dir, owner });
                 }
                 Err(errno) => return Err(failed(errno.into())),
             }
@@ -109,8 +156,8 @@ fn exists(path: &Path) -> bool {
 /// Refuses a directory that other users can create files in, since those would be taken for
 /// files of this process. Root may, and so may a group of this process, since Kubernetes gives
 /// a volume to a pod that way.
-fn trusted(dir: &Path) -> Result<(), OpenError> {
-    let failed = |source: io::Error| OpenError::Directory {
+fn trusted(dir: &Path) -> Result<(), DirectoryError> {
+    let failed = |source: io::Error| DirectoryError::Create {
         path: dir.into(),
         source,
     };
@@ -129,14 +176,14 @@ fn trusted(dir: &Path) -> Result<(), OpenError> {
     } else {
         return Ok(());
     };
-    Err(OpenError::Untrusted {
+    Err(DirectoryError::Untrusted {
         dir: dir.into(),
         who,
     })
 }
 
 /// Makes the directory entry of `path` durable.
-pub(super) fn sync_entry(path: &Path) -> io::Result<()> {
+pub(crate) fn sync_entry(path: &Path) -> io::Result<()> {
     let parent = path
         .parent()
         .filter(|parent| !parent.as_os_str().is_empty());
@@ -216,7 +263,7 @@ mod tests {
             let data = dir.path().join("data");
             fs::create_dir(&data).unwrap();
             symlink(&target, data.join(name)).unwrap();
-            let error = super::super::SqliteStore::open(&data).unwrap_err();
+            let error = crate::sqlite::SqliteStore::open(&data).unwrap_err();
             assert!(error.to_string().contains(name), "{error}");
             assert_eq!(fs::read_to_string(&target).unwrap(), "");
         }
@@ -259,7 +306,7 @@ mod tests {
         let copy = lock.file.try_clone().unwrap();
         assert!(matches!(
             DirectoryLock::acquire(dir.path()),
-            Err(OpenError::InUse { .. })
+            Err(DirectoryError::InUse { .. })
         ));
         drop(lock);
         DirectoryLock::acquire(dir.path()).unwrap();
