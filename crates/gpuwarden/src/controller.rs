@@ -20,8 +20,7 @@ use runtime::logging;
 use runtime::metrics::Metrics;
 use runtime::sources::Sources;
 use runtime::tls::{ClientCertificates, ServerTls};
-use store::EventStore;
-use store::sqlite::SqliteStore;
+use store::{EventStore, StoreUrl};
 use tokio::net::TcpListener;
 
 use crate::act::Acting;
@@ -144,7 +143,7 @@ impl<'a> Start<'a> {
             act,
             ..
         } = settings;
-        let store: Arc<dyn EventStore> = Arc::new(SqliteStore::open(&process.data_dir)?);
+        let store = StoreUrl::in_data_dir(&process.data_dir).open().await?;
         if let Some(term) = term {
             term.act_on(store.as_ref()).await?;
         }

@@ -9,8 +9,7 @@ use controller::pods::PodDevices;
 use controller::quarantine::Owns;
 use runtime::logging;
 use runtime::sources::Sources;
-use store::EventStore;
-use store::sqlite::SqliteStore;
+use store::StoreUrl;
 
 use crate::act;
 use crate::gpus;
@@ -30,7 +29,7 @@ pub(crate) async fn run(settings: RunSettings) -> anyhow::Result<ExitCode> {
     let cluster = parts::cluster(act).await?;
     let mut tasks = Tasks::default();
     let policy = parts::policy(act, cluster.clone(), &metrics, &mut tasks)?;
-    let store: Arc<dyn EventStore> = Arc::new(SqliteStore::open(&process.data_dir)?);
+    let store = StoreUrl::in_data_dir(&process.data_dir).open().await?;
     let mut front = Front::open(process, &node.socket, node.socket_mode, &serving.socket).await?;
     let server = front.endpoint.server.clone();
 

@@ -70,6 +70,11 @@ pub enum StoreError {
     },
 }
 
+/// Reason why a store cannot be opened, in the terms of its backend.
+#[derive(Debug, thiserror::Error)]
+#[error(transparent)]
+pub struct OpenError(#[from] BoxError);
+
 // === impl StoreError ===
 
 impl StoreError {

@@ -6,7 +6,7 @@
 //! from their own token; [`EventLog::latest`] only wakes them. The journal keeps the decisions
 //! beside the events.
 //!
-//!
+//! - [`StoreUrl`]: opens a store by its URL; the only place that lists the backends.
 //! - [`sqlite`]: the embedded backend, one file in a directory.
 //! - [`GroupThread`]: group commit, for this backend and for the outbox of a node.
 //! - [`DirectoryLock`]: ownership of a data directory, likewise for both.
@@ -15,27 +15,31 @@
 //!
 //! The store judges no event: decisions are made in `domain`.
 
+mod backend;
 #[cfg(any(test, feature = "conformance"))]
 pub mod conformance;
 mod directory_lock;
 mod error;
 mod event_store;
 mod group_thread;
+mod inspection;
 mod limits;
 #[cfg(any(test, feature = "conformance"))]
 pub mod memory;
 pub mod sqlite;
+mod url;
 
 pub use directory_lock::{DirectoryError, DirectoryLock};
-pub use error::{BoxError, StoreError};
+pub use error::{BoxError, OpenError, StoreError};
 pub use event_store::{
     Appended, Checkpoint, Checkpoints, EventLog, EventQuery, EventStatus, EventStore, Identity,
     Journal, NewEvent, PodsEviction, Prune, Pruned, Stats, StatusPatch, Statuses, Upkeep,
 };
 pub use group_thread::GroupThread;
+pub use inspection::{Consumer, Count, Damaged, Inspection, NODES};
 pub use limits::{
     MAX_APPEND, MAX_CHECKPOINT_BYTES, MAX_ENTRY_BYTES, MAX_JOURNAL, MAX_NAME_BYTES, MAX_PAGE,
     MAX_STATUS_MESSAGE_BYTES, RETRY_WINDOW,
 };
 pub use model::position::Position;
-pub use model::position::Position;
+pub use url::{StoreUrl, UrlError};

@@ -33,17 +33,31 @@ use rusqlite::{Connection, ErrorCode};
 use tokio::sync::watch;
 
 use self::damaged::{Damage, Opened};
-pub use self::inspect::{Consumer, Count, Damaged, Inspection, NODES, inspect};
+pub use self::inspect::inspect;
 use self::readers::Readers;
 use self::unreadable::Unreadable;
 use self::writer::Writer;
+use crate::backend::Backend;
 use crate::{
     Appended, BoxError, Checkpoint, Checkpoints, DirectoryError, DirectoryLock, EventLog,
-    EventQuery, EventStatus, Identity, Journal, MAX_PAGE, NewEvent, Prune, Pruned, Stats,
-    StatusPatch, Statuses, StoreError, Upkeep, limits,
+    EventQuery, EventStatus, EventStore, Identity, Journal, MAX_PAGE, NewEvent, Prune, Pruned,
+    Stats, StatusPatch, Statuses, StoreError, Upkeep, limits,
 };
 
 const FILE: &str = "events.db";
+/// Entry in the list of backends. The place is the data directory.
+pub(crate) const BACKEND: Backend = Backend {
+    scheme: "sqlite",
+    place: "DIRECTORY",
+    open: |dir| {
+        Box::pin(async move {
+            let store = SqliteStore::open(Path::new(dir)).map_err(BoxError::from)?;
+            Ok(Arc::new(store) as Arc<dyn EventStore>)
+        })
+    },
+    inspect: |dir| inspect(Path::new(dir)),
+    file: |dir| Some(Path::new(dir).join(FILE)),
+};
 /// Size of a call that never waits for room in the writer's queue. For the small writes that
 /// show whether the store can write and that save the progress of consumers: they must not wait
 /// behind the events of a busy sender.

@@ -1,15 +1,11 @@
 //! `gpuwarden store inspect`: what the event store holds, without asking a server.
 
-use store::Position;
-use store::sqlite::{Count, Inspection, NODES, inspect};
+use store::{Count, Inspection, NODES, Position, StoreUrl};
 
 use crate::args::{StoreArgs, StoreCommand};
 use crate::output::{self, say};
 use crate::settings::{ClientSettings, default_data_dir};
 use crate::{EXIT_OK, EXIT_UNHEALTHY};
-
-/// File of the event store in the data directory.
-const EVENTS_FILE: &str = "events.db";
 
 pub(super) fn execute(args: &StoreArgs) -> anyhow::Result<u8> {
     let StoreCommand::Inspect {
@@ -21,12 +17,13 @@ pub(super) fn execute(args: &StoreArgs) -> anyhow::Result<u8> {
     let named = data_dir.clone().or(file.data_dir);
     let dir = named.map_or_else(default_data_dir, Ok)?;
     let named = "--data-dir names the data directory of the gpuwarden that you mean";
-    if !dir.join(EVENTS_FILE).exists() {
-        anyhow::bail!("no {EVENTS_FILE} in {}; {named}", dir.display());
+    let url = StoreUrl::in_data_dir(&dir);
+    if let Some(file) = url.file().filter(|file| !file.exists()) {
+        anyhow::bail!("there is no {}; {named}", file.display());
     }
-    let found = inspect(&dir).map_err(|error| {
-        anyhow::Error::from(error).context(format!("no look into {}", dir.display()))
-    })?;
+    let found = url
+        .inspect()
+        .map_err(|error| anyhow::Error::from(error).context(format!("cannot inspect {url}")))?;
     if !output::structured(output.output, &found)? {
         text(&found)?;
     }

@@ -19,8 +19,7 @@ use connector::outbox::{Limits, Outbox};
 use contract::HealthEvent;
 use jiff::Timestamp;
 use runtime::metrics::Metrics;
-use store::sqlite::SqliteStore;
-use store::{EventStore, NewEvent, Upkeep as _};
+use store::{NewEvent, StoreUrl};
 use tokio::task::JoinSet;
 
 use super::Figure;
@@ -67,8 +66,8 @@ async fn measure(dir: &Path) -> anyhow::Result<Vec<Figure>> {
         .tempdir_in(dir)
         .with_context(|| format!("make a directory in {}", dir.display()))?;
     let place = home.path().canonicalize()?;
-    let sqlite = Arc::new(SqliteStore::open(&place)?);
-    let store: Arc<dyn Sink> = Arc::new(Arc::clone(&sqlite) as Arc<dyn EventStore>);
+    let embedded = StoreUrl::in_data_dir(&place).open().await?;
+    let store: Arc<dyn Sink> = Arc::new(Arc::clone(&embedded));
     let outbox = Outbox::open(&place.join("agent"), ROOM, &Metrics::default())?;
     let agent: Arc<dyn Sink> = Arc::new(outbox.clone());
     let events = Arc::new(Events::new()?);
@@ -91,7 +90,7 @@ async fn measure(dir: &Path) -> anyhow::Result<Vec<Figure>> {
         single.push(append(&store, &events, 1, 1).await?);
         bare.push(append_bare(&mut file, body.as_bytes())?);
     }
-    sqlite.close().await;
+    embedded.close().await;
     outbox.close().await;
 
     let [many, batches, single, bare] = rates.map(|rates| median(&rates));
@@ -227,8 +226,8 @@ mod tests {
     #[tokio::test]
     async fn every_event_that_is_counted_is_stored() {
         let dir = tempfile::tempdir().unwrap();
-        let store = Arc::new(SqliteStore::open(dir.path()).unwrap());
-        let sink: Arc<dyn Sink> = Arc::new(Arc::clone(&store) as Arc<dyn EventStore>);
+        let store = StoreUrl::in_data_dir(dir.path()).open().await.unwrap();
+        let sink: Arc<dyn Sink> = Arc::new(Arc::clone(&store));
         let events = Arc::new(Events::new().unwrap());
         let began = Instant::now();
         let rate = append(&sink, &events, 2, 10).await.unwrap();

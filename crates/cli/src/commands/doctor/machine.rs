@@ -10,8 +10,7 @@ use diagnosis::catalog::{Catalog, GPU_LIMITS};
 use host::kernel_log::{OpenError, Spec};
 use model::shell;
 use runtime::descriptors;
-use store::StoreError;
-use store::sqlite::inspect;
+use store::{StoreError, StoreUrl};
 
 use super::{Finding, Installation, NO_START, asker, causes};
 use crate::commands::load_catalog;
@@ -27,8 +26,6 @@ const CALL_CHARS: usize = 200;
 /// The mend of a kernel log that cannot be read.
 const ANOTHER_LOG: &str =
     "name another one with --kernel-log: kmsg, journal, a file, or - for standard input";
-/// File of the event store in the data directory.
-const EVENTS_FILE: &str = "events.db";
 
 pub(super) fn check(installation: &Installation, running: bool, given: &Given) -> Vec<Finding> {
     let mut findings = Vec::new();
@@ -44,7 +41,9 @@ pub(super) fn check(installation: &Installation, running: bool, given: &Given) -
         (None, None) => 0,
     };
     if let Ok(free) = host::disk::free_bytes(existing(data)) {
-        let used = fs::metadata(data.join(EVENTS_FILE)).map_or(0, |file| file.len());
+        let file = StoreUrl::in_data_dir(data).file();
+        let used = file.and_then(|file| fs::metadata(file).ok());
+        let used = used.map_or(0, |file| file.len());
         findings.push(room(data, free, used, may_grow));
     }
     let needed = descriptors::needed(installation.ingest.is_some());
@@ -165,11 +164,13 @@ fn files(limit: u64, needed: u64) -> Option<Finding> {
 
 /// Looks at the store that nobody has open; returns `None` where there is none yet.
 fn store_file(dir: &Path, given: &Given) -> Option<Finding> {
-    if !dir.join(EVENTS_FILE).exists() {
+    let url = StoreUrl::in_data_dir(dir);
+    let file = url.file();
+    if file.as_ref().is_some_and(|file| !file.exists()) {
         return None;
     }
     let shown = dir.to_string_lossy();
-    let damage = match inspect(dir) {
+    let damage = match url.inspect() {
         Ok(found) => found.damage.into_iter().next(),
         Err(error @ StoreError::Corrupt { .. }) => Some(causes(&error)),
         Err(error) => {
@@ -182,12 +183,14 @@ fn store_file(dir: &Path, given: &Given) -> Option<Finding> {
     };
     let why = "gpuwarden moves a damaged store aside and begins anew, without its history; faults \
                that nodes carry come back from the nodes";
-    Some(
-        Finding::warning("store", format!("damaged: {damage}"), why).fix(format!(
-            "cp {}/{EVENTS_FILE}* elsewhere, where what can be read of it is wanted",
-            shell::word(&shown)
+    let finding = Finding::warning("store", format!("damaged: {damage}"), why);
+    Some(match file {
+        Some(file) => finding.fix(format!(
+            "cp {}* elsewhere, where what can be read of it is wanted",
+            shell::word(&file.to_string_lossy())
         )),
-    )
+        None => finding,
+    })
 }
 
 /// Reads the policy, unless it is one that is looked at in the cluster.
@@ -352,15 +355,15 @@ mod tests {
         let home = tempfile::tempdir().unwrap();
         assert_eq!(store_file(home.path(), &Given::default()), None);
         fs::write(
-            home.path().join(EVENTS_FILE),
+            home.path().join("events.db"),
             "this is no database".repeat(500),
         )
         .unwrap();
         let found = store_file(home.path(), &Given::default()).unwrap();
         assert_eq!(found.result, Severity::Warning, "it starts all the same");
         assert!(found.why.unwrap().contains("begins anew"), "{found:?}");
-        fs::remove_file(home.path().join(EVENTS_FILE)).unwrap();
-        fs::create_dir(home.path().join(EVENTS_FILE)).unwrap();
+        fs::remove_file(home.path().join("events.db")).unwrap();
+        fs::create_dir(home.path().join("events.db")).unwrap();
         assert_eq!(
             store_file(home.path(), &Given::default()).unwrap().result,
             Severity::Problem
