@@ -1,11 +1,11 @@
-//! An HTTP server, with or without TLS: accepts connections, as many as are allowed, and ends
-//! them in order.
+//! HTTP server, with or without TLS, with a bounded number of connections and an orderly end.
 //!
-//! Anybody may connect, ask and not read, or not even ask. So that probes and metrics answer
-//! nevertheless, no connection waits to be accepted: beyond the limit the address that has most
-//! connections gives one up, into a small reserve, where it gets one answer, and where the oldest
-//! gives way to the newest. So no address takes the room of one that has fewer; of IPv6 the addresses of
-//! one network are one. And where room is wanted, whoever is idle is let go.
+//! Anybody may connect and then send nothing, or never read. So that probes and metrics are
+//! answered all the same, no connection waits to be accepted. Beyond the limit, the address
+//! with the most connections gives up its oldest one, which moves to a small reserve. A
+//! connection in the reserve gets one answer, and the oldest there makes room for the newest.
+//! Thus no address takes the room of one that has fewer; the IPv6 addresses of one network
+//! count as one address. When room is needed, idle connections are closed.
 
 mod bodies;
 mod probes;
@@ -42,25 +42,25 @@ use crate::tls::ServerTls;
 
 /// Most connections that are kept at a time.
 pub const MAX_CONNECTIONS: usize = 256;
-/// Most connections beyond these, each for one answer. Whoever wants to keep a probe from its
-/// answer has to connect so often while the answer is made.
+/// Most connections in the reserve, each for one answer. A client that wants to push a probe
+/// out of the reserve has to open this many connections while the answer is computed.
 const RESERVE: usize = 64;
-/// Time for a TLS handshake.
+/// Time limit for a TLS handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Time for the head of a request, and for which an idle connection is kept.
+/// Time limit for the head of a request, and for an idle connection.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
-/// Time after which a client that takes nothing of what is sent to it is let go.
+/// Time without progress after which a response to a client that does not read is given up.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Most bytes of a request's head.
+/// Largest head of a request (bytes).
 const MAX_HEAD_BYTES: usize = 32 * 1024;
-/// Time for requests under way after the end was asked for.
+/// Time for requests in progress to finish during shutdown.
 const GRACE: Duration = Duration::from_millis(500);
-/// The protocol within TLS.
+/// Protocol negotiated within TLS.
 const ALPN: &[u8] = b"http/1.1";
-/// Wait after a failed accept: mostly the process has run out of descriptors.
+/// Wait after a failed accept, which mostly means that the process has run out of descriptors.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
-/// The connections and times that clients may take.
+/// Limits on connections, sizes and times of clients.
 #[derive(Clone, Copy)]
 struct Limits {
     connections: usize,
@@ -69,32 +69,32 @@ struct Limits {
     write_timeout: Duration,
 }
 
-/// The address at the other end of a connection, or of IPv6 its network. A request carries it in its extensions.
+/// Address of the peer, or its network for IPv6. Available in the extensions of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Peer(IpAddr);
 
-/// The habits of a server's clients.
+/// Expected behaviour of a server's clients.
 #[derive(Clone, Copy, Debug)]
 pub struct Clients {
     /// Most connections that are kept at a time.
     pub connections: usize,
-    /// Time for which an idle connection is kept, which is that for the head of a request: longer for clients
-    /// that keep theirs long, and would not ask once more where one is closed just then.
+    /// Time limit for an idle connection and for the head of a request. Longer for clients that
+    /// keep connections open and would not retry if one is closed just before a request.
     pub idle: Duration,
 }
 
 // === impl Peer ===
 
 impl Peer {
-    /// Returns who has this address.
+    /// Returns the peer with this address.
     pub fn of(address: IpAddr) -> Self {
         Self(network(address))
     }
 }
 
-/// Serves until `cancel`, ends within a second of it, and returns the listener: requests under
-/// way may finish. `tls` is `None` for connections in the open. At most [`MAX_CONNECTIONS`]
-/// connections are kept at a time; further ones get one answer each.
+/// Serves until `cancel`, ends within a second of it while requests in progress may finish, and
+/// returns the listener. `tls` is `None` for plain-text connections. At most
+/// [`MAX_CONNECTIONS`] connections are kept at a time; further ones get one answer each.
 pub async fn serve(
     listener: TcpListener,
     tls: Option<Arc<ServerTls>>,
@@ -104,7 +104,7 @@ pub async fn serve(
     serve_within(Limits::default(), listener, tls, routes, cancel).await
 }
 
-/// Does the same for clients of which more is known.
+/// Serves like [`serve`], with limits fit for `clients`.
 pub async fn serve_clients(
     clients: Clients,
     listener: TcpListener,
@@ -130,9 +130,9 @@ async fn serve_within(
     let room_wanted = Arc::new(Notify::new());
     let mut connections = JoinSet::new();
     let mut kept = Kept::default();
-    // Strangers who take all descriptors would write it ten times a second.
+    // Otherwise clients that use up all descriptors would cause ten lines a second.
     let failed = Seldom::default();
-    // Oldest first.
+    // Oldest connections first.
     let mut reserve: VecDeque<AbortHandle> = VecDeque::new();
     let accept = async {
         loop {
@@ -161,7 +161,7 @@ async fn serve_within(
             kept.forget_ended(limits.connections);
             let is_full = kept.count() >= limits.connections;
             if is_full {
-                // Before this one is there to hear it.
+                // Notified before this connection subscribes, so that it is not closed itself.
                 room_wanted.notify_waiters();
             }
             let giving_way = is_full.then(|| kept.shed_for(peer)).flatten();
@@ -185,12 +185,12 @@ async fn serve_within(
     };
     cancel.run_until_cancelled(accept).await;
     let finish = async { while connections.join_next().await.is_some() {} };
-    // Whoever is still not done is cut off when the set is dropped.
+    // Connections that are still busy are cut off when the set is dropped.
     drop(tokio::time::timeout(GRACE, finish).await);
     listener
 }
 
-/// The connections that are kept, by who is at their other end; the oldest first.
+/// Connections that are kept, by peer, oldest first.
 #[derive(Default)]
 struct Kept {
     by_peer: HashMap<Peer, VecDeque<(AbortHandle, CancellationToken)>>,
@@ -210,7 +210,7 @@ impl Kept {
         self.count += 1;
     }
 
-    /// Forgets those that have ended, if there may be too many otherwise.
+    /// Forgets connections that have ended, if the limit is reached.
     fn forget_ended(&mut self, limit: usize) {
         if self.count < limit {
             return;
@@ -222,8 +222,8 @@ impl Kept {
         self.count = self.by_peer.values().map(VecDeque::len).sum();
     }
 
-    /// Asks the oldest connection of the address that has most to leave, and returns it; `None` where no address
-    /// has more than `peer` would have.
+    /// Asks the oldest connection of the address with the most connections to end, and returns
+    /// it. Returns `None` if no address has more than `peer` would have.
     fn shed_for(&mut self, peer: Peer) -> Option<AbortHandle> {
         let own = self.by_peer.get(&peer).map_or(0, VecDeque::len);
         let most = self
@@ -240,20 +240,20 @@ impl Kept {
     }
 }
 
-/// Returns what the next connection shakes hands with: the certificates may have changed.
+/// Returns the TLS acceptor for the next connection; the certificates may have changed.
 fn acceptor(tls: &ServerTls) -> TlsAcceptor {
     let mut config = ServerConfig::clone(&tls.config());
     config.alpn_protocols = vec![ALPN.to_vec()];
     TlsAcceptor::from(Arc::new(config))
 }
 
-/// The things that answer a connection, and those that end it.
+/// State of one connection: what answers it, and what ends it.
 struct Connection {
     routes: Router,
     limits: Limits,
     peer: Peer,
     cancel: CancellationToken,
-    /// Cancelled when this connection is to end, with the answer that is under way.
+    /// Cancelled when this connection is to end after the answer in progress.
     leave: CancellationToken,
     room_wanted: Arc<Notify>,
 }
@@ -261,7 +261,7 @@ struct Connection {
 // === impl Connection ===
 
 impl Connection {
-    /// Shakes hands where TLS is spoken, then answers.
+    /// Performs the TLS handshake if there is TLS, then answers.
     async fn serve(self, stream: TcpStream, tls: Option<TlsAcceptor>, keep: bool) {
         let stream = WriteDeadline::new(stream, self.limits.write_timeout);
         let Some(tls) = tls else {
@@ -275,7 +275,8 @@ impl Connection {
         }
     }
 
-    /// Answers request after request, or one only, until its client goes or it is to end.
+    /// Answers one request, or all requests if `keep` is set, until the client leaves or the
+    /// connection is to end.
     async fn answer(self, stream: impl AsyncRead + AsyncWrite + Unpin, keep: bool) {
         let (routes, peer) = (TowerToHyperService::new(self.routes), self.peer);
         let routes = service_fn(move |mut request: Request<Incoming>| {
@@ -299,13 +300,13 @@ impl Connection {
         let result = tokio::select! {
             result = connection.as_mut() => result,
             () = to_end => {
-                // An idle one ends at once, another with the answer that is under way.
+                // An idle connection ends at once, a busy one after the answer in progress.
                 connection.as_mut().graceful_shutdown();
                 connection.await
             }
         };
         if let Err(error) = result {
-            // Clients go away as they like.
+            // Clients may disconnect at any time.
             tracing::debug!(%error, "connection ended");
         }
     }

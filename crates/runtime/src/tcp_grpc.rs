@@ -1,7 +1,7 @@
 //! gRPC over TCP with TLS: the connections of a server, and the channel of a client.
 //!
-//! Both take what certificates they have at that moment ([`crate::tls`]), so rotated ones
-//! count from the next connection on. Without TLS only loopback is for use.
+//! Both use the certificates on disk at the time of the connection ([`crate::tls`]), so rotated
+//! ones apply from the next connection on. Without TLS only loopback is allowed.
 
 mod places;
 
@@ -28,79 +28,81 @@ use crate::logging::Seldom;
 use crate::tls::{CertificateNames, ClientTls, ServerTls};
 use places::{Place, Places};
 
-/// Connections open at the same time; more wait in the listener's backlog. One for each
-/// node of the largest cluster that the rest is made for, and some. Where the process may have fewer
-/// descriptors it is fewer.
+/// Most open connections; more wait in the listener's backlog. Enough for each node of the
+/// largest supported cluster, with a margin. Lower if the process may not have that many
+/// descriptors.
 pub const MAX_CONNECTIONS: usize = 20_480;
-/// Connections whose handshake is done and that the server has not taken yet.
+/// Most connections that have finished the handshake and wait for the server.
 const QUEUE: usize = 64;
-/// A handshake takes no longer.
+/// Time limit for a TLS handshake.
 const HANDSHAKE: Duration = Duration::from_secs(10);
 /// Pause after a failed `accept`, which mostly means that descriptors have run out.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// A connection that is not made by then is given up.
+/// Time limit for establishing a connection.
 const CONNECT: Duration = Duration::from_secs(5);
-/// Time between two questions of a client whether the other end is there, also when there is
-/// nothing to say; and time for the answer. A connection that died without a word (a
-/// machine without power, a forgotten NAT entry) is noticed before an event needs it.
+/// Interval between a client's keep-alive pings, also without traffic, and time limit for the
+/// response. A connection that died silently (a machine without power, a forgotten NAT entry)
+/// is noticed before an event needs it.
 const PING: (Duration, Duration) = (Duration::from_secs(20), Duration::from_secs(5));
 
-/// The other end of a connection, as far as the connection tells.
+/// Peer of a connection, as far as the connection identifies it.
 ///
-/// A request carries it in its extensions: `request.extensions().get::<TcpPeer>()`.
+/// Available in the extensions of a request: `request.extensions().get::<TcpPeer>()`.
 #[derive(Clone, Debug)]
 pub struct TcpPeer {
-    /// The address.
+    /// IP address and port of the peer.
     pub address: SocketAddr,
-    /// The names in the certificate that was shown and verified; `None`: none was.
+    /// Names in the peer's verified certificate; `None` if it showed none.
     pub certificate: Option<Arc<CertificateNames>>,
 }
 
-/// An accepted connection.
+/// Connection that was accepted.
 pub struct Connection {
     io: Box<dyn Io>,
     peer: TcpPeer,
-    /// Counts the connection until it is dropped.
+    /// Occupies a place until the connection is dropped.
     _place: Place,
 }
 
-/// A stream with or without TLS.
+/// Stream with or without TLS.
 trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
 
-/// A client's connection. Its errors tell one that was never taken from one that broke.
+/// Connection of a client. Its errors distinguish a connection that was never accepted from one
+/// that broke later.
 struct Outgoing {
     io: Box<dyn Io>,
-    /// True once the other end has sent anything. By TLS 1.3 it looks at our certificate when we
-    /// are ready to send, so its refusal is all that we hear then.
-    heard: bool,
+    /// True once the other end has sent anything. In TLS 1.3 the server verifies the client's
+    /// certificate only after the client is ready to send, so a refusal is then its first
+    /// message.
+    has_received: bool,
 }
 
-/// The reason why an address is of no use for a channel.
+/// Reason why an address cannot be used for a channel.
 #[derive(Debug, thiserror::Error)]
 pub enum AddressError {
-    /// The text is no address.
-    #[error("{url:?} is no address such as https://controller.example:50051")]
+    /// The text is not a valid address.
+    #[error("{url:?} is not an address such as https://controller.example:50051")]
     Malformed {
-        /// The text.
+        /// Address that was rejected.
         url: String,
     },
-    /// The way is open to others: events would travel without TLS.
+    /// The address is on the network, and events would travel without TLS.
     #[error(
         "{url:?} goes over the network without TLS: use https (http is for this machine itself only)"
     )]
     Open {
-        /// The text.
+        /// Address that was rejected.
         url: String,
     },
 }
 
-/// Returns the connections of a listener, for tonic's `serve_with_incoming`. `tls` is `None` for
-/// connections in the open.
+/// Returns the connections of a listener, for tonic's `serve_with_incoming`. `tls` is `None`
+/// for plain-text connections.
 ///
-/// Handshakes run beside each other: one that hangs holds up no other. A failed one is
-/// logged now and then, and is no item: that would end tonic's server.
+/// Handshakes run concurrently, so that one that hangs delays no other. A failed handshake is
+/// logged at a limited rate and yields no item, since an error would end tonic's server.
 pub fn incoming(
     listener: TcpListener,
     tls: Option<Arc<ServerTls>>,
@@ -108,7 +110,7 @@ pub fn incoming(
     incoming_up_to(listener, tls, MAX_CONNECTIONS)
 }
 
-/// Returns the connections as [`incoming`] does, at most so many at the same time.
+/// Returns the connections like [`incoming`], with at most `most` open at a time.
 pub fn incoming_up_to(
     listener: TcpListener,
     tls: Option<Arc<ServerTls>>,
@@ -120,7 +122,7 @@ pub fn incoming_up_to(
     ReceiverStream::new(receiver)
 }
 
-/// Accepts until nobody takes the connections any more.
+/// Accepts connections until the receiver is gone.
 async fn accept_all(
     listener: TcpListener,
     tls: Option<Arc<ServerTls>>,
@@ -177,7 +179,7 @@ async fn accept_all(
                 peer,
                 _place: place,
             };
-            // Fails only when the server has ended.
+            // Fails only after the server has ended.
             drop(sender.send(Ok(connection)).await);
         });
     }
@@ -210,7 +212,7 @@ fn say_failed(seldom: &Seldom, address: SocketAddr, why: &str) {
     }
 }
 
-/// Returns a channel to `url` that connects when it is used, and again when it has to.
+/// Returns a channel to `url` that connects on first use, and reconnects as needed.
 pub fn channel(url: &str, tls: Option<Arc<ClientTls>>) -> Result<Channel, AddressError> {
     let malformed = || AddressError::Malformed {
         url: url.to_owned(),
@@ -250,8 +252,8 @@ pub fn channel(url: &str, tls: Option<Arc<ClientTls>>) -> Result<Channel, Addres
     Ok(lazy(uri, Connect { address, port, tls }))
 }
 
-/// Returns a channel without TLS to any machine: for a receiver that has none, where an operator
-/// has said so. `host` is a name, or an IP address without brackets.
+/// Returns a channel without TLS to any machine, for a receiver that has no TLS; only for use
+/// with an operator's consent. `host` is a name, or an IP address without brackets.
 pub fn open_channel(host: &str, port: u16) -> Result<Channel, AddressError> {
     let shown = if host.contains(':') {
         format!("http://[{host}]:{port}")
@@ -269,8 +271,9 @@ pub fn open_channel(host: &str, port: u16) -> Result<Channel, AddressError> {
     Ok(lazy(uri, connect))
 }
 
-/// Returns whether a request failed because the other end did not take the connection (it does not
-/// trust our certificate, or has nobody to answer), so that what was sent was never looked at.
+/// Returns true if a request failed because the other end did not accept the connection (it
+/// does not trust the client's certificate, or nothing serves there), so that the request was
+/// certainly not processed.
 pub fn is_refused(error: &(dyn std::error::Error + 'static)) -> bool {
     let mut next = Some(error);
     while let Some(error) = next {
@@ -292,7 +295,7 @@ fn lazy(uri: Uri, connect: Connect) -> Channel {
         .connect_with_connector_lazy(connect)
 }
 
-/// Makes the connections of a channel.
+/// Connector of a channel.
 struct Connect {
     address: String,
     port: u16,
@@ -320,7 +323,10 @@ impl Service<Uri> for Connect {
                     Box::new(connector.connect(name, stream).await?)
                 }
             };
-            Ok(TokioIo::new(Outgoing { io, heard: false }))
+            Ok(TokioIo::new(Outgoing {
+                io,
+                has_received: false,
+            }))
         })
     }
 }
@@ -367,10 +373,10 @@ impl AsyncWrite for Connection {
 
 impl Outgoing {
     fn failed(&self, error: io::Error) -> io::Error {
-        if self.heard {
+        if self.has_received {
             return error;
         }
-        // HTTP/2 passes on an error's kind and its text, and nothing else.
+        // HTTP/2 passes on only the kind and the text of an error.
         let text = format!("the other end did not take the connection: {error}");
         io::Error::new(io::ErrorKind::ConnectionRefused, text)
     }
@@ -384,8 +390,8 @@ impl AsyncRead for Outgoing {
     ) -> Poll<io::Result<()>> {
         let before = buf.remaining();
         let mut read = ready!(Pin::new(&mut self.io).poll_read(cx, buf));
-        self.heard |= buf.remaining() < before;
-        if read.is_ok() && !self.heard && before > 0 {
+        self.has_received |= buf.remaining() < before;
+        if read.is_ok() && !self.has_received && before > 0 {
             read = Err(io::ErrorKind::UnexpectedEof.into());
         }
         Poll::Ready(read.map_err(|error| self.failed(error)))

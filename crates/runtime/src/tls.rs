@@ -1,8 +1,8 @@
-//! TLS from files that may change: certificates are rotated while we run.
+//! TLS with certificates from files, which may be rotated while the process runs.
 //!
-//! The files are looked at when a connection is made; where they have changed they are
-//! read again, and what cannot be used (a pair that is half written) leaves the last good
-//! one in force, with a line in the log. Connections that are open go on as they are.
+//! The files are checked for changes at each connection, and read again if they have changed.
+//! Files that cannot be used (a half-written pair) leave the last good configuration in use,
+//! with a line in the log. Open connections are not affected.
 
 mod names;
 mod trust;
@@ -25,98 +25,98 @@ pub use validity::Validity;
 use crate::file_stamp::FileStamp;
 use crate::logging::{Seldom, chain};
 
-/// gRPC speaks HTTP/2 and nothing else.
+/// Protocol name of HTTP/2, the only one that gRPC speaks.
 const ALPN: &[u8] = b"h2";
-/// A file of certificates or a key is smaller (bytes).
+/// Largest file of certificates or of a key (bytes).
 const MAX_FILE: u64 = 1024 * 1024;
 
-/// A certificate, with those that lead to its authority, and its key; both in PEM form.
+/// Files of a certificate with its chain, and of its private key; both in PEM form.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CertificateFiles {
-    /// The certificates.
+    /// Path of the certificate chain.
     pub certificate: PathBuf,
-    /// The private key.
+    /// Path of the private key.
     pub key: PathBuf,
 }
 
-/// The reason why files are of no use for TLS.
+/// Reason why files cannot be used for TLS.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
     /// A file cannot be read.
     #[error("cannot read {}", path.display())]
     Read {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The error of the system.
+        /// Error of the operating system.
         #[source]
         source: io::Error,
     },
     /// A file is too large to be what it should be.
     #[error("{} has {size} bytes, at most {MAX_FILE} are read", path.display())]
     TooLarge {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Its size.
+        /// Size of the file (bytes).
         size: u64,
     },
     /// A file does not hold what it should.
     #[error("{} holds no {what} in PEM form", path.display())]
     Missing {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The thing that was looked for.
+        /// Kind of the missing item.
         what: &'static str,
     },
-    /// A file holds something that cannot be read.
+    /// A file holds an item that cannot be parsed.
     #[error("{} holds a damaged {what}", path.display())]
     Damaged {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The thing that was looked for.
+        /// Kind of the damaged item.
         what: &'static str,
     },
     /// The files do not fit together.
     #[error("the certificate {} cannot be used with the key {}", certificate.display(), key.display())]
     Pair {
-        /// The certificate's file.
+        /// Path of the certificate.
         certificate: PathBuf,
-        /// The key's file.
+        /// Path of the private key.
         key: PathBuf,
-        /// The error of the cryptography.
+        /// Error of the cryptography library.
         #[source]
         source: rustls::Error,
     },
     /// The certificates of an authority cannot be used.
     #[error("the certificate authority {} cannot be used: {what}", path.display())]
     Authority {
-        /// The file.
+        /// Path of the authority's certificates.
         path: PathBuf,
-        /// The problem with them.
+        /// Description of the problem.
         what: String,
     },
-    /// The cryptography does not have what TLS needs: a fault of ours.
+    /// The cryptography library lacks what TLS needs: a bug in this program.
     #[error("TLS cannot be set up")]
     Internal(#[source] rustls::Error),
 }
 
-/// TLS of the side that is connected to.
+/// TLS for the accepting side.
 pub type ServerTls = FilesTls<ServerConfig>;
 
-/// TLS of the side that connects.
+/// TLS for the connecting side.
 pub type ClientTls = FilesTls<ClientConfig>;
 
-/// The certificate that a server asks of those who connect.
+/// Policy of a server about certificates of clients.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ClientCertificates {
-    /// No certificate is asked for.
+    /// Asks for no certificate.
     None,
-    /// One of this authority is checked where one is shown.
+    /// Verifies a certificate by this authority if the client shows one.
     Optional(PathBuf),
-    /// One of this authority has to be shown.
+    /// Requires a certificate by this authority.
     Required(PathBuf),
 }
 
-/// A configuration that is made of files, and made anew when they change.
+/// Configuration made from files, and made anew when they change.
 pub struct FilesTls<T> {
     files: Vec<PathBuf>,
     make: Box<dyn Fn() -> Result<T, TlsError> + Send + Sync>,
@@ -124,17 +124,17 @@ pub struct FilesTls<T> {
     failed: Seldom,
 }
 
-/// The last configuration that could be made.
+/// Last configuration that could be made.
 struct InUse<T> {
     config: Arc<T>,
-    /// The files that `config` was made of.
+    /// Stamps of the files that `config` was made from.
     seen: Vec<Option<FileStamp>>,
 }
 
 // === impl FilesTls ===
 
 impl FilesTls<ServerConfig> {
-    /// Reads the files; those that cannot be used now are an error.
+    /// Reads the files. Fails if they cannot be used now.
     pub fn load(own: CertificateFiles, clients: ClientCertificates) -> Result<Self, TlsError> {
         let mut files = vec![own.certificate.clone(), own.key.clone()];
         files.extend(clients.authority().map(|(path, _)| path.to_owned()));
@@ -143,8 +143,8 @@ impl FilesTls<ServerConfig> {
 }
 
 impl FilesTls<ClientConfig> {
-    /// Reads the files; those that cannot be used now are an error. `authority` has the
-    /// certificates that a server is trusted by; `own` is shown to it where it asks.
+    /// Reads the files. Fails if they cannot be used now. `authority` holds the certificates
+    /// that a server must be signed by; `own` is shown to a server that asks for a certificate.
     pub fn load(authority: PathBuf, own: Option<CertificateFiles>) -> Result<Self, TlsError> {
         let mut files = vec![authority.clone()];
         if let Some(own) = &own {
@@ -160,7 +160,7 @@ impl<T> FilesTls<T> {
         files: Vec<PathBuf>,
         make: Box<dyn Fn() -> Result<T, TlsError> + Send + Sync>,
     ) -> Result<Self, TlsError> {
-        // Before they are read: a change in between is found the next time.
+        // Taken before the files are read, so that a change in between is found the next time.
         let seen = stamps(&files);
         let config = Arc::new(make()?);
         Ok(Self {
@@ -171,7 +171,7 @@ impl<T> FilesTls<T> {
         })
     }
 
-    /// Returns what a new connection is made with.
+    /// Returns the configuration for a new connection.
     pub fn config(&self) -> Arc<T> {
         let stamps = stamps(&self.files);
         let mut in_use = self.in_use.lock().unwrap_or_else(PoisonError::into_inner);
@@ -182,7 +182,8 @@ impl<T> FilesTls<T> {
                     in_use.config = Arc::new(new);
                     in_use.seen = stamps;
                 }
-                // Read again for the next connection: what failed may have been the reading.
+                // Read again for the next connection, since the failure may have been one of
+                // reading.
                 Err(error) => {
                     if let Some(not_logged_before) = self.failed.now() {
                         tracing::error!(
@@ -261,7 +262,7 @@ fn client_config(
     Ok(config)
 }
 
-/// Returns the cryptography that TLS uses; it is named here and nowhere else.
+/// Returns the cryptography provider. Only this function names it.
 fn provider() -> Arc<CryptoProvider> {
     Arc::new(rustls::crypto::ring::default_provider())
 }

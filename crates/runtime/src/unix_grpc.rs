@@ -1,21 +1,21 @@
 //! gRPC over a Unix socket that stock clients of every language can call.
 //!
-//! gRPC's C core (Python, C++, Ruby) sends the percent-encoded socket path as `:authority`
-//! when it dials a Unix socket. `h2`, which tonic stands on, takes that for malformed and
-//! resets the stream before tonic sees the call (hyperium/h2 pull 487, grpc/grpc-rust issue
-//! 243). Monitors written in those languages dial without options, so the server has to
-//! give way. [`incoming`] therefore puts a filter between the socket and tonic:
+//! gRPC's C core (Python, C++, Ruby) sends the percent-encoded socket path as `:authority` when
+//! it dials a Unix socket. `h2`, which tonic is built on, rejects that as malformed and resets
+//! the stream before tonic sees the call (hyperium/h2 pull 487, grpc/grpc-rust issue 243).
+//! Monitors written in those languages dial without options, so the server has to adapt.
+//! [`incoming`] therefore puts a filter between the socket and tonic:
 //!
 //! ```text
 //! client ── UnixStream ── AuthorityStream ── tonic
 //!                          reads: frames, hpack; writes: untouched
 //! ```
 //!
-//! It replaces octets of the authority in place. What it does not understand passes, and `h2`
-//! judges it as it would without the filter.
+//! The filter replaces octets of the authority in place. Input that it does not understand
+//! passes unchanged, and `h2` judges it as it would without the filter.
 //!
-//! This whole filter is to be removed when `h2` accepts such an authority; the integration
-//! test `stock_tonic_still_refuses_c_core` fails on that day. [`bind`] and [`UnixPeer`] stay.
+//! Remove the filter when `h2` accepts such an authority; the integration test
+//! `stock_tonic_still_refuses_c_core` fails on that day. [`bind`] and [`UnixPeer`] stay.
 
 mod bind;
 mod frames;
@@ -46,35 +46,35 @@ use frames::{NoPreface, Repair};
 pub use bind::{BindError, MAX_PATH_LENGTH, bind};
 pub use peer::UnixPeer;
 
-/// Connections open at the same time; more wait in the listener's backlog. One user can have a
-/// share of them ([`crate::shares`]); more than that are closed at once.
+/// Most open connections; more wait in the listener's backlog. One user may have a share of
+/// them ([`crate::shares`]); further connections of that user are closed at once.
 pub const MAX_CONNECTIONS: usize = 512;
 
-/// A connection on which no call has begun by then is closed: whoever sends nothing keeps
-/// no other out. A client that connects before it has something to say connects again.
+/// Time limit for the first call on a connection, so that clients that send nothing keep no
+/// other out. A client that connects early has to reconnect.
 pub const FIRST_CALL: Duration = Duration::from_secs(10);
 
 /// Pause after a failed `accept`, which mostly means that descriptors have run out.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// An accepted connection whose requests `h2` can read.
+/// Accepted connection whose requests `h2` can read.
 pub struct AuthorityStream {
     io: UnixStream,
     peer: UnixPeer,
     repair: Repair,
-    /// Limits the log lines about clients that speak something else.
+    /// Rate limit of log lines about clients that speak another protocol.
     garbled: Arc<Seldom>,
-    /// The time at which the connection is closed; `None`: a call has begun.
+    /// Time limit for the first call; `None` once a call has begun.
     first_call: Option<Pin<Box<Sleep>>>,
-    /// Counts the connection until it is dropped.
+    /// Counts the connection until dropped.
     _counted: (OwnedSemaphorePermit, Share),
 }
 
 /// Returns the connections of a listener, for tonic's `serve_with_incoming`.
 ///
-/// At most [`MAX_CONNECTIONS`] are open at a time. Never ends and never yields an error,
-/// which would end tonic's server: a failed `accept` is logged and tried again. The item is
-/// a `Result` because tonic wants one.
+/// At most [`MAX_CONNECTIONS`] are open at a time. Never ends and never yields an error, which
+/// would end tonic's server: a failed `accept` is logged and retried. The item is a `Result`
+/// because tonic requires one.
 pub fn incoming(listener: UnixListener) -> impl Stream<Item = io::Result<AuthorityStream>> {
     incoming_of(listener, MAX_CONNECTIONS, UnixPeer::new)
 }
@@ -95,14 +95,14 @@ fn incoming_of(
         garbled: Arc::default(),
     };
     futures::stream::unfold(incoming, |incoming| async move {
-        // Fails only once the semaphore is closed, which nobody does.
+        // Fails only if the semaphore is closed, which never happens.
         let permit = Arc::clone(&incoming.permits).acquire_owned().await.ok()?;
         let stream = incoming.accept(permit).await;
         Some((Ok(stream), incoming))
     })
 }
 
-/// A listener with the limits on its connections.
+/// Listener with the limits on its connections.
 struct Incoming {
     listener: UnixListener,
     peer: fn(UCred) -> UnixPeer,
@@ -114,8 +114,8 @@ struct Incoming {
 }
 
 impl Incoming {
-    /// Waits for the next connection that lives long enough to have a peer, of a user who may
-    /// have one more.
+    /// Waits for the next connection that lives long enough to have peer credentials, of a user
+    /// who may have one more.
     async fn accept(&self, permit: OwnedSemaphorePermit) -> AuthorityStream {
         loop {
             let accepted = match self.listener.accept().await {
@@ -149,12 +149,12 @@ impl Incoming {
     }
 }
 
-/// Feeds arbitrary bytes of a client to the repair, for a fuzz target.
+/// Feeds arbitrary bytes of a client to the filter, for a fuzz target.
 ///
 /// # Panics
 ///
-/// If the result depends on how the bytes are cut into reads, or if repairing the result
-/// once more changes it. Both are bugs.
+/// If the result depends on how the bytes are cut into reads, or if filtering the result again
+/// changes it. Both are bugs.
 #[doc(hidden)]
 pub fn fuzz_rewrite(bytes: &[u8]) {
     let repaired = |bytes: &[u8], read_size: usize| {

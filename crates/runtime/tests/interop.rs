@@ -1,10 +1,11 @@
-//! Stock gRPC clients of three languages call a tonic server behind `unix_grpc`.
+//! Interoperability tests: stock gRPC clients of three languages call a tonic server behind
+//! `unix_grpc`.
 //!
-//! Python runs grpcio from a virtual environment that is made in the user's cache directory
-//! on first use (needs python3 with venv and a package index), Go builds `interop/go`. Where
-//! a language is missing its test is skipped, except on CI.
+//! Python runs grpcio from a virtual environment that is created in the user's cache directory
+//! on first use (needs python3 with venv and a package index). Go builds `interop/go`. If a
+//! language is missing, its test is skipped, except on CI.
 
-// Clippy does not see that the functions beside the tests are tests too.
+// Clippy does not recognise that the functions beside the tests are test code too.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout)]
 
 use std::fs;
@@ -24,7 +25,7 @@ use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::{Endpoint, Server};
 use tonic::{Request, Response, Status};
 
-/// The version that the Python monitors of the contract's origin lock.
+/// Versions that the Python monitors of the contract's origin lock.
 const GRPCIO: &str = "1.82.1";
 const PROTOBUF: &str = "7.36.2";
 
@@ -33,7 +34,7 @@ const METHOD: &str = "/datamodels.PlatformConnector/HealthEventOccurredV1";
 /// Calls on each connection: the later ones refer to fields of the first.
 const CALLS: usize = 4;
 
-/// One call as the server received it.
+/// Call as the server received it.
 struct Received {
     events: HealthEvents,
     peer: Option<UnixPeer>,
@@ -62,7 +63,7 @@ impl PlatformConnector for Recorder {
     }
 }
 
-/// A server on a socket of its own.
+/// Server on a socket of its own.
 struct Fixture {
     directory: TempDir,
     received: mpsc::Receiver<Received>,
@@ -83,7 +84,7 @@ impl Fixture {
         })
     }
 
-    /// Tonic alone, without the rewriting.
+    /// Starts tonic alone, without the filter.
     fn start_stock() -> Self {
         Self::start_with(|path, recorder| {
             let listener = unix_grpc::bind(path, 0o666).unwrap();
@@ -116,7 +117,7 @@ impl Fixture {
         format!("{scheme}{}", self.socket().display())
     }
 
-    /// Checks what `CALLS` calls of one client brought.
+    /// Checks the events received from the `CALLS` calls of one client.
     fn expect_calls(&mut self, wanted: &HealthEvents) {
         for call in 0..CALLS {
             let received = self
@@ -135,7 +136,7 @@ impl Fixture {
     }
 }
 
-/// Has every field set; `full_events()` of client.py is the same.
+/// Returns events with every field set; `full_events()` of client.py is the same.
 fn full_events() -> HealthEvents {
     let entity = |kind: &str, value: &str| Entity {
         entity_type: kind.to_owned(),
@@ -196,8 +197,8 @@ async fn python_grpcio() {
     }
 }
 
-/// The reason for the rewriting. If this fails, `h2` has learnt to live with C core's
-/// authority: `AuthorityStream` and what it stands on can go.
+/// Shows why the filter is needed. If this fails, `h2` accepts C core's authority: remove
+/// `AuthorityStream` and everything it is built on.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stock_tonic_still_refuses_c_core() {
     let Some(python) = Python::prepare() else {
@@ -256,14 +257,14 @@ async fn tonic_client() {
     fixture.expect_calls(&full_events());
 }
 
-/// grpcio in a virtual environment, with stubs of our own contract.
+/// Virtual environment with grpcio, and stubs of this contract.
 struct Python {
     interpreter: PathBuf,
     stubs: TempDir,
 }
 
 impl Python {
-    /// `None`, and a skip, if this machine cannot run it.
+    /// Returns `None`, and skips, if this machine cannot run Python.
     fn prepare() -> Option<Self> {
         match python_environment() {
             Ok(interpreter) => {
@@ -287,8 +288,8 @@ impl Python {
     }
 }
 
-/// The interpreter of the environment, which is made if it is not there. `cargo xtask
-/// setup` makes the same one.
+/// Returns the interpreter of the environment, which is created if missing. `cargo xtask setup`
+/// creates the same one.
 fn python_environment() -> Result<PathBuf, String> {
     let cache = std::env::var_os("XDG_CACHE_HOME")
         .map(PathBuf::from)
@@ -299,7 +300,7 @@ fn python_environment() -> Result<PathBuf, String> {
     let environment = cache.join(format!("python-grpcio-{GRPCIO}"));
     let interpreter = environment.join("bin/python");
 
-    // Tests run side by side: one makes it, the others wait.
+    // Tests run in parallel: one creates the environment, the others wait.
     fs::create_dir_all(&cache).map_err(|err| format!("{}: {err}", cache.display()))?;
     let lock = fs::File::create(cache.join(format!("python-grpcio-{GRPCIO}.lock"))).unwrap();
     lock.lock().unwrap();

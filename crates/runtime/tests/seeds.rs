@@ -1,4 +1,4 @@
-//! The fuzz target of this crate, on its seeds.
+//! Runs this crate's fuzz target on its seeds.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 #![allow(missing_docs, unreachable_pub)]

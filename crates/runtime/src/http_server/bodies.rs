@@ -1,8 +1,9 @@
-//! Bodies of requests, read into a room of so many bytes in all.
+//! Bodies of requests, read into a budget of bytes shared by all of them.
 //!
-//! A body takes of the room what has come of it, so one that trickles takes next to nothing. Where there is no room
-//! left, the largest body of the address that has most gives way: no address takes the room of one that has less. So
-//! does one that is read and waits for its answer: its bytes are counted out, and whoever waits with it is to drop it.
+//! A body occupies the bytes that have arrived, so a slow one costs next to nothing. When the
+//! budget is used up, the largest body of the address that occupies most gives way, so that no
+//! address takes the room of one that has less. A body that is complete and waits for its
+//! answer can give way too: its bytes stop counting, and its holder is asked to drop it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Deref;
@@ -17,11 +18,11 @@ use tokio_util::sync::CancellationToken;
 
 use super::Peer;
 
-/// Bytes of a body that is too long which are read and dropped, so that its sender is still there to read why it is
-/// refused: one who sends and is cut off reads nothing.
+/// Most bytes of an oversized body that are read and dropped, so that the sender is still there
+/// to read the refusal: a sender that is cut off reads nothing.
 const MAX_DROPPED: usize = 32 * 1024 * 1024;
 
-/// The room for bodies.
+/// Budget of bytes for bodies.
 #[derive(Debug)]
 pub struct Bodies {
     total: usize,
@@ -35,7 +36,7 @@ struct Taken {
     bodies: BTreeMap<u64, Part>,
 }
 
-/// The part of the room that one body has.
+/// Part of the budget that one body occupies.
 #[derive(Debug)]
 struct Part {
     peer: Peer,
@@ -43,14 +44,14 @@ struct Part {
     give_way: CancellationToken,
 }
 
-/// A body, and its part of the room until it is dropped.
+/// Body that was read; occupies its part of the budget until dropped.
 #[derive(Debug)]
 pub struct ReadBody {
     bytes: Vec<u8>,
     place: Place,
 }
 
-/// The place of a body in the room, until it is dropped.
+/// Entry of a body in the budget, until dropped.
 #[derive(Debug)]
 struct Place {
     of: Arc<Bodies>,
@@ -59,19 +60,19 @@ struct Place {
     give_way: CancellationToken,
 }
 
-/// A reason why a body was not read. As a response it is a status and a text.
+/// Reason why a body was not read. Converts into a response with a status and a text.
 #[derive(Debug, thiserror::Error)]
 pub enum BodyError {
-    /// The body has too many bytes.
+    /// The body is larger than the limit.
     #[error("the request has more than {0} bytes")]
     TooLong(usize),
-    /// The body did not come in time.
-    #[error("the request did not come within {} s", .0.as_secs())]
+    /// The body did not arrive in time.
+    #[error("the request did not arrive within {} s", .0.as_secs())]
     TooSlow(Duration),
-    /// Too many bytes are being read, and its sender has the most of them.
-    #[error("too many requests are being read; ask again")]
+    /// The budget is used up, and the sender of this body occupies most of it.
+    #[error("too many requests are being read; retry later")]
     Crowded,
-    /// The sender went away, or does not speak HTTP.
+    /// The sender disconnected, or does not speak HTTP.
     #[error("the request broke off")]
     Broken(#[source] axum::Error),
 }
@@ -79,7 +80,7 @@ pub enum BodyError {
 // === impl Bodies ===
 
 impl Bodies {
-    /// Returns a room of so many bytes.
+    /// Creates a budget of `total` bytes.
     pub fn new(total: usize) -> Arc<Self> {
         Arc::new(Self {
             total,
@@ -87,7 +88,7 @@ impl Bodies {
         })
     }
 
-    /// Reads the body of a request of `peer`, which has at most `most` bytes and comes within so long.
+    /// Reads the body of a request by `peer`, of at most `most` bytes, within a time limit.
     pub async fn read(
         self: &Arc<Self>,
         peer: Peer,
@@ -146,10 +147,10 @@ impl Bodies {
         }
     }
 
-    /// Takes more bytes for a body.
+    /// Reserves more bytes for a body.
     fn take(&self, number: u64, bytes: usize) -> Result<(), BodyError> {
         let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
-        // One that had to give way has no part.
+        // A body that had to give way has no part.
         let peer = taken.bodies.get(&number).map(|part| part.peer);
         let peer = peer.ok_or(BodyError::Crowded)?;
         while taken.all + bytes > self.total {
@@ -166,7 +167,8 @@ impl Bodies {
 // === impl Taken ===
 
 impl Taken {
-    /// Has the largest body of the address that has most give way, if that has more than `peer` would have.
+    /// Makes the largest body of the address with the most bytes give way, if that address has
+    /// more than `peer` would have.
     fn shed_for(&mut self, peer: Peer, bytes: usize) -> Result<(), BodyError> {
         let mut by_peer: HashMap<Peer, usize> = HashMap::new();
         for part in self.bodies.values() {
@@ -191,13 +193,13 @@ impl Taken {
 // === impl ReadBody ===
 
 impl ReadBody {
-    /// Returns who sent it.
+    /// Returns the peer that sent the body.
     pub fn peer(&self) -> Peer {
         self.place.peer
     }
 
-    /// Returns what ends once the body has to give way: whoever waits with it drops it then, and answers
-    /// [`BodyError::Crowded`].
+    /// Returns a future that completes when the body has to give way: the holder should then
+    /// drop it and answer [`BodyError::Crowded`].
     pub fn gives_way(&self) -> impl Future<Output = ()> + use<> {
         self.place.give_way.clone().cancelled_owned()
     }
@@ -250,12 +252,12 @@ mod tests {
         Peer::of([10, 0, 0, number].into())
     }
 
-    /// A body that comes to its end.
+    /// Returns a body that arrives completely.
     fn whole(bytes: usize) -> Body {
         Body::from(vec![b'x'; bytes])
     }
 
-    /// A body of which so much comes, and then nothing.
+    /// Returns a body that stops after some bytes and never ends.
     fn stuck(bytes: usize) -> Body {
         let chunk = Ok::<_, axum::Error>(Bytes::from(vec![b'x'; bytes]));
         Body::from_stream(stream::iter([chunk]).chain(stream::pending()))
@@ -294,7 +296,7 @@ mod tests {
         let ended = greedy.into_iter().filter_map(FutureExt::now_or_never);
         let ended: Vec<_> = ended.collect();
         assert!(matches!(ended[..], [Err(BodyError::Crowded)]), "{ended:?}");
-        // Dropped futures have no part any more.
+        // Dropped futures occupy no part of the budget.
         drop(read);
         assert_eq!(bodies.taken.lock().unwrap().all, 0);
     }

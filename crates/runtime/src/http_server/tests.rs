@@ -28,7 +28,7 @@ async fn start_with(routes: Router, limits: Limits) -> (SocketAddr, Cancellation
 
 async fn read_all(stream: &mut TcpStream) -> String {
     let mut text = Vec::new();
-    // A connection that is cut may end in a reset.
+    // A connection that is cut off may end in a reset.
     drop(
         tokio::time::timeout(ENOUGH, stream.read_to_end(&mut text))
             .await
@@ -59,7 +59,7 @@ async fn beyond_the_limit_there_is_one_answer_and_the_oldest_gives_way() {
     };
     let (address, cancel) = start(limits).await;
     let request = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n";
-    // Half a head: it is not idle.
+    // Half a head, so that the connection is not idle.
     let half = b"GET / HTTP/1.1\r\nHo";
     let mut kept = TcpStream::connect(address).await.unwrap();
     kept.write_all(half).await.unwrap();
@@ -77,13 +77,13 @@ async fn beyond_the_limit_there_is_one_answer_and_the_oldest_gives_way() {
     for oldest in &mut silent[..2] {
         assert_eq!(read_all(oldest).await, "");
     }
-    // Who was within the limit gets its answer, and then makes room.
+    // A connection within the limit gets its answer, and then makes room.
     kept.write_all(b"st: localhost\r\n\r\n").await.unwrap();
     assert!(read_all(&mut kept).await.ends_with("hello"));
     cancel.cancel();
 }
 
-/// Connects from an address of this machine.
+/// Connects from one of this machine's loopback addresses.
 async fn connect_from(from: [u8; 4], to: SocketAddr) -> TcpStream {
     let socket = TcpSocket::new_v4().unwrap();
     socket.bind(SocketAddr::from((from, 0))).unwrap();
@@ -106,14 +106,14 @@ async fn who_has_most_connections_gives_way_to_who_has_fewer() {
     let half = b"GET / HTTP/1.1\r\nHo";
     let mut kept = connect_from([127, 0, 0, 2], address).await;
     kept.write_all(half).await.unwrap();
-    // Far more than are kept, none of which ends, from one address.
+    // Far more connections than are kept, from one address; none of them ends.
     let mut crowd = Vec::new();
     for _ in 0..64 {
         let mut stream = connect_from([127, 0, 0, 3], address).await;
         stream.write_all(half).await.unwrap();
         crowd.push(stream);
     }
-    // A further one of the other address is kept as well: it gets more than one answer.
+    // A further connection of the other address is kept as well: it gets more than one answer.
     let mut second = connect_from([127, 0, 0, 2], address).await;
     let request = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n";
     for _ in 0..2 {
@@ -123,7 +123,7 @@ async fn who_has_most_connections_gives_way_to_who_has_fewer() {
         let answer = String::from_utf8_lossy(&answer[..read.unwrap().unwrap()]).into_owned();
         assert!(answer.ends_with("hello 127.0.0.2"), "{answer}");
     }
-    // And the one that was there before is there still.
+    // The first connection of that address is still there too.
     kept.write_all(b"st: localhost\r\n\r\n").await.unwrap();
     let answer = read_all(&mut kept).await;
     assert!(answer.ends_with("hello 127.0.0.2"), "{answer}");
@@ -175,7 +175,7 @@ async fn who_takes_nothing_is_cut_off() {
     stream.write_all(request).await.unwrap();
     let mut head = [0; 8];
     stream.read_exact(&mut head).await.unwrap();
-    // The answer, and with it what it holds, is let go of while the client is still there.
+    // The answer, and everything it holds, is dropped while the client is still connected.
     let let_go = tokio::time::timeout(ENOUGH, held.acquire()).await;
     assert!(let_go.is_ok());
     cancel.cancel();
@@ -189,7 +189,7 @@ async fn too_long_a_head_is_refused() {
         "GET / HTTP/1.1\r\nHost: {}\r\n\r\n",
         "x".repeat(2 * MAX_HEAD_BYTES)
     );
-    // The server may hang up before it has read everything.
+    // The server may close the connection before it has read everything.
     drop(stream.write_all(head.as_bytes()).await);
     assert!(!read_all(&mut stream).await.contains("hello"));
     cancel.cancel();
@@ -236,11 +236,11 @@ async fn within_tls_it_answers_and_who_does_not_shake_hands_is_cut_off() {
     cancel.cancel();
 }
 
-/// Strangers who have taken all descriptors do not thereby fill the log.
+/// Clients that use up all descriptors do not thereby fill the log.
 #[tokio::test]
 async fn a_listener_that_fails_all_the_time_is_logged_now_and_then() {
     let log = testkit::Log::begin();
-    // A socket that does not listen: every accept fails.
+    // Every accept fails on a socket that does not listen.
     let socket = rustix::net::socket(
         rustix::net::AddressFamily::INET,
         rustix::net::SocketType::STREAM,

@@ -1,4 +1,4 @@
-//! A connection that ends where its reader takes nothing for a while.
+//! Stream that fails when its reader makes no progress.
 
 use std::io;
 use std::pin::Pin;
@@ -8,11 +8,11 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Sleep;
 
-/// A stream whose writes fail once they have made no progress for so long.
+/// Stream whose writes fail after a time limit without progress.
 pub(super) struct WriteDeadline<S> {
     stream: S,
     limit: Duration,
-    /// The time by which something has to be taken; `None`: nothing waits.
+    /// Time limit for the pending write; `None` if no write is pending.
     until: Option<Pin<Box<Sleep>>>,
 }
 

@@ -1,8 +1,9 @@
-//! The places for connections over the network, and what of them strangers may have.
+//! Limits on network connections, in total and per address.
 //!
-//! A connection that is not secured yet is a stranger's: it costs a descriptor and says nothing of who is
-//! there. All strangers together have a quarter of the places, one address of them an eighth; of all
-//! places one address has half. Many nodes may stand behind one address, so that is much.
+//! A connection whose handshake is not finished costs a descriptor, and its peer is unknown.
+//! All such connections together may have a quarter of the places, those of one address an
+//! eighth. All connections of one address may have half of the places; that is generous, since
+//! many nodes may stand behind one address.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -13,17 +14,17 @@ use tokio::sync::Notify;
 
 use crate::network::network;
 
-/// The part of all places that one address may have.
+/// Divisor of the total for all connections of one address.
 const ONE: usize = 2;
-/// The part that all connections may have that are not secured yet.
+/// Divisor of the total for all connections that are not secured yet.
 const STRANGERS: usize = 4;
-/// The part that those of one address may have.
+/// Divisor of the total for connections of one address that are not secured yet.
 const ONE_STRANGER: usize = 8;
-/// The descriptors that connections over the network leave to all else, as `descriptors::needed` counts
-/// it: files, the page, the API server, the Unix socket.
+/// Descriptors left to everything but network connections, as counted by `descriptors::needed`:
+/// files, the page, the API server, the Unix socket.
 const RESERVED: u64 = 1536;
 
-/// The places of one server.
+/// Connection limits of one server.
 pub(super) struct Places {
     most: usize,
     taken: Mutex<Taken>,
@@ -33,7 +34,7 @@ pub(super) struct Places {
 #[derive(Default)]
 struct Taken {
     all: Count,
-    /// Only of those that have some.
+    /// Connections by address. Addresses without a connection are absent.
     by_address: HashMap<IpAddr, Count>,
 }
 
@@ -43,7 +44,7 @@ struct Count {
     strangers: usize,
 }
 
-/// One place, until it is dropped.
+/// Place of one connection, until dropped.
 pub(super) struct Place {
     of: Arc<Places>,
     address: IpAddr,
@@ -61,7 +62,7 @@ impl Places {
         })
     }
 
-    /// Waits until there is a place at all.
+    /// Waits until any place is free.
     pub(super) async fn wait_for_one(&self) {
         loop {
             let freed = self.freed.notified();
@@ -72,7 +73,8 @@ impl Places {
         }
     }
 
-    /// Takes a place for a connection that is not secured yet, or says why there is none for it.
+    /// Takes a place for a connection that is not secured yet. The error names the limit that
+    /// is reached.
     pub(super) fn take(self: &Arc<Self>, address: IpAddr) -> Result<Place, &'static str> {
         let address = network(address);
         let mut taken = self.taken();
@@ -119,7 +121,7 @@ impl Taken {
 // === impl Place ===
 
 impl Place {
-    /// Notes that the connection is secured.
+    /// Marks the connection as secured.
     pub(super) fn is_secured(&mut self) {
         if std::mem::take(&mut self.is_stranger) {
             let mut taken = self.of.taken();
@@ -139,8 +141,9 @@ impl Drop for Place {
     }
 }
 
-/// Returns how many connections a server may have that would have `most`: what the limit of this process
-/// leaves beside all else, and a quarter of it where that is less.
+/// Returns how many connections a server may have that asks for `most`: as many as the
+/// descriptor limit leaves beside everything else, or a quarter of that limit if nothing is
+/// left.
 pub(super) fn within_limit(most: usize) -> usize {
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     within(limit, most)
@@ -159,7 +162,7 @@ mod tests {
         text.parse().unwrap()
     }
 
-    /// Takes places until there is none.
+    /// Takes places until none is left.
     fn all(places: &Arc<Places>, of: &str) -> Vec<Place> {
         std::iter::from_fn(|| places.take(address(of)).ok()).collect()
     }
@@ -186,7 +189,7 @@ mod tests {
         assert_eq!((one.len(), two.len()), (8, 8));
         assert_eq!(all(&places, "192.0.2.3").len(), 0);
         drop(one);
-        // Who is secured makes room for the next.
+        // A secured connection makes room for the next one.
         let mut secured = Vec::new();
         while let Ok(mut place) = places.take(address("192.0.2.3")) {
             place.is_secured();

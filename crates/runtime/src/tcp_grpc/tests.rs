@@ -13,7 +13,7 @@ use futures::StreamExt as _;
 use super::*;
 use crate::tls::{CertificateFiles, ClientCertificates};
 
-/// Answers with the node that the connection has proven to be.
+/// Service that answers with the node proven by the connection.
 struct WhoAmI;
 
 #[tonic::async_trait]
@@ -52,8 +52,8 @@ fn client(url: &str, tls: Option<ClientTls>) -> PlatformConnectorClient<Channel>
     PlatformConnectorClient::new(channel(url, tls.map(Arc::new)).unwrap())
 }
 
-/// Whom the server takes the client for; or why there is no connection. Whatever the reason,
-/// the request is not what failed.
+/// Returns the client as identified by the server, or why there is no connection. In the latter
+/// case the request itself must not be what failed.
 async fn ask(client: &mut PlatformConnectorClient<Channel>) -> Result<String, String> {
     let answer = client.health_event_occurred_v1(HealthEvents::default());
     let status = answer.await.unwrap_err();
@@ -114,7 +114,7 @@ async fn a_certificate_of_the_authority_proves_a_name_and_nothing_else_does() {
         (None, "CertificateRequired"),
         (Some("foreign"), ""),
         (Some("expired"), ""),
-        // One for servers is none to connect with.
+        // A server certificate is not accepted from a client.
         (Some("serving"), ""),
     ] {
         let error = ask(&mut shown(own)).await.unwrap_err();
@@ -123,7 +123,7 @@ async fn a_certificate_of_the_authority_proves_a_name_and_nothing_else_does() {
             "{own:?}: {error}"
         );
     }
-    // A server that is not the one we trust, or has another name, is not talked to.
+    // A server with an untrusted certificate or another name gets no request.
     let tls = ClientTls::load(dir.join("theirs.crt"), None).unwrap();
     let error = ask(&mut client(&url, Some(tls))).await.unwrap_err();
     assert!(error.contains("UnknownIssuer"), "{error}");
@@ -143,7 +143,7 @@ async fn a_certificate_of_the_authority_proves_a_name_and_nothing_else_does() {
         "{error:?}"
     );
 
-    // Where certificates are optional, nobody is somebody else.
+    // Where certificates are optional, a client without one has no identity.
     sign(
         &ours,
         Purpose::Server,
@@ -164,14 +164,15 @@ async fn a_certificate_of_the_authority_proves_a_name_and_nothing_else_does() {
 async fn a_connection_that_is_not_taken_is_told_from_one_that_breaks() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
-    // What has nobody behind it closes what it accepts; what breaks later has spoken before.
+    // An address without a server closes what it accepts; a connection that breaks later has
+    // sent something before.
     for (says, refused) in [(b"".as_slice(), true), (b"\0\0\0\x04\0\0\0\0\0", false)] {
         let mut client = client(&url, None);
         let asked = client.health_event_occurred_v1(HealthEvents::default());
         let answer = async {
             let (mut stream, _) = listener.accept().await.unwrap();
             stream.write_all(says).await.unwrap();
-            // The request is there.
+            // The request has arrived.
             let mut first = [0; 256];
             assert!(stream.read(&mut first).await.unwrap() > 0);
         };
@@ -214,7 +215,7 @@ async fn rotated_certificates_count_for_new_connections_and_old_ones_go_on() {
     let own = new.sign(Purpose::Client, "system:node:after", &[]).unwrap();
     own.write(dir, "own").unwrap();
     assert_eq!(ask(&mut open).await.unwrap(), "before");
-    // The same files, a new connection: both ends have the new authority.
+    // Same files, new connection: both ends use the new authority.
     let mut again = PlatformConnectorClient::new(channel(&url, Some(kept)).unwrap());
     assert_eq!(ask(&mut again).await.unwrap(), "after");
     assert_eq!(ask(&mut open).await.unwrap(), "before");
@@ -241,7 +242,8 @@ async fn a_peer_that_says_nothing_holds_up_no_other() {
     assert_eq!(ask(&mut client).await.unwrap(), "nobody");
 }
 
-/// Strangers who connect and say nothing take no place from others, and no descriptors without end.
+/// Clients that connect and send nothing keep no other address out, and use a bounded number of
+/// descriptors.
 #[tokio::test]
 async fn peers_that_say_nothing_keep_no_other_address_out() {
     let dir = tempfile::tempdir().unwrap();
@@ -266,7 +268,7 @@ async fn peers_that_say_nothing_keep_no_other_address_out() {
     for _ in 0..32 {
         silent.push(from(2).await);
     }
-    // All but two, an eighth, are closed; those are given their time.
+    // All but two of them, an eighth, are closed; those two may stay until their time is up.
     let mut open = 0;
     for stream in &mut silent {
         let read = tokio::time::timeout(Duration::from_millis(300), stream.read_u8()).await;
@@ -294,11 +296,11 @@ async fn without_tls_only_this_machine_is_talked_to() {
         ("http://controller:50051", "without TLS"),
         ("http://10.0.0.1:50051", "without TLS"),
         ("http://localhost.example:1", "without TLS"),
-        ("https://controller:50051", "is no address"), // there is no authority to trust
-        ("controller:50051", "is no address"),
-        ("ftp://controller", "is no address"),
-        ("http://127.0.0.1/path", "is no address"),
-        ("", "is no address"),
+        ("https://controller:50051", "is not an address"), // there is no authority to trust
+        ("controller:50051", "is not an address"),
+        ("ftp://controller", "is not an address"),
+        ("http://127.0.0.1/path", "is not an address"),
+        ("", "is not an address"),
     ] {
         let error = channel(url, None).unwrap_err().to_string();
         assert!(error.contains(expected), "{url}: {error}");

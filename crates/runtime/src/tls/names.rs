@@ -1,26 +1,28 @@
-//! Whom a certificate names. It has been verified before; nothing here trusts it more.
+//! Names in a certificate. The certificate has been verified before; this module trusts it no
+//! further.
 
 use x509_cert::Certificate;
 use x509_cert::der::Decode;
 use x509_cert::ext::pkix::SubjectAltName;
 use x509_cert::ext::pkix::name::GeneralName;
 
-/// Common name of a node's certificate in Kubernetes, before the node's name.
+/// Prefix of the common name of a node's certificate in Kubernetes, before the name of the
+/// node.
 const NODE: &str = "system:node:";
 
-/// The names in a certificate.
+/// Names that a certificate is issued for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CertificateNames {
     /// Common name of the subject.
     pub common_name: Option<String>,
-    /// DNS names.
+    /// DNS names among the subject's alternative names.
     pub dns_names: Vec<String>,
 }
 
 // === impl CertificateNames ===
 
 impl CertificateNames {
-    /// Reads a certificate in DER form; one that cannot be read names nobody.
+    /// Reads a certificate in DER form. One that cannot be parsed yields no names.
     pub fn read(der: &[u8]) -> Self {
         let Ok(certificate) = Certificate::from_der(der) else {
             return Self::default();
@@ -44,8 +46,8 @@ impl CertificateNames {
         }
     }
 
-    /// Returns the node that the certificate speaks for: the one after `system:node:` in the common
-    /// name, the form of Kubernetes; else its DNS name, where it has exactly one.
+    /// Returns the node that the certificate identifies: the name after `system:node:` in the
+    /// common name, the form of Kubernetes; otherwise its DNS name if it has exactly one.
     pub fn node(&self) -> Option<&str> {
         let common = self.common_name.as_deref();
         let named = common.and_then(|name| name.strip_prefix(NODE));

@@ -29,7 +29,7 @@ fn changed_files_count_from_then_on_and_bad_ones_do_not() {
     let second = tls.config();
     assert!(!Arc::ptr_eq(&first, &second));
 
-    // A pair of which one half is written, a file that is gone, one that is empty.
+    // A half-written pair, a missing file, an empty file.
     let third = sign();
     fs::write(&own.certificate, &third.certificate).unwrap();
     assert!(Arc::ptr_eq(&second, &tls.config()));
@@ -41,8 +41,8 @@ fn changed_files_count_from_then_on_and_bad_ones_do_not() {
     assert!(!Arc::ptr_eq(&second, &tls.config()));
 }
 
-/// As where descriptors have run out, or a disk answers with an error: the files are what
-/// they are a moment later.
+/// Reading may fail once, for lack of descriptors or by an error of the disk, while the files
+/// are unchanged.
 #[test]
 fn files_that_could_not_be_read_once_are_read_again() {
     let answers = Mutex::new(vec![

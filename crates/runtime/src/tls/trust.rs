@@ -1,4 +1,4 @@
-//! TLS of a client that goes by no file: it believes every server, or none.
+//! TLS of a client without certificate files: trusts every server, or none.
 
 use std::sync::Arc;
 
@@ -9,14 +9,15 @@ use rustls::{ClientConfig, DigitallySignedStruct, Error, RootCertStore, Signatur
 
 use super::{ClientTls, TlsError, provider};
 
-/// Believes every certificate. That its holder has the key is checked.
+/// Verifier that trusts every certificate. Signatures are checked, so the server must hold the
+/// key.
 #[derive(Debug)]
 struct All;
 
 // === impl ClientTls ===
 
 impl ClientTls {
-    /// Returns TLS that believes every server: only for networks that nobody else is in.
+    /// Returns TLS that trusts every server; only for networks without other hosts.
     pub fn trusting_all() -> Result<Self, TlsError> {
         let make = || {
             let builder = ClientConfig::builder_with_provider(provider())
@@ -29,7 +30,7 @@ impl ClientTls {
         Self::new(Vec::new(), Box::new(make))
     }
 
-    /// Returns TLS that believes no server: for those who do not use it.
+    /// Returns TLS that trusts no server, for clients that never use it.
     pub fn trusting_none() -> Result<Self, TlsError> {
         let make = || {
             let builder = ClientConfig::builder_with_provider(provider())

@@ -1,4 +1,4 @@
-//! From when until when a certificate may be used.
+//! Validity period of a certificate.
 
 use std::path::Path;
 use std::time::Duration;
@@ -11,20 +11,20 @@ use x509_cert::der::Decode;
 
 use super::{TlsError, read_certificates};
 
-/// The time in which a certificate may be used.
+/// Period during which a certificate may be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Validity {
-    /// Its first moment.
+    /// First moment of the period.
     pub from: Timestamp,
-    /// Its last moment.
+    /// Last moment of the period.
     pub until: Timestamp,
 }
 
 // === impl Validity ===
 
 impl Validity {
-    /// Returns the validity of the first certificate in a file: its owner's, before those that lead
-    /// to its authority.
+    /// Returns the validity of the first certificate in a file, which is the owner's; those of
+    /// its authorities follow.
     pub fn read(path: &Path) -> Result<Self, TlsError> {
         let certificates = read_certificates(path)?;
         let first = certificates.first();
@@ -47,7 +47,8 @@ impl Validity {
         let validity = certificate.tbs_certificate().validity();
         let time = |since_epoch: Duration| {
             let seconds = i64::try_from(since_epoch.as_secs()).ok()?;
-            // X.509 can say more years than we can: such a one holds as long as anything.
+            // X.509 allows years beyond the range of `Timestamp`: the period then ends with
+            // that range.
             Some(Timestamp::from_second(seconds).unwrap_or(Timestamp::MAX))
         };
         Some(Self {
@@ -56,7 +57,7 @@ impl Validity {
         })
     }
 
-    /// Returns how long the certificate may be used altogether.
+    /// Returns the length of the period.
     pub fn whole(&self) -> SignedDuration {
         self.until.duration_since(self.from)
     }

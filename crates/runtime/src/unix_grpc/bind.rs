@@ -1,4 +1,4 @@
-//! Takes a path in the file system for listening, without taking it from anybody else.
+//! Listening on a path of the file system, without taking it from another process.
 
 use std::fs::{self, Permissions};
 use std::io;
@@ -12,51 +12,51 @@ use rustix::io::Errno;
 use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use tokio::net::UnixListener;
 
-/// Octets of a socket path: `sun_path` has 108, one of them for the final zero.
+/// Longest socket path (octets): `sun_path` has 108, one of them for the final zero.
 pub const MAX_PATH_LENGTH: usize = 107;
 
-/// Connections that may wait to be accepted. The kernel cuts it to `net.core.somaxconn`.
+/// Most connections that wait to be accepted. The kernel caps this at `net.core.somaxconn`.
 const BACKLOG: i32 = 1024;
 
-/// The reason why a socket path cannot be listened on.
+/// Reason why a socket path cannot be listened on.
 #[derive(Debug, thiserror::Error)]
 pub enum BindError {
-    /// The kernel has no room for the path.
+    /// The path is longer than the kernel allows.
     #[error(
         "socket path {} has {} bytes, {MAX_PATH_LENGTH} are possible: choose a shorter one",
         path.display(),
         path.as_os_str().len()
     )]
     PathTooLong {
-        /// The path asked for.
+        /// Path that was requested.
         path: PathBuf,
     },
-    /// Something else lives at the path; it is left alone.
+    /// The path is not a socket; it is left unchanged.
     #[error(
         "{} exists and is not a socket: remove it or choose another socket path",
         path.display()
     )]
     NotASocket {
-        /// The path asked for.
+        /// Path that was requested.
         path: PathBuf,
     },
-    /// A process accepts connections at the path.
+    /// Another process accepts connections at the path.
     #[error(
         "another process serves {}: stop it or choose another socket path (`ss -xlp` names it)",
         path.display()
     )]
     InUse {
-        /// The path asked for.
+        /// Path that was requested.
         path: PathBuf,
     },
-    /// The system refused a step.
+    /// The operating system refused a step.
     #[error("cannot {step} {}", path.display())]
     Io {
-        /// The action that failed, for example "create directory".
+        /// Action that failed, for example "create directory".
         step: &'static str,
-        /// The file or directory that it was done to.
+        /// File or directory of the action.
         path: PathBuf,
-        /// The system's answer.
+        /// Error of the operating system.
         #[source]
         source: io::Error,
     },
@@ -64,19 +64,19 @@ pub enum BindError {
 
 /// Listens on a Unix socket at `path` whose file has the permission bits `mode`.
 ///
-/// Whoever may write to the file may connect: `0o666` lets every user in. A missing parent
-/// directory is created. A socket file that nobody listens on, left by a process that
-/// ended, is replaced. Two processes that start at the same instant on the same path are
-/// not told apart: the later one wins the path.
+/// Processes with write permission on the file may connect: `0o666` admits every user. A
+/// missing parent directory is created. A socket file without a listener, left by a process
+/// that ended, is replaced. If two processes start at the same instant on the same path, the
+/// later one gets the path.
 ///
 /// # Errors
 ///
-/// If the path is too long, is served by a live process or is no socket, and if the system
-/// refuses.
+/// If the path is too long, is served by a live process or is not a socket, and if the
+/// operating system refuses a step.
 ///
 /// # Panics
 ///
-/// Outside a Tokio runtime, as all of its listeners do.
+/// Outside a Tokio runtime, like all of Tokio's listeners.
 pub fn bind(path: &Path, mode: u32) -> Result<UnixListener, BindError> {
     if path.as_os_str().as_bytes().len() > MAX_PATH_LENGTH {
         return Err(BindError::PathTooLong {
@@ -96,8 +96,8 @@ pub fn bind(path: &Path, mode: u32) -> Result<UnixListener, BindError> {
 
     let listen = || -> Result<StdUnixListener, Errno> {
         let socket = stream_socket()?;
-        // The file is born with the socket's own mode less the umask, so that it is at no
-        // time open to more users than asked for.
+        // The file is created with the socket's own mode less the umask, so it is never open to
+        // more users than requested.
         rustix::fs::fchmod(&socket, Mode::from_raw_mode(mode))?;
         net::bind(&socket, &address)?;
         net::listen(&socket, BACKLOG)?;
@@ -109,7 +109,7 @@ pub fn bind(path: &Path, mode: u32) -> Result<UnixListener, BindError> {
     UnixListener::from_std(listener).map_err(failed("listen on", path))
 }
 
-/// Clears the way for a new socket file, unless somebody uses it.
+/// Removes a socket file that no process listens on.
 fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), BindError> {
     let failed = |step| {
         let path = path.to_owned();
@@ -125,8 +125,8 @@ fn remove_stale(path: &Path, address: &SocketAddrUnix) -> Result<(), BindError> 
             path: path.to_owned(),
         });
     }
-    // The socket does not block: a process whose backlog is full is alive too (EAGAIN), and
-    // must not hold us up.
+    // Non-blocking: a process with a full backlog is alive too (EAGAIN), and must not make this
+    // one wait.
     match stream_socket().and_then(|socket| net::connect(&socket, address)) {
         Ok(()) | Err(Errno::AGAIN) => Err(BindError::InUse {
             path: path.to_owned(),

@@ -1,15 +1,15 @@
-//! Follows the byte stream of an HTTP/2 client to the header blocks in it, whose octets go
-//! through [`Fields`]. No octet is added, taken away or held back.
+//! Parser of an HTTP/2 client's byte stream, which passes the octets of header blocks through
+//! [`Fields`]. No octet is added, removed or delayed.
 //!
-//! Nothing is checked here but the preface: what is malformed, too large or out of turn is
-//! left to `h2`, which sees the same frames. Does no I/O.
+//! Only the preface is checked: frames that are malformed, too large or out of order are left
+//! to `h2`, which receives the same frames. Does no I/O.
 
 #[cfg(test)]
 mod tests;
 
 use super::hpack::Fields;
 
-/// The octets that every HTTP/2 connection starts with (RFC 9113, 3.4).
+/// Octets at the start of every HTTP/2 connection (RFC 9113, 3.4).
 pub(super) const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 const HEAD_LENGTH: usize = 9;
@@ -24,38 +24,38 @@ const PRIORITY: u8 = 0x20;
 /// Octets of the stream dependency and the weight in a HEADERS frame.
 const PRIORITY_LENGTH: usize = 5;
 
-/// A connection that does not begin as HTTP/2 does.
+/// Connection that does not start with the HTTP/2 preface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not an HTTP/2 client: the connection preface is missing")]
 pub(super) struct NoPreface;
 
-/// The repair of one connection.
+/// Filter state of one connection.
 #[derive(Default)]
 pub(super) struct Repair {
-    /// Octets of the preface that have come.
+    /// Octets of the preface received so far.
     preface: usize,
-    /// The head of the frame that comes.
+    /// Head of the current frame.
     head: [u8; HEAD_LENGTH],
-    /// Octets of `head` that have come.
+    /// Octets of `head` received so far.
     filled: usize,
-    /// The frame whose payload comes.
+    /// Frame whose payload is being received.
     frame: Option<Frame>,
     fields: Fields,
     called: bool,
 }
 
-/// The part of a frame that is to come.
+/// Rest of a frame.
 #[derive(Clone, Copy)]
 struct Frame {
-    /// Octets of its payload.
+    /// Remaining octets of the payload.
     left: usize,
     /// True if the frame holds a part of a header block.
     has_fields: bool,
-    /// True if that part is the last.
+    /// True if that part is the last one.
     ends_block: bool,
     /// True if the next octet is the length of the padding.
-    tells_padding: bool,
-    /// Octets before its part of the block.
+    has_pad_length: bool,
+    /// Octets before the part of the header block.
     before: usize,
     /// Octets of padding behind it.
     padding: usize,
@@ -64,7 +64,7 @@ struct Frame {
 // === impl Repair ===
 
 impl Repair {
-    /// Repairs the next octets of the client in place.
+    /// Filters the next octets of the client in place.
     pub(super) fn pass(&mut self, mut octets: &mut [u8]) -> Result<(), NoPreface> {
         while let Some(octet) = octets.first_mut() {
             let mut passed = 1;
@@ -99,7 +99,7 @@ impl Repair {
         Ok(())
     }
 
-    /// Returns whether the client has begun a call: a header block has come whole.
+    /// Returns true if the client has begun a call: a complete header block was received.
     pub(super) fn has_seen_a_call(&self) -> bool {
         self.called
     }
@@ -116,7 +116,7 @@ impl Frame {
             left: usize::from(l2) << 16 | usize::from(l1) << 8 | usize::from(l0),
             has_fields,
             ends_block: has_fields && flags & END_HEADERS != 0,
-            tells_padding: begins_block && flags & PADDED != 0,
+            has_pad_length: begins_block && flags & PADDED != 0,
             before: if begins_block && flags & PRIORITY != 0 {
                 PRIORITY_LENGTH
             } else {
@@ -126,11 +126,11 @@ impl Frame {
         }
     }
 
-    /// Takes the next octet of a frame that has fields.
+    /// Processes the next octet of a frame that has fields.
     fn pass(&mut self, octet: &mut u8, fields: &mut Fields) {
-        if self.tells_padding {
+        if self.has_pad_length {
             self.padding = usize::from(*octet);
-            self.tells_padding = false;
+            self.has_pad_length = false;
         } else if self.before > 0 {
             self.before -= 1;
         } else if self.left > self.padding {

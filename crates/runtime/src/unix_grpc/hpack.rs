@@ -1,37 +1,37 @@
-//! Follows the fields of a header block (HPACK, RFC 7541) to the value of `:authority`, and
-//! makes it one that `h2` takes.
+//! Parser of the fields of a header block (HPACK, RFC 7541), which rewrites the value of
+//! `:authority` into one that `h2` accepts.
 //!
-//! The value keeps its length, as sent and as decoded: then the dynamic tables of the two ends
-//! stay the same, and neither has to be kept here. So `%`, `/` and space become octets whose
-//! Huffman codes (appendix B) have as many bits, and whatever else cannot stand in an authority
-//! becomes a `-` where it is no Huffman code. What is left is refused by `h2` as before: also an
-//! empty value, and one whose name is an index of the dynamic table, where clients take that of
+//! The value keeps its length, both encoded and decoded: the dynamic tables of the two ends
+//! then stay equal, and neither has to be kept here. So `%`, `/` and space become octets whose
+//! Huffman codes (appendix B) have as many bits, and every other octet that is invalid in an
+//! authority becomes a `-`, unless Huffman-coded. Anything else is refused by `h2` as before:
+//! also an empty value, and one whose name is an index of the dynamic table, where clients use
 //! the static one.
 //!
-//! A crate that decodes does not say where in a block a value stands, and to encode the block
-//! anew means to keep the tables of both ends.
+//! Decoding crates do not report where in a block a value stands, and encoding the block anew
+//! would require the tables of both ends.
 
-/// The index of `:authority` in the static table (appendix A).
+/// Index of `:authority` in the static table (appendix A).
 const AUTHORITY: usize = 1;
-/// The same name as text, plain and in Huffman code.
+/// Name `:authority` as text, plain and in Huffman code.
 const NAMES: [&[u8]; 2] = [b":authority", b"\xb8\x3b\x53\x39\xec\x32\x7d\x7f"];
-/// Octets of a name that tell it from [`NAMES`].
+/// Octets of a name that distinguish it from [`NAMES`].
 const LONGEST_NAME: usize = 11;
 
-/// Number of Huffman codes of each length in bits. The code is canonical: within one
-/// length codes count upwards, and each length goes on where the shorter one stopped.
+/// Number of Huffman codes of each length in bits. The code is canonical: within one length
+/// codes count upwards, and each length continues where the shorter one stopped.
 const CODES: [u32; 31] = [
     0, 0, 0, 0, 0, 10, 26, 32, 6, 0, 5, 3, 2, 6, 2, 3, 0, 0, 0, 3, 8, 13, 26, 29, 12, 4, 15, 19,
     29, 0, 4,
 ];
 
-/// A header block on its way, octet by octet.
+/// Parser state of a header block, fed octet by octet.
 #[derive(Default)]
 pub(super) struct Fields {
     part: Part,
-    /// The integer of which more octets come, and by how many bits the next ones are shifted.
+    /// Unfinished integer, and the shift of its next octet in bits.
     integer: Option<(usize, u32)>,
-    /// Octets to come of a name or value.
+    /// Remaining octets of a name or value.
     left: usize,
     name: Vec<u8>,
     is_authority: bool,
@@ -41,15 +41,15 @@ pub(super) struct Fields {
     code: Code,
 }
 
-/// The part of a field that the next octet belongs to.
+/// Part of a field that the next octet belongs to.
 #[derive(Clone, Copy, Default)]
 enum Part {
-    /// The integer that a field begins with.
+    /// Integer at the start of a field.
     #[default]
     Begin,
-    /// The integer of a field without a value, or the size of the table.
+    /// Integer of a field without a value, or the size of the table.
     Index,
-    /// The integer that says where a field's name stands.
+    /// Integer that is the index of a field's name.
     NameIndex,
     NameLength,
     Name,
@@ -57,19 +57,19 @@ enum Part {
     Value,
 }
 
-/// The part of a Huffman code that has come.
+/// Bits of a Huffman code received so far.
 #[derive(Default)]
 struct Code {
     bits: u32,
     length: usize,
-    /// The lowest code of this length.
+    /// Lowest code of this length.
     first: u32,
 }
 
 // === impl Fields ===
 
 impl Fields {
-    /// Takes the next octet of the block and returns the one that goes on in its place.
+    /// Processes the next octet of the block and returns its replacement.
     pub(super) fn repaired(&mut self, octet: u8) -> u8 {
         let mut repaired = octet;
         match self.part {
@@ -91,7 +91,7 @@ impl Fields {
     fn plain(&mut self, octet: u8) -> u8 {
         let stands = octet.is_ascii_alphanumeric()
             || b"-._".contains(&octet)
-            // In a path they do not mean a port and an address.
+            // In a path these octets do not separate a port or enclose an address.
             || !self.is_repaired && b":[]".contains(&octet);
         self.is_repaired |= !stands;
         match octet {
@@ -102,15 +102,16 @@ impl Fields {
         }
     }
 
-    /// Takes an octet of an integer (5.1), and goes on to what it announces.
+    /// Processes an octet of an integer (5.1), and moves on to the part that it announces.
     fn integer(&mut self, octet: u8) {
         let (value, goes_on, shift) = if let Some((value, shift)) = self.integer {
             let value = value.saturating_add(usize::from(octet & 0x7f) << shift);
-            // A longer one is refused by `h2`.
+            // `h2` refuses longer ones.
             (value, octet & 0x80 != 0, (shift + 7).min(28))
         } else {
             let mask = match (self.part, octet.leading_zeros()) {
-                // An index; a literal to remember; the size of the table; another literal (6).
+                // An index; a literal with indexing; the size of the table; another literal
+                // (6).
                 (Part::Begin, 1) => 0x3f,
                 (Part::Begin, 2) => 0x1f,
                 (Part::Begin, 3..) => 0x0f,
@@ -148,7 +149,7 @@ impl Fields {
         self.end_text();
     }
 
-    /// Goes on behind a name or a value that has come whole.
+    /// Moves on after a complete name or value.
     fn end_text(&mut self) {
         match self.part {
             Part::Name if self.left == 0 => {
@@ -164,7 +165,7 @@ impl Fields {
 // === impl Code ===
 
 impl Code {
-    /// Takes the next octet of a text in Huffman code and returns the one that goes on.
+    /// Processes the next octet of a Huffman-coded text and returns its replacement.
     fn repaired(&mut self, mut octet: u8) -> u8 {
         for bit in (0..8).rev() {
             self.bits = self.bits << 1 | u32::from(octet >> bit & 1);

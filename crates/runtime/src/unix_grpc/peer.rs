@@ -1,23 +1,24 @@
-//! The process at the other end of a Unix socket.
+//! Process at the other end of a Unix socket.
 
 use std::fs;
 
 use tokio::net::unix::UCred;
 
-/// The process at the other end of a connection, as the kernel knew it when it connected.
+/// Process at the other end of a connection, as the kernel recorded it when it connected.
 ///
-/// A request carries it in its extensions: `request.extensions().get::<UnixPeer>()`.
+/// Available in the extensions of a request: `request.extensions().get::<UnixPeer>()`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UnixPeer {
-    /// Effective user id.
+    /// Effective user id of the process.
     pub uid: u32,
-    /// Effective group id.
+    /// Effective group id of the process.
     pub gid: u32,
-    /// Process id as seen from our pid namespace; `None` if the process is not visible
-    /// there. It may have ended, and the number may have been given out again.
+    /// Process id in this process's pid namespace; `None` if the process is not visible there.
+    /// The process may have ended, and its id may have been reused.
     pub pid: Option<i32>,
-    /// True if the process runs as root or as our own user, in our own pid and user namespaces.
-    /// Root of a container is not root of the machine, although the kernel gives both as 0.
+    /// True if the process runs as root or as the user of this process, in the same pid and
+    /// user namespaces. Root of a container is not root of the machine, although the kernel
+    /// reports both as 0.
     pub is_operator: bool,
 }
 
@@ -35,20 +36,20 @@ impl UnixPeer {
         }
     }
 
-    /// Returns the user whose share of what is bounded a request of this process takes up;
-    /// `None`: an operator's, who may have all.
+    /// Returns the user whose share of bounded resources a request of this process uses; `None`
+    /// for an operator, who may use everything.
     pub fn sharing_user(&self) -> Option<u32> {
         (!self.is_operator).then_some(self.uid)
     }
 }
 
-/// Returns whether a process that we see lives in our own pid and user namespaces. By files
-/// that every user may read: the links in `/proc/PID/ns` take a right that we may not have.
+/// Returns true if a visible process lives in the pid and user namespaces of this process.
+/// Reads only files that every user may read: the links in `/proc/PID/ns` require a privilege.
 fn in_our_namespaces(pid: i32) -> bool {
     let Ok(status) = fs::read_to_string(format!("/proc/{pid}/status")) else {
         return false;
     };
-    // A process of a namespace below ours has a number in each of them.
+    // A process of a nested namespace has an id in each of them.
     let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
     let in_our_pid_namespace =
         numbers.is_some_and(|numbers| numbers.split_ascii_whitespace().count() == 1);
@@ -86,7 +87,7 @@ mod tests {
     #[test]
     fn a_process_of_another_namespace_is_not_in_ours() {
         for kind in ["--pid", "--user"] {
-            // `cat` ends when its input does: with us at the latest.
+            // `cat` ends when its input does, at the latest with the test.
             let mut child = Command::new("unshare")
                 .args([kind, "--fork", "sh", "-c", "echo; exec cat"])
                 .stdin(Stdio::piped())

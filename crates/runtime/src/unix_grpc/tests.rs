@@ -1,4 +1,4 @@
-//! The stream between a socket and tonic: errors, the end, writes, and the limit.
+//! Tests of the stream between a socket and tonic: errors, the end, writes, and limits.
 
 use std::io::IoSlice;
 use std::path::PathBuf;
@@ -30,7 +30,7 @@ fn listen() -> (Socket, UnixListener) {
     )
 }
 
-/// A client's end and the server's end of one connection.
+/// Returns the client's end and the server's end of one connection.
 async fn connect() -> (UnixStream, AuthorityStream) {
     let (socket, listener) = listen();
     let mut incoming = pin!(incoming(listener));
@@ -101,7 +101,7 @@ async fn connections_over_the_limit_wait() {
 #[tokio::test]
 async fn a_user_with_too_many_connections_gets_no_more_and_keeps_no_other_out() {
     let (socket, listener) = listen();
-    // We are one of those who may not have all.
+    // The user of the test must not count as an operator.
     let user = |credentials| UnixPeer {
         is_operator: false,
         ..UnixPeer::new(credentials)
@@ -134,7 +134,7 @@ async fn who_begins_no_call_is_not_waited_for() {
         let error = read.expect("it ends").unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
     }
-    // Between calls a client may take its time.
+    // Between calls a client may pause.
     let (mut client, mut server) = connect().await;
     let whole = [&frames::PREFACE[..], &SETTINGS, &call].concat();
     client.write_all(&whole).await.unwrap();
@@ -143,7 +143,7 @@ async fn who_begins_no_call_is_not_waited_for() {
     assert!(read.is_err(), "{read:?}");
 }
 
-/// The log of a test, kept in memory.
+/// In-memory log of a test.
 #[derive(Clone, Default)]
 struct Log(std::sync::Arc<std::sync::Mutex<Vec<u8>>>);
 

@@ -1,5 +1,5 @@
-//! A client and a server written with another HPACK implementation stand on the two sides
-//! of the repair; what the server reads must be what the client meant.
+//! Tests with a client and a server of another HPACK implementation on the two sides of the
+//! filter; the server must read what the client meant.
 
 mod peers;
 
@@ -17,7 +17,7 @@ const SETTINGS: u8 = 0x4;
 const HUFFMAN: u8 = Encoder::HUFFMAN_NAME | Encoder::HUFFMAN_VALUE;
 const INDEXED: u8 = Encoder::WITH_INDEXING | Encoder::BEST_FORMAT;
 
-/// Repairs in reads of `read_size` octets.
+/// Filters in reads of `read_size` octets.
 fn repaired(client: &[u8], read_size: usize) -> Vec<u8> {
     let (mut repair, mut octets) = (Repair::default(), client.to_vec());
     for read in octets.chunks_mut(read_size) {
@@ -26,7 +26,7 @@ fn repaired(client: &[u8], read_size: usize) -> Vec<u8> {
     octets
 }
 
-/// The fields that gRPC's C core sends, with the given authority.
+/// Returns the fields that gRPC's C core sends, with the given authority.
 fn grpc_call(stream: u32, authority: &str, flags: u8) -> Block {
     let fields = [
         (":scheme", "http"),
@@ -54,7 +54,7 @@ fn grpc_call(stream: u32, authority: &str, flags: u8) -> Block {
     }
 }
 
-/// An authority as C core builds it from a socket path.
+/// Authority as C core builds it from a socket path.
 const C_CORE_AUTHORITY: &str = "%2Fvar%2Frun%2Fnvsentinel.sock";
 
 /// [`C_CORE_AUTHORITY`] as the server reads it.
@@ -97,7 +97,7 @@ fn calls_of_c_core_over_one_connection() {
 
 #[test]
 fn authorities() {
-    // As sent, as read, and as read where it was sent in Huffman code.
+    // As sent, as read, and as read if sent in Huffman code.
     let cases = [
         (C_CORE_AUTHORITY, REPAIRED_AUTHORITY, REPAIRED_AUTHORITY),
         ("%2Fa:b:c[1]", ".2Fa-b-c-1-", ".2Fa:b:c[1]"),
@@ -261,7 +261,7 @@ proptest! {
         crate::unix_grpc::fuzz_rewrite(&bytes);
     }
 
-    /// As above, but with whole frames, so that header blocks are reached.
+    /// Like the test above, but with whole frames, so that header blocks are reached.
     #[test]
     fn arbitrary_frames_do_no_harm(
         frames in vec((

@@ -1,5 +1,5 @@
-//! The two ends of a connection in the tests: a client that encodes what it means, and a
-//! server that tells what it read.
+//! Both ends of a connection in the tests: a client that encodes what it means, and a server
+//! that reports what it read.
 
 use bytes::BufMut as _;
 use httlib_hpack::{Decoder, Encoder};
@@ -9,22 +9,22 @@ use super::{C_CORE_AUTHORITY, END_STREAM, REPAIRED_AUTHORITY};
 
 type TextField = (String, String);
 
-/// A HEADERS frame with its CONTINUATION frames, before it is encoded.
+/// HEADERS frame with its CONTINUATION frames, before encoding.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Block {
     pub(super) stream: u32,
     pub(super) end_stream: bool,
-    /// Name, value and how to encode it (flags of [`Encoder`]).
+    /// Name, value and encoding (flags of [`Encoder`]).
     pub(super) fields: Vec<(String, String, u8)>,
     pub(super) padding: Option<u8>,
     pub(super) priority: Option<[u8; 5]>,
     /// Table size to announce first.
     pub(super) table_size: Option<u32>,
-    /// Most octets of the block in each frame; 0 stands for all in one.
+    /// Most octets of the block in each frame; 0 puts the whole block into one.
     pub(super) fragment: usize,
 }
 
-/// A header block, or another frame, as a server reads it.
+/// Header block, or another frame, as the server reads it.
 #[derive(Debug, PartialEq)]
 pub(super) enum Read {
     Block {
@@ -108,7 +108,7 @@ impl Client {
     }
 }
 
-/// Reads a repaired stream.
+/// Reads a stream that went through the filter.
 pub(super) fn serve(stream: &[u8]) -> Vec<Read> {
     let mut decoder = Decoder::with_dynamic_size(4096);
     let mut rest = stream.strip_prefix(PREFACE).expect("preface");
