@@ -1,11 +1,11 @@
-//! Pauses between attempts that fail: each twice the one before, up to the longest.
+//! Pauses between failing attempts: each twice as long as the one before, up to a maximum.
 //!
-//! They are spread at random: many who failed together do not come back together.
+//! Pauses are randomised, so that many clients that failed together do not retry together.
 
 use std::hash::{BuildHasher, RandomState};
 use std::time::{Duration, Instant};
 
-/// The pauses between failed attempts.
+/// Pauses between failed attempts.
 #[derive(Debug)]
 pub struct Backoff {
     first: Duration,
@@ -17,7 +17,7 @@ pub struct Backoff {
 // === impl Backoff ===
 
 impl Backoff {
-    /// Returns pauses from `first` to `longest`.
+    /// Creates pauses from `first` to `longest`.
     pub fn new(first: Duration, longest: Duration) -> Self {
         Self {
             first,
@@ -27,16 +27,16 @@ impl Backoff {
         }
     }
 
-    /// Returns the next pause: between half of what is due and all of it, at random.
+    /// Returns the next pause: at random between half of the due pause and all of it.
     pub fn pause(&mut self) -> Duration {
         let half = self.due / 2;
         self.due = (self.due * 2).min(self.longest);
-        // The state of the hasher is random, and what is hashed never comes again.
+        // The hasher's state is random, and each instant is hashed only once.
         let spread = self.random.hash_one(Instant::now()) % 1024;
         half + half * u32::try_from(spread).unwrap_or(0) / 1024
     }
 
-    /// Begins anew: an attempt has succeeded.
+    /// Starts again with the first pause, after an attempt that succeeded.
     pub fn reset(&mut self) {
         self.due = self.first;
     }

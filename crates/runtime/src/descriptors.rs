@@ -1,6 +1,7 @@
-//! File descriptors of the process. Services are started with 1,024, for programs that use
-//! `select`; a controller of a thousand nodes has more connections than that, and where it
-//! cannot open one more, the next thing it cannot open is a file or the API server.
+//! File descriptors of the process. Services start with a limit of 1,024, for programs that use
+//! `select`. A controller of a thousand nodes has more connections than that, and a process
+//! that runs out of descriptors can next open neither a file nor a connection to the API
+//! server.
 
 use std::io;
 
@@ -8,12 +9,12 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::{tcp_grpc, unix_grpc};
 
-/// For everything but gRPC: the page's connections (256), readers of the store, the files of
-/// a journal, the API server, certificates.
+/// Descriptors for everything but gRPC: the page's connections (256), readers of the store,
+/// files of a journal, the API server, certificates.
 const BESIDE: u64 = 1024;
 
-/// Returns how many descriptors a process needs whose connections are at their limits; `network`:
-/// agents report to it.
+/// Returns the number of descriptors that a process needs when its connections are at their
+/// limits. `network` is true if agents connect to the process.
 pub const fn needed(network: bool) -> u64 {
     let local = BESIDE + unix_grpc::MAX_CONNECTIONS as u64;
     if network {
@@ -23,12 +24,12 @@ pub const fn needed(network: bool) -> u64 {
     }
 }
 
-/// Returns how many descriptors the process may raise its limit to.
+/// Returns the hard limit of descriptors.
 pub fn hard_limit() -> u64 {
     getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX)
 }
 
-/// Raises the limit as far as the process may, as Go and Java do at their start.
+/// Raises the soft limit to the hard limit, as Go and Java do when they start.
 pub fn raise() -> io::Result<()> {
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
     let current = maximum;

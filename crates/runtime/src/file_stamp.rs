@@ -1,10 +1,10 @@
-//! What tells whether a file is the one that was read before.
+//! Detection of changes to a file.
 
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt as _;
 
-/// The identity and the state of a file. Permissions count: a file that could not be read may be
-/// readable now (the time of change, `st_ctime`, is that of the file's attributes too).
+/// Identity and state of a file. Permissions count, since a file that could not be read may be
+/// readable now (`st_ctime` is also the time of a change of attributes).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileStamp {
     device: u64,
@@ -17,8 +17,8 @@ pub struct FileStamp {
 // === impl FileStamp ===
 
 impl FileStamp {
-    /// Returns the stamp of a file that was looked at. Where it is found by name, links are to be
-    /// followed: what Kubernetes mounts is changed by changing where one points.
+    /// Returns the stamp for a file's metadata. For a path, the metadata should be read through
+    /// symbolic links: Kubernetes updates a mounted file by changing the target of a link.
     pub fn of(metadata: &Metadata) -> Self {
         Self {
             device: metadata.dev(),

@@ -1,5 +1,5 @@
-//! Process plumbing: logging, metrics, freshness of sources, TLS, HTTP, gRPC on Unix sockets and TCP,
-//! and how much of it one user may have.
+//! Process plumbing: logging, metrics, freshness of sources, TLS, HTTP, gRPC on Unix sockets
+//! and TCP, and the share of each that one user may have.
 
 pub mod backoff;
 pub mod descriptors;

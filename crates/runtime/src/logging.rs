@@ -1,6 +1,6 @@
 //! Logs on standard error: text for a terminal, JSON lines for a collector.
 //!
-//! A log that cannot be written, or not now, changes nothing but a counter.
+//! Logging never blocks or fails the process: a line that cannot be written is only counted.
 
 mod queue;
 
@@ -15,24 +15,24 @@ use tracing_subscriber::EnvFilter;
 use crate::metrics::Metrics;
 use queue::Queue;
 
-/// Time for which the end of the process waits for its last lines to be written.
+/// Longest time that the end of the process waits for the last lines to be written.
 const LAST_LINES: Duration = Duration::from_millis(500);
 
-/// The way to standard error, once logging has started.
+/// Queue to standard error, set when logging has started.
 static STANDARD_ERROR: OnceLock<Arc<Queue>> = OnceLock::new();
 
-/// The form of log lines.
+/// Format of log lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LogFormat {
-    /// One line of text each.
+    /// Writes one line of text per message.
     #[default]
     Text,
-    /// One JSON object each.
+    /// Writes one JSON object per message.
     Json,
 }
 
-/// A log filter that does not parse.
+/// Log filter that cannot be parsed.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "log filter {filter:?} is not understood; examples: info, debug, warn,gpuwarden_agent=debug"
@@ -43,10 +43,10 @@ pub struct FilterError {
     source: tracing_subscriber::filter::ParseError,
 }
 
-/// A `Trouble` is logged when it comes and when it becomes another, not each time that it is met.
+/// Problem that is logged when it appears and when it changes, not on every occurrence.
 #[derive(Debug, Default)]
 pub struct Trouble {
-    /// The one that was logged last; `None` where there is none.
+    /// Problem that was logged last; `None` if there is none.
     last: Option<String>,
 }
 
@@ -60,19 +60,19 @@ pub fn start(filter: &str, format: LogFormat, colour: bool) -> Result<(), Filter
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(Arc::clone(queue))
-        // It would tell of them on standard error, and panic where that fails.
+        // Internal errors would be printed to standard error, which panics if that fails.
         .log_internal_errors(false);
-    // It fails only where logging has been started already.
+    // Fails only if logging has been started before.
     match format {
         LogFormat::Text => drop(builder.with_ansi(colour).try_init()),
         LogFormat::Json => drop(builder.json().flatten_event(true).try_init()),
     }
-    // What std does by itself waits for standard error, with the task that panics.
+    // The hook of std writes to standard error while the panicking task waits.
     std::panic::set_hook(Box::new(log_panic));
     Ok(())
 }
 
-/// Registers what there is to count of the log of this process.
+/// Registers the metrics of the process's log.
 pub fn register(metrics: &Metrics) {
     if let Some(queue) = STANDARD_ERROR.get() {
         metrics.register(
@@ -83,25 +83,25 @@ pub fn register(metrics: &Metrics) {
     }
 }
 
-/// Writes the last word of the process to standard error, behind its log, and waits for a
-/// moment until all of it is written.
+/// Writes a final message to standard error, behind the log, and waits a moment until all lines
+/// are written.
 pub fn end(last_word: Option<&str>) {
     let Some(queue) = STANDARD_ERROR.get() else {
         if let Some(text) = last_word {
-            // It fails only where nobody reads.
+            // Fails only if nobody reads.
             drop(writeln!(std::io::stderr().lock(), "{text}"));
         }
         return;
     };
     if let Some(text) = last_word {
-        // The queue takes it, or counts it.
+        // Cannot fail: the queue accepts the line or counts it as lost.
         drop(writeln!(&**queue, "{text}"));
     }
     queue.flush(LAST_LINES);
 }
 
-/// Writes text for a person to standard output, on a thread of its own: who reads it may be
-/// gone, or slow.
+/// Writes text for a person to standard output, on its own thread: the reader may be gone or
+/// slow.
 pub fn tell(text: String) {
     let thread = std::thread::Builder::new().name("tell".to_owned());
     drop(thread.spawn(move || {
@@ -120,48 +120,49 @@ fn log_panic(info: &PanicHookInfo<'_>) {
     }
 }
 
-/// A limit on one log line: it is let through now and then, for who may cause it must not
-/// thereby fill the log.
+/// Rate limit for one log line, so that a peer who can cause the line cannot fill the log.
 #[derive(Debug, Default)]
-pub struct Seldom(Mutex<Said>);
+pub struct Seldom(Mutex<Logged>);
 
-/// The last time that the line was let through, and the count since.
+/// Time of the last line that was logged, and the number suppressed since.
 #[derive(Debug, Default)]
-struct Said {
+struct Logged {
     last: Option<Instant>,
-    unsaid: u64,
+    suppressed: u64,
 }
 
 impl Seldom {
-    /// Lines are let through this far apart.
+    /// Shortest interval between two lines.
     pub const EVERY: Duration = Duration::from_secs(10);
 
-    /// Returns the limit of a line that was not logged yet.
+    /// Creates the limit of a line that was not logged yet.
     pub const fn new() -> Self {
-        let (last, unsaid) = (None, 0);
-        Self(Mutex::new(Said { last, unsaid }))
+        let (last, suppressed) = (None, 0);
+        Self(Mutex::new(Logged { last, suppressed }))
     }
 
-    /// Returns whether the line may be logged now: `Some` says how many were not since the last.
+    /// Returns the number of lines suppressed since the last one, if the line may be logged
+    /// now.
     pub fn now(&self) -> Option<u64> {
         self.counting(1)
     }
 
-    /// Returns the same of a line that stands for `count` of what is counted.
+    /// Returns the same for a line that stands for `count` occurrences.
     pub fn counting(&self, count: u64) -> Option<u64> {
-        let mut said = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut logged = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
-        if said.last.is_some_and(|last| now - last < Self::EVERY) {
-            said.unsaid += count;
+        if logged.last.is_some_and(|last| now - last < Self::EVERY) {
+            logged.suppressed += count;
             return None;
         }
-        said.last = Some(now);
-        Some(std::mem::take(&mut said.unsaid))
+        logged.last = Some(now);
+        Some(std::mem::take(&mut logged.suppressed))
     }
 }
 
-/// Returns text that came from outside, for a terminal: control characters cannot move its cursor,
-/// and what sets the direction of text cannot show it in another order.
+/// Returns text from outside made safe for a terminal: control characters and characters that
+/// set the direction of text are replaced, so that they can neither move the cursor nor reorder
+/// text.
 pub fn plain(text: &str) -> String {
     let steers = |c: char| c.is_control() || sets_direction(c);
     text.chars()
@@ -169,12 +170,12 @@ pub fn plain(text: &str) -> String {
         .collect()
 }
 
-/// Returns whether a character is of Unicode's `Bidi_Control`.
+/// Returns true if a character has Unicode's property `Bidi_Control`.
 fn sets_direction(c: char) -> bool {
     matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
-/// Returns an error with its causes, in one line, for a log or a person.
+/// Returns an error and its causes in one line, for a log or a person.
 pub fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
@@ -188,8 +189,8 @@ pub fn chain(error: &dyn std::error::Error) -> String {
 // === impl Trouble ===
 
 impl Trouble {
-    /// Logs the trouble of an attempt as a warning, unless that was logged last. An attempt that
-    /// went well ends the trouble.
+    /// Logs the problem of a failed attempt as a warning, unless it was logged last. A
+    /// successful attempt ends the problem.
     pub fn note(&mut self, result: Result<(), String>) {
         let trouble = result.err();
         if let Some(trouble) = trouble.as_ref().filter(|_| trouble != self.last) {
@@ -198,7 +199,7 @@ impl Trouble {
         self.last = trouble;
     }
 
-    /// Returns the trouble that was logged last; `None` where there is none any more.
+    /// Returns the problem that was logged last; `None` if it has ended.
     pub fn last(&self) -> Option<&str> {
         self.last.as_deref()
     }

@@ -1,9 +1,9 @@
 //! Metrics in the Prometheus text format.
 //!
-//! A component asks [`Metrics`] for each of its metrics by name and help, and keeps what it is
-//! given; one with several names them in a struct ([`metrics!`](crate::metrics!)). Names that
-//! NVSentinel has are kept, including those that do not end in `_total`: [`LegacyCounter`]
-//! writes them as they are.
+//! A component asks [`Metrics`] for each of its metrics by name and help, and keeps the result;
+//! one with several declares them as a struct ([`metrics!`](crate::metrics!)). Names that
+//! NVSentinel uses are kept, including those that do not end in `_total`: [`LegacyCounter`]
+//! writes them unchanged.
 
 use std::collections::HashSet;
 use std::fmt::Debug;
@@ -20,7 +20,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::{MetricType, TypedMetric};
 use prometheus_client::registry::{Metric, Registry};
 
-/// The labels of one metric of a family, each with its value.
+/// Labels of one metric of a family, each with its value.
 pub type Labels<const N: usize, V = &'static str> = [(&'static str, V); N];
 
 /// All metrics of a process. Cheap to clone.
@@ -28,17 +28,17 @@ pub type Labels<const N: usize, V = &'static str> = [(&'static str, V); N];
 pub struct Metrics {
     registry: Arc<Mutex<Registry>>,
     turn: Arc<tokio::sync::Mutex<()>>,
-    /// The beginning of the name of each metric that is asked for here.
+    /// Prefix of the names of all metrics that are registered here.
     prefix: String,
 }
 
-/// A counter whose name is written without the suffix `_total`, as existing dashboards
-/// know it. Its type is given as unknown; `PromQL` does not look at the type.
+/// Counter whose name is written without the suffix `_total`, for existing dashboards. Its type
+/// is given as unknown, which `PromQL` ignores.
 #[derive(Clone, Debug, Default)]
 pub struct LegacyCounter(Counter);
 
-/// Metrics by labels that somebody else chooses. Each is kept until the process ends, so
-/// there are so many and no more: what comes beyond is counted as others. Cheap to clone.
+/// Family of metrics whose labels come from outside. Metrics live until the process ends, so
+/// their number is limited: further labels count as `others`. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct BoundedFamily<L, M> {
     family: Family<L, M>,
@@ -47,18 +47,18 @@ pub struct BoundedFamily<L, M> {
     others: L,
 }
 
-/// A metric that a field of [`metrics!`](crate::metrics!) can have, with what it needs beside
-/// its name and its help.
+/// Kind of metric that a field of [`metrics!`](crate::metrics!) can have. `With` are the
+/// arguments that it needs besides name and help.
 pub trait Registered<With = ()>: Sized {
-    /// Returns a new metric of this kind.
+    /// Creates and registers a metric of this kind.
     fn registered(metrics: &Metrics, name: &str, help: String, with: With) -> Self;
 }
 
 /// Declares a struct of metrics, and its function `registered`, which registers them.
 ///
-/// Each field has the name of its metric, and the doc comment is its help, without the last
-/// full stop. What a histogram or a bounded family needs stands in brackets. A field without
-/// a name is no metric and begins with its default.
+/// Each field gives the name of its metric, and its doc comment is the help text, without the
+/// last full stop. The arguments of a histogram or a bounded family stand in brackets. A field
+/// without a name is no metric and starts with its default.
 ///
 /// ```
 /// use prometheus_client::metrics::{counter::Counter, histogram::Histogram};
@@ -96,7 +96,6 @@ macro_rules! metrics {
         }
 
         impl $name {
-            /// Registers the metrics.
             $visible fn registered(metrics: &$crate::metrics::Metrics) -> Self {
                 Self {
                     $($field: $crate::metrics!(
@@ -122,7 +121,8 @@ macro_rules! metrics {
 // === impl Metrics ===
 
 impl Metrics {
-    /// Returns the same metrics for a component whose names all begin with `prefix` and `_`.
+    /// Returns the same metrics for a component whose metric names all begin with `prefix` and
+    /// `_`.
     #[must_use]
     pub fn with_prefix(&self, prefix: &str) -> Self {
         Self {
@@ -131,27 +131,27 @@ impl Metrics {
         }
     }
 
-    /// Returns a new counter; where it is written, its name ends in `_total`.
+    /// Creates a counter; its name is written with the suffix `_total`.
     pub fn counter(&self, name: &str, help: impl Into<String>) -> Counter {
         self.register(name, help, Counter::default())
     }
 
-    /// Returns a new counter whose name is written as it is.
+    /// Creates a counter whose name is written unchanged.
     pub fn legacy_counter(&self, name: &str, help: impl Into<String>) -> LegacyCounter {
         self.register(name, help, LegacyCounter::default())
     }
 
-    /// Returns a new gauge of whole numbers.
+    /// Creates a gauge of whole numbers.
     pub fn gauge(&self, name: &str, help: impl Into<String>) -> Gauge {
         self.register(name, help, Gauge::default())
     }
 
-    /// Returns a new gauge of numbers with a fraction.
+    /// Creates a gauge of floating-point numbers.
     pub fn float_gauge(&self, name: &str, help: impl Into<String>) -> Gauge<f64, AtomicU64> {
         self.register(name, help, Gauge::default())
     }
 
-    /// Returns a new histogram with these upper bounds of its buckets.
+    /// Creates a histogram with these upper bounds of its buckets.
     pub fn histogram(
         &self,
         name: &str,
@@ -161,7 +161,7 @@ impl Metrics {
         self.register(name, help, Histogram::new(buckets))
     }
 
-    /// Returns a new family of metrics by labels that we choose.
+    /// Creates a family of metrics whose labels come from this program.
     pub fn family<L, M>(&self, name: &str, help: impl Into<String>) -> Family<L, M>
     where
         L: Clone + Eq + Hash + EncodeLabelSet + Debug + Send + Sync + 'static,
@@ -170,8 +170,8 @@ impl Metrics {
         self.register(name, help, Family::default())
     }
 
-    /// Returns a new family of metrics by labels that somebody else chooses, with room for so
-    /// many, and `others` for what comes beyond.
+    /// Creates a family of metrics whose labels come from outside, with `room` for that many,
+    /// and `others` for all further ones.
     pub fn bounded_family<L, M>(
         &self,
         name: &str,
@@ -191,13 +191,13 @@ impl Metrics {
         }
     }
 
-    /// Adds a metric that has been counting already.
+    /// Adds an existing metric.
     pub fn register<M: Clone + Metric>(&self, name: &str, help: impl Into<String>, metric: M) -> M {
         let name = format!("{}{name}", self.prefix);
         self.with_registry(|registry| add(registry, name, help, metric))
     }
 
-    /// Adds metrics whose values are read whenever somebody asks for them.
+    /// Adds metrics whose values are read at each scrape.
     pub fn collect_from(&self, collector: impl Collector) {
         self.with_registry(|registry| registry.register_collector(Box::new(collector)));
     }
@@ -206,8 +206,8 @@ impl Metrics {
         register(&mut self.registry.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Returns [`Metrics::encode`]'s text when those who asked before have theirs: hundreds
-    /// of readers at once do not keep the threads from what acts.
+    /// Returns the text of [`Metrics::encode`], one caller at a time: hundreds of concurrent
+    /// scrapers must not occupy all threads.
     pub async fn encode_in_turn(&self) -> String {
         let _turn = self.turn.lock().await;
         self.encode()
@@ -228,12 +228,12 @@ impl Metrics {
 // === impl LegacyCounter ===
 
 impl LegacyCounter {
-    /// Adds one.
+    /// Adds one to the count.
     pub fn inc(&self) {
         self.0.inc();
     }
 
-    /// Returns the count.
+    /// Returns the current count.
     pub fn get(&self) -> u64 {
         self.0.get()
     }
@@ -260,7 +260,7 @@ where
     L: Clone + Eq + Hash,
     M: Clone,
 {
-    /// Returns the metric with these labels, or that of the others.
+    /// Returns the metric with these labels, or `others` if there is no room.
     pub fn get(&self, labels: &L) -> M {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let has_room =
@@ -273,7 +273,7 @@ where
         }
     }
 
-    /// Returns the metric of all that have none of their own.
+    /// Returns the metric that counts for all labels beyond the limit.
     pub fn others(&self) -> M {
         self.family.get_or_create_owned(&self.others)
     }
@@ -293,7 +293,7 @@ impl<I: IntoIterator<Item = f64>> Registered<(I,)> for Histogram {
     }
 }
 
-/// Histograms by labels, each as the function makes it.
+/// Family of histograms. The argument creates a histogram.
 impl<L> Registered<(fn() -> Histogram,)> for Family<L, Histogram, fn() -> Histogram>
 where
     L: Clone + Hash + Eq + EncodeLabelSet + Debug + Send + Sync + 'static,
@@ -313,7 +313,8 @@ where
     }
 }
 
-/// For metrics that have no default, such as histograms: the last is how one is made.
+/// Bounded family of metrics without a default, such as histograms. The last argument creates a
+/// metric.
 impl<L, M> Registered<(usize, L, fn() -> M)> for BoundedFamily<L, M>
 where
     L: Clone + Eq + Hash + EncodeLabelSet + Debug + Send + Sync + 'static,
@@ -367,7 +368,7 @@ mod tests {
             metrics.bounded_family("repeats", "Repeats", 3, labels("other"));
         for node in 0..10 {
             bounded.get(&labels(&node.to_string())).inc();
-            // What was known stays known.
+            // Labels that were counted before stay.
             bounded.get(&labels("0")).inc();
         }
         bounded.others().inc();

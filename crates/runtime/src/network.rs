@@ -1,11 +1,12 @@
-//! The networks that connections come from: what one sender has so many addresses of as it likes.
+//! Networks of peers: a sender may have any number of addresses in one.
 
 use std::net::{IpAddr, Ipv6Addr};
 
-/// The bits of an IPv6 address that are one network's: whoever has one address there has them all.
+/// Prefix of an IPv6 address that identifies a network: a host with one address there has them
+/// all.
 const NETWORK: u128 = u128::MAX << 64;
 
-/// Returns the address, or of IPv6 its network.
+/// Returns an IPv4 address unchanged, and the network of an IPv6 address.
 pub(crate) fn network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V4(address) => IpAddr::V4(address),

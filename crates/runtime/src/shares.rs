@@ -1,20 +1,19 @@
-//! What of something bounded a user of this machine may have, so that no user takes it from
-//! the others.
+//! Shares of a bounded resource, so that no user of this machine takes it from the others.
 //!
-//! The Unix socket is open to every user: checks of workloads run as the user of the
-//! workload. Those who administer the machine, whose monitors matter most, may have all of
-//! it. All others together leave them half, and one of those takes at most an eighth.
+//! The Unix socket is open to every user: checks of workloads run as the user of the workload.
+//! Operators, whose monitors matter most, may use all of the resource. All other users together
+//! may use half of it, and each of them at most an eighth.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The part of the whole that all users may have together who do not administer the machine.
+/// Divisor of the total for all users together who are no operators.
 pub const OTHERS: usize = 2;
-/// The part of the whole that one of them may have: several users have to come together to take
-/// the room of all.
+/// Divisor of the total for one such user: several users have to act together to use up the
+/// part of all.
 pub const ONE: usize = 8;
 
-/// Something of which there is a certain amount.
+/// Bounded resource, divided into shares.
 #[derive(Debug)]
 pub struct Shares {
     total: usize,
@@ -25,11 +24,11 @@ pub struct Shares {
 struct Taken {
     all: usize,
     others: usize,
-    /// Only of those who have something.
+    /// Amount taken, by user. Users without a share are absent.
     by_user: HashMap<u32, usize>,
 }
 
-/// A part of it, until it is dropped.
+/// Share of the resource, returned when dropped.
 #[derive(Debug)]
 pub struct Share {
     of: Arc<Shares>,
@@ -40,7 +39,7 @@ pub struct Share {
 // === impl Shares ===
 
 impl Shares {
-    /// Returns shares of so much in all.
+    /// Creates a resource of `total` units.
     pub fn new(total: usize) -> Arc<Self> {
         Arc::new(Self {
             total,
@@ -48,8 +47,8 @@ impl Shares {
         })
     }
 
-    /// Takes `amount` for `user`, the uid of a local process, or for somebody who may have
-    /// all; returns `None` where there is not so much left for that one.
+    /// Takes `amount` for a user, given by the uid of a local process; `None` stands for an
+    /// operator, who may use all. Returns `None` if that much is not left for the user.
     pub fn take(self: &Arc<Self>, user: Option<u32>, amount: usize) -> Option<Share> {
         let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         if amount > self.total - taken.all {
@@ -96,7 +95,7 @@ impl Drop for Share {
 mod tests {
     use super::*;
 
-    /// Takes one by one until there is no more.
+    /// Takes shares of one unit until none is left.
     fn all(shares: &Arc<Shares>, user: Option<u32>) -> Vec<Share> {
         std::iter::from_fn(|| shares.take(user, 1)).collect()
     }
@@ -111,7 +110,7 @@ mod tests {
             .collect();
         assert_eq!(others.len(), 24);
         assert!(shares.take(Some(2000), 1).is_none());
-        // What is left is for the others; root of a container is none of them.
+        // The rest is for operators; root of a container is not one of them.
         assert!(shares.take(Some(0), 1).is_none());
         let left = shares.take(None, 30).unwrap();
         assert!(shares.take(None, 3).is_none());
@@ -120,7 +119,7 @@ mod tests {
         let taken = shares.taken.lock().unwrap();
         assert_eq!((taken.all, taken.others, taken.by_user.len()), (0, 0, 0));
         drop(taken);
-        // Nobody else there: one user has an eighth.
+        // A single user may have an eighth.
         assert!(shares.take(None, 65).is_none());
         assert!(shares.take(None, 64).is_some());
         assert!(shares.take(Some(1000), 9).is_none());

@@ -1,7 +1,7 @@
-//! What gpuwarden can see, and how fresh that is.
+//! Sources that gpuwarden watches, and how fresh their data is.
 //!
-//! "Cannot see" is never "broken": a source that has stopped, lost records or never
-//! opened is shown here and makes the process not ready; it opens no fault.
+//! "Cannot see" is never "broken": a source that has stopped, lost records or never opened is
+//! shown here and makes the process not ready; it opens no fault.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,89 +10,91 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-/// A source that has not shown a sign of life for this long is stuck.
+/// Silence of a reader after which its source is stuck.
 pub const STUCK_AFTER: Duration = Duration::from_secs(15);
-/// Time in which a source has to show one, even when there is nothing to read.
+/// Longest interval between two signs of life of a reader, even if there is nothing to read.
 pub const HEARTBEAT: Duration = Duration::from_secs(5);
 
 /// All sources of a process. Cheap to clone.
 #[derive(Clone)]
 pub struct Sources {
     entries: Arc<Mutex<BTreeMap<String, TrackedSource>>>,
-    /// A function that returns the time since some moment. The wall clock may be set, and is only shown.
+    /// Returns the time since some fixed moment. The wall clock may be changed, so it is only
+    /// displayed.
     elapsed: Arc<dyn Fn() -> Duration + Send + Sync>,
 }
 
-/// A source, and when it was last heard of.
+/// Source, with the time of its last sign of life.
 #[derive(Debug)]
 struct TrackedSource {
     status: SourceStatus,
-    /// The time of the last sign of life of its reader, by `Sources::elapsed`.
+    /// Time of the reader's last sign of life, by `Sources::elapsed`.
     alive: Duration,
 }
 
-/// One source's place in [`Sources`], for the task that reads it.
+/// Handle to one entry of [`Sources`], for the task that reads the source.
 #[derive(Debug)]
 pub struct SourceHandle {
     name: String,
     sources: Sources,
 }
 
-/// The state of a source, with its counts.
+/// State of a source, with its counts.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SourceStatus {
     /// Name, for example `kernel-log`.
     pub name: String,
-    /// Its state.
+    /// Current state of the source.
     pub state: SourceState,
-    /// The thing that it reads, or what is wrong.
+    /// Name of the input, such as a path, or the problem.
     pub detail: String,
-    /// What to do about that; absent where nothing is wrong, or nothing is known.
+    /// Advice on how to solve the problem; absent if there is no problem, or no advice.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub advice: Option<String>,
-    /// Last sign of life of its reader.
+    /// Time of the reader's last sign of life.
     pub alive_at: Timestamp,
-    /// The time of the newest record, or of the newest look that was answered; absent before the
+    /// Time of the newest record, or of the newest poll that was answered; absent before the
     /// first.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_record_at: Option<Timestamp>,
-    /// Records of a log that were read, or looks at what is polled that were answered.
+    /// Number of log records read, or of polls answered.
     pub records: u64,
-    /// Faults found in them; one that is found again counts again.
+    /// Number of faults found; a fault that is found again counts again.
     pub faults: u64,
-    /// Records that were overwritten or missed before they could be read.
+    /// Number of records that were overwritten or missed before they could be read.
     pub lost: u64,
-    /// Records that could not be read.
+    /// Number of records that could not be parsed.
     pub malformed: u64,
-    /// Events about its records that were not taken.
+    /// Number of events from this source that the connector refused.
     #[serde(default)]
     pub refused: u64,
-    /// The reason why its newest event was not taken; absent where it was, or there is none.
+    /// Reason why the newest event was refused; absent if it was accepted, or if there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refusal: Option<String>,
 }
 
-/// The state of a source.
+/// Condition of a source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SourceState {
-    /// Reading what was there when it was opened, or not looked yet.
+    /// Reading records from before it was opened, or not polled yet.
     CatchingUp,
-    /// Seeing what comes.
+    /// Reading new records as they arrive.
     Following,
-    /// All read; nothing more will come.
+    /// Read to its end; further records are impossible.
     Ended,
-    /// Cannot be opened or read, which is tried again; or its events are not taken.
+    /// Cannot be opened or read, which is retried; or its events are refused.
     Failing,
-    /// No sign of life from its reader.
+    /// No sign of life from the reader.
     Stuck,
 }
 
 // === impl Sources ===
 
 impl Sources {
-    /// Returns sources whose silence is measured by `elapsed`, the time since some moment.
+    /// Creates a set of sources whose silence is measured by `elapsed`, the time since some
+    /// fixed moment.
     pub fn with_elapsed(elapsed: impl Fn() -> Duration + Send + Sync + 'static) -> Self {
         Self {
             entries: Arc::default(),
@@ -100,7 +102,7 @@ impl Sources {
         }
     }
 
-    /// Adds a source; a name is given once.
+    /// Adds a source. Names are unique.
     pub fn add(&self, name: &str, detail: &str, now: Timestamp) -> SourceHandle {
         let status = SourceStatus {
             name: name.to_owned(),
@@ -133,7 +135,8 @@ impl Sources {
                 .map(|TrackedSource { status, alive }| {
                     let (state, mut status) = (status.state, status.clone());
                     if let Some(refusal) = status.refusal.as_ref().filter(|_| state.sees()) {
-                        // What it sees reaches nobody: that is as blind as not to see it.
+                        // A source whose events reach nobody is as blind as one that cannot
+                        // read.
                         status.state = SourceState::Failing;
                         status.detail = format!("{}: events not taken: {refusal}", status.detail);
                     }
@@ -147,7 +150,7 @@ impl Sources {
         })
     }
 
-    /// Returns why not everything is seen, a line for each source that does not see it.
+    /// Returns the reasons why not everything is watched, one line per source.
     pub fn not_seen(&self) -> Vec<String> {
         let mut reasons = Vec::new();
         for source in self.statuses() {
@@ -168,7 +171,7 @@ impl Sources {
     }
 
     fn with<T>(&self, use_it: impl FnOnce(&mut BTreeMap<String, TrackedSource>) -> T) -> T {
-        // The map stays usable whatever happened to a task that held the lock.
+        // The map stays consistent even if a task panicked while it held the lock.
         use_it(&mut self.entries.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
@@ -191,7 +194,7 @@ impl std::fmt::Debug for Sources {
 // === impl SourceHandle ===
 
 impl SourceHandle {
-    /// Changes the status, and takes the call as a sign of life.
+    /// Changes the status, and counts as a sign of life.
     pub fn update(&self, now: Timestamp, change: impl FnOnce(&mut SourceStatus)) {
         let alive = (self.sources.elapsed)();
         self.sources.with(|entries| {
@@ -203,7 +206,8 @@ impl SourceHandle {
         });
     }
 
-    /// Takes note of what became of its events: the newest was taken, or was not, and why.
+    /// Records the outcome of handing over events: the number refused, and whether the newest
+    /// was accepted or why not.
     pub fn handed_over(&self, now: Timestamp, refused: u64, newest: Result<(), String>) {
         self.update(now, |status| {
             status.refused += refused;
@@ -211,7 +215,7 @@ impl SourceHandle {
         });
     }
 
-    /// Shows a sign of life.
+    /// Records a sign of life.
     pub fn beat(&self, now: Timestamp) {
         self.update(now, |_| ());
     }
@@ -220,12 +224,12 @@ impl SourceHandle {
 // === impl SourceState ===
 
 impl SourceState {
-    /// Returns whether the source can see what it is there to see.
+    /// Returns true if the source can be read.
     pub fn sees(self) -> bool {
         matches!(self, Self::CatchingUp | Self::Following | Self::Ended)
     }
 
-    /// Returns the state's name, as serialised.
+    /// Returns the name of the state, as serialised.
     pub fn name(self) -> &'static str {
         match self {
             Self::CatchingUp => "catching-up",
@@ -278,7 +282,7 @@ mod tests {
         let now = Timestamp::UNIX_EPOCH;
         let handle = sources.add("kernel-log", "/dev/kmsg", now);
         handle.handed_over(now, 2, Err("nodeName is empty".to_owned()));
-        // What it reads meanwhile does not hide it.
+        // Reading on does not hide the refusal.
         handle.update(now, |status| status.state = SourceState::Following);
         let status = &sources.statuses()[0];
         assert_eq!((status.state, status.refused), (SourceState::Failing, 2));

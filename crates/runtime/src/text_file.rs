@@ -1,11 +1,11 @@
-//! Reads small text files that people name: configuration and policies.
+//! Reading of small text files that people name: configuration and policies.
 
 use std::fs::File;
 use std::io::{self, Read as _};
 use std::path::Path;
 
-/// Reads a file of at most `limit` bytes of UTF-8. Of a longer one no more than that is read:
-/// what is named by mistake may be a disk, or have no end.
+/// Reads a file of at most `limit` bytes of UTF-8. Reads no further than that from a longer
+/// one: a file named by mistake may be a disk or endless.
 pub fn read(path: &Path, limit: usize) -> io::Result<String> {
     let mut text = String::new();
     let most = u64::try_from(limit).unwrap_or(u64::MAX).saturating_add(1);

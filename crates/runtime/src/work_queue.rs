@@ -1,8 +1,7 @@
-//! Metrics of work that waits and is worked on, by the names that NVSentinel's connector gives
-//! those of its queues: the name of the queue is both a label and the end of each name.
+//! Metrics of queued work, under the names that NVSentinel's connector gives to those of its
+//! queues: the name of the queue is both a label and the suffix of each metric.
 //!
-//! What they tell does not depend on there being a queue. Work is added, begins and ends; what
-//! is dropped has ended.
+//! The metrics need no actual queue. Work is added, begins and ends; dropped work has ended.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,16 +15,16 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 
 use crate::metrics::{LegacyCounter, Metrics, add};
 
-/// The metrics of one queue. Cheap to clone.
+/// Metrics of one queue. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct WorkQueue(Arc<Inner>);
 
-/// A piece of work; it ends when this is dropped.
+/// Piece of work, which ends when dropped.
 #[derive(Debug)]
 pub struct Work {
     queue: WorkQueue,
     added: Instant,
-    /// Its number among what is under way, and since when it is.
+    /// Number of this work among the work in progress, and the time when it began.
     begun: Option<(u64, Instant)>,
 }
 
@@ -45,7 +44,7 @@ struct UnderWay {
     since: BTreeMap<u64, Instant>,
 }
 
-/// Looks at what is under way when it is asked.
+/// Collector that computes the ages of work in progress at each scrape.
 #[derive(Debug)]
 struct Ages {
     queue: &'static str,
@@ -55,9 +54,9 @@ struct Ages {
 // === impl WorkQueue ===
 
 impl WorkQueue {
-    /// Registers the metrics of `queue`; `what` says in their help what a piece of work is.
+    /// Registers the metrics of `queue`. `what` names a piece of work in the help texts.
     pub fn new(metrics: &Metrics, queue: &'static str, what: &str) -> Self {
-        // 10 ms to 20 s, as there.
+        // 10 ms to 20 s, as NVSentinel has it.
         let histogram = || Histogram::new(exponential_buckets(0.01, 2.0, 12));
         let name = |metric: &str| name(metric, queue);
         let labels = [("workqueue".into(), queue.into())];
@@ -105,7 +104,7 @@ impl WorkQueue {
         Self(Arc::new(inner))
     }
 
-    /// Adds a piece of work, which waits.
+    /// Adds a piece of work, which waits to begin.
     #[must_use = "it ends when it is dropped"]
     pub fn add(&self) -> Work {
         self.0.adds.inc();
@@ -117,7 +116,7 @@ impl WorkQueue {
         }
     }
 
-    /// Counts work that has failed and is tried again, here or by who asked for it.
+    /// Counts work that failed and is retried, by this process or by the requester.
     pub fn retry(&self) {
         self.0.retries.inc();
     }
@@ -126,7 +125,7 @@ impl WorkQueue {
 // === impl Work ===
 
 impl Work {
-    /// Begins work on it. Beginning again changes nothing.
+    /// Begins the work. A second call changes nothing.
     pub fn begin(&mut self) {
         if self.begun.is_some() {
             return;
@@ -230,7 +229,7 @@ mod tests {
         assert!(seconds("longest_running_processor_seconds_q") > 0.0);
         queue.retry();
         drop(first);
-        // What was given up before it began took no time.
+        // Work that was dropped before it began took no time.
         drop(second);
         assert_eq!(seen(), ["0", "2", "1", "1", "1"]);
         assert!(seconds("longest_running_processor_seconds_q") <= 0.0);

@@ -1,8 +1,8 @@
-//! Brings log lines to where they are written, without ever waiting for it.
+//! Queue that writes log lines without ever making the caller wait.
 //!
-//! A log must not decide over the product: its disk may be full, its reader gone, or alive
-//! and not reading, which makes a write wait for ever. So lines go into a bounded queue, and
-//! a thread of its own writes them. What has no room or cannot be written is counted.
+//! A log must not stop the product: the disk may be full, and the reader may be gone, or alive
+//! and not reading, which blocks a write forever. Lines therefore go into a bounded queue, and
+//! a thread of its own writes them. Lines that find no room or cannot be written are counted.
 
 use std::io::Write;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -10,11 +10,11 @@ use std::time::Duration;
 
 use prometheus_client::metrics::counter::Counter;
 
-/// Bytes of lines that wait to be written: some thousand lines, a burst that a working reader
-/// catches up with. As many again may be with the thread that writes.
+/// Most bytes of queued lines: several thousand lines, a burst that a working reader catches up
+/// with. The writing thread may hold as many again.
 pub(super) const MAX_WAITING_BYTES: usize = 1024 * 1024;
 
-/// The queue of lines between the log and the thread that writes them.
+/// Queue of lines between the log and the thread that writes them.
 #[derive(Debug, Default)]
 pub(super) struct Queue {
     waiting: Mutex<WaitingLines>,
@@ -22,19 +22,18 @@ pub(super) struct Queue {
     lost: Counter,
 }
 
-/// The lines that wait, and whether some are under way.
 #[derive(Debug, Default)]
 struct WaitingLines {
     lines: Vec<u8>,
-    /// True while lines that were taken from here are being written.
+    /// True while lines from this queue are being written.
     writing: bool,
 }
 
 // === impl Queue ===
 
 impl Queue {
-    /// Returns a queue whose lines a thread writes `to`, until the process ends. Without threads to
-    /// be had, they are lost and counted.
+    /// Starts a thread that writes the queue's lines `to`, until the process ends. If no thread
+    /// can be started, all lines are lost and counted.
     pub(super) fn start(to: impl Write + Send + 'static) -> Arc<Self> {
         let queue = Arc::new(Self::default());
         let ours = Arc::clone(&queue);
@@ -43,13 +42,12 @@ impl Queue {
         queue
     }
 
-    /// Returns the counter of lines, or parts of their bytes, that nobody will read.
+    /// Returns the counter of lost lines; a line cut in two counts per part.
     pub(super) fn lost(&self) -> Counter {
         self.lost.clone()
     }
 
-    /// Waits until all that came so far has been written or is lost, but not for longer than
-    /// `limit`.
+    /// Waits until all lines queued so far are written or lost, but no longer than `limit`.
     pub(super) fn flush(&self, limit: Duration) {
         let pending = |waiting: &mut WaitingLines| waiting.writing || !waiting.lines.is_empty();
         drop(
@@ -78,7 +76,8 @@ impl Queue {
             let lines = std::mem::take(&mut waiting.lines);
             waiting.writing = true;
             drop(waiting);
-            // Line by line: where another process writes to the same pipe, lines stay whole.
+            // Written line by line, so that lines stay whole when another process writes to the
+            // same pipe.
             for line in lines.split_inclusive(|byte| *byte == b'\n') {
                 if to.write_all(line).is_err() {
                     self.lost.inc();
@@ -94,7 +93,7 @@ impl Queue {
     }
 }
 
-/// The writer of the log's lines, which always succeeds: each call is one of them.
+/// Writer of log lines, which always succeeds. Each call is one line.
 impl Write for &Queue {
     fn write(&mut self, line: &[u8]) -> std::io::Result<usize> {
         self.push(line);
@@ -136,16 +135,16 @@ mod tests {
         let (mut reader, writer) = io::pipe().unwrap();
         let queue = Queue::start(writer);
         let line = [[b'x'; 1023].as_slice(), b"\n"].concat();
-        // Far more than pipe, thread and queue take.
+        // Far more than the pipe, the thread and the queue hold together.
         for _ in 0..8 * 1024 {
             (&*queue).write_all(&line).unwrap();
         }
         let lost = queue.lost().get();
         assert!(lost > 4 * 1024 && lost < 8 * 1024, "{lost}");
         assert!(queue.waiting().lines.len() <= MAX_WAITING_BYTES);
-        // What is queued cannot be written: that is not waited for without end.
+        // The queued lines cannot be written; the wait must end all the same.
         queue.flush(Duration::from_millis(10));
-        // Once it reads again, it gets all that is not lost.
+        // Once the reader reads again, it receives all lines that are not lost.
         let mut text = vec![0; (8 * 1024 - usize::try_from(lost).unwrap()) * line.len()];
         reader.read_exact(&mut text).unwrap();
         queue.flush(ENOUGH);
