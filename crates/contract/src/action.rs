@@ -1,10 +1,10 @@
-//! Names of the open enumerations: an unknown number is shown as its decimal digits.
+//! Names of open enumerations. An unknown number is shown as its decimal digits.
 
 use std::borrow::Cow;
 
 use crate::{HealthEvent, ProcessingStrategy, RecommendedAction};
 
-/// Returns the name of a `RecommendedAction` number, or its digits if it is unknown to us.
+/// Returns the name of a `RecommendedAction` number, or its digits if it is unknown.
 pub fn action_name(number: i32) -> Cow<'static, str> {
     match RecommendedAction::try_from(number) {
         Ok(action) => Cow::Borrowed(action.as_str_name()),
@@ -19,7 +19,7 @@ pub fn parse_action(text: &str) -> Option<i32> {
         .or_else(|| text.parse().ok())
 }
 
-/// Returns the name of a `ProcessingStrategy` number, or its digits if it is unknown to us.
+/// Returns the name of a `ProcessingStrategy` number, or its digits if it is unknown.
 pub fn strategy_name(number: i32) -> Cow<'static, str> {
     match ProcessingStrategy::try_from(number) {
         Ok(strategy) => Cow::Borrowed(strategy.as_str_name()),
@@ -34,7 +34,8 @@ pub fn parse_strategy(text: &str) -> Option<i32> {
         .or_else(|| text.parse().ok())
 }
 
-/// Returns the name that remediation goes by: the action's, or the custom name if it is `CUSTOM`.
+/// Returns the name of the action for remediation: the standard name, or the custom one if the
+/// action is `CUSTOM`.
 pub fn effective_action_name(event: &HealthEvent) -> Cow<'_, str> {
     if event.recommended_action == RecommendedAction::Custom as i32
         && !event.custom_recommended_action.is_empty()

@@ -1,15 +1,15 @@
-//! Findings about a file that people write: each with the line it stands on, and all of them at
-//! once, so that a file is mended in one go.
+//! Findings about a configuration file: each with its line, and all of them at once, so that
+//! one edit can fix the file.
 
 use std::fmt::Display;
 
 use serde::de::DeserializeOwned;
 use toml::Spanned;
 
-/// Findings that are told; who has made more begins with these.
+/// Most findings that are listed; a file with more gets a line that says so.
 const MAX_FINDINGS: usize = 100;
 
-/// A file that cannot be used: every finding, one per line.
+/// File that cannot be used, with every finding, one per line.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{}", findings.join("\n"))]
 pub struct FileError {
@@ -17,26 +17,26 @@ pub struct FileError {
     pub findings: Vec<String>,
 }
 
-/// Collects the findings about a file.
+/// Collector of the findings about a file.
 #[derive(Clone, Debug)]
 pub struct Findings<'a> {
     text: &'a str,
     source: &'a str,
     found: Vec<String>,
-    /// The byte at which the entry begins that is read.
+    /// Start of the entry being read (byte offset).
     entry_at: usize,
-    /// The name of that entry for people.
+    /// Title of that entry for people.
     entry: String,
 }
 
-/// Returns the line, from 1, on which the byte at `offset` stands.
+/// Returns the line, from 1, of the byte at `offset`.
 pub fn line_of(text: &str, offset: usize) -> usize {
     let before = text.as_bytes().iter().take(offset);
     1 + before.filter(|byte| **byte == b'\n').count()
 }
 
-/// Returns `line N: ` for the first line of a YAML file that has `part`, and nothing where none has: its
-/// reader does not say where a value stands.
+/// Returns `line N: ` for the first line of a YAML file that contains `part`, or an empty text:
+/// the YAML reader does not report the position of a value.
 pub fn on_line_with(text: &str, part: &str) -> String {
     let line = text
         .lines()
@@ -44,7 +44,7 @@ pub fn on_line_with(text: &str, part: &str) -> String {
     line.map_or_else(String::new, |line| format!("line {}: ", line + 1))
 }
 
-/// Returns the byte at which the text begins that a TOML error is about.
+/// Returns the byte offset of a TOML error.
 pub fn start_of(error: &toml::de::Error) -> usize {
     error.span().map_or(0, |span| span.start)
 }
@@ -52,7 +52,7 @@ pub fn start_of(error: &toml::de::Error) -> usize {
 // === impl Findings ===
 
 impl<'a> Findings<'a> {
-    /// Returns no findings about `text` yet. `source` names the file in those to come.
+    /// Creates an empty collector for `text`. `source` names the file in findings.
     pub fn new(text: &'a str, source: &'a str) -> Self {
         Self {
             text,
@@ -63,44 +63,45 @@ impl<'a> Findings<'a> {
         }
     }
 
-    /// Reads TOML; what the reader itself refuses is the only finding.
+    /// Parses TOML; a syntax error is the only finding.
     pub fn parse<T: DeserializeOwned>(&self) -> Result<T, FileError> {
         toml::from_str(self.text)
             .map_err(|error| self.clone().stop(start_of(&error), error.message()))
     }
 
-    /// Begins to read an entry of the file, which has the name `title` for people.
+    /// Starts an entry of the file. `title` returns the entry's name for people.
     pub fn begin<T>(&mut self, entry: Spanned<T>, title: impl Fn(&T) -> String) -> T {
         self.entry_at = entry.span().start;
         self.entry = title(entry.get_ref());
         entry.into_inner()
     }
 
-    /// Notes what is wrong with the entry that is read.
+    /// Records a problem with the current entry.
     pub fn wrong(&mut self, what: impl Display) {
         self.wrong_at(self.entry_at, what);
     }
 
-    /// Notes what is wrong at `offset` in the entry that is read.
+    /// Records a problem at `offset` in the current entry.
     pub fn wrong_at(&mut self, offset: usize, what: impl Display) {
         let what = format!("{}: {what}", self.entry);
         self.at(offset, &what);
     }
 
-    /// Returns the place at which the entry begins that is read: `file:line`.
+    /// Returns the place of the current entry: `file:line`.
     pub fn entry_place(&self) -> String {
         self.place(self.entry_at)
     }
 
-    /// Notes what is wrong at `offset`.
+    /// Records a problem at `offset`.
     pub fn at(&mut self, offset: usize, what: &str) {
-        // Of a file with thousands, only those that are told are looked up.
+        // In a file with thousands of findings, line numbers are computed only for those
+        // listed.
         if self.found.len() <= MAX_FINDINGS {
             self.on_line(line_of(self.text, offset), what);
         }
     }
 
-    /// Notes what is wrong on `line`.
+    /// Records a problem on `line`.
     pub fn on_line(&mut self, line: usize, what: &str) {
         let what = match self.found.len() {
             ..MAX_FINDINGS => what,
@@ -110,7 +111,7 @@ impl<'a> Findings<'a> {
         self.found.push(format!("{}:{line}: {what}", self.source));
     }
 
-    /// Returns a finding as its text, without noting it: for what is wrong and does no harm.
+    /// Returns the text of a finding without recording it, for problems that do no harm.
     pub fn said(&self, offset: usize, what: &str) -> String {
         format!("{}: {what}", self.place(offset))
     }
@@ -120,13 +121,13 @@ impl<'a> Findings<'a> {
         format!("{}:{}", self.source, line_of(self.text, offset))
     }
 
-    /// Returns the error where what is wrong at `offset` keeps the rest from being looked at.
+    /// Returns the error for a problem at `offset` that prevents further checks.
     pub fn stop(self, offset: usize, what: &str) -> FileError {
         let line = line_of(self.text, offset);
         self.stop_on_line(line, what)
     }
 
-    /// Returns the error where what is wrong on `line` keeps the rest from being looked at.
+    /// Returns the error for a problem on `line` that prevents further checks.
     pub fn stop_on_line(mut self, line: usize, what: &str) -> FileError {
         self.on_line(line, what);
         FileError {
@@ -134,7 +135,7 @@ impl<'a> Findings<'a> {
         }
     }
 
-    /// Returns `value` where nothing is wrong.
+    /// Returns `value` if there are no findings.
     pub fn result<T>(self, value: T) -> Result<T, FileError> {
         if self.found.is_empty() {
             Ok(value)

@@ -1,17 +1,17 @@
 //! JSON forms of a health event. Each has a reader that relies on it:
 //!
-//! - [`to_value`] / [`from_value`]: the public form (command output, API, export,
-//!   replay, our own store): proto field names, enumerations by name, RFC 3339 time,
-//!   every field present, absent overrides `null`.
-//! - [`annotation::to_value`]: the form inside the node annotation
-//!   `quarantineHealthEvent`: as Go's `encoding/json` writes the generated struct:
-//!   empty fields dropped, enumerations as numbers, time as `{seconds, nanos}`.
-//! - [`stored::from_value`]: the forms in which `NVSentinel`'s logs and store have an event. They are read only.
-//! - [`rule::to_value`]: what a CEL rule sees as `event`: every field present,
-//!   numbers as doubles, absent overrides and empty lists `null`.
+//! - [`to_value`] / [`from_value`]: the public form (command output, API, export, replay, the
+//!   store): proto field names, enumerations by name, RFC 3339 time, every field present,
+//!   absent overrides `null`.
+//! - [`annotation::to_value`]: the form inside the node annotation `quarantineHealthEvent`, as
+//!   Go's `encoding/json` writes the generated struct: empty fields dropped, enumerations as
+//!   numbers, time as `{seconds, nanos}`.
+//! - [`stored::from_value`]: the forms of an event in `NVSentinel`'s logs and store. Read only.
+//! - [`rule::to_value`]: the variable `event` of a CEL rule: every field present, numbers as
+//!   doubles, absent overrides and empty lists `null`.
 //!
-//! The generated message carries serde's attributes for the public form, and the others are
-//! made from that: a new field of the contract is in all of them.
+//! The generated message carries serde's attributes for the public form, and the other forms
+//! are derived from it, so that a new field of the contract is in all of them.
 
 pub mod annotation;
 pub mod rule;
@@ -24,30 +24,30 @@ use serde_json::{Map, Value, json};
 
 use crate::{HealthEvent, ProcessingStrategy, RecommendedAction, parse_action, parse_strategy};
 
-/// The reason why a JSON value is not a health event.
+/// Reason why a JSON value is not a health event.
 #[derive(Debug, thiserror::Error)]
 pub enum EventJsonError {
     /// The value is not a JSON object.
     #[error("not a health event: a JSON object is expected")]
     NoObject,
-    /// A field has the wrong type, a name that does not exist, or no time.
+    /// A field has the wrong type, an unknown name, or an invalid time.
     #[error(transparent)]
     Field(#[from] serde_json::Error),
 }
 
-/// Returns the public JSON form of `event`. Unknown enumeration numbers are written as numbers.
+/// Returns the public JSON form of `event`. Unknown enumeration numbers stay numbers.
 pub fn to_value(event: &HealthEvent) -> Value {
     serde_json::to_value(event).unwrap_or(Value::Null)
 }
 
-/// Returns the public JSON form of `event` as one line of text, its fields in the order of the
+/// Returns the public JSON form of `event` as one line of text, with fields in the order of the
 /// contract.
 pub fn to_string(event: &HealthEvent) -> String {
     serde_json::to_string(event).unwrap_or_default()
 }
 
-/// Reads the public form. Missing fields take their zero value, unknown fields are
-/// ignored, enumerations may be names or numbers.
+/// Reads the public form. Missing fields get their zero value, unknown fields are ignored,
+/// enumerations may be names or numbers.
 pub fn from_value(value: Value) -> Result<HealthEvent, EventJsonError> {
     if !value.is_object() {
         return Err(EventJsonError::NoObject);
@@ -72,7 +72,7 @@ pub fn timestamp(proto: prost_types::Timestamp) -> Option<Timestamp> {
         .flatten()
 }
 
-/// Returns a `jiff` time as protobuf timestamp.
+/// Returns a `jiff` time as a protobuf timestamp.
 pub fn proto_timestamp(time: Timestamp) -> prost_types::Timestamp {
     // Before 1970 jiff's fraction is negative; protobuf's never is.
     let (mut seconds, mut nanos) = (time.as_second(), time.subsec_nanosecond());
@@ -84,7 +84,7 @@ pub fn proto_timestamp(time: Timestamp) -> prost_types::Timestamp {
 }
 
 /// Returns the fields of the public form with enumerations as numbers and the time as
-/// `{seconds, nanos}`, as the two other forms have them.
+/// `{seconds, nanos}`, for the two derived forms.
 fn numbered(event: &HealthEvent) -> Map<String, Value> {
     let Value::Object(mut fields) = to_value(event) else {
         return Map::new();
@@ -101,7 +101,7 @@ fn numbered(event: &HealthEvent) -> Map<String, Value> {
     fields
 }
 
-/// Returns whether a value is what Go takes for empty.
+/// Returns true if Go treats the value as empty.
 fn is_zero(value: &Value) -> bool {
     match value {
         Value::Null => true,
@@ -122,7 +122,7 @@ where
     Ok(Option::deserialize(deserializer)?.unwrap_or_default())
 }
 
-// The signatures of this module and the next two are those that serde's `with` asks for.
+// The signatures of this module and the next two are required by serde's `with`.
 #[allow(clippy::trivially_copy_pass_by_ref)]
 pub(crate) mod action {
     use super::{
@@ -186,7 +186,7 @@ pub(crate) mod time {
     }
 }
 
-/// Writes a number of an open enumeration by its name, if it has one.
+/// Writes the name of an open enumeration's number, or the number if it has none.
 fn write_name<S: Serializer>(number: i32, name: Option<&str>, to: S) -> Result<S::Ok, S::Error> {
     match name {
         Some(name) => to.serialize_str(name),
@@ -194,7 +194,7 @@ fn write_name<S: Serializer>(number: i32, name: Option<&str>, to: S) -> Result<S
     }
 }
 
-/// Reads a number of an open enumeration that stands there by its name or its digits.
+/// Reads an open enumeration's number from its name or its digits.
 fn read_number<'de, D: Deserializer<'de>>(
     from: D,
     field: &str,

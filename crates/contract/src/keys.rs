@@ -1,195 +1,210 @@
-//! Names that gpuwarden writes on, or reads from, Kubernetes nodes, and the names
-//! of agents and checks on the wire.
+//! Names that gpuwarden writes on, or reads from, Kubernetes objects, and names inside events.
 //!
 //! Keys without `gpuwarden.dev/` are NVSentinel's: other tools read them.
 
-/// The beginning of the names of agents that are preflight checks of pods.
+/// Prefix of the names of agents that are preflight checks of pods.
 pub const PREFLIGHT_AGENTS: &str = "preflight-";
 
-/// Annotation: JSON array of the events for which a node is quarantined.
+/// Annotation: JSON array of the events that a node is quarantined for.
 pub const QUARANTINE_HEALTH_EVENT: &str = "quarantineHealthEvent";
 /// Annotation: JSON array of the taints that the quarantine asked for.
 pub const QUARANTINE_APPLIED_TAINTS: &str = "quarantineHealthEventAppliedTaints";
-/// Annotation: `True` where the quarantine asked for a cordon.
+/// Annotation: `True` if the quarantine asked for a cordon.
 pub const QUARANTINE_IS_CORDONED: &str = "quarantineHealthEventIsCordoned";
-/// Annotation: `True` where the node was cordoned before the quarantine; it stays so afterwards.
+/// Annotation: `True` if the node was cordoned before the quarantine; it stays cordoned
+/// afterwards.
 pub const QUARANTINE_CORDON_PRE_EXISTING: &str = "quarantineHealthEventCordonPreExisting";
-/// Annotation: `True` after somebody uncordoned a quarantined node by hand.
+/// Annotation: `True` after a person uncordoned a quarantined node.
 pub const UNCORDONED_MANUALLY: &str = "quarantinedNodeUncordonedManually";
-/// Annotation: `True` after somebody removed a quarantine taint by hand.
+/// Annotation: `True` after a person removed a quarantine taint.
 pub const UNTAINTED_MANUALLY: &str = "quarantinedNodeUntaintedManually";
 /// Value of the `True` annotations above.
 pub const TRUE: &str = "True";
 
-/// Label (behind the configured prefix): who cordoned.
+/// Label (after the configured prefix): author of the cordon.
 pub const CORDON_BY: &str = "cordon-by";
-/// Label (behind the configured prefix): the rule sets that asked for it.
+/// Label (after the configured prefix): rule sets that asked for the cordon.
 pub const CORDON_REASON: &str = "cordon-reason";
-/// Label (behind the configured prefix): when, as `2006-01-02T15-04-05Z`.
+/// Label (after the configured prefix): time of the cordon, as `2006-01-02T15-04-05Z`.
 pub const CORDON_TIMESTAMP: &str = "cordon-timestamp";
-/// Value of [`CORDON_BY`] unless an override names somebody else. The name that
-/// existing dashboards and scripts select on.
+/// Value of [`CORDON_BY`] unless an override names another author. Existing dashboards and
+/// scripts select on this name.
 pub const CORDONED_BY_VALUE: &str = "NVSentinel";
 
-/// Label: where a node stands between fault and return.
+/// Label: state of a node between fault and return to service.
 pub const STATE_LABEL: &str = "dgxc.nvidia.com/nvsentinel-state";
-/// Value of [`STATE_LABEL`] from the quarantine on, until draining starts.
+/// Value of [`STATE_LABEL`] from the quarantine until draining starts.
 pub const STATE_QUARANTINED: &str = "quarantined";
 /// Value of [`STATE_LABEL`] while pods leave the node.
 pub const STATE_DRAINING: &str = "draining";
-/// Value of [`STATE_LABEL`] once all pods that are to leave have left.
+/// Value of [`STATE_LABEL`] once all pods that must leave have left.
 pub const STATE_DRAINED: &str = "drain-succeeded";
 
-/// Value of [`STATE_LABEL`] while the node is repaired.
+/// Value of [`STATE_LABEL`] while the node is remediated.
 pub const STATE_REMEDIATING: &str = "remediating";
-/// Value of [`STATE_LABEL`] once a repair has succeeded, until its faults are over.
+/// Value of [`STATE_LABEL`] once a remediation has succeeded, until the node's faults have
+/// ended.
 pub const STATE_REMEDIATED: &str = "remediation-succeeded";
-/// Value of [`STATE_LABEL`] while a person is asked to repair the node.
+/// Value of [`STATE_LABEL`] while a person is asked to remediate the node.
 pub const STATE_REMEDIATION_FAILED: &str = "remediation-failed";
-/// Annotation: the repairs of a quarantined node, as JSON by group.
+/// Annotation: remediations of a quarantined node, as JSON by group.
 pub const REMEDIATION_STATE: &str = "latestFaultRemediationState";
-/// Annotation of our own on a node that was validated before it began: its uid.
+/// Annotation of gpuwarden on a node that was validated before its first use: the uid of the
+/// node.
 pub const ADMITTED: &str = "gpuwarden.dev/admitted";
-/// Taint of our own with which nodes may be registered that are to be validated before they begin.
+/// Taint of gpuwarden that new nodes may be registered with, to have them validated before
+/// their first use.
 pub const NOT_VALIDATED: &str = "gpuwarden.dev/not-validated";
-/// Annotation of our own on the custom resource of a repair: the attempt for which it was made.
+/// Annotation of gpuwarden on the custom resource of a remediation: the attempt that it belongs
+/// to.
 pub const ATTEMPT: &str = "gpuwarden.dev/attempt";
 
-/// Annotation of a node: the last power cycle that its BMC was asked for (JSON), written before it is asked.
+/// Annotation of a node: last power cycle requested from its BMC (JSON), written before the
+/// request.
 pub const POWER_CYCLE: &str = "gpuwarden.dev/power-cycle";
-/// Annotation of our own on a pod, by its owner: it asks for the time to write a checkpoint before it is
-/// evicted, at most this long (`10m`).
+/// Annotation of gpuwarden on a pod, set by its owner: longest time (`10m`) that the pod asks
+/// for, to write a checkpoint before it is evicted.
 pub const CHECKPOINT: &str = "gpuwarden.dev/checkpoint";
-/// Annotation of our own on such a pod: when it was told to write one.
+/// Annotation of gpuwarden on such a pod: time when the checkpoint was requested.
 pub const CHECKPOINT_REQUESTED: &str = "gpuwarden.dev/checkpoint-requested";
-/// Annotation of such a pod, by its workload: the value of [`CHECKPOINT_REQUESTED`] once it is written.
+/// Annotation of such a pod, set by its workload: the value of [`CHECKPOINT_REQUESTED`] once
+/// the checkpoint is written.
 pub const CHECKPOINT_DONE: &str = "gpuwarden.dev/checkpoint-done";
 
-/// Label with which an operator takes a node out of gpuwarden's hands (value `false`).
+/// Label that excludes a node from gpuwarden's control (value `false`), set by an operator.
 pub const MANAGED_LABEL: &str = "k8saas.nvidia.com/ManagedByNVSentinel";
 
-/// Annotation of our own: the quarantine session and what it replaced, as JSON.
+/// Annotation of gpuwarden: the quarantine session and the values that it replaced, as JSON.
 pub const SESSION: &str = "gpuwarden.dev/session";
-/// Annotation of our own: when a person ended the last session, RFC 3339.
-/// Events older than this never act.
+/// Annotation of gpuwarden: time when a person ended the last session (RFC 3339). Older events
+/// never start a session.
 pub const RELEASED_AT: &str = "gpuwarden.dev/released-at";
 
-/// Annotation of our own: the name of the policy that holds for this node.
+/// Annotation of gpuwarden: name of the policy that applies to this node.
 pub const POLICY: &str = "gpuwarden.dev/policy";
-/// Annotation of our own: an operator's request to give the node back, as JSON.
+/// Annotation of gpuwarden: an operator's request to return the node to service, as JSON.
 pub const RELEASE: &str = "gpuwarden.dev/release";
-/// Annotation of our own: a person holds back the next drain or repair of the node for a while, as JSON.
+/// Annotation of gpuwarden: a person's temporary hold on the node's next drain or remediation,
+/// as JSON.
 pub const VETO: &str = "gpuwarden.dev/veto";
 
-/// Label of objects of ours, Kubernetes' own, with [`MANAGED_BY`] as its value.
+/// Kubernetes' label for objects managed by a program; [`MANAGED_BY`] is the value for
+/// gpuwarden's.
 pub const MANAGED_BY_LABEL: &str = "app.kubernetes.io/managed-by";
-/// Value of [`MANAGED_BY_LABEL`].
+/// Value of [`MANAGED_BY_LABEL`] on gpuwarden's objects.
 pub const MANAGED_BY: &str = "gpuwarden";
-/// Annotation of our own on a `DeviceTaintRule`: the node that its device is of.
+/// Annotation of gpuwarden on a `DeviceTaintRule`: the device's node.
 pub const RULE_NODE: &str = "gpuwarden.dev/node";
-/// Annotation of our own on a `DeviceTaintRule`: UUID, or else PCI address, of the GPU.
+/// Annotation of gpuwarden on a `DeviceTaintRule`: UUID of the GPU, or its PCI address.
 pub const RULE_GPU: &str = "gpuwarden.dev/gpu";
-/// Annotation of our own on a `DeviceTaintRule`: the kind of gpuwarden that made it, `controller`
-/// or `node`.
+/// Annotation of gpuwarden on a `DeviceTaintRule`: kind of gpuwarden that created it,
+/// `controller` or `node`.
 pub const RULE_BY: &str = "gpuwarden.dev/by";
-/// Annotation of our own on a `DeviceTaintRule`: id of the store of a node's own gpuwarden.
+/// Annotation of gpuwarden on a `DeviceTaintRule`: store id of a node's own gpuwarden.
 pub const RULE_STORE: &str = "gpuwarden.dev/store";
 
-/// Lease of the controllers, in the namespace of the product: who holds it acts.
+/// Lease of the controllers, in the product's namespace: its holder acts.
 pub const LEASE: &str = "gpuwarden-controller";
 
-/// Annotation of our own on the Lease: the id of the event store that is, or was last, acted
-/// on. Who leads with another one begins with no open faults.
+/// Annotation of gpuwarden on the Lease: id of the event store in use, or last in use. A new
+/// leader with another store starts without open faults.
 pub const LEASE_STORE: &str = "gpuwarden.dev/store";
 
 /// Annotation of the data-flow document: `true` while the node is quarantined.
 pub const SEED_QUARANTINED: &str = "nvsentinel.nvidia.com/quarantined";
-/// Annotation of the data-flow document: the check for which it is quarantined.
+/// Annotation of the data-flow document: check that caused the quarantine.
 pub const SEED_QUARANTINE_REASON: &str = "nvsentinel.nvidia.com/quarantine-reason";
-/// Annotation of the data-flow document: since when, RFC 3339 in seconds.
+/// Annotation of the data-flow document: start of the quarantine (RFC 3339, in seconds).
 pub const SEED_QUARANTINE_TIMESTAMP: &str = "nvsentinel.nvidia.com/quarantine-timestamp";
 /// Taint of the data-flow document, with the check as value.
 pub const UNHEALTHY_TAINT: &str = "nvsentinel.nvidia.com/unhealthy";
 
-/// Label (behind the configured prefix): who uncordoned.
+/// Label (after the configured prefix): author of the uncordon.
 pub const UNCORDON_BY: &str = "uncordon-by";
-/// Label (behind the configured prefix): the reason of the cordon, with `-removed` behind it.
+/// Label (after the configured prefix): reason of the cordon with the suffix `-removed`.
 pub const UNCORDON_REASON: &str = "uncordon-reason";
-/// Label (behind the configured prefix): when, as `2006-01-02T15-04-05Z`.
+/// Label (after the configured prefix): time of the uncordon, as `2006-01-02T15-04-05Z`.
 pub const UNCORDON_TIMESTAMP: &str = "uncordon-timestamp";
 
-/// Label of the GPU Operator: how far the upgrade of the node's driver is.
+/// Label of the GPU Operator: progress of the node's driver upgrade.
 pub const DRIVER_UPGRADE_STATE: &str = "nvidia.com/gpu-driver-upgrade-state";
-/// Values of [`DRIVER_UPGRADE_STATE`] where none is under way.
+/// Values of [`DRIVER_UPGRADE_STATE`] while no upgrade is in progress.
 pub const DRIVER_UPGRADE_ENDED: [&str; 3] = ["", "upgrade-done", "upgrade-failed"];
 
-/// Label: `false` while a node is handed over to an external system for its repair.
+/// Label: `false` while a node is handed over to an external system for remediation.
 pub const HANDED_OVER_LABEL: &str = "nvsentinel.dgxc.nvidia.com/managed";
-/// Taint: beside it, with the name of the `ExternalRemediationRequest` as value.
+/// Taint of a node that is handed over; the value is the name of the
+/// `ExternalRemediationRequest`.
 pub const HANDED_OVER_TAINT: &str = "nvsentinel.dgxc.nvidia.com/external-remediation";
-/// Annotation of our own: the request for which a node is handed over, and what the label was before, as JSON.
+/// Annotation of gpuwarden: request that a node is handed over for, and the label's previous
+/// value, as JSON.
 pub const HANDED_OVER: &str = "gpuwarden.dev/handed-over";
-/// Annotation of our own: the labels of services that a reset of GPUs has changed, and what they were, as JSON.
+/// Annotation of gpuwarden: service labels changed for a reset of GPUs, with their previous
+/// values, as JSON.
 pub const RESET_STOPPED: &str = "gpuwarden.dev/gpu-reset";
 
-/// Driver of GPUs that are given by dynamic resource allocation.
+/// Driver of GPUs that are assigned by dynamic resource allocation.
 pub const GPU_DRIVER: &str = "gpu.nvidia.com";
-/// Driver of `ComputeDomain`s, in which pods of several machines share the memory of their GPUs, as
-/// `kubernetes-sigs/dra-driver-nvidia-gpu` names it. A pod that does holds a device `channel-N` of it.
+/// Driver of `ComputeDomain`s, whose pods on several machines share the memory of their GPUs,
+/// as named by `kubernetes-sigs/dra-driver-nvidia-gpu`. A pod of a domain holds a device
+/// `channel-N` of this driver.
 pub const COMPUTE_DOMAIN_DRIVER: &str = "compute-domain.nvidia.com";
-/// Beginning of the name of its device that a pod holds in which it runs IMEX itself.
+/// Prefix of the device of this driver held by a pod that runs IMEX itself.
 pub const COMPUTE_DOMAIN_DAEMON: &str = "daemon";
 
-/// Annotation of a pod: the GPUs that it has, as `{"devices":{"nvidia.com/gpu":["GPU-..."]}}`.
+/// Annotation of a pod: its GPUs, as `{"devices":{"nvidia.com/gpu":["GPU-..."]}}`.
 pub const POD_DEVICES: &str = "dgxc.nvidia.com/devices";
-/// Name in it under which GPUs are listed.
+/// Key in [`POD_DEVICES`] that lists GPUs.
 pub const RESOURCE_GPU: &str = "nvidia.com/gpu";
-/// Name in it under which GPUs are listed that were given to a virtual machine as a whole.
+/// Key in [`POD_DEVICES`] that lists GPUs given to a virtual machine as a whole.
 pub const RESOURCE_PGPU: &str = "nvidia.com/pgpu";
 
-/// Node condition that sums all checks up: `True` where no fatal fault is open.
+/// Node condition that sums up all checks: `True` if no fatal fault is open.
 pub const CONDITION_GPU_HEALTHY: &str = "GPUHealthy";
-/// Condition: pods are leaving the node. Kubernetes' own (KEP-5683), set and taken back by whoever drains.
+/// Condition of Kubernetes (KEP-5683): pods are leaving the node. Set and reset by the program
+/// that drains.
 pub const CONDITION_DRAIN_IN_PROGRESS: &str = "DrainInProgress";
-/// Condition: the pods that were to leave the node have left. Likewise.
+/// Condition of Kubernetes (KEP-5683): all pods that must leave the node have left. Likewise.
 pub const CONDITION_DRAINED: &str = "Drained";
-/// Reason of these two, by which ours are known.
+/// Reason that identifies gpuwarden as the author of these two conditions.
 pub const REASON_DRAIN: &str = "GpuwardenDrain";
-/// Behind the name of a check: reason of its node condition, and of its Events, when it has
-/// found something.
+/// Suffix after the name of a check: reason of its node condition and its Events while it has
+/// findings.
 pub const REASON_NOT_HEALTHY: &str = "IsNotHealthy";
-/// Behind the name of a check: reason of its node condition when it is well.
+/// Suffix after the name of a check: reason of its node condition while it has none.
 pub const REASON_HEALTHY: &str = "IsHealthy";
-/// Message of a node condition of a check that is well.
+/// Message of a node condition whose check has no findings.
 pub const NO_HEALTH_FAILURES: &str = "No Health Failures";
 
-/// `ConfigMap` of NVSentinel's circuit breaker, in the namespace of the product.
+/// `ConfigMap` of NVSentinel's circuit breaker, in the product's namespace.
 pub const BREAKER_CONFIG_MAP: &str = "circuit-breaker";
-/// Key in its data: [`BREAKER_CLOSED`] or [`BREAKER_TRIPPED`].
+/// Key in [`BREAKER_CONFIG_MAP`]: [`BREAKER_CLOSED`] or [`BREAKER_TRIPPED`].
 pub const BREAKER_STATUS: &str = "status";
-/// New quarantines go on.
+/// Value of [`BREAKER_STATUS`]: new quarantines proceed.
 pub const BREAKER_CLOSED: &str = "CLOSED";
-/// New quarantines are held back.
+/// Value of [`BREAKER_STATUS`]: new quarantines are held back.
 pub const BREAKER_TRIPPED: &str = "TRIPPED";
-/// Key in its data: [`CURSOR_RESUME`] or [`CURSOR_CREATE`].
+/// Key in [`BREAKER_CONFIG_MAP`]: [`CURSOR_RESUME`] or [`CURSOR_CREATE`].
 pub const BREAKER_CURSOR: &str = "cursor";
-/// The word by which what has accumulated counts.
+/// Value of [`BREAKER_CURSOR`]: accumulated events count.
 pub const CURSOR_RESUME: &str = "RESUME";
-/// The word by which what has accumulated is dropped, once.
+/// Value of [`BREAKER_CURSOR`]: accumulated events are dropped, once.
 pub const CURSOR_CREATE: &str = "CREATE";
-/// Annotation of our own on it: when it was tripped, RFC 3339.
+/// Annotation of gpuwarden on [`BREAKER_CONFIG_MAP`]: time when the breaker tripped (RFC 3339).
 pub const TRIPPED_AT: &str = "gpuwarden.dev/tripped-at";
-/// Annotation of our own on it: when a person last closed it.
+/// Annotation of gpuwarden on [`BREAKER_CONFIG_MAP`]: time when a person last closed the
+/// breaker.
 pub const RESET_AT: &str = "gpuwarden.dev/reset-at";
-/// Annotation of our own on it: when what had accumulated was last dropped.
+/// Annotation of gpuwarden on [`BREAKER_CONFIG_MAP`]: time when accumulated events were last
+/// dropped.
 pub const DROPPED_AT: &str = "gpuwarden.dev/dropped-at";
-/// `ConfigMap` of our own, in the namespace of the product.
+/// `ConfigMap` of gpuwarden, in the product's namespace.
 pub const CONFIG_MAP: &str = "gpuwarden";
-/// Key in its data: a pause of new quarantines, as JSON.
+/// Key in [`CONFIG_MAP`]: a pause of new quarantines, as JSON.
 pub const PAUSE: &str = "pause";
-/// Namespace of the product where nothing else is said.
+/// Default namespace of the product.
 pub const NAMESPACE: &str = "gpuwarden";
-/// Label that GPU nodes carry, as the GPU operator writes it.
+/// Label selector of GPU nodes, as the GPU operator labels them.
 pub const GPU_NODE_LABEL: &str = "nvidia.com/gpu.present=true";
 
 /// Agent of all events read from the kernel log.
@@ -198,7 +213,7 @@ pub const SYSLOG_AGENT: &str = "syslog-health-monitor";
 pub const CHECK_XID: &str = "SysLogsXIDError";
 /// Check of SXID lines of switches.
 pub const CHECK_SXID: &str = "SysLogsSXIDError";
-/// Check of lines of drivers of network cards.
+/// Check of lines of network card drivers.
 pub const CHECK_NIC_DRIVER: &str = "SysLogsNICDriverError";
 /// Check of "GPU has fallen off the bus" lines that carry no XID.
 pub const CHECK_GPU_FALLEN_OFF: &str = "SysLogsGPUFallenOff";
@@ -208,26 +223,26 @@ pub const CODE_GPU_FALLEN_OFF: &str = "GPU_FALLEN_OFF_BUS";
 pub const CHECK_GPU_INIT: &str = "SysLogsGPUInitFailed";
 /// Code of [`CHECK_GPU_INIT`] events.
 pub const CODE_GPU_INIT_FAILED: &str = "GPU_INIT_FAILED";
-/// Code of [`CHECK_XID`] events about a reset that failed.
+/// Code of [`CHECK_XID`] events about a failed reset.
 pub const CODE_GPU_RESET_FAILURE: &str = "GPU_RESET_FAILURE";
 
-/// Agent of all events about what the driver tells of its GPUs.
+/// Agent of all events about the state of GPUs as reported by the driver.
 pub const GPU_AGENT: &str = "gpu-health-monitor";
-/// Check of a GPU's PCIe link, and of whether the GPU is there.
+/// Check of a GPU's PCIe link and of its presence.
 pub const CHECK_GPU_PCIE: &str = "GpuPcieWatch";
 /// Check of a GPU's memory.
 pub const CHECK_GPU_MEMORY: &str = "GpuMemWatch";
-/// Check of whether heat slows a GPU down.
+/// Check for thermal throttling of a GPU.
 pub const CHECK_GPU_THERMAL: &str = "GpuThermalWatch";
-/// Check of how far a GPU is from where heat slows it down.
+/// Check of the margin between a GPU's temperature and the start of throttling.
 pub const CHECK_GPU_THERMAL_MARGIN: &str = "GpuThermalMarginWatch";
-/// Check of a GPU's power.
+/// Check of a GPU's power supply.
 pub const CHECK_GPU_POWER: &str = "GpuPowerWatch";
-/// Check of what the driver asks for to mend a GPU.
+/// Check for recovery actions that the driver requests for a GPU.
 pub const CHECK_GPU_DRIVER: &str = "GpuDriverWatch";
-/// Check of a GPU's NVLinks and of the fabric that they make.
+/// Check of a GPU's NVLinks and their fabric.
 pub const CHECK_GPU_NVLINK: &str = "GpuNvlinkWatch";
-/// Check of how many GPUs a machine has. Our own.
+/// Check of the number of GPUs in a machine, added by gpuwarden.
 pub const CHECK_GPU_COUNT: &str = "GpuCountWatch";
 
 /// Check of a GPU's power management unit, by DCGM.
@@ -238,15 +253,15 @@ pub const CHECK_GPU_MCU: &str = "GpuMcuWatch";
 pub const CHECK_GPU_SM: &str = "GpuSmWatch";
 /// Check of a GPU's `InfoROM`, by DCGM.
 pub const CHECK_GPU_INFOROM: &str = "GpuInforomWatch";
-/// Check of errors of a switch that stop nothing, by DCGM.
+/// Check for switch errors that do not interrupt work, by DCGM.
 pub const CHECK_NVSWITCH_NON_FATAL: &str = "GpuNvswitchNonfatalWatch";
-/// Check of errors of a switch that stop work, by DCGM.
+/// Check for switch errors that interrupt work, by DCGM.
 pub const CHECK_NVSWITCH_FATAL: &str = "GpuNvswitchFatalWatch";
-/// Check of the service by which machines share the memory of their GPUs (IMEX), by DCGM.
+/// Check of the service that lets machines share GPU memory (IMEX), by DCGM.
 pub const CHECK_GPU_IMEX: &str = "GpuImexWatch";
-/// Check of incidents of a watch of DCGM that has no name here.
+/// Check of incidents from a DCGM watch that has no name here.
 pub const CHECK_GPU_ALL: &str = "GpuAllWatch";
-/// Check of whether DCGM answers.
+/// Check of the connection to DCGM.
 pub const CHECK_DCGM_CONNECTIVITY: &str = "GpuDcgmConnectivityFailure";
 /// Code of [`CHECK_DCGM_CONNECTIVITY`] events.
 pub const CODE_DCGM_CONNECTIVITY: &str = "DCGM_CONNECTIVITY_ERROR";
@@ -256,97 +271,99 @@ pub const COMPONENT_GPU: &str = "GPU";
 /// Component class of network cards.
 pub const COMPONENT_NIC: &str = "NIC";
 
-/// Entity type: GPU by its PCI address without function, `0000:b3:00`.
+/// Entity type: PCI address of a GPU without function, `0000:b3:00`.
 pub const ENTITY_PCI: &str = "PCI";
-/// Entity type: GPU by its UUID, `GPU-...`.
+/// Entity type: UUID of a GPU, `GPU-...`.
 pub const ENTITY_GPU_UUID: &str = "GPU_UUID";
-/// Entity type: GPU by its index.
+/// Entity type: index of a GPU.
 pub const ENTITY_GPU: &str = "GPU";
 /// Entity type: PCI vendor and device, `10de:2330`.
 pub const ENTITY_PCI_ID: &str = "PCI_ID";
-/// Entity type: `NVSwitch` by its number.
+/// Entity type: number of an `NVSwitch`.
 pub const ENTITY_NVSWITCH: &str = "NVSWITCH";
-/// Entity type: an `NVLink` of a device by its number.
+/// Entity type: number of a device's `NVLink`.
 pub const ENTITY_NVLINK: &str = "NVLINK";
-/// Entity type: NIC by its RDMA device, `mlx5_0`, else by what is known of it.
+/// Entity type: RDMA device of a NIC, `mlx5_0`, or another identifier if that is unknown.
 pub const ENTITY_NIC: &str = "NIC";
 
-/// Beginning of the metadata keys that are ours: what others write there is taken off.
+/// Prefix of metadata keys reserved for gpuwarden: values from other senders are removed.
 pub const OWN_PREFIX: &str = "gpuwarden.dev/";
-/// Metadata: who reported the event, as the connector has seen it: `monitor`, `operator
-/// uid=0 pid=7`, `user uid=1000 pid=7`, `node` or `central NAME`.
+/// Metadata: reporter of the event as identified by the connector: `monitor`, `operator uid=0
+/// pid=7`, `user uid=1000 pid=7`, `node` or `central NAME`.
 pub const META_REPORTED_BY: &str = "gpuwarden.dev/reported-by";
 /// Metadata: the message was cut to the size limit; the value is its full length in bytes.
 pub const META_MESSAGE_CUT: &str = "gpuwarden.dev/message-cut";
-/// Metadata: the sender gave no timestamp; ours is the time of receipt.
+/// Metadata: the sender gave no timestamp; the event's is the time of receipt.
 pub const META_TIME_OF_RECEIPT: &str = "gpuwarden.dev/time-of-receipt";
-/// Metadata: the time in the future that the sender gave, RFC 3339; ours is the time of receipt.
+/// Metadata: timestamp in the future that the sender gave (RFC 3339); the event's is the time
+/// of receipt.
 pub const META_FUTURE_TIME: &str = "gpuwarden.dev/future-time";
-/// Metadata on the way from a monitor of ours to the connector, and from a node to the
-/// controller, only: when the monitor saw what it reports last, or the node's connector accepted
-/// the event, RFC 3339, by its clock. It is taken off there.
+/// Metadata only on the way from a monitor of gpuwarden to the connector, and from a node to
+/// the controller, where it is removed: time when the monitor last observed the reported state,
+/// or when the node's connector accepted the event, by the sender's clock (RFC 3339).
 pub const META_ACCEPTED_AT: &str = "gpuwarden.dev/accepted-at";
-/// gRPC metadata of a request from a node to the controller: what the node's clock says, RFC
-/// 3339, when it is sent. With it [`META_ACCEPTED_AT`] tells how old an event is.
+/// gRPC metadata of a request from a node to the controller: sending time by the node's clock
+/// (RFC 3339). Together with [`META_ACCEPTED_AT`] it gives the age of an event.
 pub const HEADER_SENT_AT: &str = "gpuwarden-sent-at";
 /// Metadata: boot id of the kernel that printed the line.
 pub const META_BOOT_ID: &str = "gpuwarden.dev/boot-id";
 /// Metadata: sequence number of the kernel log record.
 pub const META_KERNEL_SEQUENCE: &str = "gpuwarden.dev/kernel-sequence";
-/// Metadata: where in a log file the line stands, as `device:inode:generation:offset`,
-/// the offset being that of the line's end; the generation changes when the file is truncated.
-/// Of an entry of the journal: `journal:time:hash`, the monotonic time and the hash of its
-/// cursor in hexadecimal.
+/// Metadata: position of the line. In a log file, `device:inode:generation:offset`, where the
+/// offset is that of the line's end, and the generation changes when the file is truncated. In
+/// the journal, `journal:time:hash`, the monotonic time and the hash of the entry's cursor, in
+/// hexadecimal.
 pub const META_LOG_PLACE: &str = "gpuwarden.dev/log-place";
 /// Metadata: the line was written by a program, not by the kernel itself.
 pub const META_FROM_USER_SPACE: &str = "gpuwarden.dev/from-user-space";
 /// Metadata: the line is older than the monitor's history at its first start; opens no fault.
 pub const META_EARLIER_IN_BOOT: &str = "gpuwarden.dev/earlier-in-boot";
-/// Metadata, on a healthy event: the reason is a reboot; it closes what a reboot heals.
+/// Metadata of a healthy event: the reason is a reboot; the event closes faults that a reboot
+/// remediates.
 pub const META_REBOOT: &str = "gpuwarden.dev/reboot";
-/// Metadata, on a healthy event: the machine that the faults were of is gone. It closes those of
-/// which no report was accepted after this time, RFC 3339: what is newer is of another machine.
+/// Metadata of a healthy event: the machine that had the faults is gone. The event closes
+/// faults without a report accepted after this time (RFC 3339); later reports are about another
+/// machine.
 pub const META_GONE_AFTER: &str = "gpuwarden.dev/gone-after";
-/// Metadata: how many reports the event stands for, as decimal digits; the two below come
-/// with it. An event without them stands for one.
+/// Metadata: number of reports that the event stands for, as decimal digits, together with
+/// [`META_FIRST_SEEN`] and [`META_LAST_SEEN`]. An event without it stands for one report.
 pub const META_COUNT: &str = "count";
-/// Metadata: when the first of the reports was made, RFC 3339.
+/// Metadata: time of the first of the reports (RFC 3339).
 pub const META_FIRST_SEEN: &str = "first_seen";
-/// Metadata: when the last of the reports was made, RFC 3339.
+/// Metadata: time of the last of the reports (RFC 3339).
 pub const META_LAST_SEEN: &str = "last_seen";
-/// Metadata: the rule of the connector's overrides that has changed the event.
+/// Metadata: rule of the connector's overrides that changed the event.
 pub const META_OVERRIDDEN_BY: &str = "gpuwarden.dev/overridden-by";
-/// Metadata: the id of the event that this one repeats, for which it was kept from the
-/// reactions.
+/// Metadata: id of the event that this one repeats; the repetition causes no reaction.
 pub const META_REPEAT_OF: &str = "gpuwarden.dev/repeat-of";
 /// Metadata: UUID of the GPU.
 pub const META_GPU_UUID: &str = "gpu_uuid";
-/// Metadata: index by which the driver's tools number the GPU.
+/// Metadata: index of the GPU in the driver's tools.
 pub const META_GPU_INDEX: &str = "gpu_index";
 /// Metadata: version of the NVIDIA driver.
 pub const META_DRIVER_VERSION: &str = "driver_version";
-/// Metadata: serial number of the chassis. NVSentinel's key.
+/// Metadata: serial number of the chassis. Key of NVSentinel.
 pub const META_CHASSIS_SERIAL: &str = "chassis_serial";
-/// Metadata: DCGM's own word for how grave a code of it is, such as `ISOLATE`.
+/// Metadata: severity that DCGM assigns to a code, such as `ISOLATE`.
 pub const META_SEVERITY: &str = "severity";
-/// Metadata: the sources that see the fault, where DCGM is one: `DCGM`, or `NVML, DCGM`.
+/// Metadata: sources that detected the fault, if DCGM is among them: `DCGM`, or `NVML, DCGM`.
 pub const META_WITNESSES: &str = "gpuwarden.dev/witnesses";
-/// Metadata: what the catalogue recommends where the event says something else.
+/// Metadata: action that the catalogue recommends, if the event's differs.
 pub const META_CATALOGUE_ACTION: &str = "gpuwarden.dev/catalogue-action";
-/// Metadata: the XID that ended the fault of this healthy event. NVSentinel's key.
+/// Metadata: XID that ended the fault of this healthy event. Key of NVSentinel.
 pub const META_CANCELLED_BY: &str = "nvsentinel.nvidia.com/cancel-source-error-code";
-/// Metadata: what happened, for people, as the monitor read it from the line.
+/// Metadata: description for people, as derived from the line by the monitor.
 pub const META_MEANING: &str = "gpuwarden.dev/meaning";
-/// Metadata: what the verdict rests on, where it is not simply the catalogue's row of the code.
+/// Metadata: basis of the verdict, if it is not simply the catalogue's row of the code.
 pub const META_VERDICT: &str = "gpuwarden.dev/verdict";
-/// Metadata: what the driver dumped of its requests to the GPU's system processor (GSP).
+/// Metadata: driver's dump of its requests to the GPU's system processor (GSP).
 pub const META_RPC_HISTORY: &str = "gpuwarden.dev/rpc-history";
-/// Metadata: number of the GPU instance that is meant, on a GPU under MIG.
+/// Metadata: number of the affected GPU instance, on a GPU in MIG mode.
 pub const META_GPU_INSTANCE: &str = "gpuwarden.dev/gpu-instance";
-/// Metadata: number of the compute instance in it.
+/// Metadata: number of the compute instance within it.
 pub const META_COMPUTE_INSTANCE: &str = "gpuwarden.dev/compute-instance";
-/// Metadata: the event was taken over from what a quarantined node lists; the store did not
-/// have it, or had it from before another store was acted on.
+/// Metadata: the event was restored from the list on a quarantined node; the store lacked it,
+/// or had it only in its history from before another store was in use.
 pub const META_TAKEN_OVER: &str = "gpuwarden.dev/taken-over";
-/// Metadata: made by `gpuwarden inject`.
+/// Metadata: the event was created by `gpuwarden inject`.
 pub const META_INJECTED: &str = "gpuwarden.dev/injected";

@@ -1,9 +1,9 @@
-//! The part that gpuwarden shares with the outside: protobuf messages, the JSON forms of a
-//! health event, and the names that it writes on Kubernetes nodes.
+//! Interfaces to the outside world: protobuf messages, the JSON forms of a health event, and
+//! names on Kubernetes nodes.
 //!
-//! This is the ground floor: it decides nothing and does no I/O. The names and
-//! numbers are those of NVSentinel, so that its monitors, dashboards and scripts go
-//! on working; what is our own starts with `gpuwarden.dev/`.
+//! This crate decides nothing and does no I/O. Names and numbers are those of NVSentinel, so
+//! that its monitors, dashboards and scripts keep working; gpuwarden's own names start with
+//! `gpuwarden.dev/`.
 
 mod accepted;
 mod action;
@@ -44,7 +44,7 @@ pub mod device {
     include!("generated/gpuwarden.device.v1alpha1.rs");
 }
 
-/// Protobuf messages and the gRPC service of `NVSentinel`'s API of GPUs, package
+/// Protobuf messages and the gRPC service of `NVSentinel`'s GPU API, package
 /// `nvidia.nvsentinel.v1alpha1`.
 ///
 /// Generated from `proto/nvsentinel_device.proto` by `cargo xtask generate`.
@@ -60,8 +60,8 @@ pub mod nvsentinel_device {
     include!("generated/nvidia.nvsentinel.v1alpha1.rs");
 }
 
-/// Protobuf messages and the gRPC service by which launchers of jobs ask for the health of a
-/// node, package `nvhcd`.
+/// Protobuf messages and the gRPC service that lets job launchers query the health of a node,
+/// package `nvhcd`.
 ///
 /// Generated from `proto/nvhcd.proto` by `cargo xtask generate`.
 #[allow(
@@ -76,7 +76,7 @@ pub mod nvhcd {
     include!("generated/nvhcd.rs");
 }
 
-/// Protobuf messages and the gRPC service by which the kubelet tells of the devices of its pods,
+/// Protobuf messages and the gRPC service of the kubelet that reports the devices of its pods,
 /// package `v1` (podresources).
 ///
 /// Generated from `proto/podresources.proto` by `cargo xtask generate`.
@@ -92,8 +92,8 @@ pub mod pod_resources {
     include!("generated/v1.rs");
 }
 
-/// Protobuf messages and the gRPC service by which agents tell a controller of their nodes,
-/// package `gpuwarden.node.v1alpha1`.
+/// Protobuf messages and the gRPC service of the controller that receives the state of nodes
+/// from agents, package `gpuwarden.node.v1alpha1`.
 ///
 /// Generated from `proto/node.proto` by `cargo xtask generate`.
 #[allow(
@@ -108,8 +108,7 @@ pub mod node {
     include!("generated/gpuwarden.node.v1alpha1.rs");
 }
 
-/// Protobuf messages and the gRPC service by which preflight checks are counted, package
-/// `gpuwarden.v1`.
+/// Protobuf messages and the gRPC service that counts preflight checks, package `gpuwarden.v1`.
 ///
 /// Generated from `proto/preflight.proto` by `cargo xtask generate`.
 #[allow(
@@ -124,7 +123,7 @@ pub mod preflight {
     include!("generated/gpuwarden.v1.rs");
 }
 
-/// Protobuf messages and the gRPC service by which a janitor has a provider act on nodes, package
+/// Protobuf messages and the gRPC service of a janitor's provider, which acts on nodes, package
 /// `nvidia.nvsentinel.janitor.v1alpha1`.
 ///
 /// Generated from `proto/janitor_provider.proto` by `cargo xtask generate`.
@@ -140,7 +139,7 @@ pub mod janitor_provider {
     include!("generated/nvidia.nvsentinel.janitor.v1alpha1.rs");
 }
 
-/// Protobuf messages that say of a gRPC error what it is, package `google.rpc`.
+/// Protobuf messages with the details of a gRPC error, package `google.rpc`.
 ///
 /// Generated from `proto/google_rpc.proto` by `cargo xtask generate`.
 #[allow(
@@ -155,7 +154,7 @@ pub mod google_rpc {
     include!("generated/google.rpc.rs");
 }
 
-/// Descriptors of all protobuf files, which gRPC reflection tells.
+/// Descriptors of all protobuf files, for gRPC reflection.
 pub const DESCRIPTORS: &[u8] = include_bytes!("generated/descriptors.bin");
 
 pub use accepted::{accepted, mark_accepted};
@@ -164,7 +163,7 @@ pub use proto::{
     BehaviourOverrides, Entity, HealthEvent, HealthEvents, ProcessingStrategy, RecommendedAction,
 };
 
-/// Version of the event contract that our own monitors send (`HealthEvent.version`).
+/// Version of the event contract that gpuwarden's monitors send (`HealthEvent.version`).
 pub const EVENT_VERSION: u32 = 1;
 /// Longest metadata key or value (bytes).
 pub const MAX_METADATA_BYTES: usize = 4 * 1024;

@@ -1,37 +1,39 @@
-//! Names and values as Kubernetes takes them: of labels, annotations and taints, and of objects.
+//! Validation of Kubernetes names and values: of labels, annotations, taints and objects.
 //!
-//! Every configuration is held against these rules when it is read. Otherwise the API server would be the
-//! first to refuse a name: in the patch that was to take a broken node out of service.
+//! Every configuration is checked against these rules when it is read. Otherwise the API server
+//! would refuse a name much later: in the patch that takes a broken node out of service.
 
 use crate::keys;
 
-/// Longest value of a label or taint, longest name behind the prefix of a key, and longest label of DNS (bytes).
+/// Longest value of a label or taint, longest name after the prefix of a key, and longest DNS
+/// label (bytes).
 pub const MAX_LABEL_BYTES: usize = 63;
 /// Longest prefix of a key, and longest name of an object (bytes).
 pub const MAX_SUBDOMAIN_BYTES: usize = 253;
-/// The effects of a taint.
+/// Valid effects of a taint.
 const EFFECTS: [&str; 3] = ["NoSchedule", "PreferNoSchedule", "NoExecute"];
 
-/// Longest name that is shown as a whole, in characters: more fills a terminal, and helps nobody to find it.
+/// Most characters of a name that are shown: more would fill a terminal without helping to find
+/// it.
 const SHOWN: usize = 100;
 
-/// The letters of the name in a key, and of a value.
+/// Explanation of the letters allowed in the name of a key and in a value.
 const LETTERS: &str = "letters, digits, '-', '_' and '.' belong in it";
-/// The letters of names of objects.
+/// Explanation of the letters allowed in names of objects.
 const SMALL_LETTERS: &str = "small letters, digits and '-' belong in it";
 
-/// A reason why Kubernetes refuses a name or a value.
+/// Reason why Kubernetes refuses a name or a value.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{} {why}", shown(text))]
 pub struct WrongName {
-    /// The name or value.
+    /// Rejected name or value.
     pub text: String,
-    /// The reason.
+    /// Explanation of the rule that is broken.
     pub why: String,
 }
 
-/// Checks the key of a label, annotation or taint, or the name of an extended resource: a name with or
-/// without a prefix, `example.com/gpu`.
+/// Checks the key of a label, annotation or taint, or the name of an extended resource: a name
+/// with or without a prefix, `example.com/gpu`.
 pub fn label_key(key: &str) -> Result<(), WrongName> {
     let checked = match key.split_once('/') {
         None => letters(key, "the name"),
@@ -41,7 +43,7 @@ pub fn label_key(key: &str) -> Result<(), WrongName> {
     checked.map_err(|why| wrong(key, format!("is no key that Kubernetes takes: {why}")))
 }
 
-/// Checks the value of a label or taint. It may be empty.
+/// Checks the value of a label or taint. May be empty.
 pub fn label_value(value: &str) -> Result<(), WrongName> {
     if value.is_empty() {
         return Ok(());
@@ -50,9 +52,9 @@ pub fn label_value(value: &str) -> Result<(), WrongName> {
         .map_err(|why| wrong(value, format!("is no value that Kubernetes takes: {why}")))
 }
 
-/// Checks what stands before the labels of a cordon, such as `example.com/`. It may be empty.
+/// Checks the prefix of a cordon's labels, such as `example.com/`. May be empty.
 pub fn label_prefix(prefix: &str) -> Result<(), WrongName> {
-    // The longest of the names that come behind it.
+    // Longest of the names that follow the prefix.
     let name = keys::UNCORDON_TIMESTAMP;
     label_key(&format!("{prefix}{name}"))
         .map_err(|error| wrong(prefix, format!("cannot stand before labels: {error}")))
@@ -67,17 +69,17 @@ pub fn taint_effect(effect: &str) -> Result<(), WrongName> {
     Err(wrong(effect, why.to_owned()))
 }
 
-/// Checks the name of an object, or an API group: a subdomain of DNS.
+/// Checks the name of an object, or an API group: a DNS subdomain.
 pub fn object_name(name: &str) -> Result<(), WrongName> {
     parts(name, "it").map_err(|why| wrong(name, format!("is no name of an object: {why}")))
 }
 
-/// Checks the name of a namespace, a Service, a container or a volume: one label of DNS.
+/// Checks the name of a namespace, a Service, a container or a volume: a DNS label.
 pub fn dns_label(name: &str) -> Result<(), WrongName> {
     part(name, "it", MAX_LABEL_BYTES).map_err(|why| wrong(name, format!("is no name: {why}")))
 }
 
-/// Returns a name in quotes, cut where it is long.
+/// Returns a name in quotes, cut if it is long.
 fn shown(text: &str) -> String {
     match text.char_indices().nth(SHOWN) {
         Some((end, _)) => format!("{:?}...", text.get(..end).unwrap_or_default()),
@@ -90,20 +92,20 @@ fn wrong(text: &str, why: String) -> WrongName {
     WrongName { text, why }
 }
 
-/// Checks a name of letters of either case.
+/// Checks a name that may have letters of either case.
 fn letters(name: &str, which: &str) -> Result<(), String> {
     let inner = |letter: char| letter.is_ascii_alphanumeric() || "-_.".contains(letter);
     checked(name, which, MAX_LABEL_BYTES, inner, LETTERS)
 }
 
-/// Checks a label of DNS of at most `most` bytes.
+/// Checks a DNS label of at most `most` bytes.
 fn part(name: &str, which: &str, most: usize) -> Result<(), String> {
     let inner =
         |letter: char| letter.is_ascii_lowercase() || letter.is_ascii_digit() || letter == '-';
     checked(name, which, most, inner, SMALL_LETTERS)
 }
 
-/// Checks a subdomain of DNS. Kubernetes bounds the whole and not its parts.
+/// Checks a DNS subdomain. Kubernetes limits the length of the whole, not of its parts.
 fn parts(name: &str, which: &str) -> Result<(), String> {
     if name.len() > MAX_SUBDOMAIN_BYTES {
         return Err(too_long(name, which, MAX_SUBDOMAIN_BYTES));

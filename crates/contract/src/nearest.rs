@@ -1,12 +1,12 @@
-//! The names that somebody who mistyped one may have meant.
+//! Suggestions for a mistyped name.
 
 use strsim::levenshtein;
 
-/// Most edits between what was typed and what was meant.
+/// Most edits between the typed name and a suggestion.
 const EDITS: usize = 3;
 
 /// Returns the candidates nearest to `word`, nearest first, at most `limit`: those within three
-/// edits, and fewer for short words, where three edits make anything of anything.
+/// edits, fewer for short words, where three edits turn any word into any other.
 pub fn nearest<'a>(
     word: &str,
     candidates: impl IntoIterator<Item = &'a str>,

@@ -1,6 +1,6 @@
-//! The wire, by a witness that is not our proto file: bytes written by hand from the field and
-//! enum numbers of the contract. A number that changes in `proto/` or in the generated types fails
-//! here, however well the two agree with each other.
+//! Tests of the wire format against bytes written by hand from the field and enum numbers of
+//! the contract. A number that changes in `proto/` or in the generated types fails here, even
+//! if the two agree with each other.
 
 #![allow(clippy::unwrap_used)]
 
@@ -26,9 +26,9 @@ use tonic::{
     codegen::{Service, http},
 };
 
-/// One batch of one event, with every field set, in the order of their numbers. The first byte of
-/// a line is `number << 3 | type`, where type 0 is a number and 2 is something with a length; from
-/// 16 on it takes two bytes.
+/// Encoding of one batch of one event, with every field set, in the order of their numbers. The
+/// first byte of a line is `number << 3 | type`: type 0 is a number, 2 is length-delimited;
+/// from field 16 on the tag takes two bytes.
 #[rustfmt::skip]
 const BATCH: &[u8] = &[
     0x08, 3,                                                  // HealthEvents 1 version
@@ -152,16 +152,16 @@ fn every_value_of_an_enum_has_the_number_of_the_contract() {
         assert_eq!(event.processing_strategy(), strategy);
         assert_eq!(strategy.as_str_name(), name);
     }
-    // No value beside them.
+    // There is no further value.
     let known = |is_valid: fn(i32) -> bool| (0..1_000).filter(|number| is_valid(*number)).count();
     assert_eq!(known(RecommendedAction::is_valid), actions.len());
     assert_eq!(known(ProcessingStrategy::is_valid), strategies.len());
 }
 
-/// The path of the contract's one call, which a client puts on the wire.
+/// Path of the contract's only call on the wire.
 const PATH: &str = "/datamodels.PlatformConnector/HealthEventOccurredV1";
 
-/// Takes the batches that it is called with.
+/// Records the batches that it receives.
 #[derive(Clone, Default)]
 struct Taken(Arc<Mutex<Vec<HealthEvents>>>);
 
@@ -176,7 +176,7 @@ impl PlatformConnector for Taken {
     }
 }
 
-/// A transport that only notes where calls go.
+/// Transport that only records the paths of calls.
 #[derive(Clone, Default)]
 struct Paths(Arc<Mutex<Vec<String>>>);
 
@@ -195,7 +195,7 @@ impl Service<http::Request<Body>> for Paths {
     }
 }
 
-/// The result of a future that waits for nothing outside.
+/// Returns the result of a future that waits for nothing outside.
 fn finish<T>(future: impl Future<Output = T>) -> T {
     let mut future = std::pin::pin!(future);
     let mut context = Context::from_waker(Waker::noop());
@@ -221,7 +221,7 @@ fn a_server_takes_the_bytes_of_the_contract_at_its_path_and_nowhere_else() {
     let mut server = PlatformConnectorServer::new(taken.clone());
     let misspelt = "/datamodels.PlatformConnector/HealthEventOccuredV1";
     for (path, status) in [(PATH, None), (misspelt, Some("12"))] {
-        // One message of gRPC: not compressed, its length, itself.
+        // One message of gRPC: not compressed, its length, its bytes.
         let length = u32::try_from(BATCH.len()).unwrap().to_be_bytes();
         let message = [&[0], length.as_slice(), BATCH].concat();
         let request = http::Request::post(path)

@@ -1,8 +1,8 @@
-//! The form inside the node annotation `quarantineHealthEvent`.
+//! Form of an event in the node annotation `quarantineHealthEvent`.
 //!
-//! Go's `encoding/json` over the generated struct: camelCase names, zero values
-//! dropped, enumerations as integers, `generatedTimestamp` as `{seconds, nanos}`.
-//! NVSentinel's drainer and remediation read it.
+//! The form of Go's `encoding/json` for the generated struct: camelCase names, zero values
+//! dropped, enumerations as integers, `generatedTimestamp` as `{seconds, nanos}`. NVSentinel's
+//! drainer and remediation read it.
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 use super::{EventJsonError, is_zero};
 use crate::HealthEvent;
 
-/// The form of `generatedTimestamp`.
+/// Form of `generatedTimestamp` in this annotation.
 #[derive(Deserialize, Default)]
 #[serde(default)]
 struct TimeForm {
@@ -25,7 +25,7 @@ pub fn to_value(event: &HealthEvent) -> Value {
     drop_zeros(&mut fields);
     for (name, value) in &mut fields {
         match value {
-            // The entries of a map stay, whatever their value.
+            // Entries of a map stay, even if their value is empty.
             Value::Object(inner) if name != "metadata" => drop_zeros(inner),
             Value::Array(list) => {
                 (list.iter_mut().filter_map(Value::as_object_mut)).for_each(drop_zeros);
@@ -36,8 +36,8 @@ pub fn to_value(event: &HealthEvent) -> Value {
     Value::Object(fields)
 }
 
-/// Reads the annotation's text: an array of events, or a single one (an older form).
-/// Blank text is no event.
+/// Reads the annotation's text: an array of events, or a single event (an older form). Blank
+/// text holds no event.
 pub fn parse(text: &str) -> Result<Vec<HealthEvent>, EventJsonError> {
     if text.trim().is_empty() {
         return Ok(Vec::new());

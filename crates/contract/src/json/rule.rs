@@ -1,8 +1,8 @@
-//! The variable `event`, as a CEL rule sees it.
+//! Variable `event` of a CEL rule.
 //!
-//! NVSentinel evaluates its rules on the event after a JSON round trip in which every
-//! field is present: numbers have become doubles, absent overrides and empty lists are
-//! `null`, the time is `{seconds, nanos}`. Rules written for it rely on that.
+//! NVSentinel evaluates its rules on the event after a JSON round trip: every field is present,
+//! numbers are doubles, absent overrides and empty lists are `null`, the time is `{seconds,
+//! nanos}`. Rules written for NVSentinel rely on that.
 
 use serde_json::{Value, json};
 
@@ -15,7 +15,7 @@ pub fn to_value(event: &HealthEvent) -> Value {
         match value {
             Value::Array(list) if list.is_empty() => *value = Value::Null,
             Value::Object(inner) if inner.is_empty() => *value = Value::Null,
-            // The time.
+            // The time of the event.
             Value::Object(inner) => inner.values_mut().for_each(as_double),
             value => as_double(value),
         }

@@ -1,6 +1,6 @@
-//! The forms in which `NVSentinel` writes a health event: as Go writes it in logs, with numbers for enumerations
-//! and the time as `{seconds, nanos}`; and as its store keeps it, where `MongoDB` has all keys in lower case and
-//! may have numbers in objects of their own, `{"$numberLong": "79"}`.
+//! Forms of a health event written by `NVSentinel`: in logs as Go writes it, with numbers for
+//! enumerations and the time as `{seconds, nanos}`; in the store, where `MongoDB` has all keys
+//! in lower case and may have numbers as objects, `{"$numberLong": "79"}`.
 
 use std::collections::BTreeMap;
 
@@ -9,10 +9,11 @@ use serde_json::{Map, Value};
 use super::{EventJsonError, annotation, to_value};
 use crate::{Entity, HealthEvent};
 
-/// The keys under which a record of the store has its event.
+/// Keys of the event in a record of the store.
 const KEYS: [&str; 2] = ["healthevent", "healthEvent"];
 
-/// Takes the event out of a record of the store; `None` where it is no such record.
+/// Removes the event from a record of the store and returns it; `None` if `record` is not such
+/// a record.
 pub fn take_event(record: &mut Value) -> Option<Value> {
     let key = KEYS
         .iter()
@@ -20,7 +21,7 @@ pub fn take_event(record: &mut Value) -> Option<Value> {
     record.get_mut(key).map(Value::take)
 }
 
-/// Reads any of these forms, and the public one.
+/// Reads any of these forms, and the public form.
 pub fn from_value(value: Value) -> Result<HealthEvent, EventJsonError> {
     let Value::Object(fields) = plain(value) else {
         return Err(EventJsonError::NoObject);
@@ -43,7 +44,7 @@ pub fn from_value(value: Value) -> Result<HealthEvent, EventJsonError> {
     }
 }
 
-/// Returns the names of the fields of an event and of its entities by how they are in lower case.
+/// Returns the field names of an event and of its entities, by their lower-case form.
 fn names() -> BTreeMap<String, String> {
     let event = to_value(&HealthEvent {
         entities_impacted: vec![Entity::default()],
@@ -60,7 +61,7 @@ fn names() -> BTreeMap<String, String> {
         .collect()
 }
 
-/// Returns fields under their own names, where they are in lower case.
+/// Returns fields under their proper names, if they were in lower case.
 fn renamed(fields: Map<String, Value>, names: &BTreeMap<String, String>) -> Map<String, Value> {
     let name = |key: String| names.get(&key).cloned().unwrap_or(key);
     fields
@@ -69,7 +70,7 @@ fn renamed(fields: Map<String, Value>, names: &BTreeMap<String, String>) -> Map<
         .collect()
 }
 
-/// Returns a value with its numbers as numbers.
+/// Returns a value with numbers in place of number objects.
 fn plain(value: Value) -> Value {
     match value {
         Value::Array(list) => list.into_iter().map(plain).collect(),
@@ -84,7 +85,7 @@ fn plain(value: Value) -> Value {
     }
 }
 
-/// Reads a number that is an object of its own.
+/// Reads a number object.
 fn number(fields: &Map<String, Value>) -> Option<i64> {
     let key = |key: &&str| fields.len() == 1 && fields.contains_key(*key);
     let key = ["$numberLong", "$numberInt"]
@@ -113,7 +114,7 @@ mod tests {
                 entity_type: "PCI".to_owned(),
                 entity_value: "0000:b3:00".to_owned(),
             }],
-            // Keys of metadata are the sender's, whatever they look like.
+            // Keys of metadata are the sender's and stay unchanged.
             metadata: [("nodename".to_owned(), "x".to_owned())].into(),
             generated_timestamp: Some(prost_types::Timestamp {
                 seconds: 1_790_000_000,

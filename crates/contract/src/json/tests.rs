@@ -35,7 +35,7 @@ fn full() -> HealthEvent {
     }
 }
 
-/// Others read these texts: files of events, annotations on nodes, rules.
+/// Other programs read these texts: files of events, annotations on nodes, rules.
 #[test]
 fn the_forms_are_these_to_the_byte() {
     let event = HealthEvent {
