@@ -1,15 +1,15 @@
-//! For which store a request is, and which store answers: in the metadata of gRPC, beside
-//! the contract that NVSentinel's senders know.
+//! Store that a request is meant for, and store that answers: gRPC metadata beside the contract
+//! that NVSentinel's senders use.
 //!
 //! ```text
-//! request   gpuwarden-expected-store: ID   the store to which the sender brought the last events
-//! answer    gpuwarden-store: ID            the store that took these, or that refuses them
+//! request   gpuwarden-expected-store: ID   store that received the sender's last events
+//! answer    gpuwarden-store: ID            store that accepted or refused these
 //! ```
 //!
-//! A store refuses what is for another one (`FAILED_PRECONDITION`), and takes what is for
-//! nobody: so nothing is stored before the sender knows whom it talks to, and what the store
-//! may lack is sent before what is new. The id changes, too, where a store begins anew
-//! ([`store::Identity`]).
+//! A store refuses requests for another store (`FAILED_PRECONDITION`), and accepts requests
+//! that name none. Nothing is therefore stored before the sender knows which store it talks to,
+//! and events that the store may lack are sent before new ones. The id also changes when a
+//! store begins anew ([`store::Identity`]).
 
 use store::Identity;
 use tonic::metadata::{Ascii, MetadataMap, MetadataValue};
@@ -19,20 +19,20 @@ use tonic::{Code, Response, Status};
 const EXPECTED: &str = "gpuwarden-expected-store";
 /// Metadata of an answer: the store that gives it.
 const ANSWERS: &str = "gpuwarden-store";
-/// The store that a sender expects that has met none yet: none is called so.
+/// Id sent by a sender that has not met a store yet; no store has it.
 const NONE: &str = "none";
-/// Longest id that is taken from an answer (bytes): ours have up to 53, and it has to fit
-/// into the outbox's note.
+/// Longest id accepted from an answer (bytes): gpuwarden's have up to 53, and the id has to fit
+/// into the outbox's cursor.
 pub(crate) const MAX_STORE_BYTES: usize = 64;
 
-/// Says in a request for which store it is.
+/// Sets the expected store in a request's metadata.
 pub(crate) fn expect(metadata: &mut MetadataMap, store: Option<&str>) {
     if let Ok(value) = store.unwrap_or(NONE).parse() {
         metadata.insert(EXPECTED, value);
     }
 }
 
-/// Refuses a request that is for another store than `ours`.
+/// Refuses a request that is meant for another store than `ours`.
 pub(crate) fn check(metadata: &MetadataMap, ours: Option<&Identity>) -> Result<(), Status> {
     let (Some(ours), Some(expected)) = (ours, metadata.get(EXPECTED)) else {
         return Ok(());
@@ -47,7 +47,7 @@ pub(crate) fn check(metadata: &MetadataMap, ours: Option<&Identity>) -> Result<(
     Err(status)
 }
 
-/// Returns the answer of a store that has taken a request.
+/// Returns the answer of a store that has accepted a request.
 pub(crate) fn taken(ours: Option<&Identity>) -> Response<()> {
     let mut response = Response::new(());
     if let Some(ours) = ours {
@@ -56,7 +56,7 @@ pub(crate) fn taken(ours: Option<&Identity>) -> Response<()> {
     response
 }
 
-/// Returns which store an answer is from.
+/// Returns the store that gave an answer.
 pub(crate) fn from_answer(metadata: &MetadataMap) -> Option<String> {
     let store = metadata.get(ANSWERS)?.to_str().ok()?;
     (1..=MAX_STORE_BYTES)
@@ -64,7 +64,7 @@ pub(crate) fn from_answer(metadata: &MetadataMap) -> Option<String> {
         .then(|| store.to_owned())
 }
 
-/// Returns which store refuses a request, because it is for another one.
+/// Returns the store that refused a request because the request is meant for another one.
 pub(crate) fn from_refusal(status: &Status) -> Option<String> {
     (status.code() == Code::FailedPrecondition)
         .then(|| from_answer(status.metadata()))

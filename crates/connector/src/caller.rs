@@ -1,7 +1,7 @@
-//! Who sends events, and for which nodes they may speak.
+//! Senders of events, and the nodes that they may report on.
 //!
-//! An event can take a node out of service, and a healthy one gives it back. So what a
-//! sender says of other nodes than its own counts only where somebody has allowed it.
+//! An event can take a node out of service, and a healthy event returns it. Reports about other
+//! nodes than the sender's own therefore count only if an operator has allowed them.
 
 use std::fmt;
 
@@ -9,44 +9,44 @@ use contract::{HealthEvent, keys};
 use model::reporter::{Process, Reporter};
 use runtime::unix_grpc::UnixPeer;
 
-/// The sender of events.
+/// Identity of the sender of events.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Caller {
-    /// A monitor in this process. It is part of us, and speaks for whom it watches.
+    /// Monitor in this process. It is trusted for the nodes that it watches.
     Monitor,
-    /// A process on this machine, over the Unix socket. Any user may use it.
+    /// Process on this machine, over the Unix socket, which any user may use.
     Local(UnixPeer),
-    /// A pod that has proven its name, namespace and name, and that its node is this one. It weighs as
-    /// a user of that machine.
+    /// Pod that has proven its namespace and name, and that its node is this one. It has the
+    /// authority of a user of that machine.
     Pod {
-        /// The node that it runs on.
+        /// Node that the pod runs on.
         node: String,
-        /// Its namespace and name, such as `training/worker-0`.
+        /// Namespace and name of the pod, such as `training/worker-0`.
         name: String,
     },
-    /// The agent of a node that has proven its name.
+    /// Agent of a node that has proven its name.
     Node(String),
-    /// A monitor that watches nodes from elsewhere (a cloud's API, Kubernetes objects), has
-    /// proven its name, and is allowed to by the operator.
+    /// Monitor that watches nodes from elsewhere (a cloud's API, Kubernetes objects), has
+    /// proven its name, and is allowed by the operator.
     Central(String),
-    /// Whoever reaches a port that asks nobody for a name: an agent, a monitor, a user of the
-    /// machine. It is for trying out, on loopback only.
+    /// Peer of a port without authentication: an agent, a monitor, or a user of the machine.
+    /// For evaluation on loopback only.
     Anybody,
 }
 
-/// The nodes that processes on this machine may speak for.
+/// Nodes that processes on this machine may report on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AcceptNodes {
     /// The node that they run on, which has this name.
     Own(String),
-    /// Any.
+    /// Any node at all.
     Any,
 }
 
 // === impl AcceptNodes ===
 
 impl AcceptNodes {
-    /// Returns the node of which `caller` speaks: where it names none, that of this connector.
+    /// Returns the node that `caller` reports on: this connector's node if it names none.
     pub(super) fn meant<'a>(&'a self, caller: &Caller, node: &'a str) -> Result<&'a str, String> {
         match self {
             Self::Own(own) if node.is_empty() => Ok(own),
@@ -54,7 +54,7 @@ impl AcceptNodes {
         }
     }
 
-    /// Returns whether `caller` may speak for `node`; the error says why not, and what to do.
+    /// Checks that `caller` may report on `node`. The error gives the reason, and what to do.
     pub(super) fn check(&self, caller: &Caller, node: &str) -> Result<(), String> {
         match (caller, self) {
             (Caller::Monitor | Caller::Central(_) | Caller::Anybody, _)
@@ -74,17 +74,17 @@ impl AcceptNodes {
 
 // === impl Caller ===
 
-/// Metadata keys that only a controller writes, beside the connector: from whoever sends them
-/// they are made up.
+/// Metadata keys that only a controller writes, after the connector. Values from a sender are
+/// forged.
 const NEVER_SENT: [&str; 2] = [keys::META_TAKEN_OVER, keys::META_GONE_AFTER];
 
 impl Caller {
-    /// Notes in an event who reports it, and takes off what the caller has no right to say.
-    /// Returns how many metadata entries were taken off.
+    /// Records the reporter in an event, and removes metadata that the caller may not set.
+    /// Returns the number of removed entries.
     ///
-    /// Keeps what a node's agent has noted of the reporter of an event that it brings:
-    /// a node speaks for itself, and cannot but be believed about its own processes. A central
-    /// monitor may say that it brings the word of a pod, which weighs less than its own.
+    /// Keeps the reporter recorded by a node's agent: the agent is trusted about processes on
+    /// its own node. A central monitor may report on behalf of a pod, which has less authority
+    /// than the monitor.
     pub(super) fn sign(&self, event: &mut HealthEvent) -> usize {
         let noted = Reporter::of(event);
         event.metadata.remove(keys::META_REPORTED_BY);
@@ -105,11 +105,11 @@ impl Caller {
         taken_off
     }
 
-    /// Returns whether the caller may choose a metadata key: those under `gpuwarden.dev/` are
-    /// for our own processes, and for `gpuwarden inject`, which an operator runs.
+    /// Returns true if the caller may set a metadata key: keys under `gpuwarden.dev/` are for
+    /// gpuwarden's own processes, and for `gpuwarden inject`, which an operator runs.
     fn may_write(&self, key: &str) -> bool {
         match self {
-            // Agents that are tried out without TLS are heard as others are.
+            // Agents without TLS, for evaluation, have the same rights as others.
             Self::Monitor | Self::Node(_) | Self::Anybody => true,
             Self::Local(peer) if peer.is_operator => true,
             Self::Local(_) | Self::Pod { .. } | Self::Central(_) => {
@@ -179,7 +179,7 @@ mod tests {
             (Caller::Local(peer), &AcceptNodes::Any, "n2", true),
             (Caller::Node("n2".into()), &own, "n2", true),
             (Caller::Node("n2".into()), &own, "n1", false),
-            // What local processes may do says nothing about nodes.
+            // Rights of local processes do not apply to nodes.
             (Caller::Node("n2".into()), &AcceptNodes::Any, "n1", false),
             (pod("n2"), &AcceptNodes::Any, "n2", true),
             (pod("n2"), &AcceptNodes::Any, "n1", false),
@@ -202,7 +202,8 @@ mod tests {
                 is_operator,
             })
         };
-        // Of `said`, `place`, `taken-over` and a forged reporter: what is left, and the reporter.
+        // Remaining number of the keys `said`, `place`, `taken-over` and a forged reporter, and
+        // the reporter.
         let table = [
             (Caller::Monitor, 2, "monitor"),
             (local(true), 2, "operator uid=0 pid=7"),
@@ -227,7 +228,7 @@ mod tests {
             assert_eq!(event.metadata[keys::META_REPORTED_BY], reporter);
             assert_eq!(event.metadata.len(), left + 1, "{caller}: {event:?}");
         }
-        // Who brings the word of a pod may say so; it weighs less.
+        // A central monitor may report on behalf of a pod, with the pod's authority.
         let mut brought = HealthEvent::default();
         pod("n1").sign(&mut brought);
         Caller::Central("webhook".into()).sign(&mut brought);
@@ -237,7 +238,7 @@ mod tests {
         assert_eq!(unsigned.metadata[keys::META_REPORTED_BY], "node");
     }
 
-    /// The table of SECURITY.md says what the code does.
+    /// Compares the table of SECURITY.md with the code.
     #[test]
     fn the_table_of_who_may_say_what_is_true() {
         let text = include_str!("../../../SECURITY.md");

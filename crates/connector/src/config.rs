@@ -1,6 +1,5 @@
-//! Reads the connector's configuration: NVSentinel's `config.json` and the files of the
-//! transformers that it switches on. What the files may say is in
-//! [`crate::transform::load`].
+//! Reader of the connector's configuration: NVSentinel's `config.json` and the files of the
+//! transformers that it enables. The contents are interpreted by [`crate::transform::load`].
 
 use std::fmt::Write as _;
 use std::io;
@@ -15,43 +14,43 @@ use runtime::tls::CertificateFiles;
 
 use crate::forward::{ForwardTarget, TargetTls};
 
-/// Largest file that is read, in bytes: what a `ConfigMap` can hold.
+/// Largest configuration file (bytes), the limit of a `ConfigMap`.
 const MAX_CONFIG_BYTES: usize = 1024 * 1024;
 
-/// The configuration that the files say.
+/// Configuration read from the files.
 #[derive(Debug, Default)]
 pub struct ConnectorConfig {
-    /// The transformers, in their order.
+    /// Transformers, in the order of their use.
     pub transformers: Vec<Transformer>,
-    /// Limits of the messages of node conditions, which NVSentinel's connector writes.
+    /// Limits for the messages of node conditions, which NVSentinel's connector writes.
     pub limits: Limits,
-    /// The service that events are handed on to, beside the store.
+    /// Service that events are forwarded to, in addition to the store.
     pub forward: Option<ForwardTarget>,
-    /// Sentences about what was read and is not used, to be shown.
+    /// Remarks about settings that were read and have no effect, for display.
     pub notes: Vec<String>,
 }
 
-/// The reason why there is no configuration.
+/// Reason why the configuration cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// A file cannot be read.
     #[error("cannot read {}", path.display())]
     Read {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The error of the system.
+        /// Error of the operating system.
         #[source]
         source: io::Error,
     },
-    /// A file is wrong.
+    /// A file has invalid contents.
     #[error(transparent)]
     Wrong(#[from] FileError),
-    /// A transformer that needs a file names none.
+    /// A transformer requires a file, and the configuration names none.
     #[error("{}: pipeline: {name} needs a config file, and names none", path.display())]
     NoFile {
-        /// The file.
+        /// Path of the configuration.
         path: PathBuf,
-        /// The transformer.
+        /// Name of the transformer.
         name: &'static str,
     },
 }
@@ -59,7 +58,7 @@ pub enum ConfigError {
 // === impl ConnectorConfig ===
 
 impl ConnectorConfig {
-    /// Reads `config.json` at `path`. Paths in it that are relative start where it is.
+    /// Reads `config.json` at `path`. Relative paths in it start at its directory.
     pub fn read(path: &Path) -> Result<Self, ConfigError> {
         let file = load::connector(&text(path)?, &shown(path))?;
         let mut config = Self {
@@ -116,7 +115,7 @@ impl ConnectorConfig {
         })
     }
 
-    /// Returns the labels; none where there is no file, as in NVSentinel.
+    /// Returns the labels; none if there is no file, like NVSentinel.
     fn labels(&mut self, file: Option<&Path>) -> Result<augment::Labels, ConfigError> {
         let mut without = "MetadataAugmentor writes no labels, for it ".to_owned();
         let Some(file) = file else {
@@ -171,7 +170,7 @@ mod tests {
                 Transformer::Deduplicate(_)
             ]
         ));
-        // With the absolute paths that a chart writes.
+        // A copy with the absolute paths that a chart writes.
         let dir = tempfile::tempdir().unwrap();
         let place = examples().canonicalize().unwrap();
         let text = std::fs::read_to_string(place.join("config.json")).unwrap();

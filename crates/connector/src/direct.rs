@@ -1,5 +1,6 @@
-//! A way to a controller on which nothing is kept: events are stored there when they count as taken. It is for
-//! who brings others' words, which these keep and send again.
+//! Sink that sends events to a controller and keeps nothing: events count as accepted once the
+//! controller has stored them. For senders that report for others, which keep their reports and
+//! send them again.
 
 use std::time::Duration;
 
@@ -17,7 +18,7 @@ use crate::{Sink, SinkError};
 /// Longest wait for the controller.
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// A sink that is a controller. It says of each event that it was stored now: the controller knows better.
+/// Sink that is a controller. Answers that each event was new, since only the controller knows.
 pub struct Direct {
     client: PlatformConnectorClient<Channel>,
     header: Header,
@@ -26,7 +27,7 @@ pub struct Direct {
 // === impl Direct ===
 
 impl Direct {
-    /// Returns the way to a controller; `header` says who we are.
+    /// Creates the sink; `header` authenticates this sender.
     pub fn new(controller: Channel, header: Header) -> Self {
         Self {
             client: PlatformConnectorClient::new(controller),

@@ -1,15 +1,15 @@
-//! The platform connector: the one way in for health events.
+//! Platform connector: the only entry point for health events.
 //!
-//! Events come over gRPC (`datamodels.PlatformConnector/HealthEventOccurredV1`, on a node
-//! by a Unix socket) or from our own monitors through [`Connector::accept`]; both are
-//! treated the same. Good events of a batch are stored even where others are refused;
-//! sending the whole batch again doubles nothing.
+//! Events arrive over gRPC (`datamodels.PlatformConnector/HealthEventOccurredV1`, on a node by
+//! a Unix socket) or from gpuwarden's own monitors through [`Connector::accept`]; both are
+//! treated the same. Valid events of a batch are stored even if others are refused; sending the
+//! whole batch again stores nothing twice.
 //!
-//! - [`Caller`], [`AcceptNodes`]: who sends, and for which nodes they may speak.
-//! - [`ConnectorConfig`], [`Pipeline`]: what is done to events on their way.
-//! - [`Sink`]: where accepted events go; [`outbox`]: the one of a node without a store.
-//! - [`Direct`]: where they go straight to a controller, and nothing is kept here.
-//! - [`Delivery`], [`Forwarding`]: what brings events on to a controller, or to another service.
+//! - [`Caller`], [`AcceptNodes`]: the sender, and the nodes that it may report on.
+//! - [`ConnectorConfig`], [`Pipeline`]: transformations of events before they are stored.
+//! - [`Sink`]: destination of accepted events; [`outbox`]: the sink of a node without a store.
+//! - [`Direct`]: a sink that sends straight to a controller and keeps nothing.
+//! - [`Delivery`], [`Forwarding`]: delivery of events to a controller, or to another service.
 //! - [`serve`], [`service`]: the gRPC side.
 
 mod addressee;
@@ -56,7 +56,7 @@ pub use server::{
 };
 pub use sink::{Sink, SinkError};
 
-/// The one way in for events. Cheap to clone.
+/// Entry point for events. Cheap to clone.
 #[derive(Clone)]
 pub struct Connector {
     sink: Arc<dyn Sink>,
@@ -66,7 +66,7 @@ pub struct Connector {
     metrics: metrics::ConnectorMetrics,
     checks: metrics::PreflightMetrics,
     passes: passes::Passes,
-    /// Batches from the end of their checks until they are stored, or are known not to be.
+    /// Batches between the end of their checks and the answer of the sink.
     queue: WorkQueue,
     refusals: Arc<Seldom>,
     failures: Arc<Seldom>,
@@ -74,26 +74,26 @@ pub struct Connector {
     recoveries: broadcast::Sender<Recovery>,
 }
 
-/// A stored healthy event with the authority of monitors, for those that hold something back
-/// about its fault.
+/// Stored healthy event with the authority of a monitor, for monitors that hold back reports
+/// about the same fault.
 #[derive(Clone, Debug)]
 pub struct Recovery {
-    /// The event.
+    /// Healthy event as stored.
     pub event: HealthEvent,
-    /// The time at which it was accepted.
+    /// Time when the event was accepted.
     pub accepted_at: Timestamp,
 }
 
-/// The reason why a batch, or a part of it, was not accepted.
+/// Reason why a batch, or a part of it, was not accepted.
 #[derive(Debug, thiserror::Error)]
 pub enum AcceptError {
-    /// There are more events than one request may have. None was stored.
-    #[error("the request has {found} events, at most {MAX_EVENTS} are taken at once; split it")]
+    /// The request has too many events. None was stored.
+    #[error("the request has {found} events, at most {MAX_EVENTS} are accepted at once; split it")]
     TooMany {
         /// Number of events in the request.
         found: usize,
     },
-    /// Users report faster than they may. None was stored.
+    /// Users report faster than allowed. None was stored.
     #[error(
         "users of this machine have reported {} events at once, or more than {} a second: send \
          these {found} again later",
@@ -107,37 +107,38 @@ pub enum AcceptError {
     /// Some events were refused. All others were stored.
     #[error("{}{}", refusal::List(.refused), refusal::Others(*.stored))]
     Refused {
-        /// The refused events; at least one.
+        /// Refused events; at least one.
         refused: Vec<Refused>,
-        /// Number of the others, which are stored.
+        /// Number of the other events, which are stored.
         stored: usize,
     },
-    /// The sink did not take them. Sending the batch again is safe.
-    #[error("the events were not taken")]
+    /// The sink did not accept the events. Sending the batch again is safe.
+    #[error("the events were not accepted")]
     Sink(#[source] SinkError),
 }
 
-/// The reason why a check was not counted.
+/// Reason why a check was not counted.
 #[derive(Debug, thiserror::Error)]
 pub enum Uncounted {
-    /// The caller does not speak for that node.
+    /// The caller may not report on that node.
     #[error("{0}")]
     ForeignNode(String),
-    /// A field has a value that it cannot have.
+    /// A field has an invalid value.
     #[error("{0}")]
     Invalid(&'static str),
 }
 
-/// NVSentinel's queue before its store. Here a call waits until its events are stored.
+/// Name of NVSentinel's queue before its store. Here a call waits until its events are stored.
 const QUEUE: &str = "databaseStore";
-/// Most recoveries that wait for a monitor; one that falls behind is told so by the channel.
+/// Most recoveries queued for a monitor; the channel reports to a slow monitor that it missed
+/// some.
 const RECOVERIES: usize = 256;
 
 // === impl Connector ===
 
 impl Connector {
-    /// Returns a connector in front of `sink`. `nodes` says for whom processes on this machine may
-    /// speak.
+    /// Creates a connector in front of `sink`. `nodes` are the nodes that processes on this
+    /// machine may report on.
     pub fn new(
         sink: impl Sink,
         nodes: AcceptNodes,
@@ -160,18 +161,18 @@ impl Connector {
         }
     }
 
-    /// Returns the store behind the sink; `None`: there is none, what comes is brought to one.
+    /// Returns the store behind the sink; `None` if the sink delivers to a store elsewhere.
     pub(crate) fn store(&self) -> Option<Identity> {
         self.sink.store()
     }
 
-    /// Returns the healthy events that are accepted from now on from whoever may close what a
-    /// monitor of ours has opened; each once.
+    /// Subscribes to healthy events accepted from now on from senders that may close faults
+    /// opened by gpuwarden's monitors. Each event is received once.
     pub fn recoveries(&self) -> broadcast::Receiver<Recovery> {
         self.recoveries.subscribe()
     }
 
-    /// Puts transformers between check and sink.
+    /// Inserts transformers between check and sink.
     #[must_use]
     pub fn with_pipeline(self, pipeline: Pipeline) -> Self {
         Self {
@@ -180,7 +181,7 @@ impl Connector {
         }
     }
 
-    /// Hands what is stored on to another service, too.
+    /// Forwards stored events to another service as well.
     #[must_use]
     pub fn with_forwarding(self, forwarding: Forwarding) -> Self {
         let store = self.sink;
@@ -190,8 +191,8 @@ impl Connector {
         }
     }
 
-    /// Checks, names, transforms and stores a batch that `caller` sends. When it returns `Ok`, all
-    /// events are durable; the answers are in their order.
+    /// Checks, names, transforms and stores a batch sent by `caller`. On `Ok` all events are
+    /// durable, and the answers are in their order.
     pub async fn accept(
         &self,
         batch: HealthEvents,
@@ -214,7 +215,7 @@ impl Connector {
         }
         let now = (self.clock)();
         let (good, refused) = self.checked(batch.events, caller, now);
-        // What was refused stays so, whether or not the others are stored.
+        // Events stay refused, whether or not the others are stored.
         if !refused.is_empty() {
             self.metrics.refused(&refused);
             refusal::log(&self.refusals, caller, &refused);
@@ -233,17 +234,18 @@ impl Connector {
                 if error.is_retryable() {
                     self.queue.retry();
                 }
-                // Whoever may report could fill the log while the disk is full.
+                // Rate-limited, since any sender could otherwise fill the log while the disk is
+                // full.
                 if let Some(not_logged_before) = self.failures.now() {
                     let err = chain(&error);
-                    tracing::error!(err, not_logged_before, "events were not taken");
+                    tracing::error!(err, not_logged_before, "events were not accepted");
                 }
                 AcceptError::Sink(error)
             })?
         };
         self.metrics.appended(&appended);
         for (index, recovery) in recovered {
-            // One that is sent again ends nothing that has come since. Nobody listens where no
+            // A repeated recovery closes nothing that came after the first. Sending fails if no
             // monitor runs.
             if appended.get(index).is_some_and(|one| one.new) {
                 let _ = self.recoveries.send(recovery);
@@ -255,23 +257,27 @@ impl Connector {
         Err(AcceptError::Refused { refused, stored })
     }
 
-    /// Counts a check that `caller` says has ended. The error says what is wrong with what it says.
-    pub fn count_check(&self, told: &ReportCheckRequest, caller: &Caller) -> Result<(), Uncounted> {
-        let node = self.nodes.meant(caller, &told.node);
+    /// Counts a finished check that `caller` reports. The error explains an invalid report.
+    pub fn count_check(
+        &self,
+        report: &ReportCheckRequest,
+        caller: &Caller,
+    ) -> Result<(), Uncounted> {
+        let node = self.nodes.meant(caller, &report.node);
         let node = node.map_err(Uncounted::ForeignNode)?;
-        if let Some(problem) = server::problem(told) {
+        if let Some(problem) = server::problem(report) {
             return Err(Uncounted::Invalid(problem));
         }
-        self.checks.count(told, node);
-        if told.result() == CheckResult::Passed
-            && let Some(tested) = passes::Tested::new(node, &told.check, &told.gpu_uuids)
+        self.checks.count(report, node);
+        if report.result() == CheckResult::Passed
+            && let Some(tested) = passes::Tested::new(node, &report.check, &report.gpu_uuids)
         {
             self.passes.note(tested, Instant::now());
         }
         Ok(())
     }
 
-    /// Returns the events that are good, signed and named, and what is wrong with the others.
+    /// Returns the valid events, signed and named, and the problems of the others.
     fn checked(
         &self,
         events: Vec<HealthEvent>,
@@ -304,8 +310,8 @@ impl Connector {
         (good, refused)
     }
 
-    /// Transforms events and gives them to the sink. They have their ids by now: what is done to
-    /// them here does not make another event of a retry.
+    /// Transforms events and passes them to the sink. Their ids are assigned before, so that a
+    /// transformation does not turn a retry into another event.
     async fn transform_and_append(
         &self,
         mut events: Vec<NewEvent>,
@@ -319,7 +325,7 @@ impl Connector {
         let repeats = passage.repeats();
         let firsts = (repeats > 0).then(|| passage.firsts(&events));
         let mut taken = self.append(events, &mut work).await;
-        // Repeats of what is stored are what can be spared.
+        // Under pressure, repeats of stored events can be left out.
         if let (Err(SinkError::Full { .. }), Some(firsts)) = (&taken, firsts) {
             let ids = firsts.iter().map(|one| one.event.id.clone()).collect();
             let stored = if firsts.is_empty() {
@@ -358,25 +364,26 @@ fn recoveries_in(events: &[NewEvent]) -> Vec<(usize, Recovery)> {
         .collect()
 }
 
-/// Returns when an event came in: at the first connector on its way, where that is trusted, so that
-/// what waited in an outbox is not newer for it. What a monitor of ours reports came when the last
-/// of it was seen, which the monitor says or the event tells.
+/// Returns the time of receipt of an event: at the first connector on its way if that connector
+/// is trusted, so that an event does not become newer by waiting in an outbox. An event of
+/// gpuwarden's own monitor counts from its last observation, which the monitor or the event
+/// states.
 fn received_at(event: &mut HealthEvent, caller: &Caller, now: Timestamp) -> Timestamp {
-    let told = event::take_accepted(event);
-    let told = match caller {
-        Caller::Monitor => told.unwrap_or_else(|| Sightings::of(event, now).last),
-        Caller::Node(_) | Caller::Central(_) | Caller::Anybody => told.unwrap_or(now),
-        // Whoever could date what they report could have it dismissed in advance.
+    let claimed = event::take_accepted(event);
+    let claimed = match caller {
+        Caller::Monitor => claimed.unwrap_or_else(|| Sightings::of(event, now).last),
+        Caller::Node(_) | Caller::Central(_) | Caller::Anybody => claimed.unwrap_or(now),
+        // A sender that could date its reports could have them dismissed in advance.
         Caller::Local(_) | Caller::Pod { .. } => now,
     };
-    event::accepted_at(event, told, now)
+    event::accepted_at(event, claimed, now)
 }
 
 // === impl AcceptError ===
 
 impl AcceptError {
-    /// Returns whether the events themselves are what is not taken, and not the state of the store:
-    /// sending them again is of no use, and events beside them may have been stored.
+    /// Returns true if the events themselves are refused, as opposed to a failure of the store:
+    /// sending them again is useless, and other events of the batch may have been stored.
     pub fn blames_events(&self) -> bool {
         match self {
             Self::TooMany { .. } | Self::Refused { .. } => true,
@@ -385,7 +392,7 @@ impl AcceptError {
         }
     }
 
-    /// Returns whether the same batch may be accepted when it is sent again.
+    /// Returns true if the same batch may be accepted later.
     pub fn is_retryable(&self) -> bool {
         match self {
             Self::TooFast { .. } => true,

@@ -10,33 +10,34 @@ use store::Appended;
 
 use crate::{Reason, Refused};
 
-/// Most combinations of check, node and codes that repeats are counted by. Senders choose
-/// them, and each is kept until the process ends; what comes beyond counts as `other`.
+/// Most combinations of check, node and codes in the count of repeats. Senders choose them, and
+/// each is kept until the process ends; further ones count as `other`.
 const MAX_REPEAT_SERIES: usize = 2_000;
-/// Most series of each counter of preflight checks. Whoever may use the socket chooses their labels,
-/// and each is kept until the process ends; what comes beyond counts as `other`. The checks of a node
-/// and what they say are a few dozen, of a connector for many nodes some hundreds.
+/// Most series of each counter of preflight checks. Any user of the socket chooses their
+/// labels, and each is kept until the process ends; further ones count as `other`. A node has a
+/// few dozen combinations of checks and results, a connector for many nodes some hundreds.
 const MAX_CHECK_SERIES: usize = 500;
-/// Most series of each histogram of preflight checks, which has a line for each bucket. There are few
-/// checks; of gangs, which are new with each job, a node sees as many in days.
+/// Most series of each histogram of preflight checks, which has one line per bucket. There are
+/// few checks; gangs are new with each job, and a node takes days to be part of as many.
 const MAX_CHECK_HISTOGRAMS: usize = 100;
-/// Longest value of a label; a longer one is counted as `other`, too.
+/// Longest value of a label (bytes); a longer one counts as `other`, too.
 const MAX_LABEL_BYTES: usize = 256;
-/// The label of series beyond the most that there may be.
+/// Label value for series beyond the limit.
 const OTHER: &str = "other";
-/// Upper bounds of the times of checks and of the waits for gangs, in seconds: around the limits that
-/// the preflight documents set (300 s for a check, 600 s for a gang, 3 h for the longest diagnosis).
+/// Upper bounds of the durations of checks and of the waits for gangs (seconds): around the
+/// limits in the preflight documents (300 s for a check, 600 s for a gang, 3 h for the longest
+/// diagnosis).
 const CHECK_SECONDS: [f64; 11] = [
     1.0, 5.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0, 10800.0,
 ];
 
 runtime::metrics! {
-    /// Counts what comes in, and what becomes of it.
+    /// Counts received events and their outcome.
     #[derive(Clone)]
     pub(super) struct ConnectorMetrics {
         /// Health events received, valid or not.
         pub(super) received: Counter = "platform_connector_health_events_received",
-        /// Health events stored.
+        /// Health events that were stored.
         accepted: Counter = "gpuwarden_events_accepted",
         /// Health events that were stored before, such as a sender's retry.
         repeated: Counter = "gpuwarden_events_repeated",
@@ -46,13 +47,13 @@ runtime::metrics! {
         /// Metadata entries under gpuwarden.dev/ that senders of health events had chosen,
         /// and that were taken off.
         pub(super) metadata_taken_off: Counter = "gpuwarden_event_metadata_taken_off",
-        /// Health events that the store did not take; their senders were told so.
+        /// Health events that the store did not take; their senders got an error.
         pub(super) not_stored: Counter = "gpuwarden_events_not_stored",
     }
 }
 
 runtime::metrics! {
-    /// Counts what transformers do.
+    /// Counts the work of transformers.
     pub(super) struct PipelineMetrics {
         /// Expressions of overrides that could not be evaluated for an event.
         pub(super) evaluation_errors: Counter = "nvsentinel_override_evaluation_errors",
@@ -80,7 +81,7 @@ runtime::metrics! {
         /// Preflight checks of pods that have ended.
         ended: BoundedFamily<Labels<2, String>, Counter> =
             "preflight_check"(MAX_CHECK_SERIES, others(["check", "result"])),
-        /// How long preflight checks took that passed or failed.
+        /// Time that preflight checks took that passed or failed.
         seconds: BoundedFamily<Labels<1, String>, Histogram> =
             "preflight_check_duration_seconds"(
                 MAX_CHECK_HISTOGRAMS,
@@ -90,7 +91,7 @@ runtime::metrics! {
         /// Preflight checks that failed.
         failures: BoundedFamily<Labels<3, String>, Counter> =
             "preflight_check_failures"(MAX_CHECK_SERIES, others(["check", "node", "error_code"])),
-        /// How long pods waited until all members of their gang were known.
+        /// Time that pods waited until all members of their gang were known.
         gang_waits: BoundedFamily<Labels<1, String>, Histogram> =
             "preflight_gang_wait_seconds"(
                 MAX_CHECK_HISTOGRAMS,
@@ -103,7 +104,7 @@ runtime::metrics! {
     }
 }
 
-/// Returns the labels of what has none of its own.
+/// Returns the labels of the series for everything beyond the limit.
 fn others<const N: usize>(names: [&'static str; N]) -> Labels<N, String> {
     names.map(|name| (name, OTHER.to_owned()))
 }
@@ -112,7 +113,7 @@ fn check_seconds() -> Histogram {
     Histogram::new(CHECK_SECONDS)
 }
 
-/// Returns the metric with labels that somebody else chooses.
+/// Returns the metric with labels chosen by a sender.
 fn chosen<const N: usize, M: Clone>(
     family: &BoundedFamily<Labels<N, String>, M>,
     labels: &Labels<N, String>,
@@ -130,21 +131,22 @@ fn chosen<const N: usize, M: Clone>(
 impl ConnectorMetrics {
     pub(super) fn new(metrics: &Metrics) -> Self {
         let own = Self::registered(metrics);
-        // From the start, so that an alert on the first refusal sees it grow from nought.
+        // Created at the start, so that an alert on the first refusal sees the count grow from
+        // zero.
         for reason in ["invalid", "foreign_node", "too_many", "too_fast"] {
             own.not_taken(0, reason);
         }
         own
     }
 
-    /// Counts what the sink has taken.
+    /// Counts events that the sink has stored.
     pub(super) fn appended(&self, appended: &[Appended]) {
         let new = appended.iter().filter(|one| one.new).count();
         self.accepted.inc_by(new as u64);
         self.repeated.inc_by((appended.len() - new) as u64);
     }
 
-    /// Counts events that were refused one by one.
+    /// Counts events that were refused individually.
     pub(super) fn refused(&self, refused: &[Refused]) {
         for one in refused {
             let reason = match one.reason {
@@ -155,7 +157,7 @@ impl ConnectorMetrics {
         }
     }
 
-    /// Counts events of a batch that was refused as a whole.
+    /// Counts the events of a batch that was refused as a whole.
     pub(super) fn not_taken(&self, found: usize, reason: &'static str) {
         let counter = self.refused.get_or_create(&[("reason", reason)]);
         counter.inc_by(found as u64);
@@ -184,7 +186,7 @@ impl PipelineMetrics {
         }
     }
 
-    /// Counts an event that was kept from the reactions.
+    /// Counts an event that was withheld from reactions.
     pub(super) fn repeat(&self, event: &HealthEvent) {
         let mut codes = event.error_code.clone();
         codes.sort();
@@ -201,7 +203,7 @@ impl PipelineMetrics {
         chosen(&self.repeats, &labels).inc();
     }
 
-    /// Counts an event that lacks what the cluster knows of its node.
+    /// Counts an event that lacks the cluster's data about its node.
     pub(super) fn unaugmented(&self, reason: &'static str) {
         self.unaugmented.get_or_create(&[("reason", reason)]).inc();
     }
@@ -210,25 +212,25 @@ impl PipelineMetrics {
 // === impl PreflightMetrics ===
 
 impl PreflightMetrics {
-    /// Counts a check that has ended on a node.
-    pub(super) fn count(&self, told: &ReportCheckRequest, node: &str) {
-        let result = match CheckResult::try_from(told.result) {
+    /// Counts a finished check on a node.
+    pub(super) fn count(&self, report: &ReportCheckRequest, node: &str) {
+        let result = match CheckResult::try_from(report.result) {
             Ok(CheckResult::Passed) => "passed",
             Ok(CheckResult::Failed) => "failed",
             Ok(CheckResult::NotTested) => "not_tested",
             Ok(CheckResult::ConfigError) => "config_error",
-            // A later check knows more of them than we do.
+            // A newer check may send results that this version does not know.
             Ok(CheckResult::Unspecified) | Err(_) => "unknown",
         };
-        let check = || ("check", told.check.clone());
+        let check = || ("check", report.check.clone());
         chosen(&self.ended, &[check(), ("result", result.to_owned())]).inc();
-        if let Some(seconds) = told.seconds {
+        if let Some(seconds) = report.seconds {
             chosen(&self.seconds, &[check()]).observe(seconds);
         }
-        let error = if told.error.is_empty() {
+        let error = if report.error.is_empty() {
             "none".to_owned()
         } else {
-            told.error.clone()
+            report.error.clone()
         };
         match result {
             "failed" => {
@@ -238,7 +240,7 @@ impl PreflightMetrics {
             "config_error" => drop(chosen(&self.config_errors, &[("error", error)]).inc()),
             _ => {}
         }
-        if let Some(wait) = &told.gang_wait {
+        if let Some(wait) = &report.gang_wait {
             let labels = [("workload", wait.gang_id.clone())];
             chosen(&self.gang_waits, &labels).observe(wait.seconds);
         }
@@ -284,7 +286,7 @@ mod tests {
     fn checks_cannot_make_series_without_end() {
         let metrics = Metrics::default();
         let own = PreflightMetrics::registered(&metrics);
-        let told = |name: &str, result: CheckResult| ReportCheckRequest {
+        let report = |name: &str, result: CheckResult| ReportCheckRequest {
             check: name.to_owned(),
             result: result as i32,
             error: name.to_owned(),
@@ -298,11 +300,11 @@ mod tests {
         let names = (0..MAX_CHECK_SERIES).map(|name| name.to_string());
         for name in names.chain(["x".repeat(MAX_LABEL_BYTES + 1)]) {
             for result in [CheckResult::Failed, CheckResult::ConfigError] {
-                own.count(&told(&name, result), "n1");
+                own.count(&report(&name, result), "n1");
             }
         }
-        // What was known stays known.
-        own.count(&told("0", CheckResult::Failed), "n1");
+        // Labels that were counted before stay.
+        own.count(&report("0", CheckResult::Failed), "n1");
         let text = metrics.encode();
         for (name, most) in [
             ("preflight_check_total", MAX_CHECK_SERIES),
@@ -330,17 +332,17 @@ mod tests {
     fn what_nobody_knows_yet_is_counted_as_that() {
         let metrics = Metrics::default();
         let own = PreflightMetrics::registered(&metrics);
-        let told = ReportCheckRequest {
+        let report = ReportCheckRequest {
             check: "c".to_owned(),
             result: 77,
             ..ReportCheckRequest::default()
         };
-        own.count(&told, "n1");
+        own.count(&report, "n1");
         let failed = CheckResult::Failed as i32;
         own.count(
             &ReportCheckRequest {
                 result: failed,
-                ..told
+                ..report
             },
             "n1",
         );

@@ -1,22 +1,22 @@
-//! How fast users may report, so that what monitors report does not wait behind it: events are
-//! taken in their order.
+//! Rate limit for reports of users, so that monitors' reports do not wait behind them: events
+//! are stored in the order of their arrival.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Events that all users together may report at once: one request of the largest.
+/// Most events that all users together may report at once: one request of the largest size.
 pub(crate) const BURST: u32 = 10_000;
-/// Events a second that they may go on with. A job's checks report a few.
+/// Events per second that users may report continuously. A job's checks report a few.
 pub(crate) const A_SECOND: u32 = 500;
-/// The time that one event takes of that.
+/// Time that one event takes up at that rate.
 const EACH: Duration = Duration::from_millis(1_000 / A_SECOND as u64);
 
-/// The room that is left for reports of users.
+/// Remaining allowance for reports of users.
 #[derive(Debug)]
 pub(crate) struct UsersPace {
-    /// The time until which their reports last, at their pace: at most a burst ahead.
+    /// Time when past reports are paid off at the permitted rate; at most one burst ahead.
     until: Mutex<Instant>,
 }
 
@@ -29,7 +29,7 @@ impl UsersPace {
         }
     }
 
-    /// Takes leave for so many events. Returns whether there was.
+    /// Uses the allowance for `events` reports. Returns false if it does not suffice.
     pub(crate) fn take(&self, events: usize) -> bool {
         let Ok(events) = u32::try_from(events) else {
             return false;

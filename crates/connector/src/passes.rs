@@ -1,7 +1,8 @@
-//! The checks of pods that have passed, so that a site may have a node not tested again for the same GPUs.
+//! Passed checks of pods, so that a site may skip a repeated test of the same GPUs.
 //!
-//! They are kept in memory only, so a new start forgets all of them, and a fault forgets those that it
-//! concerns. Nothing proves that a check has run: who may call can leave a check out, and no more than that.
+//! Passes are kept in memory only: a restart forgets all, and a fault forgets those that it
+//! concerns. Nothing proves that a check has run: a caller can cause a check to be skipped, and
+//! nothing worse.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,21 +10,21 @@ use std::time::{Duration, Instant};
 
 use contract::{HealthEvent, keys};
 
-/// Most passes that are remembered; beyond that the oldest goes.
+/// Most passes that are kept; a further one replaces the oldest.
 const MAX_PASSES: usize = 1024;
-/// Kinds of entities that belong to one GPU.
+/// Entity types that belong to one GPU.
 const OF_A_GPU: [&str; 3] = [keys::ENTITY_GPU_UUID, keys::ENTITY_GPU, keys::ENTITY_PCI];
 
 /// All passes. Cheap to clone.
 #[derive(Clone, Default)]
 pub(crate) struct Passes(Arc<Mutex<BTreeMap<Tested, Instant>>>);
 
-/// What a check has tested.
+/// Check, with the node and the GPUs that it tested.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Tested {
     node: String,
     check: String,
-    /// UUIDs in small letters.
+    /// UUIDs in lower case.
     gpus: BTreeSet<String>,
 }
 
@@ -34,7 +35,7 @@ impl Passes {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Remembers that a check has passed.
+    /// Records that a check has passed.
     pub(crate) fn note(&self, tested: Tested, now: Instant) {
         let mut passes = self.lock();
         if passes.len() >= MAX_PASSES && !passes.contains_key(&tested) {
@@ -45,14 +46,14 @@ impl Passes {
         passes.insert(tested, now);
     }
 
-    /// Returns how long ago a check has passed.
+    /// Returns the time since a check passed.
     pub(crate) fn age(&self, tested: &Tested, now: Instant) -> Option<Duration> {
         let at = self.lock().get(tested).copied();
         at.map(|at| now.saturating_duration_since(at))
     }
 
-    /// Forgets what a fault makes doubtful: the passes of the GPUs that it names by UUID; of its whole
-    /// node where it names none, or something else than GPUs.
+    /// Forgets passes that a fault makes doubtful: those of the GPUs that it names by UUID, or
+    /// all of its node if it names none or other entities.
     pub(crate) fn forget(&self, fault: &HealthEvent) {
         let entities = &fault.entities_impacted;
         let uuids = entities
@@ -73,7 +74,7 @@ impl Passes {
 // === impl Tested ===
 
 impl Tested {
-    /// Returns what a check tests; `None` where it names no GPU.
+    /// Returns the key of a check; `None` if it names no GPU.
     pub(crate) fn new(node: &str, check: &str, gpus: &[String]) -> Option<Self> {
         (!gpus.is_empty()).then(|| Self {
             node: node.to_owned(),

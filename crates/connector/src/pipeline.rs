@@ -1,7 +1,7 @@
-//! The transformers at work, between the check of an event and its storing.
+//! Execution of the transformers, between the check of an event and its storing.
 //!
-//! What they do is decided in [`crate::transform`]; here are their state, the way to what is
-//! known of nodes, and the counters. None of them waits for anything.
+//! The transformations are decided in [`crate::transform`]; this module has their state, the
+//! access to node data, and the counters. No transformer waits for anything.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,27 +19,27 @@ use store::{Appended, EventQuery, EventStore, NewEvent, Position, StoreError};
 
 use crate::metrics::PipelineMetrics;
 
-/// Events that are transformed before other tasks of the thread have their turn: expressions
+/// Events that are transformed before other tasks of the thread get their turn: expressions
 /// take microseconds each, and a batch may have 10,000 events.
 const TURN: usize = 128;
-/// Most events that are read back at a start to know what was seen.
+/// Most events that are read back at startup to restore the deduplication.
 const RECALLED: usize = 20_000;
-/// Events of one read of the store.
+/// Events per read of the store.
 const PAGE: usize = 1_000;
 
-/// A way to look nodes up. It is asked for each event, so it answers from memory, at once.
+/// Lookup of nodes. Called for each event, so it must answer from memory, without blocking.
 pub trait NodeLookup: Send + Sync + 'static {
-    /// Returns the node of this name, if it is known.
+    /// Returns the node with this name, if it is known.
     fn node(&self, name: &str) -> Option<Arc<NodeView>>;
 }
 
-/// The transformers that events go through, in their order.
+/// Transformers that events pass through, in order.
 pub struct Pipeline {
     stages: Vec<Stage>,
     metrics: PipelineMetrics,
 }
 
-/// A transformer with its state.
+/// Transformer with its state.
 enum Stage {
     Augment {
         labels: Labels,
@@ -47,18 +47,18 @@ enum Stage {
     },
     Override {
         overrides: Overrides,
-        /// Rules of which it was logged that they fail.
-        said: Mutex<BTreeSet<String>>,
+        /// Rules whose failure has been logged.
+        logged: Mutex<BTreeSet<String>>,
     },
     Deduplicate(Mutex<Deduplicator>),
 }
 
-/// A batch that has been transformed, until it is stored.
+/// Transformed batch that is not stored yet.
 #[must_use]
 pub(super) struct Passage {
-    /// The notes of each stage that deduplicates.
+    /// Records of each deduplicating stage.
     batches: Vec<Batch>,
-    /// For each event the one that it repeats.
+    /// For each event, the event that it repeats.
     repeats: Vec<Option<Original>>,
 }
 
@@ -76,7 +76,7 @@ where
 // === impl Pipeline ===
 
 impl Pipeline {
-    /// Returns a pipeline of these transformers. `nodes` is where `MetadataAugmentor` looks.
+    /// Creates a pipeline of these transformers. `nodes` serves `MetadataAugmentor`.
     pub fn new(
         transformers: Vec<Transformer>,
         nodes: &Arc<dyn NodeLookup>,
@@ -89,7 +89,7 @@ impl Pipeline {
             },
             Transformer::Override(overrides) => Stage::Override {
                 overrides,
-                said: Mutex::default(),
+                logged: Mutex::default(),
             },
             Transformer::Deduplicate(settings) => {
                 Stage::Deduplicate(Mutex::new(Deduplicator::new(settings)))
@@ -101,9 +101,9 @@ impl Pipeline {
         }
     }
 
-    /// Makes known what was stored before a restart, so that it holds back repeats as
-    /// before. Reads the events of the longest window, newest first, and at most
-    /// [`RECALLED`]; older ones hold back nothing, which is never wrong.
+    /// Restores the deduplication after a restart, from stored events. Reads the events of the
+    /// longest window, newest first, and at most [`RECALLED`]; older ones hold back nothing,
+    /// which is always safe.
     pub async fn recall(&self, store: &dyn EventStore, now: Timestamp) -> Result<(), StoreError> {
         let windows = self.deduplicators().map(|dedup| lock(dedup).window());
         let Some(from) = windows
@@ -116,7 +116,8 @@ impl Pipeline {
         loop {
             let query = EventQuery {
                 before: records.last().map(|record| record.seq),
-                // What is history holds back nothing: it may come again, and counts then.
+                // Events from the history hold back nothing: they may be sent again, and count
+                // then.
                 after: Some(store.identity().since),
                 limit: PAGE,
                 ..EventQuery::default()
@@ -138,7 +139,7 @@ impl Pipeline {
         Ok(())
     }
 
-    /// Transforms a batch that came at `now`.
+    /// Transforms a batch that arrived at `now`.
     pub(super) async fn apply(&self, events: &mut [NewEvent], now: Timestamp) -> Passage {
         let mut passage = Passage {
             batches: Vec::new(),
@@ -155,7 +156,7 @@ impl Pipeline {
         passage
     }
 
-    /// Takes in what became of a batch: the answers of the sink, or `None` where it failed.
+    /// Records the outcome of a batch: the answers of the sink, or `None` if it failed.
     pub(super) fn done(&self, passage: Passage, appended: Option<&[Appended]>) {
         for (dedup, batch) in self.deduplicators().zip(passage.batches) {
             let mut dedup = lock(dedup);
@@ -189,9 +190,9 @@ impl Pipeline {
                     }
                 }
             }
-            Stage::Override { overrides, said } => {
+            Stage::Override { overrides, logged } => {
                 for NewEvent { event, .. } in events {
-                    self.overridden(overrides, said, event);
+                    self.overridden(overrides, logged, event);
                 }
             }
             Stage::Deduplicate(dedup) => {
@@ -199,7 +200,7 @@ impl Pipeline {
                     return;
                 };
                 for (index, NewEvent { event, received_at }) in (first..).zip(events) {
-                    // As after a restart: a report is as old as what it reports.
+                    // A report is as old as its observation, as after a restart.
                     match dedup.judge(batch, index, event, *received_at) {
                         Treatment::Passes => {}
                         Treatment::NoRoom => {
@@ -220,17 +221,17 @@ impl Pipeline {
     fn overridden(
         &self,
         overrides: &Overrides,
-        said: &Mutex<BTreeSet<String>>,
+        logged: &Mutex<BTreeSet<String>>,
         event: &mut HealthEvent,
     ) {
         let outcome = overrides.apply(event);
         for (rule, why) in outcome.failed {
             self.metrics.evaluation_errors.inc();
-            if lock(said).insert(rule.to_owned()) {
+            if lock(logged).insert(rule.to_owned()) {
                 tracing::warn!(
                     rule,
                     err = why,
-                    "an override cannot be evaluated for an event and is passed over; said once"
+                    "an override cannot be evaluated for an event and is skipped; logged once per rule"
                 );
             }
         }
@@ -261,7 +262,7 @@ impl Stage {
 // === impl Passage ===
 
 impl Passage {
-    /// Returns how many events repeat others.
+    /// Returns the number of events that repeat others.
     pub(super) fn repeats(&self) -> usize {
         self.repeats.iter().flatten().count()
     }
@@ -275,8 +276,8 @@ impl Passage {
             .collect()
     }
 
-    /// Returns the answers for all events, from those for the [`firsts`](Self::firsts) and their
-    /// ids: a repeat is answered with what it repeats.
+    /// Returns the answers for all events, from those for the [`firsts`](Self::firsts) and
+    /// their ids. A repeat gets the answer of the event that it repeats.
     pub(super) fn answers(&self, ids: Vec<String>, firsts: Vec<Appended>) -> Vec<Appended> {
         let by_id: HashMap<String, Position> = ids
             .into_iter()

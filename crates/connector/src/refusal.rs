@@ -1,4 +1,4 @@
-//! Events that are not taken: what the sender is told, and what the log says.
+//! Refused events: the answer to the sender, and the log line.
 
 use std::fmt;
 
@@ -8,41 +8,41 @@ use tonic::metadata::MetadataMap;
 
 use crate::Caller;
 
-/// Most refused events that an error names one by one.
+/// Most refused events that an error lists.
 const NAMED: usize = 20;
-/// Header of an answer that names the refused events by their indices; all others of the
-/// batch are stored. What it does not name has to be found by sending less.
+/// Header of an answer that lists the refused events by index; all others of the batch are
+/// stored. Without the header, a sender finds refused events by sending smaller batches.
 const HEADER: &str = "gpuwarden-refused-events";
-/// Longest value of it (bytes): receivers take 8 KiB of headers.
+/// Longest value of the header (bytes): receivers accept 8 KiB of headers.
 const HEADER_BYTES: usize = 4 * 1024;
 
-/// An event of a batch that was not taken.
+/// Event of a batch that was refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refused {
-    /// Its index in the batch.
+    /// Index of the event in the batch.
     pub index: usize,
-    /// The problem with it, and what to do.
+    /// Problem with the event, and what to do.
     pub problem: Problem,
-    /// The kind of the refusal.
+    /// Kind of the refusal.
     pub reason: Reason,
 }
 
-/// The kind of a refusal.
+/// Kind of a refusal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
     /// The event is not valid.
     Invalid,
-    /// The sender may not speak for the event's node.
+    /// The sender may not report on the event's node.
     ForeignNode,
 }
 
 /// Refused events, as text.
 pub(super) struct List<'a>(pub(super) &'a [Refused]);
 
-/// The other events of a request, as text behind [`List`].
+/// Number of the other events of a request, as text after [`List`].
 pub(super) struct Others(pub(super) usize);
 
-/// Logs events that were refused now and then; there is at least one.
+/// Logs refused events at a limited rate; there is at least one.
 pub(super) fn log(seldom: &Seldom, caller: &Caller, refused: &[Refused]) {
     let count = refused.len();
     if let Some(not_logged_before) = seldom.counting(count as u64) {
@@ -50,7 +50,7 @@ pub(super) fn log(seldom: &Seldom, caller: &Caller, refused: &[Refused]) {
     }
 }
 
-/// Returns the header that names what was refused; none where it would be too long.
+/// Returns the header that lists the refused events; empty if it would be too long.
 pub(super) fn header(refused: &[Refused]) -> MetadataMap {
     let mut map = MetadataMap::new();
     let indices: Vec<String> = refused.iter().map(|one| one.index.to_string()).collect();
@@ -63,8 +63,8 @@ pub(super) fn header(refused: &[Refused]) -> MetadataMap {
     map
 }
 
-/// Returns what [`header`] named, of a batch of `events`. `None`: nothing, or nothing that makes
-/// sense.
+/// Returns the indices in [`header`] for a batch of `events`; `None` if the header is missing
+/// or invalid.
 pub(super) fn read_header(map: &MetadataMap, events: usize) -> Option<Vec<usize>> {
     let text = map.get(HEADER)?.to_str().ok()?;
     let indices: Option<Vec<usize>> = text

@@ -1,4 +1,4 @@
-//! The gRPC service, and the server of it on the Unix socket.
+//! gRPC service, and its server on the Unix socket.
 
 use std::error::Error as _;
 use std::time::Duration;
@@ -23,40 +23,40 @@ use admission::Reached;
 pub use admission::Admission;
 pub(crate) use preflight::problem;
 
-/// Largest request, in bytes: the default limit of gRPC receivers, which senders know.
+/// Largest request (bytes): the default limit of gRPC receivers, which senders expect.
 ///
-/// A larger one is answered `OUT_OF_RANGE`, with both sizes, before it is read.
-/// Other receivers say `RESOURCE_EXHAUSTED` there. It stays: here that code means "send it
-/// again later", and agents try for ever on it, while on `OUT_OF_RANGE` they halve a batch and
-/// put aside what is too large alone (`deliver/answer.rs`).
+/// A larger request is answered `OUT_OF_RANGE`, with both sizes, before it is read. Other
+/// receivers answer `RESOURCE_EXHAUSTED`. Do not change this: here that code means "retry
+/// later", and agents would retry forever, while on `OUT_OF_RANGE` they halve a batch and put
+/// aside a single event that is too large (`deliver/answer.rs`).
 pub const MAX_REQUEST_BYTES: usize = 4 * 1024 * 1024;
-/// Most requests that are worked on at once; one more is answered `RESOURCE_EXHAUSTED`. One
-/// user of this machine can have a share of them ([`runtime::shares`]).
+/// Most concurrent requests; a further one is answered `RESOURCE_EXHAUSTED`. One user of this
+/// machine may have a share of them ([`runtime::shares`]).
 pub const MAX_IN_FLIGHT: usize = 1024;
-/// Most bytes of requests that are read or worked on at once; a request beyond that is
-/// answered `RESOURCE_EXHAUSTED`. Room for 16 of the largest, or a whole node's reports in
-/// small ones. Shared as requests are.
+/// Most bytes of requests being read or processed; a further request is answered
+/// `RESOURCE_EXHAUSTED`. Room for 16 of the largest, or for a whole node's reports in small
+/// ones. Shared like the requests.
 pub const MAX_IN_FLIGHT_BYTES: usize = 16 * MAX_REQUEST_BYTES;
-/// Most calls on one connection at once; a client holds back more. As many as one user may
-/// have on all of its connections.
+/// Most concurrent calls on one connection; clients hold back further ones. As many as one user
+/// may have on all its connections.
 pub const MAX_STREAMS: u32 = 128;
-/// A request that is not answered by then is given up; its events may still be stored.
+/// Time limit for a request. Its events may still be stored afterwards.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
-/// Time between two questions to a silent connection whether the other end is there, and time
-/// for the answer: a process that was stopped keeps no place.
+/// Interval between pings on a silent connection, and time limit for the response: a stopped
+/// process does not keep its connection.
 const PING: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs(20));
 
-/// A function that returns who sends a request, from what the layers below have put into its
-/// extensions; `None`: nobody has proven who it is.
+/// Function that identifies the sender of a request, from the extensions set by lower layers;
+/// `None` if the sender has proven no identity.
 pub type Identify = fn(&Extensions) -> Option<Caller>;
 
-/// The service behind [`Admission`].
+/// Implementation of the service behind [`Admission`].
 pub struct Service {
     connector: Connector,
 }
 
-/// Returns the service, for a server of any kind. Its requests are refused as `UNAUTHENTICATED`
-/// where `identify` does not know the sender.
+/// Returns the service, for a server of any kind. Requests without a sender known to `identify`
+/// are refused as `UNAUTHENTICATED`.
 pub fn service(
     connector: Connector,
     identify: Identify,
@@ -67,8 +67,8 @@ pub fn service(
     Admission::new(service, identify)
 }
 
-/// Serves the connector on a bound Unix socket until `cancel`, and counts the preflight checks of
-/// pods there; requests under way are answered.
+/// Serves the connector and the counting of preflight checks on a bound Unix socket until
+/// `cancel`; requests in progress are answered.
 pub async fn serve(
     listener: UnixListener,
     connector: Connector,
@@ -88,7 +88,7 @@ pub async fn serve(
         .await
 }
 
-/// Notes that a request has come as far as its service, and returns who sends it.
+/// Marks a request as having reached its service, and returns the sender.
 fn reached_by<T>(request: &mut Request<T>) -> Result<Caller, Status> {
     if let Some(reached) = request.extensions().get::<Reached>() {
         reached.set();

@@ -1,41 +1,42 @@
-//! Where the connector puts what it has accepted: the event store where both are one
-//! process, a node's outbox where the store is elsewhere.
+//! Destination of accepted events: the event store if it is in the same process, a node's
+//! outbox if the store is elsewhere.
 
 use std::sync::Arc;
 
 use async_trait::async_trait;
 use store::{Appended, BoxError, EventLog, EventStore, Identity, NewEvent, StoreError};
 
-/// A place that takes checked and named events, once each.
+/// Receiver of checked and named events, each stored once.
 #[async_trait]
 pub trait Sink: Send + Sync + 'static {
-    /// Takes events; they are durable when this returns. The answers are in the order of
-    /// `events`, and all are taken, or none. At most
-    /// [`MAX_EVENTS`](model::event::MAX_EVENTS) are offered at once.
+    /// Stores events; they are durable when this returns. The answers are in the order of
+    /// `events`. Either all events are stored or none. At most
+    /// [`MAX_EVENTS`](model::event::MAX_EVENTS) are passed at once.
     ///
-    /// An event is known by its id: offered again it is not taken a second time, and the
-    /// answer says so.
+    /// An event is identified by its id: a repeated one is not stored again, and the answer
+    /// says so.
     async fn append(&self, events: Vec<NewEvent>) -> Result<Vec<Appended>, SinkError>;
 
-    /// Returns the store that events are in once they are taken; `None`: they are on their way.
+    /// Returns the store that holds the events once `append` has returned; `None` if they have
+    /// yet to be delivered.
     fn store(&self) -> Option<Identity> {
         None
     }
 }
 
-/// The reason why a sink did not take events. Offering the same events again is always safe.
+/// Reason why a sink did not store events. Passing the same events again is always safe.
 #[derive(Debug, thiserror::Error)]
 pub enum SinkError {
-    /// The sink holds as much as it may. Passes when what it holds is delivered.
+    /// The sink is full. Passes when its events are delivered.
     #[error("no room for events: {what}")]
     Full {
-        /// The thing that is full, and how full it may be.
+        /// Limit that is reached, with its value.
         what: String,
     },
-    /// The sink cannot take events at the moment.
+    /// The sink cannot store events at the moment.
     #[error("events cannot be stored at the moment")]
     Unavailable(#[source] BoxError),
-    /// The sink does not take these events, now or later.
+    /// The sink will never store these events.
     #[error("the events cannot be stored")]
     Failed(#[source] BoxError),
 }
@@ -43,7 +44,7 @@ pub enum SinkError {
 // === impl SinkError ===
 
 impl SinkError {
-    /// Returns whether the same events may be taken later.
+    /// Returns true if the same events may be stored later.
     pub fn is_retryable(&self) -> bool {
         matches!(self, Self::Full { .. } | Self::Unavailable(_))
     }
@@ -56,7 +57,8 @@ impl Sink for Arc<dyn EventStore> {
     async fn append(&self, events: Vec<NewEvent>) -> Result<Vec<Appended>, SinkError> {
         let stored = EventLog::append(self.as_ref(), events).await;
         stored.map_err(|error| {
-            // What is damaged or closed is not the events' fault: they wait for its mend.
+            // A damaged or closed store is not the events' fault: they wait until the store is
+            // fixed.
             let passes = matches!(error, StoreError::Closed | StoreError::Corrupt { .. });
             if passes || error.is_retryable() {
                 SinkError::Unavailable(error.into())

@@ -1,6 +1,6 @@
-//! Stands before the service: who calls is known, and has room for the request, before its
-//! body is read. gRPC sets memory aside for a message as soon as its length is known, and a
-//! sender may take its time with the rest.
+//! Admission before the service: the caller is identified, and room is reserved for the
+//! request, before its body is read. gRPC allocates memory for a message as soon as its length
+//! is known, and a sender may delay the rest.
 
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,34 +19,35 @@ use tonic::{Code, Status};
 use super::{Identify, MAX_IN_FLIGHT, MAX_IN_FLIGHT_BYTES, MAX_REQUEST_BYTES};
 use crate::Caller;
 
-/// Before a message gRPC says whether it is compressed (one byte), and its length.
+/// Length of the header of a gRPC message (bytes): a compression flag (one byte) and the
+/// length.
 const HEAD: usize = 5;
 
-/// A service to which only those come who are known and for whom there is room. It finds the
-/// [`Caller`] in the extensions of a request.
+/// Service that only admits requests from known callers, while there is room for them. The
+/// [`Caller`] is in the extensions of a request.
 #[derive(Clone)]
 pub struct Admission<S> {
     inner: S,
     identify: Identify,
     requests: Arc<Shares>,
     bytes: Arc<Shares>,
-    /// Limits the log lines about requests that did not come as far as the service.
+    /// Rate limit of log lines about requests that did not reach the service.
     turned_away: Arc<Seldom>,
 }
 
-/// A mark that the service sets: the request has come as far as it, and what becomes of it is
-/// told there.
+/// Flag set by the service when a request reaches it; from then on the service reports the
+/// outcome.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Reached(Arc<AtomicBool>);
 
-/// A count of the bytes of one request as they come.
+/// Counter of the bytes of one request as they arrive.
 struct Meter {
     bytes: Arc<Shares>,
     user: Option<u32>,
     head: Vec<u8>,
-    /// Bytes of the message that have not come yet.
+    /// Bytes of the message that have not arrived yet.
     missing: usize,
-    /// Room for the message, once its length has come.
+    /// Room for the message, reserved once its length is known.
     room: Arc<OnceLock<Share>>,
 }
 
@@ -63,7 +64,8 @@ impl<S> Admission<S> {
         }
     }
 
-    /// Returns the same for another service of the same server: both have one room.
+    /// Returns the same admission for another service of the same server: both share their
+    /// limits.
     pub(super) fn beside<T>(&self, inner: T) -> Admission<T> {
         Admission {
             inner,
@@ -74,7 +76,7 @@ impl<S> Admission<S> {
         }
     }
 
-    /// Returns the request as it may go on, and what it takes up until it is answered.
+    /// Returns the admitted request, and the shares that it occupies until it is answered.
     fn admit(
         &self,
         mut request: http::Request<Body>,
@@ -111,7 +113,7 @@ impl<S> Admission<S> {
 
 fn too_large(bytes: usize) -> Status {
     Status::out_of_range(format!(
-        "a request of {bytes} bytes; at most {MAX_REQUEST_BYTES} are taken: send its events in several \
+        "a request of {bytes} bytes; at most {MAX_REQUEST_BYTES} are accepted: send its events in several \
          requests, and shorten one that is too large alone"
     ))
 }
@@ -156,7 +158,7 @@ where
                     {
                         let status = blamed_on_the_sender(status);
                         if let Some(sender) = sender {
-                            say_turned_away(&turned_away, &sender, &status);
+                            log_turned_away(&turned_away, &sender, &status);
                         }
                         answer = status.into_http();
                     }
@@ -168,8 +170,8 @@ where
     }
 }
 
-/// Returns what gRPC itself says of a request that cannot be read, with the code that says who is
-/// to blame: by its own, INTERNAL, the receiver has failed, and the same may be sent again.
+/// Corrects gRPC's own status for a malformed request, so that it blames the sender: gRPC
+/// answers INTERNAL, which means a failure of the receiver, and that a retry may succeed.
 fn blamed_on_the_sender(status: Status) -> Status {
     match status.code() {
         Code::Internal => Status::invalid_argument(status.message()),
@@ -177,9 +179,9 @@ fn blamed_on_the_sender(status: Status) -> Status {
     }
 }
 
-/// Logs what gRPC itself answers, such as to a message that cannot be decoded: it stands in no log
-/// otherwise.
-fn say_turned_away(seldom: &Seldom, sender: &Caller, status: &Status) {
+/// Logs an answer given by gRPC itself, such as to a message that cannot be decoded, which
+/// would otherwise be in no log.
+fn log_turned_away(seldom: &Seldom, sender: &Caller, status: &Status) {
     if let Some(not_logged_before) = seldom.now() {
         tracing::warn!(
             %sender,
@@ -218,7 +220,7 @@ impl Meter {
                 }
                 let room = self.bytes.take(self.user, self.missing);
                 let room = room.ok_or_else(|| busy(MAX_IN_FLIGHT_BYTES, "bytes of requests"))?;
-                // Set once: the head is complete only once.
+                // Set once, since the head is completed only once.
                 let _ = self.room.set(room);
             }
         }

@@ -1,8 +1,8 @@
-//! The service by which preflight checks are counted, and their passes remembered. A check is gone after a
-//! minute, and the process that serves the connector stays.
+//! Service that counts preflight checks and remembers passed ones. A check ends within minutes,
+//! while the process that serves the connector stays.
 //!
-//! Any user of the machine may call it, as pods do: a count is for graphs, and a pass can leave a check out,
-//! where a site wants that.
+//! Any user of the machine may call it, as pods do: counts are for graphs, and a pass can only
+//! cause a check to be skipped, if the site has enabled that.
 
 use std::time::Instant;
 
@@ -16,10 +16,10 @@ use super::reached_by;
 use crate::passes::Tested;
 use crate::{Connector, Uncounted};
 
-/// Largest request, in bytes: it has a few names and numbers.
+/// Largest request (bytes): it has a few names and numbers.
 const MAX_REQUEST_BYTES: usize = 16 * 1024;
 
-/// The service behind the admission of the connector.
+/// Service behind the connector's admission.
 pub(super) struct Counting {
     connector: Connector,
 }
@@ -28,15 +28,15 @@ pub(super) fn service(connector: Connector) -> PreflightServiceServer<Counting> 
     PreflightServiceServer::new(Counting { connector }).max_decoding_message_size(MAX_REQUEST_BYTES)
 }
 
-/// Returns what is wrong with a request.
-pub(crate) fn problem(told: &ReportCheckRequest) -> Option<&'static str> {
+/// Returns the problem with a request.
+pub(crate) fn problem(report: &ReportCheckRequest) -> Option<&'static str> {
     let is_time = |seconds: f64| seconds.is_finite() && seconds >= 0.0;
-    let wait = told.gang_wait.as_ref();
-    if told.check.is_empty() {
+    let wait = report.gang_wait.as_ref();
+    if report.check.is_empty() {
         Some("check is empty; it must be the name of the check")
-    } else if told.result == CheckResult::Unspecified as i32 {
+    } else if report.result == CheckResult::Unspecified as i32 {
         Some("result is not set")
-    } else if !told.seconds.is_none_or(is_time) {
+    } else if !report.seconds.is_none_or(is_time) {
         Some("seconds must be a number that is not below 0")
     } else if !wait.is_none_or(|wait| is_time(wait.seconds)) {
         Some("gang_wait.seconds must be a number that is not below 0")
@@ -54,8 +54,8 @@ impl PreflightService for Counting {
         mut request: Request<ReportCheckRequest>,
     ) -> Result<Response<ReportCheckResponse>, Status> {
         let caller = reached_by(&mut request)?;
-        let told = request.into_inner();
-        match self.connector.count_check(&told, &caller) {
+        let report = request.into_inner();
+        match self.connector.count_check(&report, &caller) {
             Ok(()) => Ok(Response::new(ReportCheckResponse {})),
             Err(Uncounted::ForeignNode(what)) => Err(Status::permission_denied(what)),
             Err(Uncounted::Invalid(what)) => Err(Status::invalid_argument(what)),
