@@ -1,22 +1,22 @@
-//! Brings what waits in the outbox to the controller, by the gRPC service that monitors
-//! use.
+//! Delivery of events from the outbox to the controller, by the gRPC service that monitors use.
 //!
-//! Events go oldest first, one request at a time, so the order stays. A request whose events are
-//! not taken is made again for ever, with growing pauses. What is refused for what it is would be
-//! refused for ever: it is put aside (`outbox/refused.rs`), counted and logged.
+//! Events are sent oldest first, one request at a time, so the order is kept. A failed request
+//! is retried forever, with growing pauses. Events that are refused for their contents would be
+//! refused forever: they are put aside (`outbox/refused.rs`), counted and logged.
 //!
-//! Where the receiver fails (INTERNAL and the like, which a store that is full or away does not
-//! answer), or refuses something without saying what, fewer events are sent at once. One that
-//! fails alone is left behind and tried beside the others, which shows whose fault it is
-//! (`suspects.rs`); then it is put aside, too.
+//! If the receiver fails (INTERNAL and the like, which a full or unreachable store does not
+//! answer), or refuses something without saying what, fewer events are sent per request. An
+//! event that fails alone becomes a suspect: it is left behind and retried alongside the
+//! others, which shows whether the event or the receiver is at fault (`suspects.rs`). If the
+//! event is, it is put aside, too.
 //!
-//! Who answers may be another controller, with a store that lacks what the one before had
-//! taken: it refuses the request (`addressee.rs`), and all that the outbox has kept is sent
-//! again, in order, before anything new. While something is kept and nothing is to be sent,
-//! an empty request asks now and then who is there.
+//! The receiver may turn out to be another controller, whose store lacks the events accepted by
+//! the one before. It refuses the request (`addressee.rs`), and all events kept in the outbox
+//! are sent again, in order, before any new one. While events are kept and none is to be sent,
+//! an empty request now and then asks which store answers.
 //!
-//! A request may arrive twice. Events carry the id and the time that they were accepted
-//! with, so the store takes each once.
+//! A request may arrive twice. Events carry the id and the time of their acceptance, so the
+//! store keeps each once.
 
 pub(crate) mod answer;
 mod header;
@@ -49,24 +49,24 @@ pub use header::{Header, token_header};
 
 /// Most events in a request.
 const BATCH: usize = 500;
-/// About how many bytes a request has; far below what receivers take.
+/// Approximate size of a request (bytes); far below the limit of receivers.
 const BATCH_BYTES: u64 = 1024 * 1024;
-/// Time after which a request that is not answered is sent again.
+/// Time limit for a request, which is then sent again.
 const DEADLINE: Duration = Duration::from_secs(10);
-/// Attempts to send a batch whole on which the receiver fails, before its events are sent one
-/// by one: with the pauses between, some three seconds.
+/// Attempts to send a batch as a whole while the receiver fails, before its events are sent one
+/// by one: some three seconds, with the pauses between.
 const STRIKES: u32 = 5;
 
-/// The kind of receiver that is delivered to.
+/// Kind of a receiver of events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Receiver {
-    /// A controller of ours.
+    /// A controller of gpuwarden.
     Controller,
-    /// Another service that an operator has events handed on to.
+    /// Another service that an operator has events forwarded to.
     SinkTarget,
 }
 
-/// The delivery of the events of an outbox to one receiver.
+/// Delivery of the events of an outbox to one receiver.
 pub struct Delivery {
     receiver: Receiver,
     outbox: Outbox,
@@ -75,67 +75,68 @@ pub struct Delivery {
     metrics: DeliveryMetrics,
     status: watch::Sender<DeliveryStatus>,
     pauses: Pauses,
-    /// The pauses between attempts that fail.
+    /// Pauses between failed attempts.
     backoff: Backoff,
-    /// The position up to which all is done, but for suspects.
+    /// Position of the last event such that it and all before it, except suspects, are done.
     done: u64,
     /// Most events of the next request.
     size: usize,
-    /// Failures of the receiver since all up to `narrow_until` was done.
+    /// Failures of the receiver since `narrow_until` was reached.
     strikes: u32,
-    /// The position up to which `size` may be less than [`BATCH`].
+    /// Last position that may be sent with a `size` below [`BATCH`].
     narrow_until: u64,
     suspects: Suspects,
-    /// The time at which the next suspect is tried.
+    /// Time of the next attempt to send a suspect.
     suspect_at: Instant,
-    /// The store that has what is delivered.
+    /// Store that has the delivered events.
     store: Option<String>,
-    /// Another store that has answered.
+    /// Different store that has answered.
     elsewhere: Option<String>,
     stay: Stay,
-    /// The time of the last request.
+    /// Time of the last request.
     asked_at: Instant,
 }
 
-/// The state of delivery, for those who show it.
+/// State of delivery, for display.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeliveryStatus {
-    /// The reason why the last attempt failed; `None` after one that did not.
+    /// Reason why the last attempt failed; `None` if it succeeded.
     pub failing: Option<String>,
-    /// Events delivered.
+    /// Number of events delivered.
     pub delivered: u64,
-    /// Events that the controller refused, and that were put aside.
+    /// Number of events that the receiver refused, and that were put aside.
     pub refused: u64,
-    /// Events on which the controller failed while it took others, and that were put aside.
+    /// Number of events that made the receiver fail while it accepted others, and that were put
+    /// aside.
     pub not_taken: u64,
-    /// Events on which the controller fails, and that are not given up yet.
+    /// Number of events that make the receiver fail, and that are still retried.
     pub suspects: usize,
-    /// The store that has taken what is delivered, as it calls itself.
+    /// Id of the store that has the delivered events.
     pub store: Option<String>,
     /// Number of changes to another store, since the start.
     pub store_changes: u64,
-    /// Events that were sent again for it, since the start.
+    /// Number of events that were sent again for another store, since the start.
     pub resent: u64,
 }
 
-/// The reason why an event is put aside.
+/// Reason why an event is put aside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Why {
-    /// The receiver says that it is not to be taken.
+    /// The receiver refuses the event.
     Refused,
-    /// The receiver fails on it.
+    /// The receiver fails on the event.
     Failed,
 }
 
 // === impl Delivery ===
 
 impl Delivery {
-    /// Delivers from `outbox` over `channel` to a controller.
+    /// Creates the delivery from `outbox` to a controller at `channel`.
     pub fn new(outbox: Outbox, channel: Channel, header: Header, metrics: &Metrics) -> Self {
         Self::to(Receiver::Controller, outbox, channel, header, metrics)
     }
 
-    /// Delivers from `outbox` over `channel` to a receiver of some kind.
+    /// Creates the delivery from `outbox` to a receiver at `channel`.
     pub(crate) fn to(
         receiver: Receiver,
         outbox: Outbox,
@@ -177,14 +178,14 @@ impl Delivery {
         self.status.subscribe()
     }
 
-    /// Runs until `cancel`, and then until nothing waits or an attempt fails. What is not
-    /// delivered stays in the outbox.
+    /// Runs until `cancel`, and then until no event waits or an attempt fails. Undelivered
+    /// events stay in the outbox.
     pub async fn run(mut self, cancel: CancellationToken) {
         let mut newest = self.outbox.status();
         while self.step(&mut newest, &cancel).await.is_some() {}
     }
 
-    /// Makes one request, or waits for something to send. `None`: it has ended.
+    /// Makes one request, or waits for an event to send. Returns `None` at the end of delivery.
     async fn step(
         &mut self,
         newest: &mut watch::Receiver<OutboxStatus>,
@@ -204,7 +205,7 @@ impl Delivery {
         {
             return self.try_suspect(position, cancel).await;
         }
-        // Looked at before the read: if that finds nothing, nothing waits up to here.
+        // Read before the outbox is: if that finds nothing, no event waits up to here.
         let seen = newest.borrow_and_update().newest;
         let batch = self.read(self.done, self.size, cancel).await?;
         if batch.is_empty() {
@@ -214,7 +215,7 @@ impl Delivery {
         self.deliver(&batch, cancel).await
     }
 
-    /// Waits for an event, or for the time of something else.
+    /// Waits for an event, or until another request is due.
     async fn wait(
         &mut self,
         newest: &mut watch::Receiver<OutboxStatus>,
@@ -223,7 +224,7 @@ impl Delivery {
         let asks = self.receiver == Receiver::Controller && newest.borrow().kept > 0;
         let (done, suspected) = (self.done, self.suspects.len() > 0);
         let ask = tokio::select! {
-            // What has come in before the end is worked off.
+            // Events that arrived before the end are still delivered.
             biased;
             changed = newest.wait_for(|status| status.newest > done) => {
                 // Fails once the outbox is closed.
@@ -235,13 +236,14 @@ impl Delivery {
             () = tokio::time::sleep_until(self.asked_at + self.pauses.ask), if asks => true,
         };
         if ask {
-            // Who is away is noticed when there is something to send.
+            // A receiver that is unreachable is noticed when there are events to send.
             drop(self.send(&[]).await);
         }
         Some(())
     }
 
-    /// Turns to another store, and begins again for it. `None`: the outbox is closed.
+    /// Switches to another store, and starts again for it. Returns `None` if the outbox is
+    /// closed.
     async fn turn_to(&mut self, store: String) -> Option<()> {
         let again = self.outbox.turn_to(store.clone()).await.ok()?;
         let before = self.store.replace(store.clone());
@@ -249,7 +251,7 @@ impl Delivery {
             store,
             before,
             events = again,
-            "events are brought to another store: what is kept of those before is sent again"
+            "events are delivered to another store: delivered events that are still kept are sent again"
         );
         if before.is_some() || again > 0 {
             self.metrics.store_changed(again);
@@ -264,7 +266,8 @@ impl Delivery {
         Some(())
     }
 
-    /// Returns what waits behind `after`. `None`: it is cancelled, and cannot be read.
+    /// Returns the events that wait behind `after`. Returns `None` if the outbox cannot be read
+    /// and delivery is cancelled.
     async fn read(
         &self,
         after: u64,
@@ -285,7 +288,8 @@ impl Delivery {
         }
     }
 
-    /// Sends the oldest events that wait. `None`: it was cancelled, or the outbox is closed.
+    /// Sends the oldest events that wait. Returns `None` if cancelled, or if the outbox is
+    /// closed.
     async fn deliver(&mut self, batch: &[WaitingEvent], cancel: &CancellationToken) -> Option<()> {
         let last = batch.last()?.position;
         if let Err((why, status)) = self.attempt(batch).await {
@@ -317,7 +321,7 @@ impl Delivery {
                 node = one.event.event.node_name,
                 check = one.event.event.check_name,
                 err = answer::describe(&status),
-                "an event is not taken; those behind it are sent, and it is tried again"
+                "the receiver fails on an event; later events are sent, and this one is retried"
             );
             self.suspects.accuse(one.position);
         } else {
@@ -331,12 +335,12 @@ impl Delivery {
         self.forget_done().await
     }
 
-    /// Sends a suspect again, alone. `None`: it was cancelled, or the outbox is closed.
+    /// Sends a suspect again, alone. Returns `None` if cancelled, or if the outbox is closed.
     async fn try_suspect(&mut self, position: u64, cancel: &CancellationToken) -> Option<()> {
         let mut one = self.read(position.saturating_sub(1), 1, cancel).await?;
         one.retain(|one| one.position == position);
         if one.is_empty() {
-            // Damaged since.
+            // The record was damaged since.
             self.suspects.clear(position);
         } else if let Err((why, status)) = self.attempt(&one).await {
             if self.elsewhere.is_some() {
@@ -358,15 +362,15 @@ impl Delivery {
             }
             Some(_) if cancel.is_cancelled() => return None,
             Some(true) => self.pauses.alone,
-            // Where nothing else is taken, time tells no more than a try now and then.
+            // While the receiver accepts nothing, frequent attempts show nothing more.
             Some(false) => self.backoff.pause(),
         };
         self.suspect_at = Instant::now() + wait;
         self.forget_done().await
     }
 
-    /// Sends events, and puts aside those of them that are refused. An error says why none of
-    /// them is done.
+    /// Sends events, and puts aside those that are refused. The error is the reason why none of
+    /// the events is done.
     async fn attempt(&mut self, events: &[WaitingEvent]) -> Result<(), (NotTaken, Status)> {
         let Err(status) = self.send(events).await else {
             for one in events {
@@ -393,7 +397,7 @@ impl Delivery {
         }
     }
 
-    /// Puts events aside on disk. Those for which there is no room stay in the outbox, as
+    /// Puts events aside on disk. Events that find no room there stay in the outbox, as
     /// suspects.
     async fn put_aside(&mut self, events: &[WaitingEvent], status: &Status, why: Why) {
         let reason = match why {
@@ -418,8 +422,8 @@ impl Delivery {
         });
     }
 
-    /// Lets the outbox forget what is done: everything up to the first suspect. `None`: it is
-    /// closed; then it is sent again after the start.
+    /// Releases finished events from the outbox: all up to the first suspect. Returns `None` if
+    /// the outbox is closed; then they are sent again after a restart.
     async fn forget_done(&mut self) -> Option<()> {
         let suspects = self.suspects.len();
         self.metrics.suspects(suspects);
@@ -431,13 +435,13 @@ impl Delivery {
         self.outbox.delivered(done).await.ok()
     }
 
-    /// Makes one request, which an answer OK acknowledges.
+    /// Makes one request, acknowledged by an OK.
     async fn send(&mut self, events: &[WaitingEvent]) -> Result<(), Status> {
         self.asked_at = Instant::now();
         let request = self.request(events)?;
         let began = Instant::now();
         let sending = self.client.health_event_occurred_v1(request);
-        // Also where the connection hangs and nobody tells us.
+        // Covers connections that hang without an error.
         let answer = tokio::time::timeout(DEADLINE, sending)
             .await
             .unwrap_or_else(|_| {
@@ -484,7 +488,7 @@ impl Delivery {
         Ok(request)
     }
 
-    /// Notes that so many events were taken, and that the receiver is well.
+    /// Records that `delivered` events were accepted, and that the receiver works.
     fn succeeded(&mut self, delivered: usize) {
         if delivered > 0 {
             self.suspects.taken();
@@ -512,7 +516,7 @@ impl Delivery {
                 tracing::warn!(
                     err = text,
                     waiting = self.outbox.status().borrow().events,
-                    "events wait for {}; it is tried again",
+                    "events wait for {}; delivery is retried",
                     self.receiver.name()
                 );
                 known.failing = Some(text);

@@ -1,16 +1,19 @@
-//! Hands events on to another gRPC service, beside the store: NVSentinel's gRPC sink.
+//!
+//! Forwarding of events to another gRPC service, in addition to the store: NVSentinel's gRPC
+//! sink.
 //!
 //! ```text
 //! Connector -> store, and only then -> outbox in `forward/` -> deliver.rs -> the target
 //! ```
 //!
-//! What the store has taken is on disk for the target, too, before its sender is told OK;
-//! from there it is delivered like an agent's events: in order, tried for ever. The target
-//! never holds up the store: while it is away events wait in the outbox, and where that is
-//! full or its disk hangs they are not handed on, counted and logged.
+//! Events that the store has accepted are also on disk for the target before the sender gets
+//! OK. From there they are delivered like an agent's events: in order, retried forever. The
+//! target never delays the store: while it is unreachable, events wait in the outbox. If the
+//! outbox is full or its disk hangs, events are not forwarded, which is counted and logged.
 //!
-//! A target by `https://` is talked to by TLS, as an agent does with its controller. Any other
-//! is in the open, as all are in NVSentinel; that the log says so is up to [`crate::ConnectorConfig`].
+//! A target with `https://` is reached by TLS, like a controller by its agents. Any other
+//! target is reached in plain text, as in NVSentinel; [`crate::ConnectorConfig`] notes that for
+//! the log.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -35,78 +38,79 @@ use crate::{Sink, SinkError};
 
 /// Name of the directory inside the data directory.
 const DIRECTORY: &str = "forward";
-/// The longest that the store's callers wait for the outbox: far above a synchronisation, far below
-/// their own patience.
+/// Longest time that callers of the store wait for the outbox: far above a sync, far below
+/// their own time limits.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Calls that the outbox may be behind with. More come only from a disk that hangs; their
-/// events are not handed on, for they would fill the memory.
+/// Most calls that wait for the outbox. Only a hanging disk causes more; their events are not
+/// forwarded, since they would fill the memory.
 const MAX_BEHIND: usize = 16;
 
-/// A service that gets all events.
+/// Service that receives all events.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ForwardTarget {
-    /// Its host: a name, or an IP address without brackets.
+    /// Host of the service: a name, or an IP address without brackets.
     pub host: String,
-    /// Its port.
+    /// TCP port of the service.
     pub port: u16,
-    /// A file with the token that each request carries. Read for each, so it may change.
+    /// File with the token that each request carries. Read for each request, so it may change.
     pub token: Option<PathBuf>,
-    /// The files for TLS; `None`: it is talked to in the open.
+    /// Files for TLS; `None` for plain text.
     pub tls: Option<TargetTls>,
 }
 
 /// Files in PEM form for TLS with a target; read again when they change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TargetTls {
-    /// The certificates of the authority that vouches for the target.
+    /// Certificates of the authority that must have signed the target's certificate.
     pub authority: PathBuf,
-    /// Our certificate, for a target that asks who we are.
+    /// Certificate of this client, for a target that asks for one.
     pub own: Option<CertificateFiles>,
 }
 
-/// The reason why events cannot be handed on.
+/// Reason why events cannot be forwarded.
 #[derive(Debug, thiserror::Error)]
 pub enum ForwardError {
-    /// The target is no address.
+    /// The target's address is invalid.
     #[error("GRPCSinkTarget")]
     Address(#[source] AddressError),
     /// The files for TLS cannot be used.
-    #[error("certificates for GRPCSinkTarget")]
+    #[error("the certificates for GRPCSinkTarget cannot be used")]
     Certificates(#[source] TlsError),
-    /// The events on their way cannot be kept.
-    #[error("what waits for the gRPC sink's target")]
+    /// The outbox cannot be opened.
+    #[error("the outbox for the gRPC sink's target cannot be opened")]
     Outbox(#[source] OpenError),
 }
 
-/// The way of events to a [`ForwardTarget`]. Cheap to clone.
+/// Forwarding of events to a [`ForwardTarget`]. Cheap to clone.
 #[derive(Clone)]
 pub struct Forwarding {
     target: String,
     outbox: Outbox,
     delivery: watch::Receiver<DeliveryStatus>,
-    /// Events that were not handed on, since the start.
+    /// Events that were not forwarded, since the start.
     missed: Arc<AtomicU64>,
     missed_metric: Counter,
     behind: Arc<Semaphore>,
     seldom: Arc<Seldom>,
 }
 
-/// The state of handing on, for those who show it.
+/// State of forwarding, for display.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ForwardStatus {
-    /// Host and port of the target; `https://` before them where it is talked to by TLS.
+    /// Host and port of the target, with `https://` if it is reached by TLS.
     pub target: String,
-    /// Events that wait for it.
+    /// Number of events that wait for the target.
     pub waiting: usize,
-    /// Events that were never handed on, for want of room on the disk, since the start.
+    /// Number of events that were never forwarded, for want of room on the disk, since the
+    /// start.
     pub missed: u64,
-    /// Events that it did not take and that are kept on disk.
+    /// Number of events that the target refused and that are kept on disk.
     pub aside: u64,
-    /// The state of its delivery.
+    /// State of the delivery to the target.
     pub delivery: DeliveryStatus,
 }
 
-/// A sink that hands on what its store has taken.
+/// Sink that forwards the events stored by its inner sink.
 pub(crate) struct ForwardingSink {
     pub(crate) store: Arc<dyn Sink>,
     pub(crate) forwarding: Forwarding,
@@ -115,7 +119,7 @@ pub(crate) struct ForwardingSink {
 // === impl Forwarding ===
 
 impl Forwarding {
-    /// Opens what waits in `data_dir`, and says what delivers it, which is to be
+    /// Opens the outbox in `data_dir`. Returns the forwarding, and the delivery, which must be
     /// [run](Delivery::run).
     pub fn open(
         target: &ForwardTarget,
@@ -127,7 +131,7 @@ impl Forwarding {
             "gpuwarden_forward_outbox",
             &data_dir.join(DIRECTORY),
             Limits::default(),
-            // Its target says nothing of stores.
+            // The target does not identify its store.
             None,
             metrics,
         );
@@ -155,7 +159,7 @@ impl Forwarding {
         Ok((forwarding, delivery))
     }
 
-    /// Returns the state of handing on.
+    /// Returns the state of forwarding.
     pub fn status(&self) -> ForwardStatus {
         let outbox = *self.outbox.status().borrow();
         ForwardStatus {
@@ -167,13 +171,12 @@ impl Forwarding {
         }
     }
 
-    /// Lets go of the disk; see [`Outbox::close`].
+    /// Releases the disk; see [`Outbox::close`].
     pub async fn close(&self) {
         self.outbox.close().await;
     }
 
-    /// Puts events on disk for the target. Takes no longer than [`PATIENCE`], whatever
-    /// happens.
+    /// Puts events on disk for the target. Never takes longer than [`PATIENCE`].
     async fn hand_on(&self, events: Vec<NewEvent>) {
         let count = events.len();
         let Ok(place) = Arc::clone(&self.behind).try_acquire_owned() else {
@@ -181,7 +184,7 @@ impl Forwarding {
             return;
         };
         let own = self.clone();
-        // Goes on where the caller does not wait for it.
+        // Continues even if the caller stops waiting.
         let appended = tokio::spawn(async move {
             match own.outbox.append(events).await {
                 Ok(_) | Err(OutboxError::Closed) => {}
@@ -202,7 +205,7 @@ impl Forwarding {
                 count,
                 err = why,
                 not_logged_before = before,
-                "events are stored, and not handed on to the gRPC sink's target"
+                "events are stored, but not forwarded to the gRPC sink's target"
             );
         }
     }
@@ -215,8 +218,8 @@ impl Sink for ForwardingSink {
     async fn append(&self, events: Vec<NewEvent>) -> Result<Vec<Appended>, SinkError> {
         let copies = events.clone();
         let appended = self.store.append(events).await?;
-        // Also what was stored before: its sender was not told so, perhaps because we ended
-        // before it was handed on.
+        // Includes events that were stored before: their sender got no answer, perhaps because
+        // the process ended before they were forwarded.
         self.forwarding.hand_on(copies).await;
         Ok(appended)
     }
@@ -229,7 +232,8 @@ impl Sink for ForwardingSink {
 // === impl ForwardTarget ===
 
 impl ForwardTarget {
-    /// Returns whether others can read on the way what is sent, so that an operator is to be told.
+    /// Returns true if others on the network can read the events, so that the operator must be
+    /// warned.
     pub fn is_open_to_others(&self) -> bool {
         self.tls.is_none() && !load::is_this_machine(&self.host)
     }

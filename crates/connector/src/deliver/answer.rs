@@ -1,29 +1,28 @@
-//! The meaning of an answer that is not OK.
+//! Interpretation of answers other than OK.
 
 use runtime::tcp_grpc;
 use tonic::{Code, Status};
 
 use crate::refusal;
 
-/// The reason why a request was not taken.
+/// Reason why a request was not accepted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum NotTaken {
-    /// Something that may pass, whatever the events are.
+    /// Temporary problem, independent of the events.
     Again,
-    /// The receiver failed: over something in it, or altogether.
+    /// Failure of the receiver, on an event of the request or on any.
     Failed,
-    /// Something in it is refused; smaller parts show what.
+    /// Refusal of some event; smaller requests show which one.
     Split,
-    /// These events, by index, are refused; all others are stored.
+    /// Refusal of these events, by index; all others are stored.
     Refused(Vec<usize>),
 }
 
-/// Returns why a request with so many `events` was not taken.
+/// Returns why a request with `events` events was not accepted.
 ///
-/// Refusals of single events are those that name them, and those that say the same of a
-/// batch of one. Whatever else the controller or something before it says may pass: a
-/// wrong token, a missing permission, a proxy. To take those for refusals would throw
-/// events away.
+/// Only answers that name events, or such answers to a batch of one, refuse single events. Any
+/// other answer of the controller or of a proxy before it may be temporary: a wrong token, a
+/// missing permission. Treating those as refusals would discard events.
 pub(crate) fn judge(status: &Status, events: usize) -> NotTaken {
     if tcp_grpc::is_refused(status) {
         return NotTaken::Again;
@@ -36,10 +35,9 @@ pub(crate) fn judge(status: &Status, events: usize) -> NotTaken {
         }
         Code::InvalidArgument | Code::OutOfRange if events > 1 => NotTaken::Split,
         Code::InvalidArgument | Code::OutOfRange => NotTaken::Refused(vec![0]),
-        // A controller whose store is full, closed or out of order says so by
-        // RESOURCE_EXHAUSTED or UNAVAILABLE. These are what is left: a fault of its own, or
-        // of something between, in the face of this batch (CANCELLED: its task ended
-        // without an answer).
+        // A controller whose store is full, closed or out of order answers RESOURCE_EXHAUSTED
+        // or UNAVAILABLE. These codes remain for a failure of the controller, or of a proxy,
+        // caused by this batch (CANCELLED: the task ended without an answer).
         Code::Internal | Code::Unknown | Code::DataLoss | Code::Cancelled => NotTaken::Failed,
         _ => NotTaken::Again,
     }
@@ -87,7 +85,7 @@ mod tests {
                 4,
                 NotTaken::Refused(vec![0]),
             ),
-            // Indices that cannot be meant are no names.
+            // Indices out of range name no events.
             (named(Code::InvalidArgument, "4"), 4, NotTaken::Split),
             (named(Code::PermissionDenied, "x"), 1, NotTaken::Again),
             (named(Code::Unavailable, "1"), 4, NotTaken::Again),

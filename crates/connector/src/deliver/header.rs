@@ -1,16 +1,16 @@
-//! The `authorization` header of the requests.
+//! `authorization` header of the requests.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use tonic::metadata::{Ascii, MetadataValue};
 
-/// A function that makes the header of a request; `None`: none is sent. An error says why it
-/// cannot be made now.
+/// Function that creates the header of a request; `None` sends no header. The error explains
+/// why the header is not available now.
 pub type Header = Arc<dyn Fn() -> Result<Option<MetadataValue<Ascii>>, String> + Send + Sync>;
 
-/// Returns the header with the token that `file` holds; without one none is sent. The token is read
-/// for every request: the kubelet replaces it long before it ends.
+/// Returns a header with the token in `file`; without a file, none is sent. The token is read
+/// for every request: the kubelet replaces it long before it expires.
 pub fn token_header(file: Option<PathBuf>) -> Header {
     Arc::new(move || {
         let Some(path) = &file else {

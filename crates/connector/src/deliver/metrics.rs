@@ -1,4 +1,4 @@
-//! Metrics of delivery.
+//! Metrics of event delivery.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use tonic::Code;
 use super::{Receiver, Why};
 
 runtime::metrics! {
-    /// Counts what delivery does, under a prefix for each receiver.
+    /// Counts the work of delivery, with a prefix for each receiver.
     #[derive(Clone, Debug)]
     pub(super) struct DeliveryMetrics {
         /// Health events that were delivered and acknowledged.
@@ -35,7 +35,7 @@ runtime::metrics! {
 }
 
 runtime::metrics! {
-    /// Counts what NVSentinel does of its gRPC sink, under its names.
+    /// Counts requests to the gRPC sink, under NVSentinel's names.
     #[derive(Clone, Debug)]
     struct SinkMetrics {
         /// Requests to the gRPC sink's target.
@@ -78,13 +78,13 @@ impl DeliveryMetrics {
         self.suspects.set(i64::try_from(events).unwrap_or(i64::MAX));
     }
 
-    /// Counts that the receiver has another store, for which so many events are sent again.
+    /// Counts a change to another store, and the events that are sent again for it.
     pub(super) fn store_changed(&self, again: usize) {
         self.stores.inc();
         self.again.inc_by(again as u64);
     }
 
-    /// Counts an attempt that has ended after `took`.
+    /// Counts an attempt that took `took`.
     pub(super) fn sent(&self, taken: bool, took: Duration) {
         if let Some(sink) = &self.sink {
             let status = if taken { "success" } else { "failed" };

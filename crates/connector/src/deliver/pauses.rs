@@ -1,4 +1,4 @@
-//! The times for which delivery waits.
+//! Pauses of the delivery of events.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use runtime::backoff::Backoff;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-/// The pauses of the product.
+/// Pauses used in production.
 pub(super) const PAUSES: Pauses = Pauses {
     attempts: (Duration::from_millis(100), Duration::from_secs(10)),
     alone: Duration::from_secs(1),
@@ -14,27 +14,28 @@ pub(super) const PAUSES: Pauses = Pauses {
     stays: (Duration::from_secs(15), Duration::from_secs(10 * 60)),
 };
 
-/// The times for which delivery waits.
+/// Pauses of the delivery of events.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pauses {
-    /// The first and the longest between attempts that fail. The longest also spreads the agents
-    /// of a cluster when its controller comes back.
+    /// Shortest and longest pause between failed attempts. The longest also spreads the agents
+    /// of a cluster over time when its controller comes back.
     pub(super) attempts: (Duration, Duration),
-    /// The longest between events that are sent one by one: a good one is near, or the receiver
-    /// fails for all, which costs it one small request in this time. Also between two suspects,
-    /// and after the outbox could not be read.
+    /// Longest pause between events that are sent one by one: either a good event is near, or
+    /// the receiver fails for all, which costs it one small request per pause. Also the pause
+    /// between two suspects, and after a failed read of the outbox.
     pub(super) alone: Duration,
-    /// Time between two questions who is there, while nothing is sent and something is kept: as
-    /// much later than a leader its successor acts on what was brought to the one before.
+    /// Interval between empty requests that ask which store answers, while none is to be sent
+    /// and events are kept. A new leader acts on events sent to its predecessor with at most
+    /// this delay.
     pub(super) ask: Duration,
-    /// The first and the longest between two changes of the store; doubles while changes go on,
-    /// so that what waits comes through also where two controllers answer in turn. The first is
-    /// as long as a Lease: a leader that was killed is followed no sooner.
+    /// Shortest and longest time between two changes of the store. Doubles while changes
+    /// continue, so that events get delivered even if two controllers answer alternately. The
+    /// shortest is the duration of a Lease: a killed leader is not replaced sooner.
     pub(super) stays: (Duration, Duration),
 }
 
-/// The time for which the store is kept to that has what is delivered. Without chance, unlike
-/// a [`Backoff`]: it has to be longer than a request takes.
+/// Time to stay with the store that has the delivered events. Not random, unlike a [`Backoff`]:
+/// it must be longer than a request takes.
 pub(super) struct Stay {
     first: Duration,
     longest: Duration,
@@ -42,7 +43,7 @@ pub(super) struct Stay {
     until: Instant,
 }
 
-/// Waits, but no longer than until `cancel`.
+/// Waits for `duration`, or until `cancel`.
 pub(super) async fn pause(duration: Duration, cancel: &CancellationToken) {
     tokio::select! {
         () = cancel.cancelled() => {}
@@ -53,7 +54,7 @@ pub(super) async fn pause(duration: Duration, cancel: &CancellationToken) {
 // === impl Pauses ===
 
 impl Pauses {
-    /// Returns the pauses between attempts that fail.
+    /// Returns the pauses between failed attempts.
     pub(super) fn backoff(&self) -> Backoff {
         Backoff::new(self.attempts.0, self.attempts.1)
     }
@@ -72,15 +73,16 @@ impl Stay {
         }
     }
 
-    /// Returns whether the store has been kept to for long enough to turn to another.
+    /// Returns true if delivery may switch to another store.
     pub(super) fn is_over(&self) -> bool {
         Instant::now() >= self.until
     }
 
-    /// Begins to keep to another store.
+    /// Starts the stay with another store.
     pub(super) fn begin(&mut self) {
         let now = Instant::now();
-        // One that was kept to for twice as long as it had to be is no change in turn.
+        // After a stay of twice the required time, the next change does not count as
+        // alternating.
         let in_turn = now < self.until + self.length;
         self.length = if in_turn {
             (2 * self.length).min(self.longest)

@@ -1,47 +1,47 @@
-//! Events that the receiver has answered with a fault of its own when each was sent alone:
-//! who is at fault, the event or the receiver?
+//! Events that made the receiver fail when each was sent alone, and the decision whether the
+//! event or the receiver is at fault.
 //!
-//! The event, where it fails again and again while others are taken: it would hold up
-//! all behind it for ever. The receiver, where nothing is taken: then no event is to
-//! suffer for it, however long that takes. So an event is given up only after
-//! [`FAILURES`] failures, of which one is older and one is younger than the taking of
-//! another event. Until then it stays in the outbox, and what is behind it goes on.
+//! The event is, if it fails repeatedly while others are accepted: it would block all behind it
+//! forever. The receiver is, if it accepts nothing: then no event may be discarded, however
+//! long that takes. So an event is given up only after [`FAILURES`] failures, at least one
+//! before and one after the receiver accepted another event. Until then it stays in the outbox,
+//! and the events behind it are sent.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
 
-/// Failures alone after which an event may be given up. They are a second or more apart,
-/// so a receiver that stumbles for a moment costs nothing.
+/// Failures alone after which an event may be given up. They are at least a second apart, so a
+/// brief failure of the receiver discards nothing.
 pub(super) const FAILURES: u32 = 5;
 
-/// The suspects, by position. There are no more than the outbox has events.
+/// Suspects, by position. At most as many as the outbox has events.
 #[derive(Debug, Default)]
 pub(super) struct Suspects {
     known: BTreeMap<u64, Suspect>,
-    /// Number of times that the receiver has taken events.
+    /// Number of times that the receiver has accepted events.
     taken: u64,
-    /// Position of the one that was tried last.
+    /// Position of the last suspect that was retried.
     tried: u64,
 }
 
-/// An event that has failed alone.
+/// Event that has failed alone.
 #[derive(Clone, Copy, Debug)]
 struct Suspect {
     failures: u32,
-    /// Value of `taken` at its first failure.
+    /// Value of `taken` at the event's first failure.
     since: u64,
 }
 
 // === impl Suspects ===
 
 impl Suspects {
-    /// Notes that the receiver has taken an event.
+    /// Records that the receiver has accepted an event.
     pub(super) fn taken(&mut self) {
         self.taken += 1;
     }
 
-    /// Notes that the event at `position` has failed alone, or could not be put aside. Returns
-    /// whether it is at fault.
+    /// Records that the event at `position` has failed alone, or could not be put aside.
+    /// Returns true if the event is at fault.
     pub(super) fn accuse(&mut self, position: u64) -> bool {
         let since = self.taken;
         let suspect = self
@@ -52,7 +52,7 @@ impl Suspects {
         suspect.failures >= FAILURES && self.taken > suspect.since
     }
 
-    /// Forgets the event at `position`, if it is a suspect: it was taken, or put aside.
+    /// Forgets the event at `position` if it is a suspect: it was accepted, or put aside.
     pub(super) fn clear(&mut self, position: u64) {
         self.known.remove(&position);
     }
@@ -62,20 +62,20 @@ impl Suspects {
         self.known.keys().next().copied()
     }
 
-    /// Returns how many suspects there are.
+    /// Returns the number of suspects.
     pub(super) fn len(&self) -> usize {
         self.known.len()
     }
 
-    /// Returns whether another event was taken since the first failure of the one at `position`:
-    /// then further failures tell something. `None`: it is no suspect.
+    /// Returns true if another event was accepted since the first failure of the one at
+    /// `position`, so that further failures are conclusive. Returns `None` if that event is no
+    /// suspect.
     pub(super) fn others_taken_since(&self, position: u64) -> Option<bool> {
         let suspect = self.known.get(&position)?;
         Some(self.taken > suspect.since)
     }
 
-    /// Returns the position of the suspect that is tried next: each in its order, then the first
-    /// once more.
+    /// Returns the position of the suspect to retry next: in order, then from the first again.
     pub(super) fn next(&mut self) -> Option<u64> {
         let behind = (Bound::Excluded(self.tried), Bound::Unbounded);
         let next = self.known.range(behind).next().map(|(at, _)| *at);
@@ -92,20 +92,20 @@ mod tests {
     #[test]
     fn an_event_is_at_fault_only_where_others_are_taken_between_its_failures() {
         let mut suspects = Suspects::default();
-        // However often: nothing else was taken.
+        // Any number of failures: nothing else was accepted.
         for _ in 0..100 {
             assert!(!suspects.accuse(7));
         }
         assert_eq!(suspects.others_taken_since(7), Some(false));
-        // The next failure is younger than what was taken.
+        // The next failure comes after another event was accepted.
         suspects.taken();
         assert_eq!(suspects.others_taken_since(7), Some(true));
         assert!(suspects.accuse(7));
-        // What was taken before says nothing of a receiver that broke then.
+        // Events accepted before do not count: the receiver may have broken since.
         for _ in 0..100 {
             assert!(!suspects.accuse(8));
         }
-        // A few failures are not enough, whatever is taken.
+        // A few failures are not enough, even if others are accepted.
         for _ in 1..FAILURES {
             assert!(!suspects.accuse(9));
             suspects.taken();

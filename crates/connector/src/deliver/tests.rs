@@ -20,7 +20,7 @@ use crate::{AcceptNodes, Caller, Connector, service};
 mod failing;
 mod stores;
 
-/// A node's side, and the address of a controller that may or may not be there.
+/// Node with an outbox, and the address of a controller that may or may not run.
 struct Node {
     dir: tempfile::TempDir,
     outbox: Outbox,
@@ -32,7 +32,7 @@ struct Node {
 }
 
 impl Node {
-    /// A node `n1` that delivers to a port of this machine.
+    /// Creates the node `n1`, which delivers to a port of this machine.
     fn new(port: u16) -> Self {
         Self::with(port, PAUSES)
     }
@@ -71,7 +71,7 @@ impl Node {
             .unwrap();
     }
 
-    /// The messages of the events that are put aside.
+    /// Returns the messages of the events that are put aside.
     fn aside(&self) -> Vec<String> {
         let text = std::fs::read_to_string(self.dir.path().join("outbox/refused.jsonl"));
         let text = text.unwrap_or_default();
@@ -99,7 +99,7 @@ fn event(message: &str) -> HealthEvent {
     }
 }
 
-/// A controller's side: the real service over a real store.
+/// Controller: the real service over a real store.
 struct Controller {
     dir: tempfile::TempDir,
     store: Arc<SqliteStore>,
@@ -157,7 +157,7 @@ fn serve_routes(listener: TcpListener, routes: Routes) -> (CancellationToken, Jo
     (cancel, task)
 }
 
-/// Answers with a script, then OK; keeps the messages of what it has answered OK.
+/// Service that answers by a script, then OK, and records the messages that it accepted.
 #[derive(Clone, Default)]
 struct Script {
     answers: Arc<Mutex<VecDeque<Status>>>,
@@ -166,12 +166,12 @@ struct Script {
     poison: Vec<&'static str>,
     /// Fails on every batch that has an event with one of these messages.
     fatal: Vec<String>,
-    /// Falls over every batch that has an event with this message.
+    /// Panics on every batch that has an event with this message.
     deadly: Option<&'static str>,
-    /// Fails on the calls from this one on, up to that one.
+    /// Range of calls that fail.
     broken: std::ops::Range<usize>,
     taken: Arc<Mutex<Vec<String>>>,
-    /// The versions of all batches.
+    /// Versions of all batches.
     versions: Arc<Mutex<Vec<u32>>>,
 }
 
@@ -236,13 +236,13 @@ async fn what_waits_while_the_controller_is_away_arrives_once_in_order_and_uncha
     let served_at = Instant::now();
     let (stop, served) = controller.serve(listener);
     node.empty().await;
-    // An event is as old as its node says when it sends it.
+    // The age of an event is relative to the node's clock when the event is sent.
     let after = after + served_at.elapsed();
     let stored = controller.stored().await;
     let expected: Vec<String> = (0..1_200).map(|index| index.to_string()).collect();
     assert_eq!(controller.messages().await, expected);
     for record in &stored {
-        // As the node accepted it: its time, its id, and no trace of the way.
+        // As accepted by the node: with its time and id, and without metadata of the delivery.
         assert!((before..=after).contains(&record.created_at), "{record:?}");
         assert!(
             !record
@@ -253,7 +253,7 @@ async fn what_waits_while_the_controller_is_away_arrives_once_in_order_and_uncha
         assert!(model::event::lacks_own_time(&record.event));
     }
     assert_eq!(status.borrow().failing, None);
-    // A controller that goes away and comes back, with events in between.
+    // The controller stops and comes back, with events in between.
     stop.cancel();
     served.await.unwrap();
     node.accept(vec![event("between")]).await;
@@ -278,7 +278,7 @@ async fn an_answer_that_was_lost_doubles_nothing() {
     let node = Node::new(port);
     node.accept(vec![event("one"), event("two")]).await;
     node.empty().await;
-    // The same again, as after a kill between the answer and the note of it.
+    // Sends the same events again, as after a kill between the answer and its recording.
     let (stored, outbox) = (controller.stored().await, &node.outbox);
     let again = stored.iter().map(|record| NewEvent {
         event: record.event.clone(),
@@ -291,7 +291,7 @@ async fn an_answer_that_was_lost_doubles_nothing() {
 
 #[tokio::test]
 async fn refused_events_are_put_aside_and_hold_up_nothing() {
-    // Named by the receiver: one attempt is enough. An event of another node is one.
+    // Named by the receiver, so one attempt is enough. An event of another node is one.
     let controller = Controller::new();
     let (open, port) = listener().await;
     let (_stop, _served) = controller.serve(open);
@@ -316,7 +316,7 @@ async fn refused_events_are_put_aside_and_hold_up_nothing() {
         "{text}"
     );
 
-    // Not named: halves show which.
+    // Not named: halves of the batch show which ones.
     let script = Script {
         poison: vec!["7", "8", "40"],
         ..Script::default()
@@ -356,7 +356,7 @@ async fn what_may_pass_is_tried_again_and_nothing_is_thrown_away() {
     node.empty().await;
     assert_eq!(*script.taken.lock().unwrap(), ["one"]);
     assert_eq!(script.calls.load(Ordering::Relaxed), codes.len() + 1);
-    // The batch of the contract has a version beside those of its events.
+    // The batch has a version besides those of its events.
     assert_eq!(*script.versions.lock().unwrap(), [1; 7]);
     assert_eq!(node.status.borrow().refused, 0);
 }
@@ -369,12 +369,12 @@ async fn an_end_with_work_queued_is_orderly_and_keeps_what_it_could_not_deliver(
     let node = Node::new(port);
     let events = (0..2_000).map(|index| event(&index.to_string()));
     node.accept(events.collect()).await;
-    // What came in is worked off.
+    // Accepted events are delivered before the end.
     node.cancel.cancel();
     node.task.await.unwrap();
     assert_eq!(script.taken.lock().unwrap().len(), 2_000);
 
-    // Nobody is there: it ends at once, and keeps all.
+    // No receiver: delivery ends at once, and all events are kept.
     let (closed, port) = listener().await;
     drop(closed);
     let node = Node::new(port);
@@ -384,7 +384,7 @@ async fn an_end_with_work_queued_is_orderly_and_keeps_what_it_could_not_deliver(
     assert_eq!(node.outbox.status().borrow().events, 1);
 }
 
-/// Pauses of a test that is not about them.
+/// Short pauses, for tests that do not depend on them.
 const SHORT: Pauses = Pauses {
     attempts: (Duration::from_micros(100), Duration::from_millis(4)),
     alone: Duration::from_micros(500),
