@@ -1,17 +1,17 @@
-//! A node's outbox: accepted events on disk, until the controller has them.
+//! Outbox of a node: accepted events on disk, until the controller has them.
 //!
 //! ```text
 //! Connector -> append --(one fsync for a group)--> segments -> waiting -> deliver.rs
 //!                                                  delivered <-------------/
 //! ```
 //!
-//! What is delivered is kept for a while, where there is room: a controller with another
-//! store may lead next, and lack it.
+//! Delivered events are kept for a while, if there is room: the next leader may be a controller
+//! with another store, which lacks them.
 //!
-//! An event that was taken survives a kill and a power cut. An event is known by its id
-//! and waits once. What is damaged on disk is said and counted, and costs only the events
-//! that lay there. On a full disk, or at its limits, the outbox takes no more and says so;
-//! what waits is still delivered, which makes room.
+//! An acknowledged event survives a kill and a power cut. Events are identified by their id,
+//! and each waits once. Damage on disk is logged and counted, and costs only the events in the
+//! damaged range. On a full disk, or at its limits, the outbox refuses further events; waiting
+//! events are still delivered, which makes room.
 
 mod cursor;
 mod disk;
@@ -37,118 +37,119 @@ use self::metrics::OutboxMetrics;
 use self::thread::Thread;
 use crate::{Sink, SinkError};
 
-/// Room that an outbox takes on disk unless told otherwise (bytes): more than 100,000 XID
-/// events, which a node in trouble sends in hours.
+/// Default size limit of an outbox on disk (bytes): more than 100,000 XID events, which a node
+/// in trouble sends in hours.
 pub const DEFAULT_BYTES: u64 = 64 * 1024 * 1024;
-/// Least room that makes sense: a request of the largest size has to fit, and a segment
-/// that is not yet removed.
+/// Smallest useful size limit (bytes): it must fit a request of the largest size, and a segment
+/// that is not removed yet.
 pub const MIN_BYTES: u64 = 16 * 1024 * 1024;
-/// Most events that wait: what bounds the index in memory, of about 150 bytes for each.
+/// Most waiting events, which bounds the in-memory index of about 150 bytes for each.
 pub const MAX_EVENTS: usize = 100_000;
-/// Most files. There are sixteen at the limit of bytes; more come from a disk that fails
-/// again and again.
+/// Most files. The limit of bytes allows sixteen; only a disk that fails repeatedly leads to
+/// more.
 const MAX_SEGMENTS: usize = 256;
-/// The longest time that delivered events are kept, from when they were accepted. A leader that is gone
-/// is followed within seconds, so that an hour would do; a day covers an agent that could not
-/// reach the next one for a night. What is older stands on the nodes.
+/// Longest time that delivered events are kept, counted from their acceptance. A leader that is
+/// gone is replaced within seconds, so an hour would do; a day covers an agent that could not
+/// reach the next leader for a night. Older faults are recorded on the nodes.
 const KEEP: SignedDuration = SignedDuration::from_hours(24);
 /// Name of the directory inside the data directory.
 const DIRECTORY: &str = "outbox";
 
-/// The most that an outbox holds.
+/// Limits of the contents of an outbox.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Room on disk (bytes).
+    /// Size on disk (bytes).
     pub bytes: u64,
-    /// Events that wait.
+    /// Number of waiting events.
     pub events: usize,
 }
 
-/// The outbox of a data directory. Cheap to clone.
+/// Outbox in a data directory. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Outbox {
     thread: Arc<Thread>,
-    /// The store to which events had been delivered when it was opened.
+    /// Store that had the delivered events when the outbox was opened.
     store: Option<String>,
 }
 
-/// An event that waits.
+/// Event that waits to be delivered.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WaitingEvent {
-    /// Its position; grows by acceptance, with gaps.
+    /// Position of the event; grows by acceptance, with gaps.
     pub position: u64,
-    /// The event.
+    /// Event, with its time of acceptance.
     pub event: NewEvent,
 }
 
-/// The contents of an outbox, in numbers.
+/// Figures about the contents of an outbox.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct OutboxStatus {
-    /// Position of the newest event; of the last delivered one where none waits.
+    /// Position of the newest event; of the last delivered one if none waits.
     pub newest: u64,
-    /// Events that wait.
+    /// Number of waiting events.
     pub events: usize,
-    /// Room taken on disk.
+    /// Size on disk (bytes).
     pub bytes: u64,
-    /// The time at which the oldest of them was accepted.
+    /// Time when the oldest waiting event was accepted.
     pub oldest: Option<Timestamp>,
-    /// Bytes found to be no whole event, since the outbox was opened.
+    /// Bytes that were part of no whole event, since the outbox was opened.
     pub damaged: u64,
-    /// Events that are put aside on disk; the oldest are dropped in time.
+    /// Number of refused events kept on disk; the oldest are dropped in time.
     pub aside: u64,
-    /// Events that are delivered and still on disk.
+    /// Number of delivered events that are still on disk.
     pub kept: usize,
 }
 
-/// The reason why an outbox cannot be opened. Its contents are as they were.
+/// Reason why an outbox cannot be opened. Its contents are unchanged.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// The data directory is in use, or cannot be made.
+    /// The data directory cannot be locked.
     #[error(transparent)]
     Directory(#[from] DirectoryError),
-    /// A file in it cannot be opened, made, read or written.
+    /// A file of the outbox cannot be opened, created, read or written.
     #[error("the outbox {} cannot be opened", path.display())]
     File {
-        /// The directory.
+        /// Path of the outbox's directory.
         path: PathBuf,
-        /// The error of the system.
+        /// Error of the operating system.
         #[source]
         source: io::Error,
     },
-    /// A newer version of this program wrote it.
+    /// A newer version of this program wrote the file.
     #[error(
-        "{} has version {found} of the outbox's form, this program knows up to {known}: run the \
-         newer one that wrote it until the outbox is empty",
+        "{} has version {found} of the outbox's format, this program supports up to {known}: run the \
+         newer version that wrote it until the outbox is empty",
         path.display()
     )]
     Newer {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Its version.
+        /// Format version of the file.
         found: u8,
-        /// The newest known one.
+        /// Newest format version that this program supports.
         known: u8,
     },
 }
 
-/// The reason why a call to the outbox failed. Nothing of the call was taken.
+/// Reason why a call to the outbox failed. Nothing of the call was stored.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum OutboxError {
     /// [`close`](Outbox::close) was called, or the process is ending.
     #[error("the outbox is closed")]
     Closed,
-    /// The outbox has no room. Passes when what waits is delivered, or the disk has room again.
+    /// The outbox is full. Passes when waiting events are delivered, or the disk has room
+    /// again.
     #[error("the outbox is full: {what}")]
     Full {
-        /// The limit that is reached.
+        /// Limit that was reached.
         what: String,
     },
     /// The disk is read-only or fails. May pass.
     #[error("the outbox cannot {action} at the moment")]
     Disk {
-        /// The action that was tried, as a verb phrase.
+        /// Verb phrase that names the attempted action.
         action: &'static str,
-        /// The error of the system.
+        /// Error of the operating system.
         #[source]
         source: Arc<io::Error>,
     },
@@ -157,14 +158,14 @@ pub enum OutboxError {
 // === impl Outbox ===
 
 impl Outbox {
-    /// Opens the outbox in `data_dir`, which is made where it is missing and belongs to
-    /// this process from then on. What waits there is kept, also beyond `limits`.
+    /// Opens the outbox in `data_dir`, which is created if missing and belongs to this process
+    /// from then on. Waiting events are kept, even beyond `limits`.
     pub fn open(data_dir: &Path, limits: Limits, metrics: &Metrics) -> Result<Self, OpenError> {
         Self::open_as("gpuwarden_outbox", data_dir, limits, Some(KEEP), metrics)
     }
 
-    /// Opens an outbox with metrics whose names begin with `name`, and with how long what is
-    /// delivered is kept.
+    /// Opens an outbox with `name` as the prefix of its metrics. `keep` is how long delivered
+    /// events are kept.
     pub(crate) fn open_as(
         name: &str,
         data_dir: &Path,
@@ -188,13 +189,13 @@ impl Outbox {
         })
     }
 
-    /// Takes events; they are on disk when this returns. All are taken, or none. One that
-    /// waits already is not taken again, and needs no room.
+    /// Stores events; they are on disk when this returns. Either all are stored or none. An
+    /// event that already waits is not stored again, and needs no room.
     pub async fn append(&self, events: Vec<NewEvent>) -> Result<Vec<Appended>, OutboxError> {
         self.thread.append(events).await
     }
 
-    /// Returns the oldest events behind position `after`: at least one where one waits, at most
+    /// Returns the oldest events behind position `after`: at least one if any waits, at most
     /// `events`, and about `bytes`.
     pub async fn waiting(
         &self,
@@ -207,7 +208,7 @@ impl Outbox {
             .await
     }
 
-    /// Lets go of all events up to `position`, durably.
+    /// Releases all events up to `position`, durably.
     pub async fn delivered(&self, position: u64) -> Result<(), OutboxError> {
         self.thread
             .call(move |log| {
@@ -217,31 +218,30 @@ impl Outbox {
             .await
     }
 
-    /// Returns the store to which events had been delivered when the outbox was opened.
+    /// Returns the store that had the delivered events when the outbox was opened.
     pub(crate) fn opened_for(&self) -> Option<String> {
         self.store.clone()
     }
 
-    /// Turns to another store: what is kept of what was delivered waits again, from its
-    /// oldest on, durably. Says how many events that are.
+    /// Switches to another store: delivered events that are still kept wait again, oldest
+    /// first, durably. Returns their number.
     pub(crate) async fn turn_to(&self, store: String) -> Result<usize, OutboxError> {
         self.thread.call(move |log| Ok(log.turn_to(store))).await
     }
 
-    /// Keeps events that the receiver does not take, each with the reason, in a file that is
-    /// bounded and that a person may read. Does not take them out of the outbox; where this
-    /// fails none is kept there.
+    /// Keeps events that the receiver refuses, each with the reason, in a size-limited file for
+    /// a person to read. Does not remove them from the outbox. On failure none of them is kept.
     pub async fn put_aside(&self, events: Vec<(NewEvent, String)>) -> Result<(), OutboxError> {
         self.thread.call(move |log| log.put_aside(&events)).await
     }
 
-    /// Returns how much waits, as it changes.
+    /// Returns the status of the outbox, as it changes.
     pub fn status(&self) -> watch::Receiver<OutboxStatus> {
         self.thread.status()
     }
 
-    /// Finishes the calls under way and lets go of the directory. Later calls answer
-    /// [`OutboxError::Closed`]. Closing twice is fine.
+    /// Finishes the calls in progress and releases the directory. Later calls return
+    /// [`OutboxError::Closed`]. Closing twice is allowed.
     pub async fn close(&self) {
         self.thread.close().await;
     }
@@ -264,7 +264,7 @@ impl Sink for Outbox {
 // === impl Limits ===
 
 impl Limits {
-    /// Returns how many bytes a segment has that takes no more: room comes back in such pieces.
+    /// Returns the size that closes a segment (bytes). Room is freed in pieces of this size.
     fn segment_bytes(&self) -> u64 {
         self.bytes / 16
     }

@@ -1,18 +1,19 @@
-//! Up to which position everything is delivered, and to which store: in a file of some
-//! bytes that is written in place. It needs no room on a full disk, and lies in one sector.
+//! Cursor of the outbox: the position that is delivered, and the store that has the events. A
+//! file of some bytes that is written in place: it needs no room on a full disk, and lies in
+//! one sector.
 //!
 //! ```text
-//! position  u64    all up to here is delivered to the store below
+//! position  u64    all events up to here are delivered to the store below
 //! checksum  u32
-//! sent      u64    all up to here was delivered to some store
-//! length    u8     of the store's id; 0: none is known
+//! sent      u64    all events up to here were delivered to some store
+//! length    u8     of the store's id; 0: no store is known
 //! store     [u8; 64]
 //! checksum  u32
 //! ```
 //!
 //! Numbers are little-endian. The two parts are written one after the other, the position
-//! first: whatever is cut short, the position is that of the store that stands there, or
-//! lies before it. Losing either delivers again what the segments hold, which the receiver
+//! first: if a write is cut short, the position is valid for the recorded store, or before its
+//! position. Losing either part delivers the events in the segments again, which the receiver
 //! recognises.
 
 use std::fs::{File, OpenOptions};
@@ -23,22 +24,22 @@ use std::path::PathBuf;
 use super::disk;
 use crate::addressee::MAX_STORE_BYTES;
 
-/// Bytes of the first part.
+/// Size of the first part (bytes).
 const POSITION: usize = 12;
-/// Bytes of the second part.
+/// Size of the second part (bytes).
 const NOTE: usize = 8 + 1 + MAX_STORE_BYTES + 4;
 
-/// The file, and what stands in it.
+/// Cursor file and its contents.
 #[derive(Debug)]
 pub(super) struct Cursor {
     path: PathBuf,
     position: u64,
     note: Note,
     /// True if the note on disk is older than `note`, or missing.
-    unsaid: bool,
+    is_note_stale: bool,
 }
 
-/// The second part of the file.
+/// Second part of the file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Note {
     sent: u64,
@@ -48,7 +49,7 @@ struct Note {
 // === impl Cursor ===
 
 impl Cursor {
-    /// Opens the file at `path`, and returns whether what stood there is damaged.
+    /// Opens the file at `path`. Also returns true if its contents are damaged.
     pub(super) fn open(path: PathBuf) -> io::Result<(Self, bool)> {
         let mut bytes = Vec::new();
         let read = File::open(&path).and_then(|file| {
@@ -64,12 +65,12 @@ impl Cursor {
         let mut cursor = Self {
             path,
             position,
-            // Of an older program, or damaged: then no store is known.
-            unsaid: note.is_none(),
+            // Missing in a file of an older program, or damaged: then no store is known.
+            is_note_stale: note.is_none(),
             note: note.unwrap_or_default(),
         };
-        if is_damaged || cursor.unsaid {
-            // Takes its room on disk now, not when the disk is full.
+        if is_damaged || cursor.is_note_stale {
+            // Allocates the file now, before the disk is full.
             cursor.advance(position)?;
         }
         Ok((cursor, is_damaged))
@@ -79,17 +80,17 @@ impl Cursor {
         self.position
     }
 
-    /// Returns the position up to which everything was delivered to some store.
+    /// Returns the last position that was delivered to any store.
     pub(super) fn sent(&self) -> u64 {
         self.note.sent.max(self.position)
     }
 
-    /// Returns the store to which everything up to the position is delivered.
+    /// Returns the store that has all events up to the position.
     pub(super) fn store(&self) -> Option<&str> {
         self.note.store.as_deref()
     }
 
-    /// Moves on, durably. Where that fails it stands further on in memory only.
+    /// Moves the position forward, durably. On failure it moves in memory only.
     pub(super) fn advance(&mut self, position: u64) -> io::Result<()> {
         self.position = position;
         let mut bytes = [0; POSITION];
@@ -103,23 +104,24 @@ impl Cursor {
             .open(&self.path)?;
         disk::write(&file, &bytes, 0)?;
         disk::sync(&file)?;
-        if self.unsaid {
-            // Only behind the position: that of another store may lie too far on for it.
+        if self.is_note_stale {
+            // Written after the position: a position recorded for another store may be too far
+            // ahead.
             disk::write(&file, &self.note.encode(), POSITION as u64)?;
             disk::sync(&file)?;
-            self.unsaid = false;
+            self.is_note_stale = false;
         }
         Ok(())
     }
 
-    /// Goes back to `position`, for `store`, durably. Where that fails it stands there in
-    /// memory only, and another program that finds the file goes back once more.
+    /// Moves back to `position`, for `store`, durably. On failure it moves in memory only;
+    /// after a restart, the file still names the old store, and the cursor moves back again.
     pub(super) fn go_back(&mut self, position: u64, store: String) -> io::Result<()> {
         self.note = Note {
             sent: self.sent(),
             store: Some(store),
         };
-        self.unsaid = true;
+        self.is_note_stale = true;
         self.advance(position)
     }
 }
@@ -135,7 +137,7 @@ impl Note {
     fn encode(&self) -> Vec<u8> {
         let mut bytes = self.sent.to_le_bytes().to_vec();
         let store = self.store.as_deref().unwrap_or_default().as_bytes();
-        // Longer ones are not taken (`addressee.rs`).
+        // Longer ids are not accepted (`addressee.rs`).
         let store = store.get(..MAX_STORE_BYTES).unwrap_or(store);
         bytes.push(u8::try_from(store.len()).unwrap_or_default());
         bytes.extend_from_slice(store);

@@ -1,9 +1,9 @@
-//! What the outbox asks of the disk: bytes that are there after a power cut.
+//! Writes and syncs of the outbox, so that bytes survive a power cut.
 //!
-//! A write is in the page cache, which outlives a process that is killed and not a machine
-//! without power. So a test that kills cannot see whether anything was synchronised; those of
-//! the outbox replay what the disk may have kept (`power_cut.rs`). Therefore every write and
-//! synchronisation of the outbox goes through here.
+//! A write reaches the page cache, which survives a killed process but not a machine without
+//! power. A test that kills the process therefore cannot detect a missing sync; the tests of
+//! the outbox replay what the disk may have kept (`power_cut.rs`). For that, every write and
+//! sync of the outbox goes through this module.
 
 use std::fs::File;
 use std::io;
@@ -13,7 +13,7 @@ use std::path::Path;
 #[cfg(test)]
 pub(super) mod power_cut;
 
-/// Writes at an offset. It may be on disk before it is synchronised, or not.
+/// Writes at an offset. Before a sync, the bytes may or may not be on disk.
 pub(super) fn write(file: &File, bytes: &[u8], at: u64) -> io::Result<()> {
     file.write_all_at(bytes, at)?;
     #[cfg(test)]
@@ -21,7 +21,7 @@ pub(super) fn write(file: &File, bytes: &[u8], at: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Makes what was written into a file durable, and its length.
+/// Makes the contents of a file durable, and its length.
 pub(super) fn sync(file: &File) -> io::Result<()> {
     file.sync_data()?;
     #[cfg(test)]
@@ -29,7 +29,7 @@ pub(super) fn sync(file: &File) -> io::Result<()> {
     Ok(())
 }
 
-/// Makes the entries of a directory durable: which files it has, under which names.
+/// Makes the entries of a directory durable: the files and their names.
 pub(super) fn sync_directory(directory: &Path) -> io::Result<()> {
     File::open(directory)?.sync_all()?;
     #[cfg(test)]
@@ -45,7 +45,7 @@ mod tests {
 
     #[test]
     fn the_kernel_is_asked_to_synchronise() {
-        // It refuses that for what has no disk behind it.
+        // The kernel refuses to sync a file without a disk.
         let (_reader, writer) = io::pipe().unwrap();
         let pipe = File::from(OwnedFd::from(writer));
         sync(&pipe).unwrap_err();

@@ -1,8 +1,8 @@
-//! The log of an outbox: the segments on disk, and an index in memory of what waits in them. No
-//! thread and no clock; `thread.rs` calls it.
+//! Log of an outbox: the segments on disk, and an in-memory index of the waiting records. Has
+//! no thread and no clock; `thread.rs` calls it.
 //!
-//! Segments that are delivered are kept while there is room, for another store that may
-//! lead next (`log/turn.rs`). They are not indexed, and go before anything is refused
+//! Delivered segments are kept while there is room, in case the next leader has another store
+//! (`log/turn.rs`). They are not indexed, and are removed before any event is refused
 //! (`log/room.rs`).
 
 mod room;
@@ -27,7 +27,7 @@ use super::{Limits, OpenError, OutboxError, OutboxStatus, WaitingEvent, disk, re
 /// Name of the cursor's file.
 const CURSOR: &str = "delivered";
 
-/// The segments of an outbox, and the index of what waits in them.
+/// Segments of an outbox, and the index of the waiting records.
 #[derive(Debug)]
 pub(super) struct Log {
     directory: PathBuf,
@@ -36,43 +36,43 @@ pub(super) struct Log {
     /// Oldest first. The last one is appended to while `file` is open.
     segments: VecDeque<Segment>,
     file: Option<File>,
-    /// The records behind the cursor, oldest first.
+    /// Records behind the cursor, oldest first.
     waiting: VecDeque<WaitingRecord>,
-    /// Their ids, with the position of each.
+    /// Positions of the waiting records, by event id.
     ids: HashMap<Arc<str>, u64>,
-    /// Position of the next record. None is used twice, not even one that was not
-    /// written after all.
+    /// Position of the next record. No position is used twice, even if its record could not be
+    /// written.
     next: u64,
     staged: Staged,
-    /// The file that was read last.
+    /// File that was read last, with the first position of its segment.
     reading: Option<(u64, File)>,
-    /// Bytes that were no whole record, since the start.
+    /// Bytes that were part of no whole record, since the start.
     damaged: u64,
     /// True if the last attempt to write the cursor failed.
     failing: bool,
-    /// Events that are put aside.
+    /// Number of events that are put aside.
     aside: u64,
     /// True if the last attempt to put events aside failed.
     aside_failing: bool,
-    /// The time since which delivered events are kept, by their acceptance; `None`: none are.
+    /// Earliest acceptance of delivered events that are kept; `None` keeps none.
     keep_since: Option<Timestamp>,
 }
 
-/// A record that waits, and where it lies.
+/// Index entry of a waiting record.
 #[derive(Debug)]
 struct WaitingRecord {
     position: u64,
-    /// Its segment, by the first position of it.
+    /// Segment of the record, identified by the first position of the segment.
     segment: u64,
     offset: u64,
     length: u32,
     accepted_at: Timestamp,
-    /// The authority of its reporter.
+    /// Authority of the event's reporter.
     authority: Authority,
     id: Arc<str>,
 }
 
-/// A group on its way to the disk.
+/// Group of events that is not on disk yet.
 #[derive(Debug, Default)]
 struct Staged {
     bytes: Vec<u8>,
@@ -83,7 +83,7 @@ struct Staged {
 // === impl Log ===
 
 impl Log {
-    /// Opens `directory`, which is made where it is missing.
+    /// Opens `directory`, which is created if missing.
     pub(super) fn open(directory: &Path, limits: Limits) -> Result<Self, OpenError> {
         let failed = |source| OpenError::File {
             path: directory.to_owned(),
@@ -91,7 +91,7 @@ impl Log {
         };
         if !directory.is_dir() {
             let mut builder = DirBuilder::new();
-            // Events name nodes and workloads: nobody else's business on a shared machine.
+            // Only for this user: events name nodes and workloads.
             let made = builder.recursive(true).mode(0o700).create(directory);
             made.map_err(failed)?;
             let parent = directory.parent().unwrap_or(directory);
@@ -101,7 +101,7 @@ impl Log {
         if is_damaged {
             tracing::warn!(
                 directory = %directory.display(),
-                "the outbox's note of what is delivered is damaged; all that it holds is delivered again"
+                "the outbox's cursor is damaged; all events in the outbox are delivered again"
             );
         }
         let mut log = Self {
@@ -125,7 +125,7 @@ impl Log {
         for segment in Segment::list(directory).map_err(failed)? {
             log.load(segment, &aside)?;
         }
-        // What had made way for newer events before.
+        // Applies the limit again to resent events, which had been given up before.
         while log.waiting.len() > limits.events && log.give_up_repeat() {}
         Ok(log)
     }
@@ -148,7 +148,7 @@ impl Log {
                 file = %segment.path.display(),
                 at = range.start,
                 bytes = range.len(),
-                "damage in the outbox: events that lay there are lost; those behind it are not"
+                "the outbox is damaged: events in this range are lost, those behind it are not"
             );
             self.damaged += range.len() as u64;
         }
@@ -156,7 +156,7 @@ impl Log {
             tracing::warn!(
                 file = %segment.path.display(),
                 bytes = contents.torn,
-                "the end of the outbox's file is torn and dropped: a write was cut short"
+                "the end of a file of the outbox is dropped: a write was cut short"
             );
             self.damaged += contents.torn as u64;
         }
@@ -186,7 +186,7 @@ impl Log {
         Ok(())
     }
 
-    /// Takes the events of one call into the group, all or none. They are nowhere until
+    /// Adds the events of one call to the group, all or none. They are stored by
     /// [`commit`](Self::commit).
     pub(super) fn stage(&mut self, events: &[NewEvent]) -> Result<Vec<Appended>, OutboxError> {
         let (bytes_before, entries_before) = (self.staged.bytes.len(), self.staged.entries.len());
@@ -195,7 +195,7 @@ impl Log {
             let id = event.event.id.as_str();
             let known = self.ids.get(id).or_else(|| self.staged.ids.get(id));
             let (seq, new) = match known {
-                // Repeats are folded before anything is refused: what waits needs no room.
+                // Repeats are recognised before anything is refused: they need no room.
                 Some(&position) => (position, false),
                 None => (self.push(event), true),
             };
@@ -238,14 +238,14 @@ impl Log {
         position
     }
 
-    /// Returns the first position of the group; all before it are on disk already.
+    /// Returns the first position of the group; all before it are on disk.
     pub(super) fn staged_from(&self) -> u64 {
         let first = self.staged.entries.first();
         first.map_or(self.next, |entry| entry.position)
     }
 
-    /// Makes the group durable. Where that fails nothing of it is there, and the next
-    /// group may fare better.
+    /// Makes the group durable. On failure nothing of it is stored, and the next group may
+    /// succeed.
     pub(super) fn commit(&mut self) -> Result<(), OutboxError> {
         let staged = std::mem::take(&mut self.staged);
         let (Some(first), Some(last)) = (staged.entries.first(), staged.entries.last()) else {
@@ -256,7 +256,7 @@ impl Log {
         let (file, start) = loop {
             match self.write(first.position, &staged.bytes) {
                 Ok(written) => break written,
-                // What was delivered before is the first to go.
+                // Delivered events are the first to go.
                 Err(OutboxError::Full { .. }) if self.forget_oldest() => {}
                 Err(error) => return Err(error),
             }
@@ -279,8 +279,8 @@ impl Log {
         Ok(())
     }
 
-    /// Writes a group whose first record has position `first` behind the last segment; says
-    /// in which file, and where.
+    /// Writes a group whose first record has position `first` to the end of the last segment.
+    /// Returns the file and the offset.
     fn write(&mut self, first: u64, bytes: &[u8]) -> Result<(File, u64), OutboxError> {
         let file = self.writable(first);
         let file = file.map_err(|source| OutboxError::disk("open a file", source))?;
@@ -292,8 +292,8 @@ impl Log {
         let durable =
             written.and_then(|()| disk::sync(&file).inspect_err(|_| segment.sealed = true));
         if let Err(source) = durable {
-            // What was written in part is cut off. Where that fails too, nothing more goes
-            // into this file.
+            // A partial write is cut off. If that fails too, nothing more is written into this
+            // file.
             if file
                 .set_len(start)
                 .and_then(|()| disk::sync(&file))
@@ -306,8 +306,8 @@ impl Log {
         Ok((file, start))
     }
 
-    /// Returns the file to append to; it belongs to the last segment. `next` is the position of the
-    /// first record to come.
+    /// Returns the file to append to, which belongs to the last segment. `next` is the position
+    /// of the next record.
     fn writable(&mut self, next: u64) -> io::Result<File> {
         let file = self.file.take();
         if let Some(last) = self.segments.back_mut()
@@ -318,13 +318,13 @@ impl Log {
         }
         let (segment, file) = Segment::create(&self.directory, next)?;
         self.segments.push_back(segment);
-        // One that was sealed before anything was in it.
+        // Removes a segment that was sealed while empty.
         self.remove_delivered();
         Ok(file)
     }
 
-    /// Returns the oldest records behind position `after`: at least one where there is one, at most
-    /// `events`, and no further one once they have `bytes`.
+    /// Returns the oldest records behind position `after`: at least one if there is any, at
+    /// most `events`, and none beyond a total of `bytes`.
     pub(super) fn read(
         &mut self,
         after: u64,
@@ -358,7 +358,7 @@ impl Log {
         Ok(found)
     }
 
-    /// Gives up a record that was good and is no more.
+    /// Drops a record that was damaged after it was written.
     fn lost(&mut self, index: usize) {
         if let Some(entry) = self.waiting.remove(index) {
             tracing::error!(
@@ -372,7 +372,7 @@ impl Log {
         }
     }
 
-    /// Notes that everything up to `position` is delivered, and makes room.
+    /// Records that everything up to `position` is delivered, and makes room.
     pub(super) fn delivered(&mut self, position: u64) {
         let position = position.min(self.next - 1);
         if position <= self.cursor.position() {
@@ -389,14 +389,14 @@ impl Log {
         if let Err(error) = &noted
             && !self.failing
         {
-            // Costs no event: they are delivered again after a restart.
-            tracing::warn!(err = %error, "it cannot be noted what of the outbox is delivered");
+            // No event is lost: they are delivered again after a restart.
+            tracing::warn!(err = %error, "the position of the delivered events cannot be recorded; they may be delivered again");
         }
         self.failing = noted.is_err();
         self.remove_delivered();
     }
 
-    /// Keeps events that the receiver does not take where a person finds them.
+    /// Keeps events that the receiver refuses in a file for a person to read.
     pub(super) fn put_aside(&mut self, events: &[(NewEvent, String)]) -> Result<(), OutboxError> {
         let kept = refused::append(&self.directory, events);
         self.aside = refused::count(&self.directory);
@@ -405,7 +405,7 @@ impl Log {
                 tracing::error!(
                     err = %error,
                     directory = %self.directory.display(),
-                    "events that are not taken cannot be put aside: they stay in the outbox"
+                    "refused events cannot be put aside: they stay in the outbox"
                 );
             }
             self.aside_failing = true;
@@ -420,7 +420,7 @@ impl Log {
                 check = first.event.check_name,
                 reason,
                 file = %self.directory.join(refused::FILE).display(),
-                "events were not taken by the receiver and are put aside; the log names the first"
+                "the receiver refused events, which are put aside; this line names the first"
             );
         }
         Ok(())
@@ -428,7 +428,7 @@ impl Log {
 
     fn pop_waiting(&mut self) {
         if let Some(entry) = self.waiting.pop_front()
-            // An id may stand twice, after damage.
+            // After damage, an id may occur twice.
             && self.ids.get(&entry.id) == Some(&entry.position)
         {
             self.ids.remove(&entry.id);
@@ -441,7 +441,7 @@ impl Log {
         waiting.unwrap_or_else(|| self.cursor.sent())
     }
 
-    /// Returns how much waits.
+    /// Returns the current status.
     pub(super) fn status(&self) -> OutboxStatus {
         OutboxStatus {
             newest: self.newest(),
@@ -478,8 +478,8 @@ impl WaitingRecord {
     }
 }
 
-/// Reads a record from its file, which is kept open. `None`: it is no longer there, or
-/// not what was written.
+/// Reads a record from its file, which stays open for the next read. Returns `None` if the
+/// record is gone or damaged.
 fn read_record(
     reading: &mut Option<(u64, File)>,
     segments: &VecDeque<Segment>,

@@ -1,4 +1,4 @@
-//! Metrics of the outbox. What is delivered is counted in `deliver/metrics.rs`.
+//! Metrics of the outbox. Deliveries are counted in `deliver/metrics.rs`.
 
 use std::sync::atomic::AtomicU64;
 
@@ -7,14 +7,14 @@ use prometheus_client::metrics::gauge::Gauge;
 use super::OutboxStatus;
 
 runtime::metrics! {
-    /// Shows how much waits.
+    /// Shows the contents of the outbox.
     #[derive(Clone, Debug)]
     pub(super) struct OutboxMetrics {
         /// Health events that wait to be delivered.
         events: Gauge = "waiting_events",
         /// Room that the outbox takes on disk.
         bytes: Gauge = "bytes",
-        /// The time at which the oldest waiting event was accepted, 0 if none waits.
+        /// Time when the oldest waiting event was accepted, 0 if none waits.
         oldest: Gauge<f64, AtomicU64> = "oldest_timestamp_seconds",
         /// Bytes of the outbox that were no whole event, since the start.
         damaged: Gauge = "damaged_bytes",

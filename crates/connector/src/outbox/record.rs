@@ -1,4 +1,4 @@
-//! One event as bytes in a segment.
+//! Encoding of an event as a record in a segment.
 //!
 //! ```text
 //! length    u32  of the whole record
@@ -8,49 +8,49 @@
 //! event     protobuf HealthEvent
 //! ```
 //!
-//! Numbers are little-endian. A record says itself where it belongs and whether it is
-//! whole, so reading can go on behind damage.
+//! Numbers are little-endian. A record contains its own position and checksum, so reading can
+//! continue behind damage.
 
 use contract::HealthEvent;
 use jiff::Timestamp;
 use prost::Message as _;
 use store::NewEvent;
 
-/// Bytes before the event.
+/// Length of the fields before the event (bytes).
 const HEAD: usize = 24;
-/// No event is as large: the limits of `model::event` keep it below 2 MiB.
+/// Largest record that is read (bytes). The limits of `model::event` keep events below 2 MiB.
 const MAX_RECORD: usize = 4 * 1024 * 1024;
-/// Positions may skip what a failed write had used, and what damage has taken; a record
-/// that claims to be further ahead is none.
+/// Largest gap between positions, which failed writes and damage may cause; a record that
+/// claims to be further ahead is invalid.
 const MAX_SKIP: u64 = 1 << 32;
 
-/// The place of a whole record in its segment.
+/// Place of a whole record in its segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RecordPlace {
     pub(super) position: u64,
-    /// Offset of its first byte.
+    /// Offset of the first byte.
     pub(super) offset: u64,
-    /// Its length in bytes.
+    /// Length of the record (bytes).
     pub(super) length: u32,
 }
 
 // === impl RecordPlace ===
 
 impl RecordPlace {
-    /// Returns the record among the bytes of its segment.
+    /// Returns the record from the bytes of its segment.
     pub(super) fn of(self, bytes: &[u8]) -> Option<&[u8]> {
         let start = usize::try_from(self.offset).ok()?;
         bytes.get(start..start.checked_add(self.length as usize)?)
     }
 }
 
-/// Appends `event` to `buffer`, and says how long the record is.
+/// Appends `event` to `buffer`, and returns the length of the record.
 pub(super) fn encode(buffer: &mut Vec<u8>, position: u64, event: &NewEvent) -> u32 {
     let start = buffer.len();
     buffer.extend_from_slice(&[0; 8]);
     buffer.extend_from_slice(&position.to_le_bytes());
     buffer.extend_from_slice(&event.received_at.as_microsecond().to_le_bytes());
-    // A Vec takes any length.
+    // A Vec has room for any length.
     let _ = event.event.encode(buffer);
     let length = u32::try_from(buffer.len() - start).unwrap_or(u32::MAX);
     let checksum = checksum(length, buffer.get(start + 8..).unwrap_or_default());
@@ -61,8 +61,8 @@ pub(super) fn encode(buffer: &mut Vec<u8>, position: u64, event: &NewEvent) -> u
     length
 }
 
-/// Returns the record at the start of `bytes`, if it is whole and stands behind position `after`.
-/// Says its position and length.
+/// Returns position and length of the record at the start of `bytes`, if it is whole and its
+/// position is behind `after`.
 pub(super) fn whole(bytes: &[u8], after: u64) -> Option<(u64, u32)> {
     let length = u32::from_le_bytes(array(bytes, 0)?);
     let size = usize::try_from(length).ok()?;
@@ -85,7 +85,7 @@ pub(super) fn decode(record: &[u8]) -> Option<NewEvent> {
     })
 }
 
-/// Returns when the event of a whole record was accepted.
+/// Returns the time when the event of a whole record was accepted.
 pub(super) fn accepted_at(record: &[u8]) -> Option<Timestamp> {
     let accepted = i64::from_le_bytes(array(record, 16)?);
     Timestamp::from_microsecond(accepted).ok()

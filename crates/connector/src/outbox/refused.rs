@@ -1,6 +1,6 @@
-//! Events that the receiver does not take, for a person to look at: a line of JSON each,
-//! with the reason. What is read from the file is how many lines it has, and which events are
-//! not to be sent again, so damage to it costs what it lies on.
+//! File of events that the receiver refuses, for a person to inspect: one line of JSON each,
+//! with the reason. This program only reads the number of lines and the ids of events, so
+//! damage to the file costs only the damaged lines.
 
 use std::collections::HashSet;
 use std::fs::{self, OpenOptions};
@@ -15,13 +15,13 @@ use store::NewEvent;
 use super::disk;
 
 pub(super) const FILE: &str = "refused.jsonl";
-/// Name that a full file gets; the one that had it is dropped.
+/// Name of a full file; the previous file of this name is dropped.
 const OLD_FILE: &str = "refused.old.jsonl";
-/// Size at which a file is full (bytes). Refusals are a mistake of a sender or a name;
-/// whoever looks for it needs some of them, not all.
+/// Size that closes a file (bytes). Refusals come from a mistake in a sender or a name, and a
+/// person needs only some of them to find it.
 const MAX_BYTES: u64 = 1024 * 1024;
-/// Most bytes of a file that are counted: what a full one has and the last events of one
-/// delivery, or a file that is not ours.
+/// Most bytes of a file that are counted: a full file and the last events of one delivery. A
+/// larger file is not from this program.
 const MAX_COUNTED: u64 = 8 * MAX_BYTES;
 
 /// Adds events to the file in `directory`, all or none.
@@ -40,7 +40,7 @@ pub(super) fn append(directory: &Path, events: &[(NewEvent, String)]) -> io::Res
         file.read_exact_at(&mut last, end - 1)?;
     }
     if last != [b'\n'] {
-        // A write was cut short: what follows is not to go with it.
+        // A write was cut short: the next line must not be joined to its end.
         text.push('\n');
     }
     for (NewEvent { event, received_at }, reason) in events {
@@ -54,17 +54,17 @@ pub(super) fn append(directory: &Path, events: &[(NewEvent, String)]) -> io::Res
     }
     let mut written = disk::write(&file, text.as_bytes(), end).and_then(|()| disk::sync(&file));
     if end == 0 {
-        // It is new, and may have taken the place of a full one.
+        // The file is new, and a full one may have been renamed.
         written = written.and_then(|()| disk::sync_directory(directory));
     }
     written.inspect_err(|_| {
-        // Tried again later, and then not after half of itself.
+        // The write is retried later, and must not follow half of itself.
         let _ = file.set_len(end);
     })
 }
 
-/// Returns the ids of the events in the files in `directory`, as far as they can be read: they are
-/// not sent again.
+/// Returns the ids of the readable events in the files in `directory`: these are not sent
+/// again.
 pub(super) fn ids(directory: &Path) -> HashSet<String> {
     let mut ids = HashSet::new();
     for name in [OLD_FILE, FILE] {
@@ -79,7 +79,7 @@ pub(super) fn ids(directory: &Path) -> HashSet<String> {
     ids
 }
 
-/// Returns how many events the files in `directory` have, as far as they can be read.
+/// Returns the number of readable events in the files in `directory`.
 pub(super) fn count(directory: &Path) -> u64 {
     let lines = |name| {
         let bytes = read(directory, name)?;

@@ -1,5 +1,5 @@
-//! A file of records: named by the first position that it may hold, only ever appended
-//! to, and removed as a whole when all in it is delivered.
+//! Segment: a file of records, named by the first position that it may hold. Segments are only
+//! appended to, and removed as a whole once all their events are delivered.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
@@ -12,50 +12,50 @@ use jiff::Timestamp;
 use super::disk;
 use super::record::{self, RecordPlace};
 
-/// Version of the form that is written.
+/// Version of the format that is written.
 pub(super) const VERSION: u8 = 1;
-/// Written at the start of a file; the last byte is the version.
+/// First bytes of a file; the last byte is the version.
 const MAGIC: [u8; 8] = [b'G', b'P', b'W', b'O', b'U', b'T', b'B', VERSION];
-/// Bytes of the head of a file: magic and its checksum.
+/// Length of a file's head: magic and checksum (bytes).
 pub(super) const HEAD: usize = 12;
 const EXTENSION: &str = "events";
 
-/// A segment on disk.
+/// Segment of the log, a file on disk.
 #[derive(Clone, Debug)]
 pub(super) struct Segment {
     pub(super) path: PathBuf,
-    /// The position in its name: no record in it stands before this one.
+    /// Position in the file's name: every record has this position or a later one.
     pub(super) first: u64,
-    /// Position of its last record; one before `first` where it has none.
+    /// Position of the last record; one before `first` if there is none.
     pub(super) last: u64,
-    /// End of its last whole record.
+    /// End of the last whole record (offset).
     pub(super) length: u64,
-    /// Number of its records.
+    /// Number of whole records.
     pub(super) records: usize,
-    /// The time at which the newest of its events was accepted; they need not be in that order.
+    /// Latest acceptance of an event in the file; events need not be in that order.
     pub(super) newest: Option<Timestamp>,
-    /// True if nothing more is written into it, since it is not known what its end holds on disk.
+    /// True if nothing more may be written, since the end of the file on disk is unknown.
     pub(super) sealed: bool,
 }
 
-/// The contents of a segment that was read.
+/// Contents of a segment that was read.
 #[derive(Debug, Default)]
 pub(super) struct Contents {
     pub(super) records: Vec<RecordPlace>,
-    /// Bytes before the last record that are part of none.
+    /// Ranges before the last record that belong to no record.
     pub(super) damaged: Vec<Range<usize>>,
-    /// Bytes behind the last record.
+    /// Number of bytes behind the last record.
     pub(super) torn: usize,
-    /// The version of its form, if a newer program wrote it.
+    /// Format version, if a newer program wrote the file.
     pub(super) newer: Option<u8>,
 }
 
 // === impl Segment ===
 
 impl Segment {
-    /// Makes an empty segment, and its entry in the directory durable.
+    /// Creates an empty segment, and makes its directory entry durable.
     ///
-    /// A file of this name can only be what a failed attempt has left.
+    /// An existing file with this name can only be left over from a failed attempt.
     pub(super) fn create(directory: &Path, first: u64) -> io::Result<(Self, File)> {
         let path = directory.join(format!("{first:020}.{EXTENSION}"));
         let made = || {
@@ -66,7 +66,7 @@ impl Segment {
                 .truncate(true)
                 .mode(0o600)
                 .open(&path)?;
-            // Its first records bring the head to disk with them.
+            // The sync of the first records makes the head durable, too.
             disk::write(&file, &head(), 0)?;
             disk::sync_directory(directory)?;
             Ok(file)
@@ -93,7 +93,7 @@ impl Segment {
         }
     }
 
-    /// Returns the segments of a directory, oldest first, as their names say.
+    /// Returns the segments of a directory, oldest first, according to their names.
     pub(super) fn list(directory: &Path) -> io::Result<Vec<Self>> {
         let mut segments = Vec::new();
         for entry in fs::read_dir(directory)? {
@@ -118,7 +118,7 @@ impl Segment {
         Ok(segments)
     }
 
-    /// Reads the whole file, and notes in `self` how far it is good.
+    /// Reads the whole file, and updates `self` with the extent of its whole records.
     pub(super) fn read(&mut self) -> io::Result<(Vec<u8>, Contents)> {
         let mut bytes = Vec::new();
         File::open(&self.path)?.read_to_end(&mut bytes)?;
@@ -134,8 +134,8 @@ impl Segment {
         Ok((bytes, contents))
     }
 
-    /// Opens the file to append behind its last whole record. What is there is cut off, on
-    /// disk with the next record.
+    /// Opens the file to append behind its last whole record. The rest is cut off, durably with
+    /// the next record.
     pub(super) fn reopen(&mut self) -> io::Result<File> {
         let file = OpenOptions::new().read(true).write(true).open(&self.path)?;
         if self.length < HEAD as u64 {
@@ -156,8 +156,8 @@ fn head() -> [u8; HEAD] {
     head
 }
 
-/// Finds the whole records. Behind damage it looks for the next one byte by byte: a
-/// record carries its own position and checksum, so nothing else is taken for one.
+/// Finds the whole records. After damage, searches for the next record byte by byte: since a
+/// record carries its own position and checksum, no other bytes are mistaken for one.
 fn scan(bytes: &[u8], mut after: u64) -> Contents {
     let mut contents = Contents::default();
     let mut offset = 0;

@@ -67,7 +67,7 @@ async fn many_callers_share_a_synchronisation_and_find_their_events_announced() 
     outbox.close().await;
     let closed = outbox.append(vec![event("late")]).await.unwrap_err();
     assert!(matches!(closed, OutboxError::Closed));
-    // The directory is free as soon as it is closed.
+    // The directory is free as soon as the outbox is closed.
     let outbox = Outbox::open(dir.path(), LIMITS, &metrics).unwrap();
     assert_eq!(outbox.status().borrow().events, 1);
 }
@@ -120,7 +120,7 @@ async fn damage_to_the_file_of_refused_events_costs_what_it_lies_on() {
     let metrics = Metrics::default();
     let file = dir.path().join("outbox/refused.jsonl");
     std::fs::create_dir(dir.path().join("outbox")).unwrap();
-    // A whole line, one that is no text, and one that was cut short.
+    // A whole line, a line that is not text, and one that was cut short.
     std::fs::write(&file, b"{\"reason\":\"x\"}\n\xff\x00\n\n{\"reas").unwrap();
     let outbox = Outbox::open(dir.path(), LIMITS, &metrics).unwrap();
     assert_eq!(outbox.status().borrow().aside, 3);
@@ -132,7 +132,7 @@ async fn damage_to_the_file_of_refused_events_costs_what_it_lies_on() {
     let last: serde_json::Value = serde_json::from_slice(last).unwrap();
     assert_eq!(last["reason"], "why");
     assert_eq!(last["event"]["message"], "one");
-    // A full one goes, and the one before it is dropped: the room stays bounded.
+    // A full file is renamed, and the one before it is dropped, so that the size stays bounded.
     std::fs::write(&file, vec![b'x'; 1 << 20]).unwrap();
     outbox.put_aside(aside).await.unwrap();
     assert_eq!(outbox.status().borrow().aside, 2);

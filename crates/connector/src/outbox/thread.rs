@@ -1,7 +1,7 @@
-//! The one thread that reads and writes the outbox's files.
+//! Thread that reads and writes the outbox's files.
 //!
-//! It writes all events that wait ([`GroupThread`]) in one go and answers when they are on disk.
-//! What else is asked of the log is done before, for it may make room.
+//! The thread writes all queued events ([`GroupThread`]) in one batch, and answers once they
+//! are on disk. Other calls in the group are executed first, since they may make room.
 
 use jiff::{SignedDuration, Timestamp};
 use store::{Appended, GroupThread, NewEvent};
@@ -11,10 +11,10 @@ use super::log::Log;
 use super::metrics::OutboxMetrics;
 use super::{OutboxError, OutboxStatus};
 
-/// Events that wait with their calls: what bounds the memory.
+/// Most events in queued calls, which bounds the memory.
 const MAX_WAITING_EVENTS: usize = 2 * model::event::MAX_EVENTS;
 
-/// The way to the thread.
+/// Handle to the thread.
 #[derive(Debug)]
 pub(super) struct Thread {
     thread: GroupThread<Request>,
@@ -22,10 +22,10 @@ pub(super) struct Thread {
 }
 
 type Reply<T> = oneshot::Sender<Result<T, OutboxError>>;
-/// A function that sends an answer.
+/// Function that sends an answer.
 type Answer = Box<dyn FnOnce() + Send>;
 
-/// A call, as the thread sees it.
+/// Queued call to the thread.
 enum Request {
     Append {
         events: Vec<NewEvent>,
@@ -34,10 +34,10 @@ enum Request {
     Other(Box<dyn FnOnce(&mut Log) -> Answer + Send>),
 }
 
-/// The state of the thread.
+/// State of the thread.
 struct Worker {
     log: Log,
-    /// The time for which delivered events are kept.
+    /// Time that delivered events are kept.
     keep: Option<SignedDuration>,
     status: watch::Sender<OutboxStatus>,
     metrics: OutboxMetrics,
@@ -46,7 +46,7 @@ struct Worker {
 // === impl Thread ===
 
 impl Thread {
-    /// Starts the thread. It owns `log` and `guard` until it ends.
+    /// Starts the thread, which owns `log` and `guard` until it ends.
     pub(super) fn start(
         log: Log,
         keep: Option<SignedDuration>,
@@ -79,7 +79,7 @@ impl Thread {
         answer.unwrap_or(Err(OutboxError::Closed))
     }
 
-    /// Has the thread do something with the log, and returns the outcome.
+    /// Runs `work` on the log in the thread, and returns the outcome.
     pub(super) async fn call<T: Send + 'static>(
         &self,
         work: impl FnOnce(&mut Log) -> Result<T, OutboxError> + Send + 'static,
@@ -87,7 +87,7 @@ impl Thread {
         let request = |reply: Reply<T>| {
             Request::Other(Box::new(move |log| {
                 let outcome = work(log);
-                // A caller that no longer listens has given up; it is done.
+                // A receiver that is gone has given up; the work is done all the same.
                 Box::new(move || drop(reply.send(outcome)))
             }))
         };
@@ -95,8 +95,8 @@ impl Thread {
         answer.unwrap_or(Err(OutboxError::Closed))
     }
 
-    /// Takes no further call, and waits until those under way are answered and the
-    /// thread has let go of the files.
+    /// Accepts no further call, and waits until those in progress are answered and the thread
+    /// has released the files.
     pub(super) async fn close(&self) {
         self.thread.close().await;
     }
@@ -123,7 +123,8 @@ impl Worker {
             .collect();
         let waiting_before = self.log.staged_from();
         let committed = self.log.commit();
-        // Before the callers are answered: who has appended an event finds it announced.
+        // Updated before the callers are answered, so that a caller finds its own event
+        // announced.
         let status = self.log.status();
         self.metrics.set(&status);
         self.status.send_replace(status);

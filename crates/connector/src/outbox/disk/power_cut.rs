@@ -1,7 +1,7 @@
-//! A disk for tests that is cut off from power at every moment of its use.
+//! Simulated disk that loses power at every moment of a test.
 //!
-//! On disk is what was synchronised: of a file its bytes, of a directory its names. Of the
-//! writes since, each may have reached the disk or not, in any order.
+//! Synced data is on disk: the bytes of a file, the names in a directory. Each write since the
+//! last sync may have reached the disk or not, in any order.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
@@ -16,29 +16,29 @@ thread_local! {
     static DISK: RefCell<Option<Disk>> = const { RefCell::new(None) };
 }
 
-/// Most writes that no synchronisation follows.
+/// Most writes without a sync after them.
 const MOST_PENDING: usize = 4;
 
-/// The disk under this thread's outbox, below a directory that outlasts every power cut.
+/// Disk under this thread's outbox, below a directory that survives every power cut.
 #[derive(Default)]
 struct Disk {
     root: PathBuf,
-    /// Names in a directory, as they were synchronised, by inode.
+    /// Names in each directory at its last sync, with their inodes.
     names: HashMap<PathBuf, BTreeMap<OsString, u64>>,
-    /// Bytes of a file, as they were synchronised.
+    /// Bytes of each file at its last sync, by inode.
     bytes: HashMap<u64, Vec<u8>>,
-    /// Writes since.
+    /// Writes since the last sync.
     pending: Vec<(u64, Vec<u8>, u64)>,
-    /// Open, so that no inode is given to another file.
+    /// Open files, so that no inode is reused.
     held: HashMap<u64, File>,
-    /// The states that the disk may have had at any moment since they were last asked for.
+    /// Possible states of the disk at every moment since they were last taken.
     moments: Vec<Kept>,
 }
 
-/// The contents of the disk after a power cut: files below the root, by path.
+/// Contents of the disk after a power cut: files below the root, by path.
 pub(in super::super) type Kept = BTreeMap<PathBuf, Vec<u8>>;
 
-/// Observes what this thread writes below `root` from now on.
+/// Observes the writes of this thread below `root` from now on.
 pub(in super::super) fn observe(root: &Path) {
     DISK.set(Some(Disk {
         root: root.to_owned(),
@@ -46,8 +46,8 @@ pub(in super::super) fn observe(root: &Path) {
     }));
 }
 
-/// Returns the states that the disk may have had at any moment since the last call, and those that
-/// it may have now.
+/// Returns the possible states of the disk at every moment since the last call, and the current
+/// ones.
 pub(in super::super) fn moments() -> (Vec<Kept>, Vec<Kept>) {
     DISK.with_borrow_mut(|disk| {
         let disk = disk.as_mut().expect("observed");
@@ -55,7 +55,7 @@ pub(in super::super) fn moments() -> (Vec<Kept>, Vec<Kept>) {
     })
 }
 
-/// Puts what is on disk into a new directory.
+/// Writes the contents of a disk into a new directory.
 pub(in super::super) fn after(kept: &Kept) -> TempDir {
     let dir = TempDir::new().unwrap();
     for (path, bytes) in kept {
@@ -77,7 +77,7 @@ pub(super) fn synced(file: &File) {
     observed(|disk| {
         let inode = disk.hold(file);
         let mut bytes = vec![0; usize::try_from(file.metadata().unwrap().len()).unwrap()];
-        // Of one that is only written to, the name is needed to read it.
+        // A file opened for writing only has to be opened by name to be read.
         File::open(format!(
             "/proc/self/fd/{}",
             std::os::fd::AsRawFd::as_raw_fd(file)
@@ -122,7 +122,7 @@ impl Disk {
         inode
     }
 
-    /// Returns the states that the disk may have now: with each of the pending writes, or without.
+    /// Returns the possible states of the disk now: with or without each of the pending writes.
     fn possible(&self) -> Vec<Kept> {
         assert!(self.pending.len() <= MOST_PENDING, "never synchronised");
         let some = 0..1_u32 << self.pending.len();

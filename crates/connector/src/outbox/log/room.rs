@@ -1,5 +1,5 @@
-//! Making room: segments of which all was delivered go, and events that were delivered and wait
-//! again for another store. Never what was not delivered yet.
+//! Making room: removes delivered segments, and gives up delivered events that wait again for
+//! another store. Never removes an undelivered event.
 
 use std::{fs, io};
 
@@ -9,13 +9,13 @@ use super::{Log, WaitingRecord};
 use crate::outbox::segment::HEAD;
 use crate::outbox::{MAX_SEGMENTS, OutboxError};
 
-/// The part of the events and of the bytes that users' reports may take, as a divisor: the rest
-/// is for the monitors, whose faults must not wait behind what a user makes up.
+/// Divisor of the limits for reports of users: the rest is reserved for monitors, whose faults
+/// must not wait behind reports that a user makes up.
 const USERS_PART: usize = 2;
 
 impl Log {
-    /// Returns which share users have reached, if a call, whose events are staged from an index
-    /// on, brings events of users.
+    /// Returns the limit that users have reached, if the call staged from index `from` on
+    /// contains events of users.
     pub(super) fn exceeded_by_users(&self, from: usize) -> Option<OutboxError> {
         let is_users = |entry: &&WaitingRecord| entry.authority == Authority::User;
         let staged = &self.staged.entries;
@@ -34,12 +34,12 @@ impl Log {
         })
     }
 
-    /// Returns which limit the group has reached, if it has, and there is nothing left to forget
-    /// that was delivered before.
+    /// Returns the limit that the group has reached, after making room by giving up delivered
+    /// events.
     pub(super) fn exceeded(&mut self) -> Option<OutboxError> {
         loop {
             let events = self.waiting.len() + self.staged.entries.len();
-            // The group may begin a new file.
+            // The group may start a new file.
             let bytes = self.bytes() + (HEAD + self.staged.bytes.len()) as u64;
             let what = if events > self.limits.events {
                 if self.give_up_repeat() {
@@ -59,8 +59,7 @@ impl Log {
         }
     }
 
-    /// Removes segments of which all is delivered and that are not kept, but not the one
-    /// that is written.
+    /// Removes segments that are delivered and not kept, except the one being written.
     pub(super) fn remove_delivered(&mut self) {
         while let Some(oldest) = self.segments.front() {
             let in_use = self.segments.len() == 1
@@ -68,7 +67,7 @@ impl Log {
                 && oldest.length < self.limits.segment_bytes();
             let keeps = self.keep_since.is_some_and(|since| {
                 let records: usize = self.segments.iter().map(|one| one.records).sum();
-                // No more than can wait again.
+                // Only as many events are kept as can wait again.
                 records <= self.limits.events && oldest.newest.is_some_and(|at| at >= since)
             });
             if in_use || keeps || oldest.last > self.cursor.position() || !self.remove_oldest() {
@@ -77,14 +76,14 @@ impl Log {
         }
     }
 
-    /// Makes room by the oldest segment, where all in it was delivered to some store.
+    /// Removes the oldest segment to make room, if all its events were delivered to some store.
     pub(super) fn forget_oldest(&mut self) -> bool {
         let oldest = self.segments.front();
         let may = oldest.is_some_and(|one| one.records > 0 && one.last <= self.cursor.sent());
         may && self.remove_oldest()
     }
 
-    /// Makes room by the oldest event that waits again, if one does.
+    /// Gives up the oldest event to make room, if it was delivered before and waits again.
     pub(super) fn give_up_repeat(&mut self) -> bool {
         let front = self.waiting.front();
         let repeat = front.is_some_and(|entry| entry.position <= self.cursor.sent());
@@ -109,7 +108,7 @@ impl Log {
         if self.segments.len() == 1 {
             self.file = None;
         }
-        // A file that is open takes room although it is removed.
+        // An open file takes up room even after it is removed.
         let gone = oldest.first;
         self.reading = self.reading.take().filter(|(first, _)| *first != gone);
         self.segments.pop_front();

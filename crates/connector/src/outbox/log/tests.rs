@@ -76,7 +76,7 @@ fn cut_at_any_byte_it_delivers_all_that_is_whole_and_goes_on() {
         };
         let dropped = if cut < 12 { cut } else { cut - start };
         assert_eq!(log.status().damaged, dropped as u64, "cut at {cut}");
-        // What comes later stands behind what is whole, also for the next start.
+        // Later events are appended behind the whole ones, and are found by the next start.
         log.append(&[event("later")]).unwrap();
         drop(log);
         let mut log = Log::open(dir.path(), LIMITS).unwrap();
@@ -131,7 +131,7 @@ fn damage_after_the_start_is_found_when_it_is_read() {
     fs::write(&file, bytes).unwrap();
     assert_eq!(names(&log.all()), ["one", "three"]);
     assert_eq!(log.status().events, 2);
-    // The whole file is gone: nothing is left to deliver, and nothing waits for ever.
+    // The whole file is gone: nothing is left to deliver, and no call hangs.
     fs::remove_file(&file).unwrap();
     log.reading = None;
     assert!(log.all().is_empty());
@@ -160,7 +160,8 @@ fn what_waits_already_is_taken_once_also_where_nothing_more_fits() {
     assert!(error.to_string().contains("2 events wait"), "{error}");
     assert_eq!(log.append(&[event("two")]).unwrap()[0].seq, 2.into());
     assert_eq!(names(&log.all()), ["one", "two"]);
-    // Delivery makes room, and what was delivered is new again: the store knows it.
+    // Delivery makes room. A delivered event counts as new again, since the store recognises
+    // it.
     log.delivered(1);
     assert!(log.append(&[event("three")]).unwrap()[0].new);
     assert_eq!(names(&log.all()), ["two", "three"]);
@@ -184,7 +185,7 @@ fn room_is_bounded_in_bytes_and_comes_back_with_delivery() {
     assert!(error.to_string().contains("16777216"), "{error}");
     assert!(log.status().bytes <= MIN_BYTES && log.status().bytes > MIN_BYTES * 9 / 10);
     assert!(log.segments.len() >= 15);
-    // A batch has at least one event, and no more bytes than asked for.
+    // A batch has at least one event, and at most the requested bytes.
     assert_eq!(log.read(0, 100, 1).unwrap().len(), 1);
     assert_eq!(log.read(0, 100, 100_000).unwrap().len(), 6);
     assert_eq!(log.read(0, 3, u64::MAX).unwrap().len(), 3);
@@ -211,7 +212,7 @@ fn delivered_stays_delivered_and_losing_the_note_of_it_delivers_again() {
     drop(log);
     let mut log = Log::open(dir.path(), LIMITS).unwrap();
     assert!(log.all().is_empty());
-    // Positions go on, also where no file says how far they were.
+    // Positions continue, even if no file records the last one.
     assert_eq!(log.append(&[event("four")]).unwrap()[0].seq, 4.into());
     drop(log);
     let cursor = dir.path().join("delivered");
@@ -234,14 +235,15 @@ fn another_store_gets_all_that_is_kept_but_for_what_was_put_aside() {
     log.put_aside(&[(event("bad"), "why".into())]).unwrap();
     log.delivered(3);
     assert_eq!((log.status().events, log.status().kept), (1, 3));
-    // The same store again, also after a restart: nothing is sent again.
+    // Answer of the same store, also after a restart: nothing is sent again.
     drop(log);
     let mut log = Log::open(dir.path(), LIMITS).unwrap();
     log.keep_since(Timestamp::MIN);
     assert_eq!(log.store(), Some("a"));
     assert_eq!(log.turn_to("a".into()), 0);
     assert_eq!(names(&log.all()), ["three"]);
-    // Another: all, before what is new. An event that waits again is taken once.
+    // Another store: all kept events come before new ones. An event that waits again is stored
+    // once.
     assert_eq!(log.turn_to("b".into()), 2);
     assert_eq!(names(&log.all()), ["one", "two", "three"]);
     assert!(!log.append(&[event("one")]).unwrap()[0].new);
@@ -251,11 +253,11 @@ fn another_store_gets_all_that_is_kept_but_for_what_was_put_aside() {
     let mut log = Log::open(dir.path(), LIMITS).unwrap();
     log.keep_since(Timestamp::MIN);
     assert_eq!(names(&log.all()), ["two", "three", "four"]);
-    // And another, before the one before has all.
+    // A third store, before the second one has all events.
     assert_eq!(log.turn_to("c".into()), 1);
     assert_eq!(names(&log.all()), ["one", "two", "three", "four"]);
     log.delivered(u64::MAX);
-    // What is too old is not wanted any more, and its file goes.
+    // Events beyond the retention are not kept, and their file is removed.
     let later: Timestamp = "2026-01-02T00:00:00Z".parse().unwrap();
     log.keep_since(later);
     assert_eq!(log.turn_to("d".into()), 0);
@@ -290,7 +292,7 @@ fn what_is_kept_goes_before_anything_is_refused() {
     };
     let mut log = Log::open(dir.path(), limits).unwrap();
     log.keep_since(Timestamp::MIN);
-    // More than there is room for, each delivered at once.
+    // More events than there is room for, each delivered at once.
     for index in 0..1_200 {
         log.append(&[event(&format!("{index:016384}"))]).unwrap();
         log.delivered(u64::MAX);
@@ -298,7 +300,7 @@ fn what_is_kept_goes_before_anything_is_refused() {
     }
     let kept = log.turn_to("b".into());
     assert!((900..1_100).contains(&kept), "{kept}");
-    // What waits again makes way for what is new, by bytes and by number.
+    // Events that wait again make way for new ones, by bytes and by number.
     for part in 0..20 {
         let names = (0..100).map(|index| format!("small {part} {index}"));
         let events: Vec<_> = names.map(|name| event(&name)).collect();
@@ -333,10 +335,10 @@ fn killed_at_any_byte_of_turning_to_another_store_nothing_is_lost() {
         fs::write(&cursor, torn).unwrap();
         let mut log = Log::open(dir.path(), LIMITS).unwrap();
         log.keep_since(Timestamp::MIN);
-        // The other store answers, and is turned to where it is not known yet.
+        // A store that is not known yet counts as another one.
         log.turn_to("another-store".into());
         assert_eq!(names(&log.all()), whole, "cut at {cut}");
-        // Once turned to, it is remembered.
+        // After the switch, the store is remembered.
         drop(log);
         let mut log = Log::open(dir.path(), LIMITS).unwrap();
         assert_eq!(log.store(), Some("another-store"), "cut at {cut}");
@@ -352,9 +354,9 @@ enum Step {
     Append(Vec<u8>),
     Deliver(u8),
     Restart,
-    /// The process dies in a write of so many bytes more.
+    /// The process dies in a write of these bytes.
     Torn(Vec<u8>),
-    /// Another store answers.
+    /// Another store answers the next request.
     Turn(u8),
 }
 
@@ -387,7 +389,7 @@ proptest! {
             log
         };
         let mut log = open();
-        // All that was ever taken, and how many of the last of it nobody has yet.
+        // All events accepted so far, and the number of the last ones that no store has yet.
         let (mut history, mut fresh): (Vec<String>, usize) = (Vec::new(), 0);
         for step in steps {
             let waiting = names(&log.all());
@@ -435,8 +437,8 @@ proptest! {
                     prop_assert!(keeps || again == 0);
                 }
             }
-            // What waits is the end of what was taken: all that nobody has, and before it what
-            // another store had.
+            // The waiting events are the end of the history: all that no store has, and before
+            // them those that only another store had.
             let waiting = names(&log.all());
             prop_assert!(waiting.len() >= fresh);
             prop_assert!(history.ends_with(&waiting), "{:?} {:?}", history, waiting);
@@ -468,7 +470,7 @@ fn users_leave_room_for_the_monitors() {
     }
     let refused = log.append(&[of_user("one more")]).unwrap_err();
     assert!(matches!(refused, OutboxError::Full { .. }), "{refused}");
-    // What is sent again needs no room.
+    // A repeated event needs no room.
     log.append(&[of_user("3")]).unwrap();
     drop(log);
     let mut log = Log::open(dir.path(), limits).unwrap();

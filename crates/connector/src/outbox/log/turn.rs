@@ -1,4 +1,4 @@
-//! Turning to another store: what is kept of what was delivered waits again.
+//! Switching to another store: delivered events that are still kept wait again.
 
 use std::sync::Arc;
 
@@ -8,20 +8,21 @@ use super::{Log, WaitingRecord};
 use crate::outbox::{record, refused};
 
 impl Log {
-    /// Keeps what is delivered from `since` on, for another store that may want it.
+    /// Keeps delivered events accepted at `since` or later, for another store that may lack
+    /// them.
     pub(in crate::outbox) fn keep_since(&mut self, since: Timestamp) {
         self.keep_since = Some(since);
         self.remove_delivered();
     }
 
-    /// Returns the store to which all before what waits is delivered.
+    /// Returns the store that has all delivered events.
     pub(in crate::outbox) fn store(&self) -> Option<&str> {
         self.cursor.store()
     }
 
-    /// Turns to another store: what is kept of what was delivered waits again, before all
-    /// else, but for what was put aside. Says how many events that are. For the store that
-    /// is known already nothing changes.
+    /// Switches to another store: delivered events that are still kept wait again, before all
+    /// others, except those put aside. Returns their number. Does nothing if the store is the
+    /// current one.
     pub(in crate::outbox) fn turn_to(&mut self, store: String) -> usize {
         if self.cursor.store() == Some(store.as_str()) {
             return 0;
@@ -39,13 +40,13 @@ impl Log {
         }
         let position = first.unwrap_or(self.cursor.position());
         if let Err(error) = self.cursor.go_back(position, store) {
-            // Costs no event: after a restart we turn to it once more.
-            tracing::warn!(err = %error, "it cannot be noted to which store events are delivered");
+            // No event is lost: after a restart, the log switches to the store again.
+            tracing::warn!(err = %error, "the store that has the delivered events cannot be recorded");
         }
         count
     }
 
-    /// Returns what was delivered and is kept, oldest first.
+    /// Returns the delivered records that are still kept, oldest first.
     fn kept(&mut self) -> Vec<WaitingRecord> {
         let aside = refused::ids(&self.directory);
         let mut kept = Vec::new();
@@ -53,7 +54,8 @@ impl Log {
             if segment.first > self.cursor.position() {
                 break;
             }
-            // It may be the one that is written: what is known of it stays as it is.
+            // A copy, since the segment may be the one being written, whose state must not
+            // change.
             let mut copy = segment.clone();
             let (bytes, contents) = match copy.read() {
                 Ok(read) => read,
@@ -61,7 +63,7 @@ impl Log {
                     tracing::error!(
                         err = %error,
                         file = %segment.path.display(),
-                        "what was delivered cannot be read, and is not sent again"
+                        "delivered events cannot be read, and are not sent again"
                     );
                     continue;
                 }

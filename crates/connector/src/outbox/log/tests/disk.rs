@@ -1,14 +1,14 @@
-//! Disks that are full, or read-only.
+//! Tests with disks that are full or read-only.
 
 use std::process::Command;
 
 use super::*;
 
-/// A file system of its own, for tests as root.
+/// File system of its own, for tests as root.
 struct Tmpfs(tempfile::TempDir);
 
 impl Tmpfs {
-    /// `None`, and a skip, where none can be mounted.
+    /// Returns `None`, and skips, if none can be mounted.
     fn mount(bytes: u32) -> Option<Self> {
         let own = Self(tempfile::tempdir().unwrap());
         if own.run(
@@ -56,7 +56,7 @@ fn a_full_disk_refuses_keeps_what_waits_and_passes() {
     assert!(matches!(error, OutboxError::Full { .. }), "{error:?}");
     assert!(error.to_string().contains("No space left"), "{error}");
     assert!(taken.len() > 10);
-    // Still full: refused again, and what waits is untouched. A repeat needs no room.
+    // Still full: events are refused again, and waiting ones stay. A repeat needs no room.
     log.append(&[event("small"), large(1000)]).unwrap_err();
     assert!(!log.append(&[large(3)]).unwrap()[0].new);
     assert_eq!(names(&log.all()), taken);
@@ -66,7 +66,7 @@ fn a_full_disk_refuses_keeps_what_waits_and_passes() {
     let mut log = Log::open(&dir, LIMITS).unwrap();
     assert_eq!(log.status().damaged, 0);
     assert_eq!(names(&log.all()), taken[taken.len() - 1..]);
-    // Room comes back, by itself or by a larger disk.
+    // Room comes back, here with a larger disk.
     disk.remount("size=2m");
     log.append(&[large(1000)]).unwrap();
     assert_eq!(names(&log.all()).len(), 2);
@@ -92,6 +92,6 @@ fn a_read_only_disk_refuses_and_what_waits_is_delivered() {
     log.append(&[event("three")]).unwrap();
     drop(log);
     let mut log = Log::open(&dir, LIMITS).unwrap();
-    // What could not be noted is delivered again.
+    // Events whose delivery could not be recorded are delivered again.
     assert_eq!(names(&log.all()), ["one", "two", "three"]);
 }

@@ -1,17 +1,17 @@
-//! The machine loses power at any moment: what was answered is on disk.
+//! Test of power cuts at every moment: acknowledged events are on disk.
 
 use std::collections::HashSet;
 
 use super::*;
 use crate::outbox::disk::power_cut::{Kept, after, moments, observe};
 
-/// The events that the outbox has promised to keep, by its answers.
+/// Events that the outbox has promised to keep, by its answers.
 #[derive(Clone, Debug, Default)]
 struct Owed {
     /// Events, in order, and how many of the first were delivered, by position.
     taken: Vec<String>,
     delivered: usize,
-    /// The store that they were delivered to.
+    /// Store that the events were delivered to.
     store: Option<String>,
     aside: HashSet<String>,
 }
@@ -23,7 +23,7 @@ impl Owed {
 }
 
 /// Returns the events that an outbox with these files has for `store`, the store that answered
-/// last, and those that it has put aside.
+/// last, and the events that it has put aside.
 fn found(kept: &Kept, store: Option<&str>) -> (Vec<String>, HashSet<String>) {
     let root = after(kept);
     let dir = root.path().join("outbox");
@@ -68,7 +68,7 @@ fn what_was_answered_survives_a_power_cut_at_any_moment() {
                 owed.aside.insert(refused.event.id.clone());
                 log.put_aside(&[(refused, "why".into())]).unwrap();
             }
-            // A file of refused events that is full makes way for another.
+            // A full file of refused events makes way for a new one.
             10 => fs::write(dir.join("refused.jsonl"), vec![b'x'; 1 << 20]).unwrap(),
             11 => {
                 owed.aside = [event("one more").event.id].into();
@@ -85,7 +85,7 @@ fn what_was_answered_survives_a_power_cut_at_any_moment() {
             if before.taken.is_empty() {
                 continue;
             }
-            // The store that answers is the one before, or the one that is turned to.
+            // The recorded store is the one before the switch, or the new one.
             let (waiting, aside) = found(kept, owed.store.as_deref());
             let least = if before.store == owed.store {
                 owed.waiting()
