@@ -27,7 +27,7 @@ fn event(gpu: &str) -> HealthEvent {
         check_name: "GpuMemWatch".into(),
         node_name: "n1".into(),
         is_fatal: true,
-        // A number that we do not know is data.
+        // An unknown number is passed through as data.
         recommended_action: 77,
         entities_impacted: vec![Entity {
             entity_type: "GPU".into(),
@@ -179,7 +179,7 @@ async fn limits_are_stated_in_the_answer() {
         .await
         .unwrap_err();
     assert!(error.to_string().contains("at most 253"), "{error}");
-    // A request over the size limit is refused by gRPC itself, and the server lives on.
+    // A request over the size limit is refused by gRPC itself, and the server continues.
     let mut client = served.client().await.max_encoding_message_size(64 << 20);
     let mut huge = event("0");
     huge.message = "x".repeat(MAX_REQUEST_BYTES + 1);
@@ -237,7 +237,7 @@ fn on(node: &str, gpu: &str) -> HealthEvent {
     }
 }
 
-/// NVSentinel takes any node's name from whoever can open its socket.
+/// NVSentinel accepts any node's name from every process that can open its socket.
 #[tokio::test]
 async fn a_local_process_speaks_for_its_own_node_only() {
     let served = Served::new();
@@ -256,7 +256,7 @@ async fn a_local_process_speaks_for_its_own_node_only() {
     }
     let stored = served.stored().await;
     assert!(stored.len() == 2 && stored.iter().all(|event| event.node_name == "n1"));
-    // One that is wrong in itself is wrong whoever sends it.
+    // An invalid event is refused whoever sends it.
     let wrong = HealthEvent::default();
     let status = client
         .health_event_occurred_v1(batch(vec![on("n2", "0"), wrong]))
@@ -319,7 +319,7 @@ async fn a_sender_that_is_not_known_is_not_heard() {
     assert_eq!(served.stored().await, []);
 }
 
-/// Answers as it is told, and keeps what it was offered.
+/// Sink that answers by a script, and records the events passed to it.
 #[derive(Default)]
 struct Scripted {
     answer: Option<fn() -> SinkError>,
@@ -384,7 +384,7 @@ async fn what_a_sink_says_reaches_the_sender() {
     }
 }
 
-/// Whoever may report writes no line for each report while the disk is full.
+/// Senders must not be able to fill the log while the disk is full.
 #[tokio::test]
 async fn a_store_that_takes_nothing_is_logged_now_and_then() {
     let log = testkit::Log::begin();
@@ -399,7 +399,7 @@ async fn a_store_that_takes_nothing_is_logged_now_and_then() {
     }
     let lines = log.lines_with("disk is full");
     assert_eq!(lines.len(), 1, "{lines:?}");
-    assert!(lines[0].contains("ERROR") && lines[0].contains("events were not taken"));
+    assert!(lines[0].contains("ERROR") && lines[0].contains("events were not accepted"));
 }
 
 #[tokio::test]
@@ -412,7 +412,7 @@ async fn monitors_hear_of_recoveries_that_others_report() {
         is_fatal: false,
         ..event("0")
     };
-    // Over the clone that serves the socket, too: all clones are one connector.
+    // All clones are one connector, including the one that serves the socket.
     connector
         .clone()
         .accept(
@@ -425,8 +425,8 @@ async fn monitors_hear_of_recoveries_that_others_report() {
     assert!(recoveries.try_recv().is_err(), "a fault is no recovery");
 }
 
-/// Otherwise new faults of a node whose clock lags count as older than its release by hand,
-/// and are dismissed.
+/// Otherwise new faults of a node whose clock is slow would count as older than its release by
+/// a person, and be dismissed.
 #[tokio::test]
 async fn an_event_is_as_old_as_it_is_whatever_the_clock_of_its_node_says() {
     fn ours() -> Timestamp {
@@ -438,13 +438,13 @@ async fn an_event_is_as_old_as_it_is_whatever_the_clock_of_its_node_says() {
         (Some("13:00:00"), "12:59:55", "11:59:55"),
         (Some("12:00:00"), "11:00:00", "11:00:00"),
         (Some("11:00:00"), "11:30:00", "12:00:00"),
-        // Out of all reason.
+        // An impossible time.
         (
             Some("9998-01-01T00:00:00"),
             "0001-01-01T00:00:00",
             "12:00:00",
         ),
-        // An agent that does not say.
+        // An agent that sends no time.
         (None, "11:59:00", "11:59:00"),
         (None, "12:30:00", "12:00:00"),
     ];
@@ -472,7 +472,7 @@ async fn an_event_is_as_old_as_it_is_whatever_the_clock_of_its_node_says() {
     }
 }
 
-/// There what could not be stored is an entry in the log, and in no metric.
+/// NVSentinel records a failed insert in its log, and in no metric.
 #[tokio::test]
 async fn what_could_not_be_stored_is_counted_and_asked_for_again() {
     type Answer = fn() -> SinkError;
@@ -497,7 +497,7 @@ async fn what_could_not_be_stored_is_counted_and_asked_for_again() {
     }
 }
 
-/// Takes nothing and never answers.
+/// Sink that stores nothing and never answers.
 struct Stuck;
 
 #[async_trait::async_trait]
@@ -507,7 +507,7 @@ impl Sink for Stuck {
     }
 }
 
-/// NVSentinel queues what comes without a limit.
+/// NVSentinel queues incoming events without a limit.
 #[tokio::test]
 async fn what_waits_for_a_store_that_hangs_is_bounded_by_number_and_by_size() {
     let large = |count: usize| {
@@ -536,7 +536,7 @@ async fn what_waits_for_a_store_that_hangs_is_bounded_by_number_and_by_size() {
         let at_once = tokio::time::timeout(std::time::Duration::from_secs(20), one_more);
         let status = at_once.await.expect("it does not wait").unwrap_err();
         assert_eq!(status.code(), Code::ResourceExhausted, "{status}");
-        // What is given up makes room again.
+        // Calls that are given up make room again.
         waiting.shutdown().await;
         assert!(
             metrics
@@ -546,7 +546,7 @@ async fn what_waits_for_a_store_that_hangs_is_bounded_by_number_and_by_size() {
     }
 }
 
-/// There a call has no deadline: a connector that hangs blocks its monitor for ever.
+/// In NVSentinel a call has no deadline: a connector that hangs blocks its monitor forever.
 #[tokio::test(start_paused = true)]
 async fn a_call_on_a_store_that_hangs_is_answered() {
     let dir = tempfile::tempdir().unwrap();
@@ -558,10 +558,10 @@ async fn a_call_on_a_store_that_hangs_is_answered() {
     tokio::spawn(serve(listener, connector, cancel.clone()));
     let mut client = dial(&path).await;
     let call = client.health_event_occurred_v1(batch(vec![event("0")]));
-    // By the paused clock: longer than a call may take here, whatever that is.
+    // By the paused clock: longer than any limit of the connector.
     let answer = tokio::time::timeout(std::time::Duration::from_mins(10), call).await;
     let status = answer.expect("an answer").unwrap_err();
-    // What stock clients take for a reason to send it again.
+    // Stock clients retry on these codes.
     let again = matches!(status.code(), Code::Cancelled | Code::DeadlineExceeded);
     assert!(again, "{status}");
     cancel.cancel();

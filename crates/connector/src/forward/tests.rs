@@ -16,7 +16,7 @@ use tonic::{Request, Response, Status};
 use super::*;
 use crate::{AcceptNodes, Caller, Connector};
 
-/// A gpuwarden with a store that hands events on to a port of this machine.
+/// Installation with a store that forwards events to a port of this machine.
 struct Installation {
     dir: tempfile::TempDir,
     store: Arc<dyn EventStore>,
@@ -91,7 +91,7 @@ impl Installation {
         records
     }
 
-    /// Waits until an attempt has failed, and says why.
+    /// Waits until an attempt has failed, and returns the reason.
     async fn failing(&self, with: &str) -> String {
         let mut delivery = self.forwarding.delivery.clone();
         let failed = |status: &DeliveryStatus| {
@@ -105,19 +105,19 @@ impl Installation {
         status.unwrap().failing.clone().unwrap()
     }
 
-    /// Waits until nothing is on its way to the target.
+    /// Waits until no event is on its way to the target.
     async fn empty(&self) {
         let mut status = self.forwarding.outbox.status();
         status.wait_for(|status| status.events == 0).await.unwrap();
     }
 }
 
-/// A service of somebody else's: takes what comes.
+/// Service of another vendor that accepts every event.
 #[derive(Clone, Default)]
 struct Target {
     taken: Arc<Mutex<Vec<HealthEvent>>>,
     tokens: Arc<Mutex<Vec<String>>>,
-    /// The versions of the batches that they came in.
+    /// Versions of the batches that the events came in.
     versions: Arc<Mutex<Vec<u32>>>,
 }
 
@@ -177,7 +177,7 @@ async fn what_is_stored_arrives_as_it_was_stored_also_where_the_target_was_away(
     let (closed, port) = listener().await;
     drop(closed);
     let installation = Installation::new(port);
-    // Nobody is there: the store takes all, at once.
+    // Without a target, the store accepts all events at once.
     for index in 0..50 {
         installation
             .accept(&numbered(index * 4..index * 4 + 4))
@@ -194,7 +194,7 @@ async fn what_is_stored_arrives_as_it_was_stored_also_where_the_target_was_away(
     installation.empty().await;
     let expected: Vec<HealthEvent> = stored.into_iter().map(|record| record.event).collect();
     assert_eq!(*target.taken.lock().unwrap(), expected);
-    // It goes away and comes back; the token is another by then.
+    // The target stops and comes back; the token has changed meanwhile.
     stop.cancel();
     served.await.unwrap();
     std::fs::write(installation.dir.path().join("token"), "two").unwrap();
@@ -263,19 +263,19 @@ async fn what_waits_for_the_target_survives_a_restart() {
 
 #[tokio::test]
 async fn the_store_takes_events_whatever_becomes_of_the_target() {
-    // Its connections are accepted, and nothing is ever answered.
+    // Connections to the target are accepted, and no request is ever answered.
     let (silent, port) = listener().await;
     let installation = Installation::new(port);
     installation.accept(&numbered(0..3)).await;
     assert_eq!(installation.stored().await.len(), 3);
     drop(silent);
 
-    // Its outbox cannot be written any more.
+    // From here on, the outbox cannot be written.
     installation.forwarding.close().await;
     installation.accept(&numbered(3..6)).await;
     assert_eq!(installation.stored().await.len(), 6);
 
-    // The disk hangs: there is no place among those that wait.
+    // The disk hangs, so that no further call can wait.
     let (_closed, port) = listener().await;
     let installation = Installation::new(port);
     let behind = Arc::clone(&installation.forwarding.behind);

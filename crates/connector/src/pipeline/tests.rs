@@ -13,7 +13,7 @@ use crate::{AcceptError, AcceptNodes, Caller, Connector, Sink, SinkError};
 const DEDUP: &str = "suppressionWindow = '3m'\n";
 const START: i64 = 1_700_000_000;
 
-/// A store, a cluster of one node, and metrics, over which connectors are made.
+/// Store, cluster of one node, and metrics, shared by the connectors of a test.
 struct Bench {
     dir: tempfile::TempDir,
     store: Arc<SqliteStore>,
@@ -21,7 +21,7 @@ struct Bench {
     metrics: Metrics,
 }
 
-/// A store that answers as it is told; it has room for so many events in all.
+/// Store with room for a given number of events.
 struct Sparse {
     store: Arc<dyn EventStore>,
     room: Mutex<usize>,
@@ -118,7 +118,7 @@ fn dedup() -> Transformer {
     Transformer::Deduplicate(load::dedup(DEDUP, "d").unwrap())
 }
 
-/// The fault of a GPU, observed at a second.
+/// Returns the fault of a GPU, observed at a second.
 fn fault(gpu: &str, second: i64) -> HealthEvent {
     HealthEvent {
         agent: "syslog-health-monitor".into(),
@@ -192,7 +192,7 @@ async fn an_event_of_a_node_that_is_not_known_is_stored_as_it_is() {
     bench.counted("gpuwarden_events_unaugmented_total{reason=\"unknown_node\"} 1");
 }
 
-/// Each look-up ends only once the other has begun: behind one lock neither would.
+/// Each look-up ends only once the other has begun: behind one lock neither would end.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn calls_look_nodes_up_side_by_side() {
     let bench = Bench::new();
@@ -242,7 +242,8 @@ async fn transformers_work_in_the_order_in_which_they_are_configured() {
     }
 }
 
-/// An event is known by what its sender said, whatever was made of it meanwhile.
+/// An event is identified by its sender's report, whatever the transformations made of the
+/// event.
 #[tokio::test]
 async fn a_retry_is_the_same_event_although_the_node_has_changed() {
     let bench = Bench::new();
@@ -278,9 +279,9 @@ async fn a_batch_that_could_not_be_stored_does_not_hold_back_its_retry() {
     let connector = bench.over(Arc::clone(&sink), vec![dedup()]);
     let error = send(&connector, &[fault("a", 0)]).await.unwrap_err();
     assert!(error.is_retryable());
-    // Another report of the same fault, as a monitor that looks again sends it.
+    // Another report of the same fault, as sent by a monitor that checks again.
     send(&connector, &[fault("a", 1)]).await.unwrap();
-    // What failed does not turn up behind what came later.
+    // The failed event does not appear behind later ones.
     assert_eq!(bench.strategies().await, [1]);
     assert_eq!(
         bench.stored().await[0].generated_timestamp.unwrap().seconds,
@@ -307,7 +308,7 @@ async fn where_there_is_no_room_repeats_are_left_out_before_anything_is_refused(
     assert_eq!(answered, [(2, true), (2, false), (1, false), (3, true)]);
     assert_eq!(answers[2].id, first[0].id);
     assert_eq!(bench.strategies().await, [1, 1, 1]);
-    // Repeats alone need no room; what is new does, and is refused.
+    // Repeats alone need no room; a new event does, and is refused.
     send(&connector, &[fault("a", 5), fault("c", 5)])
         .await
         .unwrap();
@@ -319,7 +320,7 @@ async fn where_there_is_no_room_repeats_are_left_out_before_anything_is_refused(
         "{error}"
     );
     bench.counted("gpuwarden_events_left_out_total 4");
-    // And it is new again when there is room.
+    // The event counts as new again when there is room.
     *lock(&sink.room) = 10;
     assert!(send(&connector, &[fault("d", 7)]).await.unwrap()[0].new);
     assert_eq!(bench.strategies().await, [1, 1, 1, 1]);
@@ -348,7 +349,7 @@ async fn repeats_are_known_after_a_restart() {
         .unwrap();
     assert_eq!(bench.strategies().await, [1, 3, 1]);
 
-    // What is older than the window is not read: it would pass anyway.
+    // Events older than the window are not read: repeats of them would pass anyway.
     let late = bench.pipeline(vec![dedup()]);
     let later = now + jiff::SignedDuration::from_mins(10);
     late.recall(bench.store.as_ref(), later).await.unwrap();

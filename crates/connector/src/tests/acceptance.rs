@@ -1,4 +1,4 @@
-//! When an event counts as accepted, and who may say so.
+//! Tests of the time of acceptance of an event, and of the senders that may set it.
 
 use contract::keys;
 
@@ -17,7 +17,7 @@ fn connector(served: &Served) -> Connector {
     Connector::new(store, AcceptNodes::Any, &Metrics::default(), now)
 }
 
-/// Returns the time at which `event`, sent by `caller`, counts as accepted.
+/// Returns the time of acceptance of `event`, sent by `caller`.
 async fn accepted(event: HealthEvent, caller: &Caller) -> Timestamp {
     let served = Served::new();
     let connector = connector(&served);
@@ -34,7 +34,7 @@ fn marked(time: &str) -> HealthEvent {
     event
 }
 
-/// A process that could would have its reports dismissed by a release that was before them.
+/// Otherwise a process could have its reports dismissed by a release that came before them.
 #[tokio::test]
 async fn a_local_process_does_not_say_when_its_events_were_accepted() {
     let local = Caller::Local(runtime::unix_grpc::UnixPeer {
@@ -48,7 +48,7 @@ async fn a_local_process_does_not_say_when_its_events_were_accepted() {
         let node = Caller::Node("n1".into());
         assert_eq!(accepted(marked(time), &node).await, at(time).min(now()));
     }
-    // Nor by the time that they give, or by a count.
+    // Neither the timestamp nor the count of such a report changes the time of acceptance.
     let mut old = event("0");
     old.generated_timestamp = Some(contract::json::proto_timestamp(at("2026-11-21T11:00:00Z")));
     for (key, value) in [
@@ -59,7 +59,7 @@ async fn a_local_process_does_not_say_when_its_events_were_accepted() {
         old.metadata.insert(key.into(), value.into());
     }
     assert_eq!(accepted(old.clone(), &local).await, now());
-    // Of ours they do; the monitor's own word is better.
+    // For gpuwarden's monitors they do; the monitor's explicit time takes precedence.
     assert_eq!(
         accepted(old.clone(), &Caller::Monitor).await,
         at("2026-11-21T11:00:00Z")
@@ -73,38 +73,38 @@ async fn a_local_process_does_not_say_when_its_events_were_accepted() {
 
 #[tokio::test]
 async fn what_a_monitor_of_ours_reports_is_as_old_as_it_is_within_two_days() {
-    for (told, expected) in [
+    for (claimed, expected) in [
         ("2026-11-21T11:59:00Z", "2026-11-21T11:59:00Z"),
         ("2026-11-19T12:00:00Z", "2026-11-19T12:00:00Z"),
-        // A clock that was wrong hides no fault.
+        // A time from a wrong clock must not hide a fault.
         ("2026-11-19T11:59:59Z", "2026-11-21T12:00:00Z"),
         ("1970-01-01T00:00:00Z", "2026-11-21T12:00:00Z"),
         ("2027-01-01T00:00:00Z", "2026-11-21T12:00:00Z"),
     ] {
         let mut event = event("0");
-        event.generated_timestamp = Some(contract::json::proto_timestamp(at(told)));
+        event.generated_timestamp = Some(contract::json::proto_timestamp(at(claimed)));
         let monitor = &Caller::Monitor;
-        assert_eq!(accepted(event, monitor).await, at(expected), "{told}");
-        assert_eq!(accepted(marked(told), monitor).await, at(expected));
+        assert_eq!(accepted(event, monitor).await, at(expected), "{claimed}");
+        assert_eq!(accepted(marked(claimed), monitor).await, at(expected));
         assert_eq!(
-            accepted(marked(told), &Caller::Central("c".into())).await,
+            accepted(marked(claimed), &Caller::Central("c".into())).await,
             at(expected)
         );
-        // Nor does a recovery look newer for it.
+        // A recovery does not become newer either.
         let healthy = HealthEvent {
             is_healthy: true,
-            ..marked(told)
+            ..marked(claimed)
         };
         let recovered = accepted(healthy, monitor).await;
         assert_eq!(
             recovered,
-            at(told).clamp(at("2026-11-19T12:00:00Z"), now()),
-            "{told}"
+            at(claimed).clamp(at("2026-11-19T12:00:00Z"), now()),
+            "{claimed}"
         );
     }
 }
 
-/// A recovery that is sent again has healed nothing that was counted since.
+/// A repeated recovery has closed nothing that was counted since.
 #[tokio::test]
 async fn a_recovery_is_told_to_monitors_once_however_often_it_is_sent() {
     let served = Served::new();

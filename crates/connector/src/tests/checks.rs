@@ -1,4 +1,4 @@
-//! Preflight checks that are counted over the socket.
+//! Tests of preflight checks that are counted over the socket.
 
 use contract::preflight::preflight_service_client::PreflightServiceClient;
 use contract::preflight::{CheckResult, FindPassRequest, GangWait, ReportCheckRequest};
@@ -112,7 +112,7 @@ async fn a_pass_is_known_until_a_fault_comes_in() {
         check: "dcgm-diag".into(),
         gpu_uuids: gpus.clone(),
     };
-    let told = |result: CheckResult, node: &str| ReportCheckRequest {
+    let report = |result: CheckResult, node: &str| ReportCheckRequest {
         node: node.into(),
         result: result as i32,
         gpu_uuids: gpus.clone(),
@@ -125,16 +125,16 @@ async fn a_pass_is_known_until_a_fault_comes_in() {
     assert_eq!(age(&asked).await.unwrap(), None);
     let mut reporter = self::client(&served).await;
     reporter
-        .report_check(told(CheckResult::Failed, "n1"))
+        .report_check(report(CheckResult::Failed, "n1"))
         .await
         .unwrap();
     reporter
-        .report_check(told(CheckResult::Passed, "n2"))
+        .report_check(report(CheckResult::Passed, "n2"))
         .await
         .unwrap_err();
     assert_eq!(age(&asked).await.unwrap(), None);
     reporter
-        .report_check(told(CheckResult::Passed, "n1"))
+        .report_check(report(CheckResult::Passed, "n1"))
         .await
         .unwrap();
     let known = age(&asked).await.unwrap();

@@ -1,8 +1,8 @@
-//! Requests that no gRPC library makes.
+//! Tests with requests that no gRPC library produces.
 
 use super::*;
 
-/// Returns the answer to a call whose one message has these bytes.
+/// Returns the answer to a call with one message of these bytes.
 async fn answer(message: &[u8], compressed: u8) -> tonic::Status {
     let sink = Scripted::default();
     let connector = Connector::new(sink, AcceptNodes::Any, &Metrics::default(), Timestamp::now);
@@ -17,18 +17,18 @@ async fn answer(message: &[u8], compressed: u8) -> tonic::Status {
     tonic::Status::from_header_map(answer.headers()).unwrap()
 }
 
-/// INTERNAL would say that the receiver has failed, and that the same may be sent again.
+/// INTERNAL would mean that the receiver has failed, and that a retry may succeed.
 #[tokio::test]
 async fn what_cannot_be_read_is_its_senders_fault() {
     let no_text = [0x12, 4, 0x12, 2, 0xff, 0xfe];
     for (message, compressed) in [
         // A field that is longer than the message.
         (&[0x12, 0x7f][..], 0),
-        // A tag without end.
+        // A tag without an end.
         (&[0xff; 12][..], 0),
         // The agent's name is not UTF-8.
         (&no_text[..], 0),
-        // Compressed, without saying how; and a byte that says nothing.
+        // Compressed without naming the algorithm; and an invalid compression flag.
         (b"x", 1),
         (b"x", 7),
     ] {
@@ -42,13 +42,13 @@ async fn what_cannot_be_read_is_its_senders_fault() {
     }
 }
 
-/// `h2` answers a list of headers beyond its limit with 431 or, where a field behind the limit is
-/// itself long, by the end of the connection.
+/// `h2` answers headers beyond its limit with 431 or, if a field behind the limit is itself
+/// long, by closing the connection.
 #[tokio::test]
 async fn too_much_metadata_costs_its_call_or_its_connection_and_no_other() {
     let served = Served::new();
     let mut other = served.client().await;
-    // In the second, what is too long stands behind what is.
+    // In the second case, an oversized field follows the limit.
     for (lengths, connection_stays) in [(&[20_000][..], true), (&[20_000, 32_000], false)] {
         let mut client = served.client().await;
         let mut request = tonic::Request::new(batch(vec![event("0")]));

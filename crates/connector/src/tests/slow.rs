@@ -1,11 +1,11 @@
-//! Requests that come slowly.
+//! Tests with requests that arrive slowly.
 
 use futures::{FutureExt as _, StreamExt as _, stream};
 use http_body_util::{BodyStream, StreamBody};
 
 use super::*;
 
-/// A call of which the head of a message has come, and its text does not.
+/// Returns a call with the head of a message, whose text never arrives.
 fn begun(length: usize) -> http::Request<Body> {
     let head = [&[0][..], &u32::try_from(length).unwrap().to_be_bytes()].concat();
     let begin = BodyStream::new(Full::new(Bytes::from(head)));
@@ -28,7 +28,7 @@ async fn what_has_not_come_yet_counts_and_no_user_takes_the_room_of_others() {
     let sink = Scripted::default();
     let connector = Connector::new(sink, AcceptNodes::Any, &Metrics::default(), Timestamp::now);
     let mut service = service(connector, |extensions| extensions.get::<Caller>().cloned());
-    // Whether a call goes on, where only its beginning comes.
+    // Starts a call whose message arrives only in part, and returns whether it was admitted.
     let mut begin = |caller: Caller, length| {
         let mut request = begun(length);
         request.extensions_mut().insert(caller);
@@ -40,7 +40,7 @@ async fn what_has_not_come_yet_counts_and_no_user_takes_the_room_of_others() {
             )),
         }
     };
-    // In bytes.
+    // Limit of bytes.
     let mut waiting = Vec::new();
     for number in 1..=8 {
         while let Ok(call) = begin(user(number), MAX_REQUEST_BYTES) {
@@ -58,7 +58,7 @@ async fn what_has_not_come_yet_counts_and_no_user_takes_the_room_of_others() {
     let refused = begin(Caller::Monitor, 1).err();
     assert_eq!(refused, Some(Code::ResourceExhausted));
     waiting.clear();
-    // In number.
+    // Limit of requests.
     while let Ok(call) = begin(user(1), 1) {
         waiting.push(call);
     }

@@ -1,11 +1,12 @@
-//! What users of the machine may not do.
+//! Tests of the restrictions on users of the machine.
 
 use contract::keys;
 
 use super::*;
 use crate::server::status;
 
-/// Anybody can foretell the place of the next line of the kernel log, by which its event is named.
+/// Any user can predict the position of the next line of the kernel log, which becomes the id
+/// of its event.
 #[tokio::test]
 async fn no_user_can_have_a_line_pass_for_a_retry_before_it_is_there() {
     let served = Served::new();

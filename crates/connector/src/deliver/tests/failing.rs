@@ -1,4 +1,4 @@
-//! Controllers that fail, on some events or altogether.
+//! Tests with controllers that fail, on some events or on all.
 
 use super::*;
 
@@ -10,7 +10,7 @@ async fn an_event_on_which_the_controller_fails_holds_up_nothing() {
     };
     let (open, port) = listener().await;
     let (_stop, _served) = serve(open, PlatformConnectorServer::new(script.clone()));
-    // With the pauses of the product: what is behind waits for seconds, not for ever.
+    // With the pauses of production: events behind a failing one wait for seconds.
     let node = Node::new(port);
     node.accept((0..8).map(|index| event(&index.to_string())).collect())
         .await;
@@ -71,7 +71,7 @@ async fn a_controller_that_fails_on_all_gets_all_once_it_is_mended() {
     assert_eq!(taken, expected);
     assert!(node.aside().is_empty());
 
-    // The only event there is waits until another has shown whose fault it is.
+    // The only event waits until another one has shown which side is at fault.
     let script = Script {
         fatal: vec!["lone".into()],
         ..Script::default()
@@ -98,7 +98,7 @@ async fn what_cannot_be_put_aside_is_kept_and_holds_up_nothing() {
         ..Script::default()
     };
     let (node, _stop) = scripted(&script).await;
-    // As good as a full disk: nothing can be written there.
+    // Has the same effect as a full disk: nothing can be written there.
     let file = node.dir.path().join("outbox/refused.jsonl");
     std::fs::create_dir(&file).unwrap();
     let events = ["one", "bad", "two", "fatal", "three"].map(event);
@@ -123,8 +123,8 @@ async fn what_cannot_be_put_aside_is_kept_and_holds_up_nothing() {
 proptest::proptest! {
     #![proptest_config(proptest::prelude::ProptestConfig::with_cases(48))]
 
-    /// Whatever the controller cannot take: all else arrives once and in order, and what
-    /// it cannot take is put aside, however the events come in.
+    /// Events that the controller cannot accept are put aside, however they arrive; all others
+    /// arrive once and in order.
     #[test]
     fn any_poison_is_put_aside_and_all_else_is_delivered_once_in_order(
         poison in proptest::collection::vec(proptest::bool::weighted(0.2), 1..60),
@@ -141,7 +141,7 @@ proptest::proptest! {
             for events in events.chunks(batch) {
                 node.accept(events.to_vec()).await;
             }
-            // Shows of the last ones that they are to blame.
+            // Accepting this one shows that the last ones are at fault.
             node.accept(vec![event("last")]).await;
             node.empty().await;
             let mut good = named(false);
@@ -154,7 +154,7 @@ proptest::proptest! {
         });
     }
 
-    /// A controller that fails on everything for a while costs no event, and doubles none.
+    /// A controller that fails on everything for a while loses no event, and stores none twice.
     #[test]
     fn no_event_is_given_up_for_a_fault_of_the_controller(
         poison in proptest::collection::vec(proptest::bool::weighted(0.2), 1..40),

@@ -1,4 +1,4 @@
-//! Controllers with a store each.
+//! Tests with several controllers, each with its own store.
 
 use super::*;
 
@@ -20,8 +20,8 @@ async fn another_store_gets_what_the_one_before_had_taken_before_anything_new() 
     assert_eq!(node.aside(), ["foreign"]);
     stop.cancel();
     served.await.unwrap();
-    // Nothing new comes from the node: the other one gets all the same, and of what was put
-    // aside nothing.
+    // No new event comes from the node: the other controller gets all the old ones, except
+    // those put aside.
     let open = TcpListener::bind(("127.0.0.1", port)).await.unwrap();
     let (stop, served) = second.serve(open);
     let other = second.store.identity().to_string();
@@ -44,7 +44,7 @@ async fn another_store_gets_what_the_one_before_had_taken_before_anything_new() 
         "{text}"
     );
 
-    // It begins anew: another beginning is another store, and events count again in order.
+    // After `begin_anew`, the store counts as another one, and events count again in order.
     stop.cancel();
     served.await.unwrap();
     second.store.begin_anew().await.unwrap();
@@ -55,7 +55,7 @@ async fn another_store_gets_what_the_one_before_had_taken_before_anything_new() 
     let expected = ["fault", "recovery", "new", "newer"];
     assert_eq!(second.messages().await, expected);
     assert_eq!(second.store.feed(3.into(), 10).await.unwrap().len(), 4);
-    // Somebody who goes on where it was finds nothing to send again.
+    // A successor that continues with the same store gets nothing again.
     let before = node.status.borrow().resent;
     stop.cancel();
     served.await.unwrap();
@@ -68,7 +68,7 @@ async fn another_store_gets_what_the_one_before_had_taken_before_anything_new() 
 
 #[tokio::test]
 async fn two_stores_that_answer_in_turn_do_not_keep_events_for_ever() {
-    /// Each request is answered by the other one.
+    /// Passes each request to the other connector than the last one.
     #[derive(Clone)]
     struct InTurn(Arc<[Connector; 2]>, Arc<AtomicUsize>);
     #[tonic::async_trait]
@@ -94,14 +94,14 @@ async fn two_stores_that_answer_in_turn_do_not_keep_events_for_ever() {
     let service = InTurn(Arc::new(connectors), Arc::default());
     let (open, port) = listener().await;
     let (_stop, _served) = serve(open, PlatformConnectorServer::new(service));
-    // As in the product, longer than a request takes, on a busy machine too.
+    // As in production, longer than a request takes, even on a busy machine.
     let stays = (Duration::from_millis(100), Duration::from_millis(400));
     let node = Node::with(port, Pauses { stays, ..SHORT });
     for index in 0..4 {
         node.accept(vec![event(&index.to_string())]).await;
         node.empty().await;
     }
-    // Each store lacks nothing, be it of what the other had taken.
+    // Each store has all events, including those accepted by the other.
     for one in &controllers {
         let wanted: Vec<String> = (0..4).map(|index| index.to_string()).collect();
         let mut changes = node.status.clone();

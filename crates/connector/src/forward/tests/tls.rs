@@ -23,13 +23,13 @@ fn pair(dir: &Path, name: &str) -> CertificateFiles {
     }
 }
 
-/// Returns the TLS of a target that asks for the certificate of those who connect.
+/// Returns the TLS of a target that requires client certificates.
 fn mutual(dir: &Path) -> ServerTls {
     let clients = ClientCertificates::Required(dir.join("ca.crt"));
     ServerTls::load(pair(dir, "target"), clients).unwrap()
 }
 
-/// A directory with certificates, and an installation that hands on by TLS to `port`.
+/// Returns an installation that forwards by TLS to `port`, and its directory of certificates.
 fn installation(port: u16, shows: Option<&str>) -> Installation {
     let dir = tempfile::tempdir().unwrap();
     rotate(dir.path());
@@ -72,7 +72,7 @@ async fn over_mutual_tls_events_arrive_also_after_all_certificates_have_changed(
         format!("https://127.0.0.1:{port}")
     );
 
-    // By another authority, while the target is away and we go on.
+    // Signed by another authority, while the target is down and the installation runs.
     stop.cancel();
     served.await.unwrap();
     installation.accept(&numbered(20..40)).await;
@@ -106,7 +106,7 @@ async fn a_target_that_is_not_trusted_gets_nothing_and_all_once_it_is() {
     stop.cancel();
     served.await.unwrap();
 
-    // Nor does one that knows no TLS.
+    // A target without TLS gets nothing either.
     let listening = TcpListener::bind(("127.0.0.1", port)).await.unwrap();
     let (stop, served) = target.serve(listening);
     installation.failing("InvalidContentType").await;
@@ -137,7 +137,7 @@ async fn a_target_that_does_not_trust_us_costs_no_event() {
     let (_stop, _served) = target.serve_by(listening, Some(mutual(dir)));
     installation.accept(&numbered(0..1)).await;
     installation.failing("did not take the connection").await;
-    // Longer than it takes to suspect an event on which a receiver fails.
+    // Enough attempts to make an event a suspect.
     while installation.failed_attempts() < 6 {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
@@ -186,7 +186,8 @@ fn files_that_cannot_be_used_are_told_at_the_start() {
         };
         let error = chain(&error);
         assert!(
-            error.starts_with("certificates for GRPCSinkTarget: ") && error.contains(expected),
+            error.starts_with("the certificates for GRPCSinkTarget cannot be used: ")
+                && error.contains(expected),
             "{error}"
         );
     }
