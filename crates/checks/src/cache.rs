@@ -1,5 +1,5 @@
-//! Whether a check has passed lately on this node for the same GPUs, which the connector of the node
-//! remembers. It is asked only where the site has switched that on, and in doubt a check runs.
+//! Recent passes of a check on this node for the same GPUs, as remembered by the node's
+//! connector. Used only if the site has enabled that; if in doubt, the check runs.
 
 use std::path::Path;
 use std::time::Duration;
@@ -13,12 +13,13 @@ use crate::environment::Environment;
 use crate::outcome::{Outcome, Result as Meaning};
 use crate::worker::{Launcher, Libraries, Request, Said, Worker};
 
-/// Time for the driver to name the GPUs.
+/// Time limit for the driver to name the GPUs.
 const NAME: Duration = Duration::from_secs(30);
-/// Time for the connector to answer.
+/// Time limit for the connector's answer.
 const ASK: Duration = Duration::from_secs(2);
 
-/// Returns the UUIDs of the GPUs of this container and of their partitions; none where they are not known.
+/// Returns the UUIDs of this container's GPUs and of their partitions; empty if they are
+/// unknown.
 pub(crate) async fn gpus(environment: &Environment, launcher: &Launcher) -> Vec<String> {
     let asked = async {
         let mut worker = Worker::start(launcher)?;
@@ -32,8 +33,8 @@ pub(crate) async fn gpus(environment: &Environment, launcher: &Launcher) -> Vec<
                 .flat_map(|(uuid, partitions)| std::iter::once(uuid).chain(partitions))
                 .collect()
         }
-        Ok(said) => {
-            tracing::warn!("the GPUs are not known by name: {}", said.unexpected());
+        Ok(answer) => {
+            tracing::warn!("the GPUs are not known by name: {}", answer.unexpected());
             Vec::new()
         }
         Err(failure) => {
@@ -43,7 +44,7 @@ pub(crate) async fn gpus(environment: &Environment, launcher: &Launcher) -> Vec<
     }
 }
 
-/// Returns that a check is left out, where it has passed so lately.
+/// Returns the outcome of a skipped check if it has passed recently enough.
 pub(crate) async fn passed(
     socket: &Path,
     request: FindPassRequest,

@@ -1,7 +1,7 @@
-//! Has a check counted at the connector of its node, or where it has none at the webhook, which show the counts
-//! as metrics: nobody could ask the check itself, which is gone by then.
+//! Counting of a check by the connector of its node, or by the webhook if the node has none.
+//! They expose the counts as metrics, since the check itself has ended before a scrape.
 //!
-//! Counts are worth no wait: there is one attempt.
+//! Counts are not worth a wait: there is one attempt.
 
 use std::path::Path;
 use std::time::Duration;
@@ -18,11 +18,11 @@ use crate::outcome::{Outcome, Result as Meaning};
 use crate::report::Way;
 use crate::webhook::{Webhook, refusal};
 
-/// Time for the attempt: the pod waits for it.
+/// Time limit for the attempt, since the pod waits for it.
 const ATTEMPT: Duration = Duration::from_secs(2);
 
-/// Returns what is counted of a check on a node. `error` is the cause where the check did not pass, and
-/// `gpus` are those of which a pass is to be remembered.
+/// Returns the report of a check on a node. `error` is the cause if the check did not pass;
+/// `gpus` are those that a pass is remembered for.
 pub(crate) fn request(
     check: &str,
     node: &str,
@@ -56,7 +56,8 @@ pub(crate) fn request(
     }
 }
 
-/// Sends it. A connector that is away, or that counts nothing, such as NVSentinel's, is no error.
+/// Sends the report. A connector that is unreachable or counts nothing, such as NVSentinel's,
+/// is no error.
 pub(crate) async fn send(way: &Way, request: ReportCheckRequest) -> Result<(), String> {
     let sent = async {
         match way {

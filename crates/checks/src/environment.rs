@@ -1,36 +1,36 @@
-//! The settings of a check: environment variables, each with what it may be.
+//! Settings of a check: environment variables, with their allowed values.
 //!
-//! The names are those of the preflight configuration; those of the ADR are taken too, behind them. A
-//! variable that is empty is one that is not set.
+//! The names are those of the preflight configuration; the ADR's names are accepted too, with
+//! lower precedence. An empty variable counts as unset.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use preflight::inject::INHERITED_VARIABLE;
 
-/// The variables of a process.
+/// Environment variables of a process.
 #[derive(Clone, Debug, Default)]
 pub struct Environment(BTreeMap<String, String>);
 
-/// A variable that a check cannot use.
+/// Variable with an unusable value.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadVariable {
-    /// It is something else than it may be.
+    /// The value is not allowed.
     #[error("{variable} is {value:?}; it must be {allowed}")]
     Wrong {
-        /// The name.
+        /// Name of the variable.
         variable: String,
-        /// The value.
+        /// Value of the variable.
         value: String,
-        /// The values that it may have.
+        /// Description of the allowed values.
         allowed: String,
     },
-    /// It is needed and not set.
+    /// The variable is required and not set.
     #[error("{variable} is not set; it must be {allowed}")]
     Missing {
-        /// The name.
+        /// Name of the variable.
         variable: String,
-        /// The values that it may have.
+        /// Description of the allowed values.
         allowed: String,
     },
 }
@@ -49,7 +49,7 @@ impl BadVariable {
 // === impl Environment ===
 
 impl Environment {
-    /// Returns the variables of this process. What is no Unicode in them is replaced.
+    /// Returns the variables of this process. Invalid Unicode is replaced.
     pub fn of_process() -> Self {
         let all = std::env::vars_os();
         let all = all.map(|(name, value)| {
@@ -59,7 +59,7 @@ impl Environment {
         all.collect()
     }
 
-    /// Returns the first of these variables that is set: its name and its value.
+    /// Returns name and value of the first of these variables that is set.
     pub fn first<'a>(&'a self, names: &[&'a str]) -> Option<(&'a str, &'a str)> {
         names.iter().find_map(|name| {
             let value = self.0.get(*name)?.trim();
@@ -67,7 +67,7 @@ impl Environment {
         })
     }
 
-    /// Returns the variables whose names begin so.
+    /// Returns the variables whose names start with `begin`.
     pub(crate) fn beginning_with(&self, begin: &str) -> BTreeMap<String, String> {
         let named = self.0.iter().filter(|(name, _)| name.starts_with(begin));
         named
@@ -84,8 +84,8 @@ impl Environment {
             .collect()
     }
 
-    /// Returns the first of these variables that is set, as `parse` reads it; `allowed` says what that
-    /// takes.
+    /// Returns the first of these variables that is set, parsed by `parse`. `allowed` describes
+    /// the accepted values.
     pub fn parsed<T>(
         &self,
         names: &[&str],
@@ -103,7 +103,7 @@ impl Environment {
         Ok(Some(parsed))
     }
 
-    /// Returns a variable that has to be set.
+    /// Returns a variable that must be set.
     pub fn required(&self, names: &[&str], allowed: &str) -> Result<String, BadVariable> {
         let found = self.first(names).map(|(_, value)| value.to_owned());
         found.ok_or_else(|| BadVariable::Missing {
@@ -112,19 +112,19 @@ impl Environment {
         })
     }
 
-    /// Returns a yes or a no; no where it is not set.
+    /// Returns a boolean; false if unset.
     pub fn yes(&self, name: &str) -> Result<bool, BadVariable> {
-        let said = self.parsed(&[name], "true or false", |value| {
+        let value = self.parsed(&[name], "true or false", |value| {
             match value.to_ascii_lowercase().as_str() {
                 "true" | "1" | "yes" => Some(true),
                 "false" | "0" | "no" => Some(false),
                 _ => None,
             }
         })?;
-        Ok(said.unwrap_or(false))
+        Ok(value.unwrap_or(false))
     }
 
-    /// Returns a whole number between two others.
+    /// Returns a whole number within a range.
     pub fn whole(
         &self,
         name: &str,
@@ -139,7 +139,7 @@ impl Environment {
         Ok(number.unwrap_or(default))
     }
 
-    /// Returns a bandwidth in gigabytes a second; `None` where it is not set.
+    /// Returns a bandwidth in gigabytes per second; `None` if unset.
     pub fn bandwidth(&self, names: &[&str]) -> Result<Option<f64>, BadVariable> {
         let allowed = "a number of gigabytes a second that is not below 0, such as 150";
         self.parsed(names, allowed, |value| {
@@ -148,13 +148,13 @@ impl Environment {
         })
     }
 
-    /// Returns a time above zero; `None` where it is not set.
+    /// Returns a duration above zero; `None` if unset.
     pub fn time(&self, names: &[&str]) -> Result<Option<Duration>, BadVariable> {
         let allowed = "a time above 0, in seconds or with a unit, such as 300, 300s or 10m";
         self.parsed(names, allowed, time)
     }
 
-    /// Returns sizes of messages in bytes, from the smallest to the largest.
+    /// Returns message sizes in bytes, from the smallest to the largest.
     pub fn sizes(&self, name: &str, default: &[u64]) -> Result<Vec<u64>, BadVariable> {
         let allowed = format!(
             "sizes from 4 to {MAX_MESSAGE} bytes with commas between them, such as 512M or 4G,8G"
@@ -175,13 +175,13 @@ impl FromIterator<(String, String)> for Environment {
     }
 }
 
-/// Largest message, in bytes: a GPU has to hold two of them, and none has more than twice that.
+/// Largest message (bytes): a GPU has to hold two of them, and none has more than twice that.
 const MAX_MESSAGE: u64 = 128 << 30;
 
-/// Longest time that can be set, in seconds: a week.
+/// Longest duration that can be set (seconds): a week.
 const MAX_SECONDS: u64 = 7 * 24 * 3600;
 
-/// Reads a time: seconds, or numbers with units as Go writes them.
+/// Parses a duration: seconds, or numbers with units as Go writes them.
 fn time(text: &str) -> Option<Duration> {
     let mut seconds = 0_u64;
     let mut rest = text;
@@ -206,7 +206,7 @@ fn time(text: &str) -> Option<Duration> {
         .then(|| Duration::from_secs(seconds))
 }
 
-/// Reads a size as nccl-tests does: bytes, or K, M and G of 1,024.
+/// Parses a size as nccl-tests does: bytes, or K, M and G of 1,024.
 fn size(text: &str) -> Option<u64> {
     let text = text.trim().to_ascii_uppercase();
     let text = text
@@ -292,7 +292,7 @@ mod tests {
             ("SIZES", "4G,huge"),
             ("EMPTY", " "),
         ]);
-        let told = [
+        let refusals = [
             (
                 set.bandwidth(&["BW"]).map(drop),
                 "BW is \"fast\"; it must be a number of gigabytes",
@@ -322,7 +322,7 @@ mod tests {
                 "EMPTY is not set; it must be a name",
             ),
         ];
-        for (refused, text) in told {
+        for (refused, text) in refusals {
             let refused = refused.unwrap_err().to_string();
             assert!(refused.starts_with(text), "{refused}");
         }

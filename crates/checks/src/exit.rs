@@ -1,10 +1,10 @@
-//! The exit codes of a check, as the preflight ADR has them.
+//! Exit codes of a check, as defined by the preflight ADR.
 
-/// The check passed, or is not to stop the pod.
+/// The check passed, or must not stop the pod.
 pub const PASSED: u8 = 0;
-/// The check failed.
+/// The check failed, so the pod does not start.
 pub const FAILED: u8 = 1;
-/// A setting is wrong; nothing was checked.
+/// A setting is invalid; nothing was checked.
 pub const MISCONFIGURED: u8 = 2;
 
 /// Returns the exit code of a process that a signal asked to end.

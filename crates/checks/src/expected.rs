@@ -1,52 +1,52 @@
-//! The least bandwidth that passes: a number that was set, or a share of what such GPUs do on such a
-//! fabric, as others have published it (`data/bandwidth.tsv`).
+//! Least bandwidth that passes: a configured number, or a share of the published bandwidth of
+//! such GPUs on such a fabric (`data/bandwidth.tsv`).
 
 use crate::environment::{BadVariable, Environment};
 use crate::worker::SeenGpu;
 
 const TABLE: &str = include_str!("../data/bandwidth.tsv");
-/// The default for GPUs that are joined by PCIe alone, in gigabytes a second: what the preflight
-/// configuration says to set there.
+/// Default for GPUs that are connected by PCIe alone (GB/s), as recommended by the preflight
+/// configuration.
 const PCIE: f64 = 15.0;
 
-/// GPUs of one node below which the default is not what healthy ones do: two that face each other on a board
-/// without a switch have a third of their links between them.
+/// Number of GPUs on one node below which healthy ones may miss the default: two GPUs that face
+/// each other on a board without a switch have a third of their links between them.
 const FEW: usize = 4;
-/// GPUs of the machines of which the numbers for gangs are.
+/// Number of GPUs in the machines measured for gangs.
 const WHOLE: u32 = 8;
 
-/// The reach of an all-reduce.
+/// Extent of an all-reduce.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scope {
-    /// The GPUs of one node.
+    /// GPUs of one node.
     Node,
-    /// The GPUs of several nodes.
+    /// GPUs of several nodes.
     Gang,
 }
 
-/// The settings of a threshold.
+/// Settings of the threshold.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ThresholdSettings {
     scope: Scope,
-    /// The number that was set.
+    /// Configured bandwidth, in GB/s.
     absolute: Option<f64>,
-    /// The number where none was set.
+    /// Default bandwidth, in GB/s.
     default: f64,
     percent: Option<u64>,
     fabric: Option<String>,
     skip: bool,
 }
 
-/// The least bandwidth that passes.
+/// Least bandwidth that passes, with its source.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Threshold {
-    /// In gigabytes a second; `None`: any passes.
+    /// Bandwidth in GB/s; `None` lets any pass.
     pub(crate) gb_s: Option<f64>,
-    /// Where it comes from, for people.
+    /// Source of the number, for people.
     pub(crate) basis: String,
 }
 
-/// A row of the table.
+/// Row of the table.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Row {
     product: &'static str,
@@ -59,7 +59,8 @@ struct Row {
 // === impl ThresholdSettings ===
 
 impl ThresholdSettings {
-    /// Reads it from the environment; `names` are those of the absolute number.
+    /// Reads the settings from the environment; `names` are the variables of the absolute
+    /// number.
     pub(crate) fn read(
         environment: &Environment,
         scope: Scope,
@@ -125,7 +126,7 @@ impl ThresholdSettings {
         let (gb_s, basis) = match (self.absolute, self.scope) {
             (Some(set), _) => (Some(set), "as set"),
             (None, Scope::Node) => match fabric.and_then(|fabric| self.row(gpus, fabric)) {
-                // Bridged or of another board, healthy ones may do less than the default.
+                // Healthy GPUs with bridges, or on another board, may miss the default.
                 None => (None, "none is set, and none is known of these GPUs"),
                 Some(_) if !nvlink => (Some(PCIE), "the default for GPUs without NVLink"),
                 Some(_) if gpus.len() < FEW => (
@@ -151,7 +152,7 @@ impl ThresholdSettings {
         }
     }
 
-    /// Returns the row for these GPUs; the slowest where they are of several products.
+    /// Returns the row for these GPUs; the slowest if they are of several products.
     fn row(&self, gpus: &[SeenGpu], fabric: &str) -> Option<Row> {
         let scope = match self.scope {
             Scope::Node => "node",
@@ -159,7 +160,7 @@ impl ThresholdSettings {
         };
         let of_gpu = |gpu: &SeenGpu| {
             let words: Vec<&str> = gpu.product.split([' ', '-', '_']).collect();
-            // Those have bridges between two, or none, where the others have a switch.
+            // Such cards have bridges between two GPUs, or none, where others have a switch.
             let is_card = words.contains(&"NVL") || words.contains(&"PCIe");
             let mut rows = rows().filter(|row| row.fabric != "nvlink" || !is_card);
             rows.find(|row| {
@@ -174,7 +175,7 @@ impl ThresholdSettings {
 // === impl Threshold ===
 
 impl Threshold {
-    /// Returns whether a bandwidth passes.
+    /// Returns true if a bandwidth passes.
     pub(crate) fn passes(&self, gb_s: f64) -> bool {
         self.gb_s.is_none_or(|least| gb_s >= least)
     }
@@ -226,7 +227,7 @@ mod tests {
     #[test]
     fn healthy_gpus_of_which_nothing_is_known_are_held_to_no_default() {
         let node = |gpus: &[SeenGpu]| settings(Scope::Node, &[]).unwrap().of(gpus).gb_s;
-        // Two of a board without a switch; bridged cards; what nobody has published; no NVML.
+        // Two on a board without a switch; bridged cards; unpublished products; no NVML.
         let h100 = gpus("NVIDIA H100 80GB HBM3", true);
         for (count, least) in [(2, 50.0), (3, 50.0), (4, 150.0), (8, 150.0)] {
             assert_eq!(node(&h100[..count]), Some(least), "{count}");
@@ -258,12 +259,13 @@ mod tests {
         assert_eq!(settings.of(&mixed).gb_s, Some(230.0));
         mixed.reverse();
         assert_eq!(settings.of(&mixed).gb_s, Some(230.0));
-        // Of one of which nothing is known nobody can say what it does with the others.
+        // One unknown product makes the group's bandwidth unknown.
         mixed[0].product = "NVIDIA X".to_owned();
         assert_eq!(settings.of(&mixed).gb_s, None);
     }
 
-    /// A second list: who changes a number of the table changes whose nodes go out.
+    /// Second copy of the table, since a changed number decides which nodes are taken out of
+    /// service.
     #[test]
     fn the_numbers_are_those_that_were_published() {
         let numbers: Vec<_> = rows()
@@ -349,7 +351,7 @@ mod tests {
             let threshold = settings(scope, set).unwrap().of(gpus);
             assert_eq!(threshold.gb_s, expected, "{set:?} {threshold:?}");
         }
-        // The preflight ADR has measured 164 to 169 GB/s with A100 over InfiniBand.
+        // The preflight ADR measured 164 to 169 GB/s with A100 over InfiniBand.
         let ib = [("GPUWARDEN_BW_PERCENT", "100"), ("GPUWARDEN_FABRIC", "ib")];
         let a100 = gpus("NVIDIA A100-SXM4-80GB", true);
         let threshold = settings(Scope::Gang, &ib).unwrap().of(&a100);

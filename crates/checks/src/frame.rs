@@ -1,5 +1,5 @@
-//! What all checks share: who reports where, a way to end that can be told by its exit code, and the
-//! signals that end a container.
+//! Frame shared by all checks: the reporter and its destination, exit codes, and handling of
+//! the signals that end a container.
 
 use std::fs::OpenOptions;
 use std::io::{self, Write};
@@ -19,43 +19,44 @@ use crate::report::{ReportError, Way};
 use crate::worker::Launcher;
 use crate::{allreduce, cache, count, dcgm_diag, exit, loopback, report};
 
-/// The variable with the name of the node.
+/// Variable with the name of the node.
 const NODE: &str = "NODE_NAME";
-/// Set where a check that tests nothing proves nothing, as in a Job that validates a node.
+/// Variable set where a check that tests nothing must count as failed, as in a Job that
+/// validates a node.
 const UNTESTED_FAILS: &str = "GPUWARDEN_UNTESTED_FAILS";
-/// The file of the termination message where Kubernetes is not told another.
+/// Default file of the termination message in Kubernetes.
 const TERMINATION_LOG: &str = "/dev/termination-log";
-/// Longest termination message that the kubelet keeps, in bytes.
+/// Longest termination message that the kubelet keeps (bytes).
 const MAX_TERMINATION: usize = 4096;
-/// Time for which a failure is tried to be reported: the pod does not start anyway.
+/// Time limit for reporting a failure: the pod does not start anyway.
 const REPORT_FAILURE: Duration = Duration::from_secs(30);
-/// Time for which a pass is tried to be reported, for which the pod waits.
+/// Time limit for reporting a pass, which the pod waits for.
 const REPORT_PASS: Duration = Duration::from_secs(5);
-/// Time that a check gets to stop what it does when a signal came; the kubelet waits for 30 s.
+/// Time for a check to stop after a signal; the kubelet waits for 30 s.
 const GRACE: Duration = Duration::from_secs(15);
 
-/// A check.
+/// Checks that this program provides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Check {
     /// DCGM's diagnosis of the GPUs of the pod.
     DcgmDiag,
-    /// An all-reduce over all GPUs of the pod.
+    /// All-reduce over all GPUs of the pod.
     NcclLoopback,
-    /// An all-reduce over all GPUs of the gang.
+    /// All-reduce over all GPUs of the gang.
     NcclAllreduce,
 }
 
-/// The settings that all checks have.
+/// Settings that all checks have.
 struct Common {
     node: String,
     way: Way,
-    /// How long a pass counts for the same GPUs; `None`: a check always runs.
+    /// Age up to that a pass counts for the same GPUs; `None` always runs the check.
     cache: Option<Duration>,
-    /// True if the exit code of a check that could test nothing is that of a failure.
+    /// True if a check that could test nothing exits like a failed one.
     untested_fails: bool,
 }
 
-/// The end of a check that was awaited.
+/// End of the wait for a check.
 enum End {
     Outcome(Outcome),
     Signal(&'static str, i32),
@@ -64,10 +65,10 @@ enum End {
 // === impl Check ===
 
 impl Check {
-    /// All of them.
+    /// All checks, in the order of the documentation.
     pub const ALL: [Self; 3] = [Self::DcgmDiag, Self::NcclLoopback, Self::NcclAllreduce];
 
-    /// Returns its name on the command line.
+    /// Returns the name of the check on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::DcgmDiag => "dcgm-diag",
@@ -76,7 +77,7 @@ impl Check {
         }
     }
 
-    /// Returns the agent and the component class of its events (NVSentinel's).
+    /// Returns the agent and the component class of the check's events (NVSentinel's names).
     fn sender(self) -> (&'static str, &'static str) {
         match self {
             Self::DcgmDiag => (dcgm_diag::AGENT, "GPU"),
@@ -94,7 +95,7 @@ impl Check {
         }
     }
 
-    /// Does it. It stops by itself where `stop` is cancelled.
+    /// Executes the check. It stops by itself when `stop` is cancelled.
     async fn execute(
         self,
         environment: &Environment,
@@ -109,8 +110,9 @@ impl Check {
     }
 }
 
-/// Runs a check to its end: says on `out` how it went, reports it, writes the termination message, and
-/// returns the exit code. `launcher` starts the processes that call the vendor's libraries.
+/// Runs a check to its end: writes the result to `out`, reports it, writes the termination
+/// message, and returns the exit code. `launcher` starts the processes that call vendors'
+/// libraries.
 pub async fn run(
     check: Check,
     environment: &Environment,
@@ -138,7 +140,7 @@ pub async fn run(
         }
         Ok(End::Signal(name, number)) => {
             let text = format!("{name} ended the check before it was done");
-            say(check, "ended", "SIGNAL", &text, &log, out);
+            print_end(check, "ended", "SIGNAL", &text, &log, out);
             return exit::of_signal(number);
         }
         Err(error) => (misconfigured(&error), error.variable().to_owned()),
@@ -152,7 +154,7 @@ pub async fn run(
         gpus,
     );
     if outcome.result == Meaning::Misconfigured && outcome.findings.is_empty() {
-        // By the ADR it is neither fatal nor the hardware's.
+        // By the ADR such an event is not fatal and does not blame the hardware.
         let (code, text) = (&outcome.code, outcome.text.clone());
         let finding = Finding::harmless(check.in_events(), code, text);
         outcome.findings.push(finding);
@@ -171,7 +173,7 @@ pub async fn run(
     conclude(check, &outcome, stores_only, &log, out)
 }
 
-/// Ends a check that has not been told who reports where.
+/// Ends a check that lacks the settings for reporting.
 async fn refuse(
     check: Check,
     environment: &Environment,
@@ -191,7 +193,7 @@ async fn refuse(
     conclude(check, &outcome, stores_only, log, out)
 }
 
-/// Reports an outcome, and returns whether a connector is there, as far as that is known.
+/// Reports an outcome. Returns false if no connector is known to be there.
 async fn report_outcome(check: Check, way: &Way, outcome: &Outcome, blank: &HealthEvent) -> bool {
     let within = if outcome.result == Meaning::Failed {
         REPORT_FAILURE
@@ -210,7 +212,7 @@ async fn report_outcome(check: Check, way: &Way, outcome: &Outcome, blank: &Heal
     matches!(reported, Ok(()) | Err(ReportError::Refused(_)))
 }
 
-/// Has a check counted.
+/// Sends the report that counts a check.
 async fn count(check: Check, way: &Way, counted: ReportCheckRequest) {
     if let Err(error) = count::send(way, counted).await {
         complain(
@@ -220,8 +222,8 @@ async fn count(check: Check, way: &Way, counted: ReportCheckRequest) {
     }
 }
 
-/// Does a check until it ends by itself, or a signal asks for it. Notes for which GPUs its pass is to be
-/// remembered.
+/// Runs a check until it ends by itself, or a signal arrives. Records the GPUs that a pass is
+/// to be remembered for.
 async fn ended(
     check: Check,
     common: &Common,
@@ -233,13 +235,13 @@ async fn ended(
     let (mut terminate, mut interrupt) = match kinds.map(signal) {
         [Ok(terminate), Ok(interrupt)] => (terminate, interrupt),
         [Err(error), _] | [_, Err(error)] => {
-            let text = format!("signals cannot be heard: {error}");
+            let text = format!("signals cannot be received: {error}");
             return Ok(End::Outcome(Outcome::misconfigured(text)));
         }
     };
     let stop = CancellationToken::new();
     let executed = async {
-        // A gang has to test together.
+        // Members of a gang have to test together, so a past pass cannot replace their test.
         let longest = common.cache.filter(|_| check != Check::NcclAllreduce);
         if let (Some(longest), Way::Socket(socket)) = (longest, &common.way) {
             tokio::select! {
@@ -295,7 +297,7 @@ fn common(environment: &Environment) -> Result<Common, BadVariable> {
     })
 }
 
-/// Returns an event that says who reports it, and when.
+/// Returns an event with the reporter and the time filled in.
 fn blank(check: Check, common: &Common, strategy: ProcessingStrategy) -> HealthEvent {
     let (agent, class) = check.sender();
     HealthEvent {
@@ -309,7 +311,7 @@ fn blank(check: Check, common: &Common, strategy: ProcessingStrategy) -> HealthE
     }
 }
 
-/// Says how a check has ended, and returns its exit code.
+/// Prints the outcome of a check, and returns its exit code.
 fn conclude(
     check: Check,
     outcome: &Outcome,
@@ -327,11 +329,11 @@ fn conclude(
         if outcome.findings.len() > 1 {
             let state = if finding.healthy { "well" } else { "not well" };
             let line = format!("  {} {state}: {}", finding.check, finding.message);
-            // It fails only where nobody reads.
+            // Fails only if nobody reads the output.
             drop(writeln!(out, "{}", one_line(&line)));
         }
     }
-    say(check, word, &outcome.code, &outcome.text, log, out);
+    print_end(check, word, &outcome.code, &outcome.text, log, out);
     if stores_only && code != exit::PASSED {
         complain(
             check,
@@ -342,10 +344,17 @@ fn conclude(
     code
 }
 
-/// Says the end of a check to a person, and to who reads the termination message.
-fn say(check: Check, word: &str, code: &str, text: &str, log: &Path, out: &mut (dyn Write + Send)) {
+/// Prints the outcome for a person, and writes the termination message.
+fn print_end(
+    check: Check,
+    word: &str,
+    code: &str,
+    text: &str,
+    log: &Path,
+    out: &mut (dyn Write + Send),
+) {
     let text = one_line(text);
-    // It fails only where nobody reads.
+    // Fails only if nobody reads the output.
     drop(writeln!(out, "{}: {word}: {text}", check.name()).and_then(|()| out.flush()));
     let mut message = format!("{code}: {text}");
     message.truncate(model::event::floor_char_boundary(&message, MAX_TERMINATION));
@@ -357,15 +366,15 @@ fn say(check: Check, word: &str, code: &str, text: &str, log: &Path, out: &mut (
     }
 }
 
-/// Writes the termination message where there is a place for it.
+/// Writes the termination message, if the file exists.
 fn write(log: &Path, message: &str) -> io::Result<()> {
     let mut file = OpenOptions::new().write(true).truncate(true).open(log)?;
     file.write_all(message.as_bytes())
 }
 
-/// Says on standard error what is no result.
+/// Prints a problem that is not the result to standard error.
 fn complain(check: Check, text: &str) {
-    // It fails only where nobody reads.
+    // Fails only if nobody reads the output.
     drop(writeln!(
         io::stderr(),
         "{}: {}",
@@ -374,7 +383,8 @@ fn complain(check: Check, text: &str) {
     ));
 }
 
-/// Returns a text in one line that steers no terminal: parts of it are the words of programs and other pods.
+/// Returns text on one line without control characters: parts of it come from programs and
+/// other pods.
 fn one_line(text: &str) -> String {
     plain(&text.replace(['\n', '\r', '\t'], " "))
 }

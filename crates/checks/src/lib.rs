@@ -1,11 +1,12 @@
-//! The checks that test a pod's GPUs before its work starts: `gpuwarden check dcgm-diag`,
-//! `nccl-loopback`, `nccl-allreduce`, and `verify` for the checks of others.
+//! Checks that test a pod's GPUs before its work starts: `gpuwarden check dcgm-diag`,
+//! `nccl-loopback`, `nccl-allreduce`, and `verify` for other vendors' checks.
 //!
-//! Each runs once, as an init container. Its settings are environment variables ([`environment`]); it ends
-//! with an exit code, one line for a person, one line in the termination message, and health events at the
-//! node's connector ([`report`]), which counts it, too ([`count`]), and may know that it has passed lately
-//! ([`cache`]). [`frame`] is what all of them share. Calls of the vendor's libraries are made in a child
-//! process ([`worker`]), which may hang or crash.
+//! Each check runs once, as an init container. Its settings are environment variables
+//! ([`environment`]). It ends with an exit code, one line for a person, one line in the
+//! termination message, and health events sent to the node's connector ([`report`]). The
+//! connector also counts the check ([`count`]), and may remember that it passed recently
+//! ([`cache`]). [`frame`] has the parts that all checks share. Calls to vendors' libraries,
+//! which may hang or crash, are made in a child process ([`worker`]).
 
 mod allreduce;
 mod cache;

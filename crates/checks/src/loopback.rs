@@ -1,5 +1,5 @@
-//! `nccl-loopback`: an all-reduce over all GPUs of the pod. With one GPU there is nobody to reduce with: its
-//! memory is tested instead, and no bandwidth can fail.
+//! `nccl-loopback`: an all-reduce over all GPUs of the pod. A single GPU has no peer to reduce
+//! with: its memory is tested instead, and no bandwidth can fail.
 
 use std::time::Duration;
 
@@ -17,24 +17,24 @@ use crate::worker::{
     Worker,
 };
 
-/// The agent of its events (NVSentinel's name).
+/// Agent of the check's events (NVSentinel's name).
 pub(crate) const AGENT: &str = "preflight-nccl-loopback";
-/// The check of its events (NVSentinel's name).
+/// Name of the check in its events (NVSentinel's).
 pub(crate) const CHECK: &str = "NCCLLoopbackTest";
-/// The code of whatever fails (NVSentinel's).
+/// Code of every failure except a low bandwidth (NVSentinel's).
 const TEST_ERROR: &str = "NCCL_TEST_ERROR";
-/// The code of a bandwidth below the threshold (NVSentinel's).
+/// Code of a bandwidth below the threshold (NVSentinel's).
 const BANDWIDTH_DEGRADED: &str = "NCCL_BW_DEGRADED";
 
-/// Least bandwidth in gigabytes a second, and size of the message in MiB, where nothing else is set
-/// (preflight configuration).
+/// Default threshold (GB/s) and default size of the message (MiB), of the preflight
+/// configuration.
 const THRESHOLD: f64 = 150.0;
 const SIZE_MB: u64 = 256;
-/// Largest message that can be set, in MiB.
+/// Largest message that can be set (MiB).
 const MAX_SIZE_MB: u64 = 128 * 1024;
-/// Time for the check where nothing else is set (preflight ADR, `checkTimeout`).
+/// Default time limit of the check (preflight ADR, `checkTimeout`).
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(300);
-/// Runs before the time is taken, and those of which it is taken, as nccl-tests have them.
+/// Number of untimed and of timed iterations, as in nccl-tests.
 const WARMUPS: u32 = 5;
 const ITERATIONS: u32 = 20;
 
@@ -43,13 +43,13 @@ struct Settings {
     threshold: ThresholdSettings,
     sizes: Vec<u64>,
     timeout: Duration,
-    /// The variables that are the user's, and may slow NCCL down on good links.
+    /// Variables set by the user, which may slow NCCL down on good links.
     inherited: Vec<String>,
-    /// The variables that NCCL hears, whoever has set them.
+    /// Variables that reach NCCL, from any source.
     variables: Variables,
 }
 
-/// What was measured.
+/// Results of the measurement.
 struct Figures {
     devices: u32,
     gpus: Vec<SeenGpu>,
@@ -65,7 +65,7 @@ pub(crate) async fn execute(
     let until = Instant::now() + settings.timeout;
     let (first, is_wrong) = test(&settings, launcher, until, stop).await;
     let has_passed = first.result == Meaning::Passed;
-    // A wrong sum is a fault with any variables.
+    // A wrong sum is a fault, whatever the variables.
     if settings.inherited.is_empty() || is_wrong || has_passed {
         return Ok(first);
     }
@@ -76,7 +76,7 @@ pub(crate) async fn execute(
     Ok(of_both(&first, second, &names))
 }
 
-/// Tests once; returns also whether a sum was wrong.
+/// Tests once. Also returns whether a sum was wrong.
 async fn test(
     settings: &Settings,
     launcher: &Launcher,
@@ -98,7 +98,7 @@ async fn test(
             (judge(settings, &figures), false)
         }
         Err(failure) => {
-            // Those that were left out are not why.
+            // Variables that were left out cannot be the cause.
             let failure = if launcher.left_out.is_empty() {
                 settings.variables.explain(failure, "this pod")
             } else {
@@ -114,8 +114,8 @@ async fn test(
     }
 }
 
-/// Returns what two tests mean, the second without the variables of the user: only that one says something of
-/// the node.
+/// Combines two tests, the second without the user's variables: only the second is evidence
+/// about the node.
 fn of_both(first: &Outcome, mut second: Outcome, names: &str) -> Outcome {
     let (text, of_first) = (&second.text, &first.text);
     let text = match second.findings.first() {
@@ -127,7 +127,7 @@ fn of_both(first: &Outcome, mut second: Outcome, names: &str) -> Outcome {
         }
         _ => {
             let text = format!(
-                "{of_first}; this may be for the pod's {names}, without which there is no result: {text}"
+                "{of_first}; the cause may be the pod's {names}, without which there is no result: {text}"
             );
             let both = Outcome::failed(Finding::harmless(CHECK, &first.code, text));
             return match (first.result, second.result) {
@@ -142,7 +142,7 @@ fn of_both(first: &Outcome, mut second: Outcome, names: &str) -> Outcome {
     Outcome { text, ..second }
 }
 
-/// Measures; what is seen of the GPUs is noted also where that fails.
+/// Measures. Fills in the known GPUs even if the measurement fails.
 async fn measure(
     settings: &Settings,
     launcher: &Launcher,
@@ -150,11 +150,11 @@ async fn measure(
     gpus: &mut Vec<SeenGpu>,
 ) -> Result<(u32, Vec<Measured>), Failure> {
     let libraries = &settings.libraries;
-    // A process of its own: a driver that tells nothing by NVML may work all the same.
+    // In a process of its own, since a driver whose NVML fails may still work.
     let mut asked = Worker::start(launcher)?;
     match asked.ask(&Request::Gpus(libraries.clone()), until).await {
         Ok(Said::Gpus(seen)) => *gpus = seen,
-        Ok(said) => return Err(said.unexpected()),
+        Ok(answer) => return Err(answer.unexpected()),
         Err(failure) => tracing::warn!("the GPUs are not known by name: {failure}"),
     }
     drop(asked);
@@ -164,7 +164,7 @@ async fn measure(
         .await?
     {
         Said::Devices(devices) => devices,
-        said => return Err(said.unexpected()),
+        answer => return Err(answer.unexpected()),
     };
     let benchmark = Benchmark {
         sizes: settings.sizes.clone(),
@@ -175,7 +175,7 @@ async fn measure(
     let request = if devices > 1 {
         let id = match worker.ask(&Request::Id(libraries.clone()), until).await? {
             Said::Id(id) => id,
-            said => return Err(said.unexpected()),
+            answer => return Err(answer.unexpected()),
         };
         let join = Join {
             id,
@@ -188,11 +188,11 @@ async fn measure(
     };
     match worker.ask(&request, until).await? {
         Said::Measured(measured) => Ok((devices, measured)),
-        said => Err(said.unexpected()),
+        answer => Err(answer.unexpected()),
     }
 }
 
-/// Judges by the largest message: small ones never reach the bandwidth of a link.
+/// Judges the largest message: small ones never reach the bandwidth of a link.
 fn judge(settings: &Settings, figures: &Figures) -> Outcome {
     let product = figures.gpus.first().map(|gpu| gpu.product.clone());
     let product = product
@@ -212,12 +212,12 @@ fn judge(settings: &Settings, figures: &Figures) -> Outcome {
     }
     let threshold = settings.threshold.of(&figures.gpus);
     let gb_s = largest.bus_bandwidth(figures.devices);
-    let text = told(figures.devices, &product, largest, gb_s, &threshold);
+    let text = describe(figures.devices, &product, largest, gb_s, &threshold);
     let metadata = [
         ("bandwidth_gb_s", format!("{gb_s:.2}")),
         ("message_bytes", largest.bytes.to_string()),
         ("gpus", figures.devices.to_string()),
-        // What nccl-tests write beside these.
+        // Further columns of nccl-tests.
         ("count", (largest.bytes / 4).to_string()),
         ("type", "float".to_owned()),
         ("redop", "sum".to_owned()),
@@ -244,7 +244,7 @@ fn judge(settings: &Settings, figures: &Figures) -> Outcome {
     Outcome::failed(finding.about_gpus(&figures.gpus))
 }
 
-fn told(
+fn describe(
     devices: u32,
     product: &str,
     largest: &Measured,
@@ -252,9 +252,9 @@ fn told(
     threshold: &Threshold,
 ) -> String {
     let limit = match threshold.gb_s {
-        Some(least) if gb_s >= least => format!("at least {least} GB/s is wanted"),
-        Some(least) => format!("below the {least} GB/s that are wanted"),
-        None => "no least bandwidth is wanted".to_owned(),
+        Some(least) if gb_s >= least => format!("at least {least} GB/s is required"),
+        Some(least) => format!("below the {least} GB/s that are required"),
+        None => "no least bandwidth is required".to_owned(),
     };
     format!(
         "{devices} GPUs{product} reduce {} bytes with a bus bandwidth of {gb_s:.2} GB/s in {:.3} ms; \
@@ -287,7 +287,7 @@ impl Settings {
 mod tests {
     use super::*;
 
-    /// The defaults of the preflight configuration, and of the ADR's `checkTimeout`.
+    /// Defaults of the preflight configuration, and of the ADR's `checkTimeout`.
     #[test]
     fn the_defaults_are_those_of_the_documents() {
         let settings = Settings::read(&Environment::default()).unwrap();
@@ -310,7 +310,7 @@ mod tests {
         assert_eq!(both.code, BANDWIDTH_DEGRADED);
         assert_eq!(
             both.text,
-            "NCCL_BW_DEGRADED came out; this may be for the pod's NCCL_ALGO, without which there is no \
+            "NCCL_BW_DEGRADED came out; the cause may be the pod's NCCL_ALGO, without which there is no \
              result: NCCL_TEST_ERROR came out"
         );
         assert!(!both.findings[0].fatal);

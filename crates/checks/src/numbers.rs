@@ -1,40 +1,40 @@
-//! The numbers that the ranks bring, and their sum, which is exact in whatever order it is made: so it is
-//! compared bit by bit. Corrupted numbers are mostly ordinary ones, so looking for what is no number would
-//! miss them.
+//! Numbers that the ranks contribute, and their sum. The sum is exact in any order of
+//! additions, so it can be compared bit by bit. Corrupted numbers are mostly ordinary ones, so
+//! a search for NaN would miss them.
 
 use serde::{Deserialize, Serialize};
 
-/// Most bytes that are compared of a message: each passes through this process's memory.
+/// Most bytes of a message that are compared: all of them pass through this process's memory.
 pub(crate) const MOST_COMPARED: u64 = 32 << 20;
-/// Sums of whole numbers below this are exact in 32 bits with a point.
+/// Limit below which sums of whole numbers are exact in 32-bit floating point.
 const EXACT: u32 = 1 << 24;
-/// Largest part of a number that is not the rank's.
+/// Largest shared part of a number, which does not depend on the rank.
 const LARGEST: u32 = 2047;
 
-/// Numbers that are not what they should be.
+/// Numbers that differ from the expected ones.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[error(
     "wrong numbers: the first of {wrong} of {of} at {at}, where {expected:#010x} was expected and \
      {found:#010x} found"
 )]
 pub(crate) struct WrongNumbers {
-    /// The number of numbers that are wrong.
+    /// Number of wrong numbers.
     wrong: usize,
-    /// The number of those that were compared.
+    /// Number of compared numbers.
     of: usize,
-    /// The place of the first.
+    /// Index of the first wrong number.
     at: usize,
-    /// The bits that it should have.
+    /// Expected bits of the first wrong number.
     expected: u32,
-    /// The bits that it has.
+    /// Actual bits of the first wrong number.
     found: u32,
 }
 
-/// The numbers of a group of so many ranks.
+/// Numbers of a group of ranks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Numbers {
     ranks: u32,
-    /// The largest of both parts of a number.
+    /// Largest value of both parts of a number.
     largest: u32,
 }
 
@@ -43,7 +43,7 @@ pub(crate) struct Numbers {
 impl Numbers {
     pub(crate) fn of(ranks: u32) -> Self {
         let most = EXACT / 2 / ranks.max(1);
-        // A power of two less one, so that it is a mask too.
+        // A power of two less one, so that it serves as a mask.
         let largest = (most.max(1).ilog2()).min(LARGEST.ilog2() + 1);
         Self {
             ranks,
@@ -51,7 +51,7 @@ impl Numbers {
         }
     }
 
-    /// Returns the bytes of the numbers that a rank brings.
+    /// Returns the bytes of the numbers contributed by a rank.
     pub(crate) fn brought(self, rank: u32, count: usize) -> Vec<u8> {
         let own = rank & self.largest;
         bytes(count, |at| exact(self.shared(at) + own))
@@ -63,18 +63,18 @@ impl Numbers {
         bytes(count, |at| exact(self.shared(at) * self.ranks + own))
     }
 
-    /// Returns the part of a number that all ranks have alike.
+    /// Returns the part of a number that is the same for all ranks.
     #[expect(
         clippy::cast_possible_truncation,
         reason = "the low bits are what is wanted"
     )]
     fn shared(self, at: usize) -> u32 {
-        // Knuth's multiplicative hash spreads what is near.
+        // Knuth's multiplicative hash spreads neighbouring indices.
         ((at as u32).wrapping_mul(2_654_435_761) >> 16) & self.largest
     }
 }
 
-/// Compares what a GPU has worked out with what it should be, bit by bit.
+/// Compares a GPU's result with the expected one, bit by bit.
 pub(crate) fn compare(expected: &[u8], found: &[u8]) -> Result<(), WrongNumbers> {
     if expected == found {
         return Ok(());

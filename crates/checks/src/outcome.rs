@@ -1,4 +1,4 @@
-//! The outcome of a check: what it means for the pod, and the health events for the node.
+//! Outcome of a check: its meaning for the pod, and the health events for the node.
 
 use std::time::Duration;
 
@@ -6,53 +6,54 @@ use contract::{Entity, HealthEvent, RecommendedAction, keys};
 
 use crate::worker::SeenGpu;
 
-/// The meaning of an outcome for the pod.
+/// Meaning of an outcome for the pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Result {
-    /// The check passed.
+    /// The check passed, so the pod starts.
     Passed,
-    /// The check failed, or what it needs did not come about: the pod does not start.
+    /// The check failed, or a precondition of it was not met: the pod does not start.
     Failed,
-    /// Nothing could be tested, for a reason that is no fault of this pod or its GPUs: it starts.
+    /// Nothing could be tested, for a reason that is no fault of this pod or its GPUs: the pod
+    /// starts.
     NotTested,
-    /// What the check was given cannot be meant.
+    /// The settings of the check are invalid.
     Misconfigured,
 }
 
-/// The end of a check.
+/// Outcome of a check.
 #[derive(Clone, Debug)]
 pub(crate) struct Outcome {
     pub(crate) result: Result,
-    /// The cause in one word, for scripts: a code, or `PASSED`.
+    /// Cause in one word, for scripts: a code, or `PASSED`.
     pub(crate) code: String,
-    /// The cause in one line, for people.
+    /// Cause in one line, for people.
     pub(crate) text: String,
-    /// The news for the node.
+    /// Events to report about the node.
     pub(crate) findings: Vec<Finding>,
-    /// The wait for the gang; `None` where there was none, or where it did not form.
+    /// Wait for the gang; `None` if there was none, or if the gang did not form.
     pub(crate) gang_wait: Option<GangWait>,
 }
 
-/// The time until all members of a gang were known.
+/// Time until all members of a gang were known.
 #[derive(Clone, Debug)]
 pub(crate) struct GangWait {
-    /// The id of the gang.
+    /// Id of the gang.
     pub(crate) gang: String,
     pub(crate) waited: Duration,
 }
 
-/// One event of a check; [`crate::frame`] adds who it is.
+/// Finding that becomes one event; [`crate::frame`] adds the reporter.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Finding {
-    /// The name of the check on the wire.
+    /// Name of the check in events.
     pub(crate) check: String,
     pub(crate) healthy: bool,
     pub(crate) fatal: bool,
     pub(crate) action: RecommendedAction,
-    /// The code of what is wrong; empty where all is well.
+    /// Code of the fault; empty if there is none.
     pub(crate) code: String,
     pub(crate) message: String,
-    /// The devices that it is about, as (type, name); none: the node.
+    /// Affected devices, as (type, name); empty for the node itself.
     pub(crate) entities: Vec<(&'static str, String)>,
     pub(crate) metadata: Vec<(String, String)>,
 }
@@ -60,7 +61,7 @@ pub(crate) struct Finding {
 // === impl Outcome ===
 
 impl Outcome {
-    /// Returns a pass.
+    /// Creates the outcome of a pass.
     pub(crate) fn passed(text: String, findings: Vec<Finding>) -> Self {
         Self {
             result: Result::Passed,
@@ -71,7 +72,7 @@ impl Outcome {
         }
     }
 
-    /// Returns a failure for one reason.
+    /// Creates the outcome of a failure with one finding.
     pub(crate) fn failed(finding: Finding) -> Self {
         Self {
             result: Result::Failed,
@@ -82,17 +83,17 @@ impl Outcome {
         }
     }
 
-    /// Says more, after what it says already.
+    /// Appends `text` to the outcome's text and to all messages.
     pub(crate) fn and(mut self, text: &str) -> Self {
         let messages = self.findings.iter_mut().map(|finding| &mut finding.message);
-        for told in messages.chain([&mut self.text]) {
-            told.push_str("; ");
-            told.push_str(text);
+        for line in messages.chain([&mut self.text]) {
+            line.push_str("; ");
+            line.push_str(text);
         }
         self
     }
 
-    /// Returns that nothing was tested, by a setting that cannot be meant.
+    /// Creates the outcome of a check with invalid settings, which tested nothing.
     pub(crate) fn misconfigured(text: String) -> Self {
         Self {
             result: Result::Misconfigured,
@@ -107,7 +108,7 @@ impl Outcome {
 // === impl Finding ===
 
 impl Finding {
-    /// Returns that all is well.
+    /// Creates a finding without a fault.
     pub(crate) fn healthy(check: &str, message: String) -> Self {
         Self {
             check: check.to_owned(),
@@ -117,7 +118,7 @@ impl Finding {
         }
     }
 
-    /// Returns a finding that stops nothing and asks for nothing.
+    /// Creates a finding that is not fatal and recommends no action.
     pub(crate) fn harmless(check: &str, code: &str, message: String) -> Self {
         Self {
             check: check.to_owned(),
@@ -127,19 +128,19 @@ impl Finding {
         }
     }
 
-    /// Names a GPU that it is about.
+    /// Adds an affected GPU.
     pub(crate) fn about_gpu(mut self, uuid: &str) -> Self {
         self.entities.push((keys::ENTITY_GPU_UUID, uuid.to_owned()));
         self
     }
 
-    /// Names the GPUs that it is about: a later pass of others ends nothing of it.
+    /// Adds the affected GPUs, so that a later pass of others does not close the finding.
     pub(crate) fn about_gpus(self, gpus: &[SeenGpu]) -> Self {
         gpus.iter()
             .fold(self, |finding, gpu| finding.about_gpu(&gpu.uuid))
     }
 
-    /// Writes it into an event that says who reports it.
+    /// Fills the finding into an event that names the reporter.
     pub(crate) fn into_event(self, blank: HealthEvent) -> HealthEvent {
         let codes = Some(self.code).filter(|code| !code.is_empty());
         let entities = self.entities.into_iter().map(|(kind, name)| Entity {

@@ -1,17 +1,19 @@
-//! Why NCCL may refuse to work: variables that have it use what is not there, and pods that share a GPU. What it
-//! says itself names neither, and reads as if a link were broken.
+//! Explanation of refusals by NCCL: variables that request what is not available, and pods that
+//! share a GPU. NCCL's own message names neither, and reads as if a link were broken.
 
 use std::collections::BTreeMap;
 
 use crate::environment::Environment;
 use crate::worker::Failure;
 
-/// The codes of `ncclResult_t` by which NCCL itself refuses: `ncclSystemError`, `ncclInternalError`,
-/// `ncclInvalidArgument` and `ncclInvalidUsage`. The others are errors of CUDA, and echoes of another rank's.
+/// Codes of `ncclResult_t` for refusals by NCCL itself: `ncclSystemError`, `ncclInternalError`,
+/// `ncclInvalidArgument` and `ncclInvalidUsage`. The other codes are errors of CUDA, and echoes
+/// of another rank's failure.
 const REFUSALS: std::ops::RangeInclusive<u32> = 2..=5;
-/// The codes among them that say that it was asked for what cannot be.
+/// Refusals of an impossible request.
 const MISUSES: [u32; 2] = [4, 5];
-/// Words of what NCCL says, in small letters, and the beginnings of the variables that then may be why.
+/// Words in NCCL's message, in lower case, and the prefixes of variables that may then be the
+/// cause.
 const REASONS: [(&[&str], &[&str]); 3] = [
     (
         &["bootstrap", "socket interface", "connect", "nccl_comm_id"],
@@ -36,31 +38,32 @@ const REASONS: [(&[&str], &[&str]); 3] = [
         ],
     ),
 ];
-/// The beginnings of variables that keep NCCL from nothing: what it logs, the version that an image notes, and
-/// settings of the check.
+/// Prefixes of variables that prevent nothing: log settings, a version recorded by an image,
+/// and settings of the check.
 const INNOCENT: [&str; 4] = [
     "NCCL_ALLREDUCE_THRESHOLD_GBPS",
     "NCCL_DEBUG",
     "NCCL_REDUCE_OP",
     "NCCL_VERSION",
 ];
-/// Most variables that are named, and most characters of the value of each.
+/// Most variables that are named, and most characters of each value.
 const NAMED: usize = 8;
 const MOST_VALUE: usize = 64;
 
-/// The variables for NCCL of this process.
+/// Variables for NCCL in this process.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Variables(BTreeMap<String, String>);
 
 // === impl Variables ===
 
 impl Variables {
-    /// Returns the variables of an environment.
+    /// Returns NCCL's variables of an environment.
     pub(crate) fn of(environment: &Environment) -> Self {
         Self(environment.beginning_with("NCCL_"))
     }
 
-    /// Says in a failure what may be why, where NCCL has refused. `pod` names the pod of this process.
+    /// Adds the possible causes to a failure that is a refusal of NCCL. `pod` names the pod of
+    /// this process.
     pub(crate) fn explain(&self, failure: Failure, pod: &str) -> Failure {
         match failure {
             Failure::Nccl { code, text } if REFUSALS.contains(&code) => {
@@ -103,7 +106,7 @@ impl Variables {
 mod tests {
     use super::*;
 
-    /// Returns what is said of a failure of a pod with these variables.
+    /// Returns the explanation of a failure in a pod with these variables.
     fn explained(code: u32, text: &str, variables: &[(&str, &str)]) -> String {
         let variables = variables.iter();
         let environment: Environment = variables
@@ -154,13 +157,13 @@ mod tests {
                  NCCL_SOCKET_FAMILY=AF_INET6, NCCL_SOCKET_IFNAME=ib9",
             ),
         ] {
-            let told = explained(code, text, &variables);
-            assert_eq!(told, format!("{text}; {named} of w-1 may be why"));
-            // Who has set nothing is not pointed at.
+            let explanation = explained(code, text, &variables);
+            assert_eq!(explanation, format!("{text}; {named} of w-1 may be why"));
+            // A pod without such variables is not blamed.
             let innocent = variables.get(6..).unwrap();
             assert_eq!(explained(code, text, innocent), text);
         }
-        // What NCCL does not refuse is no variable's doing as far as anybody knows.
+        // Other failures are not attributed to variables.
         for (code, text) in [
             (1, "Cuda failure 700 'an illegal memory access'"),
             (2, "something of next year"),
@@ -173,12 +176,12 @@ mod tests {
     #[test]
     fn two_ranks_on_one_gpu_are_said_plainly() {
         let text = "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 3000";
-        let told = explained(5, text, &[("NCCL_ALGO", "Ring")]);
+        let explanation = explained(5, text, &[("NCCL_ALGO", "Ring")]);
         assert!(
-            told.ends_with(
+            explanation.ends_with(
                 "; two ranks have the same GPU: give each pod GPUs of its own, without time-slicing"
             ),
-            "{told}"
+            "{explanation}"
         );
     }
 
@@ -190,8 +193,8 @@ mod tests {
             .iter()
             .map(|name| (name.as_str(), long.as_str()))
             .collect();
-        let told = explained(5, "no", &variables);
-        assert_eq!(told.matches("NCCL_X").count(), 8, "{told}");
-        assert_eq!(told.matches('v').count(), 8 * 64, "{told}");
+        let explanation = explained(5, "no", &variables);
+        assert_eq!(explanation.matches("NCCL_X").count(), 8, "{explanation}");
+        assert_eq!(explanation.matches('v').count(), 8 * 64, "{explanation}");
     }
 }

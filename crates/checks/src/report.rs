@@ -1,5 +1,5 @@
-//! Brings the events of a check to the connector of its node, over the Unix socket that is mounted into
-//! the pod, or where it has none to the webhook, which brings them to the controller.
+//! Delivery of a check's events to the connector of its node, over the Unix socket mounted into
+//! the pod, or to the webhook if there is none, which passes them to the controller.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -19,43 +19,43 @@ use crate::webhook::{Webhook, refusal};
 
 /// First and longest pause between two attempts.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(5));
-/// Longest time for one attempt: a connector that hangs is asked again.
+/// Time limit for one attempt, so that a hanging connector is tried again.
 const ATTEMPT: Duration = Duration::from_secs(10);
 
-/// Where a check reports.
+/// Destination of a check's reports.
 #[derive(Clone)]
 pub(crate) enum Way {
-    /// The socket of the connector of its node.
+    /// Socket of the node's connector.
     Socket(PathBuf),
-    /// The webhook.
+    /// The webhook, over HTTPS.
     Webhook(Webhook),
 }
 
-/// The events were not taken.
+/// Reason why the events were not accepted.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ReportError {
-    /// Nobody listens on the socket.
+    /// No process listens on the socket.
     #[error(
         "no connector listens on {}: the result is not reported (is the agent of this node running, \
          and its directory mounted?)",
         socket.display()
     )]
     Absent { socket: PathBuf },
-    /// The connector does not want them.
-    #[error("the connector does not take the result: {0}")]
+    /// The connector refuses the events.
+    #[error("the connector does not accept the result: {0}")]
     Refused(String),
-    /// The connector did not take them in time.
-    #[error("the connector did not take the result within {within:?}: {last}")]
+    /// The connector did not accept the events in time.
+    #[error("the connector did not accept the result within {within:?}: {last}")]
     Late { within: Duration, last: String },
 }
 
-/// The socket of the connector where none is named (preflight ADR).
+/// Default socket of the connector (preflight ADR).
 const SOCKET: &str = "/var/run/nvsentinel.sock";
 
 // === impl Way ===
 
 impl Way {
-    /// Reads where to report.
+    /// Reads the destination from the environment.
     pub(crate) fn read(environment: &Environment) -> Result<Self, BadVariable> {
         if let Some(webhook) = Webhook::read(environment, REPORT_VARIABLE)? {
             return Ok(Self::Webhook(webhook));
@@ -71,7 +71,7 @@ impl Way {
     }
 }
 
-/// Sends events, and tries again until they are taken or the time is over.
+/// Sends events, and retries until they are accepted or the time is over.
 pub(crate) async fn report(
     way: &Way,
     events: Vec<HealthEvent>,
@@ -110,10 +110,10 @@ pub(crate) async fn report(
     }
 }
 
-/// The reason why an attempt did not succeed.
+/// Reason why an attempt failed.
 enum Problem {
     Absent(PathBuf),
-    /// It would not be taken another time either.
+    /// A retry would be refused, too.
     Refused(String),
     Failed(String),
 }
@@ -139,7 +139,7 @@ async fn post(webhook: &Webhook, events: &HealthEvents) -> Result<(), Problem> {
     }
 }
 
-/// Returns whether an answer would be the same another time. A token may not be known yet.
+/// Returns true if a retry would get the same answer. A token may not be known yet.
 fn is_final(status: StatusCode) -> bool {
     let may_pass = [StatusCode::UNAUTHORIZED, StatusCode::TOO_MANY_REQUESTS];
     status.is_client_error() && !may_pass.contains(&status)

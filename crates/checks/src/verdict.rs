@@ -1,24 +1,28 @@
-//! What a failure of NCCL, or of what it stands on, means: the action and the gravity of the preflight
-//! ADR's table. What nobody can call broken hardware asks for nothing.
+//! Interpretation of a failure of NCCL or of the layers below: action and severity by the
+//! preflight ADR's table. A failure that is not certainly one of the hardware recommends no
+//! action.
 
 use contract::RecommendedAction;
 
 use crate::outcome::{Finding, Outcome};
 use crate::worker::{Failure, SeenGpu};
 
-/// The errors of CUDA (`cudaError`) by which this container has no GPU, no driver, or not the one that CUDA wants:
-/// `StubLibrary`, `InsufficientDriver`, `CallRequiresNewerDriver`, `NoDevice`, `SystemNotReady` (the fabric is not
-/// set up), `SystemDriverMismatch` and `CompatNotSupportedOnDevice`.
+/// Errors of CUDA (`cudaError`) that mean that this container has no GPU, no driver, or not the
+/// one that CUDA needs: `StubLibrary`, `InsufficientDriver`, `CallRequiresNewerDriver`,
+/// `NoDevice`, `SystemNotReady` (the fabric is not set up), `SystemDriverMismatch` and
+/// `CompatNotSupportedOnDevice`.
 const NO_GPU: [u32; 7] = [34, 35, 36, 100, 802, 803, 804];
-/// The errors of CUDA by which the container lacks something else: memory or a GPU that others hold
-/// (`MemoryAllocation`, `DevicesUnavailable`, those of MPS), a right or a licence (`DeviceNotLicensed`,
-/// `OperatingSystem`, `NotPermitted`, `NotSupported`), or a program that is made for this GPU
-/// (`InvalidDeviceFunction`, `InvalidKernelImage`, `NoKernelImageForDevice`, `JitCompilerNotFound`,
-/// `UnsupportedPtxVersion`, `SharedObject...`, `SymbolNotFound`).
+/// Errors of CUDA that mean that the container lacks something else: memory or a GPU that
+/// others hold (`MemoryAllocation`, `DevicesUnavailable`, those of MPS), a permission or a
+/// licence (`DeviceNotLicensed`, `OperatingSystem`, `NotPermitted`, `NotSupported`), or a
+/// program built for this GPU (`InvalidDeviceFunction`, `InvalidKernelImage`,
+/// `NoKernelImageForDevice`, `JitCompilerNotFound`, `UnsupportedPtxVersion`, `SharedObject...`,
+/// `SymbolNotFound`).
 const CONTAINER_LACKS: [u32; 20] = [
     2, 46, 98, 102, 200, 209, 221, 222, 302, 303, 304, 500, 800, 801, 805, 806, 807, 808, 809, 810,
 ];
-/// Texts of the libraries where the container lacks something, such as a large enough `/dev/shm`, in small letters.
+/// Messages of the libraries if the container lacks something, such as a large enough
+/// `/dev/shm`; in lower case.
 const LACKS: [&str; 7] = [
     "no space left",
     "out of memory",
@@ -28,26 +32,26 @@ const LACKS: [&str; 7] = [
     "operation not permitted",
     "permission denied",
 ];
-/// Texts of NCCL where settings ask for what cannot be, which some versions call an internal error.
+/// Messages of NCCL about impossible settings, which some versions report as internal errors.
 const MISUSED: [&str; 3] = [
     "duplicate gpu detected",
     "no algorithm/protocol available",
     "no socket interface found",
 ];
-/// The same of what NCCL tells of CUDA without a number, as it did before 2.18.
+/// Messages of NCCL about errors of CUDA without a number, as before version 2.18.
 const LACKS_GPU: [&str; 4] = [
     "driver version is insufficient",
     "no cuda-capable device",
     "busy or unavailable",
     "system not yet initialized",
 ];
-/// The key under which an event names the row of the ADR's table.
+/// Metadata key for the row of the ADR's table.
 const NCCL_ERROR: &str = "nccl_error";
 
-/// The meaning of a failure.
+/// Meaning of a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Verdict {
-    /// The row of the ADR's table; our own word where it has none.
+    /// Row of the ADR's table; gpuwarden's own name if there is none.
     pub(crate) error: &'static str,
     pub(crate) fatal: bool,
     pub(crate) action: RecommendedAction,
@@ -66,7 +70,7 @@ pub(crate) fn of(failure: &Failure) -> Verdict {
             None if has_one_of(text, &LACKS_GPU) => harmless("NO_GPU"),
             None => fatal("CUDA_ERROR", RecommendedAction::ContactSupport),
         },
-        // The codes of `ncclResult_t`.
+        // Codes of `ncclResult_t`.
         Failure::Nccl { code, .. } => match code {
             2 => fatal("NCCL_SYSTEM_ERROR", RecommendedAction::ContactSupport),
             3 => fatal("NCCL_INTERNAL_ERROR", RecommendedAction::RunDcgmeud),
@@ -92,7 +96,8 @@ fn of_cuda(code: u32) -> Verdict {
     }
 }
 
-/// Returns the number of CUDA's error in a text of NCCL, such as `Cuda failure 2 'out of memory'`.
+/// Returns the number of CUDA's error in a message of NCCL, such as `Cuda failure 2 'out of
+/// memory'`.
 fn cuda_in(text: &str) -> Option<u32> {
     let (_, number) = text.split_once("Cuda failure ")?;
     number.split(' ').next()?.parse().ok()
@@ -103,12 +108,13 @@ fn has_one_of(text: &str, all: &[&str]) -> bool {
     all.iter().any(|one| text.contains(one))
 }
 
-/// Returns whether nothing could be tested because the container lacks something: that says nothing of the node.
+/// Returns true if nothing could be tested because the container lacks something, which is no
+/// evidence about the node.
 pub(crate) fn is_of_container(failure: &Failure) -> bool {
     ["CONTAINER_LACKS_RESOURCES", "NO_GPU", "NVML_ERROR"].contains(&of(failure).error)
 }
 
-/// Returns the outcome of a failure for a check with this code.
+/// Returns the outcome of a failure for a check, with this code.
 pub(crate) fn outcome(check: &str, code: &str, failure: &Failure, gpus: &[SeenGpu]) -> Outcome {
     if let Failure::Library(text) = failure {
         return Outcome::misconfigured(text.clone());
@@ -161,7 +167,7 @@ mod tests {
         }
     }
 
-    /// The rows of the ADR, "Error to Recommended Action Mapping", and "isFatal determination".
+    /// Rows of the ADR, "Error to Recommended Action Mapping", and "isFatal determination".
     #[test]
     fn an_nccl_error_has_the_action_and_gravity_of_the_adr() {
         let late = Failure::Late {
@@ -240,7 +246,8 @@ mod tests {
             };
             assert_eq!(of(&failure), expected, "{failure:?}");
         }
-        // An ECC error, an illegal address, a failed launch, and what CUDA does not know itself.
+        // An ECC error, an illegal address, a failed launch, and an error unknown to CUDA
+        // itself.
         for code in [3, 214, 700, 719, 999] {
             assert_eq!(
                 of(&cuda(code)),

@@ -1,7 +1,9 @@
-//! `gpuwarden check verify`: whether a check of somebody else keeps the contract, by running it as the
-//! webhook's container would: with the injected variables, and a connector of our own.
+//! `gpuwarden check verify`: tests whether another vendor's check follows the contract, by
+//! running it as the webhook's container would: with the injected variables, and a connector
+//! played by this program.
 //!
-//! It is run once as it would act (`EXECUTE_REMEDIATION`) and once where it must not (`STORE_ONLY`).
+//! The check is run once with remediation enabled (`EXECUTE_REMEDIATION`), and once with it
+//! disabled (`STORE_ONLY`).
 
 use std::ffi::OsString;
 use std::fs::{self, Permissions};
@@ -20,62 +22,64 @@ use tokio::process::Command;
 use crate::exit;
 use crate::witness::Witness;
 
-/// The name of the node that the check is told.
+/// Name of the node given to the check.
 const NODE: &str = "verify-node";
-/// The variables that a check of a gang gets beside the others are not set: it is run alone.
+/// Strategies to run the check with. The additional variables of a gang's check are not set,
+/// since the check is run alone.
 const STRATEGIES: [&str; 2] = ["EXECUTE_REMEDIATION", "STORE_ONLY"];
-/// Most bytes of each output of a check that are passed on: more is no word to a person, and fills a log.
+/// Most bytes of each output of a check that are passed on: more is useless to a person, and
+/// fills a log.
 const MOST_OUTPUT: usize = 1 << 20;
-/// Longest wait for the end of the outputs once the check and all that it has started are killed. A process that
-/// has left their group may hold them open.
+/// Longest wait for the end of the outputs once the check and its children are killed. A
+/// process that has left their group may hold them open.
 const OUTPUT_END: Duration = Duration::from_secs(2);
 
-/// The settings of a verification.
+/// Settings of a verification.
 #[derive(Clone, Debug)]
 pub struct VerifySettings {
-    /// The program of the check.
+    /// Program of the check.
     pub program: OsString,
-    /// Its arguments.
+    /// Arguments of the check.
     pub arguments: Vec<OsString>,
-    /// A run that takes longer has failed.
+    /// Time limit of a run; a longer run has failed.
     pub timeout: Duration,
 }
 
-/// A verification that could not be done.
+/// Reason why a verification could not be carried out.
 #[derive(Debug, thiserror::Error)]
 pub enum VerifyError {
-    /// There is no place for the connector's socket.
+    /// The connector's socket cannot be created.
     #[error("a connector cannot be played")]
     Connector(#[source] io::Error),
-    /// The check cannot be run.
+    /// The check cannot be started.
     #[error("{} cannot be run", program.display())]
     Program {
-        /// The program.
+        /// Path or name of the program.
         program: OsString,
-        /// The error of the system.
+        /// Error of the operating system.
         #[source]
         source: io::Error,
     },
 }
 
-/// A rule of the contract, and whether a run kept it.
+/// Rule of the contract, and whether a run followed it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Rule {
     text: &'static str,
-    /// What was seen instead.
+    /// Description of the violation; `None` if the rule was followed.
     broken: Option<String>,
 }
 
-/// One run of the check.
+/// Single run of the check.
 struct Run {
     strategy: &'static str,
-    /// `None`: it did not end in time.
+    /// Exit status; `None` if the run exceeded its time limit.
     status: Option<ExitStatus>,
     events: Vec<HealthEvent>,
 }
 
-/// Runs a check, and writes a line for each rule of the contract. Returns the exit code: 0 where all are
-/// kept, else 1.
+/// Runs a check, and writes a line for each rule of the contract. Returns the exit code: 0 if
+/// all rules are followed, otherwise 1.
 pub async fn verify(
     settings: &VerifySettings,
     out: &mut (dyn Write + Send),
@@ -89,7 +93,7 @@ pub async fn verify(
                 None => format!("ok      {strategy}: {}", rule.text),
                 Some(broken) => format!("broken  {strategy}: {}: {broken}", rule.text),
             };
-            // It fails only where nobody reads.
+            // Fails only if nobody reads the output.
             drop(writeln!(out, "{}", plain(&line)));
         }
     }
@@ -104,7 +108,7 @@ pub async fn verify(
 
 async fn run(settings: &VerifySettings, strategy: &'static str) -> Result<Run, VerifyError> {
     let directory = tempfile::tempdir().map_err(VerifyError::Connector)?;
-    // A container into which it is mounted may run as any user, as checks do.
+    // A container that mounts the directory may run as any user, as checks do.
     let anybody = Permissions::from_mode(0o755);
     fs::set_permissions(directory.path(), anybody).map_err(VerifyError::Connector)?;
     let witness = Witness::listen(directory.path()).map_err(VerifyError::Connector)?;
@@ -114,7 +118,7 @@ async fn run(settings: &VerifySettings, strategy: &'static str) -> Result<Run, V
             program: settings.program.clone(),
             source,
         })?;
-    // All that it starts ends with it, as in a container.
+    // All children of the check end with it, as in a container.
     let group = Group::of(&child);
     let outputs = [
         tokio::spawn(pass_on(child.stdout.take(), io::stdout())),
@@ -162,7 +166,7 @@ fn command(settings: &VerifySettings, strategy: &str, socket: &Path) -> Command 
     command
 }
 
-/// Passes on what a check writes, up to a bound; the rest is read and forgotten.
+/// Passes on the output of a check, up to a limit; the rest is read and dropped.
 async fn pass_on(output: Option<impl AsyncRead + Unpin>, mut to: impl Write) {
     let Some(mut output) = output else {
         return;
@@ -172,18 +176,18 @@ async fn pass_on(output: Option<impl AsyncRead + Unpin>, mut to: impl Write) {
     let mut is_cut = false;
     while let Ok(read @ 1..) = output.read(&mut buffer).await {
         let passed = buffer.get(..read.min(left)).unwrap_or_default();
-        // It fails only where nobody reads.
+        // Fails only if nobody reads the output.
         drop(to.write_all(passed).and_then(|()| to.flush()));
         if read > left && !is_cut {
             is_cut = true;
-            let told = format!("\n(more than {MOST_OUTPUT} bytes: the rest is left out)\n");
-            drop(to.write_all(told.as_bytes()));
+            let notice = format!("\n(more than {MOST_OUTPUT} bytes: the rest is left out)\n");
+            drop(to.write_all(notice.as_bytes()));
         }
         left -= passed.len();
     }
 }
 
-/// Returns the rules that a run has to keep.
+/// Returns the rules that a run has to follow.
 fn rules(run: &Run) -> Vec<Rule> {
     let mut rules = vec![ends(run)];
     let Some(code) = run.status.and_then(|status| status.code()) else {
@@ -207,7 +211,7 @@ fn rules(run: &Run) -> Vec<Rule> {
     rules.push(carries_strategy(run));
     rules.push(each(
         run,
-        "an event of a fault says its code and action",
+        "an event of a fault has a code and an action",
         |event| {
             if event.is_healthy || !event.is_fatal {
                 return None;
@@ -228,26 +232,26 @@ fn rules(run: &Run) -> Vec<Rule> {
             odd.then(|| "one is healthy and names a fault".to_owned())
         },
     ));
-    rules.extend(told_alike(run, code));
+    rules.extend(agrees(run, code));
     rules
 }
 
-/// Looks whether the events carry the strategy that the check was told.
+/// Checks that the events carry the strategy given to the check.
 fn carries_strategy(run: &Run) -> Rule {
     each(run, "each event carries PROCESSING_STRATEGY", |event| {
         let wanted = ProcessingStrategy::from_str_name(run.strategy);
-        let told = ProcessingStrategy::try_from(event.processing_strategy).ok();
-        // None said is the usual one.
-        let told = told.map(|told| match told {
+        let carried = ProcessingStrategy::try_from(event.processing_strategy).ok();
+        // An event without a strategy has the usual one.
+        let carried = carried.map(|carried| match carried {
             ProcessingStrategy::Unspecified => ProcessingStrategy::ExecuteRemediation,
-            told => told,
+            carried => carried,
         });
         let name = contract::strategy_name(event.processing_strategy);
-        (told != wanted).then(|| format!("one carries {name}"))
+        (carried != wanted).then(|| format!("one carries {name}"))
     })
 }
 
-/// Looks whether a run ends as it may.
+/// Checks that a run ends with an allowed exit code.
 fn ends(run: &Run) -> Rule {
     let codes: &[i32] = if run.strategy == "STORE_ONLY" {
         &[0]
@@ -270,8 +274,8 @@ fn ends(run: &Run) -> Rule {
     }
 }
 
-/// Looks whether exit code and events say the same.
-fn told_alike(run: &Run, code: i32) -> Option<Rule> {
+/// Checks that exit code and events agree.
+fn agrees(run: &Run, code: i32) -> Option<Rule> {
     if run.strategy == "STORE_ONLY" {
         return None;
     }
@@ -282,7 +286,7 @@ fn told_alike(run: &Run, code: i32) -> Option<Rule> {
         let broken = if fatal {
             Some("it passed and sent a fatal one".to_owned())
         } else {
-            // A check that could not test may say so, and let the pod start.
+            // A check that could not test may report that, and let the pod start.
             (!healthy && !unhealthy).then(|| "it sent none".to_owned())
         };
         Rule {
@@ -297,7 +301,7 @@ fn told_alike(run: &Run, code: i32) -> Option<Rule> {
     })
 }
 
-/// Looks at each event of a run.
+/// Checks each event of a run.
 fn each(run: &Run, text: &'static str, problem: impl Fn(&HealthEvent) -> Option<String>) -> Rule {
     Rule {
         text,

@@ -1,4 +1,4 @@
-//! The webhook, as a check asks it over HTTPS, by the token of its pod.
+//! HTTPS client of the webhook, authenticated by the token of the check's pod.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -18,10 +18,10 @@ use tokio_rustls::TlsConnector;
 
 use crate::environment::{BadVariable, Environment};
 
-/// Largest answer (bytes): what a `ConfigMap` can hold, and a little more.
+/// Largest answer (bytes): the limit of a `ConfigMap`, with a margin.
 const MAX_ANSWER: usize = 2 * 1024 * 1024;
 
-/// Where a pod asks, and how it shows who it is.
+/// Address of the webhook, and credentials of the pod.
 #[derive(Clone)]
 pub(crate) struct Webhook {
     uri: Uri,
@@ -31,8 +31,8 @@ pub(crate) struct Webhook {
     token: PathBuf,
 }
 
-/// Returns a client's side of TLS that trusts these authorities, in PEM form. Not by a file: a container may
-/// have none that it can write.
+/// Returns a TLS configuration that trusts these authorities, in PEM form. Takes no file, since
+/// a container may have none that it can write.
 fn trusting(authorities: &str) -> Option<Arc<ClientConfig>> {
     let mut roots = RootCertStore::empty();
     for certificate in CertificateDer::pem_slice_iter(authorities.as_bytes()) {
@@ -49,7 +49,7 @@ fn trusting(authorities: &str) -> Option<Arc<ClientConfig>> {
 // === impl Webhook ===
 
 impl Webhook {
-    /// Reads where to ask from a variable; `None` where nobody is to be asked.
+    /// Reads the address from a variable; `None` if it is not set.
     pub(crate) fn read(
         environment: &Environment,
         variable: &'static str,
@@ -68,7 +68,7 @@ impl Webhook {
             return Ok(None);
         };
         let token = environment.required(&[TOKEN_VARIABLE], "the file with this pod's token")?;
-        // IPv6 has brackets in a URL and none in a certificate.
+        // An IPv6 address has brackets in a URL and none in a certificate.
         let host = uri.host().unwrap_or_default();
         let host = host.trim_start_matches('[').trim_end_matches(']');
         Ok(Some(Self {
@@ -80,19 +80,20 @@ impl Webhook {
         }))
     }
 
-    /// Returns the address.
+    /// Returns the address of the webhook.
     pub(crate) fn uri(&self) -> &Uri {
         &self.uri
     }
 
-    /// Asks once, by a path behind that of the address. The error says why there is no answer.
+    /// Sends one request, with a path relative to the address. The error is the reason why
+    /// there is no answer.
     pub(crate) async fn ask(
         &self,
         method: Method,
         path: &str,
         body: Vec<u8>,
     ) -> Result<(StatusCode, Bytes), String> {
-        // The kubelet makes a new one in time.
+        // Read each time, since the kubelet replaces the token.
         let token = std::fs::read_to_string(&self.token)
             .map_err(|error| format!("{}: {error}", self.token.display()))?;
         let stream = TcpStream::connect((self.host.as_str(), self.port)).await;
@@ -130,7 +131,7 @@ impl Webhook {
     }
 }
 
-/// Returns what an answer that is not good says, in one line.
+/// Returns the text of an error response, on one line.
 pub(crate) fn refusal(status: StatusCode, body: &[u8]) -> String {
     let text: String = String::from_utf8_lossy(body).chars().take(200).collect();
     format!("{status}: {}", text.trim())

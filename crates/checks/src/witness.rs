@@ -1,4 +1,4 @@
-//! A connector that keeps what it is told: for checks that are tried out, ours and those of others.
+//! Connector that records what it receives, for trying out checks of gpuwarden and of others.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -14,21 +14,21 @@ use tokio::task::JoinHandle;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 
-/// The name of its socket.
+/// File name of the socket.
 const SOCKET: &str = "connector.sock";
-/// Anybody may report, as at the connector of a node.
+/// Permissions of the socket: any user may report, as at the connector of a node.
 const MODE: u32 = 0o666;
 
-/// A connector on a socket of its own, until it is dropped.
+/// Connector on its own socket, until it is dropped.
 pub struct Witness {
     socket: PathBuf,
-    heard: Heard,
+    received: Received,
     serving: JoinHandle<()>,
 }
 
-/// What came so far.
+/// Events and checks received so far.
 #[derive(Clone, Default)]
-struct Heard(Arc<Mutex<(Vec<HealthEvent>, Vec<ReportCheckRequest>)>>);
+struct Received(Arc<Mutex<(Vec<HealthEvent>, Vec<ReportCheckRequest>)>>);
 
 // === impl Witness ===
 
@@ -37,19 +37,19 @@ impl Witness {
     pub fn listen(directory: &Path) -> io::Result<Self> {
         let socket = directory.join(SOCKET);
         let listener = runtime::unix_grpc::bind(&socket, MODE).map_err(io::Error::other)?;
-        let heard = Heard::default();
-        let events = PlatformConnectorServer::new(heard.clone());
-        let checks = PreflightServiceServer::new(heard.clone());
+        let received = Received::default();
+        let events = PlatformConnectorServer::new(received.clone());
+        let checks = PreflightServiceServer::new(received.clone());
         let serving = tokio::spawn(async move {
             let incoming = runtime::unix_grpc::incoming(listener);
             let served = Server::builder().add_service(events).add_service(checks);
             if let Err(error) = served.serve_with_incoming(incoming).await {
-                tracing::error!(%error, "events are not heard any more");
+                tracing::error!(%error, "the connector has failed; further events are not recorded");
             }
         });
         Ok(Self {
             socket,
-            heard,
+            received,
             serving,
         })
     }
@@ -59,14 +59,14 @@ impl Witness {
         &self.socket
     }
 
-    /// Returns the events so far, in the order in which they came.
+    /// Returns the events received so far, in order of arrival.
     pub fn events(&self) -> Vec<HealthEvent> {
-        self.heard.lock().0.clone()
+        self.received.lock().0.clone()
     }
 
-    /// Returns the checks that had themselves counted so far, in the same order.
+    /// Returns the counted checks so far, in order of arrival.
     pub fn checks(&self) -> Vec<ReportCheckRequest> {
-        self.heard.lock().1.clone()
+        self.received.lock().1.clone()
     }
 }
 
@@ -76,16 +76,16 @@ impl Drop for Witness {
     }
 }
 
-// === impl Heard ===
+// === impl Received ===
 
-impl Heard {
+impl Received {
     fn lock(&self) -> MutexGuard<'_, (Vec<HealthEvent>, Vec<ReportCheckRequest>)> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 #[tonic::async_trait]
-impl PlatformConnector for Heard {
+impl PlatformConnector for Received {
     async fn health_event_occurred_v1(
         &self,
         request: Request<HealthEvents>,
@@ -96,7 +96,7 @@ impl PlatformConnector for Heard {
 }
 
 #[tonic::async_trait]
-impl PreflightService for Heard {
+impl PreflightService for Received {
     async fn report_check(
         &self,
         request: Request<ReportCheckRequest>,
@@ -110,9 +110,9 @@ impl PreflightService for Heard {
         request: Request<FindPassRequest>,
     ) -> Result<Response<FindPassResponse>, Status> {
         let asked = request.into_inner();
-        let is_known = self.lock().1.iter().any(|told| {
-            told.result() == CheckResult::Passed
-                && (&told.node, &told.check, &told.gpu_uuids)
+        let is_known = self.lock().1.iter().any(|report| {
+            report.result() == CheckResult::Passed
+                && (&report.node, &report.check, &report.gpu_uuids)
                     == (&asked.node, &asked.check, &asked.gpu_uuids)
         });
         Ok(Response::new(FindPassResponse {
