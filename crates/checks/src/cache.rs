@@ -11,7 +11,7 @@ use tonic::transport::Endpoint;
 
 use crate::environment::Environment;
 use crate::outcome::{Outcome, Result as Meaning};
-use crate::worker::{Launcher, Libraries, Request, Said, Worker};
+use crate::worker::{FromWorker, Launcher, Libraries, Request, Worker};
 
 /// Time limit for the driver to name the GPUs.
 const NAME: Duration = Duration::from_secs(30);
@@ -27,7 +27,7 @@ pub(crate) async fn gpus(environment: &Environment, launcher: &Launcher) -> Vec<
         worker.ask(&request, Instant::now() + NAME).await
     };
     match asked.await {
-        Ok(Said::Gpus(gpus)) => {
+        Ok(FromWorker::Gpus(gpus)) => {
             let names = gpus.into_iter().map(|gpu| (gpu.uuid, gpu.partitions));
             names
                 .flat_map(|(uuid, partitions)| std::iter::once(uuid).chain(partitions))

@@ -1,7 +1,8 @@
-//! `dcgm-diag`: DCGM's diagnosis of exactly the GPUs of this container, by the host engine of the node.
+//! `dcgm-diag`: DCGM's diagnosis of exactly the GPUs of this container, by the node's host
+//! engine.
 //!
-//! The container knows its GPUs by UUID, and the host engine by numbers of its own; `dcgmi` knows both.
-//! Numbers of this container would be other GPUs of the node.
+//! The container identifies its GPUs by UUID, and the host engine by its own numbers; `dcgmi`
+//! reports both. The same numbers inside this container would mean other GPUs of the node.
 
 mod dcgmi;
 mod discovery;
@@ -17,21 +18,22 @@ use tokio_util::sync::CancellationToken;
 use crate::environment::{BadVariable, Environment};
 use crate::outcome::{Finding, Outcome, Result as Meaning};
 use crate::verdict;
-use crate::worker::{Launcher, Libraries, Request, Said, SeenGpu, Worker};
+use crate::worker::{FromWorker, Launcher, Libraries, Request, SeenGpu, Worker};
 use dcgmi::{Dcgmi, Trouble};
 
-/// The agent of its events (NVSentinel's name).
+/// Agent of the check's events (NVSentinel's name).
 pub(crate) const AGENT: &str = "preflight-dcgm-diag";
-/// The check of what is about no single test. Those of tests begin so too (NVSentinel's names).
+/// Name of the check for findings without a single test, and prefix of those with one
+/// (NVSentinel's names).
 pub(crate) const CHECK: &str = "DcgmDiagnostic";
-/// The code where the diagnosis did not end in time.
+/// Code of a diagnosis that did not end in time.
 const TIMEOUT_CODE: &str = "DCGM_DIAG_TIMEOUT";
-/// The code where the host engine of another node answers.
+/// Code of an answer from another node's host engine.
 const OTHER_HOST: &str = "DCGM_WRONG_HOSTENGINE";
 
-/// The host engine where none is named (preflight configuration).
+/// Default address of the host engine (preflight configuration).
 const ADDRESS: &str = "nvidia-dcgm.gpu-operator.svc:5555";
-/// Attempts where the host engine is busy, and the seconds between them (NVSentinel's).
+/// Attempts while the host engine is busy, and the seconds between them (NVSentinel's).
 const ATTEMPTS: u64 = 10;
 const INTERVAL_SECONDS: u64 = 10;
 
@@ -45,11 +47,11 @@ struct Settings {
     libraries: Libraries,
 }
 
-/// A GPU by both names.
+/// GPU with both of its identifiers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct KnownGpu {
     uuid: String,
-    /// The number of the host engine.
+    /// Number of the GPU at the host engine.
     number: u32,
 }
 
@@ -77,8 +79,8 @@ pub(crate) async fn execute(
     Ok(diagnose(&settings, &dcgmi, &gpus).await)
 }
 
-/// Returns the GPUs of this container. Where they cannot be seen, nothing is known of them, and the pod is not
-/// stopped.
+/// Returns the GPUs of this container. If they cannot be determined, the check ends without
+/// stopping the pod.
 async fn see(
     settings: &Settings,
     launcher: &Launcher,
@@ -94,16 +96,16 @@ async fn see(
     let mut worker = Worker::start(launcher).map_err(failed)?;
     let request = Request::Gpus(settings.libraries.clone());
     match worker.ask(&request, until).await.map_err(failed)? {
-        Said::Gpus(gpus) if gpus.is_empty() => {
+        FromWorker::Gpus(gpus) if gpus.is_empty() => {
             let text = "this container has no GPU that could be tested".to_owned();
             Err(Outcome::misconfigured(text))
         }
-        Said::Gpus(gpus) => Ok(gpus),
-        said => Err(failed(said.unexpected())),
+        FromWorker::Gpus(gpus) => Ok(gpus),
+        answer => Err(failed(answer.unexpected())),
     }
 }
 
-/// Has the GPUs tested, as often as it takes until nobody else has them tested.
+/// Has the GPUs tested; retries while another client's diagnosis runs.
 async fn diagnose(settings: &Settings, dcgmi: &Dcgmi, gpus: &[SeenGpu]) -> Outcome {
     let mut attempt = 1;
     loop {
@@ -129,7 +131,8 @@ async fn diagnose(settings: &Settings, dcgmi: &Dcgmi, gpus: &[SeenGpu]) -> Outco
     }
 }
 
-/// Returns the outcome where there is no diagnosis. None of it says anything about a GPU, so it stops no pod.
+/// Returns the outcome of a check without a diagnosis. None of the reasons is evidence about a
+/// GPU, so the pod is not stopped.
 fn end(settings: &Settings, trouble: &Trouble, attempts: u64) -> Outcome {
     let code = match trouble {
         Trouble::Busy { code, .. } => *code,
@@ -160,7 +163,7 @@ fn end(settings: &Settings, trouble: &Trouble, attempts: u64) -> Outcome {
     }
 }
 
-/// Returns the outcome that nobody asks for any more.
+/// Returns the outcome of a check that was stopped.
 fn stopped() -> Outcome {
     Outcome::failed(Finding::harmless(
         CHECK,
@@ -196,8 +199,8 @@ impl Settings {
     }
 }
 
-/// Returns the time that a level gets where none is set. By the preflight configuration it takes 30 s, 2 min,
-/// 15 min and 1 to 2 h.
+/// Returns the default time limit of a level. By the preflight configuration the levels take 30
+/// s, 2 min, 15 min and 1 to 2 h.
 fn usual_time(level: u64) -> Duration {
     Duration::from_secs(match level {
         3 => 30 * 60,
@@ -216,7 +219,7 @@ mod tests {
         Settings::read(&environment.collect()).unwrap().timeout
     }
 
-    /// 300 s, and 30 min and 3 h of levels 3 and 4, by the preflight configuration.
+    /// 300 s, and 30 min and 3 h for levels 3 and 4, by the preflight configuration.
     #[test]
     fn each_level_has_its_time_unless_another_is_set() {
         let minutes = |minutes: u64| Duration::from_secs(minutes * 60);

@@ -13,8 +13,8 @@ use crate::outcome::{Finding, Outcome, Result as Meaning};
 use crate::refusal::Variables;
 use crate::verdict;
 use crate::worker::{
-    Benchmark, Failure, Join, Launcher, Libraries, Measured, Operation, Request, Said, SeenGpu,
-    Worker,
+    Benchmark, Failure, FromWorker, Join, Launcher, Libraries, Measured, Operation, Request,
+    SeenGpu, Worker,
 };
 
 /// Agent of the check's events (NVSentinel's name).
@@ -153,7 +153,7 @@ async fn measure(
     // In a process of its own, since a driver whose NVML fails may still work.
     let mut asked = Worker::start(launcher)?;
     match asked.ask(&Request::Gpus(libraries.clone()), until).await {
-        Ok(Said::Gpus(seen)) => *gpus = seen,
+        Ok(FromWorker::Gpus(seen)) => *gpus = seen,
         Ok(answer) => return Err(answer.unexpected()),
         Err(failure) => tracing::warn!("the GPUs are not known by name: {failure}"),
     }
@@ -163,7 +163,7 @@ async fn measure(
         .ask(&Request::Devices(libraries.clone()), until)
         .await?
     {
-        Said::Devices(devices) => devices,
+        FromWorker::Devices(devices) => devices,
         answer => return Err(answer.unexpected()),
     };
     let benchmark = Benchmark {
@@ -174,7 +174,7 @@ async fn measure(
     };
     let request = if devices > 1 {
         let id = match worker.ask(&Request::Id(libraries.clone()), until).await? {
-            Said::Id(id) => id,
+            FromWorker::Id(id) => id,
             answer => return Err(answer.unexpected()),
         };
         let join = Join {
@@ -187,7 +187,7 @@ async fn measure(
         Request::Copy(libraries.clone(), benchmark)
     };
     match worker.ask(&request, until).await? {
-        Said::Measured(measured) => Ok((devices, measured)),
+        FromWorker::Measured(measured) => Ok((devices, measured)),
         answer => Err(answer.unexpected()),
     }
 }

@@ -1,9 +1,9 @@
-//! The child process that calls NVML, CUDA and NCCL for a check, so that a call that hangs or crashes inside
-//! a vendor's library costs this process, and the check still ends with a result.
+//! Child process that calls NVML, CUDA and NCCL for a check. A call that hangs or crashes
+//! inside a vendor's library costs this process only, and the check still ends with a result.
 //!
-//! It is asked and answers by one JSON object a line over its standard input, which is a socket: its
-//! standard output is the libraries', which write to it what they like. It says each call before it is
-//! made, and ends when the socket closes.
+//! Requests and answers are JSON objects, one per line, over the child's standard input, which
+//! is a socket: standard output is left to the libraries, which write to it at will. The child
+//! announces each call before making it, and ends when the socket closes.
 
 mod benchmark;
 mod copy;
@@ -24,7 +24,7 @@ pub use process::run;
 pub use start::Launcher;
 pub(crate) use start::Worker;
 
-/// The places of the libraries, where they are not to be looked for.
+/// Configured paths of the libraries; unset ones are searched for.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Libraries {
     cuda: Option<PathBuf>,
@@ -33,79 +33,79 @@ pub(crate) struct Libraries {
     driver_root: Option<PathBuf>,
 }
 
-/// What a worker is asked for.
+/// Request to a worker.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Request {
-    /// The GPUs that NVML sees.
+    /// Asks for the GPUs that NVML reports.
     Gpus(Libraries),
-    /// The number of devices that CUDA sees.
+    /// Asks for the number of CUDA devices.
     Devices(Libraries),
-    /// The name of a new group. It can be joined as long as this worker lives.
+    /// Asks for the id of a new group, which can be joined while this worker lives.
     Id(Libraries),
-    /// An all-reduce of a group.
+    /// Asks for an all-reduce of a group.
     AllReduce(Libraries, Join, Benchmark),
-    /// A copy within each device.
+    /// Asks for a copy within each device.
     Copy(Libraries, Benchmark),
 }
 
-/// What a worker says.
+/// Message from a worker.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum Said {
-    /// A call begins.
+pub(crate) enum FromWorker {
+    /// Announces the next call.
     Doing {
-        /// The function.
+        /// Name of the function.
         call: Cow<'static, str>,
-        /// The number of the device that it is about.
+        /// Number of the device, if the call has one.
         device: Option<u32>,
     },
-    /// The GPUs.
+    /// Answers with the GPUs.
     Gpus(Vec<SeenGpu>),
-    /// The number of devices.
+    /// Answers with the number of devices.
     Devices(u32),
-    /// The name of a group, in hexadecimal digits.
+    /// Answers with the id of a new group, in hexadecimal digits.
     Id(String),
-    /// The bandwidths.
+    /// Answers with the measured times.
     Measured(Vec<Measured>),
-    /// The reason why there is none.
+    /// Answers with the reason why there is no result.
     Failed(Failure),
 }
 
-/// A GPU as NVML tells of it.
+/// GPU as reported by NVML.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SeenGpu {
     pub(crate) uuid: String,
     pub(crate) pci: String,
     pub(crate) product: String,
-    /// True if it has NVLinks that lead somewhere.
+    /// True if any NVLink of the GPU is connected.
     pub(crate) nvlink: bool,
-    /// The UUIDs of its partitions.
+    /// UUIDs of the GPU's partitions.
     pub(crate) partitions: Vec<String>,
 }
 
-/// The place of a process in a group.
+/// Position of a process in a group.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Join {
-    /// The name of the group, in hexadecimal digits.
+    /// Id of the group, in hexadecimal digits.
     pub(crate) id: String,
-    /// The number of all ranks.
+    /// Number of ranks in the group.
     pub(crate) ranks: u32,
-    /// The rank of the first device of this process; the others follow.
+    /// Rank of the first device of this process; the others follow.
     pub(crate) first: u32,
 }
 
-/// What is measured, and how.
+/// Parameters of a measurement.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Benchmark {
-    /// Sizes of the messages in bytes.
+    /// Sizes of the messages (bytes).
     pub(crate) sizes: Vec<u64>,
     pub(crate) warmups: u32,
     pub(crate) iterations: u32,
     pub(crate) operation: Operation,
 }
 
-/// The arithmetic of a reduction, by the name of `NCCL_REDUCE_OP`.
+/// Arithmetic of a reduction, by the names of `NCCL_REDUCE_OP`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Operation {
@@ -116,54 +116,54 @@ pub(crate) enum Operation {
     Avg,
 }
 
-/// The bandwidth of one size of message.
+/// Result for one message size.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Measured {
     pub(crate) bytes: u64,
-    /// Time of one iteration in seconds.
+    /// Time of one iteration (seconds).
     pub(crate) seconds: f64,
 }
 
-/// The reason why nothing was measured.
+/// Reason why there is no measurement.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Failure {
-    /// A library is not there, or not the one that is wanted.
+    /// A library is missing, or is not the expected one.
     #[error("{0}")]
     Library(String),
-    /// NVML does not tell.
+    /// NVML cannot report the GPUs.
     #[error("{0}")]
     Nvml(String),
     /// A call of CUDA failed.
     #[error("{text}")]
     Cuda {
-        /// The number of `cudaError`.
+        /// Number of the `cudaError`.
         code: u32,
         text: String,
     },
     /// A call of NCCL failed.
     #[error("{text}")]
     Nccl {
-        /// The number of `ncclResult_t`.
+        /// Number of the `ncclResult_t`.
         code: u32,
         text: String,
     },
-    /// A GPU has worked out something wrong.
+    /// A GPU has computed a wrong result.
     #[error("the GPU at {pci} has worked out {numbers}")]
     Wrong {
-        /// Its PCI address.
+        /// PCI address of the GPU.
         pci: String,
-        /// What is wrong.
+        /// Difference from the expected numbers.
         numbers: WrongNumbers,
     },
-    /// It took too long.
+    /// The time limit was exceeded.
     #[error("no result after {seconds} s, {doing}")]
     Late {
         seconds: u64,
-        /// What was done last.
+        /// Description of the last call.
         doing: String,
     },
-    /// The process ended, and said nothing of it.
+    /// The process ended without a message.
     #[error("the process that calls the libraries {0}")]
     Crashed(String),
 }
@@ -171,7 +171,7 @@ pub(crate) enum Failure {
 // === impl Libraries ===
 
 impl Libraries {
-    /// Returns the places that the environment names.
+    /// Returns the paths set in the environment.
     pub(crate) fn of(environment: &Environment) -> Self {
         let path = |name| {
             environment
@@ -187,10 +187,10 @@ impl Libraries {
     }
 }
 
-// === impl Said ===
+// === impl FromWorker ===
 
-impl Said {
-    /// Returns that this is no answer to what was asked.
+impl FromWorker {
+    /// Returns the failure for an answer that does not fit the request.
     pub(crate) fn unexpected(&self) -> Failure {
         Failure::Crashed(format!("answered something else: {self:?}"))
     }
@@ -199,7 +199,7 @@ impl Said {
 // === impl Operation ===
 
 impl Operation {
-    /// Reads it as `NCCL_REDUCE_OP` has it.
+    /// Parses a value of `NCCL_REDUCE_OP`.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         Some(match text.to_ascii_lowercase().as_str() {
             "sum" => Self::Sum,
@@ -225,7 +225,7 @@ impl Operation {
 // === impl Measured ===
 
 impl Measured {
-    /// Returns the gigabytes of the message a second (`algbw` of nccl-tests).
+    /// Returns the message's gigabytes per second (`algbw` of nccl-tests).
     #[expect(
         clippy::cast_precision_loss,
         reason = "a message is far smaller than what a number with a point holds"
@@ -234,14 +234,15 @@ impl Measured {
         self.bytes as f64 / self.seconds / 1e9
     }
 
-    /// Returns the bandwidth at each rank in gigabytes a second, as nccl-tests reckon it (`busbw`): an
-    /// all-reduce sends and receives each byte `2 (n - 1) / n` times.
+    /// Returns the bandwidth at each rank in gigabytes per second, as computed by nccl-tests
+    /// (`busbw`): an all-reduce sends and receives each byte `2 (n - 1) / n` times.
     pub(crate) fn bus_bandwidth(&self, ranks: u32) -> f64 {
         let ranks = f64::from(ranks);
         self.bandwidth() * 2.0 * (ranks - 1.0) / ranks
     }
 
-    /// Returns the bandwidth of a copy, which reads and writes each byte, in gigabytes a second.
+    /// Returns the bandwidth of a copy, which reads and writes each byte, in gigabytes per
+    /// second.
     pub(crate) fn copy_bandwidth(&self) -> f64 {
         self.bandwidth() * 2.0
     }
@@ -250,7 +251,7 @@ impl Measured {
 // === impl Failure ===
 
 impl Failure {
-    /// Returns what makes a GPU's wrong numbers a failure.
+    /// Returns a function that turns a GPU's wrong numbers into a failure.
     pub(crate) fn of_gpu(pci: &str) -> impl FnOnce(WrongNumbers) -> Self {
         let pci = pci.to_owned();
         move |numbers| Self::Wrong { pci, numbers }

@@ -16,37 +16,38 @@ use super::result::Diagnosis;
 use super::{KnownGpu, discovery};
 use crate::worker::SeenGpu;
 
-/// Most output that is read, in bytes: level 4 of 16 GPUs writes some hundred thousand.
+/// Most output that is read (bytes): level 4 of 16 GPUs writes several hundred thousand.
 const MOST_OUTPUT: u64 = 16 << 20;
-/// Time that `dcgmi` gets to stop its diagnosis at the host engine.
+/// Time for `dcgmi` to stop its diagnosis at the host engine.
 const STOP: Duration = Duration::from_secs(10);
-/// Most of a text of `dcgmi` that is told on, in bytes.
+/// Most bytes of a text of `dcgmi` that are passed on.
 const MOST_TEXT: usize = 1000;
 
-/// The words by which the host engine says that somebody else uses it (`DCGM_ST_*` of `dcgm_structs.h`).
+/// Messages of the host engine that mean that another client uses it (`DCGM_ST_*` of
+/// `dcgm_structs.h`).
 const BUSY: [(&str, &str); 3] = [
     ("already running", "DCGM_ST_DIAG_ALREADY_RUNNING"),
     ("resource is in use", "DCGM_ST_IN_USE"),
     ("resource in use", "DCGM_ST_IN_USE"),
 ];
-/// The words by which `dcgmi` says that no host engine answers.
+/// Messages of `dcgmi` that mean that no host engine answers.
 const UNREACHABLE: [&str; 3] = [
     "unable to establish a connection",
     "unable to connect",
     "connection to the host engine is not valid",
 ];
 
-/// How `dcgmi` is run.
+/// Command line and limits of `dcgmi`.
 pub(super) struct Dcgmi {
     pub(super) program: PathBuf,
     pub(super) address: String,
-    /// The end of the check.
+    /// Deadline of the check.
     pub(super) until: Instant,
-    /// Asks for an end before that.
+    /// Stops the check before its deadline.
     pub(super) stop: CancellationToken,
 }
 
-/// The reason why nothing was diagnosed.
+/// Reason why there is no diagnosis.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Trouble {
     #[error("the host engine is busy: {text}")]
@@ -72,7 +73,7 @@ pub(super) enum Trouble {
     Unclear(String),
 }
 
-/// The end of a run.
+/// Exit status and output of a run.
 struct Ended {
     status: ExitStatus,
     out: String,
@@ -82,7 +83,7 @@ struct Ended {
 // === impl Dcgmi ===
 
 impl Dcgmi {
-    /// Returns the numbers by which the host engine knows GPUs.
+    /// Returns the host engine's numbers of GPUs.
     pub(super) async fn discover(&self, gpus: &[SeenGpu]) -> Result<Vec<KnownGpu>, Trouble> {
         let ended = match self.run("asking", &["discovery", "-l"]).await {
             Err(Trouble::Late { .. }) => return Err(self.unreachable("no answer in time")),
@@ -103,7 +104,7 @@ impl Dcgmi {
         gpus.iter().map(find).collect()
     }
 
-    /// Has GPUs tested.
+    /// Runs a diagnosis of GPUs.
     pub(super) async fn diagnose(
         &self,
         level: u64,
@@ -114,11 +115,11 @@ impl Dcgmi {
         let arguments = ["diag", "-r", &level, "-i", &numbers.join(","), "-j"];
         let ended = self.run("diagnosing", &arguments).await?;
         let diagnosis = Diagnosis::read(&ended.out).filter(|diagnosis| !diagnosis.tests.is_empty());
-        // It ends with an error where a test fails, so that says nothing.
+        // The exit status is ignored, since a failed test makes it an error.
         diagnosis.ok_or_else(|| self.trouble(&ended))
     }
 
-    /// Returns what its texts say about why there is no result.
+    /// Returns the reason why there is no result, from the output.
     fn trouble(&self, ended: &Ended) -> Trouble {
         let text = format!("{} {}", ended.out.trim(), ended.errors.trim());
         let mut text = text.split_whitespace().collect::<Vec<_>>().join(" ");
@@ -131,7 +132,7 @@ impl Dcgmi {
             return self.unreachable(&text);
         }
         let status = ended.status;
-        Trouble::Unclear(format!("dcgmi ended ({status}) and said: {text}"))
+        Trouble::Unclear(format!("dcgmi ended ({status}) and printed: {text}"))
     }
 
     fn unreachable(&self, text: &str) -> Trouble {
@@ -158,7 +159,7 @@ impl Dcgmi {
                     "cannot run {program}: {error}; GPUWARDEN_DCGMI names another"
                 ))
             })?;
-        // What it has started does not outlive it.
+        // Children of `dcgmi` end with it.
         let _group = Group::of(&child);
         let out = child.stdout.take();
         let errors = child.stderr.take();
@@ -176,7 +177,7 @@ impl Dcgmi {
     }
 }
 
-/// Asks a child to end, which it uses to stop what it has begun at the host engine, and waits for that.
+/// Asks a child to end, so that it stops its diagnosis at the host engine, and waits for that.
 async fn end(child: &mut Child) {
     let pid = child.id().and_then(|pid| i32::try_from(pid).ok());
     let Some(pid) = pid.and_then(Pid::from_raw) else {
@@ -190,7 +191,7 @@ async fn end(child: &mut Child) {
     }
 }
 
-/// Reads the output of a child to its end; what is beyond the limit is read and forgotten.
+/// Reads the output of a child to its end; output beyond the limit is dropped.
 async fn text(output: Option<impl AsyncRead + Unpin>) -> String {
     let Some(mut output) = output else {
         return String::new();
@@ -211,7 +212,7 @@ async fn text(output: Option<impl AsyncRead + Unpin>) -> String {
 // === impl Trouble ===
 
 impl Trouble {
-    /// Returns whether another attempt may succeed.
+    /// Returns true if another attempt may succeed.
     pub(super) fn may_pass(&self) -> bool {
         matches!(self, Self::Busy { .. } | Self::Unreachable { .. })
     }

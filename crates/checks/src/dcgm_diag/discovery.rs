@@ -1,4 +1,4 @@
-//! The table of `dcgmi discovery -l`: which number the host engine has for which GPU.
+//! Table of `dcgmi discovery -l`, which maps the host engine's numbers to GPUs.
 //!
 //! ```text
 //! | 0      | Name: NVIDIA H100 80GB HBM3                                          |
@@ -9,13 +9,13 @@
 
 use super::KnownGpu;
 
-/// Reads the table; what is no GPU in it (switches, CPUs) is left out.
+/// Parses the table; entries other than GPUs (switches, CPUs) are left out.
 pub(super) fn read(table: &str) -> Vec<KnownGpu> {
     let mut number = None;
     let mut gpus = Vec::new();
     for line in table.lines() {
         if !line.trim_start().starts_with('|') {
-            // The end of a row of the table.
+            // End of an entry of the table.
             number = None;
             continue;
         }
@@ -23,8 +23,8 @@ pub(super) fn read(table: &str) -> Vec<KnownGpu> {
         let (Some(first), Some(second)) = (cells.next(), cells.next()) else {
             continue;
         };
-        if let Ok(told) = first.parse() {
-            number = Some(told);
+        if let Ok(parsed) = first.parse() {
+            number = Some(parsed);
         }
         let uuid = second.strip_prefix("Device UUID:").map(str::trim);
         if let (Some(number), Some(uuid)) = (number, uuid)

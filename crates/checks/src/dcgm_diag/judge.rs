@@ -1,5 +1,5 @@
-//! What the results of a diagnosis mean: one event for each GPU that fails a test, and one for each test
-//! for those that pass it.
+//! Interpretation of a diagnosis: one event for each GPU that fails a test, and one for each
+//! test with the GPUs that pass it.
 
 use std::collections::BTreeMap;
 
@@ -10,10 +10,10 @@ use super::result::{Diagnosis, Problem, State, TestResult};
 use super::{CHECK, KnownGpu};
 use crate::outcome::{Finding, Outcome, Result as Meaning};
 
-/// The severities of DCGM with which a failure is one of the hardware.
+/// Severities of DCGM that make a failure one of the hardware.
 const GRAVE: [&str; 3] = ["ISOLATE", "RESET", "TRIAGE"];
-/// Failures that DCGM rates as grave, and that say that a test could not be made: something else uses or limits the GPU,
-/// or driver or DCGM are not installed as they should be.
+/// Failures that DCGM rates as grave, but that only mean that a test could not run: another
+/// program uses or limits the GPU, or driver or DCGM are not installed properly.
 const NOT_OF_HARDWARE: [&str; 12] = [
     "DCGM_FR_CANNOT_OPEN_LIB",
     "DCGM_FR_NVML_LIB_BAD",
@@ -28,8 +28,8 @@ const NOT_OF_HARDWARE: [&str; 12] = [
     "DCGM_FR_BINARY_PERMISSIONS",
     "DCGM_FR_RETEST_REQUESTED",
 ];
-/// The severities that rate a failure, by their numbers (`dcgmErrorSeverity_t` of `dcgm_errors.h`). The two others
-/// rate none: 0 is "no severity", and 3 a code that DCGM does not know.
+/// Severities that rate a failure, by number (`dcgmErrorSeverity_t` of `dcgm_errors.h`). The
+/// two others rate none: 0 is "no severity", and 3 a code that DCGM does not know.
 const SEVERITIES: [(u32, &str); 5] = [
     (1, "MONITOR"),
     (2, "ISOLATE"),
@@ -37,15 +37,16 @@ const SEVERITIES: [(u32, &str); 5] = [
     (5, "CONFIG"),
     (6, "RESET"),
 ];
-/// The code of an XID that was seen during a test.
+/// Code of an XID that occurred during a test.
 const XID: &str = "DCGM_FR_XID_ERROR";
-/// The XID that the end of a test provokes itself: a program was ended before its work was done.
+/// XID that the end of a test causes itself: a program was ended before its work was done.
 const OWN_XID: u32 = 45;
-/// The XIDs whose meaning stands in words that a diagnosis does not tell on: the reports of NVLink 5, and the
-/// driver's advice. The kernel log has them.
-const TOLD_BY_WORDS: [u32; 8] = [144, 145, 146, 147, 148, 149, 150, 154];
-/// Beginnings of the names of tests that look at settings of the machine, in small letters and without signs:
-/// DCGM's deployment tests but for those of retired pages and the `InfoROM`, and DCGM 4's one name for all of them.
+/// XIDs whose meaning depends on words that a diagnosis does not pass on: reports of NVLink 5,
+/// and the driver's advice. The kernel log has these words.
+const NEEDS_WORDS: [u32; 8] = [144, 145, 146, 147, 148, 149, 150, 154];
+/// Prefixes of the names of tests that check settings of the machine, in lower case without
+/// punctuation: DCGM's deployment tests except those of retired pages and the `InfoROM`, and
+/// DCGM 4's single name for all of them.
 const OF_SETTINGS: [&str; 11] = [
     "blacklist",
     "cudamainlibrar",
@@ -74,7 +75,7 @@ pub(super) fn outcome(level: u64, gpus: &[KnownGpu], diagnosis: Diagnosis) -> Ou
         match result.state {
             State::Skipped => continue,
             State::Pass | State::Fail if only_own => {}
-            // A test that could not do its work may call that a pass.
+            // A test that could not run may be reported as a pass.
             State::Pass if problems.iter().all(|one| one.code.is_none()) => {}
             state => {
                 failed |= state == State::Fail;
@@ -125,7 +126,7 @@ pub(super) fn outcome(level: u64, gpus: &[KnownGpu], diagnosis: Diagnosis) -> Ou
     }
 }
 
-/// Returns the GPUs of a result by name; one nameless where it is about no GPU that we know.
+/// Returns the names of a result's GPUs; a single `None` if the result concerns no known GPU.
 fn names<'a>(result: &TestResult, gpus: &'a [KnownGpu]) -> Vec<Option<&'a str>> {
     let known = gpus.iter().filter(|gpu| result.gpus.contains(&gpu.number));
     let known: Vec<Option<&str>> = known.map(|gpu| Some(gpu.uuid.as_str())).collect();
@@ -145,7 +146,7 @@ fn well(check: &str, mut uuids: Vec<String>) -> Finding {
 fn finding(check: &str, result: &TestResult, problems: &[&Problem], uuid: Option<&str>) -> Finding {
     let is_failure = result.state == State::Fail;
     let judged = problems.iter().map(|problem| judge(problem));
-    // The gravest one names it.
+    // The gravest problem determines code and action.
     let judged =
         judged.max_by_key(|judged| (judged.grave, judged.code.is_some(), rank(judged.action)));
     let (code, action, grave) = match judged {
@@ -193,7 +194,7 @@ fn finding(check: &str, result: &TestResult, problems: &[&Problem], uuid: Option
     }
 }
 
-/// The meaning of a problem.
+/// Meaning of a problem.
 struct Judged {
     code: Option<String>,
     action: RecommendedAction,
@@ -216,7 +217,7 @@ fn judge(problem: &Problem) -> Judged {
     let is_grave = |severity: &str| GRAVE.contains(&severity);
     let catalog = Catalog::builtin();
     let Some(row) = catalog.dcgm(number) else {
-        // Newer than our table.
+        // The code is newer than the table.
         return Judged {
             code: Some(format!("DCGM_FR_{number}")),
             action: RecommendedAction::Unknown,
@@ -226,7 +227,8 @@ fn judge(problem: &Problem) -> Judged {
     let (action, grave) = if row.name == XID {
         of_xids(&problem.text)
     } else {
-        // Each test of DCGM rates the same code for itself, and the table has one for all.
+        // Each test of DCGM assigns its own severity to a code; the table has one for all
+        // tests.
         let grave = is_grave(stated.unwrap_or(&row.severity));
         let action = catalog.judge_dcgm(&row.name).action;
         (action, grave && !NOT_OF_HARDWARE.contains(&&*row.name))
@@ -238,19 +240,20 @@ fn judge(problem: &Problem) -> Judged {
     }
 }
 
-/// Returns what the XIDs of a text ask for, by the catalogue of XIDs, and whether it is grave: the gravest
-/// counts. Where the kernel log alone can tell, nothing.
+/// Returns the action for the XIDs in a text, by the catalogue of XIDs, and whether it is
+/// grave: the gravest XID counts. XIDs that only the kernel log can interpret are ignored.
 fn of_xids(text: &str) -> (RecommendedAction, bool) {
-    let told = xids(text).into_iter();
-    let told = told.filter(|xid| *xid != OWN_XID && !TOLD_BY_WORDS.contains(xid));
-    let judged = told.map(|xid| Catalog::builtin().judge_xid(xid, ""));
+    let named = xids(text).into_iter();
+    let named = named.filter(|xid| *xid != OWN_XID && !NEEDS_WORDS.contains(xid));
+    let judged = named.map(|xid| Catalog::builtin().judge_xid(xid, ""));
     let gravest = judged.max_by_key(|verdict| (verdict.fatal, rank(verdict.action)));
     gravest.map_or((RecommendedAction::None, false), |verdict| {
         (verdict.action, verdict.fatal)
     })
 }
 
-/// Ranks actions by how much is done: a reset, then a reboot, then a person, as repairs escalate.
+/// Ranks actions by their extent: a reset, then a reboot, then a person. Remediation escalates
+/// in this order.
 fn rank(action: RecommendedAction) -> u8 {
     match action {
         RecommendedAction::None => 0,
@@ -265,7 +268,7 @@ fn rank(action: RecommendedAction) -> u8 {
     }
 }
 
-/// Returns the numbers of the XIDs that a text names, as in `Detected XID 79 for GPU 4`.
+/// Returns the numbers of the XIDs in a text such as `Detected XID 79 for GPU 4`.
 fn xids(text: &str) -> Vec<u32> {
     let words = text.split(|letter: char| !letter.is_ascii_alphanumeric());
     let words: Vec<&str> = words.filter(|word| !word.is_empty()).collect();
@@ -276,7 +279,7 @@ fn xids(text: &str) -> Vec<u32> {
     named.collect()
 }
 
-/// Returns whether the diagnosis has provoked a problem itself.
+/// Returns true if the diagnosis has caused a problem itself.
 fn is_own(problem: &Problem) -> bool {
     let row = problem.code.and_then(|code| Catalog::builtin().dcgm(code));
     let xids = xids(&problem.text);
@@ -285,15 +288,15 @@ fn is_own(problem: &Problem) -> bool {
         && xids.iter().all(|xid| *xid == OWN_XID)
 }
 
-/// Returns whether a test looks at settings, which break no hardware.
+/// Returns true if a test checks settings, which do not indicate broken hardware.
 fn is_of_settings(test: &str) -> bool {
     let letters = test.chars().filter(char::is_ascii_alphanumeric);
     let name: String = letters.map(|letter| letter.to_ascii_lowercase()).collect();
     OF_SETTINGS.iter().any(|begin| name.starts_with(begin))
 }
 
-/// Returns the action for a test that fails without a code (preflight ADR, "Error to Recommended Action
-/// Mapping").
+/// Returns the action for a test that fails without a code (preflight ADR, "Error to
+/// Recommended Action Mapping").
 fn of_test(test: &str) -> RecommendedAction {
     let test = test.to_ascii_lowercase();
     if ["stress", "power", "diagnostic"]
@@ -306,7 +309,7 @@ fn of_test(test: &str) -> RecommendedAction {
     }
 }
 
-/// Returns the name of a test as checks have it: `NVML Library` is `NVMLLibrary`.
+/// Returns the name of a test in the form of check names: `NVML Library` is `NVMLLibrary`.
 fn camel_case(name: &str) -> String {
     let words = name.split(|letter: char| !letter.is_ascii_alphanumeric());
     let words = words.filter_map(|word| {
@@ -372,7 +375,7 @@ mod tests {
         }
     }
 
-    /// The rows of the ADR, for tests that fail without a code; a warning asks for nothing.
+    /// Rows of the ADR for tests that fail without a code; a warning recommends no action.
     #[test]
     fn without_a_code_the_adrs_table_decides() {
         for (test, action) in [
@@ -404,7 +407,7 @@ mod tests {
         assert!(ended.findings.is_empty(), "{ended:?}");
     }
 
-    /// Settings of a machine break no hardware, whether a report has codes for them or not.
+    /// Settings of a machine are no hardware fault, whether or not a report has codes for them.
     #[test]
     fn without_a_code_a_test_of_settings_is_not_fatal() {
         for test in [
@@ -444,8 +447,8 @@ mod tests {
         ended.findings.remove(0)
     }
 
-    /// Returns whether a code says that a test could not be made: of a GPU that others use, by time-slicing, and of
-    /// how DCGM was installed.
+    /// Returns true if a code means that a test could not run: because others use the GPU by
+    /// time-slicing, or because of how DCGM was installed.
     fn is_no_fault(name: &str) -> bool {
         let mut words = [
             "ALLOC",
@@ -463,7 +466,8 @@ mod tests {
         words.any(|word| name.contains(word))
     }
 
-    /// Each test of DCGM rates a code for itself: nvbandwidth only watches (1) what the table calls ISOLATE.
+    /// Each test of DCGM assigns its own severity to a code: nvbandwidth only monitors (1) what
+    /// the table calls ISOLATE.
     #[test]
     fn the_severity_that_is_stated_goes_before_that_of_the_table() {
         for row in Catalog::builtin().dcgms() {
@@ -524,9 +528,9 @@ mod tests {
     #[test]
     fn a_code_that_is_newer_than_the_table_goes_by_the_severity_that_is_told() {
         for (severity, fatal) in [(1, false), (2, true), (4, true), (5, false), (6, true)] {
-            let mut told = result("Memory", State::Fail, &[6], &[(Some(9999), "new")]);
-            told.problems[0].severity = Some(severity);
-            let finding = &judged(vec![told]).findings[0];
+            let mut unknown = result("Memory", State::Fail, &[6], &[(Some(9999), "new")]);
+            unknown.problems[0].severity = Some(severity);
+            let finding = &judged(vec![unknown]).findings[0];
             assert_eq!(
                 (finding.code.as_str(), finding.fatal),
                 ("DCGM_FR_9999", fatal)
@@ -557,7 +561,8 @@ mod tests {
         }
     }
 
-    /// The severity is the code's, which is one for all XIDs: it says nothing of this one.
+    /// The severity belongs to the code, which is the same for all XIDs, so it does not rate
+    /// this one.
     #[test]
     fn an_xid_that_came_in_a_test_is_judged_by_the_catalogue_of_xids() {
         let catalog = Catalog::builtin();

@@ -1,45 +1,46 @@
-//! What `dcgmi diag -j` writes: DCGM 3 names GPUs by `gpu_ids` or `gpu_id`, DCGM 4 by an entity, and its
-//! warnings have codes. It is read by its parts, for the form differs from version to version: an unknown
-//! part is left out, and an unknown state is no pass.
+//! Parser of the output of `dcgmi diag -j`. DCGM 3 identifies GPUs by `gpu_ids` or `gpu_id`,
+//! DCGM 4 by an entity, and its warnings have codes. The format differs between versions, so
+//! each part is parsed on its own: an unknown part is left out, and an unknown state is no
+//! pass.
 
 use serde_json::Value;
 
-/// The results.
+/// Results of a diagnosis.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Diagnosis {
-    /// The version of DCGM, where it is told.
+    /// Version of DCGM, if stated.
     pub(super) version: Option<String>,
     pub(super) tests: Vec<TestResult>,
 }
 
-/// The result of a test on some GPUs.
+/// Result of a test on some GPUs.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct TestResult {
-    /// The name of the test, such as `PCIe`.
+    /// Name of the test, such as `PCIe`.
     pub(super) test: String,
     pub(super) state: State,
-    /// Numbers of the host engine; none where the result is about no single GPU.
+    /// Numbers of the GPUs at the host engine; empty if the result concerns no single GPU.
     pub(super) gpus: Vec<u32>,
     pub(super) problems: Vec<Problem>,
 }
 
-/// A state of a test.
+/// State of a test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
     Pass,
     Fail,
     Warn,
     Skipped,
-    /// It did not run, or nobody knows.
+    /// The test did not run, or its state is unknown.
     Other,
 }
 
-/// Something that a test has found.
+/// Problem found by a test.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Problem {
-    /// The number of a `DCGM_FR_*`, where it is told.
+    /// Number of a `DCGM_FR_*`, if stated.
     pub(super) code: Option<u32>,
-    /// The number of its severity, where it is told.
+    /// Number of the severity, if stated.
     pub(super) severity: Option<u32>,
     pub(super) text: String,
 }
@@ -47,7 +48,7 @@ pub(super) struct Problem {
 // === impl Diagnosis ===
 
 impl Diagnosis {
-    /// Reads it; there may be other text before and behind.
+    /// Parses the output; other text may precede and follow the JSON.
     pub(super) fn read(text: &str) -> Option<Self> {
         let begin = text.find('{')?;
         let end = text.rfind('}')?;
@@ -77,12 +78,12 @@ impl Diagnosis {
         let before = self.tests.len();
         let results = items(test, "results").filter_map(|result| TestResult::read(name, result));
         self.tests.extend(results);
-        // What concerns no entity stands in the summary alone.
+        // Problems without an entity are only in the summary.
         let summary = test.get("test_summary");
         let summary = summary.and_then(|summary| TestResult::read(name, summary));
-        let told = self.tests.get(before..).unwrap_or_default();
+        let found = self.tests.get(before..).unwrap_or_default();
         if let Some(summary) = summary
-            && !told.iter().any(|result| result.state == summary.state)
+            && !found.iter().any(|result| result.state == summary.state)
         {
             self.tests.push(summary);
         }
@@ -132,7 +133,7 @@ fn number(value: &Value) -> Option<u32> {
     }
 }
 
-/// Returns the items of a list, or the one that stands in its place.
+/// Returns the items of a list, or the single item in place of a list.
 fn items<'a>(of: &'a Value, key: &str) -> impl Iterator<Item = &'a Value> {
     let items = match of.get(key) {
         Some(Value::Array(all)) => all.as_slice(),
@@ -210,13 +211,13 @@ mod tests {
             {"gpu_ids": "1", "status": "Fail", "warnings": ["slow", {"warning": "narrow", "error_id": 46}]}]}]}]}}"#;
         let third = Diagnosis::read(third).unwrap();
         assert_eq!(third.version.as_deref(), Some("3.3.9"));
-        let told: Vec<_> = third
+        let found: Vec<_> = third
             .tests
             .iter()
             .map(|one| (one.test.as_str(), one.state, &one.gpus[..]))
             .collect();
         assert_eq!(
-            told,
+            found,
             [
                 ("Denylist", State::Pass, &[0, 1][..]),
                 ("PCIe", State::Pass, &[0]),
@@ -239,13 +240,13 @@ mod tests {
             "test_summary": {"status": "Fail", "warnings": [{"error_id": "44", "warning": "internal"}]}}]}]}}"#;
         let fourth = Diagnosis::read(fourth).unwrap();
         assert_eq!(fourth.version.as_deref(), Some("4.6.0"));
-        let told: Vec<_> = fourth
+        let found: Vec<_> = fourth
             .tests
             .iter()
             .map(|one| (one.state, &one.gpus[..]))
             .collect();
         assert_eq!(
-            told,
+            found,
             [
                 (State::Pass, &[4][..]),
                 (State::Skipped, &[]),

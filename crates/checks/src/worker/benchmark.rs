@@ -1,5 +1,5 @@
-//! All-reduces over the devices of this process, as ranks of a group: first their sums, then their time,
-//! then their sums again, for a GPU that is warm fails where a cold one does not.
+//! All-reduces over the devices of this process, as ranks of a group. Checks the sums, measures
+//! the time, and checks the sums again, since a warm GPU may fail where a cold one does not.
 
 use std::thread;
 use std::time::Duration;
@@ -11,12 +11,13 @@ use crate::numbers::{self, MOST_COMPARED, Numbers};
 
 use super::{Benchmark, Failure, Join, Measured};
 
-/// Pause between two looks at work that is under way.
+/// Interval of polling work in progress.
 const LOOK: Duration = Duration::from_micros(200);
-/// A byte for messages whose content does not matter: numbers a little below one.
+/// Byte that fills messages whose contents do not matter: as floats, numbers a little below
+/// one.
 const FILLING: u8 = 0x3f;
 
-/// The part of one device.
+/// State of one device.
 struct Member {
     pci: String,
     rank: u32,
@@ -28,14 +29,14 @@ struct Member {
     communicator: Communicator,
 }
 
-/// The group, as far as it is in this process.
+/// Members of a group in this process.
 struct Group<'a> {
     nccl: &'a Nccl,
     members: Vec<Member>,
 }
 
-/// Measures the time of all-reduces. Nothing of it is given back, for that waits for work that may not end:
-/// the process ends.
+/// Measures the time of all-reduces. Frees nothing, since that would wait for work that may
+/// never end: the process ends instead.
 pub(super) fn all_reduce(
     cuda: &Cuda,
     nccl: &Nccl,
@@ -58,13 +59,13 @@ pub(super) fn all_reduce(
     Ok(measured)
 }
 
-/// Waits until what was written to a buffer is there. Writes go through a device's own stream, which ours
-/// do not wait for; what is read back comes behind them.
+/// Waits until data written to a buffer has arrived. Writes use the device's default stream,
+/// which the benchmark's streams do not wait for; reading back orders behind them.
 pub(super) fn settle(buffer: &Buffer) -> Result<(), Failure> {
     Ok(buffer.read(&mut [0; 4])?)
 }
 
-/// Returns the name of a group from its hexadecimal digits.
+/// Parses a group's id from hexadecimal digits.
 fn id(text: &str) -> Option<UniqueId> {
     let digits = text.as_bytes().as_chunks::<2>().0.iter();
     let bytes = digits.map(|pair| u8::from_str_radix(str::from_utf8(pair).ok()?, 16).ok());
@@ -107,7 +108,7 @@ impl<'a> Group<'a> {
         Ok(group)
     }
 
-    /// Adds numbers up whose sums are known, and compares them.
+    /// Adds numbers with known sums, and compares the results.
     fn check_sums(&mut self, numbers: Numbers, benchmark: &Benchmark) -> Result<(), Failure> {
         let largest = benchmark.sizes.iter().copied().max().unwrap_or_default();
         let count = usize::try_from(largest.min(MOST_COMPARED) / 4).unwrap_or_default();
@@ -126,7 +127,7 @@ impl<'a> Group<'a> {
         Ok(())
     }
 
-    /// Returns the seconds that so many all-reduces take at the slowest device.
+    /// Returns the time that `times` all-reduces take on the slowest device (seconds).
     fn time(&mut self, bytes: u64, times: u32, benchmark: &Benchmark) -> Result<f64, Failure> {
         let count = usize::try_from(bytes / 4).unwrap_or(usize::MAX);
         for member in &mut self.members {

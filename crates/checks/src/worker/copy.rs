@@ -1,5 +1,5 @@
-//! Copies within a device, for a pod with one GPU, which has nobody to reduce with: whether its memory keeps
-//! what is written to it, and how fast it is.
+//! Copies within a device, for a pod with a single GPU, which has no peer to reduce with: tests
+//! whether its memory keeps data, and how fast it is.
 
 use std::mem::ManuallyDrop;
 
@@ -10,7 +10,7 @@ use crate::numbers::{self, MOST_COMPARED, Numbers};
 use super::benchmark::settle;
 use super::{Benchmark, Failure, Measured};
 
-/// Measures copies within each device; for each size the time of the slowest.
+/// Measures copies within each device. Returns the time of the slowest device for each size.
 pub(super) fn copy(cuda: &Cuda, benchmark: &Benchmark) -> Result<Vec<Measured>, Failure> {
     let mut slowest: Vec<Measured> = Vec::new();
     for device in cuda.devices()? {
@@ -30,7 +30,7 @@ fn of_device(device: &Device, benchmark: &Benchmark) -> Result<Vec<Measured>, Fa
     let mut measured = Vec::new();
     for bytes in &benchmark.sizes {
         let room = usize::try_from(*bytes).unwrap_or(usize::MAX);
-        // Not given back where something fails: that waits for work which may not end.
+        // Not freed on failure, since that would wait for work that may never end.
         let mut from = ManuallyDrop::new(device.buffer(room)?);
         let mut to = ManuallyDrop::new(device.buffer(room)?);
         let stream = ManuallyDrop::new(device.stream()?);

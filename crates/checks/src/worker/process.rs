@@ -1,4 +1,4 @@
-//! The child's side: answers one request after the other.
+//! Main loop of the child process, which answers one request after the other.
 
 use std::borrow::Cow;
 use std::io::{self, BufRead as _, BufReader, Write as _};
@@ -12,13 +12,13 @@ use host::library::{Listener, OpenError, Places};
 use host::nccl::Nccl;
 use host::nvml::{self, Nvml};
 
-use super::{Failure, Libraries, Request, Said, SeenGpu, benchmark, copy};
+use super::{Failure, FromWorker, Libraries, Request, SeenGpu, benchmark, copy};
 
-/// Says things to the parent.
+/// Sender of messages to the parent.
 #[derive(Clone)]
 struct Speaker(Arc<Mutex<UnixStream>>);
 
-/// Is the whole of the child process. It returns where the parent is gone.
+/// Runs the child process. Returns when the parent is gone.
 pub fn run() -> io::Result<()> {
     let socket = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     let speaker = Speaker(Arc::new(Mutex::new(socket.try_clone()?)));
@@ -35,37 +35,41 @@ pub fn run() -> io::Result<()> {
         })?;
     for line in asked {
         let answer = match serde_json::from_str(&line) {
-            Ok(request) => answer(&request, &speaker).unwrap_or_else(Said::Failed),
-            Err(error) => Said::Failed(Failure::Crashed(format!("was asked {line:?}: {error}"))),
+            Ok(request) => answer(&request, &speaker).unwrap_or_else(FromWorker::Failed),
+            Err(error) => {
+                FromWorker::Failed(Failure::Crashed(format!("was asked {line:?}: {error}")))
+            }
         };
-        speaker.say(&answer)?;
+        speaker.send(&answer)?;
     }
     Ok(())
 }
 
-fn answer(request: &Request, speaker: &Speaker) -> Result<Said, Failure> {
+fn answer(request: &Request, speaker: &Speaker) -> Result<FromWorker, Failure> {
     match request {
-        Request::Gpus(libraries) => gpus(libraries, speaker).map(Said::Gpus),
+        Request::Gpus(libraries) => gpus(libraries, speaker).map(FromWorker::Gpus),
         Request::Devices(libraries) => {
             let devices = cuda(libraries, speaker)?.devices()?.len();
-            Ok(Said::Devices(u32::try_from(devices).unwrap_or(u32::MAX)))
+            Ok(FromWorker::Devices(
+                u32::try_from(devices).unwrap_or(u32::MAX),
+            ))
         }
         Request::Id(libraries) => {
-            // It stays open, for whoever joins asks this process for the others.
+            // Stays open, since joining ranks ask this process for the others.
             let nccl = Box::leak(Box::new(nccl(libraries, speaker)?));
             let id = nccl.unique_id().map_err(host::nccl::Error::from)?;
             let digits = id.bytes().map(|byte| format!("{byte:02x}"));
-            Ok(Said::Id(digits.concat()))
+            Ok(FromWorker::Id(digits.concat()))
         }
         Request::AllReduce(libraries, join, benchmark) => {
-            // Neither is closed: that would wait for work which may not end.
+            // Neither is closed, since that would wait for work that may never end.
             let cuda = Box::leak(Box::new(cuda(libraries, speaker)?));
             let nccl = Box::leak(Box::new(nccl(libraries, speaker)?));
-            benchmark::all_reduce(cuda, nccl, join, benchmark).map(Said::Measured)
+            benchmark::all_reduce(cuda, nccl, join, benchmark).map(FromWorker::Measured)
         }
         Request::Copy(libraries, benchmark) => {
             let cuda = Box::leak(Box::new(cuda(libraries, speaker)?));
-            copy::copy(cuda, benchmark).map(Said::Measured)
+            copy::copy(cuda, benchmark).map(FromWorker::Measured)
         }
     }
 }
@@ -123,15 +127,16 @@ impl Libraries {
 // === impl Speaker ===
 
 impl Speaker {
-    /// Says something, in one write.
-    fn say(&self, said: &Said) -> io::Result<()> {
-        let mut line = serde_json::to_vec(said)?;
+    /// Sends a message, in one write.
+    fn send(&self, message: &FromWorker) -> io::Result<()> {
+        let mut line = serde_json::to_vec(message)?;
         line.push(b'\n');
         let mut socket = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         socket.write_all(&line)
     }
 
-    /// Returns what says each call before it is made, but for those by which work is looked at.
+    /// Returns a listener that announces each call before it is made, except those that poll
+    /// for the end of work.
     fn listener(&self) -> Listener {
         let speaker = self.clone();
         let last = Mutex::new(None);
@@ -142,8 +147,8 @@ impl Speaker {
                 return;
             }
             let call = Cow::Borrowed(call);
-            // That nobody hears it is noticed with the next answer.
-            drop(speaker.say(&Said::Doing { call, device }));
+            // If the parent is gone, sending the next answer fails, too.
+            drop(speaker.send(&FromWorker::Doing { call, device }));
         })
     }
 }

@@ -1,4 +1,4 @@
-//! The check's side: starts a worker, asks it, and ends it whatever it does.
+//! Parent side of a worker: starts it, sends requests, and ends it in any state.
 
 use std::ffi::OsString;
 use std::io;
@@ -13,31 +13,32 @@ use tokio::net::UnixStream;
 use tokio::process::{Child, Command};
 use tokio::time::Instant;
 
-use super::{Failure, Request, Said};
+use super::{Failure, FromWorker, Request};
 
-/// Time that a worker gets to be gone after it was killed: one that hangs in the driver is left behind.
+/// Time for a killed worker to end; one that hangs in the driver is left behind.
 const GONE: Duration = Duration::from_secs(2);
 
-/// How a worker is started.
+/// Command line and environment of a worker.
 #[derive(Clone, Debug)]
 pub struct Launcher {
-    /// The program.
+    /// Path of the program.
     pub program: PathBuf,
-    /// Its arguments.
+    /// Arguments of the program.
     pub arguments: Vec<OsString>,
-    /// Variables that it gets beside those of this process.
+    /// Additional variables for the worker.
     pub variables: Vec<(OsString, OsString)>,
-    /// Variables of this process that it does not get.
+    /// Variables of this process that the worker does not get.
     pub left_out: Vec<OsString>,
 }
 
-/// A worker that runs. It is killed when this is dropped, with what the libraries have started in it.
+/// Running worker. Killed when dropped, together with all processes started by the libraries.
 pub(crate) struct Worker {
-    /// The group that it leads. It is dropped before the child, while the leader still has its number.
+    /// Process group led by the worker. Dropped before the child, while the process id is still
+    /// in use.
     _group: Group,
     child: Child,
     socket: BufReader<UnixStream>,
-    /// The call that was said last.
+    /// Last call announced by the worker.
     doing: Option<String>,
     line: Vec<u8>,
 }
@@ -45,7 +46,7 @@ pub(crate) struct Worker {
 // === impl Launcher ===
 
 impl Launcher {
-    /// Returns how this very program is started as a worker, also where its file was replaced since.
+    /// Returns a launcher for this very program, even if its file has been replaced since.
     pub fn own() -> Self {
         Self {
             program: PathBuf::from("/proc/self/exe"),
@@ -55,7 +56,7 @@ impl Launcher {
         }
     }
 
-    /// Returns how a worker is started that does not get these variables of this process.
+    /// Returns a launcher whose workers do not get these variables of this process.
     pub(crate) fn without(&self, names: &[String]) -> Self {
         let mut launcher = self.clone();
         launcher.left_out.extend(names.iter().map(OsString::from));
@@ -85,7 +86,7 @@ impl Worker {
             .args(&launcher.arguments)
             .envs(launcher.variables.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::from(OwnedFd::from(theirs)))
-            // The libraries write to it, and ours is for the result.
+            // The libraries write to standard output, and this process's is for the result.
             .stdout(Stdio::from(io::stderr().as_fd().try_clone_to_owned()?))
             .process_group(0)
             .kill_on_drop(true)
@@ -99,17 +100,21 @@ impl Worker {
         })
     }
 
-    /// Asks for something, and waits for the answer until then.
-    pub(crate) async fn ask(&mut self, request: &Request, until: Instant) -> Result<Said, Failure> {
+    /// Sends a request, and waits for the answer until `until`.
+    pub(crate) async fn ask(
+        &mut self,
+        request: &Request,
+        until: Instant,
+    ) -> Result<FromWorker, Failure> {
         let began = Instant::now();
         let mut line = serde_json::to_vec(request)
             .map_err(|error| Failure::Crashed(format!("cannot be asked: {error}")))?;
         line.push(b'\n');
-        // Where it fails the worker is gone, which is noticed below.
+        // If sending fails the worker is gone, which shows below.
         drop(self.socket.write_all(&line).await);
         match tokio::time::timeout_at(until, self.answer()).await {
-            Ok(Some(Said::Failed(failure))) => Err(failure),
-            Ok(Some(said)) => Ok(said),
+            Ok(Some(FromWorker::Failed(failure))) => Err(failure),
+            Ok(Some(answer)) => Ok(answer),
             Ok(None) => Err(Failure::Crashed(self.end().await)),
             Err(_) => Err(Failure::Late {
                 seconds: began.elapsed().as_secs(),
@@ -118,8 +123,8 @@ impl Worker {
         }
     }
 
-    /// Returns the next answer; `None` where the worker has ended.
-    async fn answer(&mut self) -> Option<Said> {
+    /// Returns the next answer; `None` if the worker has ended.
+    async fn answer(&mut self) -> Option<FromWorker> {
         loop {
             self.line.clear();
             let read = self.socket.read_until(b'\n', &mut self.line).await;
@@ -127,17 +132,17 @@ impl Worker {
                 return None;
             }
             match serde_json::from_slice(&self.line) {
-                Ok(Said::Doing { call, device }) => {
+                Ok(FromWorker::Doing { call, device }) => {
                     let device = device.map(|number| format!(" of device {number}"));
                     self.doing = Some(format!("{call}{}", device.unwrap_or_default()));
                 }
-                Ok(said) => return Some(said),
+                Ok(answer) => return Some(answer),
                 Err(_) => return None,
             }
         }
     }
 
-    /// Returns how it has ended.
+    /// Describes how the worker has ended.
     async fn end(&mut self) -> String {
         let status = tokio::time::timeout(GONE, self.child.wait()).await;
         let status = match status {
@@ -163,7 +168,8 @@ mod tests {
     use super::super::Libraries;
     use super::*;
 
-    /// Waits until a process that a script notes in a file is there, then until it is gone.
+    /// Waits until a process whose id a script writes into a file exists, then until it is
+    /// gone.
     async fn is_gone(file: &Path, end: impl FnOnce()) {
         let wait = Duration::from_millis(20);
         let pid = loop {
@@ -174,7 +180,7 @@ mod tests {
             tokio::time::sleep(wait).await;
         };
         end();
-        // One that nobody has taken leave of is gone, too.
+        // A zombie counts as gone, too.
         let stat = format!("/proc/{pid}/stat");
         while fs::read_to_string(&stat).is_ok_and(|stat| !stat.contains(") Z ")) {
             tokio::time::sleep(wait).await;

@@ -9,7 +9,9 @@ use super::super::messages::Test;
 use super::super::topology::{self, File};
 use super::Collective;
 use crate::refusal::Variables;
-use crate::worker::{Failure, Join, Launcher, Libraries, Measured, Request, Said, SeenGpu, Worker};
+use crate::worker::{
+    Failure, FromWorker, Join, Launcher, Libraries, Measured, Request, SeenGpu, Worker,
+};
 
 /// NCCL on the devices of this container.
 pub(in super::super) struct Nccl {
@@ -51,7 +53,7 @@ impl Nccl {
         launcher
     }
 
-    async fn ask(&mut self, request: &Request, until: Instant) -> Result<Said, Failure> {
+    async fn ask(&mut self, request: &Request, until: Instant) -> Result<FromWorker, Failure> {
         let worker = match self.worker.take() {
             Some(worker) => worker,
             None => Worker::start(&self.launcher())?,
@@ -68,7 +70,7 @@ impl Collective for Nccl {
             .ask(&Request::Gpus(self.libraries.clone()), until)
             .await
         {
-            Ok(Said::Gpus(gpus)) => gpus,
+            Ok(FromWorker::Gpus(gpus)) => gpus,
             Ok(said) => return Err(said.unexpected()),
             Err(failure) => {
                 tracing::warn!("the GPUs are not known by name: {failure}");
@@ -81,7 +83,7 @@ impl Collective for Nccl {
             .await;
         self.over();
         match said? {
-            Said::Devices(devices) => Ok((devices, gpus)),
+            FromWorker::Devices(devices) => Ok((devices, gpus)),
             said => Err(said.unexpected()),
         }
     }
@@ -96,7 +98,7 @@ impl Collective for Nccl {
             .ask(&Request::Id(self.libraries.clone()), until)
             .await?
         {
-            Said::Id(id) => Ok(id),
+            FromWorker::Id(id) => Ok(id),
             said => Err(said.unexpected()),
         }
     }
@@ -115,7 +117,7 @@ impl Collective for Nccl {
             Request::AllReduce(libraries, join, benchmark)
         };
         match self.ask(&request, until).await? {
-            Said::Measured(measured) => Ok(measured),
+            FromWorker::Measured(measured) => Ok(measured),
             said => Err(said.unexpected()),
         }
     }
