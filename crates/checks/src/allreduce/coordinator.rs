@@ -1,5 +1,5 @@
-//! Rank 0's part beside its own as a member: gathers the gang, has it tested, finds who is to blame, and
-//! tells each member what came out.
+//! Coordination of the gang by rank 0, beside its part as a member: gathers the members, orders
+//! tests, finds the culprits, and sends each member a verdict.
 
 mod gathering;
 mod verdicts;
@@ -18,68 +18,69 @@ use super::search::{self, Answers, Found, Step};
 use super::wire::{GangKey, Sender};
 use crate::expected::Threshold;
 use crate::worker::{Benchmark, Failure, Measured};
-use gathering::Heard;
+use gathering::Incoming;
 use verdicts::Names;
 
-/// Iterations and warm-ups of a test of the search, which asks for less than a measurement.
+/// Iterations and warm-ups of a test during the search, which needs fewer than a measurement.
 const SEARCH: (u32, u32) = (5, 1);
-/// Time for the last test of who is to blame, where a gang hangs.
+/// Time limit of the final test of the culprits, if the gang hangs.
 const CONFIRM: Duration = Duration::from_secs(15);
-/// Shortest time for a test of the search where the gang hangs: its processes have to start and to meet.
+/// Shortest time limit of a test during the search if the gang hangs: its processes have to
+/// start and to connect.
 const SHORTEST: Duration = Duration::from_secs(10);
-/// The part of the time that a test of all gets, as one of so many; there are two where the first was with
-/// topology files.
+/// Divisor of the total time for a test of the whole gang; there are two such tests if the
+/// first one used topology files.
 const FIRST_PART: u32 = 3;
-/// Time for the others to fail after the first: theirs may say more.
+/// Time to wait for further failures after the first one, which may be more specific.
 const ECHO: Duration = Duration::from_secs(1);
-/// Time for members to hear the verdict.
-const HEAR: Duration = Duration::from_secs(5);
+/// Time for members to receive the verdict.
+const RECEIVE: Duration = Duration::from_secs(5);
 
-/// What is to be found out.
+/// Parameters of the examination.
 pub(super) struct Plan {
-    /// The end of the time in which members may come.
+    /// Deadline for members to connect.
     pub(super) formed: Instant,
-    /// The time for the tests, from when all are there.
+    /// Time for the tests, once all members are connected.
     pub(super) timeout: Duration,
     pub(super) benchmark: Benchmark,
     pub(super) threshold: Threshold,
 }
 
-/// A member that is there.
+/// Connected member of the gang.
 struct Joined {
     connection: u64,
     hello: Hello,
     sender: Sender,
 }
 
-/// Rank 0, with the members by their ranks.
+/// State of rank 0, with the members by rank.
 struct Coordinator {
     members: Vec<Option<Joined>>,
     names: Names,
-    heard: mpsc::Receiver<Heard>,
+    incoming: mpsc::Receiver<Incoming>,
     step: u64,
-    /// Those who have gone away since all were there.
+    /// Members that have disconnected since all were connected.
     gone: BTreeSet<usize>,
 }
 
-/// Members whose own variables may be the reason, with the names of those.
+/// Members whose own variables may be the cause, with the names of these variables.
 type Odd = BTreeMap<usize, String>;
 
-/// What came out of a test.
+/// Result of a test.
 struct Judged {
-    /// The least bandwidth, where there is one: of all-reduces, or where there is one device of copies in it.
+    /// Least bandwidth, if measured: of all-reduces, or of copies for a single device.
     gb_s: Option<f64>,
     failure: Option<Failure>,
     passes: bool,
 }
 
-/// Runs until all members have heard the verdict.
+/// Runs until all members have received the verdict.
 pub(super) async fn run(listener: TcpListener, roster: Vec<Member>, key: GangKey, plan: Plan) {
-    let heard = gathering::listen(listener, &roster, key);
+    let incoming = gathering::listen(listener, &roster, key);
     let mut coordinator = Coordinator {
         members: roster.iter().map(|_| None).collect(),
         names: Names::of(&roster),
-        heard,
+        incoming,
         step: 0,
         gone: BTreeSet::new(),
     };
@@ -88,17 +89,17 @@ pub(super) async fn run(listener: TcpListener, roster: Vec<Member>, key: GangKey
     } else {
         coordinator.names.missing(&coordinator.missing())
     };
-    coordinator.tell(verdicts).await;
+    coordinator.announce(verdicts).await;
 }
 
 // === impl Coordinator ===
 
 impl Coordinator {
-    /// Waits until all members are there; returns whether they are.
+    /// Waits until all members are connected. Returns false if some are missing.
     async fn gather(&mut self, formed: Instant) -> bool {
         while !self.missing().is_empty() {
-            match tokio::time::timeout_at(formed, self.heard.recv()).await {
-                Ok(Some(heard)) => drop(self.note(heard)),
+            match tokio::time::timeout_at(formed, self.incoming.recv()).await {
+                Ok(Some(incoming)) => drop(self.note(incoming)),
                 _ => return false,
             }
         }
@@ -113,17 +114,17 @@ impl Coordinator {
             .collect()
     }
 
-    /// Notes who comes and goes; returns what a member says.
-    fn note(&mut self, heard: Heard) -> Option<(usize, FromMember)> {
-        match heard {
-            Heard::Joined(rank, joined) => {
+    /// Records connections and disconnections; returns a member's message.
+    fn note(&mut self, incoming: Incoming) -> Option<(usize, FromMember)> {
+        match incoming {
+            Incoming::Joined(rank, joined) => {
                 self.names.note(rank, &joined.hello);
                 if let Some(place) = self.members.get_mut(rank) {
                     *place = Some(*joined);
                 }
                 None
             }
-            Heard::Gone(rank, connection) => {
+            Incoming::Gone(rank, connection) => {
                 let place = self.members.get_mut(rank)?;
                 if place
                     .as_ref()
@@ -134,12 +135,12 @@ impl Coordinator {
                 }
                 None
             }
-            Heard::Said(rank, said) => Some((rank, *said)),
+            Incoming::Message(rank, message) => Some((rank, *message)),
         }
     }
 
-    /// Tests each who is found to blame once more, with somebody who is not: on a busy machine a group may
-    /// be late for no fault of its own.
+    /// Tests each culprit once more, together with a member that is none: on a busy machine a
+    /// group may exceed its time without being at fault.
     async fn confirms(&mut self, found: &Found, plan: &Plan, end: Instant) -> bool {
         let of_pair = |member: &usize| {
             let mut pairs = found.pairs.iter();
@@ -162,14 +163,14 @@ impl Coordinator {
             let measured = self.test(&group, &plan.benchmark, until).await;
             if self.judge(&group, measured, plan).passes {
                 let group = self.names.list(&group);
-                tracing::info!(group, "passes after all: who is to blame is not clear");
+                tracing::info!(group, "passes after all: the member at fault is not clear");
                 return false;
             }
         }
         true
     }
 
-    /// Tests all together, and searches for who is to blame where they fail.
+    /// Tests the whole gang, and searches for the culprits if it fails.
     async fn examine(&mut self, plan: &Plan) -> Vec<Verdict> {
         self.gone.clear();
         let end = Instant::now() + plan.timeout;
@@ -179,11 +180,11 @@ impl Coordinator {
         };
         let (mut whole, mut text) = self.whole(plan).await;
         if !whole.passes && !topologies.is_empty() && self.gone.is_empty() {
-            // A file may be wrong of a machine: what it brings about blames nobody.
+            // A file may be wrong for a machine; failures caused by it blame no member.
             let files = topologies.into_iter().collect::<Vec<_>>().join(", ");
             tracing::warn!("the gang fails with the topology file {files}: {text}");
             for member in 0..self.members.len() {
-                self.say(member, &FromRank0::WithoutTopology).await;
+                self.send(member, &FromRank0::WithoutTopology).await;
             }
             let before = text;
             (whole, text) = self.whole(plan).await;
@@ -196,7 +197,7 @@ impl Coordinator {
         if self.members.len() < 2
             && let Some(Failure::Wrong { .. } | Failure::Cuda { .. }) = whole.failure
         {
-            // What a GPU does wrong by itself needs no other member to compare it with.
+            // An error of the GPU itself needs no comparison with another member.
             return self.names.all(Kind::Culprit, &text, &whole);
         }
         let hangs = matches!(whole.failure, Some(Failure::Late { .. }));
@@ -211,14 +212,14 @@ impl Coordinator {
             let odd = self.odd(&found.culprits, &whole);
             return self.names.found(&found, &odd, &text, &whole);
         }
-        let text = format!("{text}; who is to blame was not found in time");
+        let text = format!("{text}; the member at fault was not found in time");
         self.names.all(Kind::Unclear, &text, &whole)
     }
 
-    /// Returns the culprits that NCCL may have failed by their own variables, with the names of those: nobody
-    /// who is not to blame has the same ones.
+    /// Returns the culprits whose failures may be caused by their own variables, with the names
+    /// of these: no member that passes has the same ones.
     fn odd(&self, culprits: &BTreeSet<usize>, whole: &Judged) -> Odd {
-        // No variable makes a GPU reckon wrong.
+        // No variable makes a GPU compute wrong numbers.
         if let Some(Failure::Wrong { .. } | Failure::Cuda { .. } | Failure::Nvml(_)) = whole.failure
         {
             return Odd::new();
@@ -239,17 +240,18 @@ impl Coordinator {
         culprits.collect()
     }
 
-    /// Tests all together; returns what came out, and the same in words.
+    /// Tests the whole gang; returns the result, and its description.
     async fn whole(&mut self, plan: &Plan) -> (Judged, String) {
         let all: Vec<usize> = (0..self.members.len()).collect();
         let until = Instant::now() + plan.timeout / FIRST_PART;
         let measured = self.test(&all, &plan.benchmark, until).await;
         let whole = self.judge(&all, measured, plan);
-        let text = verdicts::told(&whole, self.ranks(&all), plan);
+        let text = verdicts::describe(&whole, self.ranks(&all), plan);
         (whole, text)
     }
 
-    /// Returns the topology files that members have. The error says why nothing may be tested.
+    /// Returns the members' topology files. The error is the reason why the gang may not be
+    /// tested.
     fn topologies(&self) -> Result<BTreeSet<String>, String> {
         let mut files = BTreeSet::new();
         for hello in self.members.iter().flatten().map(|joined| &joined.hello) {
@@ -262,8 +264,9 @@ impl Coordinator {
         Ok(files)
     }
 
-    /// Searches for who is to blame; `None` where the time is over, or a member goes away. `hangs` says
-    /// that all together do not end, so that a group which does not either fails.
+    /// Searches for the culprits. Returns `None` if the time is over, or a member disconnects.
+    /// `hangs` is true if the test of the whole gang did not end, so that a group that does not
+    /// end counts as failed.
     async fn search(&mut self, plan: &Plan, hangs: bool, end: Instant) -> Option<Found> {
         let members = self.members.len();
         let benchmark = Benchmark {
@@ -273,7 +276,7 @@ impl Coordinator {
         };
         let mut answers = Answers::default();
         answers.note((0..members).collect(), false);
-        // One culprit takes about so many tests, and each may take until its end.
+        // One culprit takes about this many tests, and each may take up its time limit.
         let tests = 2 * members.max(2).ilog2() + 4;
         loop {
             let group = match search::next(members, &answers) {
@@ -282,7 +285,7 @@ impl Coordinator {
             };
             let ranks: Vec<usize> = group.iter().copied().collect();
             let mut passes = false;
-            // What is slow once may have been held up by something else.
+            // A single slow result may have been caused by something else.
             for _ in 0..2 {
                 let left = end.saturating_duration_since(Instant::now());
                 if left < SHORTEST || !self.gone.is_empty() {
@@ -320,7 +323,7 @@ impl Coordinator {
         let measured = self.measure(group, benchmark, until).await;
         for member in group {
             let step = self.step;
-            self.say(*member, &FromRank0::Over { step }).await;
+            self.send(*member, &FromRank0::Over { step }).await;
         }
         measured
     }
@@ -339,10 +342,10 @@ impl Coordinator {
             self.order(group, "", benchmark).await;
             return self.results(group, begin, until).await;
         }
-        self.say(first, &FromRank0::Lead { step }).await;
+        self.send(first, &FromRank0::Lead { step }).await;
         let name = loop {
-            let said = self.hear(group, until).await;
-            match said {
+            let message = self.next_message(group, until).await;
+            match message {
                 Some((_, FromMember::Group { step, group })) if step == self.step => break group?,
                 Some(_) => {}
                 None => return Err(self.silent(&[first], begin)),
@@ -352,7 +355,7 @@ impl Coordinator {
         self.results(group, begin, until).await
     }
 
-    /// Returns what the members of a group have measured.
+    /// Returns the measurements of a group's members.
     async fn results(
         &mut self,
         group: &[usize],
@@ -361,7 +364,7 @@ impl Coordinator {
     ) -> Result<Vec<Measured>, Failure> {
         let mut results = BTreeMap::new();
         while results.len() < group.len() {
-            match self.hear(group, until).await {
+            match self.next_message(group, until).await {
                 Some((rank, FromMember::Result { step, result })) if step == self.step => {
                     if result.is_err() {
                         until = until.min(Instant::now() + ECHO);
@@ -382,7 +385,7 @@ impl Coordinator {
         }
     }
 
-    /// Tells the members of a group to begin.
+    /// Orders the members of a group to start.
     async fn order(&mut self, group: &[usize], name: &str, benchmark: &Benchmark) {
         let joined = |rank: &usize| self.members.get(*rank).and_then(Option::as_ref);
         let hellos = group
@@ -404,12 +407,12 @@ impl Coordinator {
         };
         for ((place, rank), hello) in group.iter().enumerate().zip(hellos) {
             test.place = place;
-            self.say(*rank, &FromRank0::Test(test.clone())).await;
+            self.send(*rank, &FromRank0::Test(test.clone())).await;
             test.first += hello.map(|hello| hello.devices).unwrap_or_default();
         }
     }
 
-    /// Returns the number of devices of members.
+    /// Returns the number of the members' devices.
     fn ranks(&self, group: &[usize]) -> u32 {
         let joined = group
             .iter()
@@ -417,15 +420,19 @@ impl Coordinator {
         joined.map(|joined| joined.hello.devices).sum()
     }
 
-    /// Returns the next thing that a member says; `None` where the time is over, or one of the group goes
-    /// away.
-    async fn hear(&mut self, group: &[usize], until: Instant) -> Option<(usize, FromMember)> {
+    /// Returns the next message of a member. Returns `None` if the time is over, or a member of
+    /// the group disconnects.
+    async fn next_message(
+        &mut self,
+        group: &[usize],
+        until: Instant,
+    ) -> Option<(usize, FromMember)> {
         loop {
-            let heard = tokio::time::timeout_at(until, self.heard.recv())
+            let incoming = tokio::time::timeout_at(until, self.incoming.recv())
                 .await
                 .ok()??;
-            if let Some(said) = self.note(heard) {
-                return Some(said);
+            if let Some(message) = self.note(incoming) {
+                return Some(message);
             }
             if group.iter().any(|rank| self.gone.contains(rank)) {
                 return None;
@@ -433,7 +440,7 @@ impl Coordinator {
         }
     }
 
-    /// Returns that members do not answer.
+    /// Returns the failure of members that do not answer.
     fn silent(&self, members: &[usize], since: Instant) -> Failure {
         Failure::Late {
             seconds: since.elapsed().as_secs(),
@@ -451,7 +458,7 @@ impl Coordinator {
             Ok(measured) => {
                 let ranks = self.ranks(group);
                 let all = measured.iter().map(|one| match ranks {
-                    // One device has nobody to reduce with, and copies.
+                    // One device has no peer to reduce with, and copies.
                     0 | 1 => one.copy_bandwidth(),
                     _ => one.bus_bandwidth(ranks),
                 });
@@ -471,24 +478,25 @@ impl Coordinator {
         }
     }
 
-    /// Says something to a member. Where it does not arrive the member goes away, which is heard.
-    async fn say(&mut self, rank: usize, message: &FromRank0) {
+    /// Sends a message to a member. If that fails, the member is disconnected, which is noticed
+    /// when receiving.
+    async fn send(&mut self, rank: usize, message: &FromRank0) {
         if let Some(joined) = self.members.get_mut(rank).and_then(Option::as_mut)
             && let Err(error) = joined.sender.send(message).await
         {
-            tracing::debug!(rank, "a member does not hear: {error}");
+            tracing::debug!(rank, "a message to a member fails: {error}");
         }
     }
 
-    /// Tells all what came out, and waits until they have heard it.
-    async fn tell(&mut self, verdicts: Vec<Verdict>) {
+    /// Sends all members their verdicts, and waits until they have received them.
+    async fn announce(&mut self, verdicts: Vec<Verdict>) {
         for (rank, verdict) in verdicts.into_iter().enumerate() {
-            self.say(rank, &FromRank0::Verdict(verdict)).await;
+            self.send(rank, &FromRank0::Verdict(verdict)).await;
         }
-        let end = Instant::now() + HEAR;
+        let end = Instant::now() + RECEIVE;
         while self.members.iter().any(Option::is_some) {
-            match tokio::time::timeout_at(end, self.heard.recv()).await {
-                Ok(Some(heard)) => drop(self.note(heard)),
+            match tokio::time::timeout_at(end, self.incoming.recv()).await {
+                Ok(Some(incoming)) => drop(self.note(incoming)),
                 _ => return,
             }
         }

@@ -1,4 +1,4 @@
-//! A member of a gang, rank 0 among them: does what rank 0 says, and hears how it ended.
+//! Member of a gang, also on rank 0: executes rank 0's orders, and receives the verdict.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -12,33 +12,33 @@ use super::messages::{FromMember, FromRank0, Hello, Verdict};
 use super::port;
 use super::wire::{self, GangKey, Receiver, Sender, WireError};
 
-/// Pause before rank 0 is called again.
+/// Pause between attempts to connect to rank 0.
 const CALL_AGAIN: Duration = Duration::from_millis(300);
-/// Time for one call, and for one at a port behind `master_port`.
+/// Time limit for a connection attempt, and for one to a port after `master_port`.
 const CALL: Duration = Duration::from_secs(5);
 const CALL_BEHIND: Duration = Duration::from_secs(1);
-/// Messages that wait: rank 0 says no more than two before it hears from us.
+/// Most queued messages: rank 0 sends at most two before it gets an answer.
 const WAITING: usize = 16;
 
-/// A member that hears no verdict.
+/// Reason why a member got no verdict.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum MemberError {
-    /// Rank 0 was not there in time.
-    #[error("rank 0 ({pod} at {address}) is not reached: {why}")]
+    /// Rank 0 was not reached in time.
+    #[error("rank 0 ({pod} at {address}) cannot be reached: {why}")]
     Unreached {
         pod: String,
         address: SocketAddr,
         why: String,
     },
-    /// Rank 0 has gone away.
-    #[error("rank 0 ({0}) has gone away before the end")]
+    /// Rank 0 disconnected before the verdict.
+    #[error("rank 0 ({0}) disconnected before the end")]
     Gone(String),
 }
 
-/// The ends of a connection to rank 0.
+/// Connection to rank 0.
 struct Line {
     sender: Sender,
-    heard: mpsc::Receiver<FromRank0>,
+    messages: mpsc::Receiver<FromRank0>,
 }
 
 /// Takes part until the verdict. Rank 0 has to be there by `formed`, and tests end by `until`.
@@ -58,13 +58,13 @@ pub(super) async fn take_part(
             None if Instant::now() + CALL_AGAIN > formed => {
                 return Err(MemberError::Gone(pod.to_owned()));
             }
-            // It may have been restarted, or not have wanted us yet.
+            // Rank 0 may have restarted, or may not have accepted this member yet.
             None => tokio::time::sleep(CALL_AGAIN).await,
         }
     }
 }
 
-/// Calls rank 0 until it answers, at each place in its turn.
+/// Connects to rank 0, trying each of its possible addresses in turn until one answers.
 async fn connect(
     pod: &str,
     address: SocketAddr,
@@ -84,9 +84,9 @@ async fn connect(
         let called = tokio::time::timeout(time, call(place, key, hello)).await;
         let why = match called {
             Ok(Ok((sender, receiver))) => {
-                let (say, heard) = mpsc::channel(WAITING);
-                tokio::spawn(hear(receiver, say));
-                return Ok(Line { sender, heard });
+                let (passed_on, messages) = mpsc::channel(WAITING);
+                tokio::spawn(pass_on(receiver, passed_on));
+                return Ok(Line { sender, messages });
             }
             Ok(Err(error)) => error.to_string(),
             Err(_) => "no answer".to_owned(),
@@ -112,24 +112,24 @@ async fn call(
     Ok((sender, receiver))
 }
 
-/// Hands on what rank 0 says, until it is gone.
-async fn hear(mut receiver: Receiver, say: mpsc::Sender<FromRank0>) {
+/// Passes on rank 0's messages until the connection ends.
+async fn pass_on(mut receiver: Receiver, passed_on: mpsc::Sender<FromRank0>) {
     loop {
         match receiver.receive().await {
             Ok(message) => {
-                if say.send(message).await.is_err() {
+                if passed_on.send(message).await.is_err() {
                     return;
                 }
             }
             Err(error) => {
-                tracing::debug!("rank 0 is not heard any more: {error}");
+                tracing::debug!("the connection to rank 0 has ended: {error}");
                 return;
             }
         }
     }
 }
 
-/// Does what rank 0 says; returns the verdict, or `None` where it goes away before.
+/// Executes rank 0's orders. Returns the verdict, or `None` if rank 0 disconnects before.
 async fn follow(
     collective: &mut impl Collective,
     line: &mut Line,
@@ -139,7 +139,7 @@ async fn follow(
     loop {
         let message = match interrupted.take() {
             Some(message) => message,
-            None => line.heard.recv().await?,
+            None => line.messages.recv().await?,
         };
         let answer = match message {
             FromRank0::Verdict(verdict) => return Some(verdict),
@@ -153,13 +153,13 @@ async fn follow(
             }
             FromRank0::Lead { step } => tokio::select! {
                 group = collective.lead(until()) => Ok(FromMember::Group { step, group }),
-                other = line.heard.recv() => Err(other),
+                other = line.messages.recv() => Err(other),
             },
             FromRank0::Test(test) => tokio::select! {
                 result = collective.test(&test, until()) => {
                     Ok(FromMember::Result { step: test.step, result })
                 }
-                other = line.heard.recv() => Err(other),
+                other = line.messages.recv() => Err(other),
             },
         };
         match answer {

@@ -1,4 +1,4 @@
-//! What rank 0 and the members of a gang say to each other.
+//! Messages between rank 0 and the members of a gang.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -8,109 +8,110 @@ use serde::{Deserialize, Serialize};
 
 use crate::worker::{Benchmark, Failure, Measured};
 
-/// The version of what is said: all members of a gang run the same image, or are told.
+/// Version of the messages. All members of a gang must run the same version; others are
+/// refused.
 pub(super) const PROTOCOL: u32 = 3;
 
-/// What a member says.
+/// Message of a member.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum FromMember {
-    /// Who it is; comes first.
+    /// Introduces the member; the first message.
     Hello(Hello),
-    /// The name of a group that it has made.
+    /// Answers with the id of a new group.
     Group {
         step: u64,
         group: Result<String, Failure>,
     },
-    /// The result of a test.
+    /// Answers with the result of a test.
     Result {
         step: u64,
         result: Result<Vec<Measured>, Failure>,
     },
 }
 
-/// A member.
+/// Description of a member.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Hello {
     pub(super) protocol: u32,
     pub(super) rank: usize,
     pub(super) pod: String,
     pub(super) node: String,
-    /// The number of its devices.
+    /// Number of the member's devices.
     pub(super) devices: u32,
-    /// The place where others of a group reach it, where they have to.
+    /// Address for other members of a group, if the collective needs one.
     pub(super) endpoint: Option<SocketAddr>,
-    /// The topology file that was chosen for its machine; `None` where NCCL is left to itself.
+    /// Topology file chosen for the machine; `None` leaves the choice to NCCL.
     pub(super) topology: Option<Topology>,
-    /// The variables that its check has inherited from the pod.
+    /// Variables that the member's check has inherited from the pod.
     pub(super) inherited: BTreeMap<String, String>,
 }
 
-/// What rank 0 says.
+/// Message of rank 0.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum FromRank0 {
-    /// A group is to be made.
+    /// Orders the creation of a group.
     Lead { step: u64 },
-    /// A test is to be made.
+    /// Orders a test of a group.
     Test(Test),
-    /// A test is over for everybody.
+    /// Announces the end of a test for all members.
     Over { step: u64 },
-    /// What follows is tested without topology files.
+    /// Orders that further tests use no topology files.
     WithoutTopology,
-    /// The end.
+    /// Sends the verdict, which ends the check.
     Verdict(Verdict),
 }
 
-/// A test of a group.
+/// Test of a group.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Test {
     pub(super) step: u64,
-    /// The name of the group.
+    /// Id of the group.
     pub(super) group: String,
-    /// The number of all ranks of devices.
+    /// Number of all ranks of devices.
     pub(super) ranks: u32,
-    /// The rank of the first device of the member.
+    /// Rank of the member's first device.
     pub(super) first: u32,
-    /// The place of the member in the group.
+    /// Position of the member in the group.
     pub(super) place: usize,
-    /// The places where the members of the group are reached, in order.
+    /// Addresses of the group's members, in order.
     pub(super) endpoints: Vec<Option<SocketAddr>>,
     pub(super) benchmark: Benchmark,
 }
 
-/// What came out for one member.
+/// Verdict for one member.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Verdict {
     pub(super) kind: Kind,
-    /// In one line, for people.
+    /// Text in one line, for people.
     pub(super) text: String,
-    /// The bandwidth of all members together, in gigabytes a second.
+    /// Bandwidth of all members together (GB/s).
     pub(super) gb_s: Option<f64>,
-    /// The reason for which the gang fails, where it is no bandwidth.
+    /// Failure of the gang, unless it is a low bandwidth.
     pub(super) failure: Option<Failure>,
-    /// The ranks of those who are missing or to blame, as far as a text names them: who hears it looks
-    /// whether it reaches them.
+    /// Ranks of missing members or culprits named by the text: the receiver checks whether it
+    /// can reach them.
     #[serde(default)]
     pub(super) suspects: Vec<usize>,
 }
 
-/// The meaning for the member.
+/// Meaning for the member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Kind {
-    /// All together pass.
+    /// The whole gang passes.
     Passed,
-    /// Fails with everybody, or is alone and one of its GPUs fails by itself.
+    /// The member fails with every other one, or is alone and one of its GPUs fails.
     Culprit,
-    /// It fails together with another one.
+    /// The member fails only together with one other member.
     Pair,
-    /// Others are the reason.
+    /// The cause is in other members.
     Innocent,
-    /// Nobody can say who is the reason.
+    /// The cause cannot be determined.
     Unclear,
-    /// Members are not there.
+    /// Members are missing from the gang.
     Missing,
-    /// There is nothing that may be tested.
+    /// Nothing may be tested without a topology file.
     Untested,
 }

@@ -1,50 +1,53 @@
-//! Finds out who is to blame where all members together fail: by tests of ever smaller groups, which two
-//! halves of a prefix of the gang decide each time.
+//! Search for the culprits when the whole gang fails, by tests of ever smaller groups: a
+//! bisection over prefixes of the gang.
 //!
-//! It is a pure function of the answers so far. A group fails if it has a *culprit*, who fails with
-//! everybody, or both of a *pair* who fail only together, such as two whose way to each other is broken. So
-//! what holds a failing group fails, and what is within a passing one passes; such a group is never asked
-//! for. Each culprit and each pair costs a number of tests that grows with the logarithm of the gang.
+//! Pure function of the answers so far. A group fails if it has a *culprit*, which fails with
+//! every other member, or both members of a *pair* that fails only together, such as two with a
+//! broken path between them. A group that contains a failing group fails, and a group within a
+//! passing one passes; neither is tested again. Each culprit and each pair costs a number of
+//! tests logarithmic in the size of the gang.
 
 use std::collections::BTreeSet;
 
-/// Members of a group, by their ranks.
+/// Ranks of the members of a group.
 pub(super) type Group = BTreeSet<usize>;
 
-/// How many members are tried as a partner where nobody is known to be well, before that is given up.
+/// Number of members tried as a partner while none is known to be well, before the search gives
+/// up.
 const CENTRES: usize = 3;
 
-/// The answers so far.
+/// Answers to the tests so far.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Answers {
     passed: Vec<Group>,
     failed: Vec<Group>,
 }
 
-/// What the answers say.
+/// Conclusion from the answers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Found {
-    /// Those who fail with everybody.
+    /// Members that fail with every other member.
     pub(super) culprits: BTreeSet<usize>,
-    /// Those who fail only together; nobody of them is to blame alone.
+    /// Pairs that fail only together; neither member is at fault alone.
     pub(super) pairs: BTreeSet<(usize, usize)>,
-    /// True if a larger group fails of whom no two do, as where all share a way that is too narrow.
+    /// True if a larger group fails although none of its pairs does, as when all share a path
+    /// that is too narrow.
     pub(super) only_many: bool,
 }
 
-/// What is to be done next.
+/// Next step of the search.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Step {
-    /// A group is to be tested.
+    /// Test this group next.
     Test(Group),
-    /// The search is over.
+    /// The search has ended.
     Done(Found),
 }
 
-/// A group whose answer is wanted.
+/// Group whose answer is needed.
 struct Wanted(Group);
 
-/// Returns the next step in a gang of so many members that fails as a whole.
+/// Returns the next step for a gang of `members` that fails as a whole.
 pub(super) fn next(members: usize, answers: &Answers) -> Step {
     let mut search = Search {
         answers,
@@ -61,7 +64,7 @@ pub(super) fn next(members: usize, answers: &Answers) -> Step {
 // === impl Answers ===
 
 impl Answers {
-    /// Notes the answer to a test.
+    /// Records the answer to a test.
     pub(super) fn note(&mut self, group: Group, passed: bool) {
         if passed {
             self.passed.push(group);
@@ -70,7 +73,7 @@ impl Answers {
         }
     }
 
-    /// Returns what is known of a group.
+    /// Returns the known answer for a group, also if it follows from others.
     fn of(&self, group: &Group) -> Option<bool> {
         if group.len() < 2 || self.passed.iter().any(|passed| passed.is_superset(group)) {
             return Some(true);
@@ -80,13 +83,13 @@ impl Answers {
     }
 }
 
-/// A search that is made from the beginning each time, with what is known by then.
+/// Search, run anew with all known answers after each test.
 struct Search<'a> {
     answers: &'a Answers,
     found: Found,
-    /// Groups that pass; together all who are no culprit.
+    /// Passing groups, which together have all members that are no culprits.
     classes: Vec<Vec<usize>>,
-    /// Two of whom at least one is to blame, or both together.
+    /// Pairs that contain a culprit, or that fail only together.
     unclear: Vec<(usize, usize)>,
 }
 
@@ -94,7 +97,7 @@ impl Search<'_> {
     fn all(&mut self, members: usize) -> Result<(), Wanted> {
         let mut partners = self.thin_out(members)?;
         if self.classes.first().is_none_or(|well| well.len() < 2) && !self.find_two_well()? {
-            // Nobody can be told from the others.
+            // No member can be distinguished from the others.
             self.found.pairs.extend(self.unclear.drain(..));
             return Ok(());
         }
@@ -116,12 +119,12 @@ impl Search<'_> {
         Ok(())
     }
 
-    /// Takes out one member after the other until the rest passes. Returns those who are no culprits.
+    /// Removes members one by one until the rest passes. Returns those that are no culprits.
     fn thin_out(&mut self, members: usize) -> Result<Vec<usize>, Wanted> {
         let mut left: Vec<usize> = (0..members).collect();
         let mut partners = Vec::new();
         while !self.passes(left.iter().copied().collect())? {
-            // The smallest beginning that fails: its last member is the reason.
+            // The last member of the smallest failing prefix is the cause.
             let length = self.smallest(&left, None)?;
             let member = left.remove(length - 1);
             let well: Vec<usize> = left.iter().copied().take(length - 1).collect();
@@ -136,7 +139,8 @@ impl Search<'_> {
         Ok(partners)
     }
 
-    /// Looks for two who pass together, where at most one is left. Returns whether there are any.
+    /// Searches for two members that pass together, if at most one is left. Returns true if
+    /// there are any.
     fn find_two_well(&mut self) -> Result<bool, Wanted> {
         let left = self.classes.pop().unwrap_or_default();
         let pairs = self.unclear.iter().flat_map(|(one, other)| [*one, *other]);
@@ -144,7 +148,7 @@ impl Search<'_> {
         for (at, centre) in candidates.iter().enumerate().take(CENTRES) {
             for other in candidates.iter().skip(at + 1) {
                 if self.passes([*centre, *other].into())? {
-                    // Who was left over is judged as the others are.
+                    // The leftover member is judged like the others.
                     self.unclear
                         .extend(left.first().map(|first| (*first, *first)));
                     self.classes.push(vec![*centre, *other]);
@@ -155,12 +159,12 @@ impl Search<'_> {
         Ok(false)
     }
 
-    /// Returns whether a member fails with everybody, and notes it. It fails with this group, which passes
-    /// without it, and has two members at least.
+    /// Returns true if a member fails with every other one, and records that. The member fails
+    /// with this group, which passes without it, and which has at least two members.
     fn is_culprit(&mut self, member: usize, well: &[usize]) -> Result<bool, Wanted> {
         let length = self.smallest(well, Some(member))?;
         if length > 1 {
-            // It passes with those before.
+            // The member passes with those before.
             return Ok(false);
         }
         let other = well.get(1).copied().into_iter().collect::<Vec<_>>();
@@ -171,7 +175,7 @@ impl Search<'_> {
         Ok(is_culprit)
     }
 
-    /// Finds all partners with whom a member fails, and a class for the member.
+    /// Finds all partners that a member fails with, and a class for the member.
     fn place(&mut self, member: usize) -> Result<(), Wanted> {
         let mut home = None;
         for at in 0..self.classes.len() {
@@ -205,8 +209,8 @@ impl Search<'_> {
         }
     }
 
-    /// Returns the length of the smallest beginning of a list that fails, together with another member
-    /// where there is one; the whole list fails.
+    /// Returns the length of the smallest failing prefix of a list, together with another
+    /// member if given; the whole list fails.
     fn smallest(&self, list: &[usize], other: Option<usize>) -> Result<usize, Wanted> {
         let (mut passes, mut fails) = (0, list.len());
         while fails - passes > 1 {
@@ -236,7 +240,7 @@ mod tests {
 
     use super::*;
 
-    /// Searches in a gang with these faults; returns what was found, and the number of tests.
+    /// Searches in a gang with these faults; returns the result, and the number of tests.
     fn search(members: usize, faults: &Found) -> (Found, usize) {
         let mut answers = Answers::default();
         answers.note((0..members).collect(), false);
@@ -271,8 +275,8 @@ mod tests {
         for members in [3, 4, 5, 8, 64, 100] {
             for culprit in 0..members {
                 let faults = found(&[culprit], &[]);
-                let (told, tests) = search(members, &faults);
-                assert_eq!(told, faults, "of {members}");
+                let (result, tests) = search(members, &faults);
+                assert_eq!(result, faults, "of {members}");
                 let most = 2 * members.ilog2() as usize + 5;
                 assert!(tests <= most, "{tests} tests for {culprit} of {members}");
             }
@@ -291,7 +295,7 @@ mod tests {
         }
     }
 
-    /// The one or two who are tried first as partners may be to blame themselves.
+    /// The first partners to be tried may be culprits themselves.
     #[test]
     fn two_who_are_well_are_found_among_many_who_are_not() {
         for (members, culprits) in [(4, &[0, 2][..]), (6, &[0, 1, 3, 5])] {
@@ -316,10 +320,10 @@ mod tests {
     fn where_all_are_bad_nobody_is_blamed_alone() {
         for members in 2..20 {
             let all: Vec<usize> = (0..members).collect();
-            let (told, tests) = search(members, &found(&all, &[]));
-            assert_eq!(told.culprits, BTreeSet::new());
+            let (result, tests) = search(members, &found(&all, &[]));
+            assert_eq!(result.culprits, BTreeSet::new());
             assert!(
-                !told.pairs.is_empty() && tests <= 8 * members,
+                !result.pairs.is_empty() && tests <= 8 * members,
                 "{tests} of {members}"
             );
         }
@@ -357,7 +361,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(300))]
 
-        /// Random culprits and pairs, in the minority and apart: all are found, and nothing else.
+        /// Random culprits and pairs, in the minority and disjoint: all are found, and nothing
+        /// else.
         #[test]
         fn whatever_is_broken_is_found_in_few_tests(
             members in 6_usize..200,
@@ -367,7 +372,7 @@ mod tests {
         ) {
             let mut shuffled: Vec<usize> = (0..members).collect();
             shuffled.sort_by_key(|at| order[*at]);
-            // Two have to be left who are well.
+            // Two members must remain that are well.
             let most = (members - 2) / 2;
             let pairs = pairs.min(most / 2);
             let culprits = culprits.min(most - pairs);
@@ -378,8 +383,8 @@ mod tests {
             for pair in rest.chunks(2).take(pairs) {
                 faults.pairs.insert((pair[0].min(pair[1]), pair[0].max(pair[1])));
             }
-            let (told, tests) = search(members, &faults);
-            prop_assert_eq!(&told, &faults);
+            let (result, tests) = search(members, &faults);
+            prop_assert_eq!(&result, &faults);
             let faults = culprits + pairs;
             let bound = (faults + 1) * (2 * members.ilog2() as usize + 7);
             prop_assert!(tests <= bound, "{} tests, at most {} expected", tests, bound);

@@ -1,11 +1,12 @@
-//! Messages between rank 0 and the other members of a gang, over TCP: JSON, each with a length before it
-//! and a seal behind it.
+//! Messages between rank 0 and the other members of a gang, over TCP: JSON, with a length
+//! before and a seal after each message.
 //!
-//! A seal is an HMAC with the gang's secret over the numbers that both sides made up for this connection,
-//! the direction, the place of the message and its text. So nobody else can take part, and no message of
-//! another connection be sent again. Where the gang has no secret its id stands in its place, which keeps
-//! out only what is there by mistake. Nothing is encrypted: no message holds a secret but the name of a
-//! group, without which NCCL itself lets nobody in.
+//! A seal is an HMAC with the gang's secret over the nonces that both sides chose for this
+//! connection, the direction, the index of the message and its text. So no other process can
+//! take part, and no message of another connection can be replayed. If the gang has no secret
+//! its id is used instead, which only keeps out processes that connect by mistake. Nothing is
+//! encrypted: no message holds a secret except the id of a group, and NCCL admits no rank
+//! without that id.
 
 use std::io;
 use std::time::Duration;
@@ -18,50 +19,50 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 
-/// Bytes of a number that a side makes up for a connection.
+/// Length of a nonce that a side chooses for a connection (bytes).
 const NONCE: usize = 16;
-/// Bytes of a seal.
+/// Length of a seal (bytes).
 const SEAL: usize = 32;
-/// Largest message, in bytes: that which names all members of the largest gang has a quarter of it.
+/// Largest message (bytes): one that names all members of the largest gang has a quarter of it.
 const MOST: u32 = 4 << 20;
-/// Time for the first bytes of a connection: a stranger holds it no longer.
+/// Time limit for the first bytes of a connection, so that a stranger cannot hold it.
 const GREETING: Duration = Duration::from_secs(10);
 
-/// The key of a gang.
+/// Key of a gang.
 #[derive(Clone)]
 pub(super) struct GangKey(hmac::Key);
 
-/// The sending half of a connection.
+/// Sending half of a connection.
 pub(super) struct Sender {
     stream: OwnedWriteHalf,
     seals: Seals,
 }
 
-/// The receiving half of a connection.
+/// Receiving half of a connection.
 pub(super) struct Receiver {
     stream: OwnedReadHalf,
     seals: Seals,
 }
 
-/// The seals of one direction.
+/// Seals of one direction.
 struct Seals {
     key: hmac::Key,
-    /// What both sides made up, and the direction.
+    /// Nonces of both sides, and the direction.
     context: Vec<u8>,
-    /// The place of the next message.
+    /// Index of the next message.
     next: u64,
 }
 
-/// A connection that cannot be used any more.
+/// Reason why a connection is unusable.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum WireError {
     /// The other side is gone, or does not answer.
     #[error("the connection is broken: {0}")]
     Broken(#[from] io::Error),
-    /// A message is not of a member of this gang.
+    /// A message is not from a member of this gang.
     #[error("the other side does not have the gang's secret")]
     Seal,
-    /// A message is none that we know.
+    /// A message cannot be parsed.
     #[error("the other side does not speak as this version does: {0}")]
     Garbled(String),
 }
@@ -74,7 +75,7 @@ impl GangKey {
     }
 }
 
-/// Greets the other side of a new connection. `called` says that we have made it.
+/// Exchanges nonces on a new connection. `called` is true on the side that connected.
 pub(super) async fn greet(
     mut stream: TcpStream,
     key: &GangKey,
@@ -135,12 +136,12 @@ impl Sender {
 // === impl Receiver ===
 
 impl Receiver {
-    /// Returns the next message; it loses what it has read where it is dropped before.
+    /// Returns the next message. A future that is dropped loses the bytes read so far.
     pub(super) async fn receive<T: DeserializeOwned>(&mut self) -> Result<T, WireError> {
         self.receive_within(MOST).await
     }
 
-    /// Returns the next message, which has at most so many bytes.
+    /// Returns the next message, of at most `most` bytes.
     pub(super) async fn receive_within<T: DeserializeOwned>(
         &mut self,
         most: u32,
@@ -151,7 +152,8 @@ impl Receiver {
         if length > most {
             return Err(WireError::Garbled(format!("a message has {length} bytes")));
         }
-        // A stranger gets no memory for a message that it does not send.
+        // Memory grows with the bytes received, so that a stranger cannot reserve it by a
+        // length alone.
         let mut text = Vec::new();
         let stream = (&mut self.stream).take(u64::from(length));
         tokio::pin!(stream);

@@ -539,7 +539,7 @@ async fn without_the_secret(
         told.push(said.into_owned());
     }
     let refused =
-        "somebody is not let into the gang: the other side does not have the gang's secret";
+        "a caller is not admitted to the gang: the other side does not have the gang's secret";
     assert!(told[0].contains(refused), "{told:?}");
     assert!(told[1].contains("missing: m-3"), "{told:?}");
     Ok(())

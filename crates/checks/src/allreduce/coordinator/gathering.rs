@@ -1,8 +1,9 @@
-//! The door of rank 0: who calls, whether it is a member, and what it says.
+//! Admission of members by rank 0: accepts connections, identifies members, and passes on their
+//! messages.
 //!
-//! Whoever reaches the port can call. Those who have not said who they are have little time and few places: a new
-//! caller takes the place of the oldest, and no stranger that of an address of the roster. So members come in
-//! however many strangers call.
+//! Any process that reaches the port can connect. Unidentified callers have little time and few
+//! places: a new caller takes the place of the oldest, and a stranger never that of an address
+//! of the roster. So members are admitted however many strangers connect.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -19,69 +20,70 @@ use super::super::messages::{FromMember, Hello, PROTOCOL};
 use super::super::wire::{self, GangKey, Receiver, Sender, WireError};
 use super::Joined;
 
-/// Time for a caller to say who it is. A member does so as soon as it is connected, and calls again.
+/// Time limit for a caller to identify itself. A member does so right after connecting, and
+/// connects again otherwise.
 const HELLO: Duration = Duration::from_secs(2);
-/// Longest of what a caller says of itself, in bytes: its names and its pod's own variables have a tenth of it.
-/// Whoever calls gets so much memory.
+/// Largest first message (bytes): names and the pod's own variables take a tenth of it. Every
+/// caller can make rank 0 use this much memory.
 const MOST_HELLO: u32 = 256 << 10;
 /// Pause after a failed `accept`, which mostly means that descriptors have run out.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// Callers from other addresses than those of the roster that may be about to say who they are.
+/// Most unidentified callers from addresses outside the roster.
 const STRANGERS: usize = 64;
-/// Callers more than members that may be about to say so from addresses of the roster: other processes have the
-/// address of a pod on the host's network, too.
+/// Most unidentified callers from addresses of the roster, beyond the number of members: other
+/// processes share the address of a pod on the host's network.
 const MORE: usize = 64;
-/// What members said and nobody has read yet; a member says one thing at a time.
+/// Most queued messages of members; a member sends one at a time.
 const WAITING: usize = 1024;
 
-/// What is heard.
-pub(super) enum Heard {
-    /// A member has come.
+/// Event of a connection.
+pub(super) enum Incoming {
+    /// A member has connected.
     Joined(usize, Box<Joined>),
-    /// A member says something.
-    Said(usize, Box<FromMember>),
-    /// The connection of a member is over.
+    /// A member has sent a message.
+    Message(usize, Box<FromMember>),
+    /// The connection of a member has ended.
     Gone(usize, u64),
 }
 
-/// The parts that all connections share.
+/// State shared by all connections.
 struct Door {
     key: GangKey,
     pods: Vec<String>,
-    say: mpsc::Sender<Heard>,
-    /// The connections of members, by rank.
+    events: mpsc::Sender<Incoming>,
+    /// Connections of members, by rank.
     members: Mutex<Vec<Option<AbortHandle>>>,
     refused: Seldom,
 }
 
-/// The callers of one kind that have not said who they are, the oldest first.
+/// Unidentified callers of one kind, oldest first.
 struct Callers {
     waiting: VecDeque<AbortHandle>,
     most: usize,
 }
 
-/// Listens for members; ends when nobody hears.
+/// Listens for members until the receiver is dropped.
 pub(super) fn listen(
     listener: TcpListener,
     roster: &[Member],
     key: GangKey,
-) -> mpsc::Receiver<Heard> {
+) -> mpsc::Receiver<Incoming> {
     listen_within(HELLO, listener, roster, key)
 }
 
-/// The same with this time for a caller to say who it is.
+/// Like [`listen`], with this time for a caller to identify itself.
 fn listen_within(
     hello: Duration,
     listener: TcpListener,
     roster: &[Member],
     key: GangKey,
-) -> mpsc::Receiver<Heard> {
-    let (say, heard) = mpsc::channel(WAITING);
+) -> mpsc::Receiver<Incoming> {
+    let (events, incoming) = mpsc::channel(WAITING);
     let addresses: Vec<IpAddr> = roster.iter().map(|member| member.address).collect();
     let door = Arc::new(Door {
         key,
         pods: roster.iter().map(|member| member.pod.clone()).collect(),
-        say,
+        events,
         members: Mutex::new(roster.iter().map(|_| None).collect()),
         refused: Seldom::default(),
     });
@@ -91,7 +93,7 @@ fn listen_within(
         for connection in 0.. {
             let accepted = tokio::select! {
                 accepted = listener.accept() => accepted,
-                () = door.say.closed() => return,
+                () = door.events.closed() => return,
             };
             let Ok((stream, from)) = accepted else {
                 tokio::time::sleep(ACCEPT_PAUSE).await;
@@ -110,7 +112,7 @@ fn listen_within(
             callers.take(tokio::spawn(meeting).abort_handle());
         }
     });
-    heard
+    incoming
 }
 
 // === impl Callers ===
@@ -123,7 +125,7 @@ impl Callers {
         }
     }
 
-    /// Takes a caller; where there is no place left the oldest has to go.
+    /// Adds a caller; if there is no place left, the oldest is disconnected.
     fn take(&mut self, caller: AbortHandle) {
         self.waiting.retain(|caller| !caller.is_finished());
         if self.waiting.len() >= self.most
@@ -138,7 +140,7 @@ impl Callers {
 // === impl Door ===
 
 impl Door {
-    /// Hears who calls, and lets it in if it is a member.
+    /// Identifies a caller, and admits it if it is a member.
     async fn meet(self: Arc<Self>, within: Duration, connection: u64, stream: TcpStream) {
         let met = tokio::time::timeout(within, self.hello(stream)).await;
         let (rank, hello, sender, receiver) = match met {
@@ -147,23 +149,26 @@ impl Door {
                 return tracing::debug!("a caller is gone: {error}");
             }
             Ok(Err(error)) => {
-                if let Some(unsaid) = self.refused.now() {
-                    tracing::warn!(unsaid, "somebody is not let into the gang: {error}");
+                if let Some(not_logged_before) = self.refused.now() {
+                    tracing::warn!(
+                        not_logged_before,
+                        "a caller is not admitted to the gang: {error}"
+                    );
                 }
                 return;
             }
-            Err(_) => return tracing::debug!("a caller does not say who it is"),
+            Err(_) => return tracing::debug!("a caller does not identify itself in time"),
         };
         let joined = Box::new(Joined {
             connection,
             hello,
             sender,
         });
-        // A task of its own: this one gives way to later callers.
+        // In a task of its own, since this one gives way to later callers.
         let part = Arc::clone(&self).serve(rank, joined, receiver);
         let part = tokio::spawn(part).abort_handle();
         let mut members = self.members.lock().unwrap_or_else(PoisonError::into_inner);
-        // It has called again, and is not heard by its old connection any more.
+        // The member has connected again, so its old connection is dropped.
         if let Some(place) = members.get_mut(rank)
             && let Some(before) = place.replace(part)
         {
@@ -171,54 +176,66 @@ impl Door {
         }
     }
 
-    /// Returns what a member has said of itself, with its rank.
+    /// Returns the first message of a member, with its rank.
     async fn hello(
         &self,
         stream: TcpStream,
     ) -> Result<(usize, Hello, Sender, Receiver), WireError> {
         let (sender, mut receiver) = wire::greet(stream, &self.key, false).await?;
         let FromMember::Hello(hello) = receiver.receive_within(MOST_HELLO).await? else {
-            return Err(WireError::Garbled("it does not say who it is".to_owned()));
+            return Err(WireError::Garbled(
+                "the first message is no introduction".to_owned(),
+            ));
         };
         let rank = place(&hello, &self.pods)?;
         Ok((rank, hello, sender, receiver))
     }
 
-    /// Hands on what a member says, until it is gone. Where nobody hears, all is over.
+    /// Passes on a member's messages until the connection or the receiver ends.
     async fn serve(self: Arc<Self>, rank: usize, joined: Box<Joined>, mut receiver: Receiver) {
         let connection = joined.connection;
         let over = async {
-            self.say.send(Heard::Joined(rank, joined)).await.ok()?;
-            pass_on(rank, &mut receiver, &self.say).await;
-            self.say.send(Heard::Gone(rank, connection)).await.ok()
+            self.events
+                .send(Incoming::Joined(rank, joined))
+                .await
+                .ok()?;
+            pass_on(rank, &mut receiver, &self.events).await;
+            self.events
+                .send(Incoming::Gone(rank, connection))
+                .await
+                .ok()
         };
         over.await.unwrap_or_default();
     }
 }
 
-/// Hands on what a member says, until it is gone.
-async fn pass_on(rank: usize, receiver: &mut Receiver, say: &mpsc::Sender<Heard>) {
+/// Passes on a member's messages until the connection ends.
+async fn pass_on(rank: usize, receiver: &mut Receiver, events: &mpsc::Sender<Incoming>) {
     loop {
-        let said = tokio::select! {
-            said = receiver.receive() => said,
-            () = say.closed() => return,
+        let message = tokio::select! {
+            message = receiver.receive() => message,
+            () = events.closed() => return,
         };
-        let Ok(said) = said else {
+        let Ok(message) = message else {
             return;
         };
-        if say.send(Heard::Said(rank, Box::new(said))).await.is_err() {
+        if events
+            .send(Incoming::Message(rank, Box::new(message)))
+            .await
+            .is_err()
+        {
             return;
         }
     }
 }
 
-/// Returns the rank of a member that is one.
+/// Returns the rank of a valid member.
 fn place(hello: &Hello, pods: &[String]) -> Result<usize, WireError> {
     let wrong = |why: String| Err(WireError::Garbled(why));
     if hello.protocol != PROTOCOL {
-        let told = hello.protocol;
+        let version = hello.protocol;
         return wrong(format!(
-            "{} speaks version {told} of the protocol, and this is {PROTOCOL}; run one image in all pods",
+            "{} speaks version {version} of the protocol, and this is {PROTOCOL}; run one image in all pods",
             hello.pod
         ));
     }

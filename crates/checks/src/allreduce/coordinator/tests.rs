@@ -9,20 +9,21 @@ use super::*;
 use crate::worker::{Operation, SeenGpu};
 
 const FILE: &str = "azure-ndv5.xml";
-/// Gigabytes a second that are wanted, and the bytes of a message: two members reduce so many bytes a second.
+/// Required bandwidth (GB/s), and size of a message: two members reduce as many bytes per
+/// second as the size says.
 const WANTED: f64 = 10.0;
 const BYTES: u64 = 1_000_000_000;
 
-/// A failure that no variable brings about.
+/// Failure that no variable causes.
 const CORRUPT: &str = "an illegal memory access";
 
-/// A failure that blames no way between two.
+/// Failure that is not attributed to a path between two members.
 const REFUSED: &str = "Duplicate GPU detected";
 
-/// What comes of a test: the seconds that it takes, or the text of its failure.
+/// Result of a test: its duration in seconds, or the text of its failure.
 type Comes = Result<f64, &'static str>;
 
-/// Reduces nothing, in a given time: another one as long as it has a topology file.
+/// Collective that only takes time; the time may differ while it has a topology file.
 struct Timed {
     with: Option<Comes>,
     without: Comes,
@@ -72,7 +73,7 @@ impl Collective for Timed {
     fn over(&mut self) {}
 }
 
-/// A member that is played.
+/// Simulated member of a gang.
 #[derive(Clone)]
 struct Played {
     pod: &'static str,
@@ -139,8 +140,8 @@ async fn verdicts_of(played: &[Played]) -> Vec<Verdict> {
         let key = key.clone();
         parts.spawn(async move {
             let until = || Instant::now() + Duration::from_secs(60);
-            let heard = member::take_part(&mut timed, hello, ("a", master), &key, formed, until);
-            (rank, heard.await.unwrap())
+            let verdict = member::take_part(&mut timed, hello, ("a", master), &key, formed, until);
+            (rank, verdict.await.unwrap())
         });
     }
     let mut verdicts = parts.join_all().await;
@@ -178,12 +179,12 @@ async fn a_bad_result_with_a_topology_file_is_repeated_without_it_and_only_that_
             assert!(verdict.text.contains(&text), "{verdict:?}");
         }
     }
-    // What is well with a file stands.
+    // A pass with a file is final.
     for verdict in verdicts(named(), FAST, SLOW).await {
         assert_eq!(verdict.kind, Kind::Passed, "{verdict:?}");
         assert!(!verdict.text.contains(FILE), "{verdict:?}");
     }
-    // What is bad without it too is bad, and says so.
+    // A failure without a file is a failure, and the text says so.
     for verdict in verdicts(named(), Err("bad"), SLOW).await {
         assert_ne!(verdict.kind, Kind::Passed, "{verdict:?}");
         assert_eq!((verdict.gb_s, &verdict.failure), (Some(1.0), &None));
@@ -208,7 +209,7 @@ async fn without_a_topology_file_that_is_asked_for_nothing_is_measured() {
     }
 }
 
-/// Returns the verdicts of a gang of which one member comes to something else, each with its own variables.
+/// Returns the verdicts of a gang with one deviating member, each with its own variables.
 async fn of_three(
     comes: Comes,
     variables: [&'static [(&'static str, &'static str)]; 3],
@@ -232,7 +233,7 @@ async fn whose_variables_only_it_has_is_named_and_not_blamed() {
     for (comes, variables, kind) in [
         (SLOW, [common; 3], Kind::Culprit),
         (SLOW, [odd; 3], Kind::Culprit),
-        // One of those who are well has them, too.
+        // One of the passing members has the variable, too.
         (SLOW, [odd, odd, common], Kind::Culprit),
         (SLOW, [common, odd, common], Kind::Unclear),
         (SLOW, [common, &[], common], Kind::Unclear),
@@ -265,7 +266,7 @@ async fn whose_variables_only_it_has_is_named_and_not_blamed() {
 async fn where_nccl_refuses_no_way_between_two_is_suspected() {
     for verdict in verdicts(None, Err(REFUSED), Err(REFUSED)).await {
         assert_eq!(verdict.kind, Kind::Pair, "{verdict:?}");
-        let text = "; which is no fault of the way between a on node-a and b on node-b";
+        let text = "; the path between a on node-a and b on node-b is not at fault";
         assert!(verdict.text.ends_with(text), "{verdict:?}");
         let outcome = super::super::judge(&verdict, None);
         assert_eq!(outcome.result, crate::outcome::Result::Failed);
@@ -273,7 +274,7 @@ async fn where_nccl_refuses_no_way_between_two_is_suspected() {
     }
     for comes in [Err("bad"), SLOW] {
         for verdict in verdicts(None, comes, comes).await {
-            let text = "; only together fail a on node-a and b on node-b";
+            let text = "; a on node-a and b on node-b fail only together";
             assert!(verdict.text.ends_with(text), "{verdict:?}");
         }
     }
@@ -285,7 +286,7 @@ async fn one_device_alone_is_not_held_to_a_bandwidth() {
         (
             SLOW,
             Kind::Passed,
-            "1 device has nobody to reduce with; it keeps what is written to it, and its memory copies with \
+            "1 device has no peer to reduce with; it keeps what is written to it, and its memory copies with \
              2.00 GB/s",
         ),
         (

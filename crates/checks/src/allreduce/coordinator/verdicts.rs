@@ -1,4 +1,4 @@
-//! What came out, for each member, in words.
+//! Verdicts for the members, in words.
 
 use preflight::roster::Member;
 
@@ -11,7 +11,7 @@ use crate::worker::{Failure, Measured};
 /// Most members that a text names.
 const NAMED: usize = 8;
 
-/// The names of the members, by their ranks.
+/// Names of the members, by rank.
 pub(super) struct Names(Vec<String>);
 
 // === impl Names ===
@@ -24,7 +24,7 @@ impl Names {
         Self(names.collect())
     }
 
-    /// Notes the node of a member.
+    /// Records the node of a member.
     pub(super) fn note(&mut self, rank: usize, hello: &Hello) {
         if let Some(name) = self.0.get_mut(rank) {
             *name = format!("{} on {}", hello.pod, hello.node);
@@ -35,7 +35,7 @@ impl Names {
         self.0.get(rank).map(String::as_str).unwrap_or_default()
     }
 
-    /// Returns names for a text.
+    /// Returns names for use in a text.
     pub(super) fn list(&self, ranks: &[usize]) -> String {
         let named: Vec<&str> = ranks
             .iter()
@@ -51,7 +51,7 @@ impl Names {
         format!("{}{more}", named.join(", "))
     }
 
-    /// Returns the same verdict for all.
+    /// Returns the same verdict for all members.
     pub(super) fn all(&self, kind: Kind, text: &str, whole: &Judged) -> Vec<Verdict> {
         let verdict = Verdict {
             kind,
@@ -63,7 +63,7 @@ impl Names {
         self.0.iter().map(|_| verdict.clone()).collect()
     }
 
-    /// Returns that nothing may be tested.
+    /// Returns the verdicts of a gang that may not test.
     pub(super) fn untested(&self, why: &str) -> Vec<Verdict> {
         let verdict = Verdict {
             kind: Kind::Untested,
@@ -75,7 +75,7 @@ impl Names {
         self.0.iter().map(|_| verdict.clone()).collect()
     }
 
-    /// Returns that members are not there.
+    /// Returns the verdicts of a gang with missing members.
     pub(super) fn missing(&self, missing: &[usize]) -> Vec<Verdict> {
         let there = self.0.len() - missing.len();
         let verdict = Verdict {
@@ -93,7 +93,7 @@ impl Names {
         self.0.iter().map(|_| verdict.clone()).collect()
     }
 
-    /// Returns who is to blame, for each. Nothing is found out about `odd` ones.
+    /// Returns the verdicts after a search. Members in `odd` are not blamed.
     pub(super) fn found(
         &self,
         found: &Found,
@@ -114,22 +114,19 @@ impl Names {
                 self.name(*member)
             ));
         }
-        let pair = if is_refused(whole) {
-            "which is no fault of the way between"
-        } else {
-            "only together fail"
-        };
+        let is_refused = is_refused(whole);
         for (one, other) in found.pairs.iter().take(NAMED) {
-            blamed.push(format!(
-                "{pair} {} and {}",
-                self.name(*one),
-                self.name(*other)
-            ));
+            let (one, other) = (self.name(*one), self.name(*other));
+            blamed.push(if is_refused {
+                format!("the path between {one} and {other} is not at fault")
+            } else {
+                format!("{one} and {other} fail only together")
+            });
         }
         if self.0.len() < 2 {
             blamed.push("there is no other member to compare it with".to_owned());
         } else if blamed.is_empty() {
-            blamed.push("only larger groups fail, so nobody is to blame".to_owned());
+            blamed.push("only larger groups fail, so no member is to blame".to_owned());
         }
         let text = format!("{text}; {}", blamed.join("; "));
         let nobody = found.culprits.is_empty() && found.pairs.is_empty();
@@ -163,8 +160,8 @@ impl Names {
     }
 }
 
-/// Returns whether all together were kept from working by something that is no fault of hardware, such as a
-/// variable that names what is not there.
+/// Returns true if the test of the whole gang was prevented by something other than a hardware
+/// fault, such as a variable that names something that does not exist.
 fn is_refused(whole: &Judged) -> bool {
     whole.failure.as_ref().is_some_and(|failure| {
         let is_unknown = matches!(failure, Failure::Late { .. } | Failure::Crashed(_));
@@ -172,18 +169,18 @@ fn is_refused(whole: &Judged) -> bool {
     })
 }
 
-/// Returns what all together did, for people.
-pub(super) fn told(whole: &Judged, ranks: u32, plan: &Plan) -> String {
+/// Describes the test of the whole gang, for people.
+pub(super) fn describe(whole: &Judged, ranks: u32, plan: &Plan) -> String {
     let threshold = &plan.threshold;
     if ranks < 2 {
         return match (&whole.failure, whole.gb_s) {
             (Some(failure), _) => format!("the test of {ranks} device fails: {failure}"),
             (None, Some(gb_s)) => format!(
-                "{ranks} device has nobody to reduce with; it keeps what is written to it, and its memory \
+                "{ranks} device has no peer to reduce with; it keeps what is written to it, and its memory \
                  copies with {gb_s:.2} GB/s"
             ),
             (None, None) => {
-                format!("{ranks} device has nobody to reduce with; it keeps what is written to it")
+                format!("{ranks} device has no peer to reduce with; it keeps what is written to it")
             }
         };
     }
@@ -192,9 +189,9 @@ pub(super) fn told(whole: &Judged, ranks: u32, plan: &Plan) -> String {
     }
     let gb_s = whole.gb_s.unwrap_or_default();
     let wanted = match threshold.gb_s {
-        Some(least) if whole.passes => format!("at least {least} GB/s is wanted"),
-        Some(least) => format!("below the {least} GB/s that are wanted"),
-        None => "no least bandwidth is wanted".to_owned(),
+        Some(least) if whole.passes => format!("at least {least} GB/s is required"),
+        Some(least) => format!("below the {least} GB/s that are required"),
+        None => "no least bandwidth is required".to_owned(),
     };
     format!(
         "{ranks} devices reduce with a bus bandwidth of {gb_s:.3} GB/s; {wanted} ({})",
@@ -202,7 +199,7 @@ pub(super) fn told(whole: &Judged, ranks: u32, plan: &Plan) -> String {
     )
 }
 
-/// Returns the slowest of what members have measured, or the failure that says most.
+/// Returns the slowest measurements of the members, or the failure that is nearest to the cause.
 pub(super) fn worst(
     results: Vec<Result<Vec<Measured>, Failure>>,
 ) -> Result<Vec<Measured>, Failure> {
@@ -225,7 +222,7 @@ pub(super) fn worst(
     }
 }
 
-/// Ranks failures by how near to the reason they are: one member's failure makes others fail.
+/// Ranks failures by their distance from the cause: one member's failure makes others fail.
 fn rank(failure: &Failure) -> u8 {
     match failure {
         Failure::Wrong { .. } => 0,

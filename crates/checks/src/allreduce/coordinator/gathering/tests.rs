@@ -1,4 +1,5 @@
-//! A door on the loopback, with members and with strangers who do not have the gang's secret.
+//! Tests of admission on the loopback device, with members and with strangers without the
+//! gang's secret.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -9,16 +10,16 @@ use tokio::net::TcpSocket;
 
 use super::*;
 
-/// The addresses of the members, and of strangers.
+/// Addresses of the members, and of strangers.
 const MEMBERS: [&str; 2] = ["127.0.0.21", "127.0.0.22"];
 const STRANGER: &str = "127.0.0.99";
-/// Strangers that call at once.
+/// Strangers that connect at once.
 const MANY: usize = 300;
-/// Time for what takes no time.
+/// Time limit for operations that should be immediate.
 const SOON: Duration = Duration::from_secs(30);
 
 struct Gang {
-    heard: mpsc::Receiver<Heard>,
+    incoming: mpsc::Receiver<Incoming>,
     address: SocketAddr,
     key: GangKey,
 }
@@ -38,8 +39,8 @@ impl Gang {
             .collect();
         let key = GangKey::new(b"secret");
         Self {
-            // No time ends while a test lasts.
-            heard: listen_within(10 * SOON, listener, &roster, key.clone()),
+            // No time limit expires during a test.
+            incoming: listen_within(10 * SOON, listener, &roster, key.clone()),
             address,
             key,
         }
@@ -51,7 +52,7 @@ impl Gang {
         socket.connect(self.address).await
     }
 
-    /// Calls as a member does; returns its connection, which ends when it is dropped.
+    /// Connects as a member does; returns the connection, which ends when dropped.
     async fn join(&self, rank: usize, from: &str) -> (Sender, Receiver) {
         let stream = self.call(from).await.unwrap();
         let (mut sender, receiver) = wire::greet(stream, &self.key, true).await.unwrap();
@@ -69,30 +70,32 @@ impl Gang {
         (sender, receiver)
     }
 
-    async fn hear(&mut self) -> Heard {
-        let heard = tokio::time::timeout(SOON, self.heard.recv()).await;
-        heard.expect("somebody is heard in time").unwrap()
+    async fn hear(&mut self) -> Incoming {
+        let incoming = tokio::time::timeout(SOON, self.incoming.recv()).await;
+        incoming
+            .expect("a member connects or sends in time")
+            .unwrap()
     }
 
-    /// Returns the next member that comes, with its rank.
+    /// Returns the next member that connects, with its rank.
     async fn joined(&mut self) -> (usize, Box<Joined>) {
         match self.hear().await {
-            Heard::Joined(rank, joined) => (rank, joined),
-            Heard::Said(..) | Heard::Gone(..) => panic!("something else is heard"),
+            Incoming::Joined(rank, joined) => (rank, joined),
+            Incoming::Message(..) | Incoming::Gone(..) => panic!("something else arrives"),
         }
     }
 }
 
-/// A stranger that greets and says nothing. What it is answered is read.
+/// Connects as a stranger that sends a nonce and nothing else. The answer is read.
 async fn silent(gang: &Gang, from: &str) -> TcpStream {
     let mut stream = gang.call(from).await.unwrap();
-    // One whose place was taken is hung up on.
+    // Fails if the place of the stranger was taken.
     drop(stream.write_all(&[7; 16]).await);
     drop(stream.read_exact(&mut [0; 16]).await);
     stream
 }
 
-/// Returns whether the other side still holds a connection.
+/// Returns true if the other side still holds a connection.
 fn is_held(stream: &TcpStream) -> bool {
     let read = stream.try_read(&mut [0; 16]);
     matches!(read, Err(error) if error.kind() == io::ErrorKind::WouldBlock)
@@ -100,7 +103,7 @@ fn is_held(stream: &TcpStream) -> bool {
 
 #[tokio::test]
 async fn members_come_in_however_many_strangers_call() {
-    // The second time from an address of the roster, as other processes on the network of a host have it.
+    // The second time from an address of the roster, as of other processes on a host's network.
     for from in [STRANGER, MEMBERS[0]] {
         let mut gang = Gang::new().await;
         let mut strangers = Vec::new();
@@ -109,7 +112,8 @@ async fn members_come_in_however_many_strangers_call() {
         }
         let _first = gang.join(0, MEMBERS[0]).await;
         assert_eq!(gang.joined().await.0, 0);
-        // Whose address is not that of the roster, as behind a gateway, comes in, too.
+        // A member with another address than in the roster, as behind a gateway, is admitted,
+        // too.
         let _second = gang.join(1, STRANGER).await;
         assert_eq!(gang.joined().await.0, 1);
         drop(strangers);
@@ -143,12 +147,12 @@ async fn a_member_that_calls_again_is_heard_by_its_new_connection_only() {
     let (mut new, _ears) = gang.join(0, MEMBERS[0]).await;
     let (_, second) = gang.joined().await;
     assert_ne!(first.connection, second.connection);
-    // Nobody may be there to hear it.
+    // Fails if the old connection is closed already.
     drop(old.send(&says(1)).await);
     new.send(&says(2)).await.unwrap();
     match gang.hear().await {
-        Heard::Said(0, said) => assert_eq!(*said, says(2)),
-        _ => panic!("something else is heard"),
+        Incoming::Message(0, message) => assert_eq!(*message, says(2)),
+        _ => panic!("something else arrives"),
     }
 }
 
