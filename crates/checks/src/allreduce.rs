@@ -1,14 +1,15 @@
-//! `nccl-allreduce`: an all-reduce over all GPUs of a gang, and where it fails or is slow, who is to blame.
+//! `nccl-allreduce`: an all-reduce over all GPUs of a gang, and if it fails or is slow, a
+//! search for the member at fault.
 //!
 //! ```text
-//! gang         waits until the files of the gang name all members
-//! topology     chooses the topology file that NCCL gets
-//! coordinator  (rank 0 only) gathers them over TCP, orders tests, asks search who is next
-//! member       does what rank 0 says by a collective, and hears the verdict
+//! gang         waits until the gang's files name all members
+//! topology     chooses the topology file for NCCL
+//! coordinator  (rank 0 only) gathers the members over TCP, orders tests, asks search for the next
+//! member       executes rank 0's orders with a collective, and receives the verdict
 //! ```
 //!
-//! Each check reports about its own node only. What says nothing of a node, such as members that do not
-//! come, is never fatal.
+//! Each check reports only about its own node. A failure that is no evidence about a node, such
+//! as missing members, is never fatal.
 
 mod collective;
 mod coordinator;
@@ -47,30 +48,30 @@ use messages::{Hello, Kind, PROTOCOL, Verdict};
 use rendezvous::Place;
 use wire::GangKey;
 
-/// The agent of its events (NVSentinel's name).
+/// Agent of the check's events (NVSentinel's name).
 pub(crate) const AGENT: &str = "preflight-nccl-allreduce";
-/// The check of its events (NVSentinel's name).
+/// Name of the check in its events (NVSentinel's).
 pub(crate) const CHECK: &str = "NCCLAllReduceTest";
-/// NVSentinel's codes, and one for what fails after the group has formed, for which it has none.
+/// Codes of NVSentinel, and one of gpuwarden for failures after the group has formed.
 const BANDWIDTH_DEGRADED: &str = "NCCL_ALLREDUCE_BW_DEGRADED";
 const TIMEOUT: &str = "NCCL_ALLREDUCE_TIMEOUT";
 const INIT_FAILED: &str = "NCCL_ALLREDUCE_INIT_FAILED";
 const FAILED: &str = "NCCL_ALLREDUCE_ERROR";
 const GANG_CONFIG: &str = "NCCL_GANG_CONFIG_ERROR";
 const GANG_TIMEOUT: &str = "NCCL_GANG_TIMEOUT";
-/// Nothing may be measured without a topology file, and a machine has none.
+/// Code of a gang that may not test without a topology file, while a machine lacks one.
 const NO_TOPOLOGY: &str = "NO_TOPOLOGY";
 
-/// Where nothing else is set (preflight configuration): gigabytes a second, size of the message,
+/// Defaults of the preflight configuration: gigabytes per second, size of the message,
 /// iterations, and the time for the gang to form.
 const THRESHOLD: f64 = 100.0;
 const SIZE: u64 = 4 << 30;
 const ITERATIONS: u64 = 20;
 const WARMUPS: u64 = 5;
 const FORM: Duration = Duration::from_secs(600);
-/// Most iterations that can be set.
+/// Largest number of iterations that can be set.
 const MOST_ITERATIONS: u64 = 100_000;
-/// Time beyond that of the tests in which rank 0 may still say what came out.
+/// Time after the end of the tests for rank 0 to send the verdict.
 const BEYOND: Duration = Duration::from_secs(60);
 
 struct Settings {
@@ -82,14 +83,14 @@ struct Settings {
     benchmark: Benchmark,
     threshold: ThresholdSettings,
     libraries: Libraries,
-    /// The gang's secret, where it has one.
+    /// Secret of the gang, if it has one.
     secret: Option<Vec<u8>>,
-    /// True if sockets and processors are to reduce, and no GPUs.
+    /// True if the reduction uses sockets and processors instead of GPUs.
     tcp: bool,
     topology: topology::Settings,
-    /// The pod's own variables.
+    /// Variables set by the pod itself.
     inherited: BTreeMap<String, String>,
-    /// The variables that NCCL hears, whoever has set them.
+    /// Variables that reach NCCL, from any source.
     variables: Variables,
 }
 
@@ -99,7 +100,7 @@ pub(crate) async fn execute(
     stop: &CancellationToken,
 ) -> Result<Outcome, BadVariable> {
     if environment.first(&["GANG_CONFIG_DIR", "GANG_ID"]).is_none() {
-        let text = "this pod is in no gang, so there is nobody to reduce with";
+        let text = "this pod is in no gang, so there is no peer to reduce with";
         return Ok(not_tested("NO_GANG", text.to_owned()));
     }
     let settings = Settings::read(environment)?;
@@ -116,7 +117,7 @@ async fn check(settings: &Settings, launcher: &Launcher) -> Outcome {
         Ok(gang) => gang,
         Err(GangError::Missing(text)) => return unformed(GANG_TIMEOUT, text),
         Err(GangError::Wrong(text)) => return wrong(text),
-        // The others have tested without it: there is nobody left to reduce with.
+        // The others have tested without this pod: no member is left to reduce with.
         Err(GangError::Full(text)) => return not_tested("NO_PLACE", text),
         Err(GangError::Started(text)) => return not_tested("STARTED", text),
         Err(GangError::Untestable(text)) => return not_tested("NO_SIZE", text),
@@ -131,14 +132,14 @@ async fn check(settings: &Settings, launcher: &Launcher) -> Outcome {
     }
 }
 
-/// Takes part in the gang by NCCL, or by TCP where that is set.
+/// Takes part in the gang by NCCL, or by TCP if that is set.
 async fn reduce(settings: &Settings, launcher: &Launcher, gang: &Gang, formed: Instant) -> Outcome {
     if !settings.tcp {
-        let (told, file) = settings.topology.choose(gang.topology.as_ref());
+        let (chosen, file) = settings.topology.choose(gang.topology.as_ref());
         let (launcher, libraries) = (launcher.clone(), settings.libraries.clone());
         let variables = (settings.variables.clone(), settings.pod.clone());
         let nccl = Nccl::new(launcher, libraries, file, variables);
-        return take_part(settings, gang, nccl, told, formed).await;
+        return take_part(settings, gang, nccl, chosen, formed).await;
     }
     let own = gang.members.get(gang.rank).map(|member| member.address);
     match Tcp::listen(own.unwrap_or(gang.master.ip())).await {
@@ -147,7 +148,7 @@ async fn reduce(settings: &Settings, launcher: &Launcher, gang: &Gang, formed: I
     }
 }
 
-/// Takes part in the gang, and coordinates it as its rank 0.
+/// Takes part in the gang, and coordinates it if this is rank 0.
 async fn take_part(
     settings: &Settings,
     gang: &Gang,
@@ -168,7 +169,7 @@ async fn take_part(
         }
     };
     let alone = is_alone.then_some(gpus.as_slice());
-    // Without a secret its place is taken by what all of the gang know.
+    // Without a secret, the gang's id serves as the key.
     let secret = settings.secret.clone().or_else(|| gang.secret.clone());
     let secret = secret.unwrap_or_else(|| gang.id.clone().into_bytes());
     let key = GangKey::new(&secret);
@@ -192,16 +193,16 @@ async fn take_part(
     };
     let master = gang.members.first().map(|member| member.pod.as_str());
     let master = (master.unwrap_or_default(), gang.master);
-    // Rank 0 has to hear the others until then, and to say who is missing.
+    // Rank 0 has to wait for the others until then, and to report the missing ones.
     let formed = formed + Duration::from_secs(10);
     let until = || Instant::now() + settings.timeout;
-    let heard = member::take_part(&mut collective, hello, master, &key, formed, until);
+    let verdict = member::take_part(&mut collective, hello, master, &key, formed, until);
     let end = formed + settings.timeout + BEYOND;
-    let (outcome, suspects) = match tokio::time::timeout_at(end, heard).await {
+    let (outcome, suspects) = match tokio::time::timeout_at(end, verdict).await {
         Ok(Ok(verdict)) => (judge(&verdict, alone), verdict.suspects),
         Ok(Err(error)) => (unformed(GANG_TIMEOUT, error.to_string()), vec![0]),
         Err(_) => {
-            let text = "rank 0 does not say what came out".to_owned();
+            let text = "rank 0 sends no verdict".to_owned();
             (unformed(TIMEOUT, text), vec![0])
         }
     };
@@ -219,7 +220,7 @@ async fn take_part(
     outcome
 }
 
-/// Begins to coordinate the gang.
+/// Starts the coordination of the gang.
 async fn coordinate(
     settings: &Settings,
     gang: &Gang,
@@ -232,7 +233,7 @@ async fn coordinate(
         let text = format!("cannot listen on master_port {port}, nor behind it: {error}");
         let outcome = wrong(text);
         Box::new(match error.kind() {
-            // Somebody else has it, which is no fault of this pod.
+            // Another process uses the port, which is no fault of this pod.
             ErrorKind::AddrInUse => Outcome {
                 result: Meaning::NotTested,
                 ..outcome
@@ -259,22 +260,23 @@ fn code(failure: &Failure) -> &'static str {
     }
 }
 
-/// Returns what a verdict means for this node; `alone` has the GPUs of a pod that is the whole gang.
-fn judge(told: &Verdict, alone: Option<&[SeenGpu]>) -> Outcome {
-    let code = told.failure.as_ref().map_or(BANDWIDTH_DEGRADED, code);
-    let outcome = match told.kind {
+/// Returns the meaning of a verdict for this node. `alone` has the GPUs of a pod that is the
+/// whole gang.
+fn judge(verdict: &Verdict, alone: Option<&[SeenGpu]>) -> Outcome {
+    let code = verdict.failure.as_ref().map_or(BANDWIDTH_DEGRADED, code);
+    let outcome = match verdict.kind {
         Kind::Passed => {
-            let finding = Finding::healthy(CHECK, told.text.clone());
-            Outcome::passed(told.text.clone(), vec![finding])
+            let finding = Finding::healthy(CHECK, verdict.text.clone());
+            Outcome::passed(verdict.text.clone(), vec![finding])
         }
-        Kind::Culprit => match &told.failure {
+        Kind::Culprit => match &verdict.failure {
             Some(failure) => {
-                // The GPU that a failure names may be another member's, where there is one.
+                // In a larger gang, the GPU named by a failure may belong to another member.
                 let gpus = alone.unwrap_or_default();
                 let mut outcome = verdict::outcome(CHECK, code, failure, gpus);
-                outcome.text.clone_from(&told.text);
+                outcome.text.clone_from(&verdict.text);
                 for finding in &mut outcome.findings {
-                    finding.message.clone_from(&told.text);
+                    finding.message.clone_from(&verdict.text);
                 }
                 outcome
             }
@@ -283,33 +285,33 @@ fn judge(told: &Verdict, alone: Option<&[SeenGpu]>) -> Outcome {
                 fatal: true,
                 action: RecommendedAction::ContactSupport,
                 code: code.to_owned(),
-                message: told.text.clone(),
+                message: verdict.text.clone(),
                 ..Finding::default()
             }),
         },
         Kind::Pair | Kind::Unclear => {
-            Outcome::failed(Finding::harmless(CHECK, code, told.text.clone()))
+            Outcome::failed(Finding::harmless(CHECK, code, verdict.text.clone()))
         }
-        // Nothing was found about this node.
+        // The verdict found nothing about this node.
         Kind::Innocent => Outcome {
             findings: Vec::new(),
-            ..unformed(code, told.text.clone())
+            ..unformed(code, verdict.text.clone())
         },
-        Kind::Missing => unformed(GANG_TIMEOUT, told.text.clone()),
+        Kind::Missing => unformed(GANG_TIMEOUT, verdict.text.clone()),
         Kind::Untested => Outcome {
             result: Meaning::NotTested,
             findings: Vec::new(),
-            ..unformed(NO_TOPOLOGY, told.text.clone())
+            ..unformed(NO_TOPOLOGY, verdict.text.clone())
         },
     };
     match alone {
-        Some(gpus) => of_one(outcome, told.failure.as_ref(), gpus),
+        Some(gpus) => of_one(outcome, verdict.failure.as_ref(), gpus),
         None => outcome,
     }
 }
 
-/// Returns the outcome of a gang of one pod, which is a loopback: it is about the GPUs of this pod, so that a pass of
-/// others ends nothing of it, and what the container lacks stops no pod.
+/// Returns the outcome of a gang of one pod, which is a loopback: it concerns the GPUs of this
+/// pod, so that a pass of others does not close it, and a lack in the container stops no pod.
 fn of_one(mut outcome: Outcome, failure: Option<&Failure>, gpus: &[SeenGpu]) -> Outcome {
     if failure.is_some_and(verdict::is_of_container) {
         outcome.result = Meaning::NotTested;
@@ -325,7 +327,7 @@ fn of_one(mut outcome: Outcome, failure: Option<&Failure>, gpus: &[SeenGpu]) -> 
     outcome
 }
 
-/// Returns that there is nobody to test with, for which the pod is not stopped.
+/// Returns the outcome of a pod without others to test with, which does not stop the pod.
 fn not_tested(code: &str, text: String) -> Outcome {
     Outcome {
         result: Meaning::NotTested,
@@ -334,12 +336,12 @@ fn not_tested(code: &str, text: String) -> Outcome {
     }
 }
 
-/// Returns that there is no gang to test, which blames nobody.
+/// Returns the outcome of a gang that has not formed, which blames no member.
 fn unformed(code: &str, text: String) -> Outcome {
     Outcome::failed(Finding::harmless(CHECK, code, text))
 }
 
-/// Returns that the gang cannot be meant as it is told.
+/// Returns the outcome of a gang with an invalid description.
 fn wrong(text: String) -> Outcome {
     Outcome {
         result: Meaning::Misconfigured,
@@ -404,8 +406,8 @@ fn secret(environment: &Environment) -> Result<Option<Vec<u8>>, BadVariable> {
         let read = read.trim_ascii().to_vec();
         (!read.is_empty()).then_some(read)
     })?;
-    let told = environment.first(&["GANG_SECRET"]);
-    Ok(of_file.or_else(|| told.map(|(_, secret)| secret.as_bytes().to_vec())))
+    let of_variable = environment.first(&["GANG_SECRET"]);
+    Ok(of_file.or_else(|| of_variable.map(|(_, secret)| secret.as_bytes().to_vec())))
 }
 
 #[cfg(test)]
@@ -421,7 +423,8 @@ mod tests {
         Settings::read(&environment).unwrap()
     }
 
-    /// The defaults of the preflight configuration, and of the ADR's `checkTimeout` and `gangTimeout`.
+    /// Defaults of the preflight configuration, and of the ADR's `checkTimeout` and
+    /// `gangTimeout`.
     #[test]
     fn the_defaults_are_those_of_the_documents() {
         let settings = settings(&[("POD_NAME", "a")]);
@@ -431,7 +434,7 @@ mod tests {
             (20, 5)
         );
         assert_eq!(settings.benchmark.operation, Operation::Sum);
-        // It is of eight GPUs in a pod; these are none.
+        // The default is for eight GPUs in a pod; this pod has none.
         assert_eq!((THRESHOLD, settings.threshold.of(&[]).gb_s), (100.0, None));
         assert_eq!(settings.form, Duration::from_secs(600));
         assert_eq!(settings.timeout, Duration::from_secs(300));
@@ -446,18 +449,18 @@ mod tests {
             ("CHECK_TIMEOUT", "200s"),
             ("NCCL_ALLREDUCE_THRESHOLD_GBPS", "5.0"),
         ];
-        let told = settings(&adrs);
+        let read = settings(&adrs);
         assert_eq!(
             (
-                told.pod.as_str(),
-                told.form.as_secs(),
-                told.timeout.as_secs()
+                read.pod.as_str(),
+                read.form.as_secs(),
+                read.timeout.as_secs()
             ),
             ("a", 700, 200)
         );
-        assert_eq!(told.threshold.of(&[]).gb_s, Some(5.0));
-        // Its size is the default, and can be set as well.
-        assert_eq!(told.benchmark.sizes, [4 << 30]);
+        assert_eq!(read.threshold.of(&[]).gb_s, Some(5.0));
+        // The size is the default, and can be set as well.
+        assert_eq!(read.benchmark.sizes, [4 << 30]);
         let sizes = settings(&[("POD_NAME", "a"), ("MESSAGE_SIZES", "4G")]);
         assert_eq!(sizes.benchmark.sizes, [4 << 30]);
         let newer = [
@@ -466,16 +469,16 @@ mod tests {
             ("CHECK_TIMEOUT_SECONDS", "2"),
             ("BW_THRESHOLD_GBPS", "3"),
         ];
-        let told = settings(&[adrs, newer].concat());
+        let read = settings(&[adrs, newer].concat());
         assert_eq!(
             (
-                told.pod.as_str(),
-                told.form.as_secs(),
-                told.timeout.as_secs()
+                read.pod.as_str(),
+                read.form.as_secs(),
+                read.timeout.as_secs()
             ),
             ("b", 1, 2)
         );
-        assert_eq!(told.threshold.of(&[]).gb_s, Some(3.0));
+        assert_eq!(read.threshold.of(&[]).gb_s, Some(3.0));
         let skipped = settings(&[("POD_NAME", "b"), ("SKIP_BANDWIDTH_CHECK", "true")]);
         assert_eq!(skipped.threshold.of(&[]).gb_s, None);
     }

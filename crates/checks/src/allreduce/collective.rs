@@ -1,4 +1,4 @@
-//! What a member of a gang reduces with.
+//! Collectives that a member of a gang reduces with.
 
 pub(super) mod nccl;
 pub(super) mod tcp;
@@ -10,23 +10,23 @@ use tokio::time::Instant;
 use super::messages::Test;
 use crate::worker::{Failure, Measured, SeenGpu};
 
-/// A way to reduce together with others.
+/// Implementation of reductions with other members.
 pub(super) trait Collective {
-    /// Returns the number of devices of this member, and what is known of them.
+    /// Returns the number of devices of this member, and the known GPUs.
     async fn devices(&mut self, until: Instant) -> Result<(u32, Vec<SeenGpu>), Failure>;
 
-    /// Returns the place where the others of a group reach this member, where they have to.
+    /// Returns the address where other members reach this one, if the collective needs it.
     fn endpoint(&self) -> Option<SocketAddr>;
 
-    /// Makes a group that has this member as its first; returns its name.
+    /// Creates a group whose first member is this one; returns the id of the group.
     async fn lead(&mut self, until: Instant) -> Result<String, Failure>;
 
     /// Takes part in a test.
     async fn test(&mut self, test: &Test, until: Instant) -> Result<Vec<Measured>, Failure>;
 
-    /// Goes on without the topology file that was chosen for this machine.
+    /// Continues without the topology file that was chosen for this machine.
     fn without_topology(&mut self);
 
-    /// Forgets the group: its test is over for everybody, or nobody waits for it any more.
+    /// Drops the group: its test has ended, or is not waited for.
     fn over(&mut self);
 }

@@ -1,4 +1,5 @@
-//! The gang, as the files of its `ConfigMap` in the container tell of it.
+//! Members of the gang, as described by the files of its `ConfigMap` in the container, or by
+//! the webhook.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -11,72 +12,75 @@ use preflight::roster::{Member, Roster};
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 
-use super::rendezvous::{Place, Told};
+use super::rendezvous::{GangState, Place};
 
-/// Pause between two looks. A rendezvous answers when there is something to tell, or after a while.
+/// Interval of checks of the files. A rendezvous answers when there is something new, or after
+/// a while.
 const LOOK: Duration = Duration::from_millis(500);
-/// Time for which a pod waits for a place in a gang that is full: one of its members may be on its way out.
+/// Time that a pod waits for a place in a full gang, since a member may be terminating.
 const SURPLUS: Duration = Duration::from_secs(60);
-/// Time for which a pod that comes after the gang has started looks whether that stays so. Where all pods of
-/// a gang are made anew, the first of them may still see some that are on their way out.
+/// Time that a pod arriving after the gang's start waits for a change of that state. If all
+/// pods of a gang are recreated, the first ones may still see some that are terminating.
 const RESTART: Duration = Duration::from_secs(10);
-/// The same where the files tell it, which are as old as the kubelet's last look.
+/// Like [`RESTART`], if the state comes from files, which are as old as the kubelet's last
+/// sync.
 const STALE: Duration = Duration::from_secs(90);
-/// Time after which the files are looked at if no rendezvous has answered: by then the kubelet has brought
-/// what they are now.
+/// Time without an answer of the rendezvous after which the files are read: by then the kubelet
+/// has updated them.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Time in which a member that can be reached answers a call.
+/// Time for a reachable member to answer a call.
 const REACH: Duration = Duration::from_secs(3);
 
-/// The gang, once all of it is known.
+/// Gang with all its members.
 #[derive(Clone, Debug)]
 pub(super) struct Gang {
     pub(super) id: String,
-    /// The members, by their ranks.
+    /// Members of the gang, by rank.
     pub(super) members: Vec<Member>,
     pub(super) rank: usize,
-    /// The place where rank 0 listens.
+    /// Address where rank 0 listens.
     pub(super) master: SocketAddr,
-    /// The gang's secret, if a rendezvous has told it.
+    /// Secret of the gang, if a rendezvous has provided it.
     pub(super) secret: Option<Vec<u8>>,
-    /// The topology file of this machine, if a rendezvous has told of it.
+    /// Topology file for this machine, if a rendezvous has named one.
     pub(super) topology: Option<Topology>,
 }
 
-/// There is no gang.
+/// Reason why there is no gang.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum GangError {
-    /// Nobody can join it as it is told.
+    /// The description of the gang is invalid.
     #[error("{0}")]
     Wrong(String),
-    /// It is whole without this pod, and stays so.
+    /// The gang is complete without this pod, and stays so.
     #[error("{0}")]
     Full(String),
-    /// Others of it have been through this check, and do not come back.
+    /// Other members have passed this check already, and do not come back.
     #[error("{0}")]
     Started(String),
-    /// Nobody can know how many members it has.
+    /// The size of the gang cannot be determined.
     #[error("{0}")]
     Untestable(String),
-    /// It has not formed in time.
+    /// The gang has not formed in time.
     #[error("{0}")]
     Missing(String),
 }
 
-/// The places where a gang is told of.
+/// Sources of the gang's description.
 pub(super) struct Places {
-    /// The directory with the files of its `ConfigMap`.
+    /// Directory with the files of the gang's `ConfigMap`.
     pub(super) directory: PathBuf,
-    /// The rendezvous, which is asked first.
+    /// Rendezvous, which is asked first.
     pub(super) rendezvous: Option<Place>,
 }
 
 // === impl Gang ===
 
 impl Gang {
-    /// Calls members, and returns in words which of them do not answer from here, so that the webhook can
-    /// compare who reaches whom. Who refuses the call is there.
+    /// Connects to members, and describes those that do not answer from here, so that the
+    /// webhook can compare which members reach each other. A refused connection counts as an
+    /// answer.
     pub(super) async fn not_reached(&self, suspects: &[usize]) -> Option<String> {
         let others = suspects.iter().filter(|rank| **rank != self.rank);
         let calls: Vec<_> = others
@@ -106,19 +110,19 @@ async fn is_reached(address: SocketAddr) -> bool {
 
 /// Waits until all members are known.
 ///
-/// The files are looked at where there is no rendezvous, or where none has answered for a while: a gang
-/// of which some know the secret, and some do not, does not come together.
+/// The files are used if there is no rendezvous, or if it has not answered for a while: members
+/// with the secret and members without it would not come together.
 pub(super) async fn wait(places: &Places, pod: &str, until: Instant) -> Result<Gang, GangError> {
     let mut answered_at = Instant::now();
     let mut without_place_since = None;
     loop {
         let mut is_fresh = false;
-        let told = match &places.rendezvous {
+        let answer = match &places.rendezvous {
             Some(place) => match tokio::time::timeout_at(until, place.ask()).await {
-                Ok(Ok(told)) => {
+                Ok(Ok(answer)) => {
                     answered_at = Instant::now();
                     is_fresh = true;
-                    Ok(told)
+                    Ok(answer)
                 }
                 Ok(Err(why)) if answered_at.elapsed() < PATIENCE => Err(why),
                 Ok(Err(_)) => of_files(&places.directory),
@@ -126,18 +130,18 @@ pub(super) async fn wait(places: &Places, pod: &str, until: Instant) -> Result<G
             },
             None => of_files(&places.directory),
         };
-        let looked = told.map(|told| {
-            if told.full {
-                let text = format!("{pod} has no place in the gang, which is whole without it");
+        let found = answer.map(|answer| {
+            if answer.full {
+                let text = format!("{pod} has no place in the gang, which is complete without it");
                 return Err(GangError::Full(text));
             }
-            look(&told.roster, pod).map(|gang| Gang {
-                secret: told.secret,
-                topology: told.topology,
+            look(&answer.roster, pod).map(|gang| Gang {
+                secret: answer.secret,
+                topology: answer.topology,
                 ..gang
             })
         });
-        let (state, is_readable) = match looked {
+        let (state, is_readable) = match found {
             Ok(Ok(gang)) => return Ok(gang),
             Ok(Err(error @ (GangError::Wrong(_) | GangError::Untestable(_)))) => return Err(error),
             Ok(Err(GangError::Missing(state))) => {
@@ -157,7 +161,7 @@ pub(super) async fn wait(places: &Places, pod: &str, until: Instant) -> Result<G
                 tokio::time::sleep(LOOK).await;
                 continue;
             }
-            // The next look may find it whole.
+            // The next check may find the gang complete.
             Err(error) => (error, places.rendezvous.is_some()),
         };
         if Instant::now() + LOOK > until {
@@ -171,8 +175,8 @@ pub(super) async fn wait(places: &Places, pod: &str, until: Instant) -> Result<G
     }
 }
 
-fn of_files(directory: &Path) -> Result<Told, String> {
-    read(directory).map(|roster| Told {
+fn of_files(directory: &Path) -> Result<GangState, String> {
+    read(directory).map(|roster| GangState {
         roster,
         full: false,
         secret: None,
@@ -185,12 +189,12 @@ fn read(directory: &Path) -> Result<Roster, String> {
     roster.map_err(|error| format!("{}: {error}", directory.display()))
 }
 
-/// Returns the gang, or what is not there of it.
+/// Returns the gang, or what is missing from it.
 fn look(roster: &Roster, pod: &str) -> Result<Gang, GangError> {
     if let Some(other) = roster.started.as_ref().filter(|other| *other != pod) {
         let text = format!(
             "the gang has started: {other} has been through this check and does not come back to it, so \
-             there is nobody to reduce with"
+             there is no peer to reduce with"
         );
         return Err(GangError::Started(text));
     }
@@ -217,7 +221,7 @@ fn look(roster: &Roster, pod: &str) -> Result<Gang, GangError> {
         .map(|member| member.pod.as_str())
         .collect();
     let there = if there.is_empty() {
-        "nobody".to_owned()
+        "no member".to_owned()
     } else {
         there.join(", ")
     };
@@ -294,11 +298,11 @@ mod tests {
     #[tokio::test]
     async fn who_is_missing_too_many_or_different_is_named() {
         let two = "a-0;10.0.0.5;0;x\na-1;10.0.0.6;1;x\n";
-        for (files, pod, told) in [
+        for (files, pod, expected) in [
             (
                 &[][..],
                 "a-0",
-                "Missing(\"the size of the gang is not known; nobody is there",
+                "Missing(\"the size of the gang is not known; no member is there",
             ),
             (
                 &[("peers", two)],
@@ -337,7 +341,7 @@ mod tests {
                 "a-0",
                 "Untestable(\"the gang is not tested: minMember is 0",
             ),
-            // Its own word of an earlier life.
+            // The entry of this very pod, from an earlier run.
             (
                 &[("expected_count", "3"), ("peers", two), ("started", "a-0")],
                 "a-0",
@@ -351,7 +355,7 @@ mod tests {
             ),
         ] {
             let error = waited(files, pod).await.unwrap_err();
-            assert!(error.contains(told), "{error}");
+            assert!(error.contains(expected), "{error}");
         }
     }
 

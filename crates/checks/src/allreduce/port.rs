@@ -1,6 +1,7 @@
-//! The port of rank 0. Pods on the network of their node share its ports, and another gang, or anything else,
-//! may have `master_port` there: rank 0 takes the next one then, and members look for it there. The first
-//! message of a connection shows whether it is the rank 0 of this gang.
+//! Port of rank 0. Pods on the network of their node share its ports, and another gang or
+//! process may use `master_port` there: rank 0 then takes the next free port, and members
+//! search for it. The first message of a connection shows whether the peer is the rank 0 of
+//! this gang.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -9,19 +10,19 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::time::Instant;
 
-/// Ports that are tried, from `master_port` on.
+/// Number of ports that are tried, starting with `master_port`.
 const TRIED: u16 = 4;
-/// Pause before they are tried again where all are in use.
+/// Pause before they are tried again if all are in use.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// Returns the places where rank 0 may listen.
+/// Returns the addresses where rank 0 may listen.
 pub(super) fn places(master: SocketAddr) -> impl Iterator<Item = SocketAddr> + Clone {
     let ports = (0..TRIED).filter_map(move |more| master.port().checked_add(more));
     ports.map(move |port| SocketAddr::new(master.ip(), port))
 }
 
-/// Listens at the first of them that nobody has. Where all are in use it waits for one until `until`; the error
-/// is of the last try.
+/// Listens on the first free port. If all are in use, waits for one until `until`; the error is
+/// that of the last attempt.
 pub(super) async fn listen(master: SocketAddr, until: Instant) -> io::Result<TcpListener> {
     let any = match master.ip() {
         IpAddr::V4(_) => IpAddr::from(Ipv4Addr::UNSPECIFIED),

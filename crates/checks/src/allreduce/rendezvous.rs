@@ -1,4 +1,5 @@
-//! Asks the webhook for the gang: it answers as soon as the gang is whole, and tells its secret.
+//! Client of the webhook's rendezvous, which answers as soon as the gang is complete, and
+//! provides its secret.
 
 use std::time::Duration;
 
@@ -11,49 +12,49 @@ use preflight::roster::Roster;
 use crate::environment::{BadVariable, Environment};
 use crate::webhook::{Webhook, refusal};
 
-/// Time for which the webhook is asked to wait (seconds).
+/// Time that the webhook is asked to wait (seconds).
 const WAIT: u64 = 20;
-/// Longest time for an answer: that, and the way.
+/// Time limit for an answer: that time, with a margin for the network.
 const DEADLINE: Duration = Duration::from_secs(WAIT + 10);
 
-/// Where a pod asks.
+/// Address of the rendezvous.
 pub(super) struct Place(Webhook);
 
-/// What the webhook tells.
-pub(super) struct Told {
+/// State of the gang, as answered by the webhook.
+pub(super) struct GangState {
     pub(super) roster: Roster,
-    /// The gang is whole without this pod.
+    /// True if the gang is complete without this pod.
     pub(super) full: bool,
-    /// The gang's secret, once the gang is whole.
+    /// Secret of the gang, once the gang is complete.
     pub(super) secret: Option<Vec<u8>>,
-    /// The topology file of this machine, as far as it is known.
+    /// Topology file for this machine, if known.
     pub(super) topology: Option<Topology>,
 }
 
 // === impl Place ===
 
 impl Place {
-    /// Reads where to ask; `None` where nobody is to be asked.
+    /// Reads the address; `None` if no rendezvous is configured.
     pub(super) fn read(environment: &Environment) -> Result<Option<Self>, BadVariable> {
         Ok(Webhook::read(environment, URL_VARIABLE)?.map(Self))
     }
 
-    /// Asks once. The error says why there is no answer.
-    pub(super) async fn ask(&self) -> Result<Told, String> {
+    /// Sends one request. The error is the reason why there is no answer.
+    pub(super) async fn ask(&self) -> Result<GangState, String> {
         let asked = tokio::time::timeout(DEADLINE, self.exchange()).await;
-        let told = asked.unwrap_or_else(|_| Err("no answer in time".to_owned()));
-        told.map_err(|why| format!("{} does not say: {why}", self.0.uri()))
+        let answer = asked.unwrap_or_else(|_| Err("no answer in time".to_owned()));
+        answer.map_err(|why| format!("{} gives no answer: {why}", self.0.uri()))
     }
 
-    async fn exchange(&self) -> Result<Told, String> {
+    async fn exchange(&self) -> Result<GangState, String> {
         let wait = format!("?wait={WAIT}");
         let (status, body) = self.0.ask(Method::GET, &wait, Vec::new()).await?;
         read(status, &body)
     }
 }
 
-/// Reads an answer. The error says what it is in the place of one.
-fn read(status: StatusCode, body: &[u8]) -> Result<Told, String> {
+/// Parses an answer. The error explains why the response is none.
+fn read(status: StatusCode, body: &[u8]) -> Result<GangState, String> {
     if status != StatusCode::OK {
         return Err(refusal(status, body));
     }
@@ -66,7 +67,7 @@ fn read(status: StatusCode, body: &[u8]) -> Result<Told, String> {
     if secret.as_ref().is_some_and(Vec::is_empty) {
         return Err("the secret is empty".to_owned());
     }
-    Ok(Told {
+    Ok(GangState {
         roster: roster.map_err(|error| error.to_string())?,
         full: answer.full,
         secret,
@@ -89,21 +90,21 @@ mod tests {
     fn an_answer_is_read_with_all_its_parts() {
         let text = r#"{"data": {"expected_count": "2", "peers": "a;10.0.0.1;0;x\nb;10.0.0.2;1;x",
             "master_port": "29511", "gang_id": "g", "of_later": "7"}, "secret": "c2VjcmV0", "more": []}"#;
-        let told = read(StatusCode::OK, text.as_bytes()).unwrap();
+        let answer = read(StatusCode::OK, text.as_bytes()).unwrap();
         assert_eq!(
-            (told.roster.members.len(), told.roster.master_port),
+            (answer.roster.members.len(), answer.roster.master_port),
             (2, 29511)
         );
-        assert_eq!(told.secret.as_deref(), Some(&b"secret"[..]));
-        assert!(!told.full && told.topology.is_none());
-        // Who has no place yet is told nothing.
-        let told = read(StatusCode::OK, b"{}").unwrap();
-        assert_eq!((told.roster.expected, told.secret), (0, None));
+        assert_eq!(answer.secret.as_deref(), Some(&b"secret"[..]));
+        assert!(!answer.full && answer.topology.is_none());
+        // A pod without a place yet gets no further data.
+        let answer = read(StatusCode::OK, b"{}").unwrap();
+        assert_eq!((answer.roster.expected, answer.secret), (0, None));
         let full = read(StatusCode::OK, br#"{"full": true}"#).unwrap();
         assert!(full.full);
     }
 
-    /// Whoever answers in the webhook's place, and whatever: the check asks again.
+    /// The check retries on any answer that is not the webhook's.
     #[test]
     fn what_is_no_answer_is_refused_by_what_is_wrong() {
         for (body, why) in [
@@ -152,18 +153,21 @@ mod tests {
             (br#"{"topology": {"other": 1}}"#, "unknown variant"),
             (br#"{"topology": {"file": {"name": "x"}}}"#, "missing field"),
         ] {
-            let told = refused(200, body);
+            let answer = refused(200, body);
             assert!(
-                told.contains(why),
-                "{}: {told}",
+                answer.contains(why),
+                "{}: {answer}",
                 String::from_utf8_lossy(body)
             );
         }
-        // A proxy's page is told in part.
+        // A long page of a proxy is cut.
         let page = "no\n".repeat(1000);
-        let told = refused(503, page.as_bytes());
-        assert!(told.starts_with("503 Service Unavailable: no"), "{told}");
-        assert!(told.len() < 300, "{told}");
+        let answer = refused(503, page.as_bytes());
+        assert!(
+            answer.starts_with("503 Service Unavailable: no"),
+            "{answer}"
+        );
+        assert!(answer.len() < 300, "{answer}");
         assert!(refused(403, b"not your gang").contains("not your gang"));
     }
 }

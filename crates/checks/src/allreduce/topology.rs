@@ -1,5 +1,5 @@
-//! The topology file that NCCL gets: the user's; else the one that the webhook has named for this machine, from
-//! the image, or of ours; else none, and NCCL looks for itself.
+//! Topology file for NCCL: the user's; otherwise the one that the webhook names for this
+//! machine, from the image or built in; otherwise none, and NCCL detects the topology.
 
 use std::fs;
 use std::io::{self, Write as _};
@@ -12,24 +12,24 @@ use rustix::fs::{MemfdFlags, memfd_create};
 
 use crate::environment::{BadVariable, Environment};
 
-/// Variable of NCCL: the user's topology file.
+/// Variable of NCCL for the user's topology file.
 pub(super) const USERS: &str = "NCCL_TOPO_FILE";
 
-/// What the environment says of topology files.
+/// Settings of topology files in the environment.
 pub(super) struct Settings {
-    /// The user's file is there.
+    /// True if the user's file exists.
     is_users: bool,
-    /// The name of the file of all machines.
+    /// Name of the file for all machines.
     named: Option<String>,
-    /// The files of the image.
+    /// Directory of the image's files.
     directory: PathBuf,
 }
 
-/// A topology file that is there as long as this is.
+/// Topology file that exists until this value is dropped.
 #[derive(Debug)]
 pub(super) struct File {
     pub(super) path: PathBuf,
-    /// What the path leads to, where the file is ours.
+    /// Memory behind the path, for a built-in file.
     _memory: Option<fs::File>,
 }
 
@@ -43,15 +43,16 @@ impl Settings {
             topology::is_name(name).then(|| name.to_owned())
         })?;
         Ok(Self {
-            // A variable alone says nothing to NCCL: the mount that it needs may be the user's only.
+            // The variable alone is not enough: its mount may exist only in the user's own
+            // container.
             is_users: users.is_some_and(|(_, path)| Path::new(path).is_file()),
             named,
             directory: PathBuf::from(DIRECTORY),
         })
     }
 
-    /// Returns what the gang is told of the file of this machine, and the file.
-    pub(super) fn choose(&self, told: Option<&Topology>) -> (Option<Topology>, Option<File>) {
+    /// Returns the description of this machine's file for the gang, and the file.
+    pub(super) fn choose(&self, assigned: Option<&Topology>) -> (Option<Topology>, Option<File>) {
         if self.is_users {
             return (None, None);
         }
@@ -59,7 +60,7 @@ impl Settings {
             name: name.clone(),
             required: false,
         });
-        let chosen = chosen.or_else(|| told.cloned());
+        let chosen = chosen.or_else(|| assigned.cloned());
         let Some(Topology::File { name, required }) = &chosen else {
             return (chosen, None);
         };
@@ -75,7 +76,7 @@ impl Settings {
         (required.then_some(Topology::Missing(why)), None)
     }
 
-    /// Returns the file of a name: that of the image, or else ours.
+    /// Returns the file with a name: the image's, or the built-in one.
     fn find(&self, name: &str) -> io::Result<Option<File>> {
         let path = self.directory.join(name);
         if topology::is_name(name) && path.is_file() {
@@ -91,7 +92,7 @@ impl Settings {
 // === impl File ===
 
 impl File {
-    /// Returns a file that is in no directory: a container may have none that it can write.
+    /// Returns a file outside any directory: a container may have none that it can write.
     fn of(text: &str) -> io::Result<Self> {
         let mut memory = fs::File::from(memfd_create("nccl-topology", MemfdFlags::CLOEXEC)?);
         memory.write_all(text.as_bytes())?;
@@ -119,9 +120,12 @@ mod tests {
         }
     }
 
-    /// Returns the name that the gang is told, and what NCCL would read.
-    fn chosen(settings: &Settings, told: Option<&Topology>) -> (Option<Topology>, Option<String>) {
-        let (name, file) = settings.choose(told);
+    /// Returns the name reported to the gang, and the contents for NCCL.
+    fn chosen(
+        settings: &Settings,
+        assigned: Option<&Topology>,
+    ) -> (Option<Topology>, Option<String>) {
+        let (name, file) = settings.choose(assigned);
         let text = file.map(|file| fs::read_to_string(&file.path).unwrap());
         (name, text)
     }
@@ -142,7 +146,7 @@ mod tests {
         let users = [(USERS, users.to_str().unwrap()), (VARIABLE, AZURE)];
         let with_users = settings(&users, directory.path());
         assert_eq!(chosen(&with_users, named(AZURE).as_ref()), (None, None));
-        // A file that only the user's own container has is none here.
+        // A file that only the user's own container has does not exist here.
         let absent = settings(&[(USERS, "/nowhere/topo.xml")], directory.path());
         assert_eq!(
             chosen(&absent, named(AZURE).as_ref()),
@@ -151,27 +155,27 @@ mod tests {
 
         let of_all = settings(&[(VARIABLE, AZURE)], directory.path());
         assert_eq!(chosen(&of_all, None), (named(AZURE), ours.clone()));
-        let told = settings(&[], directory.path());
-        assert_eq!(chosen(&told, named(AZURE).as_ref()), (named(AZURE), ours));
-        // The image's goes before ours.
+        let plain = settings(&[], directory.path());
+        assert_eq!(chosen(&plain, named(AZURE).as_ref()), (named(AZURE), ours));
+        // The image's file takes precedence over the built-in one.
         fs::write(directory.path().join(AZURE), "of the image").unwrap();
         let of_image = Some("of the image".to_owned());
         assert_eq!(
-            chosen(&told, named(AZURE).as_ref()),
+            chosen(&plain, named(AZURE).as_ref()),
             (named(AZURE), of_image)
         );
 
-        assert_eq!(chosen(&told, None), (None, None));
+        assert_eq!(chosen(&plain, None), (None, None));
         for name in ["gcp-a3-mega.xml", "../users.xml", ""] {
-            assert_eq!(chosen(&told, named(name).as_ref()), (None, None), "{name}");
+            assert_eq!(chosen(&plain, named(name).as_ref()), (None, None), "{name}");
         }
         let missing = |why: &str| Some(Topology::Missing(why.to_owned()));
         assert_eq!(
-            chosen(&told, missing("none").as_ref()),
+            chosen(&plain, missing("none").as_ref()),
             (missing("none"), None)
         );
         let required = file("gcp-a3-mega.xml", true);
         let why = missing("there is no topology file gcp-a3-mega.xml");
-        assert_eq!(chosen(&told, required.as_ref()), (why, None));
+        assert_eq!(chosen(&plain, required.as_ref()), (why, None));
     }
 }

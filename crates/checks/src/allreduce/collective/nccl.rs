@@ -1,5 +1,5 @@
-//! NCCL, over all GPUs of the gang. Each test has a process of its own, for a communicator that hangs cannot
-//! be ended in another way.
+//! NCCL over all GPUs of the gang. Each test has its own process, since a communicator that
+//! hangs cannot be ended in another way.
 
 use std::net::SocketAddr;
 
@@ -17,11 +17,11 @@ use crate::worker::{
 pub(in super::super) struct Nccl {
     launcher: Launcher,
     libraries: Libraries,
-    /// The topology file that NCCL is given; `None` where it is left to itself.
+    /// Topology file for NCCL; `None` leaves the choice to NCCL.
     topology: Option<File>,
-    /// The variables that may be why NCCL refuses, and the pod that they are set in.
+    /// Variables that may make NCCL refuse, and the pod that sets them.
     variables: (Variables, String),
-    /// The process of the group that is under way.
+    /// Process of the group in use.
     worker: Option<Worker>,
 }
 
@@ -43,7 +43,7 @@ impl Nccl {
         }
     }
 
-    /// Returns how a process is started, which alone gets the topology file.
+    /// Returns the launcher with the topology file, which only NCCL's processes get.
     fn launcher(&self) -> Launcher {
         let mut launcher = self.launcher.clone();
         if let Some(file) = &self.topology {
@@ -71,20 +71,20 @@ impl Collective for Nccl {
             .await
         {
             Ok(FromWorker::Gpus(gpus)) => gpus,
-            Ok(said) => return Err(said.unexpected()),
+            Ok(answer) => return Err(answer.unexpected()),
             Err(failure) => {
                 tracing::warn!("the GPUs are not known by name: {failure}");
                 Vec::new()
             }
         };
         self.over();
-        let said = self
+        let answer = self
             .ask(&Request::Devices(self.libraries.clone()), until)
             .await;
         self.over();
-        match said? {
+        match answer? {
             FromWorker::Devices(devices) => Ok((devices, gpus)),
-            said => Err(said.unexpected()),
+            answer => Err(answer.unexpected()),
         }
     }
 
@@ -99,7 +99,7 @@ impl Collective for Nccl {
             .await?
         {
             FromWorker::Id(id) => Ok(id),
-            said => Err(said.unexpected()),
+            answer => Err(answer.unexpected()),
         }
     }
 
@@ -111,14 +111,14 @@ impl Collective for Nccl {
         };
         let (libraries, benchmark) = (self.libraries.clone(), test.benchmark.clone());
         let request = if test.ranks < 2 {
-            // One device has nobody to reduce with; its memory can be tested.
+            // One device has no peer to reduce with; its memory can be tested.
             Request::Copy(libraries, benchmark)
         } else {
             Request::AllReduce(libraries, join, benchmark)
         };
         match self.ask(&request, until).await? {
             FromWorker::Measured(measured) => Ok(measured),
-            said => Err(said.unexpected()),
+            answer => Err(answer.unexpected()),
         }
     }
 

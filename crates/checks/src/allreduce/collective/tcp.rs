@@ -1,5 +1,6 @@
-//! A ring of TCP connections between the members, on the processor: each sends to the next, as NCCL's ring
-//! does, so that a slow way shows in the bandwidth. It tries gangs out where there are no GPUs.
+//! Ring of TCP connections between the members, on the processor: each member sends to the next
+//! one, as in NCCL's ring, so that a slow path shows in the bandwidth. For trying out gangs
+//! without GPUs.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -16,21 +17,21 @@ use crate::worker::{Failure, Measured, Operation, SeenGpu};
 
 /// Pause before a member that does not listen yet is called again.
 const CALL_AGAIN: Duration = Duration::from_millis(50);
-/// Time for who calls to say of which test it is.
+/// Time for a caller to name its test.
 const ANSWER: Duration = Duration::from_secs(2);
-/// Numbers for messages whose content does not matter.
+/// Number that fills messages whose contents do not matter.
 const FILLING: f32 = 0.75;
 
-/// The number of a test, as members tell it each other.
+/// Mark of a test, exchanged by members.
 type Mark = [u8; 8];
 
-/// The place of this member in rings.
+/// Endpoint of this member for rings.
 pub(in super::super) struct Tcp {
     listener: TcpListener,
     endpoint: SocketAddr,
 }
 
-/// The connections of a member of a ring.
+/// Connections of a member of a ring.
 struct Ring {
     place: usize,
     members: usize,
@@ -41,7 +42,7 @@ struct Ring {
 // === impl Tcp ===
 
 impl Tcp {
-    /// Listens at an address of this machine.
+    /// Listens on an address of this machine.
     pub(in super::super) async fn listen(address: IpAddr) -> io::Result<Self> {
         let listener = TcpListener::bind((address, 0)).await?;
         Ok(Self {
@@ -50,8 +51,9 @@ impl Tcp {
         })
     }
 
-    /// Connects to the next member, and is called by the one before. Who is called answers with the mark of
-    /// the test: one that is still in the test before hangs up, and is called again.
+    /// Connects to the next member, and accepts the connection of the previous one. The
+    /// accepting member answers with the mark of the test: a member that is still in the
+    /// previous test closes the connection, and is called again.
     async fn join(&self, test: &Test) -> io::Result<Ring> {
         let members = test.endpoints.len();
         let next = (test.place + 1) % members.max(1);
@@ -69,7 +71,8 @@ impl Tcp {
         let accept = async {
             loop {
                 let (mut stream, _) = self.listener.accept().await?;
-                // Others are of another test, or strangers, who may say nothing at all.
+                // Other callers belong to another test, or are strangers, which may send
+                // nothing.
                 let answered = tokio::time::timeout(ANSWER, answer(&mut stream, mark)).await;
                 if answered.is_ok_and(|answered| answered.is_ok()) {
                     return Ok::<_, io::Error>(stream);
@@ -89,7 +92,7 @@ impl Tcp {
         let mut ring = self.join(test).await.map_err(|error| broken(&error))?;
         ring.check_sums(test).await?;
         if ring.members < 2 {
-            // Nothing is sent, so nothing has a bandwidth.
+            // Nothing is sent, so there is no bandwidth.
             return Ok(Vec::new());
         }
         let benchmark = &test.benchmark;
@@ -141,7 +144,7 @@ impl Collective for Tcp {
     fn over(&mut self) {}
 }
 
-/// Calls a member for the test of a mark.
+/// Connects to a member for the test with this mark.
 async fn call(member: SocketAddr, mark: Mark) -> io::Result<TcpStream> {
     let mut stream = TcpStream::connect(member).await?;
     stream.set_nodelay(true)?;
@@ -151,11 +154,11 @@ async fn call(member: SocketAddr, mark: Mark) -> io::Result<TcpStream> {
     Ok(stream)
 }
 
-/// Answers one who calls for the test of a mark.
+/// Answers a caller for the test with this mark.
 async fn answer(stream: &mut TcpStream, mark: Mark) -> io::Result<()> {
-    let mut told = Mark::default();
-    stream.read_exact(&mut told).await?;
-    if told != mark {
+    let mut received = Mark::default();
+    stream.read_exact(&mut received).await?;
+    if received != mark {
         return Err(io::Error::other("it calls for another test"));
     }
     stream.write_all(&mark).await
@@ -180,7 +183,7 @@ impl Ring {
         numbers::compare(&known.sums(count), &bytes(&numbers)).map_err(Failure::of_gpu(&place))
     }
 
-    /// Reduces so many times.
+    /// Reduces several times in a row.
     async fn reduce(
         &mut self,
         numbers: &mut [f32],
@@ -194,8 +197,8 @@ impl Ring {
         Ok(())
     }
 
-    /// Sends a part to the next, takes one from the member before and adds it, until each has one part of
-    /// the result; then hands the results round.
+    /// Sends a part to the next member, receives one from the previous member and adds it,
+    /// until each member has one part of the result; then distributes the results.
     async fn all_reduce(&mut self, numbers: &mut [f32], operation: Operation) -> io::Result<()> {
         let steps = self.members - 1;
         for step in 0..steps {
@@ -230,7 +233,7 @@ impl Ring {
         Ok(())
     }
 
-    /// Sends a part, and takes the one before it.
+    /// Sends a part, and receives the one before it.
     async fn exchange(&mut self, numbers: &[f32], part: usize) -> io::Result<Vec<f32>> {
         let sent = bytes(
             numbers
@@ -248,14 +251,14 @@ impl Ring {
         Ok(floats(&taken))
     }
 
-    /// Returns the place of a part.
+    /// Returns the range of a part.
     fn part(&self, count: usize, part: usize) -> std::ops::Range<usize> {
         let part = part % self.members;
         part * count / self.members..(part + 1) * count / self.members
     }
 }
 
-/// A broken way is what NCCL calls a remote error.
+/// Converts a broken connection into NCCL's remote error.
 fn broken(error: &io::Error) -> Failure {
     Failure::Nccl {
         code: 6,
