@@ -1,5 +1,5 @@
-//! Each check as a whole: the environment of a container, fake libraries, a connector that listens, and
-//! the exit code.
+//! Tests of each check as a whole: with the environment of a container, fake libraries, a
+//! listening connector, and the exit code.
 
 #![allow(clippy::unwrap_used)]
 

@@ -1,4 +1,5 @@
-//! `nccl-allreduce`: gangs of processes, each with an address of its own, that reduce over TCP.
+//! Tests of `nccl-allreduce`: gangs of processes, each with its own address, that reduce over
+//! TCP.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -23,26 +24,27 @@ mod nccl;
 const ALLREDUCE: Check = Check::NcclAllreduce;
 
 static GANGS: AtomicU8 = AtomicU8::new(1);
-/// Megabits a second of a host with a bad link: 0.0006 GB/s, which is below what members want.
+/// Megabits per second of a host with a bad link: 0.0006 GB/s, which is below the threshold of
+/// members.
 const SLOW: u32 = 5;
-/// Who measures wants the machine for itself.
+/// Held by tests that measure, which need the machine for themselves.
 static ALONE: Mutex<()> = Mutex::const_new(());
 
-/// The pods of a gang, on machines of their own.
+/// Pods of a gang, on separate machines.
 struct Pods {
     containers: Vec<Container>,
-    /// The namespace of each, where it has one.
+    /// Network namespace of each pod, if it has one.
     hosts: Vec<Option<String>>,
     addresses: Vec<Ipv4Addr>,
-    /// The files of the gang.
+    /// Files of the gang.
     files: tempfile::TempDir,
 }
 
-/// The end of a pod.
+/// Outcome of a pod.
 #[derive(Debug)]
 struct Ended {
     code: Option<i32>,
-    told: String,
+    stderr: String,
     events: Vec<HealthEvent>,
 }
 
@@ -71,8 +73,7 @@ impl Pods {
         pods
     }
 
-    /// Returns one on the loopback device, whose addresses all are this machine's, with addresses of its
-    /// own.
+    /// Returns a gang on the loopback device, with its own addresses there.
     fn here(members: u8) -> Self {
         let number = GANGS.fetch_add(1, Ordering::Relaxed);
         let process = u8::try_from(std::process::id() % 250).unwrap();
@@ -83,7 +84,7 @@ impl Pods {
         Self::new(&addresses, free.local_addr().unwrap().port())
     }
 
-    /// Returns one on the hosts of a network.
+    /// Returns a gang on the hosts of a network.
     fn on(network: &Network, members: usize) -> Self {
         let addresses: Vec<_> = (0..members).map(|host| network.address(host)).collect();
         let mut pods = Self::new(&addresses, 29500);
@@ -124,7 +125,7 @@ impl Pods {
         command.spawn().unwrap()
     }
 
-    /// Returns how these pods end.
+    /// Waits for these pods, and returns their outcomes.
     async fn end(&self, started: Vec<(usize, Child)>) -> Vec<Ended> {
         let mut ended = Vec::new();
         for (rank, child) in started {
@@ -132,7 +133,7 @@ impl Pods {
             let output: Output = output.await.unwrap().unwrap();
             ended.push(Ended {
                 code: output.status.code(),
-                told: String::from_utf8_lossy(&output.stderr).into_owned(),
+                stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
                 events: self.containers[rank].witness.events(),
             });
         }
@@ -161,7 +162,7 @@ fn member(rank: usize, files: &tempfile::TempDir) -> Container {
         ("MESSAGE_SIZES", "256K,512K".to_owned()),
         ("BENCHMARK_ITERS", "2".to_owned()),
         ("WARMUP_ITERS", "1".to_owned()),
-        // Far below what the loopback device does, and far above a throttled one.
+        // Far below the bandwidth of the loopback device, and far above a throttled one.
         ("BW_THRESHOLD_GBPS", "0.001".to_owned()),
     ] {
         container.set(name, &value);
@@ -169,7 +170,7 @@ fn member(rank: usize, files: &tempfile::TempDir) -> Container {
     container
 }
 
-/// Returns a network; `None` where this machine lets us make none, which is reported.
+/// Returns a network; `None`, reported as a skip, if this machine does not permit one.
 #[track_caller]
 fn network(hosts: usize) -> Option<Network> {
     let made = Network::new(hosts);
@@ -192,7 +193,7 @@ async fn a_gang_forms_and_passes_and_each_member_reports_its_own_node() {
     for operation in ["sum", "prod", "min", "max", "avg"] {
         let members = if operation == "sum" { 4 } else { 2 };
         let mut pods = Pods::here(members);
-        // It is not about speed, and the machine may have other things to do.
+        // Speed does not matter here, and the machine may be busy.
         pods.set("BW_THRESHOLD_GBPS", "0.00001");
         let ended = pods.set("NCCL_REDUCE_OP", operation).run().await;
         for (rank, ended) in ended.iter().enumerate() {
@@ -209,7 +210,7 @@ async fn a_gang_forms_and_passes_and_each_member_reports_its_own_node() {
             );
             assert_eq!(event.node_name, format!("node-{rank}"));
             assert!(
-                ended.told.contains(&format!(
+                ended.stderr.contains(&format!(
                     "nccl-allreduce: passed: {members} devices reduce with a bus bandwidth of "
                 )),
                 "{ended:#?}"
@@ -223,7 +224,7 @@ async fn a_gang_forms_and_passes_and_each_member_reports_its_own_node() {
     }
 }
 
-/// A gang may take as long to form as it may; the time of the check begins behind that.
+/// A gang may use its full time to form; the time of the check starts after that.
 #[tokio::test]
 async fn the_time_of_the_check_begins_when_the_gang_has_formed() {
     let _alone = ALONE.lock().await;
@@ -240,13 +241,13 @@ async fn the_time_of_the_check_begins_when_the_gang_has_formed() {
     }
 }
 
-/// Pods on the network of their nodes share the ports of these.
+/// Pods on the network of their nodes share the nodes' ports.
 #[tokio::test]
 async fn a_gang_forms_where_somebody_else_has_its_port() {
     let mut pods = Pods::here(2);
     let port = fs::read_to_string(pods.files.path().join("master_port")).unwrap();
     let port: u16 = port.parse().unwrap();
-    // It takes connections, and never says anything.
+    // Accepts connections, and never sends anything.
     let _other = TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).unwrap();
     for ended in pods.set("BW_THRESHOLD_GBPS", "0.00001").run().await {
         assert_eq!(ended.code, Some(0), "{ended:#?}");
@@ -257,7 +258,7 @@ async fn a_gang_forms_where_somebody_else_has_its_port() {
 #[tokio::test]
 async fn a_rank_0_that_finds_no_port_is_not_stopped() {
     let mut pods = Pods::here(1);
-    // Four in a row that are free.
+    // Four consecutive free ports.
     let mut first = 20_000_u16;
     let _taken = loop {
         let ports = first..first + 4;
@@ -276,8 +277,8 @@ async fn a_rank_0_that_finds_no_port_is_not_stopped() {
     assert_eq!(event.error_code, ["NCCL_GANG_CONFIG_ERROR"]);
     assert!(!event.is_fatal && !event.is_healthy, "{event:#?}");
     assert_eq!(event.recommended_action, RecommendedAction::None as i32);
-    let told = format!("cannot listen on master_port {first}, nor behind it: ");
-    assert!(event.message.starts_with(&told), "{event:#?}");
+    let expected = format!("cannot listen on master_port {first}, nor behind it: ");
+    assert!(event.message.starts_with(&expected), "{event:#?}");
 }
 
 #[tokio::test]
@@ -298,7 +299,7 @@ async fn a_member_that_does_not_come_is_named_and_nobody_blamed() {
             "{event:#?}"
         );
     }
-    // Without rank 0 nobody is there who could name the others.
+    // Without rank 0, no member could name the others.
     let ended = pods.end(vec![(1, pods.start(1))]).await;
     let event = ended[0].events.last().unwrap();
     assert_eq!(event.error_code, ["NCCL_GANG_TIMEOUT"], "{ended:#?}");
@@ -357,7 +358,7 @@ async fn members_with_different_checks_end_at_once_and_name_both_lists() {
     }
 }
 
-/// The reference stops each pod that is in no gang, without a word.
+/// The reference implementation stops each pod that is in no gang, without a message.
 #[tokio::test]
 async fn a_pod_in_no_gang_starts() {
     let container = Container::new(&Scenario::healthy(1));
@@ -444,7 +445,7 @@ async fn a_stranger_without_the_secret_is_not_let_in() {
 #[tokio::test]
 async fn a_member_that_goes_away_is_named_and_nobody_blamed() {
     let mut pods = Pods::here(3);
-    // They have enough to do until then.
+    // Enough iterations to last until the signal.
     pods.set("BENCHMARK_ITERS", "100000");
     let mut started: Vec<(usize, Child)> = (0..3).map(|rank| (rank, pods.start(rank))).collect();
     let pid = |child: &Child| Pid::from_raw(child.id().unwrap().try_into().unwrap()).unwrap();
@@ -462,7 +463,7 @@ async fn a_member_that_goes_away_is_named_and_nobody_blamed() {
     }
 }
 
-/// Returns the number of TCP connections of this machine with an address at their end.
+/// Returns the number of TCP connections of this machine to an address.
 fn connections_to(address: Ipv4Addr) -> usize {
     let wanted = format!("{:08X}:", u32::from_ne_bytes(address.octets()));
     let table = fs::read_to_string("/proc/net/tcp").unwrap();
@@ -484,7 +485,7 @@ async fn of_five_hosts_the_throttled_one_is_named_and_only_it_is_blamed() {
     for (rank, ended) in ended.iter().enumerate() {
         assert_eq!(ended.code, Some(1), "{ended:#?}");
         assert!(
-            ended.told.contains("; to blame: pod-3 on node-3"),
+            ended.stderr.contains("; to blame: pod-3 on node-3"),
             "{ended:#?}"
         );
         if rank != 3 {
@@ -512,14 +513,14 @@ async fn rank_0_is_named_too_where_it_is_the_slow_one() {
     let pods = Pods::on(&network, 4);
     for (rank, ended) in pods.run().await.iter().enumerate() {
         assert!(
-            ended.told.contains("; to blame: pod-0 on node-0"),
+            ended.stderr.contains("; to blame: pod-0 on node-0"),
             "{ended:#?}"
         );
         assert_eq!(ended.events.len(), usize::from(rank == 0), "{ended:#?}");
     }
 }
 
-/// Members compare whom they reach; of one that refuses the call nothing is said.
+/// Members compare which ones they reach; a refused connection counts as reached.
 #[tokio::test]
 async fn a_member_that_is_cut_off_is_said_not_to_be_reached() {
     let _alone = ALONE.lock().await;
@@ -553,7 +554,7 @@ async fn a_broken_way_between_two_is_named_and_neither_blamed_alone() {
     let mut pods = Pods::on(&network, 4);
     pods.set("CHECK_TIMEOUT_SECONDS", "90");
     let mut named = false;
-    // On a busy machine a search may not end in time; whatever the machine does, nobody is blamed alone.
+    // On a busy machine a search may not end in time; even then no single member is blamed.
     for _ in 0..3 {
         let ends = pods.run().await;
         for event in ends.iter().flat_map(|ended| &ended.events) {
@@ -562,14 +563,14 @@ async fn a_broken_way_between_two_is_named_and_neither_blamed_alone() {
                 "{event:#?}"
             );
         }
-        let pair = "only together fail pod-1 on node-1 and pod-2 on node-2";
+        let pair = "pod-1 on node-1 and pod-2 on node-2 fail only together";
         for ended in &ends {
             assert_eq!(ended.code, Some(1), "{ended:#?}");
-            assert!(!ended.told.contains("to blame: pod"), "{ended:#?}");
+            assert!(!ended.stderr.contains("to blame: pod"), "{ended:#?}");
         }
         named = ends.iter().enumerate().all(|(rank, ended)| {
             let reports = usize::from(rank == 1 || rank == 2);
-            ended.told.contains(pair) && ended.events.len() == reports
+            ended.stderr.contains(pair) && ended.events.len() == reports
         });
         if named {
             break;

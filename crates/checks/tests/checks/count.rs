@@ -1,4 +1,5 @@
-//! Each check has itself counted at the connector of its node, once, and waits for nobody who does not count.
+//! Tests of counting: each check is counted by its node's connector, once, and waits for no
+//! connector that does not count.
 
 use contract::preflight::{CheckResult, ReportCheckRequest};
 use contract::proto::platform_connector_server::{PlatformConnector, PlatformConnectorServer};
@@ -10,7 +11,7 @@ use tonic::{Request, Response, Status};
 
 use super::support::Container;
 
-/// Returns a container whose GPUs have a bandwidth, and whose message is small.
+/// Returns a container whose GPUs have this bandwidth, with a small message size.
 fn container(gb_s: f64) -> Container {
     let mut scenario = Scenario::healthy(2);
     scenario.nccl.bandwidth_gb_s = gb_s;
@@ -19,7 +20,7 @@ fn container(gb_s: f64) -> Container {
     container
 }
 
-/// Returns the only check that was counted: its name, node, result and error, and whether it took time.
+/// Returns the only counted check: its name, node, result and error, and whether it took time.
 async fn counted(
     container: &Container,
     check: Check,
@@ -95,18 +96,18 @@ async fn each_end_of_a_check_is_counted_once_with_its_cause() {
         let mut container = container(gb_s);
         container.set(name, value);
         let was_checked = matches!(result, CheckResult::Passed | CheckResult::Failed);
-        let told = (
+        let expected = (
             check.name().to_owned(),
             node.to_owned(),
             result,
             error.to_owned(),
             was_checked,
         );
-        assert_eq!(counted(&container, check).await, told, "{name}={value}");
+        assert_eq!(counted(&container, check).await, expected, "{name}={value}");
     }
 }
 
-/// A connector of NVSentinel, which takes events and counts no checks.
+/// Connector of NVSentinel, which accepts events and counts no checks.
 struct Other(mpsc::UnboundedSender<HealthEvent>);
 
 #[tonic::async_trait]
@@ -133,7 +134,7 @@ async fn nothing_is_said_of_a_connector_that_counts_no_checks() {
         .serve_with_incoming(runtime::unix_grpc::incoming(listener));
     let serving = tokio::spawn(served);
     container.set("PLATFORM_CONNECTOR_SOCKET", socket.to_str().unwrap());
-    // Nor does it remember their passes.
+    // Nor does this connector remember passes.
     container.set("GPUWARDEN_RESULT_CACHE_SECONDS", "1m");
     let output = container
         .command(Check::NcclLoopback)
@@ -141,12 +142,12 @@ async fn nothing_is_said_of_a_connector_that_counts_no_checks() {
         .await
         .unwrap();
     serving.abort();
-    let told = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(0), "{told}");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{stderr}");
     assert!(events.recv().await.unwrap().is_healthy);
     assert!(
-        told.contains("nccl-loopback: passed") && !told.contains("count"),
-        "{told}"
+        stderr.contains("nccl-loopback: passed") && !stderr.contains("count"),
+        "{stderr}"
     );
 }
 
@@ -154,20 +155,20 @@ async fn nothing_is_said_of_a_connector_that_counts_no_checks() {
 async fn a_connector_that_hangs_is_said_and_changes_no_exit_code() {
     let mut container = container(400.0);
     let socket = container.file("hangs.sock");
-    // Nobody accepts what waits here.
+    // Connections to this socket are never accepted.
     let _listener = runtime::unix_grpc::bind(&socket, 0o666).unwrap();
     container.set("PLATFORM_CONNECTOR_SOCKET", socket.to_str().unwrap());
-    // Outside of a gang it has no events.
+    // Without a gang there are no events.
     let output = container
         .command(Check::NcclAllreduce)
         .output()
         .await
         .unwrap();
-    let told = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(0), "{told}");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{stderr}");
     assert!(
-        told.contains("the connector does not count this check: no answer within 2s"),
-        "{told}"
+        stderr.contains("the connector does not count this check: no answer within 2s"),
+        "{stderr}"
     );
 }
 
@@ -181,7 +182,7 @@ async fn a_check_that_has_passed_lately_for_the_same_gpus_is_left_out() {
     let uuid = |index| format!("GPU-fa4e0000-0000-4000-8000-{index:012x}");
     assert_eq!(container.witness.checks()[0].gpu_uuids, [uuid(0), uuid(1)]);
 
-    // The witness says that it was 7 s ago.
+    // The witness answers that the pass was 7 s ago.
     let ended = container.run(loopback).await;
     assert_eq!((ended.code, ended.events.len()), (0, 0), "{ended:#?}");
     assert!(
@@ -212,7 +213,7 @@ async fn a_check_that_has_passed_lately_for_the_same_gpus_is_left_out() {
     assert!(tests(&container).await, "GPUs that nobody can name");
 }
 
-/// Gangs have to test together, and a connector may be away.
+/// Gangs have to test together, and a connector may be unreachable.
 #[tokio::test]
 async fn in_doubt_a_check_runs() {
     let mut container = container(400.0);

@@ -1,4 +1,5 @@
-//! `dcgm-diag` with a `dcgmi` that the test writes: a script that says what files tell it to say.
+//! Tests of `dcgm-diag` with a fake `dcgmi`: a script whose output comes from files of the
+//! test.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -13,10 +14,11 @@ use super::support::{Container, wait_for};
 
 const DIAG: Check = Check::DcgmDiag;
 
-/// The numbers that the host engine has for GPUs are not those of the container: 0 there is 10 here.
+/// Difference between the host engine's numbers and those of the container: 0 there is 10 here.
 const OFFSET: u32 = 10;
 
-/// It notes how it was called, and tells of GPUs, or what the file of its attempt says, else the last one.
+/// Script that records its arguments, and prints the GPUs, or the file for the attempt, or the
+/// last such file.
 const SCRIPT: &str = r#"#!/bin/sh
 here=$(dirname "$0")
 # Before the call is noted: who waits for the note may send the signal at once.
@@ -34,7 +36,7 @@ if [ -e "$here/diag.$attempt" ]; then cat "$here/diag.$attempt"; else cat "$here
 exit 226
 "#;
 
-/// A container whose host engine has eight GPUs, of which the container has some.
+/// Container with some of the eight GPUs of its host engine.
 struct Diagnosed {
     container: Container,
     uuids: Vec<String>,
@@ -73,7 +75,7 @@ impl Diagnosed {
         self
     }
 
-    /// Returns how `dcgmi` was called.
+    /// Returns the arguments of all calls of `dcgmi`.
     fn calls(&self) -> Vec<String> {
         calls(self.container.directory.path())
     }
@@ -84,7 +86,7 @@ fn calls(directory: &Path) -> Vec<String> {
     calls.lines().map(str::to_owned).collect()
 }
 
-/// Returns what DCGM 4 says of a test.
+/// Returns DCGM 4's output for a test.
 fn fourth(test: &str, results: &[&str]) -> String {
     let results = results.join(",");
     format!(
@@ -100,7 +102,8 @@ fn of_gpu(number: u32, status: &str, warnings: &str) -> String {
     )
 }
 
-/// The reference asks for the numbers of the container, which are other GPUs of the node.
+/// The reference implementation passes the container's numbers, which are other GPUs of the
+/// node.
 #[tokio::test]
 async fn the_gpus_of_the_container_are_asked_for_by_the_host_engines_numbers() {
     let diagnosed = Diagnosed::new(2);
@@ -210,7 +213,7 @@ async fn each_gpu_that_fails_a_test_is_one_event_and_what_passed_is_one() {
         "{}",
         ended.termination
     );
-    let told: Vec<_> = ended
+    let found: Vec<_> = ended
         .events
         .iter()
         .map(|event| {
@@ -230,7 +233,7 @@ async fn each_gpu_that_fails_a_test_is_one_event_and_what_passed_is_one() {
     let code = vec!["DCGM_FR_FAULTY_MEMORY".to_owned()];
     let uuids = &diagnosed.uuids;
     assert_eq!(
-        told,
+        found,
         [
             (false, true, code.clone(), vec![&uuids[0]]),
             (false, true, code, vec![&uuids[2]]),
@@ -269,7 +272,7 @@ async fn the_form_of_dcgm_3_is_read_too() {
     assert_eq!(event.entities_impacted[0].entity_value, diagnosed.uuids[0]);
 }
 
-/// DCGM issue 284: the memory test says that it passes where it could not allocate.
+/// DCGM issue 284: the memory test reports a pass when it could not allocate memory.
 #[tokio::test]
 async fn a_pass_with_an_error_is_no_pass_and_blames_nobody() {
     let diagnosed = Diagnosed::new(1);
@@ -288,7 +291,7 @@ async fn a_pass_with_an_error_is_no_pass_and_blames_nobody() {
     );
 }
 
-/// NVSentinel issue 1363: a resource in use was called a fatal failure of the GPU.
+/// NVSentinel issue 1363: a resource in use was reported as a fatal failure of the GPU.
 #[tokio::test]
 async fn a_busy_host_engine_is_asked_again_and_never_blamed() {
     let busy = "Error: Unable to complete diagnostic. Return: (-42) The requested operation could not be \
@@ -362,7 +365,7 @@ async fn what_says_nothing_of_the_gpus_blames_none_and_stops_no_pod() {
     }
 }
 
-/// NVSentinel calls it a fatal fault of the node.
+/// NVSentinel reports this as a fatal fault of the node.
 #[tokio::test]
 async fn a_host_engine_that_is_away_stops_no_pod_and_is_named() {
     let refused =
@@ -379,9 +382,10 @@ async fn a_host_engine_that_is_away_stops_no_pod_and_is_named() {
         }
         let ended = diagnosed.container.run(DIAG).await;
         assert_eq!(ended.code, 0, "{ended:#?}");
-        let told = "dcgm-diag: not tested: the host engine at dcgm.example:5555 does not answer: ";
+        let expected =
+            "dcgm-diag: not tested: the host engine at dcgm.example:5555 does not answer: ";
         assert!(
-            ended.out.starts_with(told) && ended.out.contains(text),
+            ended.out.starts_with(expected) && ended.out.contains(text),
             "{ended:#?}"
         );
         let event = ended.event();
@@ -401,8 +405,8 @@ async fn what_tests_nothing_fails_where_that_is_asked_for_and_blames_no_gpu() {
     diagnosed.says("discovery", "Error: unable to establish a connection");
     let ended = diagnosed.container.run(DIAG).await;
     assert_eq!(ended.code, 1, "{ended:#?}");
-    let told = "dcgm-diag: failed: GPUWARDEN_UNTESTED_FAILS is set, and it tested nothing: ";
-    assert!(ended.out.starts_with(told), "{ended:#?}");
+    let expected = "dcgm-diag: failed: GPUWARDEN_UNTESTED_FAILS is set, and it tested nothing: ";
+    assert!(ended.out.starts_with(expected), "{ended:#?}");
     assert!(!ended.event().is_fatal, "{ended:#?}");
 }
 
@@ -431,7 +435,7 @@ async fn a_bad_setting_or_no_dcgmi_is_a_configuration_error() {
         let ended = diagnosed.container.run(DIAG).await;
         assert_eq!(ended.code, 2, "{ended:#?}");
         assert!(ended.out.contains(text), "{}", ended.out);
-        // It is told, and asks for nothing.
+        // The problem is reported, and recommends no action.
         let event = ended.event();
         assert_eq!(event.check_name, "DcgmDiagnostic");
         assert_eq!(event.error_code, ["CONFIGURATION"]);
@@ -459,7 +463,8 @@ async fn the_level_is_the_one_that_was_set_and_the_address_has_a_default() {
     }
 }
 
-/// Level 3 takes 15 minutes: with the `checkTimeout` of ADR-026's example, 300 s, no pod would ever start.
+/// Level 3 takes 15 minutes: with the `checkTimeout` of ADR-026's example, 300 s, no pod would
+/// ever start.
 #[tokio::test]
 async fn at_its_deadline_the_diagnosis_is_stopped_and_no_pod() {
     let mut diagnosed = Diagnosed::new(1);
@@ -480,7 +485,7 @@ async fn at_its_deadline_the_diagnosis_is_stopped_and_no_pod() {
     );
 }
 
-/// A diagnosis of level 1 takes 30 to 60 s, and the pod waits for that, but for no second one, and for nothing
+/// A diagnosis of level 1 takes 30 to 60 s. The pod waits for one diagnosis, and for nothing
 /// else.
 #[tokio::test]
 async fn a_pod_waits_for_one_diagnosis_and_for_nothing_behind_it() {
@@ -496,7 +501,7 @@ async fn a_pod_waits_for_one_diagnosis_and_for_nothing_behind_it() {
             .contains("diag --host")
     };
     wait_for(called).await;
-    // The diagnosis is under way, and the check ends with it and not before.
+    // The diagnosis is in progress, and the check must not end before it.
     assert_eq!(child.try_wait().unwrap(), None);
     assert_eq!(diagnosed.container.witness.events(), []);
     fs::remove_file(diagnosed.container.file("hold")).unwrap();

@@ -1,4 +1,4 @@
-//! `nccl-loopback`, and with it what all checks share.
+//! Tests of `nccl-loopback`, and of everything that all checks share.
 
 use std::process::Output;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use super::support::{Container, wait_for};
 
 const LOOPBACK: Check = Check::NcclLoopback;
 
-/// Returns a container whose message is small, so that a test is fast.
+/// Returns a container with a small message size, so that a test is fast.
 fn container(scenario: &Scenario) -> Container {
     let mut container = Container::new(scenario);
     container.set("TEST_SIZE_MB", "1");
@@ -48,7 +48,7 @@ async fn gpus_that_are_fast_enough_pass_and_say_so() {
         ProcessingStrategy::ExecuteRemediation as i32
     );
     assert!(event.generated_timestamp.is_some());
-    // A pass says something of these GPUs, and ends nothing of others.
+    // A pass concerns these GPUs, and closes no finding about others.
     assert_eq!(event.entities_impacted.len(), 8);
     let is_gpu = |one: &contract::Entity| one.entity_type == "GPU_UUID";
     assert!(event.entities_impacted.iter().all(is_gpu), "{event:#?}");
@@ -63,7 +63,8 @@ async fn gpus_that_are_fast_enough_pass_and_say_so() {
     assert_eq!(ended.out.lines().count(), 1, "{}", ended.out);
     let gb_s: f64 = event.metadata["bandwidth_gb_s"].parse().unwrap();
     assert!((399.0..=401.0).contains(&gb_s), "{gb_s}");
-    // The columns of nccl-tests: 1 MiB in so many microseconds is algbw, 14/8 of which is busbw.
+    // Columns of nccl-tests: algbw from 1 MiB and the time in microseconds, and 14/8 of it as
+    // busbw.
     let number = |name: &str| event.metadata[name].parse::<f64>().unwrap();
     assert_eq!(
         (number("message_bytes"), number("count")),
@@ -106,11 +107,11 @@ async fn a_bus_bandwidth_below_the_threshold_fails_the_node() {
     assert!(
         ended
             .out
-            .contains("below the 150 GB/s that are wanted (the default)"),
+            .contains("below the 150 GB/s that are required (the default)"),
         "{}",
         ended.out
     );
-    // Each other word about it.
+    // Other ways to set the threshold.
     let ended = container.set("BW_THRESHOLD_GBPS", "50").run(LOOPBACK).await;
     assert_eq!(ended.code, 0, "{ended:#?}");
     let ended = container
@@ -143,7 +144,7 @@ async fn of_several_sizes_the_largest_is_judged() {
     assert!(ended.out.contains("reduce 2097152 bytes"), "{}", ended.out);
 }
 
-/// The reference fails every pod with one GPU, for it has no bus bandwidth.
+/// The reference implementation fails every pod with one GPU, since it has no bus bandwidth.
 #[tokio::test]
 async fn one_gpu_passes_by_its_memory_whatever_the_threshold() {
     let mut container = container(&with_bandwidth(1, 1.0));
@@ -240,7 +241,7 @@ async fn an_error_of_nccl_is_judged_by_the_adrs_table() {
             .insert(call.to_owned(), Behaviour::Code(code));
         let ended = container(&scenario).run(LOOPBACK).await;
         let event = ended.event();
-        // What the container lacks stops no pod.
+        // A lack in the container stops no pod.
         let stops = !["CONTAINER_LACKS_RESOURCES", "NO_GPU"].contains(&error);
         assert_eq!(ended.code, u8::from(stops), "{ended:#?}");
         assert_eq!(event.error_code, ["NCCL_TEST_ERROR"]);
@@ -261,7 +262,7 @@ async fn the_variable_that_may_have_nccl_refuse_is_named_while_it_counts() {
     scenario
         .calls
         .insert("ncclCommInitRank".to_owned(), refuses);
-    // The second test leaves out what is the user's.
+    // The second test leaves out the user's variables.
     for inherited in ["", "NCCL_ALGO"] {
         let mut container = container(&scenario);
         container.set("NCCL_ALGO", "Star");
@@ -380,7 +381,7 @@ async fn a_bad_setting_is_a_configuration_error_that_names_it() {
             "{}",
             ended.termination
         );
-        // Who does not know its node, or where to report, tells nobody.
+        // A check without its node's name or a destination reports nothing.
         let unknown = [
             "PROCESSING_STRATEGY",
             "NODE_NAME",
@@ -422,7 +423,7 @@ async fn store_only_is_reported_and_never_stops_a_pod() {
     assert_eq!(ended.code, 0, "{ended:#?}");
 }
 
-/// The ADR's names of what all checks have.
+/// Names of the shared settings in the ADR.
 #[tokio::test]
 async fn the_adrs_names_of_settings_are_taken() {
     let mut container = container(&with_bandwidth(2, 0.0));
@@ -438,12 +439,12 @@ async fn a_connector_that_is_away_never_turns_a_pass_into_a_failure() {
     let mut container = container(&with_bandwidth(2, 400.0));
     container.set("PLATFORM_CONNECTOR_SOCKET", "/nowhere/connector.sock");
     let output = container.command(LOOPBACK).output().await.unwrap();
-    let told = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(0), "{told}");
-    assert!(told.contains("nccl-loopback: passed: 2 GPUs"), "{told}");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{stderr}");
+    assert!(stderr.contains("nccl-loopback: passed: 2 GPUs"), "{stderr}");
     assert!(
-        told.contains("no connector listens on /nowhere/connector.sock"),
-        "{told}"
+        stderr.contains("no connector listens on /nowhere/connector.sock"),
+        "{stderr}"
     );
 }
 
@@ -458,7 +459,7 @@ async fn a_signal_ends_it_in_order_with_its_own_exit_code() {
         .unwrap();
     let pid = Pid::from_raw(child.id().unwrap().try_into().unwrap()).unwrap();
     let log = container.file("termination-log");
-    // It hears signals before it asks the libraries, and hangs in them.
+    // The signal arrives before and during a call to a library that hangs.
     wait_for(|| workers_of(pid) > 0).await;
     kill_process(pid, Signal::TERM).unwrap();
     let output = tokio::time::timeout(Duration::from_secs(60), child.wait_with_output());
@@ -469,21 +470,21 @@ async fn a_signal_ends_it_in_order_with_its_own_exit_code() {
         "{}",
         String::from_utf8_lossy(&output.stderr)
     );
-    let told = std::fs::read_to_string(log).unwrap();
+    let text = std::fs::read_to_string(log).unwrap();
     assert!(
-        told.starts_with("SIGNAL: SIGTERM ended the check"),
-        "{told}"
+        text.starts_with("SIGNAL: SIGTERM ended the check"),
+        "{text}"
     );
     assert_eq!(container.witness.events(), []);
     wait_for(|| workers_of(pid) == 0).await;
 }
 
-/// Returns the number of processes that a check has begun.
+/// Returns the number of processes that a check has started.
 fn workers_of(check: Pid) -> usize {
     let parent = check.as_raw_nonzero().to_string();
     let all = std::fs::read_dir("/proc").unwrap().flatten();
     let stats = all.filter_map(|entry| std::fs::read_to_string(entry.path().join("stat")).ok());
-    // Behind the name, which may hold anything: state and parent.
+    // After the name, which may contain anything: state and parent.
     stats
         .filter(|stat| {
             let behind = stat
@@ -495,7 +496,7 @@ fn workers_of(check: Pid) -> usize {
         .count()
 }
 
-/// Runs a check as a process with the variables of a pod, of which the named ones are the user's.
+/// Runs a check as a process with the variables of a pod, marking some as the user's.
 async fn with_users(container: &mut Container, variables: &[(&str, &str)], users: &str) -> Output {
     for (name, value) in variables {
         container.set(name, value);
@@ -516,14 +517,14 @@ async fn a_pod_that_slows_nccl_down_itself_blames_no_node_and_starts() {
     let event = slow.witness.events().pop().unwrap();
     assert!(event.is_healthy && !event.is_fatal, "{event:#?}");
     for text in [
-        "at least 150 GB/s is wanted (the default); measured without the pod's NCCL_DEBUG, \
+        "at least 150 GB/s is required (the default); measured without the pod's NCCL_DEBUG, \
          NCCL_P2P_DISABLE, with which 8 GPUs",
         "below the 150 GB/s",
     ] {
         assert!(event.message.contains(text), "{text}: {event:#?}");
     }
 
-    // What the configuration of the check sets is no user's.
+    // Variables set by the check's configuration do not count as the user's.
     let ended = with_users(&mut slow, &users, "NCCL_DEBUG").await;
     assert_eq!(ended.status.code(), Some(1), "{ended:?}");
     let event = slow.witness.events().pop().unwrap();

@@ -1,4 +1,4 @@
-//! A container in which a check runs.
+//! Container for running a check in tests.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -13,12 +13,12 @@ use gpuwarden_checks::environment::Environment;
 use gpuwarden_checks::witness::Witness;
 use gpuwarden_checks::{Check, Launcher};
 
-/// Set for a process of the test program that is to be a worker.
+/// Variable set for a process of the test program that is to be a worker.
 const WORKER: &str = "GPUWARDEN_TEST_WORKER";
-/// Set for one that is to be a check, with its name.
+/// Variable set for a process that is to be a check, with the check's name.
 const CHECK: &str = "GPUWARDEN_TEST_CHECK";
 
-/// No test, but the door to the process that calls the fake libraries.
+/// Not a test, but the entry point of the process that calls the fake libraries.
 #[test]
 fn worker_process() {
     if env::var_os(WORKER).is_some() {
@@ -26,7 +26,7 @@ fn worker_process() {
     }
 }
 
-/// No test, but the door to a process that is a check.
+/// Not a test, but the entry point of a process that is a check.
 #[test]
 #[allow(clippy::exit)]
 fn check_process() {
@@ -39,7 +39,7 @@ fn check_process() {
         let (launcher, mut out) = (launcher(), std::io::stderr());
         let run = gpuwarden_checks::run(check(&name), &environment, &launcher, &mut out);
         let code = runtime.block_on(run);
-        // The harness has an exit code of its own.
+        // The test harness would exit with its own code.
         std::process::exit(code.into());
     }
 }
@@ -49,7 +49,7 @@ pub(super) fn check(name: &str) -> Check {
     all.find(|check| check.name() == name).unwrap()
 }
 
-/// Returns how the test program is started as a worker.
+/// Returns a launcher for the test program as a worker.
 pub(super) fn launcher() -> Launcher {
     Launcher {
         program: env::current_exe().unwrap(),
@@ -59,7 +59,8 @@ pub(super) fn launcher() -> Launcher {
     }
 }
 
-/// Returns how the test program is started as a check: a variable, the program, its arguments.
+/// Returns the invocation of the test program as a check: a variable, the program, its
+/// arguments.
 pub(super) fn as_check(check: Check) -> (OsString, OsString, Vec<OsString>) {
     let variable = format!("{CHECK}={}", check.name());
     let program = env::current_exe().unwrap();
@@ -72,14 +73,14 @@ fn door(name: &str) -> Vec<OsString> {
     arguments.map(Into::into).into()
 }
 
-/// A container, with GPUs and a connector.
+/// Container with GPUs and a connector.
 pub(super) struct Container {
     pub(super) witness: Witness,
     pub(super) variables: BTreeMap<String, String>,
     pub(super) directory: tempfile::TempDir,
 }
 
-/// The end of a check.
+/// Outcome of a check.
 #[derive(Debug)]
 pub(super) struct Ended {
     pub(super) code: u8,
@@ -89,7 +90,7 @@ pub(super) struct Ended {
 }
 
 impl Container {
-    /// Returns one with these GPUs.
+    /// Returns a container with these GPUs.
     pub(super) fn new(scenario: &Scenario) -> Self {
         let directory = tempfile::tempdir().unwrap();
         fakes::install(directory.path(), scenario).unwrap();
@@ -139,7 +140,7 @@ impl Container {
         }
     }
 
-    /// Returns a check as a process of its own, with the variables.
+    /// Returns the command of a check as a separate process, with the variables.
     pub(super) fn command(&self, check: Check) -> tokio::process::Command {
         let mut command = tokio::process::Command::new(env::current_exe().unwrap());
         command
@@ -160,7 +161,7 @@ impl Ended {
     }
 }
 
-/// Waits for a state of something else.
+/// Waits until a condition holds.
 pub(super) async fn wait_for(state: impl Fn() -> bool) {
     let begun = Instant::now();
     while !state() {

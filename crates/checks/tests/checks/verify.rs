@@ -1,4 +1,4 @@
-//! `verify`: our own checks keep the contract, and each way to break it is told.
+//! Tests of `verify`: gpuwarden's checks follow the contract, and each violation is reported.
 
 use std::ffi::OsString;
 use std::fs;
@@ -17,7 +17,7 @@ async fn verified(settings: &VerifySettings) -> (u8, String) {
     (code, String::from_utf8(out).unwrap())
 }
 
-/// Returns a check of ours in a container, as a command.
+/// Returns a check of gpuwarden in a container, as a command.
 fn own(container: &Container, check: Check) -> VerifySettings {
     let mut arguments: Vec<OsString> = Vec::new();
     for (name, value) in &container.variables {
@@ -76,7 +76,7 @@ async fn our_own_checks_keep_the_contract_whether_they_pass_or_fail() {
 
 #[tokio::test]
 async fn each_breach_of_the_contract_is_told() {
-    for (text, told) in [
+    for (text, expected) in [
         (
             "exit 0",
             "sends at least one event to PLATFORM_CONNECTOR_SOCKET: it sent none",
@@ -94,7 +94,7 @@ async fn each_breach_of_the_contract_is_told() {
     ] {
         let (code, out) = verified(&script(text, Duration::from_secs(1))).await;
         assert_eq!(code, 1, "{text}: {out}");
-        assert!(out.contains(told), "{text}: {out}");
+        assert!(out.contains(expected), "{text}: {out}");
         assert!(
             out.ends_with("sh breaks the contract of preflight checks\n"),
             "{out}"
@@ -105,19 +105,19 @@ async fn each_breach_of_the_contract_is_told() {
 #[tokio::test]
 async fn what_a_check_has_started_ends_with_it() {
     let directory = tempfile::tempdir().unwrap();
-    for (name, then, told) in [
+    for (name, then, expected) in [
         ("hangs", "sleep 1000", "it did not end in time"),
         ("ends", "exit 3", "it ended with exit status: 3"),
     ] {
         let file = directory.path().join(name);
         let text = format!("sleep 1000 & echo $! >> {}; {then}", file.display());
         let (_, out) = verified(&script(&text, Duration::from_secs(1))).await;
-        assert!(out.contains(told), "{out}");
+        assert!(out.contains(expected), "{out}");
         let noted = fs::read_to_string(&file).unwrap();
         assert_eq!(noted.lines().count(), 2, "one of each run");
         for pid in noted.lines() {
             let stat = Path::new("/proc").join(pid).join("stat");
-            // One that nobody has taken leave of is gone, too.
+            // A zombie counts as gone, too.
             let is_there = || fs::read_to_string(&stat).is_ok_and(|stat| !stat.contains(") Z "));
             support::wait_for(|| !is_there()).await;
         }
@@ -150,7 +150,7 @@ async fn a_check_that_cannot_be_run_is_no_verdict() {
     assert_eq!(error.to_string(), "/nowhere/check cannot be run");
 }
 
-/// The worked example of the documentation, with stubs of the stock generator.
+/// Example of the documentation, with stubs from the stock generator.
 #[tokio::test]
 async fn the_example_of_the_documentation_keeps_the_contract() {
     let Some(python) = testkit::require(testkit::Component::PythonGrpc) else {
@@ -175,7 +175,7 @@ async fn the_example_of_the_documentation_keeps_the_contract() {
         .current_dir(directory.path())
         .status();
     assert!(made.unwrap().success());
-    // One directory has room enough, the other one none.
+    // One directory has enough room, the other one has not.
     for (scratch, word) in [
         ("/", "a pass sends a healthy event"),
         ("/proc", "a failure sends an event"),

@@ -1,4 +1,4 @@
-//! Gangs that reduce by NCCL, each pod with fake libraries and GPUs of its own.
+//! Tests of gangs that reduce by NCCL, each pod with its own fake libraries and GPUs.
 
 use std::fs;
 
@@ -7,7 +7,7 @@ use fakes::{Behaviour, Scenario};
 
 use super::{Ended, Pods, only};
 
-/// Returns a gang that reduces by NCCL, each pod with two GPUs of its own, of which these are the bandwidths.
+/// Returns a gang that reduces by NCCL, each pod with two GPUs with the given bandwidth.
 fn by_nccl(gb_s: [f64; 3]) -> Pods {
     let mut pods = Pods::here(3);
     pods.set("GPUWARDEN_COLLECTIVE", "nccl")
@@ -20,12 +20,12 @@ fn by_nccl(gb_s: [f64; 3]) -> Pods {
     pods
 }
 
-/// Asserts that the second of three pods, and nobody else, is to blame.
+/// Asserts that the second of three pods, and no other, is blamed.
 fn assert_blames_the_second(ends: &[Ended], code: &str) {
     for (rank, ended) in ends.iter().enumerate() {
         assert_eq!(ended.code, Some(1), "{ended:#?}");
         assert!(
-            ended.told.contains("; to blame: pod-1 on node-1"),
+            ended.stderr.contains("; to blame: pod-1 on node-1"),
             "{ended:#?}"
         );
         assert_eq!(ended.events.len(), usize::from(rank == 1), "{ended:#?}");
@@ -40,8 +40,8 @@ async fn pods_reduce_together_by_nccl_and_the_one_with_slow_gpus_is_named() {
     for ended in by_nccl([200.0; 3]).run().await {
         assert_eq!(ended.code, Some(0), "{ended:#?}");
         assert!(only(&ended).is_healthy, "{ended:#?}");
-        let told = "passed: 6 devices reduce with a bus bandwidth of ";
-        assert!(ended.told.contains(told), "{ended:#?}");
+        let expected = "passed: 6 devices reduce with a bus bandwidth of ";
+        assert!(ended.stderr.contains(expected), "{ended:#?}");
     }
     let ends = by_nccl([200.0, 50.0, 200.0]).run().await;
     assert_blames_the_second(&ends, "NCCL_ALLREDUCE_BW_DEGRADED");
@@ -58,7 +58,7 @@ async fn the_pod_whose_gpu_reduces_wrongly_is_named() {
     assert_eq!(only(&ends[1]).metadata["nccl_error"], "WRONG_RESULT");
 }
 
-/// The GPUs of one pod.
+/// A gang of one pod with several GPUs.
 #[tokio::test]
 async fn one_pod_reduces_by_nccl() {
     let pods = Pods::here(1);
@@ -70,7 +70,7 @@ async fn one_pod_reduces_by_nccl() {
     let ended = pods.run().await;
     assert_eq!(ended[0].code, Some(0), "{ended:#?}");
     assert!(
-        ended[0].told.contains("passed: 4 devices reduce"),
+        ended[0].stderr.contains("passed: 4 devices reduce"),
         "{ended:#?}"
     );
 
@@ -85,12 +85,13 @@ async fn one_pod_reduces_by_nccl() {
         assert_eq!(ended[0].code, Some(1), "{ended:#?}");
         let event = ended[0].events.last().unwrap();
         assert_eq!(event.error_code, [code], "{ended:#?}");
-        // There is no other member that it could be compared with.
+        // There is no other member to compare with.
         assert!(!event.is_fatal, "{event:#?}");
     }
 }
 
-/// The GPU of one pod: its memory can be tested, and NCCL, which has nothing to do, refuses nothing.
+/// A gang of one GPU: its memory can be tested, and NCCL, which has nothing to do, refuses
+/// nothing.
 #[tokio::test]
 async fn a_gang_of_one_gpu_is_tested_as_far_as_one_gpu_can_be() {
     let mut pods = Pods::here(1);
@@ -104,9 +105,9 @@ async fn a_gang_of_one_gpu_is_tested_as_far_as_one_gpu_can_be() {
     fakes::write(pods.containers[0].directory.path(), &scenario).unwrap();
     let ended = pods.run().await;
     assert_eq!(ended[0].code, Some(0), "{ended:#?}");
-    let told = "passed: 1 device has nobody to reduce with; it keeps what is written to it, and its memory copies";
-    assert!(ended[0].told.contains(told), "{ended:#?}");
-    // A pass of one GPU ends nothing that was found of another.
+    let expected = "passed: 1 device has no peer to reduce with; it keeps what is written to it, and its memory copies";
+    assert!(ended[0].stderr.contains(expected), "{ended:#?}");
+    // A pass of one GPU does not close findings about another.
     assert_eq!(gpus_of(only(&ended[0])).len(), 1, "{ended:#?}");
 
     scenario.gpu_mut(0).corrupts = true;
@@ -114,8 +115,8 @@ async fn a_gang_of_one_gpu_is_tested_as_far_as_one_gpu_can_be() {
     fakes::write(pods.containers[0].directory.path(), &scenario).unwrap();
     let ended = pods.run().await;
     assert_eq!(ended[0].code, Some(1), "{ended:#?}");
-    let told = "the test of 1 device fails: the GPU at ";
-    assert!(ended[0].told.contains(told), "{ended:#?}");
+    let expected = "the test of 1 device fails: the GPU at ";
+    assert!(ended[0].stderr.contains(expected), "{ended:#?}");
     let event = ended[0].events.last().unwrap();
     assert!(event.is_fatal, "{event:#?}");
     assert_eq!(event.metadata["nccl_error"], "WRONG_RESULT");
@@ -129,7 +130,8 @@ fn gpus_of(event: &HealthEvent) -> Vec<&str> {
     gpus.map(|entity| entity.entity_value.as_str()).collect()
 }
 
-/// The judgement is that of a loopback: an error of a GPU is its fault, and what the container lacks stops no pod.
+/// Judged like a loopback: an error of a GPU is its fault, and a lack in the container stops no
+/// pod.
 #[tokio::test]
 async fn an_error_of_cuda_is_judged_without_another_pod_to_compare_with() {
     let mut pods = Pods::here(1);
@@ -153,12 +155,12 @@ async fn an_error_of_cuda_is_judged_without_another_pod_to_compare_with() {
         fakes::write(pods.containers[0].directory.path(), &scenario).unwrap();
         let ended = pods.run().await;
         assert_eq!(ended[0].code, Some(ends), "{ended:#?}");
-        let told = if ends == 0 {
+        let expected = if ends == 0 {
             ": not tested: "
         } else {
             ": failed: "
         };
-        assert!(ended[0].told.contains(told), "{ended:#?}");
+        assert!(ended[0].stderr.contains(expected), "{ended:#?}");
         let event = ended[0].events.last().unwrap();
         assert_eq!(event.error_code, ["NCCL_ALLREDUCE_ERROR"], "{event:#?}");
         assert_eq!(event.metadata["nccl_error"], error, "{event:#?}");
@@ -185,8 +187,8 @@ async fn the_variable_that_may_have_nccl_refuse_is_named() {
         assert_eq!(ended.code, Some(1), "{ended:#?}");
         assert!(!only(&ended).is_fatal, "{ended:#?}");
         let named = "; NCCL_SOCKET_IFNAME=nowhere0 of pod-";
-        assert!(ended.told.contains(named), "{ended:#?}");
-        assert!(!ended.told.contains("only together fail"), "{ended:#?}");
+        assert!(ended.stderr.contains(named), "{ended:#?}");
+        assert!(!ended.stderr.contains("fail only together"), "{ended:#?}");
     }
 }
 
@@ -204,7 +206,7 @@ async fn a_slow_result_with_a_topology_file_of_ours_is_measured_again_without_it
         (480.0, 40.0, "", 0, true),
         (40.0, 480.0, "", 0, false),
         (40.0, 40.0, "", 1, true),
-        // The user's counts as it is.
+        // The user's file is used unchanged.
         (480.0, 40.0, users.to_str().unwrap(), 1, false),
     ] {
         scenario.nccl.bandwidth_gb_s = without;
@@ -212,6 +214,6 @@ async fn a_slow_result_with_a_topology_file_of_ours_is_measured_again_without_it
         fakes::write(pods.containers[0].directory.path(), &scenario).unwrap();
         let ended = pods.set("NCCL_TOPO_FILE", file).run().await;
         assert_eq!(ended[0].code, Some(code), "{ended:#?}");
-        assert_eq!(ended[0].told.contains(again), is_again, "{ended:#?}");
+        assert_eq!(ended[0].stderr.contains(again), is_again, "{ended:#?}");
     }
 }
