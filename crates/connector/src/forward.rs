@@ -1,4 +1,3 @@
-//!
 //! Forwarding of events to another gRPC service, in addition to the store: NVSentinel's gRPC
 //! sink.
 //!
@@ -151,7 +150,7 @@ impl Forwarding {
             missed: Arc::default(),
             missed_metric: metrics.counter(
                 "gpuwarden_forward_missed_events",
-                "Health events that were stored and not handed on, for want of room on the disk",
+                "Health events that were stored but not forwarded, for want of room on the disk",
             ),
             behind: Arc::new(Semaphore::new(MAX_BEHIND)),
             seldom: Arc::default(),

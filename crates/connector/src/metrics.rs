@@ -41,13 +41,13 @@ runtime::metrics! {
         accepted: Counter = "gpuwarden_events_accepted",
         /// Health events that were stored before, such as a sender's retry.
         repeated: Counter = "gpuwarden_events_repeated",
-        /// Health events refused: invalid, of a node that the sender may not speak for, too
+        /// Health events refused: invalid, about a node that the sender may not report on, too
         /// many in one request, or faster than users may report.
         refused: Family<Labels<1>, Counter> = "gpuwarden_events_refused",
-        /// Metadata entries under gpuwarden.dev/ that senders of health events had chosen,
-        /// and that were taken off.
+        /// Metadata entries under gpuwarden.dev/ that senders of health events had set, and
+        /// that were removed.
         pub(super) metadata_taken_off: Counter = "gpuwarden_event_metadata_taken_off",
-        /// Health events that the store did not take; their senders got an error.
+        /// Health events that the store did not accept; their senders got an error.
         pub(super) not_stored: Counter = "gpuwarden_events_not_stored",
     }
 }
@@ -59,7 +59,7 @@ runtime::metrics! {
         pub(super) evaluation_errors: Counter = "nvsentinel_override_evaluation_errors",
         /// Repeats of stored events that were not stored, because the sink was full.
         pub(super) left_out: Counter = "gpuwarden_events_left_out",
-        /// Faults that were let through unseen, for want of room.
+        /// Faults that were let through without being remembered, for want of room.
         pub(super) not_remembered: Counter = "gpuwarden_dedup_not_remembered",
         /// Fields of events that overrides have changed.
         applied: Family<Labels<2, String>, Counter> = "nvsentinel_overrides_applied",
@@ -69,7 +69,7 @@ runtime::metrics! {
                 MAX_REPEAT_SERIES,
                 others(["check", "node", "err_code"]),
             ),
-        /// Events that lack what the cluster knows of their node.
+        /// Events without the cluster's data about their node.
         unaugmented: Family<Labels<1>, Counter> = "gpuwarden_events_unaugmented",
     }
 }
@@ -98,7 +98,7 @@ runtime::metrics! {
                 others(["workload"]),
                 check_seconds as fn() -> Histogram,
             ),
-        /// Preflight checks with a setting that cannot be meant.
+        /// Preflight checks with an invalid setting.
         config_errors: BoundedFamily<Labels<1, String>, Counter> =
             "preflight_config_errors"(MAX_CHECK_SERIES, others(["error"])),
     }

@@ -77,7 +77,7 @@ pub fn register(metrics: &Metrics) {
     if let Some(queue) = STANDARD_ERROR.get() {
         metrics.register(
             "gpuwarden_log_lines_lost",
-            "Log lines that could not be written, or not as fast as they came",
+            "Log lines that could not be written, or not fast enough",
             queue.lost(),
         );
     }

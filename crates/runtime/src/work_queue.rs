@@ -71,31 +71,31 @@ impl WorkQueue {
                 depth: add(
                     registry,
                     name("depth"),
-                    format!("Waiting or under way: {what}"),
+                    format!("Waiting or in progress: {what}"),
                     Gauge::default(),
                 ),
                 adds: add(
                     registry,
                     name("adds_total"),
-                    format!("How many there were: {what}"),
+                    format!("Total number: {what}"),
                     LegacyCounter::default(),
                 ),
                 latency: add(
                     registry,
                     name("latency_seconds"),
-                    format!("Time until work on it began: {what}"),
+                    format!("Wait before the start of work: {what}"),
                     histogram(),
                 ),
                 duration: add(
                     registry,
                     name("work_duration_seconds"),
-                    format!("Time from the begin of work on it to its end: {what}"),
+                    format!("Duration of work: {what}"),
                     histogram(),
                 ),
                 retries: add(
                     registry,
                     name("retries_total"),
-                    format!("How many failed in a way that may pass: {what}"),
+                    format!("Number of failures that may be temporary: {what}"),
                     LegacyCounter::default(),
                 ),
                 under_way,
@@ -167,12 +167,12 @@ impl Collector for Ages {
         for (metric, help, value) in [
             (
                 "longest_running_processor_seconds",
-                "How long the oldest piece of work has been under way",
+                "Time that the oldest piece of work has been in progress",
                 oldest,
             ),
             (
                 "unfinished_work_seconds",
-                "How long all that is under way has been so, added up",
+                "Total time that all work in progress has taken so far",
                 all,
             ),
         ] {

@@ -19,16 +19,16 @@ runtime::metrics! {
         pub(super) delivered: Counter = "events",
         /// Health events that the receiver refused, and that were put aside.
         refused: Counter = "refused_events",
-        /// Health events on which the receiver failed while it took others, and that were put
-        /// aside.
+        /// Health events that made the receiver fail while it accepted others, and that were
+        /// put aside.
         not_taken: Counter = "not_taken_events",
-        /// Health events on which the receiver fails, and that are tried again.
+        /// Health events that make the receiver fail, and that are retried.
         suspects: Gauge = "suspect_events",
-        /// Times that the receiver had another store, or another beginning of it, than before.
+        /// Changes of the receiver's store, or of the end of its history.
         stores: Counter = "store_changes",
-        /// Health events that were delivered and wait again, for another store.
+        /// Delivered health events that were queued again, for another store.
         again: Counter = "resent_events",
-        /// Failed attempts to deliver a batch, by gRPC code; each is tried again.
+        /// Failed attempts to deliver a batch, by gRPC code; each is retried.
         failed: Family<Labels<1, String>, Counter> = "failures",
         sink: Option<SinkMetrics>,
     }
@@ -40,7 +40,7 @@ runtime::metrics! {
     struct SinkMetrics {
         /// Requests to the gRPC sink's target.
         sent: Family<Labels<1>, Counter> = "grpc_sink_platform_connector_send",
-        /// Requests to the gRPC sink's target that failed and are made again.
+        /// Requests to the gRPC sink's target that failed and are retried.
         retried: Counter = "grpc_sink_platform_connector_retry",
         /// Time until the gRPC sink's target has answered.
         duration: Histogram = "grpc_sink_platform_connector_send_duration_milliseconds"(

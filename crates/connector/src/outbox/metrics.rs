@@ -16,9 +16,9 @@ runtime::metrics! {
         bytes: Gauge = "bytes",
         /// Time when the oldest waiting event was accepted, 0 if none waits.
         oldest: Gauge<f64, AtomicU64> = "oldest_timestamp_seconds",
-        /// Bytes of the outbox that were no whole event, since the start.
+        /// Bytes of the outbox that belong to no whole event, since the start.
         damaged: Gauge = "damaged_bytes",
-        /// Health events that were not taken, and that are kept on disk for a person.
+        /// Refused health events that are kept on disk for a person.
         aside: Gauge = "aside_events",
         /// Health events that were delivered and are kept, for another store that may lack them.
         kept: Gauge = "kept_events",
