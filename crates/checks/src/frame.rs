@@ -50,7 +50,7 @@ pub enum Check {
 struct Common {
     node: String,
     way: Way,
-    /// Age up to that a pass counts for the same GPUs; `None` always runs the check.
+    /// Largest age of a pass that still counts for the same GPUs; `None` always runs the check.
     cache: Option<Duration>,
     /// True if a check that could test nothing exits like a failed one.
     untested_fails: bool,

@@ -74,7 +74,7 @@ impl AcceptNodes {
 
 // === impl Caller ===
 
-/// Metadata keys that only a controller writes, after the connector. Values from a sender are
+/// Metadata keys that only a controller writes, without the connector. Values from a sender are
 /// forged.
 const NEVER_SENT: [&str; 2] = [keys::META_TAKEN_OVER, keys::META_GONE_AFTER];
 

@@ -94,7 +94,7 @@ fn reached_by<T>(request: &mut Request<T>) -> Result<Caller, Status> {
         reached.set();
     }
     let caller = request.extensions_mut().remove::<Caller>();
-    caller.ok_or_else(|| Status::internal("a request came in past the admission"))
+    caller.ok_or_else(|| Status::internal("a request bypassed the admission"))
 }
 
 // === impl Service ===

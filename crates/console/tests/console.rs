@@ -515,7 +515,7 @@ async fn ready_means_that_everything_is_seen() {
         (
             Duration::ZERO,
             SourceState::CatchingUp,
-            "source kernel-log still reads",
+            "source kernel-log is still catching up",
         ),
     ] {
         server.kernel_log.update(now, |status| status.state = state);

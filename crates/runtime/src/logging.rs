@@ -34,9 +34,7 @@ pub enum LogFormat {
 
 /// Log filter that cannot be parsed.
 #[derive(Debug, thiserror::Error)]
-#[error(
-    "log filter {filter:?} is not understood; examples: info, debug, warn,gpuwarden_agent=debug"
-)]
+#[error("log filter {filter:?} is not valid; examples: info, debug, warn,gpuwarden_agent=debug")]
 pub struct FilterError {
     filter: String,
     #[source]

@@ -138,7 +138,7 @@ impl Sources {
                         // A source whose events reach nobody is as blind as one that cannot
                         // read.
                         status.state = SourceState::Failing;
-                        status.detail = format!("{}: events not taken: {refusal}", status.detail);
+                        status.detail = format!("{}: events refused: {refusal}", status.detail);
                     }
                     let silent = now.saturating_sub(*alive) > STUCK_AFTER;
                     if silent && state != SourceState::Ended {
@@ -157,9 +157,9 @@ impl Sources {
             let (name, detail) = (source.name, source.detail);
             reasons.extend(match source.state {
                 SourceState::Following | SourceState::Ended => None,
-                SourceState::CatchingUp => Some(format!(
-                    "source {name} still reads what was there before: {detail}"
-                )),
+                SourceState::CatchingUp => {
+                    Some(format!("source {name} is still catching up: {detail}"))
+                }
                 SourceState::Failing => Some(format!("source {name} fails: {detail}")),
                 SourceState::Stuck => Some(format!(
                     "source {name} is stuck: no sign of life since {}: {detail}",
@@ -288,7 +288,7 @@ mod tests {
         assert_eq!((status.state, status.refused), (SourceState::Failing, 2));
         assert_eq!(
             status.detail,
-            "/dev/kmsg: events not taken: nodeName is empty"
+            "/dev/kmsg: events refused: nodeName is empty"
         );
         handle.handed_over(now, 0, Ok(()));
         let status = &sources.statuses()[0];

@@ -377,7 +377,7 @@ impl Outgoing {
             return error;
         }
         // HTTP/2 passes on only the kind and the text of an error.
-        let text = format!("the other end did not take the connection: {error}");
+        let text = format!("the other end did not accept the connection: {error}");
         io::Error::new(io::ErrorKind::ConnectionRefused, text)
     }
 }

@@ -82,7 +82,7 @@ impl<S> Admission<S> {
         mut request: http::Request<Body>,
     ) -> Result<(http::Request<Body>, impl Send + 'static), Status> {
         let Some(caller) = (self.identify)(request.extensions()) else {
-            return Err(Status::unauthenticated("who sends this is not known"));
+            return Err(Status::unauthenticated("the sender is not identified"));
         };
         let user = match &caller {
             Caller::Local(peer) => peer.sharing_user(),
@@ -120,8 +120,8 @@ fn too_large(bytes: usize) -> Status {
 
 fn busy(limit: usize, of: &str) -> Status {
     Status::resource_exhausted(format!(
-        "{limit} {of} can be worked on at once, and of these a share for each user of a machine; \
-         send it again later"
+        "at most {limit} {of} are processed at once, and a share of them for each user of a machine; \
+         retry later"
     ))
 }
 
@@ -186,7 +186,7 @@ fn log_turned_away(seldom: &Seldom, sender: &Caller, status: &Status) {
         tracing::warn!(
             %sender,
             not_logged_before,
-            "a request was turned away ({:?}): {}",
+            "a request was refused ({:?}): {}",
             status.code(),
             status.message()
         );

@@ -73,7 +73,7 @@ pub enum BodyError {
     #[error("too many requests are being read; retry later")]
     Crowded,
     /// The sender disconnected, or does not speak HTTP.
-    #[error("the request broke off")]
+    #[error("the request was cut off")]
     Broken(#[source] axum::Error),
 }
 

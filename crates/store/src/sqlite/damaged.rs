@@ -201,7 +201,7 @@ impl Damage {
         );
         let note = format!("{}\n{what}", self.file.as_deref().unwrap_or_default());
         if let Err(error) = fs::write(with_ending(&self.database, DAMAGED), note) {
-            tracing::warn!(err = %error, "the damage could not be noted for the next start");
+            tracing::warn!(err = %error, "the damage could not be recorded for the next start");
         }
     }
 }

@@ -136,7 +136,7 @@ async fn a_target_that_does_not_trust_us_costs_no_event() {
     let target = Target::default();
     let (_stop, _served) = target.serve_by(listening, Some(mutual(dir)));
     installation.accept(&numbered(0..1)).await;
-    installation.failing("did not take the connection").await;
+    installation.failing("did not accept the connection").await;
     // Enough attempts to make an event a suspect.
     while installation.failed_attempts() < 6 {
         tokio::time::sleep(Duration::from_millis(10)).await;

@@ -27,7 +27,7 @@ impl Log {
         let part = self.limits.bytes / USERS_PART as u64;
         (events > self.limits.events / USERS_PART || bytes > part).then(|| {
             let what = format!(
-                "{events} events of users, {bytes} bytes, would wait; the rest of the room is for \
+                "{events} events of users, {bytes} bytes, would wait; the remaining room is reserved for \
                  monitors"
             );
             OutboxError::Full { what }
@@ -45,11 +45,14 @@ impl Log {
                 if self.give_up_repeat() {
                     continue;
                 }
-                format!("{} events wait, no more are held", self.waiting.len())
+                format!("{} events wait, which is the limit", self.waiting.len())
             } else if bytes > self.limits.bytes {
                 format!("{} bytes of {} are in use", self.bytes(), self.limits.bytes)
             } else if self.segments.len() >= MAX_SEGMENTS {
-                format!("{} files are in use, no more are made", self.segments.len())
+                format!(
+                    "{} files are in use, which is the limit",
+                    self.segments.len()
+                )
             } else {
                 return None;
             };
