@@ -22,24 +22,22 @@ pub(crate) mod answer;
 mod header;
 mod metrics;
 mod pauses;
+mod request;
 mod suspects;
 
 use std::time::Duration;
 
 use contract::proto::platform_connector_client::PlatformConnectorClient;
-use contract::{EVENT_VERSION, HealthEvents, keys};
-use jiff::Timestamp;
-use model::event;
 use runtime::backoff::Backoff;
 use runtime::metrics::Metrics;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+use tonic::Status;
 use tonic::transport::Channel;
-use tonic::{Request, Status};
 
+use crate::MAX_REQUEST_BYTES;
 use crate::outbox::{Outbox, OutboxStatus, WaitingEvent};
-use crate::{MAX_REQUEST_BYTES, addressee};
 use answer::NotTaken;
 use metrics::DeliveryMetrics;
 use pauses::{PAUSES, Pauses, Stay, pause};
@@ -51,8 +49,6 @@ pub use header::{Header, token_header};
 const BATCH: usize = 500;
 /// Approximate size of a request (bytes); far below the limit of receivers.
 const BATCH_BYTES: u64 = 1024 * 1024;
-/// Time limit for a request, which is then sent again.
-const DEADLINE: Duration = Duration::from_secs(10);
 /// Attempts to send a batch as a whole while the receiver fails, before its events are sent one
 /// by one: some three seconds, with the pauses between.
 const STRIKES: u32 = 5;
@@ -433,59 +429,6 @@ impl Delivery {
         let first = self.suspects.first();
         let done = first.map_or(self.done, |first| self.done.min(first - 1));
         self.outbox.delivered(done).await.ok()
-    }
-
-    /// Makes one request, acknowledged by an OK.
-    async fn send(&mut self, events: &[WaitingEvent]) -> Result<(), Status> {
-        self.asked_at = Instant::now();
-        let request = self.request(events)?;
-        let began = Instant::now();
-        let sending = self.client.health_event_occurred_v1(request);
-        // Covers connections that hang without an error.
-        let answer = tokio::time::timeout(DEADLINE, sending)
-            .await
-            .unwrap_or_else(|_| {
-                let seconds = DEADLINE.as_secs();
-                Err(Status::deadline_exceeded(format!(
-                    "no answer in {seconds} s"
-                )))
-            });
-        self.metrics.sent(answer.is_ok(), began.elapsed());
-        if self.receiver == Receiver::Controller {
-            let from = match &answer {
-                Ok(answer) => addressee::from_answer(answer.metadata()),
-                Err(status) => addressee::from_refusal(status),
-            };
-            self.elsewhere = from.filter(|from| self.store.as_ref() != Some(from));
-        }
-        answer.map(drop)
-    }
-
-    fn request(&self, events: &[WaitingEvent]) -> Result<Request<HealthEvents>, Status> {
-        let ours = self.receiver == Receiver::Controller;
-        let events = events.iter().map(|one| {
-            let mut event = one.event.event.clone();
-            if ours {
-                event::mark_accepted(&mut event, one.event.received_at);
-            }
-            event
-        });
-        let mut request = Request::new(HealthEvents {
-            version: EVENT_VERSION,
-            events: events.collect(),
-        });
-        request.set_timeout(DEADLINE);
-        let metadata = request.metadata_mut();
-        if let Some(value) = (self.header)().map_err(Status::unauthenticated)? {
-            metadata.insert("authorization", value);
-        }
-        if ours {
-            addressee::expect(metadata, self.store.as_deref());
-            if let Ok(now) = Timestamp::now().to_string().parse() {
-                metadata.insert(keys::HEADER_SENT_AT, now);
-            }
-        }
-        Ok(request)
     }
 
     /// Records that `delivered` events were accepted, and that the receiver works.

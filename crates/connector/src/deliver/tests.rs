@@ -2,8 +2,9 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use contract::HealthEvent;
 use contract::proto::platform_connector_server::{PlatformConnector, PlatformConnectorServer};
+use contract::{HealthEvent, HealthEvents};
+use jiff::Timestamp;
 use store::sqlite::SqliteStore;
 use store::{EventLog as _, EventQuery, EventStore, NewEvent};
 use tokio::net::TcpListener;
@@ -11,11 +12,11 @@ use tokio::task::JoinHandle;
 use tonic::metadata::MetadataValue;
 use tonic::service::Routes;
 use tonic::transport::Endpoint;
-use tonic::{Code, Response};
+use tonic::{Code, Request, Response};
 
 use super::*;
 use crate::outbox::Limits;
-use crate::{AcceptNodes, Caller, Connector, service};
+use crate::{AcceptNodes, Caller, Connector, addressee, service};
 
 mod failing;
 mod stores;
