@@ -118,7 +118,7 @@ fn log_panic(info: &PanicHookInfo<'_>) {
     }
 }
 
-/// Rate limit for one log line, so that a peer who can cause the line cannot fill the log.
+/// Rate limit for one log line, so that a peer that can cause the line cannot fill the log.
 #[derive(Debug, Default)]
 pub struct Seldom(Mutex<Logged>);
 

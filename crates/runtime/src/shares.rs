@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Divisor of the total for all users together who are no operators.
+/// Divisor of the total for all users together that are not operators.
 pub const OTHERS: usize = 2;
 /// Divisor of the total for one such user: several users have to act together to use up the
 /// part of all.
