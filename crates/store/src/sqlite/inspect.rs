@@ -3,7 +3,6 @@
 use std::path::Path;
 
 use jiff::Timestamp;
-use model::position::Position;
 use rusqlite::Connection;
 
 use super::{FILE, count, failure, identity, position, query, schema, unreadable, wal};
