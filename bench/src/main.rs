@@ -1,17 +1,20 @@
-//! `cargo xtask bench`: what the product does under a load, in a test cluster or on its own.
+//! `cargo xtask bench`: throughput of the decoder and of the store, and the product under load, in
+//! a test cluster or alone.
 //!
-//! The benchmarks that need no more than the product itself are `gpuwarden bench`, whose figures
-//! these are too.
-//! The product is the release build, started as the tests start it; nothing here passes or
-//! fails. `docs/benchmarks.md` has what we saw.
+//! `gpuwarden bench` measures the time to a cordon and the cost of an idle process.
+//! The product is the release build, started as the tests start it. No figure passes or fails;
+//! `docs/benchmarks.md` lists measured values.
 
 mod burst;
+mod decode;
 mod drain;
+mod file_system;
 mod gpus;
 mod memory;
 mod nodes;
 mod preflight;
 mod product;
+mod store;
 mod storm;
 mod taint;
 
@@ -21,11 +24,11 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::{Parser, ValueEnum};
-use cli::bench::{Figure, OutputArgs, mib, progress, show, watch};
+use cli::bench::{Figure, OutputArgs, progress, show, watch};
 use nodes::with_nodes;
 
-/// Says why a benchmark did not run.
-const NO_CLUSTER: &str = "not run: it needs a test cluster: name one with --kubeconfig FILE";
+/// Note of a benchmark that was skipped.
+const NO_CLUSTER: &str = "not run: needs a test cluster: name one with --kubeconfig FILE";
 
 /// Measure the product under a load, each figure beside a baseline of the same run.
 #[derive(Parser, Clone, Debug)]
@@ -33,55 +36,58 @@ const NO_CLUSTER: &str = "not run: it needs a test cluster: name one with --kube
 #[command(after_help = "Examples:\n  cargo xtask bench\n  \
                   cargo xtask bench burst --kubeconfig \"$(cargo xtask env up)\" -o json")]
 struct Args {
-    /// Only this benchmark; without it, all that can run here.
+    /// Benchmark to run [default: all that can run here].
     #[arg(value_enum, value_name = "NAME")]
     name: Option<Benchmark>,
-    /// Kubeconfig of a test cluster, for all but `storm`, `gpus`, `binary` and the first figure of
-    /// `preflight`: they make nodes, or pods, of their own, load the API server, and delete them.
+    /// Kubeconfig of a test cluster, for all but `decode`, `store`, `storm`, `gpus`, `binary` and
+    /// the first figure of `preflight`. These create nodes or pods of their own, load the API
+    /// server, and delete them.
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
     /// Context of the kubeconfig [default: its current one].
     #[arg(long, value_name = "NAME")]
     context: Option<String>,
-    /// The number of nodes that fail at once in `burst`, one burst after the other, and in `drain`.
+    /// Number of nodes that fail at once in `burst`, one burst after the other, and in `drain`.
     #[arg(long, default_value = "150,375,750", value_delimiter = ',', value_name = "NUMBER",
           value_parser = clap::value_parser!(u16).range(1..=10_000))]
     nodes: Vec<u16>,
-    /// The number of nodes of the cluster in `fleet`, one cluster after the other.
+    /// Number of nodes of the cluster in `fleet`, one cluster after the other.
     #[arg(long, default_value = "1000,5000", value_delimiter = ',', value_name = "NUMBER",
           value_parser = clap::value_parser!(u16).range(1..=20_000))]
     fleet: Vec<u16>,
-    /// The number of members of the gangs in `preflight`, one gang after the other.
+    /// Number of members of the gangs in `preflight`, one gang after the other.
     #[arg(long, default_value = "2,16,64", value_delimiter = ',', value_name = "NUMBER",
           value_parser = clap::value_parser!(u16).range(2..=8_192))]
     gangs: Vec<u16>,
-    /// The time for which `fleet` and `gpus` watch each process (seconds).
+    /// Time for which `fleet` and `gpus` measure each process (seconds).
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=3_600))]
     seconds: u32,
-    /// The output format.
     #[command(flatten)]
     output: OutputArgs,
 }
 
-/// The benchmarks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Benchmark {
+    /// Time to decode a line of kernel log.
+    Decode,
+    /// Durable events per second, into the store and into an agent's outbox. TMPDIR names the disk.
+    Store,
     /// Hundreds of thousands of lines of a few faults.
     Storm,
-    /// Many nodes that fail at once: until all are cordoned, and until all are given back.
+    /// Many nodes that fail at once: time until all are cordoned, and until all are returned.
     Burst,
-    /// Many nodes with 15 pods each that fail at once, with the largest number of `--nodes`: until the last
-    /// pod is gone, and until for each node a reboot is asked for. Needs kwok.
+    /// Many nodes with 15 pods each that fail at once, with the largest number of `--nodes`: time
+    /// until the last pod is gone, and until a reboot is requested for each node. Needs kwok.
     Drain,
-    /// The needs of a controller that has nothing to do in a cluster of many nodes.
+    /// Memory and processor time of an idle controller in a cluster of many nodes.
     Fleet,
-    /// The memory that a process keeps through bursts and kills in a cluster of 1,000 nodes.
+    /// Memory of a process after bursts and kills in a cluster of 1,000 nodes.
     Memory,
-    /// From an XID to the taint of its device.
+    /// Time from an XID to the taint of its device.
     Taint,
-    /// The needs of an agent of GPUs, the job gate, and many watchers of the Device API.
+    /// Cost of an agent with GPUs, of the job gate, and of many watchers of the Device API.
     Gpus,
-    /// The start of a preflight check; questions to the webhook, 1,000 per second; gangs from the last
+    /// Start of a preflight check; 1,000 requests per second to the webhook; gangs from the last
     /// address on.
     Preflight,
     /// Size of the executable.
@@ -101,7 +107,12 @@ async fn main() -> anyhow::Result<ExitCode> {
         let name = name.get_name();
         let needs_cluster = !matches!(
             benchmark,
-            Benchmark::Storm | Benchmark::Gpus | Benchmark::Binary | Benchmark::Preflight
+            Benchmark::Decode
+                | Benchmark::Store
+                | Benchmark::Storm
+                | Benchmark::Gpus
+                | Benchmark::Binary
+                | Benchmark::Preflight
         );
         if needs_cluster && args.kubeconfig.is_none() {
             rows.push(Figure::absent(name, NO_CLUSTER.to_owned()));
@@ -111,7 +122,7 @@ async fn main() -> anyhow::Result<ExitCode> {
             continue;
         }
         progress(&format!("{name} ..."));
-        // What was measured before is not thrown away.
+        // The figures before a failure are kept.
         if let Err(error) = run(*benchmark, &args, &mut rows).await {
             rows.push(Figure::absent(name, format!("failed: {error:#}")));
             code = ExitCode::FAILURE;
@@ -121,9 +132,11 @@ async fn main() -> anyhow::Result<ExitCode> {
     Ok(code)
 }
 
-/// Adds what one benchmark finds to the rows.
+/// Appends the figures of one benchmark to the rows.
 async fn run(benchmark: Benchmark, args: &Args, rows: &mut Vec<Figure>) -> anyhow::Result<()> {
     match benchmark {
+        Benchmark::Decode => rows.extend(decode::run()?),
+        Benchmark::Store => rows.extend(store::run().await?),
         Benchmark::Storm => rows.extend(storm::run().await?),
         Benchmark::Burst => burst::run(args, rows).await?,
         Benchmark::Drain => drain::run(args, rows).await?,
@@ -152,10 +165,16 @@ async fn fleet(args: &Args, rows: &mut Vec<Figure>) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Returns bytes in MiB.
+#[allow(clippy::cast_precision_loss)] // Far below 2^53.
+fn mib(bytes: u64) -> f64 {
+    bytes as f64 / 1_048_576.0
+}
+
 fn binary() -> anyhow::Result<Figure> {
     let path = testkit::binary()?;
     let size = fs::metadata(&path)
-        .with_context(|| format!("look at {}", path.display()))?
+        .with_context(|| format!("stat {}", path.display()))?
         .len();
     Ok(Figure::new("binary.size", mib(size), "MiB"))
 }

@@ -9,9 +9,11 @@ use std::fmt::Write as _;
 use std::time::{Duration, Instant};
 
 use anyhow::bail;
-use cli::bench::{FAULT_PATTERNS, Figure, Usage, mib};
+use cli::bench::{Figure, Usage};
 use regex::bytes::RegexSet;
 
+use crate::decode::PATTERNS;
+use crate::mib;
 use crate::product::{self, metric, status};
 
 /// Lines of the storm. NVSentinel took 800,000 lines of 29 faults as 800,000 events.
@@ -50,7 +52,7 @@ pub(crate) async fn run() -> anyhow::Result<Vec<Figure>> {
 
 /// Returns how long one thread takes to split the lines and to ask the patterns about each.
 fn bare(lines: &str) -> anyhow::Result<Duration> {
-    let set = RegexSet::new(FAULT_PATTERNS)?;
+    let set = RegexSet::new(PATTERNS)?;
     let began = Instant::now();
     let found = lines.lines().filter(|line| set.is_match(line.as_bytes()));
     let found = found.count();

@@ -11,8 +11,8 @@ Examples:
   cargo xtask bench burst --kubeconfig \"$(cargo xtask env up)\" -o json
   cargo xtask bench -- --help
 
-The last lists all benchmarks and flags. All but storm and binary load the API server that
---kubeconfig names.")]
+The last lists all benchmarks and flags. All but decode, store, storm, gpus, binary and the first
+figure of preflight load the API server that --kubeconfig names.")]
 pub(crate) struct Args {
     /// The benchmark to run, and its flags.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]

@@ -6,12 +6,13 @@ use std::process::Stdio;
 use std::time::Instant;
 
 use anyhow::{Context as _, bail};
-use cli::bench::{Figure, median, mib, percentile, progress};
+use cli::bench::{Figure, median, percentile, progress};
 use fakes::Scenario;
 use testkit::binary;
 use tokio::process::Command;
 
 use super::millis;
+use crate::mib;
 use crate::product;
 
 /// The number of checks.

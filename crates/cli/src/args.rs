@@ -238,7 +238,8 @@ pub enum Command {
     #[command(hide = true)]
     Reference,
     /// Measure gpuwarden on this machine, each figure beside a baseline of the same run.
-    #[command(after_help = "Examples:\n  gpuwarden bench\n  gpuwarden bench decode -o json")]
+    #[command(after_help = "Examples:\n  gpuwarden bench idle -o json\n  \
+                            gpuwarden bench --kubeconfig test-cluster.yaml")]
     Bench(BenchArgs),
 }
 

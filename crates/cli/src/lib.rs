@@ -30,12 +30,12 @@ pub use settings::{
     SettingsError, Transport, WebhookSettings,
 };
 
-/// The parts of `gpuwarden bench` that the benchmarks outside of the product share.
+/// Parts of `gpuwarden bench` that the `gpuwarden-bench` crate shares.
 pub mod bench {
     pub use crate::args::OutputArgs;
     pub use crate::commands::bench::{
-        Baseline, FAULT_PATTERNS, Figure, Usage, cluster_client, median, mib, percentile,
-        processor_time, progress, show, watch,
+        Baseline, Figure, Usage, cluster_client, median, percentile, processor_time, progress,
+        show, watch,
     };
 }
 

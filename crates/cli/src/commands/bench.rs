@@ -1,17 +1,14 @@
-//! `gpuwarden bench`: what gpuwarden does in which time, on this machine. What puts a load on a
-//! cluster is not here: see `bench/` at the top of the repository.
+//! `gpuwarden bench`: time from a fault to a cordon, and the cost of an idle process, on the
+//! operator's machine. The benchmarks for developers are in `bench/` at the top of the repository.
 //!
-//! Each figure stands beside a baseline of the same run, measured in turns with it, so that
-//! their ratio says something on a machine that is busy with other things too. Nothing here
-//! passes or fails. `docs/benchmarks.md` has what we saw.
+//! Each figure stands beside a baseline that the same run measures in turns with it, so that their
+//! ratio is meaningful on a busy machine too. No figure passes or fails. `docs/benchmarks.md`
+//! lists measured values.
 
 mod cordon;
-mod decode;
 mod figures;
-mod file_system;
 mod idle;
 mod product;
-mod store;
 mod usage;
 
 use anyhow::bail;
@@ -21,8 +18,7 @@ use crate::args::{BenchArgs, Benchmark};
 use crate::{EXIT_FAILED, EXIT_OK};
 
 pub use cordon::client as cluster_client;
-pub use decode::PATTERNS as FAULT_PATTERNS;
-pub use figures::{Baseline, Figure, median, mib, percentile, progress, show};
+pub use figures::{Baseline, Figure, median, percentile, progress, show};
 pub use idle::watch;
 pub use usage::{Usage, processor_time};
 
@@ -45,7 +41,7 @@ pub(super) async fn execute(args: &BenchArgs) -> anyhow::Result<u8> {
         match run(benchmark, args).await {
             Ok(figures) => rows.extend(figures),
             Err(error) if args.name.is_some() => return Err(error.context(name)),
-            // What the others have found is not thrown away.
+            // The figures of the other benchmarks are kept.
             Err(error) => {
                 rows.push(Figure::absent(&name, format!("failed: {error:#}")));
                 code = EXIT_FAILED;
@@ -58,14 +54,12 @@ pub(super) async fn execute(args: &BenchArgs) -> anyhow::Result<u8> {
 
 async fn run(benchmark: Benchmark, args: &BenchArgs) -> anyhow::Result<Vec<Figure>> {
     match benchmark {
-        Benchmark::Decode => decode::run(),
-        Benchmark::Store => store::run(args.dir.as_deref()).await,
         Benchmark::Cordon => cordon::run(args).await,
         Benchmark::Idle => idle::run(args).await,
     }
 }
 
-/// Returns what a benchmark lacks here.
+/// Returns what a benchmark needs and was not given.
 fn missing(benchmark: Benchmark, args: &BenchArgs) -> Option<&'static str> {
     (benchmark == Benchmark::Cordon && args.kubeconfig.is_none())
         .then_some("needs a test cluster: name one with --kubeconfig FILE")

@@ -54,12 +54,6 @@ pub fn progress(text: &str) {
     }
 }
 
-/// Returns bytes in MiB.
-#[allow(clippy::cast_precision_loss)] // Far below 2^53.
-pub fn mib(bytes: u64) -> f64 {
-    bytes as f64 / 1_048_576.0
-}
-
 /// Returns the rows as a table for people; the notes follow it.
 fn table(rows: &[Figure]) -> Vec<Vec<String>> {
     let cells = |row: &Figure| {

@@ -1,13 +1,13 @@
-//! On what a directory lies, because "durable" means no more than what is below it does.
+//! The file system of a directory: events on a file system in memory are not durable.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-/// A `FileSystem` is one that is mounted.
+/// A mounted file system.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct FileSystem {
-    /// Its kind, for example `ext4`.
-    pub(super) kind: String,
+pub(crate) struct FileSystem {
+    /// Kind, for example `ext4`.
+    kind: String,
     /// The device that is mounted, for example `/dev/nvme0n1p2`.
     source: String,
     mount_point: PathBuf,
@@ -17,12 +17,12 @@ pub(super) struct FileSystem {
 
 impl FileSystem {
     /// Returns the file system that `path`, an absolute path, lies on.
-    pub(super) fn of(path: &Path) -> Option<Self> {
+    pub(crate) fn of(path: &Path) -> Option<Self> {
         Self::find(&std::fs::read_to_string("/proc/self/mountinfo").ok()?, path)
     }
 
-    /// Looks in the text of `/proc/PID/mountinfo` (proc(5)); of two mounts on one place the
-    /// later one is what is seen.
+    /// Finds the file system of `path` in the text of `/proc/PID/mountinfo` (proc(5)). A later
+    /// mount hides an earlier one at the same place.
     fn find(mounts: &str, path: &Path) -> Option<Self> {
         let mounts = mounts.lines().filter_map(Self::parse);
         mounts
@@ -40,8 +40,8 @@ impl FileSystem {
         })
     }
 
-    /// Returns whether it is only in memory, so that nothing on it outlives a reboot.
-    pub(super) fn is_memory(&self) -> bool {
+    /// Returns true if the file system is in memory only, so that a reboot loses all files.
+    pub(crate) fn is_memory(&self) -> bool {
         matches!(self.kind.as_str(), "tmpfs" | "ramfs")
     }
 }
@@ -57,7 +57,7 @@ impl fmt::Display for FileSystem {
     }
 }
 
-/// Undoes that the kernel writes spaces and the like as `\040`.
+/// Decodes the octal escapes of the kernel, such as `\040` for a space.
 fn unescaped(text: &str) -> String {
     [("\\040", " "), ("\\011", "\t"), ("\\134", "\\")]
         .iter()

@@ -1,19 +1,20 @@
-//! Durable events a second into the embedded store and into an agent's outbox, each on disk
-//! before it is answered.
+//! Durable events per second into the embedded store and into an agent's outbox. Each event is on
+//! disk before it is acknowledged.
 //!
-//! Measured in turns: many appenders at once (what the store gathers into one commit), large
-//! batches, one appender that waits for each commit, and a bare file that is synchronised
-//! after each record, which is what the disk can do.
+//! The benchmark measures in turns: many appenders at once (which the store gathers into one
+//! commit), large batches, one appender that waits for each commit, and, as the limit of the disk,
+//! a bare file that is synchronised after each record.
 
 use std::fs::File;
 use std::io::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use agent::kernel_log::event_of_line;
 use anyhow::Context as _;
+use cli::bench::{Figure, median};
 use connector::Sink;
 use connector::outbox::{Limits, Outbox};
 use contract::HealthEvent;
@@ -22,49 +23,33 @@ use runtime::metrics::Metrics;
 use store::{NewEvent, StoreUrl};
 use tokio::task::JoinSet;
 
-use super::Figure;
-use super::figures::median;
-use super::file_system::FileSystem;
+use crate::file_system::FileSystem;
 
 /// Appenders that work at once.
 const APPENDERS: usize = 64;
-/// Events of a batch.
+/// Events per batch.
 const BATCH: usize = 100;
-/// Turns of each way; odd, so that one of them is the middle.
+/// Turns of each way; odd, so that the median is a measured value.
 const ROUNDS: usize = 5;
-/// The length of a turn.
 const TURN: Duration = Duration::from_millis(800);
-/// More than a turn fills.
+/// Size of the outbox; more than a turn fills.
 const ROOM: Limits = Limits {
     bytes: 4 << 30,
     events: 4_000_000,
 };
-/// Unit of all figures.
 const UNIT: &str = "events/s";
 
-/// `Events` makes events that differ, in as little time as can be.
+/// Creates events with distinct ids at little cost.
 struct Events {
     template: HealthEvent,
     made: AtomicU64,
 }
 
-pub(super) async fn run(dir: Option<&Path>) -> anyhow::Result<Vec<Figure>> {
-    let dir = dir.map_or_else(std::env::temp_dir, PathBuf::from);
-    // With threads of its own, as in `run`; a client has only one.
-    tokio::task::spawn_blocking(move || {
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .enable_all()
-            .build()?;
-        runtime.block_on(measure(&dir))
-    })
-    .await?
-}
-
-async fn measure(dir: &Path) -> anyhow::Result<Vec<Figure>> {
+pub(crate) async fn run() -> anyhow::Result<Vec<Figure>> {
     let home = tempfile::Builder::new()
         .prefix("gpuwarden-bench-")
-        .tempdir_in(dir)
-        .with_context(|| format!("make a directory in {}", dir.display()))?;
+        .tempdir()
+        .context("create a directory")?;
     let place = home.path().canonicalize()?;
     let embedded = StoreUrl::in_data_dir(&place).open().await?;
     let store: Arc<dyn Sink> = Arc::new(Arc::clone(&embedded));
@@ -97,7 +82,7 @@ async fn measure(dir: &Path) -> anyhow::Result<Vec<Figure>> {
     let durability = durability(&place, bare);
     let mut rows = ways("store", many, batches, single, &durability);
     rows.push(Figure::new("store.single", single, UNIT).beside("bare file", bare).note(format!(
-        "one appender, one event a commit; beside it, {} bytes appended to a file and fdatasync",
+        "one appender, one event per commit; beside it, {} bytes appended to a file and fdatasync",
         body.len()
     )));
     let [many, batches, single] = outbox_rates.map(|rates| median(&rates));
@@ -106,7 +91,7 @@ async fn measure(dir: &Path) -> anyhow::Result<Vec<Figure>> {
     Ok(rows)
 }
 
-/// Returns the rates of a sink, beside that of one appender that waits for each commit.
+/// Returns the rates of a sink, beside the rate of one appender that waits for each commit.
 fn ways(name: &str, many: f64, batches: f64, single: f64, durability: &str) -> Vec<Figure> {
     vec![
         Figure::new(format!("{name}.concurrent"), many, UNIT)
@@ -120,7 +105,7 @@ fn ways(name: &str, many: f64, batches: f64, single: f64, durability: &str) -> V
     ]
 }
 
-/// Returns the events a second of `appenders` that append `batch` events at a time.
+/// Returns the events per second of `appenders` that append `batch` events at a time.
 async fn append(
     sink: &Arc<dyn Sink>,
     events: &Arc<Events>,
@@ -148,7 +133,7 @@ async fn append(
     Ok(per_second(appended, began.elapsed()))
 }
 
-/// Returns the records a second that are appended to a file and synchronised one by one.
+/// Returns the records per second that can be appended to a file and synchronised one by one.
 fn append_bare(file: &mut File, record: &[u8]) -> anyhow::Result<f64> {
     let began = Instant::now();
     let mut appended = 0;
@@ -165,14 +150,16 @@ fn per_second(count: usize, took: Duration) -> f64 {
     count as f64 / took.as_secs_f64()
 }
 
-/// Says where the events are, and what that is worth. Whether a disk keeps its word cannot be
-/// asked; that a synchronisation takes longer than memory does can be seen.
+/// Describes the file system of `place` and its durability. A disk that ignores a
+/// synchronisation cannot be detected, except by a time as short as that of memory.
 fn durability(place: &Path, syncs_per_second: f64) -> String {
     let Some(file_system) = FileSystem::of(place) else {
         return format!("in {}, file system unknown", place.display());
     };
     if file_system.is_memory() {
-        return format!("on {file_system}: in memory only, nothing is durable; --dir names a disk");
+        return format!(
+            "on {file_system}: in memory only, nothing is durable; set TMPDIR to a directory on a disk"
+        );
     }
     let micros = 1e6 / syncs_per_second.max(1.0);
     format!("on {file_system}, where fdatasync takes {micros:.0} µs")
@@ -185,7 +172,7 @@ impl Events {
         let line = "NVRM: Xid (PCI:0000:b3:00): 31, pid=48213, name=python3, Ch 00000008, intr 00000000. \
                     MMU Fault: ENGINE GRAPHICS GPCCLIENT_T1_3 faulted @ 0x7f2c_41bd4000";
         let mut template = event_of_line(line, "gpuwarden-bench", Timestamp::now())
-            .context("the line is not understood by our own decoder")?;
+            .context("our own decoder does not decode the line")?;
         model::event::normalise(&mut template, Timestamp::now());
         Ok(Self {
             template,
@@ -198,7 +185,7 @@ impl Events {
         let one = || {
             let number = self.made.fetch_add(1, Ordering::Relaxed);
             let mut event = self.template.clone();
-            // As long as a real id is.
+            // As long as a real id.
             event.id = format!("{number:024x}");
             NewEvent { event, received_at }
         };
@@ -233,7 +220,7 @@ mod tests {
         let rate = append(&sink, &events, 2, 10).await.unwrap();
         let longest = began.elapsed().as_secs_f64();
         let stored = f64::from(u32::try_from(store.stats().await.unwrap().events).unwrap());
-        // What was counted, over a time between a turn and all that has passed here.
+        // The rate divides by a time between a turn and the whole time of this test.
         assert!(
             stored > 0.0 && rate * TURN.as_secs_f64() <= stored,
             "{stored}, {rate}"

@@ -1,8 +1,8 @@
-//! Time to look at a line of kernel log, beside a plain set of regular expressions.
+//! Time to decode a line of kernel log, beside a plain set of regular expressions.
 //!
-//! The set only says whether a line is a fault (of a line that is one, also which kind);
-//! the decoder also takes it apart and looks the code up. Both look at the same lines in
-//! turns, and both are checked to find the same faults before anything is measured.
+//! The set only finds whether a line is a fault, and of which kind; the decoder also parses the
+//! line and looks up the code. Both read the same lines in turns, after a check that both find the
+//! same faults.
 
 mod lines;
 
@@ -15,11 +15,10 @@ use host::kernel_log::parse_kmsg;
 use jiff::Timestamp;
 use regex::bytes::RegexSet;
 
-use super::Figure;
-use super::figures::median;
+use cli::bench::{Figure, median};
 
-/// The faults that the decoder knows, as one would write them down first.
-pub const PATTERNS: [&str; 6] = [
+/// Patterns of the faults that the decoder finds, as a first draft would write them.
+pub(crate) const PATTERNS: [&str; 6] = [
     r"NVRM: Xid\s*\((?:PCI:)?[0-9a-fA-F:.]+\)\s*:\s*[0-9]+",
     r"NVRM: GPU [0-9a-fA-F:.]+: GPU has fallen off the bus",
     r"NVRM: The NVIDIA GPU [0-9a-fA-F:.]+\s[^\n]*fallen off the bus",
@@ -29,13 +28,12 @@ pub const PATTERNS: [&str; 6] = [
 ];
 /// Name of the baseline.
 const BASELINE: &str = "regex::RegexSet";
-/// Rounds of each; odd, so that one of them is the middle.
+/// Rounds of each; odd, so that the median is a measured value.
 const ROUNDS: usize = 501;
-/// A round looks at the lines as often as this takes: so short that most rounds are not
-/// interrupted, also on a busy machine.
+/// Length of a round: short enough that most rounds are not interrupted, even on a busy machine.
 const ROUND: Duration = Duration::from_millis(1);
 
-pub(super) fn run() -> anyhow::Result<Vec<Figure>> {
+pub(crate) fn run() -> anyhow::Result<Vec<Figure>> {
     let set = RegexSet::new(PATTERNS)?;
     let mut decoder = KernelLogDecoder::default();
     let at = Timestamp::now();
@@ -63,15 +61,15 @@ pub(super) fn run() -> anyhow::Result<Vec<Figure>> {
         Figure::new("decode.other", other, unit)
             .beside(BASELINE, other_base)
             .note(format!(
-                "lines that are no fault: {} different ones, {} bytes on average",
+                "lines without a fault: {} different ones, {} bytes on average",
                 lines::OTHER.len(),
                 average(lines::OTHER)
             )),
         Figure::new("decode.xid", xid, unit)
             .beside(BASELINE, xid_base)
             .note(format!(
-                "lines that are one: {} different ones, {} bytes on average; the set does not take \
-                 them apart",
+                "lines with a fault: {} different ones, {} bytes on average; the set does not parse \
+                 them",
                 lines::FAULTS.len(),
                 average(lines::FAULTS)
             )),
@@ -81,7 +79,7 @@ pub(super) fn run() -> anyhow::Result<Vec<Figure>> {
     ])
 }
 
-/// Checks that both find the faults and nothing else: else there is nothing to compare.
+/// Checks that decoder and set find the faults and nothing else.
 fn agree(set: &RegexSet) -> anyhow::Result<()> {
     let mut decoder = KernelLogDecoder::default();
     let expected = [(lines::OTHER, false), (lines::FAULTS, true)];
@@ -90,26 +88,20 @@ fn agree(set: &RegexSet) -> anyhow::Result<()> {
             let found = !decoder
                 .record(line.as_bytes(), Timestamp::UNIX_EPOCH)
                 .is_empty();
-            ensure!(
-                found == fault,
-                "the decoder takes {line:?} for something else"
-            );
+            ensure!(found == fault, "the decoder misreads {line:?}");
             let found = set.is_match(line.as_bytes());
-            ensure!(
-                found == fault,
-                "the patterns take {line:?} for something else"
-            );
+            ensure!(found == fault, "the patterns misread {line:?}");
         }
     }
     let (number, line) = (1, lines::OTHER.first().context("there are no lines")?);
     ensure!(
         parse_kmsg(&record((number, line))).is_ok(),
-        "the raw record is not read"
+        "the raw record cannot be parsed"
     );
     Ok(())
 }
 
-/// Returns the nanoseconds that a line takes both, in the middle of all rounds.
+/// Returns the nanoseconds per line of both, as the median of all rounds.
 fn in_turns(
     lines: &[&[u8]],
     mut ours: impl FnMut(&[u8]) -> bool,
@@ -135,7 +127,7 @@ fn in_turns(
     (median(&mine), median(&base))
 }
 
-/// Looks at all lines `passes` times; returns nanoseconds a line.
+/// Calls `look` for all lines `passes` times. Returns nanoseconds per line.
 fn pass(lines: &[&[u8]], passes: u32, look: &mut impl FnMut(&[u8]) -> bool) -> f64 {
     let began = Instant::now();
     for _ in 0..passes {

@@ -1,7 +1,7 @@
 //! A mix of kernel log lines as a GPU server prints them: boot, storage, network, memory,
 //! containers, and the NVIDIA driver when all is well.
 
-/// Lines that are no fault.
+/// Lines without a fault.
 pub(super) const OTHER: &[&str] = &[
     "Linux version 6.8.0-60-generic (buildd@lcy02-amd64-054) (x86_64-linux-gnu-gcc-13 (Ubuntu 13.3.0-6ubuntu2~24.04) 13.3.0, GNU ld (GNU Binutils for Ubuntu) 2.42) #63-Ubuntu SMP PREEMPT_DYNAMIC",
     "Command line: BOOT_IMAGE=/boot/vmlinuz-6.8.0-60-generic root=UUID=4f1c8e0e-9f0d-4bb0-a0de-3e3b8f2f8f31 ro console=tty1 console=ttyS0 iommu=pt",
