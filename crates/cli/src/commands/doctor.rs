@@ -1,6 +1,7 @@
-//! `gpuwarden doctor`: what is wrong with this installation, why it matters, and how to
-//! mend it. It looks at what a role with the same flags and file would use, and at the
-//! gpuwarden that runs, if one does. It changes nothing.
+//! `gpuwarden doctor`: finds what is wrong with an installation, why that matters, and what to do.
+//!
+//! It checks the settings, files and permissions that a role with the same flags would use, and the
+//! state of the gpuwarden that runs, if there is one. It changes nothing.
 
 mod gpus;
 mod in_cluster;
@@ -8,8 +9,6 @@ mod machine;
 mod needs;
 mod peers;
 mod running;
-
-use std::fmt::Display;
 
 use model::shell;
 use runtime::logging::chain;
@@ -24,40 +23,39 @@ use crate::settings::{
 };
 use crate::{EXIT_OK, EXIT_UNHEALTHY};
 
-/// The reason why a file that a setting names matters.
-const NO_START: &str = "gpuwarden does not start with it";
+/// All checks: name, why a finding other than `ok` matters, and the usual fix (`-`: none). A check
+/// that knows a better fix sets its own.
+const CHECKS: &str = include_str!("../../data/checks.tsv");
 
-/// A `Finding` is the result of looking at one thing.
+/// Result of a check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 struct Finding {
-    /// The thing that was looked at: `kernel-log`, `data-dir`, `server` ...
+    /// Name of the check, from [`CHECKS`].
     check: &'static str,
     result: Severity,
-    /// A sentence on what was found.
+    /// A sentence about the state that was found.
     what: String,
-    /// The reason why it matters; absent where all is well.
+    /// Why the state matters; absent where all is well.
     #[serde(skip_serializing_if = "Option::is_none")]
     why: Option<&'static str>,
-    /// The mend: a command where there is one.
+    /// What to do: a command where there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     fix: Option<String>,
 }
 
-/// The severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 enum Severity {
-    /// All is well.
     Ok,
-    /// It may be meant so.
+    /// Possibly intended.
     Warning,
     /// Something does not work.
     Problem,
 }
 
-/// An `Installation` holds the settings of a role; the groups that it does not have are `None`.
+/// Settings of a role; the groups that it does not have are `None`.
 struct Installation {
-    /// The command that starts the role.
+    /// Command that starts the role.
     command: &'static str,
     process: ProcessSettings,
     node: Option<NodeSettings>,
@@ -77,7 +75,7 @@ pub(super) async fn execute(args: DoctorArgs, given: &Given) -> anyhow::Result<u
     let findings = match read {
         Ok((settings, installation)) => {
             let mut findings = vec![settings];
-            findings.extend(look_at(&installation, given).await);
+            findings.extend(check(&installation, given).await);
             findings
         }
         Err(error) => vec![unusable(&error)],
@@ -87,27 +85,21 @@ pub(super) async fn execute(args: DoctorArgs, given: &Given) -> anyhow::Result<u
     Ok(if well { EXIT_OK } else { EXIT_UNHEALTHY })
 }
 
-/// Reads the settings of a role, as it does itself.
+/// Reads the settings of a role, as the role does at its start.
 fn read<R: Role>(args: R) -> Result<(Finding, Installation), SettingsError>
 where
     R::Settings: Into<Installation>,
 {
     let what = match args.config() {
-        Some(path) => format!(
-            "{} can be read, and all settings go together",
-            path.display()
-        ),
-        None => {
-            "no configuration file is named; flags, environment and defaults go together".to_owned()
-        }
+        Some(path) => format!("{} can be read, and all settings are valid", path.display()),
+        None => "no configuration file; flags, environment and defaults are valid".to_owned(),
     };
     let installation = resolve(args)?.into();
     Ok((Finding::ok("settings", what), installation))
 }
 
-/// Returns the finding about settings with which nothing starts.
 fn unusable(error: &SettingsError) -> Finding {
-    let finding = Finding::problem("settings", causes(error), NO_START);
+    let finding = Finding::problem("settings", causes(error));
     match error {
         SettingsError::File { path, line, .. } => finding.fix(format!(
             "${{EDITOR:-vi}} +{line} {}",
@@ -117,13 +109,12 @@ fn unusable(error: &SettingsError) -> Finding {
     }
 }
 
-/// Looks at everything that a role uses.
-async fn look_at(installation: &Installation, given: &Given) -> Vec<Finding> {
+async fn check(installation: &Installation, given: &Given) -> Vec<Finding> {
     let (mut findings, running) = running::check(installation, given).await;
     findings.extend(machine::check(installation, running, given));
     findings.extend(gpus::check(installation, running).await);
     findings.extend(peers::check(installation, running).await);
-    findings.extend(in_cluster::check(installation, given).await);
+    findings.extend(in_cluster::check(installation).await);
     findings
 }
 
@@ -162,8 +153,8 @@ fn causes(error: &dyn std::error::Error) -> String {
     chain(error).replace('\n', "; ")
 }
 
-/// Returns the user of this process. Its permissions are looked at, not those of a service that
-/// runs as another user.
+/// Returns the user of this process, whose permissions are checked. A service may run as another
+/// user.
 fn asker() -> String {
     match host::identity::effective_uid() {
         0 => "root".to_owned(),
@@ -175,49 +166,49 @@ fn asker() -> String {
 
 impl Finding {
     fn ok(check: &'static str, what: impl Into<String>) -> Self {
+        let (result, what) = (Severity::Ok, what.into());
         Self {
             check,
-            result: Severity::Ok,
-            what: what.into(),
+            result,
+            what,
             why: None,
             fix: None,
         }
     }
 
-    fn warning(check: &'static str, what: impl Into<String>, why: &'static str) -> Self {
+    fn warning(check: &'static str, what: impl Into<String>) -> Self {
+        let mut rows = CHECKS.lines().map(|row| row.split('\t'));
+        let row = rows.find_map(|mut row| (row.next()? == check).then_some(row));
+        let (why, fix) = row.map_or((None, None), |mut row| (row.next(), row.next()));
         Self {
             result: Severity::Warning,
-            why: Some(why),
+            why,
+            fix: fix.filter(|fix| *fix != "-").map(str::to_owned),
             ..Self::ok(check, what)
         }
     }
 
-    fn problem(check: &'static str, what: impl Into<String>, why: &'static str) -> Self {
+    fn problem(check: &'static str, what: impl Into<String>) -> Self {
         Self {
             result: Severity::Problem,
-            ..Self::warning(check, what, why)
+            ..Self::warning(check, what)
         }
     }
 
-    /// Returns that all is `well` where something was done, else a problem with the error.
-    fn tried<T, E: Display>(
-        check: &'static str,
-        well: impl Into<String>,
-        tried: Result<T, E>,
-        why: &'static str,
-    ) -> Self {
+    /// Returns `ok` or a problem.
+    fn tried(check: &'static str, tried: Result<String, String>) -> Self {
         match tried {
-            Ok(_) => Self::ok(check, well),
-            Err(error) => Self::problem(check, error.to_string(), why),
+            Ok(well) => Self::ok(check, well),
+            Err(error) => Self::problem(check, error),
         }
     }
 
-    /// Adds the mend, which a finding that all is well does not need.
-    fn fix(self, fix: impl Into<String>) -> Self {
-        Self {
-            fix: (self.result != Severity::Ok).then(|| fix.into()),
-            ..self
+    /// Sets the fix, except where all is well.
+    fn fix(mut self, fix: impl Into<String>) -> Self {
+        if self.result != Severity::Ok {
+            self.fix = Some(fix.into());
         }
+        self
     }
 }
 
@@ -233,14 +224,6 @@ impl Installation {
             ingest: None,
             delivery: None,
             leader_elect: false,
-        }
-    }
-
-    /// Returns the command that looks at this installation.
-    fn doctor(&self) -> String {
-        match self.command {
-            "run" => "doctor".to_owned(),
-            other => format!("doctor {other}"),
         }
     }
 }
@@ -296,5 +279,41 @@ mod tests {
         });
         assert!(found.what.contains("/none: entity not found"), "{found:?}");
         assert_eq!(found.fix, None);
+    }
+
+    #[test]
+    fn each_check_has_a_row_and_each_row_a_check() {
+        let sources = [
+            include_str!("doctor.rs"),
+            include_str!("doctor/gpus.rs"),
+            include_str!("doctor/in_cluster.rs"),
+            include_str!("doctor/machine.rs"),
+            include_str!("doctor/peers.rs"),
+            include_str!("doctor/running.rs"),
+        ];
+        let mut names = Vec::new();
+        for row in CHECKS.lines().skip(1) {
+            let columns: Vec<&str> = row.split('\t').collect();
+            let [name, why, _] = columns[..] else {
+                panic!("{row}");
+            };
+            let used = sources
+                .iter()
+                .any(|text| text.contains(&format!("\"{name}\"")));
+            assert!(used && !why.is_empty() && !names.contains(&name), "{row}");
+            names.push(name);
+        }
+        for text in sources {
+            for maker in [
+                "Finding::warning(\"",
+                "Finding::problem(\"",
+                "Finding::tried(\"",
+            ] {
+                for after in text.split(maker).skip(1) {
+                    let name = after.split('"').next().unwrap();
+                    assert!(names.contains(&name), "{name}");
+                }
+            }
+        }
     }
 }

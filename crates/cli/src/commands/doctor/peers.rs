@@ -1,5 +1,5 @@
-//! The neighbours besides the API server: the ports that others connect to, the controller that
-//! an agent delivers to, and the certificates for both.
+//! Checks of the network besides the API server: the ports that others connect to, the controller
+//! that an agent delivers to, and the certificates for both.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -13,103 +13,85 @@ use runtime::tls::{
 use tokio::net::{TcpListener, TcpStream};
 
 use super::{Finding, Installation, causes};
-use crate::settings::{DeliverySettings, IngestSettings, Transport};
+use crate::settings::{IngestSettings, Transport};
 
-/// The time that an agent allows for connecting.
+/// Time that an agent allows for connecting.
 const CONNECT: Duration = Duration::from_secs(5);
-/// In the last tenth of its time a certificate should have been renewed: cert-manager and the
-/// kubelet do it when a third is left.
+/// Part of its time in which a certificate should have been renewed, as a divisor: cert-manager and
+/// the kubelet renew when a third is left.
 const LAST_PART: i32 = 10;
 
 pub(super) async fn check(installation: &Installation, running: bool) -> Vec<Finding> {
     let mut findings = Vec::new();
+    let ingest = installation.ingest.as_ref();
     if !running {
         findings.push(port("listen", installation.process.listen).await);
-    }
-    if let Some(ingest) = &installation.ingest {
-        if !running {
+        if let Some(ingest) = ingest {
             findings.push(port("grpc-listen", ingest.listen).await);
         }
-        findings.extend(own_certificate(ingest));
     }
+    findings.extend(ingest.map(server));
     if let Some(delivery) = &installation.delivery {
-        findings.extend(credentials(delivery));
+        let authority = delivery.authority.as_deref();
+        findings.extend(authority.map(|it| client(it, delivery.certificate.as_ref())));
+        findings.extend(delivery.token_file.as_deref().map(token));
         findings.push(controller(&delivery.controller).await);
     }
     let act = installation.act.as_ref();
-    if let Some(config) = act.and_then(|act| act.connector_config.as_deref()) {
-        findings.extend(sink(config));
-    }
+    let config = act.and_then(|act| act.connector_config.as_deref());
+    findings.extend(config.and_then(sink));
     findings
 }
 
-/// Tries whether this user can listen there.
+/// Checks that this user can listen on the address.
 async fn port(check: &'static str, address: SocketAddr) -> Finding {
-    let bound = TcpListener::bind(address).await;
-    let bound = bound.map_err(|error| format!("{address}: {error}"));
-    let why = "gpuwarden does not start where it cannot listen";
-    let fix = format!("ss -ltnp 'sport = :{}' shows who does", address.port());
-    Finding::tried(check, format!("{address} is free"), bound, why).fix(fix)
+    let bound = match TcpListener::bind(address).await {
+        Ok(_) => Ok(format!("{address} is free")),
+        Err(error) => Err(format!("{address}: {error}")),
+    };
+    let port = address.port();
+    Finding::tried(check, bound).fix(format!("ss -ltnp 'sport = :{port}' shows the process"))
 }
 
-fn own_certificate(ingest: &IngestSettings) -> Vec<Finding> {
+fn server(ingest: &IngestSettings) -> Finding {
     let Transport::Tls { own, clients } = ingest.transport.clone() else {
-        let what = "events are taken without TLS, from anybody on this machine, for any node";
-        let why = "whoever gets to the port can have any node taken out of service";
-        let fix = "--grpc-tls-cert and --grpc-tls-key in the place of --grpc-insecure";
-        return vec![Finding::warning("tls", what, why).fix(fix)];
+        let what = "events are accepted without TLS, from anybody on this machine, for any node";
+        return Finding::warning("grpc-insecure", what);
     };
     let certificate = own.certificate.clone();
     let clients = clients.map_or(ClientCertificates::None, ClientCertificates::Optional);
-    let tls = ServerTls::load(own, clients);
-    vec![loaded(&certificate, tls), valid(&certificate)]
+    tls(&certificate, ServerTls::load(own, clients), true)
 }
 
-fn credentials(delivery: &DeliverySettings) -> Vec<Finding> {
-    let own = delivery.certificate.as_ref();
-    let mut findings = certificates(delivery.authority.as_deref(), own);
-    findings.extend(delivery.token_file.as_deref().map(token));
-    findings
+/// Checks the certificates of a client: the authority that it trusts, and its own.
+fn client(authority: &Path, own: Option<&CertificateFiles>) -> Finding {
+    let loaded = ClientTls::load(authority.to_owned(), own.cloned());
+    tls(
+        own.map_or(authority, |own| &own.certificate),
+        loaded,
+        own.is_some(),
+    )
 }
 
-/// Looks at the way of the gRPC sink to its target. A wrong file is told of elsewhere
-/// ([`super::machine`]).
-fn sink(config: &Path) -> Vec<Finding> {
-    let read = connector::ConnectorConfig::read(config).ok();
-    let Some(target) = read.and_then(|read| read.forward) else {
-        return Vec::new();
-    };
+/// Checks the way of the gRPC sink to its target. `connector-config` reports a wrong file.
+fn sink(config: &Path) -> Option<Finding> {
+    let target = connector::ConnectorConfig::read(config).ok()?.forward?;
     if target.is_open_to_others() {
         let what = format!("events, and a token if one is named, go to {target} without TLS");
-        let why = "whoever can listen on the way reads them, and can use the token";
-        let fix = "GRPCSinkTarget https://HOST:PORT and GRPCSinkCAPath in --connector-config";
-        return vec![Finding::warning("grpc-sink", what, why).fix(fix)];
+        return Some(Finding::warning("grpc-sink", what));
     }
-    target.tls.map_or_else(Vec::new, |tls| {
-        certificates(Some(&tls.authority), tls.own.as_ref())
-    })
+    let tls = target.tls?;
+    Some(client(&tls.authority, tls.own.as_ref()))
 }
 
-/// Looks at the certificates of a client: the authority that it trusts, and its own.
-fn certificates(authority: Option<&Path>, own: Option<&CertificateFiles>) -> Vec<Finding> {
-    let mut findings = Vec::new();
-    if let Some(authority) = authority {
-        let tls = ClientTls::load(authority.to_owned(), own.cloned());
-        findings.push(loaded(authority, tls));
-    }
-    findings.extend(own.map(|own| valid(&own.certificate)));
-    findings
-}
-
-fn loaded<T>(file: &Path, tls: Result<T, TlsError>) -> Finding {
-    let well = format!("{} and what belongs to it can be read", file.display());
-    certificate(file, tls.map(|_| well).map_err(|error| causes(&error)))
-}
-
-fn valid(file: &Path) -> Finding {
-    match Validity::read(file) {
-        Ok(validity) => in_time(file, validity, Timestamp::now()),
-        Err(error) => certificate(file, Err(causes(&error))),
+/// Checks that TLS can be set up with a certificate and the files beside it, and the dates of the
+/// certificate where it is this machine's own.
+fn tls<T>(file: &Path, loaded: Result<T, TlsError>, own: bool) -> Finding {
+    let validity = loaded.and_then(|_| own.then(|| Validity::read(file)).transpose());
+    match validity {
+        Ok(Some(validity)) => in_time(file, validity, Timestamp::now()),
+        Ok(None) => Finding::ok("tls", format!("{} can be read", file.display())),
+        Err(error) => certificate(Finding::problem("tls", causes(&error)), file),
     }
 }
 
@@ -117,65 +99,53 @@ fn valid(file: &Path) -> Finding {
 fn in_time(file: &Path, validity: Validity, now: Timestamp) -> Finding {
     let shown = file.display();
     let Validity { from, until } = validity;
-    if now >= from && now <= until && until.duration_since(now) < validity.whole() / LAST_PART {
-        let what = format!("{shown} expires at {until:.0}, and should have been renewed by now");
-        let why = "no event travels with an expired certificate";
-        return Finding::warning("tls", what, why)
-            .fix("look at what renews it; a changed file is taken up without a restart");
-    }
-    let in_time = if now < from {
-        Err(format!("{shown} is valid from {from:.0} only"))
+    let finding = if now < from {
+        Finding::problem("tls", format!("{shown} is valid from {from:.0} only"))
     } else if until < now {
-        Err(format!("{shown} has expired at {until:.0}"))
+        Finding::problem("tls", format!("{shown} has expired at {until:.0}"))
+    } else if until.duration_since(now) < validity.whole() / LAST_PART {
+        let what = format!("{shown} expires at {until:.0}, and should have been renewed by now");
+        return Finding::warning("tls", what)
+            .fix("check what renews it; gpuwarden reads a changed file without a restart");
     } else {
-        Ok(format!("{shown} is valid until {until:.0}"))
+        Finding::ok("tls", format!("{shown} is valid until {until:.0}"))
     };
-    certificate(file, in_time)
+    certificate(finding, file)
 }
 
-/// Returns the finding about a certificate: that all is well, or the problem.
-fn certificate(file: &Path, looked_at: Result<String, String>) -> Finding {
+fn certificate(finding: Finding, file: &Path) -> Finding {
     let file = shell::word(&file.to_string_lossy());
-    let well = looked_at.clone().unwrap_or_default();
-    Finding::tried("tls", well, looked_at, "no event travels without it")
-        .fix(format!("openssl x509 -noout -subject -dates -in {file}"))
+    finding.fix(format!("openssl x509 -noout -subject -dates -in {file}"))
 }
 
 fn token(path: &Path) -> Finding {
     let shown = path.display();
     let read = match std::fs::read_to_string(path) {
         Ok(text) if text.trim().is_empty() => Err(format!("{shown} is empty")),
-        read => read.map_err(|error| format!("{shown}: {error}")),
+        Ok(_) => Ok(format!("{shown} can be read")),
+        Err(error) => Err(format!("{shown}: {error}")),
     };
-    let why = "without it the controller does not know which node reports, and refuses";
-    Finding::tried("token", format!("{shown} can be read"), read, why)
-        .fix("mount a projected ServiceAccount token with the audience gpuwarden there")
+    Finding::tried("token", read)
 }
 
 async fn controller(url: &str) -> Finding {
     let uri: http::Uri = url.parse().unwrap_or_default();
-    let (host, port) = (uri.host().unwrap_or_default(), uri.port_u16());
-    let connected = match port {
-        None => Err("it is no address such as https://gpuwarden.example:50051".to_owned()),
-        Some(port) => connect(host.trim_matches(['[', ']']), port).await,
+    let host = uri.host().unwrap_or_default().trim_matches(['[', ']']);
+    let connected = match uri.port_u16() {
+        None => Err("not an address such as https://gpuwarden.example:50051".to_owned()),
+        Some(port) => match tokio::time::timeout(CONNECT, TcpStream::connect((host, port))).await {
+            Ok(connected) => connected.map_err(|error| error.to_string()),
+            Err(_) => Err(format!("no answer within {} s", CONNECT.as_secs())),
+        },
     };
-    Finding::tried(
-        "controller",
-        format!("{url} can be reached"),
-        connected.map_err(|why| format!("{url} cannot be reached: {why}")),
-        "events stay on this node until it is reached, and its faults are not acted on",
-    )
-    .fix(format!(
+    let connected = match connected {
+        Ok(_) => Ok(format!("{url} can be reached")),
+        Err(why) => Err(format!("{url} cannot be reached: {why}")),
+    };
+    Finding::tried("controller", connected).fix(format!(
         "curl -vk {} shows how far it gets",
         shell::word(url)
     ))
-}
-
-async fn connect(host: &str, port: u16) -> Result<(), String> {
-    match tokio::time::timeout(CONNECT, TcpStream::connect((host, port))).await {
-        Ok(connected) => connected.map(drop).map_err(|error| error.to_string()),
-        Err(_) => Err(format!("no answer within {} s", CONNECT.as_secs())),
-    }
 }
 
 #[cfg(test)]
@@ -209,22 +179,9 @@ mod tests {
 
     #[test]
     fn certificates_are_read() {
-        let delivery = |authority: &Path| DeliverySettings {
-            controller: "https://c:1".into(),
-            authority: Some(authority.to_owned()),
-            certificate: None,
-            token_file: Some("/none".into()),
-            outbox_size: 0,
-        };
         let file = tempfile::NamedTempFile::new().unwrap();
-        let found = credentials(&delivery(file.path()));
-        assert_eq!(
-            found
-                .iter()
-                .map(|it| (it.check, it.result))
-                .collect::<Vec<_>>(),
-            [("tls", Severity::Problem), ("token", Severity::Problem)]
-        );
+        let found = client(file.path(), None);
+        assert_eq!((found.check, found.result), ("tls", Severity::Problem));
         let open = IngestSettings {
             listen: "127.0.0.1:1".parse().unwrap(),
             transport: Transport::Open,
@@ -234,7 +191,7 @@ mod tests {
                 central: Vec::new(),
             },
         };
-        assert_eq!(own_certificate(&open)[0].result, Severity::Warning);
+        assert_eq!(server(&open).result, Severity::Warning);
     }
 
     #[test]
@@ -243,16 +200,16 @@ mod tests {
         let secured = r#"https://c:1", "GRPCSinkCAPath": "/none.ca", "GRPCSinkCertPath":
             "/none.crt", "GRPCSinkKeyPath": "/none.key"#;
         for (target, expected) in [
-            ("c:1", vec![("grpc-sink", Severity::Warning)]),
-            ("127.0.0.1:1", vec![]),
-            (secured, vec![("tls", Severity::Problem); 2]),
-            ("no target", vec![]),
+            ("c:1", Some(("grpc-sink", Severity::Warning))),
+            ("127.0.0.1:1", None),
+            (secured, Some(("tls", Severity::Problem))),
+            ("no target", None),
         ] {
             let text =
                 format!(r#"{{"enableGRPCSinkConnector": true, "GRPCSinkTarget": "{target}"}}"#);
             std::fs::write(file.path(), text).unwrap();
             let found = sink(file.path());
-            let found: Vec<_> = found.iter().map(|it| (it.check, it.result)).collect();
+            let found = found.map(|it| (it.check, it.result));
             assert_eq!(found, expected, "{target}");
         }
     }

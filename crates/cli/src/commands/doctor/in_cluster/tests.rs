@@ -1,27 +1,10 @@
-use std::collections::BTreeMap;
-
 use serde_json::json;
 
 use super::*;
-use crate::args::{ActArgs, RunArgs};
 use crate::commands::doctor::Severity;
-use crate::settings::resolve;
 
 fn at(second: i64) -> Timestamp {
     Timestamp::from_second(second).unwrap()
-}
-
-fn act(circuit_breaker: bool) -> ActSettings {
-    let args = RunArgs {
-        act: ActArgs {
-            kubeconfig: Some("/a b".into()),
-            namespace: Some("gw".into()),
-            circuit_breaker: Some(circuit_breaker),
-            ..ActArgs::default()
-        },
-        ..RunArgs::default()
-    };
-    resolve(args).unwrap().act
 }
 
 #[test]
@@ -83,49 +66,16 @@ fn a_node_is_there_with_its_label_or_not() {
         found[1].fix.as_deref(),
         Some("kubectl label node n nvidia.com/gpu.present=true")
     );
-    assert_eq!(gpu_nodes(true, &label).result, Severity::Ok);
-    assert_eq!(gpu_nodes(false, &label).result, Severity::Warning);
 }
 
 #[test]
-fn a_breaker_is_closed_tripped_or_off() {
-    let read = |status: &str| {
-        let data = BTreeMap::from([("status".to_owned(), status.to_owned())]);
-        Switch::read(&data, &BTreeMap::new())
+fn the_clusters_commands_name_the_kubeconfig() {
+    let options = ConnectOptions {
+        kubeconfig: Some("/a b".into()),
+        context: Some("c".into()),
+        ..ConnectOptions::default()
     };
-    for (on, switch, expected) in [
-        (true, Switch::default(), Severity::Ok),
-        (true, read("CLOSED"), Severity::Ok),
-        (true, read("TRIPPED"), Severity::Problem),
-        (true, read("what"), Severity::Problem),
-        (false, read("TRIPPED"), Severity::Warning),
-    ] {
-        let found = breaker(&act(on), &switch);
-        assert_eq!(found.result, expected, "{found:?}");
-    }
-    let fix = breaker(&act(true), &read("TRIPPED")).fix.unwrap();
-    let command = "kubectl -n gw patch configmap circuit-breaker --type merge -p \
-                   '{\"data\":{\"status\":\"CLOSED\"}}'";
-    assert!(fix.starts_with(command), "{fix}");
-}
-
-#[test]
-fn a_pause_holds_until_it_ends() {
-    let text = |until: i64| {
-        json!({"reason": "r", "by": "me", "since": at(0), "until": at(until)}).to_string()
-    };
-    for (text, expected) in [
-        (None, Severity::Ok),
-        (Some(String::new()), Severity::Ok),
-        (Some(text(50)), Severity::Ok),
-        (Some(text(200)), Severity::Warning),
-        (Some("what".to_owned()), Severity::Warning),
-    ] {
-        let found = pause(text.as_deref(), at(100), String::new());
-        assert_eq!(found.result, expected, "{found:?}");
-    }
-    let options = act(true).cluster.unwrap();
-    assert_eq!(kubectl(&options), "kubectl --kubeconfig '/a b'");
+    assert_eq!(kubectl(&options), "kubectl --kubeconfig '/a b' --context c");
 }
 
 #[test]

@@ -43,49 +43,72 @@ fn controller(act: ActArgs) -> Installation {
     resolve(args).unwrap().into()
 }
 
+fn described(needs: &[Need]) -> Vec<String> {
+    let each = needs.iter().map(|need| need.described(&need.verbs));
+    each.collect()
+}
+
 fn names(installation: &Installation) -> Vec<String> {
-    let needs = of(installation).into_iter();
-    needs.map(|need| need.described(need.verbs)).collect()
+    described(&of(installation, false))
+}
+
+/// Returns the rows of some settings for an installation.
+fn some_rows(settings: &[&str], installation: &Installation) -> Vec<Need> {
+    rows(settings, installation.act.as_ref().unwrap())
+}
+
+/// Returns an installation with a janitor of this configuration.
+fn janitor(config: &str) -> Installation {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), config).unwrap();
+    run(|act| {
+        act.janitor = Some(true);
+        act.janitor_config = Some(file.path().to_owned());
+    })
 }
 
 #[test]
 fn device_taints_need_what_they_read_and_write() {
-    let described = |mode| of_device_taints(mode).map(|need| need.described(need.verbs));
     let reads = ["list, watch resourceslices", "list, watch resourceclaims"];
-    for (mode, rules) in [
-        (Mode::DryRun, "list, watch devicetaintrules"),
-        (
-            Mode::Act,
-            "list, watch, create, patch, delete devicetaintrules",
-        ),
+    for (dry_run, rules) in [
+        (true, "list, watch devicetaintrules"),
+        (false, "list, watch, create, patch, delete devicetaintrules"),
     ] {
-        assert_eq!(described(mode), [reads[0], rules, reads[1]]);
+        let mode = run(|act| (act.quarantine, act.dry_run) = (Some(true), Some(dry_run)));
+        let needs = some_rows(&["device-taints"], &mode);
+        assert_eq!(described(&needs), [reads[0], rules, reads[1]]);
+        let grant = needs[0].grant("ops");
+        assert!(grant.contains("--resource=resourceslices.resource.k8s.io"));
     }
-    let [slices, ..] = of_device_taints(Mode::DryRun);
-    assert!(
-        slices
-            .grant("ops")
-            .contains("--resource=resourceslices.resource.k8s.io")
-    );
+    let acts = run(|act| act.quarantine = Some(true));
+    assert_eq!(of(&acts, true).len(), of(&acts, false).len() + 3);
 }
 
 #[test]
 fn a_drain_sees_and_removes_pods_and_in_a_dry_run_sees_them_only() {
-    let described = |acts| -> Vec<String> {
-        let needs = of_drain(acts).into_iter();
-        needs.map(|need| need.described(need.verbs)).collect()
+    let of_drain = |dry_run| {
+        let mut needs = of(
+            &run(|act| {
+                (act.quarantine, act.dry_run) = (Some(true), Some(dry_run));
+                act.drain = Some(true);
+            }),
+            false,
+        );
+        needs.retain(|need| need.resource.starts_with("pods"));
+        needs
     };
-    assert_eq!(described(false), ["list, watch pods"]);
+    assert_eq!(described(&of_drain(true)), ["list, watch pods"]);
+    let acts = of_drain(false);
     assert_eq!(
-        described(true),
+        described(&acts),
         [
             "list, watch, delete pods",
             "create pods/eviction",
             "patch pods"
         ]
     );
-    // A drain does without what only checkpoints need.
-    let lacks = of_drain(true).into_iter().filter(|need| need.may_lack);
+    // A drain does without the permission that only checkpoints need.
+    let lacks = acts.into_iter().filter(|need| need.may_lack);
     assert_eq!(
         lacks.map(|need| need.name).collect::<Vec<_>>(),
         ["checkpoints"]
@@ -94,10 +117,11 @@ fn a_drain_sees_and_removes_pods_and_in_a_dry_run_sees_them_only() {
 
 #[test]
 fn a_janitor_needs_its_resources_and_what_its_provider_does() {
+    // A janitor's needs without those of hand-overs.
     let described = |text: &str| -> Vec<String> {
-        let config = JanitorConfig::parse(text).unwrap();
-        let needs = of_janitor(&config, "gw").into_iter();
-        needs.map(|need| need.described(need.verbs)).collect()
+        let mut needs = of(&janitor(text), false);
+        needs.retain(|need| need.name.starts_with("janitor-"));
+        described(&needs)
     };
     let reboots = [
         "list, watch, patch, delete rebootnodes",
@@ -130,11 +154,10 @@ fn a_janitor_needs_its_resources_and_what_its_provider_does() {
 
 #[test]
 fn hand_overs_are_told_and_do_without() {
-    let config = JanitorConfig::parse("").unwrap();
-    let needs = of_requests(&config, "gw");
+    let needs = of(&janitor(""), false);
     let events = needs.iter().find(|need| need.resource == "events");
     let events = events.unwrap();
-    assert_eq!(events.described(events.verbs), "create events in default");
+    assert_eq!(events.described(&events.verbs), "create events in default");
     assert!(events.may_lack);
 }
 
@@ -153,7 +176,7 @@ fn a_repair_makes_custom_resources_and_in_a_dry_run_none() {
     assert_eq!(need(Mode::DryRun), None);
     let need = need(Mode::Act).unwrap();
     assert_eq!(
-        need.described(need.verbs),
+        need.described(&need.verbs),
         "get, list, watch, create, delete rebootnodes"
     );
     assert!(
@@ -216,9 +239,9 @@ fn who_writes_on_pods_may_go_without() {
     let kubelet = tempfile::NamedTempFile::new().unwrap();
     let socket = kubelet.path().to_str().unwrap();
     let lacks = |installation: &Installation| {
-        let needs = of(installation).into_iter().filter(|need| need.may_lack);
-        let lacks = needs.map(|need| need.described(need.verbs));
-        lacks.collect::<Vec<_>>()
+        let mut needs = of(installation, false);
+        needs.retain(|need| need.may_lack);
+        described(&needs)
     };
     let acts = with_kubelet(socket, |act| act.quarantine = Some(true));
     assert_eq!(lacks(&acts), ["list, patch pods", "list resourceslices"]);
@@ -234,8 +257,24 @@ fn who_writes_on_pods_may_go_without() {
 }
 
 #[test]
+fn each_row_of_the_table_is_complete_and_of_a_setting() {
+    let all = run(|_| ());
+    let mut names = std::collections::BTreeSet::new();
+    for line in TABLE.lines().skip(1) {
+        let with = line.split('\t').next().unwrap();
+        names.insert(with);
+        assert!(!some_rows(&[with], &all).is_empty(), "{line}");
+        assert_eq!(line.split('\t').count(), 9, "{line}");
+    }
+    let source = include_str!("../needs.rs");
+    for name in names {
+        assert!(source.contains(&format!("\"{name}\"")), "{name}");
+    }
+}
+
+#[test]
 fn a_right_is_asked_for_by_the_names_that_are_used() {
-    let needs = of(&run(|act| act.quarantine = Some(true)));
+    let needs = of(&run(|act| act.quarantine = Some(true)), false);
     let switches = needs.iter().find(|need| need.name == "switches").unwrap();
     let asked: Vec<_> = switches
         .accesses()
@@ -257,7 +296,7 @@ fn a_right_is_asked_for_by_the_names_that_are_used() {
 
 #[test]
 fn a_grant_is_a_command_for_a_user_or_a_service_account() {
-    let needs = of(&run(|act| act.quarantine = Some(true)));
+    let needs = of(&run(|act| act.quarantine = Some(true)), false);
     assert_eq!(
         needs[1].grant("ops team"),
         "kubectl create clusterrole gpuwarden-node-status --verb=patch --resource=nodes/status && \
@@ -274,8 +313,7 @@ fn a_grant_is_a_command_for_a_user_or_a_service_account() {
 
 #[test]
 fn a_grant_names_a_part_of_a_resource_as_kubectl_takes_it() {
-    let config = JanitorConfig::parse("").unwrap();
-    let needs = of_janitor(&config, "gw");
+    let needs = of(&janitor(""), false);
     let status = needs
         .iter()
         .find(|need| need.resource == "rebootnodes/status");

@@ -1,7 +1,3 @@
-use std::fs::Permissions;
-use std::os::unix::fs::PermissionsExt as _;
-use std::os::unix::net::UnixListener;
-
 use serde_json::{Value, json};
 
 use super::*;
@@ -36,7 +32,7 @@ fn source(state: &str, lost: u64) -> Value {
 #[test]
 fn each_trouble_of_the_running_one_is_told_once() {
     type Edit = fn(&mut Value);
-    let table: [(Edit, &str, Severity); 9] = [
+    let table: [(Edit, &str, Severity); 13] = [
         (
             |it| {
                 let another = json!({"who": "the gpuwarden on n1 itself", "end": "e"});
@@ -76,6 +72,26 @@ fn each_trouble_of_the_running_one_is_told_once() {
             },
             "ready",
             Severity::Problem,
+        ),
+        (
+            |it| it["fleet"]["brake"]["state"] = json!("TRIPPED"),
+            "circuit-breaker",
+            Severity::Problem,
+        ),
+        (
+            |it| it["fleet"]["brake"]["state"] = json!("what"),
+            "circuit-breaker",
+            Severity::Problem,
+        ),
+        (
+            |it| it["fleet"]["brake"]["enabled"] = json!(false),
+            "circuit-breaker",
+            Severity::Warning,
+        ),
+        (
+            |it| it["fleet"]["brake"]["paused"] = json!("paused by ops: roll-out"),
+            "pause",
+            Severity::Warning,
         ),
         (
             |it| it["fleet"]["brake"]["held"] = json!(3),
@@ -134,26 +150,14 @@ fn leadership(leader: &str, leads: bool) -> Value {
 }
 
 #[test]
-fn a_socket_is_for_all_who_can_get_to_it() {
-    let dir = tempfile::Builder::new()
-        .permissions(Permissions::from_mode(0o755))
-        .tempdir()
-        .unwrap();
-    let socket = dir.path().join("s.sock");
-    let look = |path: &Path| who_may_connect(path, "run", &Given::default());
-    assert_eq!(look(&socket), None);
-    let _listener = UnixListener::bind(&socket).unwrap();
-    let mode = |path: &Path, mode| fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
-    for (socket_mode, dir_mode, expected) in [
-        (0o666, 0o755, Severity::Ok),
-        (0o600, 0o755, Severity::Warning),
-        (0o666, 0o700, Severity::Warning),
-    ] {
-        mode(&socket, socket_mode);
-        mode(dir.path(), dir_mode);
-        let found = look(&socket).unwrap();
-        assert_eq!(found.result, expected, "{found:?}");
-        let by_mode = format!("{found:?}").contains("--socket-mode 666");
-        assert_eq!(by_mode, socket_mode == 0o600);
-    }
+fn a_tripped_breaker_is_told_with_the_command_that_closes_it() {
+    let given = Given::default();
+    let close = "kubectl -n gw patch configmap circuit-breaker";
+    let status = status(|it| {
+        it["fleet"]["brake"]["state"] = json!("TRIPPED");
+        it["fleet"]["brake"]["notes"] = json!([format!("to go on: {close}")]);
+    });
+    let found = of_status(&status, &given);
+    let breaker = found.iter().find(|it| it.check == "circuit-breaker");
+    assert_eq!(breaker.unwrap().fix.as_deref(), Some(close));
 }

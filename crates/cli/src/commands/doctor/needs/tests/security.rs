@@ -40,7 +40,7 @@ fn rows(with: &str, needs: &[Need], beyond: &[Need]) -> Vec<String> {
         };
         let resource = quoted([need.full_name()]);
         let named = named(&need.objects);
-        let verbs = quoted(need.verbs);
+        let verbs = quoted(&need.verbs);
         let may_lack = if need.may_lack { " (may lack)" } else { "" };
         format!("{with} | {resource}{named} | {place} | {verbs}{may_lack}")
     };
@@ -70,9 +70,9 @@ fn the_table_of_permissions_is_what_doctor_asks_for() {
             act.quarantine = Some(true);
             edit(act);
         });
-        of(&installation)
+        of(&installation, false)
     };
-    let observing = of(&run(|_| ()));
+    let observing = of(&run(|_| ()), false);
     let quarantine = quarantining(&|_| ());
     let mut expected = rows("a cluster", &observing, &[]);
     let mut add = |with: &str, needs: &[Need], beyond: &[Need]| {
@@ -80,13 +80,14 @@ fn the_table_of_permissions_is_what_doctor_asks_for() {
     };
 
     let dry = run(|act| (act.quarantine, act.dry_run) = (Some(true), Some(true)));
-    add("`--quarantine --dry-run`", &of(&dry), &observing);
+    add("`--quarantine --dry-run`", &of(&dry, false), &observing);
     add("`--quarantine`", &quarantine, &observing);
     let policy = quarantining(&|act| act.policy = Some("configmap:policies/name".into()));
     add("`--policy configmap:`", &policy, &quarantine);
-    let devices = of_device_taints(Mode::Act);
+    let acts = run(|act| act.quarantine = Some(true));
+    let devices = some_rows(&["device-taints"], &acts);
     add("`[device-taints]`", &devices, &quarantine);
-    let central = of(&controller(act(|act| act.quarantine = Some(true))));
+    let central = of(&controller(act(|act| act.quarantine = Some(true))), false);
     add("`controller`", &central, &quarantine);
 
     let drained = quarantining(&|act| act.drain = Some(true));
@@ -106,7 +107,7 @@ fn the_table_of_permissions_is_what_doctor_asks_for() {
             act.janitor_config = Some(file("janitor.yaml", config));
             act.validation_config = tests.map(|tests| file("tests.yaml", tests));
         });
-        of(&installation)
+        of(&installation, false)
     };
     let provider = "global: {cspProviderHost: \"a:1\", cspProviderInsecure: true}\n";
     let only_reboots = "terminateNodeController: {enabled: false}\n";
@@ -122,10 +123,7 @@ fn the_table_of_permissions_is_what_doctor_asks_for() {
     add("`gpuResetController`", &janitor(&resets, None), &least);
     let tested = janitor(&base, Some(VALIDATION));
     add("`--validation-config`", &tested, &least);
-    let provides: Vec<Need> = of_reboot_jobs("gw")
-        .into_iter()
-        .chain([of_tokens("")])
-        .collect();
+    let provides = some_rows(&["reboot-jobs", "tokens"], &acts);
     add("`janitor-provider`", &provides, &[]);
     assert_eq!(table("with"), expected, "\n{}", expected.join("\n"));
 }
@@ -146,8 +144,8 @@ fn the_table_of_the_webhook_is_what_its_example_grants() {
             for group in words(rule, "apiGroups") {
                 for resource in words(rule, "resources") {
                     let need = Need {
-                        group: Cow::Owned(group.clone()),
-                        resource: Cow::Owned(resource),
+                        group: group.clone(),
+                        resource,
                         ..Need::default()
                     };
                     resources.push(need.full_name());
