@@ -29,20 +29,23 @@ mod why_not;
 
 pub use catalog::load as load_catalog;
 
-use std::path::PathBuf;
-
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use cluster::Cluster;
+use jiff::SignedDuration;
+use model::node::{NodeChange, NodeView};
 
-use crate::args::Command;
+use crate::args::{Command, ConnectArgs};
 use crate::given::Given;
 use crate::settings::{ClientSettings, connect_options};
 use crate::{EXIT_FAILED, EXIT_OK, output};
 
-/// Carries out a command that was given with these flags. Returns its exit code.
+/// Most attempts to write an annotation on a node that changes meanwhile.
+const ATTEMPTS: u32 = 5;
+
+/// Runs a client command. Returns its exit code.
 pub(crate) async fn execute(command: Command, given: &Given) -> anyhow::Result<u8> {
     match command {
-        // These are the binary's; they never come here.
+        // The binary runs these itself.
         Command::Run(_)
         | Command::Agent(_)
         | Command::Controller(_)
@@ -81,18 +84,70 @@ pub(crate) async fn execute(command: Command, given: &Given) -> anyhow::Result<u
     }
 }
 
-/// Connects to the cluster that the flags name, else the configuration file.
-async fn connect(
-    kubeconfig: Option<PathBuf>,
-    context: Option<String>,
-    file: ClientSettings,
-) -> anyhow::Result<Cluster> {
-    let options = connect_options(kubeconfig.or(file.kubeconfig), context.or(file.context));
+/// Connects to the cluster that the flags name, else to that of the configuration file.
+async fn connect(args: &ConnectArgs, file: ClientSettings) -> anyhow::Result<Cluster> {
+    let options = connect_options(ConnectArgs {
+        kubeconfig: args.kubeconfig.clone().or(file.kubeconfig),
+        context: args.context.clone().or(file.context),
+    });
     let connected = Cluster::connect(options).await;
     connected.context("which cluster? --kubeconfig FILE names one")
 }
 
-/// Returns the name of the person who asks, as far as this machine knows.
+async fn node(cluster: &Cluster, name: &str) -> anyhow::Result<NodeView> {
+    let node = cluster.node(name).await?;
+    node.with_context(|| format!("the cluster has no node {name:?}"))
+}
+
+/// Writes an annotation on a node, or removes it for the value `None`. `decide` returns the value,
+/// or `None` to leave the node unchanged. Returns the node before the change.
+async fn annotate(
+    cluster: &Cluster,
+    name: &str,
+    key: &str,
+    decide: impl Fn(&NodeView) -> anyhow::Result<Option<Option<String>>>,
+) -> anyhow::Result<NodeView> {
+    let mut attempt = 1;
+    loop {
+        let node = node(cluster, name).await?;
+        let Some(value) = decide(&node)? else {
+            return Ok(node);
+        };
+        let change = NodeChange {
+            annotations: [(key.to_owned(), value)].into(),
+            ..NodeChange::default()
+        };
+        match cluster.apply(&node, &change).await {
+            Ok(_) => return Ok(node),
+            // The node has changed since it was read.
+            Err(error) if error.is_retryable() && attempt < ATTEMPTS => attempt += 1,
+            Err(error) => {
+                return Err(error).with_context(|| format!("cannot write on node {name}"));
+            }
+        }
+    }
+}
+
+/// Parses the value of `--for`.
+fn length(text: &str) -> anyhow::Result<SignedDuration> {
+    let duration = text.parse::<SignedDuration>().ok();
+    let duration = duration.filter(SignedDuration::is_positive);
+    duration.with_context(|| format!("--for {text:?} is no duration such as 2h or 30m"))
+}
+
+/// Checks the value of `--reason`, which may have `most` bytes.
+fn reason(text: &str, most: usize) -> anyhow::Result<String> {
+    let reason = text.trim();
+    if reason.is_empty() {
+        bail!("--reason is empty: give the reason, for everybody who reads the story");
+    }
+    if reason.len() > most {
+        bail!("--reason has more than {most} bytes: shorten it");
+    }
+    Ok(reason.to_owned())
+}
+
+/// Returns the name of the person who runs this command, if this machine knows it.
 fn person() -> String {
     person_of(|name| std::env::var(name).ok())
 }

@@ -4,6 +4,8 @@
 //! binary wires them up. All other commands
 //! are carried out here, as clients of a running gpuwarden or on their own.
 
+#![allow(missing_docs)] // Nothing outside of this workspace uses the crate; `gpuwarden --help` documents the flags.
+
 mod args;
 mod client;
 mod commands;

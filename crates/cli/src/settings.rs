@@ -4,6 +4,7 @@
 //! Each role has its settings here; the groups that they share are in `settings/parts.rs`,
 //! the file in `settings/file.rs`.
 
+mod act;
 mod amount;
 mod device_api;
 mod file;
@@ -11,6 +12,7 @@ mod gpu;
 mod janitor;
 mod janitor_provider;
 mod kubernetes;
+mod network;
 mod node_name;
 mod parts;
 mod reports;
@@ -22,15 +24,15 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+pub(crate) use act::drain_config;
+pub use act::{ActSettings, Mode};
 pub use device_api::{DeviceNetwork, DeviceSettings};
 pub use gpu::{FakeGpus, GpuSettings};
 pub use janitor::JanitorSettings;
 pub use janitor_provider::JanitorProviderSettings;
+pub use network::{DeliverySettings, IngestSettings, Transport};
 pub(crate) use node_name::node_name;
-pub(crate) use parts::drain_config;
-pub use parts::{
-    ActSettings, DeliverySettings, IngestSettings, Mode, NodeSettings, ProcessSettings, Transport,
-};
+pub use parts::{NodeSettings, ProcessSettings};
 
 pub(crate) use kubernetes::{connect_options, named, namespace};
 pub use reports::ReportSettings;

@@ -18,17 +18,17 @@ pub struct BenchArgs {
     /// Context of the kubeconfig [default: its current one].
     #[arg(long, env = "GPUWARDEN_CONTEXT", value_name = "NAME")]
     pub context: Option<String>,
-    /// Directory in which the started processes keep their data for the time of the benchmark
-    /// [default: the system's temporary directory].
+    /// Directory for the data of the started processes, which is removed at the end [default: the
+    /// system's temporary directory].
     #[arg(long, value_name = "DIRECTORY")]
     pub dir: Option<PathBuf>,
     /// Kernel log that the started processes read faults from.
     #[arg(long, value_enum, default_value_t = BenchLog::File)]
     pub via: BenchLog,
-    /// Rounds of `cordon`.
+    /// Number of rounds of `cordon`.
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub rounds: u32,
-    /// Time for which `idle` measures each process (seconds).
+    /// Length of the measurement of each process by `idle` (seconds).
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=3_600))]
     pub seconds: u32,
     #[command(flatten)]

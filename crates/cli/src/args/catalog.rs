@@ -6,28 +6,24 @@ use clap::{Args, Subcommand, ValueEnum};
 
 use super::OutputArgs;
 
-/// Arguments of `catalog`.
 #[derive(Args, Debug)]
 pub struct CatalogArgs {
-    /// Something else to do.
     #[command(subcommand)]
     pub command: Option<CatalogCommand>,
-    /// Kind of row. Without it, all are listed.
+    /// Kind of row [default: all].
     #[arg(value_enum, value_name = "KIND")]
     pub kind: Option<CatalogKind>,
-    /// The code; of DCGM's also its name, as events have it; of a NIC pattern its name. Without it,
-    /// all rows of the kind are listed.
+    /// Code; for DCGM also its name, as in events; for a NIC pattern its name [default: all rows of
+    /// the kind].
     #[arg(value_name = "CODE")]
     pub code: Option<String>,
-    /// The output format.
     #[command(flatten)]
     pub output: OutputArgs,
 }
 
-/// The commands of `catalog`.
 #[derive(Subcommand, Debug)]
 pub enum CatalogCommand {
-    /// Show what files of changes (TOML) make different from the built-in rows.
+    /// Show the differences that files of changes (TOML) make to the built-in rows.
     #[command(
         after_help = "Examples:\n  gpuwarden catalog diff site.toml\n  gpuwarden catalog diff \
                             vendor.toml site.toml -o json"
@@ -35,34 +31,30 @@ pub enum CatalogCommand {
     Diff(CatalogDiffArgs),
 }
 
-/// Arguments of `catalog diff`.
 #[derive(Args, Debug)]
 pub struct CatalogDiffArgs {
-    /// Files of changes; the last has the last word.
+    /// Files of changes; a later file has precedence.
     #[arg(required = true, value_name = "FILE")]
     pub files: Vec<PathBuf>,
-    /// The output format.
     #[command(flatten)]
     pub output: OutputArgs,
 }
 
-/// The kinds of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum CatalogKind {
     /// XID codes of GPUs.
     Xid,
     /// `SXid` codes of `NVSwitch`es.
     Sxid,
-    /// The words in XID 144 to 150 lines.
+    /// Words in the lines of XID 144 to 150.
     Nvlink5,
-    /// Codes of DCGM, by which the GPU health monitor names what it finds.
+    /// Codes of DCGM, which the GPU health monitor reports.
     Dcgm,
     /// Lines of NIC drivers.
     Nic,
 }
 
 impl CatalogKind {
-    /// Its word on the command line.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Xid => "xid",

@@ -1,12 +1,12 @@
-//! Empty environment variables: they count as not set, for all arguments of all commands.
-//! Templates of containers set every variable, those without a value to nothing.
+//! Empty environment variables, which count as not set for all arguments of all commands.
+//! Container templates set every variable, those without a value to the empty string.
 
 use std::ffi::OsStr;
 
 use clap::Command;
 use clap::builder::Resettable;
 
-/// Returns the command without the variables for which `is_empty` returns true.
+/// Returns the command without those variables that `is_empty` returns true for.
 pub(crate) fn without_empty(command: Command, is_empty: fn(&OsStr) -> bool) -> Command {
     command
         .mut_args(|arg| match arg.get_env() {
@@ -16,7 +16,7 @@ pub(crate) fn without_empty(command: Command, is_empty: fn(&OsStr) -> bool) -> C
         .mut_subcommands(|inner| without_empty(inner, is_empty))
 }
 
-/// Returns whether a variable of the process is set to nothing.
+/// Returns true if a variable of the process is set to the empty string.
 pub(crate) fn is_empty(name: &OsStr) -> bool {
     std::env::var_os(name).is_some_and(|value| value.is_empty())
 }

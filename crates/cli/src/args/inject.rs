@@ -6,15 +6,12 @@ use clap::{Args, Subcommand, ValueEnum};
 
 use super::ServerArgs;
 
-/// Arguments of `inject`.
 #[derive(Args, Debug)]
 pub struct InjectArgs {
-    /// The thing to make.
     #[command(subcommand)]
     pub what: Inject,
 }
 
-/// The things that can be injected.
 #[derive(Subcommand, Debug)]
 pub enum Inject {
     /// An XID, as the NVIDIA driver would print it.
@@ -23,7 +20,7 @@ pub enum Inject {
                             --via kmsg\n  gpuwarden inject xid 79 --gpu 3 --via nvml"
     )]
     Xid {
-        /// The code.
+        /// Code of the XID.
         code: u32,
         /// PCI address of the GPU.
         #[arg(long, default_value = "0000:b3:00", value_name = "ADDRESS")]
@@ -31,12 +28,11 @@ pub enum Inject {
         /// Index of the fake GPU, with --via nvml.
         #[arg(long, default_value_t = 0, value_name = "INDEX")]
         gpu: u32,
-        /// Through the running kernel's log (needs root; every program that reads it sees
-        /// it), as an event on gpuwarden's socket, or through the driver's library of a gpuwarden
-        /// that runs with --fake-gpus.
+        /// Way of the fault: the running kernel's log (needs root; every program that reads the log
+        /// sees it), an event on gpuwarden's socket, or the fake driver of a gpuwarden that runs with
+        /// --fake-gpus.
         #[arg(long, value_enum, default_value_t = Via::Socket)]
         via: Via,
-        /// The gpuwarden to send it to.
         #[command(flatten)]
         target: TargetArgs,
     },
@@ -55,13 +51,11 @@ pub enum Inject {
         /// Only faults with this code.
         #[arg(long, value_name = "CODE")]
         code: Option<String>,
-        /// The gpuwarden to send it to.
         #[command(flatten)]
         target: TargetArgs,
     },
 }
 
-/// The way a fault is injected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Via {
     /// A line in the kernel log.
@@ -72,7 +66,7 @@ pub enum Via {
     Nvml,
 }
 
-/// The gpuwarden that an injected event goes to.
+/// The gpuwarden that receives an injected event.
 #[derive(Args, Debug, Clone)]
 pub struct TargetArgs {
     /// Node that has the fault [default: the node of the running gpuwarden].
@@ -81,7 +75,6 @@ pub struct TargetArgs {
     /// The connector's Unix socket [default: that of the running gpuwarden].
     #[arg(long, env = "GPUWARDEN_SOCKET", value_name = "PATH")]
     pub socket: Option<PathBuf>,
-    /// The running gpuwarden.
     #[command(flatten)]
     pub server: ServerArgs,
 }

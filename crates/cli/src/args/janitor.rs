@@ -5,16 +5,16 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
-use super::roles::address;
+use super::common::address;
+use super::{ConnectArgs, LogArgs};
 
-/// Arguments of `janitor-provider`.
 #[derive(Args, Debug)]
 pub struct JanitorProviderArgs {
-    /// Address on which janitors are answered.
+    /// Address for the requests of janitors.
     #[arg(long, env = "GPUWARDEN_PROVIDER_LISTEN", value_name = "ADDRESS:PORT",
           default_value = "127.0.0.1:50052", value_parser = address)]
     pub listen: SocketAddr,
-    /// The provider: generic reboots a node, or resets its GPUs, by a privileged Job.
+    /// Provider: generic reboots a node, or resets its GPUs, by a privileged Job.
     #[arg(long, env = "CSP", value_name = "generic", default_value = "generic")]
     pub provider: ProviderArg,
     /// Certificate for the server (PEM); read again when it changes.
@@ -23,7 +23,7 @@ pub struct JanitorProviderArgs {
     /// Key of that certificate (PEM).
     #[arg(long, env = "TLS_KEY_PATH", value_name = "FILE", requires = "tls_cert")]
     pub tls_key: Option<PathBuf>,
-    /// Audience that tokens have to be made for.
+    /// Audience that tokens must have.
     #[arg(
         long,
         env = "AUTH_AUDIENCES",
@@ -39,7 +39,7 @@ pub struct JanitorProviderArgs {
         value_delimiter = ','
     )]
     pub callers: Vec<String>,
-    /// Let everybody on this machine call, without a token.
+    /// Accept calls without a token, on this machine only.
     #[arg(long, conflicts_with = "callers")]
     pub anybody: bool,
     /// Image of the Job that reboots.
@@ -53,14 +53,14 @@ pub struct JanitorProviderArgs {
     /// Namespace of the Jobs [default: that of --namespace].
     #[arg(long, env = "GENERIC_REBOOT_JOB_NAMESPACE", value_name = "NAME")]
     pub reboot_namespace: Option<String>,
-    /// Have the kernel reboot at once, without ending anything before.
+    /// Reboot by the kernel at once (sysrq), without stopping services first.
     #[arg(long, env = "GENERIC_REBOOT_USE_SYSRQ")]
     pub reboot_sysrq: bool,
-    /// Write a line into the log of the host before.
+    /// Write a line to the host's log before the reboot.
     #[arg(long, env = "GENERIC_REBOOT_WRITE_SYSLOG")]
     pub reboot_syslog: bool,
-    /// Time for which a Job stays after its end, in seconds: longer than the janitor's timeout, for by its
-    /// Job a signal is known again.
+    /// Lifetime of a finished Job, in seconds. The lifetime must be longer than the janitor's timeout,
+    /// since the Job identifies a repeated signal.
     #[arg(
         long,
         env = "GENERIC_REBOOT_JOB_TTL",
@@ -68,7 +68,7 @@ pub struct JanitorProviderArgs {
         default_value_t = 3600
     )]
     pub reboot_job_ttl: u32,
-    /// Secrets by which the images are pulled.
+    /// Secrets for pulling the images.
     #[arg(
         long,
         env = "GENERIC_REBOOT_IMAGE_PULL_SECRETS",
@@ -76,35 +76,22 @@ pub struct JanitorProviderArgs {
         value_delimiter = ','
     )]
     pub reboot_pull_secrets: Vec<String>,
-    /// Image of the Job that resets GPUs, gpuwarden's own or NVSentinel's [default: none, and no GPU is reset].
+    /// Image of the Job that resets GPUs, gpuwarden's own or NVSentinel's [default: none, and no GPU is
+    /// reset].
     #[arg(long, env = "GPUWARDEN_RESET_IMAGE", value_name = "IMAGE")]
     pub reset_image: Option<String>,
-    /// Runtime class of its pod, such as nvidia.
+    /// Runtime class of the pod that resets GPUs, such as nvidia.
     #[arg(long, env = "GPUWARDEN_RESET_RUNTIME_CLASS", value_name = "NAME")]
     pub reset_runtime_class: Option<String>,
-    /// Kubeconfig of the cluster [default: that of the pod, where this is one].
-    #[arg(long, env = "GPUWARDEN_KUBECONFIG", value_name = "FILE")]
-    pub kubeconfig: Option<PathBuf>,
-    /// Context of the kubeconfig [default: its current one].
-    #[arg(long, env = "GPUWARDEN_CONTEXT", value_name = "NAME")]
-    pub context: Option<String>,
+    #[command(flatten)]
+    pub connect: ConnectArgs,
     /// Namespace of the provider [default: the pod's own, else gpuwarden].
     #[arg(short, long, env = "GPUWARDEN_NAMESPACE", value_name = "NAME")]
     pub namespace: Option<String>,
-    /// The log filter: error, warn, info, debug, trace, also by crate.
-    #[arg(
-        long,
-        env = "GPUWARDEN_LOG",
-        value_name = "FILTER",
-        default_value = "info"
-    )]
-    pub log: String,
-    /// The format of log lines [default: text].
-    #[arg(long, env = "GPUWARDEN_LOG_FORMAT", value_name = "text|json")]
-    pub log_format: Option<String>,
+    #[command(flatten)]
+    pub log: LogArgs,
 }
 
-/// The values of `--provider`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ProviderArg {
     /// A privileged Job on the node.

@@ -1,11 +1,11 @@
-//! Every command has examples, and they are commands that we take.
+//! Every command has examples, and clap accepts them.
 
 use clap::{CommandFactory as _, Parser as _};
 
 use super::Cli;
 
-/// The commands of ours in an example, as a shell would call them: what stands behind a pipe
-/// or a redirection is somebody else's.
+/// Returns gpuwarden's own commands in an example, split into words as a shell does. Commands
+/// behind a pipe or a redirection are left out.
 fn calls(example: &str) -> Vec<Vec<String>> {
     let mut calls = vec![Vec::new()];
     let mut word = String::new();

@@ -5,16 +5,16 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
-use super::roles::address;
+use super::common::address;
+use super::{ConnectArgs, LogArgs};
 
-/// Arguments of `webhook`.
 #[derive(Args, Debug)]
 pub struct WebhookArgs {
     /// Configuration of preflight: `NVSentinel`'s file (YAML), or the values of its chart
-    /// [default: `/etc/preflight/config.yaml`, where it is there].
+    /// [default: `/etc/preflight/config.yaml`, if it exists].
     #[arg(long, env = "GPUWARDEN_PREFLIGHT_CONFIG", value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Image that has gpuwarden: without a configuration, the built-in checks run in it.
+    /// Image that contains gpuwarden: without a configuration, the built-in checks run in it.
     #[arg(
         long,
         env = "GPUWARDEN_PREFLIGHT_IMAGE",
@@ -22,29 +22,29 @@ pub struct WebhookArgs {
         conflicts_with = "config"
     )]
     pub image: Option<String>,
-    /// Address on which API servers are answered.
+    /// Address for the requests of API servers.
     #[arg(long, env = "GPUWARDEN_WEBHOOK_LISTEN", value_name = "ADDRESS:PORT",
           default_value = "0.0.0.0:8443", value_parser = address)]
     pub listen: SocketAddr,
-    /// Address of metrics and probes, in the open.
+    /// Address of metrics and probes, without TLS.
     #[arg(long, env = "GPUWARDEN_WEBHOOK_METRICS_LISTEN", value_name = "ADDRESS:PORT",
           default_value = "0.0.0.0:8080", value_parser = address)]
     pub metrics_listen: SocketAddr,
-    /// Address on which pods of gangs ask for each other.
+    /// Address for pods of gangs, which ask for each other's addresses.
     #[arg(long, env = "GPUWARDEN_WEBHOOK_RENDEZVOUS_LISTEN", value_name = "ADDRESS:PORT",
           default_value = "0.0.0.0:8444", value_parser = address)]
     pub rendezvous_listen: SocketAddr,
-    /// Address under which pods reach it [default: the Service, or with --register-url its host, and the
+    /// URL of that address for pods [default: the Service, or with --register-url its host, and the
     /// port of --rendezvous-listen].
     #[arg(long, env = "GPUWARDEN_WEBHOOK_RENDEZVOUS_URL", value_name = "URL")]
     pub rendezvous_url: Option<String>,
-    /// Address of the controller, such as `https://controller.example:50051`. Then checks of pods that
-    /// Pod Security lets mount nothing of the host report by the webhook, and members of gangs that
-    /// nobody reaches are reported. The controller has to name the account of the webhook in its
-    /// --central-monitors.
+    /// Address of the controller, such as `https://controller.example:50051`. With it, checks report
+    /// through the webhook in pods whose Pod Security forbids mounts of the host, and gang members
+    /// that cannot be reached are reported. The controller has to list the account of the webhook in
+    /// its --central-monitors.
     #[arg(long, env = "GPUWARDEN_CONTROLLER", value_name = "URL")]
     pub controller: Option<String>,
-    /// Certificates of the authority that the controller is trusted by (PEM).
+    /// Certificates of the authority of the controller's certificate (PEM).
     #[arg(
         long,
         env = "GPUWARDEN_TLS_CA",
@@ -52,7 +52,7 @@ pub struct WebhookArgs {
         requires = "controller"
     )]
     pub tls_ca: Option<PathBuf>,
-    /// `ServiceAccount` token by which the controller knows the webhook; read for every request.
+    /// `ServiceAccount` token that identifies the webhook to the controller; read for every request.
     #[arg(
         long,
         env = "GPUWARDEN_TOKEN_FILE",
@@ -60,17 +60,13 @@ pub struct WebhookArgs {
         requires = "controller"
     )]
     pub token_file: Option<PathBuf>,
-    /// Kubeconfig of the cluster [default: that of the pod, where this is one].
-    #[arg(long, env = "GPUWARDEN_KUBECONFIG", value_name = "FILE")]
-    pub kubeconfig: Option<PathBuf>,
-    /// Context of the kubeconfig [default: its current one].
-    #[arg(long, env = "GPUWARDEN_CONTEXT", value_name = "NAME")]
-    pub context: Option<String>,
+    #[command(flatten)]
+    pub connect: ConnectArgs,
     /// Namespace of the webhook, with its Secret and its Lease [default: the pod's own, else
     /// gpuwarden].
     #[arg(short, long, env = "GPUWARDEN_NAMESPACE", value_name = "NAME")]
     pub namespace: Option<String>,
-    /// Service in that namespace by which API servers find the webhook.
+    /// Service of the webhook in that namespace, for API servers.
     #[arg(
         long,
         env = "GPUWARDEN_WEBHOOK_SERVICE",
@@ -78,15 +74,15 @@ pub struct WebhookArgs {
         default_value = "gpuwarden-webhook"
     )]
     pub service: String,
-    /// Register by an address instead of a Service, such as `https://127.0.0.1:8443`, to try it out
-    /// from outside of the cluster: pods start without checks while the webhook is away, and at its
-    /// end the registration is taken away.
+    /// Address to register instead of a Service, such as `https://127.0.0.1:8443`, for tests from
+    /// outside of the cluster: pods start without checks while the webhook is down, and it removes
+    /// the registration when it ends.
     #[arg(long, env = "GPUWARDEN_WEBHOOK_REGISTER_URL", value_name = "URL")]
     pub register_url: Option<String>,
-    /// Leave the registration by an address when this process ends: other replicas go on.
+    /// Keep the registration by an address when this process ends, for other replicas.
     #[arg(long, requires = "register_url")]
     pub keep_registration: bool,
-    /// What becomes of pods while no webhook answers: they are not created (Fail), or start without
+    /// Treatment of pods while no webhook answers: they are not created (Fail), or start without
     /// checks (Ignore) [default: the configuration's; Ignore with --register-url].
     #[arg(
         long,
@@ -94,9 +90,9 @@ pub struct WebhookArgs {
         value_name = "Fail|Ignore"
     )]
     pub failure_policy: Option<FailurePolicyArg>,
-    /// Certificate for the server (PEM), as cert-manager or the service CA of `OpenShift` keeps one. Then
-    /// nothing is registered here: whoever makes the certificate puts its authority into the
-    /// registration [default: one is made, kept in a Secret and made anew in time].
+    /// Certificate for the server (PEM), from cert-manager or the service CA of `OpenShift`. With it,
+    /// gpuwarden registers nothing: the issuer of the certificate puts its authority into the
+    /// registration [default: a certificate of its own, kept in a Secret and renewed in time].
     #[arg(
         long,
         env = "GPUWARDEN_WEBHOOK_TLS_CERT",
@@ -113,7 +109,7 @@ pub struct WebhookArgs {
         requires = "tls_cert"
     )]
     pub tls_key: Option<PathBuf>,
-    /// Time for which a certificate that is made here is good, at least 10s.
+    /// Lifetime of the webhook's own certificates, at least 10s.
     #[arg(
         long,
         env = "GPUWARDEN_WEBHOOK_CERTIFICATE_LIFETIME",
@@ -121,12 +117,12 @@ pub struct WebhookArgs {
         default_value = "2160h"
     )]
     pub certificate_lifetime: String,
-    /// Refuse requests of the janitor at once that cannot be carried out: for a node that does not exist, or that
-    /// another request of the kind is at work on. Needs further permissions.
+    /// Reject custom resources for the janitor that cannot be carried out: for a node that does not
+    /// exist, or that another resource of the kind is carried out on. Needs further permissions.
     #[arg(long, env = "GPUWARDEN_WEBHOOK_VALIDATE_REQUESTS")]
     pub validate_requests: bool,
-    /// Time for which questions are still answered after SIGTERM, until API servers have turned to
-    /// another replica.
+    /// Time after SIGTERM until the webhook stops answering, so that API servers change to another
+    /// replica.
     #[arg(
         long,
         env = "GPUWARDEN_WEBHOOK_DRAIN",
@@ -134,25 +130,16 @@ pub struct WebhookArgs {
         default_value = "5s"
     )]
     pub drain: String,
-    /// The log filter: error, warn, info, debug, trace, also by crate.
-    #[arg(
-        long,
-        env = "GPUWARDEN_LOG",
-        value_name = "FILTER",
-        default_value = "info"
-    )]
-    pub log: String,
-    /// The format of log lines [default: text].
-    #[arg(long, env = "GPUWARDEN_LOG_FORMAT", value_name = "text|json")]
-    pub log_format: Option<String>,
+    #[command(flatten)]
+    pub log: LogArgs,
 }
 
-/// The values of `--failure-policy`, as Kubernetes spells them.
+/// Failure policies, as Kubernetes spells them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 #[value(rename_all = "PascalCase")]
 pub enum FailurePolicyArg {
-    /// They are not created.
+    /// Pods are not created.
     Fail,
-    /// They start without checks.
+    /// Pods start without checks.
     Ignore,
 }

@@ -3,7 +3,7 @@
 //! It asks the cluster, and not a gpuwarden: so it works where none runs, and with a configuration that
 //! none has yet. What is decided about each pod is what a drain decides.
 
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 use cluster::ApiError;
 use contract::HealthEvent;
 use fleet::drain::plan::{Plan, PlannedPod, plan};
@@ -18,25 +18,23 @@ use preflight::config::Discovery;
 use preflight::gang::Gang;
 use serde_json::{Value, json};
 
-use super::connect;
+use super::{connect, node};
 use crate::EXIT_OK;
 use crate::args::DrainArgs;
 use crate::output::{self, Colour, say};
 use crate::policy_source;
-use crate::settings::{ClientSettings, drain_config};
+use crate::settings::drain_config;
 
 pub(super) async fn execute(args: &DrainArgs) -> anyhow::Result<u8> {
-    let file = ClientSettings::read(args.config.as_deref())?;
+    let file = args.cluster.file()?;
     let path = args.drain_config.clone().or(file.drain_config.clone());
     let config = match &path {
         Some(path) => drain_config(path)?,
         None => DrainConfig::default(),
     };
-    let cluster = connect(args.kubeconfig.clone(), args.context.clone(), file).await?;
+    let cluster = connect(&args.cluster.connect, file).await?;
     let name = &args.node;
-    let Some(node) = cluster.node(name).await? else {
-        bail!("the cluster has no node {name:?}");
-    };
+    let node = node(&cluster, name).await?;
     let pods = cluster.pods_to_plan(name).await.with_context(|| {
         format!(
             "the pods of node {name} cannot be read; that takes `list` on pods and resourceclaims"

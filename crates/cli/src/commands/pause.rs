@@ -6,32 +6,23 @@ use anyhow::{Context as _, bail};
 use cluster::{ApiError, ConfigMap, ConfigMapChange};
 use contract::keys;
 use fleet::brake::pause::Pause;
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
 
-use super::{connect, person};
+use super::{connect, length, person, reason};
 use crate::EXIT_OK;
 use crate::args::{KubeArgs, PauseArgs};
 use crate::given::Given;
 use crate::output::say;
-use crate::settings::{ClientSettings, namespace};
+use crate::settings::namespace;
 
 /// Somebody else may be writing: so often it is looked at again.
 const ATTEMPTS: usize = 5;
 
 pub(super) async fn pause(args: PauseArgs, given: &Given) -> anyhow::Result<u8> {
-    let duration = args
-        .duration
-        .parse::<SignedDuration>()
-        .ok()
-        .filter(SignedDuration::is_positive)
-        .with_context(|| format!("--for {:?} is no duration such as 2h or 30m", args.duration))?;
-    let reason = args.reason.trim();
-    if reason.is_empty() {
-        bail!("--reason is empty: say why, for everybody who looks");
-    }
+    let duration = length(&args.duration)?;
     let since = Timestamp::now();
     let pause = Pause {
-        reason: reason.to_owned(),
+        reason: reason(&args.reason, usize::MAX)?,
         by: args.by.unwrap_or_else(person),
         since,
         until: Some(since.checked_add(duration).context("--for is too long")?),
@@ -74,10 +65,10 @@ async fn write(
     kube: &KubeArgs,
     mut decide: impl FnMut(Option<&ConfigMap>) -> Option<Option<String>>,
 ) -> anyhow::Result<String> {
-    let file = ClientSettings::read(kube.config.as_deref())?;
+    let file = kube.cluster.file()?;
     let namespace = namespace(kube.namespace.clone().or(file.namespace.clone()))?;
     let place = format!("{namespace}/{}", keys::CONFIG_MAP);
-    let cluster = connect(kube.kubeconfig.clone(), kube.context.clone(), file).await?;
+    let cluster = connect(&kube.cluster.connect, file).await?;
     for _ in 0..ATTEMPTS {
         let seen = cluster
             .config_map(&namespace, keys::CONFIG_MAP)

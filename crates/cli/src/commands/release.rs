@@ -6,41 +6,32 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 use cluster::Cluster;
 use contract::keys;
 use fleet::session::foreign_session;
 use jiff::Timestamp;
+use model::node::NodeView;
 use model::node::{NodeChange, NodeView};
+use model::ownership::{Ownership, REASON_BYTES, ReleaseRequest};
 use model::ownership::{Ownership, REASON_BYTES, ReleaseRequest};
 use tokio::time::Instant;
 
-use super::{connect, person};
+use super::{annotate, connect, node, person, reason};
 use crate::args::ReleaseArgs;
 use crate::output::{self, say};
-use crate::settings::ClientSettings;
 use crate::{EXIT_OK, EXIT_UNHEALTHY};
 
 /// Pause between two looks at the node while waiting.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
-/// Most attempts to write the request where the node changes meanwhile.
-const ATTEMPTS: u32 = 5;
 
 pub(super) async fn execute(args: &ReleaseArgs) -> anyhow::Result<u8> {
-    let reason = args.reason.trim();
-    if reason.is_empty() {
-        bail!("--reason is empty: say why the node is given back, for whoever reads its story");
-    }
-    if reason.len() > REASON_BYTES {
-        bail!("--reason has more than {REASON_BYTES} bytes: shorten it");
-    }
-    let file = ClientSettings::read(args.config.as_deref())?;
-    let cluster = connect(args.kubeconfig.clone(), args.context.clone(), file).await?;
     let request = ReleaseRequest {
         by: person(),
-        reason: reason.to_owned(),
+        reason: reason(&args.reason, REASON_BYTES)?,
         at: Some(Timestamp::now()),
     };
+    let cluster = connect(&args.cluster.connect, args.cluster.file()?).await?;
     let (before, own) = ask(&cluster, &args.node, &request).await?;
     if args.no_wait {
         say!("{}: its release is asked for", args.node)?;
@@ -60,35 +51,20 @@ async fn ask(
     name: &str,
     request: &ReleaseRequest,
 ) -> anyhow::Result<(NodeView, Ownership)> {
-    let mut attempt = 1;
-    loop {
-        let node = look(cluster, name).await?;
-        let Some(own) = Ownership::read(&node) else {
-            let cordoned = if node.unschedulable {
-                "; it is cordoned by somebody else: kubectl uncordon gives it back"
-            } else {
-                ""
-            };
-            bail!("node {name} is not quarantined by gpuwarden{cordoned}");
+    let text = serde_json::to_string(request)?;
+    let owned = |node: &NodeView| {
+        let cordoned = if node.unschedulable {
+            "; somebody else cordoned it: kubectl uncordon returns it"
+        } else {
+            ""
         };
-        let text = serde_json::to_string(request)?;
-        let change = NodeChange {
-            annotations: [(keys::RELEASE.to_owned(), Some(text))].into(),
-            ..NodeChange::default()
-        };
-        match cluster.apply(&node, &change).await {
-            Ok(_) => return Ok((node, own)),
-            Err(error) if error.is_retryable() && attempt < ATTEMPTS => attempt += 1,
-            Err(error) => {
-                return Err(error).with_context(|| format!("cannot write on node {name}"));
-            }
-        }
-    }
-}
-
-async fn look(cluster: &Cluster, name: &str) -> anyhow::Result<NodeView> {
-    let node = cluster.node(name).await?;
-    node.with_context(|| format!("the cluster has no node {name:?}"))
+        let own = Ownership::read(node);
+        own.with_context(|| format!("node {name} is not quarantined by gpuwarden{cordoned}"))
+    };
+    let request = |node: &NodeView| owned(node).map(|_| Some(Some(text.clone())));
+    let node = annotate(cluster, name, keys::RELEASE, request).await?;
+    let own = owned(&node)?;
+    Ok((node, own))
 }
 
 /// Waits until the session is off the node; `None`: it is not after `limit`.
@@ -100,7 +76,7 @@ async fn wait(
 ) -> anyhow::Result<Option<NodeView>> {
     let until = Instant::now() + limit;
     loop {
-        let node = look(cluster, name).await?;
+        let node = node(cluster, name).await?;
         let asked = node.annotations.contains_key(keys::RELEASE);
         let session = Ownership::read(&node).map(|now| now.session_id);
         if !asked && session.as_ref() != Some(&own.session_id) {

@@ -3,41 +3,38 @@
 //! The veto is an annotation of the node, so it works from wherever `kubectl` does; whoever acts on the node
 //! sees it at once.
 
-use anyhow::{Context as _, bail};
-use cluster::Cluster;
+use anyhow::bail;
 use contract::keys;
 use fleet::veto::{LONGEST, Veto};
-use jiff::{SignedDuration, Timestamp};
-use model::node::NodeChange;
+use jiff::Timestamp;
+use model::node::NodeView;
 use model::ownership::Ownership;
 
-use super::{connect, person};
+use super::{annotate, connect, length, person, reason};
 use crate::EXIT_OK;
 use crate::args::VetoArgs;
 use crate::output::{self, say};
-use crate::settings::ClientSettings;
 
-/// Most attempts to write the veto where the node changes meanwhile.
-const ATTEMPTS: u32 = 5;
 /// Longest reason, in bytes: it is shown in one line.
 const REASON_BYTES: usize = 200;
 
 pub(super) async fn execute(args: &VetoArgs) -> anyhow::Result<u8> {
     let veto = if args.end { None } else { Some(read(args)?) };
-    let file = ClientSettings::read(args.config.as_deref())?;
-    let cluster = connect(args.kubeconfig.clone(), args.context.clone(), file).await?;
+    let cluster = connect(&args.cluster.connect, args.cluster.file()?).await?;
     let text = veto.as_ref().map(serde_json::to_string).transpose()?;
     let node = &args.node;
-    let (before, in_session) = write(&cluster, node, text).await?;
+    let has_veto = |node: &NodeView| node.annotations.contains_key(keys::VETO);
+    let write = |node: &NodeView| Ok((text.is_some() || has_veto(node)).then(|| text.clone()));
+    let before = annotate(&cluster, node, keys::VETO, write).await?;
     let Some(veto) = veto else {
-        if before {
-            say!("{node}: the veto is taken back")?;
+        if has_veto(&before) {
+            say!("{node}: the veto is withdrawn")?;
         } else {
             say!("{node}: there is no veto")?;
         }
         return Ok(EXIT_OK);
     };
-    let without = if in_session {
+    let without = if Ownership::read(&before).is_some() {
         ""
     } else {
         "; the node is in service now"
@@ -54,61 +51,22 @@ pub(super) async fn execute(args: &VetoArgs) -> anyhow::Result<u8> {
 
 /// Returns the veto that is asked for.
 fn read(args: &VetoArgs) -> anyhow::Result<Veto> {
-    let text = args.duration.as_str();
-    let duration = text.parse::<SignedDuration>().ok();
-    let duration = duration
-        .filter(SignedDuration::is_positive)
-        .with_context(|| format!("--for {text:?} is no duration such as 4h or 30m"))?;
+    let duration = length(&args.duration)?;
     if duration > LONGEST {
-        bail!("--for {text}: {} hours are the most", LONGEST.as_hours());
-    }
-    let reason = args.reason.as_deref().unwrap_or_default().trim();
-    if reason.is_empty() {
-        bail!("--reason is empty: say why, for whoever reads the node's story");
-    }
-    if reason.len() > REASON_BYTES {
-        bail!("--reason has more than {REASON_BYTES} bytes: shorten it");
+        let (text, hours) = (&args.duration, LONGEST.as_hours());
+        bail!("--for {text}: {hours} hours are the most");
     }
     Ok(Veto {
         by: person(),
-        reason: reason.to_owned(),
+        reason: reason(args.reason.as_deref().unwrap_or_default(), REASON_BYTES)?,
         until: Timestamp::now().checked_add(duration)?,
     })
-}
-
-/// Writes the veto on the node, or takes it back. Returns whether one was there, and whether the node is in
-/// a session.
-async fn write(
-    cluster: &Cluster,
-    name: &str,
-    text: Option<String>,
-) -> anyhow::Result<(bool, bool)> {
-    let mut attempt = 1;
-    loop {
-        let node = cluster.node(name).await?;
-        let node = node.with_context(|| format!("the cluster has no node {name:?}"))?;
-        let there = node.annotations.contains_key(keys::VETO);
-        let in_session = Ownership::read(&node).is_some();
-        if text.is_none() && !there {
-            return Ok((false, in_session));
-        }
-        let change = NodeChange {
-            annotations: [(keys::VETO.to_owned(), text.clone())].into(),
-            ..NodeChange::default()
-        };
-        match cluster.apply(&node, &change).await {
-            Ok(_) => return Ok((there, in_session)),
-            Err(error) if error.is_retryable() && attempt < ATTEMPTS => attempt += 1,
-            Err(error) => {
-                return Err(error).with_context(|| format!("cannot write on node {name}"));
-            }
-        }
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::args::ClusterArgs;
 
     #[test]
     fn a_veto_needs_a_reason_and_an_end_that_counts() {
@@ -118,9 +76,7 @@ mod tests {
                 end: false,
                 duration: duration.to_owned(),
                 reason: reason.map(str::to_owned),
-                config: None,
-                kubeconfig: None,
-                context: None,
+                cluster: ClusterArgs::default(),
             })
         };
         assert_eq!(veto("4h", Some("the link")).unwrap().reason, "the link");

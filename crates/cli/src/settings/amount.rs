@@ -1,10 +1,14 @@
-//! Durations, sizes and permission bits as people write them.
+//! Parsers of the values of settings: durations, sizes, permission bits, choices and files.
+
+use std::fmt::Display;
+use std::path::Path;
 
 use jiff::{SignedDuration, Span, SpanRelativeTo};
 
 use super::SettingsError;
 
-/// Reads a duration such as `30d`, `12h` or `1h30m`. A day has 24 hours. It is never negative.
+/// Parses a duration such as `30d`, `12h` or `1h30m`. A day has 24 hours. The result is never
+/// negative.
 pub(super) fn duration(name: &'static str, text: &str) -> Result<SignedDuration, SettingsError> {
     text.parse::<Span>()
         .and_then(|span| span.to_duration(SpanRelativeTo::days_are_24_hours()))
@@ -13,7 +17,7 @@ pub(super) fn duration(name: &'static str, text: &str) -> Result<SignedDuration,
         .ok_or_else(|| SettingsError::value(name, text, "is no duration such as 15m, 2h or 30d"))
 }
 
-/// Reads a size such as `512MiB`, `1GiB` or `2GB`, or a number of bytes.
+/// Parses a size such as `512MiB`, `1GiB` or `2GB`, or a number of bytes.
 pub(super) fn bytes(name: &'static str, text: &str) -> Result<u64, SettingsError> {
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
     let (number, unit) = text.split_at(digits);
@@ -36,13 +40,44 @@ pub(super) fn bytes(name: &'static str, text: &str) -> Result<u64, SettingsError
         .ok_or_else(|| SettingsError::value(name, text, "is no size such as 512MiB or 1GiB"))
 }
 
-/// Reads permission bits in octal, `0660` or `660`: those of user, group and others.
+/// Parses permission bits of user, group and others in octal, `0660` or `660`.
 pub(super) fn mode(name: &'static str, text: &str) -> Result<u32, SettingsError> {
     let digits = text.bytes().all(|digit| digit.is_ascii_digit());
     u32::from_str_radix(text, 8)
         .ok()
         .filter(|mode| digits && *mode <= 0o777)
         .ok_or_else(|| SettingsError::value(name, text, "is no file mode such as 666, 660 or 600"))
+}
+
+/// Returns the value of a flag with two choices; the first is the default.
+pub(super) fn choice<T>(
+    name: &'static str,
+    text: Option<&str>,
+    [(first, default), (second, other)]: [(&str, T); 2],
+) -> Result<T, SettingsError> {
+    match text {
+        None => Ok(default),
+        Some(text) if text == first => Ok(default),
+        Some(text) if text == second => Ok(other),
+        Some(text) => {
+            let what = format!("is neither {first} nor {second}");
+            Err(SettingsError::value(name, text, what))
+        }
+    }
+}
+
+/// Reads the file that a flag names, and parses its text; the second argument of `parse` is the
+/// file's name.
+pub(super) fn parsed<T, E: Display>(
+    name: &'static str,
+    path: &Path,
+    parse: impl FnOnce(&str, &str) -> Result<T, E>,
+) -> Result<T, SettingsError> {
+    let source = path.display().to_string();
+    let wrong = |what: String| SettingsError::value(name, &source, what);
+    let text =
+        std::fs::read_to_string(path).map_err(|error| wrong(format!("cannot be read: {error}")))?;
+    parse(&text, &source).map_err(|error| wrong(format!("is not right:\n{error}")))
 }
 
 #[cfg(test)]

@@ -6,32 +6,31 @@ use std::path::PathBuf;
 use devices::Providers;
 use runtime::tls::CertificateFiles;
 
-use super::parts::pair;
+use super::amount::choice;
+use super::network::pair;
 use super::{ProcessSettings, SettingsError, is_root};
 use crate::args::DeviceArgs;
 
-/// Socket on which NVSentinel's server of this API listens.
+/// Socket of NVSentinel's server of this API.
 const CONTRACT_SOCKET: &str = "/var/run/device-api/device.sock";
 
-/// `DeviceSettings` are the settings of the Device API and of the job gate.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceSettings {
     /// Unix socket of the Device API.
     pub socket: PathBuf,
-    /// The processes that may write conditions there.
+    /// Processes that may write conditions.
     pub providers: Providers,
-    /// The place where it is read over the network, where there is one.
+    /// `None`: the API cannot be read over the network.
     pub network: Option<DeviceNetwork>,
-    /// Unix socket of the job gate, where there is one.
+    /// Unix socket of the job gate; `None`: no gate.
     pub job_gate: Option<PathBuf>,
 }
 
-/// `DeviceNetwork` is where and how the Device API is read over the network.
+/// Access to the Device API over the network.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceNetwork {
-    /// The address.
     pub listen: SocketAddr,
-    /// The server's own certificate, and the authority of those who may read; `None`: in the open,
+    /// Certificate of the server, and authority of the clients that may read; `None`: without TLS,
     /// on this machine only.
     pub tls: Option<(CertificateFiles, PathBuf)>,
 }
@@ -50,17 +49,11 @@ impl DeviceSettings {
                 process.data_dir.join("device-api.sock")
             }
         });
-        let providers = match args.device_api_providers.as_deref() {
-            None | Some("operators") => Providers::Operators,
-            Some("any") => Providers::Any,
-            Some(other) => {
-                return Err(SettingsError::value(
-                    "--device-api-providers",
-                    other,
-                    "is neither operators nor any",
-                ));
-            }
-        };
+        let providers = choice(
+            "--device-api-providers",
+            args.device_api_providers.as_deref(),
+            [("operators", Providers::Operators), ("any", Providers::Any)],
+        )?;
         let own = pair(
             args.device_api_tls_cert,
             args.device_api_tls_key,
@@ -76,7 +69,7 @@ impl DeviceSettings {
     }
 }
 
-/// Returns where and how the API is read over the network.
+/// Returns the access over the network, if the settings are consistent.
 fn network(
     listen: Option<SocketAddr>,
     own: Option<CertificateFiles>,
@@ -93,7 +86,7 @@ fn network(
             return Ok(Some(DeviceNetwork { listen, tls }));
         }
         (Some(_), Some(_), None) => {
-            "nothing says who may read the Device API: name the authority of their certificates with \
+            "any client could read the Device API: name the authority of the clients' certificates with \
              --device-api-client-ca"
         }
         (Some(_), None, Some(_)) => {
@@ -103,7 +96,7 @@ fn network(
             return Ok(Some(DeviceNetwork { listen, tls: None }));
         }
         (Some(listen), None, None) => {
-            let what = "is reached from other machines, and nobody is asked who they are: add \
+            let what = "can be reached from other machines without authentication: add \
                         --device-api-tls-cert, --device-api-tls-key and --device-api-client-ca, or use \
                         a loopback address";
             return Err(SettingsError::value(

@@ -1,25 +1,24 @@
 //! The settings of the janitor.
 
-use std::path::Path;
-
 use jiff::SignedDuration;
 use maintenance::janitor::JanitorConfig;
+use maintenance::janitor::JanitorConfig;
+use maintenance::validation_request::ValidationConfiguration;
 use maintenance::validation_request::ValidationConfiguration;
 
-use super::{SettingsError, amount};
+use super::SettingsError;
+use super::amount::{self, parsed};
 use crate::args::ActArgs;
 
-/// Time for which resources are kept after their end, as in NVSentinel.
+/// Lifetime of finished resources, as in NVSentinel.
 const TTL: &str = "336h";
 
-/// `JanitorSettings` are the settings of the janitor.
 #[derive(Debug, Clone)]
 pub struct JanitorSettings {
-    /// Its configuration.
     pub config: JanitorConfig,
-    /// The time for which resources are kept after their end; `None`: for ever.
+    /// Lifetime of finished resources; `None`: forever.
     pub ttl: Option<SignedDuration>,
-    /// The tests of nodes that may be asked for; `None`: these requests are left alone.
+    /// Tests that a `ValidationRequest` may name; `None`: such requests are ignored.
     pub validation: Option<ValidationConfiguration>,
 }
 
@@ -33,8 +32,8 @@ impl JanitorSettings {
                 || args.validation_config.is_some()
             {
                 return Err(SettingsError::Conflict(
-                    "--janitor-config, --janitor-ttl and --validation-config stand beside --janitor: add it, \
-                     or remove them",
+                    "--janitor-config, --janitor-ttl and --validation-config need --janitor: add it, or \
+                     remove them",
                 ));
             }
             return Ok(None);
@@ -46,45 +45,29 @@ impl JanitorSettings {
         }
         if args.dry_run.unwrap_or(false) {
             return Err(SettingsError::Conflict(
-                "--janitor carries out what it is asked for, and --dry-run writes nothing: remove one",
+                "--janitor carries out custom resources, and --dry-run writes nothing: remove one",
             ));
         }
         let Some(path) = &args.janitor_config else {
             return Err(SettingsError::Conflict(
-                "--janitor needs --janitor-config FILE, which says by which provider nodes are rebooted",
+                "--janitor needs --janitor-config FILE, which names the provider that reboots nodes",
             ));
         };
         let ttl = args.janitor_ttl.as_deref().unwrap_or(TTL);
         let ttl = amount::duration("--janitor-ttl", ttl)?;
+        let validation = args.validation_config.as_deref().map(|path| {
+            parsed("--validation-config", path, |text, _| {
+                ValidationConfiguration::parse(text, |path| std::fs::read_to_string(path))
+            })
+        });
         Ok(Some(Self {
-            config: janitor_config(path)?,
+            config: parsed("--janitor-config", path, |text, _| {
+                JanitorConfig::parse(text)
+            })?,
             ttl: Some(ttl).filter(SignedDuration::is_positive),
-            validation: args
-                .validation_config
-                .as_deref()
-                .map(validation_config)
-                .transpose()?,
+            validation: validation.transpose()?,
         }))
     }
-}
-
-/// Reads the file that says by which providers actions are carried out.
-pub(crate) fn janitor_config(path: &Path) -> Result<JanitorConfig, SettingsError> {
-    let source = path.display().to_string();
-    let wrong = |what: String| SettingsError::value("--janitor-config", &source, what);
-    let text =
-        std::fs::read_to_string(path).map_err(|error| wrong(format!("cannot be read: {error}")))?;
-    JanitorConfig::parse(&text).map_err(|error| wrong(format!("is not right:\n{error}")))
-}
-
-/// Reads the file that says which tests of nodes there are.
-fn validation_config(path: &Path) -> Result<ValidationConfiguration, SettingsError> {
-    let source = path.display().to_string();
-    let wrong = |what: String| SettingsError::value("--validation-config", &source, what);
-    let text =
-        std::fs::read_to_string(path).map_err(|error| wrong(format!("cannot be read: {error}")))?;
-    ValidationConfiguration::parse(&text, |path| std::fs::read_to_string(path))
-        .map_err(|error| wrong(format!("is not right:\n{error}")))
 }
 
 #[cfg(test)]
@@ -109,12 +92,12 @@ mod tests {
             let ttl = |it: JanitorSettings| it.ttl.map(|ttl| ttl.as_hours());
             Ok::<_, String>(settings.act.janitor.map(ttl))
         };
-        // Without --quarantine, too: somebody else may make the resources.
+        // Another program may create the resources, so --quarantine is not needed.
         assert_eq!(janitor(&|_| ()), Ok(Some(Some(336))));
         let for_ever = |act: &mut ActArgs| act.janitor_ttl = Some("0s".into());
         assert_eq!(janitor(&for_ever), Ok(Some(None)));
         let table: [(Edit<'_>, &str); 6] = [
-            (&|act| act.janitor = None, "stand beside --janitor"),
+            (&|act| act.janitor = None, "need --janitor"),
             (&|act| act.kubeconfig = None, "--janitor needs a cluster"),
             (&|act| act.janitor_config = None, "needs --janitor-config"),
             (

@@ -93,10 +93,10 @@ impl JanitorProviderSettings {
             callers: (!args.anybody).then_some((args.audience, callers)),
             generic,
             resets,
-            cluster: connect_options(args.kubeconfig, args.context),
+            cluster: connect_options(args.connect),
             namespace: namespace(args.namespace)?,
-            log: args.log,
-            log_format: log_format(args.log_format.as_deref())?,
+            log_format: log_format(args.log.log_format.as_deref())?,
+            log: args.log.log,
         })
     }
 }

@@ -7,16 +7,18 @@ use contract::keys;
 use contract::names::{self, WrongName};
 
 use super::SettingsError;
+use crate::args::ConnectArgs;
 
 /// File with the namespace of a pod's service account.
 const POD_NAMESPACE_FILE: &str = "/var/run/secrets/kubernetes.io/serviceaccount/namespace";
 
-/// Returns how to connect to a cluster. Without a file, and with a context or outside of a pod, it
-/// is looked for where kubectl looks.
-pub(crate) fn connect_options(
-    kubeconfig: Option<PathBuf>,
-    context: Option<String>,
-) -> ConnectOptions {
+/// Returns the options for connecting to a cluster. Without a kubeconfig, and with a context or
+/// outside of a pod, kubectl's own kubeconfig is used.
+pub(crate) fn connect_options(args: ConnectArgs) -> ConnectOptions {
+    let ConnectArgs {
+        kubeconfig,
+        context,
+    } = args;
     let kubeconfig = kubeconfig.or_else(|| {
         if context.is_none() && in_pod() {
             return None;

@@ -1,16 +1,16 @@
-//! The settings of what is told on the nodes of the cluster.
+//! The settings of the reports on the nodes of the cluster.
 
 use controller::conditions::EventKind;
 
+use super::amount::choice;
 use super::{Mode, SettingsError};
 use crate::args::ActArgs;
 
-/// `ReportSettings` are the settings of what is told on the nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReportSettings {
     /// True if each check with a fatal fault gets a condition.
     pub conditions: bool,
-    /// True if another condition sums these up.
+    /// True if another condition summarises these.
     pub summary: bool,
     /// Kubernetes Events of faults that are not fatal; `None`: none.
     pub events: Option<EventKind>,
@@ -19,17 +19,13 @@ pub struct ReportSettings {
 // === impl ReportSettings ===
 
 impl ReportSettings {
-    /// Settles what is told: who acts tells, unless told otherwise; who does not act writes
-    /// nothing.
+    /// Resolves the reports: by default on in a mode that writes in the cluster, and off otherwise.
     pub(super) fn resolve(flags: &ActArgs, mode: Mode) -> Result<Self, SettingsError> {
-        let event_type = match flags.node_event_type.as_deref() {
-            None | Some("warning") => EventKind::Kubernetes,
-            Some("check") => EventKind::Check,
-            Some(other) => {
-                let what = "is neither warning nor check";
-                return Err(SettingsError::value("--node-event-type", other, what));
-            }
-        };
+        let types = [
+            ("warning", EventKind::Kubernetes),
+            ("check", EventKind::Check),
+        ];
+        let event_type = choice("--node-event-type", flags.node_event_type.as_deref(), types)?;
         let acts = mode.writes();
         if !acts && (flags.node_conditions == Some(true) || flags.node_events == Some(true)) {
             return Err(SettingsError::Conflict(

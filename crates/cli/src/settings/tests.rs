@@ -115,7 +115,7 @@ fn a_policy_is_a_file_or_a_config_map() {
         ("configmap:/p", None),
         ("configmap:ns/p?x=y", None),
     ] {
-        assert_eq!(parts::policy(text).ok(), expected, "{text}");
+        assert_eq!(act::policy(text).ok(), expected, "{text}");
     }
     let error = run("", |args| args.act.policy = Some("configmap:a/b".into()));
     assert!(error.unwrap_err().to_string().contains("--kubeconfig"));
@@ -279,13 +279,10 @@ fn a_repair_stands_beside_a_drain_and_its_file_and_templates_are_read_at_once() 
     assert_eq!(repairs(&|act| act.drain = Some(true)), Ok(None));
     assert_eq!(repairs(&all), Ok(Some(4)));
     let alone = repairs(&|act| act.remediate = Some(true)).unwrap_err();
-    assert!(
-        alone.contains("--remediate stands beside --drain"),
-        "{alone}"
-    );
+    assert!(alone.contains("--remediate needs --drain"), "{alone}");
     let file_alone = repairs(&|act| act.remediate_config = Some("/r".into())).unwrap_err();
     assert!(
-        file_alone.contains("--remediate-config stands beside --remediate"),
+        file_alone.contains("--remediate-config needs --remediate"),
         "{file_alone}"
     );
     let with_file = |act: &mut ActArgs| {
@@ -333,13 +330,10 @@ fn a_drain_stands_beside_quarantine_and_its_file_is_read_at_once() {
     };
     assert_eq!(drains(&with_file), Ok(Some(7)));
     let alone = drains(&|act| act.drain = Some(true)).unwrap_err();
-    assert!(
-        alone.contains("--drain stands beside --quarantine"),
-        "{alone}"
-    );
+    assert!(alone.contains("--drain needs --quarantine"), "{alone}");
     let file_alone = drains(&|act| act.drain_config = Some("/d".into())).unwrap_err();
     assert!(
-        file_alone.contains("--drain-config stands beside --drain"),
+        file_alone.contains("--drain-config needs --drain"),
         "{file_alone}"
     );
     let absent = drains(&|act| {
@@ -392,7 +386,7 @@ fn an_agent_knows_its_controller_and_can_say_who_it_is() {
         (|args| args.tls_key = None, "go together"),
         (
             |args| (args.tls_cert, args.tls_key) = (None, None),
-            "which node this is",
+            "nothing identifies this node",
         ),
         (
             |args| args.outbox_size = Some("1MiB".into()),
@@ -579,7 +573,7 @@ fn the_device_api_is_read_over_the_network_with_certificates_or_on_this_machine(
     for (file, expected) in [
         (
             listen.to_owned(),
-            "--device-api-listen \"0.0.0.0:9500\": is reached",
+            "--device-api-listen \"0.0.0.0:9500\": can be reached",
         ),
         (format!("{listen}{own}"), "--device-api-client-ca"),
         (format!("{listen}{clients}"), "needs TLS"),

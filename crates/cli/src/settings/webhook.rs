@@ -124,15 +124,15 @@ impl WebhookSettings {
                 Some(url) => host(&url, "--rendezvous-url").map(|_| Some(url))?,
                 None => None,
             },
-            cluster: connect_options(args.kubeconfig, args.context),
+            cluster: connect_options(args.connect),
             namespace: namespace(args.namespace)?,
             reached,
             failure_policy: given.or(tried_out),
             certificate_lifetime: lifetime,
             validates_requests: args.validate_requests,
             drain,
-            log: args.log,
-            log_format: log_format(args.log_format.as_deref())?,
+            log_format: log_format(args.log.log_format.as_deref())?,
+            log: args.log.log,
         })
     }
 }

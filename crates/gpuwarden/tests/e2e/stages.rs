@@ -124,7 +124,7 @@ async fn a_veto_holds_a_drain_back_until_it_is_taken_back() -> anyhow::Result<()
         "{said}"
     );
     let said = veto(&["--end"]).await?;
-    assert!(said.expect(0)?.contains("the veto is taken back"));
+    assert!(said.expect(0)?.contains("the veto is withdrawn"));
     state(&scene, "drain-succeeded").await?;
     recovered(&scene).await?;
     scene.restored().await

@@ -1,0 +1,97 @@
+//! Arguments that several commands share.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+
+use crate::settings::{ClientSettings, SettingsError};
+
+/// A running gpuwarden.
+#[derive(Args, Debug, Default, Clone)]
+pub struct ServerArgs {
+    /// Configuration file of the running gpuwarden; only its keys `server`, `data-dir`, `socket`
+    /// and `listen` are used here.
+    #[arg(long, env = "GPUWARDEN_CONFIG", value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Address of a running gpuwarden [default: the one that uses the data directory, else
+    /// the address in the configuration, else `http://127.0.0.1:2112`].
+    #[arg(long, env = "GPUWARDEN_SERVER", value_name = "URL")]
+    pub server: Option<String>,
+    /// Data directory of the running gpuwarden, to find its address and socket; no other
+    /// gpuwarden answers then.
+    #[arg(long, env = "GPUWARDEN_DATA_DIR", value_name = "DIRECTORY")]
+    pub data_dir: Option<PathBuf>,
+}
+
+#[derive(Args, Debug, Default, Clone)]
+pub struct ConnectArgs {
+    /// Kubeconfig of the cluster [default: in a pod its own service account, else $KUBECONFIG, else
+    /// ~/.kube/config].
+    #[arg(long, env = "GPUWARDEN_KUBECONFIG", value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+    /// Context of the kubeconfig [default: its current one].
+    #[arg(long, env = "GPUWARDEN_CONTEXT", value_name = "NAME")]
+    pub context: Option<String>,
+}
+
+/// A cluster that a command of an operator writes to.
+#[derive(Args, Debug, Default, Clone)]
+pub struct ClusterArgs {
+    /// Configuration file of gpuwarden, which names the cluster where no flag does.
+    #[arg(long, env = "GPUWARDEN_CONFIG", value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    #[command(flatten)]
+    pub connect: ConnectArgs,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// For people.
+    #[default]
+    Text,
+    /// For people, with more columns.
+    Wide,
+    /// JSON.
+    Json,
+    /// YAML.
+    Yaml,
+}
+
+#[derive(Args, Debug, Default, Clone, Copy)]
+pub struct OutputArgs {
+    /// Output format.
+    #[arg(short, long, value_enum, default_value_t = Format::Text)]
+    pub output: Format,
+}
+
+/// Log of a process that has no configuration file for its flags.
+#[derive(Args, Debug, Clone)]
+pub struct LogArgs {
+    /// Log filter: error, warn, info, debug, trace, also by crate.
+    #[arg(
+        long,
+        env = "GPUWARDEN_LOG",
+        value_name = "FILTER",
+        default_value = "info"
+    )]
+    pub log: String,
+    /// Format of log lines [default: text].
+    #[arg(long, env = "GPUWARDEN_LOG_FORMAT", value_name = "text|json")]
+    pub log_format: Option<String>,
+}
+
+// === impl ClusterArgs ===
+
+impl ClusterArgs {
+    /// Reads the keys of the configuration file, if one is named.
+    pub(crate) fn file(&self) -> Result<ClientSettings, SettingsError> {
+        ClientSettings::read(self.config.as_deref())
+    }
+}
+
+/// Parses the value of a flag for an address to listen on.
+pub(super) fn address(text: &str) -> Result<SocketAddr, String> {
+    let hint = "write ADDRESS:PORT, such as 127.0.0.1:2112; names of hosts are not looked up";
+    text.parse().map_err(|error| format!("{error}; {hint}"))
+}

@@ -1,0 +1,96 @@
+//! Arguments of the commands that a person changes a cluster with, by way of its API server.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use super::{ClusterArgs, OutputArgs};
+
+#[derive(Args, Debug)]
+pub struct DrainArgs {
+    /// Only print the plan. Nodes are drained by a gpuwarden that runs with --drain.
+    #[arg(long, required = true)]
+    pub plan: bool,
+    /// The node.
+    #[arg(value_name = "NODE")]
+    pub node: String,
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+    /// File that says how pods leave [default: that of the configuration, else each is waited for
+    /// until it has ended].
+    #[arg(long, env = "GPUWARDEN_DRAIN_CONFIG", value_name = "FILE")]
+    pub drain_config: Option<PathBuf>,
+    /// Policy whose routes say for which events a node is drained: a file, or `preset:NAME`
+    /// [default: for all].
+    #[arg(long, value_name = "POLICY")]
+    pub policy: Option<String>,
+    #[command(flatten)]
+    pub output: OutputArgs,
+}
+
+#[derive(Args, Debug)]
+pub struct ReleaseArgs {
+    /// The node.
+    #[arg(value_name = "NODE")]
+    pub node: String,
+    /// Reason, which becomes part of the node's story.
+    #[arg(long, value_name = "TEXT")]
+    pub reason: String,
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+    /// Write the request, and do not wait until it is carried out.
+    #[arg(long)]
+    pub no_wait: bool,
+    /// Longest time to wait (seconds).
+    #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=3_600),
+          conflicts_with = "no_wait")]
+    pub timeout: u64,
+}
+
+#[derive(Args, Debug)]
+pub struct VetoArgs {
+    /// The node.
+    #[arg(value_name = "NODE")]
+    pub node: String,
+    /// Withdraw the veto.
+    #[arg(long, conflicts_with = "reason")]
+    pub end: bool,
+    /// Length of the veto, which ends by itself; at most 168h.
+    #[arg(long = "for", default_value = "4h", value_name = "DURATION")]
+    pub duration: String,
+    /// Reason, which becomes part of the node's story.
+    #[arg(long, value_name = "TEXT", required_unless_present = "end")]
+    pub reason: Option<String>,
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+}
+
+#[derive(Args, Debug)]
+pub struct PauseArgs {
+    /// Length of the pause, which ends by itself.
+    #[arg(long = "for", default_value = "1h", value_name = "DURATION")]
+    pub duration: String,
+    /// Pause drains and remediation of all nodes too: none begins, and no further pod is evicted.
+    /// Custom resources that exist already are still carried out.
+    #[arg(long)]
+    pub repairs: bool,
+    /// Reason, which `status` and `why-not` show.
+    #[arg(long, value_name = "TEXT")]
+    pub reason: String,
+    /// Name of the person who pauses [default: $USER].
+    #[arg(long, env = "USER", value_name = "NAME")]
+    pub by: Option<String>,
+    #[command(flatten)]
+    pub kube: KubeArgs,
+}
+
+/// The cluster, and the namespace in it that holds gpuwarden's own objects.
+#[derive(Args, Debug, Default, Clone)]
+pub struct KubeArgs {
+    #[command(flatten)]
+    pub cluster: ClusterArgs,
+    /// Namespace of gpuwarden [default: that of the configuration, else the pod's own, else
+    /// gpuwarden].
+    #[arg(short, long, env = "GPUWARDEN_NAMESPACE", value_name = "NAME")]
+    pub namespace: Option<String>,
+}

@@ -1,0 +1,227 @@
+//! The settings of the store, the policy and the cluster.
+
+use std::path::{Path, PathBuf};
+
+use cluster::ConnectOptions;
+use contract::{keys, names};
+use controller::policy::PolicySource;
+use fleet::brake::NodeLabel;
+use fleet::drain::DrainConfig;
+use fleet::remediation::RemediationConfig;
+use jiff::SignedDuration;
+pub use model::mode::Mode;
+
+use super::amount::parsed;
+use super::janitor::JanitorSettings;
+use super::kubernetes::{connect_options, in_pod, namespace};
+use super::reports::ReportSettings;
+use super::{SettingsError, amount};
+use crate::args::{ActArgs, ConnectArgs};
+use crate::policy_source;
+
+/// Default retention: long enough for the last incident of a node.
+const RETENTION: &str = "30d";
+/// Shortest retention: `explain` has to show the incident that a person investigates.
+const SHORTEST_RETENTION: SignedDuration = SignedDuration::from_hours(1);
+/// Default size of the event store: hundreds of thousands of events.
+const STORE_SIZE: &str = "1GiB";
+/// Smallest size of the event store (bytes): tens of thousands of events. In a smaller store new
+/// events would delete those of a moment ago.
+const SMALLEST_STORE: u64 = 64 * 1024 * 1024;
+/// Default key of a `ConfigMap` with the policy: the file's name in NVSentinel's.
+const POLICY_KEY: &str = "config.toml";
+
+/// Settings of the store, the policy and the cluster.
+#[derive(Debug, Clone)]
+pub struct ActSettings {
+    /// `NVSentinel`'s config.json, which changes events before they are stored.
+    pub connector_config: Option<PathBuf>,
+    pub retention: SignedDuration,
+    /// Largest size of the event store (bytes).
+    pub store_size: u64,
+    pub cluster: Option<ConnectOptions>,
+    pub mode: Mode,
+    /// `None`: pods stay on nodes that are out of service.
+    pub drain: Option<DrainConfig>,
+    /// `None`: drained nodes are not remediated.
+    pub remedy: Option<RemediationConfig>,
+    /// `None`: custom resources are not carried out.
+    pub janitor: Option<JanitorSettings>,
+    pub reports: ReportSettings,
+    pub policy: PolicySource,
+    /// True if the policy's brake limits quarantines.
+    pub circuit_breaker: bool,
+    pub gpu_node_label: NodeLabel,
+    /// Namespace of gpuwarden's own objects.
+    pub namespace: String,
+}
+
+// === impl ActSettings ===
+
+impl ActSettings {
+    pub(super) fn resolve(args: ActArgs) -> Result<Self, SettingsError> {
+        let retention_text = args.retention.as_deref().unwrap_or(RETENTION);
+        let retention = amount::duration("--retention", retention_text)?;
+        if retention < SHORTEST_RETENTION {
+            let what = "is less than an hour: `explain` needs the events of the last incident";
+            return Err(SettingsError::value("--retention", retention_text, what));
+        }
+        let size_text = args.store_size.as_deref().unwrap_or(STORE_SIZE);
+        let store_size = amount::bytes("--store-size", size_text)?;
+        if store_size < SMALLEST_STORE {
+            let what = "is less than 64MiB: `explain` needs the events of the last incident";
+            return Err(SettingsError::value("--store-size", size_text, what));
+        }
+        let label = args.gpu_node_label.as_deref();
+        let label = label.unwrap_or(keys::GPU_NODE_LABEL);
+        let gpu_node_label = NodeLabel::parse(label)
+            .map_err(|what| SettingsError::value("--gpu-node-label", label, what))?;
+        let namespace = namespace(args.namespace.clone())?;
+        let named = args.kubeconfig.is_some() || args.context.is_some();
+        let connect = || ConnectArgs {
+            kubeconfig: args.kubeconfig.clone(),
+            context: args.context.clone(),
+        };
+        let cluster = (named || in_pod()).then(|| connect_options(connect()));
+        let mode = mode(&args, cluster.is_some())?;
+        let policy = match &args.policy {
+            None => PolicySource::BuiltIn,
+            Some(text) => policy(text)?,
+        };
+        if matches!(policy, PolicySource::ConfigMap { .. }) && cluster.is_none() {
+            return Err(SettingsError::Conflict(
+                "--policy configmap:... needs a cluster to read it from: name one with \
+                 --kubeconfig FILE or --context NAME",
+            ));
+        }
+        let drain = drain(&args, mode)?;
+        let remedy = remedy(&args, drain.is_some())?;
+        let janitor = JanitorSettings::resolve(&args, cluster.is_some())?;
+        let reports = ReportSettings::resolve(&args, mode)?;
+        Ok(Self {
+            connector_config: args.connector_config,
+            retention,
+            store_size,
+            cluster,
+            mode,
+            drain,
+            remedy,
+            janitor,
+            reports,
+            policy,
+            circuit_breaker: args.circuit_breaker.unwrap_or(true),
+            gpu_node_label,
+            namespace,
+        })
+    }
+}
+
+/// Returns the mode of `--observe`, `--quarantine` and `--dry-run`.
+fn mode(args: &ActArgs, in_cluster: bool) -> Result<Mode, SettingsError> {
+    let acts = args.quarantine.unwrap_or(false);
+    let observes = args.observe.unwrap_or(false);
+    let conflict = match (acts, observes, args.dry_run.unwrap_or(false)) {
+        (false, _, false) => return Ok(Mode::Observe),
+        (true, true, _) => "--observe and --quarantine exclude each other: remove one",
+        (false, _, true) => {
+            "--dry-run needs --quarantine: add it, or remove --dry-run (without --quarantine nothing is \
+             decided)"
+        }
+        (true, false, _) if !in_cluster => {
+            "--quarantine needs a cluster to act on: name one with --kubeconfig FILE or --context \
+             NAME"
+        }
+        (true, false, true) => return Ok(Mode::DryRun),
+        (true, false, false) => return Ok(Mode::Act),
+    };
+    Err(SettingsError::Conflict(conflict))
+}
+
+/// Returns the configuration of drains; `None` without `--drain`.
+fn drain(args: &ActArgs, mode: Mode) -> Result<Option<DrainConfig>, SettingsError> {
+    if !args.drain.unwrap_or(false) {
+        if args.drain_config.is_some() {
+            return Err(SettingsError::Conflict(
+                "--drain-config needs --drain: add it, or remove the file",
+            ));
+        }
+        return Ok(None);
+    }
+    if !mode.decides() {
+        return Err(SettingsError::Conflict(
+            "--drain needs --quarantine: pods leave the nodes that are taken out of service",
+        ));
+    }
+    let Some(path) = &args.drain_config else {
+        return Ok(Some(DrainConfig::default()));
+    };
+    drain_config(path).map(Some)
+}
+
+/// Reads the configuration file of drains.
+pub(crate) fn drain_config(path: &Path) -> Result<DrainConfig, SettingsError> {
+    parsed("--drain-config", path, |text, source| {
+        DrainConfig::parse_with(text, source, read_text)
+    })
+}
+
+/// Returns the configuration of remediation; `None` without `--remediate`.
+fn remedy(args: &ActArgs, drains: bool) -> Result<Option<RemediationConfig>, SettingsError> {
+    if !args.remediate.unwrap_or(false) {
+        if args.remediate_config.is_some() {
+            return Err(SettingsError::Conflict(
+                "--remediate-config needs --remediate: add it, or remove the file",
+            ));
+        }
+        return Ok(None);
+    }
+    if !drains {
+        return Err(SettingsError::Conflict(
+            "--remediate needs --drain: a node is remediated once its pods have left",
+        ));
+    }
+    let Some(path) = &args.remediate_config else {
+        return Ok(Some(RemediationConfig::builtin()));
+    };
+    let config = parsed("--remediate-config", path, |text, source| {
+        RemediationConfig::parse(text, source, read_text)
+    });
+    config.map(Some)
+}
+
+/// Reads a file that a configuration file names.
+fn read_text(path: &str) -> Result<String, String> {
+    std::fs::read_to_string(path).map_err(|error| error.to_string())
+}
+
+/// Parses the source of the policy: a file, a preset, or a key of a `ConfigMap`.
+pub(super) fn policy(text: &str) -> Result<PolicySource, SettingsError> {
+    if let Some(name) = text.strip_prefix(policy_source::PRESET) {
+        let preset = policy_source::preset(name)
+            .map_err(|what| SettingsError::value("--policy", text, what))?;
+        return Ok(PolicySource::Preset(preset));
+    }
+    let Some(place) = text.strip_prefix("configmap:") else {
+        return Ok(PolicySource::File(PathBuf::from(text)));
+    };
+    let wrong = |what: String| SettingsError::value("--policy", text, what);
+    let mut parts = place.splitn(3, '/');
+    let (Some(namespace), Some(name)) = (parts.next(), parts.next()) else {
+        return Err(wrong("is no configmap:NAMESPACE/NAME[/KEY]".to_owned()));
+    };
+    let key = parts.next().unwrap_or(POLICY_KEY);
+    names::dns_label(namespace)
+        .and_then(|()| names::object_name(name))
+        // A key of a `ConfigMap` has the letters of a label's value.
+        .and_then(|()| names::label_value(key))
+        .map_err(|error| {
+            wrong(format!(
+                "must be configmap:NAMESPACE/NAME[/KEY], and {error}"
+            ))
+        })?;
+    Ok(PolicySource::ConfigMap {
+        namespace: namespace.to_owned(),
+        name: name.to_owned(),
+        key: key.to_owned(),
+    })
+}
