@@ -1,10 +1,11 @@
-//! A client of a running gpuwarden: its HTTP API, and the connector's socket.
+//! Client of a running gpuwarden: of its HTTP API, the connector's socket and the Device API.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use bytes::Bytes;
+use console::api::{ErrorBody, StatusView};
 use contract::HealthEvents;
 use contract::proto::platform_connector_client::PlatformConnectorClient;
 use http::Uri;
@@ -19,27 +20,27 @@ use tonic::transport::Channel;
 use crate::args::{DeviceApiArgs, ServerArgs, TargetArgs};
 use crate::settings::{ClientSettings, DEFAULT_PORT, Endpoint, default_data_dir};
 
-/// A request that is not answered by then is given up.
+/// Longest wait for the answer to a request.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// Largest answer that is read, in bytes.
+/// Most bytes of an answer.
 const MAX_ANSWER: usize = 256 * 1024 * 1024;
 
-/// `Client` asks the HTTP API of a running gpuwarden.
+/// Client of the HTTP API.
 pub(crate) struct Client {
     base: String,
-    /// The data directory that was named: who answers has to be the one that uses it.
+    /// Data directory that a flag or the file names: the process that answers has to use it.
     data_dir: Option<PathBuf>,
     http: HttpClient<HttpConnector, Empty<Bytes>>,
 }
 
-/// `Answering` is the part of a status that identifies the process.
+/// Part of a status that identifies the process.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Answering {
     data_dir: PathBuf,
 }
 
-/// `Lines` is an answer that is read line by line.
+/// Answer that is read line by line.
 pub(crate) struct Lines {
     body: hyper::body::Incoming,
     rest: Vec<u8>,
@@ -48,7 +49,7 @@ pub(crate) struct Lines {
 // === impl Client ===
 
 impl Client {
-    /// Makes a client of the gpuwarden that `args` name, or that is found.
+    /// Creates a client of the gpuwarden that `args` name, else of the one that is found.
     pub(crate) fn new(args: &ServerArgs) -> anyhow::Result<Self> {
         let file = file(args)?;
         let (base, data_dir) = address(args, &file);
@@ -57,7 +58,7 @@ impl Client {
             format!("--server {base:?} is no address such as http://127.0.0.1:2112")
         })?;
         if uri.scheme_str() != Some("http") {
-            bail!("--server {base:?}: only http:// is spoken; the API listens on loopback");
+            bail!("--server {base:?}: only http:// is supported; the API listens on loopback");
         }
         Ok(Self {
             base,
@@ -66,14 +67,19 @@ impl Client {
         })
     }
 
-    /// Asks for a JSON document.
+    /// Requests a JSON document.
     pub(crate) async fn get<T: DeserializeOwned>(&self, path: &str) -> anyhow::Result<T> {
         let body = self.get_bytes(path).await?;
         serde_json::from_slice(&body)
             .with_context(|| format!("{}{path} does not answer as gpuwarden does", self.base))
     }
 
-    /// Asks for a whole answer, whatever it holds.
+    /// Requests the state of the process and of the nodes.
+    pub(crate) async fn status(&self) -> anyhow::Result<StatusView> {
+        self.get("/api/v1/status").await
+    }
+
+    /// Requests a whole answer.
     pub(crate) async fn get_bytes(&self, path: &str) -> anyhow::Result<Bytes> {
         tokio::time::timeout(TIMEOUT, async {
             let body = self.open(path).await?;
@@ -95,7 +101,7 @@ impl Client {
         })?
     }
 
-    /// Asks for a stream of lines that does not end by itself.
+    /// Requests an endless stream of lines.
     pub(crate) async fn lines(&self, path: &str) -> anyhow::Result<Lines> {
         Ok(Lines {
             body: self.open(path).await?,
@@ -103,7 +109,7 @@ impl Client {
         })
     }
 
-    /// Asks the process that was named: another may listen there since that one has ended.
+    /// Sends a request to the named process. After its end another process may listen there.
     async fn open(&self, path: &str) -> anyhow::Result<hyper::body::Incoming> {
         if let Some(named) = &self.data_dir {
             let status = self.request("/api/v1/status").await?.collect().await?;
@@ -147,8 +153,8 @@ impl Client {
             .await
             .map(http_body_util::Collected::to_bytes)
             .unwrap_or_default();
-        let said: Option<console::api::ErrorBody> = serde_json::from_slice(&text).ok();
-        match said {
+        let error: Option<ErrorBody> = serde_json::from_slice(&text).ok();
+        match error {
             Some(body) => bail!("{} ({})", body.error, body.hint),
             None => bail!("{}{path} answers {status}", self.base),
         }
@@ -177,7 +183,7 @@ impl Lines {
     }
 }
 
-/// Sends events to the connector, as any monitor does.
+/// Sends events to the connector, like a monitor.
 pub(crate) async fn send(target: &TargetArgs, events: HealthEvents) -> anyhow::Result<()> {
     let path = socket(target).await?;
     let shown = path.display().to_string();
@@ -194,15 +200,15 @@ pub(crate) async fn send(target: &TargetArgs, events: HealthEvents) -> anyhow::R
         .health_event_occurred_v1(events)
         .await;
     answer.map(drop).map_err(|status| {
-        anyhow::anyhow!("{}", status.message()).context("the events were not taken")
+        anyhow::anyhow!("{}", status.message()).context("the events were rejected")
     })
 }
 
-/// Connects to the Device API of this machine: on the socket that is given, else on that of the
-/// gpuwarden that is named or found.
+/// Connects to the Device API of this machine: to the given socket, else to that of the gpuwarden
+/// that is named or found.
 pub(crate) async fn device_api(args: &DeviceApiArgs) -> anyhow::Result<Channel> {
     let file = ClientSettings::read(args.config.as_deref())?;
-    // A flag that names another gpuwarden goes before the file's word for the socket.
+    // The file's socket is ignored if a flag names another gpuwarden.
     let of_file = file.device_api.filter(|_| args.data_dir.is_none());
     let data_dir = args.data_dir.clone().or(file.data_dir);
     let path = match args.device_api.clone().or(of_file) {
@@ -225,13 +231,13 @@ pub(crate) async fn device_api(args: &DeviceApiArgs) -> anyhow::Result<Channel> 
     })
 }
 
-/// Reads the keys of the configuration file that are for clients.
+/// Reads the keys of the configuration file for clients.
 pub(crate) fn file(args: &ServerArgs) -> anyhow::Result<ClientSettings> {
     Ok(ClientSettings::read(args.config.as_deref())?)
 }
 
-/// Returns the address of the server: as `run` with the same flags and the same file would have it,
-/// or as the running one has written down. With it the data directory, where that is what names it.
+/// Returns the URL of the server: of the running one, else the one that `run` with the same flags and
+/// file would use. Also returns the data directory, if flag or file name the server by it.
 fn address(args: &ServerArgs, file: &ClientSettings) -> (String, Option<PathBuf>) {
     let with_scheme = |server: &String| {
         if server.contains("://") {
@@ -243,7 +249,7 @@ fn address(args: &ServerArgs, file: &ClientSettings) -> (String, Option<PathBuf>
     if let Some(server) = &args.server {
         return (with_scheme(server), None);
     }
-    // A flag goes before the file.
+    // A flag has precedence over the file.
     if args.data_dir.is_none()
         && let Some(server) = &file.server
     {
@@ -264,13 +270,12 @@ fn address(args: &ServerArgs, file: &ClientSettings) -> (String, Option<PathBuf>
     (format!("http://{listen}"), named)
 }
 
-/// Returns the data directory that is named: by a flag, the environment or the file.
+/// Returns the data directory that a flag, the environment or the file names.
 fn data_dir(args: &ServerArgs, file: &ClientSettings) -> Option<PathBuf> {
     args.data_dir.clone().or_else(|| file.data_dir.clone())
 }
 
-/// Reads the endpoint of the running gpuwarden: in the data directory that is named, else in the
-/// usual one.
+/// Reads the endpoint of the running gpuwarden in the named data directory, else in the default one.
 fn endpoint(named: Option<&Path>) -> Option<Endpoint> {
     match named {
         Some(named) => Endpoint::read(named),
@@ -278,7 +283,7 @@ fn endpoint(named: Option<&Path>) -> Option<Endpoint> {
     }
 }
 
-/// Returns whether both are the same directory, by whatever links.
+/// Returns true if both paths are the same directory, with links resolved.
 fn same(a: &Path, b: &Path) -> bool {
     let real = |path: &Path| {
         let real = path.canonicalize().or_else(|_| std::path::absolute(path));
@@ -287,11 +292,11 @@ fn same(a: &Path, b: &Path) -> bool {
     real(a) == real(b)
 }
 
-/// Returns the connector's socket: as given, else as the gpuwarden that is named or found says.
+/// Returns the connector's socket: the given one, else that of the gpuwarden that is named or found.
 async fn socket(target: &TargetArgs) -> anyhow::Result<PathBuf> {
     let file = file(&target.server)?;
     let named = target.server.server.is_some() || target.server.data_dir.is_some();
-    // A flag that names another gpuwarden goes before the file's word for the socket.
+    // The file's socket is ignored if a flag names another gpuwarden.
     let given = target
         .socket
         .clone()
@@ -301,8 +306,7 @@ async fn socket(target: &TargetArgs) -> anyhow::Result<PathBuf> {
         return Ok(PathBuf::from(text.strip_prefix("unix://").unwrap_or(&text)));
     }
     if target.server.server.is_some() || (!named && file.server.is_some()) {
-        let status: console::api::StatusView =
-            Client::new(&target.server)?.get("/api/v1/status").await?;
+        let status = Client::new(&target.server)?.status().await?;
         return Ok(PathBuf::from(status.process.socket));
     }
     let named = data_dir(&target.server, &file);
@@ -310,7 +314,7 @@ async fn socket(target: &TargetArgs) -> anyhow::Result<PathBuf> {
     found.with_context(|| {
         let place = match &named {
             Some(named) => format!("the data directory {}", named.display()),
-            None => "the usual data directory".to_owned(),
+            None => "the default data directory".to_owned(),
         };
         format!(
             "no gpuwarden runs with {place}; start one with 'gpuwarden run', or name another with \
@@ -394,7 +398,7 @@ mod tests {
         }
     }
 
-    /// Returns an address at which one answers that uses `data_dir`, whatever is asked.
+    /// Starts a server that answers every request as a gpuwarden with `data_dir`. Returns its URL.
     async fn another(data_dir: &Path) -> String {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -433,7 +437,7 @@ mod tests {
             })
             .unwrap()
         };
-        // Left behind by one that was killed; somebody else listens there since.
+        // A killed process left its endpoint, and another process listens there now.
         let written = |server: String| {
             let endpoint = Endpoint {
                 server,
@@ -459,7 +463,7 @@ mod tests {
             let answer = named(data_dir).get_bytes("/api/v1/events").await;
             assert!(answer.unwrap().starts_with(b"{\"dataDir\""));
         }
-        // Nobody at all: what was named is named back.
+        // Nothing listens: the error names the directory.
         let nobody = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = format!("http://{}", nobody.local_addr().unwrap());
         drop(nobody);

@@ -1,7 +1,7 @@
-//! Commands of ours that are printed for people to paste, with the flags that the command
-//! which prints them was given. Without these they would find another gpuwarden, or none.
+//! Adds the flags of this command line to the gpuwarden commands that are printed for people to
+//! paste. Without these flags, a pasted command would find another gpuwarden, or none.
 //!
-//! Which flags a command takes is asked of its own definition, so there is no list to keep.
+//! The clap definition of a command says which flags it takes.
 
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Command, CommandFactory as _};
@@ -9,13 +9,12 @@ use model::shell;
 
 use crate::args::Cli;
 
-/// The flag for the output format, which printed commands go without.
+/// Flag of the output format, which printed commands do not get.
 const OUTPUT: &str = "output";
-/// Our name, as a command begins.
+/// Beginning of a gpuwarden command.
 const PROGRAM: &str = "gpuwarden ";
 
-/// `Given` keeps the flags that stood on the command line. The environment is that of a pasted
-/// command too.
+/// Flags of the command line. A pasted command has the same environment, so variables are left out.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Given {
     flags: Vec<Flag>,
@@ -25,14 +24,14 @@ pub(crate) struct Given {
 struct Flag {
     /// Long name, without its dashes.
     name: String,
-    /// The flag with its value, as a shell reads it.
+    /// Flag with its value, quoted for a shell.
     text: String,
 }
 
 // === impl Given ===
 
 impl Given {
-    /// Reads what `matches` have found for `command`, which has been built for them.
+    /// Collects the flags in `matches`, which `command` was built for.
     pub(crate) fn read(command: &Command, matches: &ArgMatches) -> Self {
         let (mut command, mut matches) = (command, matches);
         while let Some((name, inner)) = matches.subcommand()
@@ -57,7 +56,7 @@ impl Given {
                     Some("true") if alone => format!("--{name}"),
                     Some(value) if alone => format!("--{name}={}", shell::word(value)),
                     Some(value) => format!("--{name} {}", shell::word(value)),
-                    None => continue, // No text, and no command to paste.
+                    None => continue, // No UTF-8: cannot be printed.
                 };
                 let name = name.to_owned();
                 flags.push(Flag { name, text });
@@ -66,12 +65,13 @@ impl Given {
         Self { flags }
     }
 
-    /// Returns a command of ours, such as `store inspect`, with those of these flags that it takes.
+    /// Returns a gpuwarden command, such as `store inspect`, with the flags that it takes.
     pub(crate) fn command(&self, words: &str) -> String {
         self.command_with(words, &[])
     }
 
-    /// Returns the same with flags of its own, which go before those that were given.
+    /// Returns a gpuwarden command with the flags that it takes. Flags in `own` replace those of the
+    /// command line.
     pub(crate) fn command_with(&self, words: &str, own: &[(&str, &str)]) -> String {
         let root = Cli::command();
         let found = words
@@ -93,8 +93,8 @@ impl Given {
         command
     }
 
-    /// Returns a text of another process, which cannot know these flags, with them in each command
-    /// of one word that stands in it.
+    /// Adds the flags to each gpuwarden command of one word in a text from another process, which
+    /// does not know the flags.
     pub(crate) fn complete(&self, text: &str) -> String {
         let mut parts = text.split(PROGRAM);
         let mut done = parts.next().unwrap_or_default().to_owned();

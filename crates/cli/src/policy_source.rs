@@ -1,4 +1,4 @@
-//! Policies that a command names: a file, or one of the named ones that are built in.
+//! Policies that a command names: files, and built-in ones.
 
 use std::path::Path;
 
@@ -8,16 +8,16 @@ use policy::{MAX_POLICY_BYTES, Policy};
 use runtime::text_file;
 use trial::presets::{self, Preset};
 
-/// The prefix of the name of a preset.
+/// Prefix of the name of a built-in policy.
 pub(crate) const PRESET: &str = "preset:";
 
-/// Reads a policy: a file, or `preset:NAME`.
+/// Reads a policy from a file, or `preset:NAME`.
 pub(crate) fn load(source: &str) -> anyhow::Result<Policy> {
     Ok(Policy::parse(&text(source)?, source)?)
 }
 
-/// Returns what is odd in a policy, after its name; a text that begins with that, and a line, keeps
-/// it.
+/// Prefixes a warning about a policy with the policy's name, unless the warning begins with the name
+/// and a line.
 pub(crate) fn placed(source: &str, what: &str) -> String {
     let has_place = what
         .strip_prefix(source)
@@ -39,7 +39,7 @@ pub(crate) fn text(source: &str) -> anyhow::Result<String> {
         .with_context(|| format!("cannot read the policy {source}"))
 }
 
-/// Finds the preset of this name; the error says what names there are.
+/// Finds the built-in policy of this name. The error lists the nearest name, or all.
 pub(crate) fn preset(name: &str) -> Result<&'static Preset, String> {
     presets::find(name).ok_or_else(|| {
         let names: Vec<&str> = presets::all().iter().map(|preset| preset.name).collect();

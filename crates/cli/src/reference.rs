@@ -1,5 +1,5 @@
-//! The reference of commands and flags, as Markdown, made from the definitions themselves.
-//! `cargo xtask generate` keeps `docs/cli.md` in line with it.
+//! The reference of commands and flags, as Markdown, generated from the clap definitions.
+//! `cargo xtask generate` writes it to `docs/cli.md`.
 
 use clap::CommandFactory as _;
 
@@ -9,7 +9,7 @@ use crate::args::Cli;
 pub(crate) fn markdown() -> String {
     let mut text = String::from(
         "# Command reference\n\nGenerated from the program by `cargo xtask generate`. Do not edit.\n\n\
-         Exit codes: 0 fine, 1 unhealthy (what was looked at), 2 usage, configuration, or nothing to talk to,\n3 a controller that led and does not any more.\n",
+         Exit codes: 0 healthy, 1 unhealthy or a difference was found, 2 wrong usage or configuration, or no answer,\n3 a controller that has lost the lead.\n",
     );
     let mut root = Cli::command();
     root.build();

@@ -1,8 +1,7 @@
-//! The settings of `run`, `agent` and `controller`, from flags, environment, configuration file
-//! and defaults.
+//! The settings of the roles, from flags, environment, configuration file and defaults.
 //!
-//! Each role has its settings here; the groups that they share are in `settings/parts.rs`,
-//! the file in `settings/file.rs`.
+//! The groups that roles share are in `settings/parts.rs`, `act.rs` and `network.rs`, the file in
+//! `settings/file.rs`.
 
 mod act;
 mod amount;
@@ -46,89 +45,71 @@ use file::ConfigFile;
 
 /// Default port of the status page, API and metrics: where NVSentinel has its metrics.
 pub(crate) const DEFAULT_PORT: u16 = 2112;
-/// Data directory of root.
+/// Default data directory of root.
 const SYSTEM_DATA_DIR: &str = "/var/lib/gpuwarden";
-/// File in the data directory that tells clients where to find the process.
+/// File in the data directory with the addresses of the process, for clients.
 const ENDPOINT_FILE: &str = "endpoint.json";
 
-/// `RunSettings` are the settings of `run`, with all defaults.
 #[derive(Debug, Clone)]
 pub struct RunSettings {
-    /// The node.
     pub node: NodeSettings,
-    /// The Device API.
     pub devices: DeviceSettings,
-    /// The process.
     pub process: ProcessSettings,
-    /// The cluster.
     pub act: ActSettings,
 }
 
-/// `AgentSettings` are the settings of `agent`, with all defaults.
 #[derive(Debug, Clone)]
 pub struct AgentSettings {
-    /// The controller.
     pub delivery: DeliverySettings,
-    /// The node.
     pub node: NodeSettings,
-    /// The Device API.
     pub devices: DeviceSettings,
-    /// The process.
     pub process: ProcessSettings,
 }
 
-/// `ControllerSettings` are the settings of `controller`, with all defaults.
 #[derive(Debug, Clone)]
 pub struct ControllerSettings {
-    /// The agents.
     pub ingest: IngestSettings,
-    /// The process.
     pub process: ProcessSettings,
-    /// The cluster.
     pub act: ActSettings,
     /// True if the controller acts only while it leads.
     pub leader_elect: bool,
 }
 
-/// An `Endpoint` is the address of a running gpuwarden, which writes it into its data directory.
+/// Addresses of a running gpuwarden, which writes them to its data directory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Endpoint {
-    /// Address of page and API.
+    /// URL of the status page and the API.
     pub server: String,
     /// Unix socket of the connector.
     pub socket: PathBuf,
     /// Unix socket of the Device API; a controller has none.
     #[serde(default)]
     pub device_api: Option<PathBuf>,
-    /// Process id.
     pub pid: u32,
 }
 
-/// `ClientSettings` are the keys of a server's configuration file that its clients read.
+/// Keys of a server's configuration file that its clients read.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) struct ClientSettings {
-    /// Address of the server, where it is not on this machine.
+    /// URL of a server on another machine.
     pub(crate) server: Option<String>,
-    /// Its data directory.
     pub(crate) data_dir: Option<PathBuf>,
-    /// Unix socket of its connector.
+    /// Unix socket of the connector.
     pub(crate) socket: Option<PathBuf>,
-    /// Unix socket of its Device API.
+    /// Unix socket of the Device API.
     pub(crate) device_api: Option<PathBuf>,
-    /// Address on which it listens.
+    /// Address of the status page and the API.
     pub(crate) listen: Option<SocketAddr>,
-    /// Kubeconfig of its cluster.
     pub(crate) kubeconfig: Option<PathBuf>,
-    /// Context of the kubeconfig.
     pub(crate) context: Option<String>,
-    /// Namespace of its own objects in the cluster.
+    /// Namespace of gpuwarden's own objects.
     pub(crate) namespace: Option<String>,
-    /// File that says how pods leave nodes.
+    /// Configuration file of drains.
     pub(crate) drain_config: Option<PathBuf>,
 }
 
-/// `AnyRole` has the keys of the files of all roles.
+/// Keys of the configuration files of all roles.
 #[derive(clap::Args)]
 struct AnyRole {
     #[command(flatten)]
@@ -149,39 +130,33 @@ struct AnyRole {
     _election: ElectionArgs,
 }
 
-/// A `SettingsError` is the reason why settings cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum SettingsError {
     /// The configuration file cannot be read.
     #[error("cannot read the configuration file {}", path.display())]
     Read {
-        /// The file.
         path: PathBuf,
-        /// The system's error.
         #[source]
         source: std::io::Error,
     },
-    /// The configuration file is wrong.
+    /// The configuration file has an error.
     #[error("{}:{line}: {what}", path.display())]
     File {
-        /// The file.
         path: PathBuf,
-        /// The line.
+        /// Number of the line, from 1.
         line: usize,
-        /// The problem.
         what: String,
     },
-    /// A value is wrong.
+    /// A value is invalid.
     #[error("{name} {value:?}: {what}")]
     Value {
-        /// Name of the setting, as a flag.
+        /// Name of the flag, with its dashes.
         name: &'static str,
-        /// Its value.
         value: String,
-        /// The problem, and what would be right.
+        /// The error and, if it helps, a valid form.
         what: String,
     },
-    /// The switches do not go together.
+    /// Settings exclude each other, or one needs another one.
     #[error("{0}")]
     Conflict(&'static str),
 }
@@ -205,8 +180,8 @@ impl SettingsError {
 // === impl ClientSettings ===
 
 impl ClientSettings {
-    /// Reads them from a server's configuration file, whichever its role, if one is named. The
-    /// other keys are for the server alone.
+    /// Reads the configuration file of a server in any role, if one is named. Keys for the server
+    /// alone are ignored.
     pub(crate) fn read(path: Option<&Path>) -> Result<Self, SettingsError> {
         ConfigFile::read::<AnyRole>(path)?.group()
     }
@@ -215,30 +190,30 @@ impl ClientSettings {
 // === impl Endpoint ===
 
 impl Endpoint {
-    /// Reads the endpoint of the process that uses `data_dir`, if it has written one.
+    /// Reads the endpoint of the process that uses `data_dir`, if there is one.
     pub fn read(data_dir: &Path) -> Option<Self> {
         let text = std::fs::read(data_dir.join(ENDPOINT_FILE)).ok()?;
         serde_json::from_slice(&text).ok()
     }
 
-    /// Writes the endpoint, as a whole.
+    /// Writes the endpoint atomically.
     pub fn write(&self, data_dir: &Path) -> std::io::Result<()> {
         let new = data_dir.join("endpoint.json.new");
         std::fs::write(&new, serde_json::to_vec(self)?)?;
         std::fs::rename(new, data_dir.join(ENDPOINT_FILE))
     }
 
-    /// Removes the endpoint at the end, unless it is another process's by now.
+    /// Removes the endpoint at the end of the process, unless another process has replaced it.
     pub fn remove(data_dir: &Path) {
         if Self::read(data_dir).is_some_and(|noted| noted.pid != std::process::id()) {
             return;
         }
-        // Nothing depends on it: a client that finds it asks in vain.
+        // A stale endpoint is harmless: a client that reads it gets no answer.
         drop(std::fs::remove_file(data_dir.join(ENDPOINT_FILE)));
     }
 }
 
-/// Returns the data directory where none is given.
+/// Returns the default data directory.
 pub(crate) fn default_data_dir() -> Result<PathBuf, SettingsError> {
     if is_root() {
         return Ok(PathBuf::from(SYSTEM_DATA_DIR));
@@ -251,7 +226,7 @@ pub(crate) fn default_data_dir() -> Result<PathBuf, SettingsError> {
     state
         .map(|state| state.join("gpuwarden"))
         .ok_or(SettingsError::Conflict(
-            "there is no home directory to keep data in: name a place with --data-dir",
+            "there is no home directory for data: name a directory with --data-dir",
         ))
 }
 

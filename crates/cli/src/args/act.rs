@@ -14,7 +14,7 @@ group! {
         /// the files of its transformers [default: none].
         #[arg(long, env = "GPUWARDEN_CONNECTOR_CONFIG", value_name = "FILE")]
         pub connector_config: Option<PathBuf>,
-        /// Time for which events are kept; those of open faults stay [default: 30d].
+        /// Age limit of events; only those of open faults stay longer [default: 30d].
         #[arg(
             long,
             env = "GPUWARDEN_RETENTION",
@@ -63,7 +63,7 @@ group! {
         /// File that names the providers of the janitor: `NVSentinel`'s, in YAML.
         #[arg(long, env = "GPUWARDEN_JANITOR_CONFIG", value_name = "FILE")]
         pub janitor_config: Option<PathBuf>,
-        /// Time for which finished resources are kept; 0s: forever [default: 336h].
+        /// Time until finished resources are deleted; 0s: never [default: 336h].
         #[arg(long, env = "GPUWARDEN_JANITOR_TTL", value_name = "DURATION")]
         pub janitor_ttl: Option<String>,
         /// With --janitor: file of the tests that a `ValidationRequest` may name: `NVSentinel`'s for

@@ -15,8 +15,8 @@ pub struct CollectArgs {
     /// Parent of the directory that is created for the files.
     #[arg(long, default_value = ".", value_name = "DIRECTORY")]
     pub directory: PathBuf,
-    /// Address of a server for uploads. Each file is uploaded by HTTP PUT as soon as it is complete,
-    /// below NODE/TIME/; only http:// is supported.
+    /// Address of a server for uploads. Each file is sent by HTTP PUT when it is complete, below
+    /// NODE/TIME/; only http:// is supported.
     #[arg(long, env = "UPLOAD_URL_BASE", value_name = "URL")]
     pub upload: Option<String>,
     /// Collect everything with nvidia-bug-report.sh, including the parts that may hang on a faulty

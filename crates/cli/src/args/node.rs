@@ -25,7 +25,7 @@ group! {
         /// [default: 666].
         #[arg(long, env = "GPUWARDEN_SOCKET_MODE", value_name = "OCTAL")]
         pub socket_mode: Option<String>,
-        /// Nodes for which processes on this machine may report over the socket: own or any
+        /// Nodes that processes on this machine may report for over the socket: own or any
         /// [default: own].
         #[arg(long, env = "GPUWARDEN_ACCEPT_NODES", value_name = "own|any")]
         pub accept_nodes: Option<String>,

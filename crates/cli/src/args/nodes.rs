@@ -11,7 +11,7 @@ pub struct DrainArgs {
     /// Only print the plan. Nodes are drained by a gpuwarden that runs with --drain.
     #[arg(long, required = true)]
     pub plan: bool,
-    /// The node.
+    /// Name of the node.
     #[arg(value_name = "NODE")]
     pub node: String,
     #[command(flatten)]
@@ -20,8 +20,8 @@ pub struct DrainArgs {
     /// until it has ended].
     #[arg(long, env = "GPUWARDEN_DRAIN_CONFIG", value_name = "FILE")]
     pub drain_config: Option<PathBuf>,
-    /// Policy whose routes say for which events a node is drained: a file, or `preset:NAME`
-    /// [default: for all].
+    /// Policy whose routes name the events that a node is drained for: a file, or `preset:NAME`
+    /// [default: all events].
     #[arg(long, value_name = "POLICY")]
     pub policy: Option<String>,
     #[command(flatten)]
@@ -30,7 +30,7 @@ pub struct DrainArgs {
 
 #[derive(Args, Debug)]
 pub struct ReleaseArgs {
-    /// The node.
+    /// Name of the node.
     #[arg(value_name = "NODE")]
     pub node: String,
     /// Reason, which becomes part of the node's story.
@@ -49,10 +49,10 @@ pub struct ReleaseArgs {
 
 #[derive(Args, Debug)]
 pub struct VetoArgs {
-    /// The node.
+    /// Name of the node.
     #[arg(value_name = "NODE")]
     pub node: String,
-    /// Withdraw the veto.
+    /// Withdraw the node's veto.
     #[arg(long, conflicts_with = "reason")]
     pub end: bool,
     /// Length of the veto, which ends by itself; at most 168h.

@@ -50,7 +50,7 @@ pub struct EventsArgs {
 /// Arguments of `explain` and `why-not`.
 #[derive(Args, Debug)]
 pub struct ExplainArgs {
-    /// The node [default: the node of the running gpuwarden].
+    /// Name of the node [default: the node of the running gpuwarden].
     #[arg(value_name = "NODE")]
     pub node: Option<String>,
     #[command(flatten)]

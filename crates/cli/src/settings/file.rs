@@ -10,7 +10,7 @@ use toml::de::DeTable;
 
 use super::{AnyRole, SettingsError};
 
-/// A file whose keys are all known, or no file.
+/// A configuration file whose keys are all known, or an empty one.
 pub(crate) struct ConfigFile {
     path: PathBuf,
     text: String,
@@ -19,8 +19,8 @@ pub(crate) struct ConfigFile {
 // === impl ConfigFile ===
 
 impl ConfigFile {
-    /// Reads the file, which may have the long names of `A`'s flags as keys; without a path, an
-    /// empty one.
+    /// Reads the file, whose keys must be long names of `A`'s flags. Without a path, returns an empty
+    /// file.
     pub(super) fn read<A: clap::Args>(path: Option<&Path>) -> Result<Self, SettingsError> {
         let Some(path) = path else {
             let (path, text) = (PathBuf::new(), String::new());
@@ -46,7 +46,7 @@ impl ConfigFile {
         Ok(file)
     }
 
-    /// Returns the keys of the first level, and the place of each with its value.
+    /// Returns the keys of the first level, with the byte range of key and value.
     fn entries(&self) -> Result<Vec<(String, Range<usize>)>, SettingsError> {
         let table = DeTable::parse(&self.text).map_err(|error| self.wrong(&error))?;
         let entries = table.get_ref().iter();
@@ -58,20 +58,20 @@ impl ConfigFile {
             .collect())
     }
 
-    /// Reads the keys of a group; those of others are left out.
+    /// Reads the keys of a group, and ignores all others.
     pub(super) fn group<T: DeserializeOwned>(&self) -> Result<T, SettingsError> {
-        toml::from_str(&self.text).map_err(|error| self.wrong_value(&error))
+        toml::from_str(&self.text).map_err(|error| self.invalid(&error))
     }
 
-    /// Names the key, which the error does not, and says what its values look like.
-    fn wrong_value(&self, error: &toml::de::Error) -> SettingsError {
+    /// Adds the key to the error, which does not name it, and the form of its values.
+    fn invalid(&self, error: &toml::de::Error) -> SettingsError {
         let start = start_of(error);
         let entries = self.entries().unwrap_or_default();
         let found = entries.iter().find(|(_, place)| place.contains(&start));
         let Some((key, place)) = found else {
             return self.wrong(error);
         };
-        let what = format!("{key}: {}; {}", error.message(), remedy(key));
+        let what = format!("{key}: {}; {}", error.message(), form(key));
         self.at(place.start, what)
     }
 
@@ -89,8 +89,8 @@ impl ConfigFile {
     }
 }
 
-/// Returns how a value of this key is written.
-fn remedy(key: &str) -> &'static str {
+/// Returns the form of the values of a key.
+fn form(key: &str) -> &'static str {
     let command = <AnyRole as clap::Args>::augment_args(clap::Command::new("file"));
     let arg = command.get_arguments().find(|arg| {
         let aliases = arg.get_all_aliases().unwrap_or_default();
@@ -123,7 +123,7 @@ fn known<A: clap::Args>() -> Vec<String> {
     });
     names
         .filter(|name| *name != "config")
-        // Of no use to a server: for the clients that are given the same file.
+        // Only for clients that read the same file.
         .chain(["server"])
         .map(str::to_owned)
         .collect()

@@ -6,46 +6,46 @@ use std::time::Duration;
 use super::{SettingsError, amount};
 use crate::args::GpuArgs;
 
-/// Root of the driver that NVIDIA's GPU operator installs, as the seed of the provider has it.
+/// Default root of the driver: that of NVIDIA's GPU operator, from the contract.
 const DRIVER_ROOT: &str = "/run/nvidia/driver";
-/// Time between two looks, as there.
+/// Default time between two readings, from the contract.
 const INTERVAL: &str = "5";
-/// Shortest time between two looks: each asks every GPU some forty things.
+/// Shortest time between two readings: each makes some forty calls per GPU.
 const SHORTEST_INTERVAL: Duration = Duration::from_secs(1);
-/// Under load a driver was seen to take 45 s for what it answers at once when idle.
+/// Default deadline of a call. A driver under load took 45 s for a call that returns at once on an
+/// idle machine.
 const DEADLINE: &str = "60s";
-/// The port on which a host engine of DCGM listens unless told otherwise.
+/// Default port of a host engine of DCGM.
 const DCGM_PORT: u16 = 5555;
-/// Most fake GPUs: twice what the largest machines have.
+/// Most fake GPUs: twice the number of the largest machines.
 const MAX_FAKE_GPUS: u32 = 32;
 
-/// `GpuSettings` are the settings of a node's GPUs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GpuSettings {
-    /// True if the GPUs are watched.
+    /// True if the driver's library is used.
     pub enabled: bool,
-    /// Root directory of the driver.
+    /// Root directory of the driver, as this process sees it.
     pub driver_root: PathBuf,
-    /// XIDs that leave a GPU's condition alone, beside those that are built in.
+    /// XIDs that do not change a GPU's condition, beside the built-in ones.
     pub ignored_xids: Vec<u32>,
-    /// Time between two looks.
+    /// Time between two readings.
     pub interval: Duration,
     /// Time after which a call of the driver counts as hanging.
     pub deadline: Duration,
-    /// Number of GPUs that the node has, where that is known.
+    /// Number of GPUs of the node; `None`: unknown.
     pub expected: Option<u32>,
-    /// The host engine of DCGM that is asked, as its library takes it.
+    /// Address of the host engine of DCGM, in the form of its library; `None`: DCGM is not used.
     pub dcgm: Option<String>,
-    /// GPUs that are not there, for trying out.
+    /// Fake GPUs for tests.
     pub fake: Option<FakeGpus>,
 }
 
-/// `FakeGpus` are GPUs that are not there.
+/// Fake GPUs for tests.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FakeGpus {
-    /// So many healthy ones.
+    /// A number of healthy GPUs.
     Number(u32),
-    /// Those of a scenario file, which is followed as it changes.
+    /// The GPUs of a scenario file, which is read again when it changes.
     Scenario(PathBuf),
 }
 
@@ -56,7 +56,7 @@ impl GpuSettings {
         let interval_text = args.nvml_health_interval.as_deref().unwrap_or(INTERVAL);
         let interval = seconds("--nvml-health-interval", interval_text)?;
         if interval < SHORTEST_INTERVAL {
-            let what = "is less than a second, and each look takes the driver's time";
+            let what = "is less than a second, and each reading loads the driver";
             return Err(SettingsError::value(
                 "--nvml-health-interval",
                 interval_text,
@@ -77,7 +77,7 @@ impl GpuSettings {
     }
 }
 
-/// Reads a duration, or a number of seconds.
+/// Parses a duration, or a number of seconds.
 fn seconds(name: &'static str, text: &str) -> Result<Duration, SettingsError> {
     if let Ok(seconds) = text.parse() {
         return Ok(Duration::from_secs(seconds));
@@ -85,7 +85,7 @@ fn seconds(name: &'static str, text: &str) -> Result<Duration, SettingsError> {
     Ok(amount::duration(name, text)?.unsigned_abs())
 }
 
-/// Checks the address of a host engine. Names are looked up by DCGM's library.
+/// Checks the form of the address of a host engine. DCGM's library resolves names.
 fn dcgm(text: String) -> Result<String, SettingsError> {
     if host_engine(&text).is_some() {
         return Ok(text);
@@ -94,9 +94,9 @@ fn dcgm(text: String) -> Result<String, SettingsError> {
     Err(SettingsError::value("--dcgm-addr", text, what))
 }
 
-/// Returns host and port of the address of a host engine; `None` where it is none.
+/// Returns host and port of the address of a host engine; `None` for an invalid address.
 fn host_engine(address: &str) -> Option<(&str, u16)> {
-    // An IPv6 address stands in brackets where a port follows.
+    // An IPv6 address has brackets if a port follows.
     let (host, port) = match address.rsplit_once(':') {
         Some((host, port)) if !host.contains(':') || host.ends_with(']') => (host, port.parse()),
         _ => (address, Ok(DCGM_PORT)),

@@ -15,40 +15,34 @@ use super::parts::log_format;
 use super::{SettingsError, connect_options, named, namespace};
 use crate::args::JanitorProviderArgs;
 
-/// `JanitorProviderSettings` are the settings of `janitor-provider`, with all defaults.
 #[derive(Debug, Clone)]
 pub struct JanitorProviderSettings {
-    /// Address on which janitors are answered.
+    /// Address for the requests of janitors.
     pub listen: SocketAddr,
-    /// Its certificate; `None`: it is reached in the open.
+    /// Certificate of the server; `None`: without TLS.
     pub tls: Option<CertificateFiles>,
-    /// Who may call, and for which audience tokens have to be made; `None`: everybody.
+    /// Audience of tokens, and the accounts that may call; `None`: everybody may call.
     pub callers: Option<(String, BTreeSet<String>)>,
-    /// How it reboots.
     pub generic: GenericConfig,
-    /// How it resets GPUs; `None`: it does not.
+    /// `None`: GPUs are not reset.
     pub resets: Option<ResetSettings>,
-    /// The cluster.
     pub cluster: ConnectOptions,
-    /// The namespace of its Jobs, where none is configured.
+    /// Default namespace of the Jobs.
     pub namespace: String,
-    /// The log filter.
     pub log: String,
-    /// The format of log lines.
     pub log_format: LogFormat,
 }
 
 // === impl JanitorProviderSettings ===
 
 impl JanitorProviderSettings {
-    /// Checks all of it.
     pub(crate) fn resolve(args: JanitorProviderArgs) -> Result<Self, SettingsError> {
         let tls = args.tls_cert.zip(args.tls_key);
         let tls = tls.map(|(certificate, key)| CertificateFiles { certificate, key });
         if !args.listen.ip().is_loopback() && tls.is_none() {
             return Err(SettingsError::Conflict(
-                "--listen is reached from other machines, whose tokens would travel in the open: add --tls-cert \
-                 and --tls-key, or listen on 127.0.0.1",
+                "--listen can be reached from other machines, whose tokens would travel in the open: add \
+                 --tls-cert and --tls-key, or listen on 127.0.0.1",
             ));
         }
         if !args.anybody && args.callers.is_empty() {
@@ -69,7 +63,7 @@ impl JanitorProviderSettings {
             Ok(format!("system:serviceaccount:{namespace}:{name}"))
         });
         let callers = callers.collect::<Result<BTreeSet<String>, SettingsError>>()?;
-        // As with --namespace, an empty name is that of a template without a value.
+        // A container template without a value passes an empty name, as for --namespace.
         let reboot_namespace = args.reboot_namespace.filter(|name| !name.is_empty());
         let reboot_namespace = reboot_namespace
             .map(|name| named("--reboot-namespace", name, names::dns_label))

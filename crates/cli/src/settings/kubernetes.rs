@@ -1,4 +1,4 @@
-//! The cluster that settings name: how to connect to it, and the namespace in it.
+//! The cluster of the settings: the options for connecting to it, and the namespace in it.
 
 use std::path::PathBuf;
 
@@ -34,7 +34,7 @@ pub(crate) fn connect_options(args: ConnectArgs) -> ConnectOptions {
     }
 }
 
-/// Returns the namespace of the product's own objects: as given, else the pod's, else
+/// Returns the namespace of gpuwarden's own objects: the given one, else the pod's, else
 /// [`keys::NAMESPACE`].
 pub(crate) fn namespace(given: Option<String>) -> Result<String, SettingsError> {
     let of_pod = || {
@@ -45,11 +45,11 @@ pub(crate) fn namespace(given: Option<String>) -> Result<String, SettingsError> 
         .or_else(|| of_pod().map(|name| name.trim().to_owned()))
         .filter(|name| !name.is_empty())
         .unwrap_or_else(|| keys::NAMESPACE.to_owned());
-    // It becomes part of a path.
+    // The name becomes part of URL paths.
     named("--namespace", namespace, names::dns_label)
 }
 
-/// Returns the value of a flag that Kubernetes takes as a name.
+/// Returns the value of a flag if Kubernetes accepts it as a name.
 pub(crate) fn named(
     flag: &'static str,
     value: String,
@@ -61,7 +61,7 @@ pub(crate) fn named(
     }
 }
 
-/// Returns whether this process runs in a pod.
+/// Returns true if this process runs in a pod.
 pub(super) fn in_pod() -> bool {
     std::env::var_os("KUBERNETES_SERVICE_HOST").is_some()
 }

@@ -1,20 +1,20 @@
-//! The name of this node: as given, else `NODE_NAME`, as pods get it, else the host name.
+//! The name of this node: the given one, else `NODE_NAME`, which pods have, else the host name.
 //!
-//! Events of a name that no node can have would be refused one by one, or be acted on
-//! nowhere: such a name is refused here, before anything starts.
+//! A name that no node can have is rejected here, before anything starts: its events would be
+//! rejected one by one, or have no effect.
 
 use contract::names;
 
 use super::SettingsError;
 
-/// Returns the name of this node, or what is wrong with it.
+/// Returns the name of this node, or an error for an invalid name.
 pub(crate) fn node_name(given: Option<String>) -> Result<String, SettingsError> {
     let from_pod = std::env::var("NODE_NAME").ok();
     choose(given, from_pod, host::identity::host_name)
 }
 
-/// Chooses the name: `from_pod` counts where it is not empty. The host name is taken in lower case,
-/// as the kubelet takes it.
+/// Chooses the name. An empty `from_pod` is ignored. The host name is converted to lower case, as by
+/// the kubelet.
 fn choose(
     given: Option<String>,
     from_pod: Option<String>,

@@ -1,5 +1,4 @@
-//! The settings of a role are put together here: flags and environment over the file over
-//! defaults. The first error ends it.
+//! Merges the settings of a role: flags and environment, then the file, then defaults.
 
 use std::path::Path;
 
@@ -10,27 +9,27 @@ use super::{
 };
 use crate::args::{ActArgs, AgentArgs, ControllerArgs, RunArgs};
 
-/// A `Role` is the arguments of `run`, `agent` or `controller`.
+/// Arguments of `run`, `agent` or `controller`.
 pub(crate) trait Role: clap::Args {
-    /// The settings that they come to.
     type Settings;
 
-    /// Returns the file that they name.
+    /// Returns the path of the configuration file.
     fn config(&self) -> Option<&Path>;
-    /// Takes from the file what is not set here.
+    /// Sets the missing arguments from the file.
     fn fill(&mut self, file: &ConfigFile) -> Result<(), SettingsError>;
     /// Checks the arguments, and fills in the defaults.
     fn settle(self) -> Result<Self::Settings, SettingsError>;
 }
 
-/// Returns the settings, or the first thing that is wrong.
+/// Returns the settings, or the first error.
 pub(crate) fn resolve<R: Role>(mut args: R) -> Result<R::Settings, SettingsError> {
     let file = ConfigFile::read::<R>(args.config())?;
     args.fill(&file)?;
     args.settle()
 }
 
-/// Fills the group; a flag for one of two switches beats the file's word for the other.
+/// Sets the missing arguments of the group. The flag of one of two exclusive switches overrides the
+/// file's value for the other.
 fn fill_act(args: &mut ActArgs, file: &ConfigFile) -> Result<(), SettingsError> {
     let mut lower: ActArgs = file.group()?;
     if args.observe.is_some() {
@@ -129,7 +128,7 @@ impl Role for ControllerArgs {
                 ));
             }
             (Some(wanted), _) => wanted,
-            // Who only looks must neither keep an acting one from the lead nor write anything.
+            // An observer must neither keep an acting controller from the lead nor write anything.
             (None, _) => act.mode.writes() || act.janitor.is_some(),
         };
         Ok(ControllerSettings {

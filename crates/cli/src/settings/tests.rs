@@ -137,7 +137,7 @@ fn what_is_wrong_is_named() {
         ),
         ("accept-nodes = \"all\"\n", |_| (), "--accept-nodes \"all\""),
         ("lisen = \"x\"\n", |_| (), "c.toml:1: unknown field `lisen`"),
-        // A key of another role is none of this one.
+        // Keys of other roles are unknown.
         ("\ncontroller = \"x\"\n", |_| (), "c.toml:2: unknown field"),
         ("\n\nlisten = \"nowhere\"\n", |_| (), "c.toml:3:"),
         (
@@ -220,7 +220,7 @@ fn clients_take_a_file_of_any_role_and_refuse_a_key_of_none() {
         error.contains("c.toml:2: unknown field `sever`; did you mean `server`?"),
         "{error}"
     );
-    // A server takes the file that its clients are given.
+    // A server accepts the keys for its clients.
     assert!(run("server = \"http://c:2112\"\n", |_| ()).is_ok());
 }
 
@@ -426,7 +426,7 @@ fn a_controller_can_tell_who_calls() {
     assert_eq!(plain.listen.to_string(), "0.0.0.0:50051");
     assert_eq!(plain.tokens.audience, "gpuwarden");
     assert_eq!(plain.tokens.agents[0].name, "gpuwarden-agent");
-    // The agents are where the product is.
+    // The default namespace of agents is gpuwarden's own.
     let mut elsewhere = ControllerArgs {
         process: process(),
         ..ControllerArgs::default()

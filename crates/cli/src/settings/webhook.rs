@@ -14,68 +14,61 @@ use super::parts::log_format;
 use super::{DeliverySettings, SettingsError, amount, connect_options, named, namespace};
 use crate::args::{DeliveryArgs, FailurePolicyArg, WebhookArgs};
 
-/// The usual place of the configuration: NVSentinel's chart mounts it there.
+/// Default path of the configuration, where NVSentinel's chart mounts it.
 const CONFIG: &str = "/etc/preflight/config.yaml";
-/// Shortest life of a certificate: a third of it is the time in which the next one is made.
+/// Shortest lifetime of a certificate, which is renewed in the last third of it.
 const MIN_LIFETIME: Duration = Duration::from_secs(10);
-/// Longest time for which questions are answered after the end was asked for. A pod has 30 s to end.
+/// Longest `--drain`: a pod has 30 s to end.
 const MAX_DRAIN: Duration = Duration::from_secs(20);
 
-/// `WebhookSettings` are the settings of `webhook`, with all defaults.
 #[derive(Debug, Clone)]
 pub struct WebhookSettings {
-    /// What checks pods get.
+    /// Checks that pods get.
     pub preflight: Config,
-    /// Address on which API servers are answered.
+    /// Address for the requests of API servers.
     pub listen: SocketAddr,
     /// Address of metrics and probes.
     pub metrics_listen: SocketAddr,
-    /// Address on which pods of gangs ask for each other.
+    /// Address for pods of gangs.
     pub rendezvous_listen: SocketAddr,
-    /// Address under which they reach it, where it does not follow from how API servers do.
+    /// URL of that address for pods; `None`: derived from [`Reached`].
     pub rendezvous_url: Option<String>,
-    /// The cluster.
     pub cluster: ConnectOptions,
-    /// The namespace of the webhook.
     pub namespace: String,
-    /// Where API servers find the webhook, and whose certificate it shows.
     pub reached: Reached,
-    /// The way to the controller, if there is one.
+    /// Delivery to the controller; `None`: nothing is reported to a controller.
     pub delivery: Option<DeliverySettings>,
-    /// What becomes of pods while no webhook answers, where it is not the configuration that says so.
+    /// Treatment of pods while no webhook answers; `None`: the configuration's.
     pub failure_policy: Option<FailurePolicy>,
-    /// Time for which a certificate that is made here is good.
+    /// Lifetime of the webhook's own certificates.
     pub certificate_lifetime: Duration,
-    /// Requests of the janitor are looked at before they are there.
+    /// True if custom resources for the janitor are validated at admission.
     pub validates_requests: bool,
-    /// Time for which questions are answered after SIGTERM.
+    /// Time after SIGTERM until the webhook stops answering.
     pub drain: Duration,
-    /// The log filter.
     pub log: String,
-    /// The format of log lines.
     pub log_format: LogFormat,
 }
 
-/// Where API servers find the webhook, and whose certificate it shows.
+/// Address of the webhook for API servers, and the owner of its certificate.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Reached {
-    /// By a Service, with a certificate of our own.
+    /// Name of a Service, with a certificate of the webhook's own.
     Service(String),
-    /// By an address, with a certificate of our own.
+    /// URL, with a certificate of the webhook's own.
     Url {
-        /// The address.
         url: String,
-        /// The name or address in it.
+        /// Name or address in the URL.
         host: String,
-        /// The registration stays when this process ends.
+        /// True if the registration stays when this process ends.
         keep: bool,
     },
-    /// By what somebody else registers, with that somebody's certificate.
+    /// Another program registers the webhook, with this certificate.
     Elsewhere(CertificateFiles),
 }
 
 impl WebhookSettings {
-    /// Reads the configuration, and checks all of it.
+    /// Reads the configuration, and checks all settings.
     pub(crate) fn resolve(args: WebhookArgs) -> Result<Self, SettingsError> {
         let preflight = preflight(args.config.as_deref(), args.image.as_deref())?;
         let lifetime = positive("--certificate-lifetime", &args.certificate_lifetime)?;
@@ -93,7 +86,7 @@ impl WebhookSettings {
             FailurePolicyArg::Fail => FailurePolicy::Fail,
             FailurePolicyArg::Ignore => FailurePolicy::Ignore,
         });
-        // Who tries it out is not to stop a cluster's pods.
+        // A test must not stop the pods of a cluster.
         let tried_out = args.register_url.as_ref().map(|_| FailurePolicy::Ignore);
         let reached = match (args.tls_cert.zip(args.tls_key), args.register_url) {
             (Some((certificate, key)), _) => {
@@ -110,8 +103,8 @@ impl WebhookSettings {
         let takes_reports = delivery.is_some() && !matches!(reached, Reached::Elsewhere(_));
         if preflight.pod_security == Some(PodSecurity::Https) && !takes_reports {
             return Err(SettingsError::Conflict(
-                "podSecurity: https needs --controller, and a certificate that is made here (no \
-                 --tls-cert): by that way checks report",
+                "podSecurity: https needs --controller, and no --tls-cert: checks report to the webhook, \
+                 and trust its own certificate",
             ));
         }
         Ok(Self {
@@ -137,7 +130,7 @@ impl WebhookSettings {
     }
 }
 
-/// Returns the way to the controller.
+/// Returns the settings of the delivery to the controller.
 fn delivery(
     controller: Option<String>,
     tls_ca: Option<PathBuf>,
@@ -148,8 +141,8 @@ fn delivery(
     };
     if address.starts_with("https:") && token_file.is_none() {
         return Err(SettingsError::Conflict(
-            "nothing tells the controller who this is: add --token-file FILE, with a token for the audience \
-             gpuwarden",
+            "nothing identifies the webhook to the controller: add --token-file FILE, with a token for the \
+             audience gpuwarden",
         ));
     }
     DeliverySettings::resolve(DeliveryArgs {
@@ -161,16 +154,16 @@ fn delivery(
     .map(Some)
 }
 
-/// Returns what checks pods get: by the file that is named, else the built-in checks in `image`, else by the
-/// file at its usual place.
+/// Returns the configuration of checks: from `file`, else the built-in checks in `image`, else from
+/// the default path.
 fn preflight(file: Option<&Path>, image: Option<&str>) -> Result<Config, SettingsError> {
-    let usual = Path::new(CONFIG);
+    let default = Path::new(CONFIG);
     let (flag, text, place) = match (file, image) {
         (None, Some(image)) => {
             let text = serde_json::json!({"image": image}).to_string();
             ("--image", text, image.to_owned())
         }
-        (None, None) if !usual.exists() => {
+        (None, None) if !default.exists() => {
             return Err(SettingsError::Conflict(
                 "there is no configuration: name one with --config FILE, or run the built-in checks \
                  (preflight-dcgm-diag, preflight-nccl-loopback, preflight-nccl-allreduce) with --image IMAGE, an \
@@ -178,7 +171,7 @@ fn preflight(file: Option<&Path>, image: Option<&str>) -> Result<Config, Setting
             ));
         }
         (file, _) => {
-            let path = file.unwrap_or(usual);
+            let path = file.unwrap_or(default);
             let text = std::fs::read_to_string(path).map_err(|source| SettingsError::Read {
                 path: path.to_owned(),
                 source,
@@ -192,7 +185,7 @@ fn preflight(file: Option<&Path>, image: Option<&str>) -> Result<Config, Setting
 
 fn positive(name: &'static str, text: &str) -> Result<Duration, SettingsError> {
     let read = amount::duration(name, text)?;
-    // It is never negative.
+    // The duration is never negative.
     Ok(Duration::try_from(read).unwrap_or_default())
 }
 
@@ -220,7 +213,7 @@ mod tests {
 
     #[test]
     fn without_a_file_the_built_in_checks_run_in_the_image_that_is_named() {
-        // No test may rely on what stands at the usual place.
+        // The machine of the test may have a file at the default path.
         if !Path::new(CONFIG).exists() {
             let error = preflight(None, None).expect_err("no image").to_string();
             assert!(
