@@ -1,7 +1,7 @@
 //! Time to decode a line of kernel log, beside a plain set of regular expressions.
 //!
-//! The set only finds whether a line is a fault, and of which kind; the decoder also parses the
-//! line and looks up the code. Both read the same lines in turns, after a check that both find the
+//! The set only finds whether a line is a fault, and its kind; the decoder also parses the line and
+//! looks up the code. Both read the same lines in turns, after a check that both find the
 //! same faults.
 
 mod lines;

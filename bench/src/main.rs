@@ -59,7 +59,7 @@ struct Args {
     #[arg(long, default_value = "2,16,64", value_delimiter = ',', value_name = "NUMBER",
           value_parser = clap::value_parser!(u16).range(2..=8_192))]
     gangs: Vec<u16>,
-    /// Time for which `fleet` and `gpus` measure each process (seconds).
+    /// Length of the measurement of each process by `fleet` and `gpus` (seconds).
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=3_600))]
     seconds: u32,
     #[command(flatten)]

@@ -27,7 +27,6 @@ use crate::file_system::FileSystem;
 
 /// Appenders that work at once.
 const APPENDERS: usize = 64;
-/// Events per batch.
 const BATCH: usize = 100;
 /// Turns of each way; odd, so that the median is a measured value.
 const ROUNDS: usize = 5;

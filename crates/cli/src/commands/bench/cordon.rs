@@ -1,10 +1,10 @@
-//! From a line of kernel log to a cordoned node, on a real cluster.
+//! Time from a line of kernel log to a cordoned node, on a real cluster.
 //!
-//! A node object of our own is watched as any other program would watch it. A round writes
-//! an XID line, waits until the watch shows the node cordoned, sends the recovery, and waits
-//! until the node is given back; then the node is made anew, for a node's first return is the one
-//! that waits for nothing. Before each round, the same client cordons the node with
-//! one bare PATCH, as `kubectl cordon` does, seen by the same watch: the baseline.
+//! The benchmark creates a node object and watches it. A round writes an XID line, waits until the
+//! watch shows the node cordoned, sends the recovery, and waits until the node is returned. Then the
+//! node is created anew, since only the first return of a node has no waiting time. Before each
+//! round, as the baseline, the same client cordons the node with a bare PATCH, like `kubectl cordon`,
+//! under the same watch.
 
 mod load;
 mod node;
@@ -28,25 +28,25 @@ use story::Parts;
 pub(super) use node::TestNode;
 pub use node::client;
 
-/// Rounds before those that count: connections are opened, statements prepared.
+/// Rounds before the measured ones, which open connections and prepare statements.
 const WARM_UP: u32 = 3;
-/// Starts whose first cordon is measured.
+/// Number of starts whose first cordon is measured.
 const STARTS: u32 = 10;
-/// Quiet between a change that was seen and the next one.
+/// Pause between an observed change and the next one.
 const QUIET: Duration = Duration::from_millis(40);
-/// The baselines.
+/// Name of all baselines.
 const BASELINE: &str = "bare PATCH";
-/// The lines of the faults. No machine has a GPU there.
+/// Line of the fault, at a PCI address that no machine has a GPU at.
 const FAULT: &str =
     "NVRM: Xid (PCI:0000:fe:1f): 79, pid=48213, name=python3, GPU has fallen off the bus.";
 
-/// A `Round` has what a round took (ms).
+/// Times of a round (ms).
 struct Round {
     /// From the line to the cordoned node.
     cordon: f64,
-    /// From the recovery to the node given back.
+    /// From the recovery to the returned node.
     recovery: f64,
-    /// The parts of `cordon`, by the product's own journal.
+    /// Parts of `cordon`, from the product's own journal.
     parts: Parts,
 }
 
@@ -85,7 +85,7 @@ async fn measure(args: &BenchArgs, node: &mut TestNode) -> anyhow::Result<Vec<Fi
     Ok(rows)
 }
 
-/// Measures the first cordon of a process.
+/// Measures the first cordon after a start.
 async fn first(args: &BenchArgs, node: &mut TestNode) -> anyhow::Result<Vec<Figure>> {
     progress("cordon, the first after a start ...");
     let (mut firsts, mut bare) = (Vec::new(), Vec::new());
@@ -100,7 +100,7 @@ async fn first(args: &BenchArgs, node: &mut TestNode) -> anyhow::Result<Vec<Figu
     Ok(figures("cordon-first", &firsts, &bare))
 }
 
-/// Measures cordons of one process, and of an agent with its controller, both long started.
+/// Measures cordons of a warm process, and of a warm agent with its controller.
 async fn warm(args: &BenchArgs, node: &mut TestNode) -> anyhow::Result<Vec<Figure>> {
     let mut rows = Vec::new();
     for (name, role) in [("cordon", Setup::Run), ("cordon-apart", Setup::Apart)] {
@@ -115,8 +115,8 @@ async fn warm(args: &BenchArgs, node: &mut TestNode) -> anyhow::Result<Vec<Figur
     Ok(rows)
 }
 
-/// Measures `count` rounds, before each a bare one where `bare` takes its time. An error
-/// says what the product said.
+/// Measures `count` rounds. With `bare`, a bare round precedes each, and `bare` gets its time. An
+/// error quotes the product's log.
 async fn rounds(
     mut product: Product,
     node: &mut TestNode,
@@ -160,7 +160,7 @@ async fn round(
     })
 }
 
-/// Returns what the rounds come to, under `name`.
+/// Returns the figures of the rounds, whose names begin with `name`.
 fn figures(name: &str, rounds: &[Round], bare: &[f64]) -> Vec<Figure> {
     let unit = "ms";
     let of = |part: fn(&Round) -> f64| rounds.iter().map(part).collect::<Vec<f64>>();
@@ -207,7 +207,7 @@ async fn send(
         events: vec![event],
     };
     if let Err(status) = connector.health_event_occurred_v1(batch).await {
-        bail!("an event was not taken: {}", status.message());
+        bail!("an event was rejected: {}", status.message());
     }
     Ok(())
 }
@@ -225,7 +225,7 @@ fn recovery(node: &str) -> anyhow::Result<HealthEvent> {
 
 fn event(line: &str, node: &str) -> anyhow::Result<HealthEvent> {
     agent::kernel_log::event_of_line(line, node, Timestamp::now())
-        .context("the line is not understood by our own decoder")
+        .context("our own decoder does not decode the line")
 }
 
 fn millis(duration: Duration) -> f64 {

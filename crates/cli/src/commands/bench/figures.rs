@@ -1,4 +1,4 @@
-//! The figures of a benchmark: made of many measurements, and shown.
+//! The figures of a benchmark: computed from many measurements, and printed.
 
 use std::io::{self, IsTerminal as _, Write as _};
 
@@ -7,33 +7,29 @@ use serde::Serialize;
 use crate::args::OutputArgs;
 use crate::output::{self, say};
 
-/// A `Figure` is one measured value, a row of the table.
+/// A measured value, which is a row of the table.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Figure {
     /// Benchmark and figure, with a dot in between.
     pub name: String,
-    /// The figure; `None` where the benchmark did not run, and `note` says why.
+    /// `None` if the benchmark did not run; `note` has the reason.
     pub value: Option<f64>,
-    /// The unit of `value`.
     pub unit: &'static str,
-    /// The baseline that it stands beside.
+    /// Value of the same run to compare with.
     pub baseline: Option<Baseline>,
-    /// `value` divided by the baseline's.
+    /// `value` divided by the baseline's value.
     pub ratio: Option<f64>,
-    /// A note; may be empty.
     pub note: String,
 }
 
-/// A `Baseline` is what a figure is compared with, in the same unit.
+/// Value to compare a figure with, in the same unit.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Baseline {
-    /// The name of what was measured beside it.
     pub name: &'static str,
-    /// The value of the baseline.
     pub value: f64,
 }
 
-/// Writes the rows as `output` says; for people the notes follow the table.
+/// Writes the rows in the format of `output`; as text, the notes follow the table.
 pub fn show(rows: &[Figure], output: &OutputArgs) -> anyhow::Result<()> {
     if output::structured(output.output, &rows)? {
         return Ok(());
@@ -46,15 +42,15 @@ pub fn show(rows: &[Figure], output: &OutputArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Writes on a terminal what is going on: some of it takes a minute.
+/// Writes a progress line if standard error is a terminal: some benchmarks take a minute.
 pub fn progress(text: &str) {
     if io::stderr().is_terminal() {
-        // It fails only where nobody reads.
+        // A closed standard error is no reason to fail.
         drop(writeln!(io::stderr().lock(), "{text}"));
     }
 }
 
-/// Returns the rows as a table for people; the notes follow it.
+/// Returns the rows of the text table, without notes.
 fn table(rows: &[Figure]) -> Vec<Vec<String>> {
     let cells = |row: &Figure| {
         let baseline = row.baseline.as_ref();
@@ -72,7 +68,7 @@ fn table(rows: &[Figure]) -> Vec<Vec<String>> {
     rows.iter().map(cells).collect()
 }
 
-/// Writes a figure with about three digits that count.
+/// Formats a value with about three significant digits.
 fn number(value: f64) -> String {
     let decimals = match value.abs() {
         100.0.. => 0,
@@ -83,12 +79,12 @@ fn number(value: f64) -> String {
     format!("{value:.decimals$}")
 }
 
-/// Returns a figure with no more digits than anybody needs.
+/// Rounds a value to three decimals.
 fn rounded(value: f64) -> f64 {
     (value * 1_000.0).round() / 1_000.0
 }
 
-/// Returns the value in the middle; of an even number, the mean of the two. 0 where there is none.
+/// Returns the median; for an even number of values, the mean of the middle two. 0 for no values.
 pub fn median(values: &[f64]) -> f64 {
     let sorted = sorted(values);
     let middle = sorted.len() / 2;
@@ -101,8 +97,8 @@ pub fn median(values: &[f64]) -> f64 {
     }
 }
 
-/// Returns the smallest value that at least `percent` of the values do not exceed (nearest rank).
-/// 0 where there is none.
+/// Returns the smallest value that at least `percent` of the values do not exceed (nearest rank). 0
+/// for no values.
 pub fn percentile(values: &[f64], percent: usize) -> f64 {
     let rank = (values.len() * percent).div_ceil(100);
     let index = rank.clamp(1, values.len().max(1)) - 1;
@@ -118,7 +114,7 @@ fn sorted(values: &[f64]) -> Vec<f64> {
 // === impl Figure ===
 
 impl Figure {
-    /// Returns the row of a figure.
+    /// Creates the row of a figure.
     pub fn new(name: impl Into<String>, value: f64, unit: &'static str) -> Self {
         Self {
             name: name.into(),
@@ -130,7 +126,7 @@ impl Figure {
         }
     }
 
-    /// Returns the row of a benchmark that did not run.
+    /// Creates the row of a benchmark that did not run.
     pub fn absent(name: &str, why: String) -> Self {
         Self {
             name: name.to_owned(),
@@ -142,7 +138,7 @@ impl Figure {
         }
     }
 
-    /// Puts a baseline beside it.
+    /// Adds a baseline and the ratio to it.
     #[must_use]
     pub fn beside(mut self, name: &'static str, value: f64) -> Self {
         self.ratio = self
@@ -156,7 +152,6 @@ impl Figure {
         self
     }
 
-    /// Adds a note.
     #[must_use]
     pub fn note(mut self, note: impl Into<String>) -> Self {
         self.note = note.into();

@@ -1,4 +1,4 @@
-//! The needs of a process that has nothing to do: memory, processor time, threads.
+//! Memory, processor time and threads of an idle process.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use super::usage::{TICKS, Usage, ticks};
 use super::{Figure, progress};
 use crate::args::BenchArgs;
 
-/// The time for which it is left alone first.
+/// Pause after the start before the measurement.
 const SETTLE: Duration = Duration::from_secs(5);
 
 pub(super) async fn run(args: &BenchArgs) -> anyhow::Result<Vec<Figure>> {
@@ -43,7 +43,7 @@ async fn observe(
     Ok(rows)
 }
 
-/// Watches processes that are left alone; one name for each.
+/// Measures idle processes for some seconds; `names` has one for each.
 pub async fn watch(names: &[&str], pids: &[u32], seconds: u32) -> anyhow::Result<Vec<Figure>> {
     tokio::time::sleep(SETTLE).await;
     let mut before = Vec::new();
@@ -64,11 +64,11 @@ fn figures(name: &str, seconds: u32, used: u64, usage: &Usage) -> Vec<Figure> {
     let millicores = f64::from(u32::try_from(used).unwrap_or(u32::MAX)) * resolution;
     vec![
         Figure::new(format!("{name}.rss"), usage.rss, "MiB").note(format!(
-            "of this {:.1} MiB are its own, the rest pages of the executable; {:.1} MiB at most so far",
+            "{:.1} MiB of this are its own, the rest are pages of the executable; peak {:.1} MiB",
             usage.own, usage.peak
         )),
         Figure::new(format!("{name}.cpu"), millicores, "m").note(format!(
-            "thousandths of a core, over {seconds} s; told in steps of {resolution:.1}"
+            "thousandths of a core, over {seconds} s; resolution {resolution:.1}"
         )),
         Figure::new(format!("{name}.threads"), usage.threads, "threads"),
     ]

@@ -1,6 +1,6 @@
-//! gpuwarden, started from this very executable for a benchmark, as one process or as an agent
-//! and its controller: with directories, sockets and ports of its own, and without anything
-//! from the environment.
+//! Starts gpuwarden from this executable for a benchmark, as one process or as an agent with its
+//! controller, with its own directories, sockets and ports, and without gpuwarden's environment
+//! variables.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -11,7 +11,6 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
-use console::api::StatusView;
 use tempfile::TempDir;
 use tokio::process::{Child, Command};
 
@@ -19,60 +18,55 @@ use crate::args::{BenchArgs, BenchLog, ServerArgs};
 use crate::client::Client;
 use crate::settings::Endpoint;
 
-/// Longest time for a start.
+/// Longest wait for a start.
 const START_LIMIT: Duration = Duration::from_secs(30);
-/// Pause before the process is asked again whether it is ready.
+/// Pause before the readiness is requested again.
 const ASK_AGAIN: Duration = Duration::from_millis(20);
-/// The part of its log that an error quotes (bytes).
+/// Most bytes of a log that an error quotes.
 const QUOTED: usize = 2_000;
-/// Severity of the lines that are written to the running kernel's log: "debug", which no
-/// console shows, so that a slow one does not hold them up.
+/// Severity of the lines in the running kernel's log: "debug", which no console shows, so that a
+/// slow console does not delay the lines.
 const LEVEL: u8 = 7;
-/// The running kernel's log. A program that writes to it locks it: one runs at a time.
+/// The running kernel's log, which one benchmark at a time locks.
 const KERNEL_LOG: &str = "/dev/kmsg";
-/// File of the log of a process, in its data directory.
+/// File of a process's log, in its data directory.
 const LOG: &str = "log";
 
-/// A `FaultLog` is the kernel log that the product reads faults from.
+/// Kernel log that the product reads faults from.
 pub(super) enum FaultLog {
-    /// A file.
     File(File),
-    /// The running kernel's log, which is locked against others meanwhile.
+    /// The running kernel's log, and the lock on it, which is released on drop.
     Kmsg {
-        /// Given up on drop.
         _lock: File,
     },
 }
 
-/// A `Setup` is one of the ways to start the product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Setup {
     /// `run` without a cluster.
     Alone,
-    /// `run` with the cluster, in which it acts.
+    /// `run` that acts in the cluster.
     Run,
-    /// An agent and its controller, which acts in the cluster.
+    /// An agent, and its controller that acts in the cluster.
     Apart,
 }
 
-/// A `Product` is a running gpuwarden, which is killed on drop.
+/// A running gpuwarden, which is killed on drop.
 pub(super) struct Product {
-    /// A client of the API of the process that decides.
+    /// Client of the process that decides.
     pub(super) client: Client,
-    /// The socket on which monitors report.
+    /// Socket for the reports of monitors.
     pub(super) socket: PathBuf,
-    /// Its kernel log.
     pub(super) log: FaultLog,
-    /// The process that reads the log, where there is one, and its controller.
+    /// The process that reads the log, and its controller, if there is one.
     processes: Vec<Process>,
-    /// The directory of them all; removed at last.
+    /// Directory of all data, which is removed last.
     home: TempDir,
 }
 
-/// A `Process` is one that we have started.
 struct Process {
     child: Child,
-    /// The directory of its data and its log.
+    /// Directory of the data and the log.
     data: PathBuf,
 }
 
@@ -88,10 +82,10 @@ impl FaultLog {
         }
     }
 
-    /// Writes one line.
+    /// Writes a line of kernel log.
     pub(super) fn write(&mut self, line: &str) -> anyhow::Result<()> {
         match self {
-            // One write: a half line would be waited for.
+            // A single write, since the reader would wait for the rest of a partial line.
             Self::File(file) => file.write_all(format!("{line}\n").as_bytes())?,
             Self::Kmsg { .. } => host::kernel_log::write_kmsg(LEVEL, line)?,
         }
@@ -99,8 +93,7 @@ impl FaultLog {
     }
 }
 
-/// Waits for the lock of a file, which may belong to another user and is made where it is
-/// missing.
+/// Waits for the lock of a file, which may belong to another user.
 fn lock(path: &str) -> anyhow::Result<File> {
     let file = File::open(path).with_context(|| format!("open {path}"))?;
     file.lock().with_context(|| format!("lock {path}"))?;
@@ -110,14 +103,13 @@ fn lock(path: &str) -> anyhow::Result<File> {
 // === impl Product ===
 
 impl Product {
-    /// Starts it for `node`, where it acts in the cluster that `args` name, and waits until it
-    /// is ready.
+    /// Starts gpuwarden for `node`, and waits until it is ready.
     pub(super) async fn start(args: &BenchArgs, node: &str, role: Setup) -> anyhow::Result<Self> {
         let dir = args.dir.clone().unwrap_or_else(std::env::temp_dir);
         let home = tempfile::Builder::new()
             .prefix("gpuwarden-bench-")
             .tempdir_in(&dir)
-            .with_context(|| format!("make a directory in {}", dir.display()))?;
+            .with_context(|| format!("create a directory in {}", dir.display()))?;
         let file = home.path().join("kernel.log");
         let log = FaultLog::new(args.via, &file)?;
         let spawn = |name: &str, flags: Vec<OsString>| Process::spawn(home.path(), name, flags);
@@ -126,7 +118,7 @@ impl Product {
                 BenchLog::File => file.clone().into_os_string(),
                 BenchLog::Kmsg => "kmsg".into(),
             };
-            // What others have left in the kernel's log is not ours to act on.
+            // Faults of other programs in the kernel's log must not count.
             let flags = ["--node-name", node, "--history", "0s"];
             let flags = flags.into_iter().map(OsString::from);
             flags.chain(["--kernel-log".into(), log]).collect()
@@ -138,7 +130,7 @@ impl Product {
             processes.push(spawn("run", [reads, acts(args)?].concat())?);
         } else {
             let free = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
-            // No other acts in the test cluster, and it may lack the namespace of the Lease.
+            // No election: no other controller acts there, and the Lease's namespace may not exist.
             let listens = [
                 "--grpc-insecure",
                 "--leader-elect",
@@ -166,21 +158,21 @@ impl Product {
         })
     }
 
-    /// Returns the process ids: of the one that reads the log, and of its controller.
+    /// Returns the ids of all processes; the controller's is the last.
     pub(super) fn pids(&self) -> anyhow::Result<Vec<u32>> {
         let pid = |process: &Process| process.child.id().context("gpuwarden has ended");
         self.processes.iter().map(pid).collect()
     }
 
-    /// Kills it, and waits until it is gone.
+    /// Kills all processes, and waits for their end.
     pub(super) async fn stop(mut self) -> anyhow::Result<()> {
         for process in &mut self.processes {
-            process.child.kill().await.context("end gpuwarden")?;
+            process.child.kill().await.context("kill gpuwarden")?;
         }
-        self.home.close().context("remove its directory")
+        self.home.close().context("remove the directory")
     }
 
-    /// Adds the end of its log to an error.
+    /// Adds the end of the logs to an error.
     pub(super) fn blame(&self, error: &anyhow::Error) -> anyhow::Error {
         let tails = self.processes.iter().map(|process| tail(&process.data));
         let tails = tails.collect::<Vec<String>>().join("\n");
@@ -188,7 +180,7 @@ impl Product {
     }
 }
 
-/// Returns the flags with which a process acts in the cluster that `args` name.
+/// Returns the flags of a process that acts in the cluster that `args` name.
 fn acts(args: &BenchArgs) -> anyhow::Result<Vec<OsString>> {
     let kubeconfig = args.kubeconfig.as_ref().context("no cluster is named")?;
     let mut flags: Vec<OsString> = ["--quarantine", "--circuit-breaker", "false"]
@@ -231,7 +223,7 @@ impl Process {
 
     async fn ready(&mut self) -> anyhow::Result<Endpoint> {
         let began = Instant::now();
-        let mut missing = vec!["it has not said where it listens".to_owned()];
+        let mut missing = vec!["it has not written its endpoint".to_owned()];
         while began.elapsed() < START_LIMIT {
             if let Some(status) = self.child.try_wait()? {
                 bail!("gpuwarden has ended ({status}):\n{}", tail(&self.data));
@@ -239,7 +231,7 @@ impl Process {
             let noted = Endpoint::read(&self.data);
             let noted = noted.filter(|noted| Some(noted.pid) == self.child.id());
             if let Some(endpoint) = noted {
-                let status: StatusView = client(&endpoint)?.get("/api/v1/status").await?;
+                let status = client(&endpoint)?.status().await?;
                 if status.ready {
                     return Ok(endpoint);
                 }

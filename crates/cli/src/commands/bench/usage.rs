@@ -1,30 +1,29 @@
-//! The needs of a process, as the kernel tells them: memory, processor time, threads.
+//! Memory, processor time and threads of a process, from `/proc`.
 
 use std::fs;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 
-/// Ticks a second in which Linux tells processor time, on all its architectures (`USER_HZ`).
+/// Ticks per second of processor times in `/proc`, on all architectures of Linux (`USER_HZ`).
 pub(super) const TICKS: f64 = 100.0;
 
-/// `Usage` is what `/proc/PID/status` says (proc(5)). Memory is in MiB.
+/// Fields of `/proc/PID/status` (proc(5)). Memory is in MiB.
 #[derive(Debug, PartialEq)]
 pub struct Usage {
-    /// The bytes in memory now.
+    /// Resident memory at present.
     pub rss: f64,
-    /// The bytes of these that are not shared with a file.
+    /// Part of the resident memory that is not shared with a file.
     pub own: f64,
-    /// The most so far.
+    /// Largest resident memory so far.
     pub peak: f64,
-    /// The number of its threads.
     pub threads: f64,
 }
 
 // === impl Usage ===
 
 impl Usage {
-    /// Reads it of a process.
+    /// Reads the fields of a process.
     pub fn read(pid: u32) -> anyhow::Result<Self> {
         let path = format!("/proc/{pid}/status");
         let text = fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
@@ -52,7 +51,7 @@ pub fn processor_time(pid: u32) -> anyhow::Result<Duration> {
     Ok(Duration::from_secs_f64(f64::from(ticks) / TICKS))
 }
 
-/// Returns the same in ticks.
+/// Returns the processor time of a process so far, in ticks.
 pub(super) fn ticks(pid: u32) -> anyhow::Result<u64> {
     let path = format!("/proc/{pid}/stat");
     let text = fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
@@ -61,8 +60,8 @@ pub(super) fn ticks(pid: u32) -> anyhow::Result<u64> {
     Ok(ticks.unwrap_or_default())
 }
 
-/// Returns user and system time. The name in parentheses may hold anything, so fields are counted
-/// behind it.
+/// Returns the sum of user and system time. Fields are counted from the last parenthesis, since the
+/// process name in parentheses may contain anything.
 fn parse_ticks(stat: &str) -> Option<u64> {
     let (_, fields) = stat.rsplit_once(')')?;
     let mut times = fields.split_whitespace().skip(11);

@@ -1,4 +1,4 @@
-//! Other events of the same node, as its monitors send them while a fault comes in.
+//! Load of other events of the same node, as its monitors send them during a fault.
 
 use std::time::{Duration, Instant};
 
@@ -11,14 +11,14 @@ use tonic::transport::Channel;
 
 use super::{event, send};
 
-/// Time from one event to the next: 200 a second.
+/// Time from one event to the next: 200 per second.
 const EVERY: Duration = Duration::from_millis(5);
-/// Events that wait for their answer; when there are as many, the next one waits too.
+/// Most events without an answer; further events wait.
 const UNANSWERED: usize = 64;
-/// GPUs that the events name in turns; each is one open fault, which takes no node out.
+/// Number of GPUs in the events. Each GPU has one open fault, which does not quarantine the node.
 const GPUS: u32 = 16;
 
-/// A `Load` sends events until it is stopped.
+/// Sends events until [`Load::stop`].
 pub(super) struct Load {
     began: Instant,
     cancel: CancellationToken,
@@ -28,7 +28,7 @@ pub(super) struct Load {
 // === impl Load ===
 
 impl Load {
-    /// Begins to send events of `node`.
+    /// Starts sending events of `node`.
     pub(super) fn start(
         connector: PlatformConnectorClient<Channel>,
         node: &str,
@@ -42,7 +42,7 @@ impl Load {
         })
     }
 
-    /// Ends it; returns how many events a second were taken. An error where one was refused.
+    /// Stops, and returns the accepted events per second, or an error if one was rejected.
     pub(super) async fn stop(self) -> anyhow::Result<f64> {
         self.cancel.cancel();
         let taken = self.sending.await??;
@@ -50,13 +50,13 @@ impl Load {
     }
 }
 
-/// Sends until `cancel`; returns how many events were taken.
+/// Sends until `cancel`. Returns the number of accepted events.
 async fn keep_sending(
     connector: PlatformConnectorClient<Channel>,
     events: Vec<HealthEvent>,
     cancel: CancellationToken,
 ) -> anyhow::Result<u32> {
-    // A turn that was missed is made up for, so that the rate holds.
+    // The interval makes up for missed ticks, so that the rate is constant.
     let mut turns = tokio::time::interval(EVERY);
     let mut unanswered = JoinSet::new();
     let mut taken = 0;
@@ -80,7 +80,7 @@ async fn keep_sending(
     Ok(taken)
 }
 
-/// Returns faults of applications, one for each GPU.
+/// Returns application faults, one for each GPU.
 fn events(node: &str) -> anyhow::Result<Vec<HealthEvent>> {
     let line = |gpu| {
         format!(

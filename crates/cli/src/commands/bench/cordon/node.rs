@@ -1,4 +1,4 @@
-//! A node object of the benchmark's own, and a watch on it.
+//! The node object of the benchmark, and a watch on it.
 
 use std::path::Path;
 use std::pin::pin;
@@ -19,12 +19,12 @@ use crate::args::BenchArgs;
 
 /// Path of the nodes in the API.
 const NODES: &str = "/api/v1/nodes";
-/// Longest time until the watch shows a change.
+/// Longest wait for a change.
 const LIMIT: Duration = Duration::from_secs(15);
-/// The API server ends a watch after so many seconds; it is then started anew.
+/// Seconds after which the API server ends a watch, which is then started again.
 const WATCH_SECONDS: u32 = 290;
 
-/// A `TestNode` exists for this benchmark only. [`TestNode::delete`] deletes it.
+/// Node object of a benchmark, to be deleted by [`TestNode::delete`].
 pub(in crate::commands::bench) struct TestNode {
     client: Client,
     name: String,
@@ -32,19 +32,20 @@ pub(in crate::commands::bench) struct TestNode {
     watching: JoinHandle<()>,
 }
 
-/// `Seen` is what the watch shows.
+/// State of the node in the watch.
 #[derive(Clone, Debug)]
 struct Seen {
     unschedulable: bool,
+    /// Time of the last change of `unschedulable`.
     at: Instant,
-    /// The reason why the watch has ended, if it has.
+    /// Error that ended the watch.
     ended: Option<String>,
 }
 
 // === impl TestNode ===
 
 impl TestNode {
-    /// Makes the node in the cluster that `args` name, and watches it.
+    /// Creates the node in the cluster that `args` name, and watches it.
     pub(in crate::commands::bench) async fn create(args: &BenchArgs) -> anyhow::Result<Self> {
         let client = client_of(args).await?;
         let since = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
@@ -69,14 +70,14 @@ impl TestNode {
         &self.name
     }
 
-    /// Waits until the watch shows the node so; returns when it did.
+    /// Waits until the watch shows the state. Returns the time of the change.
     pub(super) async fn wait(&mut self, unschedulable: bool) -> anyhow::Result<Instant> {
         let shown = |seen: &Seen| seen.ended.is_some() || seen.unschedulable == unschedulable;
         let seen = tokio::time::timeout(LIMIT, self.seen.wait_for(shown)).await;
         let wanted = if unschedulable {
             "cordoned"
         } else {
-            "given back"
+            "returned"
         };
         let Ok(seen) = seen else {
             bail!("the node was not {wanted} within {} s", LIMIT.as_secs());
@@ -88,8 +89,8 @@ impl TestNode {
         }
     }
 
-    /// Cordons the node as `kubectl cordon` does, and takes it back; returns how long it took until
-    /// the watch showed the first (ms).
+    /// Cordons the node like `kubectl cordon`, and uncordons it. Returns the time until the watch
+    /// showed the cordon (ms).
     pub(super) async fn bare_round(&mut self) -> anyhow::Result<f64> {
         let began = Instant::now();
         self.patch(true).await?;
@@ -108,7 +109,7 @@ impl TestNode {
         answer.map(drop).context("cordon the node")
     }
 
-    /// Makes the node anew: one that comes back again within the hour would wait for it.
+    /// Creates the node anew: a node that returns twice within an hour waits before it returns.
     pub(super) async fn renew(&self) -> anyhow::Result<()> {
         let request = Request::new(NODES).delete(&self.name, &DeleteParams::default())?;
         let answer = self.client.request::<Value>(request).await;
@@ -116,13 +117,13 @@ impl TestNode {
         make(&self.client, &self.name).await.map(drop)
     }
 
-    /// Makes the next call on a new connection, as the product's first one is.
+    /// Opens a new connection for the next call, like the first call of a started product.
     pub(super) async fn connect_anew(&mut self, args: &BenchArgs) -> anyhow::Result<()> {
         self.client = client_of(args).await?;
         Ok(())
     }
 
-    /// Ends the watch and deletes the node.
+    /// Stops the watch and deletes the node.
     pub(in crate::commands::bench) async fn delete(self) -> anyhow::Result<()> {
         self.watching.abort();
         let request = Request::new(NODES).delete(&self.name, &DeleteParams::default())?;
@@ -137,10 +138,10 @@ async fn make(client: &Client, name: &str) -> anyhow::Result<Value> {
     let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}});
     let request = Request::new(NODES).create(&PostParams::default(), serde_json::to_vec(&node)?)?;
     let made = client.request(request).await;
-    made.with_context(|| format!("make the node {name}"))
+    made.with_context(|| format!("create the node {name}"))
 }
 
-/// Returns a client of the cluster that a kubeconfig names, by its current context or another.
+/// Creates a client of the cluster that a kubeconfig names, in its current context or another.
 pub async fn client(kubeconfig: &Path, context: Option<&str>) -> anyhow::Result<Client> {
     let options = KubeConfigOptions {
         context: context.map(str::to_owned),
@@ -157,7 +158,7 @@ async fn client_of(args: &BenchArgs) -> anyhow::Result<Client> {
     client(path, args.context.as_deref()).await
 }
 
-/// Tells what the watch shows until nobody listens, or it fails.
+/// Follows the node until the watch fails.
 async fn keep_watching(
     client: Client,
     name: String,
@@ -200,7 +201,7 @@ async fn watch_once(
                 }
             }
             WatchEvent::Bookmark(bookmark) => *version = bookmark.metadata.resource_version,
-            // It is made anew between two rounds.
+            // The node is created anew between two rounds.
             WatchEvent::Deleted(_) => {}
             WatchEvent::Error(status) => bail!("{}", status.message),
         }

@@ -1,4 +1,4 @@
-//! The parts of a cordon, from the story that `explain` tells of the node.
+//! The parts of a cordon, from the node's story that `explain` shows.
 
 use std::time::{Duration, Instant};
 
@@ -10,19 +10,19 @@ use model::journal::EntryKind;
 use super::millis;
 use crate::client::Client;
 
-/// Longest time until the story is complete: the journal is written beside the work.
+/// Longest wait for a complete story: the journal is written asynchronously.
 const LIMIT: Duration = Duration::from_secs(5);
-/// Pause before it is asked for again.
+/// Pause before the story is requested again.
 const ASK_AGAIN: Duration = Duration::from_millis(10);
 
-/// `Parts` are the parts of a cordon, in their order (ms).
+/// Parts of a cordon, in their order (ms).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Parts {
-    /// From the line's writing until its event was received.
+    /// From the writing of the line until its event was received.
     pub(super) line_to_event: f64,
-    /// From then until the event was on disk, taken in and decided about, and the call was begun.
+    /// From then until the event was stored and decided about, and the call was started.
     pub(super) event_to_call: f64,
-    /// From then until the API server's answer was taken in.
+    /// From then until the API server's answer was processed.
     pub(super) call_to_answer: f64,
 }
 
@@ -35,13 +35,13 @@ pub(super) async fn read(client: &Client, node: &str, written: Timestamp) -> any
             return Ok(parts);
         }
         if began.elapsed() > LIMIT {
-            bail!("the story of {node} does not tell of the cordon that was just seen");
+            bail!("the story of {node} lacks the cordon that the watch has just shown");
         }
         tokio::time::sleep(ASK_AGAIN).await;
     }
 }
 
-/// Returns the parts of the first decision after `written`; `None` before its answer is told.
+/// Returns the parts of the first decision after `written`; `None` while its answer is missing.
 fn parts(entries: &[TimelineEntry], written: Timestamp) -> Option<Parts> {
     let first = |kind, from| {
         let kind = TimelineKind::Journal(kind);
