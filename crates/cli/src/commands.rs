@@ -23,7 +23,7 @@ mod release;
 mod replay;
 mod simulate;
 mod status;
-mod store;
+pub(crate) mod store;
 mod veto;
 mod why_not;
 
@@ -34,9 +34,9 @@ use cluster::Cluster;
 use jiff::SignedDuration;
 use model::node::{NodeChange, NodeView};
 
-use crate::args::{Command, ConnectArgs};
+use crate::args::{ClusterArgs, Command, ConnectArgs};
 use crate::given::Given;
-use crate::settings::{ClientSettings, connect_options};
+use crate::settings::{ClientSettings, SettingsError, connect_options};
 use crate::{EXIT_FAILED, EXIT_OK, output};
 
 /// Most attempts to write an annotation on a node that changes meanwhile.
@@ -84,8 +84,14 @@ pub(crate) async fn execute(command: Command, given: &Given) -> anyhow::Result<u
     }
 }
 
+/// Reads the keys of the configuration file, if one is named.
+fn file(args: &ClusterArgs) -> Result<ClientSettings, SettingsError> {
+    ClientSettings::read(args.config.as_deref())
+}
+
 /// Connects to the cluster that the flags name, else to that of the configuration file.
-async fn connect(args: &ConnectArgs, file: ClientSettings) -> anyhow::Result<Cluster> {
+async fn connect(args: &ClusterArgs, file: ClientSettings) -> anyhow::Result<Cluster> {
+    let args = &args.connect;
     let options = connect_options(ConnectArgs {
         kubeconfig: args.kubeconfig.clone().or(file.kubeconfig),
         context: args.context.clone().or(file.context),

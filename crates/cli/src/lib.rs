@@ -1,10 +1,10 @@
-//! The command line: arguments, the client commands, and how results are written.
+//! The command line: arguments and settings, the client commands, and their output.
 //!
-//! `run`, `agent` and `controller` are only read here ([`RunSettings`] and its like); the
-//! binary wires them up. All other commands
-//! are carried out here, as clients of a running gpuwarden or on their own.
+//! For the roles (`run`, `agent`, `controller` and others) this crate only reads the settings; the
+//! binary runs them. All other commands run here, as clients of a running gpuwarden or alone.
 
-#![allow(missing_docs)] // Nothing outside of this workspace uses the crate; `gpuwarden --help` documents the flags.
+// Only this workspace uses the crate, and names of fields say enough.
+#![allow(missing_docs)]
 
 mod args;
 mod client;
@@ -41,45 +41,43 @@ pub mod bench {
     };
 }
 
-/// All is well.
+/// Exit code: healthy, or done.
 pub const EXIT_OK: u8 = 0;
-/// The command worked, and what it looked at is unhealthy.
+/// Exit code: the command worked, and something is unhealthy, or differs.
 pub const EXIT_UNHEALTHY: u8 = 1;
-/// The command did not work: usage, configuration, or nothing to talk to.
+/// Exit code: wrong usage or configuration, or no answer.
 pub const EXIT_FAILED: u8 = 2;
 
-/// A controller led and does not any more: it is to be started again, to stand by.
+/// Returns the exit code of a command that has found something healthy, or not.
+fn exit_code(healthy: bool) -> u8 {
+    if healthy { EXIT_OK } else { EXIT_UNHEALTHY }
+}
+
+/// Exit code: a controller has lost the lead, and has to be restarted to stand by.
 pub const EXIT_DEPOSED: u8 = 3;
 
-/// `Parsed` is the result of reading the arguments.
+/// Command of this process, with its settings.
 pub enum Parsed {
-    /// Run the product.
     Run(Box<RunSettings>),
-    /// Run a node's side.
     Agent(Box<AgentSettings>),
-    /// Run a cluster's side.
     Controller(Box<ControllerSettings>),
-    /// Put preflight checks into pods.
     Webhook(Box<WebhookSettings>),
-    /// Act on nodes for a janitor.
     JanitorProvider(Box<JanitorProviderSettings>),
-    /// Ask the driver of the GPUs for the gpuwarden that started this process.
+    /// Child process of a gpuwarden that watches GPUs.
     GpuProbe(ProbeSettings),
-    /// Call the libraries of the GPUs for the check that started this process.
+    /// Child process of a check.
     CheckWorker,
-    /// Carry out a client command.
     Client(Box<Client>),
-    /// Nothing more: help was shown, or the arguments are wrong. The exit code.
+    /// Help was printed, or the arguments are invalid; the process ends with this code.
     Done(ExitCode),
 }
 
-/// A `Client` is a client command, with the flags that it was given.
 pub struct Client {
     command: Command,
     given: Given,
 }
 
-/// Reads the process's arguments and environment. Writes help and errors itself.
+/// Parses the arguments and environment of the process. Prints help and errors itself.
 pub fn parse() -> Parsed {
     let (cli, given) = match read_arguments() {
         Ok(read) => read,
@@ -89,7 +87,7 @@ pub fn parse() -> Parsed {
             } else {
                 EXIT_OK
             };
-            // It fails only where nobody reads.
+            // A closed standard error is no reason to fail.
             drop(error.print());
             return Parsed::Done(ExitCode::from(code));
         }
@@ -116,7 +114,7 @@ pub fn parse() -> Parsed {
     })
 }
 
-/// Reads the arguments of the process; its empty environment variables count as not set.
+/// Parses the arguments of the process. Empty environment variables count as not set.
 fn read_arguments() -> Result<(Cli, Given), clap::Error> {
     let mut command = args::without_empty(Cli::command(), args::is_empty);
     let mut matches = command.try_get_matches_from_mut(std::env::args_os())?;
@@ -126,7 +124,7 @@ fn read_arguments() -> Result<(Cli, Given), clap::Error> {
     Ok((cli, given))
 }
 
-/// Carries out a client command.
+/// Runs a client command.
 pub async fn execute(client: Client) -> ExitCode {
     let code = match commands::execute(client.command, &client.given).await {
         Ok(code) => code,
@@ -139,8 +137,7 @@ pub async fn execute(client: Client) -> ExitCode {
     ExitCode::from(code)
 }
 
-/// Ends the log of `run` and its like, with the error that they ended with; gives the exit
-/// code.
+/// Ends the log of a role, with its last error if it has one. Returns the exit code.
 pub fn report(ended: anyhow::Result<ExitCode>) -> ExitCode {
     match ended {
         Ok(code) => {

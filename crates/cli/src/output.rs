@@ -1,4 +1,4 @@
-//! Writes results and errors, for people or as JSON and YAML.
+//! Writes results and errors, as text for people or as JSON and YAML.
 
 use std::io::{self, IsTerminal as _, Write};
 
@@ -9,7 +9,7 @@ pub(crate) use runtime::logging::plain;
 
 use crate::args::Format;
 
-/// Writes `value` as JSON or YAML. Returns `false` where the format is for people.
+/// Writes `value` as JSON or YAML. Returns false if the format is text.
 pub(crate) fn structured<T: Serialize>(format: Format, value: &T) -> anyhow::Result<bool> {
     let text = match format {
         Format::Text | Format::Wide => return Ok(false),
@@ -40,7 +40,7 @@ pub(crate) fn part(text: &str) -> io::Result<()> {
     io::stdout().lock().write_all(text.as_bytes())
 }
 
-/// A `List` is a list in JSON or YAML that is written one item at a time.
+/// A list in JSON or YAML, written one item at a time.
 #[derive(Default)]
 pub(crate) struct List {
     written: u64,
@@ -49,12 +49,11 @@ pub(crate) struct List {
 // === impl List ===
 
 impl List {
-    /// Writes one item.
     pub(crate) fn item(&mut self, format: Format, item: &impl Serialize) -> anyhow::Result<()> {
         if format == Format::Yaml {
             structured(format, &[item])?;
         } else {
-            // The comma stands before the next one: nobody knows which is the last.
+            // A comma precedes each further item, since the last one is not known in advance.
             let begin = if self.written == 0 { "[" } else { "," };
             part(&format!("{begin}\n  {}", serde_json::to_string(item)?))?;
         }
@@ -75,7 +74,7 @@ impl List {
 /// Writes a warning to standard error.
 pub(crate) fn warning(text: &str) {
     let head = paint("warning", Colour::Yellow, io::stderr().is_terminal());
-    // It fails only where nobody reads.
+    // A closed standard error is no reason to fail.
     drop(writeln!(io::stderr().lock(), "{head}: {}", plain(text)));
 }
 
@@ -98,13 +97,13 @@ pub(crate) fn table(heads: &[&str], rows: &[Vec<String>]) -> io::Result<()> {
     Ok(())
 }
 
-/// Writes an error with its causes, and nothing else: it goes to standard error.
+/// Writes an error with its causes to standard error.
 pub(crate) fn error(error: &anyhow::Error) {
-    // It fails only where nobody reads.
+    // A closed standard error is no reason to fail.
     drop(writeln!(io::stderr().lock(), "{}", error_text(error)));
 }
 
-/// Returns an error with its causes, one a line.
+/// Returns an error with its causes, one per line.
 pub(crate) fn error_text(error: &anyhow::Error) -> String {
     let mut text = format!(
         "{}: {error}",
@@ -116,14 +115,14 @@ pub(crate) fn error_text(error: &anyhow::Error) -> String {
     text
 }
 
-/// Returns the causes of an error. Those of others repeat their own in what they say themselves.
+/// Returns the causes of an error, without those that the text of the error above repeats.
 fn causes(error: &anyhow::Error) -> Vec<String> {
     let mut causes: Vec<String> = error.chain().skip(1).map(ToString::to_string).collect();
     causes.dedup_by(|later, earlier| earlier.contains(later.as_str()));
     causes
 }
 
-/// Returns whether an error only says that the reader of our output has gone.
+/// Returns true if the reader of the output, such as `head`, has closed the pipe.
 pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error
         .chain()
@@ -131,29 +130,48 @@ pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
         .any(|cause| cause.kind() == io::ErrorKind::BrokenPipe)
 }
 
-/// Keeps what a command found where it could not be told: a reader that has gone, as `head` does,
-/// changes nothing about it.
-pub(crate) fn even_if_unread<T>(told: anyhow::Result<T>, found: T) -> anyhow::Result<T> {
-    match told {
-        Err(error) if is_broken_pipe(&error) => Ok(found),
-        told => told,
+/// Ignores a broken pipe, which does not change the exit code.
+pub(crate) fn even_if_unread(written: anyhow::Result<()>) -> anyhow::Result<()> {
+    match written {
+        Err(error) if is_broken_pipe(&error) => Ok(()),
+        written => written,
     }
 }
 
-/// Returns text of several lines that came from outside: the first as it stands, each further one
-/// on a line of its own, behind `indent` spaces.
+/// Writes one document of an endless stream as JSON, on one line, or YAML. Returns false if the
+/// format is text.
+pub(crate) fn document<T: Serialize>(format: Format, value: &T) -> anyhow::Result<bool> {
+    match format {
+        Format::Text | Format::Wide => return Ok(false),
+        Format::Json => line(&serde_json::to_string(value)?)?,
+        Format::Yaml => {
+            line("---")?;
+            structured(format, value)?;
+        }
+    }
+    Ok(true)
+}
+
+/// Returns a count with its noun, which gets an `s` unless the count is 1.
+pub(crate) fn plural(count: u64, noun: &str) -> String {
+    let s = if count == 1 { "" } else { "s" };
+    format!("{count} {noun}{s}")
+}
+
+/// Returns text of several lines from outside, without control characters. Each line after the first
+/// has `indent` spaces before it.
 pub(crate) fn indented(text: &str, indent: usize) -> String {
     let gap = format!("\n{:indent$}", "");
     let lines: Vec<String> = text.trim_end().lines().map(plain).collect();
     lines.join(&gap)
 }
 
-/// Writes how long ago something was, in its largest unit: `42s`, `7m`, `3h`, `12d`.
+/// Returns the time since `at` in its largest unit: `42s`, `7m`, `3h`, `12d`.
 pub(crate) fn ago(at: Timestamp, now: Timestamp) -> String {
     span(now.duration_since(at))
 }
 
-/// Writes a duration in its largest unit.
+/// Returns a duration in its largest unit.
 pub(crate) fn span(duration: SignedDuration) -> String {
     let seconds = duration.as_secs().max(0);
     match seconds {
@@ -169,20 +187,16 @@ pub(crate) fn time(at: Timestamp) -> String {
     at.strftime("%Y-%m-%d %H:%M:%S%.3f").to_string()
 }
 
-/// A `Colour` marks a word on the terminal.
+/// Colour of a word on the terminal.
 #[derive(Clone, Copy)]
 pub(crate) enum Colour {
-    /// Bad.
     Red,
-    /// In between.
     Yellow,
-    /// Good.
     Green,
-    /// By the way.
     Grey,
 }
 
-/// Colours a word for standard output, where that is a terminal.
+/// Colours a word if standard output is a terminal.
 pub(crate) fn colour(text: &str, colour: Colour) -> String {
     let on = io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
     paint(text, colour, on)

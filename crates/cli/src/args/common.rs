@@ -5,9 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
-use crate::settings::{ClientSettings, SettingsError};
-
-/// A running gpuwarden.
+/// Address of a running gpuwarden.
 #[derive(Args, Debug, Default, Clone)]
 pub struct ServerArgs {
     /// Configuration file of the running gpuwarden; only its keys `server`, `data-dir`, `socket`
@@ -47,20 +45,20 @@ pub struct ClusterArgs {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Format {
-    /// For people.
+    /// Text for people to read.
     #[default]
     Text,
-    /// For people, with more columns.
+    /// Text for people, with more columns.
     Wide,
-    /// JSON.
+    /// JSON for programs to read.
     Json,
-    /// YAML.
+    /// YAML for programs to read.
     Yaml,
 }
 
 #[derive(Args, Debug, Default, Clone, Copy)]
 pub struct OutputArgs {
-    /// Output format.
+    /// Format of the output.
     #[arg(short, long, value_enum, default_value_t = Format::Text)]
     pub output: Format,
 }
@@ -79,15 +77,6 @@ pub struct LogArgs {
     /// Format of log lines [default: text].
     #[arg(long, env = "GPUWARDEN_LOG_FORMAT", value_name = "text|json")]
     pub log_format: Option<String>,
-}
-
-// === impl ClusterArgs ===
-
-impl ClusterArgs {
-    /// Reads the keys of the configuration file, if one is named.
-    pub(crate) fn file(&self) -> Result<ClientSettings, SettingsError> {
-        ClientSettings::read(self.config.as_deref())
-    }
 }
 
 /// Parses the value of a flag for an address to listen on.

@@ -1,4 +1,4 @@
-//! `gpuwarden catalog`: what a code means, and what an operator's file changes about it.
+//! `gpuwarden catalog`: the meaning of fault codes, and the changes of an operator's file.
 
 use std::path::{Path, PathBuf};
 
@@ -12,7 +12,7 @@ use crate::args::{CatalogArgs, CatalogCommand, CatalogDiffArgs, CatalogKind, For
 use crate::output::{self, say};
 use crate::{EXIT_FAILED, EXIT_OK};
 
-/// A `CatalogRow` is a row of the catalogue, of any kind; what a kind does not have is left out.
+/// Row of any kind; fields that its kind lacks are left out.
 #[derive(Default, Serialize)]
 struct CatalogRow<'a> {
     kind: &'static str,
@@ -20,7 +20,7 @@ struct CatalogRow<'a> {
     code: Option<u32>,
     #[serde(skip_serializing_if = "str::is_empty")]
     mnemonic: &'a str,
-    /// The name of the row among those of its kind, in the table for people.
+    /// Name of the row within its kind, for the text table.
     #[serde(skip)]
     title: String,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -69,7 +69,7 @@ pub(super) fn execute(args: &CatalogArgs) -> anyhow::Result<u8> {
         return Ok(EXIT_FAILED);
     }
     let structured = match rows.as_slice() {
-        // One object where there can be only one.
+        // A single object for kinds with one row per code.
         [row] if kind != CatalogKind::Nvlink5 => output::structured(args.output.output, row)?,
         rows => output::structured(args.output.output, &rows)?,
     };
@@ -82,7 +82,7 @@ pub(super) fn execute(args: &CatalogArgs) -> anyhow::Result<u8> {
     Ok(EXIT_OK)
 }
 
-/// Reads the built-in catalogue with the changes of these files, the last having the last word.
+/// Returns the built-in catalogue with the changes of these files; a later file has precedence.
 pub fn load(files: &[PathBuf]) -> anyhow::Result<Catalog> {
     let mut catalog = Catalog::builtin().clone();
     for file in files {
@@ -127,7 +127,6 @@ fn diff(args: &CatalogDiffArgs) -> anyhow::Result<u8> {
     Ok(EXIT_OK)
 }
 
-/// Returns the rows of a kind.
 fn rows(kind: CatalogKind) -> Vec<CatalogRow<'static>> {
     let catalog = Catalog::builtin();
     match kind {
@@ -139,7 +138,7 @@ fn rows(kind: CatalogKind) -> Vec<CatalogRow<'static>> {
     }
 }
 
-/// Returns the rows of a code. A code of DCGM has names beside its number, a NIC pattern only one.
+/// Returns the rows of a code. A code of DCGM has a number and names, a NIC pattern only a name.
 fn rows_of(kind: CatalogKind, code: &str) -> anyhow::Result<Vec<CatalogRow<'static>>> {
     let number = code.parse::<u32>().ok();
     let has_names = matches!(kind, CatalogKind::Dcgm | CatalogKind::Nic);
@@ -160,17 +159,16 @@ fn rows_of(kind: CatalogKind, code: &str) -> anyhow::Result<Vec<CatalogRow<'stat
 fn unknown(kind: CatalogKind, code: &str) -> String {
     match kind {
         CatalogKind::Xid => format!(
-            "XID {code} is not in the catalogue. Its lines are events with action UNKNOWN: shown and \
-             kept, and they take no node out."
+            "XID {code} is not in the catalogue. Its events have the action UNKNOWN: they are stored and \
+             shown, and take no node out of service."
         ),
         CatalogKind::Sxid => format!(
-            "SXid {code} is not in the catalogue. Its lines are events as grave as the driver calls \
-             them."
+            "SXid {code} is not in the catalogue. Its events have the severity that the driver prints."
         ),
-        CatalogKind::Nvlink5 => format!("there are no rows for the words of XID {code}"),
+        CatalogKind::Nvlink5 => format!("there are no NVLink 5 rows for XID {code}"),
         CatalogKind::Dcgm => format!(
-            "{code} is no code of DCGM that is in the catalogue. Its events have the action UNKNOWN: \
-             shown and kept, and they take no node out."
+            "DCGM code {code} is not in the catalogue. Its events have the action UNKNOWN: they are stored \
+             and shown, and take no node out of service."
         ),
         CatalogKind::Nic => format!("there is no NIC pattern '{code}'"),
     }
@@ -207,11 +205,13 @@ fn list(kind: Option<CatalogKind>, format: Format) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn what_it_is(action: RecommendedAction) -> &'static str {
+fn described(action: RecommendedAction) -> &'static str {
     match action {
-        RecommendedAction::None => "nothing needs to be done to the machine",
+        RecommendedAction::None => "no action is needed",
         RecommendedAction::ComponentReset => "reset the GPU",
-        RecommendedAction::ContactSupport => "a person has to look, with the vendor's support",
+        RecommendedAction::ContactSupport => {
+            "a person has to investigate, with the vendor's support"
+        }
         RecommendedAction::RunFielddiag => "run the vendor's field diagnostics",
         RecommendedAction::RestartVm => "restart the virtual machine",
         RecommendedAction::RestartBm => "restart the machine",
@@ -250,7 +250,7 @@ impl<'a> CatalogRow<'a> {
             name: Some(&row.name),
             meaning: &row.meaning,
             class: Some(row.class.as_str()),
-            // Where the line has no word of its own, only the gravest class is fatal.
+            // The line's own word decides; without one, only the class "always fatal" is fatal.
             fatal: None,
             recommended_action: match row.class {
                 SxidClass::NonFatal => RecommendedAction::None.as_str_name(),
@@ -364,10 +364,10 @@ impl<'a> CatalogRow<'a> {
         }
         let action = RecommendedAction::from_str_name(self.recommended_action);
         if let Some(action) = action.filter(|_| self.kind != "sxid") {
-            let what = what_it_is(action);
+            let what = described(action);
             line("action", &format!("{}: {what}", action.as_str_name()))?;
         }
-        line("gpuwarden", self.what_we_do())?;
+        line("gpuwarden", self.effect())?;
         if !self.note.is_empty() {
             line("note", self.note)?;
         }
@@ -376,24 +376,25 @@ impl<'a> CatalogRow<'a> {
         Ok(())
     }
 
-    fn what_we_do(&self) -> &'static str {
+    /// Returns what gpuwarden does about an event of the row.
+    fn effect(&self) -> &'static str {
         match (self.kind, self.code, self.fatal) {
             ("xid", Some(154), _) => {
-                "follows what the line itself says: a reset or reboot makes it fatal, None ends the fault"
+                "follows the action in the line: a reset or reboot is fatal, None ends the fault"
             }
             ("xid", Some(144..=150), _) => {
                 "follows the words of the line, see gpuwarden catalog nvlink5; this row is for a line \
                  without them"
             }
             ("sxid", ..) => {
-                "follows the word of the line: Fatal asks for CONTACT_SUPPORT, Non-fatal for nothing; \
+                "follows the word of the line: Fatal recommends CONTACT_SUPPORT, Non-fatal no action; \
                  without a word only 'always fatal' is fatal"
             }
             ("nic", ..) if self.looked_for.as_deref() == Some("no") => {
-                "does not look for these lines unless a catalogue file says so"
+                "ignores these lines unless a catalogue file enables them"
             }
             ("nic", ..) if self.looked_for.as_deref() != Some("yes") => {
-                "stores and shows the event; it opens no fault unless a catalogue file says so"
+                "stores and shows the event; it opens no fault unless a catalogue file enables it"
             }
             ("dcgm", ..) if self.name == Some("GPU_TEMP_HW_SLOWDOWN_VIOLATION") => {
                 "stores the event; it opens no fault"

@@ -1,4 +1,4 @@
-//! `gpuwarden check`: a question with a yes or a no, for scripts.
+//! `gpuwarden check`: checks for scripts, which read the exit code.
 
 use std::ffi::OsString;
 use std::time::Duration;
@@ -14,17 +14,16 @@ use runtime::logging::{self, LogFormat};
 use serde::Serialize;
 
 use crate::args::{Check, DeviceApiArgs, OutputArgs};
-use crate::client;
 use crate::output::{self, say};
-use crate::{EXIT_OK, EXIT_UNHEALTHY};
+use crate::{client, exit_code};
 
-/// A gpuwarden that does not answer by then is away: a job waits for the answer.
+/// Longest wait for gpuwarden, since a job waits for the result.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The log of a check where nothing else is set.
+/// Default log filter of a check.
 const LOG: &str = "info";
 
-/// A `NodeView` is the answer for JSON and YAML.
+/// Result of `check node` for JSON and YAML.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct NodeView {
@@ -32,7 +31,7 @@ struct NodeView {
     gpus: usize,
     bad: Vec<String>,
     unknown: Vec<String>,
-    /// The reason why it is not known.
+    /// Reason for an unknown state.
     blind: Option<String>,
 }
 
@@ -50,7 +49,7 @@ pub(super) async fn execute(what: Check) -> anyhow::Result<u8> {
     }
 }
 
-/// Runs a check of the GPUs of this container. The log of what it does goes to standard error.
+/// Runs a check of the GPUs of this container, which logs to standard error.
 async fn preflight(check: checks::Check) -> anyhow::Result<u8> {
     let environment = Environment::of_process();
     let filter = environment.first(&["GPUWARDEN_LOG"]);
@@ -65,7 +64,7 @@ async fn preflight(check: checks::Check) -> anyhow::Result<u8> {
     Ok(code)
 }
 
-/// Runs a check of somebody else.
+/// Runs a third-party check.
 async fn verify(timeout: u64, mut command: Vec<OsString>) -> anyhow::Result<u8> {
     let settings = VerifySettings {
         arguments: command.split_off(1),
@@ -99,23 +98,23 @@ async fn node(strict: bool, api: DeviceApiArgs, output: OutputArgs) -> anyhow::R
     if !output::structured(output.output, &view)? {
         text(&view)?;
     }
-    Ok(if fit { EXIT_OK } else { EXIT_UNHEALTHY })
+    Ok(exit_code(fit))
 }
 
 async fn fitness(api: &DeviceApiArgs) -> anyhow::Result<Fitness> {
     let mut api = GpuServiceClient::new(client::device_api(api).await?);
     let listed = api.list_gpus(ListGpusRequest {}).await;
-    let listed = listed.context("gpuwarden does not say which GPUs there are")?;
+    let listed = listed.context("gpuwarden does not list its GPUs")?;
     Ok(Fitness::of(&listed.into_inner()))
 }
 
-/// Returns why it is not known how all GPUs do.
+/// Returns the reason why the state of a GPU is unknown, if there is one.
 fn blind(fitness: &Fitness) -> Option<String> {
     if fitness.gpus == 0 {
         return Some("gpuwarden knows no GPUs on this machine".to_owned());
     }
     let unknown = fitness.unknown.join("; ");
-    (!unknown.is_empty()).then(|| format!("it is not known how GPUs do: {unknown}"))
+    (!unknown.is_empty()).then(|| format!("the state of GPUs is unknown: {unknown}"))
 }
 
 fn text(view: &NodeView) -> anyhow::Result<()> {

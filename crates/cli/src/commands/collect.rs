@@ -1,7 +1,8 @@
-//! `gpuwarden collect`: what is to be known of a node before a repair, in one directory and on a server.
+//! `gpuwarden collect`: collects data about a node before a repair, in a directory and on a server.
 //!
-//! Each source costs itself only, and has a bound of time and size. The cheap ones come first, and a file is
-//! uploaded as soon as it is there: a node that is about to go away leaves something behind.
+//! A source that fails does not affect the others, and each has limits of time and size. The cheap
+//! sources come first, and each file is uploaded at once, so that some data of a node that
+//! disappears meanwhile is kept.
 
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -16,9 +17,9 @@ use serde::Serialize;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::{CollectArgs, Format, InRootArgs};
+use crate::exit_code;
 use crate::output::{self, say};
 use crate::settings::node_name;
-use crate::{EXIT_OK, EXIT_UNHEALTHY};
 
 use upload::Uploader;
 
@@ -27,36 +28,44 @@ mod kernel_log;
 mod programs;
 mod upload;
 
-/// Most bytes of all files of the sources together: they lie in the memory or on the disk of a machine that is ill, and
-/// a server keeps those of many.
+/// Most bytes of all files together: they are on the disk or in the memory of a faulty machine, and a
+/// server keeps those of many machines.
 const MAX_TOTAL: u64 = 64 * 1024 * 1024;
-/// Most bytes of what is said about a problem: a program may say anything.
+/// Most characters of the text of a problem, which may quote any output of a program.
 const MAX_PROBLEM: usize = 1_024;
 
-/// The file that says what was collected.
+/// File with the results of all sources.
 const SUMMARY: &str = "summary.json";
+
+/// All sources, in their order.
+const SOURCES: [&str; 5] = [
+    "explain",
+    "events",
+    "kernel-log",
+    "nvidia-smi",
+    "nvidia-bug-report",
+];
 
 /// A collection under way.
 struct Collection<'a> {
     args: &'a CollectArgs,
     node: String,
-    /// The time in the names of files.
+    /// Time for the names of directories and files.
     stamp: String,
-    /// The directory of this collection.
     directory: PathBuf,
-    /// Where programs are looked for.
+    /// Search path for programs, from `PATH`.
     path: OsString,
     uploader: Option<Uploader>,
-    /// Bytes that files may still have.
+    /// Bytes left for further files.
     room: u64,
 }
 
-/// A file that a source has given.
+/// File of a source.
 struct Collected {
     file: String,
-    /// What is missing of it, and why.
+    /// Missing part of the file, and the reason.
     cut: Option<String>,
-    /// What went wrong all the same.
+    /// Error that the source had although it has a file.
     problem: Option<String>,
 }
 
@@ -69,7 +78,7 @@ struct SourceView {
     file: Option<String>,
     bytes: u64,
     seconds: f64,
-    /// What is missing of the file, and why.
+    /// Missing part of the file, and the reason.
     #[serde(skip_serializing_if = "Option::is_none")]
     cut: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -79,7 +88,7 @@ struct SourceView {
     upload_problem: Option<String>,
 }
 
-/// What was collected: the summary, and the result of the command.
+/// Result of the command, which is also the file [`SUMMARY`].
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct SummaryView {
@@ -101,12 +110,12 @@ pub(super) async fn execute(args: &CollectArgs) -> anyhow::Result<u8> {
     };
     let format = args.output.output;
     if !output::structured(format, &summary)? {
-        summary.tell(format)?;
+        summary.write(format)?;
     }
     Ok(summary.exit_code(args.upload.is_some()))
 }
 
-/// Becomes a program of the machine, for a collection in a container.
+/// Runs a program of the machine in this process, for a collection in a container.
 pub(super) fn in_root(args: &InRootArgs) -> anyhow::Result<u8> {
     let failed = host::program::become_below(&args.root, &args.program, &args.arguments);
     Err(failed).with_context(|| {
@@ -118,7 +127,8 @@ pub(super) fn in_root(args: &InRootArgs) -> anyhow::Result<u8> {
 // === impl Collection ===
 
 impl<'a> Collection<'a> {
-    /// Makes the directory; its files are for its owner only, as they tell of all that runs on the machine.
+    /// Creates the directory. Only its owner may read the files, which show everything that runs on the
+    /// machine.
     fn begin(args: &'a CollectArgs) -> anyhow::Result<Self> {
         let node = node_name(args.node_name.clone())?;
         let uploader = args.upload.as_deref().map(Uploader::new).transpose()?;
@@ -129,7 +139,7 @@ impl<'a> Collection<'a> {
         let directory = args.directory.join(format!("{node}-{stamp}"));
         fs::create_dir_all(&args.directory)
             .and_then(|()| builder.create(&directory))
-            .with_context(|| format!("cannot make the directory {}", directory.display()))?;
+            .with_context(|| format!("cannot create the directory {}", directory.display()))?;
         Ok(Self {
             args,
             node,
@@ -141,24 +151,20 @@ impl<'a> Collection<'a> {
         })
     }
 
-    /// Asks one source after the other.
+    /// Collects one source after the other.
     async fn collect(&mut self) -> anyhow::Result<SummaryView> {
         let mut sources = Vec::new();
-        let begun = Instant::now();
-        let found = history::explain(self).await;
-        sources.push(self.take("explain", begun, found).await);
-        let begun = Instant::now();
-        let found = history::events(self).await;
-        sources.push(self.take("events", begun, found).await);
-        let begun = Instant::now();
-        let found = kernel_log::collect(self).await;
-        sources.push(self.take("kernel-log", begun, found).await);
-        let begun = Instant::now();
-        let found = programs::nvidia_smi(self).await;
-        sources.push(self.take("nvidia-smi", begun, found).await);
-        let begun = Instant::now();
-        let found = programs::bug_report(self).await;
-        sources.push(self.take("nvidia-bug-report", begun, found).await);
+        for source in SOURCES {
+            let begun = Instant::now();
+            let found = match source {
+                "explain" => history::explain(self).await,
+                "events" => history::events(self).await,
+                "kernel-log" => kernel_log::collect(self).await,
+                "nvidia-smi" => programs::nvidia_smi(self).await,
+                _ => programs::bug_report(self).await,
+            };
+            sources.push(self.finish(source, begun, found).await);
+        }
         let summary = SummaryView {
             version: env!("CARGO_PKG_VERSION"),
             node: self.node.clone(),
@@ -175,8 +181,8 @@ impl<'a> Collection<'a> {
         Ok(summary)
     }
 
-    /// Notes the result of a source, and uploads its file.
-    async fn take(
+    /// Uploads the file of a source, and returns the source's result.
+    async fn finish(
         &mut self,
         source: &'static str,
         begun: Instant,
@@ -209,7 +215,7 @@ impl<'a> Collection<'a> {
         view
     }
 
-    /// Uploads a file, where files are uploaded; says whether they are.
+    /// Uploads a file. Returns false if there is no server for uploads.
     async fn upload(&self, file: &str) -> anyhow::Result<bool> {
         let Some(uploader) = &self.uploader else {
             return Ok(false);
@@ -220,27 +226,25 @@ impl<'a> Collection<'a> {
         Ok(true)
     }
 
-    /// Returns how many bytes a file may have that has this bound of its own.
+    /// Returns the most bytes of a file, which has a bound of its own.
     fn bound(&self, own: u64) -> anyhow::Result<u64> {
         if self.room == 0 {
-            bail!("the other files have all of the {MAX_TOTAL} bytes that there are");
+            bail!("the other files have used up the {MAX_TOTAL} bytes for all files");
         }
         Ok(own.min(self.room))
     }
 
-    /// Makes a new file.
+    /// Creates a file for its owner only.
     fn create(&self, name: &str) -> std::io::Result<File> {
         let mut options = OpenOptions::new();
         let options = options.write(true).create_new(true).mode(0o600);
         options.open(self.directory.join(name))
     }
 
-    /// Writes a whole file.
     fn write(&self, name: &str, content: &[u8]) -> std::io::Result<()> {
         self.create(name)?.write_all(content)
     }
 
-    /// Removes a file that holds nothing.
     fn remove(&self, name: &str) -> std::io::Result<()> {
         fs::remove_file(self.directory.join(name))
     }
@@ -249,7 +253,6 @@ impl<'a> Collection<'a> {
 // === impl Collected ===
 
 impl Collected {
-    /// Returns a file that is whole.
     fn whole(file: impl Into<String>) -> Self {
         Self {
             file: file.into(),
@@ -262,17 +265,13 @@ impl Collected {
 // === impl SummaryView ===
 
 impl SummaryView {
-    /// Returns whether anything was collected, and is where it was to be.
+    /// Returns the exit code: unhealthy if no file was collected or, with uploads, uploaded.
     fn exit_code(&self, uploads: bool) -> u8 {
         let kept = |one: &SourceView| one.file.is_some() && (one.uploaded || !uploads);
-        if self.sources.iter().any(kept) {
-            EXIT_OK
-        } else {
-            EXIT_UNHEALTHY
-        }
+        exit_code(self.sources.iter().any(kept))
     }
 
-    fn tell(&self, format: Format) -> anyhow::Result<()> {
+    fn write(&self, format: Format) -> anyhow::Result<()> {
         for one in &self.sources {
             let bytes = one.bytes;
             let file = match &one.file {
@@ -299,12 +298,12 @@ impl SummaryView {
     }
 }
 
-/// Returns the size of a file, 0 where there is none.
+/// Returns the size of a file; 0 if it does not exist.
 fn size(path: &Path) -> u64 {
     fs::metadata(path).map_or(0, |found| found.len())
 }
 
-/// Returns what is said, not longer than it may be.
+/// Returns the beginning of a text, at most [`MAX_PROBLEM`] characters.
 fn short(text: &str) -> String {
     text.trim().chars().take(MAX_PROBLEM).collect()
 }

@@ -1,5 +1,5 @@
-//! `gpuwarden completions`: what a shell needs to complete our commands and flags, made from
-//! the same definitions as `--help`.
+//! `gpuwarden completions`: completions of commands and flags for a shell, generated from the same
+//! definitions as `--help`.
 
 use clap::CommandFactory as _;
 use clap_complete::{Shell, generate};
@@ -14,7 +14,7 @@ pub(super) fn execute(shell: Shell) -> anyhow::Result<u8> {
 }
 
 fn text(shell: Shell) -> String {
-    // Into memory first: `generate` panics where its reader has gone.
+    // `generate` panics on a broken pipe, so it writes to memory.
     let mut text = Vec::new();
     generate(shell, &mut Cli::command(), "gpuwarden", &mut text);
     String::from_utf8_lossy(&text).into_owned()
@@ -28,7 +28,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns what bash would offer behind `words`, of which the last is not finished.
+    /// Returns the completions that bash offers for the last of `words`.
     fn offered(dir: &std::path::Path, words: &[&str]) -> Vec<String> {
         let script = format!(
             "source {}/gpuwarden.bash || exit 3\nCOMP_WORDS=({})\nCOMP_CWORD={}\n_gpuwarden gpuwarden \

@@ -1,4 +1,4 @@
-//! `gpuwarden decode`: faults in kernel log text.
+//! `gpuwarden decode`: finds faults in kernel log text.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -15,13 +15,13 @@ use super::garbled::GarbledLines;
 use super::no_text;
 use super::progress::Progress;
 use crate::args::{DecodeArgs, Format};
+use crate::exit_code;
 use crate::output::{self, Colour};
-use crate::{EXIT_OK, EXIT_UNHEALTHY};
 
-/// Records read at once.
+/// Records that are read at once.
 const BATCH: usize = 1_024;
 
-/// A `FindingView` is a finding as it is shown.
+/// Output of a finding.
 #[derive(Serialize)]
 struct FindingView {
     /// Line number in the input, from 1.
@@ -33,7 +33,7 @@ struct FindingView {
     code: Option<String>,
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     healthy: bool,
-    /// The device: all that its line and the log say of it.
+    /// The device, from the line and earlier lines of the log.
     entities: BTreeMap<String, String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pci: Option<String>,
@@ -57,12 +57,11 @@ struct FindingView {
 
 pub(super) async fn execute(args: &DecodeArgs) -> anyhow::Result<u8> {
     let mut fatal = false;
-    let told = decode(args, &mut fatal).await;
-    output::even_if_unread(told, ())?;
-    Ok(if fatal { EXIT_UNHEALTHY } else { EXIT_OK })
+    output::even_if_unread(decode(args, &mut fatal).await)?;
+    Ok(exit_code(!fatal))
 }
 
-/// Writes all findings; `fatal` becomes true where one of them is.
+/// Writes all findings. Sets `fatal` if one of them is.
 async fn decode(args: &DecodeArgs, fatal: &mut bool) -> anyhow::Result<()> {
     let (spec, name) = match args.file.as_str() {
         "-" => (Spec::Stdin, "standard input"),
@@ -78,7 +77,7 @@ async fn decode(args: &DecodeArgs, fatal: &mut bool) -> anyhow::Result<()> {
     let mut garbled = GarbledLines::default();
     let mut all = Vec::new();
     let mut events = Vec::new();
-    // Without what stands before each text, which the source has taken off.
+    // The source has removed the prefix of each line, which is not counted.
     let (mut bytes, mut lines) = (0, 0);
     let mut progress = Progress::new(None);
     'input: loop {
@@ -103,7 +102,7 @@ async fn decode(args: &DecodeArgs, fatal: &mut bool) -> anyhow::Result<()> {
                             Format::Yaml => all.push(found),
                         }
                     }
-                    garbled.take(&mut decoder, name, record.line.unwrap_or(0));
+                    garbled.count(&mut decoder, name, record.line.unwrap_or(0));
                 }
                 _ => {}
             }
@@ -113,7 +112,7 @@ async fn decode(args: &DecodeArgs, fatal: &mut bool) -> anyhow::Result<()> {
     if args.output.output == Format::Yaml {
         output::structured(Format::Yaml, &all)?;
     }
-    GarbledLines::tell([&garbled]);
+    GarbledLines::warn([&garbled]);
     Ok(())
 }
 
@@ -161,7 +160,7 @@ impl FindingView {
             (_, Some(code)) => code.to_owned(),
             (_, None) => "all XIDs".to_owned(),
         };
-        // The address stands first; a NIC may have only a name, and a GPU only its UUID.
+        // The address, if there is one; a NIC may have only a name, and a GPU only its UUID.
         let named = |kind: &str| self.entities.get(kind);
         let device = self
             .pci

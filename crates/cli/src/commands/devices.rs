@@ -1,4 +1,4 @@
-//! `gpuwarden devices`: the GPUs of this machine, by its Device API.
+//! `gpuwarden devices`: the GPUs of this machine, from its Device API.
 
 use console::api::GpuView;
 use contract::device::gpu_service_client::GpuServiceClient;
@@ -8,14 +8,13 @@ use jiff::Timestamp;
 use serde::Serialize;
 
 use crate::args::{DevicesArgs, Format};
-use crate::client;
 use crate::output::{self, say};
-use crate::{EXIT_OK, EXIT_UNHEALTHY};
+use crate::{client, exit_code};
 
-/// Most bad GPUs of this machine that are shown in one line.
+/// Most bad GPUs that the line of `status` names.
 const GPUS_SHOWN: usize = 4;
 
-/// A `ChangeView` is a change of a GPU for JSON and YAML.
+/// Change of a GPU, for JSON and YAML.
 #[derive(Serialize)]
 struct ChangeView {
     change: &'static str,
@@ -41,7 +40,7 @@ pub(super) async fn execute(args: &DevicesArgs) -> anyhow::Result<u8> {
     }
     if !args.watch {
         let bad = gpus.iter().any(|gpu| GpuView::of(gpu).is_bad());
-        return Ok(if bad { EXIT_UNHEALTHY } else { EXIT_OK });
+        return Ok(exit_code(!bad));
     }
     let resource_version = listed.resource_version;
     let request = WatchGpusRequest { resource_version };
@@ -92,31 +91,23 @@ fn table(gpus: &[Gpu], wide: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Writes one change of an unending list: one line, or one document.
+/// Writes one change: one line, or one document.
 fn write_change(change: &'static str, gpu: Option<&Gpu>, format: Format) -> anyhow::Result<()> {
     let gpu = gpu.map(GpuView::of);
-    match (format, gpu) {
-        (Format::Json, gpu) => {
-            let view = ChangeView { change, gpu };
-            output::line(&serde_json::to_string(&view)?)?;
-        }
-        (Format::Yaml, gpu) => {
-            output::line("---")?;
-            output::structured(format, &ChangeView { change, gpu })?;
-        }
-        (Format::Text | Format::Wide, Some(view)) => {
-            let name = output::plain(&view.name);
-            let why = output::plain(&view.why());
-            say!("{change:8} {} {name} {} {why}", view.index, view.phase)?;
-        }
-        (Format::Text | Format::Wide, None) => {
-            output::line("Changes were missed; all GPUs follow as they are now.")?;
-        }
+    let view = ChangeView { change, gpu };
+    if output::document(format, &view)? {
+        return Ok(());
     }
+    let Some(view) = view.gpu else {
+        output::line("Changes were missed; the current state of all GPUs follows.")?;
+        return Ok(());
+    };
+    let (name, why) = (output::plain(&view.name), output::plain(&view.why()));
+    say!("{change:8} {} {name} {} {why}", view.index, view.phase)?;
     Ok(())
 }
 
-/// Returns how many GPUs this machine has, and which are bad or not known; `None` where it has none.
+/// Returns the number of GPUs of this machine, and those in a bad state; `None` without GPUs.
 pub(super) fn summary(gpus: &[GpuView]) -> Option<String> {
     let named = |gpu: &GpuView| format!("GPU {}: {}", gpu.index, output::plain(&gpu.why()));
     let bad: Vec<String> = gpus.iter().filter(|gpu| gpu.is_bad()).map(named).collect();

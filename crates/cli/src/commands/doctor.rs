@@ -15,16 +15,16 @@ use runtime::logging::chain;
 use serde::Serialize;
 
 use crate::args::{DoctorArgs, DoctorRole, Format};
+use crate::exit_code;
 use crate::given::Given;
-use crate::output::{self, Colour, say};
+use crate::output::{self, Colour, plural, say};
 use crate::settings::{
     ActSettings, AgentSettings, ControllerSettings, DeliverySettings, IngestSettings, NodeSettings,
     ProcessSettings, Role, RunSettings, SettingsError, resolve,
 };
-use crate::{EXIT_OK, EXIT_UNHEALTHY};
 
 /// All checks: name, why a finding other than `ok` matters, and the usual fix (`-`: none). A check
-/// that knows a better fix sets its own.
+/// with a better fix sets its own.
 const CHECKS: &str = include_str!("../../data/checks.tsv");
 
 /// Result of a check.
@@ -38,7 +38,7 @@ struct Finding {
     /// Why the state matters; absent where all is well.
     #[serde(skip_serializing_if = "Option::is_none")]
     why: Option<&'static str>,
-    /// What to do: a command where there is one.
+    /// The fix: a command, if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     fix: Option<String>,
 }
@@ -47,7 +47,7 @@ struct Finding {
 #[serde(rename_all = "kebab-case")]
 enum Severity {
     Ok,
-    /// Possibly intended.
+    /// Something that may be intended.
     Warning,
     /// Something does not work.
     Problem,
@@ -82,7 +82,7 @@ pub(super) async fn execute(args: DoctorArgs, given: &Given) -> anyhow::Result<u
     };
     show(&findings, output.output)?;
     let well = findings.iter().all(|it| it.result != Severity::Problem);
-    Ok(if well { EXIT_OK } else { EXIT_UNHEALTHY })
+    Ok(exit_code(well))
 }
 
 /// Reads the settings of a role, as the role does at its start.
@@ -139,8 +139,7 @@ fn show(findings: &[Finding], format: Format) -> anyhow::Result<()> {
     }
     let count = |result, one: &str| {
         let number = findings.iter().filter(|it| it.result == result).count();
-        let plural = if number == 1 { "" } else { "s" };
-        format!("{number} {one}{plural}")
+        plural(number as u64, one)
     };
     let problems = count(Severity::Problem, "problem");
     let warnings = count(Severity::Warning, "warning");

@@ -1,7 +1,7 @@
-//! `gpuwarden drain --plan`: what the drain of a node would do.
+//! `gpuwarden drain --plan`: the plan of a node's drain.
 //!
-//! It asks the cluster, and not a gpuwarden: so it works where none runs, and with a configuration that
-//! none has yet. What is decided about each pod is what a drain decides.
+//! The command reads the cluster, not a gpuwarden, so that it works where none runs, and with a
+//! configuration that is not in use yet. The decisions about pods are those of a real drain.
 
 use anyhow::Context as _;
 use cluster::ApiError;
@@ -18,7 +18,7 @@ use preflight::config::Discovery;
 use preflight::gang::Gang;
 use serde_json::{Value, json};
 
-use super::{connect, node};
+use super::{connect, file, node};
 use crate::EXIT_OK;
 use crate::args::DrainArgs;
 use crate::output::{self, Colour, say};
@@ -26,19 +26,17 @@ use crate::policy_source;
 use crate::settings::drain_config;
 
 pub(super) async fn execute(args: &DrainArgs) -> anyhow::Result<u8> {
-    let file = args.cluster.file()?;
+    let file = file(&args.cluster)?;
     let path = args.drain_config.clone().or(file.drain_config.clone());
     let config = match &path {
         Some(path) => drain_config(path)?,
         None => DrainConfig::default(),
     };
-    let cluster = connect(&args.cluster.connect, file).await?;
+    let cluster = connect(&args.cluster, file).await?;
     let name = &args.node;
     let node = node(&cluster, name).await?;
     let pods = cluster.pods_to_plan(name).await.with_context(|| {
-        format!(
-            "the pods of node {name} cannot be read; that takes `list` on pods and resourceclaims"
-        )
+        format!("cannot read the pods of node {name}; this needs `list` on pods and resourceclaims")
     })?;
     let policy = args.policy.as_deref().map(policy_source::load);
     let policy = policy.transpose()?;
@@ -64,7 +62,7 @@ pub(super) async fn execute(args: &DrainArgs) -> anyhow::Result<u8> {
                 Ok(why) => one.held_by = why,
                 Err(error @ ApiError::Forbidden { .. }) => unasked = Some(error),
                 Err(error) => {
-                    return Err(error).context("whether pods may be evicted is not known");
+                    return Err(error).context("cannot check whether pods may be evicted");
                 }
             }
         }
@@ -87,15 +85,14 @@ pub(super) async fn execute(args: &DrainArgs) -> anyhow::Result<u8> {
         );
         text(&plan, &by)?;
         if events.is_empty() && policy.is_some_and(|policy| !policy.routes.is_empty()) {
-            say!(
-                "\nThe node says no event for which it is out: which route it would take is not known."
-            )?;
+            say!("\nThe node's annotations name no event, so its route is unknown.")?;
         }
     }
     Ok(EXIT_OK)
 }
 
-/// Returns whether pods leave at once, by the events for which a node says it is out; the error says why they stay.
+/// Returns true if the events in the node's annotations force a drain without waiting. The error is
+/// the reason why pods stay.
 fn wanted(
     events: &[HealthEvent],
     policy: Option<&Policy>,
@@ -114,7 +111,7 @@ fn wanted(
     })
 }
 
-/// Returns the gang that a pod says it is in, as `DISCOVERER NAMESPACE/NAME`.
+/// Returns the gang in a pod's metadata, as `DISCOVERER NAMESPACE/NAME`.
 fn gang(pod: &Value, namespace: &str) -> Option<String> {
     let volcano = Discovery::from_json(&json!({"method": "volcano"})).ok();
     let kinds = [Some(Discovery::Native), Some(Discovery::Kueue), volcano];
@@ -185,11 +182,11 @@ fn text(plan: &Plan, by: &str) -> anyhow::Result<()> {
     }
     if let Some(kind) = custom_drain {
         say!(
-            "\nNo pod is evicted: a {kind} asks somebody else for the drain, and names the pods that leave."
+            "\nNo pod is evicted: a {kind} requests the drain from another controller, and names the pods."
         )?;
     }
     if let Some(why) = budgets_unknown {
-        say!("\nWhich pods a disruption budget holds is not known: {why}")?;
+        say!("\nThe pods that a disruption budget holds are unknown: {why}")?;
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! `gpuwarden events`: what was reported.
+//! `gpuwarden events`: the stored events.
 
 use console::api::EventView;
 use contract::{HealthEvent, json, keys};
@@ -12,8 +12,8 @@ use crate::args::{EventsArgs, Format};
 use crate::client::Client;
 use crate::output::{self, Colour, List, say};
 
-/// An event that was observed so much earlier than it was accepted is shown with that time: a line
-/// that is read as it is written, and an event that is delivered at once, take less.
+/// Least delay between observation and acceptance of an event whose time of observation is shown too.
+/// Lines that are read at once, and events that are delivered at once, take less.
 const LATE: SignedDuration = SignedDuration::from_secs(10);
 
 pub(super) async fn execute(args: &EventsArgs) -> anyhow::Result<u8> {
@@ -29,7 +29,7 @@ pub(super) async fn execute(args: &EventsArgs) -> anyhow::Result<u8> {
         .await?;
     newest.reverse();
     if let (Some(name), true, false) = (&args.node, newest.is_empty(), args.follow) {
-        // A name that nobody knows is an error here, with the nearest one.
+        // An unknown name gives an error with the nearest known name.
         let known = format!("/api/v1/nodes/{}/explain", query(name));
         client.get_bytes(&known).await?;
     }
@@ -66,11 +66,11 @@ pub(super) async fn execute(args: &EventsArgs) -> anyhow::Result<u8> {
     anyhow::bail!("gpuwarden has ended the stream")
 }
 
-/// Writes all events up to the place `last` in the feed. They come as to a follower: a page
-/// at a time, so that neither side holds them all.
+/// Writes all events up to position `last` of the feed. Follows the feed, which sends a page at a
+/// time, so that neither side holds all events.
 ///
-/// Of all nodes, also where one is asked for: the newest event of a node may be deleted by
-/// retention meanwhile, the newest of all is not.
+/// Reads the events of all nodes even for a single node: the retention may delete the newest event of
+/// a node meanwhile, but not the newest of all.
 async fn all(
     client: &Client,
     node: Option<&str>,
@@ -97,10 +97,10 @@ async fn all(
             return Ok(EXIT_OK);
         }
     }
-    anyhow::bail!("gpuwarden has ended the stream before all events were there")
+    anyhow::bail!("gpuwarden has ended the stream before the last event")
 }
 
-/// Returns what is said where there is no event.
+/// Returns the text for an empty list.
 fn nothing(node: Option<&str>) -> String {
     match node {
         Some(name) => format!("No event matches --node {}.", output::plain(name)),
@@ -108,15 +108,10 @@ fn nothing(node: Option<&str>) -> String {
     }
 }
 
-/// Writes one event of an unending list: one document each.
+/// Writes one event of an endless stream: one document each.
 fn write_followed(event: &EventView, format: Format) -> anyhow::Result<()> {
-    match format {
-        Format::Json => output::line(&serde_json::to_string(event)?)?,
-        Format::Yaml => {
-            output::line("---")?;
-            output::structured(format, event)?;
-        }
-        Format::Text | Format::Wide => write(event, format)?,
+    if !output::document(format, event)? {
+        write(event, format)?;
     }
     Ok(())
 }
@@ -179,13 +174,13 @@ fn what(event: &HealthEvent) -> String {
     text
 }
 
-/// Returns what keeps an event from being taken for something that happens now: when it was
-/// observed, and that it does not count for the open faults. Empty where there is no such thing.
+/// Returns the time of observation of a late event, and a note for an event that opens no fault, so
+/// that neither is mistaken for a new fault. Empty for all other events.
 fn aside(event: &HealthEvent, accepted: Timestamp) -> String {
-    let time_is_ours = event.metadata.contains_key(keys::META_TIME_OF_RECEIPT);
+    let is_receipt = event.metadata.contains_key(keys::META_TIME_OF_RECEIPT);
     let observed = (event.generated_timestamp)
         .and_then(json::timestamp)
-        .filter(|at| !time_is_ours && accepted.duration_since(*at) >= LATE);
+        .filter(|at| !is_receipt && accepted.duration_since(*at) >= LATE);
     let mut parts = Vec::new();
     if let Some(at) = observed {
         parts.push(format!("observed {}", output::time(at)));
@@ -203,7 +198,7 @@ fn aside(event: &HealthEvent, accepted: Timestamp) -> String {
     format!("  ({})", parts.join("; "))
 }
 
-/// Returns a value for a query string.
+/// Percent-encodes a value for a URL.
 pub(super) fn query(text: &str) -> String {
     text.bytes()
         .map(|byte| match byte {

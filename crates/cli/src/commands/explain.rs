@@ -1,15 +1,15 @@
 //! `gpuwarden explain`: the story of a node.
 
-use console::api::{Explain, StatusView};
+use console::api::Explain;
 
 use super::events::query;
 use super::status::device_lines;
 use crate::args::{ExplainArgs, Format};
 use crate::client::Client;
+use crate::exit_code;
 use crate::output::{self, Colour, say};
-use crate::{EXIT_OK, EXIT_UNHEALTHY};
 
-/// The column at which the text of an entry begins, behind its time and its kind.
+/// Column of an entry's text, after its time and its kind.
 const TEXT: usize = 36;
 
 pub(super) async fn execute(args: &ExplainArgs) -> anyhow::Result<u8> {
@@ -25,18 +25,14 @@ pub(super) async fn execute(args: &ExplainArgs) -> anyhow::Result<u8> {
     let faulty = story
         .status
         .is_some_and(|status| status.faults.iter().any(|fault| fault.fatal));
-    Ok(if faulty { EXIT_UNHEALTHY } else { EXIT_OK })
+    Ok(exit_code(!faulty))
 }
 
-/// Returns the node that is asked about: that of the running gpuwarden unless one is named.
+/// Returns the node of the arguments, else that of the running gpuwarden.
 pub(super) async fn node(client: &Client, args: &ExplainArgs) -> anyhow::Result<String> {
     match &args.node {
         Some(node) => Ok(node.clone()),
-        None => Ok(client
-            .get::<StatusView>("/api/v1/status")
-            .await?
-            .process
-            .node_name),
+        None => Ok(client.status().await?.process.node_name),
     }
 }
 
@@ -60,7 +56,7 @@ fn text(story: &Explain, wide: bool) -> anyhow::Result<()> {
     for gpu in &story.unhealthy_gpus {
         let (pod, resource) = (output::plain(&gpu.pod), output::plain(&gpu.resource));
         let device = output::plain(&gpu.device);
-        say!("pod       {pod}: the kubelet calls its {resource} {device} unhealthy")?;
+        say!("pod       {pod}: the kubelet reports its {resource} {device} as unhealthy")?;
     }
     if story.entries.is_empty() {
         let known = match story.in_cluster {

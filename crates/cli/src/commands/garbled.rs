@@ -1,45 +1,45 @@
-//! XID and `SXid` lines of a log that cannot be read. They tell of no fault, and must not
-//! vanish: `decode` and `replay` say at their end how many there were, on standard error.
+//! XID and `SXid` lines that cannot be parsed. They report no fault, so `decode` and `replay` warn at
+//! the end how many there were.
 
 use diagnosis::decode::KernelLogDecoder;
 
 use crate::output;
 
-/// `GarbledLines` counts such lines of one log.
+/// Garbled lines of one log.
 #[derive(Default)]
 pub(super) struct GarbledLines {
-    count: u64,
-    /// File, number and beginning of the first.
+    lines: u64,
+    /// File, line number and beginning of the first garbled line.
     first: Option<String>,
 }
 
 // === impl GarbledLines ===
 
 impl GarbledLines {
-    /// Takes in the garbled lines of the decoder after a line of a file, counted from 1.
-    pub(super) fn take(&mut self, decoder: &mut KernelLogDecoder, file: &str, line: u64) {
+    /// Counts the garbled lines of the decoder after line `line` of a file, counted from 1.
+    pub(super) fn count(&mut self, decoder: &mut KernelLogDecoder, file: &str, line: u64) {
         let Some(garbled) = decoder.take_garbled() else {
             return;
         };
-        self.count = self.count.saturating_add(garbled.lines);
+        self.lines = self.lines.saturating_add(garbled.lines);
         self.first
             .get_or_insert_with(|| format!("{file}:{line}: {}", garbled.quoted));
     }
 
-    /// Warns of the garbled lines of all logs, if there were any, and quotes the first.
-    pub(super) fn tell<'a>(logs: impl IntoIterator<Item = &'a Self>) {
+    /// Warns of the garbled lines of all logs, if there are any, and quotes the first.
+    pub(super) fn warn<'a>(logs: impl IntoIterator<Item = &'a Self>) {
         let (mut lines, mut first) = (0_u64, None);
         for log in logs {
-            lines = lines.saturating_add(log.count);
+            lines = lines.saturating_add(log.lines);
             first = first.or(log.first.as_deref());
         }
         let Some(first) = first else {
             return;
         };
         output::warning(&match lines {
-            1 => format!("an XID or SXid line cannot be read, and tells of no fault: {first}"),
+            1 => format!("an XID or SXid line cannot be parsed, and reports no fault: {first}"),
             lines => format!(
-                "{lines} XID or SXid lines cannot be read, and tell of no fault; the first is {first}"
+                "{lines} XID or SXid lines cannot be parsed, and report no fault; the first is {first}"
             ),
         });
     }

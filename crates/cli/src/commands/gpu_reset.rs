@@ -1,4 +1,4 @@
-//! `gpuwarden gpu-reset`: the program of the Job that resets GPUs.
+//! `gpuwarden gpu-reset`: the command of the Job that resets GPUs.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -8,23 +8,23 @@ use host::library::Places;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::GpuResetArgs;
+use crate::exit_code;
 use crate::output::{self, say};
-use crate::{EXIT_OK, EXIT_UNHEALTHY};
 
-/// Where the GPU operator mounts a driver that runs in a container.
+/// Mount point of the GPU operator's driver container.
 const DRIVER_ROOT: &str = "/run/nvidia/driver";
-/// The sockets of the system log.
+/// Sockets of the system log, in the order of preference.
 const SYSTEM_LOGS: [&str; 2] = ["/run/systemd/journal/dev-log", "/dev/log"];
-/// Time that the driver's tool has: less than the Job, which is to say yet how it went.
+/// Longest time for the driver's tool. It is shorter than the Job's, which reports the result.
 const TOOL_TIME: Duration = Duration::from_secs(240);
-/// The variable that names the GPUs.
+/// Environment variable with the list of GPUs.
 const GPUS: &str = "NVIDIA_GPU_RESETS";
 
 pub(super) async fn execute(args: GpuResetArgs) -> anyhow::Result<u8> {
-    // Nobody is to reset all GPUs of a machine by leaving a word out.
+    // A missing argument must not reset all GPUs.
     let all = args.all || std::env::var_os(GPUS).is_some_and(|list| list.is_empty());
     if args.gpus.is_empty() && !all {
-        anyhow::bail!("name the GPUs with --gpu, or ask for --all of them");
+        anyhow::bail!("name the GPUs with --gpu, or reset all with --all");
     }
     let settings = ResetSettings {
         targets: args.gpus,
@@ -37,7 +37,7 @@ pub(super) async fn execute(args: GpuResetArgs) -> anyhow::Result<u8> {
         devices: PathBuf::from("/dev"),
         processes: PathBuf::from("/proc"),
     };
-    // What is switched off for the reset is switched on again before this ends.
+    // Services that are stopped for the reset are started again before the process ends.
     let _ends = signal(SignalKind::terminate())?;
     let results = tokio::task::spawn_blocking(move || reset(&settings)).await??;
     let kernel = args.system_log.is_none();
@@ -54,7 +54,7 @@ pub(super) async fn execute(args: GpuResetArgs) -> anyhow::Result<u8> {
         }
     }
     let well = !results.is_empty() && results.iter().all(|one| one.failure.is_none());
-    Ok(if well { EXIT_OK } else { EXIT_UNHEALTHY })
+    Ok(exit_code(well))
 }
 
 fn show(result: &GpuReset) -> anyhow::Result<()> {

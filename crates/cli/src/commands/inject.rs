@@ -1,4 +1,4 @@
-//! `gpuwarden inject`: make a fault, or its recovery.
+//! `gpuwarden inject`: injects a fault, or its recovery.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -21,10 +21,10 @@ use crate::{EXIT_OK, EXIT_UNHEALTHY};
 /// Severity of the lines that the driver prints for XIDs.
 const KERNEL_ERROR: u8 = 3;
 
-/// Longest time that a recovery may take to be taken in.
-const TAKEN_IN: Duration = Duration::from_secs(5);
-/// Pause between two looks whether it is.
-const LOOK_EVERY: Duration = Duration::from_millis(250);
+/// Longest wait until a recovery closes its fault.
+const CLOSED: Duration = Duration::from_secs(5);
+/// Pause between two requests of the open faults.
+const POLL: Duration = Duration::from_millis(250);
 
 pub(super) async fn execute(what: Inject) -> anyhow::Result<u8> {
     match what {
@@ -79,7 +79,7 @@ async fn xid(code: u32, pci: &str, via: Via, target: &TargetArgs) -> anyhow::Res
     }
     let node = node_name(target).await?;
     let mut event = event_of_line(&line, &node, Timestamp::now())
-        .context("the line is not understood by our own decoder")?;
+        .context("our own decoder does not decode the line")?;
     event
         .metadata
         .insert(keys::META_INJECTED.to_owned(), "true".to_owned());
@@ -88,20 +88,20 @@ async fn xid(code: u32, pci: &str, via: Via, target: &TargetArgs) -> anyhow::Res
     Ok(())
 }
 
-/// Has the fake driver tell of an XID: its scenario is a file that it reads again when it changes.
+/// Makes the fake driver report an XID, by its scenario file, which it reads again when it changes.
 async fn fake_xid(code: u32, gpu: u32, target: &TargetArgs) -> anyhow::Result<()> {
-    let status: StatusView = Client::new(&target.server)?.get("/api/v1/status").await?;
+    let status = Client::new(&target.server)?.status().await?;
     let fake = Path::new(&status.process.data_dir).join(fakes::DIRECTORY);
     fakes::tell_xid(&fake, gpu, code).context(
-        "the fake driver was told nothing; --via nvml needs a gpuwarden on this machine that runs \
-         with --fake-gpus",
+        "cannot change the fake driver; --via nvml needs a gpuwarden on this machine that runs with \
+         --fake-gpus",
     )?;
     let node = &status.process.node_name;
-    say!("the fake driver tells of XID {code} on GPU {gpu} of {node}")?;
+    say!("the fake driver reports XID {code} on GPU {gpu} of {node}")?;
     Ok(())
 }
 
-/// The faults that are to recover; `None` is any.
+/// Selection of the faults that recover; `None` selects any.
 struct Wanted {
     pci: Option<String>,
     gpu: Option<String>,
@@ -122,11 +122,11 @@ impl Wanted {
 
 async fn recovery(wanted: &Wanted, target: &TargetArgs) -> anyhow::Result<u8> {
     let client = Client::new(&target.server)?;
-    let status: StatusView = client.get("/api/v1/status").await?;
+    let status = client.status().await?;
     if let Some(delivery) = &status.delivery {
         bail!(
-            "this is an agent: which faults are open is known at its controller, to which it \
-             delivers at {}; run the command there, or name its API with --server",
+            "this is an agent, and its controller at {} knows the open faults: run the command there, or \
+             name the controller's API with --server",
             delivery.controller
         );
     }
@@ -141,8 +141,8 @@ async fn recovery(wanted: &Wanted, target: &TargetArgs) -> anyhow::Result<u8> {
     for fault in &own {
         let title = output::plain(&fault.title());
         say!(
-            "left alone: {title} of {node} is gpuwarden's own word, which no event closes; \
-             `gpuwarden release {node}` gives the node back without it"
+            "left alone: {title} of {node} is gpuwarden's own fault, which no event closes; \
+             `gpuwarden release {node}` returns the node"
         )?;
     }
     if faults.is_empty() && !own.is_empty() {
@@ -154,10 +154,10 @@ async fn recovery(wanted: &Wanted, target: &TargetArgs) -> anyhow::Result<u8> {
     }
     let events = faults.iter().map(|fault| healthy(fault, &node)).collect();
     client::send(target, batch(events)).await?;
-    // Not every user may close every fault; and what is in front of it is taken in before.
-    let until = Instant::now() + TAKEN_IN;
+    // Not every user may close every fault, and earlier events are processed first.
+    let until = Instant::now() + CLOSED;
     let open = loop {
-        let status: StatusView = client.get("/api/v1/status").await?;
+        let status = client.status().await?;
         let open: Vec<String> = faults_of(&node, status)
             .map(|fault| fault.event_id)
             .collect();
@@ -165,7 +165,7 @@ async fn recovery(wanted: &Wanted, target: &TargetArgs) -> anyhow::Result<u8> {
         if is_closed || Instant::now() >= until {
             break open;
         }
-        tokio::time::sleep(LOOK_EVERY).await;
+        tokio::time::sleep(POLL).await;
     };
     let mut exit = EXIT_OK;
     for fault in &faults {
@@ -173,9 +173,9 @@ async fn recovery(wanted: &Wanted, target: &TargetArgs) -> anyhow::Result<u8> {
         if open.contains(&fault.event_id) {
             exit = EXIT_UNHEALTHY;
             say!(
-                "still open: {title} of {node}; the recovery is recorded. What a monitor or root \
-                 has reported is closed by a monitor, root or gpuwarden's own user only; \
-                 `gpuwarden explain {node}` tells what became of it"
+                "still open: {title} of {node}; the recovery is recorded. Only a monitor, root or \
+                 gpuwarden's own user can close a fault that a monitor or root has reported; \
+                 `gpuwarden explain {node}` shows the reason"
             )?;
         } else {
             say!("recovered: {title} of {node}")?;
@@ -191,7 +191,7 @@ fn faults_of(node: &str, status: StatusView) -> impl Iterator<Item = FaultView> 
         .flat_map(|known| known.faults)
 }
 
-/// Returns the event that says that a fault is no more.
+/// Returns the healthy event that closes a fault.
 fn healthy(fault: &FaultView, node: &str) -> HealthEvent {
     HealthEvent {
         version: EVENT_VERSION,
@@ -220,15 +220,13 @@ fn healthy(fault: &FaultView, node: &str) -> HealthEvent {
     }
 }
 
-/// Returns the node that is meant: as given, else that of the running gpuwarden.
+/// Returns the node of the arguments, else that of the running gpuwarden.
 async fn node_name(target: &TargetArgs) -> anyhow::Result<String> {
     if let Some(node) = &target.node_name {
         return Ok(node.clone());
     }
-    let status: StatusView = Client::new(&target.server)?
-        .get("/api/v1/status")
-        .await
-        .context("which node? name it with --node-name")?;
+    let status = Client::new(&target.server)?.status().await;
+    let status = status.context("which node? name it with --node-name")?;
     Ok(status.process.node_name)
 }
 

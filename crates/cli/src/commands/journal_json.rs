@@ -1,17 +1,17 @@
-//! The journal's own JSON, which is neither kernel log text nor an export of events.
+//! Rejects the journal's JSON, which is neither kernel log text nor an export of events.
 
 use anyhow::bail;
 use memchr::memmem;
 
-/// A field that every entry has, and neither an event nor a line of the kernel.
+/// Field of every journal entry, which no event and no kernel line has.
 const FIELD: &[u8] = b"\"__REALTIME_TIMESTAMP\"";
 
-/// Refuses text that begins as `journalctl -o json` and `json-pretty` write it.
+/// Returns an error for text in the form of `journalctl -o json` or `json-pretty`.
 pub(super) fn refuse(text: &[u8], name: &str) -> anyhow::Result<()> {
     let begins = matches!(text.trim_ascii_start().first(), Some(b'{' | b'[' | b'"'));
     if begins && memmem::find(text, FIELD).is_some() {
         bail!(
-            "{name} is JSON of journalctl, which is not read; write the log as text: \
+            "{name} is JSON of journalctl, which cannot be read; write the log as text: \
              journalctl -k -o short-iso-precise"
         );
     }

@@ -1,4 +1,4 @@
-//! Files that are no text, though somebody gives them to be read as a log.
+//! Rejects files that are not text, such as compressed logs.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -6,11 +6,11 @@ use std::path::Path;
 
 use anyhow::{Context as _, bail};
 
-/// Bytes at the beginning that are looked at.
+/// Number of bytes at the beginning that are examined.
 const BEGIN: u64 = 8 * 1024;
 
-/// Refuses a file that is no text. One that cannot be looked into without taking something out
-/// of it, such as a pipe, is not looked into.
+/// Returns an error for a file that is not text. A pipe is not examined, since reading would consume
+/// its data.
 pub(super) fn refuse(path: &Path, command: &str) -> anyhow::Result<()> {
     if !path.is_file() {
         return Ok(());
@@ -24,8 +24,8 @@ pub(super) fn refuse(path: &Path, command: &str) -> anyhow::Result<()> {
     }
 }
 
-/// Returns the kind of a file that begins so, and what to do, where it is no text. `command` is
-/// the one that reads its text from standard input.
+/// Returns the kind of a file that is not text by its beginning, and what to do. `command` is the
+/// command that reads the text from standard input.
 pub(super) fn no_text(begin: &[u8], command: &str) -> Option<String> {
     const PACKED: [(&[u8], &str, &str); 5] = [
         (b"\x1f\x8b", "gzip", "zcat"),
@@ -45,8 +45,7 @@ pub(super) fn no_text(begin: &[u8], command: &str) -> Option<String> {
              short-iso-precise | {command}`"
         ));
     }
-    // A crash may leave zeros in the middle of a log; they are no sign, unless there is
-    // nothing else.
+    // Zeros do not count unless there is nothing else: a crash may leave them in a log.
     let written = begin.iter().filter(|byte| **byte != 0).count();
     let odd =
         |c: &char| matches!(c, '\u{fffd}' | '\u{1}'..='\u{8}' | '\u{e}'..='\u{1a}' | '\u{7f}');

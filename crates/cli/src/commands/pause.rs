@@ -1,6 +1,6 @@
-//! `gpuwarden pause` and `gpuwarden resume`: stop new quarantines of a cluster for a while.
+//! `gpuwarden pause` and `gpuwarden resume`: pause new quarantines in a cluster.
 //!
-//! They write the cluster, not a process: every gpuwarden of the cluster sees it at once.
+//! The commands write a `ConfigMap`, which every gpuwarden of the cluster watches.
 
 use anyhow::{Context as _, bail};
 use cluster::{ApiError, ConfigMap, ConfigMapChange};
@@ -8,14 +8,14 @@ use contract::keys;
 use fleet::brake::pause::Pause;
 use jiff::Timestamp;
 
-use super::{connect, length, person, reason};
+use super::{connect, file, length, person, reason};
 use crate::EXIT_OK;
 use crate::args::{KubeArgs, PauseArgs};
 use crate::given::Given;
 use crate::output::say;
 use crate::settings::namespace;
 
-/// Somebody else may be writing: so often it is looked at again.
+/// Most attempts to write the `ConfigMap` while others change it.
 const ATTEMPTS: usize = 5;
 
 pub(super) async fn pause(args: PauseArgs, given: &Given) -> anyhow::Result<u8> {
@@ -36,8 +36,8 @@ pub(super) async fn pause(args: PauseArgs, given: &Given) -> anyhow::Result<u8> 
         "New quarantines"
     };
     say!(
-        "{what} are {pause} (ConfigMap {place}).\nWhat is out of service is given back \
-         all the same. To end it: {}",
+        "{what} are {pause} (ConfigMap {place}).\nNodes that are out of service still return. \
+         To end the pause: {}",
         given.command("resume")
     )?;
     Ok(EXIT_OK)
@@ -52,23 +52,23 @@ pub(super) async fn resume(args: KubeArgs) -> anyhow::Result<u8> {
     .await?;
     match was.as_deref().and_then(Pause::read) {
         Some(pause) if pause.holds(Timestamp::now()) => {
-            say!("New quarantines go on; they were {pause}.")?;
+            say!("New quarantines are possible again; they were {pause}.")?;
         }
         _ => say!("Nothing is paused (ConfigMap {place}).")?,
     }
     Ok(EXIT_OK)
 }
 
-/// Writes what `decide` says of the `ConfigMap`: `None` nothing, `Some(None)` no pause.
-/// Returns its place.
+/// Writes the pause that `decide` returns for the current `ConfigMap`: `Some(None)` removes it, `None`
+/// leaves the `ConfigMap` unchanged. Returns the namespace and name of the `ConfigMap`.
 async fn write(
     kube: &KubeArgs,
     mut decide: impl FnMut(Option<&ConfigMap>) -> Option<Option<String>>,
 ) -> anyhow::Result<String> {
-    let file = kube.cluster.file()?;
+    let file = file(&kube.cluster)?;
     let namespace = namespace(kube.namespace.clone().or(file.namespace.clone()))?;
     let place = format!("{namespace}/{}", keys::CONFIG_MAP);
-    let cluster = connect(&kube.cluster.connect, file).await?;
+    let cluster = connect(&kube.cluster, file).await?;
     for _ in 0..ATTEMPTS {
         let seen = cluster
             .config_map(&namespace, keys::CONFIG_MAP)
@@ -97,12 +97,12 @@ async fn write(
             }
         }
     }
-    bail!("the ConfigMap {place} is being changed by others all the time; try again")
+    bail!("others keep changing the ConfigMap {place}; try again")
 }
 
 fn no_namespace(place: &str, namespace: &str) -> String {
     format!(
-        "write the ConfigMap {place}: kubectl create namespace {namespace} makes the namespace, or \
-         --namespace names the one in which gpuwarden runs"
+        "write the ConfigMap {place}: create the namespace with kubectl create namespace {namespace}, or \
+         name gpuwarden's own with --namespace"
     )
 }

@@ -16,9 +16,9 @@ use trial::replay::Replay;
 
 use super::replay;
 use crate::args::{Format, PolicyCommand};
-use crate::output::{self, Colour, say};
+use crate::output::{self, Colour, plural, say};
 use crate::policy_source;
-use crate::{EXIT_OK, EXIT_UNHEALTHY};
+use crate::{EXIT_OK, exit_code};
 
 pub(super) fn execute(what: &PolicyCommand) -> anyhow::Result<u8> {
     match what {
@@ -58,16 +58,11 @@ fn check(source: &str, format: Format) -> anyhow::Result<u8> {
             say!("  {}", output::plain(hint))?;
         }
         if warnings.is_empty() {
-            let count = policy.rule_sets.len();
-            let sets = if count == 1 { "rule set" } else { "rule sets" };
-            say!("{source}: {count} {sets}, nothing odd")?;
+            let sets = plural(policy.rule_sets.len() as u64, "rule set");
+            say!("{source}: {sets}, nothing odd")?;
         }
     }
-    Ok(if warnings.is_empty() {
-        EXIT_OK
-    } else {
-        EXIT_UNHEALTHY
-    })
+    Ok(exit_code(warnings.is_empty()))
 }
 
 fn compare(
@@ -94,22 +89,23 @@ fn compare(
         let settings_first: Vec<Compared<'_>> = (settings.iter().map(Compared::Setting))
             .chain(found.iter().map(Compared::Event))
             .collect();
-        let told = output::structured(format, &settings_first).and_then(|told| {
-            if told {
+        let written = output::structured(format, &settings_first).and_then(|is_written| {
+            if is_written {
                 return Ok(());
             }
             table(&first, &second, &found, &settings)
         });
-        output::even_if_unread(told, ())?;
-        return Ok(exit_code(found_any));
+        output::even_if_unread(written)?;
+        return Ok(exit_code(!found_any));
     }
-    // One document: what the files show is what was asked for; the table goes before it.
+    // JSON and YAML have one document only, about the files. As text, the table precedes it.
     if matches!(format, Format::Text | Format::Wide) {
-        let told = table(&first, &second, &found, &settings).and_then(|()| Ok(output::line("")?));
-        if told.as_ref().is_err_and(output::is_broken_pipe) {
-            return Ok(exit_code(found_any));
+        let written =
+            table(&first, &second, &found, &settings).and_then(|()| Ok(output::line("")?));
+        if written.as_ref().is_err_and(output::is_broken_pipe) {
+            return Ok(exit_code(!found_any));
         }
-        told?;
+        written?;
     }
     let mut inputs = replay::Inputs::open(files, &[])?;
     let mut replays = [
@@ -117,10 +113,10 @@ fn compare(
         Replay::new(second, nodes).braked(),
     ];
     let code = replay::run(&mut replays, &mut inputs, format)?;
-    Ok(code.max(exit_code(found_any)))
+    Ok(code.max(exit_code(!found_any)))
 }
 
-/// Returns the warning about rules that a comparison without nodes cannot try.
+/// Returns the warning about rules that cannot be compared without a list of nodes.
 fn not_compared(policy: &Policy, other: &Policy) -> Option<String> {
     let names = untried(policy, other);
     let sets = match names.len() {
@@ -129,23 +125,19 @@ fn not_compared(policy: &Policy, other: &Policy) -> Option<String> {
         _ => "the rule sets",
     };
     Some(format!(
-        "only {} has the rules about nodes in {sets} '{}', and they were tried on a node of which \
-         nothing is known; --nodes FILE (kubectl get nodes -o json) tries them on yours",
+        "only {} has the rules about nodes in {sets} '{}', and they were tried on an empty node; \
+         --nodes FILE (kubectl get nodes -o json) tries them on your nodes",
         policy.source,
         names.join("', '")
     ))
 }
 
-/// A `Compared` is a line of `policy diff`.
+/// Line of `policy diff`.
 #[derive(Serialize)]
 #[serde(untagged)]
 enum Compared<'a> {
     Setting(&'a SettingDifference),
     Event(&'a Difference),
-}
-
-fn exit_code(differ: bool) -> u8 {
-    if differ { EXIT_UNHEALTHY } else { EXIT_OK }
 }
 
 fn table(

@@ -1,35 +1,37 @@
-//! The progress of a long read, as one line on the terminal that comes and goes.
+//! Progress of a long read, as a temporary line on the terminal.
 //!
-//! The line steps by what is read, not by what is found in it: a log of millions of lines without a
-//! fault takes its time too.
+//! The line is updated by the number of bytes, not of results, since a log of millions of lines
+//! without a fault takes as long.
 
 use std::cell::Cell;
 use std::io::{self, BufRead, IsTerminal as _, Read, Write};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-/// The least time between two updates of the line.
+/// Shortest time between two updates of the line.
 const EVERY: Duration = Duration::from_millis(300);
-/// Bytes between two looks at the clock.
+/// Bytes between two readings of the clock.
 const CHECK: u64 = 256 * 1024;
 const MIB: u64 = 1024 * 1024;
 
-/// `Progress` is the line, on standard error where that is a terminal.
+/// The line, on standard error if that is a terminal.
 pub(super) struct Progress {
     to: Option<Box<dyn Write>>,
     every: Duration,
-    /// Bytes of all that is to be read, where that is known.
+    /// Bytes of all inputs, if known.
     total: Option<u64>,
-    looked_at: u64,
+    /// Bytes read at the last reading of the clock.
+    checked: u64,
+    /// Time of the last update.
     at: Instant,
     shown: bool,
 }
 
-/// `BytesRead` counts what was read so far, of all inputs together.
+/// Number of bytes read so far, from all inputs together.
 #[derive(Clone, Default)]
 pub(super) struct BytesRead(Rc<Cell<u64>>);
 
-/// A `Counted` reader counts its bytes as they are used.
+/// Reader that counts the bytes it delivers.
 pub(super) struct Counted<R> {
     reader: R,
     read: BytesRead,
@@ -38,32 +40,32 @@ pub(super) struct Counted<R> {
 // === impl Progress ===
 
 impl Progress {
-    /// Returns a line on standard error, where that is a terminal. `total` is all that is to be
-    /// read, in bytes.
+    /// Creates a line on standard error, if that is a terminal. `total` is the number of bytes of all
+    /// inputs.
     pub(super) fn new(total: Option<u64>) -> Self {
         let on = io::stderr().is_terminal();
         let to: Option<Box<dyn Write>> = on.then(|| Box::new(io::stderr()) as _);
         Self::to(to, EVERY, total)
     }
 
-    /// Returns one that goes to a writer; with `None`, nowhere.
+    /// Creates a line on a writer; `None` disables it.
     pub(super) fn to(to: Option<Box<dyn Write>>, every: Duration, total: Option<u64>) -> Self {
         Self {
             to,
             every,
             total,
-            looked_at: 0,
+            checked: 0,
             at: Instant::now(),
             shown: false,
         }
     }
 
-    /// Notes that so many bytes and lines are read by now. Costs nothing but now and then.
+    /// Records the number of bytes and lines read so far. Almost all calls are cheap.
     pub(super) fn step(&mut self, bytes: u64, lines: impl FnOnce() -> u64) {
-        if self.to.is_none() || bytes.saturating_sub(self.looked_at) < CHECK {
+        if self.to.is_none() || bytes.saturating_sub(self.checked) < CHECK {
             return;
         }
-        self.looked_at = bytes;
+        self.checked = bytes;
         if self.at.elapsed() < self.every {
             return;
         }
@@ -76,7 +78,7 @@ impl Progress {
         self.shown = true;
     }
 
-    /// Takes the line away, so that something else can be written.
+    /// Removes the line, before other output.
     pub(super) fn clear(&mut self) {
         if std::mem::take(&mut self.shown) {
             self.write("");
@@ -85,7 +87,7 @@ impl Progress {
 
     fn write(&mut self, text: &str) {
         let Some(to) = &mut self.to else { return };
-        // It fails only where nobody reads.
+        // A closed standard error is no reason to fail.
         drop(write!(to, "\r\x1b[K{text}").and_then(|()| to.flush()));
     }
 }
@@ -125,7 +127,7 @@ impl<R: BufRead> BufRead for Counted<R> {
     }
 }
 
-/// `Screen` keeps what was written, for tests.
+/// Writer that keeps its text, for tests.
 #[cfg(test)]
 #[derive(Clone, Default)]
 pub(super) struct Screen(Rc<std::cell::RefCell<Vec<u8>>>);

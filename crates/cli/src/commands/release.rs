@@ -1,7 +1,7 @@
-//! `gpuwarden release`: give a quarantined node back, whatever its faults.
+//! `gpuwarden release`: returns a quarantined node, whatever its faults.
 //!
-//! The request is an annotation of the node; the gpuwarden that quarantined it does the
-//! rest. So it works from wherever `kubectl` does, and the journal says who and why.
+//! The request is an annotation on the node, which the gpuwarden that quarantined the node carries
+//! out. It works wherever `kubectl` works, and the journal records the person and the reason.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -17,13 +17,13 @@ use model::ownership::{Ownership, REASON_BYTES, ReleaseRequest};
 use model::ownership::{Ownership, REASON_BYTES, ReleaseRequest};
 use tokio::time::Instant;
 
-use super::{annotate, connect, node, person, reason};
+use super::{annotate, connect, file, node, person, reason};
 use crate::args::ReleaseArgs;
 use crate::output::{self, say};
 use crate::{EXIT_OK, EXIT_UNHEALTHY};
 
-/// Pause between two looks at the node while waiting.
-const LOOK_EVERY: Duration = Duration::from_millis(250);
+/// Pause between two reads of the node.
+const POLL: Duration = Duration::from_millis(250);
 
 pub(super) async fn execute(args: &ReleaseArgs) -> anyhow::Result<u8> {
     let request = ReleaseRequest {
@@ -31,21 +31,21 @@ pub(super) async fn execute(args: &ReleaseArgs) -> anyhow::Result<u8> {
         reason: reason(&args.reason, REASON_BYTES)?,
         at: Some(Timestamp::now()),
     };
-    let cluster = connect(&args.cluster.connect, args.cluster.file()?).await?;
+    let cluster = connect(&args.cluster, file(&args.cluster)?).await?;
     let (before, own) = ask(&cluster, &args.node, &request).await?;
     if args.no_wait {
-        say!("{}: its release is asked for", args.node)?;
+        say!("{}: the release is requested", args.node)?;
         return Ok(EXIT_OK);
     }
     let limit = Duration::from_secs(args.timeout);
     let Some(after) = wait(&cluster, &args.node, &own, limit).await? else {
-        output::line(&output::plain(&unheard(&before, &own, args.timeout)))?;
+        output::line(&output::plain(&unanswered(&before, &own, args.timeout)))?;
         return Ok(EXIT_UNHEALTHY);
     };
     report(&before, &own, &after)
 }
 
-/// Writes the request on the node. Gives the node as it was, and what was ours on it.
+/// Writes the request on the node. Returns the node before the request, and gpuwarden's session on it.
 async fn ask(
     cluster: &Cluster,
     name: &str,
@@ -67,7 +67,7 @@ async fn ask(
     Ok((node, own))
 }
 
-/// Waits until the session is off the node; `None`: it is not after `limit`.
+/// Waits until the session has left the node. Returns `None` if it has not after `limit`.
 async fn wait(
     cluster: &Cluster,
     name: &str,
@@ -85,18 +85,18 @@ async fn wait(
         if Instant::now() >= until {
             return Ok(None);
         }
-        tokio::time::sleep(LOOK_EVERY).await;
+        tokio::time::sleep(POLL).await;
     }
 }
 
-/// Returns the text where nobody has taken the request in: whose it would be, and what a person
-/// can do.
-fn unheard(node: &NodeView, own: &Ownership, seconds: u64) -> String {
+/// Returns the text for a request that is not carried out: the gpuwarden that should, and what a
+/// person can do.
+fn unanswered(node: &NodeView, own: &Ownership, seconds: u64) -> String {
     let name = &node.name;
     format!(
-        "{name}: nothing has happened for {seconds} s. Its session was made by {}{}, which has to run \
+        "{name}: nothing has happened for {seconds} s. Its session belongs to {}{}, which has to run \
          with --quarantine to end it. The request stays: kubectl annotate node {name} {}- withdraws \
-         it. Where that gpuwarden is gone for good: {}",
+         it. If that gpuwarden is gone for good: {}",
         foreign_session::who(own, name),
         foreign_session::since(own),
         keys::RELEASE,
@@ -104,7 +104,7 @@ fn unheard(node: &NodeView, own: &Ownership, seconds: u64) -> String {
     )
 }
 
-/// Writes what was done.
+/// Writes the changes of the node.
 fn report(before: &NodeView, own: &Ownership, after: &NodeView) -> anyhow::Result<u8> {
     let name = &after.name;
     let again = Ownership::read(after).is_some();
@@ -113,7 +113,7 @@ fn report(before: &NodeView, own: &Ownership, after: &NodeView) -> anyhow::Resul
         done.push("uncordoned".to_owned());
     }
     if own.cordon_pre_existing && after.unschedulable && !again {
-        done.push("still cordoned, as it was before".to_owned());
+        done.push("still cordoned, as before".to_owned());
     }
     for on_node in &before.taints {
         let ours = own
@@ -165,7 +165,7 @@ mod tests {
         let metadata = json!({"name": "n1", "annotations": annotations});
         let node = NodeView::from_object(json!({ "metadata": metadata })).unwrap();
         let own = Ownership::read(&node).unwrap();
-        let text = unheard(&node, &own, 8);
+        let text = unanswered(&node, &own, 8);
         for part in [
             "the gpuwarden on n1 itself since 2027-01-15T08:00:00Z",
             "gone for good: kubectl annotate node n1 gpuwarden.dev/session-",

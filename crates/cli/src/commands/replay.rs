@@ -1,5 +1,4 @@
-//! `gpuwarden replay`: what a policy would have done on events of the past, or how two
-//! policies differ.
+//! `gpuwarden replay`: decisions of a policy about past events, or the difference of two policies.
 
 mod input;
 mod objects;
@@ -18,29 +17,29 @@ use serde_json::Value;
 use trial::replay::{Decided, Decision, Replay, Summary};
 
 use crate::args::{Format, ReplayArgs};
-use crate::output::{self, Colour, List, say};
+use crate::output::{self, Colour, List, plural, say};
 use crate::policy_source;
-use crate::{EXIT_FAILED, EXIT_OK, EXIT_UNHEALTHY};
+use crate::{EXIT_FAILED, exit_code};
 pub(super) use input::Inputs;
 
 /// Names of the policies, in the order of the arguments.
 const NAMES: [&str; 2] = ["A", "B"];
-/// Largest list of nodes that is read: 5,000 nodes of 50 KiB.
+/// Largest list of nodes (bytes): 5,000 nodes of 50 KiB.
 const MAX_NODES_BYTES: u64 = 256 * 1024 * 1024;
 
-/// `Told` is a decision with the policies that decide so.
+/// Decision, and the policies that make it.
 #[derive(Serialize)]
-struct Told<'a> {
+struct DecisionView<'a> {
     /// `A`, `B`, or both.
     policies: Vec<&'static str>,
     #[serde(flatten)]
     decision: &'a Decision,
 }
 
-/// A `Cell` returns the figure of one policy in a row of the summary.
+/// Returns the value of one policy in a row of the summary.
 type Cell = fn(&Summary) -> String;
 
-/// A `Writer` writes decisions as they are made, in the format that was asked for.
+/// Writes decisions as they are made, in the requested format.
 struct Writer {
     format: Format,
     two: bool,
@@ -48,7 +47,9 @@ struct Writer {
     written: u64,
     /// True once a decision was made.
     found: bool,
+    /// Decisions of only one policy.
     only: [u64; 2],
+    /// Decisions of both policies.
     both: u64,
 }
 
@@ -75,8 +76,8 @@ pub(super) fn execute(args: &ReplayArgs) -> anyhow::Result<u8> {
     run(&mut replays, &mut inputs, args.output.output)
 }
 
-/// Replays all inputs. Returns the exit code: something could not be read; or a node would have
-/// been taken out or, of two policies, they differ; or neither.
+/// Replays all inputs. Returns the exit code: failed if a record could not be read, unhealthy if a
+/// node would have been taken out or, with two policies, they differ.
 pub(super) fn run(
     replays: &mut [Replay],
     inputs: &mut Inputs,
@@ -91,11 +92,10 @@ pub(super) fn run(
         only: [0, 0],
         both: 0,
     };
-    let told = tell(replays, inputs, &mut writer);
-    output::even_if_unread(told, ())?;
+    output::even_if_unread(write(replays, inputs, &mut writer))?;
     if inputs.problems() > 0 {
         output::error(&anyhow::anyhow!(
-            "{} could not be read beside {}, and what they say is not in it",
+            "{} could not be read beside {}, and are missing in the result",
             plural(inputs.problems(), "record"),
             plural(inputs.events(), "event")
         ));
@@ -106,11 +106,11 @@ pub(super) fn run(
     } else {
         writer.found
     };
-    Ok(if found { EXIT_UNHEALTHY } else { EXIT_OK })
+    Ok(exit_code(!found))
 }
 
 /// Writes the decisions, and the summary.
-fn tell(replays: &mut [Replay], inputs: &mut Inputs, writer: &mut Writer) -> anyhow::Result<()> {
+fn write(replays: &mut [Replay], inputs: &mut Inputs, writer: &mut Writer) -> anyhow::Result<()> {
     let format = writer.format;
     let mut names = BTreeSet::new();
     let mut times: Option<(Timestamp, Timestamp)> = None;
@@ -120,7 +120,7 @@ fn tell(replays: &mut [Replay], inputs: &mut Inputs, writer: &mut Writer) -> any
         }
         times = Some((times.map_or(item.at, |(first, _)| first), item.at));
         let record = Record {
-            seq: Position::START, // Given by the replay.
+            seq: Position::START, // The replay assigns the position.
             id: item.event.id.clone(),
             created_at: item.at,
             event: item.event,
@@ -136,7 +136,7 @@ fn tell(replays: &mut [Replay], inputs: &mut Inputs, writer: &mut Writer) -> any
     }
     inputs.clear_progress();
     writer.list.end(format)?;
-    inputs.tell_garbled();
+    inputs.warn_of_garbled();
     let left_out = left_out(replays).filter(|_| times.is_some());
     if matches!(format, Format::Text | Format::Wide) {
         summary(replays, inputs, writer, names.len(), times)?;
@@ -149,17 +149,17 @@ fn tell(replays: &mut [Replay], inputs: &mut Inputs, writer: &mut Writer) -> any
     Ok(())
 }
 
-/// Reads nodes as `kubectl get nodes -o json` writes them.
+/// Reads nodes in the form of `kubectl get nodes -o json`.
 pub(super) fn read_nodes(path: &Path) -> anyhow::Result<Vec<NodeView>> {
     let shown = path.display();
     let size = std::fs::metadata(path)
         .with_context(|| format!("cannot read the nodes {shown}"))?
         .len();
     if size > MAX_NODES_BYTES {
-        bail!("{shown} has {size} bytes, at most {MAX_NODES_BYTES} are read");
+        bail!("{shown} has {size} bytes, more than {MAX_NODES_BYTES}");
     }
     let text = std::fs::read(path).with_context(|| format!("cannot read the nodes {shown}"))?;
-    let hint = || format!("{shown} is no list of nodes as `kubectl get nodes -o json` writes it");
+    let hint = || format!("{shown} is not a list of nodes from `kubectl get nodes -o json`");
     let mut list: Value = serde_json::from_slice(&text).with_context(hint)?;
     let items = match list.get_mut("items").map(Value::take) {
         Some(Value::Array(items)) => items,
@@ -210,8 +210,8 @@ fn summary(
     for (replay, summary) in replays.iter().zip(&summaries) {
         if let Some(at) = summary.tripped_at {
             say!(
-                "the circuit breaker of {} tripped at {}: nothing was taken out from then on, for \
-                 in a replay nobody closes it",
+                "the circuit breaker of {} tripped at {}: no node was taken out from then on, since in \
+                 a replay nobody closes it",
                 output::plain(&replay.policy().source),
                 shown_time(at)
             )?;
@@ -236,7 +236,7 @@ fn summary(
     Ok(())
 }
 
-/// Writes the figures of the policies side by side.
+/// Writes the summaries of the policies side by side.
 fn table(replays: &[Replay], summaries: &[Summary]) -> anyhow::Result<()> {
     let mut heads = vec![String::new()];
     heads.extend(NAMES.iter().zip(replays).map(|(name, replay)| {
@@ -271,7 +271,7 @@ fn table(replays: &[Replay], summaries: &[Summary]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns the note on the limits of the brake that could not be applied.
+/// Returns the note about limits of the brake that could not be applied.
 fn left_out(replays: &[Replay]) -> Option<String> {
     let limits: BTreeSet<&str> = replays
         .iter()
@@ -283,19 +283,14 @@ fn left_out(replays: &[Replay]) -> Option<String> {
     }
     let limits: Vec<&str> = limits.into_iter().collect();
     Some(format!(
-        "of the brake these limits were not applied, for the size of the cluster and the labels of \
-         its nodes are not known: {}; --nodes FILE (kubectl get nodes -o json) tells them",
+        "these limits of the brake were not applied, since the size of the cluster and the labels of \
+         its nodes are unknown: {}; name them with --nodes FILE (kubectl get nodes -o json)",
         output::plain(&limits.join(", "))
     ))
 }
 
-fn plural(count: u64, what: &str) -> String {
-    let s = if count == 1 { "" } else { "s" };
-    format!("{count} {what}{s}")
-}
-
-/// Returns a time for people. Logs that only count from their boot have times near the beginning of
-/// 1970.
+/// Returns a time for people. Times near the beginning of 1970 are from logs that only have the time
+/// since boot.
 fn shown_time(at: Timestamp) -> String {
     const YEAR: i64 = 365 * 24 * 3_600;
     match at.as_millisecond() {
@@ -309,7 +304,7 @@ fn shown_time(at: Timestamp) -> String {
 // === impl Writer ===
 
 impl Writer {
-    /// Writes the decisions of the policies about one event. What both decide is one decision.
+    /// Writes the decisions of the policies about one event. Equal decisions of both are written once.
     fn write(&mut self, decisions: &[Vec<Decision>]) -> anyhow::Result<()> {
         let [first, rest @ ..] = decisions else {
             return Ok(());
@@ -323,30 +318,30 @@ impl Writer {
             } else {
                 &NAMES[..1]
             };
-            self.tell(policies, decision)?;
+            self.write_one(policies, decision)?;
         }
         for decision in second.iter().filter(|decision| !same(first, decision)) {
-            self.tell(&NAMES[1..], decision)?;
+            self.write_one(&NAMES[1..], decision)?;
         }
         Ok(())
     }
 
-    fn tell(&mut self, policies: &[&'static str], decision: &Decision) -> anyhow::Result<()> {
+    fn write_one(&mut self, policies: &[&'static str], decision: &Decision) -> anyhow::Result<()> {
         self.found = true;
         match policies {
             [_, _] => self.both += 1,
             ["A"] => self.only[0] += 1,
             _ => self.only[1] += 1,
         }
-        let told = Told {
+        let view = DecisionView {
             policies: policies.to_vec(),
             decision,
         };
         match self.format {
-            // What both decide is no difference.
+            // A decision of both is no difference.
             Format::Text if self.two && policies.len() == 2 => return Ok(()),
             Format::Text | Format::Wide => output::line(&self.text(policies, decision))?,
-            Format::Json | Format::Yaml => self.list.item(self.format, &told)?,
+            Format::Json | Format::Yaml => self.list.item(self.format, &view)?,
         }
         self.written += 1;
         Ok(())

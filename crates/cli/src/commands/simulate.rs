@@ -1,11 +1,11 @@
-//! `gpuwarden simulate`: whether any story breaks an invariant.
+//! `gpuwarden simulate`: searches for a sequence of events that breaks an invariant.
 
 use jiff::Timestamp;
 use trial::simulate::{Report, Violation, run};
 
 use crate::args::SimulateArgs;
+use crate::exit_code;
 use crate::output::{self, say};
-use crate::{EXIT_OK, EXIT_UNHEALTHY};
 
 pub(super) fn execute(args: &SimulateArgs) -> anyhow::Result<u8> {
     let now = u64::try_from(Timestamp::now().as_second());
@@ -14,10 +14,7 @@ pub(super) fn execute(args: &SimulateArgs) -> anyhow::Result<u8> {
     if !output::structured(args.output.output, &report)? {
         text(&report)?;
     }
-    Ok(match report.violation {
-        Some(_) => EXIT_UNHEALTHY,
-        None => EXIT_OK,
-    })
+    Ok(exit_code(report.violation.is_none()))
 }
 
 fn text(report: &Report) -> anyhow::Result<()> {

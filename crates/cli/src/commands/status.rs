@@ -12,39 +12,35 @@ use runtime::sources::{SourceState, SourceStatus};
 use super::devices;
 use crate::args::{Format, ViewArgs};
 use crate::client::Client;
+use crate::exit_code;
 use crate::output::{self, Colour, ago, say};
-use crate::{EXIT_OK, EXIT_UNHEALTHY};
 
-/// Most nodes that are shown in text, the gravest; what stands above them must not scroll away.
+/// Most nodes in the text, the most severe ones; the lines above them must not scroll away.
 const NODES_SHOWN: usize = 100;
-/// Most faults of a node that are shown in text, the gravest.
+/// Most faults of a node in the text, the most severe ones.
 const FAULTS_SHOWN: usize = 10;
 
 pub(super) async fn execute(args: &ViewArgs) -> anyhow::Result<u8> {
-    let status: StatusView = Client::new(&args.server)?.get("/api/v1/status").await?;
+    let status = Client::new(&args.server)?.status().await?;
     let format = args.output.output;
     if !output::structured(format, &status)? {
         text(&status, format == Format::Wide)?;
     }
-    Ok(if healthy(&status) {
-        EXIT_OK
-    } else {
-        EXIT_UNHEALTHY
-    })
+    Ok(exit_code(healthy(&status)))
 }
 
-/// Returns whether no node has a fatal fault or is out of service, and all that should see does.
+/// Returns true if gpuwarden is ready, no node has a fatal fault, and none is out of service.
 fn healthy(status: &StatusView) -> bool {
     status.ready && status.fleet.nodes.iter().all(well)
 }
 
-/// Returns whether a node is well for us. What another gpuwarden has quarantined is that one's to
-/// tell: where each node speaks for itself, all of them would say so of one.
+/// Returns true if a node is healthy. The quarantine of another gpuwarden does not count: if every
+/// node runs its own gpuwarden, all of them would report it.
 fn well(node: &NodeStatus) -> bool {
     let session = node.session.as_ref();
-    let anothers = session.is_some_and(|session| session.another.is_some());
+    let is_foreign = session.is_some_and(|session| session.another.is_some());
     matches!(node.state, NodeState::Healthy | NodeState::Degraded)
-        || (anothers && !node.faults.iter().any(|fault| fault.fatal))
+        || (is_foreign && !node.faults.iter().any(|fault| fault.fatal))
 }
 
 fn text(status: &StatusView, wide: bool) -> anyhow::Result<()> {
@@ -62,7 +58,7 @@ fn text(status: &StatusView, wide: bool) -> anyhow::Result<()> {
     )?;
     if let Some(leadership) = &status.leadership {
         leadership_text(leadership)?;
-        // Who stands by has nothing else to tell.
+        // A standby has no other state.
         if !leadership.leads {
             return Ok(());
         }
@@ -108,7 +104,7 @@ fn text(status: &StatusView, wide: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Writes a line below the one that it belongs to, in a colour.
+/// Writes a further line of the entry above, in a colour.
 fn below(text: &str, colour: Colour) -> std::io::Result<()> {
     say!(
         "            {}",
@@ -133,7 +129,7 @@ fn policy_text(status: &StatusView, wide: bool) -> anyhow::Result<()> {
     let policy = &status.policy;
     if let Some(error) = &policy.error {
         let holds = match policy.loaded_at {
-            Some(at) => format!("that of {} ago holds", ago(at, status.now)),
+            Some(at) => format!("that of {} ago is used", ago(at, status.now)),
             None => "nothing is decided".to_owned(),
         };
         let state = output::colour(&format!("not loaded, {holds}"), Colour::Red);
@@ -175,13 +171,13 @@ fn source_text(source: &SourceStatus) -> String {
     )
 }
 
-/// Returns the lines of the nodes by name; of more than are shown, the gravest first. `wide` shows
-/// all.
+/// Returns the lines of the nodes, by name. If there are too many, only the most severe ones, most
+/// severe first; `wide` shows all.
 fn node_lines(nodes: &[NodeStatus], now: Timestamp, wide: bool) -> Vec<String> {
     let mut nodes: Vec<&NodeStatus> = nodes.iter().collect();
     let most = if wide { usize::MAX } else { NODES_SHOWN };
     if nodes.len() > most {
-        nodes.sort_by_key(|node| gravity(node.state));
+        nodes.sort_by_key(|node| rank(node.state));
     }
     let left = nodes.len().saturating_sub(most);
     let mut lines = Vec::new();
@@ -226,7 +222,7 @@ fn node_lines(nodes: &[NodeStatus], now: Timestamp, wide: bool) -> Vec<String> {
     lines
 }
 
-/// Returns the lines about a device that is tainted.
+/// Returns the lines about a tainted device.
 pub(super) fn device_lines(device: &DeviceView) -> Vec<String> {
     let taints = device.taints.join(", ");
     let gpu = if device.gpu.is_empty() {
@@ -243,7 +239,7 @@ pub(super) fn device_lines(device: &DeviceView) -> Vec<String> {
         ));
     }
     let evictions = device.evictions.iter();
-    lines.extend(evictions.map(|said| format!("{}: {said}", device.device)));
+    lines.extend(evictions.map(|text| format!("{}: {text}", device.device)));
     lines
 }
 
@@ -261,7 +257,7 @@ fn fault_text(fault: &FaultView, now: Timestamp) -> String {
     )
 }
 
-/// Returns the line of what was reported in the last day, and waits for no repair.
+/// Returns the line of a report of the last day that no repair waits for.
 fn notice_text(notice: &FaultView, now: Timestamp) -> String {
     format!(
         "  {} {}, {}",
@@ -284,8 +280,8 @@ fn when_and_by_whom(fault: &FaultView, now: Timestamp) -> String {
     format!("{} ago{times}{reporter}", ago(fault.last_seen, now))
 }
 
-/// Returns which nodes come first where not all are shown: the lower, the sooner.
-fn gravity(state: NodeState) -> u8 {
+/// Returns the order of a node if not all nodes are shown, from 0 for the first.
+fn rank(state: NodeState) -> u8 {
     match state {
         NodeState::Unhealthy | NodeState::RemediationFailed => 0,
         NodeState::Held => 1,
@@ -317,7 +313,7 @@ fn leadership_text(leadership: &LeadershipView) -> anyhow::Result<()> {
     };
     say!("leader      {who}")?;
     if let Some(error) = error {
-        let text = format!("the Lease {lease} cannot be asked for: {error}");
+        let text = format!("the Lease {lease} cannot be acquired: {error}");
         below(&text, Colour::Red)?;
     }
     Ok(())
@@ -332,7 +328,7 @@ fn store_text(status: &StatusView) -> anyhow::Result<()> {
     )?;
     if status.store.unreadable > 0 {
         let text = format!(
-            "{} events cannot be read and are passed over; `gpuwarden store inspect` names them",
+            "{} events cannot be read and are skipped; `gpuwarden store inspect` names them",
             status.store.unreadable
         );
         below(&text, Colour::Red)?;
@@ -354,7 +350,7 @@ fn delivery_text(delivery: &DeliveryView, status: &StatusView) -> anyhow::Result
     )?;
     if delivery.store_changes > 0 {
         say!(
-            "            its store was another one {} times; {} events were sent again",
+            "            its store was replaced {} times; {} events were sent again",
             delivery.store_changes,
             delivery.resent
         )?;
@@ -368,7 +364,7 @@ fn delivery_text(delivery: &DeliveryView, status: &StatusView) -> anyhow::Result
     }
     if delivery.aside > 0 {
         let text = format!(
-            "{} events were not taken and are kept in {}/outbox/refused.jsonl",
+            "{} events were rejected and are kept in {}/outbox/refused.jsonl",
             delivery.aside, status.process.data_dir
         );
         below(&text, Colour::Yellow)?;
@@ -384,7 +380,7 @@ fn forward_text(forward: &ForwardView) -> anyhow::Result<()> {
         forward.delivered,
         forward.waiting
     );
-    for (count, what) in [(forward.aside, "not taken"), (forward.missed, "missed")] {
+    for (count, what) in [(forward.aside, "rejected"), (forward.missed, "missed")] {
         if count > 0 {
             let part = format!(", {count} {what}");
             text.push_str(&output::colour(&part, Colour::Yellow));
@@ -397,7 +393,7 @@ fn forward_text(forward: &ForwardView) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Writes the limits on new quarantines: in one line where all is well.
+/// Writes the limits of new quarantines, in one line if there is no trouble.
 fn brake_text(brake: &BrakeView, wide: bool) -> anyhow::Result<()> {
     if let Some(paused) = &brake.paused {
         let text = format!("new quarantines are {}", output::plain(paused));
@@ -443,7 +439,7 @@ fn brake_text(brake: &BrakeView, wide: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns the nodes that use the room of the limits that are full.
+/// Returns the nodes that use up the full limits.
 fn room_used(brake: &BrakeView, wide: bool) -> Vec<String> {
     let full = brake.limits.iter().take(if wide { usize::MAX } else { 3 });
     full.filter(|limit| limit.used >= limit.allowed && !limit.by.is_empty())
@@ -519,7 +515,7 @@ mod tests {
             "\nand 1 more nodes: -o wide lists them"
         );
         assert_eq!(lines.len(), 2 * NODES_SHOWN + FAULTS_SHOWN + 2);
-        // All of it where that is asked for.
+        // The wide format shows all.
         let lines = node_lines(&nodes, now, true);
         assert_eq!(lines.len(), 2 * (NODES_SHOWN + 1) + 2 * 366);
     }
@@ -556,13 +552,13 @@ mod tests {
         };
         assert!(source_text(&source(0)).ends_with("1 faults"));
         assert!(source_text(&source(2)).ends_with("1 faults, 2 malformed"));
-        // What to do stands on a line of its own.
-        let advice = Some("mend it".to_owned());
-        let told = source_text(&SourceStatus {
+        // The advice has a line of its own.
+        let advice = Some("restart it".to_owned());
+        let text = source_text(&SourceStatus {
             advice,
             ..source(0)
         });
-        assert!(told.ends_with("1 faults\n            mend it"), "{told}");
+        assert!(text.ends_with("1 faults\n            restart it"), "{text}");
     }
 
     #[test]

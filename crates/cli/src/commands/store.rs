@@ -1,11 +1,14 @@
-//! `gpuwarden store inspect`: what the event store holds, without asking a server.
+//! `gpuwarden store inspect`: the contents of the event store's file, without a server.
 
 use store::{Count, Inspection, NODES, Position, StoreUrl};
 
 use crate::args::{StoreArgs, StoreCommand};
+use crate::exit_code;
 use crate::output::{self, say};
 use crate::settings::{ClientSettings, default_data_dir};
-use crate::{EXIT_OK, EXIT_UNHEALTHY};
+
+/// File of the event store in the data directory.
+pub(crate) const EVENTS_FILE: &str = "events.db";
 
 pub(super) fn execute(args: &StoreArgs) -> anyhow::Result<u8> {
     let StoreCommand::Inspect {
@@ -16,22 +19,18 @@ pub(super) fn execute(args: &StoreArgs) -> anyhow::Result<u8> {
     let file = ClientSettings::read(config.as_deref())?;
     let named = data_dir.clone().or(file.data_dir);
     let dir = named.map_or_else(default_data_dir, Ok)?;
-    let named = "--data-dir names the data directory of the gpuwarden that you mean";
-    let url = StoreUrl::in_data_dir(&dir);
-    if let Some(file) = url.file().filter(|file| !file.exists()) {
-        anyhow::bail!("there is no {}; {named}", file.display());
+    let named = "--data-dir names the data directory of another gpuwarden";
+    if !dir.join(EVENTS_FILE).exists() {
+        anyhow::bail!("no {EVENTS_FILE} in {}; {named}", dir.display());
     }
-    let found = url
-        .inspect()
-        .map_err(|error| anyhow::Error::from(error).context(format!("cannot inspect {url}")))?;
+    let found = inspect(&dir).map_err(|error| {
+        anyhow::Error::from(error).context(format!("cannot inspect {}", dir.display()))
+    })?;
     if !output::structured(output.output, &found)? {
         text(&found)?;
     }
-    Ok(if found.damage.is_empty() && found.unreadable == 0 {
-        EXIT_OK
-    } else {
-        EXIT_UNHEALTHY
-    })
+    let sound = found.damage.is_empty() && found.unreadable == 0;
+    Ok(exit_code(sound))
 }
 
 fn text(found: &Inspection) -> anyhow::Result<()> {
@@ -84,13 +83,13 @@ fn text(found: &Inspection) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Writes the events that are passed over.
+/// Writes the events that cannot be read.
 fn unreadable(found: &Inspection) -> anyhow::Result<()> {
     if found.unreadable == 0 {
         return Ok(());
     }
     say!(
-        "         {} cannot be read and are passed over",
+        "         {} cannot be read and are skipped",
         found.unreadable
     )?;
     for event in &found.unreadable_events {
@@ -115,7 +114,7 @@ fn counts(of: &str, counts: &[Count]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Writes a size in the largest unit that leaves a number of at least one.
+/// Returns a size in its largest unit.
 fn size(bytes: u64) -> String {
     let units = [(1_u64 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
     match units.iter().find(|(unit, _)| bytes >= *unit) {

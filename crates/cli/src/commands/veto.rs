@@ -1,7 +1,7 @@
-//! `gpuwarden veto`: hold back the next drain or repair of a node for a while, without ending its session.
+//! `gpuwarden veto`: holds back the next drain or remediation of a node, without ending its session.
 //!
-//! The veto is an annotation of the node, so it works from wherever `kubectl` does; whoever acts on the node
-//! sees it at once.
+//! The veto is an annotation on the node, so that it works wherever `kubectl` works; every gpuwarden
+//! that acts on the node watches it.
 
 use anyhow::bail;
 use contract::keys;
@@ -10,17 +10,17 @@ use jiff::Timestamp;
 use model::node::NodeView;
 use model::ownership::Ownership;
 
-use super::{annotate, connect, length, person, reason};
+use super::{annotate, connect, file, length, person, reason};
 use crate::EXIT_OK;
 use crate::args::VetoArgs;
 use crate::output::{self, say};
 
-/// Longest reason, in bytes: it is shown in one line.
+/// Longest reason (bytes), which is shown in one line.
 const REASON_BYTES: usize = 200;
 
 pub(super) async fn execute(args: &VetoArgs) -> anyhow::Result<u8> {
     let veto = if args.end { None } else { Some(read(args)?) };
-    let cluster = connect(&args.cluster.connect, args.cluster.file()?).await?;
+    let cluster = connect(&args.cluster, file(&args.cluster)?).await?;
     let text = veto.as_ref().map(serde_json::to_string).transpose()?;
     let node = &args.node;
     let has_veto = |node: &NodeView| node.annotations.contains_key(keys::VETO);
@@ -40,16 +40,16 @@ pub(super) async fn execute(args: &VetoArgs) -> anyhow::Result<u8> {
         "; the node is in service now"
     };
     output::line(&output::plain(&format!(
-        "{node}: no drain and no repair begins: {veto}{without}"
+        "{node}: no drain and no remediation begins: {veto}{without}"
     )))?;
     say!(
-        "What is under way goes to its end; a recovery and a release wait for nothing. To end it: \
-         gpuwarden veto {node} --end"
+        "Those that have begun are finished; a recovery and a release are not held back. To end the \
+         veto: gpuwarden veto {node} --end"
     )?;
     Ok(EXIT_OK)
 }
 
-/// Returns the veto that is asked for.
+/// Returns the veto of the arguments.
 fn read(args: &VetoArgs) -> anyhow::Result<Veto> {
     let duration = length(&args.duration)?;
     if duration > LONGEST {

@@ -1,4 +1,4 @@
-//! `gpuwarden why-not`: what decides about a node right now.
+//! `gpuwarden why-not`: the conditions of the decision about a node, as of now.
 
 use trial::why_not::{CheckResult, WhyNot};
 

@@ -59,7 +59,7 @@ fn decode_says_what_it_could_not_read_beside_its_output() {
     let garbled = "[6.0] NVRM: Xid (PCI:0000:3b:00): 7x, a \u{1b}[2J\n\
                    [7.0] nvidia-nvswitch3: SXid (PCI:zz): 24007, Fatal, Link 44 a\n";
     let expected =
-        "warning: 2 XID or SXid lines cannot be read, and tell of no fault; the first is ";
+        "warning: 2 XID or SXid lines cannot be parsed, and report no fault; the first is ";
     let first = r"NVRM: Xid (PCI:0000:3b:00): 7x, a \x1b[2J";
     for format in ["text", "json", "yaml"] {
         let plain = gpuwarden(&["decode", "-o", format], LOG);
@@ -77,7 +77,7 @@ fn decode_says_what_it_could_not_read_beside_its_output() {
     let path = file.path().to_str().unwrap();
     let (code, out, err) = gpuwarden(&["decode", path], "");
     assert_eq!((code, out.as_str()), (Some(0), ""));
-    let one = "warning: an XID or SXid line cannot be read, and tells of no fault: ";
+    let one = "warning: an XID or SXid line cannot be parsed, and reports no fault: ";
     let line = "nvidia-nvswitch3: SXid (PCI:zz): 24007, a";
     assert_eq!(err, format!("{one}{path}:2: {line}\n"));
 }
@@ -131,7 +131,10 @@ fn catalog_says_what_a_code_means_and_where_from() {
     assert!(out.starts_with("DCGM GPU_UNMONITORED\n"), "{out}");
     let (status, out, _) = gpuwarden(&["catalog", "dcgm", "DCGM_FR_NEVER"], "");
     assert_eq!(status, Some(2));
-    assert!(out.starts_with("DCGM_FR_NEVER is no code of DCGM"), "{out}");
+    assert!(
+        out.starts_with("DCGM code DCGM_FR_NEVER is not in the catalogue"),
+        "{out}"
+    );
     assert_eq!(gpuwarden(&["catalog", "disease"], "").0, Some(2));
 }
 

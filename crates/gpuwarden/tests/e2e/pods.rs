@@ -249,8 +249,9 @@ async fn a_gpu_of_a_pod_that_the_kubelet_calls_unhealthy_is_named() -> anyhow::R
     pods.patch_status(&name, &PatchParams::default(), &patch)
         .await?;
     let story = scene.product.client(["explain", &scene.node]).await?;
-    let expected =
-        format!("pod       default/{name}: the kubelet calls its nvidia.com/gpu GPU-1 unhealthy");
+    let expected = format!(
+        "pod       default/{name}: the kubelet reports its nvidia.com/gpu GPU-1 as unhealthy"
+    );
     assert!(story.stdout.contains(&expected), "{}", story.stdout);
     Ok(())
 }

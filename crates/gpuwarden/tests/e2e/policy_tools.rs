@@ -67,7 +67,7 @@ fn a_policy_is_linted_shown_and_tested() {
     // No tests, then good ones in YAML, then one that fails.
     let (code, _, err) = gpuwarden(&["policy", "test", &good], "");
     assert_eq!(code, Some(2));
-    assert!(err.contains("good.test.yaml is not there"), "{err}");
+    assert!(err.contains("good.test.yaml does not exist"), "{err}");
     let tests = "tests:\n- name: 79 takes it out\n  events: [{xid: 79}]\n  expect: {cordon: true, decisions: [quarantine]}\n\
         - name: an opted-out node stays\n  node: {metadata: {labels: {k8saas.nvidia.com/ManagedByNVSentinel: 'false'}}}\n  events: [{xid: 79}]\n  expect: {cordon: false}\n";
     fs::write(path("good.test.yaml"), tests).unwrap();
@@ -93,7 +93,10 @@ fn a_policy_is_linted_shown_and_tested() {
     fs::write(path("good.test.yaml"), "tests:\n- nme: x\n").unwrap();
     let (code, _, err) = gpuwarden(&["policy", "test", &good], "");
     assert_eq!(code, Some(2));
-    assert!(err.contains("good.test.yaml is no file of tests"), "{err}");
+    assert!(
+        err.contains("good.test.yaml is not a file of tests"),
+        "{err}"
+    );
 }
 
 #[test]

@@ -150,9 +150,16 @@ fn the_brake_holds_and_is_compared() {
     // How many nodes 20 % are is not known without the list: that is said, once.
     let (_, out, _) = replay(&[]);
     assert!(out.contains("nodes taken out   30"), "{out}");
-    assert_eq!(out.matches("limits were not applied").count(), 1, "{out}");
+    assert_eq!(
+        out.matches("limits of the brake were not applied").count(),
+        1,
+        "{out}"
+    );
     let (_, _, err) = replay(&["-o", "json"]);
-    assert!(err.contains("not known: 20%; --nodes FILE"), "{err}");
+    assert!(
+        err.contains("unknown: 20%; name them with --nodes FILE"),
+        "{err}"
+    );
 
     // Policies that differ in nothing else, with and without events.
     let max = |max: u32| {
@@ -275,11 +282,11 @@ fn lines_that_cannot_be_read_are_counted_over_all_logs_and_the_first_is_named() 
     for (files, says) in [
         (
             &[&one, &two][..],
-            "2 XID or SXid lines cannot be read, and tell of no fault; the first is",
+            "2 XID or SXid lines cannot be parsed, and report no fault; the first is",
         ),
         (
             &[&one][..],
-            "an XID or SXid line cannot be read, and tells of no fault:",
+            "an XID or SXid line cannot be parsed, and reports no fault:",
         ),
     ] {
         let mut args = vec!["replay", "-o", "json"];

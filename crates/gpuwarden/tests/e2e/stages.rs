@@ -92,7 +92,10 @@ async fn a_veto_holds_a_drain_back_until_it_is_taken_back() -> anyhow::Result<()
     let refused = veto(&["--for", "400h", "--reason", "x"]).await?;
     assert_eq!(refused.code, Some(2), "{}", refused.stderr);
     let said = veto(&["--reason", "looking at the link"]).await?;
-    assert!(said.expect(0)?.contains("no drain and no repair begins"));
+    assert!(
+        said.expect(0)?
+            .contains("no drain and no remediation begins")
+    );
     let plan = ["drain", "--plan", &scene.node, "-o", "json"];
     let plan = [&plan[..], &["--kubeconfig", &kubeconfig]].concat();
     let plan: Value = serde_json::from_str(scene.product.command(plan).await?.expect(0)?)?;

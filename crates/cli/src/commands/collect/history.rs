@@ -1,15 +1,15 @@
-//! Our own history of the node, as the API of the running gpuwarden tells it.
+//! gpuwarden's history of the node, from the API of the running process.
 
 use super::{Collected, Collection};
 use crate::client::Client;
 use crate::commands::events::query;
 
-/// Most bytes of each of the two files: the story of a node with a long past.
+/// Most bytes of each of the two files: the story of a node with a long history.
 const MAX_BYTES: u64 = 8 * 1024 * 1024;
-/// The newest events that are asked for.
+/// Most events, from the newest.
 const EVENTS: u32 = 1_000;
 
-/// Fetches the story of the node: what was seen, decided and done.
+/// Fetches the story of the node: log lines, events, decisions and API calls.
 pub(super) async fn explain(collection: &Collection<'_>) -> anyhow::Result<Collected> {
     let path = format!("/api/v1/nodes/{}/explain", query(&collection.node));
     fetch(collection, &path, "explain.json").await

@@ -1,4 +1,4 @@
-//! The kernel log of this boot: its newest part, as text that `gpuwarden decode` reads.
+//! The newest part of this boot's kernel log, as text that `gpuwarden decode` reads.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -8,15 +8,14 @@ use host::kernel_log::{Event, Record, Source, Spec};
 
 use super::{Collected, Collection};
 
-/// Most bytes of the file. A kernel keeps less than a megabyte unless told otherwise; a journal may hold any
-/// number.
+/// Most bytes of the file. By default a kernel keeps less than a megabyte; a journal may have any
+/// size.
 const MAX_BYTES: u64 = 16 * 1024 * 1024;
-/// Time to read the log: seconds are enough for a journal of gigabytes.
+/// Longest time for reading the log. A journal of gigabytes takes seconds.
 const TIME: Duration = Duration::from_secs(30);
-/// Records read at once.
+/// Records that are read at once.
 const BATCH: usize = 1_024;
 
-/// The file.
 const FILE: &str = "kernel.log";
 
 /// The newest lines of a log, within a bound.
@@ -24,9 +23,9 @@ struct Newest {
     lines: VecDeque<String>,
     bytes: usize,
     most: usize,
-    /// Lines that had to go.
+    /// Number of lines that were removed.
     dropped: u64,
-    /// Records that were logged and could not be read.
+    /// Number of records that could not be read.
     lost: u64,
 }
 
@@ -35,7 +34,7 @@ pub(super) async fn collect(collection: &Collection<'_>) -> anyhow::Result<Colle
     let bound = collection.bound(MAX_BYTES)?;
     let spec = match collection.args.kernel_log.parse()? {
         Spec::File(path) => Spec::FileOnce(path),
-        Spec::Stdin => bail!("the kernel log is not taken from standard input"),
+        Spec::Stdin => bail!("the kernel log cannot be read from standard input"),
         spec => spec,
     };
     let mut source = host::kernel_log::open(&spec, None)?;
@@ -71,7 +70,7 @@ async fn read(source: &mut Source, newest: &mut Newest) -> anyhow::Result<()> {
         for event in events.drain(..) {
             match event {
                 Event::Record(record) => newest.push(line(&record)),
-                // At least one, where nobody can tell.
+                // The count may be unknown (0): at least one.
                 Event::Lost { count, .. } => newest.lost += count.max(1),
                 Event::Malformed { .. } => newest.lost += 1,
                 Event::CaughtUp | Event::End => return Ok(()),
@@ -81,7 +80,7 @@ async fn read(source: &mut Source, newest: &mut Newest) -> anyhow::Result<()> {
     }
 }
 
-/// Returns a record in the form of `dmesg -r --time-format iso`, a further line of it indented.
+/// Returns a record in the form of `dmesg -r --time-format iso`, with further lines indented.
 fn line(record: &Record) -> String {
     let mut line = String::new();
     if let (Some(facility), Some(level)) = (record.facility, record.level) {

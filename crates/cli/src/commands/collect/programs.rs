@@ -1,8 +1,8 @@
-//! What programs of the vendor say of the GPUs. They run as processes of their own, for they may hang in the
-//! driver of a machine that is ill.
+//! Output of the vendor's programs about the GPUs.
 //!
-//! They get nothing of our environment but where programs and libraries are: what they write goes elsewhere,
-//! and secrets stay here.
+//! The programs run as child processes, since they may hang in the driver of a faulty machine. Of the
+//! environment they get only the paths of programs and libraries: their output leaves the machine,
+//! and must not contain secrets.
 
 use std::fs::{self, File};
 use std::io::{Read as _, Seek as _, SeekFrom};
@@ -16,30 +16,29 @@ use tokio::process::Command;
 
 use super::{Collected, Collection, size};
 
-/// Most bytes of what `nvidia-smi -q` says: 16 GPUs take a few hundred kilobytes.
+/// Most bytes of the output of `nvidia-smi -q`: 16 GPUs take a few hundred kilobytes.
 const MAX_SMI: u64 = 4 * 1024 * 1024;
-/// Time for `nvidia-smi -q`: one that takes longer hangs in the driver.
+/// Longest time for `nvidia-smi -q`; after that it hangs in the driver.
 const SMI_TIME: Duration = Duration::from_secs(30);
-/// Most bytes of a bug report, which is compressed: some megabytes are usual.
+/// Most bytes of a bug report, which is compressed; usual are some megabytes.
 const MAX_REPORT: u64 = 48 * 1024 * 1024;
-/// Bytes of the end of what a program says beside its result that are quoted where it fails.
+/// Most bytes at the end of a program's messages that an error quotes.
 const QUOTED: u64 = 400;
 
-/// A program of the machine, and the place where it may write.
+/// A program of the machine, and the directory that it may write to.
 struct Program {
     command: Command,
     scratch: TempDir,
-    /// The scratch as the program sees it.
+    /// Path of `scratch` inside the program's root.
     seen: PathBuf,
 }
 
-/// Asks `nvidia-smi` for all that it knows.
 pub(super) async fn nvidia_smi(collection: &Collection<'_>) -> anyhow::Result<Collected> {
     const FILE: &str = "nvidia-smi.txt";
     let bound = collection.bound(MAX_SMI)?;
     let mut program = Program::of("nvidia-smi", collection)?;
-    let said = program.said()?;
-    program.command.arg("-q").stderr(said);
+    let messages = program.messages()?;
+    program.command.arg("-q").stderr(messages);
     program.command.stdout(collection.create(FILE)?);
     let ended = program.run(SMI_TIME, bound).await?;
     if size(&collection.directory.join(FILE)) == 0 {
@@ -47,13 +46,12 @@ pub(super) async fn nvidia_smi(collection: &Collection<'_>) -> anyhow::Result<Co
         bail!(
             program
                 .problem(ended, SMI_TIME)
-                .unwrap_or_else(|| "it says nothing".to_owned())
+                .unwrap_or_else(|| "it has no output".to_owned())
         );
     }
     program.collected(collection, FILE.to_owned(), ended, SMI_TIME, bound)
 }
 
-/// Has `nvidia-bug-report.sh` make its report.
 pub(super) async fn bug_report(collection: &Collection<'_>) -> anyhow::Result<Collected> {
     let bound = collection.bound(MAX_REPORT)?;
     let time = Duration::from_secs(collection.args.timeout);
@@ -61,14 +59,17 @@ pub(super) async fn bug_report(collection: &Collection<'_>) -> anyhow::Result<Co
     if !collection.args.full {
         program.command.arg("--safe-mode");
     }
-    let said = program.said()?;
+    let messages = program.messages()?;
     program
         .command
         .arg("--output-file")
         .arg(program.seen.join("report.log"));
-    program.command.stdout(said.try_clone()?).stderr(said);
+    program
+        .command
+        .stdout(messages.try_clone()?)
+        .stderr(messages);
     let ended = program.run(time, bound).await?;
-    // It compresses its report where it can, and names it so.
+    // The script compresses its report if gzip is installed, and names it accordingly.
     let report = ["report.log.gz", "report.log"]
         .into_iter()
         .find_map(|name| {
@@ -79,7 +80,7 @@ pub(super) async fn bug_report(collection: &Collection<'_>) -> anyhow::Result<Co
         bail!(
             program
                 .problem(ended, time)
-                .unwrap_or_else(|| "it has made no report".to_owned())
+                .unwrap_or_else(|| "it has written no report".to_owned())
         );
     };
     let ending = name.trim_start_matches("report");
@@ -95,7 +96,7 @@ pub(super) async fn bug_report(collection: &Collection<'_>) -> anyhow::Result<Co
 // === impl Program ===
 
 impl Program {
-    /// Finds a program, and prepares to run it.
+    /// Finds a program and prepares its command.
     fn of(name: &str, collection: &Collection<'_>) -> anyhow::Result<Self> {
         let root = collection.args.host_root.as_deref();
         let root = root.map(std::path::absolute).transpose()?;
@@ -104,7 +105,7 @@ impl Program {
             match root {
                 Some(root) => bail!("there is no {name} below {}", root.display()),
                 None => bail!(
-                    "there is no {name}: in a container, --host-root says where the machine's is"
+                    "there is no {name}: in a container, --host-root names the machine's root"
                 ),
             }
         };
@@ -142,9 +143,9 @@ impl Program {
         })
     }
 
-    /// Makes the file for what it says beside its result.
-    fn said(&self) -> std::io::Result<File> {
-        File::create(self.scratch.path().join("said"))
+    /// Creates the file for the program's messages.
+    fn messages(&self) -> std::io::Result<File> {
+        File::create(self.scratch.path().join("messages"))
     }
 
     async fn run(&mut self, time: Duration, bound: u64) -> anyhow::Result<Ended> {
@@ -156,21 +157,21 @@ impl Program {
         ended.context("it cannot be run")
     }
 
-    /// Returns what is wrong with the way it has ended, and the end of what it said.
+    /// Returns the error that the program ended with, if any, and the end of its messages.
     fn problem(&self, ended: Ended, time: Duration) -> Option<String> {
         let how = match ended {
             Ended::Exited(status) if status.success() => return None,
             Ended::Exited(status) => format!("it ended with {status}"),
-            Ended::Killed => format!("it was ended after {} s", time.as_secs()),
+            Ended::Killed => format!("it was killed after {} s", time.as_secs()),
         };
         Some(match self.last_words() {
-            Ok(words) if !words.is_empty() => format!("{how}, and said: {words}"),
+            Ok(words) if !words.is_empty() => format!("{how}, with the output: {words}"),
             _ => how,
         })
     }
 
     fn last_words(&self) -> std::io::Result<String> {
-        let path = self.scratch.path().join("said");
+        let path = self.scratch.path().join("messages");
         let mut file = File::open(&path)?;
         let from = fs::metadata(&path)?.len().saturating_sub(QUOTED);
         file.seek(SeekFrom::Start(from))?;
@@ -179,7 +180,7 @@ impl Program {
         Ok(String::from_utf8_lossy(&words).trim().to_owned())
     }
 
-    /// Returns a file that it has written, with what is missing of it.
+    /// Returns the file of the program's result, and its missing part.
     fn collected(
         &self,
         collection: &Collection<'_>,
@@ -190,11 +191,11 @@ impl Program {
     ) -> anyhow::Result<Collected> {
         let path = collection.directory.join(&file);
         let cut = if size(&path) >= bound {
-            // Before its limit held it may have written more.
+            // The program may have written more before it reached its limit.
             File::options().write(true).open(&path)?.set_len(bound)?;
             Some(format!("the first {bound} bytes"))
         } else {
-            (ended == Ended::Killed).then(|| "what there was when it was ended".to_owned())
+            (ended == Ended::Killed).then(|| "written until it was killed".to_owned())
         };
         Ok(Collected {
             file,

@@ -1,4 +1,4 @@
-//! Collections with programs, a kernel log and a server that the tests play.
+//! Collections with fake programs, a fake kernel log and a fake server.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::sync::{Arc, Mutex};
@@ -9,29 +9,29 @@ use tokio::net::{TcpListener, TcpStream};
 
 use super::*;
 use crate::args::{OutputArgs, ServerArgs};
+use crate::{EXIT_OK, EXIT_UNHEALTHY};
 
-/// A fault in a kernel log.
+/// Kernel log with a fault.
 const LOG: &str = "[    3.000000] NVRM: Xid (PCI:0000:b3:00): 48, pid=77, name=my train, DBE\n";
-/// Begins a bug report that writes to `$out` and has its other arguments in `$rest`.
+/// Beginning of a script that stores the path of its report in `$out` and other arguments in `$rest`.
 const REPORT: &str = "while [ $# -gt 0 ]; do case $1 in --output-file) out=$2; shift 2;; \
                       *) rest=\"$rest $1\"; shift;; esac; done\n";
-/// Waits until the size of files is limited.
+/// Script that waits until the size of files is limited.
 const LIMITED: &str = "while [ \"$(ulimit -f)\" = unlimited ]; do :; done\n";
 
-/// Paths and contents that were brought to a server.
-type Brought = Vec<(String, Vec<u8>)>;
+/// Paths and contents of uploads.
+type Uploads = Vec<(String, Vec<u8>)>;
 
-/// What collections are made of.
 struct Scene {
     programs: TempDir,
     directory: TempDir,
     args: CollectArgs,
 }
 
-/// A server that answers all requests alike, and what it was brought.
+/// Server that answers all requests with the same status, and the uploads to it.
 struct Server {
     url: String,
-    brought: Arc<Mutex<Brought>>,
+    uploads: Arc<Mutex<Uploads>>,
 }
 
 // === impl Scene ===
@@ -50,7 +50,7 @@ impl Scene {
             host_root: None,
             kernel_log: log.display().to_string(),
             server: ServerArgs {
-                // Nobody answers there.
+                // Nothing listens there.
                 server: Some("http://127.0.0.1:1".to_owned()),
                 ..ServerArgs::default()
             },
@@ -61,21 +61,21 @@ impl Scene {
             directory,
             args,
         };
-        // Those of the machine are not to be found.
+        // Hide the machine's own programs.
         for name in ["nvidia-smi", "nvidia-bug-report.sh"] {
             scene.program(name, "exit 1");
         }
         scene
     }
 
-    /// Plays a program.
+    /// Creates a fake program.
     fn program(&self, name: &str, script: &str) {
         let path = self.programs.path().join(name);
         fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
     }
 
-    /// Collects into files with this many bytes in all.
+    /// Runs a collection with a limit for the bytes of all files.
     async fn collect(&self, room: u64) -> (SummaryView, PathBuf) {
         let mut collection = Collection::begin(&self.args).unwrap();
         let mut path = self.programs.path().as_os_str().to_owned();
@@ -92,17 +92,17 @@ impl Server {
     async fn start(status: &'static str) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
-        let brought = Arc::<Mutex<Brought>>::default();
-        let noted = brought.clone();
+        let uploads = Arc::<Mutex<Uploads>>::default();
+        let shared = uploads.clone();
         tokio::spawn(async move {
             while let Ok((connection, _)) = listener.accept().await {
-                tokio::spawn(Self::serve(connection, status, noted.clone()));
+                tokio::spawn(Self::serve(connection, status, shared.clone()));
             }
         });
-        Self { url, brought }
+        Self { url, uploads }
     }
 
-    async fn serve(mut connection: TcpStream, status: &'static str, brought: Arc<Mutex<Brought>>) {
+    async fn serve(mut connection: TcpStream, status: &'static str, uploads: Arc<Mutex<Uploads>>) {
         let mut read = Vec::new();
         loop {
             let head = read.windows(4).position(|four| four == b"\r\n\r\n");
@@ -122,7 +122,7 @@ impl Server {
             let mut words = text.split(' ');
             let answer = match (words.next(), words.next().unwrap()) {
                 (Some("put"), path) => {
-                    brought.lock().unwrap().push((path.to_owned(), body));
+                    uploads.lock().unwrap().push((path.to_owned(), body));
                     String::new()
                 }
                 (_, path) => format!("{{\"asked\":\"{path}\"}}"),
@@ -174,7 +174,7 @@ async fn each_source_is_a_file_and_all_are_uploaded() {
         &report,
         SUMMARY,
     ];
-    let brought = server.brought.lock().unwrap().clone();
+    let uploads = server.uploads.lock().unwrap().clone();
     let expected: Vec<_> = files
         .iter()
         .map(|file| {
@@ -184,8 +184,8 @@ async fn each_source_is_a_file_and_all_are_uploaded() {
             )
         })
         .collect();
-    assert_eq!(brought, expected);
-    // Nothing else is left, and nobody else reads it.
+    assert_eq!(uploads, expected);
+    // No other file is left, and only the owner may read the files.
     assert_eq!(fs::read_dir(&directory).unwrap().count(), files.len());
     let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
     assert_eq!(
@@ -212,7 +212,7 @@ async fn all_is_asked_for_only_where_it_is_wanted() {
     let script = format!("{REPORT}echo \"asked$rest\" > \"$out\"");
     scene.program("nvidia-bug-report.sh", &script);
     let (summary, directory) = scene.collect(MAX_TOTAL).await;
-    // It could not compress.
+    // The script has no gzip.
     let file = view(&summary, "nvidia-bug-report").file.clone().unwrap();
     assert_eq!(Path::new(&file).extension().unwrap(), "log");
     assert_eq!(fs::read_to_string(directory.join(file)).unwrap(), "asked\n");
@@ -234,7 +234,7 @@ async fn a_source_that_hangs_fails_or_is_missing_costs_itself_only() {
         ("kernel-log", "there is no /nowhere/kern.log"),
         (
             "nvidia-smi",
-            "it ended with exit status: 9, and said: no device",
+            "it ended with exit status: 9, with the output: no device",
         ),
     ] {
         let view = view(&summary, source);
@@ -243,16 +243,13 @@ async fn a_source_that_hangs_fails_or_is_missing_costs_itself_only() {
         assert!(problem.starts_with(text), "{problem}");
     }
     let report = view(&summary, "nvidia-bug-report");
-    assert_eq!(report.problem.as_deref(), Some("it was ended after 1 s"));
-    assert_eq!(
-        report.cut.as_deref(),
-        Some("what there was when it was ended")
-    );
+    assert_eq!(report.problem.as_deref(), Some("it was killed after 1 s"));
+    assert_eq!(report.cut.as_deref(), Some("written until it was killed"));
     let half = fs::read_to_string(directory.join(report.file.as_ref().unwrap())).unwrap();
     assert_eq!(half, "half\n");
     assert_eq!(fs::read_dir(&directory).unwrap().count(), 2);
 
-    // With nothing at all there is still a summary.
+    // A collection without any file has a summary.
     scene.args.host_root = Some(scene.programs.path().to_owned());
     scene.args.directory = scene.directory.path().join("other");
     let (summary, directory) = scene.collect(MAX_TOTAL).await;
@@ -286,7 +283,7 @@ async fn what_is_too_large_is_cut_and_the_whole_is_bounded() {
     let file = report.file.as_ref().unwrap();
     assert_eq!(size(&directory.join(file)), report.bytes);
 
-    // Nothing is left for the others.
+    // One file uses up the bytes of all.
     let mut again = Scene::new();
     again.args.kernel_log = scene.args.kernel_log.clone();
     again.program("nvidia-smi", &format!("{LIMITED}exec yes"));
@@ -302,7 +299,7 @@ async fn what_is_too_large_is_cut_and_the_whole_is_bounded() {
             .problem
             .as_ref()
             .unwrap()
-            .starts_with("the other files have all")
+            .starts_with("the other files have used up")
     );
 }
 

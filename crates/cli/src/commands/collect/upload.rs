@@ -1,4 +1,4 @@
-//! Brings files to a server by HTTP PUT, as NVSentinel's log collector does.
+//! Uploads files to a server by HTTP PUT, like NVSentinel's log collector.
 
 use std::time::Duration;
 
@@ -10,10 +10,10 @@ use hyper_util::client::legacy::Client as HttpClient;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 
-/// Time for one file: the largest takes it at ten megabits in a second.
+/// Longest time for one file: the largest takes so long at ten megabits per second.
 const TIME: Duration = Duration::from_secs(60);
 
-/// An `Uploader` brings files to a server.
+/// Client of the server for uploads.
 pub(super) struct Uploader {
     base: String,
     http: HttpClient<HttpConnector, Full<Bytes>>,
@@ -22,17 +22,17 @@ pub(super) struct Uploader {
 // === impl Uploader ===
 
 impl Uploader {
-    /// Returns an uploader to what is below `base`.
+    /// Creates an uploader to paths below `base`.
     pub(super) fn new(base: &str) -> anyhow::Result<Self> {
-        // A secret may stand in it: it is not repeated.
+        // The address may contain a secret: no error quotes it.
         let uri: Uri = base
             .parse()
             .context("--upload is no address such as http://files.example/upload")?;
         if uri.scheme_str() != Some("http") {
-            bail!("--upload: only http:// is spoken");
+            bail!("--upload: only http:// is supported");
         }
         if uri.query().is_some() || uri.authority().is_some_and(|it| it.as_str().contains('@')) {
-            bail!("--upload: an address has neither a user nor a query here");
+            bail!("--upload: the address must have neither a user nor a query");
         }
         Ok(Self {
             base: base.trim_end_matches('/').to_owned(),
@@ -40,7 +40,7 @@ impl Uploader {
         })
     }
 
-    /// Brings a file to its place below the base.
+    /// Uploads a file to a path below the base.
     pub(super) async fn put(&self, place: &str, content: Vec<u8>) -> anyhow::Result<()> {
         let request =
             Request::put(format!("{}/{place}", self.base)).body(Full::new(Bytes::from(content)))?;

@@ -16,15 +16,13 @@ use store::{StoreError, StoreUrl};
 
 use super::{Finding, Installation, asker, causes};
 use crate::commands::load_catalog;
+use crate::commands::store::EVENTS_FILE;
 use crate::given::Given;
 use crate::policy_source;
 
 /// Free space below which the store may stop accepting events within a day.
 const LITTLE_ROOM: u64 = 256 * MIB;
 const MIB: u64 = 1024 * 1024;
-/// File of the event store in the data directory.
-const EVENTS_FILE: &str = "events.db";
-
 pub(super) fn check(installation: &Installation, running: bool, given: &Given) -> Vec<Finding> {
     let (node, act) = (installation.node.as_ref(), installation.act.as_ref());
     let data = &installation.process.data_dir;
@@ -234,7 +232,7 @@ mod tests {
         let found = data_dir(&home.path().join("a/b"));
         assert_eq!(found.result, Severity::Ok, "{found:?}");
         assert_eq!(fs::read_dir(home.path()).unwrap().count(), 0);
-        // A file where a directory should be: not even root can write into it.
+        // Not even root can write below a file.
         let file = tempfile::NamedTempFile::new().unwrap();
         let found = data_dir(file.path());
         assert_eq!(found.result, Severity::Problem, "{found:?}");

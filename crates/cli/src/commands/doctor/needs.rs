@@ -17,7 +17,7 @@ use crate::settings::{ActSettings, Mode, Transport};
 
 const TABLE: &str = include_str!("../../../data/permissions.tsv");
 
-/// A permission.
+/// A permission in the cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Need {
     /// Short name, for the role that grants the permission.

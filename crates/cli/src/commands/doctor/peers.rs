@@ -17,8 +17,8 @@ use crate::settings::{IngestSettings, Transport};
 
 /// Time that an agent allows for connecting.
 const CONNECT: Duration = Duration::from_secs(5);
-/// Part of its time in which a certificate should have been renewed, as a divisor: cert-manager and
-/// the kubelet renew when a third is left.
+/// Divisor of a certificate's lifetime: in the last tenth the renewal is overdue, since cert-manager
+/// and the kubelet renew when a third is left.
 const LAST_PART: i32 = 10;
 
 pub(super) async fn check(installation: &Installation, running: bool) -> Vec<Finding> {

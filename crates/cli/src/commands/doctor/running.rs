@@ -27,7 +27,7 @@ pub(super) async fn check(installation: &Installation, given: &Given) -> (Vec<Fi
         ..ServerArgs::default()
     };
     let asked = match Client::new(&server) {
-        Ok(client) => client.get::<StatusView>("/api/v1/status").await,
+        Ok(client) => client.status().await,
         Err(error) => Err(error),
     };
     let status = match asked {

@@ -1,4 +1,4 @@
-//! `gpuwarden policy show`: all settings and rules of a policy, defaults included.
+//! `gpuwarden policy show`: all settings and rules of a policy, including defaults.
 
 use policy::{DEFAULT_POLICY, Policy, Route, Rule, RuleSet};
 use serde::Serialize;
@@ -8,7 +8,7 @@ use crate::args::Format;
 use crate::output::{self, Colour, say};
 use crate::policy_source;
 
-/// `Shown` is a policy with everything that holds.
+/// All settings and rules of a policy.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Shown {
@@ -22,12 +22,12 @@ struct Shown {
     warnings: Vec<String>,
 }
 
-/// A `Setting` is one key of the file.
+/// Key of the policy's file.
 #[derive(Serialize)]
 struct Setting {
     key: &'static str,
     value: String,
-    /// `file` or `default`.
+    /// Origin of the value: `file` or `default`.
     from: &'static str,
 }
 
@@ -54,7 +54,7 @@ struct ShownRuleSet {
 #[derive(Serialize)]
 struct ShownRoute {
     name: String,
-    /// The stages that it gives.
+    /// Stages of a node on this route.
     stages: String,
     all: Vec<ShownRule>,
     any: Vec<ShownRule>,

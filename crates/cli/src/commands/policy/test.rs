@@ -1,4 +1,4 @@
-//! `gpuwarden policy test`.
+//! `gpuwarden policy test`: runs the tests of a policy.
 
 use std::path::{Path, PathBuf};
 
@@ -8,16 +8,16 @@ use serde::Serialize;
 use trial::cases::{self, CaseResult, Cases};
 
 use crate::args::Format;
+use crate::exit_code;
 use crate::output::{self, Colour, say};
 use crate::policy_source;
-use crate::{EXIT_OK, EXIT_UNHEALTHY};
 
-/// Ending of a policy's tests, in the place of its own.
+/// Extension of the file of tests beside a policy.
 const BESIDE_FIRST: &str = "test.yaml";
-/// All endings that are looked for.
+/// All extensions of files of tests.
 const BESIDE: [&str; 3] = [BESIDE_FIRST, "test.yml", "test.toml"];
 
-/// `Ran` is a test that was run, and where it stands.
+/// Result of a test, and its file.
 #[derive(Serialize)]
 struct Ran {
     file: String,
@@ -55,17 +55,17 @@ pub(super) fn execute(source: &str, tests: &[PathBuf], format: Format) -> anyhow
         }
         say!("\n{} passed, {failed} failed", ran.len() - failed)?;
     }
-    Ok(if failed == 0 { EXIT_OK } else { EXIT_UNHEALTHY })
+    Ok(exit_code(failed == 0))
 }
 
-/// Returns the file of the tests beside a policy: `policy.test.yaml` for `policy.toml`.
+/// Returns the file of tests beside a policy: `policy.test.yaml` for `policy.toml`.
 fn beside(source: &str) -> anyhow::Result<PathBuf> {
     let policy = Path::new(source);
     let candidates = BESIDE.map(|ending| policy.with_extension(ending));
     match candidates.iter().find(|path| path.is_file()) {
         Some(path) => Ok(path.clone()),
         None => bail!(
-            "there are no tests beside {source}: {} is not there; name a file of tests",
+            "there are no tests beside {source}: {} does not exist; name a file of tests",
             policy.with_extension(BESIDE_FIRST).display()
         ),
     }
@@ -81,7 +81,7 @@ fn read(path: &Path) -> anyhow::Result<Cases> {
     } else {
         serde_saphyr::from_str(&text).map_err(anyhow::Error::from)
     };
-    read.with_context(|| format!("{shown} is no file of tests"))
+    read.with_context(|| format!("{shown} is not a file of tests"))
 }
 
 // === impl Ran ===

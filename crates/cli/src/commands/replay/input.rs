@@ -1,5 +1,5 @@
-//! The inputs of a replay: kernel logs and exported events, read one record at a time and put
-//! into one order of time.
+//! The inputs of a replay: kernel logs and exported events, read one record at a time and merged in
+//! the order of time.
 
 mod log;
 
@@ -24,19 +24,19 @@ use crate::commands::no_text::no_text;
 use crate::commands::progress::{BytesRead, Counted, Progress};
 use crate::output;
 
-/// Most inputs: each is an open file.
+/// Most inputs, since each is an open file.
 const MAX_INPUTS: usize = 1_000;
-/// Most events whose ids are remembered, so that one that is there twice counts once.
+/// Most remembered ids of events; a repeated event counts once.
 const REMEMBERED: usize = 1_000_000;
-/// Records that are named one by one where they cannot be read.
+/// Most unreadable records that are named one by one.
 const NAMED: u64 = 20;
-/// Size of the reads.
+/// Size of the read buffers (bytes).
 const BUFFER: usize = 64 * 1024;
 
-/// `Inputs` reads all files as one.
+/// All inputs, read as one.
 pub(crate) struct Inputs {
     files: Vec<InputFile>,
-    /// The next item of each, the earliest on top.
+    /// Time of the next item of each file, the earliest on top.
     next: BinaryHeap<Reverse<(Timestamp, usize)>>,
     seen: RecentIds,
     problems: Problems,
@@ -46,19 +46,20 @@ pub(crate) struct Inputs {
     repeats: u64,
 }
 
-/// An `Item` is an event, and when it was accepted, or would have been.
+/// Event, and the time of its acceptance.
 pub(crate) struct Item {
     pub(crate) at: Timestamp,
     pub(crate) event: HealthEvent,
 }
 
-/// An `InputFile` is a kernel log or an export of events.
+/// A kernel log or an export of events.
 struct InputFile {
     name: String,
     form: Form,
-    /// Read, and not yet given out.
+    /// Items that were read and not yet returned.
     waiting: VecDeque<Item>,
     newest: Option<Timestamp>,
+    /// Number of items that are older than the one before.
     backwards: u64,
 }
 
@@ -67,7 +68,7 @@ enum Form {
     Events(Objects<Box<dyn BufRead>>),
 }
 
-/// `RecentIds` remembers the ids of the newest events.
+/// Ids of the newest events.
 #[derive(Default)]
 struct RecentIds {
     ids: HashSet<String>,
@@ -77,14 +78,14 @@ struct RecentIds {
 #[derive(Default)]
 struct Problems {
     count: u64,
-    /// Those that are yet to be told.
-    told: Vec<String>,
+    /// Texts that are not written yet.
+    texts: Vec<String>,
 }
 
 // === impl Inputs ===
 
 impl Inputs {
-    /// Opens all; each is `FILE`, `-` or, for a kernel log, `NODE=FILE`.
+    /// Opens the files; each is `FILE`, `-` or, for a kernel log, `NODE=FILE`.
     pub(crate) fn open(files: &[String], catalog: &[PathBuf]) -> anyhow::Result<Self> {
         let sizes: Option<Vec<u64>> = files.iter().map(|file| size(file)).collect();
         let total = sizes.map(|sizes| sizes.iter().sum());
@@ -119,7 +120,7 @@ impl Inputs {
         Ok(opened)
     }
 
-    /// Reads the next event, in order of time; of equal times, in the order of the files.
+    /// Reads the next event in the order of time; events of the same time in the order of the files.
     pub(crate) fn next(&mut self) -> anyhow::Result<Option<Item>> {
         while let Some(Reverse((_, index))) = self.next.pop() {
             let item = self
@@ -138,35 +139,35 @@ impl Inputs {
         Ok(None)
     }
 
-    /// Takes the progress from the terminal, so that something can be written.
+    /// Removes the progress line, before other output.
     pub(crate) fn clear_progress(&mut self) {
         self.progress.clear();
     }
 
-    /// Returns how many events were given out.
+    /// Returns the number of events so far.
     pub(crate) fn events(&self) -> u64 {
         self.events
     }
 
-    /// Returns how many events had been given out before.
+    /// Returns the number of repeated events.
     pub(crate) fn repeats(&self) -> u64 {
         self.repeats
     }
 
-    /// Returns how many records could not be read.
+    /// Returns the number of records that could not be read.
     pub(crate) fn problems(&self) -> u64 {
         self.problems.count
     }
 
-    /// Says how many lines of kernel logs could not be read, if any.
-    pub(crate) fn tell_garbled(&self) {
-        GarbledLines::tell(self.files.iter().filter_map(|input| match &input.form {
+    /// Warns of XID lines that could not be parsed, if there are any.
+    pub(crate) fn warn_of_garbled(&self) {
+        GarbledLines::warn(self.files.iter().filter_map(|input| match &input.form {
             Form::Log(log) => Some(&log.garbled),
             Form::Events(_) => None,
         }));
     }
 
-    /// Returns how many events were older than the one before in the same file.
+    /// Returns the number of events that are older than the one before in the same file.
     pub(crate) fn backwards(&self) -> u64 {
         self.files.iter().map(|input| input.backwards).sum()
     }
@@ -186,7 +187,7 @@ impl Inputs {
 // === impl Form ===
 
 impl Form {
-    /// Returns the number of the line that is being read.
+    /// Returns the number of the current line.
     fn lines(&self) -> u64 {
         match self {
             Self::Log(log) => log.line,
@@ -233,7 +234,7 @@ impl InputFile {
         })
     }
 
-    /// Reads until something waits to be given out, or to the end.
+    /// Reads until an item is waiting, or to the end.
     fn fill(
         &mut self,
         problems: &mut Problems,
@@ -246,7 +247,7 @@ impl InputFile {
                 Form::Log(log) => log.read(&self.name, self.newest, problems),
                 Form::Events(objects) => read_event(objects, &self.name, self.newest, problems),
             };
-            problems.tell(progress);
+            problems.write(progress);
             let Some(items) = read.with_context(|| format!("cannot read {}", self.name))? else {
                 return Ok(());
             };
@@ -262,7 +263,7 @@ impl InputFile {
     }
 }
 
-/// Splits an argument into node and path. A path may hold `=`; a node's name holds no slash.
+/// Splits an argument into node and path. A path may contain `=`; a node's name contains no slash.
 fn node_and_path(argument: &str) -> (Option<&str>, &str) {
     match argument.split_once('=') {
         Some((node, path)) if !node.is_empty() && !node.contains('/') => (Some(node), path),
@@ -270,15 +271,15 @@ fn node_and_path(argument: &str) -> (Option<&str>, &str) {
     }
 }
 
-/// Bytes of the file of an argument; `None` where that is not known before its end.
+/// Returns the size of the file of an argument; `None` for standard input and the like.
 fn size(argument: &str) -> Option<u64> {
     let (_, path) = node_and_path(argument);
     let metadata = std::fs::metadata(path).ok()?;
     metadata.is_file().then_some(metadata.len())
 }
 
-/// Returns whether a file that begins so holds events, as JSON. A kernel log may begin with `[`
-/// too, and then with a number.
+/// Returns true if a file with this beginning contains events as JSON. A kernel log may begin with
+/// `[` too, but a number follows.
 fn holds_events(begin: &[u8]) -> bool {
     let mut bytes = begin.iter().filter(|byte| !byte.is_ascii_whitespace());
     match bytes.next() {
@@ -288,8 +289,8 @@ fn holds_events(begin: &[u8]) -> bool {
     }
 }
 
-/// Returns the node of a log where none is named: the file's name up to its first dot; of standard
-/// input, this machine.
+/// Returns the default node of a log: the file's name up to its first dot; for standard input, this
+/// machine.
 fn node_of(path: &str) -> String {
     let file = std::path::Path::new(path)
         .file_name()
@@ -326,8 +327,8 @@ fn read_event(
     }
 }
 
-/// Returns an event as the API shows it (`seq`, `createdAt`, `event`), its public form alone, or as `NVSentinel`'s
-/// logs and store have it.
+/// Parses an event in the form of the API (`seq`, `createdAt`, `event`), in its public form alone, or
+/// in that of `NVSentinel`'s logs and store.
 fn event_of(text: &[u8], newest: Option<Timestamp>) -> Result<Item, String> {
     let mut value: Value = serde_json::from_slice(text).map_err(|error| error.to_string())?;
     let created_at = value
@@ -337,8 +338,8 @@ fn event_of(text: &[u8], newest: Option<Timestamp>) -> Result<Item, String> {
         .flatten();
     if value.get("__CURSOR").is_some() {
         return Err(
-            "is an entry of `journalctl -o json`; a kernel log is read as `journalctl -k -o \
-             short-iso-precise` writes it"
+            "is an entry of `journalctl -o json`; write the kernel log with `journalctl -k -o \
+             short-iso-precise`"
                 .to_owned(),
         );
     }
@@ -358,7 +359,7 @@ fn event_of(text: &[u8], newest: Option<Timestamp>) -> Result<Item, String> {
     Ok(Item { at, event })
 }
 
-/// Reads when an event was stored: RFC 3339, or as an export of `MongoDB` has it, `{"$date": ...}`.
+/// Parses the time of storage: RFC 3339, or the form of `MongoDB` exports, `{"$date": ...}`.
 fn created_at(value: &Value) -> Result<Option<Timestamp>, String> {
     let date = value.get("$date").unwrap_or(value);
     let millis = match date.get("$numberLong").and_then(Value::as_str) {
@@ -378,7 +379,7 @@ fn created_at(value: &Value) -> Result<Option<Timestamp>, String> {
 // === impl RecentIds ===
 
 impl RecentIds {
-    /// Remembers an id; `false` where it was there before.
+    /// Remembers an id. Returns false if it is known already.
     fn insert(&mut self, id: &str) -> bool {
         if !self.ids.insert(id.to_owned()) {
             return false;
@@ -399,14 +400,14 @@ impl Problems {
     fn name(&mut self, file: &str, line: u64, what: &str) {
         self.count += 1;
         match self.count {
-            1..=NAMED => self.told.push(format!("{file}:{line}: {what}")),
-            count if count == NAMED + 1 => self.told.push("further ones are only counted".into()),
+            1..=NAMED => self.texts.push(format!("{file}:{line}: {what}")),
+            count if count == NAMED + 1 => self.texts.push("further ones are only counted".into()),
             _ => {}
         }
     }
 
-    fn tell(&mut self, progress: &mut Progress) {
-        for text in self.told.drain(..) {
+    fn write(&mut self, progress: &mut Progress) {
+        for text in self.texts.drain(..) {
             progress.clear();
             output::warning(&text);
         }

@@ -1,29 +1,29 @@
-//! JSON objects out of a stream of text, one at a time: a list over many lines, as
-//! `events -o json` writes it, or one object a line, as `events -f -o json` does.
+//! Splits a stream of text into JSON objects: a list over many lines, as of `events -o json`, or one
+//! object per line, as of `events -f -o json`.
 
 use std::io::{self, BufRead};
 
-/// Longest object. An event that is accepted has less, see `model/event.rs`.
+/// Longest object (bytes). An accepted event is shorter, see `domain/src/event.rs`.
 const LONGEST: usize = 4 * 1024 * 1024;
 
-/// `Objects` reads the objects of a stream, in its order.
+/// Reader of the objects of a stream.
 pub(super) struct Objects<R> {
     reader: R,
     line: u64,
-    /// Line of the list that has begun and not ended.
+    /// Line of the beginning of an open list.
     list: Option<u64>,
 }
 
-/// An `Object` is an object of the stream, or the problem where one should be.
+/// An object of the stream, or an error in its place.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Object {
-    /// The line on which it begins, from 1.
+    /// Line of the beginning, from 1.
     pub(super) line: u64,
-    /// The text of the object, or the problem with it.
+    /// Text of the object, or the error.
     pub(super) text: Result<Vec<u8>, &'static str>,
 }
 
-/// `Begun` is an object that has begun.
+/// An object that is not complete yet.
 #[derive(Default)]
 struct Begun {
     text: Vec<u8>,
@@ -45,7 +45,7 @@ impl<R: BufRead> Objects<R> {
         }
     }
 
-    /// Returns the number of the line that is being read.
+    /// Returns the number of the current line.
     pub(super) fn line(&self) -> u64 {
         self.line
     }
@@ -73,8 +73,8 @@ impl<R: BufRead> Objects<R> {
             let mut used = 0;
             let mut done = None;
             for byte in available {
-                // A list is indented: an object that begins a line inside of another says
-                // that the one before was cut off. So does a line that ends inside a string.
+                // Lists are indented: an object at the beginning of a line inside of another one shows
+                // that the earlier one was cut off. The same is true for a line end in a string.
                 let cut = match &begun {
                     Some(_) if at_line_start && *byte == b'{' => true,
                     Some(begun) => begun.in_string && *byte == b'\n',
@@ -94,7 +94,7 @@ impl<R: BufRead> Objects<R> {
                 at_line_start = *byte == b'\n';
                 match &mut begun {
                     Some(open) => {
-                        if open.take(*byte)
+                        if open.push(*byte)
                             && let Some(whole) = begun.take()
                         {
                             let text = if whole.too_long {
@@ -111,7 +111,7 @@ impl<R: BufRead> Objects<R> {
                     }
                     None if *byte == b'{' => {
                         if let Some(line) = stray.take() {
-                            // Told first; the object is read by the next call.
+                            // Report the stray text first; the next call reads the object.
                             used -= 1;
                             done = Some(Object {
                                 line,
@@ -123,7 +123,7 @@ impl<R: BufRead> Objects<R> {
                             line: self.line,
                             ..Begun::default()
                         };
-                        open.take(*byte);
+                        open.push(*byte);
                         begun = Some(open);
                     }
                     None if *byte == b'[' => self.list = Some(self.line),
@@ -142,13 +142,13 @@ impl<R: BufRead> Objects<R> {
     }
 }
 
-const STRAY: &str = "is no JSON object";
+const STRAY: &str = "is not a JSON object";
 
 // === impl Begun ===
 
 impl Begun {
-    /// Takes a byte of the object. `true`: it was the last one.
-    fn take(&mut self, byte: u8) -> bool {
+    /// Adds a byte of the object. Returns true if it is the last one.
+    fn push(&mut self, byte: u8) -> bool {
         if self.text.len() < LONGEST {
             self.text.push(byte);
         } else {
@@ -179,7 +179,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns `line:text`, or `line!what`, of all objects, whatever the size of the reads.
+    /// Returns `line:text`, or `line!error`, of all objects, which must not depend on the size of reads.
     fn all(text: &str) -> Vec<String> {
         let read = |size| {
             let mut objects = Objects::new(BufReader::with_capacity(size, text.as_bytes()));
@@ -222,9 +222,12 @@ mod tests {
         for (text, expected) in [
             (
                 "nonsense\n{\"a\":1}\n",
-                &["1!is no JSON object", "2:{\"a\":1}"][..],
+                &["1!is not a JSON object", "2:{\"a\":1}"][..],
             ),
-            ("{\"a\":1}\nrest", &["1:{\"a\":1}", "2!is no JSON object"]),
+            (
+                "{\"a\":1}\nrest",
+                &["1:{\"a\":1}", "2!is not a JSON object"],
+            ),
             (
                 "{\"a\":\"cut o\n{\"b\":2}\n",
                 &["1!is cut off", "2:{\"b\":2}"],

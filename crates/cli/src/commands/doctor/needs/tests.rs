@@ -136,7 +136,7 @@ fn a_janitor_needs_its_resources_and_what_its_provider_does() {
         Some("delete nodes"),
         "{all:?}"
     );
-    // Jobs of our own.
+    // The built-in provider, by Jobs.
     let jobs = ["get, create jobs", "list pods", "get nodes"];
     let own = described(off);
     let (resources, rest) = own.split_at(2);

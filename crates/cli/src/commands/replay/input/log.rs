@@ -1,5 +1,5 @@
-//! A kernel log that is replayed: its lines become events as in a running monitor, by the
-//! clock of the log.
+//! A kernel log of a replay. Its lines become events as in a running monitor, by the clock of the
+//! log.
 
 use std::io::{self, BufRead};
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use model::event::normalise;
 use super::{Item, Problems};
 use crate::commands::garbled::GarbledLines;
 
-/// A `Log` is a kernel log of one node.
+/// Kernel log of one node.
 pub(super) struct Log {
     reader: Box<dyn BufRead>,
     node: String,
@@ -25,14 +25,15 @@ pub(super) struct Log {
     decoder: KernelLogDecoder,
     fold: Fold,
     pub(super) garbled: GarbledLines,
-    /// Lines read.
+    /// Number of the current line.
     pub(super) line: u64,
+    /// Time of the first fault.
     begins: Option<Timestamp>,
     buffer: Vec<u8>,
     ended: bool,
 }
 
-/// A `LineRead` is the result of reading a line.
+/// Result of reading a line.
 enum LineRead {
     Whole,
     Cut,
@@ -55,7 +56,7 @@ impl Log {
         }
     }
 
-    /// Reads what the next line is worth; `None` at the end.
+    /// Reads the events of the next line; `None` at the end.
     pub(super) fn read(
         &mut self,
         name: &str,
@@ -84,7 +85,7 @@ impl Log {
                     );
                 }
                 self.take(name, &buffer, &mut at, &mut events);
-                self.garbled.take(&mut self.decoder, name, self.line);
+                self.garbled.count(&mut self.decoder, name, self.line);
             }
         }
         self.buffer = buffer;
@@ -119,7 +120,7 @@ impl Log {
             line: Some(self.line),
             text: String::from_utf8_lossy(&text).into_owned(),
         };
-        // Two lines that say the same are two reports: they are told apart by their place.
+        // Equal lines are separate reports, with different places.
         let place = format!("{name}:{}", self.line);
         let begins = *self.begins.get_or_insert(*at);
         let elapsed = at
@@ -141,7 +142,7 @@ impl Log {
     }
 }
 
-/// Reads a line into `line`, without its end; of a long one the beginning.
+/// Reads a line into `line`, without the line end; of a long line only the beginning.
 fn read_line(reader: &mut impl BufRead, line: &mut Vec<u8>) -> io::Result<LineRead> {
     line.clear();
     let mut read = LineRead::End;

@@ -1,4 +1,5 @@
-//! The tables of permissions in SECURITY.md: what `doctor` asks for, and what the webhook's example grants.
+//! The tables of permissions in SECURITY.md are those that `doctor` checks, and that the webhook's
+//! example grants.
 
 use serde::Deserialize as _;
 use serde_json::Value;
@@ -9,7 +10,7 @@ const PAGE: &str = include_str!("../../../../../../../SECURITY.md");
 const WEBHOOK: &str = include_str!("../../../../../../../examples/kubernetes/preflight.yaml");
 const VALIDATION: &str = include_str!("../../../../../../../examples/validation/validation.yaml");
 
-/// Returns the rows of the table whose first column has this heading, without what each is for.
+/// Returns the rows of the table whose first column has this heading, without the last column.
 fn table(heading: &str) -> Vec<String> {
     let rows = (PAGE.lines()).skip_while(|line| !line.starts_with(&format!("| {heading} |")));
     let rows = rows.skip(2).take_while(|line| line.starts_with('|'));
@@ -29,7 +30,7 @@ fn quoted(words: impl IntoIterator<Item = impl AsRef<str>>) -> String {
     words.collect::<Vec<_>>().join(", ")
 }
 
-/// Returns the rows of what an installation needs beyond another one.
+/// Returns the rows of needs that `beyond` lacks.
 fn rows(with: &str, needs: &[Need], beyond: &[Need]) -> Vec<String> {
     let row = |need: &Need| {
         let place = match need.namespace.as_deref() {
@@ -100,7 +101,7 @@ fn the_table_of_permissions_is_what_doctor_asks_for() {
     });
     add("`--remediate`", &repaired.collect::<Vec<_>>(), &[]);
 
-    // Without --quarantine, too: somebody else may make the custom resources.
+    // Without --quarantine: another program may create the custom resources.
     let janitor = |config: &str, tests: Option<&str>| {
         let installation = run(|act| {
             act.janitor = Some(true);
