@@ -22,9 +22,7 @@ pub(crate) fn structured<T: Serialize>(format: Format, value: &T) -> anyhow::Res
 
 /// Writes one line to standard output.
 pub(crate) fn line(text: &str) -> io::Result<()> {
-    let mut out = io::stdout().lock();
-    out.write_all(text.as_bytes())?;
-    out.write_all(b"\n")
+    part(&format!("{text}\n"))
 }
 
 /// Writes one line to standard output, formatted as by `println!`.
@@ -37,7 +35,7 @@ pub(crate) use say;
 
 /// Writes a part of a line to standard output.
 pub(crate) fn part(text: &str) -> io::Result<()> {
-    io::stdout().lock().write_all(text.as_bytes())
+    write(text)
 }
 
 /// A list in JSON or YAML, written one item at a time.
@@ -198,7 +196,7 @@ pub(crate) enum Colour {
 
 /// Colours a word if standard output is a terminal.
 pub(crate) fn colour(text: &str, colour: Colour) -> String {
-    let on = io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+    let on = !cfg!(test) && io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
     paint(text, colour, on)
 }
 
@@ -216,9 +214,38 @@ fn paint(text: &str, colour: Colour, on: bool) -> String {
     }
 }
 
+#[cfg(not(test))]
+fn write(text: &str) -> io::Result<()> {
+    io::stdout().lock().write_all(text.as_bytes())
+}
+
+#[cfg(test)]
+pub(crate) use tests::{take_written, write};
+
 #[cfg(test)]
 mod tests {
+    use std::cell::RefCell;
+
     use super::*;
+
+    thread_local! {
+        static WRITTEN: RefCell<String> = const { RefCell::new(String::new()) };
+    }
+
+    /// Takes the place of standard output in unit tests: keeps the text for [`take_written`].
+    #[expect(
+        clippy::unnecessary_wraps,
+        reason = "the signature of the product's own"
+    )]
+    pub(crate) fn write(text: &str) -> io::Result<()> {
+        WRITTEN.with_borrow_mut(|written| written.push_str(text));
+        Ok(())
+    }
+
+    /// Returns the output of this thread so far, and clears it.
+    pub(crate) fn take_written() -> String {
+        WRITTEN.take()
+    }
 
     #[test]
     fn a_cause_that_is_said_already_is_not_said_again() {

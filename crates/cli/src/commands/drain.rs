@@ -125,7 +125,7 @@ fn gang(pod: &Value, namespace: &str) -> Option<String> {
     })
 }
 
-fn text(plan: &Plan, by: &str) -> anyhow::Result<()> {
+pub(super) fn text(plan: &Plan, by: &str) -> anyhow::Result<()> {
     let Plan {
         node,
         since,

@@ -17,7 +17,7 @@ pub(super) fn execute(args: &SimulateArgs) -> anyhow::Result<u8> {
     Ok(exit_code(report.violation.is_none()))
 }
 
-fn text(report: &Report) -> anyhow::Result<()> {
+pub(super) fn text(report: &Report) -> anyhow::Result<()> {
     let Report {
         seed,
         steps,
