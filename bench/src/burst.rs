@@ -10,15 +10,15 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
-use cli::bench::{Figure, median, processor_time, progress};
+use cli::bench::{Figure, median, progress};
 use contract::proto::platform_connector_client::PlatformConnectorClient;
 use contract::{EVENT_VERSION, HealthEvent, HealthEvents};
 use testkit::Product;
 use tonic::transport::Endpoint;
 
-use crate::Args;
 use crate::nodes::{Nodes, with_nodes};
 use crate::product::{self, metric};
+use crate::{Args, processor_time};
 
 /// Connections of the bare loops that only stand beside.
 const NARROW: [usize; 2] = [1, 8];

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
-use cli::bench::{Figure, median, percentile, processor_time, progress};
+use cli::bench::{Figure, median, percentile, progress};
 use contract::device::gpu_service_client::GpuServiceClient;
 use contract::device::provider_service_client::ProviderServiceClient;
 use contract::device::{
@@ -20,7 +20,7 @@ use testkit::{Launch, Product};
 use tokio::task::JoinSet;
 use tonic::transport::{Channel, Endpoint};
 
-use crate::Args;
+use crate::{Args, processor_time};
 
 mod confined;
 

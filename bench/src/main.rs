@@ -21,10 +21,11 @@ mod taint;
 use std::fs;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use clap::{Parser, ValueEnum};
-use cli::bench::{Figure, OutputArgs, progress, show, watch};
+use cli::bench::{Figure, OutputArgs, TICKS, progress, show, ticks, watch};
 use nodes::with_nodes;
 
 /// Note of a benchmark that was skipped.
@@ -163,6 +164,12 @@ async fn fleet(args: &Args, rows: &mut Vec<Figure>) -> anyhow::Result<()> {
         .await?;
     }
     Ok(())
+}
+
+/// Returns the processor time of a process so far.
+fn processor_time(pid: u32) -> anyhow::Result<Duration> {
+    let ticks = u32::try_from(ticks(pid)?).unwrap_or(u32::MAX);
+    Ok(Duration::from_secs_f64(f64::from(ticks) / TICKS))
 }
 
 /// Returns bytes in MiB.

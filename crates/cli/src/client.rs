@@ -186,16 +186,14 @@ impl Lines {
 /// Sends events to the connector, like a monitor.
 pub(crate) async fn send(target: &TargetArgs, events: HealthEvents) -> anyhow::Result<()> {
     let path = socket(target).await?;
-    let shown = path.display().to_string();
-    let address = format!("unix://{shown}");
-    let channel = tonic::transport::Endpoint::try_from(address)?
-        .connect_timeout(TIMEOUT)
-        .timeout(TIMEOUT)
-        .connect()
-        .await
-        .with_context(|| {
-            format!("no gpuwarden listens on {shown}; start one with 'gpuwarden run', or name its socket with --socket")
-        })?;
+    let channel = connect(&path, |endpoint| endpoint.timeout(TIMEOUT)).await;
+    let channel = channel.with_context(|| {
+        format!(
+            "no gpuwarden listens on {}; start one with 'gpuwarden run', or name its socket with \
+             --socket",
+            path.display()
+        )
+    })?;
     let answer = PlatformConnectorClient::new(channel)
         .health_event_occurred_v1(events)
         .await;
@@ -220,15 +218,22 @@ pub(crate) async fn device_api(args: &DeviceApiArgs) -> anyhow::Result<Channel> 
                  run', or name its socket with --device-api",
             )?,
     };
-    let shown = path.display();
-    let address = format!("unix://{shown}");
-    let endpoint = tonic::transport::Endpoint::try_from(address)?.connect_timeout(TIMEOUT);
-    endpoint.connect().await.with_context(|| {
+    connect(&path, |endpoint| endpoint).await.with_context(|| {
         format!(
-            "no Device API is served on {shown}; start gpuwarden with 'gpuwarden run', or name \
-             another socket with --device-api"
+            "no Device API is served on {}; start gpuwarden with 'gpuwarden run', or name another \
+             socket with --device-api",
+            path.display()
         )
     })
+}
+
+/// Connects to a Unix socket.
+async fn connect(
+    path: &Path,
+    limits: impl FnOnce(tonic::transport::Endpoint) -> tonic::transport::Endpoint,
+) -> anyhow::Result<Channel> {
+    let endpoint = tonic::transport::Endpoint::try_from(format!("unix://{}", path.display()))?;
+    Ok(limits(endpoint.connect_timeout(TIMEOUT)).connect().await?)
 }
 
 /// Reads the keys of the configuration file for clients.

@@ -36,8 +36,8 @@ pub use settings::{
 pub mod bench {
     pub use crate::args::OutputArgs;
     pub use crate::commands::bench::{
-        Baseline, Figure, Usage, cluster_client, median, percentile, processor_time, progress,
-        show, watch,
+        Baseline, Figure, TICKS, Usage, cluster_client, median, percentile, progress, show, ticks,
+        watch,
     };
 }
 

@@ -20,7 +20,7 @@ use crate::{EXIT_FAILED, EXIT_OK};
 pub use cordon::client as cluster_client;
 pub use figures::{Baseline, Figure, median, percentile, progress, show};
 pub use idle::watch;
-pub use usage::{Usage, processor_time};
+pub use usage::{TICKS, Usage, ticks};
 
 pub(super) async fn execute(args: &BenchArgs) -> anyhow::Result<u8> {
     let mut rows = Vec::new();

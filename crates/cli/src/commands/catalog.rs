@@ -5,54 +5,40 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, bail};
 use clap::ValueEnum as _;
 use contract::RecommendedAction;
-use diagnosis::catalog::{Catalog, Change, Dcgm, Nic, Nvlink5, Overrides, Sxid, SxidClass, Xid};
-use serde::Serialize;
+use diagnosis::catalog::{
+    Catalog, Change, Confidence, Dcgm, Nic, Nvlink5, Overrides, Sxid, SxidClass, Xid,
+};
+use serde::{Serialize, Serializer};
+use serde_json::{Value, json};
 
 use crate::args::{CatalogArgs, CatalogCommand, CatalogDiffArgs, CatalogKind, Format};
 use crate::output::{self, say};
 use crate::{EXIT_FAILED, EXIT_OK};
 
-/// Row of any kind; fields that its kind lacks are left out.
-#[derive(Default, Serialize)]
-struct CatalogRow<'a> {
-    kind: &'static str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    code: Option<u32>,
-    #[serde(skip_serializing_if = "str::is_empty")]
-    mnemonic: &'a str,
+/// Labels of the text fields of a row, in the order of the text.
+const LABELS: [(&str, &str); 10] = [
+    ("meaning", "meaning"),
+    ("scope", "scope"),
+    ("also", "alias"),
+    ("class", "class"),
+    ("severity", "severity"),
+    ("driver", "driver"),
+    ("lines", "lines"),
+    ("looked for", "looked_for"),
+    ("< R575", "before_r575"),
+    (">= R575", "from_r575"),
+];
+
+/// Note, confidence and source of a row.
+type Origin<'a> = (&'a str, Confidence, &'a str);
+
+/// Row of any kind.
+struct Row {
+    kind: CatalogKind,
     /// Name of the row within its kind, for the text table.
-    #[serde(skip)]
     title: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    name: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    alias: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    before_r575: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    from_r575: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    status: Option<Vec<String>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    driver: Option<&'static str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    lines: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    looked_for: Option<String>,
-    meaning: &'a str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    class: Option<&'static str>,
-    #[serde(skip_serializing_if = "str::is_empty")]
-    severity: &'a str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    fatal: Option<bool>,
-    #[serde(skip_serializing_if = "str::is_empty")]
-    recommended_action: &'static str,
-    #[serde(skip_serializing_if = "str::is_empty")]
-    scope: &'a str,
-    note: &'a str,
-    confidence: &'static str,
-    source: &'a str,
+    /// Fields in the order of the JSON document, without those that the kind lacks.
+    fields: Vec<(&'static str, Value)>,
 }
 
 pub(super) fn execute(args: &CatalogArgs) -> anyhow::Result<u8> {
@@ -127,19 +113,19 @@ fn diff(args: &CatalogDiffArgs) -> anyhow::Result<u8> {
     Ok(EXIT_OK)
 }
 
-fn rows(kind: CatalogKind) -> Vec<CatalogRow<'static>> {
+fn rows(kind: CatalogKind) -> Vec<Row> {
     let catalog = Catalog::builtin();
     match kind {
-        CatalogKind::Xid => catalog.xids().map(CatalogRow::xid).collect(),
-        CatalogKind::Sxid => catalog.sxids().map(CatalogRow::sxid).collect(),
-        CatalogKind::Nvlink5 => catalog.nvlink5().iter().map(CatalogRow::nvlink5).collect(),
-        CatalogKind::Dcgm => catalog.dcgms().iter().map(CatalogRow::dcgm).collect(),
-        CatalogKind::Nic => catalog.nics().iter().map(CatalogRow::nic).collect(),
+        CatalogKind::Xid => catalog.xids().map(Row::xid).collect(),
+        CatalogKind::Sxid => catalog.sxids().map(Row::sxid).collect(),
+        CatalogKind::Nvlink5 => catalog.nvlink5().iter().map(Row::nvlink5).collect(),
+        CatalogKind::Dcgm => catalog.dcgms().iter().map(Row::dcgm).collect(),
+        CatalogKind::Nic => catalog.nics().iter().map(Row::nic).collect(),
     }
 }
 
 /// Returns the rows of a code. A code of DCGM has a number and names, a NIC pattern only a name.
-fn rows_of(kind: CatalogKind, code: &str) -> anyhow::Result<Vec<CatalogRow<'static>>> {
+fn rows_of(kind: CatalogKind, code: &str) -> anyhow::Result<Vec<Row>> {
     let number = code.parse::<u32>().ok();
     let has_names = matches!(kind, CatalogKind::Dcgm | CatalogKind::Nic);
     if number.is_none() && !has_names {
@@ -150,8 +136,8 @@ fn rows_of(kind: CatalogKind, code: &str) -> anyhow::Result<Vec<CatalogRow<'stat
     }
     let mut rows = rows(kind);
     rows.retain(|row| {
-        let is_named = has_names && [row.name, row.alias].contains(&Some(code));
-        is_named || (number.is_some() && row.code == number)
+        let is_named = has_names && [row.text("name"), row.text("alias")].contains(&code);
+        is_named || (number.is_some() && row.code() == number.map(u64::from))
     });
     Ok(rows)
 }
@@ -183,22 +169,16 @@ fn list(kind: Option<CatalogKind>, format: Format) -> anyhow::Result<()> {
     if output::structured(format, &rows)? {
         return Ok(());
     }
-    let shown = |row: &&CatalogRow<'_>| format == Format::Wide || row.scope != "unused";
-    let cells = |row: &CatalogRow<'_>| {
-        let fatal = match row.fatal {
+    let shown = |row: &&Row| format == Format::Wide || row.text("scope") != "unused";
+    let cells = |row: &Row| {
+        let fatal = match row.fatal() {
             Some(true) => "fatal",
             Some(false) => "",
             None => "by the line",
         };
-        [
-            row.kind,
-            &row.title,
-            fatal,
-            row.recommended_action,
-            row.meaning,
-        ]
-        .map(str::to_owned)
-        .to_vec()
+        let (action, meaning) = (row.text("recommended_action"), row.text("meaning"));
+        let cells = [row.kind.name(), &row.title, fatal, action, meaning];
+        cells.map(str::to_owned).to_vec()
     };
     let rows: Vec<_> = rows.iter().filter(shown).map(cells).collect();
     output::table(&["KIND", "ROW", "FATAL", "ACTION", "MEANING"], &rows)?;
@@ -222,181 +202,181 @@ fn described(action: RecommendedAction) -> &'static str {
     }
 }
 
-// === impl CatalogRow ===
+// === impl Row ===
 
-impl<'a> CatalogRow<'a> {
-    fn xid(row: &'a Xid) -> Self {
+impl Row {
+    fn new(
+        kind: CatalogKind,
+        title: String,
+        fields: &[(&'static str, Value)],
+        origin: &Origin<'_>,
+    ) -> Self {
+        let is_set = |value: &Value| !value.is_null() && value.as_str() != Some("");
+        let set = fields.iter().filter(|(_, value)| is_set(value));
+        let end = [
+            ("note", json!(origin.0)),
+            ("confidence", json!(origin.1.as_str())),
+            ("source", json!(origin.2)),
+        ];
         Self {
-            kind: "xid",
-            title: row.code.to_string(),
-            code: Some(row.code),
-            mnemonic: &row.mnemonic,
-            meaning: &row.meaning,
-            fatal: Some(row.fatal),
-            recommended_action: row.action.as_str_name(),
-            scope: &row.scope,
-            note: &row.note,
-            confidence: row.confidence.as_str(),
-            source: &row.source,
-            ..Self::default()
+            kind,
+            title,
+            fields: set.cloned().chain(end).collect(),
         }
     }
 
-    fn sxid(row: &'a Sxid) -> Self {
-        Self {
-            kind: "sxid",
-            title: row.code.to_string(),
-            code: Some(row.code),
-            name: Some(&row.name),
-            meaning: &row.meaning,
-            class: Some(row.class.as_str()),
-            // The line's own word decides; without one, only the class "always fatal" is fatal.
-            fatal: None,
-            recommended_action: match row.class {
-                SxidClass::NonFatal => RecommendedAction::None.as_str_name(),
-                _ => RecommendedAction::ContactSupport.as_str_name(),
-            },
-            note: &row.note,
-            confidence: row.confidence.as_str(),
-            source: &row.source,
-            ..Self::default()
-        }
+    fn xid(row: &Xid) -> Self {
+        let fields = [
+            ("code", json!(row.code)),
+            ("mnemonic", json!(row.mnemonic)),
+            ("meaning", json!(row.meaning)),
+            ("fatal", json!(row.fatal)),
+            ("recommended_action", json!(row.action.as_str_name())),
+            ("scope", json!(row.scope)),
+        ];
+        let origin = (&*row.note, row.confidence, &*row.source);
+        Self::new(CatalogKind::Xid, row.code.to_string(), &fields, &origin)
     }
 
-    fn nvlink5(row: &'a Nvlink5) -> Self {
-        Self {
-            kind: "nvlink5",
-            title: row.key(),
-            code: Some(row.code),
-            name: Some(&row.unit),
-            before_r575: Some(row.before_r575.to_string()),
-            from_r575: Some(row.from_r575.to_string()),
-            status: Some(
-                row.status
-                    .iter()
-                    .map(|word| format!("{word:#010x}"))
-                    .collect(),
-            ),
-            meaning: &row.meaning,
-            fatal: Some(row.fatal),
-            recommended_action: row.action.as_str_name(),
-            note: &row.note,
-            confidence: row.confidence.as_str(),
-            source: &row.source,
-            ..Self::default()
-        }
+    fn sxid(row: &Sxid) -> Self {
+        let action = match row.class {
+            SxidClass::NonFatal => RecommendedAction::None,
+            _ => RecommendedAction::ContactSupport,
+        };
+        // No `fatal`: the line's own word decides; without one, only the class "always fatal" is.
+        let fields = [
+            ("code", json!(row.code)),
+            ("name", json!(row.name)),
+            ("meaning", json!(row.meaning)),
+            ("class", json!(row.class.as_str())),
+            ("recommended_action", json!(action.as_str_name())),
+        ];
+        let origin = (&*row.note, row.confidence, &*row.source);
+        Self::new(CatalogKind::Sxid, row.code.to_string(), &fields, &origin)
     }
 
-    fn dcgm(row: &'a Dcgm) -> Self {
-        Self {
-            kind: "dcgm",
-            title: row.name.to_string(),
-            code: row.code,
-            name: Some(&row.name),
-            alias: row.alias.as_deref(),
-            severity: &row.severity,
-            meaning: &row.meaning,
-            fatal: Some(row.fatal),
-            recommended_action: row.action.as_str_name(),
-            note: &row.note,
-            confidence: row.confidence.as_str(),
-            source: &row.source,
-            ..Self::default()
-        }
+    fn nvlink5(row: &Nvlink5) -> Self {
+        let status = row.status.iter().map(|word| format!("{word:#010x}"));
+        let fields = [
+            ("code", json!(row.code)),
+            ("name", json!(row.unit)),
+            ("before_r575", json!(row.before_r575.to_string())),
+            ("from_r575", json!(row.from_r575.to_string())),
+            ("status", json!(status.collect::<Vec<_>>())),
+            ("meaning", json!(row.meaning)),
+            ("fatal", json!(row.fatal)),
+            ("recommended_action", json!(row.action.as_str_name())),
+        ];
+        let origin = (&*row.note, row.confidence, &*row.source);
+        Self::new(CatalogKind::Nvlink5, row.key(), &fields, &origin)
     }
 
-    fn nic(row: &'a Nic) -> Self {
-        Self {
-            kind: "nic",
-            title: row.name.to_string(),
-            name: Some(&row.name),
-            driver: Some(row.driver.as_str()),
-            lines: Some(row.pattern.to_string()),
-            looked_for: Some(row.shown()),
-            meaning: &row.meaning,
-            fatal: Some(row.fatal),
-            recommended_action: row.action.as_str_name(),
-            note: &row.note,
-            confidence: row.confidence.as_str(),
-            source: &row.source,
-            ..Self::default()
-        }
+    fn dcgm(row: &Dcgm) -> Self {
+        let fields = [
+            ("code", json!(row.code)),
+            ("name", json!(row.name)),
+            ("alias", json!(row.alias)),
+            ("meaning", json!(row.meaning)),
+            ("severity", json!(row.severity)),
+            ("fatal", json!(row.fatal)),
+            ("recommended_action", json!(row.action.as_str_name())),
+        ];
+        let origin = (&*row.note, row.confidence, &*row.source);
+        Self::new(CatalogKind::Dcgm, row.name.to_string(), &fields, &origin)
+    }
+
+    fn nic(row: &Nic) -> Self {
+        let fields = [
+            ("name", json!(row.name)),
+            ("driver", json!(row.driver.as_str())),
+            ("lines", json!(row.pattern.to_string())),
+            ("looked_for", json!(row.shown())),
+            ("meaning", json!(row.meaning)),
+            ("fatal", json!(row.fatal)),
+            ("recommended_action", json!(row.action.as_str_name())),
+        ];
+        let origin = (&*row.note, row.confidence, &*row.source);
+        Self::new(CatalogKind::Nic, row.name.to_string(), &fields, &origin)
+    }
+
+    fn field(&self, key: &str) -> Option<&Value> {
+        let mut fields = self.fields.iter();
+        fields.find(|field| field.0 == key).map(|field| &field.1)
+    }
+
+    /// Returns the text of a field; empty if the kind lacks it.
+    fn text(&self, key: &str) -> &str {
+        self.field(key).and_then(Value::as_str).unwrap_or_default()
+    }
+
+    fn code(&self) -> Option<u64> {
+        self.field("code").and_then(Value::as_u64)
+    }
+
+    fn fatal(&self) -> Option<bool> {
+        self.field("fatal").and_then(Value::as_bool)
     }
 
     fn show(&self) -> anyhow::Result<()> {
-        let line = |key: &str, value: &str| say!("  {key:<11}{value}");
-        let names = [self.mnemonic, self.name.unwrap_or_default()];
-        let code = self.code.map(|code| format!(" {code}")).unwrap_or_default();
-        let names: Vec<&str> = names.into_iter().filter(|name| !name.is_empty()).collect();
-        let kind = match self.kind {
-            "xid" => "XID",
-            "sxid" => "SXid",
-            "nvlink5" => "NVLink 5, XID",
-            "dcgm" => "DCGM",
-            _ => "NIC",
+        let line = |key: &str, value: &str| match value {
+            "" => Ok(()),
+            value => say!("  {key:<11}{value}"),
         };
-        say!("{kind}{code} {}", names.join(" "))?;
-        line("meaning", self.meaning)?;
-        for (key, value) in [
-            ("scope", Some(self.scope).filter(|scope| !scope.is_empty())),
-            ("also", self.alias),
-            ("class", self.class),
-            (
-                "severity",
-                Some(self.severity).filter(|word| !word.is_empty()),
-            ),
-            ("driver", self.driver),
-            ("lines", self.lines.as_deref()),
-            ("looked for", self.looked_for.as_deref()),
-            ("< R575", self.before_r575.as_deref()),
-            (">= R575", self.from_r575.as_deref()),
-        ] {
-            if let Some(value) = value {
-                line(key, value)?;
-            }
+        let code = self.code().map(|code| format!(" {code}"));
+        let kind = match self.kind {
+            CatalogKind::Xid => "XID",
+            CatalogKind::Sxid => "SXid",
+            CatalogKind::Nvlink5 => "NVLink 5, XID",
+            CatalogKind::Dcgm => "DCGM",
+            CatalogKind::Nic => "NIC",
+        };
+        let (mnemonic, name) = (self.text("mnemonic"), self.text("name"));
+        say!("{kind}{} {mnemonic}{name}", code.unwrap_or_default())?;
+        for (label, key) in LABELS {
+            line(label, self.text(key))?;
         }
-        if let Some(status) = &self.status {
-            let any = status.is_empty().then(|| "any".to_owned());
-            line("status", &any.unwrap_or_else(|| status.join(" or ")))?;
+        if let Some(status) = self.field("status").and_then(Value::as_array) {
+            let words: Vec<&str> = status.iter().filter_map(Value::as_str).collect();
+            let any = if words.is_empty() { "any" } else { "" };
+            line("status", &format!("{any}{}", words.join(" or ")))?;
         }
-        if let Some(fatal) = self.fatal {
+        if let Some(fatal) = self.fatal() {
             line("fatal", if fatal { "yes" } else { "no" })?;
         }
-        let action = RecommendedAction::from_str_name(self.recommended_action);
-        if let Some(action) = action.filter(|_| self.kind != "sxid") {
+        let action = RecommendedAction::from_str_name(self.text("recommended_action"));
+        if let Some(action) = action.filter(|_| self.kind != CatalogKind::Sxid) {
             let what = described(action);
             line("action", &format!("{}: {what}", action.as_str_name()))?;
         }
         line("gpuwarden", self.effect())?;
-        if !self.note.is_empty() {
-            line("note", self.note)?;
+        for key in ["note", "confidence", "source"] {
+            line(key, self.text(key))?;
         }
-        line("confidence", self.confidence)?;
-        line("source", self.source)?;
         Ok(())
     }
 
     /// Returns what gpuwarden does about an event of the row.
     fn effect(&self) -> &'static str {
-        match (self.kind, self.code, self.fatal) {
-            ("xid", Some(154), _) => {
+        let (looked_for, name) = (self.text("looked_for"), self.text("name"));
+        match (self.kind, self.code(), self.fatal()) {
+            (CatalogKind::Xid, Some(154), _) => {
                 "follows the action in the line: a reset or reboot is fatal, None ends the fault"
             }
-            ("xid", Some(144..=150), _) => {
+            (CatalogKind::Xid, Some(144..=150), _) => {
                 "follows the words of the line, see gpuwarden catalog nvlink5; this row is for a line \
                  without them"
             }
-            ("sxid", ..) => {
+            (CatalogKind::Sxid, ..) => {
                 "follows the word of the line: Fatal recommends CONTACT_SUPPORT, Non-fatal no action; \
                  without a word only 'always fatal' is fatal"
             }
-            ("nic", ..) if self.looked_for.as_deref() == Some("no") => {
+            (CatalogKind::Nic, ..) if looked_for == "no" => {
                 "ignores these lines unless a catalogue file enables them"
             }
-            ("nic", ..) if self.looked_for.as_deref() != Some("yes") => {
+            (CatalogKind::Nic, ..) if looked_for != "yes" => {
                 "stores and shows the event; it opens no fault unless a catalogue file enables it"
             }
-            ("dcgm", ..) if self.name == Some("GPU_TEMP_HW_SLOWDOWN_VIOLATION") => {
+            (CatalogKind::Dcgm, ..) if name == "GPU_TEMP_HW_SLOWDOWN_VIOLATION" => {
                 "stores the event; it opens no fault"
             }
             (_, _, Some(true)) => {
@@ -404,5 +384,16 @@ impl<'a> CatalogRow<'a> {
             }
             _ => "records a non-fatal event; the built-in policy leaves the node in service",
         }
+    }
+}
+
+impl Serialize for Row {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let kind = [("kind", json!(self.kind.name()))];
+        serializer.collect_map(
+            kind.iter()
+                .chain(&self.fields)
+                .map(|(key, value)| (key, value)),
+        )
     }
 }

@@ -191,20 +191,11 @@ fn positive(name: &'static str, text: &str) -> Result<Duration, SettingsError> {
 
 /// Returns the name or address in a URL.
 fn host(url: &str, flag: &'static str) -> Result<String, SettingsError> {
-    let wrong = |what: &str| SettingsError::value(flag, url, what);
-    let rest = url.strip_prefix("https://");
-    let rest = rest.ok_or_else(|| wrong("does not begin with https://"))?;
-    let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
-    let host = match authority.strip_prefix('[') {
-        Some(six) => six.split(']').next().unwrap_or_default(),
-        None => authority
-            .rsplit_once(':')
-            .map_or(authority, |(host, _)| host),
-    };
-    if host.is_empty() {
-        return Err(wrong("names no host; write https://HOST:PORT"));
+    let uri: http::Uri = url.parse().unwrap_or_default();
+    match (uri.scheme_str(), uri.host()) {
+        (Some("https"), Some(host)) => Ok(host.trim_matches(['[', ']']).to_owned()),
+        _ => Err(SettingsError::value(flag, url, "is not https://HOST:PORT")),
     }
-    Ok(host.to_owned())
 }
 
 #[cfg(test)]

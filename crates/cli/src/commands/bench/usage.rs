@@ -1,12 +1,11 @@
 //! Memory, processor time and threads of a process, from `/proc`.
 
 use std::fs;
-use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 
 /// Ticks per second of processor times in `/proc`, on all architectures of Linux (`USER_HZ`).
-pub(super) const TICKS: f64 = 100.0;
+pub const TICKS: f64 = 100.0;
 
 /// Fields of `/proc/PID/status` (proc(5)). Memory is in MiB.
 #[derive(Debug, PartialEq)]
@@ -45,14 +44,8 @@ impl Usage {
     }
 }
 
-/// Returns the processor time of a process so far.
-pub fn processor_time(pid: u32) -> anyhow::Result<Duration> {
-    let ticks = u32::try_from(ticks(pid)?).unwrap_or(u32::MAX);
-    Ok(Duration::from_secs_f64(f64::from(ticks) / TICKS))
-}
-
 /// Returns the processor time of a process so far, in ticks.
-pub(super) fn ticks(pid: u32) -> anyhow::Result<u64> {
+pub fn ticks(pid: u32) -> anyhow::Result<u64> {
     let path = format!("/proc/{pid}/stat");
     let text = fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
     let ticks = parse_ticks(&text);

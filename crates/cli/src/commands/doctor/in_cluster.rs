@@ -1,7 +1,7 @@
 //! Checks of the cluster: connection, version, clock, permissions, this machine's node, and what
 //! gpuwarden reads there.
 
-use cluster::{Cluster, ConnectOptions, ServerInfo};
+use cluster::{Cluster, ServerInfo};
 use controller::policy::PolicySource;
 use fleet::brake::{MOST_ALONE, NodeLabel};
 use fleet::remediation::RemediationConfig;
@@ -35,7 +35,6 @@ pub(super) async fn check(installation: &Installation) -> Vec<Finding> {
         let what = "none is named (--kubeconfig FILE): only this machine is watched";
         return vec![Finding::ok("cluster", what)];
     };
-    let kubectl = kubectl(&options);
     let cluster = match Cluster::connect(options).await {
         Ok(cluster) => cluster,
         Err(error) => return vec![Finding::problem("cluster", causes(&error))],
@@ -45,7 +44,7 @@ pub(super) async fn check(installation: &Installation) -> Vec<Finding> {
         Ok(info) => info,
         Err(error) => {
             let what = format!("{}: {}", cluster.server(), causes(&error));
-            return vec![Finding::problem("cluster", what).fix(format!("{kubectl} cluster-info"))];
+            return vec![Finding::problem("cluster", what).fix("kubectl cluster-info")];
         }
     };
     let answered_at = Timestamp::now();
@@ -101,23 +100,6 @@ pub(super) async fn check(installation: &Installation) -> Vec<Finding> {
     }
     findings.extend(policy);
     findings
-}
-
-/// Returns kubectl with the flags for gpuwarden's own connection. Fixes are printed without these
-/// flags: they are for a person, who has more permissions.
-fn kubectl(options: &ConnectOptions) -> String {
-    let file = options
-        .kubeconfig
-        .as_ref()
-        .map(|file| file.to_string_lossy());
-    let file = file.map(|file| format!(" --kubeconfig {}", shell::word(&file)));
-    let context = options.context.as_ref();
-    let context = context.map(|context| format!(" --context {}", shell::word(context)));
-    format!(
-        "kubectl{}{}",
-        file.unwrap_or_default(),
-        context.unwrap_or_default()
-    )
 }
 
 fn version(server: &str, info: &ServerInfo) -> Finding {

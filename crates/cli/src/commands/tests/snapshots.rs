@@ -288,6 +288,16 @@ snapshot! {
     catalog: ["gpuwarden catalog xid 79", "gpuwarden catalog sxid 20034", "gpuwarden catalog nic",
         "gpuwarden catalog dcgm DCGM_FR_PENDING_ROW_REMAP", "gpuwarden catalog nic no-such-pattern",
         "gpuwarden catalog diff site.toml"];
+    catalog_in_json: [
+        "gpuwarden catalog xid 79 -o json",
+        "gpuwarden catalog sxid 20034 -o yaml",
+        "gpuwarden catalog nvlink5 144 -o yaml",
+        "gpuwarden catalog dcgm 85 -o json",
+        "gpuwarden catalog nic cmd_exec_timeout -o json",
+        "gpuwarden catalog nic cmd_exec_timeout",
+        "gpuwarden catalog xid 9999",
+        "gpuwarden policy show policy.toml -o yaml",
+    ];
     decode: ["gpuwarden decode kern.log", "gpuwarden decode kern.log -o wide",
         "gpuwarden decode kern.log -o json --catalog site.toml"];
     replay: ["gpuwarden replay gpu-1=kern.log", "gpuwarden replay gpu-1=kern.log --policy policy.toml --policy preset:default"];

@@ -69,16 +69,6 @@ fn a_node_is_there_with_its_label_or_not() {
 }
 
 #[test]
-fn the_clusters_commands_name_the_kubeconfig() {
-    let options = ConnectOptions {
-        kubeconfig: Some("/a b".into()),
-        context: Some("c".into()),
-        ..ConnectOptions::default()
-    };
-    assert_eq!(kubectl(&options), "kubectl --kubeconfig '/a b' --context c");
-}
-
-#[test]
 fn many_nodes_that_each_act_for_themselves_are_told() {
     assert_eq!((alone(1), alone(50)), (None, None));
     let found = alone(51).unwrap();
