@@ -55,7 +55,7 @@ impl Client {
         let (base, data_dir) = address(args, &file);
         let base = base.trim_end_matches('/').to_owned();
         let uri: Uri = base.parse().with_context(|| {
-            format!("--server {base:?} is no address such as http://127.0.0.1:2112")
+            format!("--server {base:?} is not an address such as http://127.0.0.1:2112")
         })?;
         if uri.scheme_str() != Some("http") {
             bail!("--server {base:?}: only http:// is supported; the API listens on loopback");

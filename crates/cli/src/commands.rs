@@ -138,7 +138,7 @@ async fn annotate(
 fn length(text: &str) -> anyhow::Result<SignedDuration> {
     let duration = text.parse::<SignedDuration>().ok();
     let duration = duration.filter(SignedDuration::is_positive);
-    duration.with_context(|| format!("--for {text:?} is no duration such as 2h or 30m"))
+    duration.with_context(|| format!("--for {text:?} is not a duration such as 2h or 30m"))
 }
 
 /// Checks the value of `--reason`, which may have `most` bytes.

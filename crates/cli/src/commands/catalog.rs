@@ -130,7 +130,7 @@ fn rows_of(kind: CatalogKind, code: &str) -> anyhow::Result<Vec<Row>> {
     let has_names = matches!(kind, CatalogKind::Dcgm | CatalogKind::Nic);
     if number.is_none() && !has_names {
         bail!(
-            "'{code}' is no code of kind {}: a code is a number",
+            "'{code}' is not a code of kind {}: a code is a number",
             kind.name()
         );
     }
@@ -198,7 +198,7 @@ fn described(action: RecommendedAction) -> &'static str {
         RecommendedAction::ReplaceVm => "replace the machine",
         RecommendedAction::RunDcgmeud => "run the DCGM extended diagnostics",
         RecommendedAction::Custom => "named by the monitor",
-        RecommendedAction::Unknown => "not known",
+        RecommendedAction::Unknown => "unknown",
     }
 }
 

@@ -66,7 +66,7 @@ async fn xid(code: u32, pci: &str, via: Via, target: &TargetArgs) -> anyhow::Res
             .bytes()
             .all(|byte| byte.is_ascii_hexdigit() || byte == b':');
     if !plausible {
-        bail!("--pci {pci:?} is no PCI address such as 0000:b3:00");
+        bail!("--pci {pci:?} is not a PCI address such as 0000:b3:00");
     }
     let line = format!(
         "NVRM: Xid (PCI:{pci}): {code}, pid={}, name=gpuwarden-inject, injected by gpuwarden",

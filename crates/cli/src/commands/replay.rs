@@ -253,7 +253,7 @@ fn table(replays: &[Replay], summaries: &[Summary]) -> anyhow::Result<()> {
             summary.most_at_once.to_string()
         }),
         ("quarantines", |summary| summary.quarantines.to_string()),
-        ("given back", |summary| summary.releases.to_string()),
+        ("returned", |summary| summary.releases.to_string()),
         ("out at the end", |summary| summary.still_out.to_string()),
         ("nodes held back", |summary| summary.held.to_string()),
         ("held at the end", |summary| summary.still_held.to_string()),

@@ -82,8 +82,8 @@ mod tests {
         assert_eq!(veto("4h", Some("the link")).unwrap().reason, "the link");
         let long = "x".repeat(201);
         for (duration, reason, why) in [
-            ("0s", Some("x"), "is no duration"),
-            ("soon", Some("x"), "is no duration"),
+            ("0s", Some("x"), "is not a duration"),
+            ("soon", Some("x"), "is not a duration"),
             ("169h", Some("x"), "168 hours are the most"),
             ("4h", None, "--reason is empty"),
             ("4h", Some(long.as_str()), "shorten it"),

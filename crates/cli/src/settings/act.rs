@@ -207,7 +207,7 @@ pub(super) fn policy(text: &str) -> Result<PolicySource, SettingsError> {
     let wrong = |what: String| SettingsError::value("--policy", text, what);
     let mut parts = place.splitn(3, '/');
     let (Some(namespace), Some(name)) = (parts.next(), parts.next()) else {
-        return Err(wrong("is no configmap:NAMESPACE/NAME[/KEY]".to_owned()));
+        return Err(wrong("is not configmap:NAMESPACE/NAME[/KEY]".to_owned()));
     };
     let key = parts.next().unwrap_or(POLICY_KEY);
     names::dns_label(namespace)

@@ -14,7 +14,7 @@ pub(super) fn duration(name: &'static str, text: &str) -> Result<SignedDuration,
         .and_then(|span| span.to_duration(SpanRelativeTo::days_are_24_hours()))
         .ok()
         .filter(|duration| !duration.is_negative())
-        .ok_or_else(|| SettingsError::value(name, text, "is no duration such as 15m, 2h or 30d"))
+        .ok_or_else(|| SettingsError::value(name, text, "is not a duration such as 15m, 2h or 30d"))
 }
 
 /// Parses a size such as `512MiB`, `1GiB` or `2GB`, or a number of bytes.
@@ -37,7 +37,7 @@ pub(super) fn bytes(name: &'static str, text: &str) -> Result<u64, SettingsError
         .ok()
         .zip(factor)
         .and_then(|(number, factor)| number.checked_mul(factor))
-        .ok_or_else(|| SettingsError::value(name, text, "is no size such as 512MiB or 1GiB"))
+        .ok_or_else(|| SettingsError::value(name, text, "is not a size such as 512MiB or 1GiB"))
 }
 
 /// Parses permission bits of user, group and others in octal, `0660` or `660`.
@@ -46,7 +46,9 @@ pub(super) fn mode(name: &'static str, text: &str) -> Result<u32, SettingsError>
     u32::from_str_radix(text, 8)
         .ok()
         .filter(|mode| digits && *mode <= 0o777)
-        .ok_or_else(|| SettingsError::value(name, text, "is no file mode such as 666, 660 or 600"))
+        .ok_or_else(|| {
+            SettingsError::value(name, text, "is not a file mode such as 666, 660 or 600")
+        })
 }
 
 /// Returns the value of a flag with two choices; the first is the default.

@@ -90,7 +90,7 @@ fn dcgm(text: String) -> Result<String, SettingsError> {
     if host_engine(&text).is_some() {
         return Ok(text);
     }
-    let what = "is no HOST or HOST:PORT, such as localhost:5555";
+    let what = "is not HOST or HOST:PORT, such as localhost:5555";
     Err(SettingsError::value("--dcgm-addr", text, what))
 }
 
@@ -113,7 +113,7 @@ fn fake(text: &str) -> Result<FakeGpus, SettingsError> {
         Ok(_) => Err(SettingsError::value(
             "--fake-gpus",
             text,
-            format!("is no number from 1 to {MAX_FAKE_GPUS}"),
+            format!("is not a number from 1 to {MAX_FAKE_GPUS}"),
         )),
         Err(_) => Ok(FakeGpus::Scenario(PathBuf::from(text))),
     }

@@ -182,7 +182,7 @@ fn accounts(name: &'static str, texts: &[String]) -> Result<Vec<ServiceAccount>,
     let parse = |text: &String| {
         let parsed = text.trim().parse();
         parsed.map_err(|_| {
-            SettingsError::value(name, text, "is no ServiceAccount; write NAMESPACE/NAME")
+            SettingsError::value(name, text, "is not a ServiceAccount; write NAMESPACE/NAME")
         })
     };
     texts.iter().map(parse).collect()

@@ -27,7 +27,7 @@ impl Uploader {
         // The address may contain a secret: no error quotes it.
         let uri: Uri = base
             .parse()
-            .context("--upload is no address such as http://files.example/upload")?;
+            .context("--upload is not an address such as http://files.example/upload")?;
         if uri.scheme_str() != Some("http") {
             bail!("--upload: only http:// is supported");
         }
