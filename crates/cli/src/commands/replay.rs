@@ -97,7 +97,7 @@ pub(super) fn run(
         output::error(&anyhow::anyhow!(
             "{} could not be read beside {}, and are missing in the result",
             plural(inputs.problems(), "record"),
-            plural(inputs.events(), "event")
+            plural(inputs.events, "event")
         ));
         return Ok(EXIT_FAILED);
     }
@@ -188,13 +188,13 @@ fn summary(
     let problems = inputs.problems();
     say!(
         "{} of {}, {} to {}",
-        plural(inputs.events(), "event"),
+        plural(inputs.events, "event"),
         plural(nodes as u64, "node"),
         shown_time(first),
         shown_time(last)
     )?;
     for (count, what) in [
-        (inputs.repeats(), "were there twice, and count once"),
+        (inputs.repeats, "were there twice, and count once"),
         (problems, "could not be read; they are named above"),
         (
             inputs.backwards(),

@@ -42,11 +42,6 @@ pub(super) fn check(installation: &Installation, running: bool, given: &Given) -
     let needed = descriptors::needed(installation.ingest.is_some());
     findings.extend(files(descriptors::hard_limit(), needed));
     findings.extend(act.and_then(|act| policy(&act.policy, given)));
-    if let Some(path) = act.and_then(|act| act.connector_config.as_ref()) {
-        let read = connector::ConnectorConfig::read(path).map_err(|error| causes(&error));
-        let read = read.map(|_| format!("{} can be read", path.display()));
-        findings.push(Finding::tried("connector-config", read));
-    }
     if let Some(node) = node.filter(|node| !node.catalog.is_empty()) {
         let read = load_catalog(&node.catalog).map_err(|error| causes(error.as_ref()));
         findings.push(Finding::tried("catalog", read.map(|read| changed(&read))));

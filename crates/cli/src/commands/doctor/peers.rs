@@ -5,7 +5,9 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
+use connector::ConnectorConfig;
 use jiff::Timestamp;
+use model::shell;
 use model::shell;
 use runtime::tls::{
     CertificateFiles, ClientCertificates, ClientTls, ServerTls, TlsError, Validity,
@@ -39,7 +41,7 @@ pub(super) async fn check(installation: &Installation, running: bool) -> Vec<Fin
     }
     let act = installation.act.as_ref();
     let config = act.and_then(|act| act.connector_config.as_deref());
-    findings.extend(config.and_then(sink));
+    findings.extend(config.into_iter().flat_map(connector_config));
     findings
 }
 
@@ -73,15 +75,22 @@ fn client(authority: &Path, own: Option<&CertificateFiles>) -> Finding {
     )
 }
 
-/// Checks the way of the gRPC sink to its target. `connector-config` reports a wrong file.
-fn sink(config: &Path) -> Option<Finding> {
-    let target = connector::ConnectorConfig::read(config).ok()?.forward?;
-    if target.is_open_to_others() {
+/// Checks `NVSentinel`'s config.json, and the TLS of the gRPC sink that it names.
+fn connector_config(path: &Path) -> Vec<Finding> {
+    let config = match ConnectorConfig::read(path) {
+        Ok(config) => config,
+        Err(error) => return vec![Finding::problem("connector-config", causes(&error))],
+    };
+    let what = format!("{} can be read", path.display());
+    let mut findings = vec![Finding::ok("connector-config", what)];
+    let target = config.forward.as_ref();
+    if let Some(target) = target.filter(|target| target.is_open_to_others()) {
         let what = format!("events, and a token if one is named, go to {target} without TLS");
-        return Some(Finding::warning("grpc-sink", what));
+        findings.push(Finding::warning("grpc-sink", what));
+    } else if let Some(tls) = target.and_then(|target| target.tls.as_ref()) {
+        findings.push(client(&tls.authority, tls.own.as_ref()));
     }
-    let tls = target.tls?;
-    Some(client(&tls.authority, tls.own.as_ref()))
+    findings
 }
 
 /// Checks that TLS can be set up with a certificate and the files beside it, and the dates of the
@@ -197,19 +206,20 @@ mod tests {
     #[test]
     fn how_the_grpc_sink_is_reached_is_looked_at() {
         let file = tempfile::NamedTempFile::new().unwrap();
+        let read = ("connector-config", Severity::Ok);
         let secured = r#"https://c:1", "GRPCSinkCAPath": "/none.ca", "GRPCSinkCertPath":
             "/none.crt", "GRPCSinkKeyPath": "/none.key"#;
         for (target, expected) in [
-            ("c:1", Some(("grpc-sink", Severity::Warning))),
-            ("127.0.0.1:1", None),
-            (secured, Some(("tls", Severity::Problem))),
-            ("no target", None),
+            ("c:1", vec![read, ("grpc-sink", Severity::Warning)]),
+            ("127.0.0.1:1", vec![read]),
+            (secured, vec![read, ("tls", Severity::Problem)]),
+            ("no target", vec![("connector-config", Severity::Problem)]),
         ] {
             let text =
                 format!(r#"{{"enableGRPCSinkConnector": true, "GRPCSinkTarget": "{target}"}}"#);
             std::fs::write(file.path(), text).unwrap();
-            let found = sink(file.path());
-            let found = found.map(|it| (it.check, it.result));
+            let found = connector_config(file.path());
+            let found: Vec<_> = found.iter().map(|it| (it.check, it.result)).collect();
             assert_eq!(found, expected, "{target}");
         }
     }

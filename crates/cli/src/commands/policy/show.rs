@@ -69,7 +69,10 @@ struct ShownRule {
 
 pub(super) fn execute(source: Option<&str>, format: Format) -> anyhow::Result<u8> {
     let (policy, text) = match source {
-        Some(source) => (policy_source::load(source)?, policy_source::text(source)?),
+        Some(source) => {
+            let text = policy_source::text(source)?;
+            (Policy::parse(&text, source)?, text)
+        }
         None => (Policy::builtin(), DEFAULT_POLICY.to_owned()),
     };
     let shown = Shown::of(&policy, &text);

@@ -42,8 +42,10 @@ pub(crate) struct Inputs {
     problems: Problems,
     progress: Progress,
     read: BytesRead,
-    events: u64,
-    repeats: u64,
+    /// Number of events so far.
+    pub(crate) events: u64,
+    /// Number of repeated events.
+    pub(crate) repeats: u64,
 }
 
 /// Event, and the time of its acceptance.
@@ -142,16 +144,6 @@ impl Inputs {
     /// Removes the progress line, before other output.
     pub(crate) fn clear_progress(&mut self) {
         self.progress.clear();
-    }
-
-    /// Returns the number of events so far.
-    pub(crate) fn events(&self) -> u64 {
-        self.events
-    }
-
-    /// Returns the number of repeated events.
-    pub(crate) fn repeats(&self) -> u64 {
-        self.repeats
     }
 
     /// Returns the number of records that could not be read.
