@@ -54,13 +54,13 @@ pub(crate) use webhook::{FailurePolicyArg, WebhookArgs};
                   gpuwarden inject xid 79       # in another terminal\n  gpuwarden status\n  gpuwarden explain",
     disable_help_subcommand = true
 )]
-pub struct Cli {
+pub(crate) struct Cli {
     #[command(subcommand)]
     pub command: Command,
 }
 
 #[derive(Subcommand, Debug)]
-pub enum Command {
+pub(crate) enum Command {
     /// Watch this machine; with a cluster also take nodes out of service and return them.
     #[command(
         after_help = "Examples:\n  gpuwarden run\n  gpuwarden run --kubeconfig ~/.kube/config \

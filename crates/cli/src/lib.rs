@@ -17,13 +17,13 @@ mod settings;
 
 use std::process::ExitCode;
 
+use args::{Cli, Command};
 use clap::{CommandFactory as _, FromArgMatches as _};
 use given::Given;
 use host::gpu_probe::ProbeSettings;
 use runtime::logging;
 use settings::resolve;
 
-pub use args::{Cli, Command};
 pub use commands::load_catalog;
 pub use settings::{
     ActSettings, AgentSettings, ControllerSettings, DeliverySettings, DeviceNetwork,
@@ -36,17 +36,16 @@ pub use settings::{
 pub mod bench {
     pub use crate::args::OutputArgs;
     pub use crate::commands::bench::{
-        Baseline, Figure, TICKS, Usage, cluster_client, median, percentile, progress, show, ticks,
-        watch,
+        Figure, TICKS, Usage, cluster_client, median, percentile, progress, show, ticks, watch,
     };
 }
 
 /// Exit code: healthy, or done.
-pub const EXIT_OK: u8 = 0;
+const EXIT_OK: u8 = 0;
 /// Exit code: the command worked, and something is unhealthy, or differs.
-pub const EXIT_UNHEALTHY: u8 = 1;
+const EXIT_UNHEALTHY: u8 = 1;
 /// Exit code: wrong usage or configuration, or no answer.
-pub const EXIT_FAILED: u8 = 2;
+const EXIT_FAILED: u8 = 2;
 
 /// Returns the exit code of a command that has found something healthy, or not.
 fn exit_code(healthy: bool) -> u8 {

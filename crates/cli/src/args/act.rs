@@ -9,7 +9,7 @@ use super::roles::group;
 
 group! {
     /// Store, policy and cluster.
-    pub struct ActArgs {
+    pub(crate) struct ActArgs {
         /// File that changes events before they are stored: `NVSentinel`'s config.json, which names
         /// the files of its transformers [default: none].
         #[arg(long, env = "GPUWARDEN_CONNECTOR_CONFIG", value_name = "FILE")]

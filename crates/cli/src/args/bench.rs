@@ -7,7 +7,7 @@ use clap::{Args, ValueEnum};
 use super::OutputArgs;
 
 #[derive(Args, Clone, Debug)]
-pub struct BenchArgs {
+pub(crate) struct BenchArgs {
     /// Benchmark to run [default: all that can run here].
     #[arg(value_enum, value_name = "NAME")]
     pub name: Option<Benchmark>,
@@ -36,7 +36,7 @@ pub struct BenchArgs {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Benchmark {
+pub(crate) enum Benchmark {
     /// Time from a line in the kernel log to a cordoned node.
     Cordon,
     /// Memory, processor time and threads of an idle process.
@@ -44,7 +44,7 @@ pub enum Benchmark {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum BenchLog {
+pub(crate) enum BenchLog {
     /// A file in the benchmark's directory.
     File,
     /// The running kernel's log (needs root; every program that reads the log sees the faults).

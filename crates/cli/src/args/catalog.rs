@@ -7,7 +7,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use super::OutputArgs;
 
 #[derive(Args, Debug)]
-pub struct CatalogArgs {
+pub(crate) struct CatalogArgs {
     #[command(subcommand)]
     pub command: Option<CatalogCommand>,
     /// Kind of row [default: all].
@@ -22,7 +22,7 @@ pub struct CatalogArgs {
 }
 
 #[derive(Subcommand, Debug)]
-pub enum CatalogCommand {
+pub(crate) enum CatalogCommand {
     /// Show the differences that files of changes (TOML) make to the built-in rows.
     #[command(
         after_help = "Examples:\n  gpuwarden catalog diff site.toml\n  gpuwarden catalog diff \
@@ -32,7 +32,7 @@ pub enum CatalogCommand {
 }
 
 #[derive(Args, Debug)]
-pub struct CatalogDiffArgs {
+pub(crate) struct CatalogDiffArgs {
     /// Files of changes; a later file has precedence.
     #[arg(required = true, value_name = "FILE")]
     pub files: Vec<PathBuf>,
@@ -41,7 +41,7 @@ pub struct CatalogDiffArgs {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum CatalogKind {
+pub(crate) enum CatalogKind {
     /// XID codes of GPUs.
     Xid,
     /// `SXid` codes of `NVSwitch`es.

@@ -8,7 +8,7 @@ use clap::Args;
 use super::{OutputArgs, ServerArgs};
 
 #[derive(Args, Debug)]
-pub struct CollectArgs {
+pub(crate) struct CollectArgs {
     /// Name of this node in the cluster [default: `NODE_NAME`, else the host name].
     #[arg(long, env = "GPUWARDEN_NODE_NAME", value_name = "NAME")]
     pub node_name: Option<String>,
@@ -42,7 +42,7 @@ pub struct CollectArgs {
 }
 
 #[derive(Args, Debug)]
-pub struct InRootArgs {
+pub(crate) struct InRootArgs {
     pub root: PathBuf,
     pub program: OsString,
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]

@@ -7,7 +7,7 @@ use clap::{Args, ValueEnum};
 
 /// Address of a running gpuwarden.
 #[derive(Args, Debug, Default, Clone)]
-pub struct ServerArgs {
+pub(crate) struct ServerArgs {
     /// Configuration file of the running gpuwarden; only its keys `server`, `data-dir`, `socket`
     /// and `listen` are used here.
     #[arg(long, env = "GPUWARDEN_CONFIG", value_name = "FILE")]
@@ -23,7 +23,7 @@ pub struct ServerArgs {
 }
 
 #[derive(Args, Debug, Default, Clone)]
-pub struct ConnectArgs {
+pub(crate) struct ConnectArgs {
     /// Kubeconfig of the cluster [default: in a pod its own service account, else $KUBECONFIG, else
     /// ~/.kube/config].
     #[arg(long, env = "GPUWARDEN_KUBECONFIG", value_name = "FILE")]
@@ -35,7 +35,7 @@ pub struct ConnectArgs {
 
 /// A cluster that a command of an operator writes to.
 #[derive(Args, Debug, Default, Clone)]
-pub struct ClusterArgs {
+pub(crate) struct ClusterArgs {
     /// Configuration file of gpuwarden, which names the cluster where no flag does.
     #[arg(long, env = "GPUWARDEN_CONFIG", value_name = "FILE")]
     pub config: Option<PathBuf>,
@@ -65,7 +65,7 @@ pub struct OutputArgs {
 
 /// Log of a process that has no configuration file for its flags.
 #[derive(Args, Debug, Clone)]
-pub struct LogArgs {
+pub(crate) struct LogArgs {
     /// Log filter: error, warn, info, debug, trace, also by crate.
     #[arg(
         long,

@@ -9,7 +9,7 @@ use super::OutputArgs;
 
 /// The Device API of a gpuwarden on this machine.
 #[derive(Args, Debug, Default, Clone)]
-pub struct DeviceApiArgs {
+pub(crate) struct DeviceApiArgs {
     /// Unix socket of the Device API [default: that of the running gpuwarden].
     #[arg(long, env = "GPUWARDEN_DEVICE_API", value_name = "PATH")]
     pub device_api: Option<PathBuf>,
@@ -23,7 +23,7 @@ pub struct DeviceApiArgs {
 }
 
 #[derive(Args, Debug)]
-pub struct DevicesArgs {
+pub(crate) struct DevicesArgs {
     /// Wait for changes and print them as they arrive.
     #[arg(short, long)]
     pub watch: bool,
@@ -34,13 +34,13 @@ pub struct DevicesArgs {
 }
 
 #[derive(Args, Debug)]
-pub struct CheckArgs {
+pub(crate) struct CheckArgs {
     #[command(subcommand)]
     pub what: Check,
 }
 
 #[derive(Subcommand, Debug)]
-pub enum Check {
+pub(crate) enum Check {
     /// Check that the GPUs of this node are fit for a job: exit 0 when they are, 1 when they are not.
     /// The answer is immediate, from gpuwarden's own state, for prologs and scripts. An unknown state
     /// is a warning, and fit.

@@ -5,7 +5,7 @@ use clap::{Args, Subcommand};
 use super::{AgentArgs, ControllerArgs, OutputArgs, RunArgs};
 
 #[derive(Args, Debug)]
-pub struct DoctorArgs {
+pub(crate) struct DoctorArgs {
     #[command(subcommand)]
     pub role: Option<DoctorRole>,
     #[command(flatten)]
@@ -15,7 +15,7 @@ pub struct DoctorArgs {
 }
 
 #[derive(Subcommand, Debug)]
-pub enum DoctorRole {
+pub(crate) enum DoctorRole {
     /// Check what `agent` would use. Takes the flags of `agent`.
     #[command(
         after_help = "Examples:\n  gpuwarden doctor agent --config /etc/gpuwarden/agent.toml\n  \
@@ -33,7 +33,7 @@ pub enum DoctorRole {
 }
 
 #[derive(Args, Debug)]
-pub struct DoctorAgentArgs {
+pub(crate) struct DoctorAgentArgs {
     #[command(flatten)]
     pub agent: AgentArgs,
     #[command(flatten)]
@@ -41,7 +41,7 @@ pub struct DoctorAgentArgs {
 }
 
 #[derive(Args, Debug)]
-pub struct DoctorControllerArgs {
+pub(crate) struct DoctorControllerArgs {
     #[command(flatten)]
     pub controller: ControllerArgs,
     #[command(flatten)]

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 #[derive(Args, Debug)]
-pub struct GpuResetArgs {
+pub(crate) struct GpuResetArgs {
     /// UUIDs or PCI bus ids of the GPUs; may be given several times, or as a list with commas. In the
     /// environment an empty list means all GPUs, as in NVSentinel.
     #[arg(

@@ -7,13 +7,13 @@ use clap::{Args, Subcommand, ValueEnum};
 use super::ServerArgs;
 
 #[derive(Args, Debug)]
-pub struct InjectArgs {
+pub(crate) struct InjectArgs {
     #[command(subcommand)]
     pub what: Inject,
 }
 
 #[derive(Subcommand, Debug)]
-pub enum Inject {
+pub(crate) enum Inject {
     /// An XID, as the NVIDIA driver would print it.
     #[command(
         after_help = "Examples:\n  gpuwarden inject xid 79\n  gpuwarden inject xid 48 --pci 0000:3b:00 \
@@ -57,7 +57,7 @@ pub enum Inject {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Via {
+pub(crate) enum Via {
     /// A line in the kernel log.
     Kmsg,
     /// An event on the socket.
@@ -68,7 +68,7 @@ pub enum Via {
 
 /// The gpuwarden that receives an injected event.
 #[derive(Args, Debug, Clone)]
-pub struct TargetArgs {
+pub(crate) struct TargetArgs {
     /// Node that has the fault [default: the node of the running gpuwarden].
     #[arg(long, env = "GPUWARDEN_NODE_NAME", value_name = "NAME")]
     pub node_name: Option<String>,

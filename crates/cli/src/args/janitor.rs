@@ -9,7 +9,7 @@ use super::common::address;
 use super::{ConnectArgs, LogArgs};
 
 #[derive(Args, Debug)]
-pub struct JanitorProviderArgs {
+pub(crate) struct JanitorProviderArgs {
     /// Address for the requests of janitors.
     #[arg(long, env = "GPUWARDEN_PROVIDER_LISTEN", value_name = "ADDRESS:PORT",
           default_value = "127.0.0.1:50052", value_parser = address)]
@@ -93,7 +93,7 @@ pub struct JanitorProviderArgs {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum ProviderArg {
+pub(crate) enum ProviderArg {
     /// A privileged Job on the node.
     Generic,
 }

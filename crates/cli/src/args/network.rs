@@ -11,7 +11,7 @@ use super::roles::group;
 
 group! {
     /// Delivery of events from a node to its controller.
-    pub struct DeliveryArgs {
+    pub(crate) struct DeliveryArgs {
         /// Address of the controller, such as `https://controller.example:50051`.
         #[arg(long, env = "GPUWARDEN_CONTROLLER", value_name = "URL")]
         pub controller: Option<String>,
@@ -36,7 +36,7 @@ group! {
 
 group! {
     /// Port of a controller for events.
-    pub struct IngestArgs {
+    pub(crate) struct IngestArgs {
         /// Address on which agents and central monitors report [default: 0.0.0.0:50051; with
         /// --grpc-insecure 127.0.0.1:50051].
         #[arg(long, env = "GPUWARDEN_GRPC_LISTEN", value_name = "ADDRESS:PORT",

@@ -11,7 +11,7 @@ use super::roles::group;
 
 group! {
     /// Sources of events on a node, and the users who may report to it.
-    pub struct NodeArgs {
+    pub(crate) struct NodeArgs {
         /// Name of this node in the cluster [default: `NODE_NAME`, else the host name in lower
         /// case, as the kubelet takes it].
         #[arg(long, env = "GPUWARDEN_NODE_NAME", value_name = "NAME")]
@@ -62,7 +62,7 @@ group! {
 
 group! {
     /// GPUs of a node.
-    pub struct GpuArgs {
+    pub(crate) struct GpuArgs {
         /// Watch the GPUs through the driver's library (NVML). gpuwarden waits for a missing library
         /// [default: true].
         #[arg(long, env = "GPUWARDEN_ENABLE_NVML_PROVIDER", num_args = 0..=1,
@@ -98,7 +98,7 @@ group! {
 
 group! {
     /// Device API of a node, and the gate of its jobs.
-    pub struct DeviceArgs {
+    pub(crate) struct DeviceArgs {
         /// Unix socket of the Device API, on which consumers read the state of the GPUs [default:
         /// /var/run/device-api/device.sock as root with the default data directory, else
         /// device-api.sock in the data directory].

@@ -7,7 +7,7 @@ use clap::Args;
 use super::{ClusterArgs, OutputArgs};
 
 #[derive(Args, Debug)]
-pub struct DrainArgs {
+pub(crate) struct DrainArgs {
     /// Only print the plan. Nodes are drained by a gpuwarden that runs with --drain.
     #[arg(long, required = true)]
     pub plan: bool,
@@ -29,7 +29,7 @@ pub struct DrainArgs {
 }
 
 #[derive(Args, Debug)]
-pub struct ReleaseArgs {
+pub(crate) struct ReleaseArgs {
     /// Name of the node.
     #[arg(value_name = "NODE")]
     pub node: String,
@@ -48,7 +48,7 @@ pub struct ReleaseArgs {
 }
 
 #[derive(Args, Debug)]
-pub struct VetoArgs {
+pub(crate) struct VetoArgs {
     /// Name of the node.
     #[arg(value_name = "NODE")]
     pub node: String,
@@ -66,7 +66,7 @@ pub struct VetoArgs {
 }
 
 #[derive(Args, Debug)]
-pub struct PauseArgs {
+pub(crate) struct PauseArgs {
     /// Length of the pause, which ends by itself.
     #[arg(long = "for", default_value = "1h", value_name = "DURATION")]
     pub duration: String,
@@ -86,7 +86,7 @@ pub struct PauseArgs {
 
 /// The cluster, and the namespace in it that holds gpuwarden's own objects.
 #[derive(Args, Debug, Default, Clone)]
-pub struct KubeArgs {
+pub(crate) struct KubeArgs {
     #[command(flatten)]
     pub cluster: ClusterArgs,
     /// Namespace of gpuwarden [default: that of the configuration, else the pod's own, else

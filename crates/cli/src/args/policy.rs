@@ -7,13 +7,13 @@ use clap::{Args, Subcommand};
 use super::OutputArgs;
 
 #[derive(Args, Debug)]
-pub struct PolicyArgs {
+pub(crate) struct PolicyArgs {
     #[command(subcommand)]
     pub what: PolicyCommand,
 }
 
 #[derive(Subcommand, Debug)]
-pub enum PolicyCommand {
+pub(crate) enum PolicyCommand {
     /// Check a policy for errors (exit 2) and oddities (exit 1): values that no event has, rules that
     /// never match, no brake, no way to opt out.
     #[command(after_help = "Examples:\n  gpuwarden policy lint policy.toml\n  \

@@ -16,14 +16,14 @@ use super::{ActArgs, DeliveryArgs, DeviceArgs, GpuArgs, IngestArgs, NodeArgs};
 macro_rules! group {
     (
         $(#[$about:meta])*
-        pub struct $group:ident {
+        pub(crate) struct $group:ident {
             $($(#[$help:meta])* pub $name:ident: Option<$type:ty>,)*
         }
     ) => {
         $(#[$about])*
         #[derive(Args, Clone, Debug, Default, Deserialize)]
         #[serde(rename_all = "kebab-case", default)]
-        pub struct $group {
+        pub(crate) struct $group {
             $($(#[$help])* pub $name: Option<$type>,)*
         }
 
@@ -38,7 +38,7 @@ macro_rules! group {
 pub(super) use group;
 
 #[derive(Args, Clone, Debug, Default)]
-pub struct RunArgs {
+pub(crate) struct RunArgs {
     /// Configuration file (TOML; the keys are the long names of these flags).
     #[arg(long, env = "GPUWARDEN_CONFIG", value_name = "FILE")]
     pub config: Option<PathBuf>,
@@ -55,7 +55,7 @@ pub struct RunArgs {
 }
 
 #[derive(Args, Clone, Debug, Default)]
-pub struct AgentArgs {
+pub(crate) struct AgentArgs {
     /// Configuration file (TOML; the keys are the long names of these flags).
     #[arg(long, env = "GPUWARDEN_CONFIG", value_name = "FILE")]
     pub config: Option<PathBuf>,
@@ -72,7 +72,7 @@ pub struct AgentArgs {
 }
 
 #[derive(Args, Clone, Debug, Default)]
-pub struct ControllerArgs {
+pub(crate) struct ControllerArgs {
     /// Configuration file (TOML; the keys are the long names of these flags).
     #[arg(long, env = "GPUWARDEN_CONFIG", value_name = "FILE")]
     pub config: Option<PathBuf>,
@@ -88,7 +88,7 @@ pub struct ControllerArgs {
 
 group! {
     /// Election of the controller that acts.
-    pub struct ElectionArgs {
+    pub(crate) struct ElectionArgs {
         /// Act only while this process holds the Lease gpuwarden-controller in the namespace of
         /// --namespace, and stand by while another process holds it [default: true for a controller
         /// that writes in the cluster].
@@ -100,7 +100,7 @@ group! {
 
 group! {
     /// Arguments of every process.
-    pub struct ProcessArgs {
+    pub(crate) struct ProcessArgs {
         /// Directory of events and state [default: /var/lib/gpuwarden as root, else
         /// ~/.local/state/gpuwarden].
         #[arg(long, env = "GPUWARDEN_DATA_DIR", value_name = "DIRECTORY")]

@@ -7,7 +7,7 @@ use clap::{Args, Subcommand};
 use super::{OutputArgs, ServerArgs};
 
 #[derive(Args, Debug)]
-pub struct DecodeArgs {
+pub(crate) struct DecodeArgs {
     /// File with kernel log text, or - for standard input.
     #[arg(default_value = "-", value_name = "FILE|-")]
     pub file: String,
@@ -19,7 +19,7 @@ pub struct DecodeArgs {
 }
 
 #[derive(Args, Debug)]
-pub struct ViewArgs {
+pub(crate) struct ViewArgs {
     #[command(flatten)]
     pub server: ServerArgs,
     #[command(flatten)]
@@ -27,7 +27,7 @@ pub struct ViewArgs {
 }
 
 #[derive(Args, Debug)]
-pub struct EventsArgs {
+pub(crate) struct EventsArgs {
     /// Wait for new events and print them as they arrive.
     #[arg(short, long)]
     pub follow: bool,
@@ -49,7 +49,7 @@ pub struct EventsArgs {
 
 /// Arguments of `explain` and `why-not`.
 #[derive(Args, Debug)]
-pub struct ExplainArgs {
+pub(crate) struct ExplainArgs {
     /// Name of the node [default: the node of the running gpuwarden].
     #[arg(value_name = "NODE")]
     pub node: Option<String>,
@@ -60,13 +60,13 @@ pub struct ExplainArgs {
 }
 
 #[derive(Args, Debug)]
-pub struct StoreArgs {
+pub(crate) struct StoreArgs {
     #[command(subcommand)]
     pub what: StoreCommand,
 }
 
 #[derive(Subcommand, Debug)]
-pub enum StoreCommand {
+pub(crate) enum StoreCommand {
     /// Show the contents of the file, the positions of its readers, and whether the file is sound.
     /// A gpuwarden may have it open.
     #[command(
@@ -86,7 +86,7 @@ pub enum StoreCommand {
 }
 
 #[derive(Args, Debug)]
-pub struct SimulateArgs {
+pub(crate) struct SimulateArgs {
     /// Number of steps; each is one thing that can happen.
     #[arg(long, default_value_t = 100_000, value_parser = clap::value_parser!(u64).range(1..))]
     pub steps: u64,
@@ -98,7 +98,7 @@ pub struct SimulateArgs {
 }
 
 #[derive(Args, Debug)]
-pub struct ReplayArgs {
+pub(crate) struct ReplayArgs {
     /// Kernel logs in the forms that `decode` reads, events as `events -o json` writes them, or
     /// `NVSentinel`'s logs and store; - for standard input. A kernel log belongs to the node NODE,
     /// else to the one that the file is named after (up to the first dot).

@@ -9,7 +9,7 @@ use super::common::address;
 use super::{ConnectArgs, LogArgs};
 
 #[derive(Args, Debug)]
-pub struct WebhookArgs {
+pub(crate) struct WebhookArgs {
     /// Configuration of preflight: `NVSentinel`'s file (YAML), or the values of its chart
     /// [default: `/etc/preflight/config.yaml`, if it exists].
     #[arg(long, env = "GPUWARDEN_PREFLIGHT_CONFIG", value_name = "FILE")]
@@ -137,7 +137,7 @@ pub struct WebhookArgs {
 /// Failure policies, as Kubernetes spells them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 #[value(rename_all = "PascalCase")]
-pub enum FailurePolicyArg {
+pub(crate) enum FailurePolicyArg {
     /// Pods are not created.
     Fail,
     /// Pods start without checks.

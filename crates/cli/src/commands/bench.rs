@@ -18,7 +18,7 @@ use crate::args::{BenchArgs, Benchmark};
 use crate::{EXIT_FAILED, EXIT_OK};
 
 pub use cordon::client as cluster_client;
-pub use figures::{Baseline, Figure, median, percentile, progress, show};
+pub use figures::{Figure, median, percentile, progress, show};
 pub use idle::watch;
 pub use usage::{TICKS, Usage, ticks};
 
