@@ -12,8 +12,6 @@ use contract::keys;
 use fleet::session::foreign_session;
 use jiff::Timestamp;
 use model::node::NodeView;
-use model::node::{NodeChange, NodeView};
-use model::ownership::{Ownership, REASON_BYTES, ReleaseRequest};
 use model::ownership::{Ownership, REASON_BYTES, ReleaseRequest};
 use tokio::time::Instant;
 

@@ -7,9 +7,6 @@ use crate::exit_code;
 use crate::output::{self, say};
 use crate::settings::{ClientSettings, default_data_dir};
 
-/// File of the event store in the data directory.
-pub(crate) const EVENTS_FILE: &str = "events.db";
-
 pub(super) fn execute(args: &StoreArgs) -> anyhow::Result<u8> {
     let StoreCommand::Inspect {
         config,
@@ -20,12 +17,13 @@ pub(super) fn execute(args: &StoreArgs) -> anyhow::Result<u8> {
     let named = data_dir.clone().or(file.data_dir);
     let dir = named.map_or_else(default_data_dir, Ok)?;
     let named = "--data-dir names the data directory of another gpuwarden";
-    if !dir.join(EVENTS_FILE).exists() {
-        anyhow::bail!("no {EVENTS_FILE} in {}; {named}", dir.display());
+    let url = StoreUrl::in_data_dir(&dir);
+    if let Some(file) = url.file().filter(|file| !file.exists()) {
+        anyhow::bail!("there is no {}; {named}", file.display());
     }
-    let found = inspect(&dir).map_err(|error| {
-        anyhow::Error::from(error).context(format!("cannot inspect {}", dir.display()))
-    })?;
+    let found = url
+        .inspect()
+        .map_err(|error| anyhow::Error::from(error).context(format!("cannot inspect {url}")))?;
     if !output::structured(output.output, &found)? {
         text(&found)?;
     }

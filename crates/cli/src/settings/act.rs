@@ -44,7 +44,7 @@ pub struct ActSettings {
     /// `None`: pods stay on nodes that are out of service.
     pub drain: Option<DrainConfig>,
     /// `None`: drained nodes are not remediated.
-    pub remedy: Option<RemediationConfig>,
+    pub remediation: Option<RemediationConfig>,
     /// `None`: custom resources are not carried out.
     pub janitor: Option<JanitorSettings>,
     pub reports: ReportSettings,
@@ -95,7 +95,7 @@ impl ActSettings {
             ));
         }
         let drain = drain(&args, mode)?;
-        let remedy = remedy(&args, drain.is_some())?;
+        let remediation = remediation(&args, drain.is_some())?;
         let janitor = JanitorSettings::resolve(&args, cluster.is_some())?;
         let reports = ReportSettings::resolve(&args, mode)?;
         Ok(Self {
@@ -105,7 +105,7 @@ impl ActSettings {
             cluster,
             mode,
             drain,
-            remedy,
+            remediation,
             janitor,
             reports,
             policy,
@@ -166,7 +166,7 @@ pub(crate) fn drain_config(path: &Path) -> Result<DrainConfig, SettingsError> {
 }
 
 /// Returns the configuration of remediation; `None` without `--remediate`.
-fn remedy(args: &ActArgs, drains: bool) -> Result<Option<RemediationConfig>, SettingsError> {
+fn remediation(args: &ActArgs, drains: bool) -> Result<Option<RemediationConfig>, SettingsError> {
     if !args.remediate.unwrap_or(false) {
         if args.remediate_config.is_some() {
             return Err(SettingsError::Conflict(

@@ -2,8 +2,6 @@
 
 use jiff::SignedDuration;
 use maintenance::janitor::JanitorConfig;
-use maintenance::janitor::JanitorConfig;
-use maintenance::validation_request::ValidationConfiguration;
 use maintenance::validation_request::ValidationConfiguration;
 
 use super::SettingsError;

@@ -6,7 +6,6 @@ use std::path::PathBuf;
 use connector::AcceptNodes;
 use host::kernel_log::Spec;
 use jiff::SignedDuration;
-pub use model::mode::Mode;
 use runtime::logging::LogFormat;
 
 use super::amount::{self, choice};

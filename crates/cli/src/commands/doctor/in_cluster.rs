@@ -6,12 +6,8 @@ use controller::policy::PolicySource;
 use fleet::brake::{MOST_ALONE, NodeLabel};
 use fleet::remediation::RemediationConfig;
 use jiff::{SignedDuration, Timestamp};
-use model::attempt::ResourceKind;
-use model::node::NodeView;
 use model::node::NodeView;
 use model::shell;
-use model::shell;
-use policy::{MAX_POLICY_BYTES, Policy};
 use policy::{MAX_POLICY_BYTES, Policy};
 use runtime::text_file;
 
@@ -56,10 +52,10 @@ pub(super) async fn check(installation: &Installation) -> Vec<Finding> {
     let mut needs = needs::of(installation, policy_taints && act.mode != Mode::Observe);
     let drain = act.drain.iter().filter_map(|drain| drain.custom.as_ref());
     let drain = drain.map(|custom| &custom.resource);
-    for kind in drain.chain(act.remedy.iter().flat_map(RemediationConfig::kinds)) {
+    for kind in drain.chain(act.remediation.iter().flat_map(RemediationConfig::kinds)) {
         let served = cluster.resource_of(&kind.group, &kind.version, &kind.kind);
         match served.await {
-            Ok(Some(resource)) => needs.extend(needs::of_remedy(act.mode, kind, resource)),
+            Ok(Some(resource)) => needs.extend(needs::of_remediation(act.mode, kind, resource)),
             Ok(None) => {
                 let what = format!("the cluster has no {} of {}", kind.kind, kind.api_version());
                 findings.push(Finding::problem("repairs", what));

@@ -16,7 +16,6 @@ use store::{StoreError, StoreUrl};
 
 use super::{Finding, Installation, asker, causes};
 use crate::commands::load_catalog;
-use crate::commands::store::EVENTS_FILE;
 use crate::given::Given;
 use crate::policy_source;
 
@@ -36,7 +35,9 @@ pub(super) fn check(installation: &Installation, running: bool, given: &Given) -
     let may_grow = act.map(|act| act.store_size);
     let may_grow = may_grow.or(delivery.map(|delivery| delivery.outbox_size));
     if let Ok(free) = host::disk::free_bytes(existing(data)) {
-        let used = fs::metadata(data.join(EVENTS_FILE)).map_or(0, |file| file.len());
+        let file = StoreUrl::in_data_dir(data).file();
+        let used = file.and_then(|file| fs::metadata(file).ok());
+        let used = used.map_or(0, |file| file.len());
         findings.push(room(data, free, used, may_grow.unwrap_or_default()));
     }
     let needed = descriptors::needed(installation.ingest.is_some());
@@ -153,13 +154,16 @@ fn store_file(dir: &Path, given: &Given) -> Option<Finding> {
             return Some(Finding::problem("store", causes(&error)).fix(inspect));
         }
     };
-    let copy = format!(
-        "cp {}/{EVENTS_FILE}* elsewhere, to keep what can be read of it",
-        shell::word(&shown)
-    );
-    Some(match damage {
-        None => Finding::ok("store", "the event store is sound"),
-        Some(damage) => Finding::warning("store", format!("damaged: {damage}")).fix(copy),
+    let Some(damage) = damage else {
+        return Some(Finding::ok("store", "the event store is sound"));
+    };
+    let finding = Finding::warning("store", format!("damaged: {damage}"));
+    Some(match file {
+        Some(file) => finding.fix(format!(
+            "cp {}* elsewhere, to keep what can be read of it",
+            shell::word(&file.to_string_lossy())
+        )),
+        None => finding,
     })
 }
 
@@ -245,8 +249,8 @@ mod tests {
         let found = store_file(home.path(), &Given::default()).unwrap();
         assert_eq!(found.result, Severity::Warning, "it starts all the same");
         assert!(found.why.unwrap().contains("starts a new one"), "{found:?}");
-        fs::remove_file(home.path().join(EVENTS_FILE)).unwrap();
-        fs::create_dir(home.path().join(EVENTS_FILE)).unwrap();
+        fs::remove_file(home.path().join("events.db")).unwrap();
+        fs::create_dir(home.path().join("events.db")).unwrap();
         assert_eq!(
             store_file(home.path(), &Given::default()).unwrap().result,
             Severity::Problem

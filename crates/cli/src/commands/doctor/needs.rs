@@ -56,7 +56,7 @@ pub(super) fn of(installation: &Installation, taints_devices: bool) -> Vec<Need>
 
 /// Returns the need of drains, or of remediation, by custom resources of a kind that the cluster
 /// calls `resource`. A dry run creates none.
-pub(super) fn of_remedy(mode: Mode, kind: &ResourceKind, resource: String) -> Option<Need> {
+pub(super) fn of_remediation(mode: Mode, kind: &ResourceKind, resource: String) -> Option<Need> {
     mode.writes().then(|| Need {
         name: format!("repairs-{resource}"),
         group: kind.group.clone(),

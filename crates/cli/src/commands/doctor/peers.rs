@@ -8,7 +8,6 @@ use std::time::Duration;
 use connector::ConnectorConfig;
 use jiff::Timestamp;
 use model::shell;
-use model::shell;
 use runtime::tls::{
     CertificateFiles, ClientCertificates, ClientTls, ServerTls, TlsError, Validity,
 };
