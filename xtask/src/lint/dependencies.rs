@@ -1,7 +1,10 @@
 //! Checks the dependency graph: licences, bans and sources, by the lists of `deny.toml`.
 //! `cargo deny` knows more, advisories above all; this needs nothing but cargo.
 
-use std::{collections::BTreeSet, path::PathBuf};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::PathBuf,
+};
 
 use serde::Deserialize;
 
@@ -34,6 +37,8 @@ pub(super) fn check(metadata: &Metadata, lists: &str) -> Vec<Finding> {
         .lines()
         .flat_map(|line| quoted(line, "{ crate = ", ","))
         .collect();
+    let skipped = quoted(lists, "skip = [", "]\n");
+    let mut versions: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
     let mut findings = Vec::new();
     for package in &metadata.packages {
         let Some(source) = &package.source else {
@@ -56,6 +61,21 @@ pub(super) fn check(metadata: &Metadata, lists: &str) -> Vec<Finding> {
         if source != REGISTRY {
             find(format!("it comes from {source}"));
         }
+        if !skipped.contains(format!("{}@{}", package.name, package.version).as_str()) {
+            let versions = versions.entry(&package.name).or_default();
+            versions.insert(&package.version);
+        }
+    }
+    for (name, versions) in versions.iter().filter(|(_, versions)| versions.len() > 1) {
+        let versions: Vec<&str> = versions.iter().copied().collect();
+        findings.push(Finding {
+            file: PathBuf::from(LISTS),
+            line: 0,
+            message: format!(
+                "{name} has versions {}: take one, or skip one with a reason",
+                versions.join(" and ")
+            ),
+        });
     }
     findings
 }
@@ -151,6 +171,18 @@ mod tests {
         ] {
             assert!(!is_allowed(unmet, &allowed), "{unmet}");
         }
+    }
+
+    #[test]
+    fn a_second_version_needs_a_reason() {
+        let package = |version: &str| json!({"name": "a", "version": version, "source": REGISTRY, "license": "MIT"});
+        let metadata = json!({"packages": [package("1.0.0"), package("2.0.0")]});
+        let metadata = serde_json::from_value(metadata).unwrap();
+        let found = check(&metadata, TEXT);
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert!(found[0].message.contains("1.0.0 and 2.0.0"), "{found:?}");
+        let skip = "skip = [\n { crate = \"a@1.0.0\", reason = \"b asks for it\" },\n]\n";
+        assert_eq!(check(&metadata, &format!("{TEXT}{skip}")), []);
     }
 
     #[test]
