@@ -234,7 +234,7 @@ async fn what_is_printed_as_a_fix_works_when_it_is_pasted() -> anyhow::Result<()
     let why: Value = serde_json::from_str(&out)?;
     let checks = why["checks"].as_array().cloned().unwrap_or_default();
     let fixes = checks.iter().filter_map(|check| check["fix"].as_str());
-    let mut explain = fixes.filter_map(|fix| fix.split_once(" tells what"));
+    let mut explain = fixes.filter_map(|fix| fix.split_once(" shows what"));
     let (explain, _) = explain.next().unwrap_or_else(|| panic!("{why:#}"));
     assert!(explain.starts_with("gpuwarden explain "), "{explain}");
     let answer = pasted(explain)?.output().await?;
