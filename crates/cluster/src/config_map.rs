@@ -12,9 +12,9 @@ use tokio_util::sync::CancellationToken;
 
 use crate::connect::Cluster;
 use crate::error::{ApiError, found};
-use crate::follow::{FollowOne, One};
 use crate::pace::Urgency;
-use crate::watch::Selection;
+use crate::signals::{ObjectState, SingleObject, forward};
+use crate::watch::{Selection, Signal};
 
 /// Events that wait for the consumer. There is one object, and it rarely changes.
 const QUEUE: usize = 16;
@@ -71,9 +71,9 @@ impl From<Object> for ConfigMap {
 // === impl Cluster ===
 
 impl Cluster {
-    /// Follows a `ConfigMap` until `cancel` is cancelled or the receiver is dropped; what it
-    /// is now comes first. Takes the permissions `list` and `watch` in its namespace. Must
-    /// be called within a tokio runtime.
+    /// Watches a `ConfigMap` until `cancel` is cancelled or the receiver is dropped. The first event
+    /// is its current state. Takes the permissions `list` and `watch` in its namespace. Must be
+    /// called within a tokio runtime.
     pub fn watch_config_map(
         &self,
         namespace: &str,
@@ -81,33 +81,9 @@ impl Cluster {
         cancel: CancellationToken,
     ) -> mpsc::Receiver<ConfigMapEvent> {
         let selection = Selection::of::<Object>(&(), Some(namespace)).named(name);
-        let mut incoming = self.watch::<Object>(selection, cancel);
+        let signals = self.watch::<Object>(selection, cancel);
         let (events, receiver) = mpsc::channel(QUEUE);
-        tokio::spawn(async move {
-            let mut follow = FollowOne::default();
-            let mut last = None;
-            while let Some(signal) = incoming.recv().await {
-                let event = match follow.take(signal) {
-                    Some(One::There(object)) => ConfigMapEvent::Seen(Object::clone(&object).into()),
-                    Some(One::Missing) => ConfigMapEvent::Missing,
-                    Some(One::Failing { error, refused }) => {
-                        ConfigMapEvent::Failing { error, refused }
-                    }
-                    // It goes on from where it was: what was known holds again.
-                    Some(One::Recovered) => match last.clone() {
-                        Some(event) => event,
-                        None => continue,
-                    },
-                    None => continue,
-                };
-                if !matches!(event, ConfigMapEvent::Failing { .. }) {
-                    last = Some(event.clone());
-                }
-                if events.send(event).await.is_err() {
-                    return;
-                }
-            }
-        });
+        tokio::spawn(async move { forward(signals, &events, config_map_events()).await });
         receiver
     }
 
@@ -162,7 +138,25 @@ impl Cluster {
     }
 }
 
-/// Returns what a change sets.
+/// Returns a reader of the signals of a watch of one `ConfigMap`.
+fn config_map_events() -> impl FnMut(Signal<Object>) -> Option<ConfigMapEvent> {
+    let (mut object, mut last) = (SingleObject::default(), None);
+    move |signal| {
+        let event = match object.apply(signal)? {
+            ObjectState::Present(object) => ConfigMapEvent::Seen(Object::clone(&object).into()),
+            ObjectState::Missing => ConfigMapEvent::Missing,
+            ObjectState::Failing { error, refused } => {
+                return Some(ConfigMapEvent::Failing { error, refused });
+            }
+            // The consumer has received `Failing`: it needs the unchanged state once more.
+            ObjectState::Recovered => last.clone()?,
+        };
+        last = Some(event.clone());
+        Some(event)
+    }
+}
+
+/// Returns the values that a change sets, without those that it removes.
 fn set(change: &BTreeMap<String, Option<String>>) -> BTreeMap<String, String> {
     let pairs = change.iter();
     pairs

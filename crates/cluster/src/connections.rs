@@ -6,24 +6,24 @@ use tokio_util::sync::CancellationToken;
 
 use crate::connect::{Cluster, ConnectError};
 
-/// Watches on one connection: fewer than the streams that an API server gives it
-/// (`--http2-max-streams-per-connection`, 100 where nobody sets it).
+/// Most watches on one connection: below the streams that an API server allows on it
+/// (`--http2-max-streams-per-connection`, 100 by default).
 const WATCHES: usize = 64;
 
-/// Connections, and the watches on them, each known by a key, such as the node that it is about.
+/// Connections, and the watches on them by key, such as the node that a watch is about.
 #[derive(Debug)]
-pub(crate) struct Connections {
+pub(crate) struct Connections<K> {
     cluster: Cluster,
-    /// Connections, and how many watches each of them has.
+    /// The connections, each with the number of its watches.
     shared: Vec<(Cluster, usize)>,
-    /// The watches by key: their connection, and what ends them.
-    watches: BTreeMap<String, (usize, CancellationToken)>,
+    /// The watches: index of the connection, and the token that stops the watch.
+    watches: BTreeMap<K, (usize, CancellationToken)>,
 }
 
 // === impl Connections ===
 
-impl Connections {
-    /// Returns none yet.
+impl<K: Ord> Connections<K> {
+    /// Creates a set without connections.
     pub(crate) fn new(cluster: &Cluster) -> Self {
         Self {
             cluster: cluster.clone(),
@@ -32,14 +32,14 @@ impl Connections {
         }
     }
 
-    /// Begins the watch of a key: returns its connection and what ends it; `None` where there is one
-    /// already.
+    /// Registers a watch. Returns its connection and the token that stops it; `None` if `key` has a
+    /// watch already.
     pub(crate) fn begin(
         &mut self,
-        key: &str,
+        key: K,
         cancel: &CancellationToken,
     ) -> Result<Option<(Cluster, CancellationToken)>, ConnectError> {
-        if self.watches.contains_key(key) {
+        if self.watches.contains_key(&key) {
             return Ok(None);
         }
         let room = (self.shared.iter()).position(|(_, watches)| *watches < WATCHES);
@@ -49,16 +49,16 @@ impl Connections {
             self.shared.push((connection, 0));
         }
         let Some((connection, watches)) = self.shared.get_mut(place) else {
-            return Ok(None); // Not reached: it was found or made just now.
+            return Ok(None); // Not reached: the connection was found or pushed just now.
         };
         *watches += 1;
         let cancel = cancel.child_token();
-        self.watches.insert(key.to_owned(), (place, cancel.clone()));
+        self.watches.insert(key, (place, cancel.clone()));
         Ok(Some((connection.clone(), cancel)))
     }
 
-    /// Ends the watch of a key.
-    pub(crate) fn end(&mut self, key: &str) {
+    /// Stops the watch of a key.
+    pub(crate) fn end(&mut self, key: &K) {
         let Some((place, cancel)) = self.watches.remove(key) else {
             return;
         };
@@ -66,7 +66,8 @@ impl Connections {
         if let Some((_, watches)) = self.shared.get_mut(place) {
             *watches -= 1;
         }
-        // The connections of a storm are not kept.
+        // Unused connections at the end of the list are closed, so that a storm of watches does
+        // not keep its connections open.
         while self.shared.last().is_some_and(|(_, watches)| *watches == 0) {
             self.shared.pop();
         }

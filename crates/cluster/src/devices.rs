@@ -21,9 +21,9 @@ use tokio_util::sync::CancellationToken;
 
 use crate::connect::Cluster;
 use crate::error::{ApiError, found};
-use crate::follow::{Change, take};
 use crate::pace::Urgency;
 use crate::request::ask;
+use crate::signals::{Change, apply_signal};
 use crate::watch::{Selection, Signal};
 
 mod object;
@@ -175,35 +175,34 @@ impl Cluster {
             return;
         }
         loop {
-            let mut news: Vec<DeviceInput> = tokio::select! {
+            let mut inputs = tokio::select! {
                 Some(signal) = slices.recv() => {
                     let failing = state.failing(&signal);
-                    let news = take(&mut state.slices, signal, |one| Some((one.name(), ()))).into_iter();
-                    let slice = |(name, object): (String, Option<Arc<SliceObject>>)| {
+                    let input = |name, object: Option<Arc<SliceObject>>| {
                         DeviceInput::Slice(name, object.map(|one| one.slice()))
                     };
-                    news.map(Change::into_parts).map(slice).chain(failing).collect()
+                    let inputs = inputs(&mut state.slices, signal, SliceObject::name, input);
+                    inputs.into_iter().chain(failing).collect()
                 }
                 Some(signal) = rules.recv() => {
                     let failing = state.failing(&signal);
-                    let news = take(&mut state.rules, signal, |one| Some((one.name(), ()))).into_iter();
-                    let rule = |(name, object): (String, Option<Arc<RuleObject>>)| {
+                    let input = |name, object: Option<Arc<RuleObject>>| {
                         DeviceInput::Rule(name, object.map(|one| Box::new(one.rule())))
                     };
-                    news.map(Change::into_parts).map(rule).chain(failing).collect()
+                    let inputs = inputs(&mut state.rules, signal, RuleObject::name, input);
+                    inputs.into_iter().chain(failing).collect()
                 }
                 Some(signal) = claims.recv() => {
-                    let news = take(&mut state.claims, signal, |one| Some((one.name(), ()))).into_iter();
-                    let claim = |(name, object): (String, Option<Arc<ClaimObject>>)| {
+                    let input = |name, object: Option<Arc<ClaimObject>>| {
                         DeviceInput::Claim(name, object.map(|one| one.claim()))
                     };
-                    news.map(Change::into_parts).map(claim).collect()
+                    inputs(&mut state.claims, signal, ClaimObject::name, input)
                 }
                 else => return,
             };
-            news.extend(state.complete());
-            for one in news {
-                if events.send(DeviceEvent::News(one)).await.is_err() {
+            inputs.extend(state.complete());
+            for input in inputs {
+                if events.send(DeviceEvent::News(input)).await.is_err() {
                     return;
                 }
             }
@@ -350,6 +349,18 @@ pub(crate) fn slice(object: DynamicObject) -> Result<(String, Slice), ApiError> 
     let object = serde_json::to_value(object).and_then(serde_json::from_value::<SliceObject>);
     let object = object.map_err(ApiError::unavailable)?;
     Ok((object.name(), object.slice()))
+}
+
+/// Applies a signal to the names of all objects of its kind. Returns an input for each change.
+fn inputs<T>(
+    known: &mut Listing<String, ()>,
+    signal: Signal<T>,
+    name: impl Fn(&T) -> String,
+    input: impl Fn(String, Option<Arc<T>>) -> DeviceInput,
+) -> Vec<DeviceInput> {
+    let changes = apply_signal(known, signal, |object| Some((name(object), ())));
+    let changes = changes.into_iter().map(Change::into_parts);
+    changes.map(|(name, object)| input(name, object)).collect()
 }
 
 fn selection(resource: &ApiResource) -> Selection {

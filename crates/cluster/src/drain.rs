@@ -18,8 +18,8 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use crate::connect::{Cluster, ConnectError};
-use crate::connections::Connections;
 use crate::error::ApiError;
+use crate::follow::Follower;
 use crate::pace::Urgency;
 use crate::request::ask;
 use crate::watch::{Selection, Signal};
@@ -49,13 +49,10 @@ const REPLICAS: [&str; 5] = [
     "Node",
 ];
 
-/// Tells of the pods of single nodes, each by a watch of its own: a cluster has more pods than a process
-/// should know.
+/// Watches of the pods of single nodes. Each node has a watch of its own: a process should not hold
+/// all pods of a cluster in memory.
 #[derive(Debug)]
-pub struct PodWatches {
-    connections: Connections,
-    news: mpsc::Sender<(String, PodNews)>,
-}
+pub struct PodWatches(Follower<String, (String, PodNews)>);
 
 /// A list of pods, each as the API server has it.
 #[derive(Deserialize)]
@@ -166,47 +163,36 @@ struct Condition {
 // === impl PodWatches ===
 
 impl PodWatches {
-    /// Returns what tells of no node yet, and where its news come: each with the name of its node.
+    /// Creates a set of watches that follows no node yet, and the receiver of its events, each with
+    /// the name of its node.
     pub fn new(cluster: &Cluster) -> (Self, mpsc::Receiver<(String, PodNews)>) {
-        let (news, receiver) = mpsc::channel(QUEUE);
-        let watches = Self {
-            connections: Connections::new(cluster),
-            news,
-        };
-        (watches, receiver)
+        let (follower, events) = Follower::new(cluster, QUEUE);
+        (Self(follower), events)
     }
 
-    /// Tells of the pods of a node from now on: all of them first. Takes the permissions `list` and
-    /// `watch` on pods. Must be called within a tokio runtime.
+    /// Starts watching the pods of a node; the first events list all of them. Takes the permissions
+    /// `list` and `watch` on pods. Must be called within a tokio runtime.
     pub fn follow(&mut self, node: &str, cancel: &CancellationToken) -> Result<(), ConnectError> {
-        let Some((connection, cancel)) = self.connections.begin(node, cancel)? else {
-            return Ok(());
-        };
         let selection =
             Selection::of::<Object>(&(), None).with_fields(&format!("spec.nodeName={node}"));
-        let mut signals = connection.watch::<PodObject>(selection, cancel);
-        let (node, news) = (node.to_owned(), self.news.clone());
-        tokio::spawn(async move {
-            while let Some(signal) = signals.recv().await {
-                let told = match signal {
-                    Signal::Restarted => PodNews::ListBegun,
-                    Signal::Listed => PodNews::Listed,
-                    Signal::Applied(pod) => PodNews::Seen(Box::new(pod.view())),
-                    Signal::Deleted(name) => PodNews::Gone(name),
-                    Signal::Failing { error, .. } => PodNews::Failing(error),
-                    Signal::Recovered => PodNews::Recovered,
-                };
-                if news.send((node.clone(), told)).await.is_err() {
-                    return;
-                }
-            }
-        });
-        Ok(())
+        let name = node.to_owned();
+        let read = move |signal: Signal<PodObject>| {
+            let news = match signal {
+                Signal::Restarted => PodNews::ListBegun,
+                Signal::Listed => PodNews::Listed,
+                Signal::Applied(pod) => PodNews::Seen(Box::new(pod.view())),
+                Signal::Deleted(pod) => PodNews::Gone(pod),
+                Signal::Failing { error, .. } => PodNews::Failing(error),
+                Signal::Recovered => PodNews::Recovered,
+            };
+            Some((name.clone(), news))
+        };
+        self.0.follow(node.to_owned(), selection, read, cancel)
     }
 
-    /// Tells of the pods of a node no more. What was told before may still come.
+    /// Stops watching the pods of a node. Events already queued are still delivered.
     pub fn leave(&mut self, node: &str) {
-        self.connections.end(node);
+        self.0.leave(&node.to_owned());
     }
 }
 

@@ -9,7 +9,7 @@ use model::listing::Listing;
 use model::node::NodeView;
 
 use crate::NodeEvent;
-use crate::follow::take;
+use crate::signals::apply_signal;
 
 /// The nodes that are known. Cheap to clone; all clones see the same.
 ///
@@ -29,7 +29,7 @@ impl KnownNodes {
     /// Takes in what the watch says.
     pub(crate) fn take_in(&self, event: &NodeEvent) {
         let mut known = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        take(&mut known, event.clone(), |node| {
+        apply_signal(&mut known, event.clone(), |node| {
             Some((node.name.clone(), Arc::clone(node)))
         });
     }

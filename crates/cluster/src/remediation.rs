@@ -1,4 +1,4 @@
-//! The custom resources of repairs: made, watched one by one, and withdrawn.
+//! The custom resources that remediate a node: creating, watching and deleting them.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,39 +13,41 @@ use tokio_util::sync::CancellationToken;
 
 use crate::causes::chain;
 use crate::connect::{Cluster, ConnectError};
-use crate::connections::Connections;
 use crate::error::ApiError;
-use crate::follow::{FollowOne, One};
+use crate::follow::{Follower, Following};
 use crate::kind::Kind;
+use crate::signals::{ObjectState, SingleObject};
+use crate::watch::{Selection, Signal};
 
-/// News that wait for their consumer; when it is slower, the API server waits.
+/// Events that wait for the consumer; when it is slower, the API server waits.
 const QUEUE: usize = 256;
-/// Pause before it is asked again where the API server serves a kind.
+/// Pause before the API server is asked again under which path it serves a kind.
 const ASK_AGAIN: Duration = Duration::from_secs(5);
 
-/// The kinds of custom resources, as the API server serves them.
+/// The kinds of custom resources that the API server was asked for so far, with their paths. Cheap
+/// to clone; all clones share them.
 #[derive(Clone, Debug, Default)]
 pub struct ResourceKinds {
     known: Arc<Mutex<BTreeMap<ResourceKind, Kind>>>,
 }
 
-/// News of a custom resource: its node, its name, and the news.
+/// A change of a watched custom resource: its node, its name, and its state.
 pub type ResourceEvent = (String, String, ResourceNews);
 
-/// Tells of the custom resources of nodes that are repaired, each by a watch of its own: most of those that
-/// are there ended long ago.
+/// Watches of the custom resources of nodes under remediation. Each resource has a watch of its own:
+/// most resources in a cluster belong to remediations that ended long ago.
 #[derive(Debug)]
 pub struct ResourceWatches {
-    connections: Connections,
+    /// The watches by node and name of the resource.
+    follower: Follower<(String, String), ResourceEvent>,
     kinds: ResourceKinds,
-    news: mpsc::Sender<ResourceEvent>,
 }
 
 // === impl ResourceKinds ===
 
 impl ResourceKinds {
-    /// Returns a kind as the API server serves it: its resource is the server's to say. The error is
-    /// [`ApiError::NotFound`] where it does not serve it.
+    /// Returns a kind under the path that the API server serves. The error is
+    /// [`ApiError::NotFound`] if the server does not serve the kind.
     async fn of(&self, cluster: &Cluster, kind: &ResourceKind) -> Result<Kind, ApiError> {
         let known = {
             let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
@@ -72,20 +74,14 @@ impl ResourceKinds {
 // === impl ResourceWatches ===
 
 impl ResourceWatches {
-    /// Returns what tells of no node yet, and where its news come.
+    /// Creates a set of watches that follows no resource yet, and the receiver of its events.
     pub fn new(cluster: &Cluster, kinds: ResourceKinds) -> (Self, mpsc::Receiver<ResourceEvent>) {
-        let (news, receiver) = mpsc::channel(QUEUE);
-        let connections = Connections::new(cluster);
-        let watches = Self {
-            connections,
-            kinds,
-            news,
-        };
-        (watches, receiver)
+        let (follower, events) = Follower::new(cluster, QUEUE);
+        (Self { follower, kinds }, events)
     }
 
-    /// Starts watching a custom resource of a node, unless it is watched. Takes the permissions `list` and `watch`. Must be
-    /// called within a tokio runtime.
+    /// Starts watching a custom resource of a node, unless it is watched. Takes the permissions
+    /// `list` and `watch` on the kind. Must be called within a tokio runtime.
     pub fn follow(
         &mut self,
         node: &str,
@@ -93,96 +89,56 @@ impl ResourceWatches {
         name: &str,
         cancel: &CancellationToken,
     ) -> Result<(), ConnectError> {
-        let key = key(node, name);
-        let Some((connection, cancel)) = self.connections.begin(&key, cancel)? else {
-            return Ok(());
-        };
-        let watched = Watched {
-            connection,
-            kinds: self.kinds.clone(),
-            kind: kind.clone(),
-            name: name.to_owned(),
-            node: node.to_owned(),
-            news: self.news.clone(),
-        };
-        tokio::spawn(async move {
-            cancel
-                .clone()
-                .run_until_cancelled(watched.run(cancel))
-                .await;
-        });
-        Ok(())
+        let key = (node.to_owned(), name.to_owned());
+        let (kinds, kind, resource) = (self.kinds.clone(), kind.clone(), key.clone());
+        (self.follower).start(key, cancel, |following| {
+            watch(following, kinds, kind, resource)
+        })
     }
 
     /// Stops watching a custom resource of a node. Events already queued are still delivered.
     pub fn leave(&mut self, node: &str, name: &str) {
-        self.connections.end(&key(node, name));
+        self.follower.leave(&(node.to_owned(), name.to_owned()));
     }
 }
 
-/// Returns what names the watch of a custom resource of a node.
-fn key(node: &str, name: &str) -> String {
-    format!("{node}/{name}")
-}
-
-/// A custom resource that is watched.
-struct Watched {
-    connection: Cluster,
+async fn watch(
+    following: Following<ResourceEvent>,
     kinds: ResourceKinds,
     kind: ResourceKind,
-    name: String,
-    node: String,
-    news: mpsc::Sender<ResourceEvent>,
-}
-
-// === impl Watched ===
-
-impl Watched {
-    async fn run(self, cancel: CancellationToken) {
-        let kind = loop {
-            match self.kinds.of(&self.connection, &self.kind).await {
-                Ok(kind) => break kind,
-                Err(error) => {
-                    if !self.tell(ResourceNews::Failing(chain(&error))).await {
-                        return;
-                    }
-                    tokio::time::sleep(ASK_AGAIN).await;
+    (node, name): (String, String),
+) {
+    let event = |news| (node.clone(), name.clone(), news);
+    let served = loop {
+        match kinds.of(&following.connection, &kind).await {
+            Ok(served) => break served,
+            Err(error) => {
+                let failing = event(ResourceNews::Failing(chain(&error)));
+                if !following.send(failing).await {
+                    return;
                 }
-            }
-        };
-        let select = format!("metadata.name={}", self.name);
-        let mut signals = self.connection.watch_objects(
-            &kind,
-            self.kind.namespace.as_deref(),
-            |selection| selection.with_fields(&select),
-            cancel,
-        );
-        let mut follow = FollowOne::default();
-        while let Some(signal) = signals.recv().await {
-            let news = match follow.take(signal) {
-                Some(One::There(object)) => ResourceNews::There(Box::new(object.as_ref().clone())),
-                Some(One::Missing) => ResourceNews::Absent,
-                Some(One::Failing { error, .. }) => ResourceNews::Failing(error),
-                Some(One::Recovered) | None => continue,
-            };
-            if !self.tell(news).await {
-                return;
+                tokio::time::sleep(ASK_AGAIN).await;
             }
         }
-    }
-
-    /// Tells news; `false` where nobody listens any more.
-    async fn tell(&self, news: ResourceNews) -> bool {
-        let event = (self.node.clone(), self.name.clone(), news);
-        self.news.send(event).await.is_ok()
-    }
+    };
+    let selection = Selection::of_kind(&served, kind.namespace.as_deref()).named(&name);
+    let mut object = SingleObject::default();
+    let read = |signal: Signal<Value>| {
+        Some(event(match object.apply(signal)? {
+            ObjectState::Present(object) => ResourceNews::There(Box::new(object.as_ref().clone())),
+            ObjectState::Missing => ResourceNews::Absent,
+            ObjectState::Failing { error, .. } => ResourceNews::Failing(error),
+            ObjectState::Recovered => return None,
+        }))
+    };
+    following.watch(selection, read).await;
 }
 
 // === impl Cluster ===
 
 impl Cluster {
-    /// Makes the custom resource of a repair. Returns it, or the one of its name that is there already.
-    /// Takes the permissions `create` and `get`. At most three requests.
+    /// Creates the custom resource of a remediation. Returns the new resource, or the one that has
+    /// its name already. Takes the permissions `create` and `get`. At most three requests.
     pub async fn make_resource(
         &self,
         kinds: &ResourceKinds,
@@ -195,12 +151,13 @@ impl Cluster {
             other => return other,
         }
         let there = self.object(&kind, namespace, &planned.name).await?;
-        // Gone in between: it is tried again.
+        // Deleted between the two requests: the caller tries again.
         there.ok_or(ApiError::Conflict { status: 409 })
     }
 
-    /// Deletes the custom resource of an attempt, if it is there, ours, and nothing has begun; with `begun`
-    /// also if something has. Returns whether it was. Takes the permissions `get` and `delete`. At most three requests.
+    /// Deletes the custom resource of an attempt, if it exists, was created for this attempt, and its
+    /// remediation has not begun; with `begun` also if it has. Returns true if the resource was
+    /// deleted. Takes the permissions `get` and `delete`. At most three requests.
     pub async fn withdraw_resource(
         &self,
         kinds: &ResourceKinds,

@@ -1,4 +1,4 @@
-//! Single nodes told of, for maintenance: with the pods of services on them that hold GPUs open, or with the
+//! Watches of single nodes under maintenance, of the pods on them that hold GPUs open, and of the
 //! devices that drivers publish for them.
 
 use std::sync::Arc;
@@ -12,195 +12,164 @@ use tokio_util::sync::CancellationToken;
 
 use crate::causes::chain;
 use crate::connect::{Cluster, ConnectError};
-use crate::connections::Connections;
-use crate::follow::{FollowOne, One, take};
+use crate::follow::{Follower, Following};
 use crate::kind::Kind;
-use crate::watch::Signal;
+use crate::signals::{ObjectState, SingleObject, apply_signal};
+use crate::watch::{Selection, Signal};
 
-/// News that wait for their consumer; when it is slower, the API server waits.
+/// Events that wait for the consumer; when it is slower, the API server waits.
 const QUEUE: usize = 256;
-/// Pause before a cluster that serves no slices is asked again: somebody may switch it on.
+/// Pause before the API server is asked again for slices that it does not serve: an operator may
+/// enable them.
 const ASK_AGAIN: Duration = Duration::from_secs(60);
 
-/// News of a node.
+/// A change of a watched node, or of the objects that belong to it. The first field is the name of
+/// the node.
 #[derive(Clone, Debug)]
 pub enum ServiceEvent {
-    /// The node is this object; `None`: there is none of its name.
+    /// The node's object; `None` if there is no such node.
     Node(String, Option<Value>),
-    /// These are the pods of services on it.
+    /// All pods of services on the node.
     Pods(String, Vec<ServicePod>),
-    /// These are its `ResourceSlice`s.
+    /// All `ResourceSlice`s of the node.
     Slices(String, Vec<Value>),
 }
 
-/// Tells of single nodes and of what belongs to them, each by watches of its own: those under maintenance are
-/// few.
+/// Watches of single nodes. Each has watches of its own, since few nodes are under maintenance.
 #[derive(Debug)]
-pub struct ServiceWatches {
-    connections: Connections,
-    news: mpsc::Sender<ServiceEvent>,
+pub struct ServiceWatches(Follower<(String, Part), ServiceEvent>);
+
+/// The objects of a node that one watch is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Part {
+    Node,
+    Pods,
+    Slices,
 }
 
 // === impl ServiceWatches ===
 
 impl ServiceWatches {
-    /// Returns what tells of no node yet, and where its news come.
+    /// Creates a set of watches that follows no node yet, and the receiver of its events.
     pub fn new(cluster: &Cluster) -> (Self, mpsc::Receiver<ServiceEvent>) {
-        let (news, receiver) = mpsc::channel(QUEUE);
-        let connections = Connections::new(cluster);
-        (Self { connections, news }, receiver)
+        let (follower, events) = Follower::new(cluster, QUEUE);
+        (Self(follower), events)
     }
 
-    /// Tells of a node from now on. While its watch fails nothing is told. Takes the permissions `list` and
-    /// `watch` on nodes. Must be called within a tokio runtime.
+    /// Starts watching a node. While the watch fails, no event is sent. Takes the permissions
+    /// `list` and `watch` on nodes. Must be called within a tokio runtime.
     pub fn follow(&mut self, node: &str, cancel: &CancellationToken) -> Result<(), ConnectError> {
-        if let Some((connection, cancel)) = self.connections.begin(node, cancel)? {
-            let kind = Kind::new("", "v1", "nodes");
-            let signals = connection.watch_objects(&kind, None, |all| all.named(node), cancel);
-            tokio::spawn(tell_of_node(node.to_owned(), signals, self.news.clone()));
-        }
-        Ok(())
+        let selection = Selection::of_kind(&Kind::new("", "v1", "nodes"), None).named(node);
+        let (name, mut object) = (node.to_owned(), SingleObject::default());
+        let read = move |signal: Signal<Value>| {
+            let node = match object.apply(signal)? {
+                ObjectState::Present(node) => Some(node.as_ref().clone()),
+                ObjectState::Missing => None,
+                ObjectState::Failing { .. } | ObjectState::Recovered => return None,
+            };
+            Some(ServiceEvent::Node(name.clone(), node))
+        };
+        let key = (node.to_owned(), Part::Node);
+        self.0.follow(key, selection, read, cancel)
     }
 
-    /// Tells of the pods of services on a node from now on, with the same permissions on pods.
+    /// Starts watching the pods of services on a node. Takes the permissions `list` and `watch` on
+    /// pods.
     pub fn follow_pods(
         &mut self,
         node: &str,
         cancel: &CancellationToken,
     ) -> Result<(), ConnectError> {
-        // No node has such a name.
-        let pods = format!("{node}/pods");
-        if let Some((connection, cancel)) = self.connections.begin(&pods, cancel)? {
-            let kind = Kind::new("", "v1", "pods");
-            let apps: Vec<&str> = SERVICES.iter().map(|one| one.app).collect();
-            let (fields, labels) = (
-                format!("spec.nodeName={node}"),
-                format!("app in ({})", apps.join(",")),
-            );
-            let select = |all: crate::Selection| all.with_fields(&fields).with_labels(&labels);
-            let signals = connection.watch_objects(&kind, None, select, cancel);
-            tokio::spawn(tell_of_pods(node.to_owned(), signals, self.news.clone()));
-        }
-        Ok(())
+        let apps: Vec<&str> = SERVICES.iter().map(|one| one.app).collect();
+        let selection = Selection::of_kind(&Kind::new("", "v1", "pods"), None)
+            .with_fields(&on_node(node))
+            .with_labels(&format!("app in ({})", apps.join(",")));
+        let name = node.to_owned();
+        let read = whole_list(move |pods: &[&Value]| {
+            let pods = pods.iter().filter_map(|pod| service_pod(pod)).collect();
+            ServiceEvent::Pods(name.clone(), pods)
+        });
+        let key = (node.to_owned(), Part::Pods);
+        self.0.follow(key, selection, read, cancel)
     }
 
-    /// Tells of the `ResourceSlice`s of a node from now on, with the same permissions on them; of none where the
-    /// cluster does not serve any.
+    /// Starts watching the `ResourceSlice`s of a node. Where the cluster does not serve slices, the
+    /// list is empty. Takes the permissions `list` and `watch` on slices.
     pub fn follow_slices(
         &mut self,
         node: &str,
         cancel: &CancellationToken,
     ) -> Result<(), ConnectError> {
-        // No node has such a name.
-        let slices = format!("{node}/slices");
-        if let Some((connection, cancel)) = self.connections.begin(&slices, cancel)? {
-            let (node, news) = (node.to_owned(), self.news.clone());
-            tokio::spawn(
-                cancel
-                    .clone()
-                    .run_until_cancelled_owned(tell_of_slices(connection, node, news, cancel)),
-            );
-        }
-        Ok(())
+        let key = (node.to_owned(), Part::Slices);
+        let node = node.to_owned();
+        (self.0).start(key, cancel, |following| watch_slices(following, node))
     }
 
-    /// Tells of a node and what belongs to it no more. What was told before may still come.
+    /// Stops watching a node and the objects that belong to it. Events already queued are still
+    /// delivered.
     pub fn leave(&mut self, node: &str) {
-        self.connections.end(node);
-        self.connections.end(&format!("{node}/pods"));
-        self.connections.end(&format!("{node}/slices"));
-    }
-}
-
-async fn tell_of_node(
-    name: String,
-    mut signals: mpsc::Receiver<Signal<Value>>,
-    news: mpsc::Sender<ServiceEvent>,
-) {
-    let mut follow = FollowOne::default();
-    while let Some(signal) = signals.recv().await {
-        let told = match follow.take(signal) {
-            Some(One::There(object)) => Some(object.as_ref().clone()),
-            Some(One::Missing) => None,
-            Some(One::Failing { .. } | One::Recovered) | None => continue,
-        };
-        let told = ServiceEvent::Node(name.clone(), told);
-        if news.send(told).await.is_err() {
-            return;
+        for part in [Part::Node, Part::Pods, Part::Slices] {
+            self.0.leave(&(node.to_owned(), part));
         }
     }
 }
 
-async fn tell_of_pods(
-    node: String,
-    signals: mpsc::Receiver<Signal<Value>>,
-    news: mpsc::Sender<ServiceEvent>,
-) {
-    let event = |pods: &[&Value]| {
-        let pods = pods.iter().filter_map(|pod| service_pod(pod)).collect();
-        ServiceEvent::Pods(node.clone(), pods)
-    };
-    tell_of_all(signals, news, event).await;
-}
-
-async fn tell_of_slices(
-    cluster: Cluster,
-    node: String,
-    news: mpsc::Sender<ServiceEvent>,
-    cancel: CancellationToken,
-) {
-    let mut told = false;
+async fn watch_slices(following: Following<ServiceEvent>, node: String) {
+    let mut reported = false;
     let api = loop {
-        match cluster.slices_api().await {
+        match following.connection.slices_api().await {
             Ok(Some(api)) => break api,
-            Ok(None) if told => {}
+            Ok(None) if reported => {}
             Ok(None) => {
                 let none = ServiceEvent::Slices(node.clone(), Vec::new());
-                if news.send(none).await.is_err() {
+                if !following.send(none).await {
                     return;
                 }
-                told = true;
+                reported = true;
             }
             Err(error) => {
                 tracing::warn!(
                     err = chain(&error),
-                    "it is not known which devices there are"
+                    node,
+                    "cannot find out whether the cluster serves ResourceSlices; trying again"
                 );
             }
         }
         tokio::time::sleep(ASK_AGAIN).await;
     };
     let kind = Kind::new(&api.group, &api.version, &api.plural);
-    let fields = format!("spec.nodeName={node}");
-    let signals = cluster.watch_objects(&kind, None, |all| all.with_fields(&fields), cancel);
-    let event = |slices: &[&Value]| {
+    let selection = Selection::of_kind(&kind, None).with_fields(&on_node(&node));
+    let read = whole_list(move |slices: &[&Value]| {
         let slices = slices.iter().map(|slice| (*slice).clone()).collect();
         ServiceEvent::Slices(node.clone(), slices)
-    };
-    tell_of_all(signals, news, event).await;
+    });
+    following.watch(selection, read).await;
 }
 
-/// Tells all objects of a watch whenever they change, once all are known.
-async fn tell_of_all(
-    mut signals: mpsc::Receiver<Signal<Value>>,
-    news: mpsc::Sender<ServiceEvent>,
+fn on_node(node: &str) -> String {
+    format!("spec.nodeName={node}")
+}
+
+/// Returns a reader of signals that makes an event of all objects of the watch after each change,
+/// once the list is complete.
+fn whole_list(
     event: impl Fn(&[&Value]) -> ServiceEvent,
-) {
+) -> impl FnMut(Signal<Value>) -> Option<ServiceEvent> {
     let mut objects = Listing::default();
-    while let Some(signal) = signals.recv().await {
-        let says = !matches!(signal, Signal::Failing { .. } | Signal::Recovered);
-        take(&mut objects, signal, |object| {
+    move |signal| {
+        let may_change = !matches!(signal, Signal::Failing { .. } | Signal::Recovered);
+        apply_signal(&mut objects, signal, |object: &Arc<Value>| {
             Some((title(object), Arc::clone(object)))
         });
-        let known = says && objects.is_complete() && !objects.is_coming();
-        let objects: Vec<&Value> = objects.values().map(Arc::as_ref).collect();
-        if known && news.send(event(&objects)).await.is_err() {
-            return;
+        if !may_change || !objects.is_complete() || objects.is_coming() {
+            return None;
         }
+        let objects: Vec<&Value> = objects.values().map(Arc::as_ref).collect();
+        Some(event(&objects))
     }
 }
 
-/// Returns the name of an object, with its namespace where it has one.
+/// Returns the name of an object, as `NAMESPACE/NAME` where it has a namespace.
 fn title(object: &Value) -> String {
     let text = |key: &str| object["metadata"][key].as_str();
     let name = text("name").unwrap_or_default();
@@ -210,7 +179,6 @@ fn title(object: &Value) -> String {
     }
 }
 
-/// Reads a pod.
 fn service_pod(pod: &Value) -> Option<ServicePod> {
     let text = |pointer: &str| pod.pointer(pointer).and_then(Value::as_str);
     let (namespace, name) = (text("/metadata/namespace")?, text("/metadata/name")?);

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use cluster::{ApiError, Cluster, Kind, Signal, take_signal};
+use cluster::{ApiError, Cluster, Kind, Signal, apply_signal};
 use model::listing::Listing;
 use preflight::config::Discovery;
 use preflight::gang::{Gang, Size, SizeFrom};
@@ -335,7 +335,7 @@ async fn follow_classes(
             if matches!(signal, Signal::Failing { .. } | Signal::Recovered) {
                 continue;
             }
-            take_signal(&mut resources, signal, |class| {
+            apply_signal(&mut resources, signal, |class| {
                 let text = |pointer: &str| class.pointer(pointer).and_then(Value::as_str);
                 let resource = text("/spec/extendedResourceName").map(str::to_owned);
                 Some((text("/metadata/name")?.to_owned(), resource))
