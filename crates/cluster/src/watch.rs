@@ -8,21 +8,16 @@
 //! because kube drops a line that is cut off, and with it a change.
 
 use std::hash::{BuildHasher as _, RandomState};
-use std::io;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::{AsyncBufRead, AsyncBufReadExt as _, AsyncReadExt as _};
 use k8s_openapi::api::core::v1::Node;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
+use kube::Client;
 use kube::api::{ListParams, WatchParams};
 use kube::core::{Request, Status};
-use kube::{Client, Resource};
 use model::node::NodeView;
-use serde::Deserialize;
 use serde::de::DeserializeOwned;
-use serde_json::Value;
 use serde_json::value::RawValue;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
@@ -31,16 +26,14 @@ use tokio_util::sync::CancellationToken;
 use crate::KnownNodes;
 use crate::causes::chain;
 use crate::connect::Cluster;
-use crate::kind::Kind;
 use crate::layer::REQUEST_TIMEOUT;
 
-/// Events that wait for the consumer; when it is slower, the API server waits.
-const QUEUE: usize = 1024;
-/// Objects in one answer to a list.
-const PAGE: u32 = 500;
-/// Objects in one answer, and events that wait, where only what an object says of itself is asked for: of anybody's
-/// objects, such as every `ConfigMap` with a label. Each may have 256 KiB of annotations.
-const METADATA_PAGE: u32 = 32;
+mod selection;
+mod wire;
+
+pub use selection::Selection;
+use wire::{Line, LineKind, List, Object, is_version_too_large, line};
+
 /// After at most this time, in seconds, the API server ends a watch, and it is started anew.
 /// With a connection that has died silently this end does not come, and so the silence is
 /// found (`connect/transport.rs`). Up to a third less, at random: many who began together,
@@ -51,8 +44,6 @@ pub(crate) const WATCH_SECONDS: u32 = 30;
 const WATCH_GRACE: Duration = Duration::from_secs(15);
 /// Longest time for one page of a list, of up to about 10 MB.
 const PAGE_TIMEOUT: Duration = REQUEST_TIMEOUT.saturating_mul(3);
-/// Longest line of a watch. The API server stores objects up to about 1.5 MiB.
-const LINE_BYTES: u64 = 8 * 1024 * 1024;
 /// First wait after a failure. Each further one doubles it.
 const BACK_OFF_MIN: Duration = Duration::from_millis(100);
 /// Longest wait.
@@ -86,18 +77,6 @@ pub enum Signal<T> {
 /// A signal of the watch of nodes.
 pub type NodeEvent = Signal<NodeView>;
 
-/// Selects the objects that a watch follows.
-#[derive(Clone, Debug)]
-pub struct Selection {
-    path: String,
-    /// The field selector of the objects below `path`; `None`: all.
-    fields: Option<String>,
-    /// The label selector; `None`: all.
-    labels: Option<String>,
-    /// Only `metadata` of the objects is wanted.
-    metadata_only: bool,
-}
-
 /// The reason why a list or watch ended.
 enum WatchEnd {
     /// Nobody listens any more.
@@ -126,49 +105,6 @@ struct Watch<T> {
     malformed: bool,
     /// Behind which version a line could not be read.
     unreadable: Option<String>,
-}
-
-/// A list, its items as text.
-#[derive(Deserialize)]
-struct List<'a> {
-    #[serde(default)]
-    metadata: ListMeta,
-    #[serde(borrow)]
-    items: Option<Vec<&'a RawValue>>,
-}
-
-/// A line of a watch, its object as text.
-#[derive(Deserialize)]
-struct Line<'a> {
-    #[serde(rename = "type")]
-    kind: LineKind,
-    #[serde(borrow)]
-    object: &'a RawValue,
-}
-
-#[derive(Clone, Copy, Deserialize)]
-#[serde(rename_all = "UPPERCASE")]
-enum LineKind {
-    Added,
-    Modified,
-    Deleted,
-    Bookmark,
-    Error,
-}
-
-/// The part of an object that the watch itself reads, whatever else is wrong with it.
-#[derive(Default, Deserialize)]
-struct Object {
-    #[serde(default)]
-    metadata: Metadata,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-struct Metadata {
-    namespace: Value,
-    name: Value,
-    resource_version: Value,
 }
 
 // === impl Cluster ===
@@ -214,98 +150,6 @@ impl Cluster {
     /// Returns the nodes as the watch last saw them.
     pub fn known_nodes(&self) -> KnownNodes {
         self.known.clone()
-    }
-}
-
-// === impl Selection ===
-
-impl Selection {
-    /// Returns all objects of a kind, or those in one namespace. `kind` is `()` for types that
-    /// know their kind.
-    pub fn of<K: Resource>(kind: &K::DynamicType, namespace: Option<&str>) -> Self {
-        Self {
-            path: K::url_path(kind, namespace),
-            fields: None,
-            labels: None,
-            metadata_only: false,
-        }
-    }
-
-    /// Returns all objects of a kind that is named, or those in one namespace.
-    pub(crate) fn of_kind(kind: &Kind, namespace: Option<&str>) -> Self {
-        Self {
-            path: kind.path(namespace),
-            fields: None,
-            labels: None,
-            metadata_only: false,
-        }
-    }
-
-    /// Returns of these the one of this name.
-    #[must_use]
-    pub fn named(self, name: &str) -> Self {
-        Self {
-            fields: Some(format!("metadata.name={name}")),
-            ..self
-        }
-    }
-
-    /// Returns of these the ones that a field selector selects.
-    #[must_use]
-    pub fn with_fields(self, selector: &str) -> Self {
-        let fields = Some(selector.to_owned());
-        Self { fields, ..self }
-    }
-
-    /// Returns of these the ones that a label selector selects.
-    #[must_use]
-    pub fn with_labels(self, selector: &str) -> Self {
-        let labels = Some(selector.to_owned());
-        Self { labels, ..self }
-    }
-
-    /// Returns of these only `metadata`: an API server sends nothing else, however large the objects are.
-    #[must_use]
-    pub fn metadata_only(self) -> Self {
-        Self {
-            metadata_only: true,
-            ..self
-        }
-    }
-
-    /// Returns how many objects are in one answer to a list.
-    fn page(&self) -> u32 {
-        if self.metadata_only {
-            METADATA_PAGE
-        } else {
-            PAGE
-        }
-    }
-
-    /// Returns how many events wait for the consumer.
-    fn queue(&self) -> usize {
-        if self.metadata_only {
-            METADATA_PAGE as usize
-        } else {
-            QUEUE
-        }
-    }
-}
-
-// === impl Object ===
-
-impl Object {
-    /// Reads what can be read.
-    fn of(text: &RawValue) -> Self {
-        serde_json::from_str(text.get()).unwrap_or_default()
-    }
-
-    fn name(&self) -> Option<String> {
-        let name = self.metadata.name.as_str()?;
-        Some(match self.metadata.namespace.as_str() {
-            Some(namespace) => format!("{namespace}/{name}"),
-            None => name.to_owned(),
-        })
     }
 }
 
@@ -470,7 +314,7 @@ impl<T: DeserializeOwned> Watch<T> {
             self.back_off = BACK_OFF_MIN;
             worked = true;
             let seen = Object::of(object);
-            if let Some(version) = seen.metadata.resource_version.as_str() {
+            if let Some(version) = seen.version() {
                 self.version = Some(version.to_owned());
             }
             match (kind, seen.name()) {
@@ -589,25 +433,6 @@ impl WatchEnd {
         );
         Self::Failed(chain(any), refused)
     }
-}
-
-/// Returns the next line of a watch; `None` at its end. One that is too long comes in pieces.
-async fn line(stream: &mut (impl AsyncBufRead + Unpin)) -> io::Result<Option<Vec<u8>>> {
-    let mut line = Vec::new();
-    let mut limited = stream.take(LINE_BYTES);
-    limited.read_until(b'\n', &mut line).await?;
-    Ok((!line.is_empty()).then_some(line))
-}
-
-fn is_version_too_large(status: &Status) -> bool {
-    let causes = status
-        .details
-        .as_ref()
-        .map(|details| details.causes.as_slice());
-    causes
-        .unwrap_or_default()
-        .iter()
-        .any(|cause| cause.reason == "ResourceVersionTooLarge")
 }
 
 #[cfg(test)]

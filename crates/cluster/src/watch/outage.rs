@@ -11,10 +11,11 @@ use axum::http::{Request as HttpRequest, Response};
 use futures::stream;
 use kube::api::{ApiResource, DynamicObject, GroupVersionKind};
 use proptest::prelude::*;
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::sync::Notify;
 use tower::{BoxError, service_fn};
 
+use super::selection::QUEUE;
 use super::*;
 
 /// The way in which the API server says that it is in trouble.

@@ -1,5 +1,5 @@
 use k8s_openapi::api::core::v1::Pod;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::*;
 use crate::fake::{self, Answer, node};
@@ -416,7 +416,7 @@ async fn ends_when_nobody_listens() {
 
 #[test]
 fn an_error_of_the_connection_is_told_without_the_name_of_its_type() {
-    let refused = io::Error::from(io::ErrorKind::ConnectionRefused);
+    let refused = std::io::Error::from(std::io::ErrorKind::ConnectionRefused);
     match WatchEnd::failed(kube::Error::Service(Box::new(refused))) {
         WatchEnd::Failed(text, false) => assert_eq!(text, "connection refused"),
         _ => panic!("another stop"),
