@@ -1,4 +1,4 @@
-//! The time in which we lead: it is looked at before every write, and cuts writes off when it ends.
+//! Tenure of the leader: checked before every write, and cuts off writes when it ends.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,28 +13,28 @@ use tower::{Layer, ServiceExt as _, service_fn};
 use crate::counters::Counters;
 use crate::layer::{Http, Limit, REQUEST_TIMEOUT};
 
-/// The time for which a leader that cannot renew goes on: five attempts.
+/// Time after which a leader that cannot renew its Lease stops: five attempts.
 pub(crate) const RENEW_DEADLINE: Duration = Duration::from_secs(10);
-/// By when writes that were begun have ended. What is left of the Lease is for
-/// clocks that do not run equally fast: with 1 s of 15 s they may differ by 6 %.
+/// End of the writes in flight, after the last renewal. The rest of the Lease covers clocks that
+/// run at different speeds: with 1 s of 15 s they may differ by 6 %.
 pub(crate) const WRITES_END: Duration = Duration::from_secs(14);
 
-/// The right to write in the cluster while we hold the Lease. Cheap to clone; all clones end
-/// together. Once over it never comes back.
+/// The right to write in the cluster while this process holds the Lease. Cheap to clone; all
+/// clones end together. A tenure that has ended never resumes.
 #[derive(Clone, Debug)]
 pub struct Tenure {
-    /// The time when the last renewal was sent that is known to have been made.
+    /// Time when the last confirmed renewal was sent.
     renewed_at: Arc<Mutex<Instant>>,
     over: CancellationToken,
 }
 
-/// A write was asked for, and we do not lead (any more).
+/// Error of a write without a tenure.
 #[derive(Debug, thiserror::Error)]
-#[error("this process does not lead any more")]
+#[error("this process is no longer the leader")]
 pub(crate) struct NotLeading;
 
-/// Lets writes through while a [`Tenure`] lasts, and cuts off those that are under way at its
-/// end. Who does not lead may look.
+/// Layer that lets writes through while a [`Tenure`] lasts, and cuts off those in flight at its
+/// end. Reads always pass.
 pub(crate) struct TenureLayer {
     pub(crate) tenure: Tenure,
     pub(crate) counters: Arc<Counters>,
@@ -58,13 +58,13 @@ impl Tenure {
         *renewed_at = at.max(*renewed_at);
     }
 
-    /// Ends it: nothing more is begun, and what is under way is cut off.
+    /// Ends the tenure: no write begins, and those in flight are cut off.
     pub fn end(&self) {
         self.over.cancel();
     }
 
-    /// Returns how long a write may take that begins now: it has to end before anybody else can
-    /// begin one.
+    /// Returns the longest time of a write that begins now: it has to end before another process
+    /// can begin one.
     pub(crate) fn time_left(&self) -> Result<Duration, NotLeading> {
         let renewed_at = *self
             .renewed_at
@@ -77,7 +77,7 @@ impl Tenure {
         Ok((renewed_at + WRITES_END).saturating_duration_since(now))
     }
 
-    /// Waits until it has ended: the lead is lost, or given back.
+    /// Waits for the end of the tenure: the lead is lost, or the Lease is released.
     pub async fn over(&self) {
         self.over.cancelled().await;
     }
@@ -120,8 +120,8 @@ impl NotLeading {
     }
 }
 
-/// Asks the API server to give up by then as well: it may be working on a request whose
-/// caller is gone.
+/// Adds the time limit to the query, so that the API server gives up as well: it may still work
+/// on a request whose caller is gone.
 fn with_timeout(uri: &Uri, limit: Duration) -> Result<Uri, kube::Error> {
     let separator = match uri.query() {
         None => "?",
@@ -151,10 +151,10 @@ mod tests {
         assert_eq!(tenure.time_left().unwrap(), Duration::from_millis(4_001));
         advance(10_000).await;
         assert!(tenure.time_left().is_err());
-        // A renewal whose answer took long counts from when it was sent.
+        // A renewal counts from the time of its request, however late the answer.
         tenure.note_renewal(begin + Duration::from_secs(2));
         assert_eq!(tenure.time_left().unwrap(), Duration::from_secs(6));
-        // An older one that is answered later changes nothing.
+        // The late answer to an older renewal changes nothing.
         tenure.note_renewal(begin + Duration::from_secs(1));
         assert_eq!(tenure.time_left().unwrap(), Duration::from_secs(6));
         let other = tenure.clone();

@@ -1,4 +1,4 @@
-//! Carrying the election out: requests for the Lease, on a connection of its own.
+//! Candidate of the election: sends the requests for the Lease, on a connection of its own.
 
 use std::time::Duration;
 
@@ -18,34 +18,33 @@ use crate::error::{ApiError, found};
 use crate::pace::Urgency;
 use crate::tenure::{RENEW_DEADLINE, Tenure};
 
-/// Longest time for one request: two that hang, and a third still gets through within
-/// [`RENEW_DEADLINE`].
+/// Longest time of one request. Two that hang leave time for a third within [`RENEW_DEADLINE`].
 const ATTEMPT: Duration = Duration::from_millis(3_500);
-/// Longest time for giving the Lease back at the end. Where it is not enough, the others wait
-/// for [`LEASE_DURATION`].
+/// Longest time to release the Lease at the end. If it does not suffice, the other candidates
+/// wait for [`LEASE_DURATION`].
 const RESIGN: Duration = Duration::from_secs(3);
 
 /// The namespace and name of a Lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeaseName {
-    /// Its namespace.
+    /// Namespace of the Lease.
     pub namespace: String,
-    /// Its name.
+    /// Name of the Lease object.
     pub name: String,
 }
 
-/// The state of the election, as far as we know.
+/// State of the election as this process has observed it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Standing {
-    /// The holder of the Lease, as last seen; empty: nobody, or it was never seen.
+    /// Last observed holder of the Lease; empty if there is none, or the Lease was never read.
     pub leader: String,
     /// True while this process leads.
     pub leads: bool,
-    /// The reason why the last request failed; `None` if it did not.
+    /// Error of the last request; `None` if it succeeded.
     pub error: Option<String>,
 }
 
-/// One process that wants to lead.
+/// A candidate for the lead.
 #[derive(Debug)]
 pub struct Candidate {
     cluster: Cluster,
@@ -55,18 +54,18 @@ pub struct Candidate {
     tenure: Option<Tenure>,
     standing: watch::Sender<Standing>,
     store: StoreNote,
-    /// True once a renewal was made early, for the store's sake.
+    /// True once a renewal was made early to write the id of the store.
     hurried: bool,
 }
 
 // === impl Cluster ===
 
 impl Cluster {
-    /// Stands for election as `me`, a name that no other process has or has had. Sends no
+    /// Creates a candidate named `me`, a name that no other process has or has had. Sends no
     /// request yet.
     ///
-    /// Its requests have a connection of their own and wait for no turn: what else is asked
-    /// of the API server must not cost us the lead.
+    /// Its requests use a connection of their own and wait for no turn, so that other requests
+    /// to the API server cannot cost the lead.
     pub fn candidate(&self, lease: LeaseName, me: String) -> Result<Candidate, ConnectError> {
         Ok(Candidate {
             cluster: self.with_own_connection()?,
@@ -84,30 +83,32 @@ impl Cluster {
 // === impl Candidate ===
 
 impl Candidate {
-    /// Returns the state of the election, as it changes.
+    /// Returns a receiver of the state of the election.
     pub fn standing(&self) -> watch::Receiver<Standing> {
         self.standing.subscribe()
     }
 
-    /// Returns the note of the store that the leader acts on: to be settled before we act.
+    /// Returns the note of the store that the leader acts on. It has to be written before the
+    /// leader acts.
     pub fn store(&self) -> StoreNote {
         self.store.clone()
     }
 
-    /// Waits until we lead, for ever if need be. It may be dropped and called again.
+    /// Waits until this process leads, without a limit. The future may be dropped and created
+    /// again.
     pub async fn elected(&mut self) -> Tenure {
         loop {
             if let Some(renewed_at) = self.election.renewed_at() {
                 let tenure = self.tenure.get_or_insert_with(|| Tenure::begin(renewed_at));
                 return tenure.clone();
             }
-            // Who has never led cannot be deposed.
+            // A candidate that has never led cannot be deposed.
             drop(self.step().await);
         }
     }
 
-    /// Keeps the lead. Returns when it is lost; the tenure has ended then. It may be dropped
-    /// and called again, but not for long.
+    /// Keeps the lead until it is lost; the tenure has ended then. The future may be dropped and
+    /// created again soon.
     pub async fn keep(&mut self) -> Deposed {
         loop {
             if let Some(deposed) = self.step().await {
@@ -116,23 +117,23 @@ impl Candidate {
         }
     }
 
-    /// Gives the Lease back, so that another leads at once; to be called after the last
-    /// write. It is tried once: who cannot reach the API server lets it run out.
+    /// Releases the Lease, so that another candidate leads at once. To be called after the last
+    /// write. Tried once: if the API server cannot be reached, the Lease runs out.
     pub async fn resign(mut self) {
         if let Some(tenure) = &self.tenure {
             tenure.end();
         }
         if self.election.may_hold() {
-            let error = match tokio::time::timeout(RESIGN, self.give_back()).await {
+            let error = match tokio::time::timeout(RESIGN, self.release()).await {
                 Ok(Ok(())) => return self.publish_standing(None),
                 Ok(Err(error)) => chain(&error),
                 Err(_) => format!("no answer within {} s", RESIGN.as_secs()),
             };
-            tracing::warn!(error, "the Lease was not given back: it has to run out");
+            tracing::warn!(error, "the Lease was not released: it has to run out");
         }
     }
 
-    /// Asks what is to be asked next, or waits.
+    /// Sends the next request, or waits.
     async fn step(&mut self) -> Option<Deposed> {
         let now = Instant::now();
         let ask = match self.election.next(now) {
@@ -141,7 +142,7 @@ impl Candidate {
                 tokio::select! {
                     () = tokio::time::sleep_until(until) => {}
                     () = self.store.until_outstanding(), if leads && !self.hurried => {
-                        // Once: who hurries on against an API server that fails does harm.
+                        // Once only: a failing API server must not get more requests for it.
                         self.hurried = true;
                         self.election.ask_at_once(Instant::now());
                     }
@@ -157,7 +158,7 @@ impl Candidate {
             }
             NextStep::Ask(ask) => ask,
         };
-        // A leader does not wait for an answer beyond its deadline.
+        // A leader does not wait for an answer after its deadline.
         let left = self.election.renewed_at().map_or(ATTEMPT, |renewed_at| {
             (renewed_at + RENEW_DEADLINE).saturating_duration_since(now)
         });
@@ -172,7 +173,7 @@ impl Candidate {
         }
         let (answer, mut error) = answer_of(&ask, result);
         if answer == LeaseAnswer::Found(None) {
-            // There is none, so it has to be made: why that failed last time still holds.
+            // The Lease has to be created; the error of the last attempt still holds.
             error.clone_from(&self.standing.borrow().error);
         }
         self.election.answered(now, answer, Instant::now());
@@ -216,7 +217,7 @@ impl Candidate {
         self.change(seen, metadata, spec).await
     }
 
-    /// Changes the Lease, if it still is as seen.
+    /// Changes the Lease, if it is still in the version of `seen`.
     async fn change(
         &self,
         seen: &Record,
@@ -232,28 +233,28 @@ impl Candidate {
         Ok(leases.patch(&self.lease.name, &params, &change).await?)
     }
 
-    async fn give_back(&mut self) -> Result<(), ApiError> {
-        // Read first: a renewal may be unanswered.
+    async fn release(&mut self) -> Result<(), ApiError> {
+        // Read first, since a renewal may be without an answer.
         let lease = found(self.leases().get(&self.lease.name).await)?;
         let seen = lease.as_ref().and_then(record_of);
         let Some(seen) = seen.filter(|seen| seen.holder == self.me) else {
             return Ok(());
         };
-        let nobodys = LeaseSpec {
+        let released = LeaseSpec {
             holder_identity: Some(String::new()),
-            // The API server takes no duration of nothing.
+            // The API server does not accept a duration of 0.
             lease_duration_seconds: Some(1),
             renew_time: Some(MicroTime(Timestamp::now())),
             ..LeaseSpec::default()
         };
-        self.change(&seen, ObjectMeta::default(), nobodys).await?;
-        tracing::info!(lease = %self.lease, "the Lease is given back");
+        self.change(&seen, ObjectMeta::default(), released).await?;
+        tracing::info!(lease = %self.lease, "the Lease is released");
         Ok(())
     }
 
-    /// Returns the spec of the Lease while we hold it.
+    /// Returns the spec of the Lease while this process holds it.
     fn spec(&self, transitions: u32, acquired: bool) -> LeaseSpec {
-        // For people: nobody compares it with a clock.
+        // For people: no candidate compares this time with a clock.
         let now = MicroTime(Timestamp::now());
         LeaseSpec {
             holder_identity: Some(self.me.clone()),
@@ -284,10 +285,10 @@ impl Candidate {
             }
             match (&standing.error, &known.error) {
                 (Some(error), None) => {
-                    tracing::warn!(%lease, error, "the Lease cannot be asked for, trying again");
+                    tracing::warn!(%lease, error, "the request for the Lease failed; trying again");
                 }
                 (Some(error), Some(_)) => {
-                    tracing::debug!(%lease, error, "the Lease still cannot be asked for");
+                    tracing::debug!(%lease, error, "the request for the Lease failed again");
                 }
                 (None, _) if standing.leader != known.leader => {
                     tracing::info!(%lease, leader = standing.leader, "the leader has changed");
@@ -302,7 +303,7 @@ impl Candidate {
 
 impl Drop for Candidate {
     fn drop(&mut self) {
-        // Nobody renews it any more.
+        // Without its candidate the Lease is not renewed.
         if let Some(tenure) = &self.tenure {
             tenure.end();
         }
@@ -317,7 +318,7 @@ impl std::fmt::Display for LeaseName {
     }
 }
 
-/// Returns the meaning of an answer, and the problem in words.
+/// Interprets the answer to a request. Returns the error, if any, in words.
 fn answer_of(ask: &Ask, result: Result<Lease, ApiError>) -> (LeaseAnswer, Option<String>) {
     let error = match (ask, result) {
         (_, Ok(lease)) => match (ask, record_of(&lease)) {
@@ -331,7 +332,7 @@ fn answer_of(ask: &Ask, result: Result<Lease, ApiError>) -> (LeaseAnswer, Option
             }
         },
         (Ask::Read, Err(ApiError::NotFound { .. })) => return (LeaseAnswer::Found(None), None),
-        // For a change of it that means: it is gone. To make one: its namespace is.
+        // On a change this means that the Lease is gone; on creation, that its namespace is.
         (Ask::Take(_) | Ask::Renew(_), Err(ApiError::NotFound { .. }))
         | (_, Err(ApiError::Conflict { .. })) => return (LeaseAnswer::Changed, None),
         (_, Err(error)) => error,
@@ -339,7 +340,7 @@ fn answer_of(ask: &Ask, result: Result<Lease, ApiError>) -> (LeaseAnswer, Option
     (LeaseAnswer::Unknown, Some(chain(&error)))
 }
 
-/// Returns a Lease, as far as it counts.
+/// Reads the fields of a Lease that the election uses.
 fn record_of(lease: &Lease) -> Option<Record> {
     let spec = lease.spec.clone().unwrap_or_default();
     let seconds = spec.lease_duration_seconds.map(u64::try_from);

@@ -1,7 +1,7 @@
-//! Decides when to ask for the Lease, when to renew it, and when it is lost: without I/O.
+//! Decides without I/O when to request the Lease, when to renew it, and when it is lost.
 //!
-//! Times are of one process's own monotonic clock, and are arguments. An answer that was
-//! lost is [`LeaseAnswer::Unknown`]: what was asked for may have been done, or may yet be.
+//! Times come from the process's monotonic clock, and are arguments. A missing answer is
+//! [`LeaseAnswer::Unknown`]: the request may have been carried out, or may still be.
 
 use std::time::Duration;
 
@@ -9,92 +9,93 @@ use tokio::time::Instant;
 
 use crate::tenure::RENEW_DEADLINE;
 
-/// Time for which the others leave an unchanged Lease alone. Together with [`RENEW_DEADLINE`] and
+/// Time that other candidates leave an unchanged Lease alone. With [`RENEW_DEADLINE`] and
 /// [`RETRY`] these are the numbers of Kubernetes' own controllers, which have proven themselves
-/// against API servers that restart: a leader that was killed is missed for so long, and a shorter
-/// time would let a slow API server depose leaders.
+/// against API servers that restart. A cluster is without a leader for so long after its leader
+/// was killed; with a shorter time a slow API server would depose leaders.
 pub(crate) const LEASE_DURATION: Duration = Duration::from_secs(15);
-/// Between two renewals, and between two looks of who stands by.
+/// Pause between two renewals, and between two reads of a candidate on standby.
 pub(crate) const RETRY: Duration = Duration::from_secs(2);
-/// The Lease as somebody wrote it.
+
+/// The content of a Lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Record {
-    /// `metadata.resourceVersion`.
+    /// Version of the object (`metadata.resourceVersion`).
     pub(crate) version: String,
-    /// The holder; empty: nobody.
+    /// Name of the holder; empty if there is none.
     pub(crate) holder: String,
-    /// Time for which its holder relies on it; `None`: not said.
+    /// Duration that the holder has written; `None` if absent.
     pub(crate) duration: Option<Duration>,
-    /// Number of times that it has changed hands.
+    /// Number of changes of the holder.
     pub(crate) transitions: u32,
 }
 
 /// A request to the API server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Ask {
-    /// Read the Lease.
+    /// A read of the Lease.
     Read,
-    /// Make it, with us as the holder.
+    /// Creation of the Lease, held by this process.
     Create,
-    /// Make us the holder, if it still has this version.
+    /// Takeover of the Lease, if it still has this version.
     Take(Record),
-    /// Renew it, if it still has this version.
+    /// Renewal of the Lease, if it still has this version.
     Renew(Record),
 }
 
 /// The answer to an [`Ask`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum LeaseAnswer {
-    /// The answer to [`Ask::Read`]; `None`: there is no Lease.
+    /// Answer to [`Ask::Read`]; `None` if there is no Lease.
     Found(Option<Record>),
-    /// It is done, and this is the Lease now.
+    /// The request was carried out, and this is the Lease afterwards.
     Written(Record),
-    /// It is not done: the Lease is not what we had seen.
+    /// The request was refused: the Lease has changed since it was read.
     Changed,
-    /// Nobody knows.
+    /// The result of the request is not known.
     Unknown,
 }
 
-/// The next step.
+/// The next step of the election.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum NextStep {
-    /// Ask this now.
+    /// Send a request now.
     Ask(Ask),
-    /// Do nothing before then.
+    /// Wait until a time.
     Wait(Instant),
-    /// We led, and do not any more. This does not change.
+    /// This process has lost the lead, for good.
     Deposed(Deposed),
 }
 
-/// The reason why we lead no more.
+/// Reason why the lead was lost.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Deposed {
-    /// The API server did not confirm a renewal in time.
+    /// The API server did not confirm a renewal within the deadline.
     #[error("the Lease could not be renewed for {} s", RENEW_DEADLINE.as_secs())]
     NotRenewed,
-    /// Another holds it.
+    /// Another process, of this name, holds the Lease.
     #[error("{0} has taken the Lease over")]
     Taken(String),
-    /// Somebody took it away: it has no holder, or is gone.
+    /// The Lease has no holder any longer, or was deleted.
     #[error("somebody has cleared or deleted the Lease")]
     Cleared,
 }
 
-/// One process's part in the election.
+/// State of one candidate.
 #[derive(Debug)]
 pub(crate) struct Election {
     me: String,
-    /// The Lease as last seen.
+    /// The Lease as last observed; `None` if there was none.
     seen: Option<Record>,
-    /// True if `seen` (or that there is none) is as of the last answer.
+    /// True if `seen`, or its absence, comes from the last answer.
     fresh: bool,
-    /// The time until which nobody but its holder may have it.
+    /// Time until which only the holder may have the Lease.
     held_until: Option<Instant>,
-    /// The time when the last renewal was sent that was confirmed; `None`: we have never led.
+    /// Time when the last confirmed renewal was sent; `None` if this process has never led.
     renewed_at: Option<Instant>,
-    /// The time before which nothing is asked.
+    /// Time of the next request, at the earliest.
     next_at: Instant,
-    /// We may hold it without knowing.
+    /// True if a request without an answer may have made this process the holder.
     unanswered: bool,
     deposed: Option<Deposed>,
 }
@@ -115,23 +116,23 @@ impl Election {
         }
     }
 
-    /// Returns when the last confirmed renewal was sent, while we lead.
+    /// Returns when the last confirmed renewal was sent; `None` unless this process leads.
     pub(crate) fn renewed_at(&self) -> Option<Instant> {
         self.renewed_at.filter(|_| self.deposed.is_none())
     }
 
-    /// Returns the holder, as last seen; empty: nobody.
+    /// Returns the last observed holder; empty if there is none.
     pub(crate) fn holder(&self) -> &str {
         self.seen.as_ref().map_or("", |seen| &seen.holder)
     }
 
-    /// Returns true if the Lease may have us as its holder.
+    /// Returns true if this process may be the holder of the Lease.
     pub(crate) fn may_hold(&self) -> bool {
         self.unanswered || (self.renewed_at.is_some() && self.deposed.is_none())
     }
 
-    /// Returns the step to take at `now`. Takes note of it: a request that it returns has to be
-    /// made.
+    /// Returns the step to take at `now`. The caller has to send a request that is returned, as
+    /// its sending is recorded here.
     pub(crate) fn next(&mut self, now: Instant) -> NextStep {
         if let Some(renewed_at) = self.renewed_at
             && now >= renewed_at + RENEW_DEADLINE
@@ -151,7 +152,7 @@ impl Election {
             Some(seen) => Ask::Take(seen.clone()),
             None => Ask::Create,
         };
-        // Until it is answered, or if it never is.
+        // Holds until the answer, or if there is none.
         self.next_at = now + RETRY;
         if !matches!(ask, Ask::Read) {
             self.unanswered = true;
@@ -159,15 +160,15 @@ impl Election {
         NextStep::Ask(ask)
     }
 
-    /// Lets the next request be made at `now`.
+    /// Brings the next request forward to `now`.
     pub(crate) fn ask_at_once(&mut self, now: Instant) {
         self.next_at = self.next_at.min(now);
     }
 
-    /// Takes in the answer, at `now`, to what was asked at `asked_at`.
+    /// Handles the answer, at `now`, to the request that was sent at `asked_at`.
     pub(crate) fn answered(&mut self, asked_at: Instant, answer: LeaseAnswer, now: Instant) {
         match answer {
-            // A leader goes on with what it knows: it is told where that has changed.
+            // A leader continues with its last state: a conflict shows a change.
             LeaseAnswer::Unknown => self.fresh &= self.renewed_at.is_some(),
             LeaseAnswer::Changed => {
                 self.unanswered = false;
@@ -180,11 +181,11 @@ impl Election {
                 self.renewed_at = Some(asked_at);
                 self.next_at = asked_at + RETRY;
             }
-            LeaseAnswer::Found(found) => self.take_in_lease(found, now),
+            LeaseAnswer::Found(found) => self.observe(found, now),
         }
     }
 
-    fn take_in_lease(&mut self, found: Option<Record>, now: Instant) {
+    fn observe(&mut self, found: Option<Record>, now: Instant) {
         let holder = found.as_ref().map_or("", |record| record.holder.as_str());
         if self.renewed_at.is_some() && holder != self.me {
             self.deposed = Some(match holder {
@@ -196,12 +197,12 @@ impl Election {
         if let Some(record) = found {
             self.remember(record, now);
         } else {
-            // Whom we last saw with it may go on until it notices: `held_until` stays. Who
-            // has seen nobody has nothing to wait for.
+            // The last observed holder may continue until it notices, so `held_until` stays.
+            // Without one there is nothing to wait for.
             self.seen = None;
             self.fresh = true;
         }
-        // At once where nobody else may have it, else when their time is over.
+        // At once if no other process may hold the Lease, else when the holder's time is over.
         let until = self.held_until.unwrap_or(now);
         self.next_at = until.clamp(now, now + RETRY);
     }

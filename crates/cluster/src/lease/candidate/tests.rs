@@ -48,7 +48,7 @@ async fn the_lease_is_made_and_kept_until_another_has_it() {
         let request = requests.recv().await.unwrap();
         assert_eq!(request[..2], [method, uri]);
     }
-    // It is the other's: nothing is given back.
+    // The Lease of another holder is not released.
     candidate.resign().await;
     assert!(requests.try_recv().is_err());
 }
@@ -106,7 +106,7 @@ async fn the_store_of_the_last_leader_is_seen_and_ours_is_written_with_a_renewal
     assert_eq!(note.seen(), None);
     candidate.elected().await;
     assert_eq!(note.seen().as_deref(), Some("theirs"));
-    // It waits until it stands there, and not for what it has asked for.
+    // The call waits until the Lease shows the id, not until the request is sent.
     tokio::select! {
         () = note.write("ours") => {}
         deposed = candidate.keep() => panic!("{deposed}"),
@@ -123,7 +123,7 @@ async fn the_store_of_the_last_leader_is_seen_and_ours_is_written_with_a_renewal
     assert_eq!(change.annotations.unwrap()["gpuwarden.dev/store"], "ours");
 }
 
-/// Said once, and not with every attempt.
+/// The error stays the same over all attempts.
 #[tokio::test]
 async fn a_namespace_that_is_missing_stays_what_is_wrong() {
     let (cluster, _requests) = fake::serve(vec![

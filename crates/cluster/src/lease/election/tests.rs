@@ -15,7 +15,7 @@ fn record(version: u32, holder: &str) -> Record {
     }
 }
 
-/// One process's election, at milliseconds since its begin.
+/// An election of one process, with times in milliseconds since its start.
 struct Talk {
     election: Election,
     begin: Instant,
@@ -34,7 +34,7 @@ impl Talk {
         self.begin + Duration::from_millis(ms)
     }
 
-    /// Checks that it asks this at `ms`, and gives it this answer 10 ms later.
+    /// Checks that the election sends `ask` at `ms`, and answers 10 ms later.
     fn asks(&mut self, ms: u64, ask: &Ask, answer: LeaseAnswer) {
         assert_eq!(
             self.election.next(self.at(ms)),
@@ -91,18 +91,17 @@ fn anothers_lease_is_taken_when_it_was_seen_unchanged_for_its_whole_time() {
     let mut talk = Talk::new();
     talk.asks(0, &Ask::Read, found(1, OTHER));
     talk.waits(10, 2_010);
-    // Renewed: its time begins anew when that is seen.
+    // A renewal restarts the holder's time when it is observed.
     talk.asks(2_010, &Ask::Read, found(2, OTHER));
     for ms in (4_020..17_000).step_by(2_010) {
         talk.asks(ms, &Ask::Read, found(2, OTHER));
     }
     talk.waits(16_900, 17_020);
-    // Renewed in the last moment: nothing is taken.
+    // Renewed in the last moment, so the takeover fails.
     talk.asks(17_020, &Ask::Take(record(2, OTHER)), LeaseAnswer::Changed);
     talk.asks(17_030, &Ask::Read, found(3, OTHER));
     assert_eq!(talk.election.renewed_at(), None);
-    // An API server that is away does not make the time longer, for what counts is whether
-    // it has changed since.
+    // An outage of the API server does not extend the time: only a change since then counts.
     talk.asks(19_040, &Ask::Read, LeaseAnswer::Unknown);
     talk.asks(40_000, &Ask::Read, found(3, OTHER));
     talk.asks(40_010, &Ask::Take(record(3, OTHER)), written(4));
@@ -152,7 +151,7 @@ fn who_does_not_know_whether_it_was_taken_asks() {
 fn a_leader_lives_with_lost_answers_until_its_deadline() {
     let mut talk = Talk::leading();
     talk.asks(2_000, &Ask::Renew(record(2, ME)), LeaseAnswer::Unknown);
-    // It had been made.
+    // The renewal without an answer had been made.
     talk.asks(4_000, &Ask::Renew(record(2, ME)), LeaseAnswer::Changed);
     talk.asks(4_010, &Ask::Read, found(3, ME));
     talk.asks(4_020, &Ask::Renew(record(3, ME)), written(4));
@@ -161,7 +160,7 @@ fn a_leader_lives_with_lost_answers_until_its_deadline() {
         talk.asks(ms, &Ask::Renew(record(4, ME)), LeaseAnswer::Unknown);
     }
     talk.deposed(14_020, Deposed::NotRenewed);
-    // What comes after does not bring it back.
+    // A later answer does not restore the lead.
     let (asked_at, now) = (talk.at(12_020), talk.at(14_030));
     talk.election.answered(asked_at, written(5), now);
     talk.deposed(14_040, Deposed::NotRenewed);
@@ -193,11 +192,11 @@ fn a_leader_that_sees_another_or_none_leads_no_more() {
 
 // --- several candidates, one API server, and what may go wrong between them ---
 
-/// Milliseconds of true time that a run takes.
+/// Length of a run (milliseconds of true time).
 const RUN: u64 = 180_000;
-/// The time from which on nothing goes wrong any more.
+/// Time after which no faults are injected.
 const CALM: u64 = 120_000;
-/// Numbers without a pattern (splitmix64).
+/// Generator of pseudo-random numbers (splitmix64).
 struct Chance(u64);
 
 impl Chance {
@@ -218,8 +217,8 @@ impl Chance {
     }
 }
 
-/// A request on its way: when the API server has it, and when the answer is back; `None`:
-/// it gets lost.
+/// A request in flight: when the API server receives it, and when the answer arrives; `None` if
+/// it is lost.
 struct UnderWay {
     ask: Ask,
     asked_at: Instant,
@@ -233,22 +232,22 @@ struct UnderWay {
 struct Process {
     election: Election,
     name: String,
-    /// Its clock at the begin, and how fast it runs, in thousandths.
+    /// Start of the local clock, and its speed in thousandths.
     clock: (Instant, u64),
     stopped_until: u64,
     cut_until: u64,
     request: Option<UnderWay>,
-    /// The time, in true time, until which it may begin writes and these may last.
+    /// Times until the process may begin writes, and until these may last (true time).
     acts_until: u64,
     writes_until: u64,
 }
 
-/// The Lease in the API server.
+/// The Lease on the API server.
 #[derive(Default)]
 struct Server {
     version: u32,
     lease: Option<Record>,
-    /// Requests that nobody waits for any more, and that arrive all the same: when, and whose.
+    /// Requests that arrive after their sender has given up: time, and sender.
     strays: Vec<(u64, Ask, String)>,
 }
 
@@ -268,7 +267,7 @@ impl Server {
         LeaseAnswer::Written(lease)
     }
 
-    /// Takes what arrives late.
+    /// Handles the late requests that arrive by `now`.
     fn take_strays(&mut self, now: u64) {
         let (due, rest) = std::mem::take(&mut self.strays)
             .into_iter()
@@ -282,7 +281,7 @@ impl Server {
 
 impl Process {
     fn new(index: u64, generation: u64, now: u64, chance: &mut Chance) -> Self {
-        // Clocks begin anywhere and differ by up to 2 % in how fast they run.
+        // Clocks start at any value, and their speeds differ by up to 2 %.
         let begin = Instant::now() + Duration::from_secs(chance.below(1_000_000));
         let rate = 980 + chance.below(41);
         let mut process = Self {
@@ -303,7 +302,7 @@ impl Process {
         self.clock.0 + Duration::from_micros(now * self.clock.1)
     }
 
-    /// Returns the true time of a local one, rounded down.
+    /// Converts a local time to true time, rounded down.
     fn truly(&self, local: Instant) -> u64 {
         let micros = local.saturating_duration_since(self.clock.0).as_micros();
         u64::try_from(micros).unwrap() / self.clock.1
@@ -316,7 +315,7 @@ impl Process {
         }
     }
 
-    /// Does what the driver does in one millisecond. Returns true if it ends.
+    /// Runs the driver for one millisecond. Returns true if it ends.
     fn live(&mut self, now: u64, server: &mut Server, chance: &mut Chance) -> bool {
         if let Some(request) = &mut self.request
             && request.there == Some(now)
@@ -338,7 +337,7 @@ impl Process {
             let answer = answer.unwrap_or(LeaseAnswer::Unknown);
             self.election.answered(request.asked_at, answer, local);
         }
-        // What the tenure says, in true time.
+        // Limits of the tenure, in true time.
         if let Some(renewed_at) = self.election.renewed_at() {
             self.acts_until = self.truly(renewed_at + RENEW_DEADLINE);
             self.writes_until = self.truly(renewed_at + WRITES_END);
@@ -348,7 +347,8 @@ impl Process {
             NextStep::Deposed(_) => true,
             NextStep::Ask(ask) => {
                 let calm = now > CALM;
-                // Cut off, nothing comes through; an answer that is late is often the last.
+                // While the process is cut off, no request arrives. A late answer is often the
+                // last one.
                 let cut = now < self.cut_until;
                 let delay = |chance: &mut Chance| match chance.below(20) {
                     _ if cut => None,
@@ -385,7 +385,7 @@ fn run(seed: u64) -> Result<(), TestCaseError> {
         .map(|index| Process::new(index, 0, 0, &mut chance))
         .collect();
     let (mut generation, mut led) = (0, 0);
-    // The last who led, and until when its writes may last.
+    // The last leader, and when its writes end at the latest.
     let mut last: Option<(String, u64)> = None;
     for now in 0..RUN {
         server.take_strays(now);
@@ -417,10 +417,10 @@ fn run(seed: u64) -> Result<(), TestCaseError> {
                 process.stopped_until = now + chance.below(30_000);
             }
             if !calm && chance.one_in(40_000) {
-                gone = true; // Killed.
+                gone = true; // SIGKILL.
             } else if !calm && now >= process.stopped_until && chance.one_in(40_000) {
-                // SIGTERM: no write is begun any more, those under way are cut off, and the
-                // Lease is given back.
+                // SIGTERM: no write begins, those in flight are cut off, and the Lease is
+                // released.
                 if let Some((name, until)) = &mut last
                     && *name == process.name
                 {
@@ -436,7 +436,7 @@ fn run(seed: u64) -> Result<(), TestCaseError> {
             }
             if gone {
                 generation += 1;
-                // What it has sent may still arrive.
+                // A request in flight may still arrive.
                 if let Some(request) = process.request.take() {
                     process.astray(&request, now, &mut server);
                 }
@@ -447,7 +447,7 @@ fn run(seed: u64) -> Result<(), TestCaseError> {
             }
         }
     }
-    // Once nothing goes wrong any more, somebody leads, after at most one Lease's time.
+    // Without faults there is a leader after at most one Lease duration.
     let missed = (RUN - CALM).saturating_sub(led + 1);
     prop_assert!(missed < 36_000, "nobody led for {missed} ms");
     Ok(())
