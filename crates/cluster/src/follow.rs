@@ -18,7 +18,7 @@ pub(crate) struct Follower<K, E> {
     events: mpsc::Sender<E>,
 }
 
-/// One running watch of a [`Follower`].
+/// A running watch of a [`Follower`].
 #[derive(Debug)]
 pub(crate) struct Following<E> {
     pub(crate) connection: Cluster,

@@ -1,7 +1,7 @@
-//! The nodes as the watch last saw them, for those who only want to look one up.
+//! Cache of the nodes that the watch last delivered, for callers that only look one up.
 //!
-//! Whoever decides about nodes reads the watch itself and sees every change; this is what is
-//! left behind by it, and asking it costs no request and never waits.
+//! Decisions read the watch itself, which delivers every change. A look-up in this cache costs
+//! no request and never waits.
 
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -11,23 +11,23 @@ use model::node::NodeView;
 use crate::NodeEvent;
 use crate::signals::apply_signal;
 
-/// The nodes that are known. Cheap to clone; all clones see the same.
+/// Nodes by name. Cheap to clone; all clones share the nodes.
 ///
-/// Empty until somebody watches the nodes; while the watch fails, what was known stays.
+/// Empty until the watch of nodes starts. While the watch fails, the last state stays.
 #[derive(Clone, Debug, Default)]
 pub struct KnownNodes(Arc<RwLock<Listing<String, Arc<NodeView>>>>);
 
 // === impl KnownNodes ===
 
 impl KnownNodes {
-    /// Returns the node of this name.
+    /// Returns the node of a name.
     pub fn get(&self, name: &str) -> Option<Arc<NodeView>> {
         let known = self.0.read().unwrap_or_else(PoisonError::into_inner);
         known.get(name).cloned()
     }
 
-    /// Takes in what the watch says.
-    pub(crate) fn take_in(&self, event: &NodeEvent) {
+    /// Applies an event of the watch.
+    pub(crate) fn apply(&self, event: &NodeEvent) {
         let mut known = self.0.write().unwrap_or_else(PoisonError::into_inner);
         apply_signal(&mut known, event.clone(), |node| {
             Some((node.name.clone(), Arc::clone(node)))
@@ -55,13 +55,13 @@ mod tests {
             (NodeEvent::Listed, "abc"),
             (NodeEvent::Deleted("b".into()), "ac"),
             (failing, "ac"),
-            // A new list keeps what was known until it is complete.
+            // The previous nodes stay until the new list is complete.
             (NodeEvent::Restarted, "ac"),
             (applied("c"), "ac"),
             (NodeEvent::Listed, "c"),
         ];
         for (event, expected) in table {
-            known.take_in(&event);
+            known.apply(&event);
             let names = ["a", "b", "c"];
             let found: String = names
                 .into_iter()

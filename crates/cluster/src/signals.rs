@@ -19,8 +19,8 @@ pub enum Change<T> {
 /// Applies a signal to `listing`, which holds what `read` returns for each object, by the object's
 /// name (`NAMESPACE/NAME` where it has a namespace). Returns the changes.
 ///
-/// An object for which `read` returns `None` is passed over: an earlier state of it stays in the
-/// listing until the next list.
+/// Objects that `read` returns `None` for are passed over: an earlier state of such an object
+/// stays in the listing until the next list.
 pub fn apply_signal<T, V>(
     listing: &mut Listing<String, V>,
     signal: Signal<T>,

@@ -1,11 +1,11 @@
-//! Watching objects of any kind for ever: all, those of a namespace, or one.
+//! Endless watches of objects of any kind: all of them, those of a namespace, or one.
 //!
-//! List, then watch from the listed version on; go on from the last version seen when the
-//! watch ends; list again when the API server does not know that version any more. This
-//! is what kube's `watcher` does. It is written out here because consumers must know at
-//! once when the watch works again (`watcher` says so with the next change of a node, which
-//! may take minutes), because one object that cannot be read must not stop the others, and
-//! because kube drops a line that is cut off, and with it a change.
+//! A watch lists the objects, then watches from the listed version on. When the API server ends
+//! the watch, a new one continues from the last version received; when the server no longer has
+//! that version, the objects are listed again. kube's `watcher` does the same. This one exists
+//! because consumers must learn at once that a failed watch works again (`watcher` reports it
+//! with the next change of a node, which may take minutes), because one unreadable object must
+//! not stop the others, and because kube drops a truncated line, and with it a change.
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::pin::pin;
@@ -34,99 +34,98 @@ mod wire;
 pub use selection::Selection;
 use wire::{Line, LineKind, List, Object, is_version_too_large, line};
 
-/// After at most this time, in seconds, the API server ends a watch, and it is started anew.
-/// With a connection that has died silently this end does not come, and so the silence is
-/// found (`connect/transport.rs`). Up to a third less, at random: many who began together,
-/// one on each node, do not stay in step.
+/// Longest time of a watch (seconds), after which the API server ends it and a new one starts.
+/// On a connection that has died silently this end does not come, which makes the silence
+/// detectable (`connect/transport.rs`). Each watch asks for up to a third less, at random, so
+/// that the watches of many nodes that began together do not stay in step.
 pub(crate) const WATCH_SECONDS: u32 = 30;
-/// Time by which that end may be late. A proxy in between can keep our connection alive, and answer
-/// its pings, while the API server behind it is gone.
+/// Longest delay of that end. A proxy in between can keep the connection alive, and answer its
+/// pings, while the API server behind it is gone.
 const WATCH_GRACE: Duration = Duration::from_secs(15);
 /// Longest time for one page of a list, of up to about 10 MB.
 const PAGE_TIMEOUT: Duration = REQUEST_TIMEOUT.saturating_mul(3);
-/// First wait after a failure. Each further one doubles it.
+/// First pause after a failure; each further one doubles.
 const BACK_OFF_MIN: Duration = Duration::from_millis(100);
-/// Longest wait.
+/// Longest pause after a failure.
 const BACK_OFF_MAX: Duration = Duration::from_secs(5);
-/// A watch that lived so long, or delivered something, worked: the next failure is the
-/// first one again.
+/// Time after which a watch counts as working, as it does once it has delivered a change: the
+/// next failure is the first one again.
 const WORKED: Duration = Duration::from_secs(1);
 
-/// One thing that a watch tells.
+/// An event of a watch.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Signal<T> {
-    /// A list begins: all objects are delivered again, as `Applied`.
+    /// A list begins: all objects follow as `Applied`.
     Restarted,
-    /// The list is complete: objects that it did not deliver since `Restarted` are gone.
+    /// The list is complete: objects not delivered since `Restarted` are gone.
     Listed,
-    /// An object is there, new or changed.
+    /// An object is new or has changed.
     Applied(Arc<T>),
-    /// The object of this name is gone: `NAMESPACE/NAME` where it has a namespace.
+    /// The object of this name is gone (`NAMESPACE/NAME` if it has a namespace).
     Deleted(String),
-    /// The watch does not work. It is tried again for ever; each failed try is told.
+    /// The watch fails and is retried for ever; each failed try sends this signal.
     Failing {
-        /// The reason, in words.
+        /// Error of the watch, in words.
         error: String,
-        /// The API server does not let us: waiting alone will not mend it.
+        /// True if a permission is missing, so waiting alone does not help.
         refused: bool,
     },
-    /// The watch works again. What was missed follows.
+    /// The watch works again. The changes that were missed follow.
     Recovered,
 }
 
 /// A signal of the watch of nodes.
 pub type NodeEvent = Signal<NodeView>;
 
-/// The reason why a list or watch ended.
+/// Reason why a list or watch ended.
 enum WatchEnd {
-    /// Nobody listens any more.
-    Unheard,
-    /// The API server has forgotten the version: list anew. Not a failure.
+    /// The receiver was dropped.
+    ReceiverDropped,
+    /// The API server no longer has the version, so the objects are listed again. Not a failure.
     Expired,
-    /// Anything else, for people; and whether the API server says that we may not (403).
+    /// Any other error, in words, and whether a permission is missing (403).
     Failed(String, bool),
 }
 
-/// A function that sees each signal before the consumer does.
+/// A function that observes each signal before the consumer receives it.
 type Observer<T> = Box<dyn Fn(&Signal<T>) + Send + Sync>;
 
-/// A watch whose consumer gets objects as `T`s.
+/// A watch that delivers objects as `T`s.
 struct Watch<T> {
     client: Client,
     selection: Selection,
-    look: Observer<T>,
+    observer: Observer<T>,
     signals: mpsc::Sender<Signal<T>>,
-    /// The version to go on from; `None`: list first.
+    /// Version to watch from; `None` to list first.
     version: Option<String>,
     back_off: Duration,
     random: RandomState,
     failing: bool,
     /// True if a malformed object was logged since the last list.
     malformed: bool,
-    /// Behind which version a line could not be read.
+    /// Version after which a line could not be read.
     unreadable: Option<String>,
 }
 
 // === impl Cluster ===
 
 impl Cluster {
-    /// Watches all nodes until `cancel` is cancelled or the receiver is dropped. Must be
-    /// called within a tokio runtime.
+    /// Watches all nodes until `cancel` is cancelled or the receiver is dropped, and keeps the
+    /// last state of each in [`known_nodes`](Self::known_nodes). Must be called within a tokio
+    /// runtime.
     ///
-    /// What it sees is also kept in [`known_nodes`](Self::known_nodes).
-    ///
-    /// The first events are `Restarted`, one `Applied` for each node, `Listed`. Managed
-    /// fields and the list of images are dropped from the nodes.
+    /// The first signals are `Restarted`, one `Applied` per node, and `Listed`. The nodes come
+    /// without managed fields and the list of images.
     pub fn watch_nodes(&self, cancel: CancellationToken) -> mpsc::Receiver<NodeEvent> {
         let known = self.known.clone();
         let selection = Selection::of::<Node>(&(), None);
-        self.start(selection, move |event| known.take_in(event), cancel)
+        self.start(selection, move |event| known.apply(event), cancel)
     }
 
     /// Watches the objects of `selection` until `cancel` is cancelled or the receiver is
-    /// dropped, and delivers them as `T`s: the type that the selection is of, or any that can
-    /// be read from its JSON. Takes the permissions `list` and `watch`. Must be called within
-    /// a tokio runtime.
+    /// dropped. Delivers them as `T`s: the type that the selection was made for, or any other
+    /// that can be read from its JSON. Takes the permissions `list` and `watch`. Must be called
+    /// within a tokio runtime.
     pub fn watch<T: DeserializeOwned + Send + Sync + 'static>(
         &self,
         selection: Selection,
@@ -138,16 +137,16 @@ impl Cluster {
     fn start<T: DeserializeOwned + Send + Sync + 'static>(
         &self,
         selection: Selection,
-        look: impl Fn(&Signal<T>) + Send + Sync + 'static,
+        observer: impl Fn(&Signal<T>) + Send + Sync + 'static,
         cancel: CancellationToken,
     ) -> mpsc::Receiver<Signal<T>> {
         let (signals, receiver) = mpsc::channel(selection.queue());
-        let watch = Watch::new(self.watching.clone(), selection, look, signals);
+        let watch = Watch::new(self.watching.clone(), selection, observer, signals);
         tokio::spawn(async move { cancel.run_until_cancelled(watch.run()).await });
         receiver
     }
 
-    /// Returns the nodes as the watch last saw them.
+    /// Returns the cache of nodes that [`watch_nodes`](Self::watch_nodes) fills.
     pub fn known_nodes(&self) -> KnownNodes {
         self.known.clone()
     }
@@ -159,13 +158,13 @@ impl<T: DeserializeOwned> Watch<T> {
     fn new(
         client: Client,
         selection: Selection,
-        look: impl Fn(&Signal<T>) + Send + Sync + 'static,
+        observer: impl Fn(&Signal<T>) + Send + Sync + 'static,
         signals: mpsc::Sender<Signal<T>>,
     ) -> Self {
         Self {
             client,
             selection,
-            look: Box::new(look),
+            observer: Box::new(observer),
             signals,
             version: None,
             back_off: BACK_OFF_MIN,
@@ -184,15 +183,15 @@ impl<T: DeserializeOwned> Watch<T> {
             };
             let error = match result {
                 Ok(()) => continue,
-                Err(WatchEnd::Unheard) => return,
+                Err(WatchEnd::ReceiverDropped) => return,
                 Err(WatchEnd::Expired) => {
                     tracing::debug!(
                         path = self.selection.path,
-                        "the version to watch from is too old, listing again"
+                        "the version to watch from is too old; listing again"
                     );
                     self.version = None;
                     if self.failing {
-                        // It answers again: who has waited long is not made to wait more.
+                        // The API server answers again, so the next try follows soon.
                         self.back_off = BACK_OFF_MIN;
                     }
                     None
@@ -203,7 +202,7 @@ impl<T: DeserializeOwned> Watch<T> {
                 if !self.failing {
                     let of = self.selection.fields.as_deref().unwrap_or("all");
                     tracing::warn!(
-                        "the watch of {} ({of}) fails, and is tried again: {error}",
+                        "the watch of {} ({of}) failed; trying again: {error}",
                         self.selection.path
                     );
                 }
@@ -212,14 +211,14 @@ impl<T: DeserializeOwned> Watch<T> {
                     return;
                 }
             }
-            // Between half of it and all: see `WATCH_SECONDS`.
+            // At random between half of the pause and all of it: see `WATCH_SECONDS`.
             let half = self.back_off / 2;
             tokio::time::sleep(half + half.mul_f64(self.chance())).await;
             self.back_off = (self.back_off * 2).min(BACK_OFF_MAX);
         }
     }
 
-    /// Delivers all objects, page by page.
+    /// Lists and delivers all objects, page by page.
     async fn list(&mut self) -> Result<(), WatchEnd> {
         let mut page = ListParams::default().limit(self.selection.page());
         page.field_selector.clone_from(&self.selection.fields);
@@ -269,7 +268,7 @@ impl<T: DeserializeOwned> Watch<T> {
         }
     }
 
-    /// Delivers changes since `version` until the watch ends, which is no failure, unless
+    /// Delivers the changes since `version` until the watch ends. Its end is no failure, unless
     /// it ends at once.
     async fn watch(&mut self, version: &str) -> Result<(), WatchEnd> {
         let seconds = f64::from(WATCH_SECONDS) * (1.0 - self.chance() / 3.0);
@@ -294,7 +293,7 @@ impl<T: DeserializeOwned> Watch<T> {
         let mut stream = pin!(stream);
         let mut worked = false;
         loop {
-            // What is there already is taken, however late: the consumer may have been slow.
+            // A line that has arrived is read even after `end`: the consumer may have been slow.
             let line = match tokio::time::timeout_at(end, line(&mut stream)).await {
                 Ok(Ok(Some(line))) => line,
                 Ok(Ok(None)) => break,
@@ -313,11 +312,11 @@ impl<T: DeserializeOwned> Watch<T> {
             }
             self.back_off = BACK_OFF_MIN;
             worked = true;
-            let seen = Object::of(object);
-            if let Some(version) = seen.version() {
+            let meta = Object::of(object);
+            if let Some(version) = meta.version() {
                 self.version = Some(version.to_owned());
             }
-            match (kind, seen.name()) {
+            match (kind, meta.name()) {
                 (LineKind::Added | LineKind::Modified, _) => self.send_applied(object).await?,
                 (LineKind::Deleted, Some(name)) => self.send(Signal::Deleted(name)).await?,
                 (LineKind::Deleted, None) => self.log_malformed("it has no name"),
@@ -334,14 +333,14 @@ impl<T: DeserializeOwned> Watch<T> {
         ))
     }
 
-    /// Returns a random number from 0 to 1: the state of the hasher is random, and what is hashed
-    /// never comes again.
+    /// Returns a random number from 0 to 1. The state of the hasher is random, and no time is
+    /// hashed twice.
     fn chance(&self) -> f64 {
         let random = self.random.hash_one(std::time::Instant::now()) % 1024;
         f64::from(u16::try_from(random).unwrap_or_default()) / 1023.0
     }
 
-    /// Returns the meaning of a failed watch, and notes from where to go on.
+    /// Interprets the error of a watch, and decides which version to continue from.
     fn watch_failed(&mut self, error: kube::Error) -> WatchEnd {
         let kube::Error::Api(status) = &error else {
             return WatchEnd::failed(error);
@@ -349,21 +348,21 @@ impl<T: DeserializeOwned> Watch<T> {
         if status.code == 410 || status.reason == "Expired" {
             return WatchEnd::Expired;
         }
-        // A version that the API server does not take will not get better: one of another
-        // etcd (400), or one of the future, after etcd was restored from a backup (504).
+        // The API server will never accept the version: it is of another etcd (400), or in the
+        // future, after etcd was restored from a backup (504).
         if status.code == 400 || is_version_too_large(status) {
             self.version = None;
         }
         WatchEnd::failed(error)
     }
 
-    /// Returns the meaning of a line that is no event. It may have been any change, so nothing
-    /// after it may be taken: the watch begins anew before it, and gets it whole. If it comes so
-    /// twice, all is listed.
+    /// Handles a line that is no event. As it may have been any change, nothing after it is
+    /// read: the watch restarts before the line, to receive it whole. If that fails again, all
+    /// objects are listed.
     fn unreadable(&mut self, line: &[u8], error: &serde_json::Error) -> WatchEnd {
-        // The API server may say what is wrong without an event around it.
-        let told: Option<Status> = serde_json::from_slice(line).ok();
-        if let Some(status) = told.filter(|status| status.code != 0) {
+        // The API server may send a `Status` without an event around it.
+        let status: Option<Status> = serde_json::from_slice(line).ok();
+        if let Some(status) = status.filter(|status| status.code != 0) {
             return self.watch_failed(kube::Error::Api(Box::new(status)));
         }
         if self.unreadable == self.version {
@@ -386,8 +385,8 @@ impl<T: DeserializeOwned> Watch<T> {
         }
     }
 
-    /// Logs an object that is skipped; the first after a list only, since a second one
-    /// cannot be told from it.
+    /// Logs an object that is skipped; only the first one after a list, since it may be the same
+    /// object again.
     fn log_malformed(&mut self, error: &str) {
         if !self.malformed {
             tracing::warn!(
@@ -409,11 +408,11 @@ impl<T: DeserializeOwned> Watch<T> {
     }
 
     async fn send(&self, signal: Signal<T>) -> Result<(), WatchEnd> {
-        (self.look)(&signal);
+        (self.observer)(&signal);
         self.signals
             .send(signal)
             .await
-            .map_err(|_| WatchEnd::Unheard)
+            .map_err(|_| WatchEnd::ReceiverDropped)
     }
 }
 
@@ -424,7 +423,7 @@ impl WatchEnd {
         Self::Failed("the API server did not answer in time".to_owned(), false)
     }
 
-    /// Returns the signal of a failure: an error with its causes, in one line.
+    /// Creates the end of a failed watch: the error with its causes, in one line.
     fn failed(error: impl std::error::Error + 'static) -> Self {
         let any: &(dyn std::error::Error + 'static) = &error;
         let refused = matches!(

@@ -1,7 +1,7 @@
-//! Tests of a watch of an API server in trouble: simulated in memory, on a paused clock.
+//! Tests of a watch during outages of the API server, simulated in memory on a paused clock.
 //!
-//! The server keeps objects, and its history from some version on. While it is in trouble
-//! every request is answered with an error and open watches are cut.
+//! The server keeps objects, and their history from some version on. During an outage every
+//! request is answered with an error, and open watches are cut.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
@@ -18,33 +18,33 @@ use tower::{BoxError, service_fn};
 use super::selection::QUEUE;
 use super::*;
 
-/// The way in which the API server says that it is in trouble.
+/// Answer of the API server during an outage.
 #[derive(Clone, Copy, Debug)]
 enum Trouble {
-    /// 429 with `Retry-After`, in plain text, as it does itself.
+    /// Status 429 with `Retry-After`, in plain text, as from the API server itself.
     TooMany,
-    /// 500 with a `Status`.
+    /// HTTP status 500 with a `Status`.
     Internal,
-    /// 503 from something in front of it.
+    /// HTTP status 503 from a proxy in front of the server.
     Proxy,
 }
 
-/// Something that happens at the API server.
+/// An event at the API server.
 #[derive(Clone, Copy, Debug)]
 enum Happening {
-    /// An object is made or changed.
+    /// An object is created or changed.
     Set(u8, u8),
     /// An object is deleted.
     Delete(u8),
-    /// The next change arrives damaged the first so many times that it is sent.
+    /// The next change arrives damaged for this number of times.
     Damage(u8),
-    /// An object without a name is made.
+    /// An object without a name is created.
     Malformed,
-    /// History is forgotten.
+    /// The history is compacted.
     Compact,
-    /// Trouble begins.
+    /// An outage begins with this trouble.
     Begin(Trouble),
-    /// Trouble ends.
+    /// The outage is over.
     End,
 }
 
@@ -52,9 +52,9 @@ enum Happening {
 struct State {
     version: u64,
     objects: BTreeMap<String, (u64, u8)>,
-    /// Changes, the oldest first.
+    /// Changes of objects, oldest first.
     history: Vec<(u64, Value)>,
-    /// The version up to which they are forgotten.
+    /// Last version that was compacted.
     forgotten: u64,
     trouble: Option<Trouble>,
     damage: BTreeMap<u64, u8>,
@@ -62,7 +62,7 @@ struct State {
     requests: u32,
 }
 
-/// The API server.
+/// The simulated API server.
 #[derive(Clone, Default)]
 struct Server {
     state: Arc<Mutex<State>>,
@@ -216,7 +216,7 @@ impl Server {
 }
 
 impl Open {
-    /// Returns the next line; `None`: it has ended, or was cut.
+    /// Returns the next line; `None` after the end of the watch.
     async fn next(&mut self) -> Option<String> {
         loop {
             let changed = self.server.changed.notified();
@@ -248,7 +248,7 @@ impl Open {
     }
 }
 
-/// Followers of objects by a watch of either kind.
+/// Two consumers: one of nodes, one of objects of any kind.
 struct Followers {
     known: KnownNodes,
     plain: Arc<Mutex<BTreeMap<String, String>>>,
@@ -258,7 +258,7 @@ impl Followers {
     fn new(server: &Server) -> Self {
         let known = KnownNodes::default();
         let taken = known.clone();
-        let look = move |event: &NodeEvent| taken.take_in(event);
+        let look = move |event: &NodeEvent| taken.apply(event);
         let (events, mut receiver) = mpsc::channel(QUEUE);
         let nodes = Selection::of::<Node>(&(), None);
         let watch = Watch::new(server.client(), nodes, look, events);
@@ -334,7 +334,7 @@ async fn what_changes_in_a_minute_of_trouble_is_seen_after_it() {
                 server.happens(Compact);
             }
             let asked = server.state.lock().unwrap().requests;
-            // Two watches: each tries again, and neither in a hurry: every 2.5 to 5 s.
+            // Each of the two watches retries every 2.5 to 5 s.
             assert!(
                 (2 * 12..2 * 32).contains(&asked),
                 "{trouble:?}: {asked} requests"
@@ -342,7 +342,7 @@ async fn what_changes_in_a_minute_of_trouble_is_seen_after_it() {
             server.happens(End);
             pass(BACK_OFF_MAX.as_secs() + 1).await;
             followers.check(&server).unwrap();
-            // And it follows on.
+            // The watch continues to deliver changes.
             server.happens(Set(4, 1));
             pass(1).await;
             followers.check(&server).unwrap();
@@ -370,8 +370,8 @@ fn happening() -> impl Strategy<Value = Happening> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(128))]
 
-    /// Sends damage, forgotten versions, trouble and malformed objects, in any order: in the end
-    /// what is known is what is there.
+    /// Sends damaged lines, compactions, outages and malformed objects in any order. In the end
+    /// the consumers have the objects of the server.
     #[test]
     fn whatever_an_api_server_goes_through_nothing_is_lost(
         script in prop::collection::vec((happening(), 0..12_000_u64), 1..60),

@@ -1,4 +1,4 @@
-//! The selection of the objects that a watch follows.
+//! Selection of the objects that a watch follows.
 
 use kube::Resource;
 
@@ -6,49 +6,49 @@ use crate::kind::Kind;
 
 /// Events that wait for the consumer; when it is slower, the API server waits.
 pub(super) const QUEUE: usize = 1024;
-/// Objects in one answer to a list.
+/// Objects per page of a list.
 const PAGE: u32 = 500;
-/// Objects in one answer, and events that wait, where only what an object says of itself is asked for: of anybody's
-/// objects, such as every `ConfigMap` with a label. Each may have 256 KiB of annotations.
+/// Objects per page, and events that wait, for watches of only `metadata`. These select objects
+/// of any size and origin, such as every `ConfigMap` with a label. Each may have 256 KiB of
+/// annotations.
 const METADATA_PAGE: u32 = 32;
 
-/// Selects the objects that a watch follows.
+/// Objects that a watch follows.
 #[derive(Clone, Debug)]
 pub struct Selection {
     pub(super) path: String,
-    /// The field selector of the objects below `path`; `None`: all.
+    /// Field selector; `None` for all objects below `path`.
     pub(super) fields: Option<String>,
-    /// The label selector; `None`: all.
+    /// Label selector; `None` for all objects below `path`.
     pub(super) labels: Option<String>,
-    /// Only `metadata` of the objects is wanted.
+    /// True if only `metadata` of the objects is requested.
     pub(super) metadata_only: bool,
 }
 
 // === impl Selection ===
 
 impl Selection {
-    /// Returns all objects of a kind, or those in one namespace. `kind` is `()` for types that
+    /// Selects all objects of a type, or those in one namespace. `kind` is `()` for types that
     /// know their kind.
     pub fn of<K: Resource>(kind: &K::DynamicType, namespace: Option<&str>) -> Self {
-        Self {
-            path: K::url_path(kind, namespace),
-            fields: None,
-            labels: None,
-            metadata_only: false,
-        }
+        Self::all(K::url_path(kind, namespace))
     }
 
-    /// Returns all objects of a kind that is named, or those in one namespace.
+    /// Selects all objects of a kind, or those in one namespace.
     pub(crate) fn of_kind(kind: &Kind, namespace: Option<&str>) -> Self {
+        Self::all(kind.path(namespace))
+    }
+
+    fn all(path: String) -> Self {
         Self {
-            path: kind.path(namespace),
+            path,
             fields: None,
             labels: None,
             metadata_only: false,
         }
     }
 
-    /// Returns of these the one of this name.
+    /// Limits the selection to the object of a name.
     #[must_use]
     pub fn named(self, name: &str) -> Self {
         Self {
@@ -57,21 +57,22 @@ impl Selection {
         }
     }
 
-    /// Returns of these the ones that a field selector selects.
+    /// Limits the selection by a field selector.
     #[must_use]
     pub fn with_fields(self, selector: &str) -> Self {
         let fields = Some(selector.to_owned());
         Self { fields, ..self }
     }
 
-    /// Returns of these the ones that a label selector selects.
+    /// Limits the selection by a label selector.
     #[must_use]
     pub fn with_labels(self, selector: &str) -> Self {
         let labels = Some(selector.to_owned());
         Self { labels, ..self }
     }
 
-    /// Returns of these only `metadata`: an API server sends nothing else, however large the objects are.
+    /// Requests only `metadata` of the objects: the API server sends nothing else, however large
+    /// they are.
     #[must_use]
     pub fn metadata_only(self) -> Self {
         Self {
@@ -80,7 +81,7 @@ impl Selection {
         }
     }
 
-    /// Returns how many objects are in one answer to a list.
+    /// Returns the number of objects per page of a list.
     pub(super) fn page(&self) -> u32 {
         if self.metadata_only {
             METADATA_PAGE
@@ -89,7 +90,7 @@ impl Selection {
         }
     }
 
-    /// Returns how many events wait for the consumer.
+    /// Returns the number of events that wait for the consumer.
     pub(super) fn queue(&self) -> usize {
         if self.metadata_only {
             METADATA_PAGE as usize

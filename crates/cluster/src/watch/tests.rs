@@ -41,8 +41,7 @@ fn word(event: &NodeEvent) -> String {
     }
 }
 
-/// Plays `answers`. Checks the events, and of each request the version to watch from or
-/// the page.
+/// Plays `answers`. Checks the events, and the version or page of each request.
 async fn plays(what: &str, answers: Vec<Answer>, events: &str, asked: &[&str]) {
     let (cluster, mut requests) = fake::serve(answers).await;
     let mut receiver = cluster.watch_nodes(CancellationToken::new());
@@ -99,7 +98,7 @@ async fn lists_then_watches() {
     .await;
 }
 
-/// Processes that were cut off together do not come back, and go on, in step.
+/// Processes that were cut off together neither return nor continue in step.
 #[tokio::test]
 async fn many_watches_do_not_keep_in_step() {
     let mut lengths = std::collections::BTreeSet::new();
@@ -149,7 +148,7 @@ async fn malformed_objects_are_skipped() {
     .await;
 }
 
-/// It may have been any change: nothing behind it is taken before it is there whole.
+/// A damaged line may be any change, so nothing after it is read before it has arrived whole.
 #[tokio::test]
 async fn a_line_that_cannot_be_read_is_asked_for_again_and_then_listed() {
     let unreadable = ["{", "not JSON", r#"{"type": "WHAT", "object": {}}"#, "[]"];
@@ -333,7 +332,7 @@ async fn objects_of_any_kind_are_followed_and_one_that_cannot_be_read_is_skipped
     assert!(uri.starts_with("/api/v1/namespaces/ns/pods?"), "{uri}");
 }
 
-/// Nothing but silence tells that a connection is dead.
+/// Only silence shows that a connection is dead.
 #[tokio::test]
 async fn a_dead_connection_is_noticed() {
     let answers = vec![list(&[], "10", ""), Answer::Open(vec![bookmark("20")])];
@@ -362,7 +361,7 @@ async fn a_dead_connection_is_noticed() {
     );
 }
 
-/// A proxy keeps the connection alive, and nothing comes.
+/// A proxy keeps the connection alive without data.
 #[tokio::test]
 async fn an_answer_that_does_not_end_is_given_up() {
     let answers = vec![Answer::Trickle, list(&[], "10", ""), Answer::Trickle];
@@ -410,7 +409,7 @@ async fn ends_when_nobody_listens() {
     drop(cluster.watch_nodes(cancel));
     drop(cluster);
     requests.recv().await.expect("one list");
-    // The server keeps a sender of its own; that nothing else is asked is all to see.
+    // The server keeps a sender of its own, so only the absence of requests shows the end.
     assert!(requests.try_recv().is_err());
 }
 

@@ -1,4 +1,4 @@
-//! Lists and lines of a watch as the API server sends them.
+//! Lists and lines of a watch in the form that the API server sends.
 
 use std::io;
 
@@ -9,10 +9,10 @@ use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-/// Longest line of a watch. The API server stores objects up to about 1.5 MiB.
+/// Longest line of a watch (bytes). The API server stores objects up to about 1.5 MiB.
 const LINE_BYTES: u64 = 8 * 1024 * 1024;
 
-/// A list, its items as text.
+/// A list whose items are still JSON text.
 #[derive(Deserialize)]
 pub(super) struct List<'a> {
     #[serde(default)]
@@ -21,7 +21,7 @@ pub(super) struct List<'a> {
     pub(super) items: Option<Vec<&'a RawValue>>,
 }
 
-/// A line of a watch, its object as text.
+/// A line of a watch whose object is still JSON text.
 #[derive(Deserialize)]
 pub(super) struct Line<'a> {
     #[serde(rename = "type")]
@@ -40,7 +40,7 @@ pub(super) enum LineKind {
     Error,
 }
 
-/// The part of an object that the watch itself reads, whatever else is wrong with it.
+/// The fields of an object that the watch itself reads, even if the rest is malformed.
 #[derive(Default, Deserialize)]
 pub(super) struct Object {
     #[serde(default)]
@@ -58,12 +58,12 @@ struct Metadata {
 // === impl Object ===
 
 impl Object {
-    /// Reads what can be read.
+    /// Reads the fields that can be read.
     pub(super) fn of(text: &RawValue) -> Self {
         serde_json::from_str(text.get()).unwrap_or_default()
     }
 
-    /// Returns the version that the object is in.
+    /// Returns the version of the object.
     pub(super) fn version(&self) -> Option<&str> {
         self.metadata.resource_version.as_str()
     }
@@ -78,7 +78,7 @@ impl Object {
     }
 }
 
-/// Returns the next line of a watch; `None` at its end. One that is too long comes in pieces.
+/// Reads the next line of a watch; `None` at its end. A line that is too long comes in pieces.
 pub(super) async fn line(stream: &mut (impl AsyncBufRead + Unpin)) -> io::Result<Option<Vec<u8>>> {
     let mut line = Vec::new();
     let mut limited = stream.take(LINE_BYTES);
