@@ -1,4 +1,5 @@
-//! Asks who we are in the cluster, what we may do there, and what API server it is.
+//! Requests for this client's own name and permissions, and for the version and clock of the API
+//! server.
 
 use http::Request;
 use http::header::DATE;
@@ -18,37 +19,37 @@ use crate::connect::Cluster;
 use crate::error::ApiError;
 use crate::pace::Urgency;
 
-/// Something that a role can allow.
+/// A permission that a role can grant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Access<'a> {
-    /// `get`, `list`, `watch`, `create`, `patch` ...
+    /// Verb, such as `get`, `list`, `watch`, `create` or `patch`.
     pub verb: &'a str,
     /// API group; empty for the core group.
     pub group: &'a str,
-    /// Resource, plural; with its subresource behind a `/`.
+    /// Resource, plural; a subresource follows after a `/`.
     pub resource: &'a str,
-    /// Namespace; `None` for what has none.
+    /// Namespace; `None` for cluster-scoped resources.
     pub namespace: Option<&'a str>,
-    /// The one object that is meant; `None` for all.
+    /// Name of the object; `None` for all.
     pub name: Option<&'a str>,
 }
 
-/// The API server's version and time.
+/// Version and clock of the API server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServerInfo {
-    /// Its version: `v1.37.0`.
+    /// Version, such as `v1.37.0`.
     pub version: String,
-    /// The second number of the version; `None` where it has none.
+    /// Minor version; `None` if it is not a number.
     pub minor: Option<u32>,
-    /// Its clock, to the second; `None` where its answer does not say.
+    /// Clock of the API server, to the second; `None` if the answer has no `Date`.
     pub time: Option<Timestamp>,
 }
 
 // === impl Cluster ===
 
 impl Cluster {
-    /// Returns true if we may do this, as the API server sees it (`SelfSubjectAccessReview`).
-    /// Asking needs no permission.
+    /// Returns true if the API server allows this client an access (`SelfSubjectAccessReview`).
+    /// Takes no permission.
     pub async fn may(&self, access: Access<'_>) -> Result<bool, ApiError> {
         let (resource, subresource) = access
             .resource
@@ -75,8 +76,8 @@ impl Cluster {
         Ok(answer.status.is_some_and(|status| status.allowed))
     }
 
-    /// Returns the name by which the API server knows us (`SelfSubjectReview`, since Kubernetes
-    /// 1.28). Asking needs no permission.
+    /// Returns the user name that the API server has for this client (`SelfSubjectReview`, since
+    /// Kubernetes 1.28). Takes no permission.
     pub async fn own_name(&self) -> Result<String, ApiError> {
         let reviews = Api::all(self.client(Urgency::Act));
         let review = SelfSubjectReview::default();
@@ -86,19 +87,19 @@ impl Cluster {
             .ok_or_else(|| ApiError::unavailable("the answer names nobody"))
     }
 
-    /// Returns the API server's version and time. One request, which also shows that it can be
-    /// reached.
+    /// Returns the version and clock of the API server. One request, which also shows that the
+    /// server can be reached.
     pub async fn server_info(&self) -> Result<ServerInfo, ApiError> {
         let request = Request::get("/version").body(Body::empty());
         let request = request.map_err(kube::Error::HttpError)?;
         let (head, body) = self.client(Urgency::Act).send(request).await?.into_parts();
         let date = head.headers.get(DATE).and_then(|value| value.to_str().ok());
         let body = body.collect().await?.to_bytes();
-        let told: Info = serde_json::from_slice(&body).map_err(ApiError::unavailable)?;
+        let info: Info = serde_json::from_slice(&body).map_err(ApiError::unavailable)?;
         Ok(ServerInfo {
-            // Managed clusters write "37+".
-            minor: told.minor.trim_end_matches('+').parse().ok(),
-            version: told.git_version,
+            // Managed clusters append a `+`, as in "37+".
+            minor: info.minor.trim_end_matches('+').parse().ok(),
+            version: info.git_version,
             time: date.and_then(|text| Some(rfc2822::parse(text).ok()?.timestamp())),
         })
     }

@@ -1,5 +1,5 @@
-//! Carrying a change to a node out: one conditional patch, and what its answer means. Asking
-//! for one node.
+//! Applies a change to a node by one conditional patch, and interprets the answer. Reads a
+//! single node.
 
 use contract::names;
 use http::Request;
@@ -14,21 +14,21 @@ use crate::pace::Urgency;
 use crate::patch;
 use crate::request::ask;
 
-/// The path of nodes.
+/// Path of the nodes.
 pub(crate) const NODES: &str = "/api/v1/nodes";
-/// The message of the API server for a JSON patch that does not apply, and for nothing else.
+/// Message of the API server for a JSON patch that does not apply, and for no other error.
 const PATCH_DOES_NOT_APPLY: &str = "the server rejected our request due to an error in our request";
 
-/// Returns whether an answer means that the node is not what `view` shows any more.
+/// Returns true if an answer means that the node has changed since `view`.
 fn lost_race(answer: &Status, view: &NodeView, change: &NodeChange) -> bool {
     answer.code == 422
         && (answer.message == PATCH_DOES_NOT_APPLY || lost_race_for_taint(answer, view, change))
 }
 
-/// Returns true if the API server complains of nothing but a second taint of one key and effect,
-/// and the view shows no first one: somebody was faster.
-fn lost_race_for_taint(told: &Status, view: &NodeView, change: &NodeChange) -> bool {
-    let causes = told
+/// Returns true if the API server only reports a second taint of one key and effect, and the
+/// view has no first one: another client added it meanwhile.
+fn lost_race_for_taint(answer: &Status, view: &NodeView, change: &NodeChange) -> bool {
+    let causes = answer
         .details
         .as_ref()
         .map(|details| details.causes.as_slice())
@@ -49,13 +49,13 @@ fn lost_race_for_taint(told: &Status, view: &NodeView, change: &NodeChange) -> b
     only_duplicates && !doubled_by_us
 }
 
-/// Returns the patch as JSON with the escapes that Go's encoder makes beyond those of JSON itself.
+/// Returns the patch as JSON with the escapes that Go's encoder adds to those of JSON itself.
 ///
-/// The API server compares the value of a `test` with the node's as it encodes it, text
-/// against text: an annotation that holds `<` is `\u003c` there, and the plain character,
-/// though it means the same, does not match. XID lines hold `pid='<unknown>'`.
+/// The API server compares the value of a `test` with the node's value as encoded text. An
+/// annotation with a `<` is `\u003c` there, and the plain character does not match, although it
+/// means the same. XID lines contain `pid='<unknown>'`.
 fn as_go_writes_it(patch: &json_patch::Patch) -> serde_json::Result<String> {
-    // Outside of strings none of these characters occurs in JSON.
+    // Outside of strings JSON has none of these characters.
     Ok(serde_json::to_string(patch)?
         .replace('<', "\\u003c")
         .replace('>', "\\u003e")
@@ -67,11 +67,11 @@ fn as_go_writes_it(patch: &json_patch::Patch) -> serde_json::Result<String> {
 // === impl Cluster ===
 
 impl Cluster {
-    /// Makes `change` to the node that `view` shows, if it still is as the decision saw it
-    /// ([`patch::render`] has what that means). Returns the node after it.
+    /// Applies `change` to the node that `view` shows, if the node still matches the view in the
+    /// fields that [`patch::render`] lists. Returns the node afterwards.
     ///
-    /// One request, which waits for its turn and then takes 10 s at most; it is not repeated
-    /// here, and there is none where nothing changes.
+    /// One request, which waits for its turn and then takes at most 10 s, without retries; none
+    /// if nothing changes.
     pub async fn apply(&self, view: &NodeView, change: &NodeChange) -> Result<NodeView, ApiError> {
         let call = patch::describe(view, change);
         if call.patch.is_empty() {
@@ -95,7 +95,7 @@ impl Cluster {
         }
     }
 
-    /// Returns the node of this name as it is now; `None` where there is none. One request.
+    /// Returns the current state of a node; `None` if it does not exist. One request.
     pub async fn node(&self, name: &str) -> Result<Option<NodeView>, ApiError> {
         if check_node_name(name).is_err() {
             return Ok(None);
@@ -105,7 +105,7 @@ impl Cluster {
     }
 }
 
-/// Refuses what would be another path.
+/// Fails for a name that would change the path.
 pub(crate) fn check_node_name(name: &str) -> Result<(), ApiError> {
     names::object_name(name).map_err(|error| ApiError::Invalid {
         status: 400,
@@ -135,7 +135,7 @@ mod tests {
             text.contains(r#"pid='\u003cunknown\u003e' \u0026 \u2028\""#),
             "{text}"
         );
-        // The same value all the same.
+        // The text stands for the same value.
         assert_eq!(
             serde_json::from_str::<json_patch::Patch>(&text).unwrap(),
             patch
@@ -319,7 +319,7 @@ mod tests {
         for expected in ["not allowed: not yours", "the API server does not answer"] {
             assert_eq!(cluster.node("n1").await.unwrap_err().to_string(), expected);
         }
-        // Nothing that could be another path is asked for.
+        // No request is sent for a name that would change the path.
         assert_eq!(cluster.node("../pods").await.unwrap(), None);
         while let Ok([_, path, _]) = requests.try_recv() {
             assert_eq!(path, "/api/v1/nodes/n1");

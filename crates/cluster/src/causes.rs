@@ -1,12 +1,12 @@
-//! Errors in one line, for a log or a person.
+//! Formats errors with their causes in one line.
 
 use std::error::Error;
 
-/// Returns an error with its causes. Those that are said already are left out: kube's errors repeat
-/// theirs.
+/// Returns an error with its causes. A cause whose text is in the line already is left out,
+/// since kube's errors repeat theirs.
 pub(crate) fn chain(error: &dyn Error) -> String {
     let text = error.to_string();
-    // kube's name for an error of the connection, which says so itself.
+    // kube puts this before an error of the connection.
     let text = text.strip_prefix("ServiceError: ").unwrap_or(&text);
     let mut text = text.to_owned();
     let mut cause = error.source();

@@ -1,4 +1,5 @@
-//! One `ConfigMap`: followed, and changed where nobody else has changed it meanwhile.
+//! Watches and changes a single `ConfigMap`; a change fails if another client has changed it
+//! meanwhile.
 
 use std::collections::BTreeMap;
 
@@ -16,42 +17,42 @@ use crate::pace::Urgency;
 use crate::signals::{ObjectState, SingleObject, forward};
 use crate::watch::{Selection, Signal};
 
-/// Events that wait for the consumer. There is one object, and it rarely changes.
+/// Events that wait for the consumer; few, as one object rarely changes.
 const QUEUE: usize = 16;
 
 /// A change of a `ConfigMap`, or of the watch of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ConfigMapEvent {
-    /// The `ConfigMap`, at first and after each change.
+    /// The `ConfigMap` exists; sent first, and after each change.
     Seen(ConfigMap),
-    /// There is none of this name.
+    /// There is no such `ConfigMap`.
     Missing,
-    /// It cannot be watched; it is tried again for ever, and each failed try is told.
+    /// The watch fails and is retried for ever; each failed try sends this event.
     Failing {
-        /// The reason, in words.
+        /// Error of the watch, in words.
         error: String,
-        /// The API server does not let us: waiting alone will not mend it.
+        /// True if a permission is missing, so waiting alone does not help.
         refused: bool,
     },
 }
 
-/// A `ConfigMap`, as far as it is of use here.
+/// The parts of a `ConfigMap` that are used here.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ConfigMap {
-    /// `metadata.resourceVersion`: the state that this is.
+    /// Version of the object, from `metadata.resourceVersion`.
     pub resource_version: String,
-    /// `metadata.annotations`.
+    /// Annotations by key, from `metadata.annotations`.
     pub annotations: BTreeMap<String, String>,
-    /// `data`.
+    /// Values by key, from `data`.
     pub data: BTreeMap<String, String>,
 }
 
-/// A change to a `ConfigMap`: what to set, or with `None` to remove.
+/// A change to a `ConfigMap`: values to set, or with `None` to remove.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ConfigMapChange {
-    /// The values of `metadata.annotations`.
+    /// Changes of `metadata.annotations`, by key.
     pub annotations: BTreeMap<String, Option<String>>,
-    /// The values of `data`.
+    /// Changes of `data`, by key.
     pub data: BTreeMap<String, Option<String>>,
 }
 
@@ -87,7 +88,7 @@ impl Cluster {
         receiver
     }
 
-    /// Reads a `ConfigMap`; `None` where it does not exist.
+    /// Reads a `ConfigMap`; `None` if it does not exist.
     pub async fn config_map(
         &self,
         namespace: &str,
@@ -97,8 +98,8 @@ impl Cluster {
         Ok(map.map(ConfigMap::from))
     }
 
-    /// Makes a `ConfigMap`, or changes it where it still is as `seen`; returns it as it is
-    /// afterwards.
+    /// Creates a `ConfigMap`, or changes it if it is still in the version of `seen`. Returns its
+    /// state afterwards.
     pub async fn change_config_map(
         &self,
         namespace: &str,
@@ -133,7 +134,7 @@ impl Cluster {
     }
 
     fn config_maps(&self, namespace: &str) -> Api<Object> {
-        // What people have set goes before what only tells.
+        // Settings of people take precedence over reports.
         Api::namespaced(self.client(Urgency::Act), namespace)
     }
 }
@@ -226,7 +227,7 @@ mod tests {
         ] {
             assert_eq!(events.recv().await, Some(expected));
         }
-        // Nothing has changed when the watch works again: it is said all the same.
+        // The unchanged state is sent again when the watch works again.
         assert!(matches!(
             events.recv().await,
             Some(ConfigMapEvent::Failing { refused: false, .. })

@@ -1,4 +1,4 @@
-//! From a kubeconfig or the in-cluster environment to a client.
+//! Creates a client from a kubeconfig or the in-cluster environment.
 
 use std::fmt;
 use std::io;
@@ -19,125 +19,127 @@ use crate::tenure::{Tenure, TenureLayer};
 
 mod transport;
 
-/// The name that the client gives itself; the API server's audit log and `managedFields` show it.
+/// User agent of the client, which the API server's audit log and `managedFields` show.
 const AGENT: &str = concat!("gpuwarden/", env!("CARGO_PKG_VERSION"));
 
-/// The cluster to connect to, and the user to connect as.
+/// Cluster to connect to, and the user to connect as.
 #[derive(Clone, Debug, Default)]
 pub struct ConnectOptions {
-    /// Kubeconfig file. Goes before `in_cluster`.
+    /// Kubeconfig file. Takes precedence over `in_cluster`.
     pub kubeconfig: Option<PathBuf>,
-    /// Context in that file; its current context where `None`.
+    /// Context in the kubeconfig; `None` for its current context.
     pub context: Option<String>,
-    /// Use the service account of the pod that this runs in.
+    /// True to use the service account of the pod that this process runs in.
     pub in_cluster: bool,
 }
 
-/// The reason why there is no client. None of these is about the API server: it is not asked.
+/// Reasons why no client can be created. None of them is about the API server, which is not
+/// contacted.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
-    /// Neither a kubeconfig nor `in_cluster`.
+    /// Neither a kubeconfig nor `in_cluster` is set.
     #[error("no cluster is named: name a kubeconfig file, or run inside a cluster")]
     NoCluster,
-    /// The file cannot be read.
+    /// The kubeconfig cannot be read.
     #[error("cannot read the kubeconfig {}", path.display())]
     Read {
-        /// The file.
+        /// Path of the kubeconfig.
         path: PathBuf,
-        /// The error of the system.
+        /// Error of the operating system.
         source: io::Error,
     },
-    /// The file is no kubeconfig.
+    /// The file is not a kubeconfig.
     #[error("{} is not a kubeconfig", path.display())]
     Parse {
-        /// The file.
+        /// Path of the kubeconfig.
         path: PathBuf,
-        /// The problem, and where it is.
+        /// Error of the parser, with its position.
         source: KubeconfigError,
     },
-    /// The file has no such context.
+    /// The kubeconfig does not have the context.
     #[error(
         "the kubeconfig {} has no context `{context}`; it has: {}",
         path.display(),
         list(known)
     )]
     UnknownContext {
-        /// The file.
+        /// Path of the kubeconfig.
         path: PathBuf,
-        /// The context asked for, or the current one.
+        /// Name of the context: the requested one, or the current one.
         context: String,
-        /// The contexts that it has.
+        /// Names of the contexts in the kubeconfig.
         known: Vec<String>,
     },
-    /// No context was asked for, and the file has no current one.
+    /// No context was requested, and the kubeconfig has no current one.
     #[error(
         "the kubeconfig {} has no current context: name one of its contexts: {}",
         path.display(),
         list(known)
     )]
     NoCurrentContext {
-        /// The file.
+        /// Path of the kubeconfig.
         path: PathBuf,
-        /// The contexts that it has.
+        /// Names of the contexts in the kubeconfig.
         known: Vec<String>,
     },
-    /// A part that the context names is missing or unusable: cluster, certificates.
+    /// The cluster or user that the context names is missing or unusable.
     #[error("cannot use the context `{context}` of the kubeconfig {}", path.display())]
     Context {
-        /// The file.
+        /// Path of the kubeconfig.
         path: PathBuf,
-        /// The context.
+        /// Name of the context.
         context: String,
-        /// The error with it.
+        /// Error of the client library.
         source: KubeconfigError,
     },
-    /// The environment that Kubernetes gives to pods is missing or broken.
+    /// The environment variables or files that Kubernetes gives to pods are missing or broken.
     #[error("cannot use the service account of this pod (is this a pod?)")]
     InCluster(#[source] InClusterError),
-    /// The certificate authority of the cluster is there, but without any certificate.
+    /// The certificate authority of the cluster contains no certificate.
     #[error("the certificate authority of {server} contains no certificate in PEM form")]
     EmptyCertificateAuthority {
-        /// The API server.
+        /// URL of the API server.
         server: String,
     },
-    /// Credentials or certificates are there, but do not fit.
+    /// Credentials or certificates cannot be used.
     #[error("cannot use the credentials or certificates for {server}")]
     Credentials {
-        /// The API server.
+        /// URL of the API server.
         server: String,
-        /// The error with it.
+        /// Error of the client library.
         source: Box<kube::Error>,
     },
-    /// The kubeconfig asks for a proxy.
+    /// The kubeconfig names a proxy.
     #[error("the proxy {proxy} on the way to {server} is not supported: remove `proxy-url`")]
     Proxy {
-        /// The API server.
+        /// URL of the API server.
         server: String,
-        /// The proxy.
+        /// URL of the proxy.
         proxy: String,
     },
-    /// `tls-server-name` of the kubeconfig is no name.
+    /// The `tls-server-name` of the kubeconfig is not a valid name.
     #[error("the tls-server-name {name:?} for {server} is neither a DNS name nor an address")]
     ServerName {
-        /// The API server.
+        /// URL of the API server.
         server: String,
-        /// The name that is wrong.
+        /// The name as the kubeconfig has it.
         name: String,
     },
 }
 
-/// A Kubernetes cluster. Cheap to clone; all clones share their connections, and the limit
-/// of what is under way at once, which follows from the API server's answers (`pace.rs`).
+/// Client of a Kubernetes cluster. Cheap to clone; all clones share the connections and the
+/// limit of requests in flight, which follows from the API server's answers (`pace.rs`).
 ///
-/// No number of requests a second is set: the API server's own fairness decides, and its
-/// answer 429 is passed on as [`crate::ApiError::Throttled`].
+/// There is no fixed rate of requests: the API server's own fairness decides, and its answer 429
+/// is passed on as [`crate::ApiError::Throttled`].
 #[derive(Clone)]
 pub struct Cluster {
-    /// The client for watches, which last: they wait for no turn and are not counted.
+    /// Client for watches. These are long, so they wait for no turn and are not counted.
     pub(crate) watching: Client,
     acting: Client,
-    telling: Client,
-    /// `None`: its requests are few, and none waits for a turn.
+    reporting: Client,
+    /// Limit of the requests in flight; `None` for a connection of its own, whose requests wait
+    /// for no turn.
     pub(crate) pace: Option<Arc<Pace>>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) known: KnownNodes,
@@ -148,7 +150,7 @@ pub struct Cluster {
 // === impl Cluster ===
 
 impl fmt::Debug for Cluster {
-    // Not its configuration, which holds secrets.
+    // Without the configuration, which holds secrets.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Cluster")
             .field("server", &self.server)
@@ -157,14 +159,14 @@ impl fmt::Debug for Cluster {
 }
 
 impl Cluster {
-    /// Makes the client. Sends no request: an API server that cannot be reached is
-    /// reported by the watch and by every call, not here.
+    /// Creates the client without sending a request. The watch and every call report an API
+    /// server that cannot be reached.
     ///
-    /// `HTTPS_PROXY` is ignored, and a proxy in the kubeconfig is an error: requests go to
-    /// the API server directly.
+    /// `HTTPS_PROXY` is ignored and a proxy in the kubeconfig is an error: requests go to the
+    /// API server directly.
     ///
-    /// TLS uses the process's default provider of rustls, which is ring where nothing
-    /// else is compiled in; the binary need not install it.
+    /// TLS uses the process's default provider of rustls, which is ring if nothing else is
+    /// compiled in. The binary need not install it.
     pub async fn connect(options: ConnectOptions) -> Result<Self, ConnectError> {
         let mut config = match (options.kubeconfig, options.in_cluster) {
             (Some(path), _) => from_file(&path, options.context).await?,
@@ -187,7 +189,7 @@ impl Cluster {
         let cluster = Self {
             watching: client.clone(),
             acting: client.clone(),
-            telling: client,
+            reporting: client,
             pace: Some(Pace::new()),
             counters: Arc::default(),
             known: KnownNodes::default(),
@@ -197,9 +199,10 @@ impl Cluster {
         Ok(cluster.with_layers(None))
     }
 
-    /// Returns a client of the same cluster over a connection that nobody else uses, and that is
-    /// found dead soon; without turns. Whoever makes one request at a time needs no pace, and one
-    /// would only ever fall: with each slow answer, but never back, for it is never reached.
+    /// Creates a client of the same cluster over a connection of its own, without turns, that is
+    /// soon detected when dead. A caller that makes one request at a time needs no pace, and its
+    /// limit would only fall with each slow answer: a limit that is never reached is never
+    /// raised.
     pub(crate) fn with_own_connection(&self) -> Result<Self, ConnectError> {
         let cluster = Self {
             watching: transport::client(&self.config, &self.server, transport::Pings::SOON)?,
@@ -209,14 +212,14 @@ impl Cluster {
         Ok(cluster.with_layers(None))
     }
 
-    /// Returns the same cluster for somebody who leads: writes are made only while `tenure`
-    /// lasts, and end before another can lead. To be called within a tokio runtime.
+    /// Returns the cluster for a leader: writes are made only while `tenure` lasts, and end
+    /// before another process can lead. Must be called within a tokio runtime.
     #[must_use]
     pub fn under(&self, tenure: &Tenure) -> Self {
         self.clone().with_layers(Some(tenure))
     }
 
-    /// Puts the layers of `request.rs` over the connections anew.
+    /// Rebuilds the clients for acting and reporting, with the layers of `request.rs`.
     fn with_layers(mut self, tenure: Option<&Tenure>) -> Self {
         let over = |urgency| {
             let counters = || Arc::clone(&self.counters);
@@ -227,11 +230,12 @@ impl Cluster {
             });
             request::client(self.watching.clone(), counters(), pace, tenure)
         };
-        (self.acting, self.telling) = (over(Urgency::Act), over(Urgency::Tell));
+        (self.acting, self.reporting) = (over(Urgency::Act), over(Urgency::Report));
         self
     }
 
-    /// Returns the number of requests to the API server so far, and the limit on those under way.
+    /// Returns the numbers of requests to the API server so far, and the limit of those in
+    /// flight.
     pub fn requests(&self) -> Requests {
         Requests {
             sent: self.counters.sent.load(Ordering::Relaxed),
@@ -242,12 +246,12 @@ impl Cluster {
         }
     }
 
-    /// Returns the client for what is so urgent, whatever the request: as an `Api`, or as
-    /// what `kube::core::Request` builds. Its errors become [`crate::ApiError`]s.
+    /// Returns the client for requests of an urgency. It takes any request: of an `Api`, or one
+    /// that `kube::core::Request` builds. Its errors convert into [`crate::ApiError`].
     pub fn client(&self, urgency: Urgency) -> Client {
         match urgency {
             Urgency::Act => self.acting.clone(),
-            Urgency::Tell => self.telling.clone(),
+            Urgency::Report => self.reporting.clone(),
         }
     }
 
@@ -305,7 +309,7 @@ async fn from_file(path: &Path, context: Option<String>) -> Result<Config, Conne
     };
     match Config::from_custom_kubeconfig(kubeconfig, &options).await {
         Ok(mut config) => {
-            // kube takes HTTPS_PROXY from the environment, but not NO_PROXY.
+            // kube reads HTTPS_PROXY from the environment, but not NO_PROXY.
             config.proxy_url = config.proxy_url.filter(|_| proxied);
             Ok(config)
         }

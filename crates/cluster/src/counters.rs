@@ -1,21 +1,21 @@
-//! Counts of the requests to the API server. `request.rs` counts them.
+//! Counters of the requests to the API server; `request.rs` increments them.
 
 use std::sync::atomic::AtomicU64;
 
 use crate::warnings::Warnings;
 
-/// The number of requests to the API server since the start, watches not counted.
+/// Numbers of requests to the API server since the start, without watches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Requests {
-    /// Requests that were sent.
+    /// Requests sent, with or without an answer.
     pub sent: u64,
-    /// Requests that were answered with 429.
+    /// Requests answered with HTTP status 429.
     pub throttled: u64,
     /// Requests without an answer in time, or with a 5xx.
     pub failed: u64,
-    /// Warnings in the answers: of a field that the API server does not know, for example.
+    /// Warnings in the answers, such as a field that the API server does not know.
     pub warned: u64,
-    /// Number of requests that may be under way at once now.
+    /// Most requests that may be in flight at once now.
     pub limit: usize,
 }
 

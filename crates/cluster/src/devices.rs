@@ -1,8 +1,9 @@
-//! Single devices: the slices in which drivers publish them, the rules that taint them, and the
-//! claims that were given them.
+//! Single devices: the slices that drivers publish, the rules that taint devices, and the claims
+//! that devices are allocated to.
 //!
-//! The API of rules has three versions of one shape, and a cluster may serve none; it is asked
-//! which. What is watched are the parts of objects that [`object`] reads.
+//! The API of rules has three versions of the same shape, and a cluster may serve none of them,
+//! so the cluster is asked for its versions. Watches deliver the parts of the objects that
+//! [`object`] reads.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,25 +31,26 @@ mod object;
 
 use object::{ClaimObject, RuleObject, SliceObject};
 
-/// Group of all of them.
+/// API group of slices, claims and rules.
 const GROUP: &str = "resource.k8s.io";
-/// The resource in which drivers publish devices.
+/// Resource that drivers publish devices in.
 const SLICES: &str = "resourceslices";
-/// The resource of which pods are given devices.
+/// Resource that allocates devices to pods.
 const CLAIMS: &str = "resourceclaims";
-/// Versions that the cluster is asked for, the best first.
+/// Versions that the cluster is asked for, in order of preference.
 const VERSIONS: [&str; 3] = ["v1", "v1beta2", "v1alpha3"];
 /// Events that wait for the consumer; when it is slower, the API server waits.
 const QUEUE: usize = 1024;
-/// Pause before a cluster that does not serve the API is asked again: somebody may switch it on.
+/// Pause before a cluster is asked again for an API that it does not serve: an operator may
+/// enable the API.
 const ASK_AGAIN: Duration = Duration::from_secs(60);
-/// Pause after a failure that passes by itself.
+/// Pause after a temporary failure.
 const RETRY: Duration = Duration::from_secs(1);
-/// Failures in a row before which nothing is known, after which nodes are decided about without
-/// their devices: a broken node must not stay in service for it.
+/// Failures in a row, before the first complete list, after which nodes are decided about
+/// without their devices: a broken node must not stay in service for want of them.
 const PATIENCE: u32 = 10;
 
-/// The versions in which a cluster serves devices.
+/// Versions of the API of devices that a cluster serves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceApi {
     slices: ApiResource,
@@ -56,30 +58,31 @@ pub struct DeviceApi {
     rules: ApiResource,
 }
 
-/// One thing that the watch of devices tells.
+/// An event of the watch of devices.
 #[derive(Debug)]
 pub enum DeviceEvent {
-    /// The cluster serves them so.
+    /// Versions that the cluster serves; sent first.
     Served(Box<DeviceApi>),
-    /// News of them.
+    /// A change of a slice, a rule or a claim, or of the watch.
     News(DeviceInput),
 }
 
-/// A list of claims.
+/// Response to a list of claims.
 #[derive(Deserialize)]
 struct Claims {
     items: Vec<ClaimObject>,
 }
 
-/// A reason why devices cannot be tainted, and whether it may pass by itself.
+/// Reason why the cluster does not serve the API.
 struct Unserved {
     why: String,
+    /// True if the failure may be temporary.
     passes: bool,
 }
 
-/// The state of the watches before all is known.
+/// Progress of the watches towards complete lists of slices and rules.
 #[derive(Debug, Default)]
-struct Beginning {
+struct Startup {
     slices: Listing<String, ()>,
     rules: Listing<String, ()>,
     claims: Listing<String, ()>,
@@ -90,11 +93,11 @@ struct Beginning {
 // === impl Cluster ===
 
 impl Cluster {
-    /// Watches the devices of GPUs, the rules of gpuwardens and all claims, until `cancel` is
-    /// cancelled or the receiver is dropped. Must be called within a tokio runtime.
+    /// Watches the devices of GPUs, the rules of all gpuwardens, and all claims, until `cancel`
+    /// is cancelled or the receiver is dropped. Must be called within a tokio runtime.
     ///
-    /// Takes the permissions `list` and `watch` for all three. Without those for claims it does
-    /// not tell who uses a device, and goes on.
+    /// Takes the permissions `list` and `watch` for all three. Without those for claims, the
+    /// events do not show which pods use a device.
     pub fn watch_devices(
         self: &Arc<Self>,
         cancel: CancellationToken,
@@ -107,15 +110,14 @@ impl Cluster {
                     cluster.follow_devices(&events, api, cancel.clone()).await;
                 }
             };
-            // It ends where nobody listens any more.
             cancel.run_until_cancelled(follow).await;
         });
         receiver
     }
 
-    /// Watches the same where gpuwardens have left rules behind, and otherwise nothing: not the
-    /// objects of a cluster of which no device is to be tainted.
-    pub fn watch_left_rules(
+    /// Like [`Self::watch_devices`] if an earlier gpuwarden has left rules behind. Otherwise
+    /// watches nothing, so that a cluster whose devices are not to be tainted pays for no watch.
+    pub fn watch_leftover_rules(
         self: &Arc<Self>,
         cancel: CancellationToken,
     ) -> mpsc::Receiver<DeviceEvent> {
@@ -123,21 +125,21 @@ impl Cluster {
         let cluster = Arc::clone(self);
         tokio::spawn(async move {
             let follow = async {
-                if let Some(api) = cluster.find_left_rules().await {
+                if let Some(api) = cluster.find_leftover_rules().await {
                     cluster.follow_devices(&events, api, cancel.clone()).await;
                 }
             };
             cancel.run_until_cancelled(follow).await;
-            // Until then there is nothing to tell.
+            // Without rules the channel stays open until the end.
             cancel.cancelled().await;
             drop(events);
         });
         receiver
     }
 
-    /// Returns in which versions devices are served, where rules with our label are there and we
-    /// may see them.
-    async fn find_left_rules(&self) -> Option<DeviceApi> {
+    /// Returns the versions that the cluster serves, if there are rules with our label and we
+    /// may list them.
+    async fn find_leftover_rules(&self) -> Option<DeviceApi> {
         loop {
             match self.device_api().await {
                 Ok(api) => {
@@ -166,7 +168,7 @@ impl Cluster {
         let mut slices = self.watch::<SliceObject>(slices, cancel.clone());
         let mut rules = self.watch::<RuleObject>(rules, cancel.clone());
         let mut claims = self.watch::<ClaimObject>(selection(&api.claims), cancel);
-        let mut state = Beginning::default();
+        let mut state = Startup::default();
         if events
             .send(DeviceEvent::Served(Box::new(api)))
             .await
@@ -209,9 +211,9 @@ impl Cluster {
         }
     }
 
-    /// Asks until the cluster serves devices and rules; `None` where nobody listens any more.
+    /// Waits until the cluster serves devices and rules; `None` if the receiver was dropped.
     async fn find_device_api(&self, events: &mpsc::Sender<DeviceEvent>) -> Option<DeviceApi> {
-        let (mut failures, mut said) = (0, None);
+        let (mut failures, mut reported) = (0, None);
         loop {
             let Unserved { why, passes } = match self.device_api().await {
                 Ok(api) => return Some(api),
@@ -219,35 +221,35 @@ impl Cluster {
             };
             failures += 1;
             let patient = passes && failures < PATIENCE;
-            if !patient && said.as_ref() != Some(&why) {
+            if !patient && reported.as_ref() != Some(&why) {
                 let watch = DeviceWatch::Unserved(why.clone());
                 let event = DeviceEvent::News(DeviceInput::Watch(watch));
                 events.send(event).await.ok()?;
-                said = Some(why);
+                reported = Some(why);
             }
             tokio::time::sleep(if patient { RETRY } else { ASK_AGAIN }).await;
         }
     }
 
-    /// Returns in which version the cluster serves slices; `None`: it does not.
+    /// Returns the version of slices that the cluster serves; `None` if it serves none.
     pub(crate) async fn slices_api(&self) -> Result<Option<ApiResource>, ApiError> {
         self.dra_api("ResourceSlice", SLICES).await
     }
 
-    /// Returns the claims of a namespace, with the pods that each is reserved for. Takes the permission
-    /// `list` on them.
+    /// Lists the claims of a namespace, each with the pods that it is reserved for. Takes the
+    /// permission `list` on claims.
     pub(crate) async fn claims_in(&self, namespace: &str) -> Result<Vec<Claim>, ApiError> {
         let Some(api) = self.dra_api("ResourceClaim", CLAIMS).await? else {
             return Ok(Vec::new());
         };
         let path = format!("/apis/{}/namespaces/{namespace}/{CLAIMS}", api.api_version);
         let request = Request::new(path).list(&ListParams::default());
-        let listed: Claims = ask(&self.client(Urgency::Tell), request).await?;
+        let listed: Claims = ask(&self.client(Urgency::Report), request).await?;
         Ok(listed.items.iter().map(ClaimObject::claim).collect())
     }
 
     async fn dra_api(&self, kind: &str, plural: &str) -> Result<Option<ApiResource>, ApiError> {
-        let client = self.client(Urgency::Tell);
+        let client = self.client(Urgency::Report);
         for version in VERSIONS {
             let group = format!("{GROUP}/{version}");
             let list = found(client.list_api_group_resources(&group).await)?;
@@ -260,7 +262,7 @@ impl Cluster {
         Ok(None)
     }
 
-    /// Returns in which versions the cluster serves devices, claims and rules.
+    /// Returns the versions of slices, claims and rules that the cluster serves.
     async fn device_api(&self) -> Result<DeviceApi, Unserved> {
         let client = self.client(Urgency::Act);
         let mut served = Vec::new();
@@ -290,8 +292,8 @@ impl Cluster {
         })
     }
 
-    /// Changes a rule, in one request, where nobody else has changed it since it was seen. Returns
-    /// the rule as it is now; `None` where it is gone.
+    /// Changes a rule, in one request, if no other client has changed it since the view of
+    /// `change`. Returns the rule afterwards; `None` after its deletion.
     pub async fn change_rule(
         &self,
         api: &DeviceApi,
@@ -314,7 +316,8 @@ impl Cluster {
                 if !taint.value.is_empty() {
                     patch["spec"]["taint"]["value"] = json!(taint.value);
                 }
-                // Set anew by the API server: since then a pod may tolerate it for a while.
+                // The API server sets the time again. Pods may tolerate the taint for a while
+                // from that time on.
                 if taint.effect != rule.spec.taint.effect {
                     patch["spec"]["taint"]["timeAdded"] = Value::Null;
                 }
@@ -339,12 +342,12 @@ impl Cluster {
     }
 }
 
-/// Returns the selector of our label.
+/// Returns the label selector of our rules.
 fn own_label() -> String {
     format!("{}={}", keys::MANAGED_BY_LABEL, keys::MANAGED_BY)
 }
 
-/// Reads a slice and its name.
+/// Reads the name and content of a slice.
 pub(crate) fn slice(object: DynamicObject) -> Result<(String, Slice), ApiError> {
     let object = serde_json::to_value(object).and_then(serde_json::from_value::<SliceObject>);
     let object = object.map_err(ApiError::unavailable)?;
@@ -367,10 +370,11 @@ fn selection(resource: &ApiResource) -> Selection {
     Selection::of::<DynamicObject>(resource, None)
 }
 
-// === impl Beginning ===
+// === impl Startup ===
 
-impl Beginning {
-    /// Returns what a failure means as long as nothing is known: that it is waited for no longer.
+impl Startup {
+    /// Counts a failure before the first complete lists. Returns an input once they are not to
+    /// be waited for any longer.
     fn failing<T>(&mut self, signal: &Signal<T>) -> Option<DeviceInput> {
         let Signal::Failing { error, refused } = signal else {
             return None;
@@ -383,11 +387,11 @@ impl Beginning {
         Some(DeviceInput::Watch(DeviceWatch::Unserved(why)))
     }
 
-    /// Returns that all is known, once.
+    /// Returns an input once, when the first lists of slices and rules are complete.
     fn complete(&mut self) -> Option<DeviceInput> {
         let complete = self.slices.is_complete() && self.rules.is_complete();
-        let news = complete && !self.known;
+        let first = complete && !self.known;
         self.known |= complete;
-        news.then_some(DeviceInput::Watch(DeviceWatch::Known))
+        first.then_some(DeviceInput::Watch(DeviceWatch::Known))
     }
 }

@@ -1,4 +1,5 @@
-//! The pods of nodes that are drained, as a drain and a plan of one see them. `evict.rs` removes them.
+//! Pods of drained nodes: watches of them, and their conversion for a drain and its plan.
+//! `evict.rs` removes them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -24,23 +25,23 @@ use crate::pace::Urgency;
 use crate::request::ask;
 use crate::watch::{Selection, Signal};
 
-/// News that wait for their consumer; when it is slower, the API server waits.
+/// Events that wait for the consumer; when it is slower, the API server waits.
 const QUEUE: usize = 1024;
-/// Beginning of the names of resources that are GPUs, or parts of one.
+/// Prefixes of the names of resources that are GPUs, or parts of one.
 const GPU_RESOURCES: [&str; 3] = ["nvidia.com/gpu", "nvidia.com/pgpu", "nvidia.com/mig-"];
-/// The path of all pods.
+/// Path of all pods.
 const PODS: &str = "/api/v1/pods";
-/// Annotation by which a kubelet marks the mirror of a pod that it runs from a file.
+/// Annotation of the mirror of a pod that the kubelet runs from a file.
 const MIRROR: &str = "kubernetes.io/config.mirror";
 
-/// Labels or annotations by which Kueue and Volcano mark the pods of a gang.
+/// Labels or annotations of Kueue and Volcano on the pods of a gang.
 const GANG_MARKS: [&str; 4] = [
     "kueue.x-k8s.io/pod-group-name",
     "kueue.x-k8s.io/workload-name",
     "kueue.x-k8s.io/workload",
     "scheduling.k8s.io/group-name",
 ];
-/// Kinds whose pods are replicas, each of which works alone.
+/// Kinds whose pods are replicas that work alone.
 const REPLICAS: [&str; 5] = [
     "ReplicaSet",
     "StatefulSet",
@@ -54,19 +55,19 @@ const REPLICAS: [&str; 5] = [
 #[derive(Debug)]
 pub struct PodWatches(Follower<String, (String, PodNews)>);
 
-/// A list of pods, each as the API server has it.
+/// A list of pods as the API server sends it.
 #[derive(Deserialize)]
 struct Pods {
     items: Vec<Value>,
 }
 
-/// The annotation that says which devices a pod has, by resource.
+/// Value of the annotation with the devices of a pod, by resource.
 #[derive(Deserialize)]
 struct Devices {
     devices: BTreeMap<String, Vec<String>>,
 }
 
-/// A pod, as far as a drain looks at it.
+/// The fields of a pod that a drain reads.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct PodObject {
@@ -107,9 +108,9 @@ struct Spec {
     containers: Vec<Container>,
     init_containers: Vec<Container>,
     resource_claims: Vec<IgnoredAny>,
-    /// Of Kubernetes' own gangs, from 1.36 on.
+    /// Gang of Kubernetes 1.36 and later.
     scheduling_group: Option<SchedulingGroup>,
-    /// Of those of 1.35.
+    /// Gang of Kubernetes 1.35.
     workload_ref: Option<WorkloadRef>,
 }
 
@@ -131,7 +132,7 @@ struct WorkloadRef {
 struct Container {
     #[serde(default)]
     resources: Resources,
-    /// `Always`, of an init container that goes on beside the others.
+    /// `Always` for an init container that keeps running beside the others.
     restart_policy: Option<String>,
 }
 
@@ -147,7 +148,7 @@ struct PodStatus {
     phase: String,
     start_time: Option<Timestamp>,
     conditions: Vec<Condition>,
-    /// Of a claim that stands for an extended resource.
+    /// Set if a claim stands for an extended resource.
     extended_resource_claim_status: Option<IgnoredAny>,
 }
 
@@ -199,13 +200,12 @@ impl PodWatches {
 // === impl Cluster ===
 
 impl Cluster {
-    /// Returns the pods of a node with what a plan tells of them, but for gangs and budgets, and each
-    /// as the API server has it. Takes the permission `list` on pods, and where pods have claims on
-    /// these.
+    /// Lists the pods of a node: the facts of each for a plan, without gang and budget, and its
+    /// object. Takes the permission `list` on pods, and on claims if pods have any.
     pub async fn pods_to_plan(&self, node: &str) -> Result<Vec<(PodFacts, Value)>, ApiError> {
         let fields = format!("spec.nodeName={node}");
         let request = Request::new(PODS).list(&ListParams::default().fields(&fields));
-        let listed: Pods = ask(&self.client(Urgency::Tell), request).await?;
+        let listed: Pods = ask(&self.client(Urgency::Report), request).await?;
         let mut claims: BTreeMap<String, Vec<Claim>> = BTreeMap::new();
         let mut found = Vec::new();
         for value in listed.items {
@@ -232,7 +232,7 @@ impl Cluster {
 // === impl PodObject ===
 
 impl PodObject {
-    /// Returns what a plan tells of it, without the GPUs of its claims.
+    /// Returns the facts for a plan, without the GPUs of claims.
     fn facts(&self) -> PodFacts {
         let metadata = &self.metadata;
         let owner = metadata.owner_references.iter().find(|one| one.controller);
@@ -246,13 +246,13 @@ impl PodObject {
         }
     }
 
-    /// Returns whether any of its devices may be of a claim.
+    /// Returns true if the pod may have devices by a claim.
     fn has_claims(&self) -> bool {
         let of_resource = self.status.extended_resource_claim_status.is_some();
         of_resource || !self.spec.resource_claims.is_empty()
     }
 
-    /// Returns the number of its GPUs: those that are written on it, else those that it asks for.
+    /// Returns the number of GPUs: those of the annotation, or else of the limits.
     fn gpus(&self) -> u64 {
         let written = (metadata_devices(&self.metadata).into_iter()).collect::<BTreeSet<_>>();
         if !written.is_empty() {
@@ -287,7 +287,7 @@ impl PodObject {
             gpus: metadata_devices(metadata).into_iter().collect(),
             has_gpus: limits.clone().any(|name| is_gpu(name))
                 || metadata.annotations.contains_key(keys::POD_DEVICES)
-                // Of which devices a claim is, only its driver knows.
+                // Only the driver of a claim knows whether its devices are GPUs.
                 || !spec.resource_claims.is_empty()
                 || status.extended_resource_claim_status.is_some(),
             grace: spec
@@ -302,7 +302,7 @@ impl PodObject {
         }
     }
 
-    /// Returns the gang or job that it says it is a part of, with the namespace.
+    /// Returns the gang or job that the pod belongs to, as `NAMESPACE/NAME`.
     fn gang(&self) -> Option<String> {
         let (metadata, spec) = (&self.metadata, &self.spec);
         let group = spec.scheduling_group.as_ref();
@@ -329,7 +329,7 @@ impl PodObject {
         Some(format!("{}/{name}", metadata.namespace))
     }
 
-    /// Returns what it says of a checkpoint, where it asks for the time to write one.
+    /// Returns the state of the pod's checkpoint, if the pod asks for time to write one.
     fn checkpoint(&self) -> Option<Checkpoint> {
         let annotations = &self.metadata.annotations;
         let asks = annotations.get(keys::CHECKPOINT)?.trim();
@@ -346,7 +346,7 @@ impl PodObject {
 // === impl Container ===
 
 impl Container {
-    /// Returns the number of GPUs, or parts of one, that it asks for.
+    /// Returns the number of GPUs, or parts of one, in the limits.
     fn gpus(&self) -> u64 {
         let limits = self.resources.limits.iter();
         let gpus = limits.filter(|(name, _)| is_gpu(name));
@@ -359,7 +359,7 @@ fn is_gpu(name: &str) -> bool {
     GPU_RESOURCES.iter().any(|one| name.starts_with(one))
 }
 
-/// Returns the devices that are written on a pod, by UUID.
+/// Returns the UUIDs of the devices in the annotation of a pod.
 fn metadata_devices(metadata: &Metadata) -> Vec<String> {
     let text = metadata.annotations.get(keys::POD_DEVICES);
     let written = text.and_then(|text| serde_json::from_str::<Devices>(text).ok());

@@ -1,6 +1,6 @@
-//! The errors of requests: answers other than success, and none at all.
+//! Errors of requests: answers other than success, and missing answers.
 //!
-//! Its `Status` is read once, in `request.rs`; callers tell apart what is told apart here.
+//! `request.rs` reads the `Status` of an answer; this module classifies it for callers.
 
 use std::error::Error;
 use std::time::Duration;
@@ -9,27 +9,27 @@ use kube::core::Status;
 
 use crate::tenure::NotLeading;
 
-/// The reason why the API server did not do what it was asked for.
+/// Reason why a request failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ApiError {
-    /// The object does not exist, or its namespace does not.
+    /// The object or its namespace does not exist.
     #[error("{message}")]
     NotFound {
-        /// The message of the API server.
+        /// Message of the API server.
         message: String,
     },
-    /// The object is not what the caller has seen any more. Look again and decide anew.
-    #[error("it has changed since it was looked at")]
+    /// The object has changed since the caller read it: read it again and decide anew.
+    #[error("it has changed since it was read")]
     Conflict {
         /// HTTP status: 409 or 422.
         status: u16,
     },
-    /// Credentials or permissions do not suffice.
+    /// Credentials or permissions are missing or do not suffice.
     #[error("not allowed: {message}")]
     Forbidden {
         /// HTTP status: 401 or 403.
         status: u16,
-        /// The message of the API server.
+        /// Message of the API server.
         message: String,
     },
     /// The API server, or an admission webhook, does not accept the request.
@@ -37,44 +37,44 @@ pub enum ApiError {
     Invalid {
         /// HTTP status, a 4xx.
         status: u16,
-        /// Its message.
+        /// Message of the API server.
         message: String,
     },
-    /// The API server asks to slow down.
+    /// The API server is overloaded and asks to retry later (429).
     #[error("the API server asks to try later")]
     Throttled {
-        /// The wait after which to try again, if it says so.
+        /// Pause that the API server asks for, if any.
         retry_after: Option<Duration>,
     },
-    /// A disruption budget keeps a pod where it is.
+    /// A disruption budget forbids the eviction of a pod.
     #[error("{message}")]
     Held {
-        /// The message of the API server.
+        /// Message of the API server.
         message: String,
-        /// The wait after which to try again, if it says so.
+        /// Pause that the API server asks for, if any.
         retry_after: Option<Duration>,
     },
-    /// The API server cannot be reached, did not answer in time, is in trouble itself, or its
-    /// answer cannot be read. A change may have been made all the same: then a second try of
-    /// a conditional one ends as [`ApiError::Conflict`].
+    /// The API server cannot be reached, did not answer in time, has an internal error, or sent
+    /// an answer that cannot be read. A change may have been made nevertheless; repeating a
+    /// conditional one then ends in [`ApiError::Conflict`].
     #[error("the API server does not answer")]
     Unavailable {
-        /// HTTP status if there was an answer, a 5xx.
+        /// HTTP status of the answer, a 5xx; `None` without an answer.
         status: Option<u16>,
-        /// The error of the connection.
+        /// Error of the connection, or of reading the answer.
         source: Box<dyn Error + Send + Sync>,
     },
-    /// A write was asked for under a [`Tenure`](crate::Tenure) that is over. One that was
-    /// under way may have been made all the same.
-    #[error("this process does not lead any more")]
+    /// The write was requested under a [`Tenure`](crate::Tenure) that has ended. A write that
+    /// was in flight may have been made nevertheless.
+    #[error("this process is no longer the leader")]
     NotLeading,
 }
 
 // === impl ApiError ===
 
 impl ApiError {
-    /// Returns whether the same intention may succeed later: after [`ApiError::Conflict`]
-    /// with a fresh look, otherwise after waiting.
+    /// Returns true if a retry may succeed: after [`ApiError::Conflict`] with a fresh view,
+    /// otherwise after a pause.
     pub fn is_retryable(&self) -> bool {
         match self {
             Self::Conflict { .. }
@@ -88,12 +88,12 @@ impl ApiError {
         }
     }
 
-    /// Returns whether a change may have been made in spite of the error.
+    /// Returns true if the change may have been made in spite of the error.
     pub fn is_in_doubt(&self) -> bool {
         matches!(self, Self::Unavailable { .. } | Self::NotLeading)
     }
 
-    /// Returns the HTTP status of the answer; `None` where there was none.
+    /// Returns the HTTP status of the answer; `None` without an answer.
     pub fn status(&self) -> Option<u16> {
         match self {
             Self::NotFound { .. } => Some(404),
@@ -106,7 +106,7 @@ impl ApiError {
         }
     }
 
-    /// Returns the error of an answer that is not what it should be.
+    /// Creates the error of an answer that cannot be read.
     pub fn unavailable(source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         Self::Unavailable {
             status: None,
@@ -153,8 +153,8 @@ impl From<Status> for ApiError {
     }
 }
 
-/// Returns `None` where the answer is that there is no such object. Unlike kube's `get_opt` it
-/// goes by the HTTP status, which something in front of the API server gives as well.
+/// Converts [`ApiError::NotFound`] to `None`. Unlike kube's `get_opt` this goes by the HTTP
+/// status, which a proxy in front of the API server sends as well.
 pub(crate) fn found<T>(result: Result<T, kube::Error>) -> Result<Option<T>, ApiError> {
     match result.map_err(ApiError::from) {
         Ok(object) => Ok(Some(object)),
@@ -163,16 +163,16 @@ pub(crate) fn found<T>(result: Result<T, kube::Error>) -> Result<Option<T>, ApiE
     }
 }
 
-/// Returns when the API server wants to be asked again, if it says so.
+/// Returns the pause that the API server asks for, if any.
 pub(crate) fn retry_after(answer: &Status) -> Option<Duration> {
     let seconds = answer.details.as_ref()?.retry_after_seconds;
     (seconds > 0).then(|| Duration::from_secs(seconds.into()))
 }
 
-/// Returns whether a disruption budget, and no want of capacity, refuses the eviction of a pod.
+/// Returns true if a disruption budget, and not overload, forbids the eviction of a pod.
 pub(crate) fn is_held(answer: &Status) -> bool {
     let causes = answer.details.iter().flat_map(|details| &details.causes);
-    // Of a pod that several budgets protect the API server says that it is an error of its own.
+    // For a pod with several budgets the API server reports an internal error of its own.
     causes
         .map(|cause| cause.reason.as_str())
         .any(|reason| reason == "DisruptionBudget")
@@ -210,7 +210,7 @@ mod tests {
                 false,
             ),
             (403, plain(403, "no"), "not allowed: no", false),
-            // Of something in front of the API server: JSON, but no `Status`.
+            // From a proxy in front of the API server: JSON, but no `Status`.
             (
                 403,
                 r#"{"error": "no"}"#.into(),

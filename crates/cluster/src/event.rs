@@ -1,8 +1,7 @@
 //! Kubernetes Events about a node or a pod, as `kubectl describe` shows them.
 //!
-//! The name of an Event is chosen by who tells it, and follows from what it is about. So
-//! telling it again finds it, after a restart too, and nobody has to list the namespace:
-//! a repeat is a patch of its count.
+//! The caller chooses the name of an Event, which follows from its subject. So a repeat finds
+//! the Event, even after a restart, without listing the namespace: it is a patch of the count.
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Event as Object, EventSource, ObjectReference};
@@ -16,50 +15,50 @@ use crate::error::ApiError;
 use crate::kind::check_name;
 use crate::pace::Urgency;
 
-/// The namespace of Events about nodes: nodes have none.
+/// Namespace of Events about nodes, which have no namespace themselves.
 const NAMESPACE: &str = "default";
 
 /// A pod that an Event is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EventPod {
-    /// Its namespace, in which the Event is made.
+    /// Namespace of the pod, which becomes that of the Event.
     pub namespace: String,
-    /// Its name.
+    /// Name of the pod.
     pub name: String,
-    /// Its UID.
+    /// UID of the pod.
     pub uid: String,
 }
 
-/// An Event about a node, or a pod.
+/// An Event about a node or a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// `metadata.name`.
+    /// Name of the Event (`metadata.name`).
     pub name: String,
-    /// The node.
+    /// Name of the node.
     pub node: String,
-    /// The pod of the node that it is about; `None`: it is about the node.
+    /// Pod on the node that the Event is about; `None` if it is about the node.
     pub pod: Option<EventPod>,
-    /// `type`.
+    /// Type, such as `Warning` (`type`).
     pub kind: String,
-    /// `reason`.
+    /// Reason in one CamelCase word (`reason`).
     pub reason: String,
-    /// `message`.
+    /// Text for people (`message`).
     pub message: String,
-    /// The monitor that found it.
+    /// Monitor that reported the fault.
     pub agent: String,
-    /// Number of times that it was found.
+    /// Number of reports so far.
     pub count: u64,
-    /// The time when it was found first.
+    /// Time of the first report.
     pub first_seen: Timestamp,
-    /// The time when it was found last.
+    /// Time of the last report.
     pub last_seen: Timestamp,
 }
 
 // === impl Cluster ===
 
 impl Cluster {
-    /// Makes a new Event; one of this name that is there stays as it is. One request, after
-    /// all that acts.
+    /// Creates an Event; an existing one of its name stays unchanged. One request, of
+    /// [`Urgency::Report`].
     pub async fn create_event(&self, event: &Event) -> Result<(), ApiError> {
         let (events, params) = (self.events(event), PostParams::default());
         let created = events.create(&params, &object(event)).await;
@@ -69,9 +68,9 @@ impl Cluster {
         }
     }
 
-    /// Raises the count of an Event that was made before. One request, after all that acts.
-    /// The error is [`ApiError::NotFound`] where it is gone: the API server keeps Events for
-    /// an hour.
+    /// Updates the count, message and last time of an Event. One request, of
+    /// [`Urgency::Report`]. The error is [`ApiError::NotFound`] if the Event is gone: the API
+    /// server keeps Events for an hour.
     pub async fn repeat_event(&self, event: &Event) -> Result<(), ApiError> {
         let change = Patch::Merge(json!({
             "count": count(event),
@@ -87,7 +86,7 @@ impl Cluster {
     }
 
     fn events(&self, event: &Event) -> Api<Object> {
-        Api::namespaced(self.client(Urgency::Tell), namespace(event))
+        Api::namespaced(self.client(Urgency::Report), namespace(event))
     }
 }
 
@@ -106,7 +105,8 @@ fn involved(event: &Event) -> ObjectReference {
             uid: Some(pod.uid.clone()),
             ..ObjectReference::default()
         },
-        // The kubelet gives the name as the uid too, and that is what describing a node asks for.
+        // The kubelet uses the name of a node as its UID as well, and `kubectl describe`
+        // searches for it.
         None => ObjectReference {
             kind: Some("Node".to_owned()),
             name: Some(event.node.clone()),
@@ -140,7 +140,7 @@ fn object(event: &Event) -> Object {
     }
 }
 
-/// Returns the count in the 32 bits that the field has.
+/// Returns the count, limited to the 32 bits of the field.
 fn count(event: &Event) -> i32 {
     i32::try_from(event.count).unwrap_or(i32::MAX)
 }

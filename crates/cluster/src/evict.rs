@@ -1,7 +1,7 @@
-//! The removal of a pod from its node: asked for a checkpoint, evicted, deleted.
+//! Removal of a pod from its node: request for a checkpoint, eviction, deletion.
 //!
-//! Each request names the uid of the pod that was decided about: where another pod has its name by now, perhaps
-//! on a healthy node, nothing is done to that one.
+//! Each request names the UID of the pod that the decision was about. If another pod has the
+//! name by now, perhaps on a healthy node, that pod stays.
 
 use contract::keys;
 use fleet::drain::PodView;
@@ -19,10 +19,11 @@ use crate::request::ask;
 // === impl Cluster ===
 
 impl Cluster {
-    /// Removes a pod from its node: evicts it, or deletes it without time to end. The error is
-    /// [`ApiError::Held`] where a disruption budget keeps it, and [`ApiError::Conflict`] or
-    /// [`ApiError::NotFound`] where the pod is gone, also where another has its name now. Takes the
-    /// permission `create` on `pods/eviction`, or `delete` on pods. One request.
+    /// Removes a pod from its node: evicts it, or deletes it without a grace period. The error
+    /// is [`ApiError::Held`] if a disruption budget forbids the eviction, and
+    /// [`ApiError::Conflict`] or [`ApiError::NotFound`] if the pod is gone, also if another pod
+    /// has its name now. Takes the permission `create` on `pods/eviction`, or `delete` on pods.
+    /// One request.
     pub async fn remove_pod(&self, planned: &PlannedRemoval) -> Result<(), ApiError> {
         let (namespace, name, uid) = (&planned.namespace, &planned.name, &planned.uid);
         if let Some(grace) = planned.evict {
@@ -42,9 +43,9 @@ impl Cluster {
         Ok(())
     }
 
-    /// Tells a pod, by an annotation, that it may write a checkpoint. The error is [`ApiError::Conflict`] or
-    /// [`ApiError::NotFound`] where the pod is gone, also where another has its name now. Takes the
-    /// permission `patch` on pods. One request.
+    /// Asks a pod to write a checkpoint, by an annotation. The error is [`ApiError::Conflict`]
+    /// or [`ApiError::NotFound`] if the pod is gone, also if another pod has its name now. Takes
+    /// the permission `patch` on pods. One request.
     pub async fn ask_for_checkpoint(&self, planned: &PlannedCheckpoint) -> Result<(), ApiError> {
         let patch = Patch::Merge(json!({"metadata": {
             "uid": planned.uid,
@@ -55,7 +56,7 @@ impl Cluster {
         let request = request.patch_metadata(name, &PatchParams::default(), &patch);
         let patched = ask::<Value>(&self.client(Urgency::Act), request).await;
         match patched.map(drop).map_err(ApiError::from) {
-            // So it says that the uid is another's.
+            // The API server reports a UID of another pod as a change of the UID.
             Err(ApiError::Invalid { status, message }) if message.contains("metadata.uid") => {
                 Err(ApiError::Conflict { status })
             }
@@ -63,11 +64,14 @@ impl Cluster {
         }
     }
 
-    /// Returns why a pod would not be evicted now; `None`: it would, or it is gone. Nothing is done. Takes the
-    /// permission `create` on `pods/eviction`. One request.
+    /// Returns why the API server would refuse to evict a pod now; `None` if it would not, or if
+    /// the pod is gone. A dry run, which changes nothing. Takes the permission `create` on
+    /// `pods/eviction`. One request.
     pub async fn refuses_eviction(&self, pod: &PodView) -> Result<Option<String>, ApiError> {
         let (namespace, name, uid) = (&pod.namespace, &pod.name, &pod.uid);
-        let tried = self.evict(Urgency::Tell, namespace, name, uid, None).await;
+        let tried = self
+            .evict(Urgency::Report, namespace, name, uid, None)
+            .await;
         match tried {
             Ok(()) | Err(ApiError::NotFound { .. } | ApiError::Conflict { .. }) => Ok(None),
             Err(ApiError::Held { message, .. }) => Ok(Some(message)),
@@ -75,7 +79,7 @@ impl Cluster {
         }
     }
 
-    /// Evicts a pod that has this uid, with so much time to end; `None`: only tries whether it may be.
+    /// Evicts the pod with this UID and grace period; without a grace period as a dry run.
     async fn evict(
         &self,
         urgency: Urgency,
@@ -97,8 +101,9 @@ impl Cluster {
     }
 }
 
-/// Returns the body of an eviction. kube's own calls its options `delete_options`, which the API server does
-/// not know and leaves out: neither the uid nor the time to end would hold.
+/// Returns the body of an eviction. kube's own type calls the options `delete_options`, which
+/// the API server does not know and drops: neither the UID nor the grace period would have an
+/// effect.
 fn eviction(namespace: &str, name: &str, uid: &str, grace: Option<SignedDuration>) -> Value {
     let mut options = json!({"preconditions": {"uid": uid}});
     match grace {

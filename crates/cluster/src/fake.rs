@@ -1,4 +1,4 @@
-//! An API server that answers what the test says, for what a real one cannot be made to do.
+//! API server with scripted answers, for cases that a real one cannot be brought into.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -18,23 +18,23 @@ use crate::connect::{Cluster, ConnectOptions};
 
 /// An answer to one request.
 pub(crate) enum Answer {
-    /// Status and body.
+    /// An answer with this status and body.
     Now(u16, String),
-    /// 429 with this `Retry-After`.
+    /// Status 429 with this `Retry-After`.
     Later(&'static str),
-    /// Status and a warning.
+    /// An answer with this status and a warning.
     Warned(u16, &'static str),
-    /// No answer at all.
+    /// A request that never gets an answer.
     Never,
-    /// A watch that ends after these lines.
+    /// Lines of a watch, and its end.
     Lines(Vec<String>),
     /// A body that never ends: one byte every ten seconds.
     Trickle,
-    /// A watch that stays open after these lines.
+    /// Lines of a watch that stays open.
     Open(Vec<String>),
 }
 
-/// Requests as the server saw them, oldest first: method, path with query, user agent.
+/// Requests that the server received, oldest first: method, path with query, user agent.
 pub(crate) type Requests = mpsc::UnboundedReceiver<[String; 3]>;
 
 type Script = Arc<Mutex<VecDeque<Answer>>>;
@@ -65,7 +65,7 @@ pub(crate) async fn serve(answers: Vec<Answer>) -> (Cluster, Requests) {
     (Cluster::connect(options).await.unwrap(), requests)
 }
 
-/// Returns a node as the API server shows it.
+/// Returns the object of a node.
 pub(crate) fn node(name: &str, version: u32) -> Value {
     json!({
         "metadata": {

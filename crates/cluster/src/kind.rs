@@ -1,32 +1,32 @@
-//! Kinds of objects that are named by an operator, or whose versions differ in what matters; and the paths of
-//! their objects.
+//! Kinds of objects that an operator names, or whose versions differ, and the paths of their
+//! objects.
 //!
-//! Names come from outside: of pods that nobody has admitted yet, of requests, of callers. One such as
-//! `../../namespaces/kube-system/secrets/token` or `node?x` would be another object, which we have the right to
-//! read or to change.
+//! Names come from outside: from pods that are not admitted yet, from requests, from callers. A
+//! name such as `../../namespaces/kube-system/secrets/token` or `node?x` would address another
+//! object that this client may read or change.
 
 use kube::core::Request;
 
 use crate::error::ApiError;
 
-/// Longest name of an object (bytes): a DNS subdomain.
+/// Longest name of an object (bytes), which is that of a DNS subdomain.
 const LONGEST_NAME: usize = 253;
 
-/// A kind of objects, as it stands in the API server's paths.
+/// A kind of objects, by the parts of its path.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Kind {
-    /// The API group; empty for the core.
+    /// API group; empty for the core group.
     pub group: String,
-    /// The version.
+    /// Version of the group, such as `v1`.
     pub version: String,
-    /// The resource: the plural in small letters.
+    /// Resource: the plural in lower case.
     pub resource: String,
 }
 
 // === impl Kind ===
 
 impl Kind {
-    /// Returns a kind.
+    /// Creates a kind from the parts of its path.
     pub fn new(group: &str, version: &str, resource: &str) -> Self {
         Self {
             group: group.to_owned(),
@@ -35,8 +35,8 @@ impl Kind {
         }
     }
 
-    /// Returns the beginning of a request for its objects: all, or those of a namespace. The error is of a part
-    /// that would make it another path.
+    /// Starts a request for all objects of the kind, or for those of a namespace. Fails if a
+    /// part would change the path.
     pub(crate) fn request(&self, namespace: Option<&str>) -> Result<Request, ApiError> {
         let group = Some(self.group.as_str()).filter(|group| !group.is_empty());
         let parts = [group, Some(&self.version), Some(&self.resource), namespace];
@@ -46,7 +46,7 @@ impl Kind {
         Ok(Request::new(self.path(namespace)))
     }
 
-    /// Returns the same for the object of a name.
+    /// Like [`Self::request`], for the object of a name.
     pub(crate) fn request_for(
         &self,
         namespace: Option<&str>,
@@ -56,7 +56,7 @@ impl Kind {
         self.request(namespace)
     }
 
-    /// Returns the path of its objects: all, or those of a namespace.
+    /// Returns the path of all objects of the kind, or of those in a namespace.
     pub(crate) fn path(&self, namespace: Option<&str>) -> String {
         let Self {
             group,
@@ -75,14 +75,15 @@ impl Kind {
     }
 }
 
-/// Returns whether this can be the name of an object: any other would make another path.
+/// Returns true if `text` can be the name of an object and does not change the path that it
+/// becomes a part of.
 pub(crate) fn is_name(text: &str) -> bool {
     let allowed = |one: u8| one.is_ascii_alphanumeric() || b"-._:".contains(&one);
     let dots = matches!(text, "." | "..");
     !text.is_empty() && text.len() <= LONGEST_NAME && !dots && text.bytes().all(allowed)
 }
 
-/// Refuses what cannot be the name of an object.
+/// Fails for a text that cannot be the name of an object.
 pub(crate) fn check_name(text: &str) -> Result<(), ApiError> {
     if is_name(text) {
         return Ok(());
@@ -127,7 +128,7 @@ mod tests {
         assert!(is_name(&"x".repeat(253)) && !is_name(&"x".repeat(254)));
     }
 
-    /// Nothing is sent for a name that would be another path, whoever gives it.
+    /// A name that would change the path is refused before a request is sent.
     #[tokio::test]
     async fn no_name_makes_another_path() {
         let (cluster, mut requests) = fake::serve(Vec::new()).await;
@@ -144,7 +145,7 @@ mod tests {
                 Kind::new("apps", bad, "pods"),
                 Kind::new("apps", "v1", bad),
             ] {
-                // No group is the core.
+                // An empty group is valid: the core group.
                 if !odd.group.is_empty() {
                     assert!(matches!(cluster.object(&odd, within, "p").await, Ok(None)));
                 }

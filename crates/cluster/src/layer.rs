@@ -1,4 +1,4 @@
-//! The types of the layers of the client (`request.rs`), and of what they say to each other.
+//! Types that the layers of the client (`request.rs`) share.
 
 use std::time::Duration;
 
@@ -6,20 +6,20 @@ use http::{Request, Response};
 use kube::client::Body;
 use tower::util::BoxCloneService;
 
-/// Longest time from the call to the whole answer, the wait for its turn not counted.
+/// Longest time from the call to the end of the answer, without the wait for a turn.
 pub(crate) const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Longest text of an answer that is kept (characters): of one without a `Status`, and of a warning.
+/// Longest text that is kept of an answer without a `Status`, and of a warning (characters).
 pub(crate) const MESSAGE_CHARS: usize = 300;
 
 /// The service of a layer. An answer other than success is [`kube::Error::Api`].
 pub(crate) type Http = BoxCloneService<Request<Body>, Response<Body>, kube::Error>;
 
-/// The longest time of a request, where that is less than [`REQUEST_TIMEOUT`]: an extension.
+/// Extension of a request: its longest time, if less than [`REQUEST_TIMEOUT`].
 #[derive(Clone, Copy)]
 pub(crate) struct Limit(pub(crate) Duration);
 
-/// There was no answer for so long.
+/// Error of a request without an answer, after this time.
 #[derive(Debug, thiserror::Error)]
 #[error("no answer within {} s", .0.as_secs())]
 pub(crate) struct NoAnswer(pub(crate) Duration);

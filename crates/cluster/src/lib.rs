@@ -1,9 +1,9 @@
-//! Kubernetes: client, node watch, conditional node patches, whose a token is, who leads.
+//! Kubernetes client: watches, conditional patches, token reviews and leader election.
 //!
-//! [`Cluster`] is the only way of the rest to the API server. It turns nodes into
-//! [`model::node::NodeView`]s and carries [`model::node::NodeChange`]s out, each as one
-//! patch that holds only where the node still is what the decision saw. What to change is
-//! decided in `domain`; when to try again, in `controller`.
+//! [`Cluster`] is the only connection of the other rooms to the API server. It turns nodes into
+//! [`model::node::NodeView`]s and applies [`model::node::NodeChange`]s, each as one patch that
+//! fails if the node no longer matches the view that the decision was made on. `policy` and
+//! `fleet` decide what to change; `controller` decides when to retry.
 
 mod access;
 mod apply;

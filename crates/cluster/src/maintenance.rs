@@ -1,4 +1,4 @@
-//! Merge patches of the resources that the janitor carries out, and looks at some objects.
+//! Merge patches of the resources that the janitor handles, and short lists of objects.
 
 use kube::api::{ListParams, Patch, PatchParams};
 use serde::Deserialize;
@@ -10,7 +10,7 @@ use crate::kind::Kind;
 use crate::pace::Urgency;
 use crate::request::ask;
 
-/// Most objects that a look at some returns.
+/// Most objects that [`Cluster::some_objects`] returns.
 const SOME: u32 = 20;
 
 #[derive(Deserialize)]
@@ -21,9 +21,9 @@ struct Items {
 // === impl Cluster ===
 
 impl Cluster {
-    /// Merges `change` into the status of an object without a namespace, and returns the object. Where
-    /// `change` names a version in its metadata, the error is [`ApiError::Conflict`] for an object that is
-    /// in another one.
+    /// Merges `change` into the status of a cluster-scoped object and returns the object. If
+    /// `change` names a version in its metadata and the object is in another one, the error is
+    /// [`ApiError::Conflict`].
     pub async fn merge_status(
         &self,
         kind: &Kind,
@@ -36,7 +36,7 @@ impl Cluster {
         Ok(ask(&self.client(Urgency::Act), request).await?)
     }
 
-    /// Does the same with the object but for its status.
+    /// Like [`Self::merge_status`], for the object except its status.
     pub async fn merge_object(
         &self,
         kind: &Kind,
@@ -49,7 +49,7 @@ impl Cluster {
         Ok(ask(&self.client(Urgency::Act), request).await?)
     }
 
-    /// Returns some objects of a namespace that a label selector selects: 20 at most. Takes the permission
+    /// Returns up to 20 objects of a namespace that match a label selector. Takes the permission
     /// `list`.
     pub async fn some_objects(
         &self,

@@ -1,5 +1,5 @@
-//! Objects of any kind, as the JSON that they are: for kinds that are named by an operator, or whose
-//! versions differ in what matters.
+//! Requests for objects of any kind as plain JSON: for kinds that an operator names, or whose
+//! versions differ.
 
 use kube::api::{DeleteParams, GetParams, ListParams, PostParams, Preconditions};
 use kube::core::Request;
@@ -21,7 +21,8 @@ const LIST_PAGE: u32 = 500;
 // === impl Cluster ===
 
 impl Cluster {
-    /// Returns the versions of an API group that the API server serves; none where it has no such group.
+    /// Returns the versions of an API group that the API server serves; none if it does not
+    /// serve the group.
     pub async fn served_versions(&self, group: &str) -> Result<Vec<String>, ApiError> {
         check_name(group)?;
         let request = http::Request::get(format!("/apis/{group}")).body(Vec::new());
@@ -34,8 +35,8 @@ impl Cluster {
             .collect())
     }
 
-    /// Returns the resource of a kind: the plural that stands in paths; `None` where the API server does
-    /// not serve the kind.
+    /// Returns the resource of a kind, which is the plural in its paths; `None` if the API
+    /// server does not serve the kind.
     pub async fn resource_of(
         &self,
         group: &str,
@@ -57,12 +58,12 @@ impl Cluster {
         Ok(resources
             .filter(|one| text(one, "kind").as_deref() == Some(kind))
             .filter_map(|one| text(&one, "name"))
-            // Of `resource/status` the kind is the same.
+            // `resource/status` is listed with the same kind.
             .find(|name| !name.contains('/')))
     }
 
-    /// Reads an object; `None` where it does not exist, also because none can have the name, or nobody serves
-    /// its kind.
+    /// Reads an object; `None` if it does not exist, if its name is not valid, or if the API
+    /// server does not serve its kind.
     pub async fn object(
         &self,
         kind: &Kind,
@@ -76,8 +77,8 @@ impl Cluster {
         found(ask(&self.client(Urgency::Act), request).await)
     }
 
-    /// Lists the objects of a kind in all namespaces, page by page; none where nobody serves the kind. Takes the
-    /// permission `list`.
+    /// Lists the objects of a kind in all namespaces, page by page; none if the API server does
+    /// not serve the kind. Takes the permission `list`.
     pub async fn list_objects(&self, kind: &Kind) -> Result<Vec<Value>, ApiError> {
         let mut page = ListParams::default().limit(LIST_PAGE);
         let mut all = Vec::new();
@@ -96,7 +97,8 @@ impl Cluster {
         }
     }
 
-    /// Makes an object and returns it. The error is [`ApiError::Conflict`] where it is there already.
+    /// Creates an object and returns it. The error is [`ApiError::Conflict`] if it exists
+    /// already.
     pub async fn create_object(
         &self,
         kind: &Kind,
@@ -109,8 +111,8 @@ impl Cluster {
         Ok(ask(&self.client(Urgency::Act), request).await?)
     }
 
-    /// Replaces an object and returns it. The error is [`ApiError::Conflict`] where it is not in the
-    /// version any more that `object` names.
+    /// Replaces an object and returns it. The error is [`ApiError::Conflict`] if it is no longer
+    /// in the version that `object` names.
     pub async fn replace_object(
         &self,
         kind: &Kind,
@@ -124,8 +126,8 @@ impl Cluster {
         Ok(ask(&self.client(Urgency::Act), request).await?)
     }
 
-    /// Replaces the status of an object; the error is [`ApiError::Conflict`] where it is not in the
-    /// version any more that `object` names.
+    /// Replaces the status of an object. The error is [`ApiError::Conflict`] if it is no longer
+    /// in the version that `object` names.
     pub async fn replace_status(
         &self,
         kind: &Kind,
@@ -136,13 +138,13 @@ impl Cluster {
         let body = serde_json::to_vec(object).map_err(ApiError::unavailable)?;
         let request = kind.request_for(Some(namespace), name)?;
         let request = request.replace_subresource("status", name, &PostParams::default(), body);
-        let replaced: Value = ask(&self.client(Urgency::Tell), request).await?;
+        let replaced: Value = ask(&self.client(Urgency::Report), request).await?;
         drop(replaced);
         Ok(())
     }
 
-    /// Deletes an object that has this uid, and after it what belongs to it, such as the pods of a Job; one that is
-    /// gone is none to delete.
+    /// Deletes the object with this UID, and then its dependents, such as the pods of a Job. An
+    /// object that is gone already is no error.
     pub async fn delete_object(
         &self,
         kind: &Kind,
@@ -154,7 +156,7 @@ impl Cluster {
         self.delete(params, kind, namespace, name, uid).await
     }
 
-    /// Has an object that has this uid deleted once what belongs to it is gone, such as the pods of a Job.
+    /// Deletes the object with this UID once its dependents are gone, such as the pods of a Job.
     pub async fn delete_after_dependents(
         &self,
         kind: &Kind,
@@ -184,8 +186,8 @@ impl Cluster {
         Ok(())
     }
 
-    /// Watches the objects of a kind: those that a label selector selects, or the one of a name.
-    /// Must be called within a tokio runtime. Takes the permissions `list` and `watch`.
+    /// Watches the objects of a kind that `select` leaves, by label or by name. Takes the
+    /// permissions `list` and `watch`. Must be called within a tokio runtime.
     pub fn watch_objects(
         &self,
         kind: &Kind,
@@ -196,7 +198,7 @@ impl Cluster {
         self.watch_objects_as(kind, namespace, select, cancel)
     }
 
-    /// Does the same, and delivers of each object what a `T` has of it.
+    /// Like [`Self::watch_objects`], but delivers each object as a `T`.
     pub fn watch_objects_as<T: DeserializeOwned + Send + Sync + 'static>(
         &self,
         kind: &Kind,

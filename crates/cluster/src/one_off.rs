@@ -1,5 +1,5 @@
-//! One look at what is watched otherwise, with the permissions of the watches: `list`, and
-//! where one object is meant, of its name only.
+//! Single reads of objects that are watched elsewhere, with the permissions of the watches:
+//! `list`, and for one object only by its name.
 
 use fleet::brake::NodeLabel;
 use k8s_openapi::api::core::v1::{ConfigMap as Object, Namespace, Node};
@@ -25,27 +25,27 @@ struct Nodes {
 // === impl Cluster ===
 
 impl Cluster {
-    /// Returns the node of this name; `None` if there is none.
+    /// Returns the node of a name; `None` if it does not exist.
     pub async fn find_node(&self, name: &str) -> Result<Option<NodeView>, ApiError> {
         let request = Request::new(NODES).list(&named(name));
         let found: Nodes = ask(&self.client(Urgency::Act), request).await?;
         Ok(found.items.into_iter().next())
     }
 
-    /// Returns true if any node has this label.
+    /// Returns true if any node has a label.
     pub async fn any_node_with(&self, label: &NodeLabel) -> Result<bool, ApiError> {
         let params = ListParams::default().labels(&label.to_string());
         Ok(!self.some_nodes(params).await?.items.is_empty())
     }
 
-    /// Returns how many nodes there are.
+    /// Returns the number of nodes.
     pub async fn count_nodes(&self) -> Result<u64, ApiError> {
         let first = self.some_nodes(ListParams::default()).await?;
         let rest = first.metadata.remaining_item_count.unwrap_or(0);
         Ok(first.items.len() as u64 + u64::try_from(rest).unwrap_or(0))
     }
 
-    /// Returns the `ConfigMap` of this name; `None` if there is none, or no such namespace.
+    /// Returns a `ConfigMap`; `None` if it or its namespace does not exist.
     pub async fn find_config_map(
         &self,
         namespace: &str,
@@ -62,7 +62,7 @@ impl Cluster {
         Ok(found(namespaces.get_metadata(name).await)?.is_some())
     }
 
-    /// Returns one node at most, by its metadata, and how many more there are.
+    /// Lists the metadata of at most one node, and the number of the others.
     async fn some_nodes(
         &self,
         params: ListParams,

@@ -1,12 +1,14 @@
-//! Limits how many requests to the API server are under way at once: found out, not configured.
+//! Limits the requests to the API server that are in flight at once. The limit is measured, not
+//! configured.
 //!
-//! No rate is set: a thousand nodes that fail at once are to be cordoned as fast as the API
-//! server takes it, and it takes ten times more on one cluster than on the next. As TCP
-//! does with packets, each answer in time raises the limit a little, and a sign of overload
-//! halves it: 429, 5xx, or an answer that took longer than [`SLOW`]. The API server's own
-//! fairness stays the judge between us and its other clients.
+//! There is no fixed rate: a thousand nodes that fail at once are to be cordoned as fast as the
+//! API server allows, and one cluster allows ten times more than the next. As in TCP, each
+//! answer in time raises the limit a little, and a sign of overload halves it: 429, 5xx, or an
+//! answer that takes longer than [`SLOW`]. The API server's own fairness still decides between
+//! this client and others.
 //!
-//! Requests that take nodes out and give them back go first; those that only tell of it wait.
+//! Requests that take nodes out of service or return them go first; requests that only report
+//! wait.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -21,74 +23,75 @@ use tower::{Layer, ServiceExt as _, service_fn};
 use crate::error::{is_held, retry_after};
 use crate::layer::{Http, NoAnswer};
 
-/// The limit at the start. Near it a small API server is busy, and requests of a larger one
-/// do not yet wait for each other.
+/// Limit at the start. A small API server is busy near this limit, and requests to a larger one
+/// do not wait for each other yet.
 const START: f64 = 32.0;
-/// The lowest limit: with one request at a time there is nothing left to reduce.
+/// Lowest limit: one request at a time.
 const LEAST: f64 = 1.0;
-/// The highest limit: the streams that the API server lets a client have on one connection of HTTP/2
-/// (`--http2-max-streams-per-connection`); more only wait, unseen, in front of it.
+/// Highest limit: the streams that the API server allows on one connection of HTTP/2
+/// (`--http2-max-streams-per-connection`). More requests would only wait for a stream, unseen.
 const MOST: f64 = 100.0;
-/// An answer that takes so long is slow. A patch takes milliseconds; one that takes so long has waited in a queue of the API
-/// server, and more requests only make that queue longer.
+/// Time after which an answer counts as slow. A patch takes milliseconds, so a slow one has
+/// waited in a queue of the API server, and more requests only make that queue longer.
 const SLOW: Duration = Duration::from_secs(1);
-/// The longest pause that an answer can ask of all requests.
+/// Longest pause that an answer can impose on all requests.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
-/// A request that only tells takes the API server as long as a cordon: it waits for those
-/// that act, but no longer than this, so that neither a patch that hangs nor thousands of
-/// cordons silence us. A thousand nodes are cordoned in less.
-const TELL_WAITS_FOR_ACTS: Duration = Duration::from_secs(10);
-/// Most requests that tell, and have waited so long, under way beside those that act.
-const TELLS_BESIDE_ACTS: usize = 2;
+/// Longest time that a report waits for requests that act. A report costs the API server as much
+/// as a cordon, so it waits, but neither a patch that hangs nor thousands of cordons may silence
+/// reports. A thousand nodes are cordoned in less.
+const REPORT_WAITS_FOR_ACTS: Duration = Duration::from_secs(10);
+/// Most reports in flight beside requests that act, once they have waited for
+/// [`REPORT_WAITS_FOR_ACTS`].
+const REPORTS_BESIDE_ACTS: usize = 2;
 
-/// The purpose of a request, by which turns are given.
+/// Purpose of a request, which decides its turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Urgency {
-    /// It takes a node out of service or gives it back, or such a change waits for it, as
-    /// for the review of a reporter's token: goes first.
+    /// A request that takes a node out of service or returns it, or that such a change waits
+    /// for, such as the review of a reporter's token. Goes first.
     Act,
-    /// It tells of that: waits for all that act, but no longer than
-    /// [`TELL_WAITS_FOR_ACTS`].
-    Tell,
+    /// A request that reports what was done or found. Waits for all requests that act, but no
+    /// longer than [`REPORT_WAITS_FOR_ACTS`].
+    Report,
 }
 
-/// The limit on requests. Those that wait are bounded by who asks: no more than one for each
-/// purpose and node.
+/// Limit on the requests in flight, and the queues of those that wait. The callers bound the
+/// queues: each has at most one request per purpose and node.
 pub(crate) struct Pace {
     traffic: Mutex<Traffic>,
 }
 
-/// Lets each request wait for its turn, and learns from its answer.
+/// Layer that delays each request until its turn and adjusts the limit by its answer.
 pub(crate) struct PaceLayer {
     pub(crate) pace: Arc<Pace>,
     pub(crate) urgency: Urgency,
 }
 
-/// Leave to make one request. Dropped without a word (the caller was cancelled), it says
-/// nothing about the server.
+/// Permission to make one request. If it is dropped without an answer (the caller was
+/// cancelled), the limit stays.
 pub(crate) struct Turn {
     pace: Arc<Pace>,
     urgency: Urgency,
     began: Instant,
-    /// False where it was never handed over.
+    /// False if the turn was not handed to a caller.
     held: bool,
 }
 
-/// The requests that are under way and those that wait, and the limit.
+/// Requests in flight, queues, and the limit.
 struct Traffic {
     limit: f64,
     acts_under_way: usize,
-    tells_under_way: usize,
-    /// Requests that began before do not lower the limit again.
+    reports_under_way: usize,
+    /// Time when the limit was last lowered. Requests that began earlier do not lower it again.
     lowered_at: Instant,
-    /// The time before which nothing begins, as the API server asked for.
+    /// Time before which no request may begin, as the API server asked.
     paused_until: Option<Instant>,
     acts: VecDeque<Waiter>,
-    tells: VecDeque<Waiter>,
+    reports: VecDeque<Waiter>,
 }
 
-/// A caller that waits for its turn.
+/// A caller in a queue.
 struct Waiter {
     since: Instant,
     turn: oneshot::Sender<Turn>,
@@ -102,16 +105,16 @@ impl Pace {
             traffic: Mutex::new(Traffic {
                 limit: START,
                 acts_under_way: 0,
-                tells_under_way: 0,
+                reports_under_way: 0,
                 lowered_at: Instant::now(),
                 paused_until: None,
                 acts: VecDeque::new(),
-                tells: VecDeque::new(),
+                reports: VecDeque::new(),
             }),
         })
     }
 
-    /// Waits until a request may begin.
+    /// Waits for the turn of a request.
     pub(crate) async fn turn(self: &Arc<Self>, urgency: Urgency) -> Turn {
         let mut receiver = {
             let mut traffic = self.lock();
@@ -124,28 +127,29 @@ impl Pace {
             traffic.waiting(urgency).push_back(Waiter { since, turn });
             receiver
         };
-        if urgency == Urgency::Tell {
-            match tokio::time::timeout(TELL_WAITS_FOR_ACTS, &mut receiver).await {
+        if urgency == Urgency::Report {
+            match tokio::time::timeout(REPORT_WAITS_FOR_ACTS, &mut receiver).await {
                 Ok(Ok(turn)) => return turn,
-                // It may go beside those that act now, of which none may end for long.
+                // From now on this report may run beside requests that act, even if none of
+                // these ends.
                 Ok(Err(_)) | Err(_) => self.hand_on(),
             }
         }
         if let Ok(turn) = receiver.await {
             return turn;
         }
-        // Not reached: who waits is in the queue until its turn is sent.
+        // Not reached: a waiter stays in the queue until its turn is sent.
         let mut turn = Turn::new(self, urgency);
         turn.held = false;
         turn
     }
 
-    /// Returns how many requests may be under way now.
+    /// Returns the number of requests that may be in flight now.
     pub(crate) fn limit(&self) -> usize {
         self.lock().whole_limit()
     }
 
-    /// Hands free places to those who wait.
+    /// Gives free turns to the callers that wait.
     fn hand_on(self: &Arc<Self>) {
         loop {
             let (waiting, turn) = {
@@ -157,7 +161,7 @@ impl Pace {
                 (waiting, Turn::new(self, urgency))
             };
             if let Err(mut unused) = waiting.turn.send(turn) {
-                // Who waited is gone.
+                // The caller no longer waits.
                 unused.held = false;
                 *self.lock().under_way(unused.urgency) -= 1;
             }
@@ -178,24 +182,24 @@ impl Traffic {
             .is_some_and(|until| until > Instant::now());
         let may_begin = match urgency {
             Urgency::Act => true,
-            Urgency::Tell => self.may_tell(),
+            Urgency::Report => self.may_report(),
         };
         !paused && may_begin && self.all_under_way() < self.whole_limit()
     }
 
-    /// Returns true if a request may begin that only tells.
-    fn may_tell(&self) -> bool {
+    /// Returns true if a report may begin.
+    fn may_report(&self) -> bool {
         if self.acts_under_way + self.acts.len() == 0 {
             return true;
         }
-        let first = self.tells.front();
-        self.tells_under_way < TELLS_BESIDE_ACTS
-            && first.is_some_and(|waiting| waiting.since.elapsed() >= TELL_WAITS_FOR_ACTS)
+        let first = self.reports.front();
+        self.reports_under_way < REPORTS_BESIDE_ACTS
+            && first.is_some_and(|waiting| waiting.since.elapsed() >= REPORT_WAITS_FOR_ACTS)
     }
 
-    /// Takes who may begin out of the queue.
+    /// Removes the next caller that may begin from its queue.
     fn next(&mut self) -> Option<(Urgency, Waiter)> {
-        for urgency in [Urgency::Act, Urgency::Tell] {
+        for urgency in [Urgency::Act, Urgency::Report] {
             if self.has_room(urgency)
                 && let Some(waiting) = self.waiting(urgency).pop_front()
             {
@@ -208,22 +212,22 @@ impl Traffic {
     fn waiting(&mut self, urgency: Urgency) -> &mut VecDeque<Waiter> {
         match urgency {
             Urgency::Act => &mut self.acts,
-            Urgency::Tell => &mut self.tells,
+            Urgency::Report => &mut self.reports,
         }
     }
 
     fn under_way(&mut self, urgency: Urgency) -> &mut usize {
         match urgency {
             Urgency::Act => &mut self.acts_under_way,
-            Urgency::Tell => &mut self.tells_under_way,
+            Urgency::Report => &mut self.reports_under_way,
         }
     }
 
     fn all_under_way(&self) -> usize {
-        self.acts_under_way + self.tells_under_way
+        self.acts_under_way + self.reports_under_way
     }
 
-    /// Returns the limit without its fraction.
+    /// Returns the limit rounded down.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // Between 1 and 100.
     fn whole_limit(&self) -> usize {
         self.limit as usize
@@ -261,7 +265,7 @@ impl Turn {
         }
     }
 
-    /// Takes in what became of the request.
+    /// Adjusts the limit by the result of the request.
     fn ended(self, result: &Result<Response<Body>, kube::Error>) {
         match result {
             Err(kube::Error::Api(status))
@@ -271,29 +275,29 @@ impl Turn {
             }
             Ok(_) | Err(kube::Error::Api(_)) => self.answered(),
             Err(kube::Error::Service(error)) if error.is::<NoAnswer>() => self.overloaded(None),
-            // No connection: that says nothing about how much the server can take.
+            // Without a connection the result says nothing about the capacity of the server.
             Err(_) => {}
         }
     }
 
-    /// Notes that the request was answered, and not for want of capacity.
+    /// Raises the limit after an answer in time.
     fn answered(self) {
         if self.began.elapsed() > SLOW {
             return self.overloaded(None);
         }
         let mut traffic = self.pace.lock();
-        // A limit that is not reached says nothing about what the server can take.
+        // A limit that is not reached says nothing about the capacity of the server.
         if traffic.all_under_way() >= traffic.whole_limit() {
             traffic.limit = (traffic.limit + 1.0 / traffic.limit).min(MOST);
         }
     }
 
-    /// Notes that the API server has too much to do, or did not answer in time. `retry_after` is
-    /// its own wish.
+    /// Lowers the limit after an overload, or a missing answer. `retry_after` is the pause that
+    /// the API server asked for.
     fn overloaded(self, retry_after: Option<Duration>) {
         let mut traffic = self.pace.lock();
         if self.began < traffic.lowered_at {
-            return; // Of the same overload as the last time.
+            return; // The limit was lowered for this overload already.
         }
         let now = Instant::now();
         traffic.lowered_at = now;
@@ -301,8 +305,8 @@ impl Turn {
             traffic.limit = (traffic.limit / 2.0).max(LEAST);
             return;
         }
-        // Nothing is left to reduce but to pause. Before that, only the request that was
-        // refused waits, which is up to its caller.
+        // The limit cannot go lower, so all requests pause. Above the lowest limit only the
+        // caller of the refused request waits.
         if let Some(wait) = retry_after {
             let until = now + wait.min(LONGEST_PAUSE);
             traffic.paused_until = Some(until);
@@ -340,7 +344,7 @@ mod tests {
         turns
     }
 
-    /// Returns true if a turn can be had at once.
+    /// Returns true if a turn is available at once.
     async fn open(pace: &Arc<Pace>, urgency: Urgency) -> bool {
         let now = tokio::time::timeout(Duration::ZERO, pace.turn(urgency));
         now.await.is_ok()
@@ -353,7 +357,7 @@ mod tests {
         assert!(!open(&pace, Urgency::Act).await);
         drop(held.pop());
         assert!(open(&pace, Urgency::Act).await);
-        // Who gave up waiting holds nothing.
+        // A caller that gave up waiting holds no turn.
         assert_eq!(pace.lock().all_under_way(), 31);
         assert!(open(&pace, Urgency::Act).await);
     }
@@ -412,7 +416,7 @@ mod tests {
         assert_eq!(began.elapsed().as_secs(), 7);
         again.overloaded(Some(Duration::from_secs(9_999)));
         let began = Instant::now();
-        drop(pace.turn(Urgency::Tell).await);
+        drop(pace.turn(Urgency::Report).await);
         assert_eq!(began.elapsed().as_secs(), 30);
     }
 
@@ -421,23 +425,23 @@ mod tests {
         let pace = Pace::new();
         let mut held = turns(&pace, 32).await;
         let (order, mut seen) = tokio::sync::mpsc::unbounded_channel();
-        for urgency in [Urgency::Tell, Urgency::Act, Urgency::Tell, Urgency::Act] {
+        for urgency in [Urgency::Report, Urgency::Act, Urgency::Report, Urgency::Act] {
             let (pace, order) = (Arc::clone(&pace), order.clone());
             tokio::spawn(async move {
                 let turn = pace.turn(urgency).await;
                 order.send(urgency).unwrap();
-                // Held until the test ends, so that each free place shows who is next.
+                // Held until the test ends, so that each free turn shows which request is next.
                 std::mem::forget(turn);
             });
             tokio::task::yield_now().await;
         }
-        for expected in [Urgency::Act, Urgency::Act, Urgency::Tell, Urgency::Tell] {
+        for expected in [Urgency::Act, Urgency::Act, Urgency::Report, Urgency::Report] {
             drop(held.pop());
             assert_eq!(seen.recv().await, Some(expected));
         }
-        // There is room, but who tells waits for those that act.
+        // There is room, but a report waits for requests that act.
         drop(held.pop());
-        assert!(!open(&pace, Urgency::Tell).await);
+        assert!(!open(&pace, Urgency::Report).await);
         assert!(open(&pace, Urgency::Act).await);
     }
 
@@ -446,17 +450,17 @@ mod tests {
         let pace = Pace::new();
         let _hangs = pace.turn(Urgency::Act).await;
         let began = Instant::now();
-        let (first, second) = tokio::join!(pace.turn(Urgency::Tell), pace.turn(Urgency::Tell));
-        assert_eq!(began.elapsed(), TELL_WAITS_FOR_ACTS);
-        let third = pace.turn(Urgency::Tell);
-        let third = tokio::time::timeout(2 * TELL_WAITS_FOR_ACTS, third).await;
+        let (first, second) = tokio::join!(pace.turn(Urgency::Report), pace.turn(Urgency::Report));
+        assert_eq!(began.elapsed(), REPORT_WAITS_FOR_ACTS);
+        let third = pace.turn(Urgency::Report);
+        let third = tokio::time::timeout(2 * REPORT_WAITS_FOR_ACTS, third).await;
         assert!(third.is_err(), "no more than two");
         drop(second);
         let began = Instant::now();
-        drop(pace.turn(Urgency::Tell).await);
+        drop(pace.turn(Urgency::Report).await);
         assert_eq!(
             began.elapsed(),
-            TELL_WAITS_FOR_ACTS,
+            REPORT_WAITS_FOR_ACTS,
             "each waits for itself"
         );
         drop(first);
@@ -467,16 +471,16 @@ mod tests {
         let pace = Pace::new();
         let mut held = Vec::new();
         for _ in 0..32 {
-            held.push(pace.turn(Urgency::Tell).await);
+            held.push(pace.turn(Urgency::Report).await);
         }
-        assert!(!open(&pace, Urgency::Tell).await);
+        assert!(!open(&pace, Urgency::Report).await);
         drop(held.pop());
-        assert!(open(&pace, Urgency::Tell).await);
+        assert!(open(&pace, Urgency::Report).await);
         let act = pace.turn(Urgency::Act).await;
         drop(held.split_off(10));
-        assert!(!open(&pace, Urgency::Tell).await);
+        assert!(!open(&pace, Urgency::Report).await);
         drop(act);
-        assert!(open(&pace, Urgency::Tell).await);
+        assert!(open(&pace, Urgency::Report).await);
     }
 
     #[tokio::test]
@@ -502,7 +506,7 @@ mod tests {
             unschedulable: Some(true),
             ..NodeChange::default()
         };
-        // Those that tell are asked for first, and would be seen first.
+        // The reports are requested first, and would be sent first.
         let all = async {
             tokio::join!(
                 async { drop(cluster.set_conditions(&view, &[], now).await) },
@@ -527,6 +531,6 @@ mod tests {
         let review = "/apis/authentication.k8s.io/v1/tokenreviews";
         assert_eq!(seen, ["/api/v1/nodes/n1", review]);
         assert_eq!(cluster.requests().sent, 2);
-        assert_eq!(pace.lock().tells.len(), 3);
+        assert_eq!(pace.lock().reports.len(), 3);
     }
 }

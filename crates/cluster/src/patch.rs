@@ -1,13 +1,13 @@
-//! The one patch that makes a change to a node, on condition that the node still is what
-//! the decision saw.
+//! Renders a change to a node as one patch that fails if the node has changed since the
+//! decision.
 //!
-//! The condition is made of `test` operations on the fields that the decision read, never
-//! of the object's `resourceVersion`, which every heartbeat changes. In the API server
-//! `test` with `null` holds exactly where the field is absent.
+//! The conditions are `test` operations on the fields that the decision has read. The object's
+//! `resourceVersion` is not tested, since every heartbeat changes it. In the API server a `test`
+//! with `null` holds exactly if the field is absent.
 //!
-//! Kubernetes never shows an empty map, an empty list or a `false` here: these are absent.
-//! That is why emptying a map needs no further operation, and why a node gets back to the
-//! byte what it was.
+//! Kubernetes never returns an empty map, an empty list or `false` in these fields: they are
+//! absent. So emptying a map needs no further operation, and a node returns to its former state
+//! to the byte.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,14 +18,14 @@ use model::ownership::SESSION_ANNOTATIONS;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-/// A patch as a request to the API server, for the journal.
+/// A patch as a request to the API server.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PatchCall {
-    /// HTTP method.
+    /// HTTP method of the request.
     pub verb: &'static str,
-    /// Path of the node.
+    /// Path of the node on the API server.
     pub path: String,
-    /// The body.
+    /// Body of the request.
     pub patch: Patch,
 }
 
@@ -40,18 +40,18 @@ pub fn describe(view: &NodeView, change: &NodeChange) -> PatchCall {
 
 /// Returns the patch for `change` to the node that `view` shows; empty if nothing changes.
 ///
-/// It holds where all of this is still as in `view`:
-/// - the node's uid: a node of the same name that was made anew is another node;
+/// The patch fails unless the following is still as in `view`:
+/// - the node's UID, since a recreated node of the same name is another node;
 /// - every label and annotation that the change sets or removes;
-/// - `spec.unschedulable` where the change sets it;
-/// - every taint that the change removes, as a whole and at its place in the list;
-/// - where the change is a session's (it touches the cordon, taints or an annotation of
-///   the session): all annotations of the session, and `spec.unschedulable`, since "was it
-///   cordoned before" is part of each such decision;
-/// - that the list of taints or a map is absent, where the change makes it.
+/// - `spec.unschedulable`, if the change sets it;
+/// - every taint that the change removes, as a whole and at its index in the list;
+/// - for a change of a session (to the cordon, taints or an annotation of the session): all
+///   annotations of the session, and `spec.unschedulable`, since each such decision depends on
+///   whether the node was cordoned before;
+/// - the absence of the list of taints or of a map that the change creates.
 ///
-/// Anything else may have changed and stays. A taint to add is not tested for: the API
-/// server itself refuses two taints of one key and effect.
+/// Other changes of the node are kept. Added taints are not tested for: the API server itself
+/// refuses two taints of one key and effect.
 pub fn render(view: &NodeView, change: &NodeChange) -> Patch {
     let mut draft = Draft::default();
     if change.is_empty() {
@@ -84,8 +84,8 @@ fn is_of_session(change: &NodeChange) -> bool {
             .any(|key| SESSION_ANNOTATIONS.contains(&key.as_str()))
 }
 
-/// A patch in the making: all tests go before all edits, so each test sees the node as it
-/// was.
+/// A patch under construction. All tests precede all edits, so each test applies to the
+/// unchanged node.
 #[derive(Default)]
 struct Draft {
     tests: Vec<PatchOperation>,
@@ -113,7 +113,8 @@ impl Draft {
     }
 
     fn taints(&mut self, view: &NodeView, change: &NodeChange) {
-        // From the last to the first, so that no removal moves one that is still to come.
+        // From the last to the first, so that a removal does not shift the indexes still to
+        // come.
         for (index, on_node) in view.taints.iter().enumerate().rev() {
             if change.remove_taints.contains(&on_node.taint) {
                 let index = index.to_string();
@@ -134,7 +135,8 @@ impl Draft {
         }
     }
 
-    /// Labels or annotations: tests what the change touches and what was `read`.
+    /// Changes labels or annotations; tests the keys that the change touches and those in
+    /// `read`.
     fn map(
         &mut self,
         map: &str,
@@ -150,7 +152,7 @@ impl Draft {
         if touched.is_empty() {
             return;
         }
-        // A key cannot be added to a map that is not there.
+        // A key cannot be added to an absent map.
         if on_node.is_empty() {
             let whole: BTreeMap<&String, &String> = change
                 .iter()
@@ -181,7 +183,7 @@ impl Draft {
         }));
     }
 
-    /// Sets a field, whether or not it is there.
+    /// Sets a field, present or absent.
     fn add(&mut self, path: &[&str], value: Value) {
         self.edits.push(PatchOperation::Add(AddOperation {
             path: pointer(path),

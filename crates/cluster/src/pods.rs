@@ -1,5 +1,5 @@
-//! The pods of one node, the annotation that says which GPUs each has, what their kubelet says of these,
-//! and the devices that the node's driver publishes.
+//! Pods of one node: their GPUs by annotation, the health that their kubelet reports, and the
+//! devices that the node's GPU driver publishes.
 
 use contract::keys;
 use k8s_openapi::api::core::v1::Pod as Object;
@@ -15,61 +15,63 @@ use crate::error::ApiError;
 use crate::kind::check_name;
 use crate::pace::Urgency;
 
-/// A pod, as far as it is of use here.
+/// The parts of a pod that this module uses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Pod {
-    /// Its namespace.
+    /// Namespace of the pod.
     pub namespace: String,
-    /// Its name.
+    /// Name of the pod.
     pub name: String,
-    /// Its uid, which no later pod of the same name has.
+    /// UID, which differs from that of a later pod with the same name.
     pub uid: String,
-    /// The value of the annotation that says which devices it has.
+    /// Value of the annotation [`keys::POD_DEVICES`]; `None` if the pod has none.
     pub devices: Option<String>,
 }
 
-/// A GPU of a pod that the kubelet calls unhealthy, by what the device plugin or the driver of the claim
-/// told it.
+/// A GPU of a pod that the kubelet reports as unhealthy, from the device plugin or the driver of
+/// the claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnhealthyGpu {
     /// The pod, as `namespace/name`.
     pub pod: String,
-    /// The resource, such as `nvidia.com/gpu`, or the claim, such as `claim:gpus/gpu`.
+    /// Name of the resource, such as `nvidia.com/gpu`, or of the claim, such as
+    /// `claim:gpus/gpu`.
     pub resource: String,
-    /// The device, as the resource names it.
+    /// Id of the device within the resource.
     pub device: String,
 }
 
-/// The kubelet's word for a device of which its plugin or driver says that it is not well.
+/// Health that a kubelet reports for a device whose plugin or driver calls it unhealthy.
 const UNHEALTHY: &str = "Unhealthy";
-/// The beginning of the resources of device plugins whose devices are GPUs.
+/// Prefix of the resources of device plugins whose devices are GPUs.
 const GPU_RESOURCES: &str = "nvidia.com/";
 
 // === impl Cluster ===
 
 impl Cluster {
-    /// Returns the GPUs of the pods that are bound to a node which its kubelet calls unhealthy. Pods say
-    /// so from Kubernetes 1.36 on. One request, after all that acts.
+    /// Returns the GPUs that the kubelet of a node reports as unhealthy, from the status of the
+    /// pods that are bound to it. Kubernetes fills the status from 1.36 on. One request, of
+    /// [`Urgency::Report`].
     pub async fn unhealthy_gpus_of_node(&self, node: &str) -> Result<Vec<UnhealthyGpu>, ApiError> {
-        let pods: Api<Object> = Api::all(self.client(Urgency::Tell));
+        let pods: Api<Object> = Api::all(self.client(Urgency::Report));
         let listed = pods.list(&running(node)).await?;
         Ok(listed.items.iter().flat_map(unhealthy_gpus).collect())
     }
 
-    /// Returns the pods that are bound to a node and have not come to their end. One request, after
-    /// all that acts, which the API server answers from its memory.
+    /// Lists the pods that are bound to a node and have not finished. One request, of
+    /// [`Urgency::Report`], which the API server answers from its cache.
     pub async fn pods_of_node(&self, node: &str) -> Result<Vec<Pod>, ApiError> {
-        let pods: Api<Object> = Api::all(self.client(Urgency::Tell));
+        let pods: Api<Object> = Api::all(self.client(Urgency::Report));
         let listed = pods.list_metadata(&running(node)).await?;
         Ok(listed.items.into_iter().map(pod).collect())
     }
 
-    /// Says on a pod which devices it has; `None` takes the annotation off. The error is
-    /// [`ApiError::Conflict`] or [`ApiError::NotFound`] where the pod is gone, also where another
-    /// has its name now. One request, after all that acts.
+    /// Sets the annotation with the devices of a pod; `None` removes the annotation. The error
+    /// is [`ApiError::Conflict`] or [`ApiError::NotFound`] if the pod is gone, also if another
+    /// pod has its name now. One request, of [`Urgency::Report`].
     pub async fn set_pod_devices(&self, pod: &Pod, value: Option<&str>) -> Result<(), ApiError> {
         check_name(&pod.name)?;
-        let pods: Api<Object> = Api::namespaced(self.client(Urgency::Tell), &pod.namespace);
+        let pods: Api<Object> = Api::namespaced(self.client(Urgency::Report), &pod.namespace);
         let patch = json!({"metadata": {
             "uid": pod.uid,
             "annotations": {keys::POD_DEVICES: value},
@@ -78,7 +80,7 @@ impl Cluster {
         let patch = Patch::Merge(patch);
         let patched = pods.patch_metadata(&pod.name, &params, &patch).await;
         match patched.map(drop).map_err(ApiError::from) {
-            // So it says that the uid is another's.
+            // The API server reports a UID of another pod as a change of the UID.
             Err(ApiError::Invalid { status, message }) if message.contains("metadata.uid") => {
                 Err(ApiError::Conflict { status })
             }
@@ -86,12 +88,12 @@ impl Cluster {
         }
     }
 
-    /// Returns the devices that the driver of a node's GPUs publishes, by its newest slices.
+    /// Returns the devices that the GPU driver of a node publishes, from its newest slices.
     pub async fn devices_of_node(&self, node: &str) -> Result<NodeDevices, ApiError> {
         let Some(api) = self.slices_api().await? else {
             return Ok(NodeDevices::default());
         };
-        let slices: Api<DynamicObject> = Api::all_with(self.client(Urgency::Tell), &api);
+        let slices: Api<DynamicObject> = Api::all_with(self.client(Urgency::Report), &api);
         let fields = format!("spec.driver={GPU_DRIVER},spec.nodeName={node}");
         let listed = slices.list(&ListParams::default().fields(&fields)).await?;
         let mut inventory = Inventory::default();
@@ -103,7 +105,7 @@ impl Cluster {
     }
 }
 
-/// Returns what asks for the pods that are bound to a node and have not come to their end.
+/// Selects the pods that are bound to a node and have not finished.
 fn running(node: &str) -> ListParams {
     let fields = format!("spec.nodeName={node},status.phase!=Succeeded,status.phase!=Failed");
     ListParams::default().fields(&fields).match_any()
@@ -130,7 +132,7 @@ fn unhealthy_gpus(pod: &Object) -> Vec<UnhealthyGpu> {
                 resource: resource.name.clone(),
                 device: device.resource_id.clone(),
             };
-            // Two containers may have it by one claim.
+            // Two containers may share a device by one claim.
             if is_gpu && device.health.as_deref() == Some(UNHEALTHY) && !found.contains(&gpu) {
                 found.push(gpu);
             }

@@ -139,7 +139,7 @@ async fn watch(
 impl Cluster {
     /// Creates the custom resource of a remediation. Returns the new resource, or the one that has
     /// its name already. Takes the permissions `create` and `get`. At most three requests.
-    pub async fn make_resource(
+    pub async fn create_resource(
         &self,
         kinds: &ResourceKinds,
         planned: &PlannedResource,

@@ -1,13 +1,13 @@
-//! The way of a request to the API server: turn, tenure, timeout, and its whole answer.
+//! Path of a request to the API server: turn, tenure, timeout, and the whole answer.
 //!
 //! ```text
 //! kube::Client -- PaceLayer -- TenureLayer -- exchange --> connections (connect/transport.rs)
 //!                 pace.rs      tenure.rs          |
-//!                                                 `-- watches go here without the three
+//!                                                 `-- watches start here
 //! ```
 //!
-//! There are two clients over one stack, one for each [`Urgency`](crate::Urgency). What kube makes requests of
-//! can be asked for with either: an `Api`, or what `kube::core::Request` builds.
+//! Two clients share one stack, one for each [`Urgency`](crate::Urgency). Both take any request
+//! that kube can make: of an `Api`, or one that `kube::core::Request` builds.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -29,13 +29,13 @@ use crate::layer::{Http, Limit, MESSAGE_CHARS, NoAnswer, REQUEST_TIMEOUT};
 use crate::pace::PaceLayer;
 use crate::tenure::TenureLayer;
 
-/// Largest answer that is read. The API server stores objects up to about 1.5 MiB.
+/// Largest answer that is read (bytes). The API server stores objects up to about 1.5 MiB.
 pub(crate) const ANSWER_BYTES: usize = 8 * 1024 * 1024;
 
-/// Makes a client over the connections of `below`: layers first, then the requests as such.
+/// Creates a client over the connections of `below`, with the layers of this module.
 ///
-/// Under a tenure a write is made only while it lasts, and has to end, here and in the API
-/// server, before somebody else can lead.
+/// Under a tenure a write is made only while the tenure lasts. The write ends, here and in the
+/// API server, before another process can lead.
 pub(crate) fn client(
     below: Client,
     counters: Arc<Counters>,
@@ -47,16 +47,16 @@ pub(crate) fn client(
     if let Some(tenure) = tenure {
         http = tenure.layer(http);
     }
-    // Outermost: the tenure is asked only when the turn has come, which may be late.
+    // Outermost, so that the tenure is checked when the turn comes, which may be late.
     if let Some(pace) = pace {
         http = pace.layer(http);
     }
     Client::new(http, namespace)
 }
 
-/// Makes a request that kube has built, and reads the answer.
+/// Sends a request that kube has built and reads the answer.
 ///
-/// Unlike `Client::request` it does not log an answer that it cannot read, which may be large,
+/// Unlike `Client::request`, this does not log an answer that cannot be read, which may be large
 /// or secret.
 pub(crate) async fn ask<T: DeserializeOwned>(
     client: &Client,
@@ -67,7 +67,7 @@ pub(crate) async fn ask<T: DeserializeOwned>(
     serde_json::from_str(&text).map_err(kube::Error::SerdeError)
 }
 
-/// Sends requests, counts them, and returns each answer as a whole.
+/// Creates the service that sends requests, counts them, and reads each answer as a whole.
 fn exchange(client: Client, counters: Arc<Counters>) -> Http {
     Http::new(service_fn(move |request: Request<Body>| {
         let (client, counters) = (client.clone(), Arc::clone(&counters));
@@ -107,7 +107,8 @@ async fn answer(
     Err(kube::Error::Api(status.boxed()))
 }
 
-/// Reads an answer other than success. What its head says goes before what its body says.
+/// Reads an answer other than success. The status line and headers take precedence over the
+/// body.
 fn status(answer: &Response<impl AsRef<[u8]>>) -> Status {
     // Proxies, and the API server when it sheds load, answer with plain text.
     let body = answer.body().as_ref();
@@ -120,7 +121,7 @@ fn status(answer: &Response<impl AsRef<[u8]>>) -> Status {
     if status.message.is_empty() {
         status.message = answer.status().to_string();
     }
-    // The API server gives seconds, never a date.
+    // The API server sends seconds, never a date.
     let wait = answer.headers().get(RETRY_AFTER);
     let wait = wait.and_then(|value| value.to_str().ok()?.parse().ok());
     if let Some(seconds) = wait {
@@ -164,10 +165,10 @@ mod tests {
         };
         cluster.apply(&view, &change).await.unwrap();
         let [method, uri, _] = requests.recv().await.unwrap();
-        // The API server gives up in time as well.
+        // The API server has the same time limit.
         assert_eq!((&*method, &*uri), ("PATCH", "/api/v1/nodes/n?timeout=10s"));
 
-        // What is under way is cut off, and nothing more is begun.
+        // The write in flight is cut off, and no other one begins.
         let mut call = Box::pin(cluster.apply(&view, &change));
         tokio::select! {
             _ = &mut call => panic!("an answer"),
@@ -181,7 +182,7 @@ mod tests {
             assert!(matches!(error, ApiError::NotLeading), "{error}");
         }
         assert!(requests.try_recv().is_err());
-        // Who does not lead may look.
+        // Reads need no lead.
         assert_eq!(
             cluster.node("n").await.unwrap().unwrap().resource_version,
             "3"
@@ -189,7 +190,7 @@ mod tests {
         assert_eq!(requests.recv().await.unwrap()[1], "/api/v1/nodes/n");
     }
 
-    /// The Lease is not to be lost for want of a turn.
+    /// The Lease must not be lost because its renewal waits for a turn.
     #[tokio::test]
     async fn a_connection_of_ones_own_is_never_slowed_down() {
         let mut answers: Vec<Answer> = (0..8).map(|_| Answer::Later("30")).collect();

@@ -1,10 +1,10 @@
-//! Conditions of a node: one patch of its status.
+//! Conditions of a node, written by one patch of its status.
 //!
-//! A strategic merge patch merges conditions by their type on the server, so it names only
-//! those that change: it cannot conflict with the kubelet's heartbeats, with other writers of
-//! conditions, or with our own patches of the node. Where the object changes under it, the API
-//! server applies it again by itself. It names the node's uid: a node that was made anew
-//! under the same name is another one, and has other faults.
+//! The API server merges the conditions of a strategic merge patch by type, so the patch names
+//! only those that change. It cannot conflict with heartbeats of the kubelet, with other writers
+//! of conditions, or with our patches of the node: if the object changes meanwhile, the API
+//! server applies the patch again. The patch names the node's UID, since a recreated node of the
+//! same name has other faults.
 
 use jiff::Timestamp;
 use kube::api::{Patch, PatchParams};
@@ -20,10 +20,10 @@ use crate::pace::Urgency;
 use crate::request::ask;
 
 impl Cluster {
-    /// Writes these conditions of the node that `view` shows, and returns the node after it.
-    /// Other conditions stay as they are.
+    /// Writes conditions of the node that `view` shows, and returns the node afterwards. Other
+    /// conditions stay.
     ///
-    /// One request, after all that acts; it is not repeated here.
+    /// One request, of [`Urgency::Report`], without retries.
     pub async fn set_conditions(
         &self,
         view: &NodeView,
@@ -34,7 +34,7 @@ impl Cluster {
         let patch = Patch::Strategic(body(view, changes, now));
         let params = PatchParams::default();
         let request = Request::new(NODES).patch_subresource("status", &view.name, &params, &patch);
-        Ok(ask(&self.client(Urgency::Tell), request).await?)
+        Ok(ask(&self.client(Urgency::Report), request).await?)
     }
 }
 
@@ -51,7 +51,7 @@ fn body(view: &NodeView, changes: &[ConditionChange], now: Timestamp) -> Value {
                 "message": one.message,
                 "lastHeartbeatTime": now,
             });
-            // What is left out stays as it is on the node.
+            // Without this field the API server keeps the time on the node.
             if change.transition {
                 condition["lastTransitionTime"] = json!(now);
             }
@@ -61,7 +61,7 @@ fn body(view: &NodeView, changes: &[ConditionChange], now: Timestamp) -> Value {
     json!({"metadata": {"uid": view.uid}, "status": {"conditions": conditions}})
 }
 
-/// Returns a time as Kubernetes has it: RFC 3339 in whole seconds.
+/// Returns a time as RFC 3339 in whole seconds, as Kubernetes writes it.
 fn seconds(time: Timestamp) -> String {
     time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }

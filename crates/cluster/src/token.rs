@@ -1,4 +1,4 @@
-//! Asks whose a token is: the API server's answer to a `TokenReview`.
+//! Identification of the owner of a token, by a `TokenReview` of the API server.
 
 use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec};
 use kube::api::PostParams;
@@ -9,34 +9,34 @@ use crate::error::ApiError;
 use crate::pace::Urgency;
 use crate::request::ask;
 
-/// Extra of a token that is bound to a pod: the pod's node (Kubernetes 1.30 and later; 1.32
-/// by default in all).
+/// Extra field with the node of the pod that a token is bound to (Kubernetes 1.30 and later; on
+/// by default from 1.32).
 const NODE_NAME: &str = "authentication.kubernetes.io/node-name";
-/// Extra of a token that is bound to a pod: the pod's name.
+/// Extra field with the name of the pod that a token is bound to.
 const POD_NAME: &str = "authentication.kubernetes.io/pod-name";
 const PATH: &str = "/apis/authentication.k8s.io/v1/tokenreviews";
 
-/// The owner of a valid token.
+/// Owner of a valid token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenOwner {
     /// User name, for example `system:serviceaccount:NAMESPACE:NAME`.
     pub username: String,
-    /// The node of the pod that the token was made for.
+    /// Node of the pod that the token is bound to; `None` if it is not bound.
     pub node_name: Option<String>,
-    /// The pod that the token was made for.
+    /// Name of the pod that the token is bound to; `None` if it is not bound.
     pub pod_name: Option<String>,
 }
 
-/// The reason why the API server did not say whose a token is.
+/// Reason why the owner of a token is not known.
 #[derive(Debug, thiserror::Error)]
 pub enum TokenError {
-    /// It says that the token is not valid, or not for this audience.
+    /// The token is not valid, or not for this audience.
     #[error("the token is not valid here: {why}")]
     Invalid {
-        /// The message of the API server.
+        /// Message of the API server.
         why: String,
     },
-    /// It does not answer the question, or not with what it should.
+    /// The review failed, or its answer cannot be read.
     #[error(transparent)]
     Api(#[from] ApiError),
 }
@@ -44,7 +44,7 @@ pub enum TokenError {
 // === impl Cluster ===
 
 impl Cluster {
-    /// Asks whose `token` is. It has to be made for `audience`.
+    /// Returns the owner of `token`, if it is valid for `audience`.
     pub async fn review_token(
         &self,
         token: &str,
@@ -59,7 +59,8 @@ impl Cluster {
         };
         let body = serde_json::to_vec(&review).map_err(ApiError::unavailable)?;
         let request = Request::new(PATH).create(&PostParams::default(), body);
-        // What is known to be broken goes before who may tell of more.
+        // Reports from the token's owner may lead to a quarantine, so the review is as urgent as
+        // one.
         let answer = ask(&self.client(Urgency::Act), request).await;
         owner(answer.map_err(ApiError::from)?, audience)
     }
@@ -71,7 +72,7 @@ fn owner(review: TokenReview, audience: &str) -> Result<TokenOwner, TokenError> 
     let (Some(true), Some(user)) = (status.authenticated, status.user) else {
         return invalid(status.error.unwrap_or_else(|| "it is not known".to_owned()));
     };
-    // An API server that knows nothing of audiences leaves the list empty.
+    // An API server without support of audiences leaves the list empty.
     if !status
         .audiences
         .unwrap_or_default()

@@ -1,8 +1,9 @@
-//! The warnings of the API server: a field that it does not know, a version that goes, what admission says.
+//! Warnings in the answers of the API server: unknown fields, deprecated versions, admission
+//! policies.
 //!
-//! A field that it does not know is left out, and the request succeeds all the same. Every request of ours is
-//! checked so without being asked for (`fieldValidation=Warn` is the API server's default): `Strict` would
-//! find the same, and refuse a quarantine because an older API server lacks a field.
+//! The API server drops a field that it does not know, and the request succeeds. It checks every
+//! request for such fields by default (`fieldValidation=Warn`). `Strict` would find the same
+//! ones, but fail a quarantine because an older API server lacks a field.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,41 +16,41 @@ use tokio::time::Instant;
 
 use crate::layer::MESSAGE_CHARS;
 
-/// The time for which a warning that was logged is not logged again: it comes with each request of its kind.
+/// Pause before the same warning is logged again, as every request of its kind repeats it.
 const AGAIN: Duration = Duration::from_secs(60 * 60);
-/// Most warnings that are logged within that time: a policy of admission can word each one differently.
+/// Most warnings logged within [`AGAIN`], as an admission policy can word each one differently.
 const MOST: usize = 20;
 
-/// The warnings so far.
+/// Counter of warnings, and those that were logged.
 #[derive(Debug, Default)]
 pub(crate) struct Warnings {
     count: AtomicU64,
-    /// Those that were logged last, oldest first.
+    /// Warnings logged within [`AGAIN`], oldest first.
     logged: Mutex<VecDeque<(String, Instant)>>,
 }
 
 // === impl Warnings ===
 
 impl Warnings {
-    /// Returns how many there were.
+    /// Returns the number of warnings since the start.
     pub(crate) fn count(&self) -> u64 {
         self.count.load(Ordering::Relaxed)
     }
 
-    /// Counts and logs the warnings in the head of an answer.
+    /// Counts and logs the warnings in the headers of an answer.
     pub(crate) fn read(&self, method: &http::Method, path: &str, headers: &HeaderMap) {
         for value in headers.get_all(WARNING) {
             self.count.fetch_add(1, Ordering::Relaxed);
             let warning = text(&String::from_utf8_lossy(value.as_bytes()));
-            if self.is_news(&warning) {
-                // The tests of the product fail where it logs this (testkit).
+            if self.is_new(&warning) {
+                // Tests of the product fail if this line is logged (testkit).
                 tracing::warn!(%method, path, warning, "the API server warns of a request");
             }
         }
     }
 
-    /// Returns whether this one is to be logged, and notes that it is.
-    fn is_news(&self, warning: &str) -> bool {
+    /// Returns true if a warning is to be logged, and records it as logged.
+    fn is_new(&self, warning: &str) -> bool {
         let mut logged = self.logged.lock().unwrap_or_else(PoisonError::into_inner);
         while logged.front().is_some_and(|(_, at)| at.elapsed() >= AGAIN) {
             logged.pop_front();
@@ -62,7 +63,7 @@ impl Warnings {
     }
 }
 
-/// Returns the text of a warning without its code and agent, which are `299 -`.
+/// Returns the text of a warning without its code and agent (`299 -`).
 fn text(warning: &str) -> String {
     let quoted = warning.split_once('"').map_or(warning, |(_, rest)| rest);
     let quoted = quoted.strip_suffix('"').unwrap_or(quoted);
@@ -96,7 +97,7 @@ mod tests {
             },
         );
         for warned in [1, 2, 2] {
-            // What the answer says beside that is another matter.
+            // The result of the request does not matter here.
             drop(cluster.apply(&view, &change).await);
             assert_eq!(cluster.requests().warned, warned);
         }
@@ -105,16 +106,16 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_warning_is_logged_once_an_hour_and_not_many() {
         let warnings = Warnings::default();
-        assert!(warnings.is_news("a"));
-        assert!(!warnings.is_news("a"));
+        assert!(warnings.is_new("a"));
+        assert!(!warnings.is_new("a"));
         assert_eq!(
             (0..100)
-                .filter(|one| warnings.is_news(&one.to_string()))
+                .filter(|one| warnings.is_new(&one.to_string()))
                 .count(),
             MOST - 1
         );
         tokio::time::advance(AGAIN).await;
-        assert!(warnings.is_news("a"));
+        assert!(warnings.is_new("a"));
     }
 
     #[test]

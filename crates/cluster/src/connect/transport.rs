@@ -1,14 +1,14 @@
-//! The HTTP below the client: what kube's own builder would make, and two things that it
-//! gives no access to.
+//! HTTP transport of the client: what kube's own builder makes, with two settings that it gives
+//! no access to.
 //!
-//! - `TCP_NODELAY`. Without it the first request on a new TLS connection waits 40 ms: the end
-//!   of the handshake is held back by Nagle's algorithm until the server's delayed
-//!   acknowledgement. It is the request that cordons a node whose GPU has just failed.
-//! - HTTP/2 where the API server speaks it, which every one does; a proxy in front of it may
-//!   not, and gets HTTP/1.1. The watch and all patches share one connection, so the first
-//!   patch after a quiet month finds it open, and 32 patches at once need no 32 handshakes.
-//!   A burst over 32 connections of HTTP/1.1 was not measurably faster: the API server's own
-//!   work is ten times ours.
+//! - `TCP_NODELAY`. Without it the first request on a new TLS connection waits 40 ms: Nagle's
+//!   algorithm holds back the end of the handshake until the server's delayed acknowledgement.
+//!   That request cordons a node whose GPU has just failed.
+//! - HTTP/2 where the server speaks it. Every API server does; a proxy in front may not, and
+//!   gets HTTP/1.1. The watch and all patches share one connection, so the first patch after a
+//!   quiet month finds it open, and 32 patches at once need no 32 handshakes. A burst over 32
+//!   connections of HTTP/1.1 was not measurably faster: the API server's own work takes ten
+//!   times as long.
 
 use std::time::Duration;
 
@@ -23,19 +23,20 @@ use tower::{BoxError, ServiceExt as _};
 
 use super::ConnectError;
 
-/// Longest time to a TLS connection, name look-up included.
+/// Longest time to open a TLS connection, including the name look-up.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Longest time that the API server may leave a request unread.
+/// Longest time to write a request, if the API server does not read it.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Longest silence on a connection: then it counts as dead and is closed.
+/// Longest silence on a connection, after which it counts as dead and is closed.
 ///
-/// This is what notices a connection that died without a word (a rebooted load balancer,
-/// a dropped NAT entry) where HTTP/1.1 is spoken, which has no ping. A watch is never silent
-/// for so long, because it asks the server to end it after [`crate::watch::WATCH_SECONDS`].
+/// Where HTTP/1.1 is spoken, which has no ping, this detects a connection that died without
+/// notice (a rebooted load balancer, a dropped NAT entry). A watch is never silent for so long,
+/// because it asks the server to end it after [`crate::watch::WATCH_SECONDS`].
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(35);
 
-/// The times of pings: with HTTP/2, a connection that was silent for so long is pinged, and closed
-/// if no answer comes. All requests are on it, and a dead one would hold them all.
+/// Times of pings. With HTTP/2, a connection that was silent for `after` is pinged, and closed
+/// if no answer comes within `timeout`. All requests share it, and a dead connection would hold
+/// them all.
 #[derive(Clone, Copy)]
 pub(super) struct Pings {
     after: Duration,
@@ -43,21 +44,21 @@ pub(super) struct Pings {
 }
 
 impl Pings {
-    /// The times for most connections.
+    /// Times for most connections.
     pub(super) const DEFAULT: Self = Self {
         after: Duration::from_secs(10),
         timeout: Duration::from_secs(5),
     };
-    /// The times for the Lease: a dead connection has to be found, and another opened, within the
-    /// time in which it has to be renewed.
+    /// Times for the Lease: a dead connection has to be detected, and another one opened, before
+    /// the Lease has to be renewed.
     pub(super) const SOON: Self = Self {
         after: Duration::from_secs(2),
         timeout: Duration::from_secs(2),
     };
 }
 
-/// Returns a client for what `config` names; errors say that it is for `server`. Opens no
-/// connection.
+/// Creates a client for the cluster that `config` names, without opening a connection. Errors
+/// name `server`.
 pub(super) fn client(config: &Config, server: &str, pings: Pings) -> Result<Client, ConnectError> {
     let credentials = |source| ConnectError::Credentials {
         server: server.to_owned(),
@@ -91,7 +92,7 @@ pub(super) fn client(config: &Config, server: &str, pings: Pings) -> Result<Clie
     connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
     connector.set_read_timeout(Some(SILENCE_TIMEOUT));
     connector.set_write_timeout(Some(WRITE_TIMEOUT));
-    // The silence of a pooled connection before a request is not the request's.
+    // The silence of a pooled connection before a request does not count.
     connector.set_reset_reader_on_write(true);
 
     let http = legacy::Client::builder(TokioExecutor::new())

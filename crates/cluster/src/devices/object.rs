@@ -1,4 +1,4 @@
-//! Slices, rules and claims as the API server has them, as far as they are read.
+//! Slices, rules and claims as the API server sends them, with the fields that are read.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use model::ownership::Maker;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-/// The condition by which the cluster says what becomes of the pods that have to go.
+/// Condition of a rule with the progress of evicting its pods.
 const EVICTION: &str = "EvictionInProgress";
 
 #[derive(Debug, Default, Deserialize)]
@@ -23,7 +23,7 @@ struct Metadata {
     annotations: BTreeMap<String, String>,
 }
 
-/// A `ResourceSlice`.
+/// A `ResourceSlice`, which lists devices of a node.
 #[derive(Debug, Deserialize)]
 pub(super) struct SliceObject {
     metadata: Metadata,
@@ -57,7 +57,7 @@ struct Device {
     taints: Vec<Taint>,
 }
 
-/// The value of an attribute; only text is of use here.
+/// Value of an attribute; only strings are used here.
 #[derive(Debug, Deserialize)]
 struct Attribute {
     string: Option<String>,
@@ -71,7 +71,7 @@ struct Taint {
     effect: String,
 }
 
-/// A `DeviceTaintRule` with our label.
+/// A `DeviceTaintRule` that a gpuwarden has created.
 #[derive(Debug, Deserialize)]
 pub(super) struct RuleObject {
     metadata: Metadata,
@@ -88,7 +88,7 @@ struct RuleObjectSpec {
     taint: Taint,
 }
 
-/// The names of a device, each of which may be absent.
+/// Parts of the name of a device. Each may be absent.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Selected {
@@ -111,7 +111,7 @@ struct Condition {
     message: String,
 }
 
-/// A `ResourceClaim`.
+/// A `ResourceClaim`, which allocates devices to pods.
 #[derive(Debug, Deserialize)]
 pub(super) struct ClaimObject {
     metadata: Metadata,
@@ -181,7 +181,7 @@ impl Device {
         }
     }
 
-    /// Returns an attribute by its name, which may have a domain before it.
+    /// Returns an attribute by its name without domain.
     fn attribute(&self, name: &str) -> Option<String> {
         let named = |key: &str| key.rsplit('/').next() == Some(name);
         let mut attributes = self.attributes.iter();
@@ -193,7 +193,8 @@ impl Device {
 // === impl Taint ===
 
 impl Taint {
-    /// Returns the taint. An effect that is not known has none, as the API has it.
+    /// Converts the taint. An unknown effect becomes the default, which is no effect, as in the
+    /// API.
     fn taint(&self) -> DeviceTaint {
         DeviceTaint {
             key: self.key.clone(),
@@ -265,8 +266,8 @@ impl ClaimObject {
     }
 }
 
-/// Returns a rule as it is made. All three names of the device are always there: a rule that
-/// leaves them out selects all devices of the cluster.
+/// Returns the object of a new rule. It always has all three parts of the device's name: a rule
+/// without them selects all devices of the cluster.
 pub(super) fn rule(api: &ApiResource, name: &str, spec: &RuleSpec) -> Value {
     let DeviceId {
         driver,

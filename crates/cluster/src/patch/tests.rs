@@ -6,7 +6,7 @@ use proptest::sample::{Index, select};
 
 use super::*;
 
-/// Applies `patch` as the API server does: `test` with `null` holds where nothing is.
+/// Applies `patch` as the API server does: `test` with `null` holds if the field is absent.
 fn apply(patch: &Patch, object: &Value) -> Result<Value, json_patch::PatchError> {
     let mut object = object.clone();
     for operation in patch.iter() {
@@ -33,7 +33,7 @@ fn taint(key: &str, value: &str, effect: &str) -> Taint {
     }
 }
 
-/// Returns one operation a line: `test PATH VALUE`.
+/// Formats one operation per line: `test PATH VALUE`.
 fn lines(patch: &Patch) -> Vec<String> {
     let line = |operation: &PatchOperation| match operation {
         PatchOperation::Test(op) => format!("test {} {}", op.path, op.value),
@@ -233,7 +233,7 @@ fn some_taint() -> impl Strategy<Value = Taint> {
     ("[a-d]", "[xy]?", effect).prop_map(|(key, value, effect)| taint(&key, &value, effect))
 }
 
-/// Returns nodes as the API server shows them: nothing empty, nothing false.
+/// Generates nodes as the API server returns them: no field is empty or false.
 fn object() -> impl Strategy<Value = Value> {
     let entries = || btree_map(key(), "[xy]?", 0..4);
     let taints = vec((some_taint(), any::<bool>()), 0..5);
@@ -309,7 +309,8 @@ proptest! {
         prop_assume!(!SESSION_ANNOTATIONS.contains(&other.as_str()));
         let before = view(&object);
         prop_assume!(!before.annotations.is_empty());
-        // Meanwhile somebody annotates the node, and taints it behind what we remove.
+        // Meanwhile another client annotates the node, and appends a taint after those that we
+        // remove.
         let mut stored = object.clone();
         stored["metadata"]["annotations"][&other] = json!("theirs");
         let theirs = json!({"key": "theirs", "effect": "NoSchedule"});

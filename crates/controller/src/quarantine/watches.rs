@@ -163,7 +163,7 @@ impl Watches {
             )));
         }
         if !taints && self.devices.is_none() && writes {
-            self.devices = Some(cluster.watch_left_rules(self.cancel.clone()));
+            self.devices = Some(cluster.watch_leftover_rules(self.cancel.clone()));
         }
         None
     }

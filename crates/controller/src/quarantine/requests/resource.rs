@@ -20,7 +20,10 @@ const DELETE_WITHIN: Duration = Duration::from_secs(15 * 60);
 /// Creates a custom resource.
 pub(crate) async fn create(client: Client, planned: PlannedResource) -> Answer {
     let began = Instant::now();
-    let result = client.cluster.make_resource(&client.kinds, &planned).await;
+    let result = client
+        .cluster
+        .create_resource(&client.kinds, &planned)
+        .await;
     if planned.action != DRAIN_ACTION {
         let metrics = &client.remediation_metrics;
         metrics.created(&planned, &result, began.elapsed());
