@@ -1,4 +1,4 @@
-//! Nodes of a real control plane: changed on condition, given back to the byte, watched.
+//! Nodes of a real control plane: conditional changes, restoration to the byte, and watches.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -23,11 +23,11 @@ use tokio_util::sync::CancellationToken;
 #[path = "cluster/requests.rs"]
 mod requests;
 
-/// The longest time that the controller manager, or an API server that was killed, may take.
+/// Longest time for the controller manager, or for an API server that was killed.
 const SOON: Duration = Duration::from_secs(60);
-/// The taint with which the controller manager marks a cordon.
+/// Taint that the controller manager adds to a cordoned node.
 const CORDON_TAINT: &str = "node.kubernetes.io/unschedulable";
-/// The annotation that the controller manager puts on every node.
+/// Annotation that the controller manager sets on every node.
 const TTL: &str = "node.alpha.kubernetes.io/ttl";
 
 async fn connect(kubeconfig: &Path) -> Result<Cluster> {
@@ -39,8 +39,8 @@ async fn connect(kubeconfig: &Path) -> Result<Cluster> {
     .await?)
 }
 
-/// Connects as a new service account, with these rights, if any. Unlike the administrator
-/// it is subject to authorization and to the limits of the API server.
+/// Connects as a new service account with these permissions, if any. Unlike the administrator,
+/// the account is subject to authorization and to the limits of the API server.
 async fn connect_as(plane: &ControlPlane, role: Option<&str>) -> Result<Cluster> {
     let name = unique("account");
     plane.namespace(&name).await?;
@@ -75,7 +75,7 @@ async fn view(client: &Client, name: &str) -> Result<NodeView> {
     NodeView::from_object(object(client, name).await?).context("not a node")
 }
 
-/// Makes a node, and waits until the controller manager has nothing more to add to it.
+/// Creates a node, and waits until the controller manager has nothing to add.
 async fn enter(client: &Client, builder: NodeBuilder) -> Result<NodeView> {
     let made = builder.create(client).await?;
     let name = made.metadata.name.context("no name")?;
@@ -97,7 +97,7 @@ async fn lasting(client: &Client, name: &str) -> Result<String> {
     Ok(serde_json::to_string_pretty(&object)?)
 }
 
-/// Somebody else changes the node.
+/// Changes the node as another client.
 async fn meddle(client: &Client, name: &str, patch: Value) -> Result<()> {
     let nodes: Api<Node> = Api::all(client.clone());
     nodes
@@ -138,7 +138,7 @@ fn entries<const N: usize>(entries: [(&str, Option<&str>); N]) -> BTreeMap<Strin
         .collect()
 }
 
-/// A quarantine of everything that one can consist of.
+/// Returns a quarantine with every kind of change.
 fn quarantine(node: &NodeView) -> NodeChange {
     NodeChange {
         unschedulable: (!node.unschedulable).then_some(true),
@@ -159,7 +159,7 @@ fn quarantine(node: &NodeView) -> NodeChange {
     }
 }
 
-/// The reverse of `quarantine` of a node that was as `before`.
+/// Returns the change that undoes `quarantine` on a node that was as `before`.
 fn release(before: &NodeView) -> NodeChange {
     let change = quarantine(before);
     let back = |now: BTreeMap<String, Option<String>>, old: &BTreeMap<String, String>| {
@@ -176,14 +176,14 @@ fn release(before: &NodeView) -> NodeChange {
     }
 }
 
-/// The error of a change that must not go through.
+/// Returns the error of a change that must fail.
 async fn refused(cluster: &Cluster, node: &NodeView, change: &NodeChange) -> Result<ApiError> {
     let result = cluster.apply(node, change).await;
     result.err().context("the change was made")
 }
 
-/// Applies what `decide` makes of the node, again after each conflict. Returns the node
-/// and the number of conflicts.
+/// Applies the change that `decide` returns, and decides again after each conflict. Returns the
+/// node and the number of conflicts.
 async fn settle(
     cluster: &Cluster,
     client: &Client,
@@ -204,7 +204,7 @@ async fn a_node_comes_back_to_the_byte() -> Result<()> {
     let Some(plane) = ControlPlane::private(Version::LATEST, Options::default()).await? else {
         return Ok(());
     };
-    // It would annotate the nodes, and mark each cordon with a taint.
+    // The controller manager would annotate the nodes, and taint each cordoned one.
     plane.kill(Program::ControllerManager)?;
     let (client, cluster) = (plane.client().await?, connect(plane.kubeconfig()).await?);
     assert_eq!(cluster.server(), plane.server());
@@ -237,7 +237,7 @@ async fn a_node_comes_back_to_the_byte() -> Result<()> {
         Api::<Node>::all(client.clone())
             .create(&PostParams::default(), &node)
             .await?;
-        // Admission has added `not-ready`; the kubelet is not there to be ready.
+        // Admission has added `not-ready`, and there is no kubelet to remove the taint.
         let born = view(&client, name).await?;
         let not_ready = born.taints.iter().map(|on_node| on_node.taint.clone());
         let remove_taints = not_ready
@@ -282,8 +282,7 @@ async fn a_node_comes_back_to_the_byte() -> Result<()> {
     Ok(())
 }
 
-/// A control plane of its own: whoever tests gpuwarden in the shared one reacts to what is
-/// written here.
+/// Uses a control plane of its own: tests of gpuwarden in the shared one react to these changes.
 #[tokio::test]
 async fn nodes_are_changed_with_others_at_work() -> Result<()> {
     let Some(plane) = ControlPlane::private(Version::LATEST, Options::default()).await? else {
@@ -315,7 +314,7 @@ async fn the_taint_of_a_cordon_is_not_ours(client: &Client, cluster: &Cluster) -
     };
     marked(true).await?;
 
-    // Without it in the view: our taints go, the cordon and its taint stay.
+    // Not in the view: our taints are removed, the cordon and its taint stay.
     let untaint = |_: &NodeView| NodeChange {
         remove_taints: quarantine(&before).add_taints,
         ..NodeChange::default()
@@ -355,7 +354,7 @@ async fn what_others_write_survives(client: &Client, cluster: &Cluster) -> Resul
         .unschedulable();
     let seen = enter(client, built).await?;
 
-    // Between look and patch: an annotation, a label, a taint at the head of the list.
+    // Between read and patch: an annotation, a label, a taint at the head of the list.
     let mut taints = raw_taints(&seen);
     taints.insert(0, json!({"key": "theirs", "effect": "NoSchedule"}));
     let metadata = json!({"annotations": {"theirs": "1"}, "labels": {"theirs": "1"}});
@@ -376,7 +375,7 @@ async fn what_others_write_survives(client: &Client, cluster: &Cluster) -> Resul
     assert_eq!(during.taints.first().map(key).as_deref(), Some("theirs"));
     assert!(during.has_taint(&ours()));
 
-    // The list moves under the removal: a conflict, and right the second time.
+    // The list shifts under the removal: a conflict, and success the second time.
     let mut taints = raw_taints(&during);
     taints.remove(0);
     meddle(client, &name, json!({"spec": {"taints": taints}})).await?;
@@ -423,7 +422,7 @@ async fn what_the_decision_read_must_still_hold(client: &Client, cluster: &Clust
         assert_eq!(after.unschedulable, what == "cordoned", "{what}");
     }
 
-    // A node of the same name is not the same node.
+    // A recreated node of the same name is another node.
     let name = unique("again");
     let seen = enter(client, node(&name).label("zone", "a")).await?;
     let nodes: Api<Node> = Api::all(client.clone());
@@ -460,7 +459,7 @@ async fn refusals_are_told_apart(
     assert!(message.contains("Duplicate value"), "{message}");
     assert!(!error.is_retryable());
 
-    // Somebody is faster with the very taint: look again.
+    // Another client adds the same taint first: a conflict.
     let mut taints = raw_taints(&seen);
     taints.push(json!({"key": ours().key, "effect": ours().effect}));
     meddle(client, &name, json!({"spec": {"taints": taints}})).await?;
@@ -500,7 +499,7 @@ async fn refusals_are_told_apart(
     Ok(())
 }
 
-/// Returns the next event of the watch, those about other nodes left out.
+/// Returns the next event of the watch that is not about another node.
 async fn next(events: &mut mpsc::Receiver<NodeEvent>, name: &str) -> Result<NodeEvent> {
     loop {
         let event = tokio::time::timeout(SOON, events.recv()).await;
@@ -515,7 +514,7 @@ async fn next(events: &mut mpsc::Receiver<NodeEvent>, name: &str) -> Result<Node
     }
 }
 
-/// The next state of the node for which `is` holds; fails at anything else than states of it.
+/// Returns the next state of the node that satisfies `is`. Fails at any other event.
 async fn until(
     events: &mut mpsc::Receiver<NodeEvent>,
     name: &str,
@@ -560,7 +559,7 @@ async fn the_watch_sees_changes(client: &Client, cluster: &Cluster) -> Result<()
     Ok(())
 }
 
-/// Passes connections on to `server`, and counts them.
+/// Forwards connections to `server`, and counts them.
 async fn counting_proxy(server: &str) -> Result<(u16, Arc<AtomicUsize>)> {
     let server = server.trim_start_matches("https://").to_owned();
     let listener = TcpListener::bind("127.0.0.1:0").await?;
@@ -579,7 +578,7 @@ async fn counting_proxy(server: &str) -> Result<(u16, Arc<AtomicUsize>)> {
     Ok((port, count))
 }
 
-/// The first patch after a quiet month finds an open connection: the watch's.
+/// The first patch after a quiet month uses the open connection of the watch.
 async fn the_watch_and_a_burst_share_one_connection(
     plane: &ControlPlane,
     client: &Client,
@@ -623,7 +622,7 @@ async fn trouble_of_the_api_server_is_survived() -> Result<()> {
         ..NodeChange::default()
     };
 
-    // One request at a time is served; the others are told when to come again.
+    // One request at a time is served; the others are asked to retry later.
     let limited = connect_as(&plane, Some("cluster-admin")).await?;
     let seen = view(&client, "n").await?;
     let throttled = wait_for("an answer 429", SOON, || async {
@@ -674,7 +673,7 @@ async fn trouble_of_the_api_server_is_survived() -> Result<()> {
     }
     let seen = view(&client, "n").await?;
     settle(&cluster, &client, seen, |_| label("b")).await?;
-    // Whether or not the API server had to be asked for a list again.
+    // With or without another list.
     let mut last = None;
     while last.as_deref() != Some("b") {
         match next(&mut events, "n").await? {

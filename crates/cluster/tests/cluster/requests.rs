@@ -1,5 +1,5 @@
-//! What we ask for arrives: each condition and limit that a request names holds at a real API server, whatever
-//! a client library makes of it.
+//! Requests at a real API server: each condition and limit that a request names takes effect,
+//! despite the client library.
 
 use anyhow::{Context as _, Result, ensure};
 use contract::keys;
@@ -17,12 +17,13 @@ use testkit::{ControlPlane, Options, Private, Program, Version, node, unique};
 
 use crate::connect;
 
-/// The time to end that the pods of this file ask for (seconds).
+/// Grace period of the pods in this file (seconds).
 const OWN_GRACE: i64 = 3600;
-/// A uid that no object has.
+/// UID that no object has.
 const OTHER_UID: &str = "11111111-2222-4333-8444-555555555555";
 
-/// Returns a control plane without controllers: what is deleted with time to end stays as it is.
+/// Starts a control plane without controllers, where an object deleted with a grace period
+/// stays.
 async fn plane() -> Result<Option<(Private, Client, Cluster)>> {
     let Some(plane) = ControlPlane::private(Version::LATEST, Options::default()).await? else {
         return Ok(None);
@@ -37,7 +38,7 @@ async fn plane() -> Result<Option<(Private, Client, Cluster)>> {
     Ok(Some((plane, client, cluster)))
 }
 
-/// Makes a running pod on a node.
+/// Creates a running pod on a node.
 async fn pod(client: &Client, name: &str, node: &str) -> Result<Pod> {
     let pods: Api<Pod> = Api::namespaced(client.clone(), "work");
     let pod = serde_json::from_value(json!({
@@ -54,7 +55,7 @@ async fn pod(client: &Client, name: &str, node: &str) -> Result<Pod> {
     Ok(pods.patch_status(name, &params, &running).await?)
 }
 
-/// Returns the removal of a pod: by an eviction with so many seconds to end, else at once.
+/// Returns the removal of a pod: an eviction with this grace period, or else a deletion.
 fn removal(pod: &Pod, evict: Option<i64>) -> PlannedRemoval {
     PlannedRemoval {
         node: "ill".to_owned(),
@@ -67,7 +68,7 @@ fn removal(pod: &Pod, evict: Option<i64>) -> PlannedRemoval {
     }
 }
 
-/// Returns a pod's time to end (seconds), where it is ending.
+/// Returns the grace period of a pod that is terminating (seconds).
 async fn time_to_end(client: &Client, name: &str) -> Result<Option<i64>> {
     let pods: Api<Pod> = Api::namespaced(client.clone(), "work");
     let metadata = pods.get(name).await?.metadata;
@@ -95,15 +96,15 @@ async fn only_the_pod_that_was_decided_about_is_removed_and_within_the_limit() -
         conflicts(cluster.remove_pod(&wrong).await)?;
         assert_eq!(time_to_end(&client, "evicted").await?, None, "{evict:?}");
     }
-    // Its own time is longer than the limit.
+    // The pod's own grace period is longer than the limit.
     cluster.remove_pod(&removal(&evicted, Some(30))).await?;
     assert_eq!(time_to_end(&client, "evicted").await?, Some(30));
-    // Without time to end it is gone at once, though it had some left.
+    // A deletion without a grace period ends the pod at once, before its grace period is over.
     cluster.remove_pod(&removal(&evicted, None)).await?;
     let pods: Api<Pod> = Api::namespaced(client.clone(), "work");
     assert!(pods.get_opt("evicted").await?.is_none());
 
-    // A pod of a StatefulSet comes back elsewhere under its name before its watch tells of it.
+    // A pod of a StatefulSet is recreated elsewhere under its name before the watch shows it.
     let before = pod(&client, "db-0", "ill").await?;
     cluster.remove_pod(&removal(&before, Some(30))).await?;
     let at_once = DeleteParams::default().grace_period(0);
@@ -144,7 +145,7 @@ async fn a_trial_of_an_eviction_tells_of_budgets_and_evicts_nothing() -> Result<
     assert_eq!(cluster.refuses_eviction(&view(&free)).await?, None);
     let why = cluster.refuses_eviction(&view(&held)).await?;
     assert!(why.context("not refused")?.contains("disruption budget"));
-    // Nothing is told of a pod that only has the name.
+    // A pod that only has the same name is not annotated.
     let gone = PodView {
         uid: OTHER_UID.to_owned(),
         ..view(&free)
@@ -202,7 +203,8 @@ async fn nothing_is_written_on_or_deleted_of_another_object_of_the_same_name() -
         assert!(cluster.object(&maps, Some("work"), name).await?.is_some());
         delete(made["metadata"]["uid"].as_str().unwrap_or_default()).await?;
         let left = cluster.object(&maps, Some("work"), name).await?;
-        // The garbage collector, which is not there, would make an end of what waits for its dependents.
+        // The garbage collector, which does not run here, would delete an object that waits for
+        // its dependents.
         let waits = left.map(|left| left["metadata"]["finalizers"].clone());
         let expected = foreground.then(|| json!(["foregroundDeletion"]));
         assert_eq!(waits, expected, "{name}");
