@@ -1,5 +1,5 @@
-//! Metrics of what is asked of the API server: how many requests, how many of them it turned
-//! away, and how many may be under way at once. Watches and lists are not counted.
+//! Metrics of requests to the API server: their number, failures, and the limit of those in
+//! flight. Watches and lists are not counted.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,10 +11,10 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use runtime::metrics::Metrics;
 
-/// Reads the counts when it is asked for them.
+/// Collector that reads the counts when metrics are scraped.
 struct ApiRequests(Arc<Cluster>);
 
-/// Shows the requests of `cluster` in `metrics`.
+/// Registers the requests of `cluster` in `metrics`.
 pub fn register(cluster: &Arc<Cluster>, metrics: &Metrics) {
     metrics.collect_from(ApiRequests(Arc::clone(cluster)));
 }

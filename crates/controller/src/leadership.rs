@@ -1,4 +1,4 @@
-//! The metric of the leader election, under the name that Kubernetes' own controllers have.
+//! Metric of the leader election, under the name that Kubernetes' own controllers use.
 
 use std::fmt;
 
@@ -10,14 +10,14 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use runtime::metrics::Metrics;
 use tokio::sync::watch;
 
-/// Reads the standing when it is asked for it.
+/// Collector that reads the standing when metrics are scraped.
 #[derive(Debug)]
 struct MasterStatus {
     standing: watch::Receiver<Standing>,
     lease: &'static str,
 }
 
-/// Shows in `metrics` whether `candidate` holds the Lease of this name.
+/// Registers in `metrics` whether `candidate` holds the Lease of this name.
 pub fn register(candidate: &Candidate, lease: &'static str, metrics: &Metrics) {
     let standing = candidate.standing();
     metrics.collect_from(MasterStatus { standing, lease });

@@ -1,5 +1,5 @@
-//! Metrics of what is told on the nodes. The names are NVSentinel's; its label `node_name`
-//! of Event operations is left out, for it grows with the cluster.
+//! Metrics of conditions and Events of nodes. The names are NVSentinel's. Its label `node_name`
+//! of Event operations is left out, since it grows with the cluster.
 
 use std::time::Duration;
 
@@ -13,12 +13,12 @@ runtime::metrics! {
     pub(super) struct ConditionMetrics {
         /// Patches of a node's conditions.
         conditions: Family<Labels<1>, Counter> = "k8s_platform_connector_node_condition_update",
-        /// How long a patch of a node's conditions took.
+        /// Time of a patch of a node's conditions.
         condition_time: Histogram =
             "k8s_platform_connector_node_condition_update_duration_milliseconds"(buckets()),
         /// Kubernetes Events of nodes that were made or counted up.
         events: Family<Labels<2>, Counter> = "k8s_platform_connector_node_event_operations",
-        /// How long it took to make a Kubernetes Event, or to count one up.
+        /// Time to create a Kubernetes Event, or to raise its count.
         event_time: Histogram =
             "k8s_platform_connector_node_event_update_create_duration_milliseconds"(buckets()),
     }
@@ -27,7 +27,7 @@ runtime::metrics! {
 impl ConditionMetrics {
     pub(super) fn new(metrics: &Metrics) -> Self {
         let own = Self::registered(metrics);
-        // From the start, so that an alert on the first failure sees it grow from nought.
+        // Created at the start, so that an alert on the first failure sees an increase from 0.
         for status in [status(true), status(false)] {
             drop(own.conditions.get_or_create(&[status]));
             for operation in ["create", "update"] {

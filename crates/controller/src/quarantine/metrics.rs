@@ -1,5 +1,5 @@
-//! Metrics of fault quarantine. The names are NVSentinel's; where it has a metric that we
-//! do not, docs/compatibility.md says why.
+//! Metrics of fault quarantine. The names are NVSentinel's; docs/compatibility.md explains why
+//! some of its metrics are missing.
 
 mod drain;
 mod remediation;
@@ -25,13 +25,14 @@ use tokio::time::Instant;
 pub(super) use drain::DrainMetrics;
 pub(super) use remediation::RemediationMetrics;
 
-/// Prometheus's own default buckets, as NVSentinel uses them (seconds).
+/// Default buckets of Prometheus, as in NVSentinel (seconds).
 const BUCKETS: [f64; 11] = [
     0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 ];
 
-/// After so long without its node, what was counted of it is no longer shown: with names that
-/// never come again, of an autoscaled fleet, it would grow for ever. Who scrapes has it by then.
+/// Time after which the counters of a node that is gone are no longer shown: with names that
+/// never return, as in an autoscaled fleet, they would grow for ever. Every scraper has the
+/// values by then.
 const GONE: Duration = Duration::from_secs(24 * 60 * 60);
 
 runtime::metrics! {
@@ -41,28 +42,28 @@ runtime::metrics! {
         pub(super) received: Counter = "fault_quarantine_events_received",
         /// Events recorded in the fault book.
         pub(super) processed: Counter = "fault_quarantine_events_successfully_processed",
-        /// Errors by kind.
+        /// Errors of processing, by kind.
         errors: Family<Labels<1>, Counter> = "fault_quarantine_processing_errors",
         /// Nodes taken out of service.
         quarantined: Family<Labels<1, String>, Counter> = "fault_quarantine_nodes_quarantined",
-        /// Nodes given back.
+        /// Nodes returned to service.
         unquarantined: Family<Labels<1, String>, Counter> = "fault_quarantine_nodes_unquarantined",
         /// Nodes that somebody gave back by hand.
         manually_uncordoned: Family<Labels<1, String>, Counter> = "fault_quarantine_nodes_manually_uncordoned",
-        /// Nodes of which somebody removed a quarantine taint by hand.
+        /// Nodes whose quarantine taint was removed by hand.
         manually_untainted: Family<Labels<1, String>, Counter> = "fault_quarantine_nodes_manually_untainted",
-        /// Nodes that were counted, with the time since which they are gone.
+        /// Nodes with counters, and when each left the cluster.
         counted: Arc<Mutex<BTreeMap<String, Option<Instant>>>>,
         /// 1 for each node that is out of service.
         current: Family<Labels<1, String>, Gauge> = "fault_quarantine_current_quarantined_nodes",
         shown: Arc<Mutex<BTreeSet<String>>>,
-        /// Taints added.
+        /// Taints added to nodes.
         taints_applied: Family<Labels<2, String>, Counter> = "fault_quarantine_taints_applied",
-        /// Taints removed.
+        /// Taints removed from nodes.
         taints_removed: Family<Labels<2, String>, Counter> = "fault_quarantine_taints_removed",
-        /// Cordons.
+        /// Cordons made on nodes.
         cordons_applied: Counter = "fault_quarantine_cordons_applied",
-        /// Cordons taken back.
+        /// Cordons removed from nodes.
         cordons_removed: Counter = "fault_quarantine_cordons_removed",
         /// Rule sets evaluated, by result.
         evaluations: Family<Labels<2, String>, Counter> = "fault_quarantine_ruleset_evaluations",
@@ -74,7 +75,7 @@ runtime::metrics! {
         backlog: Gauge = "fault_quarantine_event_backlog_count",
         /// 1 for the state of the circuit breaker.
         breaker_state: Family<Labels<1>, Gauge> = "fault_quarantine_breaker_state",
-        /// How far the fullest limit on quarantines is used up; 1 is full.
+        /// Share of the fullest limit on quarantines that is used; 1 is full.
         breaker_utilization: Gauge<f64, AtomicU64> = "fault_quarantine_breaker_utilization",
         /// Nodes that the brake or a pause holds back from being taken out of service.
         held: Gauge = "gpuwarden_quarantine_held_nodes",
@@ -84,7 +85,7 @@ runtime::metrics! {
         overflow: Counter = "gpuwarden_fault_book_overflow",
         /// Taints that single devices have by rules of ours, by key and effect.
         device_taints: Family<Labels<2, String>, Gauge> = "gpuwarden_device_taints",
-        /// The taints that were shown at any time.
+        /// Taints that were shown since the start.
         tainted: Arc<Mutex<BTreeSet<Labels<2, String>>>>,
         /// Changes of DeviceTaintRules by result: written, deleted, conflict, failed.
         rule_changes: Family<Labels<1>, Counter> = "gpuwarden_device_taint_rule_changes",
@@ -96,20 +97,20 @@ impl QuarantineMetrics {
         self.errors.get_or_create(&[("error_type", kind)]).inc();
     }
 
-    /// Counts that events were decided about, so long after they were taken from the feed.
+    /// Counts events that a decision covers, `took` after they were read from the feed.
     pub(super) fn handled(&self, events: u32, took: Duration) {
         for _ in 0..events {
             self.handling.observe(took.as_secs_f64());
         }
     }
 
-    /// Counts that a node is out of service, so long after its fault.
+    /// Counts a node that was taken out of service, `took` after its fault.
     pub(super) fn taken_out(&self, took: SignedDuration) {
-        // A fault of the future is a clock that runs ahead.
+        // A fault in the future comes from a clock that is ahead.
         self.quarantine.observe(took.as_secs_f64().max(0.0));
     }
 
-    /// Shows that the book could not be saved for so long.
+    /// Sets the time since the fault book could last be saved.
     pub(super) fn unsaved(&self, duration: Duration) {
         let seconds = duration.as_secs();
         self.unsaved.set(i64::try_from(seconds).unwrap_or(i64::MAX));
@@ -119,19 +120,19 @@ impl QuarantineMetrics {
         self.backlog.set(i64::try_from(events).unwrap_or(i64::MAX));
     }
 
-    /// Counts that so many faults have found no room by now. Returns how many of them are new.
+    /// Sets the number of faults that found no room so far. Returns the number of new ones.
     pub(super) fn overflow(&self, total: u64) -> u64 {
         let new = total.saturating_sub(self.overflow.get());
         self.overflow.inc_by(new);
         new
     }
 
-    /// Counts a change of a rule that was answered so.
+    /// Counts a change of a rule by its result.
     pub(super) fn rule_changed(&self, result: &'static str) {
         self.rule_changes.get_or_create(&[("result", result)]).inc();
     }
 
-    /// Shows how many devices have which taint.
+    /// Sets the number of devices per taint.
     fn devices(&self, view: &FleetView) {
         let devices = view.nodes.iter().flat_map(|node| &node.devices);
         let mut counts: BTreeMap<Labels<2, String>, i64> = BTreeMap::new();
@@ -164,7 +165,7 @@ impl QuarantineMetrics {
     pub(super) fn applied(&self, node: &str, intent: Intent, change: &NodeChange) {
         lock(&self.counted).insert(node.to_owned(), None);
         let node = labels(node);
-        // Where only devices go out, or come back, the node's label says nothing.
+        // A change of only devices does not touch the node's label.
         let state = change.labels.get(keys::STATE_LABEL);
         match intent {
             Intent::Quarantine | Intent::Update if matches!(state, Some(Some(_))) => {
@@ -195,7 +196,7 @@ impl QuarantineMetrics {
         }
     }
 
-    /// Shows no longer what was counted of nodes that are gone for [`GONE`].
+    /// Removes the counters of nodes that have been gone for [`GONE`].
     pub(super) fn forget_gone(&self, is_there: impl Fn(&str) -> bool) {
         lock(&self.counted).retain(|name, gone_since| {
             if is_there(name) {
@@ -218,7 +219,7 @@ impl QuarantineMetrics {
         });
     }
 
-    /// Shows which nodes and devices are out of service now, and how the brake is.
+    /// Sets the gauges of nodes and devices out of service, and of the brake.
     pub(super) fn current(&self, view: &FleetView, utilization: f64) {
         self.devices(view);
         if let Some(brake) = &view.brake {
@@ -234,7 +235,7 @@ impl QuarantineMetrics {
             .nodes
             .iter()
             .filter(|node| node.state.is_out())
-            // Another's is in the metrics of the other.
+            // Sessions of another gpuwarden are in its own metrics.
             .filter(|node| (node.session.as_ref()).is_none_or(|one| one.another.is_none()))
             .map(|node| node.name.clone())
             .collect();
@@ -249,7 +250,7 @@ impl QuarantineMetrics {
     }
 }
 
-/// Returns the labels of a metric of a node.
+/// Returns the labels of a node's metric.
 fn labels(node: &str) -> Labels<1, String> {
     [("node", node.to_owned())]
 }

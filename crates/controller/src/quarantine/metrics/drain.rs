@@ -10,7 +10,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::Histogram;
 use runtime::metrics::{Labels, LegacyCounter};
 
-/// From half the time of an idle API server on (seconds).
+/// Upper bounds of the buckets, from half the latency of an idle API server (seconds).
 const BUCKETS: [f64; 11] = [
     0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 ];
@@ -34,7 +34,7 @@ runtime::metrics! {
 // === impl DrainMetrics ===
 
 impl DrainMetrics {
-    /// Counts a drain that has ended, as the records of its events say.
+    /// Counts a drain that has ended, by the update of its events.
     pub(in crate::quarantine) fn ended(&self, update: &StatusUpdate) {
         let StatusUpdate::Drain { node, eviction, .. } = update else {
             return;
@@ -51,7 +51,7 @@ impl DrainMetrics {
         self.ended.get_or_create(&labels).inc();
     }
 
-    /// Counts the answer to the removal of a pod: evicted, or else deleted without time to end.
+    /// Counts the answer to the eviction of a pod, or to its deletion without a grace period.
     pub(in crate::quarantine) fn removed(
         &self,
         node: &str,

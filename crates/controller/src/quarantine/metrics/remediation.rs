@@ -1,4 +1,4 @@
-//! Metrics of repairs. The names are NVSentinel's where it has them.
+//! Metrics of remediation. The names are NVSentinel's where it has the metric.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::Histogram;
 use runtime::metrics::Labels;
 
-/// From half the time of an idle API server on (seconds).
+/// Upper bounds of the buckets, from half the latency of an idle API server (seconds).
 const BUCKETS: [f64; 11] = [
     0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 ];
@@ -18,7 +18,7 @@ const BUCKETS: [f64; 11] = [
 runtime::metrics! {
     #[derive(Clone)]
     pub(in crate::quarantine) struct RemediationMetrics {
-        /// Faults for which a custom resource was made, or was there already.
+        /// Faults with a custom resource that was created or existed already.
         processed: Family<Labels<2, String>, Counter> = "fault_remediation_events_processed",
         /// Custom resources that were not made, by reason.
         errors: Family<Labels<2, String>, Counter> = "fault_remediation_processing_errors",
@@ -34,7 +34,7 @@ runtime::metrics! {
 // === impl RemediationMetrics ===
 
 impl RemediationMetrics {
-    /// Counts the answer to a custom resource that was to be made.
+    /// Counts the answer to the creation of a custom resource.
     pub(in crate::quarantine) fn created<T>(
         &self,
         planned: &PlannedResource,
@@ -52,7 +52,7 @@ impl RemediationMetrics {
         }
     }
 
-    /// Counts what has become of repairs.
+    /// Counts the end of a remediation, or an action that is not supported.
     pub(in crate::quarantine) fn record(&self, news: RemediationNews) {
         match news {
             RemediationNews::Ended {

@@ -6,7 +6,7 @@ use runtime::metrics::Metrics;
 
 use super::*;
 
-/// Those that compatibility.md does not name as left out.
+/// Metrics of NVSentinel that compatibility.md does not list as missing.
 const NAMES: [&str; 20] = [
     "events_received_total ",
     "events_successfully_processed_total ",
@@ -30,7 +30,7 @@ const NAMES: [&str; 20] = [
     "breaker_state{state=\"TRIPPED\"} 0",
 ];
 
-/// A change that sets the node's label of its state, or takes it off.
+/// Returns a change that sets the node's state label, or removes it.
 fn labelled(state: Option<&str>) -> NodeChange {
     let state = state.map(str::to_owned);
     NodeChange {
@@ -53,7 +53,7 @@ fn status(state: NodeState) -> NodeStatus {
     }
 }
 
-/// Only devices went out and came back: the node was in service all the time.
+/// Only devices go out of service and return: the node stays in service.
 #[test]
 fn a_node_whose_devices_alone_are_out_is_not_counted() {
     let metrics = Metrics::default();
