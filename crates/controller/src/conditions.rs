@@ -1,18 +1,18 @@
-//! Telling on the nodes what their faults are: conditions, and Kubernetes Events.
+//! Reports faults on the nodes, by conditions and Kubernetes Events.
 //!
 //! ```text
-//! quarantine: faults, node --> Board: what is to be told, per node --> Reporter --> API server
+//! quarantine: faults, node --> Board: reports due, per node ---------> Reporter --> API server
 //!        ^                                   ^                            |
-//!        +---- node watch ----               +------- what became of it --+
+//!        +---- node watch ----               +------- results ------------+
 //! ```
 //!
-//! The conditions are decided in `model::condition` at each look at a node, from
-//! all its open faults and from what stands on it. The board keeps the newest answer, not a
-//! queue: a condition that could not be written is tried again, with what is known by then,
-//! until it stands on the node. Where nothing differs, nothing is written.
+//! `model::condition` decides the conditions whenever a node is evaluated, from all its open
+//! faults and its current conditions. The board keeps the newest decision per node, not a queue.
+//! A condition that could not be written is retried, with the newest decision, until the node
+//! has it. Nothing is written where nothing differs.
 //!
-//! Events are told once, with a count for repeats, within the rate of [`board`]: what is told
-//! late has the right count all the same.
+//! Each fault gets one Event, whose count is raised by repeats, within the rate limits of
+//! [`board`]. A late Event still has the right count.
 
 mod board;
 mod metrics;
@@ -34,38 +34,38 @@ use tokio_util::sync::CancellationToken;
 use board::{Failed, Job, JobResult, Shared};
 use metrics::ConditionMetrics;
 
-/// Most nodes that are told of at once. What comes to be known of the others while they wait is told with the rest,
-/// in one request.
+/// Most nodes with requests in flight. Changes of the waiting nodes meanwhile are combined into
+/// one request each.
 const MOST_UNDER_WAY: usize = 8;
 
-/// The settings of the board and its reporter.
+/// Settings of the board and its reporter.
 pub struct ConditionsConfig {
-    /// The cluster.
+    /// Cluster that the reports are written to.
     pub cluster: Arc<Cluster>,
-    /// Conditions of nodes; `None`: none are written.
+    /// Settings of conditions; `None` to write none.
     pub conditions: Option<Options>,
-    /// Kubernetes Events of faults that are not fatal; `None`: none are made.
+    /// Type of Kubernetes Events of faults that are not fatal; `None` to emit none.
     pub events: Option<EventKind>,
-    /// The clock.
+    /// Source of the current time.
     pub clock: fn() -> Timestamp,
 }
 
-/// The `type` of Events.
+/// Value of an Event's `type`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventKind {
-    /// `Warning`, and `Normal` for a recovery, as Kubernetes has it.
+    /// `Warning`, and `Normal` for a recovery, as in Kubernetes.
     Kubernetes,
-    /// The name of the check, as NVSentinel has it.
+    /// Name of the check, as in NVSentinel.
     Check,
 }
 
-/// The board on which the quarantine posts what it knows of a node. Cheap to clone.
+/// Board that the quarantine posts the state of nodes on. Cheap to clone.
 #[derive(Clone)]
 pub struct Board {
     shared: Arc<Shared>,
 }
 
-/// Brings what is on the board to the API server.
+/// Writes the posted reports to the API server.
 pub struct Reporter {
     shared: Arc<Shared>,
     cluster: Arc<Cluster>,
@@ -73,7 +73,7 @@ pub struct Reporter {
     metrics: ConditionMetrics,
 }
 
-/// Returns a board, and the task that works it off.
+/// Creates a board, and the task that writes its reports.
 pub fn new(config: ConditionsConfig, metrics: &Metrics) -> (Board, Reporter) {
     let shared = Arc::new(Shared::new(
         config.conditions,
@@ -97,24 +97,24 @@ pub fn new(config: ConditionsConfig, metrics: &Metrics) -> (Board, Reporter) {
 // === impl Board ===
 
 impl Board {
-    /// Takes in what is known of a node now: its open faults, the checks that were heard of,
-    /// and how it stands in the cluster.
+    /// Posts the current state of a node: its open faults, the checks that have reported, and
+    /// its object in the cluster.
     pub(crate) fn post<'a>(
         &self,
         faults: &[Fault],
-        heard: impl Iterator<Item = &'a str>,
+        checks: impl Iterator<Item = &'a str>,
         view: &Arc<NodeView>,
         now: Timestamp,
     ) {
-        self.shared.post(faults, heard, view, now);
+        self.shared.post(faults, checks, view, now);
     }
 
-    /// Takes in that the API server went back to an older state of the node.
+    /// Handles the return of a node to an older state, after a restore of the API server.
     pub(crate) fn restored(&self, node: &str) {
         self.shared.restored(node);
     }
 
-    /// Takes in that the cluster does not have the node (any more).
+    /// Drops the reports of a node that the cluster does not have.
     pub(crate) fn gone(&self, node: &str) {
         self.shared.gone(node);
     }
@@ -123,7 +123,7 @@ impl Board {
 // === impl Reporter ===
 
 impl Reporter {
-    /// Works until `cancel`; requests under way are brought to their end.
+    /// Writes reports until `cancel`, then waits for the requests in flight.
     pub async fn run(self, cancel: CancellationToken) {
         let mut under_way = JoinSet::new();
         loop {
@@ -142,9 +142,9 @@ impl Reporter {
                 () = posted => {}
                 Some(done) = under_way.join_next() => match done {
                     Ok(outcome) => self.shared.done(outcome, (self.clock)()),
-                    // A bug. Which node it was is not known.
+                    // A bug. The node of the job is unknown.
                     Err(error) => {
-                        tracing::error!(err = %error, "telling a node's faults has failed");
+                        tracing::error!(err = %error, "the report of a node's faults panicked");
                         self.shared.none_under_way();
                     }
                 },
@@ -166,7 +166,7 @@ async fn sleep(wait: Option<SignedDuration>) {
     }
 }
 
-/// Makes the requests of a job, one after the other.
+/// Sends the requests of a job, one after the other.
 async fn carry_out(
     job: Job,
     cluster: &Cluster,
@@ -178,7 +178,7 @@ async fn carry_out(
         written: None,
         changes: Vec::new(),
         failed: None,
-        told: Vec::new(),
+        reported: Vec::new(),
     };
     if !job.changes.is_empty() {
         let began = std::time::Instant::now();
@@ -188,7 +188,7 @@ async fn carry_out(
         metrics.condition(result.is_ok(), began.elapsed());
         match result {
             Ok(view) => {
-                say(&job.view.name, &job.changes);
+                log_changes(&job.view.name, &job.changes);
                 outcome.written = Some(view.resource_version);
                 outcome.changes = job.changes;
             }
@@ -198,23 +198,23 @@ async fn carry_out(
             }
         }
     }
-    for telling in job.events {
+    for request in job.events {
         let began = std::time::Instant::now();
-        let event = &telling.event;
-        let operation = if telling.repeat { "update" } else { "create" };
-        let mut result = if telling.repeat {
+        let event = &request.event;
+        let operation = if request.repeat { "update" } else { "create" };
+        let mut result = if request.repeat {
             cluster.repeat_event(event).await
         } else {
             cluster.create_event(event).await
         };
-        if matches!(result, Err(ApiError::NotFound { .. })) && telling.repeat {
+        if matches!(result, Err(ApiError::NotFound { .. })) && request.repeat {
             result = cluster.create_event(event).await;
         }
         metrics.event(operation, result.is_ok(), began.elapsed());
         match result {
             Ok(()) => outcome
-                .told
-                .push((telling.key, telling.recovered, event.count)),
+                .reported
+                .push((request.key, request.recovered, event.count)),
             Err(error) => {
                 outcome.failed = Some(failure(&job.view.name, "an Event", job.first, &error));
                 return outcome;
@@ -224,28 +224,28 @@ async fn carry_out(
     outcome
 }
 
-fn say(node: &str, changes: &[ConditionChange]) {
+fn log_changes(node: &str, changes: &[ConditionChange]) {
     for change in changes {
         let one = &change.condition;
         let status = if one.status { "True" } else { "False" };
         tracing::info!(
             node,
-            "the condition {} is {status} now, for the reason {}",
+            "the condition {} is now {status}, with the reason {}",
             one.kind,
             one.reason
         );
     }
 }
 
-/// Returns what a failure means for the next try. Only the first of several failures in a row is a
-/// warning; the metrics count all.
+/// Logs a failure and returns the time of the next attempt. Only the first failure in a row is
+/// logged as a warning; the metrics count all.
 fn failure(node: &str, what: &str, first: bool, error: &ApiError) -> Failed {
     let err = chain(error);
     if first {
         tracing::warn!(
             node,
             err,
-            "{what} could not be written; it is tried again until it is"
+            "{what} could not be written; trying again until it succeeds"
         );
     } else {
         tracing::debug!(node, err, "{what} could not be written");

@@ -1,4 +1,4 @@
-//! The board: for each node, what is to be told on it, and what was told already.
+//! Board: the reports due for each node, and those already made.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,113 +16,115 @@ use tokio::sync::Notify;
 use super::EventKind;
 use super::rate::Bucket;
 
-/// Events of one node at once, and after how long it gets leave for one more.
+/// Most Events of one node at once.
 const NODE_BURST: i64 = 20;
+/// Time after which a node may have one more Event.
 const NODE_REFILL: SignedDuration = SignedDuration::from_secs(15);
-/// The same for all nodes together: etcd keeps each Event for an hour.
+/// Most Events of all nodes at once, as etcd keeps each for an hour.
 const ALL_BURST: i64 = 1_000;
+/// Time after which all nodes together may have one more Event.
 const ALL_REFILL: SignedDuration = SignedDuration::from_millis(50);
-/// The count of an Event is raised at most this often.
+/// Shortest pause between two updates of an Event's count.
 const REPEAT_EVERY: SignedDuration = SignedDuration::from_secs(10);
-/// After a start, faults that were reported before that are not told again; those that are
-/// newer may not have been told. Telling them twice finds the Event of the first time.
-const TELL_AGAIN: SignedDuration = SignedDuration::from_mins(10);
-/// Faults of one node of which it is remembered that they were told.
-const MAX_TOLD: usize = 4 * condition::MAX_OCCURRENCES;
-/// First wait after a failure; each further one doubles it.
+/// Age of a fault at the start that excludes it from Events. Newer faults may have none yet; if
+/// one has, its Event is found again by its name.
+const REPORT_AGAIN: SignedDuration = SignedDuration::from_mins(10);
+/// Most Events that are remembered for one node.
+const MAX_REPORTED: usize = 4 * condition::MAX_OCCURRENCES;
+/// First pause after a failure; each further one doubles.
 const RETRY: SignedDuration = SignedDuration::from_millis(200);
-/// Longest wait.
+/// Longest pause after a failure.
 const LONGEST_RETRY: SignedDuration = SignedDuration::from_secs(30);
-/// Longest name of a node that leaves room for the key in an Event's name (bytes).
+/// Longest name of a node that leaves room for the key in the name of an Event (bytes).
 const MAX_NODE_IN_NAME: usize = 200;
 
-/// Shared between those who post and the one who works.
+/// State that the board and its reporter share.
 pub(super) struct Shared {
     conditions: Option<Options>,
     events: Option<EventKind>,
     started_at: Timestamp,
     backlog: Mutex<Backlog>,
     queue: WorkQueue,
-    /// Something was posted.
+    /// Notified after each post.
     pub(super) posted: Notify,
 }
 
-/// The nodes that wait, and when each is looked at.
+/// Nodes with reports, and when each is due.
 struct Backlog {
-    /// Nodes about which there is something to tell, or was.
+    /// Nodes with reports, due or made.
     nodes: BTreeMap<String, Node>,
-    /// The nodes to look at now.
+    /// Nodes that are due now.
     due: BTreeSet<String>,
-    /// The nodes to look at later.
+    /// Nodes that are due later.
     later: Wakes,
-    /// The clock when this was last asked.
+    /// Time of the last call of [`Shared::take`].
     asked_at: Timestamp,
     all: Bucket,
 }
 
 struct Node {
     view: Arc<NodeView>,
-    /// Conditions to write.
+    /// Changes of conditions to write.
     changes: Vec<ConditionChange>,
-    /// Faults that are not fatal.
+    /// Open faults that are not fatal.
     occurrences: Vec<Occurrence>,
-    /// Those of them that were told, by key.
-    told: BTreeMap<String, Told>,
+    /// Events that were written, by key of the fault.
+    reported: BTreeMap<String, Reported>,
     bucket: Bucket,
-    /// The work from the moment at which something is to be told until it is, for the metrics.
+    /// Pending work, for the metrics of the queue.
     work: Option<Work>,
     under_way: bool,
     failures: u32,
     not_before: Option<Timestamp>,
-    /// Version of the node after our last patch: older views do not show it.
+    /// Version of the node after our last patch. Older views do not show the patch.
     written: u64,
 }
 
-struct Told {
+struct Reported {
     occurrence: Occurrence,
-    /// The count that was told.
+    /// Count in the Event.
     count: u64,
     at: Timestamp,
-    /// True if the faults of the Event are closed, which is to be told.
+    /// True if the faults of the Event are closed, and the recovery is to be reported.
     recovered: bool,
 }
 
-/// The requests to the API server about one node.
+/// Requests to the API server about one node.
 pub(super) struct Job {
     pub(super) view: Arc<NodeView>,
     pub(super) changes: Vec<ConditionChange>,
-    pub(super) events: Vec<Telling>,
+    pub(super) events: Vec<EventRequest>,
     /// True unless the last attempt failed.
     pub(super) first: bool,
 }
 
-/// An Event to tell.
-pub(super) struct Telling {
+/// An Event to create or update.
+pub(super) struct EventRequest {
     pub(super) key: String,
     pub(super) event: Event,
-    /// True if the Event's count is raised; otherwise the Event is new.
+    /// True to raise the count of an Event, false to create one.
     pub(super) repeat: bool,
-    /// True if the Event tells of the recovery.
+    /// True if the Event reports the recovery.
     pub(super) recovered: bool,
 }
 
-/// A request did not get through.
+/// A request that failed.
 pub(super) struct Failed {
-    /// The wait that the server asks for.
+    /// Pause that the API server asks for, if any.
     pub(super) retry_after: Option<Duration>,
 }
 
-/// The result of a [`Job`].
+/// Result of a [`Job`].
 pub(super) struct JobResult {
     pub(super) node: String,
     /// Version of the node after its conditions were written.
     pub(super) written: Option<String>,
-    /// The conditions that were written.
+    /// Conditions that were written.
     pub(super) changes: Vec<ConditionChange>,
-    /// The request that failed, if one did.
+    /// The failed request, if any.
     pub(super) failed: Option<Failed>,
-    /// Events that were told: key, of the recovery, count.
-    pub(super) told: Vec<(String, bool, u64)>,
+    /// Events that were written: key, true for a recovery, count.
+    pub(super) reported: Vec<(String, bool, u64)>,
 }
 
 // === impl Shared ===
@@ -153,12 +155,12 @@ impl Shared {
     pub(super) fn post<'a>(
         &self,
         faults: &[Fault],
-        heard: impl Iterator<Item = &'a str>,
+        checks: impl Iterator<Item = &'a str>,
         view: &Arc<NodeView>,
         now: Timestamp,
     ) {
         let changes = self.conditions.map_or_else(Vec::new, |options| {
-            condition::changes(faults, heard, view, &options)
+            condition::changes(faults, checks, view, &options)
         });
         let limits = self.conditions.map(|options| options.limits);
         let occurrences = self.events.map_or_else(Vec::new, |_| {
@@ -173,7 +175,7 @@ impl Shared {
             .nodes
             .entry(view.name.clone())
             .or_insert_with(|| Node::new(Arc::clone(view), now));
-        node.take_in(faults, changes, occurrences, view, self.started_at);
+        node.update(faults, changes, occurrences, view, self.started_at);
         if node.is_done() {
             backlog.nodes.remove(&view.name);
             backlog.due.remove(&view.name);
@@ -188,8 +190,8 @@ impl Shared {
         }
     }
 
-    /// Takes in that what we have written on the node may not be there any more, and that its
-    /// versions begin lower.
+    /// Forgets the version of our last patch: the patch may be lost, and versions may begin
+    /// lower.
     pub(super) fn restored(&self, node: &str) {
         if let Some(node) = self.lock().nodes.get_mut(node) {
             node.written = 0;
@@ -203,11 +205,11 @@ impl Shared {
         backlog.later.set(node, None);
     }
 
-    /// Returns the jobs that are due, so many at most.
+    /// Takes up to `most` due jobs.
     pub(super) fn take(&self, now: Timestamp, most: usize) -> Vec<Job> {
         let mut guard = self.lock();
         let backlog = &mut *guard;
-        backlog.watch_the_clock(now);
+        backlog.detect_clock_step(now);
         let later = backlog.later.take_due(now);
         backlog.due.extend(later);
         let mut jobs = Vec::new();
@@ -218,7 +220,7 @@ impl Shared {
                 continue;
             };
             if node.under_way {
-                continue; // Looked at again when it is done.
+                continue; // Due again when the job is done.
             }
             if let Some(at) = node.not_before.filter(|at| *at > now) {
                 backlog.later.set(&name, Some(at));
@@ -242,7 +244,7 @@ impl Shared {
         jobs
     }
 
-    /// Returns when to take again, if nothing is posted.
+    /// Returns when to call [`Self::take`] again, if nothing is posted before.
     pub(super) fn next(&self) -> Option<Timestamp> {
         self.lock().later.next()
     }
@@ -256,11 +258,11 @@ impl Shared {
         node.under_way = false;
         node.work = None;
         if let Some(version) = result.written {
-            node.wrote(&result.changes);
+            node.record_written(&result.changes);
             node.written = version.parse().unwrap_or_default();
         }
-        for (key, recovered, count) in result.told {
-            node.told(&key, recovered, count, now);
+        for (key, recovered, count) in result.reported {
+            node.record_reported(&key, recovered, count, now);
         }
         match result.failed {
             None => {
@@ -273,15 +275,15 @@ impl Shared {
                 node.failures = node.failures.saturating_add(1);
                 let doublings = node.failures.min(10) - 1;
                 let wait = (RETRY * (1 << doublings)).min(LONGEST_RETRY);
-                let wish = retry_after.and_then(|wish| SignedDuration::try_from(wish).ok());
-                let wait = wish.map_or(wait, |wish| wait.max(wish.min(LONGEST_RETRY)));
+                let asked = retry_after.and_then(|asked| SignedDuration::try_from(asked).ok());
+                let wait = asked.map_or(wait, |asked| wait.max(asked.min(LONGEST_RETRY)));
                 node.not_before = Some(now + wait);
             }
         }
         backlog.due.insert(result.node);
     }
 
-    /// Has all nodes looked at again that a job was under way for, after a bug.
+    /// Makes all nodes due again, after a job was lost to a bug.
     pub(super) fn none_under_way(&self) {
         let mut guard = self.lock();
         let backlog = &mut *guard;
@@ -300,8 +302,8 @@ impl Shared {
 // === impl Backlog ===
 
 impl Backlog {
-    /// Ends all waits where the clock was put back since it was last asked.
-    fn watch_the_clock(&mut self, now: Timestamp) {
+    /// Ends all waits if the clock was set back since the last call.
+    fn detect_clock_step(&mut self, now: Timestamp) {
         let before = std::mem::replace(&mut self.asked_at, now);
         if now >= before - CLOCK_SLACK {
             return;
@@ -311,8 +313,8 @@ impl Backlog {
         for (name, node) in &mut self.nodes {
             node.not_before = None;
             node.bucket = Bucket::new(NODE_BURST, NODE_REFILL, now);
-            for told in node.told.values_mut() {
-                told.at = told.at.min(now);
+            for reported in node.reported.values_mut() {
+                reported.at = reported.at.min(now);
             }
             self.due.insert(name.clone());
         }
@@ -327,7 +329,7 @@ impl Node {
             view,
             changes: Vec::new(),
             occurrences: Vec::new(),
-            told: BTreeMap::new(),
+            reported: BTreeMap::new(),
             bucket: Bucket::new(NODE_BURST, NODE_REFILL, now),
             work: None,
             under_way: false,
@@ -337,7 +339,7 @@ impl Node {
         }
     }
 
-    fn take_in(
+    fn update(
         &mut self,
         faults: &[Fault],
         changes: Vec<ConditionChange>,
@@ -346,45 +348,45 @@ impl Node {
         started_at: Timestamp,
     ) {
         if self.view.uid != view.uid {
-            // Another node of the same name.
+            // A recreated node of the same name.
             self.written = 0;
         }
-        // A view from before our own patch would have it written again. One that shows it
-        // is on its way.
+        // A view from before our last patch would cause it to be written again. A newer view
+        // will follow.
         if version(view) >= self.written {
             self.changes = changes;
             self.view = Arc::clone(view);
         }
-        for (key, told) in &mut self.told {
-            told.recovered = !condition::is_open(faults, key);
+        for (key, reported) in &mut self.reported {
+            reported.recovered = !condition::is_open(faults, key);
         }
         for occurrence in &occurrences {
-            let old = occurrence.accepted_at < started_at - TELL_AGAIN;
-            if old && !self.told.contains_key(&occurrence.key) {
-                let told = Told {
+            let old = occurrence.accepted_at < started_at - REPORT_AGAIN;
+            if old && !self.reported.contains_key(&occurrence.key) {
+                let reported = Reported {
                     occurrence: occurrence.clone(),
                     count: occurrence.count,
                     at: occurrence.accepted_at,
                     recovered: false,
                 };
-                self.told.insert(occurrence.key.clone(), told);
+                self.reported.insert(occurrence.key.clone(), reported);
             }
         }
         self.occurrences = occurrences;
-        // Recoveries that found no leave to be told for so long are told no more.
-        while self.told.len() > MAX_TOLD
+        // Recoveries that have waited longest are dropped without an Event.
+        while self.reported.len() > MAX_REPORTED
             && let Some(oldest) = self
-                .told
+                .reported
                 .iter()
-                .min_by_key(|(_, told)| (!told.recovered, told.at))
+                .min_by_key(|(_, reported)| (!reported.recovered, reported.at))
                 .map(|(key, _)| key.clone())
         {
-            self.told.remove(&oldest);
+            self.reported.remove(&oldest);
         }
     }
 
-    /// Takes in that these are written; what was asked for meanwhile stays.
-    fn wrote(&mut self, written: &[ConditionChange]) {
+    /// Removes the changes that were written; newer ones stay.
+    fn record_written(&mut self, written: &[ConditionChange]) {
         self.changes.retain(|change| !written.contains(change));
         for change in &mut self.changes {
             let condition = &change.condition;
@@ -395,41 +397,40 @@ impl Node {
         }
     }
 
-    /// Returns whether nothing is to be told or to be remembered.
+    /// Returns true if no report is due or to be remembered.
     fn is_done(&self) -> bool {
         let seen = version(&self.view) >= self.written;
         let nothing =
-            self.changes.is_empty() && self.occurrences.is_empty() && self.told.is_empty();
+            self.changes.is_empty() && self.occurrences.is_empty() && self.reported.is_empty();
         nothing && seen && !self.under_way
     }
 
-    /// Returns the Events to tell now, and when to look again for more.
+    /// Returns the Events that are due now, and when the next ones are.
     fn events(
         &mut self,
         kind: Option<EventKind>,
         all: &mut Bucket,
         now: Timestamp,
-    ) -> (Vec<Telling>, Option<Timestamp>) {
+    ) -> (Vec<EventRequest>, Option<Timestamp>) {
         let (mut events, mut wake) = (Vec::new(), None::<Timestamp>);
         let Some(kind) = kind else {
             return (events, wake);
         };
-        let recovered = self.told.values().filter(|told| told.recovered);
-        let recovered = recovered.map(|told| (&told.occurrence, true, false));
-        let open =
-            self.occurrences
-                .iter()
-                .filter_map(|occurrence| match self.told.get(&occurrence.key) {
-                    None => Some((occurrence, false, false)),
-                    Some(told) if told.count == occurrence.count => None,
-                    Some(told) if told.at + REPEAT_EVERY > now => {
-                        let at = told.at + REPEAT_EVERY;
-                        wake = Some(wake.map_or(at, |wake| wake.min(at)));
-                        None
-                    }
-                    Some(_) => Some((occurrence, false, true)),
-                });
-        // Recoveries last: a fault is told before.
+        let recovered = self.reported.values().filter(|reported| reported.recovered);
+        let recovered = recovered.map(|reported| (&reported.occurrence, true, false));
+        let open = self.occurrences.iter().filter_map(|occurrence| {
+            match self.reported.get(&occurrence.key) {
+                None => Some((occurrence, false, false)),
+                Some(reported) if reported.count == occurrence.count => None,
+                Some(reported) if reported.at + REPEAT_EVERY > now => {
+                    let at = reported.at + REPEAT_EVERY;
+                    wake = Some(wake.map_or(at, |wake| wake.min(at)));
+                    None
+                }
+                Some(_) => Some((occurrence, false, true)),
+            }
+        });
+        // Recoveries last, so that the Event of a fault precedes that of its recovery.
         let due: Vec<_> = open.chain(recovered).collect();
         for (occurrence, recovered, repeat) in due {
             let leave = self.bucket.take(now).and_then(|()| {
@@ -443,7 +444,7 @@ impl Node {
                 wake = Some(wake.map_or(at, |wake| wake.min(at)));
                 break;
             }
-            events.push(Telling {
+            events.push(EventRequest {
                 key: occurrence.key.clone(),
                 event: event(&self.view.name, occurrence, kind, recovered, now),
                 repeat,
@@ -453,30 +454,30 @@ impl Node {
         (events, wake)
     }
 
-    fn told(&mut self, key: &str, recovered: bool, count: u64, now: Timestamp) {
+    fn record_reported(&mut self, key: &str, recovered: bool, count: u64, now: Timestamp) {
         if recovered {
-            self.told.remove(key);
+            self.reported.remove(key);
             return;
         }
-        if let Some(told) = self.told.get_mut(key) {
-            (told.count, told.at) = (count, now);
+        if let Some(reported) = self.reported.get_mut(key) {
+            (reported.count, reported.at) = (count, now);
             return;
         }
         let Some(occurrence) = self.occurrences.iter().find(|one| one.key == key) else {
-            return; // Closed, or fatal, before it was told.
+            return; // Closed, or fatal, before it was reported.
         };
-        let told = Told {
+        let reported = Reported {
             occurrence: occurrence.clone(),
             count,
             at: now,
             recovered: false,
         };
-        self.told.insert(key.to_owned(), told);
+        self.reported.insert(key.to_owned(), reported);
     }
 }
 
-/// Returns the version of a view. Versions are comparable numbers in every Kubernetes we know;
-/// where they are not, each view counts as new.
+/// Returns the version of a view. Versions are comparable numbers in all known releases of
+/// Kubernetes; otherwise each view counts as new.
 fn version(view: &NodeView) -> u64 {
     view.resource_version.parse().unwrap_or(u64::MAX)
 }

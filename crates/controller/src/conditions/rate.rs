@@ -1,20 +1,20 @@
-//! A bucket of leave to make Events.
+//! Token bucket that limits the rate of Events.
 
 use jiff::{SignedDuration, Timestamp};
 
-/// Holds up to `capacity`; one comes back every `refill`.
+/// Token bucket that holds up to `capacity` tokens and regains one every `refill`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bucket {
     capacity: i64,
     refill: SignedDuration,
-    /// The time at which it was, or will be, full.
+    /// Time when the bucket was, or will be, full.
     full_at: Timestamp,
 }
 
 // === impl Bucket ===
 
 impl Bucket {
-    /// Returns a full one.
+    /// Creates a full bucket.
     pub(super) fn new(capacity: i64, refill: SignedDuration, now: Timestamp) -> Self {
         Self {
             capacity,
@@ -23,7 +23,7 @@ impl Bucket {
         }
     }
 
-    /// Takes one out, or says when there will be one.
+    /// Takes a token. The error is the time of the next one.
     pub(super) fn take(&mut self, now: Timestamp) -> Result<(), Timestamp> {
         let full_at = self.full_at.max(now) + self.refill;
         let room = self.refill * i32::try_from(self.capacity).unwrap_or(i32::MAX);
@@ -34,7 +34,7 @@ impl Bucket {
         Ok(())
     }
 
-    /// Puts one back.
+    /// Puts a token back.
     pub(super) fn give_back(&mut self) {
         self.full_at -= self.refill;
     }

@@ -10,7 +10,7 @@ fn at(second: i64) -> Timestamp {
     Timestamp::from_second(100_000 + second).unwrap()
 }
 
-/// A node of this version, with or without the condition of check `X`.
+/// Returns a node of this version, with or without the condition of check `X`.
 fn view(version: u64, broken: bool) -> Arc<NodeView> {
     let condition = json!({
         "type": "X", "status": "True", "reason": "XIsNotHealthy",
@@ -66,16 +66,16 @@ fn post(shared: &Shared, book: &FaultBook, view: &Arc<NodeView>, second: i64) {
     shared.post(book.faults("n"), book.heard("n"), view, at(second));
 }
 
-/// Returns the result of a job: all of it was done, or none.
+/// Returns the result of a job whose requests all succeeded, or all failed.
 fn outcome(job: Job, written: Option<u64>, failed: bool) -> JobResult {
-    let told = job.events.iter();
-    let told = told.map(|one| (one.key.clone(), one.recovered, one.event.count));
+    let reported = job.events.iter();
+    let reported = reported.map(|one| (one.key.clone(), one.recovered, one.event.count));
     JobResult {
         node: "n".into(),
         written: written.map(|version| version.to_string()),
         changes: if failed { vec![] } else { job.changes },
         failed: failed.then_some(Failed { retry_after: None }),
-        told: if failed { vec![] } else { told.collect() },
+        reported: if failed { vec![] } else { reported.collect() },
     }
 }
 
@@ -165,7 +165,7 @@ fn a_clock_that_is_put_back_ends_all_waits() {
     assert!(shared.take(at(3_700), usize::MAX).is_empty());
     let job = one(shared.take(at(100), usize::MAX));
     assert!(job.changes[0].condition.status);
-    // What is set from then on holds.
+    // Later changes take effect.
     shared.done(outcome(job, None, true), at(100));
     assert!(shared.take(at(100), usize::MAX).is_empty());
     assert!(shared.next().unwrap() <= at(130));
@@ -209,7 +209,7 @@ fn repeats_raise_a_count_and_recovery_is_told_once() {
 fn a_storm_of_events_is_told_at_a_rate() {
     let (shared, mut book) = (shared(), FaultBook::default());
     let node = view(5, false);
-    let mut told = 0;
+    let mut reported = 0;
     for second in 0..600 {
         for part in 0..10 {
             let code = format!("{second}-{part}");
@@ -219,12 +219,12 @@ fn a_storm_of_events_is_told_at_a_rate() {
         record(&mut book, second, &second.to_string(), false, false);
         post(&shared, &book, &node, second);
         for job in shared.take(at(second), usize::MAX) {
-            told += job.events.len();
+            reported += job.events.len();
             shared.done(outcome(job, None, false), at(second));
         }
     }
-    assert_eq!(told, 20 + 599 / 15);
-    assert!(shared.lock().nodes["n"].told.len() <= MAX_TOLD);
+    assert_eq!(reported, 20 + 599 / 15);
+    assert!(shared.lock().nodes["n"].reported.len() <= MAX_REPORTED);
 }
 
 #[test]
