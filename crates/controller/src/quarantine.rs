@@ -1,4 +1,4 @@
-//! Fault quarantine: the task around the decisions about all nodes.
+//! Fault quarantine: the task that drives the decisions about all nodes.
 //!
 //! ```text
 //! store feed --(hint)--> events ---+
@@ -6,9 +6,9 @@
 //! answers, timers -----------------+                      store, journal, conditions
 //! ```
 //!
-//! The task turns I/O into inputs of [`Fleet`] and its effects into I/O, and decides nothing
-//! itself. One patch per node is under way at a time; how many there are in all depends on the
-//! answers of the API server (`cluster/pace.rs`).
+//! The task turns I/O into inputs of [`Fleet`] and effects of [`Fleet`] into I/O; it makes no
+//! decisions. At most one patch per node is in flight. How many there are in total depends on
+//! the answers of the API server (`cluster/pace.rs`).
 //!
 //! | part | what it does |
 //! |---|---|
@@ -66,74 +66,73 @@ use publishing::Publishing;
 use questions::{MAX_QUESTIONS, Question};
 use requests::{Answer, Client, Requests};
 use statuses::STATUS_QUEUE;
-use switches::{Arrival, Switches};
+use switches::{SwitchEvent, Switches};
 use watches::{Observed, Watches};
 
 use crate::conditions::Board;
 use crate::policy::CurrentPolicy;
 
-/// Most events of watches, or answers, that are handled before the fleet decides: the brake goes
-/// through all nodes, and is asked once for all that arrives together.
+/// Most events of watches, or answers, that are handled before the fleet decides once about all
+/// of them: the brake iterates over all nodes.
 const ROUND: usize = 256;
 
-/// The settings and parts that the task works with.
+/// Settings and parts of the task.
 pub struct QuarantineConfig {
-    /// The events.
+    /// Store of the events.
     pub store: Arc<dyn EventStore>,
-    /// The cluster; `None`: there is none, and nothing to act on.
+    /// Cluster; `None` to record events without acting.
     pub cluster: Option<Arc<Cluster>>,
-    /// The policy, as it changes.
+    /// Receiver of the current policy.
     pub policy: CurrentPolicy,
-    /// The mode, which says what it may do.
+    /// Mode, which limits what the task may change.
     pub mode: Mode,
-    /// The nodes for which nobody else speaks.
+    /// Nodes that this process is responsible for.
     pub owns: Owns,
-    /// The sources of the node that this process runs on.
+    /// Sources of events on the node of this process.
     pub sources: Sources,
-    /// True if the brake holds nodes back; without it only a pause does.
+    /// True if the brake limits quarantines; otherwise only a pause does.
     pub brake: bool,
-    /// What is wished for the pods of nodes that are out; `None`: they stay.
+    /// Drain of nodes that are out of service; `None` if pods stay.
     pub drain: Option<Arc<DrainConfig>>,
-    /// What is done to mend nodes that are drained; `None`: nothing.
+    /// Remediation of drained nodes; `None` for none.
     pub remediation: Option<Arc<RemediationConfig>>,
-    /// Label of GPU nodes, whose number the brake's percentages are of.
+    /// Label of GPU nodes. The percentages of the brake refer to their number.
     pub gpu_label: NodeLabel,
-    /// Namespace of the `ConfigMaps` in which people set the circuit breaker and a pause.
+    /// Namespace of the `ConfigMap`s with the circuit breaker and a pause.
     pub namespace: String,
-    /// The board for what is told on the nodes; `None`: nothing is.
+    /// Board for conditions and Events of nodes; `None` for none.
     pub board: Option<Board>,
-    /// Whether Kubernetes Events of nodes tell of drains.
+    /// True if Kubernetes Events are emitted about drains.
     pub events: bool,
-    /// The faults of a node that the cluster no longer has are dropped once its newest report is
-    /// this old.
+    /// Faults of a node that left the cluster are dropped once their newest report has this age.
     pub retention: SignedDuration,
-    /// The clock.
+    /// Source of the current time.
     pub clock: fn() -> Timestamp,
 }
 
-/// The task. See the module.
+/// The task; see the [module](self).
 pub struct Quarantine {
     fleet: Fleet,
     feed: Feed,
     checkpoints: Checkpoints,
     store: Arc<dyn EventStore>,
-    /// What requests to the API server work with; `None`: there is no cluster.
+    /// Context of requests to the API server; `None` without a cluster.
     client: Option<Client>,
     watches: Watches,
     requests: Requests,
     policies: CurrentPolicy,
-    /// The switches that people have set in the cluster; `None`: there is no cluster.
+    /// Circuit breaker and pause; `None` without a cluster.
     switches: Option<Switches>,
-    /// Namespace of the switches.
+    /// Namespace of the `ConfigMap`s with the switches.
     namespace: String,
     board: Option<Board>,
     /// True if Kubernetes Events are emitted.
     events: bool,
     journal: Journal,
-    /// The queue of the [`StatusWriter`].
+    /// Queue of the [`StatusWriter`].
     statuses: mpsc::Sender<StatusUpdate>,
     questions: mpsc::Receiver<Question>,
-    /// The sources of events on this node, for answers to questions.
+    /// Sources of events on this node, for answers to questions.
     sources: Sources,
     publishing: Publishing,
     clock: fn() -> Timestamp,
@@ -142,22 +141,22 @@ pub struct Quarantine {
     remediation_metrics: RemediationMetrics,
 }
 
-/// The handles by which others reach the task.
+/// Handles for other tasks to reach this one.
 pub struct Handles {
-    /// The state of all nodes, as it changes.
+    /// Receiver of the state of all nodes.
     pub view: watch::Receiver<Arc<FleetView>>,
-    /// Answers why a node is, or is not, quarantined.
+    /// Sender of questions why a node is quarantined or not.
     pub questions: Questions,
-    /// Writes the journal; runs until the task is gone and all is written.
+    /// Writer of the journal; runs until the task has ended and the queue is empty.
     pub journal: JournalWriter,
-    /// Writes the statuses of events; runs as long.
+    /// Writer of the statuses of events; runs until the task has ended and the queue is empty.
     pub statuses: StatusWriter,
 }
 
 // === impl Quarantine ===
 
 impl Quarantine {
-    /// Returns a task that has not begun.
+    /// Creates the task, which [`Self::run`] starts, and its handles.
     pub fn new(config: QuarantineConfig, metrics: &Metrics) -> (Self, Handles) {
         let (view, view_receiver) = watch::channel(Arc::new(FleetView::default()));
         let (journal, queue) = mpsc::channel(JOURNAL_QUEUE);
@@ -227,8 +226,8 @@ impl Quarantine {
         (task, handles)
     }
 
-    /// Runs until `cancel`; requests that are under way are brought to their end. Ends by itself
-    /// where the store or a watch of the cluster has ended.
+    /// Runs until `cancel`, or until the store or a watch of the cluster ends. Then waits for
+    /// the requests in flight and saves the fault book.
     pub async fn run(mut self, cancel: CancellationToken) {
         let mut hints = self.store.latest();
         let mut policies = self.policies.clone();
@@ -256,18 +255,18 @@ impl Quarantine {
                     }
                 }
                 event = self.watches.next() => match event {
-                    Some(event) => self.observed(event),
-                    None => break, // Nothing more would be seen.
+                    Some(event) => self.handle_events(event),
+                    None => break, // The watches have ended.
                 },
-                Some(answer) = self.requests.next() => self.answered(answer),
-                arrival = arrival(&mut self.switches) => match arrival {
-                    Some(arrival) => self.switched(arrival),
-                    None => break, // Nothing more would be seen of the brake's switches.
+                Some(answer) = self.requests.next() => self.handle_answers(answer),
+                event = next_switch_event(&mut self.switches) => match event {
+                    Some(event) => self.handle_switch_event(event),
+                    None => break, // The watches of the switches have ended.
                 },
                 Some(question) = self.questions.recv() => self.answer(question),
                 () = changed(&mut policies) => {
                     let policy = self.policies.borrow().clone();
-                    self.take(FleetInput::Policy(policy));
+                    self.apply(FleetInput::Policy(policy));
                     self.watch_devices();
                 }
                 () = sleep_until(wake) => {
@@ -280,12 +279,12 @@ impl Quarantine {
             }
         }
         while let Some(answer) = self.requests.next().await {
-            self.answered(answer);
+            self.handle_answers(answer);
         }
         self.checkpoints.save(&mut self.fleet).await;
     }
 
-    /// Starts the watches of the cluster, if there is one.
+    /// Starts the watches of the cluster, if there is a cluster.
     fn connect(&mut self, cancel: &CancellationToken) {
         let Some(client) = &mut self.client else {
             return;
@@ -294,17 +293,17 @@ impl Quarantine {
         let (cluster, kinds) = (Arc::clone(&client.cluster), client.kinds.clone());
         self.watches = Watches::start(&cluster, kinds, cancel.clone());
         self.switches = Some(Switches::new(cluster, self.namespace.clone(), cancel));
-        self.take_switches();
+        self.apply_switches();
         self.watch_devices();
     }
 
-    /// Reads all events that the feed has now.
+    /// Reads all events that are in the feed now.
     async fn catch_up(&mut self) {
         self.feed.catch_up(&mut self.fleet).await;
         self.publishing.schedule();
     }
 
-    /// Reads a page of the feed. Returns whether there may be more.
+    /// Reads a page of the feed. Returns true if there may be more.
     async fn read_page(&mut self) -> bool {
         let more = self.feed.read_page(&mut self.fleet).await;
         if !more {
@@ -313,33 +312,33 @@ impl Quarantine {
         more
     }
 
-    /// Handles an event of a watch, and those that have arrived beside it.
-    fn observed(&mut self, first: Observed) {
+    /// Handles an event of a watch, and others that have arrived meanwhile.
+    fn handle_events(&mut self, first: Observed) {
         let mut next = Some(first);
         for _ in 0..ROUND {
             let Some(event) = next else {
                 return;
             };
-            self.observe(event);
+            self.handle_event(event);
             next = self.watches.try_next();
         }
         if let Some(event) = next {
-            self.observe(event);
+            self.handle_event(event);
         }
     }
 
-    fn observe(&mut self, event: Observed) {
+    fn handle_event(&mut self, event: Observed) {
         let failed = self.watches.failure().map(str::to_owned);
         if let Some(input) = self.watches.input(event) {
-            self.take(input);
+            self.apply(input);
         }
         if self.watches.failure() != failed.as_deref() {
             self.publishing.schedule();
         }
     }
 
-    /// Handles an answer, and those that have arrived beside it.
-    fn answered(&mut self, first: Answer) {
+    /// Handles an answer, and others that have arrived meanwhile.
+    fn handle_answers(&mut self, first: Answer) {
         let mut next = Some(first);
         for _ in 0..ROUND {
             let Some(Answer { input, entry }) = next else {
@@ -349,18 +348,18 @@ impl Quarantine {
                 self.put_entry(entry);
             }
             if let Some(input) = input {
-                self.take(input);
+                self.apply(input);
             }
             next = self.requests.try_next();
         }
     }
 
-    /// Hands an input to the fleet.
-    fn take(&mut self, input: FleetInput) {
+    /// Applies an input to the fleet.
+    fn apply(&mut self, input: FleetInput) {
         self.fleet.take(input, (self.clock)());
     }
 
-    /// Lets the fleet decide, and carries the effects out.
+    /// Lets the fleet decide, and carries out the effects.
     fn decide(&mut self) {
         let effects = self.fleet.decide((self.clock)());
         for effect in effects {
@@ -371,42 +370,42 @@ impl Quarantine {
         }
     }
 
-    /// Handles a change of the switches that people have set.
-    fn switched(&mut self, arrival: Arrival) {
+    /// Handles a change of a switch, or the answer to a write.
+    fn handle_switch_event(&mut self, event: SwitchEvent) {
         let (write, now) = (self.fleet.writes(), (self.clock)());
         let switches = self.switches.as_mut();
-        if switches.is_some_and(|switches| switches.take_in(arrival, write, now)) {
-            self.take_switches();
+        if switches.is_some_and(|switches| switches.handle(event, write, now)) {
+            self.apply_switches();
         }
     }
 
-    /// Does what is due for the switches: a write is tried again, or a `ConfigMap` counts as gone.
+    /// Retries a write of the switches that is due, or ends the wait for a deleted `ConfigMap`.
     fn wake_switches(&mut self) {
         let (write, now) = (self.fleet.writes(), (self.clock)());
         if (self.switches.as_mut()).is_some_and(|switches| switches.wake(write, now)) {
-            self.take_switches();
+            self.apply_switches();
         }
     }
 
-    /// Trips the circuit breaker.
+    /// Trips the circuit breaker and applies the result to the fleet.
     fn trip(&mut self) {
         let (write, now) = (self.fleet.writes(), (self.clock)());
         if let Some(switches) = &mut self.switches {
             switches.trip(write, now);
-            self.take_switches();
+            self.apply_switches();
         }
     }
 
-    /// Hands the switches to the fleet.
-    fn take_switches(&mut self) {
+    /// Applies the current switches to the fleet.
+    fn apply_switches(&mut self) {
         if let Some(switches) = &self.switches {
             let switched = Box::new(switches.switched());
-            self.take(FleetInput::Switched(switched));
+            self.apply(FleetInput::Switched(switched));
             self.publishing.schedule();
         }
     }
 
-    /// Watches single devices where the policy taints any.
+    /// Starts the watch of single devices if the policy taints any.
     fn watch_devices(&mut self) {
         let policy = self.policies.borrow().clone();
         let taints = policy.is_some_and(|policy| policy.device_taints.is_some());
@@ -416,7 +415,7 @@ impl Quarantine {
             .as_ref()
             .and_then(|client| self.watches.watch_devices(&client.cluster, taints, writes));
         if let Some(input) = input {
-            self.take(input);
+            self.apply(input);
         }
     }
 
@@ -438,7 +437,7 @@ impl Quarantine {
         .min()
     }
 
-    /// Publishes the state of all nodes.
+    /// Publishes the state of all nodes and updates the metrics.
     fn publish(&mut self) {
         let began = Instant::now();
         let (fleet, clock) = (&mut self.fleet, self.clock);
@@ -472,7 +471,7 @@ impl Quarantine {
         self.publishing.publish(view, began);
     }
 
-    /// Answers a question of the console.
+    /// Answers a question from the state of the fleet.
     fn answer(&self, question: Question) {
         let cluster = self.client.as_ref().map(|client| Connection {
             server: client.cluster.server(),
@@ -483,7 +482,7 @@ impl Quarantine {
         question.answer(&self.fleet, cluster, &self.sources, (self.clock)());
     }
 
-    /// Puts an entry into the story of its node. Does not wait for the disk.
+    /// Queues a journal entry, without waiting for the disk.
     fn put_entry(&mut self, entry: Entry) {
         if !self.journal.put(entry) {
             self.metrics.error("journal_full");
@@ -491,15 +490,15 @@ impl Quarantine {
     }
 }
 
-/// Waits for another policy; for ever where none can come.
+/// Waits for a change of the policy; for ever if its source has ended.
 async fn changed(policies: &mut CurrentPolicy) {
     if policies.changed().await.is_err() {
         std::future::pending::<()>().await;
     }
 }
 
-/// Waits for a change of the switches; for ever where there are none.
-async fn arrival(switches: &mut Option<Switches>) -> Option<Arrival> {
+/// Waits for an event of the switches; for ever without a cluster.
+async fn next_switch_event(switches: &mut Option<Switches>) -> Option<SwitchEvent> {
     match switches {
         Some(switches) => switches.next().await,
         None => std::future::pending().await,

@@ -11,7 +11,7 @@ use super::requests::{Answer, Client, device_rule, event, node, pod, resource, s
 // === impl Quarantine ===
 
 impl Quarantine {
-    /// Does what was decided, or starts it.
+    /// Carries out an effect, or starts a request for it.
     pub(super) fn carry_out(&mut self, effect: Effect) {
         match effect {
             Effect::PatchNode(planned) => {
@@ -27,7 +27,7 @@ impl Quarantine {
             }
             Effect::WatchPods { node, watch } => {
                 if let Some(failed) = self.watches.watch_pods(node, watch) {
-                    self.take(failed);
+                    self.apply(failed);
                 }
             }
             Effect::RemovePod(planned) => self.request(|client| pod::remove(client, *planned)),
@@ -54,7 +54,7 @@ impl Quarantine {
                 watch,
             } => {
                 if let Some(failed) = self.watches.watch_resource(node, &kind, name, watch) {
-                    self.take(failed);
+                    self.apply(failed);
                 }
             }
             Effect::DeleteResource {
@@ -85,7 +85,7 @@ impl Quarantine {
                 self.drain_metrics.ended(&status);
                 if self.statuses.try_send(status).is_err() {
                     tracing::error!(
-                        "the store is too slow for the statuses of events: some are left out"
+                        "the store is too slow for the statuses of events: a status is dropped"
                     );
                     self.metrics.error("update_quarantine_status_error");
                 }
@@ -106,7 +106,7 @@ impl Quarantine {
         }
     }
 
-    /// Starts a request to the API server. Without a cluster nothing is planned that needs one.
+    /// Starts a request to the API server. Without a cluster the fleet plans no such effect.
     fn request<F>(&mut self, request: impl FnOnce(Client) -> F)
     where
         F: Future<Output = Answer> + Send + 'static,
@@ -116,7 +116,7 @@ impl Quarantine {
         }
     }
 
-    /// Hands the faults and the state of a node to the task that writes conditions.
+    /// Posts the faults and the state of a node to the task that writes conditions.
     fn update_conditions(&self, name: &str) {
         let Some(board) = &self.board else {
             return;
@@ -124,15 +124,15 @@ impl Quarantine {
         match self.fleet.view(name) {
             Some(view) => {
                 let book = self.fleet.book();
-                let (faults, heard) = (book.faults(name), book.heard(name));
-                board.post(faults, heard, view, (self.clock)());
+                let (faults, checks) = (book.faults(name), book.heard(name));
+                board.post(faults, checks, view, (self.clock)());
             }
             None => board.gone(name),
         }
     }
 }
 
-/// Logs an entry of the story of a node.
+/// Logs a journal entry.
 fn log_entry(entry: &Entry, level: Level) {
     let (node, session, kind) = (&entry.node, &entry.session, entry.kind.name());
     match level {

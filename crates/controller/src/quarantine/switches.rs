@@ -1,13 +1,14 @@
-//! The switches that people set in the cluster: the circuit breaker's `ConfigMap`, and a pause.
+//! Switches that people set in the cluster: the `ConfigMap` of the circuit breaker, and a pause.
 //!
-//! Both are watched, so an edit takes effect at once; what follows from it is decided in
-//! `domain` ([`Switch::settle`]) and holds here from that moment on, whether or not it
-//! can be written down. Only who acts writes.
+//! Both are watched, so an edit takes effect at once. [`Switch::settle`] decides its
+//! consequences, which hold here from then on, even if they cannot be written to the cluster.
+//! Only a process that acts writes.
 //!
-//! A person who sets the circuit breaker as NVSentinel's operators do deletes its `ConfigMap` and
-//! makes another. What it said holds in between; only where none comes for [`ABSENT_AFTER`] it counts
-//! as closed, and is made anew by us. Where there is none when we start, that is at once: nothing
-//! is known that could hold, and NVSentinel's operators restart it to have it made.
+//! Operators of NVSentinel set the circuit breaker by deleting its `ConfigMap` and creating
+//! another one. The old state holds in between. If no new one appears within [`ABSENT_AFTER`],
+//! the breaker counts as closed and its `ConfigMap` is created again. If there is none at the
+//! start, it is created at once: there is no earlier state that could hold, and operators of
+//! NVSentinel restart it to have it created.
 
 mod watched;
 
@@ -29,53 +30,53 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::watches::receive;
-use watched::{Known, Watched};
+use watched::{ReadState, Watched};
 
-/// Pause before a write that failed is tried again.
+/// Pause before a failed write is retried.
 const RETRY: Duration = Duration::from_secs(5);
 
-/// The circuit breaker's `ConfigMap` counts as closed, and is made anew, once it is absent for so
-/// long: time for who deletes and creates it, by hand or by a script, to do the second.
+/// Time after which the circuit breaker counts as closed if its `ConfigMap` was deleted, and the
+/// `ConfigMap` is created again. Leaves time to delete and create it by hand or by a script.
 const ABSENT_AFTER: Duration = Duration::from_secs(10);
 
-/// The two `ConfigMaps`, as last seen.
+/// State of the two `ConfigMap`s, and of the writes to that of the circuit breaker.
 pub(super) struct Switches {
     cluster: Arc<Cluster>,
     namespace: String,
     breaker: Watched,
     own: Watched,
-    /// The circuit breaker that holds.
+    /// Circuit breaker in effect.
     switch: Switch,
-    /// The circuit breaker as its `ConfigMap` said when it was last read.
+    /// Circuit breaker as last read from its `ConfigMap`.
     read: Option<Switch>,
-    /// Times of the future in its annotations.
+    /// Annotations of the circuit breaker with times in the future.
     times: FutureTimes,
-    /// True while the `ConfigMap` is deleted and its absence does not count yet: it still stands in
-    /// `breaker.seen`.
+    /// True while the `ConfigMap` is deleted and its absence does not count yet. `breaker.seen`
+    /// still holds its last state.
     absent: bool,
-    /// The time at which its absence counts; `None` while it is not known to be absent.
+    /// Time when the absence counts; `None` unless the `ConfigMap` is certainly absent.
     absence_counts_at: Option<Instant>,
-    /// True while the window has tripped it, and the cluster has not shown that yet.
+    /// True from the time that the window trips the breaker until the cluster shows it.
     tripping: bool,
     pause: Option<Pause>,
     writing: JoinSet<Result<ConfigMap, ApiError>>,
-    /// The version that the last write was made on; `None`: there was none.
+    /// Version that the last write was based on; `None` if there was no `ConfigMap`.
     written_on: Option<String>,
-    /// The time of the last write that was answered with a `ConfigMap`.
+    /// Time of the last successful write.
     written_at: Option<Instant>,
     retry_at: Option<Instant>,
     write_error: Option<String>,
-    /// The last log line about the circuit breaker; `None`: it has changed since.
-    said: Option<String>,
+    /// Last log line about the circuit breaker; `None` if its state has changed since.
+    logged: Option<String>,
 }
 
-/// Something that has arrived.
-pub(super) enum Arrival {
-    /// From the watch of the circuit breaker.
+/// An event for [`Switches::handle`].
+pub(super) enum SwitchEvent {
+    /// An event of the watch of the circuit breaker.
     Breaker(ConfigMapEvent),
-    /// From the watch of our own.
+    /// An event of the watch of our own `ConfigMap`, which holds the pause.
     Own(ConfigMapEvent),
-    /// The answer to a write.
+    /// The answer to a write of the circuit breaker.
     Written(Result<ConfigMap, ApiError>),
 }
 
@@ -105,38 +106,39 @@ impl Switches {
             written_at: None,
             retry_at: None,
             write_error: None,
-            said: None,
+            logged: None,
         }
     }
 
-    /// Waits for the next thing to take in; `None` where a watch has ended. Dropping it loses
-    /// nothing.
-    pub(super) async fn next(&mut self) -> Option<Arrival> {
+    /// Waits for the next event; `None` if a watch has ended. Dropping the future loses no
+    /// event.
+    pub(super) async fn next(&mut self) -> Option<SwitchEvent> {
         tokio::select! {
-            event = receive(self.breaker.events.as_mut()) => event.map(Arrival::Breaker),
-            event = receive(self.own.events.as_mut()) => event.map(Arrival::Own),
+            event = receive(self.breaker.events.as_mut()) => event.map(SwitchEvent::Breaker),
+            event = receive(self.own.events.as_mut()) => event.map(SwitchEvent::Own),
             Some(done) = self.writing.join_next() => {
                 let lost = |error| Err(ApiError::unavailable(error));
-                Some(Arrival::Written(done.unwrap_or_else(lost)))
+                Some(SwitchEvent::Written(done.unwrap_or_else(lost)))
             }
         }
     }
 
-    /// Takes in what has arrived. Returns whether anything may follow from it.
-    pub(super) fn take_in(&mut self, arrival: Arrival, write: bool, now: Timestamp) -> bool {
-        match arrival {
-            Arrival::Breaker(event) => {
-                if !self.breaker_event(event) {
+    /// Handles an event. Returns true if the switches may have changed. Writes only if
+    /// `may_write`.
+    pub(super) fn handle(&mut self, event: SwitchEvent, may_write: bool, now: Timestamp) -> bool {
+        match event {
+            SwitchEvent::Breaker(event) => {
+                if !self.handle_breaker(event) {
                     return false;
                 }
                 if self.absent {
-                    return true; // What it said holds.
+                    return true; // The last state holds.
                 }
-                self.said = None;
+                self.logged = None;
                 self.read_switch(now);
             }
-            Arrival::Own(event) => {
-                if !self.own.take_in(event) {
+            SwitchEvent::Own(event) => {
+                if !self.own.apply(event) {
                     return false;
                 }
                 let text = (self.own.seen.as_ref()).and_then(|map| map.data.get(keys::PAUSE));
@@ -151,41 +153,41 @@ impl Switches {
                 self.pause = pause;
                 return true;
             }
-            Arrival::Written(answer) => {
-                if self.written(answer, now) {
+            SwitchEvent::Written(answer) => {
+                if self.handle_answer(answer, now) {
                     return true;
                 }
             }
         }
-        self.settle(false, write, now);
+        self.settle(false, may_write, now);
         true
     }
 
-    /// Takes in the answer to a write. Returns whether nothing more is to be done now.
-    fn written(&mut self, answer: Result<ConfigMap, ApiError>, now: Timestamp) -> bool {
+    /// Handles the answer to a write. Returns true if no further write is to follow now.
+    fn handle_answer(&mut self, answer: Result<ConfigMap, ApiError>, now: Timestamp) -> bool {
         match answer {
             Ok(map) => {
-                (self.write_error, self.said) = (None, None);
+                (self.write_error, self.logged) = (None, None);
                 self.written_at = Some(Instant::now());
-                // The watch may have been faster, and know what has happened since.
+                // The watch may have delivered a newer state already.
                 if !self.absent && !self.breaker.knows_newer(&map) {
                     self.breaker.seen = Some(map);
                     self.read_switch(now);
                 }
                 false
             }
-            // The watch brings what has changed, and it is decided anew; where it has already,
-            // what follows from it is still to be written.
+            // The watch will deliver the newer state. If it has already, the switch is written
+            // again.
             Err(ApiError::Conflict { .. }) => self.breaker.version() == self.written_on,
-            // Deleted meanwhile; the watch brings that as well.
+            // Deleted meanwhile, which the watch will deliver.
             Err(ApiError::NotFound { .. }) if self.written_on.is_some() => true,
             Err(error) => {
                 let error = chain(&error);
                 if self.write_error.as_ref() != Some(&error) {
                     tracing::warn!(
                         err = error,
-                        "the ConfigMap {}/{} cannot be written; what it would say holds all the \
-                         same, until this process ends",
+                        "the ConfigMap {}/{} cannot be written; its new state holds until this \
+                         process ends",
                         self.namespace,
                         keys::BREAKER_CONFIG_MAP
                     );
@@ -197,48 +199,48 @@ impl Switches {
         }
     }
 
-    /// Trips the circuit breaker, for the window is full.
-    pub(super) fn trip(&mut self, write: bool, now: Timestamp) {
-        self.settle(true, write, now);
+    /// Trips the circuit breaker, because its window is full.
+    pub(super) fn trip(&mut self, may_write: bool, now: Timestamp) {
+        self.settle(true, may_write, now);
     }
 
-    /// Does what is to be done by now: tries again what could not be written, and takes in that
-    /// the circuit breaker's `ConfigMap` stays away. Returns whether anything may follow from it.
-    pub(super) fn wake(&mut self, write: bool, now: Timestamp) -> bool {
+    /// Retries a failed write, or ends the wait for a deleted `ConfigMap`, if due. Returns true
+    /// if the switches may have changed.
+    pub(super) fn wake(&mut self, may_write: bool, now: Timestamp) -> bool {
         let due = |at: Option<Instant>| at.is_some_and(|at| at <= Instant::now());
         if due(self.retry_at) {
             self.retry_at = None;
-            self.write(write);
+            self.write(may_write);
         }
         if !due(self.absence_counts_at) {
             return false;
         }
         (self.absent, self.absence_counts_at) = (false, None);
         self.tripping = false;
-        (self.breaker.seen, self.read, self.said) = (None, None, None);
+        (self.breaker.seen, self.read, self.logged) = (None, None, None);
         let dropped_at = self.switch.dropped_at;
         self.read_switch(now);
-        // Who deletes it closes it; what a person has dropped stays dropped.
+        // The deletion closes the breaker. Quarantines that a person has dropped stay dropped.
         self.switch.dropped_at = dropped_at;
-        self.settle(false, write, now);
+        self.settle(false, may_write, now);
         true
     }
 
-    /// Returns when to call [`Self::wake`].
+    /// Returns when to call [`Self::wake`] next.
     pub(super) fn wake_at(&self) -> Option<Instant> {
         let times = [self.retry_at, self.absence_counts_at];
         times.into_iter().flatten().min()
     }
 
-    /// Takes in what the circuit breaker's watch tells. Returns whether anything has changed.
-    fn breaker_event(&mut self, event: ConfigMapEvent) -> bool {
+    /// Handles an event of the circuit breaker's watch. Returns true if its state has changed.
+    fn handle_breaker(&mut self, event: ConfigMapEvent) -> bool {
         match &event {
             ConfigMapEvent::Missing if self.breaker.seen.is_some() => {
-                (self.breaker.known, self.breaker.refused_since) = (Known::Yes, None);
+                (self.breaker.read_state, self.breaker.refused_since) = (ReadState::Done, None);
                 if !self.absent {
                     tracing::warn!(
-                        "the circuit breaker's ConfigMap was deleted: what it said holds for {} s, \
-                         unless another is made",
+                        "the circuit breaker's ConfigMap was deleted: its state holds for {} s, \
+                         unless another one is created",
                         ABSENT_AFTER.as_secs()
                     );
                 }
@@ -247,7 +249,7 @@ impl Switches {
                 return true;
             }
             ConfigMapEvent::Missing => {}
-            // Of before our own write.
+            // An older state than the one that we have written.
             ConfigMapEvent::Seen(map)
                 if self.breaker.knows_newer(map)
                     && self
@@ -259,17 +261,17 @@ impl Switches {
             ConfigMapEvent::Seen(_) => {
                 let made_anew = std::mem::replace(&mut self.absent, false);
                 self.absence_counts_at = None;
-                // A person has set it since.
+                // A person has created it since.
                 self.tripping &= !made_anew;
-                return self.breaker.take_in(event) || made_anew;
+                return self.breaker.apply(event) || made_anew;
             }
-            // Whether it is still absent is not known.
+            // The `ConfigMap` may have been created meanwhile.
             ConfigMapEvent::Failing { .. } => self.absence_counts_at = None,
         }
-        self.breaker.take_in(event)
+        self.breaker.apply(event)
     }
 
-    /// Returns the circuit breaker as it stands in the cluster.
+    /// Returns the circuit breaker as last observed in the cluster.
     fn in_cluster(&self) -> Switch {
         let seen = self.breaker.seen.as_ref();
         seen.map_or_else(Switch::default, |map| {
@@ -291,10 +293,10 @@ impl Switches {
         self.switch = switch;
     }
 
-    fn settle(&mut self, trip: bool, write: bool, now: Timestamp) {
-        if self.breaker.known != Known::Yes && !self.switch.exists {
-            // Whether it exists is not known, and nothing is to be said of it. Where nobody can
-            // close it, each process begins with a window of its own.
+    fn settle(&mut self, trip: bool, may_write: bool, now: Timestamp) {
+        if self.breaker.read_state != ReadState::Done && !self.switch.exists {
+            // The `ConfigMap` was not read, so nothing is logged about its absence. As nobody
+            // can close the breaker then, each process starts with an empty window.
             self.switch.exists = true;
             self.switch.reset_at = Some(now);
         }
@@ -302,21 +304,21 @@ impl Switches {
         let trip = trip || self.tripping;
         if let Some(SwitchChange { wanted, why }) = self.switch.settle(trip, now) {
             let text = format!("circuit breaker {}: {why}", wanted.state.name());
-            if self.is_news(&text) {
+            if self.is_new_line(&text) {
                 tracing::warn!("{text}");
             }
-            // Who does not write does not wait for the cluster to show it.
-            self.tripping = write && (self.tripping || (trip && !tripped));
+            // Without a write the cluster will not show the trip.
+            self.tripping = may_write && (self.tripping || (trip && !tripped));
             self.switch = wanted;
         }
-        self.write(write);
+        self.write(may_write);
     }
 
-    /// Writes what holds, where the cluster says something else. One write at a time; its
-    /// answer leads here again.
-    fn write(&mut self, write: bool) {
+    /// Writes the circuit breaker in effect, if the cluster has another state. One write at a
+    /// time; [`Self::handle_answer`] leads here again.
+    fn write(&mut self, may_write: bool) {
         let free = self.writing.is_empty() && !self.absent;
-        if !write || !free || self.breaker.known != Known::Yes {
+        if !may_write || !free || self.breaker.read_state != ReadState::Done {
             return;
         }
         let change = change(&self.in_cluster(), &self.switch);
@@ -335,20 +337,21 @@ impl Switches {
         });
     }
 
-    /// Returns whether this was not said yet: each try to write finds it anew.
-    fn is_news(&mut self, text: &str) -> bool {
-        let news = self.said.as_deref() != Some(text);
-        self.said = Some(text.to_owned());
+    /// Returns true if a line differs from the last one: each attempt to write produces it
+    /// again.
+    fn is_new_line(&mut self, text: &str) -> bool {
+        let news = self.logged.as_deref() != Some(text);
+        self.logged = Some(text.to_owned());
         news
     }
 
-    /// Returns what people have set, as far as it is known.
+    /// Returns the switches for the fleet.
     pub(super) fn switched(&self) -> Switched {
-        let unread = |known: &Known| match known {
-            Known::NotYet(why) => Some(why.clone()),
-            Known::Yes | Known::Refused(_) => None,
+        let unread = |state: &ReadState| match state {
+            ReadState::Pending(why) => Some(why.clone()),
+            ReadState::Done | ReadState::Refused(_) => None,
         };
-        let breaker = match (unread(&self.breaker.known), &self.switch.state) {
+        let breaker = match (unread(&self.breaker.read_state), &self.switch.state) {
             (Some(why), _) => Some(Hold::Unread(why)),
             (_, BreakerState::Tripped) => Some(Hold::Tripped),
             (_, BreakerState::Odd(word)) => Some(Hold::Unread(format!(
@@ -361,26 +364,26 @@ impl Switches {
         };
         Switched {
             pause: self.pause.clone(),
-            unread: unread(&self.own.known),
+            unread: unread(&self.own.read_state),
             breaker,
             dropped_at: self.switch.dropped_at,
             reset_at: self.switch.reset_at,
         }
     }
 
-    /// Returns the state's word.
+    /// Returns the name of the circuit breaker's state.
     pub(super) fn state(&self) -> &str {
         self.switch.state.name()
     }
 
-    /// Returns what a person should know or do.
+    /// Returns notes for people on the state of the switches.
     pub(super) fn notes(&self) -> Vec<String> {
         let (namespace, name) = (&self.namespace, keys::BREAKER_CONFIG_MAP);
         let mut notes = Vec::new();
         for (watched, name) in [(&self.breaker, name), (&self.own, keys::CONFIG_MAP)] {
-            if let Known::Refused(why) = &watched.known {
+            if let ReadState::Refused(why) = &watched.read_state {
                 notes.push(format!(
-                    "the ConfigMap {namespace}/{name} cannot be read, what it says does not count: \
+                    "the ConfigMap {namespace}/{name} cannot be read, and has no effect: \
                      {why}"
                 ));
             }
@@ -393,8 +396,8 @@ impl Switches {
         }
         if self.absent {
             notes.push(format!(
-                "the ConfigMap {namespace}/{name} was deleted: what it said holds until another is \
-                 made; where none is within {} s, it counts as {}",
+                "the ConfigMap {namespace}/{name} was deleted: its state holds until another one is \
+                 created; if none is within {} s, it counts as {}",
                 ABSENT_AFTER.as_secs(),
                 keys::BREAKER_CLOSED
             ));
@@ -412,7 +415,7 @@ impl Switches {
     }
 }
 
-/// Returns what to write so that the `ConfigMap` says `wanted`.
+/// Returns the change of the `ConfigMap` from `seen` to `wanted`.
 fn change(seen: &Switch, wanted: &Switch) -> ConfigMapChange {
     let mut change = ConfigMapChange::default();
     if !seen.exists || wanted.state != seen.state {

@@ -1,4 +1,4 @@
-//! Tests of the task, with an API server that is a socket.
+//! Tests of the task against a socket as the API server.
 
 use std::sync::Arc;
 
@@ -66,8 +66,8 @@ async fn store(directory: &std::path::Path) -> Arc<dyn EventStore> {
     Arc::new(store)
 }
 
-/// A quarantine that acts on the one node, which has one fault, what it tells, and the API
-/// server that it asks.
+/// A quarantine that acts, on one node with one fault, its reporter of conditions, and the API
+/// server.
 pub(super) struct Bench {
     pub(super) quarantine: Quarantine,
     metrics: Metrics,
@@ -83,7 +83,7 @@ impl Bench {
         let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let metrics = Metrics::default();
         let cluster = cluster(&server, directory.path()).await;
-        let telling = conditions::ConditionsConfig {
+        let conditions_config = conditions::ConditionsConfig {
             cluster: Arc::clone(&cluster),
             conditions: Some(Options {
                 limits: model::condition::Limits::default(),
@@ -92,7 +92,7 @@ impl Bench {
             events: None,
             clock: now,
         };
-        let (board, reporter) = conditions::new(telling, &metrics);
+        let (board, reporter) = conditions::new(conditions_config, &metrics);
         let config = QuarantineConfig {
             store: store(directory.path()).await,
             cluster: Some(cluster),
@@ -112,10 +112,10 @@ impl Bench {
         };
         let (mut quarantine, handles) = Quarantine::new(config, &metrics);
         quarantine.catch_up().await;
-        quarantine.observe(Observed::Node(NodeEvent::Restarted));
+        quarantine.handle_event(Observed::Node(NodeEvent::Restarted));
         let node = NodeView::from_object(node(1)).unwrap();
-        quarantine.observe(Observed::Node(NodeEvent::Applied(Arc::new(node))));
-        quarantine.observe(Observed::Node(NodeEvent::Listed));
+        quarantine.handle_event(Observed::Node(NodeEvent::Applied(Arc::new(node))));
+        quarantine.handle_event(Observed::Node(NodeEvent::Listed));
         Self {
             quarantine,
             metrics,
@@ -126,8 +126,8 @@ impl Bench {
         }
     }
 
-    /// A request for a patch that the API server has got, and not answered yet: its
-    /// connection, its head and the patch.
+    /// Receives the request of a patch, without answering. Returns its connection, head and
+    /// patch.
     async fn asked(&self) -> (TcpStream, String, String) {
         let (mut connection, _) = self.server.accept().await.unwrap();
         let mut request = Vec::new();
@@ -139,18 +139,18 @@ impl Bench {
         (connection, head.to_owned(), patch.to_owned())
     }
 
-    /// Answers it with the node as it is now, which the quarantine takes in.
+    /// Answers a patch with the node, and handles the answer in the quarantine.
     async fn answer(&mut self, mut connection: TcpStream, node: &Value) {
         let body = node.to_string();
         let length = body.len();
         let answer = format!("HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n\r\n{body}");
         connection.write_all(answer.as_bytes()).await.unwrap();
         let answer = self.quarantine.requests.next().await.unwrap();
-        self.quarantine.answered(answer);
+        self.quarantine.handle_answers(answer);
     }
 
-    /// On how many nodes there was something to tell.
-    fn told(&self) -> u32 {
+    /// Returns the number of nodes with reports so far.
+    fn work_count(&self) -> u32 {
         let name = "platform_connector_workqueue_adds_total_kubernetes{workqueue=\"kubernetes\"} ";
         let text = self.metrics.encode();
         let value = text.lines().find_map(|line| line.strip_prefix(name));
@@ -163,7 +163,7 @@ fn node(version: u32) -> Value {
     json!({"metadata": metadata, "spec": {}, "status": {}})
 }
 
-/// Returns the node, which has neither labels nor annotations, as the API server patches it.
+/// Applies a patch to a node that has neither labels nor annotations.
 fn patched(mut node: Value, patch: &str) -> Value {
     for one in serde_json::from_str::<Vec<Value>>(patch).unwrap() {
         if one["op"] == "add" {
@@ -180,22 +180,22 @@ async fn nothing_is_told_on_a_node_before_its_cordon_is_answered() {
     let mut bench = Bench::new().await;
     bench.quarantine.decide();
 
-    // The API server has the cordon and does not answer yet.
+    // The API server has received the cordon and does not answer yet.
     let (connection, head, patch) = bench.asked().await;
     assert!(head.starts_with("PATCH /api/v1/nodes/n1 "), "{head}");
-    assert_eq!(bench.told(), 0);
-    // Not for another look either: the watch brings what others do to the node.
+    assert_eq!(bench.work_count(), 0);
+    // Another evaluation, by a change of the node, does not write it either.
     let mut labelled = node(2);
     labelled["metadata"]["labels"] = json!({"zone": "a"});
     let labelled = NodeView::from_object(labelled).unwrap();
     let event = NodeEvent::Applied(Arc::new(labelled));
-    bench.quarantine.observe(Observed::Node(event));
+    bench.quarantine.handle_event(Observed::Node(event));
     bench.quarantine.decide();
-    assert_eq!(bench.told(), 0);
+    assert_eq!(bench.work_count(), 0);
 
     bench.answer(connection, &patched(node(3), &patch)).await;
     bench.quarantine.decide();
-    assert_eq!(bench.told(), 1);
+    assert_eq!(bench.work_count(), 1);
 }
 
 #[tokio::test]
@@ -214,7 +214,7 @@ async fn a_watch_that_fails_again_for_the_same_reason_is_no_news() {
         (failing("no answer"), true),
     ] {
         quarantine.publish();
-        quarantine.observe(Observed::Node(event.clone()));
+        quarantine.handle_event(Observed::Node(event.clone()));
         assert_eq!(quarantine.publishing.due_at().is_some(), news, "{event:?}");
     }
 }

@@ -7,7 +7,7 @@ fn at(second: i64) -> Timestamp {
     Timestamp::from_second(second).unwrap()
 }
 
-/// The switches of a cluster that cannot be reached.
+/// Creates the switches of a cluster that cannot be reached.
 async fn switches() -> Switches {
     let text = "apiVersion: v1\nkind: Config\ncurrent-context: c\n\
                 clusters: [{name: c, cluster: {server: 'http://127.0.0.1:1'}}]\n\
@@ -28,11 +28,11 @@ async fn switches() -> Switches {
     )
 }
 
-fn breaker(event: ConfigMapEvent) -> Arrival {
-    Arrival::Breaker(event)
+fn breaker(event: ConfigMapEvent) -> SwitchEvent {
+    SwitchEvent::Breaker(event)
 }
 
-fn failing(refused: bool) -> Arrival {
+fn failing(refused: bool) -> SwitchEvent {
     let error = format!("refused: {refused}");
     breaker(ConfigMapEvent::Failing { error, refused })
 }
@@ -41,39 +41,39 @@ fn failing(refused: bool) -> Arrival {
 async fn what_was_never_read_is_not_said_to_be_missing() {
     let mut switches = switches().await;
     for refused in [false, true] {
-        switches.take_in(failing(refused), false, at(1));
+        switches.handle(failing(refused), false, at(1));
         tokio::time::advance(REFUSED_AFTER).await;
-        switches.take_in(failing(refused), false, at(1));
-        assert_eq!(switches.said, None, "{refused}");
+        switches.handle(failing(refused), false, at(1));
+        assert_eq!(switches.logged, None, "{refused}");
     }
-    // Nobody can close what cannot be read: the window begins with the process.
+    // Nobody can close a breaker that cannot be read, so the window begins with the process.
     assert_eq!(switches.switched().reset_at, Some(at(1)));
     switches.trip(false, at(2));
-    let said = switches.said.as_deref().unwrap();
+    let logged = switches.logged.as_deref().unwrap();
     assert!(
-        said.starts_with("circuit breaker TRIPPED: too many"),
-        "{said}"
+        logged.starts_with("circuit breaker TRIPPED: too many"),
+        "{logged}"
     );
     assert_eq!(switches.state(), keys::BREAKER_TRIPPED);
 
-    switches.take_in(breaker(ConfigMapEvent::Missing), false, at(3));
-    let said = "circuit breaker CLOSED: the ConfigMap did not exist";
-    assert_eq!(switches.said.as_deref(), Some(said));
+    switches.handle(breaker(ConfigMapEvent::Missing), false, at(3));
+    let logged = "circuit breaker CLOSED: the ConfigMap did not exist";
+    assert_eq!(switches.logged.as_deref(), Some(logged));
     assert_eq!(switches.switched().reset_at, Some(at(3)));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_refusal_counts_only_where_it_lasts() {
     let mut switches = switches().await;
-    let own = |event| Arrival::Own(event);
-    switches.take_in(own(ConfigMapEvent::Missing), false, at(1));
+    let own = |event| SwitchEvent::Own(event);
+    switches.handle(own(ConfigMapEvent::Missing), false, at(1));
     let held = |switches: &Switches| {
         matches!(switches.switched().stop(true, at(1)), Some(Hold::Unread(_)))
     };
     for (refused, seconds, expected) in [
         (true, 0, true),
         (true, 59, true),
-        // Another failure in between: it is not known what the API server would say.
+        // Another failure in between, so the API server may allow it by now.
         (false, 30, true),
         (true, 1, true),
         (true, 59, true),
@@ -81,34 +81,34 @@ async fn a_refusal_counts_only_where_it_lasts() {
         (false, 1, false),
     ] {
         tokio::time::advance(Duration::from_secs(seconds)).await;
-        switches.take_in(failing(refused), false, at(1));
+        switches.handle(failing(refused), false, at(1));
         assert_eq!(held(&switches), expected, "{refused} after {seconds} s");
     }
-    // An operator had stopped it all the same.
+    // An operator had tripped the breaker nevertheless.
     let mut map = ConfigMap::default();
     let tripped = (
         keys::BREAKER_STATUS.to_owned(),
         keys::BREAKER_TRIPPED.to_owned(),
     );
     map.data.extend([tripped]);
-    switches.take_in(breaker(ConfigMapEvent::Seen(map)), false, at(1));
+    switches.handle(breaker(ConfigMapEvent::Seen(map)), false, at(1));
     assert_eq!(switches.switched().stop(true, at(1)), Some(Hold::Tripped));
 }
 
 #[tokio::test]
 async fn what_cannot_be_written_is_said_once_and_resets_the_window_once() {
     let mut switches = switches().await;
-    switches.take_in(breaker(ConfigMapEvent::Missing), false, at(1));
-    let said = switches.said.clone().unwrap();
+    switches.handle(breaker(ConfigMapEvent::Missing), false, at(1));
+    let logged = switches.logged.clone().unwrap();
     for second in 2..5 {
         let message = "namespaces \"ns\" not found".to_owned();
-        let error = Arrival::Written(Err(ApiError::NotFound { message }));
-        switches.take_in(error, false, at(second));
+        let error = SwitchEvent::Written(Err(ApiError::NotFound { message }));
+        switches.handle(error, false, at(second));
         switches.write(false);
-        assert!(!switches.is_news(&said));
+        assert!(!switches.is_new_line(&logged));
         assert_eq!(switches.switched().reset_at, Some(at(1)));
     }
-    // It is written down with it once there is a place for it.
+    // Both are written once the `ConfigMap` can be created.
     let annotations = change(&Switch::default(), &switches.switch).annotations;
     assert_eq!(annotations[keys::RESET_AT], Some(at(1).to_string()));
 }
@@ -127,7 +127,7 @@ fn map(version: u32, status: &str, cursor: &str, tripped_at: Option<i64>) -> Con
     }
 }
 
-fn seen(map: ConfigMap) -> Arrival {
+fn seen(map: ConfigMap) -> SwitchEvent {
     breaker(ConfigMapEvent::Seen(map))
 }
 
@@ -141,13 +141,13 @@ async fn one_that_is_deleted_holds_for_a_while_and_its_successor_is_an_edit() {
     ] {
         let mut switches = switches().await;
         let tripped = map(1, "TRIPPED", "RESUME", Some(1));
-        switches.take_in(seen(tripped), false, at(2));
-        switches.take_in(breaker(ConfigMapEvent::Missing), true, at(3));
+        switches.handle(seen(tripped), false, at(2));
+        switches.handle(breaker(ConfigMapEvent::Missing), true, at(3));
         assert_eq!(switches.state(), keys::BREAKER_TRIPPED);
-        // A failure in between: the time in which it is known to be absent counts.
-        switches.take_in(failing(false), true, at(3));
+        // A failure in between: only the time of certain absence counts.
+        switches.handle(failing(false), true, at(3));
         assert_eq!(switches.wake_at(), None);
-        switches.take_in(breaker(ConfigMapEvent::Missing), true, at(3));
+        switches.handle(breaker(ConfigMapEvent::Missing), true, at(3));
         tokio::time::advance(Duration::from_secs(seconds)).await;
         switches.wake(true, at(4));
         assert_eq!(switches.absent, seconds < 10);
@@ -157,7 +157,7 @@ async fn one_that_is_deleted_holds_for_a_while_and_its_successor_is_an_edit() {
             "only then made by us"
         );
         if let Some(cursor) = successor {
-            switches.take_in(seen(map(5, "CLOSED", cursor, None)), false, at(4));
+            switches.handle(seen(map(5, "CLOSED", cursor, None)), false, at(4));
             assert!(!switches.absent && switches.wake_at().is_none());
         }
         assert_eq!(switches.state() == keys::BREAKER_CLOSED, closed);
@@ -174,25 +174,25 @@ async fn one_that_is_deleted_holds_for_a_while_and_its_successor_is_an_edit() {
 #[tokio::test]
 async fn a_trip_while_a_write_is_under_way_is_kept_and_written_behind_it() {
     let mut switches = switches().await;
-    switches.take_in(breaker(ConfigMapEvent::Missing), true, at(1));
+    switches.handle(breaker(ConfigMapEvent::Missing), true, at(1));
     assert_eq!(switches.writing.len(), 1, "it is made");
     switches.trip(true, at(2));
-    // The watch may be faster than the answer.
-    switches.take_in(seen(map(1, "CLOSED", "RESUME", None)), true, at(3));
+    // The watch may be faster than the answer to the write.
+    switches.handle(seen(map(1, "CLOSED", "RESUME", None)), true, at(3));
     assert_eq!(switches.state(), keys::BREAKER_TRIPPED);
     switches.writing = JoinSet::new();
-    let made = Arrival::Written(Ok(map(1, "CLOSED", "RESUME", None)));
-    switches.take_in(made, true, at(3));
+    let made = SwitchEvent::Written(Ok(map(1, "CLOSED", "RESUME", None)));
+    switches.handle(made, true, at(3));
     assert_eq!(switches.state(), keys::BREAKER_TRIPPED);
     assert_eq!(switches.writing.len(), 1);
     switches.writing = JoinSet::new();
-    let made = Arrival::Written(Ok(map(2, "TRIPPED", "RESUME", Some(3))));
-    switches.take_in(made, true, at(4));
-    // Or slower.
-    switches.take_in(seen(map(1, "CLOSED", "RESUME", None)), true, at(4));
+    let made = SwitchEvent::Written(Ok(map(2, "TRIPPED", "RESUME", Some(3))));
+    switches.handle(made, true, at(4));
+    // The watch may be slower.
+    switches.handle(seen(map(1, "CLOSED", "RESUME", None)), true, at(4));
     assert_eq!(switches.state(), keys::BREAKER_TRIPPED);
-    // Then a person closes it.
-    switches.take_in(seen(map(3, "CLOSED", "RESUME", Some(3))), true, at(5));
+    // A person closes the breaker.
+    switches.handle(seen(map(3, "CLOSED", "RESUME", Some(3))), true, at(5));
     assert_eq!(switches.state(), keys::BREAKER_CLOSED);
     assert_eq!(switches.switched().reset_at, Some(at(5)));
 }
@@ -200,15 +200,15 @@ async fn a_trip_while_a_write_is_under_way_is_kept_and_written_behind_it() {
 #[tokio::test]
 async fn an_edit_while_a_write_is_under_way_is_taken_in_and_written_behind_it() {
     let mut switches = switches().await;
-    switches.take_in(seen(map(1, "TRIPPED", "RESUME", None)), true, at(1));
-    switches.take_in(seen(map(2, "CLOSED", "CREATE", Some(1))), true, at(2));
+    switches.handle(seen(map(1, "TRIPPED", "RESUME", None)), true, at(1));
+    switches.handle(seen(map(2, "CLOSED", "CREATE", Some(1))), true, at(2));
     assert_eq!(switches.switched().dropped_at, Some(at(2)));
     switches.writing = JoinSet::new();
-    let conflict = || Arrival::Written(Err(ApiError::Conflict { status: 409 }));
-    switches.take_in(conflict(), true, at(3));
+    let conflict = || SwitchEvent::Written(Err(ApiError::Conflict { status: 409 }));
+    switches.handle(conflict(), true, at(3));
     assert_eq!(switches.writing.len(), 1, "on what was seen meanwhile");
     switches.writing = JoinSet::new();
-    switches.take_in(conflict(), true, at(4));
+    switches.handle(conflict(), true, at(4));
     assert!(
         switches.writing.is_empty(),
         "the watch has to bring it first"
@@ -223,8 +223,8 @@ async fn a_drop_in_the_future_dismisses_what_was_before_it_was_seen() {
         let mut map = map(version, "CLOSED", "RESUME", None);
         let future = (keys::DROPPED_AT.to_owned(), Timestamp::MAX.to_string());
         map.annotations.extend([future]);
-        // Where it cannot be written, it is read again and again.
-        switches.take_in(seen(map), false, at(second));
+        // Without a write the same state is read repeatedly.
+        switches.handle(seen(map), false, at(second));
         assert_eq!(switches.switched().dropped_at, Some(at(5)));
         assert!(switches.notes()[0].contains(keys::DROPPED_AT));
         let change = change(&switches.in_cluster(), &switches.switch);
@@ -243,8 +243,8 @@ async fn while_one_is_absent_nothing_is_written_and_what_was_dropped_stays_dropp
         let time = (key.to_owned(), at(1).to_string());
         closed.annotations.extend([time]);
     }
-    switches.take_in(seen(closed), true, at(2));
-    switches.take_in(breaker(ConfigMapEvent::Missing), true, at(3));
+    switches.handle(seen(closed), true, at(2));
+    switches.handle(breaker(ConfigMapEvent::Missing), true, at(3));
     switches.trip(true, at(4));
     assert_eq!(switches.state(), keys::BREAKER_TRIPPED);
     assert!(
@@ -264,9 +264,9 @@ async fn while_one_is_absent_nothing_is_written_and_what_was_dropped_stays_dropp
 #[tokio::test]
 async fn one_that_a_person_makes_anew_is_not_tripped_by_what_was_before() {
     let mut switches = switches().await;
-    switches.take_in(seen(map(1, "CLOSED", "RESUME", None)), true, at(1));
-    switches.take_in(breaker(ConfigMapEvent::Missing), true, at(2));
+    switches.handle(seen(map(1, "CLOSED", "RESUME", None)), true, at(1));
+    switches.handle(breaker(ConfigMapEvent::Missing), true, at(2));
     switches.trip(true, at(3));
-    switches.take_in(seen(map(2, "CLOSED", "RESUME", None)), true, at(4));
+    switches.handle(seen(map(2, "CLOSED", "RESUME", None)), true, at(4));
     assert_eq!(switches.state(), keys::BREAKER_CLOSED);
 }

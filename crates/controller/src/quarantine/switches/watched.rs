@@ -1,4 +1,4 @@
-//! A `ConfigMap` that is watched, and the state of what is known of it.
+//! A watched `ConfigMap` and the state of its watch.
 
 use std::time::Duration;
 
@@ -6,28 +6,27 @@ use cluster::{ConfigMap, ConfigMapEvent};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-/// A refusal that lasts so long is meant. After a start of the API server the first requests
-/// may be refused, until it knows who may what.
+/// Time after which a refusal counts as permanent. An API server that has just started may
+/// refuse the first requests, until it has loaded its roles.
 pub(super) const REFUSED_AFTER: Duration = Duration::from_secs(60);
 
 /// A `ConfigMap` that is watched.
 pub(super) struct Watched {
     pub(super) events: Option<mpsc::Receiver<ConfigMapEvent>>,
     pub(super) seen: Option<ConfigMap>,
-    /// The time since which the API server refuses it.
+    /// Start of the current refusals by the API server.
     pub(super) refused_since: Option<Instant>,
-    /// The state of what is known of it.
-    pub(super) known: Known,
+    pub(super) read_state: ReadState,
 }
 
-/// The state of what is known of a `ConfigMap`.
+/// State of reading a `ConfigMap`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Known {
-    /// The API server has not told yet, for this reason.
-    NotYet(String),
-    /// It is as last seen, which may be that it does not exist.
-    Yes,
-    /// The API server does not let us, for this reason. We go on without.
+pub(super) enum ReadState {
+    /// Not read yet, for this reason.
+    Pending(String),
+    /// Read; it may be absent.
+    Done,
+    /// The API server refuses to let us read it, for this reason. Decisions ignore it.
     Refused(String),
 }
 
@@ -39,24 +38,24 @@ impl Watched {
             events: Some(events),
             seen: None,
             refused_since: None,
-            known: Known::NotYet("the API server has not answered yet".to_owned()),
+            read_state: ReadState::Pending("the API server has not answered yet".to_owned()),
         }
     }
 
-    /// Returns the version that was last seen; `None`: there is none.
+    /// Returns the version that was last observed; `None` if there is no `ConfigMap`.
     pub(super) fn version(&self) -> Option<String> {
         Some(self.seen.as_ref()?.resource_version.clone())
     }
 
-    /// Returns whether `map` is older than what is known.
+    /// Returns true if `map` is older than the last observed version.
     pub(super) fn knows_newer(&self, map: &ConfigMap) -> bool {
         let version = |map: &ConfigMap| map.resource_version.parse::<u64>().ok();
         let known = self.seen.as_ref().and_then(version);
         known.is_some_and(|known| version(map).is_some_and(|version| version < known))
     }
 
-    /// Takes an event in. Returns whether anything has changed.
-    pub(super) fn take_in(&mut self, event: ConfigMapEvent) -> bool {
+    /// Applies an event. Returns true if the content or the state of reading has changed.
+    pub(super) fn apply(&mut self, event: ConfigMapEvent) -> bool {
         let refused_since = match &event {
             ConfigMapEvent::Failing { refused: true, .. } => {
                 self.refused_since.or(Some(Instant::now()))
@@ -65,26 +64,26 @@ impl Watched {
         };
         self.refused_since = refused_since;
         let refused = refused_since.is_some_and(|since| since.elapsed() >= REFUSED_AFTER);
-        let before = (self.seen.clone(), self.known.clone());
+        let before = (self.seen.clone(), self.read_state.clone());
         match event {
             ConfigMapEvent::Seen(map) => {
                 self.seen = Some(map);
-                self.known = Known::Yes;
+                self.read_state = ReadState::Done;
             }
             ConfigMapEvent::Missing => {
                 self.seen = None;
-                self.known = Known::Yes;
+                self.read_state = ReadState::Done;
             }
             ConfigMapEvent::Failing { error, .. } => {
-                let known = std::mem::replace(&mut self.known, Known::Yes);
-                self.known = match known {
-                    _ if refused => Known::Refused(error),
-                    Known::NotYet(_) => Known::NotYet(error),
-                    // What was known a moment ago is the best there is.
-                    known => known,
+                let before = std::mem::replace(&mut self.read_state, ReadState::Done);
+                self.read_state = match before {
+                    _ if refused => ReadState::Refused(error),
+                    ReadState::Pending(_) => ReadState::Pending(error),
+                    // The last state stays.
+                    before => before,
                 };
             }
         }
-        before != (self.seen.clone(), self.known.clone())
+        before != (self.seen.clone(), self.read_state.clone())
     }
 }

@@ -8,7 +8,7 @@ pub(in crate::quarantine) fn open(directory: &Path) -> Arc<dyn EventStore> {
     Arc::new(SqliteStore::open(directory).unwrap())
 }
 
-/// A quarantine that only records.
+/// Creates a quarantine that only records events.
 pub(in crate::quarantine) fn quarantine(store: &Arc<dyn EventStore>) -> (Quarantine, Handles) {
     quarantine_that(Mode::Observe, store)
 }

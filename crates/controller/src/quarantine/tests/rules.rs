@@ -1,4 +1,4 @@
-//! The answers to changes of rules that taint devices.
+//! Tests of the answers to changes of rules that taint devices.
 
 use cluster::ApiError;
 use fleet::PlannedRule;

@@ -1,4 +1,4 @@
-//! A store that takes its time with a write.
+//! Tests with a store whose write takes long.
 
 use fleet::{Effect, FleetInput, Purpose};
 
@@ -7,7 +7,7 @@ use super::*;
 #[tokio::test]
 async fn a_slow_store_stalls_no_watch() {
     let mut bench = Bench::new().await;
-    // Until this ends, whoever writes waits.
+    // All other writers wait until this transaction ends.
     let file = bench.directory.path().join("events.db");
     let holder = rusqlite::Connection::open(file).unwrap();
     holder.execute_batch("BEGIN IMMEDIATE").unwrap();
@@ -24,9 +24,9 @@ async fn a_slow_store_stalls_no_watch() {
         purpose: Purpose::TakeOver,
     });
 
-    // The watch brings a change of another node, and it is decided about.
+    // A change of another node arrives, and the fleet decides.
     let changed = NodeView::from_object(node(2)).unwrap();
-    quarantine.observe(Observed::Node(NodeEvent::Applied(Arc::new(changed))));
+    quarantine.handle_event(Observed::Node(NodeEvent::Applied(Arc::new(changed))));
     quarantine.decide();
     let (connection, head, patch) = bench.asked().await;
     assert!(head.starts_with("PATCH /api/v1/nodes/n1 "), "{head}");
