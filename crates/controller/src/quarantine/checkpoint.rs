@@ -1,8 +1,8 @@
-//! Saving and loading the fault book.
+//! Saves and loads the fault book.
 //!
-//! The changed parts of the book are saved every [`SAVE_EVERY`], one for each node, with the
-//! feed position that the book reflects. After a restart the events behind that position are read
-//! again, which changes nothing.
+//! The book is saved every [`SAVE_EVERY`]: the parts of nodes that have changed, with the feed
+//! position that the book reflects. After a restart the later events are read again, which
+//! changes nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -22,16 +22,16 @@ use super::metrics::QuarantineMetrics;
 
 /// Name of the feed token.
 const CONSUMER: &str = "fault-quarantine";
-/// Pause between two saves of the fault book; events behind the saved one are read again.
+/// Pause between two saves of a changed book. Events after the saved position are read again.
 const SAVE_EVERY: Duration = Duration::from_secs(5);
-/// The same where nothing has changed: whoever saves nothing for long is taken for
-/// gone (`retention.rs`), and no event is kept for it.
+/// Pause between two saves of an unchanged book. A consumer that does not save for long counts
+/// as gone (`retention.rs`), and its events are no longer kept.
 const SAVE_UNCHANGED_EVERY: Duration = Duration::from_secs(3600);
-/// A book that could not be saved for so long is a trouble: until then it may be a disk that is
-/// busy.
+/// Time after which a failure to save is reported to people. A busy disk may cause a shorter
+/// one.
 const SAVE_TROUBLE: Duration = Duration::from_secs(60);
 
-/// The part of a checkpoint that stands beside those of the nodes, as it is read.
+/// State of a checkpoint beside the parts of the nodes.
 #[derive(Deserialize)]
 struct Saved {
     #[serde(flatten)]
@@ -46,15 +46,14 @@ struct Saved {
 struct Saving<'a> {
     applied: Position,
     overflow: u64,
-    /// Not what a dry run pretends.
+    /// Absent in a dry run, which only pretends its changes.
     #[serde(skip_serializing_if = "Option::is_none")]
     recently_out: Option<&'a BTreeMap<String, Timestamp>>,
     begun: Timestamp,
 }
 
-/// The part of a node, as it is read: its share of the book, the statuses of its events, and its
-/// sessions, for the node itself does not tell how long a change has failed, or how often it has
-/// come back.
+/// Part of a node: its share of the book, the statuses of its events, and its sessions. The node
+/// itself does not show how long a change has failed, or how often a session has returned.
 #[derive(Deserialize)]
 struct SavedPart {
     book: NodeShare<'static>,
@@ -69,31 +68,31 @@ struct SavingPart<'a> {
     book: NodeShare<'a>,
     #[serde(skip_serializing_if = "Option::is_none")]
     reports: Option<SavedReports>,
-    /// Not what a dry run pretends.
+    /// Absent in a dry run, which only pretends its changes.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     sessions: Vec<&'a Session>,
 }
 
-/// The saved fault book, and when it is saved next.
+/// Saver of the fault book.
 pub(super) struct Checkpoints {
     store: Arc<dyn EventStore>,
     clock: fn() -> Timestamp,
     metrics: QuarantineMetrics,
-    /// The time of the last attempt.
+    /// Time of the last attempt.
     at: Instant,
     /// True once this process has saved the book.
     once: bool,
-    /// Feed position that the saved book reflects.
+    /// Feed position of the saved book.
     seq: Position,
-    /// True while the beginning of this store is still to be saved.
+    /// True until the start of a new store is saved.
     begun_unsaved: bool,
     failure: Option<SaveFailure>,
 }
 
-/// A failure to save the book.
+/// A failure to save the book, until a save succeeds.
 struct SaveFailure {
     since: Instant,
-    /// The last error of the store.
+    /// Last error of the store.
     error: String,
 }
 
@@ -117,13 +116,13 @@ impl Checkpoints {
         }
     }
 
-    /// Loads the saved book. One that cannot be read is rebuilt from the feed.
+    /// Loads the saved book. A book that cannot be read is rebuilt from the feed.
     pub(super) async fn load(&mut self, fleet: &mut Fleet) {
         match self.store.checkpoint(CONSUMER).await {
             Ok(Some(checkpoint)) => match parse(&checkpoint) {
                 Ok(kept) => fleet.restore(kept, (self.clock)()),
                 Err(error) => {
-                    tracing::warn!(err = %error, "the saved fault book is not understood; it is rebuilt");
+                    tracing::warn!(err = %error, "the saved fault book cannot be parsed; rebuilding it");
                     fleet.still_unsaved(Unsaved {
                         nodes: checkpoint.parts.into_keys().collect(),
                         recently_out: false,
@@ -131,18 +130,18 @@ impl Checkpoints {
                 }
             },
             Ok(None) => {
-                // The store is new: it was made just before this task.
+                // The store is new: it was created just before this task.
                 fleet.begin();
                 self.begun_unsaved = true;
             }
             Err(error) => {
-                tracing::error!(err = %error, "the saved fault book cannot be read; it is rebuilt");
+                tracing::error!(err = %error, "the saved fault book cannot be read; rebuilding it");
             }
         }
         self.seq = fleet.book().applied();
     }
 
-    /// Returns the failure to save the book, for people, once it has lasted.
+    /// Returns a note for people on a failure to save that has lasted for [`SAVE_TROUBLE`].
     pub(super) fn trouble(&self) -> Option<String> {
         let failure = self.failure.as_ref();
         let failure = failure.filter(|failure| failure.since.elapsed() >= SAVE_TROUBLE)?;
@@ -154,9 +153,9 @@ impl Checkpoints {
         ))
     }
 
-    /// Returns when the changes of the book are saved; `None` where nothing has changed.
+    /// Returns when the changes of the book are saved; `None` if nothing has changed.
     fn changes_due_at(&self, fleet: &Fleet) -> Option<Instant> {
-        // One that is being rebuilt is behind the saved one.
+        // A book that is being rebuilt is behind the saved one.
         let changed =
             fleet.book().applied() != self.seq || fleet.is_unsaved() || self.begun_unsaved;
         (changed && fleet.is_caught_up()).then_some(self.at + SAVE_EVERY)
@@ -173,13 +172,13 @@ impl Checkpoints {
         self.changes_due_at(fleet).or(unchanged)
     }
 
-    /// Saves the book once that is due. Returns whether it has begun to fail, or to work again.
+    /// Saves the book if due. Returns true if this failed, or succeeded after a failure.
     pub(super) async fn save_if_due(&mut self, fleet: &mut Fleet) -> bool {
         let is_due = self.due_at(fleet).is_some_and(|at| at <= Instant::now());
         is_due && self.save(fleet).await
     }
 
-    /// Saves the book. Returns whether it has failed, or works again.
+    /// Saves the book. Returns true if this failed, or succeeded after a failure.
     pub(super) async fn save(&mut self, fleet: &mut Fleet) -> bool {
         self.at = Instant::now();
         let unsaved = fleet.take_unsaved();
@@ -214,8 +213,8 @@ impl Checkpoints {
         }
     }
 
-    /// Records that the book could not be saved. After a restart the events behind the saved one
-    /// are read again, and none of them can be deleted meanwhile.
+    /// Records a failed save. After a restart the events after the saved position are read
+    /// again, and none of them can be deleted meanwhile.
     fn failed(&mut self, error: String) {
         self.metrics.error("save_error");
         tracing::warn!(err = error, "the fault book could not be saved");
@@ -226,7 +225,7 @@ impl Checkpoints {
     }
 }
 
-/// Returns the checkpoint in which the parts of `nodes` are written anew.
+/// Returns a checkpoint of the book with the parts of `nodes`.
 fn checkpoint(fleet: &Fleet, nodes: &BTreeSet<String>) -> serde_json::Result<Checkpoint> {
     let book = fleet.book();
     let part = |node: &String| {
@@ -255,7 +254,7 @@ fn checkpoint(fleet: &Fleet, nodes: &BTreeSet<String>) -> serde_json::Result<Che
     })
 }
 
-/// Reads a checkpoint.
+/// Reads the state and all parts of a checkpoint.
 fn parse(checkpoint: &Checkpoint) -> serde_json::Result<Kept> {
     let mut saved: Saved = serde_json::from_slice(&checkpoint.state)?;
     let (mut sessions, mut reports) = (BTreeMap::new(), BTreeMap::new());

@@ -1,4 +1,4 @@
-//! Reading the store's feed into the fault book, page by page.
+//! Reads the store's feed into the fault book, page by page.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,31 +17,31 @@ mod missed;
 
 use missed::Missed;
 
-/// Events read from the feed at once.
+/// Events per page of the feed.
 const FEED_PAGE: usize = 1_000;
-/// First pause before the feed is read again after an error; each further one is twice as long.
+/// First pause after an error of the feed; each further one doubles.
 const FEED_RETRY: Duration = Duration::from_millis(500);
-/// Longest of these pauses.
+/// Longest pause after an error of the feed.
 const LONGEST_FEED_RETRY: Duration = Duration::from_secs(30);
 
-/// The reader of the feed.
+/// Reader of the feed.
 pub(super) struct Feed {
     store: Arc<dyn EventStore>,
     clock: fn() -> Timestamp,
     metrics: QuarantineMetrics,
-    /// For each node without a decision since its last event: when the first event was read, and
-    /// the number of events.
+    /// Nodes with events since their last decision: when the first event was read, and the
+    /// number of events.
     undecided: BTreeMap<String, (Instant, u32)>,
     failure: Option<Failure>,
     missed: Missed,
 }
 
-/// A failure to read the feed.
+/// A failure to read the feed, until a read succeeds.
 struct Failure {
-    /// The error of the store.
+    /// Error of the store.
     error: String,
     backoff: Backoff,
-    /// The time of the next attempt.
+    /// Time of the next attempt.
     retry_at: Instant,
 }
 
@@ -63,7 +63,7 @@ impl Feed {
         }
     }
 
-    /// Reads all events that the feed has now.
+    /// Reads all events that are in the feed now.
     pub(super) async fn catch_up(&mut self, fleet: &mut Fleet) {
         let until = *self.store.latest().borrow();
         while self.read_page(fleet).await && fleet.book().applied() < until {}
@@ -72,8 +72,8 @@ impl Feed {
         }
     }
 
-    /// Reads a page of the feed. Returns whether there may be more: a sender that never pauses
-    /// must not keep decisions about earlier events waiting.
+    /// Reads one page of the feed, so that a sender that never pauses does not delay decisions
+    /// about earlier events. Returns true if there may be more.
     pub(super) async fn read_page(&mut self, fleet: &mut Fleet) -> bool {
         let page = match self.store.feed(fleet.book().applied(), FEED_PAGE).await {
             Ok(page) => page,
@@ -100,15 +100,15 @@ impl Feed {
         !none && fleet.book().applied() < *self.store.latest().borrow()
     }
 
-    /// Counts the events that a decision about a node has handled.
+    /// Counts the events that a decision about a node covers.
     pub(super) fn decided(&mut self, node: &str) {
         if let Some((since, events)) = self.undecided.remove(node) {
             self.metrics.handled(events, since.elapsed());
         }
     }
 
-    /// Counts the events that are stored and not read yet. Where the store cannot count them, the
-    /// metric keeps its value.
+    /// Updates the metric of stored events that are not read yet. If the store cannot count
+    /// them, the metric keeps its value.
     pub(super) async fn count_backlog(&self, fleet: &Fleet) {
         let applied = fleet.book().applied();
         let is_behind = *self.store.latest().borrow() > applied;
@@ -126,10 +126,7 @@ impl Feed {
         self.metrics.error("feed_error");
         let before = self.failure.take();
         if before.as_ref().is_none_or(|before| before.error != error) {
-            tracing::error!(
-                err = error,
-                "the event feed cannot be read; it is tried again"
-            );
+            tracing::error!(err = error, "the event feed cannot be read; trying again");
         }
         let mut backoff = before.map_or_else(
             || Backoff::new(FEED_RETRY, LONGEST_FEED_RETRY),
@@ -142,16 +139,16 @@ impl Feed {
         });
     }
 
-    /// Returns when the feed is read again after a failure.
+    /// Returns when the feed is read again after a failure; `None` without one.
     pub(super) fn retry_at(&self) -> Option<Instant> {
         self.failure.as_ref().map(|failure| failure.retry_at)
     }
 
-    /// Returns the failure to read the feed, for people.
+    /// Returns a note for people on a failure to read the feed.
     pub(super) fn trouble(&self) -> Option<String> {
         self.failure.as_ref().map(|failure| {
             format!(
-                "the stored events cannot be read, and no new fault is seen: {}",
+                "the stored events cannot be read, so new faults are not detected: {}",
                 failure.error
             )
         })

@@ -1,4 +1,4 @@
-//! The journal: entries on what was decided and done, and their way to the store.
+//! Journal of decisions and actions: the queue of its entries, and the writer to the store.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,27 +8,27 @@ use serde_json::Value;
 use store::{EventStore, StoreError};
 use tokio::sync::mpsc::{self, error::TrySendError};
 
-/// Most journal entries that wait for the store: those of a thousand nodes that are taken
-/// out at once. Whether a node is cordoned does not wait for the disk to write its story:
-/// beyond it entries are left out, and the story says so.
+/// Most journal entries that wait for the store: those of a thousand nodes that are taken out of
+/// service at once. Cordons do not wait for the disk: further entries are dropped, and the
+/// journal shows the gap.
 pub(super) const JOURNAL_QUEUE: usize = 8_192;
-/// Pause after the store could not write.
+/// Pause before a failed write is retried.
 const RETRY: Duration = Duration::from_millis(500);
-/// Most entries in one transaction. The longer the disk takes, the more wait for it.
+/// Most entries in one transaction. The slower the disk, the more entries wait.
 const JOURNAL_BATCH: usize = 2_048;
 
-/// The way of entries to the [`JournalWriter`].
+/// Sender of entries to the [`JournalWriter`].
 pub(super) struct Journal {
     queue: mpsc::Sender<Entry>,
-    /// Entries that found no room, and of which it is not told yet.
+    /// Dropped entries that no gap entry reports yet.
     missing: u64,
 }
 
-/// Brings journal entries to the store.
+/// Writes journal entries to the store.
 pub struct JournalWriter {
     queue: mpsc::Receiver<Entry>,
     store: Arc<dyn EventStore>,
-    /// Entries that the store did not take, and of which it is not told yet.
+    /// Refused entries that no gap entry reports yet.
     missing: u64,
 }
 
@@ -39,13 +39,13 @@ impl Journal {
         Self { queue, missing: 0 }
     }
 
-    /// Puts an entry into the queue; `false` where there is no room for it. The next entry
-    /// that finds room is preceded by one that says how many are missing.
+    /// Puts an entry into the queue. Returns false if the queue is full. The next entry that
+    /// fits is preceded by one with the number of missing entries.
     pub(super) fn put(&mut self, entry: Entry) -> bool {
         let gap = gap(self.missing, &entry, "the store was too slow to take them");
         for entry in gap.into_iter().chain([entry]) {
             match self.queue.try_send(entry) {
-                // The writer is gone at the very end only.
+                // The writer is gone only at the end of the process.
                 Ok(()) | Err(TrySendError::Closed(_)) => self.missing = 0,
                 Err(TrySendError::Full(_)) => {
                     if self.missing == 0 {
@@ -60,7 +60,7 @@ impl Journal {
     }
 }
 
-/// Returns an entry before `next` that says how many are missing.
+/// Returns an entry with the number of entries missing before `next`; `None` if none is missing.
 fn gap(missing: u64, next: &Entry, why: &str) -> Option<Entry> {
     (missing > 0).then(|| Entry {
         kind: EntryKind::Attention,
@@ -86,7 +86,7 @@ impl JournalWriter {
         }
     }
 
-    /// Writes until the task has ended and the queue is empty.
+    /// Writes entries until the task has ended and the queue is empty.
     pub async fn run(mut self) {
         let mut batch = Vec::new();
         while self.queue.recv_many(&mut batch, JOURNAL_BATCH).await > 0 {
@@ -99,7 +99,7 @@ impl JournalWriter {
                 }
                 Err(_) => {}
             }
-            // One that is not taken costs itself only.
+            // A refused entry must not take others with it.
             for entry in batch {
                 if let Err(error) = self.write(std::slice::from_ref(&entry)).await {
                     self.missing += 1;
@@ -109,7 +109,7 @@ impl JournalWriter {
         }
     }
 
-    /// Writes `entries`, and before them how many are missing.
+    /// Writes `entries`, after an entry with the number of missing ones.
     async fn write(&mut self, entries: &[Entry]) -> Result<(), StoreError> {
         let Some(first) = entries.first() else {
             return Ok(());
@@ -121,15 +121,15 @@ impl JournalWriter {
         self.append(entries).await
     }
 
-    /// Appends `entries` to the journal, for as long as it takes where the failure may pass:
-    /// meanwhile others wait in the queue.
+    /// Appends `entries` to the journal. Retries temporary failures without a limit, while
+    /// further entries wait in the queue.
     async fn append(&self, entries: &[Entry]) -> Result<(), StoreError> {
-        let mut said = false;
+        let mut logged = false;
         loop {
             match self.store.journal(entries).await {
                 Ok(()) => return Ok(()),
                 Err(error) if error.is_retryable() => {
-                    if !std::mem::replace(&mut said, true) {
+                    if !std::mem::replace(&mut logged, true) {
                         tracing::warn!(err = %error, "the journal waits for the store");
                     }
                     tokio::time::sleep(RETRY).await;
@@ -205,7 +205,7 @@ mod tests {
             texts.collect::<Vec<_>>()
         };
         assert_eq!(read(1), ["a"]);
-        // Room for the gap, but not for the entry behind it: that is the next gap.
+        // There is room for the gap entry, but not for the next one, which starts another gap.
         assert!(!journal.put(entry("e")));
         let texts = read(2);
         assert_eq!(texts[0], "b");

@@ -1,4 +1,4 @@
-//! Questions of the console why a node is quarantined, or is not; the fleet answers them.
+//! Questions of the console why a node is quarantined or not, answered from the fleet.
 
 use fleet::Fleet;
 use jiff::Timestamp;
@@ -6,14 +6,15 @@ use runtime::sources::Sources;
 use tokio::sync::{mpsc, oneshot};
 use trial::why_not::{Connection, Source, WhyNot, why_not};
 
-/// Questions that wait for the task; who asks more waits. Each is a person, or a script.
+/// Most questions that wait for the task; further senders wait. Each comes from a person or a
+/// script.
 pub(super) const MAX_QUESTIONS: usize = 16;
 
-/// Asks the task. Cheap to clone.
+/// Sender of questions to the task. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Questions(pub(super) mpsc::Sender<Question>);
 
-/// A node that somebody asks about, and where the answer goes.
+/// A question about a node, and the channel for the answer.
 #[derive(Debug)]
 pub(super) struct Question {
     node: String,
@@ -23,7 +24,7 @@ pub(super) struct Question {
 // === impl Questions ===
 
 impl Questions {
-    /// Returns why `node` is quarantined, or is not; `None` where the task has ended.
+    /// Returns why `node` is quarantined or not; `None` if the task has ended.
     pub async fn why_not(&self, node: String) -> Option<WhyNot> {
         let (answer, answered) = oneshot::channel();
         self.0.send(Question { node, answer }).await.ok()?;
@@ -34,7 +35,7 @@ impl Questions {
 // === impl Question ===
 
 impl Question {
-    /// Answers from the state of the fleet, the cluster and the sources of events.
+    /// Answers the question from the state of the fleet, the cluster and the sources of events.
     pub(super) fn answer(
         self,
         fleet: &Fleet,
@@ -53,7 +54,7 @@ impl Question {
             })
             .collect();
         let answer = why_not(fleet, &self.node, cluster, &sources, now);
-        // Sending fails only where nobody waits for the answer.
+        // Sending fails only if the receiver was dropped.
         drop(self.answer.send(answer));
     }
 }

@@ -1,8 +1,7 @@
-//! Requests to the API server and to the store that are under way.
+//! Requests to the API server and to the store that are in flight.
 //!
-//! Each request is a task that ends with an [`Answer`]: the input for the fleet and the journal
-//! entry that follow from it. A slow server or store delays the nodes that were asked about, and
-//! nothing else.
+//! Each request is a task that ends with an [`Answer`]: the input for the fleet, and the journal
+//! entry. A slow server or store delays only the nodes of its requests.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -25,20 +24,20 @@ pub(super) mod pod;
 pub(super) mod resource;
 pub(super) mod store;
 
-/// The end of a request.
+/// Result of a request.
 #[derive(Debug)]
 pub(super) struct Answer {
-    /// The input for the fleet; `None`: no decision waits for the answer.
+    /// Input for the fleet; `None` if no decision waits for the answer.
     pub(super) input: Option<FleetInput>,
-    /// The entry for the story of the node.
+    /// Journal entry about the answer, if any.
     pub(super) entry: Option<Entry>,
 }
 
-/// What a request to the API server works with. Cheap to clone.
+/// Context of requests to the API server. Cheap to clone.
 #[derive(Clone)]
 pub(super) struct Client {
     pub(super) cluster: Arc<Cluster>,
-    /// The plurals under which the cluster serves kinds of custom resources.
+    /// Paths of custom resources in the cluster.
     pub(super) kinds: ResourceKinds,
     pub(super) clock: fn() -> Timestamp,
     pub(super) metrics: QuarantineMetrics,
@@ -48,7 +47,7 @@ pub(super) struct Client {
     pub(super) cancel: CancellationToken,
 }
 
-/// All requests that are under way.
+/// Tasks of the requests in flight.
 pub(super) struct Requests {
     tasks: JoinSet<Answer>,
     metrics: QuarantineMetrics,
@@ -64,18 +63,18 @@ impl Requests {
         }
     }
 
-    /// Starts a request.
+    /// Starts a request, whose answer [`Self::next`] returns.
     pub(super) fn start(&mut self, request: impl Future<Output = Answer> + Send + 'static) {
         self.tasks.spawn(request);
     }
 
-    /// Waits for the next answer. `None` where no request is under way.
+    /// Waits for the next answer. Returns `None` if no request is in flight.
     pub(super) async fn next(&mut self) -> Option<Answer> {
         let ended = self.tasks.join_next().await?;
         Some(self.answer(ended))
     }
 
-    /// Returns an answer that is there already.
+    /// Returns an answer that has already arrived.
     pub(super) fn try_next(&mut self) -> Option<Answer> {
         let ended = self.tasks.try_join_next()?;
         Some(self.answer(ended))
@@ -83,7 +82,7 @@ impl Requests {
 
     fn answer(&self, ended: Result<Answer, JoinError>) -> Answer {
         ended.unwrap_or_else(|error| {
-            // A bug. The node of the request is unknown, so the fleet looks at all of them again.
+            // A bug. The node of the request is unknown, so the fleet evaluates all nodes again.
             tracing::error!(err = %error, "a request ended without an answer");
             self.metrics.error("patch_panicked");
             Answer::from(FleetInput::AnswersLost)
@@ -94,7 +93,7 @@ impl Requests {
 // === impl Client ===
 
 impl Client {
-    /// Returns a journal entry about an answer of the API server.
+    /// Creates a journal entry about an answer of the API server.
     fn entry(&self, node: &str, session: Option<String>, text: String, detail: Value) -> Entry {
         Entry {
             at: (self.clock)(),
@@ -118,7 +117,7 @@ impl From<FleetInput> for Answer {
     }
 }
 
-/// Returns the pause that an overloaded API server asks for.
+/// Returns the pause that the API server asks for, if any.
 fn retry_after(error: &ApiError) -> Option<SignedDuration> {
     match error {
         ApiError::Throttled { retry_after } | ApiError::Held { retry_after, .. } => {
@@ -132,7 +131,7 @@ fn signed(wait: Duration) -> Option<SignedDuration> {
     SignedDuration::try_from(wait).ok()
 }
 
-/// Returns the detail of a journal entry that names the HTTP status of an answer.
+/// Returns the detail of a journal entry: the HTTP status of the answer.
 fn status_of<T>(result: &Result<T, ApiError>, success: u16) -> Value {
     match result {
         Ok(_) => json!({"status": success}),

@@ -1,5 +1,5 @@
-//! Writes the statuses of events that `fleet::status` decides into their records, beside the
-//! journal and in batches: a patch never waits for it.
+//! Writes the statuses of events that `fleet::status` derives into the records of the events. A
+//! queue of its own keeps patches from waiting for it, and the statuses are written in batches.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -15,17 +15,17 @@ use tokio::sync::mpsc;
 
 use super::metrics::QuarantineMetrics;
 
-/// Most statuses that wait for the store: those of a thousand nodes with as many faults each as are
-/// listed there. More are left out, and made up for after a restart as far as nodes list them.
+/// Most statuses that wait for the store: those of a thousand nodes with as many faults each as
+/// a node lists. Further ones are dropped, and made up for after a restart if a node lists them.
 pub(super) const STATUS_QUEUE: usize = 20_000;
-/// Statuses that are written at once.
+/// Most statuses in one request to the store.
 const BATCH: usize = 500;
-/// Events that are read at once to find the ones of a quarantine.
+/// Events per page when those of a quarantine are searched.
 const PAGE: usize = 500;
-/// Pause after the store has refused a batch.
+/// Pause before a failed write is retried.
 const RETRY: Duration = Duration::from_millis(500);
 
-/// Brings statuses to the store.
+/// Writes statuses to the store.
 pub struct StatusWriter {
     pub(super) queue: mpsc::Receiver<StatusUpdate>,
     pub(super) store: Arc<dyn EventStore>,
@@ -35,20 +35,20 @@ pub struct StatusWriter {
 // === impl StatusWriter ===
 
 impl StatusWriter {
-    /// Writes until the task has ended and the queue is empty. What the store cannot take now is
-    /// tried again for as long as it takes.
+    /// Writes statuses until the task has ended and the queue is empty. Temporary failures of
+    /// the store are retried without a limit.
     pub async fn run(mut self) {
         let mut batch = Vec::new();
         while self.queue.recv_many(&mut batch, BATCH).await > 0 {
             for part in parts(&batch) {
                 match (self.write(part).await, part) {
                     (Ok(()), _) => {}
-                    (Err(error), [status]) => refused(&error, status),
-                    // One that is refused costs itself only.
+                    (Err(error), [status]) => log_refused(&error, status),
+                    // A refused status must not take others with it.
                     (Err(_), _) => {
                         for status in part {
                             if let Err(error) = self.write(std::slice::from_ref(status)).await {
-                                refused(&error, status);
+                                log_refused(&error, status);
                             }
                         }
                     }
@@ -58,8 +58,8 @@ impl StatusWriter {
         }
     }
 
-    /// Writes a part, for as long as it takes where the failure may pass. Fails where the store
-    /// refuses it; at its end nothing is written any more.
+    /// Writes a part. Retries temporary failures without a limit. Fails if the store refuses the
+    /// part; succeeds without a write if the store is closed.
     async fn write(&self, part: &[StatusUpdate]) -> Result<(), StoreError> {
         let store = self.store.as_ref();
         loop {
@@ -79,23 +79,23 @@ impl StatusWriter {
             if !error.is_retryable() {
                 return Err(error);
             }
-            tracing::warn!(err = %error, "the statuses of events cannot be written; it is tried again");
+            tracing::warn!(err = %error, "the statuses of events cannot be written; trying again");
             tokio::time::sleep(RETRY).await;
         }
     }
 }
 
-/// Returns `batch` in parts of which each can be tried again before the next: what means a whole
-/// session is one by itself, for it changes what is known to those behind it, and would hit them too.
+/// Splits `batch` into parts that can be retried one by one. An update of a whole session is a
+/// part of its own: a retry after later updates would apply to their events as well.
 fn parts(batch: &[StatusUpdate]) -> impl Iterator<Item = &[StatusUpdate]> {
     batch.chunk_by(|a, b| !a.is_of_session() && !b.is_of_session())
 }
 
-fn refused(error: &StoreError, status: &StatusUpdate) {
-    tracing::error!(err = %error, "a status is refused: {status:?}");
+fn log_refused(error: &StoreError, status: &StatusUpdate) {
+    tracing::error!(err = %error, "the store refused a status: {status:?}");
 }
 
-/// Writes the words of single events.
+/// Writes the statuses of single events.
 async fn write_events(store: &dyn EventStore, updates: &[StatusUpdate]) -> Result<(), StoreError> {
     let ids: BTreeSet<&String> = updates.iter().flat_map(StatusUpdate::ids).collect();
     let ids: Vec<String> = ids.into_iter().cloned().collect();
@@ -109,17 +109,17 @@ async fn write_events(store: &dyn EventStore, updates: &[StatusUpdate]) -> Resul
         .collect();
     let mut patches = Vec::new();
     for update in updates {
-        for said in update.words(&known) {
-            let word = said.word.name().to_owned();
+        for status in update.words(&known) {
+            let word = status.word.name().to_owned();
             let patch = StatusPatch {
                 node_quarantined: Some(word.clone()),
-                quarantine_finished_at: Some(said.at),
-                ..(said.eviction.as_ref()).map_or_else(StatusPatch::default, |eviction| {
-                    drain_patch(eviction, said.at)
+                quarantine_finished_at: Some(status.at),
+                ..(status.eviction.as_ref()).map_or_else(StatusPatch::default, |eviction| {
+                    drain_patch(eviction, status.at)
                 })
             };
-            patches.push((said.id.clone(), patch));
-            known.insert(said.id, (word, Some(said.at)));
+            patches.push((status.id.clone(), patch));
+            known.insert(status.id, (word, Some(status.at)));
         }
     }
     for part in patches.chunks(BATCH) {
@@ -128,8 +128,8 @@ async fn write_events(store: &dyn EventStore, updates: &[StatusUpdate]) -> Resul
     Ok(())
 }
 
-/// Writes how far the drain of `node` is into the records of the newest quarantine, unless a recovery
-/// has ended it.
+/// Writes the progress of the drain of `node` into the records of its newest quarantine, unless
+/// a recovery has ended that quarantine.
 async fn write_drain(
     store: &dyn EventStore,
     node: &str,
@@ -147,8 +147,9 @@ async fn write_drain(
     update_all(store, open, &drain_patch(eviction, at)).await
 }
 
-/// Writes how far the repair of `node` is into the records of the newest quarantine, unless a recovery
-/// has ended it: of the events that came before, and were not repaired before.
+/// Writes the progress of the remediation of `node` into the records of its newest quarantine,
+/// unless a recovery has ended that quarantine: into those of events that preceded the
+/// remediation and were not remediated before.
 async fn write_repair(
     store: &dyn EventStore,
     node: &str,
@@ -169,7 +170,7 @@ async fn write_repair(
 }
 
 fn drain_patch(eviction: &Eviction, at: Timestamp) -> StatusPatch {
-    // NVSentinel writes the time for these two.
+    // NVSentinel writes the time of the end for these two.
     let done = [EvictionWord::Succeeded, EvictionWord::AlreadyDrained].contains(&eviction.word);
     StatusPatch {
         pods_eviction: Some(PodsEviction {
@@ -181,8 +182,8 @@ fn drain_patch(eviction: &Eviction, at: Timestamp) -> StatusPatch {
     }
 }
 
-/// Marks all events of the newest quarantine of `node` as cancelled, unless a recovery has
-/// ended it.
+/// Marks all events of the newest quarantine of `node` as cancelled, unless a recovery has ended
+/// it.
 async fn cancel(store: &dyn EventStore, node: &str) -> Result<(), StoreError> {
     let found = of_quarantine(store, node).await?.into_iter();
     let patch = StatusPatch {
@@ -193,8 +194,8 @@ async fn cancel(store: &dyn EventStore, node: &str) -> Result<(), StoreError> {
     update_all(store, ids, &patch).await
 }
 
-/// Returns the events of the newest quarantine of `node` with their statuses, newest first; none where
-/// a recovery has ended it.
+/// Returns the events of the newest quarantine of `node` with their statuses, newest first; none
+/// if a recovery has ended it.
 async fn of_quarantine(
     store: &dyn EventStore,
     node: &str,
@@ -217,7 +218,7 @@ async fn of_quarantine(
             let status = status.unwrap_or_default();
             let word = status.node_quarantined.clone().unwrap_or_default();
             if word == NodeQuarantined::UnQuarantined.name() {
-                return Ok(Vec::new()); // What is newer belongs to no quarantine.
+                return Ok(Vec::new()); // Newer events belong to no quarantine.
             }
             if NodeQuarantined::is_counted(&word) {
                 of_quarantine.push((record, status));
@@ -228,7 +229,7 @@ async fn of_quarantine(
         }
         match oldest {
             Some(seq) if is_whole => before = Some(seq),
-            // Its first event is not kept any more.
+            // The store no longer has the first event of the quarantine.
             _ => return Ok(of_quarantine),
         }
     }
@@ -239,7 +240,7 @@ async fn update_all(
     ids: Vec<String>,
     patch: &StatusPatch,
 ) -> Result<(), StoreError> {
-    // In parts, the oldest last: it tells a second try where the quarantine began.
+    // In parts, the oldest event last: it marks the start of the quarantine for a retry.
     for part in ids.chunks(BATCH) {
         let patches = part.iter().map(|id| (id.clone(), patch.clone())).collect();
         store.update_statuses(patches).await?;
@@ -266,7 +267,7 @@ mod tests {
     }
 
     impl Bench {
-        /// Returns one whose store has an event of each of these ids; the node is their beginning.
+        /// Creates a store with an event for each of these ids; the node is the part before `-`.
         async fn new(ids: &[&str]) -> Self {
             let directory = tempfile::tempdir().unwrap();
             let store = Arc::new(SqliteStore::open(directory.path()).unwrap());
@@ -274,7 +275,7 @@ mod tests {
                 event: HealthEvent {
                     id: (*id).to_owned(),
                     node_name: id.split_once('-').unwrap().0.to_owned(),
-                    error_code: vec![(*id).to_owned()], // Of one content they would be one event.
+                    error_code: vec![(*id).to_owned()], // Equal events would be stored once.
                     ..HealthEvent::default()
                 },
                 received_at: Timestamp::UNIX_EPOCH,
@@ -295,7 +296,7 @@ mod tests {
             connection.execute_batch(sql).unwrap();
         }
 
-        /// Has `statuses` written at once.
+        /// Writes `statuses` in one batch.
         fn write(&self, statuses: Vec<StatusUpdate>) -> JoinHandle<()> {
             let (sender, queue) = mpsc::channel(STATUS_QUEUE);
             for status in statuses {
@@ -309,7 +310,7 @@ mod tests {
             tokio::spawn(writer.run())
         }
 
-        /// Returns how often the store has refused a status.
+        /// Returns the number of failed writes.
         fn errors(&self) -> u32 {
             let text = self.registry.encode();
             let kind = "update_quarantine_status_error";
@@ -405,7 +406,7 @@ mod tests {
             found.iter().map(|(text, _)| text).collect::<Vec<_>>(),
             expected
         );
-        // Said again behind its end, it changes nothing.
+        // A repeat after the end changes nothing.
         let statuses = vec![drain(Succeeded), drain(InProgress)];
         bench.write(statuses).await.unwrap();
         let found = evictions().await;
@@ -488,7 +489,7 @@ mod tests {
     async fn only_a_later_quarantine_takes_a_cancelled_word_back() {
         let ids = ["n1-fault"];
         let bench = Bench::new(&ids).await;
-        // What is said again after a restart is of the moment at which it was said first.
+        // A repeat after a restart has the time of the first report.
         let first = out_at(ids[0], 1_500);
         let statuses = vec![first.clone(), cancelled("n1"), first];
         bench.write(statuses).await.unwrap();
@@ -503,7 +504,7 @@ mod tests {
         let ids = ["n1-first", "n1-second", "n2-only"];
         let bench = Bench::new(&ids).await;
         bench.write(vec![out(ids[0]), out(ids[2])]).await.unwrap();
-        // A table whose last row is used up is a full disk to SQLite.
+        // SQLite reports a table whose last row id is used up as a full disk.
         bench.sql(
             "CREATE TABLE used_up (row INTEGER PRIMARY KEY AUTOINCREMENT);
              INSERT INTO used_up VALUES (9223372036854775807);
@@ -534,7 +535,7 @@ mod tests {
         bench.write(statuses).await.unwrap();
         let expected = ["Quarantined", "", "Cancelled", "Quarantined"];
         assert_eq!(bench.words(&ids).await, expected);
-        // One by itself is tried once.
+        // A single status is tried once.
         let errors = bench.errors();
         bench.write(vec![out(ids[1])]).await.unwrap();
         assert_eq!(bench.errors(), errors + 1);

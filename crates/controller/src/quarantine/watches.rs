@@ -1,5 +1,5 @@
-//! The watches of the cluster that decisions need: nodes, single devices, the pods of nodes that
-//! are drained, and custom resources.
+//! Watches of the cluster that decisions need: nodes, single devices, the pods of drained nodes,
+//! and custom resources.
 
 use std::sync::Arc;
 
@@ -22,17 +22,17 @@ pub(super) enum Observed {
     Resource(ResourceEvent),
 }
 
-/// All watches. Without a cluster there are none.
+/// All watches; none without a cluster.
 pub(super) struct Watches {
     nodes: Option<mpsc::Receiver<NodeEvent>>,
     devices: Option<mpsc::Receiver<DeviceEvent>>,
-    /// True once a policy taints devices. Until then only rules of an earlier policy are watched.
+    /// True once a policy taints devices. Until then only leftover rules are watched.
     taints_devices: bool,
-    /// The versions in which the cluster serves device taints, once they are known.
+    /// Versions of the device API that the cluster serves, once the watch has found them.
     device_api: Option<Arc<DeviceApi>>,
     pods: Option<(PodWatches, mpsc::Receiver<(String, PodNews)>)>,
     resources: Option<(ResourceWatches, mpsc::Receiver<ResourceEvent>)>,
-    /// The failure of the watch of nodes, while it lasts.
+    /// Error of the watch of nodes, while it fails.
     failure: Option<String>,
     cancel: CancellationToken,
 }
@@ -40,7 +40,7 @@ pub(super) struct Watches {
 // === impl Watches ===
 
 impl Watches {
-    /// Returns no watches.
+    /// Returns an empty set of watches.
     pub(super) fn none() -> Self {
         Self {
             nodes: None,
@@ -54,7 +54,7 @@ impl Watches {
         }
     }
 
-    /// Starts the watch of nodes. The others start when they are asked for.
+    /// Starts the watch of nodes. The other watches start on demand.
     pub(super) fn start(
         cluster: &Arc<Cluster>,
         kinds: ResourceKinds,
@@ -69,8 +69,8 @@ impl Watches {
         }
     }
 
-    /// Waits for the next event. `None` where a watch has ended, which it does only at the end of
-    /// the process. Waits for ever where there is no cluster.
+    /// Waits for the next event. Returns `None` if a watch has ended, which happens only at the
+    /// end of the process. Waits for ever without a cluster.
     pub(super) async fn next(&mut self) -> Option<Observed> {
         let pods = self.pods.as_mut().map(|(_, events)| events);
         let resources = self.resources.as_mut().map(|(_, events)| events);
@@ -82,7 +82,7 @@ impl Watches {
         }
     }
 
-    /// Returns an event that is there already.
+    /// Returns an event that has already arrived.
     pub(super) fn try_next(&mut self) -> Option<Observed> {
         let pods = self.pods.as_mut().map(|(_, events)| events);
         let resources = self.resources.as_mut().map(|(_, events)| events);
@@ -92,7 +92,7 @@ impl Watches {
             .or_else(|| ready(resources).map(Observed::Resource))
     }
 
-    /// Returns the input that an event is for the fleet, if it is one.
+    /// Returns the input for the fleet that follows from an event, if any.
     pub(super) fn input(&mut self, event: Observed) -> Option<FleetInput> {
         match event {
             Observed::Node(event) => self.node_input(event),
@@ -118,11 +118,11 @@ impl Watches {
                 Some(FleetInput::Listed)
             }
             NodeEvent::Failing { error, .. } => {
-                // Each failed try sends an event; only another reason is logged.
+                // Each failed try sends an event; an error is logged once until it changes.
                 if self.failure.as_ref() != Some(&error) {
                     tracing::warn!(
                         err = error,
-                        "the cluster's nodes cannot be watched; it is tried again"
+                        "the cluster's nodes cannot be watched; trying again"
                     );
                     self.failure = Some(error);
                 }
@@ -136,19 +136,19 @@ impl Watches {
         }
     }
 
-    /// Returns why the nodes cannot be watched; `None` where they are.
+    /// Returns the error of the watch of nodes; `None` if it works.
     pub(super) fn failure(&self) -> Option<&str> {
         self.failure.as_deref()
     }
 
-    /// Returns the versions in which the cluster serves device taints, once they are known.
+    /// Returns the versions of the device API that the cluster serves, once known.
     pub(super) fn device_api(&self) -> Option<Arc<DeviceApi>> {
         self.device_api.clone()
     }
 
-    /// Watches single devices from the first policy on that taints any (`taints`). Under a policy
-    /// that taints none, the rules that are left are watched so that they can be deleted, if
-    /// `writes`.
+    /// Starts the watch of single devices under the first policy that taints any (`taints`).
+    /// Under a policy that taints none, starts the watch of leftover rules if `writes`, to
+    /// delete them.
     pub(super) fn watch_devices(
         &mut self,
         cluster: &Arc<Cluster>,
@@ -168,7 +168,7 @@ impl Watches {
         None
     }
 
-    /// Starts or stops the watch of a node's pods. Returns its failure to start.
+    /// Starts or stops the watch of a node's pods. Returns an input if the start fails.
     pub(super) fn watch_pods(&mut self, node: String, watch: bool) -> Option<FleetInput> {
         let (watches, _) = self.pods.as_mut()?;
         if !watch {
@@ -185,7 +185,7 @@ impl Watches {
         Some(FleetInput::Pods { node, news })
     }
 
-    /// Starts or stops the watch of a custom resource. Returns its failure to start.
+    /// Starts or stops the watch of a custom resource. Returns an input if the start fails.
     pub(super) fn watch_resource(
         &mut self,
         node: String,
@@ -206,7 +206,7 @@ impl Watches {
     }
 }
 
-/// Waits for ever where there is no watch.
+/// Receives an event; waits for ever without a watch.
 pub(super) async fn receive<T>(events: Option<&mut mpsc::Receiver<T>>) -> Option<T> {
     match events {
         Some(events) => events.recv().await,

@@ -17,7 +17,10 @@ async fn an_api_server_that_was_away_gets_the_cordon_and_the_release() -> anyhow
     scene
         .product
         .append_kernel_log(&xid(79, "GPU has fallen off the bus."))?;
-    scene.product.wait_line("it is tried again", SOON).await?;
+    scene
+        .product
+        .wait_line("cannot be watched; trying again", SOON)
+        .await?;
     assert_eq!(scene.product.client(["status"]).await?.code, Some(1));
     plane.restart(Program::ApiServer)?;
     plane.wait_ready().await?;

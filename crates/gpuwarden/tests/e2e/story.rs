@@ -275,7 +275,7 @@ async fn a_fault_ends_in_a_node_as_it_was_before_and_one_page_tells_it_all() -> 
             "draining -> drained",
             "drained -> remediating",
             &format!("repair 1: RebootNode {name} (RESTART_BM)"),
-            &format!("RebootNode {name} is there"),
+            &format!("RebootNode {name} exists"),
             &format!("RebootNode {name} has succeeded"),
             "closes the fault SysLogsXIDError 79",
             "the node was repaired: it is validated before it comes back",

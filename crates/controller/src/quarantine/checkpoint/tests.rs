@@ -11,7 +11,7 @@ use crate::quarantine::Quarantine;
 use crate::quarantine::tests::now;
 use crate::quarantine::tests::offline::{damage, fault, open, quarantine, quarantine_that};
 
-/// Returns the state that the fleet would keep now.
+/// Returns the state that the fleet would save now.
 fn kept(fleet: &Fleet) -> Kept {
     Kept {
         book: fleet.book().clone(),
@@ -23,7 +23,7 @@ fn kept(fleet: &Fleet) -> Kept {
     }
 }
 
-/// A part of what is saved, as it lies in the file.
+/// The saved part of a node, as in the file.
 fn part(directory: &Path, node: &str) -> Option<Vec<u8>> {
     let connection = rusqlite::Connection::open(directory.join("events.db")).unwrap();
     let sql = "SELECT state FROM checkpoint_part WHERE part = ?1";
@@ -72,7 +72,7 @@ async fn of_the_book_only_what_has_changed_is_saved() {
     );
     assert_ne!(part(directory.path(), "n1").unwrap(), before);
 
-    // What cannot be understood is rebuilt from the events; nothing else is needed for it.
+    // A book that cannot be parsed is rebuilt from the events alone.
     let (mut second, _handles) = quarantine(&store);
     second.checkpoints.load(&mut second.fleet).await;
     assert_eq!(
@@ -109,7 +109,7 @@ async fn what_is_saved_in_parts_comes_back_and_what_is_over_goes() {
     third.checkpoints.load(&mut third.fleet).await;
     assert_eq!(third.fleet.book(), second.fleet.book());
 
-    // What is over leaves nothing behind but that its check was heard of.
+    // A closed fault leaves only the record that its check has reported.
     store.append(vec![recovery("n1")]).await.unwrap();
     third.catch_up().await;
     third.checkpoints.save(&mut third.fleet).await;
@@ -241,7 +241,7 @@ async fn the_brakes_window_is_remembered_over_a_restart() {
     assert_eq!(second.fleet.recently_out(), first.fleet.recently_out());
     assert_eq!(second.fleet.recently_out().len(), 1);
 
-    // What a dry run pretends does not count for whoever acts next.
+    // The pretended changes of a dry run do not affect a later run that acts.
     let (mut dry, _handles) = restarted(Mode::DryRun).await;
     back(&mut dry, "n2");
     dry.checkpoints.save(&mut dry.fleet).await;
@@ -303,7 +303,7 @@ async fn sessions_go_on_over_a_restart_where_they_are_acted_on() {
     assert_eq!(second.fleet.session("n1"), Some(&kept));
     assert_eq!(second.fleet.reports("n3"), Some(reports.clone()));
     assert!(!second.fleet.knows("n2"));
-    // What has nothing to tell is not kept.
+    // Empty parts are not saved.
     put(&mut second, "n1", Session::idle(now()));
     second.checkpoints.save(&mut second.fleet).await;
     let (third, _handles) = restarted(Mode::Act).await;
@@ -341,7 +341,7 @@ async fn a_book_that_does_not_change_is_saved_now_and_then() {
             .query_row(sql, [], |row| row.get::<_, i64>(0))
             .unwrap()
     };
-    // Also by one that ends before an hour is over, each time.
+    // Even if each process ends within an hour.
     for _ in 0..2 {
         let (mut quarantine, _handles) = quarantine(&store);
         quarantine.checkpoints.load(&mut quarantine.fleet).await;

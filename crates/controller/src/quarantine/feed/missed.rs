@@ -1,7 +1,7 @@
 //! Reads events again that found no room in the fault book, once there is room.
 //!
-//! Each turn of the task's loop reads one page: the feed may be long, and a sender that fills the
-//! book must not delay new events.
+//! Each iteration of the task's loop reads one page: the feed may be long, and a sender that
+//! fills the book must not delay new events.
 
 use std::time::Duration;
 
@@ -12,16 +12,16 @@ use tokio::time::Instant;
 
 use super::Feed;
 
-/// Events read from the feed in one turn.
+/// Events per page of the feed.
 const PAGE: usize = 1_000;
-/// Pause between two readings: a node whose faults open and close all the time is not read all the time.
+/// Pause between two readings, for a node whose faults open and close all the time.
 const PAUSE: Duration = Duration::from_secs(10);
 
-/// The state of reading again.
+/// State of reading missed events again.
 pub(super) struct Missed {
     under_way: Option<Rereading>,
     not_before: Instant,
-    /// The node that was read last.
+    /// Node of the last reading.
     last: String,
 }
 
@@ -38,8 +38,8 @@ impl Default for Missed {
 }
 
 impl Feed {
-    /// Returns when the next page of what was missed is read; `None` where nothing was missed, or
-    /// the book has no room for it.
+    /// Returns when the next page of missed events is read; `None` if no event was missed, or
+    /// the book has no room.
     pub(in crate::quarantine) fn read_missed_at(&self, fleet: &Fleet) -> Option<Instant> {
         if self.missed.under_way.is_some() {
             return Some(Instant::now());
@@ -48,7 +48,7 @@ impl Feed {
         next.map(|_| self.missed.not_before)
     }
 
-    /// Reads a page of what was missed, once it is due.
+    /// Reads a page of missed events, if due.
     pub(in crate::quarantine) async fn read_missed(&mut self, fleet: &mut Fleet) {
         let is_due = self.missed.not_before <= Instant::now();
         let under_way = self.missed.under_way.take();
@@ -59,7 +59,7 @@ impl Feed {
         let Some(mut reading) = under_way.or_else(begin) else {
             return;
         };
-        // What is before is history, and counts no longer.
+        // Earlier events are history, which has no effect on the book.
         let after = reading.read_up_to().max(self.store.identity().since);
         let page = match self.store.feed(after, PAGE).await {
             Ok(page) => page,
@@ -67,7 +67,7 @@ impl Feed {
                 let error = chain(&error);
                 tracing::warn!(
                     error,
-                    "what found no room among the open faults cannot be read again yet"
+                    "the events that found no room in the fault book cannot be read again yet"
                 );
                 self.missed.not_before = Instant::now() + PAUSE;
                 return;

@@ -1,4 +1,4 @@
-//! The change of a `DeviceTaintRule`, which taints a single device.
+//! Changes of a `DeviceTaintRule`, which taints a single device.
 
 use std::sync::Arc;
 
@@ -10,13 +10,13 @@ use runtime::logging::chain;
 
 use super::{Answer, Client, retry_after, status_of};
 
-/// Creates, updates or deletes a rule, under the API versions that the cluster serves.
+/// Creates, updates or deletes a rule, in the API version that the cluster serves.
 pub(crate) async fn change(client: Client, api: Arc<DeviceApi>, planned: PlannedRule) -> Answer {
     let result = client.cluster.change_rule(&api, &planned.change).await;
     answered(&client, planned, result)
 }
 
-/// Counts and logs the result, and returns what follows from it.
+/// Counts and logs the result, and returns the answer.
 pub(crate) fn answered(
     client: &Client,
     planned: PlannedRule,
@@ -39,7 +39,7 @@ pub(crate) fn answered(
     let result = result.map(|rule| rule.map(Box::new)).map_err(|error| {
         let failure = failure(&error);
         if failure != Failure::Conflict {
-            tracing::warn!(node, rule, err = %chain(&error), "a device taint failed; it is tried again");
+            tracing::warn!(node, rule, err = %chain(&error), "a device taint failed; trying again");
             client.metrics.error("device_taint_error");
         }
         failure
@@ -51,10 +51,11 @@ pub(crate) fn answered(
     }
 }
 
-/// Classifies a failed change. One with an unknown outcome is made again: it is conditional.
+/// Classifies a failed change. A change with an unknown outcome is repeated, since it is
+/// conditional.
 fn failure(error: &ApiError) -> Failure {
     match error {
-        // The watch shows a rule that is gone, and then there is nothing left to change.
+        // The watch will show the deletion of the rule, after which no change is left.
         ApiError::Conflict { .. } | ApiError::NotFound { .. } => Failure::Conflict,
         error => Failure::Error {
             retry_after: retry_after(error),

@@ -9,14 +9,15 @@ use sha2::{Digest as _, Sha256};
 
 use super::{Answer, Client};
 
-/// Type and source of Events about drains, as NVSentinel has them.
+/// Type of Events about drains, as in NVSentinel.
 const EVENT_TYPE: &str = "NodeDraining";
+/// Source of Events about drains, as in NVSentinel.
 const EVENT_SOURCE: &str = "nvsentinel-node-drainer";
-/// Type of Events of our own.
+/// Type of gpuwarden's own Events.
 const WARNING: &str = "Warning";
 
-/// Emits an Event about a node. The same words and `since` give the same Event, also in a later
-/// process.
+/// Emits an Event about a node. The same text and `since` result in the same Event, even after a
+/// restart.
 pub(crate) async fn emit(
     client: Client,
     node: String,
@@ -54,7 +55,8 @@ pub(crate) async fn emit(
     }
 }
 
-/// Returns a name that differs for each drain, also where two wait for pods of the same names.
+/// Returns the name of an Event. It differs between drains, even if two wait for pods of the
+/// same names.
 fn event_name(node: &str, since: Timestamp, reason: &str, message: &str) -> String {
     let hash = format!(
         "{:x}",

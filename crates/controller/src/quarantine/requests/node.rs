@@ -1,4 +1,4 @@
-//! The patch of a node: one conditional JSON patch, one at a time for each node.
+//! Patches of nodes: one conditional JSON patch per node at a time.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -15,7 +15,7 @@ use serde_json::json;
 
 use super::{Answer, Client, retry_after};
 
-/// Returns the journal entry about the request, which precedes it.
+/// Returns the journal entry about a patch, to be written before the request.
 pub(crate) fn call(planned: &Planned, at: Timestamp) -> Entry {
     let call = cluster::patch::describe(&planned.view, &planned.patch.change);
     Entry {
@@ -28,7 +28,7 @@ pub(crate) fn call(planned: &Planned, at: Timestamp) -> Entry {
     }
 }
 
-/// Patches a node.
+/// Sends the patch of a node.
 pub(crate) async fn patch(client: Client, planned: Planned) -> Answer {
     let began = Instant::now();
     let result = client
@@ -56,7 +56,7 @@ pub(crate) async fn patch(client: Client, planned: Planned) -> Answer {
             let answer = answer(&error);
             if !matches!(answer, PatchAnswer::Conflict) {
                 let what = intent.name();
-                tracing::warn!(node, err = %chain(&error), "{what} failed; it is tried again");
+                tracing::warn!(node, err = %chain(&error), "{what} failed; trying again");
                 metrics.error(error_type(*intent, change));
             }
             let text = format!("failed in {took_ms:.1} ms: {}", chain(&error));
@@ -71,7 +71,7 @@ pub(crate) async fn patch(client: Client, planned: Planned) -> Answer {
     }
 }
 
-/// Classifies a failed patch by whether it may have been applied.
+/// Classifies a failed patch: whether it may have been applied, and when to retry.
 fn answer(error: &ApiError) -> PatchAnswer {
     match error {
         ApiError::Conflict { .. } => PatchAnswer::Conflict,
@@ -83,7 +83,7 @@ fn answer(error: &ApiError) -> PatchAnswer {
     }
 }
 
-/// Returns NVSentinel's name of the failure.
+/// Returns NVSentinel's name for the failure, a label of the metric of errors.
 fn error_type(intent: Intent, change: &NodeChange) -> &'static str {
     match intent {
         Intent::Quarantine | Intent::Update => "taint_and_cordon_error",

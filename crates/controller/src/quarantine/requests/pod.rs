@@ -1,4 +1,4 @@
-//! The removal of a pod from a node that is drained, and the request for its checkpoint.
+//! Removal of a pod from a drained node, and the request for its checkpoint.
 
 use std::time::Instant;
 
@@ -44,7 +44,7 @@ fn answer(result: Result<(), ApiError>) -> RemovalAnswer {
     };
     let retry_after = retry_after(&error);
     match error {
-        // Also where another pod has this name by now.
+        // Also if another pod has this name by now.
         ApiError::NotFound { .. } | ApiError::Conflict { .. } => RemovalAnswer::Gone,
         ApiError::Held { message, .. } => RemovalAnswer::Held {
             why: message,

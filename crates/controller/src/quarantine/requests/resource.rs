@@ -1,4 +1,4 @@
-//! The creation and deletion of the custom resources that remediate, validate or drain a node.
+//! Creation and deletion of the custom resources that remediate, validate or drain a node.
 
 use std::time::{Duration, Instant};
 
@@ -11,10 +11,10 @@ use serde_json::Value;
 
 use super::{Answer, Client, retry_after, status_of};
 
-/// Pauses between tries to delete a custom resource that may be carried out meanwhile: the first
-/// and the longest.
+/// First and longest pause between attempts to delete a custom resource, which may be carried
+/// out meanwhile.
 const DELETE_AGAIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
-/// Time after which the deletion is given up.
+/// Longest time of the attempts to delete a custom resource.
 const DELETE_WITHIN: Duration = Duration::from_secs(15 * 60);
 
 /// Creates a custom resource.
@@ -40,10 +40,10 @@ pub(crate) async fn create(client: Client, planned: PlannedResource) -> Answer {
     let kind = kind.kind;
     let detail = status_of(&result, 201);
     let text = match &result {
-        Ok(_) => format!("{kind} {name} is there"),
+        Ok(_) => format!("{kind} {name} exists"),
         Err(error) => {
             let err = chain(error);
-            tracing::warn!(node, action, err, "{kind} {name} is not made");
+            tracing::warn!(node, action, err, "{kind} {name} was not created");
             format!("{kind} {name}: {err}")
         }
     };
@@ -55,7 +55,7 @@ pub(crate) async fn create(client: Client, planned: PlannedResource) -> Answer {
     }
 }
 
-/// Deletes the custom resource of an attempt; one that has begun only with `begun`.
+/// Deletes the custom resource of an attempt. With `begun` also if its remediation has begun.
 pub(crate) async fn delete(client: Client, node: String, attempt: Attempt, begun: bool) -> Answer {
     let until = Instant::now() + DELETE_WITHIN;
     let mut pauses = Backoff::new(DELETE_AGAIN.0, DELETE_AGAIN.1);
@@ -76,7 +76,7 @@ pub(crate) async fn delete(client: Client, node: String, attempt: Attempt, begun
     let title = attempt.title();
     let text = match result {
         Ok(true) => format!("{title} was withdrawn"),
-        Ok(false) => format!("{title} was not withdrawn: it has begun, or is not there"),
+        Ok(false) => format!("{title} was not withdrawn: it has begun, or does not exist"),
         Err(error) => {
             let err = chain(&error);
             tracing::warn!(

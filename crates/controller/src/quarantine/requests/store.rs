@@ -1,4 +1,4 @@
-//! Questions to the store that decisions wait for.
+//! Requests to the store that decisions wait for.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use store::{EventStore, MAX_APPEND, NewEvent, StoreError};
 use super::Answer;
 use crate::quarantine::metrics::QuarantineMetrics;
 
-/// Looks up the events that a node lists.
+/// Looks up the events that the annotations of a node list.
 pub(crate) async fn look_up(
     store: Arc<dyn EventStore>,
     metrics: QuarantineMetrics,
@@ -20,7 +20,7 @@ pub(crate) async fn look_up(
     ids: Vec<String>,
 ) -> Answer {
     let found = found(store.as_ref(), ids).await.inspect_err(|error| {
-        tracing::error!(node, err = %error, "the store does not answer; the node is left as it is");
+        tracing::error!(node, err = %error, "the store does not answer; the node stays as it is");
         metrics.error("claim_error");
     });
     let found = found.ok();
@@ -44,15 +44,15 @@ pub(crate) async fn append(
         let (counted, what) = match purpose {
             Purpose::TakeOver => (
                 "claim_error",
-                "the store does not answer; the node is left as it is",
+                "the store does not answer; the node stays as it is",
             ),
             Purpose::Close => (
                 "departed_error",
-                "faults of a machine that is gone could not be closed; it is tried again",
+                "the faults of a removed machine could not be closed; trying again",
             ),
             Purpose::Validate => (
                 "validation_error",
-                "how the validation of a node stands could not be stored; it is tried again",
+                "the progress of a validation could not be stored; trying again",
             ),
         };
         tracing::error!(node, err = %error, "{what}");
