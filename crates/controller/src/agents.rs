@@ -1,5 +1,5 @@
-//! What agents tell and ask beside events: which pods have which GPUs ([`crate::pods`]), and which
-//! faults of their node are open. A node speaks for itself, and learns of itself, only.
+//! Service for agents beside events: they report the GPUs of pods ([`crate::pods`]) and list the
+//! open faults of their node. Each node may report and list only its own.
 
 use std::sync::Arc;
 
@@ -14,14 +14,14 @@ use tonic::{Request, Response, Status};
 
 use crate::pods::PodDevices;
 
-/// The service for agents.
+/// gRPC service for agents.
 #[derive(Clone)]
 pub struct Agents {
-    /// The part that writes on pods which GPUs they have.
+    /// Writer of the annotations with the GPUs of pods.
     pub pods: PodDevices,
-    /// The state of the nodes.
+    /// Receiver of the state of all nodes.
     pub fleet: watch::Receiver<Arc<FleetView>>,
-    /// The id of the event store that this state follows from.
+    /// Id of the event store that the state follows from.
     pub store_id: String,
 }
 
@@ -52,11 +52,11 @@ impl NodeService for Agents {
     }
 }
 
-/// Refuses a request that is not of the agent of `node`.
+/// Fails for a request that does not come from the agent of `node`.
 fn check<T>(request: &Request<T>, node: &str) -> Result<(), Status> {
     match request.extensions().get::<Caller>() {
         Some(Caller::Node(own)) if own == node => Ok(()),
-        // For trying out: who calls is not known there.
+        // A port without identification, for trials.
         Some(Caller::Anybody) => Ok(()),
         _ => Err(Status::permission_denied(format!(
             "only the agent of {node:?} speaks for its node"

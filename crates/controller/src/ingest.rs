@@ -1,9 +1,9 @@
-//! The controller's gRPC port: events of agents and of central monitors, and what agents say and ask
-//! beside, over TLS.
+//! The controller's gRPC port over TLS: events of agents and of central monitors, and the other
+//! requests of agents.
 //!
-//! A caller is identified before a request is read (`identity.rs`): a node by its certificate
-//! or by the token of its agent's pod, a central monitor by a token and a list. What they
-//! may say is decided in the connector, as for everybody.
+//! Callers are identified before a request is read (`identity.rs`): a node by its certificate or
+//! by the token of its agent's pod, a central monitor by a token and a list. The connector
+//! decides what a caller may report, as for all callers.
 
 mod identity;
 mod layer;
@@ -24,17 +24,16 @@ use crate::agents::Agents;
 use crate::pods::MAX_REPORT_BYTES;
 use layer::Identified;
 
-/// A request that is not answered by then is given up; its events may still be stored.
+/// Longest time of a request. The events of a request that is cut off may still be stored.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
-/// The silence after which a connection is asked whether the other end is there, and the longest
-/// wait for its answer.
+/// Silence after which a connection is pinged, and the longest wait for the answer.
 const PING: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(10));
-/// A connection is closed in good order after this long, so that a certificate that has
-/// ended, or was replaced, does not speak for ever.
+/// Longest age of a connection, after which it is closed gracefully, so that a certificate that
+/// has expired, or was replaced, does not stay in use.
 const MAX_AGE: Duration = Duration::from_secs(60 * 60);
 
-/// Serves events on `listener` until `cancel`; requests under way are answered. Without
-/// `tls` they come in the open, which is for tests and for this machine itself.
+/// Serves requests on `listener` until `cancel`, then answers those in flight. Without `tls` the
+/// connection is in the clear, for tests and for callers on this machine.
 pub async fn serve(
     listener: TcpListener,
     tls: Option<Arc<ServerTls>>,

@@ -1,14 +1,13 @@
-//! The cluster side: what follows from the events.
+//! Controller: acts on the events in the store and in the cluster.
 //!
-//! [`quarantine`] takes nodes with faults out of service and gives them back. It decides
-//! nothing itself: it keeps the fault book and the sessions of `domain` up to date with
-//! the store and the cluster, and carries out what they say. [`policy`] follows the rules
-//! by which it does.
+//! [`quarantine`] takes nodes with faults out of service and returns them. It makes no
+//! decisions: it keeps the fault book and the sessions of `fleet` up to date with the store and
+//! the cluster, and carries out their effects. [`policy`] loads the rules for the decisions.
 //!
-//! [`conditions`] tells on the nodes, as conditions and Events, what their faults are.
+//! [`conditions`] reports faults on the nodes, as conditions and Events.
 //!
-//! [`ingest`] lets in what agents and central monitors report over the network; [`agents`] is what
-//! agents tell and ask beside, and what they say of their pods is written on these by [`pods`].
+//! [`ingest`] accepts reports of agents and central monitors over the network. [`agents`] serves
+//! the other requests of agents, and [`pods`] writes their reports of GPUs on pods.
 
 pub mod agents;
 pub mod api_requests;

@@ -1,8 +1,8 @@
-//! Which GPUs the pods of a node have, as its agent says: on the pods, in the annotation by which
-//! NVSentinel finds those that have to go for one GPU.
+//! Writes the GPUs of a node's pods, as its agent reports them, into the pods' annotations.
+//! NVSentinel finds the pods of a GPU by this annotation.
 //!
-//! An agent speaks for the pods that the API server says are bound to its node, and for no others.
-//! Nothing is kept here: each report is compared with the pods as they are.
+//! An agent may report only pods that the API server shows as bound to its node. No state is
+//! kept: each report is compared with the current pods.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -17,31 +17,31 @@ use serde_json::json;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
 
-/// Largest report (bytes): some ten times that of a node that is full of pods with all GPUs.
+/// Largest report (bytes), some ten times that of a node full of pods with GPUs.
 pub const MAX_REPORT_BYTES: usize = 1024 * 1024;
-/// Most pods in a report: the kubelet takes 110 where nobody raises that, and few nodes 500.
+/// Most pods in a report. A kubelet runs 110 by default, and seldom 500.
 pub const MAX_PODS: usize = 1024;
-/// Most devices of one pod: 16 GPUs, in partitions.
+/// Most devices of one pod, as 16 GPUs in partitions have.
 pub const MAX_DEVICES: usize = 256;
-/// Longest name of a pod, a device or a resource (bytes), as Kubernetes has it.
+/// Longest name of a pod, a device or a resource in Kubernetes (bytes).
 const MAX_NAME_BYTES: usize = 253;
-/// Most reports that are worked on at once: after a restart all agents send theirs.
+/// Most reports that are handled at once. After a restart all agents send one.
 const MAX_AT_ONCE: usize = 8;
-/// A report that has to wait longer for its turn is to be sent again.
+/// Longest wait for a turn, after which the agent is asked to send the report again.
 const TURN: Duration = Duration::from_secs(5);
-/// A report is worked on for so long at most; what is left is done when it is sent again. Less than
-/// a request may take.
+/// Longest time to handle a report, less than that of a request. The rest is done when the
+/// report is sent again.
 const WORK: Duration = Duration::from_secs(15);
 
-/// Pods of a node that are tried though each is refused: then it is not about single pods.
+/// Refused pods after which a report is given up: the refusals are not about single pods.
 const MAX_REFUSED: usize = 10;
 
-/// The part that writes the annotations. Cheap to clone.
+/// Writer of the annotations. Cheap to clone.
 #[derive(Clone)]
 pub struct PodDevices(Arc<Shared>);
 
 struct Shared {
-    /// `None`: nothing is written.
+    /// Cluster of the pods; `None` to write nothing.
     cluster: Option<Arc<Cluster>>,
     turns: Semaphore,
     seldom: Seldom,
@@ -53,7 +53,7 @@ type Gpus<'a> = BTreeMap<&'a str, BTreeSet<&'a str>>;
 // === impl PodDevices ===
 
 impl PodDevices {
-    /// Returns what writes in `cluster`; without one, reports are taken and nothing is written.
+    /// Creates a writer to `cluster`. Without a cluster, reports are accepted and not written.
     pub fn new(cluster: Option<Arc<Cluster>>) -> Self {
         Self(Arc::new(Shared {
             cluster,
@@ -62,8 +62,8 @@ impl PodDevices {
         }))
     }
 
-    /// Carries a report out. Returns whether it is to be sent again soon; the error says what is
-    /// wrong with it.
+    /// Handles a report. Returns true if the agent is to send it again soon. The error describes
+    /// an invalid report.
     pub async fn take(&self, report: &ReportPodsRequest) -> Result<bool, String> {
         check(report)?;
         let Some(cluster) = &self.0.cluster else {
@@ -81,8 +81,9 @@ impl PodDevices {
                         node,
                         err = %chain(&error),
                         not_logged_before = before,
-                        "which GPUs the pods of a node have cannot be written on them; that takes \
-                         `list` and `patch` on pods, and `list` on resourceslices.resource.k8s.io"
+                        "the GPUs of a node's pods cannot be written on the pods; this takes the \
+                         permissions `list` and `patch` on pods, and `list` on \
+                         resourceslices.resource.k8s.io"
                     );
                 }
                 error.is_retryable()
@@ -91,7 +92,7 @@ impl PodDevices {
     }
 }
 
-/// Refuses a report that no agent of ours would send.
+/// Fails for a report that our agents would not send.
 fn check(report: &ReportPodsRequest) -> Result<(), String> {
     if report.pods.len() > MAX_PODS {
         let found = report.pods.len();
@@ -140,7 +141,7 @@ fn name(field: &str, value: &str) -> Result<(), String> {
     Err(format!("{field} is {shown:?}, which is no name"))
 }
 
-/// Writes what has changed. Returns whether something is left to do.
+/// Writes the annotations that have changed. Returns true if the report has to be sent again.
 async fn write(cluster: &Cluster, report: &ReportPodsRequest) -> Result<bool, ApiError> {
     let until = Instant::now() + WORK;
     let node = &report.node_name;
@@ -159,7 +160,7 @@ async fn write(cluster: &Cluster, report: &ReportPodsRequest) -> Result<bool, Ap
     for pod in cluster.pods_of_node(node).await? {
         let has = reported.get(&(pod.namespace.as_str(), pod.name.as_str()));
         let (gpus, complete) = has.map_or((Gpus::new(), true), |has| gpus(has, &devices));
-        // What is not known yet takes nothing away that was.
+        // GPUs that are not known yet remove none that were.
         again |= !complete;
         if !complete && gpus.is_empty() {
             continue;
@@ -172,10 +173,10 @@ async fn write(cluster: &Cluster, report: &ReportPodsRequest) -> Result<bool, Ap
             return Ok(true);
         }
         match cluster.set_pod_devices(&pod, wanted.as_deref()).await {
-            Ok(()) => said(node, &pod, wanted.as_deref()),
-            // It is gone.
+            Ok(()) => log_written(node, &pod, wanted.as_deref()),
+            // The pod is gone.
             Err(ApiError::NotFound { .. } | ApiError::Conflict { .. }) => {}
-            // Of one pod, as by an admission webhook: the others are tried all the same.
+            // A refusal of one pod, as by an admission webhook, does not affect the others.
             Err(error @ (ApiError::Forbidden { .. } | ApiError::Invalid { .. })) => {
                 refused.push(error);
                 if refused.len() >= MAX_REFUSED {
@@ -191,18 +192,18 @@ async fn write(cluster: &Cluster, report: &ReportPodsRequest) -> Result<bool, Ap
     }
 }
 
-fn said(node: &str, pod: &Pod, devices: Option<&str>) {
+fn log_written(node: &str, pod: &Pod, devices: Option<&str>) {
     let (namespace, name) = (&pod.namespace, &pod.name);
     tracing::debug!(
         node,
         namespace,
         name,
         devices,
-        "the GPUs of a pod are written on it"
+        "wrote the GPUs of a pod on it"
     );
 }
 
-/// Returns the GPUs of a pod, and whether these are all.
+/// Returns the GPUs of a pod, and true if they are complete.
 fn gpus<'a>(pod: &'a PodGpus, devices: &'a NodeDevices) -> (Gpus<'a>, bool) {
     let (mut gpus, mut complete) = (Gpus::new(), true);
     for resource in pod.resources.iter().filter(|one| !one.gpus.is_empty()) {
@@ -216,7 +217,7 @@ fn gpus<'a>(pod: &'a PodGpus, devices: &'a NodeDevices) -> (Gpus<'a>, bool) {
             name: device.device.clone(),
         };
         match devices.get(&id).and_then(|device| device.gpu.as_deref()) {
-            // Under the name that all versions of NVSentinel look for.
+            // The name that all versions of NVSentinel search for.
             Some(gpu) => _ = gpus.entry(keys::RESOURCE_GPU).or_default().insert(gpu),
             None => complete = false,
         }

@@ -1,8 +1,8 @@
-//! The policy as it lives: from its file or its `ConfigMap`, read again whenever that changes.
+//! Follows the policy in its file or `ConfigMap`, which is read again whenever it changes.
 //!
-//! A new policy that is wrong never costs the old one: that goes on holding, and the status says
-//! what is wrong, until the source can be read again. [`quarantine`] looks at
-//! all nodes when the policy changes; nothing else follows from the change itself.
+//! An invalid new policy never replaces the old one, which stays in effect while the status
+//! shows the error. When the policy changes, [`quarantine`] evaluates all nodes; the change
+//! itself has no other effect.
 //!
 //! [`quarantine`]: crate::quarantine
 
@@ -25,56 +25,56 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use trial::presets::Preset;
 
-/// Pause between two looks at a file. A change counts once the file is the same in two looks
-/// that follow one another: who writes it in place empties it first, and an empty policy
-/// would give every node back.
+/// Pause between two checks of a file. A change takes effect once two checks in a row find the
+/// same file: an editor that writes in place empties the file first, and an empty policy would
+/// return every node to service.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
-/// The source of a policy.
+/// Source of a policy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PolicySource {
-    /// The one that is compiled in; it never changes.
+    /// The built-in default policy, which never changes.
     BuiltIn,
-    /// A named one that is compiled in.
+    /// A named built-in policy.
     Preset(&'static Preset),
-    /// A file.
+    /// A file at this path.
     File(PathBuf),
     /// A key of a `ConfigMap` of the cluster.
     ConfigMap {
-        /// Its namespace.
+        /// Namespace of the `ConfigMap`.
         namespace: String,
-        /// Its name.
+        /// Name of the `ConfigMap`.
         name: String,
-        /// The key whose value is the policy.
+        /// Key whose value is the policy.
         key: String,
     },
 }
 
-/// The reason why there is no policy to begin with.
+/// Reason why no policy could be loaded at the start.
 #[derive(Debug, thiserror::Error)]
 pub enum PolicyLoadError {
-    /// The file cannot be read.
+    /// The policy file cannot be read.
     #[error("cannot read the policy {}", path.display())]
     Read {
-        /// The file.
+        /// Path of the policy file.
         path: PathBuf,
-        /// The error of the system.
+        /// Error of the operating system.
         #[source]
         source: io::Error,
     },
-    /// Its text is no policy.
+    /// The text is not a valid policy.
     #[error(transparent)]
     Parse(#[from] FileError),
-    /// A `ConfigMap` is named, and there is no cluster.
+    /// The policy is in a `ConfigMap`, and there is no cluster.
     #[error("the policy is in a ConfigMap, and no cluster is named: name one with --kubeconfig")]
     NoCluster,
 }
 
-/// The policy that holds now; `None`: its source has not given one yet, and nothing can be
-/// decided.
+/// Receiver of the policy in effect; `None` until its source has provided one, which decisions
+/// wait for.
 pub type CurrentPolicy = watch::Receiver<Option<Arc<Policy>>>;
 
-/// Keeps the policy in line with its source.
+/// Follower of a policy's source.
 pub struct PolicyFollower {
     source: PolicySource,
     cluster: Option<Arc<Cluster>>,
@@ -105,8 +105,8 @@ impl std::fmt::Display for PolicySource {
 // === impl PolicyFollower ===
 
 impl PolicyFollower {
-    /// Loads the policy. What a file says must hold at once; a `ConfigMap` is waited for, so
-    /// that events are recorded also while the cluster cannot be reached.
+    /// Loads the policy. A file must be valid at once. A `ConfigMap` is read later, so that
+    /// events are recorded even while the cluster cannot be reached.
     pub fn load(
         source: PolicySource,
         cluster: Option<Arc<Cluster>>,
@@ -147,12 +147,12 @@ impl PolicyFollower {
         Ok(follower)
     }
 
-    /// Returns the policy that holds, as it changes.
+    /// Returns a receiver of the policy in effect.
     pub fn policy(&self) -> CurrentPolicy {
         self.policy.subscribe()
     }
 
-    /// Returns what is shown of it, as it changes.
+    /// Returns a receiver of the view of the policy for people.
     pub fn view(&self) -> watch::Receiver<Arc<PolicyView>> {
         self.view.subscribe()
     }
@@ -180,12 +180,12 @@ impl PolicyFollower {
     async fn follow_file(&mut self, path: &Path) {
         let mut looks = tokio::time::interval(LOOK_EVERY);
         looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        // Read before the first look: a change right after the start is one, too.
+        // Nothing counts as read yet, so a change right after the start is noticed.
         let mut taken = None;
         let mut last = None;
         loop {
             looks.tick().await;
-            // Through links: a mounted `ConfigMap` is changed by changing where one points.
+            // Follows links: a mounted `ConfigMap` changes by the target of a link.
             let stamp = std::fs::metadata(path)
                 .map(|metadata| FileStamp::of(&metadata))
                 .map_err(|error| error.kind());
@@ -198,7 +198,7 @@ impl PolicyFollower {
             match text_file::read(path, MAX_POLICY_BYTES) {
                 Ok(text) => self.offer(&text),
                 Err(error) => {
-                    // A file that is there may be readable at the next look.
+                    // A file that exists may be readable at the next check.
                     taken = stamp.is_err().then_some(stamp);
                     self.missing(format!("it cannot be read: {error}"));
                 }
@@ -214,7 +214,7 @@ impl PolicyFollower {
         cancel: CancellationToken,
     ) {
         let Some(cluster) = self.cluster.clone() else {
-            return; // Refused when it was loaded.
+            return; // Not reached: `load` has refused this.
         };
         let mut events = cluster.watch_config_map(namespace, name, cancel);
         while let Some(event) = events.recv().await {
@@ -227,18 +227,18 @@ impl PolicyFollower {
                     self.missing("the cluster has no such ConfigMap".to_owned());
                 }
                 ConfigMapEvent::Failing { error, .. } => {
-                    self.trouble(format!("the ConfigMap cannot be watched: {error}"));
+                    self.report_error(format!("the ConfigMap cannot be watched: {error}"));
                 }
             }
         }
     }
 
-    /// Takes a text of the source in; what is no policy changes nothing.
+    /// Handles a text from the source; an invalid one changes nothing.
     fn offer(&mut self, text: &str) {
         let known = self.policy.borrow().is_some() && text == self.text;
         if known {
             if self.view.borrow().error.is_some() {
-                tracing::info!(policy = %self.source, "the policy is as it was again");
+                tracing::info!(policy = %self.source, "the policy source is valid again, with the policy in effect");
                 self.count("loaded");
                 self.view.send_modify(|view| {
                     let view = Arc::make_mut(view);
@@ -254,13 +254,13 @@ impl PolicyFollower {
                 tracing::info!(
                     policy = %self.source,
                     rule_sets = policy.rule_sets.len(),
-                    "the policy has changed: all nodes are looked at"
+                    "the policy has changed: all nodes are evaluated"
                 );
                 self.hold(policy, text.to_owned());
             }
             Err(error) => {
                 self.count("rejected");
-                self.trouble(error.to_string());
+                self.report_error(error.to_string());
             }
         }
     }
@@ -286,24 +286,24 @@ impl PolicyFollower {
             error_since: None,
         };
         self.text = text;
-        // The view first: who looks because of the policy finds it.
+        // The view first, so that an observer of the policy finds it.
         self.view.send_replace(Arc::new(view));
         self.policy.send_replace(Some(Arc::new(policy)));
     }
 
     fn missing(&self, why: String) {
         self.count("missing");
-        self.trouble(why);
+        self.report_error(why);
     }
 
-    /// Says what is wrong; what holds goes on holding.
-    fn trouble(&self, error: String) {
+    /// Reports an error; the policy in effect stays.
+    fn report_error(&self, error: String) {
         let held = self.policy.borrow().is_some();
         if self.view.borrow().error.as_ref() == Some(&error) {
             return;
         }
         let then = if held {
-            "the last good policy goes on holding"
+            "the last valid policy stays in effect"
         } else {
             "nothing is decided until there is one"
         };
@@ -360,7 +360,7 @@ mod tests {
             }
         }
 
-        /// Waits until the view is as `holds` says; the time is paused and runs ahead.
+        /// Waits until the view satisfies `holds`, on a paused clock.
         async fn until(&mut self, holds: impl Fn(&PolicyView) -> bool) -> PolicyView {
             let wait = self.view.wait_for(|view| holds(view));
             let waited = tokio::time::timeout(Duration::from_secs(60), wait).await;
@@ -385,7 +385,7 @@ mod tests {
         let mut followed = Followed::start();
         assert_eq!(followed.rule_set(), "a");
 
-        // Another policy would take effect without what is misspelt in it.
+        // Without this check the policy would take effect without its misspelt key.
         let misspelt = "unhealthy-tain = true\n[[rule-sets]]\nname = \"c\"\n";
         fs::write(&followed.path, misspelt).unwrap();
         let view = followed.until(|view| view.error.is_some()).await;
@@ -400,7 +400,7 @@ mod tests {
             ("a".into(), vec!["a".into()])
         );
 
-        // As an editor does it: another file in its place.
+        // Many editors rename a new file over the old one.
         let new = followed.dir.path().join("new");
         fs::write(&new, OTHER).unwrap();
         fs::rename(&new, &followed.path).unwrap();
@@ -433,7 +433,7 @@ mod tests {
         let view = followed.until(|view| view.error.is_some()).await;
         assert!(view.error.unwrap().contains("empty"));
         assert_eq!(followed.rule_set(), "a");
-        // Who means it says so.
+        // A comment makes an empty policy explicit.
         fs::write(&followed.path, "# nothing is quarantined\n").unwrap();
         followed.until(|view| view.error.is_none()).await;
         assert!(

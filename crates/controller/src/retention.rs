@@ -1,7 +1,8 @@
-//! Retention: what is old leaves the event store, and it never grows without bound.
+//! Retention: deletes old events from the store, and bounds its size.
 //!
-//! Runs beside the quarantine. The events of open faults stay whatever their age: the
-//! faults' sessions are told by them. Passes of preflight checks that have closed nothing go within hours.
+//! Runs beside the quarantine. The events of open faults are kept at any age, since the sessions
+//! of the faults refer to them. Passes of preflight checks that have closed no fault are deleted
+//! within hours.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,38 +15,39 @@ use store::{EventStore, Prune};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-/// Pause between two looks whether anything is too old or too much.
+/// Pause between two runs.
 const EVERY: Duration = Duration::from_secs(60);
-/// The same while the store cannot write: so soon it is seen that it can again.
+/// Pause between two runs while the store cannot write, to detect soon that it works again.
 const EVERY_IN_TROUBLE: Duration = Duration::from_secs(5);
-/// A consumer that has not saved its checkpoint for so long is gone: renamed, or switched off.
-/// One that is there does so every hour at least; a week covers a controller that is away over
-/// the holidays, and a disk that is full for as long.
+/// Time without a checkpoint after which a consumer counts as gone: renamed, or disabled. A
+/// running one saves every hour at least; a week covers a controller that is away over the
+/// holidays, and a disk that is full for as long.
 const GONE: SignedDuration = SignedDuration::from_hours(7 * 24);
-/// Passes of preflight checks that have closed nothing are kept for so long: each pod with GPUs sends some. By
-/// then nobody sends one again whose answer was lost, which would count anew.
+/// Age that passes of preflight checks reach, if they have closed nothing: each pod with GPUs
+/// sends some. By then no sender repeats one for a lost answer, which would be stored as a new
+/// event.
 const PASSES: SignedDuration = SignedDuration::from_hours(1);
-/// Between two parts of a long deletion: others write too.
+/// Pause between two parts of a long deletion, for other writes.
 const BETWEEN_PARTS: Duration = Duration::from_millis(20);
 
-/// The limits on what is stored.
+/// Limits on stored events, and the state that they depend on.
 pub struct Retention {
-    /// The store.
+    /// Store that events are deleted from.
     pub store: Arc<dyn EventStore>,
-    /// The open faults, and how far the events are taken in.
+    /// State of all nodes: the open faults, and the read position of the feed.
     pub fleet: watch::Receiver<Arc<FleetView>>,
-    /// The time for which events and journal entries are kept.
+    /// Longest age of events and journal entries.
     pub age: SignedDuration,
-    /// Room that the store may take (bytes).
+    /// Largest size of the store (bytes).
     pub max_bytes: u64,
-    /// The clock.
+    /// Source of the current time.
     pub clock: fn() -> Timestamp,
 }
 
 // === impl Retention ===
 
 impl Retention {
-    /// Runs until `cancel`.
+    /// Deletes old events until `cancel`.
     pub async fn run(self, metrics: &Metrics, cancel: CancellationToken) {
         let events = metrics.counter(
             "gpuwarden_store_events_deleted",
@@ -61,36 +63,36 @@ impl Retention {
         );
         let mut unreadable = self.store.unreadable();
         let mut trouble = self.store.trouble();
-        let (mut said_over, mut said_gone) = (false, Vec::new());
+        let (mut warned_over, mut warned_gone) = (false, Vec::new());
         loop {
             let met = *unreadable.borrow_and_update();
             unreadable_events.set(i64::try_from(met).unwrap_or(i64::MAX));
             let in_trouble = trouble.borrow_and_update().is_some();
             let mut pause = if in_trouble { EVERY_IN_TROUBLE } else { EVERY };
-            if let Some(prune) = self.what_may_go() {
+            if let Some(prune) = self.prunable() {
                 match self.store.prune(prune).await {
                     Ok(pruned) => {
                         events.inc_by(pruned.events);
                         entries.inc_by(pruned.entries);
-                        for consumer in pruned.gone.iter().filter(|it| !said_gone.contains(*it)) {
+                        for consumer in pruned.gone.iter().filter(|it| !warned_gone.contains(*it)) {
                             tracing::warn!(
                                 consumer,
-                                "a reader of the stored events has not come back for a week: what \
-                                 it has not read is no longer kept for it"
+                                "a reader of the stored events has been gone for a week: events that \
+                                 it has not read are no longer kept for it"
                             );
                         }
-                        said_gone = pruned.gone;
+                        warned_gone = pruned.gone;
                         if pruned.more {
                             pause = BETWEEN_PARTS;
-                        } else if pruned.over > 0 && !said_over {
+                        } else if pruned.over > 0 && !warned_over {
                             tracing::warn!(
                                 over = pruned.over,
                                 limit = self.max_bytes,
-                                "the event store takes more room than it may, and all of it is of \
-                                 open faults or not taken in yet"
+                                "the event store exceeds its limit, and all its events belong to open \
+                                 faults or are not read yet"
                             );
                         }
-                        said_over = pruned.over > 0;
+                        warned_over = pruned.over > 0;
                     }
                     Err(store::StoreError::Closed) => return,
                     Err(error) => {
@@ -101,15 +103,15 @@ impl Retention {
             tokio::select! {
                 () = cancel.cancelled() => return,
                 () = tokio::time::sleep(pause) => {}
-                // It may just have begun: then the next look comes sooner.
+                // Trouble that has just begun shortens the pause.
                 Ok(()) = trouble.changed() => {}
                 Ok(()) = unreadable.changed() => {}
             }
         }
     }
 
-    /// Returns what may be deleted; `None` until the open faults are known.
-    fn what_may_go(&self) -> Option<Prune> {
+    /// Returns the limits of a deletion; `None` until the open faults are known.
+    fn prunable(&self) -> Option<Prune> {
         let fleet = Arc::clone(&self.fleet.borrow());
         if !fleet.ready {
             return None;
@@ -181,7 +183,7 @@ mod tests {
             max_bytes: u64::MAX,
             clock: || at(60),
         };
-        let prune = retention.what_may_go().unwrap();
+        let prune = retention.prunable().unwrap();
         assert_eq!(prune.before, at(30));
         assert_eq!(prune.passes_before, at(60) - PASSES);
     }
@@ -216,7 +218,7 @@ mod tests {
             clock: || at(60),
         };
         assert_eq!(
-            retention.what_may_go(),
+            retention.prunable(),
             None,
             "nothing before the faults are known"
         );

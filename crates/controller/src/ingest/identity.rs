@@ -1,8 +1,8 @@
-//! The identity of a caller of the controller: by token, else by certificate.
+//! Identification of the controller's callers: by token, or else by certificate.
 //!
-//! A token is asked about at the API server and the answer is kept for a while, good or
-//! bad, in a table that is bounded. An API server that does not answer lets nobody in, and
-//! says `UNAVAILABLE`: agents keep their events and try again.
+//! The API server reviews a token. Valid or not, the answer is cached for a while, in a table of
+//! limited size. While the API server does not answer, every caller gets `UNAVAILABLE`: agents
+//! keep their events and retry.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -24,59 +24,59 @@ use tokio::time::Instant;
 use tonic::Status;
 use tonic::codegen::http::HeaderValue;
 
-/// The time for which a good token counts: until [`BEFORE_END`] of the token, and no longer than
-/// between these two, by the token, so that agents that came together do not come again together.
-/// It is as long as a pod may be gone and its token still count: 5,000 agents are some ten
-/// questions a second to the API server, where two minutes were forty.
+/// Shortest and longest time that the review of a valid token is cached, at most until
+/// [`BEFORE_END`]. The time depends on the token, so that agents that came together do not
+/// return together. A token stays valid here for as long after the end of its pod: with 5,000
+/// agents this makes some ten reviews a second, where two minutes made forty.
 const KEEP_GOOD: (Duration, Duration) = (Duration::from_secs(300), Duration::from_secs(600));
-/// A token is asked about again so long before its end.
+/// Time before the end of a token when it is reviewed again.
 const BEFORE_END: SignedDuration = SignedDuration::from_secs(10);
-/// The time for which a token counts that does not tell its end. The API server itself keeps such answers
-/// for two minutes.
-const KEEP_UNTOLD: Duration = Duration::from_secs(120);
-/// The time for which a bad token counts as bad: it may be good in a moment.
+/// Time that the review of a token without an end is cached. The API server itself caches
+/// reviews for two minutes.
+const KEEP_ENDLESS: Duration = Duration::from_secs(120);
+/// Time that the refusal of a token is cached: the token may become valid.
 const KEEP_BAD: Duration = Duration::from_secs(10);
-/// Most tokens that are remembered; one for each node of a large cluster, and some.
+/// Most cached reviews: one for each node of a large cluster, and some more.
 const MAX_KEPT: usize = 20_480;
-/// Longest token (bytes); Kubernetes makes them of about 1 KiB.
+/// Longest token (bytes). Those of Kubernetes have about 1 KiB.
 const MAX_TOKEN: usize = 8 * 1024;
-/// Most tokens that the API server is asked about at once.
-const MAX_ASKED: usize = 16;
-/// A caller whose token cannot be asked about by then is told to come again.
+/// Most reviews in flight.
+const MAX_REVIEWS: usize = 16;
+/// Longest wait for a review to begin, after which the caller is asked to retry.
 const TURN: Duration = Duration::from_secs(5);
 const SERVICE_ACCOUNT: &str = "system:serviceaccount:";
 
-/// The rule by which callers are identified. Cheap to clone.
+/// Rules to identify callers. Cheap to clone.
 #[derive(Clone)]
 pub struct Identify {
-    /// `None`: no tokens are taken.
+    /// Reviewer of tokens; `None` if tokens are not accepted.
     tokens: Option<Arc<Tokens>>,
-    /// True if nobody is asked for a name, on a port of this machine without TLS.
+    /// True if callers are not identified, on a local port without TLS.
     anybody: bool,
     seldom: Arc<Seldom>,
 }
 
-/// The rules for tokens.
+/// Rules to map the owner of a token to a caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenRules {
-    /// The audience that tokens have to be made for.
+    /// Audience that tokens have to be valid for.
     pub audience: String,
-    /// The accounts whose pods speak for the node that they run on.
+    /// Accounts whose pods report for the node that they run on.
     pub agents: Vec<ServiceAccount>,
-    /// The accounts that speak for any node.
+    /// Accounts that report for any node.
     pub central: Vec<ServiceAccount>,
 }
 
-/// A `ServiceAccount`, written `NAMESPACE/NAME`.
+/// A `ServiceAccount`, in text as `NAMESPACE/NAME`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServiceAccount {
-    /// Its namespace.
+    /// Namespace of the account.
     pub namespace: String,
-    /// Its name.
+    /// Name of the account.
     pub name: String,
 }
 
-/// A text that names no `ServiceAccount`.
+/// Error of a text that is not a `ServiceAccount`.
 #[derive(Debug, thiserror::Error)]
 #[error("{0:?} is no ServiceAccount; write NAMESPACE/NAME")]
 pub struct ServiceAccountError(String);
@@ -84,7 +84,7 @@ pub struct ServiceAccountError(String);
 /// A service that reviews tokens.
 #[async_trait]
 pub trait Reviewer: Send + Sync + 'static {
-    /// Returns whose `token` is, if it is made for `audience`.
+    /// Returns the owner of `token`, if it is valid for `audience`.
     async fn review(&self, token: &str, audience: &str) -> Result<TokenOwner, TokenError>;
 }
 
@@ -95,7 +95,7 @@ struct Tokens {
     kept: Mutex<HashMap<[u8; 32], Kept>>,
 }
 
-/// The answer about a token.
+/// The cached review of a token.
 #[derive(Clone)]
 struct Kept {
     until: Instant,
@@ -105,15 +105,14 @@ struct Kept {
 // === impl Identify ===
 
 impl Identify {
-    /// Returns the rule by which callers with a certificate are the node that it names, and those
-    /// with a token are who the API server says, by `rules`. Without `tokens` only certificates
-    /// count.
+    /// Creates rules that identify callers by the node in their certificate, or by the review of
+    /// their token and `rules`. Without `tokens` only certificates are accepted.
     pub fn new(tokens: Option<(TokenRules, Arc<dyn Reviewer>)>) -> Self {
         let tokens = tokens.map(|(rules, reviewer)| {
             Arc::new(Tokens {
                 rules,
                 reviewer,
-                turns: Semaphore::new(MAX_ASKED),
+                turns: Semaphore::new(MAX_REVIEWS),
                 kept: Mutex::default(),
             })
         });
@@ -124,8 +123,8 @@ impl Identify {
         }
     }
 
-    /// Returns the rule by which whoever reaches the port speaks for any node: for tests, and on
-    /// this machine only.
+    /// Creates rules that let every caller report for any node: for tests, and on this machine
+    /// only.
     pub fn anybody() -> Self {
         Self {
             anybody: true,
@@ -133,7 +132,7 @@ impl Identify {
         }
     }
 
-    /// Returns who calls; the error is the answer to give where nobody is known.
+    /// Identifies a caller. The error is the answer to an unknown one.
     pub(super) async fn caller(
         &self,
         peer: Option<&TcpPeer>,
@@ -146,7 +145,7 @@ impl Identify {
             tracing::warn!(
                 peer = peer.map(|peer| peer.address.ip().to_string()),
                 not_logged_before = before,
-                "a caller was turned away: {}",
+                "a caller was refused: {}",
                 status.message()
             );
         }
@@ -172,7 +171,7 @@ impl Identify {
                     "the authorization header has no bearer token",
                 )),
                 (Some(_), None) => Err(Status::unauthenticated(
-                    "tokens are not taken here: the controller has no cluster to ask about them",
+                    "tokens are not accepted: the controller has no cluster to review them",
                 )),
                 (Some(token), Some(tokens)) => tokens.caller(token).await,
             };
@@ -186,7 +185,7 @@ impl Identify {
                 names.common_name.as_deref().unwrap_or_default()
             ))),
             None => Err(Status::unauthenticated(
-                "neither a client certificate nor a token says who calls",
+                "the caller has neither a client certificate nor a token",
             )),
         }
     }
@@ -196,7 +195,7 @@ impl Identify {
 
 impl Tokens {
     async fn caller(&self, token: &str) -> Result<Caller, Status> {
-        // Not the token itself: what is not kept cannot leak.
+        // A hash, so that the table cannot leak tokens.
         let key: [u8; 32] = Sha256::digest(token).into();
         if let Some(answer) = self.kept(&key) {
             return answer.map_err(Status::unauthenticated);
@@ -204,10 +203,10 @@ impl Tokens {
         let turn = tokio::time::timeout(TURN, self.turns.acquire()).await;
         let Ok(Ok(_turn)) = turn else {
             return Err(Status::unavailable(
-                "too many tokens are being asked about; come again",
+                "too many tokens are under review; try again",
             ));
         };
-        // Another call with the same token may have been before us.
+        // Another call with the same token may have cached its review meanwhile.
         if let Some(answer) = self.kept(&key) {
             return answer.map_err(Status::unauthenticated);
         }
@@ -216,7 +215,7 @@ impl Tokens {
             Ok(owner) => self.rules.judge(owner),
             Err(error @ TokenError::Invalid { .. }) => Err(error.to_string()),
             Err(error) => {
-                let text = format!("tokens cannot be asked about: {}", chain(&error));
+                let text = format!("tokens cannot be reviewed: {}", chain(&error));
                 return Err(Status::unavailable(text));
             }
         };
@@ -241,7 +240,7 @@ impl Tokens {
             kept.retain(|_, one| one.until > now);
         }
         if kept.len() >= MAX_KEPT {
-            // Somebody offers tokens without end: bad ones go before good ones.
+            // A caller sends ever new tokens: refused ones are dropped before valid ones.
             kept.retain(|_, one| one.answer.is_ok());
         }
         if kept.len() < MAX_KEPT {
@@ -252,12 +251,12 @@ impl Tokens {
     }
 }
 
-/// Returns how long a token counts of which the API server has said that it is good.
+/// Returns how long the review of a valid token is cached.
 fn good_for(token: &str, key: &[u8; 32], now: Timestamp) -> Duration {
     let Some(end) = end_of(token) else {
-        return KEEP_UNTOLD;
+        return KEEP_ENDLESS;
     };
-    // The hash of a token is as good as chance, and needs no clock and no memory.
+    // The hash serves as a random number that stays the same for a token.
     let share = f64::from(key[0]) / f64::from(u8::MAX);
     let (least, most) = KEEP_GOOD;
     let keep = least + most.saturating_sub(least).mul_f64(share);
@@ -265,8 +264,8 @@ fn good_for(token: &str, key: &[u8; 32], now: Timestamp) -> Duration {
     keep.min(Duration::try_from(left).unwrap_or_default())
 }
 
-/// Returns when a token says that it ends. Only of one that the API server has called good: nobody
-/// has looked at its signature here.
+/// Reads the end of a token. To be called only for a token that the API server has accepted: its
+/// signature is not checked here.
 fn end_of(token: &str) -> Option<Timestamp> {
     #[derive(Deserialize)]
     struct Claims {
@@ -277,7 +276,7 @@ fn end_of(token: &str) -> Option<Timestamp> {
     Timestamp::from_second(exp).ok()
 }
 
-/// Returns the bytes that a text in the alphabet of URLs, without padding, stands for.
+/// Decodes base64 in the URL alphabet without padding.
 fn base64_url(text: &str) -> Option<Vec<u8>> {
     let mut bytes = Vec::with_capacity(text.len());
     let (mut bits, mut held) = (0_u32, 0);
@@ -303,7 +302,8 @@ fn base64_url(text: &str) -> Option<Vec<u8>> {
 // === impl TokenRules ===
 
 impl TokenRules {
-    /// Returns who the owner of a valid token is to us; the error says why nobody.
+    /// Returns the caller that the owner of a valid token is. The error is the reason to refuse
+    /// the owner.
     fn judge(&self, owner: TokenOwner) -> Result<Caller, String> {
         let TokenOwner {
             username,
@@ -378,7 +378,7 @@ impl Reviewer for Cluster {
 pub(super) mod tests {
     use super::*;
 
-    /// A token whose claims are these; the encoding is checked against one that is known.
+    /// Creates a token with these claims. A test compares the encoding with a known one.
     pub(in crate::ingest) fn token(claims: &str) -> String {
         const LETTERS: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
         let bits: Vec<String> = claims.bytes().map(|byte| format!("{byte:08b}")).collect();
@@ -429,7 +429,7 @@ pub(super) mod tests {
             assert_eq!(good_for(&ends_in(120), first), 110);
             assert_eq!(good_for("opaque", first), 120);
         }
-        // Apart, not all at once.
+        // Spread over the range.
         let kept = [0, 64, 128, 255].map(|first| good_for(&ends_in(3600), first));
         assert_eq!(kept, [300, 375, 450, 600]);
         for over in [5, 0, -1, i64::from(i32::MIN)] {

@@ -1,5 +1,5 @@
-//! Puts who calls into a request, or answers it: before its body is read, so that who is
-//! not known costs little.
+//! Layer that adds the caller to a request, or refuses an unknown one before the body is read,
+//! so that it costs little.
 
 use std::convert::Infallible;
 use std::task::{Context, Poll};
@@ -12,7 +12,7 @@ use tonic::server::NamedService;
 
 use super::identity::Identify;
 
-/// A service whose callers are known.
+/// A service that gets requests with their [`Caller`].
 #[derive(Clone)]
 pub(super) struct Identified<S> {
     inner: S,
@@ -46,7 +46,7 @@ where
     }
 
     fn call(&mut self, mut request: http::Request<Body>) -> Self::Future {
-        // The one that was polled ready is the one to call; its clone waits for its turn.
+        // Only the service that was polled may be called; the clone takes its place.
         let mut inner = self.inner.clone();
         std::mem::swap(&mut inner, &mut self.inner);
         let identify = self.identify.clone();

@@ -24,7 +24,7 @@ use tonic::{Code, Request, Status};
 use super::*;
 use crate::pods::PodDevices;
 
-/// Knows some tokens, and counts how often it is asked. `later` does not answer.
+/// Reviewer that knows some tokens and counts reviews. For `later` it does not answer.
 #[derive(Default)]
 struct Known {
     tokens: HashMap<&'static str, (&'static str, Option<&'static str>)>,
@@ -83,7 +83,7 @@ fn known() -> Arc<Known> {
     })
 }
 
-/// Returns the service for agents where nothing is broken.
+/// Creates the service for agents of a cluster without faults.
 fn agents() -> Agents {
     let fleet = FleetView {
         ready: true,
@@ -183,7 +183,7 @@ async fn who_calls_says_for_whom_they_speak() {
     let reviewer: Arc<dyn Reviewer> = known();
     let port = Port::new(Identify::new(Some((rules(), reviewer)))).await;
     let table = [
-        // A node speaks for itself, by certificate or token, and for nobody else.
+        // A node reports for itself, by certificate or token, and for no other node.
         (Some("n1"), None, "n1", None),
         (
             Some("n1"),
@@ -199,7 +199,7 @@ async fn who_calls_says_for_whom_they_speak() {
             Some((Code::PermissionDenied, "speaks for itself only")),
         ),
         (None, Some("of-cloud"), "n2", None),
-        // Whoever is not known is not heard.
+        // Unknown callers are refused.
         (
             None,
             None,
@@ -236,7 +236,7 @@ async fn who_calls_says_for_whom_they_speak() {
             "n1",
             Some((Code::Unauthenticated, "names no node")),
         ),
-        // A token that is shown has to be good, whatever the certificate says.
+        // A token has to be valid, even with a certificate.
         (
             Some("n1"),
             Some("wrong"),
@@ -269,7 +269,7 @@ async fn who_calls_says_for_whom_they_speak() {
     assert_eq!(nodes, ["n1", "n2"]);
     port.cancel.cancel();
 
-    // Without a cluster to ask, a token is no name.
+    // Without a cluster, tokens are not accepted.
     let port = Port::new(Identify::new(None)).await;
     let status = port.report(None, Some("of-n1"), "n1").await.unwrap_err();
     assert!(status.message().contains("no cluster to ask"), "{status}");
@@ -324,7 +324,7 @@ async fn answers_about_tokens_are_kept_for_a_while_and_are_bounded() {
         ask("wrong".into()).await.unwrap_err();
     }
     assert_eq!(asked(), 2);
-    // What is wrong now may be right in a moment; what is right stays so for longer.
+    // A refusal is cached for less time than an acceptance.
     tokio::time::advance(Duration::from_secs(11)).await;
     ask("wrong".into()).await.unwrap_err();
     ask("of-n1".into()).await.unwrap();
@@ -332,7 +332,7 @@ async fn answers_about_tokens_are_kept_for_a_while_and_are_bounded() {
     tokio::time::advance(Duration::from_secs(120)).await;
     ask("of-n1".into()).await.unwrap();
     assert_eq!(asked(), 4);
-    // One that tells its end counts until then, and not for ever.
+    // A token with an end is cached until shortly before it.
     let now = Timestamp::now().as_second();
     for (claims, kept, over) in [
         (format!("{{\"exp\":{}}}", now + 200), 180, 30),
@@ -350,11 +350,11 @@ async fn answers_about_tokens_are_kept_for_a_while_and_are_bounded() {
     }
     ask("of-n1".into()).await.unwrap();
     let before = asked();
-    // No answer is none to keep.
+    // A missing answer is not cached.
     ask("later".into()).await.unwrap_err();
     ask("later".into()).await.unwrap_err();
     assert_eq!(asked(), before + 2);
-    // Tokens without end neither fill the memory nor drive the good ones out.
+    // Endless new tokens neither fill the memory nor replace valid ones.
     for index in 0..25_000 {
         ask(format!("wrong{index}")).await.unwrap_err();
     }

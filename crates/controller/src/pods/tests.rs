@@ -1,4 +1,4 @@
-//! From the report of an agent to the annotations of pods on a real API server.
+//! Tests from the report of an agent to the annotations of pods on a real API server.
 
 use cluster::ConnectOptions;
 use contract::node::{ClaimedDevice, ResourceGpus};
@@ -106,7 +106,7 @@ impl Scene {
         Ok((devices.map(str::to_owned), version.to_owned()))
     }
 
-    /// Takes a report of the first node, with the pods in the scene's namespace.
+    /// Handles a report of the first node, with the pods in the scene's namespace.
     async fn take(&self, mut pods: Vec<PodGpus>) -> bool {
         for pod in &mut pods {
             pod.namespace.clone_from(&self.namespace);
@@ -152,7 +152,7 @@ async fn the_gpus_of_pods_are_written_on_them_and_taken_off() -> anyhow::Result<
             resources("same", &["GPU-1"]),
             claimed("claim", own, "gpu-0"),
             claimed("new-claim", own, "gpu-9"),
-            // What a node says of the pods of others.
+            // A report about the pods of another node.
             resources("elsewhere", &["GPU-1"]),
             resources("gone", &["GPU-1"]),
         ]
@@ -171,14 +171,14 @@ async fn the_gpus_of_pods_are_written_on_them_and_taken_off() -> anyhow::Result<
         assert_eq!(scene.seen(name).await?.0, None, "{name}");
     }
     assert_eq!(scene.seen("kept-elsewhere").await?.0.as_deref(), Some(ONE));
-    // The same again changes nothing.
+    // A repeated report changes nothing.
     let before = (scene.seen("two").await?, scene.seen("claim").await?);
     scene.take(pods()).await;
     assert_eq!(
         (scene.seen("two").await?, scene.seen("claim").await?),
         before
     );
-    // The slice is gone for a moment: what was known of a pod stays on it.
+    // While the slice is missing, the annotation of the pod stays.
     let slice = format!("{own}-gpus");
     scene
         .plane
@@ -216,7 +216,7 @@ async fn a_pod_that_took_the_name_of_another_is_not_written_on() -> anyhow::Resu
         "{error:?}"
     );
     assert_eq!(scene.seen("one").await?.0, None);
-    // One that has come to its end has no GPUs any more, whatever stands on it.
+    // A finished pod has no GPUs, whatever its annotation.
     let namespace = scene.namespace.as_str();
     let status = r#"{"status":{"phase":"Succeeded"}}"#;
     let patch = [
