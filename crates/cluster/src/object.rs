@@ -3,17 +3,13 @@
 
 use kube::api::{DeleteParams, GetParams, ListParams, PostParams, Preconditions};
 use kube::core::Request;
-use serde::de::DeserializeOwned;
 use serde_json::Value;
-use tokio::sync::mpsc;
-use tokio_util::sync::CancellationToken;
 
 use crate::connect::Cluster;
 use crate::error::{ApiError, found};
 use crate::kind::{Kind, check_name};
 use crate::pace::Urgency;
 use crate::request::ask;
-use crate::watch::{Selection, Signal};
 
 /// Objects in one answer to a list.
 const LIST_PAGE: u32 = 500;
@@ -184,28 +180,5 @@ impl Cluster {
         let gone: Option<Value> = found(ask(&self.client(Urgency::Act), request).await)?;
         drop(gone);
         Ok(())
-    }
-
-    /// Watches the objects of a kind that `select` leaves, by label or by name. Takes the
-    /// permissions `list` and `watch`. Must be called within a tokio runtime.
-    pub fn watch_objects(
-        &self,
-        kind: &Kind,
-        namespace: Option<&str>,
-        select: impl FnOnce(Selection) -> Selection,
-        cancel: CancellationToken,
-    ) -> mpsc::Receiver<Signal<Value>> {
-        self.watch_objects_as(kind, namespace, select, cancel)
-    }
-
-    /// Like [`Self::watch_objects`], but delivers each object as a `T`.
-    pub fn watch_objects_as<T: DeserializeOwned + Send + Sync + 'static>(
-        &self,
-        kind: &Kind,
-        namespace: Option<&str>,
-        select: impl FnOnce(Selection) -> Selection,
-        cancel: CancellationToken,
-    ) -> mpsc::Receiver<Signal<T>> {
-        self.watch(select(Selection::of_kind(kind, namespace)), cancel)
     }
 }

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use cluster::{Cluster, Kind, ServiceEvent, ServiceWatches, Signal};
+use cluster::{Cluster, Kind, Selection, ServiceEvent, ServiceWatches, Signal};
 use jiff::Timestamp;
 use maintenance::is_older;
 use maintenance::validation_request::{self as requests, Request, ValidationConfiguration};
@@ -163,7 +163,7 @@ impl Validator {
                     return;
                 }
                 let namespace = namespace.as_deref();
-                let mut signals = cluster.watch_objects(&kind, namespace, |all| all, cancel);
+                let mut signals = cluster.watch(Selection::of_kind(&kind, namespace), cancel);
                 while let Some(signal) = signals.recv().await {
                     if sender.send((source, signal)).await.is_err() {
                         return;

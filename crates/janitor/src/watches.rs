@@ -63,7 +63,7 @@ async fn resources(
     };
     until_served(cluster, (group, version, of.name()), none).await?;
     let malformed = Seldom::default();
-    let mut signals = cluster.watch_objects(&kind(of), None, |all| all, cancel);
+    let mut signals = cluster.watch::<Value>(Selection::of_kind(&kind(of), None), cancel);
     while let Some(signal) = signals.recv().await {
         let input = match signal {
             Signal::Restarted => Input::ListBegun(of),
@@ -124,8 +124,8 @@ async fn of_jobs(
     sender: &mpsc::Sender<Input>,
     cancel: CancellationToken,
 ) -> Option<()> {
-    let select = |all: Selection| all.with_labels(JOB_LABEL);
-    let mut signals = cluster.watch_objects(&jobs(), Some(namespace), select, cancel);
+    let jobs = Selection::of_kind(&jobs(), Some(namespace)).with_labels(JOB_LABEL);
+    let mut signals = cluster.watch::<Value>(jobs, cancel);
     while let Some(signal) = signals.recv().await {
         let input = match signal {
             Signal::Restarted => Input::Jobs { listed: false },
@@ -189,7 +189,7 @@ async fn marks(
     cancel: CancellationToken,
 ) -> Option<()> {
     let nodes = Kind::new("", "v1", "nodes");
-    let mut signals = cluster.watch_objects(&nodes, None, |all| all, cancel);
+    let mut signals = cluster.watch::<Value>(Selection::of_kind(&nodes, None), cancel);
     while let Some(signal) = signals.recv().await {
         match signal {
             Signal::Applied(node) => {

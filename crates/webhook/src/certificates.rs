@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
-use cluster::{ApiError, Cluster, Kind, Signal};
+use cluster::{ApiError, Cluster, Kind, Selection, Signal};
 use contract::keys;
 use jiff::{SignedDuration, Timestamp};
 use rcgen::{
@@ -162,11 +162,8 @@ impl CertificateKeeper {
 
     /// Maintains the certificate until `cancel`: watches the Secret, and renews in time.
     pub async fn run(mut self, cancel: CancellationToken) {
-        let kind = secrets();
-        let named = |all: cluster::Selection| all.named(SECRET);
-        let mut changes =
-            self.cluster
-                .watch_objects(&kind, Some(&self.namespace), named, cancel.clone());
+        let secret = Selection::of_kind(&secrets(), Some(&self.namespace)).named(SECRET);
+        let mut changes = self.cluster.watch::<Value>(secret, cancel.clone());
         let keep = async {
             let mut trouble = Trouble::default();
             loop {

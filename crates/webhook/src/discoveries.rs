@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use cluster::{ApiError, Cluster, Kind, Signal};
+use cluster::{ApiError, Cluster, Kind, Selection, Signal};
 use jiff::Timestamp;
 use preflight::config::Discovery;
 use runtime::logging::{Seldom, chain};
@@ -158,7 +158,7 @@ impl Discoveries {
                 }
             }
             let failures = Seldom::default();
-            let mut signals = cluster.watch_objects_as(&kind(), None, |all| all, cancel.clone());
+            let mut signals = cluster.watch(Selection::of_kind(&kind(), None), cancel.clone());
             while let Some(signal) = signals.recv().await {
                 for (config, status) in self.handle(signal) {
                     if let Err(error) = write_status(&cluster, &config, status).await

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use cluster::{ApiError, Cluster, Kind, Signal, apply_signal};
+use cluster::{ApiError, Cluster, Kind, Selection, Signal, apply_signal};
 use model::listing::Listing;
 use preflight::config::Discovery;
 use preflight::gang::{Gang, Size, SizeFrom};
@@ -328,7 +328,7 @@ async fn follow_classes(
             }
         };
         let kind = Kind::new(GROUP, version, "deviceclasses");
-        let mut signals = cluster.watch_objects(&kind, None, |all| all, cancel.clone());
+        let mut signals = cluster.watch::<Value>(Selection::of_kind(&kind, None), cancel.clone());
         // Resource by class, so that a deleted class also removes its resource.
         let mut resources: Listing<String, Option<String>> = Listing::default();
         while let Some(signal) = signals.recv().await {

@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cluster::{ApiError, Cluster, Kind, LeaseName, Signal};
+use cluster::{ApiError, Cluster, Kind, LeaseName, Selection, Signal};
 use connector::{Caller, Connector};
 use contract::{EVENT_VERSION, HealthEvent, HealthEvents, RecommendedAction};
 use preflight::config::Config;
@@ -158,20 +158,12 @@ impl GangKeeper {
         // Also ends the watches if the lead is lost and this future is dropped.
         let _guard = over.clone().drop_guard();
         let managed = format!("{MANAGED_BY_LABEL}={MANAGED_BY}");
-        let mut pods = cluster.watch_objects_as(
-            &kind("pods"),
-            None,
-            |all| all.with_labels(GANG_ID_LABEL),
-            over.clone(),
-        );
+        let pods = Selection::of_kind(&kind("pods"), None).with_labels(GANG_ID_LABEL);
+        let mut pods = cluster.watch(pods, over.clone());
         // Anybody can set the label on a large ConfigMap, so the watch is metadata-only, and
         // only those of gangs with pods are read.
-        let mut maps = cluster.watch_objects_as(
-            &kind("configmaps"),
-            None,
-            |all| all.with_labels(&managed).metadata_only(),
-            over,
-        );
+        let maps = Selection::of_kind(&kind("configmaps"), None).with_labels(&managed);
+        let mut maps = cluster.watch(maps.metadata_only(), over);
         let mut board = Board::default();
         let mut reports = Reports::new();
         let mut next = tokio::time::Instant::now() + INTERVAL;
@@ -409,7 +401,7 @@ impl GangKeeper {
         let over = CancellationToken::new();
         let _guard = over.clone().drop_guard();
         let by = self.discoveries.of(namespace);
-        let mut pods = cluster.watch_objects_as(&kind("pods"), Some(namespace), |all| all, over);
+        let mut pods = cluster.watch(Selection::of_kind(&kind("pods"), Some(namespace)), over);
         let mut counts = BTreeMap::new();
         while let Some(signal) = pods.recv().await {
             match signal {

@@ -35,7 +35,7 @@ impl Selection {
     }
 
     /// Selects all objects of a kind, or those in one namespace.
-    pub(crate) fn of_kind(kind: &Kind, namespace: Option<&str>) -> Self {
+    pub fn of_kind(kind: &Kind, namespace: Option<&str>) -> Self {
         Self::all(kind.path(namespace))
     }
 

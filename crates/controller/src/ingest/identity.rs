@@ -26,8 +26,8 @@ use tonic::codegen::http::HeaderValue;
 
 /// Shortest and longest time that the review of a valid token is cached, at most until
 /// [`BEFORE_END`]. The time depends on the token, so that agents that came together do not
-/// return together. A token stays valid here for as long after the end of its pod: with 5,000
-/// agents this makes some ten reviews a second, where two minutes made forty.
+/// return together. It bounds how long a token outlives its pod: with 5,000 agents it makes some
+/// ten reviews a second, where two minutes made forty.
 const KEEP_GOOD: (Duration, Duration) = (Duration::from_secs(300), Duration::from_secs(600));
 /// Time before the end of a token when it is reviewed again.
 const BEFORE_END: SignedDuration = SignedDuration::from_secs(10);

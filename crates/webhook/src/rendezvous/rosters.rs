@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use axum::body::Bytes;
-use cluster::{Cluster, Kind, Signal};
+use cluster::{Cluster, Kind, Selection, Signal};
 use preflight::roster::{MANAGED_BY, MANAGED_BY_LABEL, Roster};
 use runtime::logging::{Seldom, chain};
 use serde_json::{Value, json};
@@ -87,10 +87,8 @@ impl Rosters {
     /// Watches the `ConfigMap`s until `cancel`.
     pub(super) async fn follow(&self, cancel: CancellationToken) {
         let managed = format!("{MANAGED_BY_LABEL}={MANAGED_BY}");
-        let select = |all: cluster::Selection| all.with_labels(&managed).metadata_only();
-        let mut signals =
-            self.cluster
-                .watch_objects_as(&config_maps(), None, select, cancel.clone());
+        let maps = Selection::of_kind(&config_maps(), None).with_labels(&managed);
+        let mut signals = self.cluster.watch(maps.metadata_only(), cancel.clone());
         let follow = async {
             while let Some(signal) = signals.recv().await {
                 match signal {
