@@ -272,7 +272,10 @@ async fn who_calls_says_for_whom_they_speak() {
     // Without a cluster, tokens are not accepted.
     let port = Port::new(Identify::new(None)).await;
     let status = port.report(None, Some("of-n1"), "n1").await.unwrap_err();
-    assert!(status.message().contains("no cluster to ask"), "{status}");
+    assert!(
+        status.message().contains("no cluster to review"),
+        "{status}"
+    );
     port.report(Some("n1"), None, "n1").await.unwrap();
 }
 
