@@ -51,8 +51,8 @@ pub enum Urgency {
     /// A request that takes a node out of service or returns it, or that such a change waits
     /// for, such as the review of a reporter's token. Goes first.
     Act,
-    /// A request that reports what was done or found. Waits for all requests that act, but no
-    /// longer than [`REPORT_WAITS_FOR_ACTS`].
+    /// A request that reports what was done or found. Waits for all requests that act, but at
+    /// most 10 s.
     Report,
 }
 

@@ -12,7 +12,7 @@
 //! has it. Nothing is written where nothing differs.
 //!
 //! Each fault gets one Event, whose count is raised by repeats, within the rate limits of
-//! [`board`]. A late Event still has the right count.
+//! `board.rs`. A late Event still has the right count.
 
 mod board;
 mod metrics;
