@@ -32,7 +32,7 @@ impl NodeService for Agents {
         request: Request<ReportPodsRequest>,
     ) -> Result<Response<ReportPodsResponse>, Status> {
         check(&request, &request.get_ref().node_name)?;
-        let again = self.pods.take(request.get_ref()).await;
+        let again = self.pods.handle(request.get_ref()).await;
         let again = again.map_err(Status::invalid_argument)?;
         Ok(Response::new(ReportPodsResponse { again }))
     }

@@ -64,7 +64,7 @@ impl PodDevices {
 
     /// Handles a report. Returns true if the agent is to send it again soon. The error describes
     /// an invalid report.
-    pub async fn take(&self, report: &ReportPodsRequest) -> Result<bool, String> {
+    pub async fn handle(&self, report: &ReportPodsRequest) -> Result<bool, String> {
         check(report)?;
         let Some(cluster) = &self.0.cluster else {
             return Ok(false);

@@ -107,12 +107,12 @@ impl Scene {
     }
 
     /// Handles a report of the first node, with the pods in the scene's namespace.
-    async fn take(&self, mut pods: Vec<PodGpus>) -> bool {
+    async fn handle(&self, mut pods: Vec<PodGpus>) -> bool {
         for pod in &mut pods {
             pod.namespace.clone_from(&self.namespace);
         }
         let report = report(&self.nodes[0], pods);
-        self.pods.take(&report).await.unwrap()
+        self.pods.handle(&report).await.unwrap()
     }
 }
 
@@ -157,7 +157,7 @@ async fn the_gpus_of_pods_are_written_on_them_and_taken_off() -> anyhow::Result<
             resources("gone", &["GPU-1"]),
         ]
     };
-    assert!(scene.take(pods()).await, "a device is not published yet");
+    assert!(scene.handle(pods()).await, "a device is not published yet");
     let two = r#"{"devices":{"nvidia.com/gpu":["GPU-1","GPU-2"]}}"#;
     assert_eq!(scene.seen("two").await?.0.as_deref(), Some(two));
     assert_eq!(
@@ -173,7 +173,7 @@ async fn the_gpus_of_pods_are_written_on_them_and_taken_off() -> anyhow::Result<
     assert_eq!(scene.seen("kept-elsewhere").await?.0.as_deref(), Some(ONE));
     // A repeated report changes nothing.
     let before = (scene.seen("two").await?, scene.seen("claim").await?);
-    scene.take(pods()).await;
+    scene.handle(pods()).await;
     assert_eq!(
         (scene.seen("two").await?, scene.seen("claim").await?),
         before
@@ -184,7 +184,7 @@ async fn the_gpus_of_pods_are_written_on_them_and_taken_off() -> anyhow::Result<
         .plane
         .kubectl(["delete", "resourceslice", &slice])
         .await?;
-    assert!(scene.take(vec![claimed("claim", own, "gpu-0")]).await);
+    assert!(scene.handle(vec![claimed("claim", own, "gpu-0")]).await);
     assert_eq!(scene.seen("claim").await?.0.as_deref(), Some(claim));
     assert_eq!(scene.seen("two").await?.0, None, "it has none any more");
     Ok(())
@@ -229,7 +229,7 @@ async fn a_pod_that_took_the_name_of_another_is_not_written_on() -> anyhow::Resu
     ];
     let patch = patch.into_iter().chain(["--type=merge", "-p", status]);
     scene.plane.kubectl(patch).await?;
-    assert!(!scene.take(vec![resources("one", &["GPU-1"])]).await);
+    assert!(!scene.handle(vec![resources("one", &["GPU-1"])]).await);
     assert_eq!(scene.seen("one").await?.0, None);
     Ok(())
 }
@@ -255,7 +255,7 @@ async fn bad_reports_are_refused_by_name() {
         (vec![resources("a", &[]); MAX_PODS + 1], "at most 1024"),
     ];
     for (pods, text) in table {
-        let refused = scene.take(&report("n1", pods)).await.unwrap_err();
+        let refused = scene.handle(&report("n1", pods)).await.unwrap_err();
         assert!(refused.contains(text), "{refused}");
     }
 }
