@@ -58,7 +58,7 @@ pub(crate) async fn run(settings: RunSettings) -> anyhow::Result<ExitCode> {
         let pods = PodDevices::new(Some(cluster));
         let tell: Tell = Arc::new(move |report| {
             let pods = pods.clone();
-            Box::pin(async move { pods.take(&report).await })
+            Box::pin(async move { pods.handle(&report).await })
         });
         tell
     });
