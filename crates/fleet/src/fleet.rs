@@ -1,15 +1,15 @@
-//! All nodes of a cluster and what is decided about them, as one object without I/O.
+//! All nodes of a cluster and the decisions about them, as one object without I/O.
 //!
 //! ```text
 //! record, FleetInput --> fault book, node entries --> decide: assess -> brake -> step --> Effect
 //! ```
 //!
-//! What comes in only marks nodes for another look ([`Fleet::record`], [`Fleet::take`]);
-//! [`Fleet::decide`] looks at them and returns what is to be done outside. What has to be
-//! asked there (the store, the API server) is an effect as well, and its answer an input: until
-//! it is there, nothing is decided about the node, and everything about all others. The
-//! controller turns I/O into inputs and effects into I/O; a replay and the simulators do the
-//! same with nodes that exist only there.
+//! An input only marks nodes for another look ([`Fleet::record`], [`Fleet::handle`]);
+//! [`Fleet::decide`] looks at them and returns the effects to carry out. A question to the store
+//! or the API server is an effect too, and its answer an input: until the answer arrives nothing
+//! is decided about that node, while all others go ahead. The controller turns I/O into inputs
+//! and effects into I/O; a replay and the simulators do the same with nodes that exist only
+//! there.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -45,44 +45,44 @@ mod situation;
 pub use checkpoint::{Kept, Unsaved};
 pub use situation::Situation;
 
-/// The settings of a fleet, which do not change while a process runs.
+/// Settings of a fleet, fixed while a process runs.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// The mode.
+    /// Mode: observe, dry run or act.
     pub mode: Mode,
-    /// The nodes for which nobody else speaks.
+    /// Nodes that no other gpuwarden speaks for.
     pub owns: Owns,
-    /// True if there is a cluster; without one there is nothing to act on.
+    /// True if there is a cluster; without one no effect changes anything.
     pub cluster: bool,
     /// Id of the store.
     pub store: String,
-    /// Feed position up to which the store's events are history.
+    /// Feed position of the last event that counts as history.
     pub since: Position,
-    /// True if the brake holds. Without it only a pause does.
+    /// True if the brake is on. Without it only a pause holds nodes back.
     pub brake: bool,
-    /// The label of GPU nodes. The brake's percentages are of their number.
+    /// Label of GPU nodes. The brake's percentages refer to their number.
     pub gpu_label: NodeLabel,
-    /// What is wished for the pods of nodes that are out; `None`: they stay.
+    /// Configuration of drains; `None` leaves the pods of nodes that are out of service alone.
     pub drain: Option<Arc<DrainConfig>>,
-    /// What is done to mend nodes that are drained; `None`: nothing.
+    /// Configuration of remediation; `None` leaves drained nodes alone.
     pub remediation: Option<Arc<RemediationConfig>>,
-    /// Age of the newest report of a node from which on its faults are dropped, where the cluster
-    /// has no such node any more.
+    /// Age limit of a node's newest report: older faults are dropped once the cluster no longer
+    /// has the node.
     pub retention: SignedDuration,
-    /// True if a node that flaps waits for its return. Not where time goes from event to event:
-    /// nothing would come to end a wait.
+    /// True if a node that flaps waits before it comes back. False where time only passes with
+    /// events, as in a replay: no event would end the wait.
     pub returns_wait: bool,
 }
 
-/// A list that is being delivered.
+/// A list of the nodes that is being delivered.
 #[derive(Debug)]
 struct Relisted {
-    /// Nodes that the list had so far.
+    /// Names of the nodes listed so far.
     seen: BTreeSet<String>,
     began: Timestamp,
 }
 
-/// All nodes of a cluster and what is decided about them. See the module.
+/// All nodes of a cluster and the decisions about them; see the module.
 #[derive(Debug)]
 pub struct Fleet {
     pub(crate) state: FleetState,
@@ -96,7 +96,7 @@ pub struct Fleet {
 // === impl Fleet ===
 
 impl Fleet {
-    /// Returns a fleet of which nothing is known.
+    /// Creates a fleet without nodes or faults.
     pub fn new(settings: Settings, policy: Option<Arc<Policy>>, now: Timestamp) -> Self {
         Self {
             state: FleetState {
@@ -120,12 +120,13 @@ impl Fleet {
         }
     }
 
-    /// Records an event. Returns what it has changed in the fault book.
+    /// Records an event. Returns what it changed in the fault book.
     pub fn record(&mut self, record: &Record, now: Timestamp) -> Vec<Change> {
         self.set_time(now);
-        // Elsewhere nothing would ever take away what is noted for the records of events.
+        // Only a fleet that acts writes statuses; another would never clear what is kept for
+        // them.
         let (event, keeps) = (&record.event, self.state.acts());
-        // Once recorded, what it closes is gone.
+        // The faults that a recovery closes are gone once it is recorded.
         let closed: Vec<Fault> = if event.is_healthy && keeps {
             self.state
                 .book
@@ -153,7 +154,7 @@ impl Fleet {
         changes
     }
 
-    /// Takes an input in. [`Self::decide`] says what follows from it.
+    /// Handles an input. [`Self::decide`] returns the effects that follow.
     pub fn take(&mut self, input: FleetInput, now: Timestamp) {
         self.set_time(now);
         match input {
@@ -176,7 +177,7 @@ impl Fleet {
                 self.on(&node, |look| look.answered(answer));
             }
             FleetInput::RuleChanged { node, rule, result } => {
-                // Also of a node that is gone: what the cluster has is known of all rules.
+                // The answer updates the rules even if the node is gone.
                 let result = result.map(|after| self.state.devices.rule_answered(&rule, after));
                 self.on(&node, |look| look.rule_answered(&rule, result));
             }
@@ -201,15 +202,15 @@ impl Fleet {
         }
     }
 
-    /// Takes news of one node, if it is known.
+    /// Runs `handle` for a node, if the node is known.
     fn on(&mut self, node: &str, take: impl FnOnce(&mut Look<'_>)) {
         if let Some(mut look) = self.look_at(node) {
             take(&mut look);
         }
     }
 
-    /// Looks at all nodes that anything has happened to, or whose time has come. Returns what
-    /// is to be done, in order.
+    /// Looks at all nodes that inputs have marked, or whose wake-up time has come. Returns the
+    /// effects to carry out, in order.
     pub fn decide(&mut self, now: Timestamp) -> Vec<Effect> {
         self.set_time(now);
         self.agenda.dirty.extend(self.agenda.wakes.take_due(now));
@@ -228,7 +229,7 @@ impl Fleet {
         std::mem::take(&mut self.agenda.effects)
     }
 
-    /// Returns when to decide again even if nothing comes in.
+    /// Returns when to decide again if no input arrives.
     pub fn wake_at(&self) -> Option<Timestamp> {
         let times = [
             self.agenda.wakes.next(),
@@ -243,22 +244,22 @@ impl Fleet {
         &self.state.book
     }
 
-    /// Returns the node as last seen; `None` where the cluster does not have it.
+    /// Returns the node as last observed; `None` where the cluster does not have it.
     pub fn view(&self, node: &str) -> Option<&Arc<NodeView>> {
         self.nodes.get(node)?.view.as_ref()
     }
 
-    /// Returns the session about a node as a whole.
+    /// Returns the session of a node.
     pub fn session(&self, node: &str) -> Option<&Session> {
         Some(&self.nodes.get(node)?.session)
     }
 
-    /// Returns why a node is held back.
+    /// Returns why the brake holds a node back.
     pub fn hold(&self, node: &str) -> Option<&Hold> {
         self.nodes.get(node)?.hold.as_ref()
     }
 
-    /// Returns whether anything is known of a node.
+    /// Returns whether there is an entry for a node.
     pub fn knows(&self, node: &str) -> bool {
         self.nodes.contains_key(node)
     }
@@ -268,18 +269,18 @@ impl Fleet {
         self.state.caught_up
     }
 
-    /// Returns whether the cluster's nodes are known.
+    /// Returns whether the nodes of the cluster have been listed.
     pub fn is_listed(&self) -> bool {
         self.state.listed
     }
 
-    /// Returns whether it decides what is then written in the cluster.
+    /// Returns whether decisions are written to the cluster.
     pub fn writes(&self) -> bool {
         self.state.settings.mode.writes()
     }
 
-    /// Returns what is wanted for a node, as it was last seen or as one of which nothing is
-    /// known; nothing where there is no policy.
+    /// Returns what the faults of a node ask for, given its last observed state, or that of an
+    /// unknown node; nothing without a policy.
     pub fn desired(&self, node: &str) -> Desired {
         match self.nodes.get(node) {
             Some(entry) => entry.desired(node, &self.state),
@@ -287,12 +288,12 @@ impl Fleet {
         }
     }
 
-    /// Returns whether what is shown may have changed since this was last asked.
+    /// Returns whether anything shown may have changed since the last call.
     pub fn take_news(&mut self) -> bool {
         std::mem::take(&mut self.agenda.news)
     }
 
-    /// Takes the time. Where the clock was put back, all waits end.
+    /// Sets the time. If the clock was put back, all waits end.
     fn set_time(&mut self, now: Timestamp) {
         let before = std::mem::replace(&mut self.state.now, now);
         let by = before.duration_since(now);
@@ -338,9 +339,9 @@ impl Fleet {
         self.agenda.look_again_at(name);
     }
 
-    /// Takes in that a list begins.
+    /// Handles the begin of a list.
     fn list_begun(&mut self) {
-        // What people did to the nodes meanwhile may be of any time.
+        // Changes that people made during the gap may have happened at any time in it.
         for entry in self.nodes.values_mut() {
             entry.session.watched = false;
         }
@@ -350,7 +351,7 @@ impl Fleet {
         });
     }
 
-    /// Takes in a node as the watch tells of it.
+    /// Handles the observed state of a node.
     fn seen(&mut self, view: Arc<NodeView>) {
         if let Some(list) = &mut self.relisted {
             list.seen.insert(view.name.clone());
@@ -367,7 +368,7 @@ impl Fleet {
         }
     }
 
-    /// Takes in that a list is complete.
+    /// Handles the end of a list.
     fn list_complete(&mut self) {
         let list = self.relisted.take();
         let seen = list.map(|list| list.seen).unwrap_or_default();
@@ -386,7 +387,7 @@ impl Fleet {
         self.agenda.news = true;
     }
 
-    /// Says, after a list, where our own node is missing, or too many act for themselves.
+    /// Warns, after a list, if the own node is missing, or too many nodes act for themselves.
     fn warn_of_nodes(&mut self) {
         let Owns::Node(own) = self.state.settings.owns.clone() else {
             return;
@@ -411,14 +412,14 @@ impl Fleet {
         }
     }
 
-    /// Takes in that the cluster does not have a node any more.
+    /// Handles that the cluster no longer has a node.
     fn gone(&mut self, name: &str) {
         self.entry(name).gone();
         self.brake.mark_stale();
         self.look_again_at(name);
     }
 
-    /// Takes news of single devices in.
+    /// Handles a change of single devices.
     fn take_devices(&mut self, input: DeviceInput) {
         let watch = self.state.devices.watch.clone();
         for node in self.state.devices.take(input) {
@@ -437,7 +438,7 @@ impl Fleet {
         self.look_again_at_all();
     }
 
-    /// Gives up all requests about nodes whose answers are still to come: they were lost.
+    /// Gives up all requests about nodes that are still unanswered: the answers were lost.
     fn answers_lost(&mut self) {
         let until = self.state.now + DOUBT;
         for entry in self.nodes.values_mut() {
@@ -456,7 +457,7 @@ impl Fleet {
         self.look_again_at_all();
     }
 
-    /// Takes the switches that people have set in.
+    /// Sets the switches that people have set in the cluster.
     fn switch(&mut self, switched: Switched) {
         let before = std::mem::replace(&mut self.state.switched, switched);
         if before == self.state.switched {
@@ -468,7 +469,7 @@ impl Fleet {
             || now.unread != before.unread
             || repairs(now) != repairs(&before)
         {
-            // What counts of the faults has changed, or what holds repairs back.
+            // Which faults count has changed, or whether remediation is paused.
             self.look_again_at_all();
         }
         self.brake.pause_ends = self.state.switched.pause_ends(self.state.now);
@@ -476,14 +477,14 @@ impl Fleet {
         self.agenda.news = true;
     }
 
-    /// Takes another policy: all nodes are looked at.
+    /// Sets the policy, and marks all nodes for another look.
     fn policy_changed(&mut self, policy: Option<Arc<Policy>>) {
         let before = std::mem::replace(&mut self.state.policy, policy.clone());
         self.look_again_at_all();
         self.brake.mark_stale();
         self.agenda.news = true;
         let (Some(policy), Some(_)) = (policy, before) else {
-            return; // The first one: it has changed nothing.
+            return; // The first policy changes nothing.
         };
         let names = policy.rule_sets.iter().map(|set| set.name.as_str());
         let names: Vec<&str> = names.collect();
@@ -508,14 +509,13 @@ impl Fleet {
         self.agenda.unshown.extend(self.nodes.keys().cloned());
     }
 
-    /// Logs a line for people.
     fn log(&mut self, level: Level, node: Option<&str>, text: String) {
         self.agenda.log(level, node, text);
     }
 
-    /// Looks at all nodes that anything has happened to.
+    /// Looks at all marked nodes.
     pub(super) fn look(&mut self) {
-        // Before all is known, nothing follows from what is known.
+        // Decisions need the whole state: a missing fault or node would change them.
         let known = self.state.caught_up && self.state.listed && !self.state.awaits_devices();
         let Some(policy) = self.state.policy.clone().filter(|_| known) else {
             return;
@@ -538,9 +538,9 @@ impl Fleet {
         }
         self.step_waiting_nodes(&policy);
         for name in looked_at {
-            // Not while a patch of it is under way: the API server works on both writes of one
-            // object in turn, and the cordon would wait for what only tells of it. It is looked
-            // at again when the answer is there.
+            // Not while a patch of the node is in flight: the API server serialises writes to
+            // one object, and the cordon would wait for the conditions. The answer triggers
+            // another look.
             let has_news = match self.nodes.get_mut(&name) {
                 Some(entry) => !entry.patch.in_flight && entry.has_news(&name, &self.state),
                 None => true,
@@ -551,14 +551,14 @@ impl Fleet {
         }
     }
 
-    /// Asks the brake about all that wait, and steps the sessions of those that may go.
+    /// Asks the brake about all waiting nodes, and steps the sessions of those that may go.
     fn step_waiting_nodes(&mut self, policy: &Policy) {
         if !self.brake.stale || self.brake.waiting.is_empty() {
             return;
         }
         let plan = self.brake.ask(&self.nodes, &self.state);
         if plan.trip {
-            // It holds from now on, be it written down or not.
+            // The breaker holds from now on, even before it is written to the cluster.
             self.state.switched.breaker.get_or_insert(Hold::Tripped);
             self.agenda.effects.push(Effect::Trip);
         }
@@ -570,7 +570,8 @@ impl Fleet {
             .cloned()
             .collect();
         for name in plan.start.iter().chain(&rest) {
-            // What may be out already counts as out, and only a person stops it.
+            // A node whose patch is in doubt already counts as out, and only a person's switch
+            // stops it.
             let free = started.contains(name.as_str())
                 || (self.brake.waiting.get(name)).is_some_and(|one| one.forced_by.is_some());
             let in_doubt = || stop.as_ref().filter(|_| !free);
@@ -584,7 +585,7 @@ impl Fleet {
         self.agenda.news = true;
     }
 
-    /// Returns a node to be looked at; `None` where nothing is known of it.
+    /// Returns the look at a node; `None` for a node without an entry.
     pub(super) fn look_at<'a>(&'a mut self, name: &'a str) -> Option<Look<'a>> {
         Some(Look {
             name,

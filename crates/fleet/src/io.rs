@@ -1,5 +1,5 @@
-//! The inputs of a fleet, and the effects that it asks for. The controller, `replay` and the
-//! simulators turn the outside into the one, and carry the other out.
+//! Inputs of a fleet and the effects that it asks for. The controller, `replay` and the
+//! simulators turn I/O into inputs and carry the effects out.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,422 +21,423 @@ use crate::drain::{DrainMode, PodView};
 use crate::session::{Failure, Patch};
 use crate::status::StatusUpdate;
 
-/// News from outside.
+/// An input from outside.
 #[derive(Debug)]
 pub enum FleetInput {
     /// All events that the feed had at the start are recorded.
     CaughtUp,
-    /// Reports that had found no room in the book were read again.
+    /// Reports that had found no room in the fault book were read again.
     Reread(Box<Rereading>),
-    /// The policy that holds; `None` where it is not known yet.
+    /// The policy in force; `None` while none has been loaded.
     Policy(Option<Arc<Policy>>),
     /// The switches that people have set in the cluster.
     Switched(Box<Switched>),
     /// A list of the nodes begins.
     ListBegun,
-    /// A node as it is, as part of the list or since.
+    /// A node was observed, in the list or by the watch.
     Seen(Arc<NodeView>),
-    /// The cluster does not have the node any more.
+    /// The cluster no longer has the node of this name.
     Gone(String),
-    /// The list is complete: what was not part of it is not there.
+    /// The list of the nodes is complete: a node that was not part of it is gone.
     Listed,
     /// The answer to an [`Effect::PatchNode`].
     NodePatched {
-        /// The node.
+        /// Name of the node.
         node: String,
-        /// The answer.
+        /// Answer of the API server.
         answer: PatchAnswer,
     },
-    /// News of single devices.
+    /// A change of single devices, or of their watch.
     Devices(DeviceInput),
     /// The answer to an [`Effect::ChangeRule`].
     RuleChanged {
-        /// The node.
+        /// Name of the node.
         node: String,
-        /// The name of the rule.
+        /// Name of the rule.
         rule: String,
-        /// The rule as it is now, `None` where it is gone; or why the change was not made.
+        /// The rule after the change, `None` once it is deleted; or why the change was not made.
         result: Result<Option<Box<Rule>>, Failure>,
     },
-    /// News of the pods of a node of which an [`Effect::WatchPods`] asks to be told.
+    /// A change of a node's pods, after [`Effect::WatchPods`].
     Pods {
-        /// The node.
+        /// Name of the node.
         node: String,
-        /// The news.
+        /// Change that was observed.
         news: PodNews,
     },
     /// The answer to an [`Effect::RemovePod`] or an [`Effect::RequestCheckpoint`].
     PodAnswered {
-        /// The node.
+        /// Name of the node.
         node: String,
         /// Uid of the pod.
         uid: String,
-        /// The answer.
+        /// Answer of the API server.
         answer: RemovalAnswer,
     },
-    /// News of a custom resource of which an [`Effect::WatchResource`] asks to be told.
+    /// A change of a custom resource, after [`Effect::WatchResource`].
     Resource {
-        /// The node.
+        /// Name of the node.
         node: String,
         /// Name of the resource.
         name: String,
-        /// The news.
+        /// Change that was observed.
         news: ResourceNews,
     },
     /// The answer to an [`Effect::CreateResource`].
     ResourceCreated {
-        /// The node.
+        /// Name of the node.
         node: String,
-        /// The attempt.
+        /// Key of the attempt.
         key: String,
-        /// The answer.
+        /// Answer of the API server.
         answer: CreateAnswer,
     },
-    /// A request has ended without an answer, and nobody knows of which node.
+    /// A request has ended without an answer, and its node is not known.
     AnswersLost,
-    /// The answer to an [`Effect::LookUp`]; `None` where the store does not answer.
+    /// The answer to an [`Effect::LookUp`].
     EventsFound {
-        /// The node.
+        /// Name of the node.
         node: String,
-        /// The events by id, as the store has them.
+        /// State of each event in the store, by id; `None` where the store does not answer.
         found: Option<BTreeMap<String, InStore>>,
     },
     /// The answer to an [`Effect::Append`].
     EventsAppended {
-        /// The node.
+        /// Name of the node.
         node: String,
-        /// The position of the last event that was new to the store, if one was; an error where it
-        /// did not take them.
+        /// Position of the last event that was new to the store, if one was; an error where the
+        /// store did not append them.
         result: Result<Option<Position>, ()>,
     },
 }
 
-/// The answer of the API server to a patch.
+/// Answer of the API server to a patch.
 #[derive(Clone, Debug)]
 pub enum PatchAnswer {
-    /// It is made, and the node is this now.
+    /// The patch is made, and this is the node after it.
     Made(Arc<NodeView>),
-    /// The node was not as the decision had seen it.
+    /// The node has changed since the decision.
     Conflict,
     /// The cluster does not have the node.
     NotFound,
-    /// It is refused.
+    /// The API server refuses the patch.
     Refused {
-        /// The time after which the server wishes to be asked again.
+        /// Wait that the server asks for before a retry.
         retry_after: Option<SignedDuration>,
     },
-    /// Nobody knows whether it was made.
+    /// The answer is lost: the patch may have been made.
     Unknown,
 }
 
-/// An event that a node lists, as the store has it.
+/// State in the store of an event that a node lists.
 #[derive(Clone, Debug)]
 pub enum InStore {
-    /// It is one of those that count.
+    /// The event counts as current.
     Current,
-    /// It is from before another store was acted on.
+    /// The event dates from before another store was acted on.
     History(Box<Record>),
-    /// The store does not have it.
+    /// The store does not have the event.
     Nothing,
 }
 
-/// The purpose of events that are appended.
+/// Purpose of events that are appended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// To take over what a node lists.
+    /// Take over the faults that a node lists.
     TakeOver,
-    /// To close faults of a machine that is gone.
+    /// Close faults of a machine that is gone.
     Close,
-    /// To keep a node out until it has passed its validation, or not any more.
+    /// Open or close the fault that keeps a node out until it has passed its validation.
     Validate,
 }
 
-/// A thing to be done outside.
+/// An action to be carried out outside.
 #[derive(Clone, Debug)]
 pub enum Effect {
     /// Make a patch. Asks for a [`FleetInput::NodePatched`].
     PatchNode(Box<Planned>),
     /// Change a rule that taints a device. Asks for a [`FleetInput::RuleChanged`].
     ChangeRule(Box<PlannedRule>),
-    /// Start or stop to watch the pods of a node. Asks for [`FleetInput::Pods`], all of them first.
+    /// Start or stop watching a node's pods. Asks for [`FleetInput::Pods`], with a full list
+    /// first.
     WatchPods {
-        /// The node.
+        /// Name of the node.
         node: String,
-        /// True: start.
+        /// True to start, false to stop.
         watch: bool,
     },
-    /// Tell a pod that it may write a checkpoint. Asks for a [`FleetInput::PodAnswered`].
+    /// Request that a pod writes a checkpoint. Asks for a [`FleetInput::PodAnswered`].
     RequestCheckpoint(Box<PlannedCheckpoint>),
     /// Remove a pod from its node. Asks for a [`FleetInput::PodAnswered`].
     RemovePod(Box<PlannedRemoval>),
-    /// Emit a Kubernetes Event of a node. Nobody waits for it.
+    /// Emit a Kubernetes Event of a node. No answer is expected.
     EmitEvent {
-        /// The node.
+        /// Name of the node.
         node: String,
-        /// The time that tells two Events of the same words apart, such as the begin of a drain.
+        /// Time that tells apart two Events with the same message, such as the begin of a drain.
         since: Timestamp,
-        /// The reason.
+        /// Reason of the Event.
         reason: EventReason,
-        /// The message.
+        /// Message of the Event.
         message: String,
     },
     /// Create a custom resource. Asks for a [`FleetInput::ResourceCreated`].
     CreateResource(Box<PlannedResource>),
-    /// Start or stop to watch a custom resource. Asks for [`FleetInput::Resource`].
+    /// Start or stop watching a custom resource. Asks for [`FleetInput::Resource`].
     WatchResource {
-        /// The node that it was created for.
+        /// Name of the node that it was created for.
         node: String,
-        /// Its kind.
+        /// Kind of the resource.
         kind: ResourceKind,
-        /// Its name.
+        /// Name of the resource.
         name: String,
-        /// True: start.
+        /// True to start, false to stop.
         watch: bool,
     },
-    /// Delete the custom resource of an attempt that is not wanted any more, if it is there. Nobody waits
-    /// for it.
+    /// Delete the custom resource of an attempt that is no longer wanted, if it exists. No
+    /// answer is expected.
     DeleteResource {
-        /// The node.
+        /// Name of the node.
         node: String,
-        /// The attempt.
+        /// Attempt that it was created for.
         attempt: Box<Attempt>,
-        /// True: also if something has begun.
+        /// True to delete it even if its work has begun.
         begun: bool,
     },
-    /// An attempt to repair a node has ended, or events recommend what nobody carries out.
+    /// A remediation attempt has ended, or events recommend an action that is not configured.
     Remediation(RemediationNews),
     /// Look events up in the store. Asks for a [`FleetInput::EventsFound`].
     LookUp {
-        /// The node that lists them.
+        /// Name of the node that lists them.
         node: String,
-        /// Their ids.
+        /// Ids of the events.
         ids: Vec<String>,
     },
     /// Append events to the store. Asks for a [`FleetInput::EventsAppended`].
     Append {
-        /// The node that they are about.
+        /// Name of the node that they are about.
         node: String,
-        /// Each, and when it counts as received.
+        /// Events, each with the time when it counts as received.
         events: Vec<(HealthEvent, Timestamp)>,
-        /// The purpose.
+        /// Purpose of the events.
         purpose: Purpose,
     },
     /// Write an entry into the journal; with a level, log it too.
     Note(Entry, Option<Level>),
-    /// Write into the records of events what became of them.
+    /// Write status updates into the records of events.
     Status(StatusUpdate),
     /// Log a line for people.
     Log {
-        /// The gravity.
+        /// Level of the line.
         level: Level,
-        /// The node that it is about.
+        /// Name of the node that it is about, if any.
         node: Option<String>,
-        /// The line.
+        /// Text of the line.
         text: String,
     },
-    /// The rules were asked about a node, and say something else than before.
+    /// Results of the rule sets for a node, emitted when they change.
     Evaluated(Vec<RuleSetOutcome>),
-    /// All that was recorded of a node so far is decided about.
+    /// Everything recorded of this node so far has been decided about.
     Decided(String),
-    /// Write conditions and events about the node.
+    /// Write the conditions and Kubernetes Events of this node.
     UpdateConditions(String),
-    /// The API server went back to an older state of the node.
+    /// The API server went back to an older state of this node.
     Restored(String),
     /// Trip the circuit breaker.
     Trip,
 }
 
-/// The reason of a Kubernetes Event of a node.
+/// Reason of a Kubernetes Event of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum EventReason {
     /// A drain waits for pods to end by themselves.
     AwaitingPodCompletion,
-    /// A drain waits for pods until a time, and deletes them then.
+    /// A drain waits for pods until a time, and then deletes them.
     WaitingBeforeForceDelete,
-    /// Something has undone what a session did to its node.
+    /// Something outside gpuwarden has undone what a session did to its node.
     QuarantineUndone,
 }
 
 /// A patch to be made.
 #[derive(Clone, Debug)]
 pub struct Planned {
-    /// The node.
+    /// Name of the node.
     pub node: String,
-    /// The node as the decision has seen it.
+    /// The node as the decision has observed it.
     pub view: Arc<NodeView>,
-    /// The session that it belongs to.
+    /// Id of the session that the patch belongs to.
     pub session: Option<String>,
-    /// The patch.
+    /// Patch to be sent.
     pub patch: Patch,
-    /// The time at which the oldest of the faults was first seen.
+    /// Time when the oldest of the faults was first observed.
     pub first_seen: Option<Timestamp>,
 }
 
-/// The answer of a rule set about a node.
+/// Result of a rule set for a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuleSetOutcome {
-    /// Its name.
+    /// Name of the rule set.
     pub rule_set: String,
     /// True if the rule set asks for anything.
     pub passed: bool,
 }
 
-/// A custom resource to be made.
+/// A custom resource to be created.
 #[derive(Clone, Debug)]
 pub struct PlannedResource {
-    /// The node.
+    /// Name of the node.
     pub node: String,
-    /// The session that it belongs to.
+    /// Id of the session that it belongs to.
     pub session: Option<String>,
-    /// The attempt.
+    /// Key of the attempt.
     pub key: String,
-    /// Its action.
+    /// Name of the action.
     pub action: String,
-    /// Its kind.
+    /// Kind of the resource.
     pub kind: ResourceKind,
-    /// Its name.
+    /// Name of the resource.
     pub name: String,
-    /// The object.
+    /// The object to be sent.
     pub object: Value,
 }
 
-/// News of a custom resource.
+/// A change of a watched custom resource.
 #[derive(Clone, Debug)]
 pub enum ResourceNews {
-    /// It is this.
+    /// The resource exists, in this state.
     There(Box<Value>),
-    /// It is not there.
+    /// The resource does not exist.
     Absent,
-    /// It cannot be seen, for this reason; it is tried again.
+    /// The watch fails, for this reason; it is retried.
     Failing(String),
 }
 
-/// The answer of the API server to a custom resource that was to be made.
+/// Answer of the API server to the creation of a custom resource.
 #[derive(Clone, Debug)]
 pub enum CreateAnswer {
-    /// It is there, made now or before.
+    /// The resource exists, created now or earlier.
     There(Box<Value>),
-    /// It is refused for good, for this reason.
+    /// The API server refuses it for good, for this reason.
     Refused(String),
-    /// It was not made, for this reason, or nobody knows.
+    /// The resource was not created, or the answer is lost.
     Failed {
-        /// The reason.
+        /// Reason of the failure.
         why: String,
-        /// The time after which the server wishes to be asked again.
+        /// Wait that the server asks for before a retry.
         retry_after: Option<SignedDuration>,
     },
 }
 
-/// News of repairs, to be counted.
+/// Result of a remediation, for metrics.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RemediationNews {
     /// An attempt has ended.
     Ended {
-        /// The node.
+        /// Name of the node.
         node: String,
-        /// Its action.
+        /// Name of the action.
         action: String,
-        /// How it went.
+        /// Outcome of the attempt.
         outcome: Outcome,
     },
-    /// An event recommends this action, and nobody carries it out.
+    /// An event recommends an action that is not configured.
     Unsupported {
-        /// The node.
+        /// Name of the node.
         node: String,
-        /// The action.
+        /// Name of the action.
         action: String,
     },
 }
 
-/// News of the pods of a node.
+/// A change of the pods of a node, or of their watch.
 #[derive(Clone, Debug)]
 pub enum PodNews {
-    /// A list of them begins.
+    /// A list of the pods begins.
     ListBegun,
-    /// A pod as it is.
+    /// A pod was observed.
     Seen(Box<PodView>),
-    /// The pod of this name (`NAMESPACE/NAME`) is gone, or not on the node any more.
+    /// The pod of this name (`NAMESPACE/NAME`) is gone, or has left the node.
     Gone(String),
-    /// The list is complete: what was not part of it is not there.
+    /// The list is complete: a pod that was not part of it is gone.
     Listed,
-    /// They cannot be watched, for this reason; it is tried again.
+    /// The watch fails, for this reason; it is retried.
     Failing(String),
-    /// They are watched again. What was missed follows.
+    /// The watch works again. Changes missed meanwhile follow.
     Recovered,
 }
 
 /// A pod to be removed from its node.
 #[derive(Clone, Debug)]
 pub struct PlannedRemoval {
-    /// The node.
+    /// Name of the node.
     pub node: String,
-    /// The session that it belongs to.
+    /// Id of the session that the removal belongs to.
     pub session: Option<String>,
     /// Namespace of the pod.
     pub namespace: String,
-    /// Its name.
+    /// Name of the pod.
     pub name: String,
-    /// Its uid.
+    /// Uid of the pod.
     pub uid: String,
-    /// The mode in which it leaves.
+    /// Drain mode of the pod.
     pub mode: DrainMode,
-    /// The time that it has to end; `None`: it is deleted whatever protects it, without any.
+    /// Grace period of the eviction; `None` deletes the pod at once, whatever protects it.
     pub evict: Option<SignedDuration>,
 }
 
-/// The answer of the API server to the removal of a pod.
+/// Answer of the API server to the removal of a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RemovalAnswer {
-    /// It is ending.
+    /// The pod is ending.
     Taken,
-    /// It is gone, or another has its name.
+    /// The pod is gone, or another pod has its name.
     Gone,
-    /// A disruption budget holds it, for this reason.
+    /// A disruption budget refuses the eviction.
     Held {
-        /// The words of the API server.
+        /// Message of the API server.
         why: String,
-        /// The time after which the server wishes to be asked again.
+        /// Wait that the server asks for before a retry.
         retry_after: Option<SignedDuration>,
     },
-    /// It was not done, for this reason.
+    /// The removal has failed.
     Failed {
-        /// The reason.
+        /// Reason of the failure.
         why: String,
-        /// The time after which the server wishes to be asked again.
+        /// Wait that the server asks for before a retry.
         retry_after: Option<SignedDuration>,
     },
 }
 
-/// A pod to be told that it may write a checkpoint.
+/// A pod that may write a checkpoint before it is evicted.
 #[derive(Clone, Debug)]
 pub struct PlannedCheckpoint {
-    /// The node.
+    /// Name of the node.
     pub node: String,
-    /// The session that it belongs to.
+    /// Id of the session that the request belongs to.
     pub session: Option<String>,
     /// Namespace of the pod.
     pub namespace: String,
-    /// Its name.
+    /// Name of the pod.
     pub name: String,
-    /// Its uid.
+    /// Uid of the pod.
     pub uid: String,
-    /// The time of the request, which the pod repeats when it is done.
+    /// Time of the request, which the pod repeats when its checkpoint is written.
     pub at: Timestamp,
 }
 
-/// The gravity of a line for people.
+/// Level of a line for people.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Level {
-    /// All is as it should be.
+    /// Part of normal operation.
     Info,
-    /// Somebody should know.
+    /// Something needs a person's attention.
     Warn,
 }
 
 // === impl EventReason ===
 
 impl EventReason {
-    /// Returns the reason as the Event has it: of drains, NVSentinel's.
+    /// Returns the reason as written in the Event. Reasons of drains are NVSentinel's.
     pub fn name(self) -> &'static str {
         match self {
             Self::AwaitingPodCompletion => "AwaitingPodCompletion",

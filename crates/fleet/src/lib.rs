@@ -1,4 +1,4 @@
-//! What is done about the nodes of a cluster: who goes out of service, how a node is drained,
+//! Decisions about the nodes of a cluster: when a node goes out of service, how it is drained,
 //! remediated and validated, and when it comes back.
 //!
 //! ```text
@@ -7,10 +7,10 @@
 //! step(session, desired, observed, now) -> (session', effects)
 //! ```
 //!
-//! [`Fleet`] runs these functions for all nodes, and the stages of a node's way back (`stage.rs`).
-//! Nothing here does I/O or reads a clock: time is an argument. The same code runs in production,
-//! in replay and in tests; everything else turns the outside into [`FleetInput`]s, and carries out
-//! each [`Effect`].
+//! [`Fleet`] runs these functions for all nodes, and the stages of a node's way back
+//! (`stage.rs`). Nothing here does I/O or reads a clock: time is an argument. The same code runs
+//! in production, in replay and in tests; the caller turns I/O into [`FleetInput`]s and carries
+//! out each [`Effect`].
 
 mod agenda;
 pub mod brake;

@@ -1,9 +1,8 @@
-//! The brake at work: which nodes wait to be taken out of service, and who may go.
+//! The brake at work: the nodes that wait to be taken out of service, and those that may go.
 //!
-//! A node whose faults ask for it and that is in service waits here. Whenever something
-//! has changed that the brake looks at, it is asked anew about all that wait
-//! ([`crate::brake::plan`]); who may go is stepped on as everybody else, who may not is
-//! shown as held.
+//! A node in service whose faults ask for a quarantine waits here. Whenever an input of the
+//! brake has changed, [`crate::brake::plan`] is asked about all waiting nodes: the session of a
+//! node that may go is stepped as usual, and the others are shown as held.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,47 +15,48 @@ use crate::brake::pause::Pause;
 use crate::brake::{self, Candidate, Hold, Member, Plan, Question, Use};
 use crate::view::{BrakeView, LimitView};
 
-/// Most limits that are shown; those that count apart may be many.
+/// Most limits that are shown; limits counted per group may be many.
 const LIMITS_SHOWN: usize = 50;
 
-/// The pause and the circuit breaker that people have set in the cluster, as far as it is known.
+/// Pause and circuit breaker that people have set in the cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Switched {
     /// The pause, if there is one.
     pub pause: Option<Pause>,
-    /// The reason why it is not known whether there is a pause; `None` where it is.
+    /// Reason why the pause cannot be read; `None` once it is read.
     pub unread: Option<String>,
-    /// The hold of the circuit breaker on all nodes, or that it is not known.
+    /// Hold of the circuit breaker on all nodes, also while its state cannot be read.
     pub breaker: Option<Hold>,
-    /// The time at which the nodes that the brake had held back were last dropped.
+    /// Time when the nodes that the brake had held back were last dropped.
     pub dropped_at: Option<Timestamp>,
-    /// The time at which a person last closed the circuit breaker.
+    /// Time when a person last closed the circuit breaker.
     pub reset_at: Option<Timestamp>,
 }
 
-/// The state of the brake.
+/// State of the brake.
 #[derive(Debug, Default)]
 pub(super) struct BrakeState {
-    /// The time at which the pause that holds ends by itself.
+    /// Time when the current pause ends by itself.
     pub(super) pause_ends: Option<Timestamp>,
-    /// The nodes that wait, with what is wanted for them.
+    /// Waiting nodes, each with the assessment of its faults.
     pub(super) waiting: BTreeMap<String, Desired>,
-    /// The ones of them that were looked at since the brake was last asked.
+    /// Waiting nodes that were looked at since the brake was last asked.
     pub(super) looked_at: BTreeSet<String>,
-    /// The time at which each node that is back was last taken out of service.
+    /// Time when each returned node was last taken out of service.
     pub(super) recent: BTreeMap<String, Timestamp>,
-    /// True if something has changed since the brake was last asked.
+    /// True if an input has changed since the brake was last asked.
     pub(super) stale: bool,
-    /// The time at which the next doubt about a patch ends.
+    /// Time when the next patch in doubt stops counting.
     pub(super) doubt_ends: Option<Timestamp>,
-    /// The last plan.
+    /// Last plan of the brake.
     pub(super) plan: Plan,
 }
 
 // === impl Switched ===
 
 impl Switched {
-    /// Returns the hold on all new quarantines. `brake`: whether the circuit breaker counts.
+    /// Returns the hold on all new quarantines. The circuit breaker counts only if `brake` is
+    /// true.
     pub fn stop(&self, brake: bool, now: Timestamp) -> Option<Hold> {
         if let Some(pause) = self.pause.as_ref().filter(|pause| pause.holds(now)) {
             return Some(Hold::Paused(pause.clone()));
@@ -67,7 +67,7 @@ impl Switched {
         self.breaker.clone().filter(|_| brake)
     }
 
-    /// Returns when a pause ends by itself.
+    /// Returns when the pause ends by itself.
     pub(super) fn pause_ends(&self, now: Timestamp) -> Option<Timestamp> {
         let until = self.pause.as_ref()?.until?;
         (until > now).then_some(until)
@@ -77,29 +77,29 @@ impl Switched {
 // === impl BrakeState ===
 
 impl BrakeState {
-    /// Takes in that something has changed that it looks at.
+    /// Records that an input of the brake has changed.
     pub(super) fn mark_stale(&mut self) {
         self.stale = true;
     }
 
-    /// Takes in until when a patch counts of which nobody knows whether it was made.
+    /// Records until when a patch with a lost answer counts.
     pub(super) fn doubt(&mut self, until: Option<Timestamp>) {
         self.doubt_ends = [self.doubt_ends, until].into_iter().flatten().min();
     }
 
-    /// Takes in that a node waits.
+    /// Adds a waiting node.
     pub(super) fn wait(&mut self, name: &str, desired: Desired) {
         self.waiting.insert(name.to_owned(), desired);
         self.looked_at.insert(name.to_owned());
         self.stale = true;
     }
 
-    /// Takes in that a node does not wait any more.
+    /// Removes a waiting node.
     pub(super) fn forget(&mut self, name: &str) {
         self.stale |= self.waiting.remove(name).is_some();
     }
 
-    /// Takes in that a node is back in service, and was taken out then. Returns whether that is to
+    /// Records that a node, taken out at `since`, is back in service. Returns whether that is to
     /// be saved.
     pub(super) fn back(&mut self, name: &str, since: Option<Timestamp>) -> bool {
         self.stale = true;
@@ -110,15 +110,15 @@ impl BrakeState {
         true
     }
 
-    /// Takes in that the clock was put back to `now`: what was taken out later was just now, or it
-    /// would use up room of the window for as much longer.
+    /// Limits times to `now` after the clock was put back: a later time would use up room in the
+    /// window for that much longer.
     pub(super) fn clock_put_back(&mut self, now: Timestamp) {
         for since in self.recent.values_mut() {
             *since = (*since).min(now);
         }
     }
 
-    /// Returns the plan of the brake, which is up to date from then on.
+    /// Asks the brake for a plan, which is up to date from then on.
     pub(super) fn ask(&mut self, nodes: &BTreeMap<String, NodeEntry>, fleet: &FleetState) -> Plan {
         self.stale = false;
         let now = fleet.now;
@@ -144,7 +144,7 @@ impl BrakeState {
             .filter_map(|(name, desired)| {
                 let entry = nodes.get(name)?;
                 if entry.out(now).is_some() {
-                    return None; // On its way, and counted.
+                    return None; // The node is on its way out, and counted.
                 }
                 Candidate::of(name, desired, entry.session.failures > 0)
             })
@@ -163,7 +163,7 @@ impl BrakeState {
         })
     }
 
-    /// Returns the brake as it is shown; `held`: number of nodes that are held back.
+    /// Returns the view of the brake; `held` is the number of nodes that are held back.
     pub(super) fn show(&self, held: usize, fleet: &FleetState) -> BrakeView {
         let plan = &self.plan;
         let mut notes = Vec::new();
@@ -206,7 +206,7 @@ impl BrakeState {
     }
 }
 
-/// Returns which nodes a limit counts, for people.
+/// Returns the nodes that a limit counts, for people.
 fn of_which(unlabelled: bool, limit: &Use) -> String {
     let nodes = match (unlabelled, limit.gpu) {
         (true, _) => "nodes",

@@ -1,4 +1,4 @@
-//! What a process keeps for the one after it.
+//! The state that a process saves for its successor.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,27 +9,27 @@ use super::{Effect, Fleet};
 use crate::session::Session;
 use crate::status::SavedReports;
 
-/// The state that an earlier process has kept.
+/// State that an earlier process has saved.
 #[derive(Clone, Debug)]
 pub struct Kept {
-    /// The open faults.
+    /// Fault book with the open faults.
     pub book: FaultBook,
-    /// The events of each node that wait for the status of their record.
+    /// Events that wait for the status of their record, by node.
     pub reports: BTreeMap<String, SavedReports>,
-    /// The time at which each node that is back was last taken out of service.
+    /// Time when each returned node was last taken out of service.
     pub recently_out: BTreeMap<String, Timestamp>,
-    /// The time at which the store was made.
+    /// Time when the store was created.
     pub begun: Timestamp,
-    /// Sessions by node, of each one for each scope.
+    /// Sessions by node: at most one for each scope.
     pub sessions: BTreeMap<String, Vec<Session>>,
-    /// Nodes of which not all is kept as it is kept now.
+    /// Nodes whose saved state is incomplete or in an older form.
     pub unsaved: BTreeSet<String>,
 }
 
-/// The parts of the state that have changed since they were last taken to be saved.
+/// Parts of the state that have changed since the last [`Fleet::take_unsaved`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Unsaved {
-    /// Nodes of which something has changed.
+    /// Names of nodes that have changed.
     pub nodes: BTreeSet<String>,
     /// True if a node has come back to service.
     pub recently_out: bool,
@@ -38,13 +38,13 @@ pub struct Unsaved {
 // === impl Fleet ===
 
 impl Fleet {
-    /// Takes in that the store was made just now.
+    /// Records that the store was created just now.
     pub fn begin(&mut self) {
         self.state.begun = self.state.now;
     }
 
-    /// Goes on from what an earlier process has kept. A fleet that writes nothing has no session
-    /// of its own.
+    /// Restores the state that an earlier process has saved. A fleet that writes nothing has no
+    /// sessions of its own.
     pub fn restore(&mut self, mut kept: Kept, now: Timestamp) {
         self.set_time(now);
         self.state.book = kept.book;
@@ -79,12 +79,12 @@ impl Fleet {
         }
     }
 
-    /// Returns what is to be saved of the events of a node that wait for their status.
+    /// Returns the events of a node to save that wait for their status.
     pub fn reports(&self, node: &str) -> Option<SavedReports> {
         self.nodes.get(node)?.reports.to_save()
     }
 
-    /// Returns the session of a node, if it is worth keeping over a restart.
+    /// Returns the session of a node, if it is worth saving.
     pub fn sessions_to_keep(&self, node: &str) -> Vec<&Session> {
         let session = self.session(node).filter(|_| self.writes());
         session
@@ -93,23 +93,23 @@ impl Fleet {
             .collect()
     }
 
-    /// Returns when nodes were last taken out of service, of those that are back: to be saved,
-    /// for the nodes themselves do not tell any more.
+    /// Returns when each returned node was last taken out of service. This is saved because the
+    /// nodes no longer say so themselves.
     pub fn recently_out(&self) -> &BTreeMap<String, Timestamp> {
         &self.brake.recent
     }
 
-    /// Returns when the store was made.
+    /// Returns when the store was created.
     pub fn begun(&self) -> Timestamp {
         self.state.begun
     }
 
-    /// Takes out what is to be saved, which counts as saved from then on.
+    /// Takes the parts to save; they count as saved from then on.
     pub fn take_unsaved(&mut self) -> Unsaved {
         std::mem::take(&mut self.agenda.unsaved)
     }
 
-    /// Takes in that these nodes are saved.
+    /// Records that these nodes are saved.
     pub fn saved(&mut self, nodes: &BTreeSet<String>) {
         for name in nodes {
             let entry = self.nodes.get_mut(name);
@@ -119,7 +119,7 @@ impl Fleet {
         }
     }
 
-    /// Takes back what could not be saved.
+    /// Puts back parts that could not be saved.
     pub fn still_unsaved(&mut self, unsaved: Unsaved) {
         self.agenda.unsaved.nodes.extend(unsaved.nodes);
         self.agenda.unsaved.recently_out |= unsaved.recently_out;

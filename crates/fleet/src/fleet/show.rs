@@ -1,4 +1,4 @@
-//! The views of the nodes and of the brake, for the page, the API and the command line
+//! Views of the nodes and of the brake, for the status page, the API and the command line
 //! ([`crate::view`]).
 
 use std::collections::BTreeMap;
@@ -17,7 +17,7 @@ use crate::session::{Observed, Phase, foreign_session};
 use crate::state::FleetState;
 use crate::view::{AnotherView, BrakeView, FaultView, NodeState, NodeStatus, SessionView};
 
-/// One node, to be shown.
+/// A node to be shown.
 #[derive(Clone, Copy)]
 pub(super) struct Shown<'a> {
     name: &'a str,
@@ -28,8 +28,8 @@ pub(super) struct Shown<'a> {
 // === impl Fleet ===
 
 impl Fleet {
-    /// Returns all nodes as they are shown: as they were `before`, but for those that something
-    /// has happened to. A large cluster has thousands, and something happens to a few of them.
+    /// Returns all nodes as shown: those of `before`, with the nodes renewed that have changed.
+    /// A large cluster has thousands of nodes, and few of them change.
     pub fn show(&mut self, before: &[NodeStatus], now: Timestamp) -> Vec<NodeStatus> {
         self.set_time(now);
         let before = before.iter().cloned();
@@ -44,18 +44,18 @@ impl Fleet {
         shown.into_values().collect()
     }
 
-    /// Returns how many nodes the cluster has.
+    /// Returns the number of nodes in the cluster.
     pub fn nodes_in_cluster(&self) -> usize {
         let entries = self.nodes.values();
         entries.filter(|entry| entry.view.is_some()).count()
     }
 
-    /// Returns how a node is shown; `None` where there is nothing to tell.
+    /// Returns the view of a node; `None` where there is nothing to show.
     pub fn status(&self, name: &str) -> Option<NodeStatus> {
-        self.shown(name)?.status() // Or forgotten before.
+        self.shown(name)?.status()
     }
 
-    /// Returns a node to be shown; `None` where nothing is known of it.
+    /// Returns a node to be shown; `None` without an entry.
     pub(super) fn shown<'a>(&'a self, name: &'a str) -> Option<Shown<'a>> {
         Some(Shown {
             name,
@@ -64,7 +64,8 @@ impl Fleet {
         })
     }
 
-    /// Forgets a node that is neither in the cluster nor faulty, and of which nothing is awaited.
+    /// Drops the entry of a node that is not in the cluster, has no faults, and awaits no
+    /// answer.
     pub fn forget_if_gone(&mut self, name: &str) {
         let is_over = |entry: &&NodeEntry| {
             let awaited = entry.patch.in_flight
@@ -78,8 +79,8 @@ impl Fleet {
         }
     }
 
-    /// Returns the brake as it is shown, but for its state, which is not known here; `None` where
-    /// there is nothing to hold back.
+    /// Returns the view of the brake, without the state of the circuit breaker, which is not
+    /// known here; `None` without a cluster.
     pub fn show_brake(&mut self, now: Timestamp) -> Option<BrakeView> {
         if !self.state.settings.cluster {
             return None;
@@ -93,7 +94,7 @@ impl Fleet {
         Some(self.brake.show(held, &self.state))
     }
 
-    /// Returns how far the fullest limit is used up.
+    /// Returns the utilisation of the fullest limit.
     pub fn brake_utilization(&self) -> f64 {
         let fullest = self.brake.plan.limits.first();
         fullest.map_or(0.0, Use::utilization)
@@ -103,7 +104,7 @@ impl Fleet {
 // === impl Shown ===
 
 impl Shown<'_> {
-    /// Returns how the node is shown; `None` where there is nothing to tell.
+    /// Returns the view of the node; `None` where there is nothing to show.
     fn status(self) -> Option<NodeStatus> {
         let Self {
             name,
@@ -111,7 +112,8 @@ impl Shown<'_> {
             state: fleet,
         } = self;
         let anothers = entry.anothers();
-        // Who only observes still sees what an earlier run has left on the node.
+        // A gpuwarden that only observes still shows the session that an earlier run left on the
+        // node.
         let not_ours = anothers.is_some() || !fleet.settings.mode.decides();
         let session = match entry.ownership().filter(|_| not_ours) {
             Some(own) => Some((Phase::Quarantined, Some(&own.session_id))),
@@ -134,7 +136,7 @@ impl Shown<'_> {
         let dismissal = entry.dismissal(fleet);
         let dismissed =
             |fault: &Fault| dismissal.is_some_and(|dismissal| fault.dismissed(dismissal.up_to));
-        // What the cluster does not have cannot be on its way out of service.
+        // A node that the cluster does not have cannot be on its way out of service.
         let state = NodeState::of(&open, phase.filter(|_| in_cluster != Some(false)));
         let own = entry.ownership().filter(|_| anothers.is_none());
         let only_devices = || own.is_some_and(|own| !own.takes_node_out());
@@ -178,7 +180,7 @@ impl Shown<'_> {
         })
     }
 
-    /// Returns whether the cluster has a node; `None` where that is not known.
+    /// Returns whether the cluster has the node; `None` while that is not known.
     fn in_cluster(self) -> Option<bool> {
         let Self {
             entry,
@@ -189,7 +191,7 @@ impl Shown<'_> {
         known.then(|| entry.view.is_some())
     }
 
-    /// Returns what the session on a node awaits, for people.
+    /// Returns what the session on the node awaits, for people.
     pub(super) fn awaits(self, another: Option<&AnotherView>) -> String {
         let Self {
             name,
@@ -237,7 +239,8 @@ impl Shown<'_> {
         entry.session.awaits(entry.view.is_some())
     }
 
-    /// Returns what a person should know of a node; `in_session`: it carries a session, or is to.
+    /// Returns the notes about the node for people; `in_session` is true if the node has a
+    /// session or is about to get one.
     fn notes(self, in_session: bool) -> Vec<String> {
         let Self {
             name,
@@ -302,7 +305,7 @@ impl Shown<'_> {
         notes
     }
 
-    /// Returns the note about faults of a node that a person has dismissed.
+    /// Returns the note about faults that a person has dismissed.
     fn dismissed_note(self) -> Option<String> {
         let Self {
             name,
@@ -324,7 +327,7 @@ impl Shown<'_> {
 // === impl NodeEntry ===
 
 impl NodeEntry {
-    /// Returns the session of another gpuwarden that it carries.
+    /// Returns the session of another gpuwarden that the node carries.
     fn anothers(&self) -> Option<(&Ownership, AnotherView)> {
         self.claim.anothers.as_ref()?;
         let (observed, own) = (self.observed.as_ref()?, self.ownership()?);
@@ -335,7 +338,7 @@ impl NodeEntry {
         Some((own, shown))
     }
 
-    /// Returns whether the operator's label is what keeps the node in service.
+    /// Returns whether the operator's opt-out label keeps the node in service.
     fn opted_out(&self) -> bool {
         (self.view.as_ref()).is_some_and(|view| {
             let mut rulings = self.noted.rulings.iter();

@@ -1,4 +1,4 @@
-//! The situation of one node, for those who explain what is decided about it.
+//! The situation of one node: the inputs of every decision about it, for `why-not`.
 
 use std::borrow::Cow;
 
@@ -11,44 +11,44 @@ use super::{Fleet, Mode, Owns};
 use crate::brake::Hold;
 use crate::session::{Observed, Session};
 
-/// All that decides about a node, as it is known right now.
+/// Inputs of the decisions about a node, as of now.
 #[derive(Clone, Debug)]
 pub struct Situation<'a> {
-    /// Its name.
+    /// Name of the node.
     pub node: &'a str,
     /// True if this process runs on the node, and for no other.
     pub is_own: bool,
-    /// The mode, which says how far decisions are carried out.
+    /// Mode of this process: how far decisions are carried out.
     pub acting: Mode,
-    /// The node as decisions see it; `None` where the cluster does not have it, as far as it
-    /// was read.
+    /// The node as decisions see it; `None` where the cluster does not have it, or has not been
+    /// read.
     pub observed: Option<&'a Observed>,
-    /// Its open faults.
+    /// Open faults of the node.
     pub faults: &'a [Fault],
-    /// Number of reports about it that found no room among them.
+    /// Number of reports about the node that found no room in the fault book.
     pub missed: u64,
-    /// The policy in force; `None` where none was read yet, and nothing is decided.
+    /// The policy in force; `None` until one is loaded, and nothing is decided before.
     pub policy: Option<&'a Policy>,
-    /// Its session.
+    /// Session of the node.
     pub session: Cow<'a, Session>,
     /// True if the node carries the session of another gpuwarden.
     pub anothers: bool,
     /// True if that gpuwarden runs for the node that this process runs on.
     pub on_our_node: bool,
-    /// Its devices that can be tainted each on its own.
+    /// Devices of the node that can be tainted individually.
     pub devices: NodeDevices,
-    /// The thing that its session awaits, for people; empty where nothing is known of the node.
+    /// Text for people about what the session awaits; empty for an unknown node.
     pub awaits: String,
     /// True if the store did not answer the last question about the node.
     pub store_unanswered: bool,
-    /// The hold by which the brake keeps the node in service, if it does.
+    /// Hold of the brake that keeps the node in service, if any.
     pub hold: Option<&'a Hold>,
-    /// The time at which the nodes that the circuit breaker held back were last dropped.
+    /// Time when the nodes held back by the circuit breaker were last dropped.
     pub dropped_at: Option<Timestamp>,
 }
 
 impl Fleet {
-    /// Returns what is known of `node`, which may be a name that nobody knows.
+    /// Returns the situation of `node`, which may be an unknown name.
     pub fn situation<'a>(&'a self, node: &'a str, now: Timestamp) -> Situation<'a> {
         let entry = self.nodes.get(node);
         Situation {
@@ -73,7 +73,7 @@ impl Fleet {
         }
     }
 
-    /// Returns the names of all nodes that anything is known about, and of our own.
+    /// Returns the names of all nodes with an entry, and of the own node.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.nodes.keys().chain(self.own()).map(String::as_str)
     }
