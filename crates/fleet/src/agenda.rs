@@ -1,4 +1,4 @@
-//! What decisions about nodes ask for: effects, and the nodes to look at, save and show anew.
+//! The results of decisions: effects, and the nodes to look at, save and show.
 
 use std::collections::BTreeSet;
 
@@ -10,18 +10,19 @@ use model::wakes::Wakes;
 use super::{Effect, Level, Unsaved};
 use crate::session::Note;
 
-/// What decisions about nodes ask for.
+/// Results of decisions that are still to be collected.
 #[derive(Debug, Default)]
 pub(super) struct Agenda {
-    /// Effects, in order, since they were last taken.
+    /// Effects in order, since they were last collected.
     pub(super) effects: Vec<Effect>,
     /// Nodes to look at.
     pub(super) dirty: BTreeSet<String>,
-    /// The times at which nodes are to be looked at even if nothing happens to them.
+    /// Times of the next looks at nodes that no input marks before.
     pub(super) wakes: Wakes,
-    /// The parts of the state to be saved.
+    /// Parts of the state to save.
     pub(super) unsaved: Unsaved,
-    /// Nodes that may have changed since they were last shown. Each node that is looked at is one.
+    /// Nodes that may have changed since they were last shown, which includes every node looked
+    /// at.
     pub(super) unshown: BTreeSet<String>,
     /// True if anything shown may have changed.
     pub(super) news: bool,
@@ -30,19 +31,19 @@ pub(super) struct Agenda {
 /// A question to the store about a node.
 #[derive(Debug)]
 pub(super) enum Awaits {
-    /// The store is asked whether it has the events on the node.
+    /// The store is asked whether it has the events listed on the node.
     Found,
-    /// The store is asked to append these events, which the node lists.
+    /// The store is asked to append events that the node lists.
     TakenOver {
-        /// Their ids as listed.
+        /// Ids as listed on the node.
         listed: Vec<String>,
     },
-    /// The store is asked to append events of our own, which open or close faults.
+    /// The store is asked to append events of gpuwarden itself, which open or close faults.
     OfOurs {
-        /// The note for the story of the node.
+        /// Text for the journal once the events are stored.
         text: String,
     },
-    /// Answered: the feed is to bring what was appended, up to this position.
+    /// The store has answered, and the feed has yet to deliver up to this position.
     Feed(Position),
 }
 
@@ -56,7 +57,7 @@ impl Agenda {
         self.news = true;
     }
 
-    /// Adds a note to the story of a node; with a level, it is logged, too.
+    /// Adds an entry to the journal of a node; with a level, logs it too.
     pub(super) fn note(
         &mut self,
         now: Timestamp,
@@ -76,7 +77,7 @@ impl Agenda {
         self.effects.push(Effect::Note(entry, level));
     }
 
-    /// Asks people to look at a node.
+    /// Journals and logs something about a node that needs a person's attention.
     pub(super) fn call_attention(&mut self, now: Timestamp, node: &str, text: String) {
         let note = Note::new(EntryKind::Attention, text);
         self.note(now, node, None, note, Some(Level::Warn));

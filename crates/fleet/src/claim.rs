@@ -1,20 +1,20 @@
-//! The claim to the session on a node: it is ours, lost and to be taken over, or another's.
+//! Ownership of the session on a node: it is ours, ours to be taken over after a loss, or
+//! another gpuwarden's.
 //!
-//! Every gpuwarden sees all nodes of its cluster, and several may run in one: one on each
-//! machine. A quarantined node is ours if our store knows an event that the node lists.
-//! What it knows from before another store was acted on counts again then (it is appended,
-//! and moves to the end of the feed).
-//! If it knows none, the node is another's and is left alone, unless nobody else speaks
-//! for it ([`Owns`]): for our own node, and for every node where we are the controller of
-//! the cluster. Then our store was lost or replaced, or the node was NVSentinel's until
-//! today; what it lists is put into the store first, so that its faults are open, and it
-//! is not given back because we have forgotten why.
+//! Every gpuwarden sees all nodes of its cluster, and a cluster may have several, one on each
+//! machine. The session on a node is ours if our store has an event that the node lists. An
+//! event from before another store was acted on counts again (it is appended, and moves to the
+//! end of the feed). If the store has none of the events, the session is another gpuwarden's and
+//! is left alone, unless no other gpuwarden speaks for the node ([`Owns`]): for the own node,
+//! and for every node of a controller's cluster. Then the store was lost or replaced, or the
+//! node was NVSentinel's until today; the events that it lists are stored first, so that its
+//! faults are open, and the node is not given back because they were forgotten.
 //!
-//! A session says what kind of gpuwarden made it, and each kind takes over its own only:
-//! a controller that took over what a node's own gpuwarden has found would never hear of
-//! the recovery, and quarantine the node again. A node's own gpuwarden also says with which
-//! store it keeps the session: of two that run for one node, each leaves alone what the other
-//! keeps ([`Ownership::kept_by_another`]), whatever events its own store knows.
+//! A session says what kind of gpuwarden made it, and each kind takes over only its own: a
+//! controller that took over what a node's own gpuwarden has found would never receive the
+//! recovery, and quarantine the node again. A node's own gpuwarden also records its store: of
+//! two that run for one node, each leaves alone what the other keeps
+//! ([`Ownership::kept_by_another`]), whatever events its own store has.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -30,11 +30,11 @@ use super::look::Look;
 use super::{Effect, InStore, Level, Purpose};
 use crate::session::{Failure, Note, foreign_session};
 
-/// The nodes for which nobody else speaks: sessions on them that the store does not know are
-/// taken over, where another kind of gpuwarden did not make them.
+/// Nodes that no other gpuwarden speaks for: sessions on them that the store does not know are
+/// taken over, unless another kind of gpuwarden made them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Owns {
-    /// The node that this process runs on; a cluster that lacks it is told of.
+    /// The node that this process runs on; gpuwarden warns if the cluster lacks it.
     Node(String),
     /// Every node: a controller speaks for its cluster.
     All,
@@ -43,7 +43,7 @@ pub enum Owns {
 // === impl Owns ===
 
 impl Owns {
-    /// Returns what our sessions say of who made them.
+    /// Returns the maker that our sessions record.
     pub(super) fn maker(&self) -> Maker {
         match self {
             Self::Node(_) => Maker::Node,
@@ -51,8 +51,8 @@ impl Owns {
         }
     }
 
-    /// Returns whether a session on `node` that our store does not know is ours all the same:
-    /// nobody else speaks for the node, and nobody else says that they made it.
+    /// Returns whether a session on `node` that our store does not know is ours all the same: no
+    /// other gpuwarden speaks for the node, and none has signed the session.
     fn adopts(&self, node: &str, maker: Option<&Maker>) -> bool {
         match (self, maker) {
             (Self::Node(_), Some(Maker::Controller)) | (Self::All, Some(Maker::Node)) => false,
@@ -65,8 +65,8 @@ impl Owns {
 // === impl Look ===
 
 impl Look<'_> {
-    /// Returns whose session a node carries, where the node says that it is `own`. Asks the store, and
-    /// takes over what is ours and was lost.
+    /// Returns who owns the session `own` on the node. Asks the store, and takes over lost
+    /// sessions that are ours.
     pub(super) fn claim(&mut self, own: Option<&Ownership>) -> Claim {
         let Some(own) = own else {
             return Claim::Ours;
@@ -84,12 +84,12 @@ impl Look<'_> {
         }
         let entry = &mut *self.entry;
         let found = std::mem::take(&mut entry.claim.found);
-        // Only what the node still lists is worth remembering.
+        // Ids that the node no longer lists are dropped.
         let known = &mut entry.claim.known;
         known.retain(|id| own.events.iter().any(|event| event.id == *id));
         let (mut unknown, mut asked) = (Vec::new(), Vec::new());
         let mut history = BTreeMap::new();
-        // What the book has came from the store.
+        // The fault book was built from the store.
         let faults = self.state.book.faults(name);
         for event in &own.events {
             let id = &event.id;
@@ -103,7 +103,7 @@ impl Look<'_> {
             match found.get(id) {
                 None => asked.push(id.clone()),
                 Some(InStore::Current) => known.push(id.clone()),
-                // Once, of however many parts of it are listed.
+                // A record is added once, even if several parts of it are listed.
                 Some(InStore::History(record)) => drop(history.insert(&record.id, record.as_ref())),
                 Some(InStore::Nothing) => unknown.push(event.clone()),
             }
@@ -115,13 +115,13 @@ impl Look<'_> {
             self.agenda.effects.push(Effect::LookUp { node, ids });
             return Claim::Later;
         }
-        // Also where the list cannot be read: then nothing says that it is ours.
+        // Also if the list cannot be read: then nothing says that the session is ours.
         if unknown.len() == own.events.len()
             && !self.state.settings.owns.adopts(name, own.mark.by.as_ref())
         {
             return Claim::Anothers;
         }
-        // What a node lists that waits to be given back is over.
+        // The faults listed on a node that waits to be given back are over.
         if unknown.is_empty() && history.is_empty() || own.mark.back_at.is_some() {
             return Claim::Ours;
         }
@@ -130,12 +130,12 @@ impl Look<'_> {
         Claim::Later
     }
 
-    /// Has events of a node appended: those that it lists and the store does not know, and those
-    /// that the store knows of before another one was acted on.
+    /// Appends events of a node: those that it lists and the store does not have, and those that
+    /// the store has from before another store was acted on.
     fn take_over(&mut self, mut unknown: Vec<HealthEvent>, history: Vec<Record>) {
         let now = self.state.now;
         let count = unknown.len() + history.len();
-        let again = history.into_iter().take(MAX_EVENTS); // The rest at the next look.
+        let again = history.into_iter().take(MAX_EVENTS); // The rest follows at the next look.
         let mut events: Vec<_> = again
             .map(|record| (taken_over(now, record.event), record.created_at))
             .collect();
@@ -157,7 +157,7 @@ impl Look<'_> {
         });
     }
 
-    /// Takes in what the store has of events that a node lists.
+    /// Handles the store's answer about events that a node lists.
     pub(super) fn found(&mut self, found: Option<BTreeMap<String, InStore>>) {
         let entry = &mut *self.entry;
         entry.claim.awaits = None;
@@ -171,8 +171,8 @@ impl Look<'_> {
         }
     }
 
-    /// Keeps whether the node is left alone because its session is another's, and notes it
-    /// once for each such session.
+    /// Records whether the node is left alone because of another gpuwarden's session, and
+    /// journals it once per session.
     pub(super) fn keep_claim(&mut self, own: Option<&Ownership>, claim: Claim) {
         let own = match claim {
             Claim::Ours => None,
@@ -184,7 +184,7 @@ impl Look<'_> {
         let by_node = own.is_some_and(|own| own.mark.by == Some(Maker::Node));
         let session = own.map(|own| own.session_id.clone());
         let entry = &mut *self.entry;
-        // Also where it was not asked again: what it has was read meanwhile.
+        // Also without a new question: the answer may have come from the fault book meanwhile.
         entry.claim.unanswered = false;
         entry.claim.on_our_node = ours && by_node;
         if entry.claim.anothers == session {
@@ -207,7 +207,7 @@ impl Look<'_> {
         (self.agenda).note(now, self.name, id.as_deref(), note, Some(Level::Info));
     }
 
-    /// Takes in that the store does not answer about a node: it is left as it is for a while.
+    /// Records that the store does not answer about a node; nothing is decided before a retry.
     pub(super) fn claim_later(&mut self) {
         let failure = Failure::Error { retry_after: None };
         self.entry.claim.unanswered = true;
@@ -217,8 +217,9 @@ impl Look<'_> {
     }
 }
 
-/// Returns what a node lists, as if it had been received now. Anybody who may annotate the node may
-/// have written it: whatever it is, the store has to take it, or the node is never given back.
+/// Returns the events that a node lists, as if received now. The input is untrusted: anyone who
+/// may annotate the node may have written it, and the store must accept it, or the node is never
+/// given back.
 fn as_received(events: Vec<HealthEvent>, received_at: Timestamp) -> Vec<(HealthEvent, Timestamp)> {
     let mut ids = BTreeSet::new();
     let received = events.into_iter().map(|mut event| {
@@ -228,7 +229,7 @@ fn as_received(events: Vec<HealthEvent>, received_at: Timestamp) -> Vec<(HealthE
         }
         let (listed, own) = (std::mem::take(&mut event.id), content_fingerprint(&event));
         normalise(&mut event, received_at);
-        // Parts of one event are listed under its id; stored, each needs its own.
+        // Parts of one event are listed under one id; stored, each needs its own.
         let is_id = listed.len() == own.len() && listed.bytes().all(|c| c.is_ascii_hexdigit());
         event.id = if is_id && ids.insert(listed.clone()) {
             listed
@@ -297,7 +298,7 @@ mod tests {
             let strategy = one.0.processing_strategy;
             assert_eq!(strategy, ProcessingStrategy::ExecuteRemediation as i32);
         }
-        // The same, whenever it is read.
+        // The ids do not depend on the time of reading.
         let again = as_received(listed, at + SignedDuration::from_secs(99));
         let again: BTreeSet<&str> = again.iter().map(|one| one.0.id.as_str()).collect();
         assert_eq!(again, ids);
@@ -319,7 +320,7 @@ mod tests {
             assert_eq!(node.adopts("n1", maker), by_node, "{maker:?}");
             assert!(!node.adopts("n2", maker), "{maker:?}");
         }
-        // What each makes it takes over again after its store was lost.
+        // Each kind takes over its own sessions after the loss of its store.
         for owns in [all, node] {
             assert!(owns.adopts("n1", Some(&owns.maker())));
         }

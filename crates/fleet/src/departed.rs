@@ -1,9 +1,9 @@
-//! Faults whose machine is gone: another one stands behind the node's name, or the cluster
-//! has not had the node for long.
+//! Closing of faults whose machine is gone: another machine has the node's name, or the cluster
+//! has been without the node for long.
 //!
-//! They are closed by events of our own in the store, so that whoever reads the events later
-//! (a restart, `explain`, another reader) comes to the same book. What tells two machines
-//! apart is in `fault/machine.rs`.
+//! gpuwarden closes them by events of its own in the store, so that every later reader of the
+//! feed (a restart, `explain`, another consumer) arrives at the same fault book.
+//! `fault/machine.rs` tells two machines apart.
 
 use jiff::{SignedDuration, Timestamp};
 use model::event::MAX_EVENTS;
@@ -12,18 +12,17 @@ use model::fault::MAX_OPEN_FAULTS_PER_NODE;
 use super::Purpose;
 use super::look::Look;
 
-/// Time for which the cluster must have been without a node, as we have seen it ourselves, before
-/// its old faults are dropped: a node object that was deleted comes back with the next start
-/// of the kubelet.
+/// Minimum absence of a node, as observed by this process, before its old faults are dropped: a
+/// deleted node object comes back with the next start of the kubelet.
 const ABSENT: SignedDuration = SignedDuration::from_hours(24);
-/// Pause before a second try where the store did not take the events.
+/// Wait before a retry where the store did not append the events.
 const AGAIN: SignedDuration = SignedDuration::from_secs(10);
 
 impl Look<'_> {
-    /// Closes the faults of the node that were of a machine which is gone. Returns whether the
-    /// node can be looked at: not while faults are open that should not be.
+    /// Closes the faults of a machine that is gone. Returns whether the node can be decided
+    /// about; false while such faults are still open.
     pub(super) fn close_faults_of_gone_machine(&mut self) -> bool {
-        // Fewer are kept of a node than the store takes at once.
+        // All faults of a node fit into one request to the store.
         const { assert!(MAX_OPEN_FAULTS_PER_NODE <= MAX_EVENTS) };
         if !self.state.settings.cluster {
             return true;
@@ -63,7 +62,7 @@ impl Look<'_> {
         false
     }
 
-    /// Has another try made where the store did not take events of ours.
+    /// Schedules another attempt after the store did not append events.
     pub(super) fn append_again_later(&mut self) {
         let at = after(self.state.now, AGAIN);
         self.agenda.wakes.set(self.name, Some(at));

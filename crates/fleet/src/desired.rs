@@ -1,5 +1,6 @@
-//! What follows from the faults of a node, kept for as long as all stands from which it follows: the rules are not
-//! asked again for each pod that leaves, and nobody is told what was told.
+//! Cached assessment of a node's faults, valid until one of its inputs changes: without it the
+//! rules would be evaluated again for each pod that leaves, and conditions written that have not
+//! changed.
 
 use std::sync::Arc;
 
@@ -12,7 +13,8 @@ use super::state::FleetState;
 // === impl NodeEntry ===
 
 impl NodeEntry {
-    /// Returns what is wanted for the node, as it was last seen; nothing where there is no policy.
+    /// Returns what the faults of the node ask for, given its last observed state; nothing
+    /// without a policy.
     pub(super) fn desired(&self, name: &str, fleet: &FleetState) -> Desired {
         let (Some(policy), Some(observed)) = (&fleet.policy, &self.observed) else {
             return fleet.desired_of_unknown(name);
@@ -22,11 +24,10 @@ impl NodeEntry {
         assess(faults, policy, &observed.view, &devices, dismissal)
     }
 
-    /// Returns what is wanted for the node ([`Self::desired`]), kept since it was last asked where nothing has
-    /// changed from which it follows.
+    /// Returns the same as [`Self::desired`], from a cache while no input has changed.
     pub(super) fn judge(&mut self, name: &str, fleet: &FleetState) -> Desired {
         let policy = fleet.policy.as_ref();
-        // Devices come and go without a node's doing.
+        // Devices change without a change of the node, so they are not cached.
         let policy = policy.filter(|policy| policy.device_taints.is_none());
         let (Some(observed), Some(policy)) = (&self.observed, policy) else {
             return self.desired(name, fleet);
@@ -44,7 +45,7 @@ impl NodeEntry {
             return known.desired.clone();
         }
         let desired = self.desired(name, fleet);
-        // Of a node in service it is asked once.
+        // A node in service is rarely asked about twice; caching thousands of them costs memory.
         self.judged = desired.wanted().then(|| {
             Box::new(Judged {
                 view: Arc::clone(&observed.view),
@@ -57,7 +58,7 @@ impl NodeEntry {
         desired
     }
 
-    /// Returns whether there is news of the node for those who are told of it, and takes that for told.
+    /// Returns whether the inputs of the node's conditions have changed since the last call.
     pub(super) fn has_news(&mut self, name: &str, fleet: &FleetState) -> bool {
         let Some(view) = self.view.clone() else {
             return true;

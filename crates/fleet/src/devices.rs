@@ -1,5 +1,5 @@
-//! The single devices of all nodes, and the rules that taint them, as the cluster has them. What is done with
-//! the rules is decided by the [stage](super::stage::device_taints) of each node.
+//! Single devices of all nodes, and the rules in the cluster that taint them. The
+//! [stage](super::stage::device_taints) of each node decides about its rules.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,62 +7,62 @@ use model::device::{Claim, DeviceId, Inventory, NodeDevices, Rule, RuleChange, S
 
 use crate::drain::partial::Gpus;
 
-/// News of single devices.
+/// A change of single devices, or of their watch.
 #[derive(Debug)]
 pub enum DeviceInput {
-    /// The state of the watch.
+    /// The state of the watch has changed.
     Watch(DeviceWatch),
-    /// A slice of a driver, by its name; `None`: it is gone.
+    /// A driver's slice, by name; `None` once it is deleted.
     Slice(String, Option<Slice>),
-    /// A rule of a gpuwarden, by its name; `None`: it is gone.
+    /// A gpuwarden's rule, by name; `None` once it is deleted.
     Rule(String, Option<Box<Rule>>),
-    /// A claim, by its name; `None`: it is gone.
+    /// A claim, by name; `None` once it is deleted.
     Claim(String, Option<Claim>),
 }
 
-/// The state of the watch of single devices.
+/// State of the watch of single devices.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum DeviceWatch {
-    /// Nobody looks at them: only nodes are decided about.
+    /// Devices are not watched: only whole nodes are decided about.
     #[default]
     Off,
-    /// They are being listed: what concerns them cannot be decided yet.
+    /// Devices are being listed: decisions about them wait.
     Pending,
-    /// They cannot be tainted, for this reason: only nodes are decided about.
+    /// Devices cannot be tainted, for this reason: only whole nodes are decided about.
     Unserved(String),
-    /// They are known.
+    /// All devices are listed.
     Known,
 }
 
 /// A change of a rule to be made.
 #[derive(Clone, Debug)]
 pub struct PlannedRule {
-    /// The node.
+    /// Name of the node.
     pub node: String,
-    /// The session that it belongs to.
+    /// Id of the session that the change belongs to.
     pub session: Option<String>,
-    /// The change.
+    /// Change to be made.
     pub change: RuleChange,
 }
 
-/// The single devices of all nodes, and the rules that taint them, as far as they are known.
+/// Single devices of all nodes, and the rules that taint them.
 #[derive(Debug, Default)]
 pub(super) struct Devices {
     pub(super) watch: DeviceWatch,
     inventory: Inventory,
     /// Rules of any gpuwarden, by name.
     rules: BTreeMap<String, Rule>,
-    /// The names of the rules for devices of each node.
+    /// Names of the rules for the devices of each node.
     rules_of: BTreeMap<String, BTreeSet<String>>,
     claims: BTreeMap<String, Claim>,
-    /// The names of the claims that were given a device.
+    /// Names of the claims that hold each device.
     claims_of: BTreeMap<DeviceId, BTreeSet<String>>,
 }
 
 // === impl Devices ===
 
 impl Devices {
-    /// Takes news in. Returns the nodes that they concern.
+    /// Handles a change. Returns the nodes that it concerns.
     pub(super) fn take(&mut self, input: DeviceInput) -> BTreeSet<String> {
         match input {
             DeviceInput::Watch(watch) => {
@@ -128,8 +128,8 @@ impl Devices {
         self.rules.contains_key(name)
     }
 
-    /// Takes the state of a rule as the answer to its change gives it. The watch may have told of a newer
-    /// state before the answer came.
+    /// Sets the state of a rule from the answer to its change, unless the watch has already
+    /// delivered a newer state.
     pub(super) fn rule_answered(&mut self, name: &str, after: Option<Box<Rule>>) {
         let known = self.rules.get(name);
         let overtaken =
@@ -144,7 +144,7 @@ impl Devices {
         self.inventory.of_node(node, self.rules_of(node))
     }
 
-    /// Returns what is known of GPUs of a node, which have these UUIDs, and of who holds them.
+    /// Returns the GPUs of a node with these UUIDs, and the pods that hold them.
     pub(super) fn gpus(&self, node: &str, uuids: &[String]) -> Gpus {
         let mut gpus = Gpus {
             uuids: uuids.iter().cloned().collect(),
@@ -163,7 +163,7 @@ impl Devices {
         gpus
     }
 
-    /// Returns the pods that use a device, by what claims were given.
+    /// Returns the pods that hold a device by a claim.
     pub(super) fn pods(&self, device: &DeviceId) -> BTreeSet<&str> {
         let claims = self.claims_of.get(device).into_iter().flatten();
         let claims = claims.filter_map(|name| self.claims.get(name));

@@ -1,4 +1,4 @@
-//! The state of one node: what is known of it, of its sessions, its patch and whose it is.
+//! The state of one node: its last observed state, session, stages, patch, and claim.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,104 +20,106 @@ use crate::session::{Observed, Phase, Session, dismissal};
 use crate::status::Reports;
 use crate::veto_state::VetoState;
 
-/// The state of one node.
+/// State of one node.
 #[derive(Debug, Default)]
 pub(super) struct NodeEntry {
-    /// The node as last seen; `None`: the cluster does not have it, or there is no cluster.
+    /// The node as last observed; `None` where the cluster does not have it, or there is no
+    /// cluster.
     pub(super) view: Option<Arc<NodeView>>,
     /// The node as decisions see it: in a dry run with the changes that were not made.
     pub(super) observed: Option<Observed>,
-    /// The change that a dry run pretends to have made on the node.
+    /// Change that a dry run pretends to have made on the node.
     pub(super) pretended: NodeChange,
-    /// The time at which we first saw that the cluster does not have the node.
+    /// Time since which the node has been missing from the cluster, as observed by this process.
     pub(super) absent_since: Option<Timestamp>,
-    /// The session of the node as a whole.
+    /// Session of the node.
     pub(super) session: Session,
-    /// The stages of its way out of service and back.
+    /// Stages of the node's way out of service and back.
     pub(super) stages: Stages,
-    /// The veto of a person that holds for it.
+    /// A person's veto on the node.
     pub(super) veto: VetoState,
-    /// Its events that wait for the status of their record.
+    /// Events of the node that wait for the status of their record.
     pub(super) reports: Reports,
-    /// The patch that is made on it.
+    /// State of the node's patch.
     pub(super) patch: PatchState,
-    /// The state of whose session it carries.
+    /// Ownership of the session on the node.
     pub(super) claim: ClaimState,
-    /// The things that were noted for its story.
+    /// Facts already journaled, which are not journaled again.
     pub(super) noted: Noted,
-    /// What was last wanted for it.
+    /// Result of the last assessment of the node's faults.
     pub(super) judged: Option<Box<Judged>>,
-    /// What was last told of it.
+    /// Inputs of the conditions that were last written.
     pub(super) told: Option<Box<Told>>,
-    /// Set while the node is out of service, as the node itself says (in a dry run: would say).
+    /// Set while the node is out of service according to its annotations, or in a dry run would
+    /// be.
     own: Option<Out>,
-    /// The hold that keeps it in service, if there is one.
+    /// Hold that keeps the node in service, if any.
     pub(super) hold: Option<Hold>,
 }
 
-/// The state of the patch of a node: one is under way at a time.
+/// State of the patch of a node; at most one is in flight.
 #[derive(Debug, Default)]
 pub(super) struct PatchState {
-    /// True while a patch is under way.
+    /// True while a patch is in flight.
     pub(super) in_flight: bool,
-    /// The change of the last patch.
+    /// Change of the last patch.
     pub(super) change: NodeChange,
-    /// True while a patch is under way that takes the node out of service.
+    /// True while a patch is in flight that takes the node out of service.
     pub(super) taking_out: bool,
-    /// True if the last patch was one of a node that is out of service and stays so: its session
-    /// stands on it whatever becomes of the patch.
+    /// True if the last patch kept an out-of-service node out: the session stays on the node
+    /// whether or not the patch is made.
     pub(super) updating: bool,
-    /// Until when a patch counts that takes the node out and of which nobody knows whether it was
-    /// made.
+    /// Time until which the node counts as out because the answer to a quarantine patch was
+    /// lost.
     pub(super) in_doubt: Option<Timestamp>,
-    /// The time at which the last patch that was made was answered.
+    /// Time of the answer to the last patch that was made.
     pub(super) answered_at: Option<Timestamp>,
 }
 
-/// The state of whose session a node carries.
+/// Ownership of the session that a node carries.
 #[derive(Debug, Default)]
 pub(super) struct ClaimState {
-    /// Events on the node that are known to be in the store.
+    /// Ids of events listed on the node that the store has.
     pub(super) known: Vec<String>,
-    /// The question to the store that is not answered: until then nothing is decided about the node.
+    /// Question to the store without an answer: nothing is decided about the node before.
     pub(super) awaits: Option<Awaits>,
-    /// True if the store did not answer the last question; it is asked again.
+    /// True if the store did not answer the last question; it is retried.
     pub(super) unanswered: bool,
-    /// The answers of the store about events on the node, for the next look.
+    /// Answers of the store about events on the node, for the next look.
     pub(super) found: BTreeMap<String, InStore>,
-    /// Id of the session of another gpuwarden that it carries; empty where it cannot be read.
+    /// Id of the session of another gpuwarden on the node; empty where it cannot be read.
     pub(super) anothers: Option<String>,
     /// True if that gpuwarden runs for the node that this process runs on.
     pub(super) on_our_node: bool,
 }
 
-/// The things that were noted for the story of a node, and are not noted again.
+/// Facts about a node that are journaled only when they change.
 #[derive(Debug, Default)]
 pub(super) struct Noted {
-    /// The rulings about its faults.
+    /// Rulings about the node's faults.
     pub(super) rulings: Vec<FaultRuling>,
-    /// The policy that it names and that does not exist.
+    /// Name of a policy that the node chooses and that does not exist.
     pub(super) unknown_policy: Option<String>,
-    /// True once it is noted that the cluster does not have the node.
+    /// True once the journal says that the cluster does not have the node.
     pub(super) missing: bool,
 }
 
-/// An answer to whose session a node carries.
+/// Owner of the session that a node carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Claim {
-    /// It carries no session, or ours: it is decided about.
+    /// The node carries no session, or ours: decide about it.
     Ours,
-    /// It carries another gpuwarden's: it is left alone.
+    /// The node carries another gpuwarden's session: leave it alone.
     Anothers,
-    /// That is not known yet: it is looked at again when the store has answered, or the feed or the node
-    /// brings something.
+    /// Not known yet: the answer of the store, or a change of the feed or the node, triggers
+    /// another look.
     Later,
 }
 
 // === impl NodeEntry ===
 
 impl NodeEntry {
-    /// Returns the entry of a node of which nothing is known.
+    /// Creates the entry of a new node.
     pub(super) fn new(now: Timestamp) -> Self {
         Self {
             session: Session::idle(now),
@@ -125,8 +127,8 @@ impl NodeEntry {
         }
     }
 
-    /// Takes a view in. Returns whether anything that decisions look at has changed: a
-    /// heartbeat changes nothing.
+    /// Sets the observed state of the node. Returns whether anything that decisions depend on
+    /// has changed; a heartbeat changes nothing.
     pub(super) fn take_view(&mut self, view: Arc<NodeView>) -> bool {
         let Some(known) = &self.view else {
             self.view = Some(view);
@@ -145,9 +147,9 @@ impl NodeEntry {
         changed
     }
 
-    /// Returns whether `view` is older than what is known. Versions are comparable numbers in every
-    /// Kubernetes we know; where they are not, no view is, and a patch that rests on an old one
-    /// fails its tests.
+    /// Returns whether `view` is older than the current view. Versions are comparable numbers in
+    /// every known Kubernetes; where they are not, no view counts as older, and a patch that
+    /// rests on an old one fails its tests.
     pub(super) fn knows_newer(&self, view: &NodeView) -> bool {
         let Some(known) = self.view.as_ref().filter(|known| known.uid == view.uid) else {
             return false;
@@ -161,7 +163,7 @@ impl NodeEntry {
         }
     }
 
-    /// Returns whether nothing can be decided about it now: an answer is to come first.
+    /// Returns whether an answer of the store must arrive before anything is decided.
     pub(super) fn waits_for_an_answer(&mut self, applied: Position) -> bool {
         if matches!(self.claim.awaits, Some(Awaits::Feed(up_to)) if up_to <= applied) {
             self.claim.awaits = None;
@@ -169,20 +171,19 @@ impl NodeEntry {
         self.claim.awaits.is_some()
     }
 
-    /// Takes in that the cluster does not have it any more.
+    /// Handles that the cluster no longer has the node.
     pub(super) fn gone(&mut self) {
         self.view = None;
         self.observed = None;
         self.own = None;
         self.patch.in_doubt = None;
         self.hold = None;
-        // One that comes by this name later is another, and has never come back.
+        // A later node of this name is another one, and has no returns.
         self.session.returns.clear();
         self.session.back_at = None;
     }
 
-    /// Reads from the node, as decisions see it, what is ours on it and whether it is out of
-    /// service.
+    /// Reads the session and its times from the node as decisions see it.
     pub(super) fn observe(&mut self) {
         self.observed = self.view.as_ref().map(|view| {
             Observed::of(if self.pretended.is_empty() {
@@ -201,7 +202,7 @@ impl NodeEntry {
         }
     }
 
-    /// Goes on, in a dry run, as if a change had been made.
+    /// Pretends, in a dry run, that a change was made.
     pub(super) fn pretend(&mut self, change: NodeChange) {
         self.pretended = std::mem::take(&mut self.pretended).then(change);
         self.observe();
@@ -217,24 +218,25 @@ impl NodeEntry {
         }
     }
 
-    /// Returns the faults of the node that a person has dismissed.
+    /// Returns up to when the faults of the node are dismissed by a person.
     pub(super) fn dismissal(&self, fleet: &FleetState) -> Option<Dismissal> {
         let dropped_at = fleet.switched.dropped_at;
         dismissal(self.observed.as_ref()?, dropped_at, &self.session.times)
     }
 
-    /// Returns whether nothing on the node says that it is out of service.
+    /// Returns whether the node's annotations say that it is in service.
     pub(super) fn in_service(&self) -> bool {
         self.own.is_none()
     }
 
-    /// Returns since when the node says that it is out of service, where that counts in the brake's
+    /// Returns since when the node has been out of service, if that counts in the brake's
     /// window.
     pub(super) fn out_since(&self) -> Option<Timestamp> {
         self.own.filter(|out| !out.forced)?.since
     }
 
-    /// Returns whether it counts as out of service: it is, or may be before we look again.
+    /// Returns the node's entry in the brake if it counts as out: it is out, or may be before
+    /// the next look.
     pub(super) fn out(&self, now: Timestamp) -> Option<Out> {
         let on_the_way = Out {
             since: Some(now),
@@ -244,13 +246,13 @@ impl NodeEntry {
         (self.own).or((self.patch.taking_out || in_doubt).then_some(on_the_way))
     }
 
-    /// Returns how the brake counts it: as out of service or not, and forced or not. A node on its
-    /// way that then says itself that it is out counts as before.
+    /// Returns how the brake counts the node: `None` if in service, else whether it was forced
+    /// out. A node whose quarantine patch arrives counts as before.
     pub(super) fn counted(&self, now: Timestamp) -> Option<bool> {
         self.out(now).map(|out| out.forced)
     }
 
-    /// Returns what is ours, or another gpuwarden's, on the node as decisions see it.
+    /// Returns the session, ours or another gpuwarden's, on the node as decisions see it.
     pub(super) fn ownership(&self) -> Option<&Ownership> {
         self.observed.as_ref()?.own.as_deref()
     }

@@ -1,4 +1,4 @@
-//! A look at a node: asks the policy about its faults, steps its session, and lets its stages act.
+//! Looks at a node: assesses its faults, steps its session, and runs its stages.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -21,10 +21,10 @@ use crate::session::{self, Intent, Marks, Note, Observed, Patch, step};
 use crate::waiting::BrakeState;
 use model::mode::Mode;
 
-/// Most faults whose rulings one journal entry tells: a story is read by people.
+/// Most rulings in one journal entry, which people read.
 const MAX_RULINGS: usize = 50;
 
-/// One node while it is looked at, and what is shared by all nodes.
+/// A node, and the state shared by all nodes, during a look.
 pub(super) struct Look<'a> {
     pub(super) name: &'a str,
     pub(super) entry: &'a mut NodeEntry,
@@ -36,27 +36,28 @@ pub(super) struct Look<'a> {
 // === impl Look ===
 
 impl Look<'_> {
-    /// Looks at the node. Returns whether anything was decided: not while an answer is to come first.
+    /// Looks at the node. Returns whether anything was decided; false while an answer is
+    /// missing.
     pub(crate) fn run(&mut self, policy: &Policy) -> bool {
         let applied = self.state.book.applied();
         if self.entry.waits_for_an_answer(applied) || !self.close_faults_of_gone_machine() {
-            // Nor does the brake let it go by what was wanted before.
+            // The brake must not start the node on the basis of an outdated decision.
             self.brake.forget(self.name);
-            return false; // Looked at again when the answer is there.
+            return false; // The answer triggers another look.
         }
         self.forget_notices();
         if self.state.settings.mode.decides() {
             self.decide(policy);
             self.settle();
         }
-        // Of one that the cluster lacks it is remembered when its faults are dropped.
+        // For a missing node, `departed` has set when its faults are dropped.
         if !self.state.settings.cluster || self.entry.view.is_some() {
             self.set_wake();
         }
         true
     }
 
-    /// Drops the node's notices of more than a day ago, but for those for which it is out.
+    /// Drops notices of more than a day ago, except those that the session lists.
     fn forget_notices(&mut self) {
         let (name, now) = (self.name, self.state.now);
         let is_old = |fault: &Fault| fault.notice_until().is_some_and(|until| until <= now);
@@ -70,11 +71,12 @@ impl Look<'_> {
         }
     }
 
-    /// Decides about the node, in this order: whose session it carries, what its faults ask for, what the stages
-    /// plan, whether the brake has a say, and how the session steps. Each `return` leaves the rest to the next look.
+    /// Decides about the node, in this order: the owner of its session, what its faults ask for,
+    /// what the stages plan, whether the brake must be asked, and the session's step. Each
+    /// `return` leaves the rest to the next look.
     fn decide(&mut self, policy: &Policy) {
         if self.entry.patch.in_flight {
-            return; // Looked at again when the answer is there.
+            return; // The answer triggers another look.
         }
         let Some(observed) = self.entry.observed.clone() else {
             self.begin();
@@ -82,7 +84,7 @@ impl Look<'_> {
             self.forget_reports();
             if self.state.settings.cluster {
                 self.wait_for_missing(policy);
-                // Devices of a node that is gone are gone.
+                // The stages remove what belongs to devices of the missing node.
                 self.act(None, &Desired::default());
             }
             return;
@@ -112,25 +114,25 @@ impl Look<'_> {
         let mut desired = self.entry.judge(self.name, self.state);
         if self.plan(&mut desired).is_break() {
             self.brake.forget(self.name);
-            return; // Looked at again when what it waits for is known.
+            return; // The answer that the stage waits for triggers another look.
         }
         self.record_statuses(&observed, &desired);
         if desired.wanted() && self.entry.in_service() {
-            // To be taken out: the brake has a say. It is asked about all at once.
+            // A new quarantine waits for the brake, which is asked about all nodes at once.
             self.brake.wait(self.name, desired);
             return;
         }
         self.brake.forget(self.name);
         let is_out = own.is_some() && !self.entry.is_undone_by_person(self.state);
         if is_out && !desired.wanted() && self.state.book.misses_monitors(self.name) {
-            return; // Looked at again when they are read.
+            return; // Reading those reports triggers another look.
         }
-        // A patch of which nobody knows may still be made: that goes on counting.
+        // A patch in doubt may still be made, so it keeps counting as out.
         self.entry.hold = None;
         self.step_session(&observed, policy, &desired, None);
     }
 
-    /// Steps the session of the node, and does what follows.
+    /// Steps the node's session and carries out what the step asks for.
     fn step_session(
         &mut self,
         observed: &Observed,
@@ -175,19 +177,19 @@ impl Look<'_> {
         self.agenda.news = true;
     }
 
-    /// Steps the session of a node that waits to be taken out: by what the brake says, it may go, or is held.
+    /// Steps the session of a waiting node: the brake lets it go, or holds it back.
     pub(crate) fn step_waiting(&mut self, policy: &Policy, hold: Option<&Hold>, looked_at: bool) {
         self.agenda.unshown.insert(self.name.to_owned());
         self.step_unless_held(policy, hold, looked_at);
         if self.entry.patch.in_flight {
-            // On its way, and looked at again when the answer is there.
+            // The node is going out; the answer triggers another look.
             self.brake.waiting.remove(self.name);
         }
     }
 
     fn step_unless_held(&mut self, policy: &Policy, hold: Option<&Hold>, looked_at: bool) {
         if self.entry.patch.in_flight {
-            return; // Looked at again when the answer is there.
+            return; // The answer triggers another look.
         }
         let before = std::mem::replace(&mut self.entry.hold, hold.cloned());
         if let (Some(before), Some(hold)) = (&before, hold) {
@@ -200,7 +202,7 @@ impl Look<'_> {
                 self.note(note, Some(Level::Info));
             }
             if !looked_at {
-                return; // Nothing else has changed.
+                return; // No other input has changed.
             }
         }
         let Some(observed) = self.entry.observed.clone() else {
@@ -213,14 +215,14 @@ impl Look<'_> {
         self.brake.waiting.insert(self.name.to_owned(), desired);
     }
 
-    /// Lets every stage begin a look.
+    /// Resets every stage for a new look.
     fn begin(&mut self) {
         for stage in self.entry.stages.all_mut() {
             stage.begin();
         }
     }
 
-    /// Lets every stage plan. `Break` where one of them waits for something to be known.
+    /// Runs the plan of every stage. Returns `Break` if one of them waits for an answer.
     fn plan(&mut self, desired: &mut Desired) -> ControlFlow<()> {
         self.in_stages(|stages, facts, asks| {
             let mut stages = stages.all_mut().into_iter();
@@ -228,8 +230,9 @@ impl Look<'_> {
         })
     }
 
-    /// Lets every stage act on the node as the session has seen it: what a dry run pretends to have changed
-    /// since is acted on in the next look, as a change of the node is.
+    /// Runs the action of every stage, with the node as the session observed it. Changes that a
+    /// dry run pretends to have made since are acted on in the next look, like any change of the
+    /// node.
     fn act(&mut self, observed: Option<&Observed>, desired: &Desired) {
         self.in_stages(|stages, facts, asks| {
             let facts = Facts { observed, ..*facts };
@@ -239,7 +242,7 @@ impl Look<'_> {
         });
     }
 
-    /// Lets every stage start or stop its watches, to match what the look asked for.
+    /// Starts or stops the watches of every stage.
     fn settle(&mut self) {
         self.in_stages(|stages, _, asks| {
             for stage in stages.all_mut() {
@@ -248,7 +251,7 @@ impl Look<'_> {
         });
     }
 
-    /// Runs something in the stages.
+    /// Runs `run` with the stages, their facts and their requests.
     pub(super) fn in_stages<T>(
         &mut self,
         run: impl FnOnce(&mut Stages, &Facts<'_>, &mut Asks<'_>) -> T,
@@ -274,7 +277,7 @@ impl Look<'_> {
         run(&mut entry.stages, &facts, &mut asks)
     }
 
-    /// Steps the session. Returns what the step asks for.
+    /// Steps the session. Returns the effects of the step.
     fn step(
         &mut self,
         observed: Option<&Observed>,
@@ -300,7 +303,7 @@ impl Look<'_> {
         step.effects
     }
 
-    /// Plans a patch; in a dry run goes on as if it had been made.
+    /// Requests a patch; in a dry run pretends that it was made.
     fn plan_patch(&mut self, view: &Arc<NodeView>, patch: Patch, desired: &Desired) {
         let Patch { intent, change } = &patch;
         let text = format!("{}: {}", intent.name(), change.summary());
@@ -325,7 +328,7 @@ impl Look<'_> {
         let state = &mut self.entry.patch;
         state.in_flight = true;
         state.change = change.clone();
-        // Whoever let it go has counted it.
+        // The brake has counted the node when it let it go.
         state.taking_out = *intent == Intent::Quarantine;
         state.updating = *intent == Intent::Update;
         self.agenda
@@ -339,15 +342,15 @@ impl Look<'_> {
             })));
     }
 
-    /// Goes on, in a dry run, as if the change had been made.
+    /// Pretends, in a dry run, that a change was made.
     fn pretend(&mut self, change: NodeChange) {
         self.entry.pretend(change);
         self.brake.mark_stale();
         self.agenda.dirty.insert(self.name.to_owned());
     }
 
-    /// Takes in the times that others have written on the node, and says once which of them lie
-    /// in the future.
+    /// Updates the times that others have written on the node, and journals once which of them
+    /// lie in the future.
     fn take_in_times(&mut self, observed: &Observed) {
         let session = &mut self.entry.session;
         let before = session.times.clone();
@@ -364,7 +367,7 @@ impl Look<'_> {
         }
     }
 
-    /// Says once that the node names a policy that does not exist.
+    /// Journals once that the node chooses a policy that does not exist.
     fn note_choice(&mut self, view: &NodeView, policy: &Policy) {
         let unknown = policy.unknown_choice(view).map(str::to_owned);
         let known = &mut self.entry.noted.unknown_policy;
@@ -375,7 +378,7 @@ impl Look<'_> {
         }
     }
 
-    /// Waits for a node with faults that the cluster does not have.
+    /// Handles a node with faults that the cluster does not have.
     fn wait_for_missing(&mut self, policy: &Policy) {
         let desired = self.entry.desired(self.name, self.state);
         self.step(None, policy, &desired, None);
@@ -394,9 +397,9 @@ impl Look<'_> {
         self.agenda.news = true;
     }
 
-    /// Writes into the records of the node's events what became of them.
+    /// Emits the status updates of the node's events.
     fn record_statuses(&mut self, observed: &Observed, desired: &Desired) {
-        // Only a gpuwarden that acts makes quarantines.
+        // Only a gpuwarden that acts quarantines nodes.
         if !self.state.acts() {
             return;
         }
@@ -411,7 +414,7 @@ impl Look<'_> {
         }
     }
 
-    /// Forgets the events of a node that is gone, or another's: nothing becomes of them.
+    /// Drops the pending events of a node that is gone or belongs to another gpuwarden.
     fn forget_reports(&mut self) {
         if self.entry.reports.to_save().is_some() {
             self.save();
@@ -423,7 +426,7 @@ impl Look<'_> {
         }
     }
 
-    /// Sets when the node is to be looked at even if nothing happens to it.
+    /// Sets when to look at the node if no input marks it before.
     pub(super) fn set_wake(&mut self) {
         let now = self.state.now;
         let faults = self.state.book.faults(self.name).iter();
@@ -431,13 +434,13 @@ impl Look<'_> {
             self.entry.session.wake_at(now),
             self.entry.stages.wake_at(now),
             self.entry.veto.ends_at(),
-            // Then it is no longer shown.
+            // The notice is no longer shown from then on.
             faults
                 .filter_map(Fault::notice_until)
                 .filter(|at| *at > now)
                 .min(),
         ];
-        // What is due was looked at just now, or waits for an answer that brings another look.
+        // Past times were handled in this look, or wait for an answer that triggers another one.
         let at = times.into_iter().flatten().filter(|at| *at > now).min();
         self.agenda.wakes.set(self.name, at);
     }
@@ -447,26 +450,26 @@ impl Look<'_> {
         self.agenda.look_again_at(self.name);
     }
 
-    /// Has what is known of the node saved.
+    /// Marks the node to be saved.
     pub(super) fn save(&mut self) {
         self.agenda.unsaved.nodes.insert(self.name.to_owned());
     }
 
-    /// Has the session of the node saved.
+    /// Marks the node's session to be saved.
     pub(super) fn save_session(&mut self) {
         if self.state.settings.mode.writes() {
             self.save();
         }
     }
 
-    /// Adds a note to the story of the node; with a level, it is logged, too.
+    /// Adds an entry to the journal of the node; with a level, logs it too.
     pub(super) fn note(&mut self, note: Note, level: Option<Level>) {
         let session = self.entry.session.id.as_deref();
         let now = self.state.now;
         self.agenda.note(now, self.name, session, note, level);
     }
 
-    /// Asks people to look at the node.
+    /// Journals and logs something that needs a person's attention.
     pub(super) fn call_attention(&mut self, text: String) {
         self.agenda.call_attention(self.state.now, self.name, text);
     }
@@ -477,7 +480,7 @@ impl Look<'_> {
     }
 }
 
-/// Returns how our sessions mark a node.
+/// Returns how sessions of this gpuwarden mark a node.
 fn marks(fleet: &FleetState, policy: &Policy) -> Marks {
     Marks {
         maker: Some(fleet.settings.owns.maker()),
@@ -489,8 +492,8 @@ fn marks(fleet: &FleetState, policy: &Policy) -> Marks {
     }
 }
 
-/// Returns what the rules said, for people. The gravest faults come first; a node with more than a
-/// story can show is out of service anyway.
+/// Returns the rulings as text for people. The gravest faults come first; beyond [`MAX_RULINGS`]
+/// the rest is only counted.
 fn rules_text(rulings: &[FaultRuling]) -> String {
     if rulings.is_empty() {
         return "no open fault".to_owned();
@@ -503,7 +506,7 @@ fn rules_text(rulings: &[FaultRuling]) -> String {
     parts.join("; ")
 }
 
-/// Returns what is said of a node that names a policy which does not exist.
+/// Returns the warning about a node that chooses a policy which does not exist.
 pub(super) fn unknown_policy(name: &str) -> String {
     format!(
         "the annotation {} names the policy {name:?}, which the cluster's policy does not have: \

@@ -1,5 +1,5 @@
-//! News of one node: what the watch sees, and answers of the API server and the store. Those about whose
-//! session the node carries are in `claim.rs`.
+//! Handlers of the inputs about one node: observed states, and answers of the API server and the
+//! store. Answers about the ownership of a session are handled in `claim.rs`.
 
 use std::sync::Arc;
 
@@ -14,19 +14,19 @@ use super::{CreateAnswer, Effect, Level, PatchAnswer, PodNews, RemovalAnswer, Re
 use crate::brake::DOUBT;
 use crate::session::{Failure, Note};
 
-/// Most time for which a view may be on its way to us as part of a list: a page takes 30 s, and
-/// may wait in the watch's queue.
+/// Longest delay of a view that is part of a list: one page takes up to 30 s, and may wait in
+/// the watch's queue.
 pub const LIST_TAKES: SignedDuration = SignedDuration::from_secs(60);
 
 // === impl Look ===
 
 impl Look<'_> {
-    /// Takes the answer to a patch.
+    /// Handles the answer to a patch.
     pub(super) fn answered(&mut self, answer: PatchAnswer) {
         let now = self.state.now;
         let counted = self.entry.counted(now);
         self.entry.patch.in_flight = false;
-        // It may have been made all the same; anything else is a clear answer.
+        // Without an answer the patch may have been made; every other answer is definite.
         let unknown = matches!(answer, PatchAnswer::Unknown);
         let in_doubt = (self.entry.patch.taking_out && unknown).then(|| now + DOUBT);
         self.entry.patch.in_doubt = in_doubt;
@@ -59,7 +59,8 @@ impl Look<'_> {
         self.again();
     }
 
-    /// Says that a patch has not brought all that it was to, though the API server has answered that it was made.
+    /// Journals that the API server answered a patch as made, and parts of it are missing on the
+    /// node.
     fn note_dropped(&mut self, dropped: &[String]) {
         if dropped.is_empty() {
             return;
@@ -72,14 +73,14 @@ impl Look<'_> {
         self.note(Note::new(EntryKind::Answer, text), Some(Level::Warn));
     }
 
-    /// Takes the answer to the change of a rule.
+    /// Handles the answer to the change of a rule.
     pub(super) fn rule_answered(&mut self, rule: &str, result: Result<(), Failure>) {
         let taints = &mut self.entry.stages.device_taints;
         taints.answered(rule, result, self.state.now);
         self.again();
     }
 
-    /// Takes news of the pods of the node.
+    /// Handles a change of the node's pods.
     pub(super) fn take_pods(&mut self, news: PodNews) {
         let now = self.state.now;
         if self.entry.stages.drain.take_pods(news, now) {
@@ -87,14 +88,14 @@ impl Look<'_> {
         }
     }
 
-    /// Takes the answer to the removal of a pod.
+    /// Handles the answer to the removal of a pod.
     pub(super) fn removal_answered(&mut self, uid: &str, answer: RemovalAnswer) {
         if self.in_stages(|stages, _, asks| stages.drain.removal_answered(uid, answer, asks)) {
             self.again();
         }
     }
 
-    /// Takes news of the custom resource of the node's drain or repair.
+    /// Handles a change of the custom resource of the node's drain or remediation.
     pub(super) fn take_resource(&mut self, resource: &str, news: ResourceNews) {
         let is_ours = self.in_stages(|stages, facts, asks| {
             let of_drain = stages.drain.custom.take(facts, resource, &news, asks);
@@ -105,7 +106,7 @@ impl Look<'_> {
         }
     }
 
-    /// Takes the answer to a custom resource that was to be made.
+    /// Handles the answer to the creation of a custom resource.
     pub(super) fn resource_made(&mut self, key: &str, answer: CreateAnswer) {
         let is_ours = self.in_stages(|stages, facts, asks| {
             let of_drain = stages.drain.custom.made(facts, key, &answer, asks);
@@ -117,16 +118,16 @@ impl Look<'_> {
         }
     }
 
-    /// Takes in whether the store has appended events of the node, and up to which position.
+    /// Handles the store's answer to an append of events.
     pub(super) fn appended(&mut self, result: Result<Option<Position>, ()>) {
         match (self.entry.claim.awaits.take(), result) {
             (Some(Awaits::TakenOver { listed }), Ok(up_to)) => {
-                // Stored now, or before, if under another id.
+                // The store has them now, if under another id for some.
                 self.entry.claim.known.extend(listed);
                 self.entry.claim.awaits = up_to.map(Awaits::Feed);
             }
             (Some(Awaits::OfOurs { text }), Ok(up_to)) => {
-                // What follows is decided by what is open then.
+                // The decision follows once the feed has delivered them.
                 self.entry.claim.awaits = up_to.map(Awaits::Feed);
                 let note = Note::new(EntryKind::Attention, text);
                 let now = self.state.now;
@@ -139,12 +140,13 @@ impl Look<'_> {
         self.agenda.dirty.insert(self.name.to_owned());
     }
 
-    /// Takes a view of the node in, unless it is older than what is known: the watch may still
-    /// deliver states from before our own last patch. Returns whether anything has changed
-    /// that decisions look at.
+    /// Sets the observed state of the node, unless it is outdated: the watch may still deliver
+    /// states from before the own last patch. Returns whether anything that decisions depend on
+    /// has changed.
     ///
-    /// The state in a list, which began at `listing`, is taken all the same where no patch can be newer:
-    /// after etcd was restored from a backup, nodes have lower versions than before.
+    /// A state from a list that began at `listing` counts even with a lower version, if no patch
+    /// can be newer: after a restore of etcd from a backup, nodes have lower versions than
+    /// before.
     pub(super) fn take_view(&mut self, view: Arc<NodeView>, listing: Option<Timestamp>) -> bool {
         let now = self.state.now;
         if self.entry.knows_newer(&view) {
@@ -175,7 +177,7 @@ impl Look<'_> {
         changed
     }
 
-    /// Returns whether the node is new to the brake, or counts among others than before.
+    /// Returns whether the node is new to the brake, or counts in another group than before.
     fn moved(&self, view: &NodeView) -> bool {
         let Some(before) = &self.entry.view else {
             return true;

@@ -1,4 +1,4 @@
-//! What followed from the faults of a node, and from what it did.
+//! Cached results of decisions, with the inputs they depend on.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use model::position::Position;
 use policy::Policy;
 use policy::assess::{Desired, Dismissal};
 
-/// What is wanted for a node, and from what that follows.
+/// Cached assessment of a node's faults, with its inputs.
 #[derive(Debug)]
 pub(super) struct Judged {
     pub(super) view: Arc<NodeView>,
@@ -20,16 +20,16 @@ pub(super) struct Judged {
     pub(super) desired: Desired,
 }
 
-/// What was told of a node last.
+/// Inputs of the conditions last written for a node.
 #[derive(Debug)]
 pub(super) struct Told {
     pub(super) view: Arc<NodeView>,
     pub(super) faults: Vec<Reported>,
-    /// Number of checks that have spoken of it; none is forgotten.
+    /// Number of checks that have reported on the node; it only grows.
     pub(super) heard: usize,
 }
 
-/// The state of a fault: what opened it, and its newest report.
+/// Version of a fault: what opened it, and its newest report.
 #[derive(Debug, PartialEq)]
 pub(super) struct Reported {
     seq: Position,

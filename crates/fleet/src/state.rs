@@ -1,4 +1,4 @@
-//! What decisions about all nodes share: settings, policy, faults, devices, switches.
+//! State that the decisions about all nodes share: settings, policy, faults, devices, switches.
 
 use std::sync::Arc;
 
@@ -15,33 +15,33 @@ use super::{Owns, Settings, Switched};
 use crate::brake::Hold;
 use crate::remediation::validation::ValidationConfig;
 
-/// What decisions about all nodes share: settings, policy, faults, devices, switches.
+/// State that the decisions about all nodes share.
 #[derive(Debug)]
 pub(super) struct FleetState {
     pub(super) settings: Settings,
-    /// The policy in force; `None` where it is not known yet.
+    /// The policy in force; `None` until one is loaded.
     pub(super) policy: Option<Arc<Policy>>,
     pub(super) book: FaultBook,
     pub(super) devices: Devices,
-    /// The switches that people have set.
+    /// Switches that people have set in the cluster.
     pub(super) switched: Switched,
-    /// The time at which the store was made, see `Ownership::kept_by_another`.
+    /// Time when the store was created; see `Ownership::kept_by_another`.
     pub(super) begun: Timestamp,
     pub(super) now: Timestamp,
-    /// True once all events that were stored at the start are in the book.
+    /// True once all events that were stored at the start are in the fault book.
     pub(super) caught_up: bool,
-    /// True once the cluster's nodes are known, and where there is no cluster.
+    /// True once the nodes of the cluster are listed, and always without a cluster.
     pub(super) listed: bool,
 }
 
 impl FleetState {
-    /// Returns the hold on all new quarantines now.
+    /// Returns the hold on all new quarantines.
     pub(super) fn stop(&self) -> Option<Hold> {
         self.switched.stop(self.settings.brake, self.now)
     }
 
-    /// Returns what is wanted for a node of which nothing is known but its faults; nothing where there is
-    /// no policy.
+    /// Returns what the faults of a node ask for if nothing else is known of it; nothing without
+    /// a policy.
     pub(super) fn desired_of_unknown(&self, node: &str) -> Desired {
         let Some(policy) = &self.policy else {
             return Desired::default();
@@ -50,7 +50,8 @@ impl FleetState {
         assess(faults, policy, &NodeView::unknown(node), &devices, None)
     }
 
-    /// Returns the devices of a node that can be tainted; none where the policy does not ask.
+    /// Returns the devices of a node that can be tainted; none where the policy has no device
+    /// taints.
     pub(super) fn devices_of(&self, node: &str) -> NodeDevices {
         let asks = |policy: &Arc<Policy>| policy.device_taints.is_some();
         if self.policy.as_ref().is_some_and(asks) {
@@ -65,20 +66,20 @@ impl FleetState {
         self.settings.mode.writes() && self.settings.cluster
     }
 
-    /// Returns how nodes are validated; `None`: they are not.
+    /// Returns how nodes are validated; `None` where validation is off.
     pub(super) fn validates(&self) -> Option<&ValidationConfig> {
         self.settings.remediation.as_deref()?.validation.as_ref()
     }
 
-    /// Returns whether the devices are not known yet, and the policy asks for them.
+    /// Returns whether the policy needs devices that are not listed yet.
     pub(super) fn awaits_devices(&self) -> bool {
         let asks = |policy: &Arc<Policy>| policy.device_taints.is_some();
         self.devices.watch == DeviceWatch::Pending && self.policy.as_ref().is_some_and(asks)
     }
 
-    /// Returns whether a rule is ours: of a controller, or of our own store where we run for one
-    /// node. One of our node that another store has made before ours began was left behind by a
-    /// store that was lost; see `Ownership::kept_by_another`.
+    /// Returns whether a rule belongs to this gpuwarden: to a controller, or to its own store on
+    /// a node. A rule for the own node that is older than the store was left behind by a store
+    /// that was lost; see `Ownership::kept_by_another`.
     pub(super) fn owns_rule(&self, rule: &Rule) -> bool {
         match &self.settings.owns {
             Owns::All => rule.spec.by == Maker::Controller,

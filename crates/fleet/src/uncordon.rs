@@ -1,4 +1,4 @@
-//! The times at which machines uncordon nodes, and take taints away ([`crate::session::uncordon`]).
+//! Times of machines that uncordon nodes, or remove taints ([`crate::session::uncordon`]).
 
 use model::attempt::{Attempt, RemediationMark};
 use model::node::NodeView;
@@ -13,8 +13,8 @@ use crate::remediation::validation::Validation;
 use contract::effective_action_name;
 
 impl NodeEntry {
-    /// Returns why an uncordon of the node that is seen now is a machine's, for people; `None`: it is a
-    /// person's.
+    /// Returns why an uncordon of the node that is observed now is a machine's, for people;
+    /// `None` if it is a person's.
     pub(super) fn machines(&self, fleet: &FleetState) -> Option<String> {
         let rule = fleet.policy.as_ref()?.uncordon;
         if rule == Uncordon::Releases {
@@ -36,8 +36,8 @@ impl NodeEntry {
         (rule == Uncordon::Never).then(|| ", which gives no node back by the policy".to_owned())
     }
 
-    /// Returns whether a repair that was begun is under way, or waits for its validation or the recovery of the
-    /// faults.
+    /// Returns whether an attempt that was begun is under way, or waits for the validation or
+    /// the recovery of the faults.
     fn is_repairing(&self, fleet: &FleetState, own: &Ownership, mark: &RemediationMark) -> bool {
         let Some(last) = mark.repairs().last() else {
             return false;
@@ -47,12 +47,14 @@ impl NodeEntry {
             let awaits = validation && !lists_validation(own) || self.is_awaited(fleet, last);
             return last.succeeded() && mark.person.is_none() && awaits;
         }
-        // Where nobody can see whether it was made, or begun, it may have been.
+        // If nobody can tell whether its resource was created, or its work begun, it may have
+        // been.
         let remediation = &self.stages.remediation;
         remediation.may_be_made(last) || remediation.has_begun(last).unwrap_or(true)
     }
 
-    /// Returns whether the faults that an attempt has repaired are not over, or its validation is not.
+    /// Returns whether the faults that an attempt has remediated, or its validation, are still
+    /// open.
     fn is_awaited(&self, fleet: &FleetState, repaired: &Attempt) -> bool {
         let view = self.observed.as_ref().map(|observed| &observed.view);
         let mut faults = view
@@ -65,7 +67,7 @@ impl NodeEntry {
         })
     }
 
-    /// Returns whether a person took back what the session of the node did.
+    /// Returns whether a person took back the session's changes on the node.
     pub(super) fn is_undone_by_person(&self, fleet: &FleetState) -> bool {
         let observed = self.observed.as_ref();
         let gone = observed.is_some_and(|observed| {
@@ -76,7 +78,8 @@ impl NodeEntry {
     }
 }
 
-/// Returns whether the node is validated because it is new, and has registered just now: that is its first boot.
+/// Returns whether the node is validated because it is new, and has registered just now: this is
+/// its first boot.
 fn is_new(fleet: &FleetState, view: &NodeView, own: &Ownership) -> bool {
     let new = Some(Validation::Admission);
     let mut events = own.events.iter();

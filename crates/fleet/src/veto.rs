@@ -1,5 +1,5 @@
-//! A veto: a person holds back what would be begun next on a node that is out of service, its drain or its
-//! repair, and does not end the session. It stands on the node ([`keys::VETO`]), and ends by itself.
+//! A veto: a person holds back the next drain or remediation of an out-of-service node, without
+//! ending its session. It is an annotation of the node ([`keys::VETO`]), and ends by itself.
 
 use std::fmt;
 
@@ -11,29 +11,29 @@ use serde::{Deserialize, Serialize};
 
 use crate::brake::pause::Pause;
 
-/// Longest time ahead for which a veto counts: whoever needs a node for longer hands it over
-/// ([`keys::HANDED_OVER_LABEL`]), and one that is forgotten does not keep it from its repair for ever.
+/// Longest veto that counts, from now on: a node that is needed for longer is handed over
+/// ([`keys::HANDED_OVER_LABEL`]), and a forgotten veto does not block its remediation for ever.
 pub const LONGEST: SignedDuration = SignedDuration::from_hours(7 * 24);
 /// Longest name and reason that are shown, in bytes.
 const SHOWN_BYTES: usize = 253;
 
-/// A veto of a person, the value of [`keys::VETO`]. Displayed for people.
+/// A person's veto, the value of [`keys::VETO`]. Displayed for people.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Veto {
-    /// The person.
+    /// Name of the person.
     #[serde(default)]
     pub by: String,
-    /// The reason.
+    /// Reason, as text for people.
     #[serde(default)]
     pub reason: String,
-    /// Its end.
+    /// End of the veto.
     pub until: Timestamp,
 }
 
 // === impl Veto ===
 
 impl From<&Pause> for Veto {
-    /// Returns what a pause of repairs is for each node.
+    /// Returns the veto that a pause of remediation puts on each node.
     fn from(pause: &Pause) -> Self {
         Self {
             by: pause.by.clone(),
@@ -44,12 +44,12 @@ impl From<&Pause> for Veto {
 }
 
 impl Veto {
-    /// Returns when it ends by itself; `None`: it does not.
+    /// Returns when the veto ends by itself; `None` if never.
     pub(crate) fn ends_at(&self) -> Option<Timestamp> {
         (self.until < Timestamp::MAX).then_some(self.until)
     }
 
-    /// Returns what holds for each node while it is not known whether repairs are paused, and why.
+    /// Returns the veto on each node while the pause cannot be read, for the reason `why`.
     pub(crate) fn while_unread(why: &str) -> Self {
         Self {
             by: "gpuwarden".to_owned(),
@@ -58,8 +58,8 @@ impl Veto {
         }
     }
 
-    /// Returns the veto that holds for a node; `None` where none does, or none any more. The error says why
-    /// what stands on the node is not one.
+    /// Parses the veto on a node; `None` without one, or after its end. The error says why the
+    /// annotation does not count.
     pub fn of(node: &NodeView, now: Timestamp) -> Result<Option<Self>, String> {
         let Some(text) = node.annotations.get(keys::VETO) else {
             return Ok(None);

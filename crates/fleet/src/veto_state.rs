@@ -1,5 +1,5 @@
-//! The veto of a person about a node ([`crate::veto`]): who it holds for, and what its story says of it.
-//! What it holds back is decided by the [stages](super::stage).
+//! The veto on one node ([`crate::veto`]), and its journal entries. The [stages](super::stage)
+//! decide what it holds back.
 
 use jiff::Timestamp;
 use model::journal::EntryKind;
@@ -10,21 +10,21 @@ use crate::state::FleetState;
 use crate::status::eviction::{Eviction, Skip};
 use crate::veto::Veto;
 
-/// The veto about one node.
+/// State of the veto on one node.
 #[derive(Debug, Default)]
 pub(super) struct VetoState {
-    /// The veto that holds for the node.
+    /// Veto in force, if any.
     holds: Option<Veto>,
-    /// What the story of the node says of the veto.
+    /// Last journal entry about the veto.
     says: Option<String>,
 }
 
 impl VetoState {
-    /// Takes in whether a veto holds for the node, and says what is new about that.
+    /// Updates the veto from the node and the pause, and journals changes.
     pub(super) fn take(&mut self, observed: &Observed, fleet: &FleetState, asks: &mut Asks<'_>) {
         let of_all = of_all(fleet);
         let read = Veto::of(&observed.view, fleet.now).map(|own| own.or(of_all));
-        // A node in service has nothing that is held back.
+        // A node in service has nothing to hold back.
         let read = read.map(|veto| veto.filter(|_| observed.own.is_some()));
         let (veto, says, wrong) = match read {
             Ok(Some(veto)) => {
@@ -36,7 +36,7 @@ impl VetoState {
         };
         let unread = fleet.switched.unread.as_deref();
         let unread = unread.filter(|_| observed.own.is_some());
-        // Of what is not known yet its story says nothing.
+        // The journal says nothing about a pause that cannot be read.
         self.holds = veto.or_else(|| unread.map(Veto::while_unread));
         let held = self.says.is_some();
         let news = self.says != says;
@@ -50,12 +50,12 @@ impl VetoState {
         asks.note(Note::new(EntryKind::Session, text), None);
     }
 
-    /// Returns the veto that holds for the node.
+    /// Returns the current veto.
     pub(super) fn holds(&self) -> Option<&Veto> {
         self.holds.as_ref()
     }
 
-    /// Returns what the story of the node says of the veto.
+    /// Returns the note about the veto.
     pub(super) fn says(&self) -> Option<&str> {
         self.says.as_deref()
     }
@@ -65,7 +65,7 @@ impl VetoState {
         self.holds.as_ref()?.ends_at()
     }
 
-    /// Returns the veto for which a drain waits, by how far the drain is.
+    /// Returns the veto that the drain waits for, given the drain's progress.
     pub(super) fn holds_back(&self, drain: Option<&Eviction>) -> Option<&Veto> {
         let says = drain?;
         let held = |veto: &&Veto| says.message == Skip::Veto(veto.to_string()).to_string();
@@ -73,7 +73,7 @@ impl VetoState {
     }
 }
 
-/// Returns the veto that holds for all nodes: a pause of repairs.
+/// Returns the veto on all nodes: a pause of remediation.
 fn of_all(fleet: &FleetState) -> Option<Veto> {
     let pause = fleet.switched.pause.as_ref();
     let pause = pause.filter(|pause| pause.repairs && pause.holds(fleet.now));
