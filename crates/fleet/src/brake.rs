@@ -1,14 +1,14 @@
-//! The brake: how many nodes may be taken out of service.
+//! The brake: limits on how many nodes may be taken out of service.
 //!
-//! A broken monitor, a wrong rule or a bad driver condemns every node of a cluster within
-//! seconds. The brake holds back **new** quarantines, and nothing else: what is out of
-//! service is kept in line with its faults and given back whatever the brake says. What
-//! counts against a limit is read from the nodes themselves, so a restart forgets nothing.
+//! A broken monitor, a wrong rule or a bad driver can condemn every node of a cluster within
+//! seconds. The brake holds back **new** quarantines and nothing else: nodes that are out of
+//! service are kept in line with their faults, and given back, whatever the brake says. It
+//! counts what the nodes themselves say, so a restart forgets nothing.
 //!
-//! Two kinds of limits: a [`Budget`] says how many nodes may be out at the same time, and
-//! lets the next one go as soon as there is room. A [`Window`] is NVSentinel's circuit
-//! breaker: too many nodes within a while trip it, and a person closes it again
-//! ([`switch`]). [`plan`] applies both to the nodes that wait, the gravest first.
+//! There are two kinds of limits. A [`Budget`] limits how many nodes may be out at the same
+//! time, and lets the next one go as soon as there is room. A [`Window`] is NVSentinel's circuit
+//! breaker: too many nodes within a while trip it, and a person closes it again ([`switch`]).
+//! [`plan`] applies both to the waiting nodes, gravest first.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -22,127 +22,127 @@ use policy::{Amount, Brake, Budget, DEFAULT_PERCENT, Window};
 pub mod pause;
 pub mod switch;
 
-/// In a cluster of more nodes than this, each must not act for itself (`run --quarantine` on
-/// every node). Each watches all nodes, so what the API server sends grows with the square:
-/// at 50 nodes about what one controller of 2,500 gets. And those that fail within the same
-/// moment, behind one switch, do not see each other before they go: budgets do not hold them.
+/// Largest cluster whose nodes may each act for themselves (`run --quarantine` on every node).
+/// Each gpuwarden watches all nodes, so the API server's traffic grows with the square: at 50
+/// nodes it is about that of one controller of 2,500. And nodes that fail at the same moment,
+/// behind one switch, do not observe each other before they go out: budgets do not hold them.
 pub const MOST_ALONE: usize = 50;
 
-/// Time for which a node counts as out of service after a patch to take it out whose answer was
-/// lost, unless it is seen to be one or the other before. The API server ends a request
-/// after 60 s (`--request-timeout`), and its watch tells of what was done soon after.
+/// Time that a node counts as out of service after the answer to a quarantine patch was lost,
+/// unless the node is observed before. The API server ends a request after 60 s
+/// (`--request-timeout`), and its watch delivers the result soon after.
 pub const DOUBT: SignedDuration = SignedDuration::from_secs(75);
 
-/// Most nodes that are named of those that use the room of a limit; the rest is counted.
+/// Most nodes named that use the room of a limit; the rest is counted.
 pub const NAMED: usize = 5;
 
-/// The label that GPU nodes carry: `key=value`.
+/// Label of GPU nodes: `key=value`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeLabel {
-    /// Key.
+    /// Key of the label.
     pub key: String,
-    /// Value.
+    /// Value of the label.
     pub value: String,
 }
 
-/// A node of the cluster, as far as the brake is concerned.
+/// A node of the cluster, as the brake counts it.
 #[derive(Clone, Copy, Debug)]
 pub struct Member<'a> {
-    /// Name.
+    /// Name of the node.
     pub name: &'a str,
-    /// Its labels.
+    /// Labels of the node.
     pub labels: &'a BTreeMap<String, String>,
-    /// Since when it is out of service, if it is.
+    /// Set if the node is out of service.
     pub out: Option<Out>,
 }
 
-/// A node that is out of service, or may be before we look again.
+/// A node that is out of service, or may be before the next look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Out {
-    /// Since when, where that is known; else long ago.
+    /// Time since which the node is out; `None` if unknown, which counts as long ago.
     pub since: Option<Timestamp>,
-    /// True if the node is out only because a sender asked for it (`force`), and not counted in the
-    /// window.
+    /// True if the node is out only because a sender asked for it (`force`); it is not counted
+    /// in the window.
     pub forced: bool,
 }
 
-/// A node that faults ask to take out of service, and that is in.
+/// A node in service whose faults ask for a quarantine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Candidate {
-    /// Name.
+    /// Name of the node.
     pub node: String,
     /// True if one of these faults is fatal.
     pub fatal: bool,
-    /// The time at which the oldest of these faults was first observed.
+    /// Time when the oldest of these faults was first observed.
     pub since: Timestamp,
     /// True if a sender asks for it (`force`): such a node is never held back.
     pub forced: bool,
-    /// True if earlier attempts have failed: such a node comes behind all others, and does not use
-    /// up the room for ever.
+    /// True if earlier attempts have failed: such a node comes after all others, so that it does
+    /// not use up the room for ever.
     pub failing: bool,
 }
 
-/// The cluster, its limits and the nodes that wait, from which a [`Plan`] is made.
+/// Input of [`plan`]: the cluster, its limits and the waiting nodes.
 #[derive(Clone, Debug)]
 pub struct Question<'a> {
-    /// The limits; `None`: switched off.
+    /// The limits; `None` if the brake is off.
     pub brake: Option<&'a Brake>,
-    /// The label of GPU nodes.
+    /// Label of GPU nodes.
     pub gpu_label: &'a NodeLabel,
-    /// The nodes of the cluster.
+    /// Nodes of the cluster.
     pub members: Vec<Member<'a>>,
-    /// The time at which each node that is back already was last taken out of service.
+    /// Time when each returned node was last taken out of service.
     pub recent: &'a BTreeMap<String, Timestamp>,
-    /// The time at which a person last closed the circuit breaker: nodes taken out before do not
-    /// count in the window.
+    /// Time when a person last closed the circuit breaker: nodes taken out before do not count
+    /// in the window.
     pub reset_at: Option<Timestamp>,
-    /// The hold on all of them, if there is one.
+    /// Hold on all waiting nodes, if any.
     pub stop: Option<Hold>,
-    /// The nodes that wait.
+    /// Nodes that wait to be taken out.
     pub candidates: Vec<Candidate>,
-    /// Now.
+    /// Current time of the decision.
     pub now: Timestamp,
 }
 
-/// The nodes that may go, and those that may not.
+/// Waiting nodes that may go, and those that are held back.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Plan {
-    /// Nodes to be taken out now, in this order.
+    /// Nodes to take out now, in order.
     pub start: Vec<String>,
-    /// Nodes that are held back, and by what.
+    /// Nodes that are held back, with the reason.
     pub held: BTreeMap<String, Hold>,
     /// True if the circuit breaker trips: the window is full and a node waits.
     pub trip: bool,
-    /// The use of each limit, the fullest first; of budgets that count apart only what is in use.
+    /// Use of each limit, the fullest first; of budgets with groups only the groups in use.
     pub limits: Vec<Use>,
     /// True if no node carries the GPU label, so that all nodes are counted.
     pub unlabelled: bool,
 }
 
-/// The use of a limit.
+/// Use of a limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Use {
     /// The limit, for people: `20% per rack`, `50% in 5m`.
     pub limit: String,
-    /// Value of the label by which nodes are counted apart, if they are.
+    /// Value of the label that groups the nodes, if the budget has one.
     pub domain: Option<String>,
-    /// True if it counts the nodes that carry the GPU label, false if it counts the others. See
+    /// True if the limit counts the nodes with the GPU label, false if it counts the others; see
     /// [`plan`].
     pub gpu: bool,
-    /// Nodes that count.
+    /// Number of nodes counted.
     pub used: usize,
-    /// Nodes that may.
+    /// Largest number that is allowed.
     pub allowed: usize,
-    /// Of how many.
+    /// Number of nodes in the group.
     pub of: usize,
-    /// Names of nodes that count, at most [`NAMED`].
+    /// Names of counted nodes, at most [`NAMED`].
     pub by: Vec<String>,
 }
 
-/// A reason for which a node is held back.
+/// Reason why a node is held back.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Hold {
-    /// It is not known yet what people have set, for this reason.
+    /// The pause or the circuit breaker cannot be read, for this reason.
     Unread(String),
     /// A person has paused new quarantines.
     Paused(pause::Pause),
@@ -150,14 +150,14 @@ pub enum Hold {
     Tripped,
     /// A budget is used up.
     Budget {
-        /// The budget.
+        /// Budget that is used up.
         budget: Budget,
-        /// Its use.
+        /// Use of the budget.
         room: Use,
     },
 }
 
-/// Nodes that are counted together: GPU nodes or others, and the value of a label.
+/// Key of nodes that are counted together: GPU nodes or others, and the value of a label.
 type Group<'a> = (bool, Option<&'a str>);
 
 /// A budget while it is being applied.
@@ -169,22 +169,22 @@ struct Count<'a> {
 /// The window of the circuit breaker while it is being applied.
 struct WindowCount<'a> {
     window: &'a Window,
-    /// GPU nodes that were taken out within it.
+    /// GPU nodes that were taken out within the window.
     nodes: BTreeSet<&'a str>,
     allowed: usize,
     of: usize,
 }
 
-/// The nodes of a group.
+/// Room of a group of nodes.
 #[derive(Clone, Default)]
 struct Room<'a> {
     used: usize,
     of: usize,
-    /// The first of those that use it.
+    /// Names of the first nodes that use it.
     by: Vec<&'a str>,
 }
 
-/// Returns some of several names, and how many more there are: `a, b and 3 more`.
+/// Joins some names, with the number of the others: `a, b and 3 more`.
 pub fn some_of(names: &[String], count: usize) -> String {
     let shown = names.join(", ");
     match count.saturating_sub(names.len()) {
@@ -193,14 +193,14 @@ pub fn some_of(names: &[String], count: usize) -> String {
     }
 }
 
-/// Returns which of the waiting nodes may be taken out of service.
+/// Decides which of the waiting nodes may be taken out of service.
 ///
-/// GPU nodes and other nodes are counted apart, under the same budgets: faults of other
-/// nodes use up no room of the GPU nodes, and a percentage is one of the nodes that it is
-/// about. Where no node carries the label, all count as GPU nodes. The window counts GPU
-/// nodes only.
+/// GPU nodes and other nodes are counted separately, under the same budgets: faults of other
+/// nodes use up no room of the GPU nodes, and a percentage refers to the nodes of its kind. If
+/// no node carries the label, all count as GPU nodes. The window counts GPU nodes only.
 ///
-/// A node that was held back and is not wanted any more does not come here, and so is dropped.
+/// A held node whose faults no longer ask for a quarantine is not among the candidates, and so
+/// is dropped.
 pub fn plan(mut question: Question<'_>) -> Plan {
     let mut candidates = std::mem::take(&mut question.candidates);
     let members = &question.members;
@@ -262,8 +262,8 @@ pub fn plan(mut question: Question<'_>) -> Plan {
 // === impl Candidate ===
 
 impl Candidate {
-    /// Returns the node `name`, which is in service, as one that waits; `None` where nothing asks
-    /// to take it out. `failing`: earlier attempts have failed.
+    /// Returns the candidate for the node `name`, which is in service; `None` if nothing asks to
+    /// take it out. `failing` is true if earlier attempts have failed.
     pub fn of(name: &str, desired: &Desired, failing: bool) -> Option<Self> {
         if !desired.wanted() {
             return None;
@@ -323,7 +323,7 @@ impl<'a> Count<'a> {
     fn uses(&self) -> impl Iterator<Item = Use> {
         self.groups
             .iter()
-            // All together is always shown.
+            // The group of all GPU nodes is always shown.
             .filter(|((gpu, _), room)| room.used > 0 || self.budget.per.is_none() && *gpu)
             .map(|(group, room)| self.usage(*group, room))
     }
@@ -347,7 +347,7 @@ impl<'a> Count<'a> {
 impl<'a> WindowCount<'a> {
     fn new(window: &'a Window, question: &Question<'a>, gpu: impl Fn(&Member<'_>) -> bool) -> Self {
         let counts = |at: Timestamp| {
-            // A time of the future (another's clock) is within.
+            // A time in the future, from another clock, counts as within the window.
             question.now.duration_since(at) < window.duration
                 && question.reset_at.is_none_or(|reset_at| at > reset_at)
         };
@@ -404,7 +404,7 @@ impl<'a> Room<'a> {
 // === impl NodeLabel ===
 
 impl NodeLabel {
-    /// Reads `key=value`; the error says what is wrong with it.
+    /// Parses `key=value`; the error says what is wrong.
     pub fn parse(text: &str) -> Result<Self, String> {
         let parts = text.trim().split_once('=');
         let (key, value) = parts
@@ -430,13 +430,13 @@ impl fmt::Display for NodeLabel {
 // === impl Use ===
 
 impl Use {
-    /// Returns how far it is used up: 1 is full, and more where nodes were taken out by others or
-    /// by force.
+    /// Returns the used share: 1 is full, and more where nodes were taken out by others or by
+    /// force.
     pub fn utilization(&self) -> f64 {
         if self.allowed == 0 {
             return 1.0;
         }
-        // Numbers of nodes are far below what a double holds exactly.
+        // Node counts are far below the precision of a double.
         #[allow(clippy::cast_precision_loss)]
         let part = self.used as f64 / self.allowed as f64;
         part
@@ -446,7 +446,7 @@ impl Use {
 // === impl Hold ===
 
 impl Hold {
-    /// Returns whether it is the same hindrance, whatever the numbers are by now.
+    /// Returns whether `other` has the same cause, whatever its numbers are.
     pub fn same_cause(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Unread(_), Self::Unread(_)) | (Self::Tripped, Self::Tripped) => true,
@@ -462,7 +462,7 @@ impl Hold {
         }
     }
 
-    /// Returns what it waits for, for people, and how a person makes that come.
+    /// Returns what ends the hold, for people, and how a person can do it.
     pub fn awaits(&self) -> String {
         match self {
             Self::Unread(_) => "to know whether new quarantines are paused or stopped".to_owned(),
@@ -487,7 +487,7 @@ impl Hold {
         }
     }
 
-    /// Returns its name, for programs.
+    /// Returns the name for programs.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Unread(_) => "unread",

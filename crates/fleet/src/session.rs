@@ -1,37 +1,38 @@
 //! The quarantine session of a node: a state machine without I/O.
 //!
-//! A node has one session, be it out as a whole or single devices of it: the rules that taint
-//! devices follow from it ([`crate::fleet`]).
+//! A node has one session, whether the whole node is out or only single devices of it: the rules
+//! that taint devices follow from the session ([`crate::fleet`]).
 //!
-//! What gpuwarden has done to a node is written on the node ([`model::ownership`]), in the same
-//! patch that does it; so a restart forgets nothing, with its store or without, and a recovery
-//! takes back exactly that. [`step`] compares what is wanted with what is observed and returns
-//! the effects that lead from one to the other. It may be called at any time, any number of
-//! times: it drives towards a state, and does not count messages.
+//! Each change that gpuwarden makes on a node is recorded in the node's annotations
+//! ([`model::ownership`]) by the same patch. So a restart forgets nothing, with its store or
+//! without, and a recovery takes back exactly that. [`step`] compares the desired state with the
+//! observed one and returns the effects that lead from one to the other. It may be called at any
+//! time and any number of times, since it drives towards a state and counts no messages.
 //!
-//! | wanted | ours is on the node | phase | effect |
+//! | desired | our marks on the node | phase | effect |
 //! |---|---|---|---|
-//! | no | no | Idle | |
-//! | yes, but held back | no | Held | |
-//! | yes | no | Quarantining | a patch that takes the node out |
-//! | yes | yes | Quarantined | a patch, where it is not what is wanted now |
-//! | yes, and its pods are to leave | yes | Draining | the same; its pods are evicted ([`crate::fleet`]) |
-//! | yes, and they have left | yes | Drained | the same |
-//! | yes, and it is repaired | yes | Remediating | the same; custom resources are made ([`crate::fleet`]) |
-//! | yes, and that has succeeded | yes | Remediated | the same |
-//! | yes, and a person is to repair it | yes | `RemediationFailed` | the same |
-//! | no | yes | Releasing | after the wait, a patch that gives the node back |
-//! | | yes, and a person ends it | Releasing | a patch that cleans up |
+//! | in service | no | Idle | |
+//! | out, but held back | no | Held | |
+//! | out | no | Quarantining | a patch that takes the node out |
+//! | out | yes | Quarantined | a patch, if the marks differ from the desired state |
+//! | out, and its pods are to leave | yes | Draining | the same; its pods are evicted ([`crate::fleet`]) |
+//! | out, and they have left | yes | Drained | the same |
+//! | out, and under remediation | yes | Remediating | the same; custom resources are created ([`crate::fleet`]) |
+//! | out, and that has succeeded | yes | Remediated | the same |
+//! | out, and a person is to remediate it | yes | `RemediationFailed` | the same |
+//! | in service | yes | Releasing | after the wait, a patch that gives the node back |
+//! | any, and a person ends it | yes | Releasing | a patch that cleans up |
 //!
 //! A node that has come back within the last hour waits in Releasing before it is given back
-//! again ([`returns`]); a new fault takes it back to Quarantined. A person waits for nothing.
+//! again ([`returns`]); a new fault takes it back to Quarantined. A release by a person waits
+//! for nothing.
 //!
-//! Held is the only thing that the brake can do ([`crate::brake`]): it stands before a
-//! quarantine, and nowhere else.
+//! Held is the only effect of the brake ([`crate::brake`]): it precedes a quarantine, and occurs
+//! nowhere else.
 //!
-//! A change that does not get through is tried again, ever more slowly, and after
-//! [`DEADLINE`] a person is asked; it is given up only when it is wanted no more, for a
-//! node that is not quarantined is not safe, and one that is not given back is lost.
+//! A change that fails is retried, ever more slowly, and after [`DEADLINE`] a person is asked.
+//! It is given up only when it is no longer wanted: a faulty node that is not quarantined is not
+//! safe, and one that is not given back is lost.
 
 mod change;
 mod dismissal;
@@ -58,7 +59,7 @@ pub use dismissal::dismissal;
 use policy::Policy;
 pub use step::step;
 
-/// Time after which a change that did not get through is brought to a person's attention.
+/// Time after which a change that keeps failing is brought to a person's attention.
 pub const DEADLINE: SignedDuration = SignedDuration::from_secs(60);
 /// Longest wait between two attempts.
 pub const LONGEST_RETRY: SignedDuration = SignedDuration::from_secs(30);
@@ -66,62 +67,63 @@ pub const LONGEST_RETRY: SignedDuration = SignedDuration::from_secs(30);
 /// First wait after an error; it doubles with each further one, up to [`LONGEST_RETRY`].
 const FIRST_RETRY: SignedDuration = SignedDuration::from_millis(100);
 
-/// First and longest wait where the node has changed meanwhile: what decides again has seen it soon.
+/// First and longest wait after a conflict: the next decision has observed the changed node
+/// soon.
 const CONFLICT_RETRY: (SignedDuration, SignedDuration) = (
     SignedDuration::from_millis(10),
     SignedDuration::from_secs(1),
 );
 
-/// Said of a change about which a person is asked.
+/// Awaited once a person has been asked about a change.
 const ASKED: &str = "a person: the API server has not taken the change for over a minute; it is tried \
                      again every 30 s";
 
-/// Doublings of a wait beyond which no number of failures counts; any wait is at its longest by then.
+/// Most doublings of a wait; every wait has reached its maximum by then.
 const MAX_DOUBLINGS: u32 = 19;
 
-/// The quarantine session of a node.
+/// Quarantine session of a node.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Session {
-    /// The phase in which it is.
+    /// Current phase of the session.
     pub phase: Phase,
-    /// Id of the event that opened it, by which it is known; `None` while idle.
+    /// Id of the event that opened the session, which identifies it; `None` while idle.
     pub id: Option<String>,
-    /// Since when it is in this phase.
+    /// Begin of the phase.
     pub since: Timestamp,
-    /// Number of attempts in a row that failed.
+    /// Number of failed attempts in a row.
     pub failures: u32,
-    /// Time before which a change is not tried again.
+    /// Time before which a change is not retried.
     pub not_before: Option<Timestamp>,
-    /// Since when a change is wanted that is not seen on the node.
+    /// Time since which a wanted change has not been observed on the node.
     pub pending_since: Option<Timestamp>,
     /// True once a person has been asked about that change.
     pub asked: bool,
-    /// The times at which the node has come back to service, of late.
+    /// Times when the node came back to service within the last hour; see [`returns`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub returns: Vec<Timestamp>,
-    /// The times of the repairs that were tried, of late.
+    /// Times of recent remediation attempts.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub repairs: Vec<Timestamp>,
-    /// The time at which the node may come back; `None` while it is not to.
+    /// Time when the node may come back; `None` while it is to stay out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub back_at: Option<Timestamp>,
-    /// Times of the future on the node, with those as which they count.
+    /// Times on the node that lie in the future, with the times they count as.
     #[serde(default, skip_serializing_if = "FutureTimes::is_empty")]
     pub times: FutureTimes,
-    /// The times of machines on the node, as far as they were seen.
+    /// Observed times of machines that may uncordon the node.
     #[serde(default, skip_serializing_if = "Machines::is_empty")]
     pub machines: Machines,
-    /// What machines have undone of the session.
+    /// Changes of the session that machines have undone.
     #[serde(default, skip_serializing_if = "Undone::is_empty")]
     pub undone: Undone,
-    /// What the session did and was seen on the node; `None` where nothing is known of that here.
+    /// Changes of the session observed on the node; `None` if this process has not observed it.
     #[serde(skip)]
     seen: Option<BTreeSet<String>>,
-    /// Until when the node is left without what a machine has undone.
+    /// Time until which a change that a machine has undone is left undone.
     #[serde(skip)]
     left_until: Option<Timestamp>,
-    /// True if the session is in its phase by a step of this process: what a person has done to the
-    /// node while no process was there may be of any time.
+    /// True if a step of this process has entered the phase: what people did to the node while
+    /// no process ran may have happened at any time.
     #[serde(skip)]
     pub watched: bool,
 }
@@ -130,12 +132,12 @@ pub struct Session {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Phase {
-    /// Nothing of ours is on the node, and nothing is wanted.
+    /// The node has no marks of ours, and needs none.
     #[default]
     Idle,
     /// The node is to be taken out of service, and the brake holds it back.
     Held,
-    /// The node is to be taken out of service; not yet seen there.
+    /// The node is to be taken out of service; not yet observed.
     Quarantining,
     /// The node is out of service.
     Quarantined,
@@ -143,53 +145,53 @@ pub enum Phase {
     Draining,
     /// The node is out of service, and all pods that were to leave have left.
     Drained,
-    /// The node is out of service, and is repaired.
+    /// The node is out of service and under remediation.
     Remediating,
-    /// The node is out of service and was repaired; its faults are to be over.
+    /// The node is out of service and was remediated; its faults have yet to recover.
     Remediated,
-    /// The node is out of service, and a person is to repair it.
+    /// The node is out of service, and a person has to remediate it.
     RemediationFailed,
-    /// The node is to be given back; not yet seen there.
+    /// The node is to be given back; not yet observed.
     Releasing,
 }
 
 /// A session after a step, and the effects that the step asks for.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Step {
-    /// The session from here on.
+    /// The session after the step.
     pub session: Session,
-    /// The effects, in order.
+    /// Effects to carry out, in order.
     pub effects: Vec<Effect>,
 }
 
-/// A thing that a step asks for.
+/// An action that a step asks for.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Effect {
-    /// Change the node now. Doing it twice, or late, does no harm: it is conditional on what the
-    /// step has seen.
+    /// Change the node now. Doing it twice, or late, does no harm: the patch is conditional on
+    /// what the step has observed.
     Patch(Patch),
-    /// Keep something for `explain`.
+    /// Add an entry to the journal for `explain`.
     Note(Note),
-    /// Tell by an Event of the node what machines have undone, and what follows.
+    /// Emit an Event of the node about a change that machines have undone.
     Tell(String),
 }
 
 /// A change to make on a node, and its purpose.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Patch {
-    /// The purpose.
+    /// Purpose of the change.
     pub intent: Intent,
-    /// The change.
+    /// Change to make on the node.
     pub change: NodeChange,
 }
 
-/// The purpose of a change.
+/// Purpose of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Intent {
     /// Take the node out of service.
     Quarantine,
-    /// Keep what is on the node in line with the faults that are open.
+    /// Bring the marks on the node in line with the open faults.
     Update,
     /// Give the node back.
     Release,
@@ -197,64 +199,62 @@ pub enum Intent {
     StandDown,
 }
 
-/// A note to keep for `explain`.
+/// An entry for the journal.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Note {
     /// Kind of the journal entry.
     pub kind: EntryKind,
-    /// The text for people.
+    /// Text of the entry, for people.
     pub text: String,
-    /// The same for programs; `null` where there is nothing more.
+    /// Details for programs; `null` where there are none.
     pub detail: Value,
 }
 
-/// A failure of an attempt.
+/// Failure of an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failure {
-    /// The node was not as the decision had seen it: look again, soon.
+    /// The node has changed since the decision: decide again soon.
     Conflict,
     /// The change was not made for another reason.
     Error {
-        /// The time that the server asked to wait, if it did.
+        /// Wait that the server asks for, if any.
         retry_after: Option<SignedDuration>,
     },
 }
 
-/// A node as decisions see it, and the session on it, which is read from its annotations once, when
-/// the node is seen.
+/// A node as decisions see it, with the session parsed once from its annotations.
 #[derive(Clone, Debug)]
 pub struct Observed {
-    /// The node.
+    /// Node as observed, or in a dry run as pretended.
     pub view: Arc<NodeView>,
-    /// The session that it carries, ours or another gpuwarden's; `None` where it is in service.
+    /// Session on the node, ours or another gpuwarden's; `None` where it is in service.
     pub own: Option<Arc<Ownership>>,
 }
 
-/// The marks of a session on a node, beside those of every session.
+/// Policy-dependent marks of a session on a node, beside those of every session.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Marks {
-    /// The text before the name of each cordon label.
+    /// Prefix of each cordon label.
     pub label_prefix: String,
-    /// True if a recovery leaves the reference's `uncordon-*` labels.
+    /// True if a recovery leaves NVSentinel's `uncordon-*` labels.
     pub uncordon_labels: bool,
-    /// The maker of the session, for [`SessionMark::by`](model::ownership::SessionMark::by); `None`
-    /// says nothing.
+    /// Maker of the session, for [`SessionMark::by`](model::ownership::SessionMark::by); `None`
+    /// leaves it out.
     pub maker: Option<Maker>,
     /// Id of the store behind a node's own gpuwarden, for
-    /// [`SessionMark::store`](model::ownership::SessionMark::store); `None` where a Lease says who
-    /// acts.
+    /// [`SessionMark::store`](model::ownership::SessionMark::store); `None` where a Lease
+    /// decides who acts.
     pub store: Option<String>,
 }
 
-/// Returns the node as it would be if gpuwarden had never done anything to it: what a replay begins
-/// with.
+/// Returns the node without any change of gpuwarden: the start of a replay.
 #[must_use]
 pub fn without_ours(node: &NodeView, marks: &Marks) -> NodeView {
     let silent = Marks {
         uncordon_labels: false,
         ..marks.clone()
     };
-    // Its time is only written into the labels that are left out.
+    // The time is only written into the labels that are left out.
     let release = |own| Draft::new(node, &own, &silent, Timestamp::UNIX_EPOCH).release();
     let mut change = Ownership::read(node).map_or_else(NodeChange::default, release);
     for key in [contract::keys::RELEASED_AT, contract::keys::RELEASE] {
@@ -265,7 +265,7 @@ pub fn without_ours(node: &NodeView, marks: &Marks) -> NodeView {
     node.after(&change)
 }
 
-/// Returns the wait before the next attempt where so many in a row have failed.
+/// Returns the wait before the next attempt after `failures` failures in a row.
 pub(crate) fn retry_after(failures: u32, failure: Failure) -> SignedDuration {
     let doublings = failures.saturating_sub(1).min(MAX_DOUBLINGS);
     let ((first, longest), wish) = match failure {
@@ -279,7 +279,7 @@ pub(crate) fn retry_after(failures: u32, failure: Failure) -> SignedDuration {
 // === impl Note ===
 
 impl Note {
-    /// Returns a note without a part for programs.
+    /// Creates a note without details for programs.
     pub fn new(kind: EntryKind, text: impl Into<String>) -> Self {
         Self {
             kind,
@@ -292,7 +292,7 @@ impl Note {
 // === impl Observed ===
 
 impl Observed {
-    /// Returns `view` with what is read from its annotations.
+    /// Parses the session in the annotations of `view`.
     pub fn of(view: Arc<NodeView>) -> Self {
         let own = Ownership::read(&view).map(Arc::new);
         Self { view, own }
@@ -302,7 +302,7 @@ impl Observed {
 // === impl Marks ===
 
 impl Marks {
-    /// Returns how the sessions of a policy mark a node. Who makes them is not the policy's.
+    /// Returns the marks that a policy asks for. The maker does not depend on the policy.
     pub fn of(policy: &Policy) -> Self {
         Self {
             label_prefix: policy.label_prefix.clone(),
@@ -312,7 +312,7 @@ impl Marks {
         }
     }
 
-    /// Returns the whole name of a label of the session.
+    /// Returns the full name of a label of the session.
     fn label(&self, name: &str) -> String {
         format!("{}{name}", self.label_prefix)
     }
@@ -321,7 +321,7 @@ impl Marks {
 // === impl Session ===
 
 impl Session {
-    /// Returns a session of a node that has not begun.
+    /// Creates a session that has not begun.
     pub fn idle(now: Timestamp) -> Self {
         Self {
             since: now,
@@ -335,14 +335,14 @@ impl Session {
         self.id.as_deref().filter(|_| there)
     }
 
-    /// Returns whether nothing of it is worth keeping over a restart.
+    /// Returns whether nothing in the session is worth saving.
     pub fn is_blank(&self) -> bool {
         let remembers = !(self.returns.is_empty() && self.repairs.is_empty());
         self.phase == Phase::Idle && !remembers && self.times.is_empty()
     }
 
-    /// Takes in the times that people or others have written on the node. Returns up to when
-    /// faults are dismissed, where that is to be written anew: it said a time of the future.
+    /// Updates the times that people or others have written on the node. Returns up to when
+    /// faults are dismissed, if that is to be rewritten because it lay in the future.
     pub fn take_in_times(&mut self, observed: &Observed, now: Timestamp) -> Option<Timestamp> {
         let since = observed.own.as_ref().and_then(|own| own.since);
         self.times.take_in(keys::SESSION, since, now);
@@ -351,9 +351,9 @@ impl Session {
         counts.filter(|_| counts != says)
     }
 
-    /// Takes in what the node says of the session: all of it, where it is one of which nothing is
-    /// known here (what was kept is lost, or older). Returns it with the times as which those of
-    /// the future count.
+    /// Updates the session from the node: completely, if this process does not know the session
+    /// (the saved state is lost, or older). Returns the node's marks, with future times replaced
+    /// by those they count as.
     fn take_in_own(&mut self, observed: &Observed, now: Timestamp) -> Option<Ownership> {
         let Some(own) = observed.own.as_deref() else {
             if self.back_at.take().is_some() {
@@ -381,7 +381,8 @@ impl Session {
         Some(own)
     }
 
-    /// Takes in what was kept over a restart: what waited is tried at once.
+    /// Prepares a session that was saved before a restart: changes that waited are tried at
+    /// once.
     #[must_use]
     pub fn restored(mut self, now: Timestamp) -> Self {
         self.clock_put_back(now);
@@ -391,20 +392,20 @@ impl Session {
         self
     }
 
-    /// Returns until when it waits to be given back; `None`: it does not.
+    /// Returns until when the node waits to be given back; `None` if it does not wait.
     pub fn waits_until(&self) -> Option<Timestamp> {
         let waits = self.phase == Phase::Releasing && self.pending_since.is_none();
         self.back_at.filter(|_| waits)
     }
 
-    /// Takes in that an attempt failed: the next one waits.
+    /// Records a failed attempt: the next one waits.
     pub fn failed(&mut self, failure: Failure, now: Timestamp) {
         self.failures = self.failures.saturating_add(1);
         self.not_before = Some(now + retry_after(self.failures, failure));
     }
 
-    /// Takes in that the clock was put back to `now`: a wait that was set before would last
-    /// as much longer, so it ends.
+    /// Ends waits after the clock was put back to `now`: a wait that was set before would last
+    /// that much longer.
     pub fn clock_put_back(&mut self, now: Timestamp) {
         self.not_before = None;
         self.pending_since = self.pending_since.map(|since| since.min(now));
@@ -415,7 +416,7 @@ impl Session {
         }
     }
 
-    /// Returns when to call [`step`] again after `now` even if nothing happens; `None`: not at all.
+    /// Returns when to call [`step`] again after `now` if nothing happens; `None` for never.
     pub fn wake_at(&self, now: Timestamp) -> Option<Timestamp> {
         let attention = self
             .pending_since
@@ -427,11 +428,11 @@ impl Session {
             self.waits_until(),
             self.left_until,
         ];
-        // One that is over does not hide one that is to come.
+        // A past time must not hide a later one.
         times.into_iter().flatten().filter(|at| *at > now).min()
     }
 
-    /// Takes in that the node is as it should be now.
+    /// Records that the node is in the desired state.
     fn settled(&mut self) {
         self.failures = 0;
         self.not_before = None;
@@ -439,7 +440,8 @@ impl Session {
         self.asked = false;
     }
 
-    /// Returns what is awaited of a node that is out of service before anything else, for people; `None`: nothing.
+    /// Returns what an out-of-service node awaits before anything else, for people; `None` if
+    /// nothing.
     pub fn awaits_first(&self) -> Option<String> {
         if let Some(until) = self.left_until {
             return Some(format!(
@@ -450,7 +452,7 @@ impl Session {
         (self.asked && self.phase.is_out()).then(|| ASKED.to_owned())
     }
 
-    /// Returns what is awaited, for people; `seen`: whether the cluster has the node.
+    /// Returns what the session awaits, for people; `seen` is true if the cluster has the node.
     pub fn awaits(&self, seen: bool) -> String {
         if let Some(back_at) = self.waits_until().filter(|_| seen) {
             let text = returns::text(self.returns.len(), back_at);
@@ -477,7 +479,7 @@ impl Session {
 // === impl Phase ===
 
 impl Phase {
-    /// Returns the phase of a node that is out of service, by what it says of its session.
+    /// Returns the phase of an out-of-service node, from its session mark.
     fn of(mark: &SessionMark) -> Self {
         match mark.state() {
             keys::STATE_DRAINING => Self::Draining,
@@ -489,7 +491,7 @@ impl Phase {
         }
     }
 
-    /// Returns whether the node is out of service, and no change of that is wanted.
+    /// Returns whether the node is out of service and is to stay so.
     pub fn is_out(self) -> bool {
         matches!(
             self,

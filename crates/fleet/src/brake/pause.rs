@@ -1,6 +1,6 @@
-//! A pause: a person stops new quarantines for a while, and drains and repairs where that is asked for. Written as JSON into the `ConfigMap`
-//! [`keys::CONFIG_MAP`](contract::keys::CONFIG_MAP), so that all gpuwardens of a cluster
-//! see it at once; it ends by itself.
+//! A pause: a person stops new quarantines for a while, and on request drains and remediation
+//! too. It is JSON in the `ConfigMap` [`keys::CONFIG_MAP`](contract::keys::CONFIG_MAP), so that
+//! all gpuwardens of a cluster observe it at once; it ends by itself.
 
 use std::fmt;
 
@@ -14,15 +14,15 @@ const SHOWN_CHARS: usize = 200;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Pause {
-    /// The reason.
+    /// Reason, as text for people.
     pub reason: String,
-    /// The person who has asked for it.
+    /// Person who asked for it.
     pub by: String,
-    /// Its begin.
+    /// Begin of the pause.
     pub since: Timestamp,
-    /// Its end; `None` where somebody has to end it, as with a text that cannot be read.
+    /// End of the pause; `None` where a person has to end it, as with text that cannot be read.
     pub until: Option<Timestamp>,
-    /// True if it also holds back drains and repairs, those under way too.
+    /// True if the pause also holds back drains and remediation, including those under way.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub repairs: bool,
 }
@@ -30,8 +30,8 @@ pub struct Pause {
 // === impl Pause ===
 
 impl Pause {
-    /// Reads what the `ConfigMap` has. Somebody who writes what we cannot read wants a pause
-    /// all the same.
+    /// Parses the value in the `ConfigMap`. Unreadable text counts as a pause: whoever wrote it
+    /// wanted one.
     pub fn read(text: &str) -> Option<Self> {
         let text = text.trim();
         if text.is_empty() {
@@ -47,7 +47,7 @@ impl Pause {
         Some(pause)
     }
 
-    /// Returns whether it holds.
+    /// Returns whether the pause holds at `now`.
     pub fn holds(&self, now: Timestamp) -> bool {
         self.until.is_none_or(|until| now < until)
     }

@@ -1,9 +1,9 @@
 //! The switch of the circuit breaker: NVSentinel's `ConfigMap` `circuit-breaker`.
 //!
-//! `data.status` is `CLOSED` or `TRIPPED`; `data.cursor` is `RESUME`, or `CREATE` to drop
-//! what has accumulated. A person edits it, and it takes effect at once. When it was
-//! tripped, closed again and emptied is kept beside it in annotations, so that whoever
-//! looks next, after a restart or on another machine, knows it too.
+//! `data.status` is `CLOSED` or `TRIPPED`; `data.cursor` is `RESUME`, or `CREATE` to drop what
+//! has accumulated. A person edits it, and the edit takes effect at once. Annotations beside it
+//! record when it was tripped, closed and emptied, so that a restart, or another machine, knows
+//! it too.
 
 use std::collections::BTreeMap;
 
@@ -12,53 +12,53 @@ use jiff::Timestamp;
 
 use model::future::FutureTimes;
 
-/// The switch as it stands in the cluster.
+/// State of the switch in the cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Switch {
     /// True if the `ConfigMap` exists.
     pub exists: bool,
-    /// The state of the circuit breaker.
+    /// State of the circuit breaker.
     pub state: BreakerState,
     /// True if a person asks to drop what has accumulated.
     pub drop_asked: bool,
-    /// The time at which it was tripped, by the window or by hand; kept until the next look after a
-    /// person has closed it.
+    /// Time when it was tripped, by the window or by a person; kept until [`Switch::settle`]
+    /// records that a person has closed it.
     pub tripped_at: Option<Timestamp>,
-    /// The time at which a person last closed it, or at which a missing `ConfigMap` was made.
+    /// Time when a person last closed it, or a missing `ConfigMap` was created.
     pub reset_at: Option<Timestamp>,
-    /// The time at which what had accumulated was last dropped: faults last reported up to then
-    /// start no session.
+    /// Time when accumulated faults were last dropped: faults last reported up to then start no
+    /// session.
     pub dropped_at: Option<Timestamp>,
-    /// Reasons to write its annotations anew, see [`Switch::taken_in`].
+    /// Reasons to rewrite its annotations; see [`Switch::following`].
     pub amended: Vec<&'static str>,
 }
 
-/// The state of the circuit breaker.
+/// State of the circuit breaker.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum BreakerState {
-    /// New quarantines go on.
+    /// New quarantines are allowed.
     #[default]
     Closed,
     /// All new quarantines are held back until a person closes it.
     Tripped,
-    /// A word that is neither; held back, as nobody writes it without a reason.
+    /// Any other word. Quarantines are held back, since a person had a reason to write it.
     Odd(String),
 }
 
 /// A change of the `ConfigMap`, conditional on what was read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SwitchChange {
-    /// The switch as it is to be.
+    /// The switch after the change.
     pub wanted: Switch,
-    /// The reason, for people.
+    /// Reason, as text for people.
     pub why: String,
 }
 
 // === impl Switch ===
 
 impl Switch {
-    /// Reads the `ConfigMap`'s data and annotations. What is missing counts as NVSentinel's
-    /// beginning: closed.
+    /// Parses the data and annotations of the `ConfigMap`. A missing status counts as closed, as
+    /// NVSentinel begins.
     pub fn read(data: &BTreeMap<String, String>, annotations: &BTreeMap<String, String>) -> Self {
         let word = |key: &str| data.get(key).map(|text| text.trim()).unwrap_or_default();
         let time = |key: &str| annotations.get(key)?.trim().parse().ok();
@@ -81,11 +81,11 @@ impl Switch {
         }
     }
 
-    /// Takes in what was read, where the `ConfigMap` said `before` until then.
+    /// Returns the switch as it follows `before`, the last one read.
     ///
-    /// Whoever makes it anew, or replaces it, writes what they want, and none of our
-    /// annotations: what these said goes on, so that a tripped one that comes back closed
-    /// was closed by a person. A time of the future counts as when it was first seen.
+    /// Whoever recreates or replaces the `ConfigMap` writes no annotations of ours: those of
+    /// `before` stay valid, so that a tripped switch that comes back closed was closed by a
+    /// person. A time in the future counts as the time when it was first observed.
     #[must_use]
     pub fn taken_in(
         mut self,
@@ -118,8 +118,9 @@ impl Switch {
         self
     }
 
-    /// Returns what follows from what people have set, and from `trip`, that the window is full.
-    /// `None`: nothing. Calling it again on what is wanted changes nothing.
+    /// Returns the change to make after people's edits, and after `trip`, which is true if the
+    /// window is full; `None` if nothing is to change. Settling the result again changes
+    /// nothing.
     pub fn settle(&self, trip: bool, now: Timestamp) -> Option<SwitchChange> {
         let mut wanted = Self {
             exists: true,
@@ -129,7 +130,7 @@ impl Switch {
         let mut why = self.amended.clone();
         if !self.exists {
             why.push("the ConfigMap did not exist");
-            // Deleting it is one of the reference's ways to close it.
+            // Deleting the `ConfigMap` is one of NVSentinel's ways to close the breaker.
             wanted.reset_at = self.reset_at.or(Some(now));
         }
         if self.drop_asked {
@@ -164,7 +165,7 @@ impl Switch {
 // === impl BreakerState ===
 
 impl BreakerState {
-    /// Returns the word as it stands in the `ConfigMap`.
+    /// Returns the word in the `ConfigMap`.
     pub fn name(&self) -> &str {
         match self {
             Self::Closed => keys::BREAKER_CLOSED,
@@ -209,7 +210,7 @@ mod tests {
         let change = Switch::default().settle(false, at(5)).unwrap();
         assert_eq!(change.wanted.state, BreakerState::Closed);
         assert_eq!(change.wanted.settle(false, at(6)), None);
-        // And trips in its own time: it has to be there first.
+        // The trip is a second step: the `ConfigMap` has to exist first.
         assert!(change.wanted.settle(true, at(6)).is_some());
     }
 
@@ -232,7 +233,7 @@ mod tests {
         );
         assert!(!reset.drop_asked);
         assert_eq!(reset.settle(false, at(21)), None);
-        // Dropping by itself closes nothing.
+        // Dropping alone does not close it.
         let tripped = switch("TRIPPED", "CREATE")
             .settle(false, at(30))
             .unwrap()
@@ -283,7 +284,7 @@ mod tests {
             (Some(at(10)), None, Some(at(5)))
         );
         assert_eq!(tripped.settle(false, at(21)), None);
-        // What has annotations of its own says all.
+        // A switch with annotations of its own keeps them.
         let ours = Switch {
             reset_at: Some(at(15)),
             ..switch("CLOSED", "RESUME")
@@ -304,7 +305,7 @@ mod tests {
             ..switch("TRIPPED", "RESUME")
         };
         let mut times = FutureTimes::default();
-        // Where it cannot be written, it is read again and again.
+        // A change that cannot be written is decided again and again.
         for now in [20, 30] {
             let taken = read.clone().taken_in(None, &mut times, at(now));
             let wanted = taken.settle(false, at(now)).unwrap().wanted;

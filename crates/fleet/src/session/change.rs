@@ -1,4 +1,4 @@
-//! The changes that bring a node from what it is to what is wanted.
+//! The patches that bring a node from the observed state to the desired one.
 
 use std::collections::BTreeMap;
 
@@ -17,19 +17,20 @@ use serde_json::Value;
 use super::{Marks, Session};
 use crate::remediation::validation::Validation;
 
-/// Longest message that an event keeps in the node annotation, in bytes.
+/// Longest message of an event in the node annotation, in bytes.
 const ANNOTATED_MESSAGE_BYTES: usize = 1024;
-/// Most bytes of the events annotation. The API server takes 256 KiB for all annotations
-/// of an object; beyond our half the least grave events are left out (they count all the same).
+/// Most bytes of the events annotation. The API server allows 256 KiB for all annotations of an
+/// object; beyond half of that the least grave events are left out of the annotation, though
+/// they count all the same.
 const ANNOTATION_BYTES: usize = 128 * 1024;
 
-/// A change in the making, of a node by the session that it carries.
+/// A change of a node that carries a session, while it is being built.
 pub(super) struct Draft<'a> {
     node: &'a NodeView,
     own: &'a Ownership,
     marks: &'a Marks,
     now: Timestamp,
-    /// True if what others have undone is to be put back.
+    /// True to restore what others have undone.
     puts_back: bool,
     change: NodeChange,
 }
@@ -59,7 +60,7 @@ pub(super) fn quarantine(
     };
     let mut draft = Draft::new(node, &own, marks, now);
     draft.bring_in_line(desired, released_at);
-    // A request to release a node means the session that it had then, and no later one.
+    // A release request applies to the session of its time, and to no later one.
     for mark in [
         keys::UNCORDONED_MANUALLY,
         keys::UNTAINTED_MANUALLY,
@@ -73,7 +74,7 @@ pub(super) fn quarantine(
 // === impl Draft ===
 
 impl<'a> Draft<'a> {
-    /// Returns a change of nothing yet.
+    /// Creates an empty change.
     pub(super) fn new(
         node: &'a NodeView,
         own: &'a Ownership,
@@ -90,9 +91,9 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// Returns the change that brings what the session has done in line with what is wanted.
-    /// `released_at` is to be written in the place of a time of the future. `puts_back`: whether what the session
-    /// did is done again where others have undone it.
+    /// Returns the change that brings the session's marks in line with the desired state.
+    /// `released_at` replaces a time in the future; `puts_back` restores what others have
+    /// undone.
     pub(super) fn update(
         mut self,
         desired: &Desired,
@@ -104,8 +105,8 @@ impl<'a> Draft<'a> {
         self.change
     }
 
-    /// Returns the change that notes on the node until when it waits to be given back: it is not
-    /// given back earlier by who has lost what it knew.
+    /// Returns the change that records on the node until when it waits to be given back, so that
+    /// a process that has lost its state does not give it back earlier.
     pub(super) fn note_wait(mut self) -> NodeChange {
         let mark = &self.own.mark;
         let (gpus, remediation) = (mark.drain_gpus.clone(), mark.remediation.clone());
@@ -113,7 +114,7 @@ impl<'a> Draft<'a> {
         self.change
     }
 
-    /// Returns the change that gives the node back as it was.
+    /// Returns the change that gives the node back in its former state.
     pub(super) fn release(mut self) -> NodeChange {
         if self.own.cordoned {
             self.uncordon();
@@ -122,10 +123,10 @@ impl<'a> Draft<'a> {
         self.change
     }
 
-    /// Returns the change that cleans up after a person has ended the session, or does what they
-    /// asked for, and remembers it.
+    /// Returns the change that cleans up after a person has ended the session, or carries out
+    /// their request, and records it.
     pub(super) fn stand_down(mut self, by_hand: ByHand, released_at: Timestamp) -> NodeChange {
-        // Who removes a taint leaves the cordon, as the reference has it.
+        // Removing a taint by hand leaves the cordon, as in NVSentinel.
         if self.own.cordoned && !self.own.cordon_pre_existing && by_hand == ByHand::Released {
             self.change.unschedulable = self.node.unschedulable.then_some(false);
         }
@@ -139,7 +140,7 @@ impl<'a> Draft<'a> {
         self.change
     }
 
-    /// Sets an annotation, or removes it, where that is a change.
+    /// Sets or removes an annotation, if that is a change.
     fn annotate(&mut self, key: &str, value: Option<String>) {
         if self.node.annotations.get(key) != value.as_ref() {
             self.change.annotations.insert(key.to_owned(), value);
@@ -151,9 +152,9 @@ impl<'a> Draft<'a> {
             self.annotate(keys::RELEASED_AT, Some(released_at.to_string()));
         }
         let mut labels = BTreeMap::new();
-        // Where only devices are out, nothing on the node says to others that it is.
+        // If only devices are out, the node's labels do not say that it is.
         let (was_out, is_out) = (self.own.takes_node_out(), desired.takes_node_out());
-        // Where more is to leave than before, it begins anew.
+        // If more pods are to leave than before, the drain begins anew.
         let goes_on = self.own.mark.drain_of(&desired.drain_gpus);
         let drain = desired.drain.map(|stage| {
             let mut mark = goes_on.unwrap_or(DrainMark {
@@ -205,7 +206,7 @@ impl<'a> Draft<'a> {
         self.write_session(labels, drain, gpus, remediation);
     }
 
-    /// Cordons the node, and adds the labels that say so.
+    /// Cordons the node, and adds the labels that describe the cordon.
     fn cordon(&mut self, desired: &Desired, labels: &mut BTreeMap<String, String>) {
         let is_true = || Some(keys::TRUE.to_owned());
         self.annotate(keys::QUARANTINE_IS_CORDONED, is_true());
@@ -244,7 +245,7 @@ impl<'a> Draft<'a> {
         self.restore_labels(|label| label != keys::STATE_LABEL);
     }
 
-    /// Writes the labels that the reference leaves on a node that it gives back.
+    /// Writes the labels that NVSentinel leaves on a node that it gives back.
     fn write_uncordon_labels(&mut self) {
         const SUFFIX: &str = "-removed";
         let cordon_reason = self.node.labels.get(&self.marks.label(keys::CORDON_REASON));
@@ -284,7 +285,7 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// Returns the time as a label can hold it.
+    /// Formats the time as a label value.
     fn label_time(&self) -> String {
         self.now.strftime(CORDON_TIME).to_string()
     }
@@ -295,8 +296,8 @@ impl<'a> Draft<'a> {
         let mut applied = Vec::new();
         for taint in wanted {
             let known = own.taints.iter().find(|known| known.taint == *taint);
-            // A node cannot have two taints of one key and effect: what is there stays, unless
-            // it is ours and goes now.
+            // A node cannot have two taints of one key and effect: an existing one stays, unless
+            // it is ours and is removed now.
             let occupied = node.taints.iter().any(|on| {
                 let goes = own.added(&on.taint) && !wanted.contains(&on.taint);
                 on.taint.key == taint.key && on.taint.effect == taint.effect && !goes
@@ -322,7 +323,7 @@ impl<'a> Draft<'a> {
         applied
     }
 
-    /// Has a new node begin that was validated, or that a person lets in.
+    /// Marks a new node as admitted, once validated or let in by a person.
     fn admit(&mut self) {
         let new = |event| Validation::of(event) == Some(Validation::Admission);
         if !self.own.events.iter().any(new) {
@@ -334,7 +335,7 @@ impl<'a> Draft<'a> {
         self.change.remove_taints.extend(registered.cloned());
     }
 
-    /// Removes the taints and the annotations of the session, and restores the labels.
+    /// Removes the taints and annotations of the session, and restores the labels.
     fn clean_up(&mut self) {
         self.taint(&[]);
         self.admit();
@@ -353,7 +354,7 @@ impl<'a> Draft<'a> {
         self.restore_labels(|_| true);
     }
 
-    /// Sets labels, and writes the session annotation, which keeps what they replace.
+    /// Sets labels, and writes the session annotation, which records the values they replace.
     fn write_session(
         &mut self,
         labels: BTreeMap<String, String>,
@@ -377,7 +378,8 @@ impl<'a> Draft<'a> {
         let mut mark = own.mark.clone();
         (mark.drain, mark.drain_gpus) = (drain, drain_gpus);
         mark.remediation = remediation;
-        // Signed anew by whoever keeps it from here on; see `Ownership::kept_by_another`.
+        // The gpuwarden that keeps the session from here on signs it; see
+        // `Ownership::kept_by_another`.
         if marks.store.is_some() && mark.by == marks.maker && mark.store != marks.store {
             (mark.store, mark.taken_over) = (marks.store.clone(), Some(self.now));
         }
@@ -392,12 +394,12 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// Gives labels of ours the value that they had before.
+    /// Restores our labels to their former values.
     fn restore_labels(&mut self, which: impl Fn(&str) -> bool) {
         let own = self.own;
         let labels = own.replaced_labels.clone().unwrap_or_else(|| {
             let mut labels = BTreeMap::from([(keys::STATE_LABEL.to_owned(), None)]);
-            // With a cordon that was there before, the reference writes no cordon labels.
+            // If the cordon was there before, NVSentinel writes no cordon labels.
             if own.cordoned && !own.cordon_pre_existing {
                 let cordon = [keys::CORDON_BY, keys::CORDON_REASON, keys::CORDON_TIMESTAMP];
                 labels.extend(cordon.map(|name| (self.marks.label(name), None)));
@@ -430,8 +432,8 @@ fn events_text(events: &[CountedEvent]) -> String {
     text
 }
 
-/// Returns an event as it is listed: without metadata, and with fewer entities, where it would not
-/// fit otherwise. The node is to be taken out also for such an event.
+/// Returns an event as listed: without metadata, and with fewer entities, if it would not fit
+/// otherwise. The node must be taken out for such an event too.
 fn event_value(event: &HealthEvent) -> Value {
     let mut short = event.clone();
     short

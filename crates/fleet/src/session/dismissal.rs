@@ -1,4 +1,4 @@
-//! The faults that a person has dismissed by giving a node back.
+//! Dismissal of faults by a person who gives a node back.
 
 use contract::keys;
 use jiff::{SignedDuration, Timestamp};
@@ -8,10 +8,10 @@ use policy::assess::{CountedEvent, Desired, Dismissal, DismissedBy};
 
 use super::Observed;
 
-/// Returns the faults of a node that do not count: those that a person has dismissed by giving the
-/// node back, or by dropping what the brake had held back at `dropped_at`. The latter are
-/// those of nodes that were in service then: a session that had begun keeps its faults.
-/// `times` says as what times of the future on the node count.
+/// Returns which faults of a node do not count: those that a person has dismissed by giving the
+/// node back, or by dropping at `dropped_at` what the brake had held back. A drop applies to
+/// nodes that were in service then: a session that had begun keeps its faults. `times` maps
+/// times in the future on the node to those they count as.
 pub fn dismissal(
     observed: &Observed,
     dropped_at: Option<Timestamp>,
@@ -39,8 +39,8 @@ pub fn dismissal(
     }
 }
 
-/// Returns when the newest report of the faults that the node lists was accepted. These are
-/// the faults that a person who ends the session has seen and dismissed.
+/// Returns when the newest report of the faults listed on the node was accepted: a person who
+/// ends the session has seen those faults, and dismisses them.
 pub(super) fn newest_listed(own: &Ownership, desired: &Desired) -> Option<Timestamp> {
     desired
         .events
@@ -50,8 +50,8 @@ pub(super) fn newest_listed(own: &Ownership, desired: &Desired) -> Option<Timest
         .max()
 }
 
-/// Returns the last moment up to `now` before a fault was reported that the node does not list yet,
-/// and that a person who ends the session cannot have seen.
+/// Returns the last moment, up to `now`, before the first report of a fault that the node does
+/// not list: a person who ends the session cannot have seen that fault.
 pub(super) fn before_unlisted(own: &Ownership, desired: &Desired, now: Timestamp) -> Timestamp {
     let listed = |id: &str| own.events.iter().any(|event| event.id == id);
     let unlisted = desired.events.iter().filter(|one| !listed(&one.event.id));
@@ -89,7 +89,7 @@ mod tests {
         assert_eq!(up_to(&node, None), Some(at(50)));
         assert_eq!(up_to(&node, Some(at(40))), Some(at(50)));
         assert_eq!(up_to(&node, Some(at(60))), Some(at(60)));
-        // In a session since 70: what was dropped at 80 was dropped elsewhere.
+        // The session began at 70, so a drop at 80 concerned other nodes.
         let session = SessionAnnotation {
             id: "s".into(),
             since: at(70),

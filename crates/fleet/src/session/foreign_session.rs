@@ -1,7 +1,7 @@
-//! The session of another gpuwarden, for people: whose it is, and what ends it.
+//! The session of another gpuwarden, for people: its owner, and what ends it.
 //!
-//! It is left alone ([`super::step`] is not asked), and counts as out of service. Whoever made
-//! it ends it; where that one is gone for good, a person does, with the commands named here.
+//! It is left alone ([`super::step`] is not called), and the node counts as out of service. Its
+//! owner ends it; where the owner is gone for good, a person does, with the commands named here.
 
 use jiff::Timestamp;
 use model::node::{NodeChange, NodeView};
@@ -10,15 +10,15 @@ use model::ownership::{Maker, Ownership};
 use super::Marks;
 use super::change::Draft;
 
-/// Said where the node is the one that this process runs on.
+/// Warning about a foreign session on the node that this process runs on.
 pub const ON_OUR_NODE: &str =
     "session on our node by another store: two gpuwardens run for one node name, or did; stop one";
 
-/// Longest id of a store that is shown, in characters: anybody may have written it who may
-/// annotate the node.
+/// Longest id of a store that is shown, in characters: the id is untrusted, since anyone who may
+/// annotate the node may have written it.
 const STORE_CHARS: usize = 64;
 
-/// Returns who has made the session on the node `name`.
+/// Returns who made the session on the node `name`, for people.
 pub fn who(own: &Ownership, name: &str) -> String {
     match &own.mark.by {
         Some(Maker::Node) => match &own.mark.store {
@@ -34,21 +34,21 @@ pub fn who(own: &Ownership, name: &str) -> String {
     }
 }
 
-/// Returns since when it is there: ` since 2027-01-15T08:00:00Z`; empty where nothing tells.
+/// Returns since when the session exists: ` since 2027-01-15T08:00:00Z`; empty if unknown.
 pub fn since(own: &Ownership) -> String {
     (own.since).map_or_else(String::new, |at| format!(" since {at:.0}"))
 }
 
-/// Returns the command that takes off the node what the session has done to it.
+/// Returns the command that removes the changes of the session from the node.
 pub fn end_by_hand(own: &Ownership, node: &NodeView) -> String {
     let marks = Marks::default();
     let change = Draft::new(node, own, &marks, Timestamp::UNIX_EPOCH).release();
     kubectl(&change, &node.name).join(" && ")
 }
 
-/// Returns the commands that make a change on a node. What was before is read from an annotation,
-/// which anybody may have written who may annotate the node, and a person pastes these into a
-/// shell: what no API server would take is left out.
+/// Returns the commands that make a change on a node. The former values come from an annotation,
+/// which anyone who may annotate the node may have written, and a person pastes these commands
+/// into a shell: values that no API server would accept are left out.
 fn kubectl(change: &NodeChange, node: &str) -> Vec<String> {
     let edit = |(key, value): (&String, &Option<String>)| match value {
         Some(value) => format!("{key}={value}"),
@@ -83,8 +83,8 @@ fn kubectl(change: &NodeChange, node: &str) -> Vec<String> {
     commands
 }
 
-/// Returns whether a text can be the key or the value of a label, or a time: such a one needs no
-/// quotes in a shell, and is no flag.
+/// Returns whether a text can be the key or the value of a label, or a time: such a text needs
+/// no quotes in a shell, and is no flag.
 fn is_plain(text: &str) -> bool {
     let mut bytes = text.bytes();
     bytes

@@ -1,35 +1,35 @@
-//! The returns of a node to service of late, and the wait before the next one.
+//! Recent returns of a node to service, and the wait before the next one.
 //!
-//! A fault and its recovery in turn, from a monitor that cannot decide or a sender that means
-//! harm, would take a node out and give it back many times a second. Who is taken out at once
-//! need not come back at once: the first return within an hour does, the further ones wait
-//! ever longer. While it waits, a new fault keeps the node out, in the same session.
+//! Alternating faults and recoveries, from a monitor that cannot decide or a malicious sender,
+//! would take a node out and give it back many times a second. A node that is taken out at once
+//! need not come back at once: the first return within an hour is immediate, and further ones
+//! wait ever longer. During the wait a new fault keeps the node out, in the same session.
 
 use jiff::{SignedDuration, Timestamp};
 
 /// Time within which returns count.
 pub const WITHIN: SignedDuration = SignedDuration::from_hours(1);
-/// Wait before the second return; each further one waits twice as long.
+/// Wait before the second return; each further one doubles it.
 pub const FIRST_WAIT: SignedDuration = SignedDuration::from_secs(30);
-/// Longest wait: a node that is well comes back, and with it an hour has few returns.
+/// Longest wait: a healthy node comes back, and an hour still has few returns.
 pub const LONGEST_WAIT: SignedDuration = SignedDuration::from_mins(10);
 
-/// Most returns that are remembered, the newest: a node that waits comes back less often within an
-/// hour, and further ones wait no longer.
+/// Most returns remembered, the newest: given the waits, a node comes back less often within an
+/// hour, and more returns would not lengthen the wait.
 pub const MAX_RETURNS: usize = 16;
 
-/// Returns how long a node waits that has come back `returns` times within the hour.
+/// Returns how long a node waits after `returns` returns within the hour.
 pub fn wait(returns: usize) -> SignedDuration {
     let Some(doublings) = returns.checked_sub(1) else {
         return SignedDuration::ZERO;
     };
-    // 30 s, 1, 2, 4, 8 and 10 minutes.
+    // Waits of 30 s, then 1, 2, 4, 8 and 10 minutes.
     let doublings = u32::try_from(doublings).unwrap_or(u32::MAX).min(5);
     (FIRST_WAIT * 2_i32.pow(doublings)).min(LONGEST_WAIT)
 }
 
-/// Adds further returns to those that are known, and forgets those that do not count any more at
-/// `now`. Anybody may have written them who may annotate the node.
+/// Adds further returns to the known ones, and drops those that no longer count at `now`. The
+/// input is untrusted: anyone who may annotate the node may have written it.
 pub fn keep(
     known: &mut Vec<Timestamp>,
     further: impl IntoIterator<Item = Timestamp>,

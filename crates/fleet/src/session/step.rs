@@ -1,5 +1,5 @@
-//! One step of a session: from what is wanted and what is observed to the next change of the node.
-//! The table of all steps is in [`super`].
+//! Steps a session: from the desired and the observed state to the next change of the node.
+//! [`super`] has the table of all steps.
 
 use std::collections::BTreeSet;
 
@@ -20,11 +20,11 @@ use super::{
 };
 use crate::brake::Hold;
 
-/// Returns the session after the next step, and what is to be done.
+/// Returns the session after the next step, and the effects to carry out.
 ///
-/// `observed` is the node as last seen, or `None` where the cluster does not know it.
-/// `hold` is why the node must not be taken out now; it has no say in anything else. `machines` is why
-/// an uncordon that is seen now is a machine's; `None`: it is a person's.
+/// `observed` is the node as last observed, or `None` where the cluster does not have it. `hold`
+/// says why the node must not be taken out now; it affects nothing else. `machines` says why an
+/// uncordon observed now counts as a machine's; `None` means a person's.
 pub fn step(
     session: &Session,
     desired: &Desired,
@@ -40,7 +40,7 @@ pub fn step(
         effects: Vec::new(),
     };
     let Some(observed) = observed else {
-        // Nothing to change. Once the node appears, this is called again.
+        // There is nothing to change before the node appears.
         let phase = if wanted {
             Phase::Quarantining
         } else {
@@ -70,7 +70,7 @@ pub fn step(
                     .unwrap_or(now),
             };
             step.enter(Phase::of(&own.mark), desired, since, "seen on the node");
-            // A drain and a remediation say themselves since when.
+            // The marks of a drain and of a remediation have times of their own.
             let own_since = own.since.filter(|_| stands_since.is_some());
             let own = own.in_phase(own_since.unwrap_or(step.session.since), None);
             let puts_back = matches!(gone, Gone::PutBack(_));
@@ -97,16 +97,16 @@ pub fn step(
 /// The end of a session by a person.
 struct EndByHand {
     by_hand: ByHand,
-    /// Reports of faults are dismissed up to then.
+    /// Reports up to this time are dismissed.
     dismissed_up_to: Timestamp,
-    /// The text for people.
+    /// Reason, as text for people.
     why: String,
 }
 
-/// Returns the end that a person makes of the session; `None` where nobody does.
+/// Returns how a person ends the session; `None` if nobody does.
 ///
-/// Where no fault asks for the quarantine any more, an undone cordon or taint does not
-/// count: the node is given back as after any recovery, the cordon included.
+/// If no fault asks for the quarantine, an undone cordon or taint does not count: the node is
+/// given back as after any recovery, including its cordon.
 fn ended_by_hand(
     session: &Session,
     node: &NodeView,
@@ -116,9 +116,9 @@ fn ended_by_hand(
     now: Timestamp,
 ) -> Option<EndByHand> {
     let newest = newest_listed(own, desired);
-    // Where we have seen the node out of service, it was done just now: what was reported before
-    // and is told later (a count, an outbox) is dismissed with it. Else nobody knows when, and
-    // what has come since may be new.
+    // If this process has observed the node out of service, the person acted just now: earlier
+    // reports that arrive late (a count, an outbox) are dismissed too. Otherwise the time is
+    // unknown, and newer reports may be new.
     let newest = newest.max(session.watched.then(|| before_unlisted(own, desired, now)));
     if let Some(request) = ReleaseRequest::read(node) {
         let dismissed_up_to = request.dismisses_until(newest, now);
@@ -151,7 +151,7 @@ fn ended_by_hand(
 // === impl Step ===
 
 impl Step {
-    /// Has the session be in `phase`, since then where it was not.
+    /// Enters `phase`, if the session is in another one, with `since` as its begin.
     fn enter(&mut self, phase: Phase, desired: &Desired, since: Timestamp, why: &str) {
         let session = &mut self.session;
         let from = session.phase;
@@ -181,7 +181,8 @@ impl Step {
         }));
     }
 
-    /// Takes a node out of service that carries nothing of ours, where that is wanted and nothing holds it back.
+    /// Takes a node without our marks out of service, if its faults ask for it and nothing holds
+    /// it back.
     fn without_ours(
         &mut self,
         node: &NodeView,
@@ -191,7 +192,7 @@ impl Step {
         released_at: Option<Timestamp>,
         now: Timestamp,
     ) {
-        // Of what is done to it from here on nothing was seen yet.
+        // None of the changes to come has been observed yet.
         self.session.seen = desired.wanted().then(BTreeSet::new);
         if !desired.wanted() {
             return self.enter(Phase::Idle, desired, now, "nothing of ours is on the node");
@@ -221,13 +222,13 @@ impl Step {
         self.session.back_at = None;
         let watched = self.session.watched;
         self.enter(Phase::Releasing, desired, now, &ending.why);
-        // Who has not seen it done does not know when it was, however often it is tried.
+        // A process that did not observe the change cannot date it, however often it retries.
         self.session.watched = watched;
         let change = Draft::new(node, own, marks, now).stand_down(ending.by_hand, up_to);
         self.drive(Intent::StandDown, change, now);
     }
 
-    /// Gives the node back, once it has waited; what a person did by hand waits for nothing.
+    /// Gives the node back after its wait; a change that a person made by hand does not wait.
     fn give_back(&mut self, node: &NodeView, own: Ownership, marks: &Marks, now: Timestamp) {
         let session = &mut self.session;
         let begins = session.back_at.is_none();
@@ -254,8 +255,7 @@ impl Step {
         self.drive(Intent::Update, change, now);
     }
 
-    /// Makes a change, where it is one and it is time; asks a person where it does not get
-    /// through.
+    /// Requests a change, if there is one and it is due; asks a person if it keeps failing.
     fn drive(&mut self, intent: Intent, change: NodeChange, now: Timestamp) {
         let session = &mut self.session;
         if change.is_empty() {

@@ -1,18 +1,19 @@
-//! Whose an uncordon was: a person's, which gives the node back, or a machine's, which is undone.
+//! Verdict on an uncordon: a person's gives the node back, a machine's is undone.
 //!
-//! Nothing on a node says who uncordoned it. Programs that load or upgrade drivers uncordon nodes which
-//! they have not cordoned, but they do it at known times ([`crate::fleet`] has these); at any other time it was
-//! a person. A taint of the session that somebody took away is judged alike.
+//! Nothing on a node says who uncordoned it. Programs that load or upgrade drivers uncordon
+//! nodes that they have not cordoned, but they do so at known times ([`crate::fleet`] knows
+//! these); at any other time it was a person. The removal of a quarantine taint is judged alike.
 //!
-//! | seen on the node | is |
+//! | observed on the node | verdict |
 //! |---|---|
-//! | a request to release it | a person's word, whenever it is |
-//! | what the session did was never there | a change that has not arrived: it is tried again |
-//! | it is gone, at a time of machines | undone, [`MOST_UNDONE`] times within an hour; then a person is asked, and it is undone after the hour |
-//! | it is gone, at another time | a person's word: the session ends |
+//! | a request to release it | a person's, at any time |
+//! | the session's change was never observed | the change has not arrived: it is retried |
+//! | the change is gone, at a time of machines | undone, [`MOST_UNDONE`] times within an hour; then a person is asked, and it is undone after the hour |
+//! | the change is gone, at another time | a person's: the session ends |
 //!
-//! Where it was once taken for a machine's, it stays so until the node is out of service again: the time of
-//! machines may be over by then. What is remembered for that stands on the node.
+//! An uncordon that was once judged a machine's stays so until the node is out of service again,
+//! since the time of machines may be over by then. The state needed for that is recorded on the
+//! node.
 
 use std::collections::BTreeSet;
 
@@ -23,31 +24,31 @@ use policy::assess::Desired;
 
 use super::{Observed, Phase, Session};
 
-/// Most uncordons that are undone within [`UNDONE_WITHIN`]. A driver that is loaded uncordons its node once or
-/// twice, and an hour may have two boots; whatever does it more often would go on for ever.
+/// Most uncordons undone within [`UNDONE_WITHIN`]. Loading a driver uncordons its node once or
+/// twice, and an hour may have two boots; anything more frequent would never stop.
 pub const MOST_UNDONE: usize = 5;
-/// Time within which they count.
+/// Time within which undone uncordons count.
 pub const UNDONE_WITHIN: SignedDuration = SignedDuration::from_hours(1);
 
-/// What is to be said of what is gone, and done about it.
+/// Verdict on the changes of a session that are gone from the node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Gone {
-    /// Nothing is gone that is wanted.
+    /// No wanted change is gone.
     Nothing,
-    /// A person took it back.
+    /// A person took the change back.
     ByHand(ByHand),
-    /// It is to be put where it belongs; with what is to be told, if that is news.
+    /// The change is restored; with a message on the first occasion.
     PutBack(Option<String>),
-    /// It stays away until then; with what is to be told, if that is news.
+    /// The change stays undone until then; with a message on the first occasion.
     Left(Timestamp, Option<String>),
 }
 
 // === impl Session ===
 
 impl Session {
-    /// Takes in what a state of a node tells of the times of machines, and which of what its session did is there,
-    /// whether or not anything is decided in that state. Of a session of which nothing is known here, the node says
-    /// what was seen before.
+    /// Records what an observed state says about the times of machines, and which changes of the
+    /// session are present, whether or not anything is decided in that state. For a session that
+    /// this process does not know, the node says what was observed before.
     pub fn take_in_view(&mut self, observed: &Observed, now: Timestamp) {
         if let (Some(seen), Some(own)) = (&mut self.seen, &observed.own) {
             let there = own.deeds(&observed.view).filter(|(_, there)| *there);
@@ -62,23 +63,24 @@ impl Session {
         self.machines.take_in(&observed.view, now);
     }
 
-    /// Returns whether nothing is known here of the session that the node carries.
+    /// Returns whether this process does not know the session that the node carries.
     pub(super) fn is_new_here(&self, own: &Ownership) -> bool {
         self.id.as_ref() != Some(&own.session_id) || matches!(self.phase, Phase::Idle | Phase::Held)
     }
 
-    /// Returns whether what is gone from the node counts as undone by a machine, whatever the time is now.
+    /// Returns whether the missing change counts as undone by a machine, whatever the time is
+    /// now.
     pub fn is_undone(&self) -> bool {
         self.undone.since.is_some()
     }
 
-    /// Takes in what the session did and others can undo: which of it was seen on the node, and what machines have
-    /// undone. `own` then says so too.
+    /// Updates which changes of the session were observed on the node, and what machines have
+    /// undone, in the session and in `own`.
     pub(super) fn take_in_deeds(&mut self, own: &mut Ownership, node: &NodeView, is_new: bool) {
         let asked: BTreeSet<String> = own.deeds(node).map(|(deed, _)| deed).collect();
         let there = own.deeds(node).filter(|(_, there)| *there);
         let there: BTreeSet<String> = there.map(|(deed, _)| deed).collect();
-        // Of one that has come just now nothing was seen before.
+        // For a session that has just begun nothing was observed before.
         let seen = self.seen.take().filter(|seen| !is_new || seen.is_empty());
         let seen = seen.unwrap_or_else(|| {
             let missing = |deed: &&String| !own.mark.missing.contains(deed);
@@ -88,7 +90,8 @@ impl Session {
         seen.extend(there);
         own.mark.missing = asked.difference(&seen).cloned().collect();
         self.seen = Some(seen);
-        // What was put back is counted by who has seen it done: on the node, where it has a place.
+        // The count of restored changes belongs on the node, where there is a place for it: only
+        // a process that observes a restored change counts it.
         if is_new || own.replaced_labels.is_some() {
             self.undone.put_back.clone_from(&own.mark.undone.put_back);
         }
@@ -102,8 +105,8 @@ impl Session {
         own.mark.machines.clone_from(&self.machines);
     }
 
-    /// Returns what is gone of what the session did, and what follows. `machines` says why it was a machine, where
-    /// it is the time of one.
+    /// Returns the verdict on the missing changes of the session. `machines` says why it counts
+    /// as a machine's, at the times of machines.
     pub(super) fn judge(
         &mut self,
         own: &mut Ownership,
@@ -114,7 +117,7 @@ impl Session {
     ) -> Gone {
         let was_left = self.left_until.take().is_some();
         if !desired.wanted() {
-            return Gone::Nothing; // Given back as after any recovery.
+            return Gone::Nothing; // The node is given back as after any recovery.
         }
         let Some(by_hand) = own.undone_by_hand(node) else {
             let missing = !own.mark.missing.is_empty();
