@@ -1,12 +1,13 @@
-//! The stages of a node's way out of service and back.
+//! Stages of a node's way out of service and back.
 //!
-//! A look at a node is: every stage plans what it wants of the node, the session steps, every stage acts on
-//! what the node says then ([`look`](super::look)). A stage reads the [`Facts`] and changes its own state;
-//! everything else it asks for with [`Asks`]. What one stage needs to know of another is a fact.
+//! In a look at a node every stage plans what the session is to record of it, the session steps,
+//! and every stage acts on what the node then says ([`look`](super::look)). A stage reads the
+//! [`Facts`] and changes its own state; it requests everything else through [`Asks`]. If one
+//! stage depends on another, the dependency is a fact.
 //!
-//! To add a stage: a file here with its state and `impl Stage`, a field of [`Stages`] and its name in
-//! [`Stages::all`] and [`Stages::all_mut`], and, where it asks for something new, an [`Effect`] and its arm in the
-//! controller.
+//! To add a stage: a file here with its state and `impl Stage`, a field of [`Stages`] and its
+//! name in [`Stages::all`] and [`Stages::all_mut`], and, where it requests something new, an
+//! [`Effect`] and its arm in the controller.
 
 use std::ops::ControlFlow;
 
@@ -37,11 +38,12 @@ use validation::ValidationState;
 
 /// A stage of a node's way out of service and back.
 pub(super) trait Stage {
-    /// Begins a look: until the stage wants something in it, nothing need go on.
+    /// Begins a look: resets what the stage wanted in the last one, such as its watch.
     fn begin(&mut self) {}
 
-    /// Writes into `desired` what the session is to say of the stage. `Break` where something has to be known
-    /// first that the stage has asked for: then the session does not step, and no stage acts.
+    /// Writes into `desired` what the session is to record of the stage. Returns `Break` while
+    /// an answer is missing that the stage has asked for: then the session does not step, and no
+    /// stage acts.
     fn plan(
         &mut self,
         _facts: &Facts<'_>,
@@ -51,27 +53,26 @@ pub(super) trait Stage {
         ControlFlow::Continue(())
     }
 
-    /// Does what follows from the state of the node and from what is wanted of it, after the session has
-    /// stepped.
+    /// Acts on the state of the node and on `desired`, after the session has stepped.
     fn act(&mut self, facts: &Facts<'_>, desired: &Desired, asks: &mut Asks<'_>);
 
-    /// Starts or stops watching what the stage watches, to match what the look has asked for.
+    /// Starts or stops the stage's watches, to match what the look asked for.
     fn settle(&mut self, _asks: &mut Asks<'_>) {}
 
-    /// Returns when the node is to be looked at even if nothing happens to it.
+    /// Returns when to look at the node again if nothing happens.
     fn wake_at(&self, now: Timestamp) -> Option<Timestamp>;
 
-    /// Returns whether the answer to a request is still to come: until then the node is not forgotten.
+    /// Returns whether the answer to a request is missing: until then the node's entry is kept.
     fn awaits_answer(&self) -> bool;
 
     /// Adjusts waits and times after the clock was put back to `now`.
     fn clock_moved_back(&mut self, now: Timestamp);
 
-    /// Gives up all requests whose answers are still to come: they were lost.
+    /// Gives up all requests without an answer: the answers were lost.
     fn answers_lost(&mut self);
 }
 
-/// The stages of one node.
+/// Stages of one node.
 #[derive(Debug, Default)]
 pub(super) struct Stages {
     validation: ValidationState,
@@ -81,7 +82,7 @@ pub(super) struct Stages {
     pub(super) remediation: RemediationState,
 }
 
-/// What a stage may read while its node is looked at.
+/// Facts that a stage may read during a look at its node.
 #[derive(Clone, Copy)]
 pub(super) struct Facts<'a> {
     pub(super) name: &'a str,
@@ -90,22 +91,22 @@ pub(super) struct Facts<'a> {
     pub(super) observed: Option<&'a Observed>,
     /// True if the node carries a session now, or a dry run pretends so.
     pub(super) in_session: bool,
-    /// The session of the node as a whole.
+    /// Session of the node.
     pub(super) session: &'a Session,
-    /// The veto of a person that holds for the node.
+    /// A person's veto on the node.
     pub(super) veto: Option<&'a Veto>,
-    /// True if a person has taken back what the session did on the node.
+    /// True if a person has taken back the session's changes on the node.
     pub(super) undone_by_person: bool,
-    /// True where the reset of GPUs is not enough, and the node as a whole is repaired.
+    /// True if a reset of GPUs is not enough, and the whole node is remediated.
     pub(super) repairs_whole_node: bool,
-    /// True while a patch is under way that may change whether the node is out of service.
+    /// True while a patch is in flight that may change whether the node is out of service.
     pub(super) unsettled: bool,
 }
 
-/// What is asked for in a look at one node.
+/// Requests that the stages of one node make during a look.
 pub(super) struct Asks<'a> {
     agenda: &'a mut Agenda,
-    /// The question to the store about the node.
+    /// Question to the store about the node.
     awaits: &'a mut Option<Awaits>,
     node: &'a str,
     session: Option<String>,
@@ -115,9 +116,9 @@ pub(super) struct Asks<'a> {
 // === impl Stages ===
 
 impl Stages {
-    /// Returns all stages, in the order in which they plan and act. Validation is the first, for it ends a look
-    /// where its events have to be stored; the hand-over comes before those that look at what is wanted; pods
-    /// leave before anything is repaired.
+    /// Returns all stages, in their order of planning and acting. Validation comes first,
+    /// because it ends a look while its events are being stored; the hand-over comes before the
+    /// stages that read what is desired; the drain precedes the remediation.
     pub(super) fn all(&self) -> [&dyn Stage; 5] {
         [
             &self.validation,
@@ -139,7 +140,7 @@ impl Stages {
         ]
     }
 
-    /// Returns when the node is to be looked at even if nothing happens to it.
+    /// Returns when to look at the node again if nothing happens.
     pub(super) fn wake_at(&self, now: Timestamp) -> Option<Timestamp> {
         let times = self
             .all()
@@ -148,7 +149,7 @@ impl Stages {
         times.filter(|at| *at > now).min()
     }
 
-    /// Returns whether the answer to a request of a stage is still to come.
+    /// Returns whether the answer to a request of a stage is missing.
     pub(super) fn await_answer(&self) -> bool {
         self.all().into_iter().any(Stage::awaits_answer)
     }
@@ -157,7 +158,7 @@ impl Stages {
 // === impl Facts ===
 
 impl<'a> Facts<'a> {
-    /// Returns the node, and what is ours on it; `None` where it carries no session.
+    /// Returns the node and the session on it; `None` where it carries no session.
     pub(super) fn ours(&self) -> Option<(&'a Observed, &'a Ownership)> {
         let observed = self.observed?;
         Some((observed, observed.own.as_deref()?))
@@ -196,13 +197,13 @@ impl<'a> Asks<'a> {
         self.now
     }
 
-    /// Asks for an effect.
+    /// Requests an effect from the caller.
     pub(super) fn effect(&mut self, effect: Effect) {
         self.agenda.effects.push(effect);
     }
 
-    /// Appends events of our own to the store, and notes `text` once they are stored. Until then the node is
-    /// not looked at.
+    /// Appends events of gpuwarden itself to the store, and journals `text` once they are
+    /// stored. Until then nothing is decided about the node.
     pub(super) fn append(&mut self, events: Vec<HealthEvent>, purpose: Purpose, text: String) {
         let now = self.now;
         let events = events.into_iter().map(|mut event| {
@@ -217,7 +218,7 @@ impl<'a> Asks<'a> {
         });
     }
 
-    /// Adds a note to the story of the node; with a level, it is logged, too.
+    /// Adds an entry to the journal of the node; with a level, logs it too.
     pub(super) fn note(&mut self, note: Note, level: Option<Level>) {
         let session = self.session.as_deref();
         self.agenda.note(self.now, self.node, session, note, level);
@@ -228,17 +229,17 @@ impl<'a> Asks<'a> {
         self.agenda.log(level, Some(self.node), text);
     }
 
-    /// Asks people to look at the node.
+    /// Journals and logs something that needs a person's attention.
     pub(super) fn call_attention(&mut self, text: String) {
         self.agenda.call_attention(self.now, self.node, text);
     }
 
-    /// Has the node looked at again at once.
+    /// Marks the node for another look.
     pub(super) fn look_again(&mut self) {
         self.agenda.dirty.insert(self.node.to_owned());
     }
 
-    /// Has the node shown anew.
+    /// Marks the node to be shown anew.
     pub(super) fn show(&mut self) {
         self.agenda.unshown.insert(self.node.to_owned());
     }

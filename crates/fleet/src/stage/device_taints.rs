@@ -1,9 +1,9 @@
-//! The stage that taints single devices of a node, by `DeviceTaintRule`s.
+//! The device-taint stage: taints single devices of a node by `DeviceTaintRule`s.
 //!
-//! The rules of a node follow from its session: the node says that it has one, and then its
-//! devices get the taints that its faults ask for; without one they get those that only inform.
-//! So the brake, a pause, a release, a dry run and the wait of a node that flaps hold for devices
-//! as they do for the node, and a rule that was left behind is deleted by whoever comes next.
+//! The rules of a node follow from its session: once the node's mark says that it has one, its
+//! devices get the taints that its faults ask for; without a session they get only informational
+//! ones. So the brake, a pause, a release, a dry run and the wait of a flapping node hold for
+//! devices as for nodes, and a rule that was left behind is deleted by the next process.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -23,18 +23,18 @@ use crate::state::FleetState;
 use crate::view::DeviceView;
 use crate::{Effect, Level, PlannedRule};
 
-/// Most pods that one line of a story names.
+/// Most pods named in one line of a journal.
 const PODS_NAMED: usize = 10;
 
-/// The rules that taint devices of one node.
+/// Rules that taint devices of one node.
 #[derive(Debug, Default)]
 pub(crate) struct DeviceTaints {
-    /// Names of the rules with a change under way.
+    /// Names of the rules with a change in flight.
     in_flight: BTreeSet<String>,
-    /// Rules as a dry run pretends to have made them; `None`: deleted.
+    /// Rules that a dry run pretends to have changed; `None` if deleted.
     pretended: BTreeMap<String, Option<Rule>>,
     retry: Retry,
-    /// The time since which a change is wanted that is not made.
+    /// Time since which a wanted change has not been made.
     pending_since: Option<Timestamp>,
     /// True once a person has been asked about that change.
     asked: bool,
@@ -43,7 +43,7 @@ pub(crate) struct DeviceTaints {
 // === impl DeviceTaints ===
 
 impl DeviceTaints {
-    /// Takes the answer to a change of a rule.
+    /// Handles the answer to a change of a rule.
     pub(crate) fn answered(&mut self, rule: &str, result: Result<(), Failure>, now: Timestamp) {
         self.in_flight.remove(rule);
         match result {
@@ -52,7 +52,7 @@ impl DeviceTaints {
         }
     }
 
-    /// Returns the rules on devices of the node that are ours, as decisions see them.
+    /// Returns our rules on devices of the node, as decisions see them.
     pub(crate) fn rules(&self, node: &str, fleet: &FleetState) -> Vec<Rule> {
         let rules = fleet.devices.rules_of(node);
         let rules = rules.filter(|rule| fleet.owns_rule(rule)).cloned();
@@ -67,7 +67,7 @@ impl DeviceTaints {
         rules.into_values().collect()
     }
 
-    /// Returns the devices of the node that we have tainted, as they are shown.
+    /// Returns the views of the devices of the node that we have tainted.
     pub(crate) fn show(&self, node: &str, fleet: &FleetState) -> Vec<DeviceView> {
         let mut shown: BTreeMap<DeviceId, DeviceView> = BTreeMap::new();
         for Rule { spec, eviction, .. } in self.rules(node, fleet) {
@@ -87,8 +87,8 @@ impl DeviceTaints {
         shown.into_values().collect()
     }
 
-    /// Returns the changes that make the rules of the node what they should be, but for those of
-    /// rules with a change under way.
+    /// Returns the changes that align the rules of the node with `desired`, except rules with a
+    /// change in flight.
     fn changes(&self, facts: &Facts<'_>, desired: &Desired) -> Vec<RuleChange> {
         let seen = self.rules(facts.name, facts.state);
         let in_session = facts.in_session;
@@ -102,7 +102,7 @@ impl DeviceTaints {
                 wanted.insert((device.clone(), taint.key.clone()), taint);
             }
         }
-        // A node that waits to be given back keeps what it is out with.
+        // A node that waits to be given back keeps the taints that it is out with.
         if in_session && !desired.wanted() {
             let out = seen.iter().map(|rule| &rule.spec);
             for spec in out.filter(|spec| spec.taint.effect > TaintEffect::None) {
@@ -130,7 +130,7 @@ impl DeviceTaints {
         changes
     }
 
-    /// Asks for the change of a rule; in a dry run goes on as if it had been made.
+    /// Requests the change of a rule; a dry run pretends that it was made.
     fn plan_rule(&mut self, facts: &Facts<'_>, change: RuleChange, asks: &mut Asks<'_>) {
         let fleet = facts.state;
         let pods = fleet.devices.pods(change.device());
@@ -172,11 +172,11 @@ impl DeviceTaints {
 }
 
 impl Stage for DeviceTaints {
-    /// Brings the rules of the node in line with what is wanted.
+    /// Aligns the rules of the node with `desired`.
     fn act(&mut self, facts: &Facts<'_>, desired: &Desired, asks: &mut Asks<'_>) {
         let now = facts.state.now;
         if facts.unsettled {
-            return; // Looked at again when the node says what it is.
+            return; // The answer to the patch triggers another look.
         }
         let changes = self.changes(facts, desired);
         if changes.is_empty() {
@@ -245,7 +245,7 @@ fn rule_spec(
     }
 }
 
-/// Returns who uses a device, for people; nothing where nobody does.
+/// Returns the pods that use a device, for people; empty if there are none.
 fn users(pods: &BTreeSet<&str>) -> String {
     let mut text = String::new();
     if pods.is_empty() {
@@ -258,7 +258,7 @@ fn users(pods: &BTreeSet<&str>) -> String {
     };
     let named: Vec<&str> = pods.iter().copied().take(PODS_NAMED).collect();
     let more = pods.len() - named.len();
-    // Writing to a string does not fail.
+    // Writing to a string cannot fail.
     let _ = write!(text, "; {} {verb} it: {}", pods.len(), named.join(", "));
     if more > 0 {
         let _ = write!(text, " and {more} more");

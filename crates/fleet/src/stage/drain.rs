@@ -1,8 +1,9 @@
-//! The stage that drains a node of its pods: by evictions, or by a [custom resource](custom).
+//! The drain stage: removes the pods of a node by evictions, or by a [custom resource](custom).
 //!
-//! A drain follows from the node's session: the node says that it is being drained, and then each of its
-//! pods gets what [`crate::drain::fate`] says. So a release, an uncordon and a recovery stop it at once, and who starts
-//! anew goes on where the node says it is. The pods are looked at only as long as that takes.
+//! A drain follows from the node's session: the node's mark says that it is being drained, and
+//! then each pod gets its [`crate::drain::fate`]. So a release, an uncordon and a recovery stop
+//! the drain at once, and a restarted process resumes it from the mark. The pods are watched
+//! only while they are needed.
 
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
@@ -34,49 +35,50 @@ use custom::CustomState;
 use messages::awaits;
 use pods::NodePods;
 
-/// Most pods of one node with a removal under way at once.
+/// Most pods of one node with a removal in flight at once.
 const MAX_AT_ONCE: usize = 8;
-/// Wait for the watch to tell that a pod is ending that was evicted.
+/// Wait for the watch to deliver that an evicted pod is ending.
 const TELLS_WITHIN: SignedDuration = SignedDuration::from_secs(10);
-/// First and longest wait before an eviction is tried again that a disruption budget refuses.
+/// First and longest wait before an eviction is retried that a disruption budget refuses.
 const REFUSED: (SignedDuration, SignedDuration) =
     (SignedDuration::from_secs(1), SignedDuration::from_secs(30));
-/// Time after the cordon in which a scheduler that has not seen it may still bind a pod to the node.
+/// Time after the cordon until no scheduler binds a pod to the node because it has not observed
+/// the cordon.
 const SETTLES: SignedDuration = SignedDuration::from_secs(1);
-/// Time for which a pod's eviction is refused, or fails, before a person is asked.
+/// Time that a pod's eviction may be refused, or fail, before a person is asked.
 const ASK_AFTER: SignedDuration = SignedDuration::from_mins(5);
 
-/// The drain of one node.
+/// State of the drain of one node.
 #[derive(Debug, Default)]
 pub(crate) struct DrainState {
-    /// The pods, while they are to be known, or an answer about one is to come.
+    /// The pods, while they are needed or an answer about one is missing.
     pods: Option<Box<NodePods>>,
-    /// The custom resource that drains the node, where one does.
+    /// The custom resource that drains the node, if one does.
     pub(crate) custom: CustomState,
-    /// How far the drain was at the last look, for the records of the node's events.
+    /// Progress of the drain at the last look, for the records of the node's events.
     eviction: Option<Box<Eviction>>,
-    /// True if the node said at the last look that it is being drained.
+    /// True if the node's mark said at the last look that it is being drained.
     begun: bool,
 }
 
-/// A drain to be carried out: what is asked for, and by which configuration.
+/// A drain to carry out, and its configuration.
 struct DrainOrder<'a> {
     drain: Drain,
-    /// UUIDs of the GPUs whose pods leave; none: all pods do.
+    /// UUIDs of the GPUs whose pods leave; empty if all pods leave.
     uuids: Vec<String>,
-    /// These GPUs, as far as they are known; `None`: all pods leave.
+    /// State of these GPUs, with the pods that hold them; `None` if all pods leave.
     gpus: Option<Gpus>,
     config: &'a DrainConfig,
 }
 
-/// A pod that leaves, in which mode, and what comes next.
+/// A pod that leaves, its mode, and what happens to it next.
 type Leaving = (PodView, DrainMode, Next);
 
 // === impl DrainOrder ===
 
 impl<'a> DrainOrder<'a> {
-    /// Returns the drain that is wanted of a node that says what of it is out of service: by the switch,
-    /// and by the senders of its faults.
+    /// Returns the drain of a node, as the settings and the senders of its faults ask for it;
+    /// `own` says what of the node is out of service.
     fn of(facts: &Facts<'a>, own: &Ownership, desired: &Desired) -> Option<Self> {
         let uuids = drained_gpus(facts, own, desired)?;
         if skips_drain(facts, own, desired).is_some() {
@@ -103,8 +105,8 @@ impl<'a> DrainOrder<'a> {
 // === impl DrainState ===
 
 impl DrainState {
-    /// Takes news of the pods. Returns whether the node is to be looked at: what a list brings is looked
-    /// at as a whole.
+    /// Handles a change of the pods. Returns whether to look at the node; during a list, only
+    /// once the list is complete.
     pub(crate) fn take_pods(&mut self, news: PodNews, now: Timestamp) -> bool {
         let Some(pods) = self.pods.as_mut().filter(|pods| pods.followed) else {
             return false;
@@ -114,7 +116,7 @@ impl DrainState {
         !listing || !pods.pods.is_coming()
     }
 
-    /// Takes the answer to the removal of a pod. Returns whether the node is to be looked at.
+    /// Handles the answer to the removal of a pod. Returns whether to look at the node.
     pub(crate) fn removal_answered(
         &mut self,
         uid: &str,
@@ -169,12 +171,12 @@ impl DrainState {
         true
     }
 
-    /// Returns what the drain waits for, for people; `None` where it is not under way.
+    /// Returns what the drain waits for, for people; `None` while no drain is under way.
     pub(crate) fn awaits(&self) -> Option<&str> {
         self.pods.as_ref()?.awaits.as_deref()
     }
 
-    /// Returns how far the drain was at the last look, for the records of the node's events.
+    /// Returns the progress of the drain at the last look, for the records of the node's events.
     pub(crate) fn eviction(&self) -> Option<&Eviction> {
         self.eviction.as_deref()
     }
@@ -183,8 +185,7 @@ impl DrainState {
         self.pods.get_or_insert_default()
     }
 
-    /// Takes in how far the drain of the node is, and adds to its story why all its pods stay, where they
-    /// do in spite of the switch.
+    /// Updates the progress of the drain, and journals why all pods stay although drains are on.
     fn note_eviction(&mut self, facts: &Facts<'_>, desired: &Desired, asks: &mut Asks<'_>) {
         let eviction = self.eviction_now(facts, desired);
         if self.eviction() == eviction.as_ref() {
@@ -198,7 +199,7 @@ impl DrainState {
         self.eviction = eviction.map(Box::new);
     }
 
-    /// Returns how far the drain of a node that is out of service is.
+    /// Returns the progress of the drain of an out-of-service node.
     fn eviction_now(&self, facts: &Facts<'_>, desired: &Desired) -> Option<Eviction> {
         let (_, own) = facts.ours().filter(|(_, own)| own.takes_node_out())?;
         let stuck = self.pods.as_ref().and_then(|pods| pods.stuck.as_deref());
@@ -220,8 +221,8 @@ impl DrainState {
         })
     }
 
-    /// Returns how far the drain of the node should be, by what is known of its pods; `gpus`: the GPUs whose
-    /// pods it is about; none: all pods.
+    /// Returns the progress that the mark should record, by the state of the pods. `gpus` are
+    /// the GPUs whose pods leave; empty if all pods leave.
     fn progress(
         &self,
         facts: &Facts<'_>,
@@ -230,7 +231,7 @@ impl DrainState {
         gpus: &[String],
     ) -> Option<DrainProgress> {
         let mark = own.mark.drain_of(gpus);
-        // What is done is done, whatever the switch says now.
+        // A completed drain stays completed, whatever the settings say now.
         if mark.is_some_and(|mark| mark.done.is_some()) && desired.drains().is_some() {
             return Some(DrainProgress::Drained);
         }
@@ -254,7 +255,7 @@ impl DrainState {
         if pods.leaving(&order, now).next().is_some() {
             return Some(DrainProgress::Draining);
         }
-        // What was missed while they were not watched comes after the word that they are.
+        // Changes missed while the watch was broken arrive after its recovery is reported.
         let settled = (own.since.max(pods.watched_again))
             .is_none_or(|since| now.duration_since(since) >= SETTLES);
         if settled {
@@ -264,8 +265,8 @@ impl DrainState {
         }
     }
 
-    /// Evicts or deletes the pods that are to leave now. `begins`: at the last look the node did not say that
-    /// it is being drained.
+    /// Evicts or deletes the pods that are to leave now. `begins` is true if the node's mark did
+    /// not say at the last look that it is being drained.
     fn remove_pods(
         &mut self,
         facts: &Facts<'_>,
@@ -295,7 +296,7 @@ impl DrainState {
             _ => awaits(&leaving, &pods.tries),
         };
         pods.awaits = Some(format!("{}{awaited}", held.unwrap_or_default()));
-        // The node is to say first that it is being drained: who comes after us sees it.
+        // The node's mark comes first, so that a successor sees the drain.
         if mark.is_none() {
             return pods.ask_about(&[], order, asks);
         }
@@ -307,7 +308,7 @@ impl DrainState {
             pods.tell_who_is_waited_for(&leaving, order.drain.since, asks);
         }
         if facts.veto.is_some() {
-            return; // Each eviction is a beginning of its own.
+            return; // Each eviction is an act of its own that a veto holds back.
         }
         for (pod, mode, next) in leaving {
             let evict = match next {
@@ -336,7 +337,7 @@ impl Stage for DrainState {
         self.custom.begin();
     }
 
-    /// Writes down how far the drain is to be, and the GPUs whose pods it is about.
+    /// Sets the progress of the drain, and the GPUs whose pods leave.
     fn plan(
         &mut self,
         facts: &Facts<'_>,
@@ -355,7 +356,7 @@ impl Stage for DrainState {
         ControlFlow::Continue(())
     }
 
-    /// Removes the pods of the node that are to leave now.
+    /// Removes the pods that are to leave now.
     fn act(&mut self, facts: &Facts<'_>, desired: &Desired, asks: &mut Asks<'_>) {
         let begins = !self.begun;
         if let Some((_, own)) = facts.ours().filter(|_| facts.session.phase.is_out())
@@ -376,7 +377,7 @@ impl Stage for DrainState {
         self.withdraw_custom(facts, desired, asks);
     }
 
-    /// Starts or stops watching the pods of the node, to match what the last look asked for.
+    /// Starts or stops watching the node's pods, to match what the last look asked for.
     fn settle(&mut self, asks: &mut Asks<'_>) {
         self.custom.settle(asks);
         let Some(pods) = &mut self.pods else {
@@ -386,7 +387,7 @@ impl Stage for DrainState {
         let changes = pods.followed != follow;
         if changes {
             let mut tries = std::mem::take(&mut pods.tries);
-            // Their answers are still to come.
+            // The answers to these are still to come.
             tries.retain(|_, one| one.in_flight);
             **pods = NodePods {
                 wanted: follow,
@@ -412,7 +413,7 @@ impl Stage for DrainState {
     }
 
     fn awaits_answer(&self) -> bool {
-        false // The API server is asked again by whoever drains the node next.
+        false // A later drain of the node repeats the request.
     }
 
     fn clock_moved_back(&mut self, now: Timestamp) {
@@ -433,7 +434,7 @@ impl Stage for DrainState {
 // === impl NodePods ===
 
 impl NodePods {
-    /// Returns when to look again even if nothing happens.
+    /// Returns when to look again if nothing happens.
     fn next_wake(
         &self,
         leaving: &[Leaving],
@@ -458,7 +459,7 @@ impl NodePods {
         times.filter(|at| *at > now).min()
     }
 
-    /// Removes a pod, where it is time; in a dry run goes on as if it had been done.
+    /// Removes a pod, if that is due; a dry run pretends that it has left.
     fn remove(
         &mut self,
         pod: &PodView,
@@ -490,8 +491,8 @@ impl NodePods {
         })));
     }
 
-    /// Tells a pod that it may write a checkpoint, where it is time; in a dry run goes on as if the pod had left.
-    /// What the pod answers, and until when it is waited for, says [`crate::drain`].
+    /// Requests that a pod writes a checkpoint, if that is due; a dry run pretends that the pod
+    /// has left. [`crate::drain`] reads the pod's answer, and limits the wait.
     fn ask_for_checkpoint(&mut self, pod: &PodView, facts: &Facts<'_>, asks: &mut Asks<'_>) {
         let text = format!("pod {} {}", pod.title(), Next::AskCheckpoint);
         if facts.state.settings.mode == Mode::DryRun {
@@ -511,7 +512,7 @@ impl NodePods {
         })));
     }
 
-    /// Says what a dry run does not do to a pod, and goes on as if the pod had left.
+    /// Journals what a dry run does not do to a pod, and pretends that the pod has left.
     fn pretend(&mut self, pod: &PodView, text: &str, asks: &mut Asks<'_>) {
         let text = format!("dry run: {text}");
         asks.log(Level::Info, text.clone());
@@ -521,28 +522,28 @@ impl NodePods {
     }
 }
 
-/// Returns what drains the node, where that is a custom resource.
+/// Returns the custom drain that applies to the node, if any.
 fn custom_of(facts: &Facts<'_>) -> Option<Arc<CustomDrain>> {
     let custom = facts.state.settings.drain.as_ref()?.custom.as_ref()?;
     let applies = custom.applies_to(&facts.observed?.view.labels);
     applies.then(|| Arc::clone(custom))
 }
 
-/// Returns why nothing is done about the pods now, whatever is wanted; `None` where something is.
+/// Returns why the pods are left alone now, whatever is desired; `None` if they are not.
 fn waits_for_others(facts: &Facts<'_>, own: &Ownership) -> Option<&'static str> {
     let view = &facts.observed?.view;
-    // Pods that leave a node that is not out of service could come back.
+    // Pods that leave a node without its cordon could come back.
     let not_out = || own.lacks_a_deed(view).then_some(NOT_OUT);
     let handed_over = view.is_handed_over().then_some(HANDED_OVER);
     handed_over.or_else(not_out)
 }
 
-/// Returns why the pods of a node that is out of service all stay; `None` where they do not.
+/// Returns why all pods of an out-of-service node stay; `None` if they do not.
 fn skips_drain(facts: &Facts<'_>, own: &Ownership, desired: &Desired) -> Option<Skip> {
     if facts.state.settings.drain.is_none() {
         return Some(Skip::Off);
     }
-    // It has no place to say how far its drain is.
+    // The session has no place to record the progress of a drain.
     if own.replaced_labels.is_none() {
         return Some(Skip::Nvsentinel);
     }
@@ -550,21 +551,21 @@ fn skips_drain(facts: &Facts<'_>, own: &Ownership, desired: &Desired) -> Option<
         let route = desired.skipped_by().map(Skip::Route);
         return Some(route.unwrap_or(Skip::Override));
     }
-    // One that was begun stays so.
+    // A veto does not undo a drain that has begun.
     let veto = facts.veto.filter(|_| own.mark.drain.is_none());
     veto.map(|veto| Skip::Veto(veto.to_string()))
 }
 
-/// Returns the GPUs by UUID whose pods are to leave a node that is out of service, or has single
-/// devices that are; none: all its pods. `None`: no pod is.
+/// Returns the UUIDs of the GPUs whose pods are to leave; empty if all pods leave, `None` if no
+/// pod does. The node is out of service, or has single devices that are.
 fn drained_gpus(facts: &Facts<'_>, own: &Ownership, desired: &Desired) -> Option<Vec<String>> {
     let config = facts.state.settings.drain.as_ref()?;
     match (own.takes_node_out(), desired.takes_node_out()) {
-        // No further pod is to leave than were to before.
+        // Under a veto no pod is added to those that were to leave.
         (was, is) if was == is && own.mark.drain.is_some() && facts.veto.is_some() => {
             Some(own.mark.drain_gpus.clone())
         }
-        // One that was begun with all pods goes on so.
+        // A drain that began with all pods continues with all pods.
         (true, true) if own.mark.drain.is_some() && own.mark.drain_gpus.is_empty() => {
             Some(Vec::new())
         }
@@ -584,7 +585,7 @@ fn drained_gpus(facts: &Facts<'_>, own: &Ownership, desired: &Desired) -> Option
                 .collect();
             (!gpus.is_empty()).then(|| gpus.into_iter().collect())
         }
-        // The node says soon which of both it is.
+        // The pending patch decides between node and devices.
         _ => None,
     }
 }

@@ -1,5 +1,4 @@
-//! The stage of a node that is in the hands of an external system : what its session
-//! has not done already is left undone until the node comes back from there.
+//! The hand-over stage: while an external system has the node, its session makes no new changes.
 
 use std::ops::ControlFlow;
 
@@ -9,12 +8,12 @@ use policy::assess::Desired;
 
 use super::{Asks, Facts, Stage};
 
-/// The hand-over of one node. All that it knows stands on the node.
+/// Hand-over of one node. Its whole state is on the node.
 #[derive(Debug, Default)]
 pub(crate) struct HandOver;
 
 impl Stage for HandOver {
-    /// Takes out of what is wanted of the node what its session has not done already.
+    /// Removes from `desired` the cordon and taints that the session has not applied yet.
     fn plan(
         &mut self,
         facts: &Facts<'_>,

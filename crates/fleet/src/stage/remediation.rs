@@ -1,8 +1,9 @@
-//! The stage that repairs a node: creates custom resources and watches them.
+//! The remediation stage: creates custom resources for a node and watches them.
 //!
-//! What is done next follows from the node's session ([`decide`]). The node says first which attempt is
-//! made; then its custom resource is made, under a name that the session fixes, and watched until it has
-//! ended. So who starts anew goes on where the node says it is, and makes none twice.
+//! The next step follows from the node's session ([`decide`]). The node's mark names the attempt
+//! first; then its custom resource is created, under a name derived from the session, and
+//! watched until it has ended. So a restarted process resumes from the mark, and creates no
+//! resource twice.
 
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
@@ -28,24 +29,25 @@ use crate::veto::Veto;
 use crate::{CreateAnswer, Effect, RemediationNews, ResourceNews, Settings};
 use contract::{RecommendedAction, keys};
 
-/// The repair of one node.
+/// State of the remediation of one node.
 #[derive(Debug, Default)]
 pub(crate) struct RemediationState {
     /// The custom resource of the attempt under way.
     object: Wanted<Seen>,
-    /// True while the resource is looked for, for nobody knows whether a process before this one created it.
+    /// True while the resource is looked for, since an earlier process may have created it.
     sought: bool,
-    /// Why the resource was refused for good; that holds where it is looked for and is not there.
+    /// Reason why the resource was refused for good; it counts once the resource was looked for
+    /// and does not exist.
     refused: Option<String>,
-    /// What the node said when it was last looked at; `None`: it was not, by this process.
+    /// The node's mark at the last look; `None` until this process has looked.
     noted: Option<RemediationMark>,
-    /// Actions that were counted as not supported.
+    /// Actions already counted as unsupported.
     unsupported: BTreeSet<String>,
-    /// Routes of the policy of which the story says that nothing is repaired for them.
+    /// Policy routes already journaled as excluding faults from remediation.
     skipped: BTreeSet<String>,
-    /// True once the node as a whole is to be repaired, and not only its GPUs that were drained.
+    /// True once the whole node is to be remediated, and not only its drained GPUs.
     whole: bool,
-    /// What is awaited, for people.
+    /// Text for people about what the remediation awaits.
     awaits: Option<String>,
     wake: Option<Timestamp>,
 }
@@ -53,12 +55,12 @@ pub(crate) struct RemediationState {
 // === impl RemediationState ===
 
 impl RemediationState {
-    /// Returns what the repair waits for, for people; `None` where none is asked for.
+    /// Returns what the remediation awaits, for people; `None` where none is asked for.
     pub(crate) fn awaits(&self) -> Option<&str> {
         self.awaits.as_deref()
     }
 
-    /// Returns whether anybody has begun an attempt; `None` where nobody has told yet.
+    /// Returns whether the work of an attempt has begun; `None` if not observed yet.
     pub(crate) fn has_begun(&self, attempt: &Attempt) -> Option<bool> {
         let seen = Some(&self.object.seen).filter(|_| self.object.is_of(&attempt.key()));
         match seen.unwrap_or(&Seen::Unknown) {
@@ -68,16 +70,16 @@ impl RemediationState {
         }
     }
 
-    /// Returns whether nobody knows if the custom resource of an attempt was made: the answer to that was lost, or
-    /// is still to come.
+    /// Returns whether the custom resource of an attempt may exist unobserved: the answer to its
+    /// creation was lost, or is missing.
     pub(crate) fn may_be_made(&self, attempt: &Attempt) -> bool {
         let asked = self.object.creating || self.object.retry.failures > 0;
         let unseen = self.object.is_of(&attempt.key()) && self.object.seen == Seen::Unknown;
         asked && unseen && attempt.made.is_none()
     }
 
-    /// Returns whether the node is repaired as a whole where its faults ask for the reset of GPUs: then all of
-    /// its pods are to leave.
+    /// Returns whether the whole node is remediated where its faults ask for a reset of GPUs:
+    /// then all of its pods are to leave.
     pub(crate) fn repairs_whole_node(&self, settings: &Settings) -> bool {
         let reset = RecommendedAction::ComponentReset.as_str_name();
         let config = settings.remediation.as_deref();
@@ -85,18 +87,20 @@ impl RemediationState {
         reset.is_some_and(|action| action.entity_scope.is_none()) || self.whole
     }
 
-    /// Takes news of a custom resource. Returns whether it is the one of the attempt under way.
+    /// Handles a change of a custom resource. Returns whether it belongs to the attempt under
+    /// way.
     pub(crate) fn take(&mut self, resource: &str, news: ResourceNews) -> bool {
         let attempt = self.object.attempt.as_ref();
         let attempt = attempt.filter(|_| self.object.is_watched(resource));
         let Some(attempt) = attempt else {
-            return false; // Of an earlier one.
+            return false; // The resource belongs to an earlier attempt.
         };
         self.object.unseen = None;
         match news {
             ResourceNews::There(object) => {
                 let read = ResourceState::read(&object, &attempt.resource);
-                // Another that was made in its place is not ours: ours is gone, if it was there.
+                // A resource created in its place by others is not ours: ours, if it existed, is
+                // gone.
                 let ours = read.attempt == Some(attempt.key());
                 self.object.seen = if ours || self.sought {
                     Seen::There(Box::new(read))
@@ -118,8 +122,8 @@ impl RemediationState {
         true
     }
 
-    /// Takes the answer to a custom resource that was to be made. Returns whether it is the one of the
-    /// attempt under way.
+    /// Handles the answer to the creation of a custom resource. Returns whether it belongs to
+    /// the attempt under way.
     pub(crate) fn made(&mut self, key: &str, answer: CreateAnswer, asks: &mut Asks<'_>) -> bool {
         let object = &mut self.object;
         let Some(attempt) = object.attempt.as_ref().filter(|one| one.key() == key) else {
@@ -132,7 +136,8 @@ impl RemediationState {
                 object.seen = Seen::There(Box::new(read));
                 object.created(false, asks);
             }
-            // An earlier try, also of a process before this one, may have made it, and its answer is lost.
+            // An earlier try, also by an earlier process, may have created it, with its answer
+            // lost.
             CreateAnswer::Refused(why) => (self.refused, self.sought) = (Some(why), true),
             CreateAnswer::Failed { why, retry_after } => {
                 let failure = Failure::Error { retry_after };
@@ -145,7 +150,7 @@ impl RemediationState {
         true
     }
 
-    /// Takes in which attempt is under way.
+    /// Sets the attempt under way.
     fn turn_to(&mut self, attempt: &Attempt) {
         if self.object.turn_to(attempt) {
             (self.sought, self.refused) = (false, None);
@@ -156,14 +161,15 @@ impl RemediationState {
         matches!(self.object.seen, Seen::There(_))
     }
 
-    /// Returns what is decided about the repair of a node that is out of service; `None` where nothing is.
+    /// Returns the decision about the remediation of an out-of-service node; `None` where
+    /// remediation does not apply.
     fn decide(
         &mut self,
         facts: &Facts<'_>,
         own: &Ownership,
         desired: &Desired,
     ) -> Option<Decision> {
-        // A session of NVSentinel has no place to say how far its repair is.
+        // A session of NVSentinel has no place to record a remediation.
         let applies =
             own.takes_node_out() && own.replaced_labels.is_some() && desired.takes_node_out();
         let settings = &facts.state.settings;
@@ -183,7 +189,7 @@ impl RemediationState {
         if let Some(open) = mark.and_then(RemediationMark::under_way) {
             self.turn_to(open);
         }
-        // A dry run has made nothing that could be looked for.
+        // A dry run has created nothing that could be looked for.
         if settings.mode == Mode::DryRun && self.object.seen == Seen::Unknown {
             self.object.seen = Seen::Absent;
         }
@@ -210,7 +216,7 @@ impl RemediationState {
         }))
     }
 
-    /// Takes in what was decided, and says what is new about it.
+    /// Records a decision, and journals what is new about it.
     fn take_decision(
         &mut self,
         own: &Ownership,
@@ -249,8 +255,8 @@ impl RemediationState {
         self.skipped.clone_from(&decision.skipped);
     }
 
-    /// Returns whether something is gone from the node, and what tells whether a machine did it is to be heard
-    /// first: whether the repair that is under way was begun.
+    /// Returns whether a change of the session is gone from the node, and the verdict on it has
+    /// to wait until the watch says whether the attempt under way had begun.
     fn awaits_begin(&mut self, facts: &Facts<'_>) -> bool {
         let Some((observed, own)) = facts.ours().filter(|_| facts.state.acts()) else {
             return false;
@@ -266,8 +272,8 @@ impl RemediationState {
         awaits
     }
 
-    /// Makes the custom resource of an attempt, where it is time; in a dry run goes on as if it had
-    /// been made and had succeeded.
+    /// Creates the custom resource of an attempt, if that is due; a dry run pretends that it has
+    /// succeeded.
     fn make(
         &mut self,
         facts: &Facts<'_>,
@@ -278,7 +284,7 @@ impl RemediationState {
     ) {
         let settings = &facts.state.settings;
         if !self.object.may_create(facts.state.now) {
-            return; // Looked at again when an answer is there, or then.
+            return; // The answer, or the end of the wait, triggers another look.
         }
         let mut events = desired.events.iter().map(|one| &one.event);
         let event = events.find(|event| event.id == open.event);
@@ -311,25 +317,25 @@ impl RemediationState {
         if !settings.cluster {
             return;
         }
-        // That it was not there says nothing from here on.
+        // From here on its former absence says nothing.
         self.object.seen = Seen::Unknown;
         self.object.create(&open.action, object, asks);
     }
 
-    /// Takes in that the custom resource cannot be made at all.
+    /// Records that the custom resource cannot be created at all.
     fn refuse(&mut self, why: String, asks: &mut Asks<'_>) {
         self.object.seen = Seen::Refused(why);
         asks.look_again();
     }
 
-    /// Adds to the story of the node what has become of its repair since it was last looked at.
+    /// Journals the changes of the node's remediation since the last look.
     fn note_repair(&mut self, facts: &Facts<'_>, own: &Ownership, asks: &mut Asks<'_>) {
         let mark = own.mark.remediation.clone().unwrap_or_default();
         let before = self.noted.replace(mark.clone());
         if before.as_ref() == Some(&mark) {
             return;
         }
-        // After a restart the marks on the node are old news.
+        // After a restart the marks on the node are old; only changes are journaled.
         let Some(before) = before else {
             return;
         };
@@ -388,7 +394,7 @@ impl Stage for RemediationState {
         (self.object.watch, self.awaits, self.wake) = (false, None, None);
     }
 
-    /// Decides what the session is to say of the repair.
+    /// Decides what the session is to record of the remediation.
     fn plan(
         &mut self,
         facts: &Facts<'_>,
@@ -405,12 +411,12 @@ impl Stage for RemediationState {
         self.take_decision(own, &decision, quiet_until, asks);
         desired.remediation = decision.mark;
         if desired.remediation.is_some() && self.awaits_begin(facts) {
-            return ControlFlow::Break(()); // Looked at again when it is told.
+            return ControlFlow::Break(()); // The watch triggers another look.
         }
         ControlFlow::Continue(())
     }
 
-    /// Makes the custom resource that is to be made now, and tells what has become of those before.
+    /// Creates the custom resource that is due, and journals the changes of earlier attempts.
     fn act(&mut self, facts: &Facts<'_>, desired: &Desired, asks: &mut Asks<'_>) {
         let Some((observed, own)) = facts.ours() else {
             if facts.observed.is_some() {
@@ -436,7 +442,7 @@ impl Stage for RemediationState {
         };
         self.turn_to(open);
         self.object.keep();
-        // That it is not there says nothing while it is being made.
+        // Absence says nothing while the resource is being created.
         let watch = open.made.is_some() || self.is_there() || self.sought;
         self.object.watch = watch && facts.state.settings.mode != Mode::DryRun;
         if stays.end.is_none() && stays.made.is_none() && !self.is_there() && !self.sought {
@@ -455,7 +461,7 @@ impl Stage for RemediationState {
     }
 
     fn awaits_answer(&self) -> bool {
-        false // It is asked again by whoever comes next: the node says what is made.
+        false // A successor resumes the request from the node's mark.
     }
 
     fn clock_moved_back(&mut self, _now: Timestamp) {
@@ -467,7 +473,7 @@ impl Stage for RemediationState {
     }
 }
 
-/// Returns the note that says `text` of an attempt.
+/// Returns a journal entry about an attempt.
 fn of_attempt(attempt: &Attempt, text: String) -> Note {
     Note {
         kind: EntryKind::Session,
@@ -476,10 +482,10 @@ fn of_attempt(attempt: &Attempt, text: String) -> Note {
     }
 }
 
-/// Said where nothing begins, for something has undone what the session did.
+/// Awaited while something has undone the session's cordon or taints.
 pub(crate) const NOT_OUT: &str = "its cordon and taints, which are not all there";
 
-/// Returns what a veto is for a repair.
+/// Returns the hold that a veto puts on remediation.
 fn vetoed(veto: &Veto) -> Hold {
     let why = format!("the end of {veto}");
     match veto.ends_at() {
@@ -488,10 +494,10 @@ fn vetoed(veto: &Veto) -> Hold {
     }
 }
 
-/// Returns why no repair begins now.
+/// Returns why no remediation begins now.
 fn hold(view: &NodeView, own: &Ownership, desired: &Desired) -> Option<Hold> {
     let drained = own.mark.drain.is_some_and(|mark| mark.done.is_some());
-    // Where all events ask that pods stay, they do.
+    // If all events ask that pods stay, there is no drain to wait for.
     if !drained && desired.drains().is_some() {
         return Some(Hold::Drain);
     }
@@ -502,10 +508,11 @@ fn hold(view: &NodeView, own: &Ownership, desired: &Desired) -> Option<Hold> {
         .then(|| Hold::Others(HANDED_OVER.to_owned()))
 }
 
-/// Adds to the object of an attempt what it says for whom it was made. It goes with the node.
+/// Adds the name, the attempt and the owner to the object of an attempt. The owner reference
+/// deletes it with the node.
 pub(crate) fn complete(object: &mut Value, open: &Attempt, node: &NodeView) {
     let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) else {
-        return; // Not reached: it has a name.
+        return; // Unreachable: the template has given it a name.
     };
     metadata.insert("name".to_owned(), json!(open.name));
     if let Some(namespace) = &open.resource.namespace {

@@ -1,7 +1,9 @@
-//! The validation of nodes before they come back, or begin ([`crate::remediation::validation`]).
+//! The validation stage: validates nodes before they come back, or enter service
+//! ([`crate::remediation::validation`]).
 //!
-//! The fault that keeps a node out is opened by an event of ours before the node is given back. Its Job is
-//! made by the repair of nodes; once that has succeeded the fault is closed by another event.
+//! An event of gpuwarden itself opens the fault that keeps a node out before the node is given
+//! back. The remediation stage creates the Job; once that has succeeded another event closes the
+//! fault.
 
 use std::ops::ControlFlow;
 
@@ -17,7 +19,7 @@ use crate::Purpose;
 use crate::remediation::validation::{FAILED, Validation};
 use crate::state::FleetState;
 
-/// The validation of one node. All that it knows stands on the node and in the fault book.
+/// Validation of one node. Its whole state is on the node and in the fault book.
 #[derive(Debug, Default)]
 pub(crate) struct ValidationState;
 
@@ -29,7 +31,8 @@ impl Stage for ValidationState {
         desired: &mut Desired,
         asks: &mut Asks<'_>,
     ) -> ControlFlow<()> {
-        // Who does not act validates nothing, and says of nothing that it has passed.
+        // A gpuwarden that does not act validates nothing, and must not say that a node has
+        // passed.
         if !facts.state.acts() {
             return ControlFlow::Continue(());
         }
@@ -59,7 +62,7 @@ impl Stage for ValidationState {
     fn answers_lost(&mut self) {}
 }
 
-/// Returns the events to be stored, and what they mean for people.
+/// Returns the events to append, and their meaning for people.
 fn next(
     facts: &Facts<'_>,
     desired: &Desired,
@@ -78,13 +81,13 @@ fn next(
     };
     let Some(own) = own else {
         if desired.wanted() {
-            return None; // It is to be taken out.
+            return None; // The node is to be taken out of service.
         }
         return gone("the node is in service by a person's word");
     };
     let counts = |id: &str| desired.events.iter().any(|one| one.event.id == id);
     if !lists_validation(own) {
-        // The node is to say first why it is out; or it was let in, and is out for another reason.
+        // The node has yet to list the fault; or it was let in, and is out for another reason.
         let dismissed = !open.iter().any(|fault| counts(&fault.event.id));
         return dismissed
             .then(|| gone("a person has let the node in"))
@@ -93,13 +96,13 @@ fn next(
     let pending = open.iter().find(|fault| fault.code.is_empty())?;
     let others = facts.state.book.faults(facts.name).iter();
     let mut others = others.filter(|fault| Validation::of_fault(fault).is_none());
-    // What is wrong otherwise is mended first, and the validation of before does not count.
+    // Other faults are remediated first, and an earlier validation does not count.
     let sound = !others.any(|fault| counts(&fault.event.id));
     let Some(config) = facts.state.validates() else {
         return gone("nodes are not validated any more");
     };
     let Some(action) = &config.action else {
-        // Time is enough.
+        // Quiet time alone is enough.
         if !sound || quiet_until(facts.state, facts.name, pending) > facts.state.now {
             return None;
         }
@@ -115,7 +118,7 @@ fn next(
             let text = format!("the node has failed its validation: {why}");
             Some((vec![which.failed(facts.name, &why, facts.state.now)], text))
         }
-        // Another try, or a person: as of any repair.
+        // A retry, or a person, as for any remediation.
         _ => None,
     }
 }
@@ -145,7 +148,7 @@ fn begins(facts: &Facts<'_>, desired: &Desired) -> Option<(Validation, &'static 
     ))
 }
 
-/// Returns until when a node that is validated is to have no new fault, before its Job begins.
+/// Returns until when a node must have no new fault before its validation Job begins.
 fn quiet_until(fleet: &FleetState, name: &str, pending: &Fault) -> Timestamp {
     let quiet = fleet.validates().map(|config| config.quiet);
     let faults = fleet.book.faults(name).iter();
@@ -156,8 +159,8 @@ fn quiet_until(fleet: &FleetState, name: &str, pending: &Fault) -> Timestamp {
         .unwrap_or(Timestamp::MAX)
 }
 
-/// Returns until when nothing begins on a node that is validated; `None` where it is not, or that is
-/// over.
+/// Returns until when nothing begins on a node that is validated; `None` where that does not
+/// apply, or is over.
 pub(crate) fn waits_for_quiet(fleet: &FleetState, name: &str) -> Option<Timestamp> {
     let mut faults = fleet.book.faults(name).iter();
     let pending = faults.find(|fault| Validation::of_fault(fault).is_some())?;
@@ -170,7 +173,8 @@ pub(crate) fn lists_validation(own: &Ownership) -> bool {
     events.any(|event| Validation::of(event).is_some())
 }
 
-/// Returns the newest attempt of this action that was made for a fault, and after the last repair.
+/// Returns the newest attempt of this action that was made for a fault, after the last
+/// remediation.
 fn last_validation<'a>(own: &'a Ownership, pending: &Fault, action: &str) -> Option<&'a Attempt> {
     let attempts = own.mark.remediation.as_ref()?.validations().iter();
     let mut ours = attempts.filter(|one| one.action == action && one.since >= pending.first_seen);

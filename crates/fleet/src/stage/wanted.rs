@@ -1,4 +1,4 @@
-//! An object that is to exist in the cluster, and requests that are made again until one succeeds.
+//! The custom resource of an attempt, and requests that are retried until one succeeds.
 
 use jiff::Timestamp;
 use model::attempt::{Attempt, ResourceKind};
@@ -8,34 +8,34 @@ use super::Asks;
 use crate::session::{Failure, retry_after};
 use crate::{Effect, PlannedResource};
 
-/// Tries of a request that is made again until it succeeds.
+/// State of a request that is retried until it succeeds.
 #[derive(Debug, Default)]
 pub(super) struct Retry {
-    /// Number of tries in a row that failed.
+    /// Number of failed tries in a row.
     pub(super) failures: u32,
-    /// Time before which the request is not made.
+    /// Time before which the request is not retried.
     not_before: Option<Timestamp>,
-    /// The reason why the last try failed.
+    /// Reason of the last failure.
     pub(super) why: Option<String>,
 }
 
-/// The custom resource of an attempt: created once, watched while that is wanted, and withdrawn once. `S` is
-/// what its user reads of the resource.
+/// The custom resource of an attempt: created once, watched while that is wanted, and withdrawn
+/// once. `S` is the state that a stage reads from the resource.
 #[derive(Debug, Default)]
 pub(super) struct Wanted<S> {
-    /// The attempt that the rest is about; `None`: none was made, by this process.
+    /// The attempt that the rest is about; `None` until this process has one.
     pub(super) attempt: Option<Attempt>,
-    /// The resource as last seen.
+    /// State of the resource as last observed.
     pub(super) seen: S,
-    /// True if the last look has wanted the resource watched.
+    /// True if the last look wanted the resource watched.
     pub(super) watch: bool,
-    /// Kind and name of the resource that is watched.
+    /// Kind and name of the watched resource.
     watched: Option<(ResourceKind, String)>,
-    /// True once the watch has told of the resource: the answer by which it was created may be old.
+    /// True once the watch has delivered the resource: the answer to its creation may be old.
     pub(super) confirmed: bool,
-    /// The reason why the watch cannot see the resource.
+    /// Reason why the watch fails.
     pub(super) unseen: Option<String>,
-    /// True while a request to create the resource is under way.
+    /// True while a request to create the resource is in flight.
     pub(super) creating: bool,
     pub(super) retry: Retry,
     /// Key of the attempt that was withdrawn last.
@@ -45,7 +45,7 @@ pub(super) struct Wanted<S> {
 // === impl Retry ===
 
 impl Retry {
-    /// Takes in that a try failed. Returns whether the reason is another than before.
+    /// Records a failed try. Returns whether the reason differs from the last one.
     pub(super) fn failed(&mut self, why: &str, failure: Failure, now: Timestamp) -> bool {
         self.failures = self.failures.saturating_add(1);
         self.not_before = Some(now + retry_after(self.failures, failure));
@@ -53,7 +53,7 @@ impl Retry {
         before.as_deref() != Some(why)
     }
 
-    /// Takes in that the request succeeded.
+    /// Records that the request succeeded.
     pub(super) fn succeeded(&mut self) {
         *self = Self::default();
     }
@@ -68,7 +68,7 @@ impl Retry {
         self.not_before
     }
 
-    /// Takes in that a try is made now, or may be made at once.
+    /// Ends the wait: a try is made now, or may be made at once.
     pub(super) fn clear_wait(&mut self) {
         self.not_before = None;
     }
@@ -77,12 +77,13 @@ impl Retry {
 // === impl Wanted ===
 
 impl<S: Default> Wanted<S> {
-    /// Returns whether this is about the attempt with this key.
+    /// Returns whether the attempt has this key.
     pub(super) fn is_of(&self, key: &str) -> bool {
         self.attempt.as_ref().is_some_and(|one| one.key() == key)
     }
 
-    /// Turns to an attempt. Returns whether it is another one than before, of which all is forgotten.
+    /// Sets the attempt. Returns whether it differs from the last one, whose state is then
+    /// dropped.
     pub(super) fn turn_to(&mut self, attempt: &Attempt) -> bool {
         if self.is_of(&attempt.key()) {
             return false;
@@ -98,7 +99,7 @@ impl<S: Default> Wanted<S> {
         true
     }
 
-    /// Forgets the attempt, for which nothing is to be done any longer.
+    /// Drops the attempt, which is done with.
     pub(super) fn forget(&mut self) {
         *self = Self {
             watched: self.watched.take(),
@@ -133,12 +134,12 @@ impl<S: Default> Wanted<S> {
         }
     }
 
-    /// Returns whether the resource may be created now: no request is under way, or waits.
+    /// Returns whether the resource may be created now: no request is in flight, and none waits.
     pub(super) fn may_create(&self, now: Timestamp) -> bool {
         !self.creating && !self.retry.waits(now)
     }
 
-    /// Creates the resource.
+    /// Requests the creation of the resource.
     pub(super) fn create(&mut self, action: &str, object: Value, asks: &mut Asks<'_>) {
         let Some(attempt) = &self.attempt else {
             return;
@@ -157,7 +158,8 @@ impl<S: Default> Wanted<S> {
         })));
     }
 
-    /// Takes in that the resource is there. One that was withdrawn while it was created is deleted.
+    /// Records that the resource exists. A resource that was withdrawn during its creation is
+    /// deleted.
     pub(super) fn created(&mut self, begun: bool, asks: &mut Asks<'_>) {
         self.retry.succeeded();
         if let Some(attempt) = &self.attempt
@@ -167,7 +169,7 @@ impl<S: Default> Wanted<S> {
         }
     }
 
-    /// Deletes the resource of the attempt, once; with `begun` also where something has begun.
+    /// Deletes the resource of the attempt, once; with `begun` even if its work has begun.
     pub(super) fn withdraw(&mut self, attempt: &Attempt, begun: bool, asks: &mut Asks<'_>) {
         let key = Some(attempt.key());
         if self.withdrawn != key {
@@ -176,12 +178,12 @@ impl<S: Default> Wanted<S> {
         }
     }
 
-    /// Takes in that the resource is wanted: where it was withdrawn, it may be so again.
+    /// Records that the resource is wanted: after a withdrawal it may be withdrawn again.
     pub(super) fn keep(&mut self) {
         self.withdrawn = None;
     }
 
-    /// Gives up a request whose answer is still to come: it was lost.
+    /// Gives up a request whose answer was lost.
     pub(super) fn answers_lost(&mut self) {
         self.creating = false;
     }
@@ -192,7 +194,8 @@ impl<S: Default> Wanted<S> {
     }
 }
 
-/// Deletes the resource of an attempt, with `begun` also where something has begun. Nobody waits for it.
+/// Deletes the resource of an attempt; with `begun` even if its work has begun. No answer is
+/// expected.
 pub(super) fn delete(attempt: Attempt, begun: bool, asks: &mut Asks<'_>) {
     asks.effect(Effect::DeleteResource {
         node: asks.node().to_owned(),
@@ -226,7 +229,7 @@ mod tests {
         }
     }
 
-    /// Runs something, and returns the names of the effects that it asks for.
+    /// Returns the names of the effects that `run` requests.
     fn effects(run: impl FnOnce(&mut Asks<'_>)) -> Vec<&'static str> {
         let (mut agenda, mut awaits) = (Agenda::default(), None);
         let session = Session::idle(Timestamp::UNIX_EPOCH);

@@ -1,8 +1,9 @@
-//! Drains by a custom resource ([`crate::drain::CustomDrain`]): it is made once the node says that it is being
-//! drained, under a name that the session fixes, and watched until its condition says that the node is
-//! drained. It goes with the drain, and at last with the session.
+//! Drains by a custom resource ([`crate::drain::CustomDrain`]): created once the node's mark
+//! says that it is being drained, under a name derived from the session, and watched until its
+//! condition says that the node is drained. It is deleted with the drain, or at last with the
+//! session.
 //!
-//! To ask for a drain twice does no harm, so one that is gone before its end is made again.
+//! Requesting a drain twice does no harm, so a resource that disappears early is created again.
 
 use contract::keys;
 use jiff::{SignedDuration, Timestamp};
@@ -20,39 +21,39 @@ use crate::stage::remediation::complete;
 use crate::stage::wanted::{Wanted, delete};
 use crate::{CreateAnswer, ResourceNews};
 
-/// The action of custom resources that drain, beside those of repairs.
+/// Action name of custom resources that drain, beside those of remediation.
 pub const DRAIN_ACTION: &str = "drain";
-/// Time for which it cannot be made before a person is asked.
+/// Time that its creation may fail before a person is asked.
 const MADE_WITHIN: SignedDuration = SignedDuration::from_secs(60);
 
-/// The custom resource that drains a node.
+/// State of the custom resource that drains a node.
 #[derive(Debug, Default)]
 pub(crate) struct CustomState {
     object: Wanted<Seen>,
-    /// True if the last look has wanted the resource.
+    /// True if the last look wanted the resource.
     wanted: bool,
-    /// True if the resource was refused for good: to try it again alone does not help.
+    /// True if the resource was refused for good: a retry alone does not help.
     refused: bool,
-    /// What a person was asked.
+    /// Trouble about which a person was asked.
     asked: Option<String>,
 }
 
-/// The custom resource as last seen.
+/// Last observed state of the custom resource.
 #[derive(Debug, Default, PartialEq)]
 enum Seen {
-    /// Nobody has looked.
+    /// The resource was not observed yet.
     #[default]
     Unknown,
-    /// It is not there any more.
+    /// The resource no longer exists.
     Gone,
-    /// It is there; true: and says that the node is drained.
+    /// The resource exists; true if it says that the node is drained.
     There(bool),
 }
 
 // === impl CustomState ===
 
 impl CustomState {
-    /// Begins a look: unless what follows wants the resource, it is not wanted.
+    /// Begins a look: the resource is not wanted until the look asks for it.
     pub(super) fn begin(&mut self) {
         (self.wanted, self.object.watch) = (false, false);
     }
@@ -75,7 +76,8 @@ impl CustomState {
         }
     }
 
-    /// Takes the resource as it is. The one of an earlier drain of this session is in the way, and deleted.
+    /// Handles the state of the resource. A resource of an earlier drain of this session is in
+    /// the way, and is deleted.
     fn see(&mut self, object: &Value, custom: Option<&CustomDrain>, asks: &mut Asks<'_>) {
         let says = object.pointer("/metadata/annotations");
         let key = says.and_then(|all| all.get(keys::ATTEMPT)?.as_str());
@@ -95,8 +97,9 @@ impl CustomState {
         }
     }
 
-    /// Returns the attempt with this key, if it is of an earlier drain of the same session: the node was let
-    /// in while the resource was made, and who made it was ended before its answer.
+    /// Returns the attempt with this key, if it belongs to an earlier drain of the same session:
+    /// the node was let in while the resource was created, and that process ended before the
+    /// answer.
     fn earlier(&self, key: &str) -> Option<Attempt> {
         let attempt = self.object.attempt.as_ref()?;
         let since = key.strip_prefix(&attempt.id)?.strip_prefix('/')?;
@@ -107,7 +110,7 @@ impl CustomState {
         })
     }
 
-    /// Takes in that the resource is not created.
+    /// Records that the resource was not created.
     fn failed(&mut self, why: &str, failure: Failure, asks: &Asks<'_>) {
         self.object.seen = Seen::Unknown;
         self.object.retry.failed(why, failure, asks.now());
@@ -128,7 +131,7 @@ impl NodePods {
 }
 
 impl CustomState {
-    /// Returns whether the custom resource of the drain says that the node is drained.
+    /// Returns whether the custom resource says that the node is drained.
     pub(super) fn is_done(&self, node: &str, own: &Ownership, custom: &CustomDrain) -> bool {
         let mark = own.mark.drain_of(&[]);
         mark.is_some_and(|mark| {
@@ -137,7 +140,7 @@ impl CustomState {
         })
     }
 
-    /// Takes news of a custom resource, if it is that of the drain. Returns whether it is.
+    /// Handles a change of a custom resource, if it is the drain's. Returns whether it is.
     pub(crate) fn take(
         &mut self,
         facts: &Facts<'_>,
@@ -160,7 +163,8 @@ impl CustomState {
         true
     }
 
-    /// Takes the answer to a custom resource, if it is that of the drain. Returns whether it is.
+    /// Handles the answer to the creation of a custom resource, if it is the drain's. Returns
+    /// whether it is.
     pub(crate) fn made(
         &mut self,
         facts: &Facts<'_>,
@@ -176,7 +180,7 @@ impl CustomState {
             CreateAnswer::There(object) => {
                 self.see(object, custom_of(facts).as_deref(), asks);
             }
-            // Of one that counted as lost.
+            // The request had been given up as lost.
             _ if !awaited => {}
             CreateAnswer::Refused(why) => {
                 self.failed(why, Failure::Error { retry_after: None }, asks);
@@ -190,7 +194,8 @@ impl CustomState {
         true
     }
 
-    /// Makes the custom resource, where it is time; in a dry run goes on as if it had drained the node.
+    /// Creates the custom resource, if that is due; a dry run pretends that it has drained the
+    /// node.
     fn make(
         &mut self,
         facts: &Facts<'_>,
@@ -245,8 +250,8 @@ impl CustomState {
 // === impl DrainState ===
 
 impl DrainState {
-    /// Makes the custom resource that drains the node, where it is not there, and asks a person where it
-    /// does not come to its end.
+    /// Creates the custom resource that drains the node, if it does not exist, and asks a person
+    /// if it does not finish.
     pub(super) fn ask_for_custom(
         &mut self,
         facts: &Facts<'_>,
@@ -257,7 +262,7 @@ impl DrainState {
         asks: &mut Asks<'_>,
     ) {
         let now = asks.now();
-        // The node is to say first that it is being drained: who comes after us sees it.
+        // The node's mark comes first, so that a successor sees the drain.
         let Some(mark) = own.mark.drain_of(&[]) else {
             return;
         };
@@ -266,7 +271,7 @@ impl DrainState {
         state.turn_to(&attempt);
         state.wanted = true;
         state.object.keep();
-        // It names the pods that are to leave.
+        // The resource names the pods that are to leave.
         let pods = self.pods.as_ref().filter(|pods| pods.sees_pods());
         if let Some(pods) = pods.map(|pods| pods.to_drain(order, now)) {
             state.make(facts, custom, &attempt, &pods, desired, asks);
@@ -309,8 +314,8 @@ impl DrainState {
         }
     }
 
-    /// Deletes the custom resource of a drain once, where neither the drain nor what follows it is
-    /// wanted any more.
+    /// Deletes the custom resource of a drain, once, when neither the drain nor its result is
+    /// wanted.
     pub(super) fn withdraw_custom(
         &mut self,
         facts: &Facts<'_>,
@@ -323,7 +328,7 @@ impl DrainState {
         let (own, custom) = (own.as_deref(), custom_of(facts));
         let is_out = facts.session.phase.is_out();
         let mark = own.and_then(|own| Some((own, own.mark.drain_of(&[])?)));
-        // Who drains so may keep the node drained for as long as it is there.
+        // The drainer may keep the node drained for as long as the resource exists.
         let drained = mark.is_some_and(|(_, mark)| mark.done.is_some());
         let stays = drained && is_out && desired.takes_node_out() && custom.is_some();
         let state = &mut self.custom;
@@ -337,7 +342,7 @@ impl DrainState {
             return;
         };
         state.object.withdraw(&attempt, true, asks);
-        // Its answer may still be to come.
+        // An answer may still be missing.
         if own.is_none() && !state.object.creating {
             state.object.forget();
             (state.refused, state.asked) = (false, None);
@@ -345,7 +350,7 @@ impl DrainState {
     }
 }
 
-/// Returns what the custom resource of a drain is made for.
+/// Returns the attempt that the custom resource of a drain belongs to.
 fn attempt(node: &str, own: &Ownership, mark: DrainMark, custom: &CustomDrain) -> Attempt {
     let event = &own.session_id;
     Attempt {

@@ -1,4 +1,5 @@
-//! What is told of a drain: whom it waits for, what becomes of each pod, and when a person is asked.
+//! Messages about a drain: the pods it waits for, the fate of each pod, and when a person is
+//! asked.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,15 +13,16 @@ use crate::drain::{Fate, Next, Stay};
 use crate::session::Note;
 use crate::{Effect, EventReason};
 
-/// Most pods that one line of a story names.
+/// Most pods named in one line of a journal.
 const PODS_NAMED: usize = 10;
-/// Longest message of an Event that Kubernetes takes.
+/// Longest message of an Event that Kubernetes accepts.
 const EVENT_CHARS: usize = 1024;
-/// Pods end one after the other: who is still waited for is told no more often than this.
+/// Shortest time between two Events about the pods waited for: pods end one after the other.
 const TOLD_AGAIN: SignedDuration = SignedDuration::from_mins(1);
 
 impl NodePods {
-    /// Asks a person about pods that do not leave by themselves, once for each, and where they cannot be seen.
+    /// Asks a person about pods that do not leave by themselves, once for each, and if the pods
+    /// cannot be read.
     pub(super) fn ask_about(
         &mut self,
         leaving: &[Leaving],
@@ -69,15 +71,15 @@ impl NodePods {
         }
     }
 
-    /// Sets why the drain does not get on; `None`: it does.
+    /// Sets why the drain makes no progress; `None` if it does.
     pub(super) fn set_stuck(&mut self, stuck: Option<&str>, asks: &mut Asks<'_>) {
         if self.stuck.as_deref() != stuck {
             self.stuck = stuck.map(str::to_owned);
-            asks.look_again(); // The records of the events say it.
+            asks.look_again(); // The records of the events repeat it.
         }
     }
 
-    /// Tells by Events of the node which pods are waited for, in NVSentinel's words.
+    /// Emits Events of the node about the pods waited for, in NVSentinel's words.
     pub(super) fn tell_who_is_waited_for(
         &mut self,
         leaving: &[Leaving],
@@ -141,7 +143,7 @@ impl NodePods {
         }
     }
 
-    /// Adds to the story of a node what becomes of its pods, as its drain begins.
+    /// Journals the fate of each pod at the begin of a drain.
     pub(super) fn note_drain(&self, order: &DrainOrder<'_>, asks: &mut Asks<'_>) {
         let now = asks.now();
         let mut leave: BTreeMap<&'static str, Vec<String>> = BTreeMap::new();
@@ -192,7 +194,7 @@ pub(super) fn awaits(leaving: &[Leaving], tries: &BTreeMap<String, Try>) -> Stri
     }
 }
 
-/// Returns the names of pods, as many as a line of a story takes.
+/// Returns the names of pods, up to [`PODS_NAMED`].
 fn named(pods: &[String]) -> String {
     let shown: Vec<&str> = pods.iter().take(PODS_NAMED).map(String::as_str).collect();
     match pods.len().saturating_sub(PODS_NAMED) {

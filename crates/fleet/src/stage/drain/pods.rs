@@ -1,4 +1,4 @@
-//! The pods of a node that is drained, as the watch tells of them, and the removals that were asked for.
+//! Pods of a node during its drain, as delivered by the watch, and the removals requested.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,36 +9,36 @@ use super::{ASK_AFTER, DrainOrder, MAX_AT_ONCE};
 use crate::drain::{DrainMode, Fate, Gangs, Next, PodView};
 use crate::{EventReason, PodNews};
 
-/// The pods of a node that is drained, and what was asked of them.
+/// Pods of a node during its drain, and the requests about them.
 #[derive(Debug, Default)]
 pub(super) struct NodePods {
-    /// True while its pods are to be known.
+    /// True while the drain needs the pods.
     pub(super) wanted: bool,
-    /// True while somebody tells of its pods.
+    /// True while the pods are watched.
     pub(super) followed: bool,
-    /// The pods by `NAMESPACE/NAME`, as far as they were told.
+    /// Pods by `NAMESPACE/NAME`, as far as delivered.
     pub(super) pods: Listing<String, PodView>,
-    /// The reason why they cannot be seen.
+    /// Reason why the watch fails.
     pub(super) failing: Option<String>,
-    /// Since when they cannot be seen while that is wanted.
+    /// Time since which the pods are needed and cannot be read.
     pub(super) unseen_since: Option<Timestamp>,
-    /// The time since which they are watched again, without a list of all since.
+    /// Time when the watch recovered, until the next complete list.
     pub(super) watched_again: Option<Timestamp>,
-    /// The removals that were tried, by uid.
+    /// Removals that were tried, by uid.
     pub(super) tries: BTreeMap<String, Try>,
     /// Uids of pods that a dry run pretends to have removed.
     pub(super) pretended: BTreeSet<String>,
-    /// Uids of pods for which a person was asked.
+    /// Uids of pods about which a person was asked.
     pub(super) asked: BTreeSet<String>,
-    /// True if one was asked about pods that cannot be seen.
+    /// True if a person was asked about pods that cannot be read.
     pub(super) asked_unseen: bool,
-    /// The pods that do not leave by themselves, for people; `None` where there are none.
+    /// Pods that do not leave by themselves, for people; `None` if there are none.
     pub(super) stuck: Option<String>,
-    /// What was last told of who is waited for, and when, by reason.
+    /// Last message about pods waited for and its time, by reason.
     pub(super) told: BTreeMap<EventReason, (String, Timestamp)>,
-    /// The text of who is to leave, for people.
+    /// Text for people about what the drain waits for.
     pub(super) awaits: Option<String>,
-    /// The time at which it is to be looked at even if nothing happens.
+    /// Time of the next look if nothing happens.
     pub(super) wake: Option<Timestamp>,
 }
 
@@ -46,19 +46,19 @@ pub(super) struct NodePods {
 #[derive(Debug, Default)]
 pub(super) struct Try {
     pub(super) in_flight: bool,
-    /// Number of attempts in a row that did not succeed.
+    /// Number of failed tries in a row.
     pub(super) failures: u32,
     pub(super) not_before: Option<Timestamp>,
-    /// Since when it does not succeed, and why.
+    /// Begin of the failures, and the last reason.
     pub(super) trouble: Option<(Timestamp, String)>,
-    /// True once its story says that it is deleted without time to end.
+    /// True once the journal says that the pod is deleted without time to end.
     told: bool,
 }
 
 // === impl NodePods ===
 
 impl NodePods {
-    /// Takes news in.
+    /// Handles a change of the pods.
     pub(super) fn take(&mut self, news: PodNews, now: Timestamp) {
         match news {
             PodNews::ListBegun => self.pods.begin(),
@@ -76,13 +76,13 @@ impl NodePods {
             .retain(|uid, one| one.in_flight || uids.contains(uid.as_str()));
     }
 
-    /// Returns whether the pods are known as they are now. What was known before the watch broke off does not
-    /// count: a node that somebody has let in meanwhile may have got others.
+    /// Returns whether the current pods are known. A list from before the watch broke off does
+    /// not count: a node that somebody has let in meanwhile may have new pods.
     pub(super) fn sees_pods(&self) -> bool {
         self.pods.is_complete() && !self.pods.is_coming() && self.failing.is_none()
     }
 
-    /// Takes in whether the pods can be seen. Returns when a person is asked where they cannot be.
+    /// Updates since when the pods cannot be read. Returns when a person is asked about that.
     pub(super) fn look_for_pods(&mut self, now: Timestamp) -> Option<Timestamp> {
         if self.sees_pods() {
             self.unseen_since = None;
@@ -92,14 +92,14 @@ impl NodePods {
         self.unseen_since.map(|since| since + ASK_AFTER)
     }
 
-    /// Returns why a person is asked about pods that cannot be seen; `None`: none is.
+    /// Returns why a person is asked about pods that cannot be read; `None` if nobody is.
     pub(super) fn unseen(&self, now: Timestamp) -> Option<String> {
         let since = self.unseen_since?;
         let why = self.failing.as_deref().unwrap_or("no answer yet");
         (now.duration_since(since) >= ASK_AFTER).then(|| format!("its pods cannot be read: {why}"))
     }
 
-    /// Takes in that the clock was put back.
+    /// Limits times to `now` after the clock was put back, and ends waits.
     pub(super) fn clock_moved_back(&mut self, now: Timestamp) {
         self.watched_again = self.watched_again.map(|since| since.min(now));
         self.unseen_since = self.unseen_since.map(|since| since.min(now));
@@ -114,27 +114,27 @@ impl NodePods {
         }
     }
 
-    /// Takes in that what is under way will not be answered.
+    /// Gives up requests whose answers were lost.
     pub(super) fn answers_lost(&mut self) {
         for one in self.tries.values_mut() {
             one.in_flight = false;
         }
     }
 
-    /// Returns the pods that a dry run does not pretend to have removed.
+    /// Returns the pods without those that a dry run pretends to have removed.
     fn there(&self) -> impl Iterator<Item = &PodView> {
         let pods = self.pods.values();
         pods.filter(|pod| !self.pretended.contains(&pod.uid))
     }
 
-    /// Takes in that something is asked of a pod now; `false`: it is not time for that.
+    /// Records that a request about a pod is made now. Returns false if it is not due.
     pub(super) fn begins_try(&mut self, pod: &PodView, now: Timestamp) -> bool {
         let tries = &mut self.tries;
         let under_way = tries.values().filter(|one| one.in_flight).count();
         let known = tries.get(&pod.uid);
         let waits =
             known.is_some_and(|one| one.in_flight || one.not_before.is_some_and(|at| now < at));
-        // Looked at again when an answer is there.
+        // An answer triggers another look.
         if waits || under_way >= MAX_AT_ONCE {
             return false;
         }
@@ -143,7 +143,8 @@ impl NodePods {
         true
     }
 
-    /// Returns whether its story is to say now that a pod is deleted without time to end: once.
+    /// Returns whether to journal now that a pod is deleted without time to end; true once per
+    /// pod.
     pub(super) fn tells_of_deletion(&mut self, uid: &str) -> bool {
         let one = self.tries.get_mut(uid);
         one.is_some_and(|one| !std::mem::replace(&mut one.told, true))
@@ -160,7 +161,7 @@ impl NodePods {
         )
     }
 
-    /// Returns the pods that leave, each with what comes next.
+    /// Returns the pods that leave, each with its next event.
     pub(super) fn leaving<'a>(
         &'a self,
         order: &'a DrainOrder<'_>,
