@@ -1,9 +1,8 @@
-//! What becomes of the pods of a node that is drained.
+//! The fate of each pod on a node that is drained.
 //!
-//! [`fate`] is asked about each pod for itself: what the configuration wishes for its namespace, and the
-//! pod as it is, say what comes next. So a namespace that waits holds up no other one, and whoever asks
-//! again after a restart gets the same answer. What was tried and failed is remembered by
-//! [`crate::fleet`].
+//! [`fate`] is asked about each pod on its own: the configuration for its namespace and the
+//! state of the pod decide what happens next. So a namespace that waits holds up no other one,
+//! and a restart gets the same answer. [`crate::fleet`] keeps track of failed tries.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -23,131 +22,132 @@ pub use config::{DrainConfig, MAX_CONFIG_BYTES};
 pub use custom::{CustomDrain, PodsToDrain};
 pub use gang::Gangs;
 
-/// Time by which a pod may outlast its grace before it counts as stuck: a kubelet that is busy reports
-/// late.
+/// Time that a pod may outlast its grace period before it counts as stuck: a busy kubelet
+/// reports late.
 pub const SLACK: SignedDuration = SignedDuration::from_secs(60);
-/// Grace of a pod that names none, as Kubernetes has it.
+/// Grace period of a pod that names none, as in Kubernetes.
 const DEFAULT_GRACE: SignedDuration = SignedDuration::from_secs(30);
 
 /// A pod of a node, as the drain sees it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodView {
-    /// Its namespace.
+    /// Namespace of the pod.
     pub namespace: String,
-    /// Its name.
+    /// Name of the pod.
     pub name: String,
-    /// Its uid, which no later pod of the same name has.
+    /// Uid, which no later pod of the same name has.
     pub uid: String,
-    /// Its labels.
+    /// Labels of the pod.
     pub labels: BTreeMap<String, String>,
     /// True once all its containers have ended for good (phase `Succeeded` or `Failed`).
     pub finished: bool,
-    /// True if a `DaemonSet` owns it, which would make it again at once.
+    /// True if a `DaemonSet` owns it, which would recreate it at once.
     pub of_daemon_set: bool,
-    /// True if the kubelet runs it from a file of the machine, and the API server has its mirror only.
+    /// True if the kubelet runs it from a file of the machine, and the API server has only its
+    /// mirror.
     pub is_static: bool,
-    /// UUIDs of its GPUs, as far as they are written on it.
+    /// UUIDs of its GPUs, as far as they are recorded on the pod.
     pub gpus: BTreeSet<String>,
-    /// True if it has GPUs, by what it asks for or by the devices that it was given.
+    /// True if it has GPUs, by its requests or by the devices that it was given.
     pub has_gpus: bool,
-    /// The time that it may take to end (`terminationGracePeriodSeconds`), where it names one.
+    /// Grace period (`terminationGracePeriodSeconds`), if it names one.
     pub grace: Option<SignedDuration>,
-    /// The time by which it is to have ended, where it is being deleted (`deletionTimestamp`).
+    /// Deadline of its end, if it is being deleted (`deletionTimestamp`).
     pub ends_by: Option<Timestamp>,
-    /// Since when it is not ready, where it is not.
+    /// Time since which it is not ready; `None` while it is.
     pub unready_since: Option<Timestamp>,
-    /// The gang or job that it is a part of.
+    /// Gang or job that it belongs to.
     pub gang: Option<String>,
-    /// Set where it asks for the time to write a checkpoint before it is evicted.
+    /// Set if it asks for time to write a checkpoint before it is evicted.
     pub checkpoint: Option<Checkpoint>,
 }
 
-/// The checkpoint of a pod that asks for the time to write one.
+/// Checkpoint of a pod that asks for time to write one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Checkpoint {
-    /// The time that it takes at most; `None`: as long as may be.
+    /// Longest time that it takes; `None` for as long as allowed.
     pub takes: Option<SignedDuration>,
-    /// The time at which it was last told to write one.
+    /// Time when it was last asked to write one.
     pub requested: Option<Timestamp>,
-    /// The time of the request that it has answered last: its checkpoint is written.
+    /// Time of the last request that it has answered: that checkpoint is written.
     pub done: Option<Timestamp>,
 }
 
-/// A way in which the pods of a namespace leave a node. The names are NVSentinel's.
+/// Drain mode of the pods of a namespace. The names are NVSentinel's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DrainMode {
-    /// They are evicted at once.
+    /// Evicts them at once.
     Immediate,
-    /// They are waited for until they end by themselves.
+    /// Waits until they end by themselves.
     AllowCompletion,
-    /// They are waited for until a time, then evicted, and at last deleted.
+    /// Waits for them until a time, then evicts, and at last deletes them.
     DeleteAfterTimeout,
 }
 
-/// The drain of a node that is under way.
+/// A drain that is under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Drain {
-    /// The time at which it began.
+    /// Begin of the drain.
     pub since: Timestamp,
-    /// True if a sender asks that no pod is waited for (`drainOverrides.force`).
+    /// True if a sender asks not to wait for any pod (`drainOverrides.force`).
     pub force: bool,
 }
 
 /// A decision about a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// It stays, and the drain does not wait for it.
+    /// The pod stays, and the drain does not wait for it.
     Stays(Stay),
-    /// It leaves in this mode, and this comes next.
+    /// The pod leaves in this mode, and this happens next.
     Leaves(DrainMode, Next),
 }
 
-/// A reason why a pod stays on a node that is drained. Displayed for people.
+/// Reason why a pod stays on a node that is drained. Displayed for people.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stay {
-    /// It has ended.
+    /// The pod has ended.
     Finished,
     /// A `DaemonSet` owns it.
     DaemonSet,
     /// The kubelet runs it from a file.
     Static,
-    /// Its namespace is one of the system's.
+    /// The pod's namespace is one of the system's.
     System,
     /// The configuration names no mode for it.
     NoMode,
-    /// It has no GPU, and only pods with GPUs are drained.
+    /// The pod has no GPU, and only pods with GPUs are drained.
     NoGpu,
-    /// It holds none of the GPUs that are drained.
+    /// The pod holds none of the GPUs that are drained.
     OtherGpu,
 }
 
-/// The next thing that happens to a pod that leaves. Displayed for people.
+/// Next event for a pod that leaves. Displayed for people.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
-    /// It is told that it is about to be evicted, and that it may write a checkpoint.
+    /// The pod is asked to write a checkpoint before its eviction.
     AskCheckpoint,
-    /// It, or another of its gang, has time to write a checkpoint until then.
+    /// The pod, or another of its gang, has time to write a checkpoint until then.
     Checkpoint(Timestamp),
-    /// It is evicted, and has so long to end.
+    /// The pod is evicted, with this grace period.
     Evict(SignedDuration),
-    /// It is deleted whatever protects it, without any time to end.
+    /// The pod is deleted whatever protects it, without time to end.
     Delete,
-    /// It is waited for until then; `None`: until it has ended.
+    /// The drain waits for the pod until then; with `None` until it has ended.
     Wait(Option<Timestamp>),
-    /// It is ending, and has time until then.
+    /// The pod is ending, and has time until then.
     Ends(Timestamp),
-    /// Nothing, until it is known which GPUs it has.
+    /// Nothing happens until it is known which GPUs the pod has.
     Unknown,
-    /// It has not ended in its time. The kubelet does not say that its containers are gone.
+    /// The pod has not ended in time. The kubelet does not say that its containers are gone.
     Stuck,
 }
 
-/// Returns what becomes of `pod` now, alone.
+/// Returns the fate of `pod` without regard to a gang.
 pub fn fate(pod: &PodView, drain: Drain, config: &DrainConfig, now: Timestamp) -> Fate {
     fate_among(pod, &Gangs::default(), drain, config, now)
 }
 
-/// Returns what becomes of `pod` now, with its gang.
+/// Returns the fate of `pod` together with its gang.
 fn fate_among(
     pod: &PodView,
     gangs: &Gangs,
@@ -184,7 +184,7 @@ fn fate_among(
         _ if deletes => Next::Delete,
         (_, Some(ends_by)) if now < later(ends_by, SLACK) => Next::Ends(later(ends_by, SLACK)),
         (_, Some(_)) => Next::Stuck,
-        // What is not ready for so long does no work that is worth waiting for.
+        // A pod that has not been ready for so long does no work worth waiting for.
         (_, None) if idle => evict,
         (DrainMode::AllowCompletion, None) => Next::Wait(None),
         (DrainMode::DeleteAfterTimeout, None) if now < deadline => Next::Wait(Some(deadline)),
@@ -193,8 +193,8 @@ fn fate_among(
     Fate::Leaves(mode, next)
 }
 
-/// Returns when a pod that may be deleted has had its time to end, whether its eviction was let through or
-/// not. Force waits for nothing but that time.
+/// Returns when a pod that may be deleted has had its time to end, whether or not its eviction
+/// was allowed. `force` waits for that time only.
 fn last_resort(pod: &PodView, gangs: &Gangs, drain: Drain, config: &DrainConfig) -> Timestamp {
     let due = if drain.force {
         drain.since
@@ -205,13 +205,13 @@ fn last_resort(pod: &PodView, gangs: &Gangs, drain: Drain, config: &DrainConfig)
     later(later(asked, config.eviction_grace), SLACK)
 }
 
-/// Returns when a pod that has not ended in its time is deleted, where it ever is.
+/// Returns when a pod that has not ended in time is deleted; `None` if never.
 fn stuck_until(pod: &PodView, config: &DrainConfig) -> Option<Timestamp> {
     let (ends_by, after) = pod.ends_by.zip(config.stuck_after)?;
     Some(later(later(ends_by, SLACK), after))
 }
 
-/// Returns the mode in which a pod leaves, or why it stays.
+/// Returns the drain mode of a pod, or why it stays.
 fn stays(pod: &PodView, config: &DrainConfig) -> Result<DrainMode, Stay> {
     if pod.finished {
         return Err(Stay::Finished);
@@ -231,8 +231,8 @@ fn stays(pod: &PodView, config: &DrainConfig) -> Result<DrainMode, Stay> {
     config.mode_of(pod).ok_or(Stay::NoMode)
 }
 
-/// Returns what comes before the eviction of a pod in a mode, where it asks for the time to write a
-/// checkpoint, and until when; `None` where it has had that time, or does not ask.
+/// Returns what precedes the eviction of a pod that asks for time to write a checkpoint, and
+/// until when; `None` if it has had that time, or does not ask.
 fn checkpoint(
     pod: &PodView,
     mode: DrainMode,
@@ -246,12 +246,13 @@ fn checkpoint(
         DrainMode::Immediate => drain.since,
         DrainMode::DeleteAfterTimeout => drain.since.checked_add(config.delete_after).ok()?,
     };
-    // From when its eviction is due, whenever it is told: it cannot be put off by whoever owns it.
+    // The time counts from when the eviction is due, whenever the request is made: the owner of
+    // the pod cannot put it off.
     let until = due.checked_add(pod.checkpoint_wait(drain, config)).ok()?;
     if now >= until {
         return None;
     }
-    // One of an earlier drain says nothing.
+    // A request of an earlier drain does not count.
     match own.requested.filter(|at| *at >= drain.since) {
         None => Some((Next::AskCheckpoint, until)),
         Some(at) if own.done.is_some_and(|done| done >= at) => None,
@@ -259,7 +260,7 @@ fn checkpoint(
     }
 }
 
-/// Returns when [`fate`] is to be asked again about `pod` even if nothing happens. `gangs` are those of its
+/// Returns when to ask [`fate`] again about `pod` if nothing happens. `gangs` are those of its
 /// node.
 pub fn wake_at(
     pod: &PodView,
@@ -275,7 +276,7 @@ pub fn wake_at(
     match next {
         Next::Wait(until) => [until, idle].into_iter().flatten().min(),
         Next::Ends(until) | Next::Checkpoint(until) => Some(until),
-        // The last resort of one mode; of the others nothing changes by time alone.
+        // The last resort applies to one mode; for the others time alone changes nothing.
         Next::AskCheckpoint | Next::Evict(_) | Next::Stuck => {
             let last = last_resort(&pod, gangs, drain, config);
             stuck_until(&pod, config).into_iter().chain([last]).min()
@@ -287,12 +288,13 @@ pub fn wake_at(
 // === impl PodView ===
 
 impl PodView {
-    /// Returns its name with its namespace: `NAMESPACE/NAME`.
+    /// Returns the name with its namespace: `NAMESPACE/NAME`.
     pub fn title(&self) -> String {
         format!("{}/{}", self.namespace, self.name)
     }
 
-    /// Returns the time that it gets to write a checkpoint: none where nobody is waited for.
+    /// Returns the time that the pod gets to write a checkpoint: zero if the drain waits for
+    /// nobody.
     fn checkpoint_wait(&self, drain: Drain, config: &DrainConfig) -> SignedDuration {
         let limit = config.checkpoint_limit;
         let own = self.checkpoint.filter(|_| !drain.force);
@@ -305,14 +307,14 @@ impl PodView {
 // === impl DrainMode ===
 
 impl DrainMode {
-    /// All modes.
+    /// All modes that can be configured.
     pub const ALL: [Self; 3] = [
         Self::Immediate,
         Self::AllowCompletion,
         Self::DeleteAfterTimeout,
     ];
 
-    /// Returns the one of two by which pods are waited for longer.
+    /// Returns the mode of the two that waits longer.
     fn gentler(self, other: Self) -> Self {
         let rank = |mode: Self| match mode {
             Self::Immediate => 0,

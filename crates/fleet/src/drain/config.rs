@@ -1,4 +1,4 @@
-//! The configuration of drains: NVSentinel's file for its node drainer, and keys of our own.
+//! The configuration of drains: NVSentinel's file for its node drainer, with additional keys.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -15,10 +15,10 @@ use toml::Spanned;
 use super::custom::{self, CustomDrain, CustomDrainFile, Number};
 use super::{DrainMode, PodView};
 
-/// Largest configuration, in bytes: what a `ConfigMap` can hold.
+/// Largest configuration, in bytes: the limit of a `ConfigMap`.
 pub const MAX_CONFIG_BYTES: usize = 1024 * 1024;
 
-/// Namespaces whose pods stay where nothing else is said: NVSentinel's, and our own.
+/// Namespaces whose pods stay by default: NVSentinel's, and our own.
 const SYSTEM_NAMESPACES: [&str; 7] = [
     "nvsentinel",
     "gpuwarden",
@@ -28,46 +28,47 @@ const SYSTEM_NAMESPACES: [&str; 7] = [
     "network-operator",
     "skyhook",
 ];
-/// Longest time that a pod is given to end.
+/// Longest grace period of an eviction.
 const EVICTION_GRACE: SignedDuration = SignedDuration::from_secs(300);
-/// Time for which pods are waited for before they are deleted.
+/// Wait for pods before they are deleted.
 const DELETE_AFTER: SignedDuration = SignedDuration::from_mins(60);
 /// Time after which a pod that is not ready is not waited for.
 const UNREADY_AFTER: SignedDuration = SignedDuration::from_mins(5);
 /// Time after which a person is asked about pods that are waited for.
 const ASK_AFTER: SignedDuration = SignedDuration::from_hours(24);
-/// Longest time that a pod gets to write a checkpoint: what a large training takes to do so.
+/// Longest time for a checkpoint: enough for a large training.
 const CHECKPOINT_LIMIT: SignedDuration = SignedDuration::from_mins(10);
 /// Largest number in the file, of any unit: more than a year of minutes.
 const MAX_NUMBER: i64 = 1_000_000;
 
-/// What is wished for the pods of a node that is drained.
+/// Settings of all drains.
 #[derive(Clone, Debug)]
 pub struct DrainConfig {
-    /// Longest time that a pod is given to end; a shorter one of its own holds.
+    /// Longest grace period of an eviction; a shorter one of the pod counts.
     pub eviction_grace: SignedDuration,
-    /// Time from the begin of the drain for which pods of
-    /// [`DeleteAfterTimeout`](DrainMode::DeleteAfterTimeout) are waited for.
+    /// Wait for pods of [`DeleteAfterTimeout`](DrainMode::DeleteAfterTimeout), from the begin of
+    /// the drain.
     pub delete_after: SignedDuration,
     /// Time after which a pod that is not ready is not waited for.
     pub unready_after: SignedDuration,
-    /// Time after which a pod that has not ended in its time is deleted, though its containers may still
-    /// run; `None`: it never is.
+    /// Time after which a pod that has not ended in time is deleted, though its containers may
+    /// still run; `None` for never.
     pub stuck_after: Option<SignedDuration>,
-    /// Time from the begin of the drain after which a person is asked about pods that are waited for.
+    /// Time from the begin of the drain after which a person is asked about pods that are waited
+    /// for.
     pub ask_after: SignedDuration,
-    /// Longest time that a pod which asks for it gets to write a checkpoint before it is evicted.
+    /// Longest time to write a checkpoint for a pod that asks for it before it is evicted.
     pub checkpoint_limit: SignedDuration,
     /// True if only pods with GPUs are drained.
     pub only_gpu_pods: bool,
-    /// True if only the pods that hold a faulty GPU leave where no more than that is to be reset, or out
-    /// of service.
+    /// True if only the pods that hold a faulty GPU leave, where only that GPU is to be reset or
+    /// is out of service.
     pub partial: bool,
-    /// The drain by a custom resource, of the nodes to which that applies.
+    /// Drain by a custom resource, for the nodes that it selects.
     pub custom: Option<Arc<CustomDrain>>,
-    /// The namespaces whose pods stay; `None`: [`SYSTEM_NAMESPACES`].
+    /// Namespaces whose pods stay; `None` for [`SYSTEM_NAMESPACES`].
     system: Option<Regex>,
-    /// The first that fits a pod counts.
+    /// Rules for pods; the first that matches counts.
     rules: Vec<Rule>,
 }
 
@@ -75,12 +76,12 @@ pub struct DrainConfig {
 #[derive(Clone, Debug)]
 struct Rule {
     namespace: Glob,
-    /// The labels of the pods; `None`: all pods of the namespace.
+    /// Labels of the pods; `None` for all pods of the namespace.
     labels: Option<LabelSelector>,
     mode: DrainMode,
 }
 
-/// The keys of the file.
+/// Keys of the file.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct File {
@@ -88,7 +89,7 @@ struct File {
     system_namespaces: Option<Spanned<String>>,
     delete_after_timeout_minutes: Option<Spanned<i64>>,
     not_ready_timeout_minutes: Option<Spanned<i64>>,
-    /// Our own.
+    /// An additional key, not NVSentinel's.
     allow_completion_timeout_minutes: Option<Spanned<i64>>,
     delete_stuck_after_minutes: Option<Spanned<i64>>,
     checkpoint_timeout_minutes: Option<Spanned<i64>>,
@@ -142,13 +143,13 @@ impl Default for DrainConfig {
 }
 
 impl DrainConfig {
-    /// Reads a configuration that needs no other file, see [`Self::parse_with`].
+    /// Parses a configuration that needs no other file; see [`Self::parse_with`].
     pub fn parse(text: &str, source: &str) -> Result<Self, FileError> {
         Self::parse_with(text, source, |_| Err("it is not looked for".to_owned()))
     }
 
-    /// Reads a configuration. `source` names the file in errors, which tell all that is wrong; `read` reads
-    /// the template that is a file beside it.
+    /// Parses a configuration. `source` names the file in errors, which list everything that is
+    /// wrong; `read` reads a template file beside it.
     pub fn parse_with(
         text: &str,
         source: &str,
@@ -253,7 +254,7 @@ impl DrainConfig {
                         }
                         of_pods(policies.into_inner(), &mut findings)
                     }
-                    // None are named: all pods are the custom resource's.
+                    // Without named namespaces all pods belong to the custom resource.
                     (Some(namespaces), None) if namespaces.is_empty() && is_custom => default.rules,
                     (Some(namespaces), None) => (namespaces.into_iter())
                         .map(|one| Rule {
@@ -277,7 +278,7 @@ impl DrainConfig {
         }
     }
 
-    /// Returns the mode of the first rule that fits a pod.
+    /// Returns the mode of the first rule that matches a pod.
     pub fn mode_of(&self, pod: &PodView) -> Option<DrainMode> {
         let found = self.rules.iter().find(|rule| {
             let labels = rule.labels.as_ref();
@@ -288,7 +289,7 @@ impl DrainConfig {
     }
 }
 
-/// Reads the rules that go by the labels of pods.
+/// Parses the rules that select pods by labels.
 fn of_pods(policies: Vec<PodPolicy>, findings: &mut Findings<'_>) -> Vec<Rule> {
     let mut names = BTreeSet::new();
     let mut rules = Vec::new();
@@ -314,10 +315,10 @@ fn of_pods(policies: Vec<PodPolicy>, findings: &mut Findings<'_>) -> Vec<Rule> {
     rules
 }
 
-/// Reads the name of a namespace, or a pattern of several.
+/// Parses the name of a namespace, or a pattern of several.
 fn pattern(name: Spanned<String>, findings: &mut Findings<'_>) -> Glob {
     let start = name.span().start;
-    // The marks of a pattern stand for letters.
+    // Wildcards stand for letters.
     if let Err(error) = names::dns_label(&name.get_ref().replace(['*', '?'], "x")) {
         let (name, why) = (name.get_ref(), error.why);
         findings.at(start, &format!("the namespace {name:?} {why}"));
@@ -325,7 +326,7 @@ fn pattern(name: Spanned<String>, findings: &mut Findings<'_>) -> Glob {
     Glob::from(name.into_inner())
 }
 
-/// Reads a number of minutes; 0 stands for the default, as in NVSentinel.
+/// Parses a number of minutes; 0 stands for the default, as in NVSentinel.
 fn minutes(
     key: &str,
     value: Option<Spanned<i64>>,

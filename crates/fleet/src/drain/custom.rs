@@ -1,5 +1,5 @@
-//! A drain by somebody else, of whom a custom resource asks it: NVSentinel's `customDrain`. A scheduler that
-//! has jobs of its own, as Slurm has, drains its nodes itself.
+//! A drain by another program, requested by a custom resource: NVSentinel's `customDrain`. A
+//! scheduler with jobs of its own, such as Slurm, drains its nodes itself.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use toml::Spanned;
 
 use policy::template::{DrainVariables, Template};
 
-/// Time after which a person is asked about one that has not ended, where none is configured.
+/// Default time after which a person is asked about a resource that has not ended.
 const TIMEOUT: SignedDuration = SignedDuration::from_hours(1);
 /// Longest time that can be configured.
 const LONGEST_TIMEOUT: SignedDuration = SignedDuration::from_hours(30 * 24);
@@ -28,18 +28,18 @@ pub type PodsToDrain = BTreeMap<String, Vec<String>>;
 /// A drain by a custom resource.
 #[derive(Clone, Debug)]
 pub struct CustomDrain {
-    /// The kind of the custom resource; its condition says that the drain is done.
+    /// Kind of the custom resource; its condition says that the drain is done.
     pub resource: ResourceKind,
-    /// Time after which a person is asked about one that has not ended.
+    /// Time after which a person is asked about a resource that has not ended.
     pub timeout: SignedDuration,
-    /// The status that the condition then has.
+    /// Status of the condition once the drain is done.
     status: String,
-    /// The nodes that are drained so; `None`: all.
+    /// Nodes that are drained this way; `None` for all.
     nodes: Option<LabelSelector>,
     template: Arc<Template>,
 }
 
-/// The keys of the table.
+/// Keys of the table.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 #[derive(Default)]
@@ -55,8 +55,8 @@ pub(super) struct CustomDrainFile {
     status_condition_status: String,
     timeout: Option<Spanned<Number>>,
     pub(super) node_selector: Option<Spanned<NodeSelector>>,
-    /// Keys of NVSentinel's chart: where the file of the template comes from, and the plural of the kind,
-    /// which the API server is asked for.
+    /// Keys of NVSentinel's chart: the origin of the template file, and the plural of the kind,
+    /// which is read from the API server.
     #[serde(rename = "templateConfigMapName")]
     _template_config_map_name: Option<String>,
     #[serde(rename = "resource")]
@@ -79,7 +79,7 @@ pub(super) enum NodeSelector {
     Text(String),
 }
 
-/// Reads the table, which is switched on.
+/// Parses the table, which is switched on.
 pub(super) fn read(
     entry: Spanned<CustomDrainFile>,
     findings: &mut Findings<'_>,
@@ -169,8 +169,8 @@ pub(super) fn read(
     Some(custom)
 }
 
-/// Reads a time: seconds, as NVSentinel has it, or a duration, as its chart writes it. 0 stands for the
-/// default, as there.
+/// Parses a time: seconds, as NVSentinel has it, or a duration, as its chart writes it. 0 stands
+/// for the default, as in NVSentinel.
 fn timeout(value: &Number) -> Option<SignedDuration> {
     let timeout = match value {
         Number::Number(seconds) => SignedDuration::from_secs(*seconds),
@@ -188,7 +188,7 @@ fn timeout(value: &Number) -> Option<SignedDuration> {
 // === impl CustomDrain ===
 
 impl CustomDrain {
-    /// Returns whether a node with these labels is drained so.
+    /// Returns whether a node with these labels is drained this way.
     pub fn applies_to(&self, labels: &BTreeMap<String, String>) -> bool {
         let nodes = self.nodes.as_ref();
         nodes.is_none_or(|nodes| nodes.matches(labels))
@@ -199,7 +199,7 @@ impl CustomDrain {
         format!("drain-{node}-{event}")
     }
 
-    /// Returns the custom resource that asks for the drain of a node, for the event of this id.
+    /// Returns the custom resource that requests the drain of a node, for the event of this id.
     pub fn render(
         &self,
         node: &str,
@@ -244,7 +244,7 @@ impl CustomDrain {
         })
     }
 
-    /// Renders it with values as they may come.
+    /// Renders the template with typical values, to find errors early.
     fn try_out(&self) -> Result<(), String> {
         let event = HealthEvent {
             node_name: "node-1".to_owned(),

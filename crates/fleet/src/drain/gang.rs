@@ -1,8 +1,8 @@
-//! Pods of one gang or job on a node are one decision: a training that is asked to leave in parts ends as a
-//! whole, and what its parts would have saved is lost.
+//! Gangs: pods of one gang or job on a node share one decision, because a training that is asked
+//! to leave in parts ends as a whole, and the work that its parts would have saved is lost.
 //!
-//! All of them leave in the gentlest mode of any of them, none is taken for idle while another works, and
-//! none is evicted before all that ask for the time to write a checkpoint have had it.
+//! All of them leave in the gentlest mode of any of them, none counts as idle while another
+//! works, and none is evicted before all that ask for time to write a checkpoint have had it.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -12,27 +12,28 @@ use jiff::{SignedDuration, Timestamp};
 use super::partial::Gpus;
 use super::{Drain, DrainConfig, DrainMode, Next, PodView, checkpoint, stays};
 
-/// The gangs of a node of which pods are to leave.
+/// Gangs on a node with pods that are to leave.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Gangs(BTreeMap<String, Together>);
 
-/// What the pods of a gang on one node have in common.
+/// Shared state of a gang's pods on one node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Together {
-    /// The mode in which they leave.
+    /// Drain mode of all of them.
     pub(super) mode: DrainMode,
-    /// Since when none of them is ready; `None` while one is.
+    /// Time since which none of them is ready; `None` while one is.
     unready_since: Option<Timestamp>,
-    /// The longest time that one of them gets to write its checkpoint.
+    /// Longest time that one of them gets to write its checkpoint.
     wait: SignedDuration,
-    /// Until when one of them has to write its checkpoint; `None` where none has.
+    /// Time until which one of them may write its checkpoint; `None` if none may.
     checkpoint: Option<Timestamp>,
 }
 
 // === impl Gangs ===
 
 impl Gangs {
-    /// Returns the gangs of those of `pods` that are to leave; of some GPUs only, where these are given.
+    /// Returns the gangs of those of `pods` that are to leave; with `gpus`, only of pods that
+    /// may hold these.
     pub fn of<'a>(
         pods: impl Iterator<Item = &'a PodView>,
         drain: Drain,
@@ -71,7 +72,7 @@ impl Gangs {
         Self(gangs)
     }
 
-    /// Returns what the gang of a pod has in common.
+    /// Returns the shared state of a pod's gang.
     pub(super) fn together(&self, pod: &PodView) -> Option<&Together> {
         self.0.get(pod.gang.as_ref()?)
     }
@@ -82,7 +83,7 @@ impl Gangs {
         self.together(pod).map_or(own, |gang| own.max(gang.wait))
     }
 
-    /// Returns a pod as its gang is: idle only where that is.
+    /// Returns the pod with the readiness of its gang: idle only if the whole gang is.
     pub fn as_one<'a>(&self, pod: &'a PodView) -> Cow<'a, PodView> {
         match self.together(pod) {
             Some(gang) if gang.unready_since != pod.unready_since => Cow::Owned(PodView {
@@ -97,7 +98,7 @@ impl Gangs {
 // === impl Together ===
 
 impl Together {
-    /// Returns what its pods wait for before they are evicted.
+    /// Returns what the pods of the gang wait for before they are evicted.
     pub(super) fn waits(&self, now: Timestamp) -> Option<Next> {
         let until = self.checkpoint.filter(|until| now < *until)?;
         Some(Next::Checkpoint(until))

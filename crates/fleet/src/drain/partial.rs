@@ -6,13 +6,13 @@ use super::{Drain, DrainConfig, Fate, Gangs, Next, PodView, Stay, fate_among};
 
 use jiff::Timestamp;
 
-/// Beginning of the UUID of a part of a GPU.
+/// Prefix of the UUID of a part of a GPU.
 const PART: &str = "MIG-";
 
-/// GPUs of a node whose pods leave, and who is known to hold which.
+/// GPUs of a node whose pods leave, and the pods that hold GPUs by a claim.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Gpus {
-    /// Their UUIDs, with those of their parts.
+    /// UUIDs of the GPUs and of their parts.
     pub uuids: BTreeSet<String>,
     /// Pods that hold one of them by a claim, as `NAMESPACE/NAME`.
     pub holders: BTreeSet<String>,
@@ -23,21 +23,22 @@ pub struct Gpus {
 // === impl Gpus ===
 
 impl Gpus {
-    /// Returns whether a pod holds one of them; `None` where that is not known.
+    /// Returns whether a pod holds one of them; `None` if that is not known.
     pub fn holds(&self, pod: &PodView) -> Option<bool> {
         let title = pod.title();
         let is_one = |uuid: &String| self.uuids.iter().any(|one| one.eq_ignore_ascii_case(uuid));
         if self.holders.contains(&title) || pod.gpus.iter().any(is_one) {
             return Some(true);
         }
-        // Of which GPU a part is may not be known.
+        // The GPU of a part may be unknown.
         let part = |uuid: &String| uuid.get(..PART.len()).is_some_and(|one| one == PART);
         let known = !pod.gpus.is_empty() && !pod.gpus.iter().any(part);
         (known || !pod.has_gpus || self.claimed.contains(&title)).then_some(false)
     }
 }
 
-/// Returns what becomes of `pod` now, with its gang, where only those leave that hold one of `gpus`, if these are given.
+/// Returns the fate of `pod` together with its gang. With `gpus`, only pods that hold one of
+/// these leave.
 pub fn fate_of(
     pod: &PodView,
     gangs: &Gangs,
@@ -52,7 +53,7 @@ pub fn fate_of(
     };
     match (fate, gpus.holds(pod)) {
         (Fate::Leaves(..), Some(false)) => Fate::Stays(Stay::OtherGpu),
-        // To ask the wrong one to leave would cost work on a GPU that is well.
+        // Evicting the wrong pod would cost work on a healthy GPU.
         (Fate::Leaves(mode, _), None) => Fate::Leaves(mode, Next::Unknown),
         (fate, _) => fate,
     }

@@ -1,4 +1,4 @@
-//! What the drain of a node would do, told without doing it.
+//! The plan of a drain: what it would do to the pods of a node, without doing it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,53 +7,54 @@ use serde::Serialize;
 
 use super::{Drain, DrainConfig, DrainMode, Fate, Gangs, PodView, Stay, fate_among};
 
-/// A pod of a node, with what a plan tells of it beside its fate.
+/// A pod of a node, with details for a plan that do not affect its fate.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodFacts {
-    /// The pod.
+    /// Pod, as the drain sees it.
     pub pod: PodView,
-    /// The number of its GPUs; parts of one count as one each.
+    /// Number of its GPUs; a part of a GPU counts as one.
     pub gpus: u64,
-    /// The time at which it started, where it has.
+    /// Time when it started, if it has.
     pub started_at: Option<Timestamp>,
-    /// What owns it, as `KIND NAMESPACE/NAME`.
+    /// Owner of the pod, as `KIND NAMESPACE/NAME`.
     pub owner: Option<String>,
-    /// The gang that it says it is in, as `DISCOVERER NAMESPACE/NAME`.
+    /// Gang that the pod names, as `DISCOVERER NAMESPACE/NAME`.
     pub gang: Option<String>,
-    /// What refuses its eviction now, where anything does.
+    /// Disruption budget that refuses its eviction now, if any.
     pub held_by: Option<String>,
 }
 
-/// The plan of a drain. Serialised names are what `drain --plan -o json` prints.
+/// Plan of a drain. Serialised names are what `drain --plan -o json` prints.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Plan {
-    /// The node.
+    /// Name of the node.
     pub node: String,
-    /// Since when it is being drained; absent where it is not.
+    /// Begin of the drain; absent if none is under way.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub since: Option<Timestamp>,
-    /// Why all pods stay; absent where the drain is wanted.
+    /// Reason why all pods stay; absent if a drain is wanted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kept_by: Option<String>,
-    /// The veto that holds the drain back; absent where none does.
+    /// Veto that holds the drain back; absent if there is none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub veto: Option<String>,
-    /// The kind of the custom resource by which somebody else is asked to drain; absent where pods are evicted.
+    /// Kind of the custom resource that requests the drain from another program; absent if pods
+    /// are evicted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub custom_drain: Option<String>,
-    /// Why it is not known which pods a disruption budget holds; absent where it is known.
+    /// Reason why it is not known which pods a disruption budget holds; absent if that is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub budgets_unknown: Option<String>,
-    /// The number of pods that would leave.
+    /// Number of pods that would leave.
     pub leaving: usize,
-    /// The number of GPUs that those have.
+    /// Number of GPUs that those have.
     pub gpus: u64,
-    /// The GPU-hours that those have worked since they started: what is lost where they keep nothing.
+    /// GPU-hours that those have worked since they started: the loss if they save nothing.
     pub gpu_hours: f64,
-    /// Gangs and jobs of which a pod would leave, the one with the most GPU-hours first.
+    /// Gangs and jobs with pods that would leave, by GPU-hours, the most first.
     pub groups: Vec<PlannedGroup>,
-    /// The pods: those that leave first, those with the most GPU-hours before the others.
+    /// The pods: those that leave first, then by GPU-hours, the most first.
     pub pods: Vec<PlannedPod>,
 }
 
@@ -61,50 +62,51 @@ pub struct Plan {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PlannedPod {
-    /// Its namespace.
+    /// Namespace of the pod.
     pub namespace: String,
-    /// Its name.
+    /// Name of the pod.
     pub name: String,
     /// True if it would leave.
     pub leaves: bool,
-    /// The mode in which it leaves; absent where it stays.
+    /// Drain mode; absent if it stays.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mode: Option<DrainMode>,
-    /// What would happen to it next, or why it stays, for people.
+    /// Next event for the pod, or why it stays, for people.
     pub what: String,
-    /// What refuses its eviction now, for people; absent where nothing does.
+    /// Disruption budget that refuses its eviction now, for people; absent if none does.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub held_by: Option<String>,
-    /// The number of its GPUs.
+    /// Number of its GPUs.
     pub gpus: u64,
-    /// Its GPUs times the hours since it started.
+    /// GPUs of the pod times the hours since it started.
     pub gpu_hours: f64,
-    /// What owns it.
+    /// Owner of the pod.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub owner: Option<String>,
-    /// The gang that it is in.
+    /// Gang of the pod.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gang: Option<String>,
 }
 
-/// A gang, or where pods say of none what owns them, of which pods would leave.
+/// A gang, or for pods without one their owner, with pods that would leave.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PlannedGroup {
-    /// Its name.
+    /// Name of the gang or owner.
     pub name: String,
-    /// Its pods on the node that would leave, as `NAMESPACE/NAME`.
+    /// Pods of it on the node that would leave, as `NAMESPACE/NAME`.
     pub pods: Vec<String>,
-    /// The modes in which they leave: of one gang or job the gentlest of its pods.
+    /// Drain modes of these pods: in one gang or job the gentlest counts for all.
     pub modes: BTreeSet<&'static str>,
-    /// The number of their GPUs.
+    /// Number of their GPUs.
     pub gpus: u64,
-    /// Their GPU-hours.
+    /// Sum of their GPU-hours.
     pub gpu_hours: f64,
 }
 
-/// Returns what the drain of a node would do with its pods now. `begun`: when it began, where it is under
-/// way. `drain`: the error says why all pods stay. Of what else holds for the drain as a whole it knows nothing.
+/// Returns what the drain of a node would do to its pods now. `begun` is the begin of a drain
+/// under way. An error in `drain` says why all pods stay. The plan ignores everything else that
+/// affects the drain as a whole.
 pub fn plan(
     node: &str,
     pods: Vec<PodFacts>,
@@ -167,7 +169,7 @@ pub fn plan(
     }
 }
 
-/// Returns what is told of a pod. `fate`: the error says why all pods stay.
+/// Returns a pod in the plan. An error in `fate` says why all pods stay.
 fn planned(facts: PodFacts, fate: Result<Fate, &str>, now: Timestamp) -> PlannedPod {
     let (mode, what) = match fate {
         Ok(Fate::Stays(stay)) => (None, stay.to_string()),
@@ -178,7 +180,7 @@ fn planned(facts: PodFacts, fate: Result<Fate, &str>, now: Timestamp) -> Planned
     let worked = facts.started_at.filter(|_| !ended).map_or(0.0, |since| {
         now.duration_since(since).as_secs_f64().max(0.0) / 3600.0
     });
-    // A GPU count is far below what a float holds exactly.
+    // GPU counts are far below the precision of a double.
     #[allow(clippy::cast_precision_loss)]
     let gpu_hours = facts.gpus as f64 * worked;
     PlannedPod {

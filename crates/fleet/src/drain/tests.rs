@@ -62,7 +62,7 @@ fn each_pod_is_decided_about_for_itself() {
     let config = config();
     let pods = [
         (pod("web-1"), Fate::Leaves(Immediate, Next::Evict(secs(30)))),
-        // The first entry that fits counts.
+        // The first entry that matches counts.
         (
             pod("web-late"),
             Fate::Leaves(Immediate, Next::Evict(secs(30))),
@@ -110,7 +110,8 @@ fn each_pod_is_decided_about_for_itself() {
         let expected = Fate::Leaves(Immediate, Next::Evict(secs(30)));
         assert_eq!(fate(&pod(namespace), forced, &config, at(100)), expected);
     }
-    // Force is no weaker than what is wished: who may be deleted is, once it has had its time.
+    // Force is no weaker than the configured mode: a pod that may be deleted is, once it has had
+    // its time.
     for (namespace, next) in [("training", Next::Evict(secs(30))), ("batch", Next::Delete)] {
         let fate = fate(&pod(namespace), forced, &config, at(120));
         assert_eq!(fate, Fate::Leaves(Immediate, next));
@@ -118,7 +119,7 @@ fn each_pod_is_decided_about_for_itself() {
     let evicted = Next::Evict(secs(30));
     let wake = wake_at(&pod("batch"), evicted, &Gangs::default(), forced, &config);
     assert_eq!(wake, Some(at(120)));
-    // Force does not reach what never leaves.
+    // Force does not reach pods that never leave.
     assert_eq!(
         fate(&pod("other"), forced, &config, at(100)),
         Fate::Stays(Stay::NoMode)
@@ -161,7 +162,7 @@ fn who_is_deleted_at_last_was_asked_to_end_before() {
     };
     assert_eq!(next(&pod, 599), Next::Wait(Some(at(600))));
     assert_eq!(next(&pod, 600), Next::Evict(secs(30)));
-    // Nothing let its eviction through.
+    // The eviction was always refused.
     assert_eq!(next(&pod, 719), Next::Evict(secs(30)));
     assert_eq!(next(&pod, 720), Next::Delete);
     let ending = PodView {
@@ -171,7 +172,7 @@ fn who_is_deleted_at_last_was_asked_to_end_before() {
     assert_eq!(next(&ending, 689), Next::Ends(at(690)));
     assert_eq!(next(&ending, 690), Next::Stuck);
     assert_eq!(next(&ending, 720), Next::Delete);
-    // It is asked about again just when something changes.
+    // The next wake-up is just when something changes.
     let wake =
         |pod: &PodView, second| wake_at(pod, next(pod, second), &Gangs::default(), BEGUN, &config);
     assert_eq!(wake(&pod, 0), Some(at(600)));
@@ -191,7 +192,7 @@ fn a_pod_that_somebody_deletes_counts_as_gone_when_it_is_gone() {
     let fate = |second| fate(&ending, BEGUN, &config, at(second));
     let mode = DrainMode::AllowCompletion;
     assert_eq!(fate(0), Fate::Leaves(mode, Next::Ends(at(110))));
-    // It may still write: only a person knows.
+    // The pod may still write: only a person knows.
     assert_eq!(fate(110), Fate::Leaves(mode, Next::Stuck));
     assert_eq!(fate(1_000_000), Fate::Leaves(mode, Next::Stuck));
 }
@@ -289,7 +290,7 @@ fn the_charts_configuration_of_nvsentinel_loads() {
         Some(DrainMode::AllowCompletion)
     );
     assert!(config.is_system("skyhook") && !config.is_system("gpuwarden"));
-    // To say nothing of namespaces means no others than to have no file.
+    // An empty file names the same namespaces as no file.
     let silent = DrainConfig::parse("", "c").unwrap();
     assert_eq!(
         silent.mode_of(&pod("any")),
