@@ -1,21 +1,21 @@
-//! How a node is repaired: which custom resource is made next, and what its end means.
+//! Remediation of a node: which custom resource is created next, and what its end means.
 //!
-//! [`decide`] is asked about a node as a whole, from the faults that are open, from what its session says
-//! of the attempts before, and from the custom resource of the attempt that is under way. So a second
-//! fault is taken in, whoever asks again after a restart gets the same answer, and an attempt that stands
-//! on the node is made once: its name follows from the session.
+//! [`decide`] is asked about a node as a whole, from the open faults, the earlier attempts that
+//! its session records, and the custom resource of the attempt under way. So a second fault is
+//! included, a restart gets the same answer, and an attempt recorded on the node is created
+//! once: its name follows from the session.
 //!
 //! | end of an attempt | what follows |
 //! |---|---|
-//! | succeeded | the faults are to be over within a time; else the next group is tried |
-//! | failed, and it may pass | the same again, later, [`TRIES`] times; then the next group |
+//! | succeeded | the faults have to recover within a time; else the next group is tried |
+//! | failed, and may pass | the same again, later, [`TRIES`] times; then the next group |
 //! | failed for good | the next group |
-//! | nobody knows how it went, or it vanished | a person is asked: it is not done twice |
+//! | unknown, or the resource vanished | a person is asked: it is not done twice |
 //!
-//! The next group is that of the escalation; where there is none, or too many attempts were made of late,
-//! a person is asked. What a person then does, or the recovery of the faults, ends it. A fault that nobody
-//! repairs asks a person beside what is waited for. Each decision says how the repair stands, and what ends
-//! that ([`Stand`]): a state that waits has a time, or somebody who was asked.
+//! The next group is that of the escalation; where there is none, or there were too many recent
+//! attempts, a person is asked. The person's work, or the recovery of the faults, ends it. A
+//! fault without a configured action asks a person while other attempts continue. Each decision
+//! names the state that it waits in ([`Awaiting`]), with a time or somebody who was asked.
 
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
@@ -41,79 +41,80 @@ use stand::Wait;
 pub use stand::{Beside, Hold, Stand};
 use under_way::{MADE_WITHIN, follow, is_sought};
 
-/// Attempts of one group in a row that may fail and pass by themselves.
+/// Failures in a row of one group that may pass by themselves before the next group is tried.
 pub const TRIES: usize = 3;
 
-/// A node to be decided about.
+/// Input of [`decide`] about a node.
 #[derive(Clone, Copy, Debug)]
 pub struct Case<'a> {
-    /// Its open faults that count, gravest first.
+    /// Open faults of the node that count, gravest first.
     pub events: &'a [OpenFault<'a>],
-    /// What its session says of its remediation.
+    /// Remediation recorded in the node's session.
     pub mark: Option<&'a RemediationMark>,
-    /// The custom resource of the attempt that is under way, as it is seen.
+    /// Observed state of the custom resource of the attempt under way.
     pub seen: &'a Seen,
-    /// True while it is being made: how that ends is not known.
+    /// True while a request to create it is in flight.
     pub making: bool,
-    /// True while it is looked for, and nobody has told yet.
+    /// True while it is looked for and not found yet.
     pub sought: bool,
-    /// What is wished; `None`: nothing new begins.
+    /// Configuration; `None` if nothing new begins.
     pub config: Option<&'a RemediationConfig>,
-    /// Why nothing new begins now.
+    /// Reason why nothing new begins now.
     pub hold: Option<&'a Hold>,
-    /// True if only pods of single GPUs have left.
+    /// True if only the pods of single GPUs have left.
     pub partial: bool,
-    /// The times of attempts before this session.
+    /// Times of attempts before this session.
     pub earlier: &'a [Timestamp],
-    /// The time.
+    /// Current time of the decision.
     pub now: Timestamp,
 }
 
 /// An open fault that counts.
 #[derive(Clone, Copy, Debug)]
 pub struct OpenFault<'a> {
-    /// The event that stands for it.
+    /// Event that stands for it.
     pub event: &'a HealthEvent,
-    /// The time at which it was first observed.
+    /// Time when it was first observed.
     pub first_seen: Timestamp,
-    /// The route of the policy for which it is not repaired, for people.
+    /// Route of the policy that excludes it from remediation, for people.
     pub unrepaired_by: Option<&'a str>,
 }
 
-/// A custom resource, as it is seen.
+/// Observed state of a custom resource.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Seen {
-    /// Nobody has looked yet, or cannot; with the reason.
+    /// The resource was not observed yet.
     #[default]
     Unknown,
-    /// It was looked for because nobody knew whether it was made, and is not there.
+    /// The resource was looked for because it might exist, and does not.
     Absent,
-    /// It was there, and is gone.
+    /// The resource existed, and is gone.
     Gone,
-    /// It is there.
+    /// The resource exists, in this state.
     There(Box<ResourceState>),
-    /// It was to be made, and that is refused for good.
+    /// The creation was refused for good, for this reason.
     Refused(String),
 }
 
-/// What is decided.
+/// A decision about the remediation of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Decision {
-    /// What the session is to say of the remediation; `None`: nothing.
+    /// Remediation to record in the session; `None` for nothing.
     pub mark: Option<RemediationMark>,
-    /// How the repair stands, and what ends that.
+    /// State that the remediation waits for.
     pub stand: Stand,
-    /// True if the custom resource of the attempt under way is to be looked for, and not made before that.
+    /// True if the custom resource of the attempt under way is to be looked for before it is
+    /// created.
     pub sought: bool,
-    /// Actions that events recommend and nobody carries out.
+    /// Recommended actions that are not configured.
     pub unsupported: BTreeSet<String>,
-    /// The routes of the policy for which events are not repaired, for people.
+    /// Routes of the policy that exclude faults from remediation, for people.
     pub skipped: BTreeSet<String>,
-    /// True if the node as a whole is to be repaired, and all its pods are to leave first.
+    /// True if the whole node is to be remediated, and all its pods are to leave first.
     pub whole: bool,
 }
 
-/// Decides about a node.
+/// Decides about the remediation of a node.
 pub fn decide(case: &Case<'_>) -> Decision {
     let mut mark = case.mark.cloned().unwrap_or_default();
     let (needs, unsupported) = needs(case);
@@ -135,7 +136,7 @@ pub fn decide(case: &Case<'_>) -> Decision {
         }
         (ControlFlow::Continue(_), None) => {
             let stand = Stand::Rests(None);
-            // Who was asked stays so.
+            // A person who was asked stays asked.
             let person = mark.person.as_ref().map(|one| one.why.clone());
             Next::Stands(match person {
                 Some(why) => stand.asking(why, None),
@@ -165,8 +166,8 @@ pub fn decide(case: &Case<'_>) -> Decision {
     }
 }
 
-/// Returns the mark for the session: the attempts, why a person is asked, and the end of a wait. `None`
-/// where there is nothing to record.
+/// Returns the mark for the session: the attempts, why a person is asked, and the end of a wait.
+/// `None` if there is nothing to record.
 fn marked(mut mark: RemediationMark, stand: &Stand, case: &Case<'_>) -> Option<RemediationMark> {
     let before = mark.person.take();
     mark.person = stand.person().map(|why| match before {
@@ -176,7 +177,7 @@ fn marked(mut mark: RemediationMark, stand: &Stand, case: &Case<'_>) -> Option<R
             why: why.to_owned(),
         },
     });
-    // An attempt that is under way has times of its own.
+    // An attempt under way has times of its own.
     mark.waits_until = match stand {
         Stand::Waits(wait) if mark.under_way().is_none() => Some(wait.until()),
         _ => None,

@@ -1,4 +1,5 @@
-//! The configuration of remediation: NVSentinel's file for its fault remediation, and keys of our own.
+//! The configuration of remediation: NVSentinel's file for its fault remediation, with
+//! additional keys.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,64 +15,65 @@ use toml::Spanned;
 
 use super::validation::{self, ValidationConfig};
 
-/// Largest configuration, in bytes: what a `ConfigMap` can hold.
+/// Largest configuration, in bytes: the limit of a `ConfigMap`.
 pub const MAX_CONFIG_BYTES: usize = 1024 * 1024;
 
-/// What is done where nobody says anything else.
+/// Text of the default configuration.
 const BUILTIN: &str = include_str!("../../data/remediation.toml");
-/// Entities that can be repaired each by itself.
+/// Types of entities that can be remediated individually.
 const SCOPES: [&str; 1] = ["GPU_UUID"];
-/// Groups of actions from the gentlest on: where one does not help, the next is tried.
+/// Groups of actions, gentlest first: if one does not help, the next is tried.
 const ESCALATION: [&str; 2] = ["reset", "restart"];
 /// Most attempts on one node within [`WINDOW`].
 const MAX_ATTEMPTS: usize = 5;
 const WINDOW: SignedDuration = SignedDuration::from_hours(7 * 24);
-/// Time in which the faults are to be over once a repair has succeeded.
+/// Time for the faults to recover after a successful attempt.
 const RECOVERY: SignedDuration = SignedDuration::from_mins(15);
-/// Time in which a custom resource is to come to its end. NVSentinel's janitor gives up after 30 min.
+/// Default timeout of a custom resource. NVSentinel's janitor gives up after 30 min.
 const TIMEOUT: SignedDuration = SignedDuration::from_mins(60);
-/// Most attempts that can be configured: all of a session stand on its node.
+/// Most attempts that can be configured: all attempts of a session are recorded on its node.
 const MOST_ATTEMPTS: i64 = 20;
 /// Largest number in the file, of any unit of time.
 const MAX_NUMBER: i64 = 100_000;
 
-/// What is done to mend nodes.
+/// Settings of the remediation of all nodes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RemediationConfig {
     /// Actions by the name that events recommend.
     pub actions: BTreeMap<String, Action>,
-    /// Groups from the gentlest on: where one does not help, the next is tried.
+    /// Groups, gentlest first: if one does not help, the next is tried.
     pub escalation: Vec<String>,
     /// Most attempts on one node within [`Self::window`].
     pub max_attempts: usize,
-    /// The time in which attempts are counted.
+    /// Time window of [`Self::max_attempts`].
     pub window: SignedDuration,
-    /// Time in which the faults are to be over once a repair has succeeded.
+    /// Time for the faults to recover after a successful attempt.
     pub recovery: SignedDuration,
-    /// The action that collects diagnostics beside the drain, before anything is repaired; `None`: none.
+    /// Action that collects diagnostics beside the drain, before any remediation; `None` for
+    /// none.
     pub diagnostics: Option<String>,
-    /// What nodes have to pass before they come back, or begin; `None`: nothing.
+    /// Validation of nodes before they come back or enter service; `None` for none.
     pub validation: Option<ValidationConfig>,
 }
 
-/// An action: a custom resource that somebody carries out.
+/// An action: a custom resource that another program carries out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Action {
-    /// The kind of the custom resource.
+    /// Kind of the custom resource.
     pub resource: ResourceKind,
-    /// Actions of one group do the same.
+    /// Group of the action; actions of one group have the same effect.
     pub group: String,
-    /// Groups that do it, too, and more.
+    /// Groups whose actions include the effect of this one.
     pub superseding: Vec<String>,
-    /// The type of the entities of which each is repaired by itself; `None`: the node is.
+    /// Type of the entities that are remediated individually; `None` for the whole node.
     pub entity_scope: Option<String>,
-    /// Time in which it is to come to its end.
+    /// Timeout of the custom resource.
     pub timeout: SignedDuration,
-    /// The template of the custom resource.
+    /// Template of the custom resource.
     template: Arc<Template>,
 }
 
-/// The keys of the file.
+/// Keys of the file.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct File {
@@ -81,10 +83,10 @@ struct File {
     remediation_actions: BTreeMap<String, Spanned<ActionFile>>,
     #[serde(default)]
     templates: BTreeMap<String, Spanned<String>>,
-    /// NVSentinel reads it, and does nothing with it.
+    /// NVSentinel reads this key, and ignores it.
     #[serde(rename = "updateRetry")]
     _update_retry: Option<UpdateRetry>,
-    /// Our own, as what follows.
+    /// Additional keys from here on.
     escalation: Option<Spanned<Vec<String>>>,
     max_attempts: Option<Spanned<i64>>,
     attempts_window_hours: Option<Spanned<i64>>,
@@ -130,17 +132,17 @@ struct ActionFile {
     impacted_entity_scope: String,
     #[serde(default)]
     superseding_equivalence_groups: Vec<String>,
-    /// Our own.
+    /// An additional key, not NVSentinel's.
     timeout_minutes: Option<i64>,
 }
 
 // === impl RemediationConfig ===
 
 impl RemediationConfig {
-    /// Returns what is done where nobody says anything else.
+    /// Returns the default configuration.
     pub fn builtin() -> Self {
         let none = |path: &str| Err(format!("there is no file {path}"));
-        // A test reads it.
+        // A test parses it.
         Self::parse(BUILTIN, "built-in", none).unwrap_or_else(|_| Self {
             actions: BTreeMap::new(),
             escalation: Vec::new(),
@@ -152,8 +154,8 @@ impl RemediationConfig {
         })
     }
 
-    /// Reads a configuration. `source` names the file in errors, which tell all that is wrong; `read`
-    /// reads the templates that are files beside it.
+    /// Parses a configuration. `source` names the file in errors, which list everything that is
+    /// wrong; `read` reads template files beside it.
     pub fn parse(
         text: &str,
         source: &str,
@@ -241,7 +243,7 @@ impl RemediationConfig {
         })
     }
 
-    /// Returns an action of a group, with its name: the one of this name, or else the first.
+    /// Returns an action of a group and its name: the preferred one, or else the first.
     pub fn of_group(&self, group: &str, preferred: &str) -> Option<(&str, &Action)> {
         let of_group = |name: &str| {
             let (name, action) = self.actions.get_key_value(name)?;
@@ -250,7 +252,7 @@ impl RemediationConfig {
         of_group(preferred).or_else(|| self.actions.keys().find_map(|name| of_group(name)))
     }
 
-    /// Returns the kinds of custom resources that are made.
+    /// Returns the kinds of custom resources that the actions create.
     pub fn kinds(&self) -> Vec<&ResourceKind> {
         let mut kinds: Vec<&ResourceKind> = self
             .actions
@@ -266,8 +268,8 @@ impl RemediationConfig {
 // === impl Action ===
 
 impl Action {
-    /// Returns the custom resource for an event; `id` makes its name its own, and `entity` is what
-    /// alone is repaired.
+    /// Returns the custom resource for an event; `id` makes its name unique, and `entity` is the
+    /// only thing that is remediated, if not empty.
     pub fn render(&self, event: &HealthEvent, id: &str, entity: &str) -> Result<Value, String> {
         let kind = &self.resource;
         let text = self.template.render(&Variables {
@@ -287,7 +289,7 @@ impl Action {
     }
 }
 
-/// Where templates are.
+/// Places to read templates from.
 struct Templates<'a> {
     mount_path: &'a str,
     inline: &'a BTreeMap<String, Spanned<String>>,
@@ -296,7 +298,7 @@ struct Templates<'a> {
 
 type Check = fn(&str) -> Result<(), names::WrongName>;
 
-/// Reads an action.
+/// Parses and checks an action.
 fn action(
     name: &str,
     file: ActionFile,
@@ -393,7 +395,7 @@ fn action(
     }
 }
 
-/// Renders an action with values as they may come.
+/// Renders an action with typical values, to find errors early.
 fn try_out(action: &Action) -> Result<(), String> {
     let entity = |kind: &str, value: &str| Entity {
         entity_type: kind.to_owned(),
@@ -433,7 +435,7 @@ fn try_out(action: &Action) -> Result<(), String> {
     Ok(())
 }
 
-/// Checks that groups which supersede others are there.
+/// Checks that superseding groups exist.
 fn check_groups(
     actions: &BTreeMap<String, Action>,
     places: &BTreeMap<String, usize>,
@@ -463,7 +465,7 @@ fn check_groups(
 // === impl Templates ===
 
 impl Templates<'_> {
-    /// Reads a template by the name of its file.
+    /// Reads a template by its file name.
     fn read(&self, name: &str, findings: &mut Findings<'_>) -> Option<Template> {
         let (place, text) = if let Some(text) = self.inline.get(name) {
             (format!("templates.{name:?}"), text.get_ref().clone())

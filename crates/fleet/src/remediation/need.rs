@@ -1,4 +1,5 @@
-//! The faults of a node that are to be repaired, and what each asks for by the attempts so far.
+//! Faults of a node that need remediation, and the next attempt for each, given the attempts so
+//! far.
 
 use std::collections::BTreeSet;
 
@@ -10,33 +11,33 @@ use model::attempt::{Attempt, Outcome, RemediationMark};
 use super::stand::Wait;
 use super::{Action, Case, RemediationConfig, TRIES, later};
 
-/// First and longest wait between two attempts of one group that failed and may pass.
+/// First and longest wait between two attempts of one group after a failure that may pass.
 const RETRY: (SignedDuration, SignedDuration) =
     (SignedDuration::from_mins(1), SignedDuration::from_mins(10));
 
-/// A fault to be repaired, and how.
+/// A fault that needs remediation, and its action.
 #[derive(Clone, Debug)]
 pub(super) struct Need<'a> {
     pub(super) event: &'a HealthEvent,
     pub(super) first_seen: Timestamp,
     pub(super) action: String,
-    /// Its group without an entity.
+    /// Group of the action, without an entity.
     pub(super) group: String,
     pub(super) entity: String,
 }
 
-/// What a need asks for now.
+/// Next step for a need.
 pub(super) enum Asks {
-    /// An attempt of this action and group.
+    /// An attempt with this action and group.
     Attempt { action: String, group: String },
-    /// Nothing before then.
+    /// A wait until a time.
     Wait(Wait),
     /// A person, for this reason.
     Person(String),
 }
 
-/// Returns the faults to be repaired, gravest first, without those that the repair of another covers;
-/// and the actions that nobody carries out.
+/// Returns the needs, gravest first, without those that a superseding action covers; and the
+/// recommended actions that are not configured.
 pub(super) fn needs<'a>(case: &Case<'a>) -> (Vec<Need<'a>>, BTreeSet<String>) {
     let mut unsupported = BTreeSet::new();
     let mut needs: Vec<Need<'a>> = Vec::new();
@@ -78,7 +79,7 @@ pub(super) fn needs<'a>(case: &Case<'a>) -> (Vec<Need<'a>>, BTreeSet<String>) {
 // === impl Need ===
 
 impl Need<'_> {
-    /// Returns what it asks for, by the attempts of the session so far.
+    /// Returns the next step, given the session's attempts so far.
     pub(super) fn asks(
         &self,
         mark: &RemediationMark,
@@ -86,14 +87,14 @@ impl Need<'_> {
         now: Timestamp,
     ) -> Asks {
         let (mut group, mut preferred) = (self.group.clone(), self.action.clone());
-        // Each group of the escalation is looked at once.
+        // Each group of the escalation is tried once.
         for _ in 0..=config.escalation.len() {
             let Some((name, action)) = config.of_group(&group, &preferred) else {
                 break;
             };
             let scoped = action.entity_scope.is_some();
             let own = match self.entity.as_str() {
-                "" if scoped => None, // The event does not say which entity: that helps nobody.
+                "" if scoped => None, // The event does not name the entity, so a scoped action cannot help.
                 entity if scoped => Some(format!("{group}-{entity}")),
                 _ => Some(group.clone()),
             };
@@ -140,7 +141,7 @@ impl Need<'_> {
         ))
     }
 
-    /// Returns what follows the last attempt that was to mend it.
+    /// Returns what follows the last attempt for this need.
     fn after(
         &self,
         last: &Attempt,
@@ -149,11 +150,12 @@ impl Need<'_> {
         now: Timestamp,
     ) -> After {
         let Some(end) = &last.end else {
-            // Only the newest can be under way, and that is followed before: it was written by hand.
+            // Only the newest attempt can be under way, and it was handled before: a person
+            // wrote this mark.
             return After::Person(format!("nobody knows how {} has ended", last.title()));
         };
         match end.outcome {
-            // It came after the repair.
+            // The fault is newer than the attempt.
             Outcome::Succeeded if self.first_seen > end.at => After::Again,
             Outcome::Succeeded => {
                 let until = later(end.at, config.recovery);
@@ -190,13 +192,13 @@ impl Need<'_> {
     }
 }
 
-/// What follows an attempt.
+/// Step that follows an attempt.
 enum After {
-    /// The same again.
+    /// Make the same attempt again.
     Again,
-    /// Nothing before then.
+    /// Wait until a time.
     Wait(Wait),
-    /// The next group of the escalation.
+    /// Try the next group of the escalation.
     Next,
     Person(String),
 }
@@ -204,8 +206,8 @@ enum After {
 // === impl Action ===
 
 impl Action {
-    /// Returns the entities of an event that are repaired each by itself; an empty one stands for the
-    /// node, or for one that the event does not name.
+    /// Returns the entities of an event that are remediated individually; an empty one stands
+    /// for the node, or for an entity that the event does not name.
     fn entities(&self, event: &HealthEvent) -> Vec<String> {
         let Some(scope) = &self.entity_scope else {
             return vec![String::new()];

@@ -1,4 +1,4 @@
-//! What follows for a node of which no attempt is under way.
+//! The next step for a node without an attempt under way.
 
 use std::collections::BTreeSet;
 
@@ -10,40 +10,40 @@ use super::need::{Asks, Need};
 use super::stand::{Hold, Stand, Wait};
 use super::{Case, RemediationConfig, later};
 
-/// Most numbers of names that are looked at to find the next one.
+/// Most numbers of names tried to find the next free one.
 const MOST_NAMES: usize = 1000;
 
-/// What follows.
+/// Next step for a node.
 pub(super) enum Next {
-    /// An attempt is to be made.
+    /// Create the custom resource of this attempt.
     Make(Box<Attempt>),
-    /// First all pods of the node are to leave.
+    /// Wait until all pods of the node have left.
     Whole,
-    /// Nothing is to be made now.
+    /// Create nothing, and wait for this.
     Stands(Stand),
 }
 
-/// A node of which no attempt is under way, and its faults.
+/// A node without an attempt under way, and its faults.
 pub(super) struct Plan<'a> {
     pub(super) mark: &'a RemediationMark,
     pub(super) config: &'a RemediationConfig,
     pub(super) case: &'a Case<'a>,
-    /// The id of an attempt that was to be made, and whose name another one has.
+    /// Id of an attempt that was not created because another one has its name.
     pub(super) taken: Option<&'a str>,
 }
 
-/// A person who is asked.
+/// A reason to ask a person.
 struct Ask {
     why: String,
-    /// The time at which another attempt may be made, where too many were.
+    /// Time when another attempt may be made, if there were too many.
     again: Option<Timestamp>,
 }
 
 // === impl Plan ===
 
 impl Plan<'_> {
-    /// Returns what follows. `unsupported`: actions that nobody carries out. `skipped`: the routes of the
-    /// policy for which faults are not repaired.
+    /// Returns the next step. `unsupported` are recommended actions that are not configured,
+    /// `skipped` the policy routes that exclude faults from remediation.
     pub(super) fn next(
         &self,
         needs: &[Need<'_>],
@@ -78,7 +78,8 @@ impl Plan<'_> {
         let now = self.case.now;
         let goes_on = held.or_else(|| wait.map(Stand::Waits));
         Next::Stands(match (asked.is_empty(), self.case.hold) {
-            // Its pods leave first, and what holds back comes to its end: until then nothing is said.
+            // While pods still leave, or before the first attempt, a hold is not worth a
+            // person's attention: it ends by itself.
             (false, Some(hold)) if *hold == Hold::Drain || self.mark.repairs().next().is_none() => {
                 hold.stand(now)
             }
@@ -103,8 +104,8 @@ impl Plan<'_> {
         })
     }
 
-    /// Returns the attempt that a need asks for, or what it has to wait for. The error says why it cannot be
-    /// made.
+    /// Returns the attempt for a need, or what it has to wait for. The error says why it cannot
+    /// be made.
     fn begin(&self, need: &Need<'_>, action: &str, group: &str) -> Result<Next, Ask> {
         if let Some(hold) = self.case.hold {
             return Ok(Next::Stands(hold.stand(self.case.now)));
@@ -124,7 +125,8 @@ impl Plan<'_> {
         }
     }
 
-    /// Returns why no further attempt is made, and until when, where too many were made of late.
+    /// Returns why no further attempt is made, and until when, if there were too many recent
+    /// ones.
     fn exhausted(&self) -> Option<Ask> {
         let (window, now) = (self.config.window, self.case.now);
         let ours = self.mark.repairs().map(|one| one.since);
@@ -143,8 +145,8 @@ impl Plan<'_> {
         Some(Ask { why, again })
     }
 
-    /// Returns the attempt that collects diagnostics, where that is asked for and was not tried in this
-    /// session. What goes wrong with it holds nothing up.
+    /// Returns the attempt that collects diagnostics, if configured and not yet tried in this
+    /// session. A failure in it holds nothing up.
     fn diagnostics(&self) -> Option<Attempt> {
         let name = self.config.diagnostics.as_deref()?;
         let mut attempts = self.mark.attempts.iter();
@@ -190,8 +192,9 @@ impl Plan<'_> {
         })
     }
 
-    /// Returns the identity of the next attempt for an event: several may be for one, of this session or of
-    /// earlier ones that ended while the fault went on, and each further one has its number.
+    /// Returns the id of the next attempt for an event. An event may have several, of this
+    /// session or of earlier ones that ended while the fault persisted; each further one gets a
+    /// number.
     fn id(&self, need: &Need<'_>, group: &str) -> String {
         let event = &need.event.id;
         let numbered = |number: usize| {
@@ -213,7 +216,7 @@ impl Plan<'_> {
             _ => ours.count(),
         };
         let next = earlier + ours + 1;
-        // The ones before may be taken, too.
+        // The names before that one may be taken as well.
         let taken = self.taken.and_then(|taken| {
             let mut numbers = next..next + MOST_NAMES;
             numbers.find(|number| numbered(*number) == taken)

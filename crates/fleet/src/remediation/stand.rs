@@ -1,64 +1,66 @@
-//! How the repair of a node stands, and what ends that.
+//! States that the remediation of a node waits in, and what ends each.
 //!
-//! A [`Stand`] that waits has a time at which it is decided anew, or names somebody who was asked: so nothing
-//! waits for ever of which nobody knows.
+//! An [`Awaiting`] has a time of the next decision, or names somebody who was asked: so nothing
+//! waits for ever without anybody knowing.
 
 use jiff::{SignedDuration, Timestamp};
 
 use model::time::later;
 
-/// How the repair of a node stands.
+/// State that the remediation of a node waits in.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Stand {
-    /// No repair is asked for: the recovery of the faults, or a person's release, ends it, as of a node that is
-    /// quarantined or drained and not repaired. The text is for people, where there is more to say.
+    /// No remediation is asked for: the recovery of the faults, or a person's release, ends it,
+    /// as on a quarantined or drained node without remediation. The text is for people, if there
+    /// is more to say.
     Rests(Option<String>),
-    /// An attempt is under way, or something passes.
+    /// The end of an attempt, or of a wait.
     Waits(Wait),
-    /// Somebody else is at work, who has limits of their own or was asked by a person.
+    /// The work of others, who have limits of their own or were asked by a person.
     Others(String),
-    /// A person is asked, beside what goes on by itself.
+    /// A person, beside what continues by itself.
     Person {
-        /// The reason.
+        /// Reason why a person is asked.
         why: String,
-        /// What goes on by itself.
+        /// Work that continues by itself.
         beside: Option<Beside>,
-        /// The time at which another attempt may be made.
+        /// Time when another attempt may be made.
         again: Option<Timestamp>,
     },
 }
 
-/// What goes on by itself while a person is asked.
+/// Work that continues by itself while a person is asked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Beside {
-    /// Something is waited for.
+    /// A wait until a time.
     Waits(Wait),
-    /// Somebody else is at work.
+    /// The work of others.
     Others(String),
 }
 
-/// Something that is waited for, until a time.
+/// A wait for something, until a time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wait {
     what: String,
     until: Timestamp,
 }
 
-/// The reason why nothing new begins on a node now.
+/// Reason why nothing new begins on a node now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Hold {
-    /// Pods of the node are to leave first. The drain asks a person itself where they do not.
+    /// Pods of the node have to leave first. The drain itself asks a person if they do not.
     Drain,
-    /// Somebody has it in their hands, or has said so, without an end; or its quarantine is to be put back first.
+    /// Somebody else has the node, or has held it back, without an end; or its quarantine has to
+    /// be restored first.
     Others(String),
-    /// It ends by itself.
+    /// The hold ends by itself at this time.
     Until(Timestamp, String),
 }
 
 // === impl Wait ===
 
 impl Wait {
-    /// Returns what is waited for until a time; one that is over is looked at a second later.
+    /// Creates a wait; a time that has passed is replaced by one second from now.
     pub(super) fn new(what: String, until: Timestamp, now: Timestamp) -> Self {
         let soon = later(now, SignedDuration::from_secs(1));
         let until = if until > now { until } else { soon };
@@ -69,7 +71,7 @@ impl Wait {
         self.until
     }
 
-    /// Returns the one that is over first.
+    /// Returns the wait that ends first.
     pub(super) fn or_sooner(self, before: Option<Self>) -> Self {
         match before {
             Some(before) if before.until <= self.until => before,
@@ -93,7 +95,7 @@ impl Hold {
 // === impl Stand ===
 
 impl Stand {
-    /// Returns it with a person asked beside it.
+    /// Returns the same with a person asked beside it.
     pub(super) fn asking(self, why: String, again: Option<Timestamp>) -> Self {
         let beside = match self {
             Self::Rests(_) => None,
@@ -104,7 +106,7 @@ impl Stand {
         Self::Person { why, beside, again }
     }
 
-    /// Returns what is waited for until a time.
+    /// Returns the wait, if there is one.
     pub(super) fn wait(&self) -> Option<&Wait> {
         match self {
             Self::Waits(wait)
@@ -124,7 +126,7 @@ impl Stand {
         }
     }
 
-    /// Returns when it is to be decided anew even if nothing happens.
+    /// Returns when to decide anew if nothing happens.
     pub fn wake(&self) -> Option<Timestamp> {
         let again = match self {
             Self::Person { again, .. } => *again,
@@ -133,7 +135,8 @@ impl Stand {
         self.wait().map(Wait::until).into_iter().chain(again).min()
     }
 
-    /// Returns what is awaited, for people; `None`: what a node without a repair awaits.
+    /// Returns what is awaited, for people; `None` for the same as on a node without
+    /// remediation.
     pub fn awaits(&self) -> Option<String> {
         match self {
             Self::Rests(text) => text.clone(),

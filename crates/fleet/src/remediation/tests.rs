@@ -71,7 +71,7 @@ fn event(id: &str, action: i32, gpus: &[&str], first_seen: Timestamp) -> Counted
     }
 }
 
-/// A node of which everything that is decided is done at once.
+/// A node whose decisions are all carried out at once.
 struct Node {
     config: RemediationConfig,
     mark: Option<RemediationMark>,
@@ -115,7 +115,7 @@ impl Node {
         decision
     }
 
-    /// Has the attempt made that is decided on; returns its name.
+    /// Creates the resource of the decided attempt; returns its name.
     fn begin(&mut self, events: &[CountedEvent]) -> String {
         self.seen = Seen::Unknown;
         self.decide(events);
@@ -133,7 +133,7 @@ impl Node {
         open.name
     }
 
-    /// Has the attempt end so.
+    /// Ends the attempt with this outcome.
     fn end(&mut self, outcome: Outcome, events: &[CountedEvent]) -> Decision {
         if let Seen::There(state) = &mut self.seen {
             state.end = Some((outcome, "so".into()));
@@ -151,7 +151,7 @@ fn each_gpu_of_an_event_is_reset_by_itself() {
     let mut node = Node::new();
     let events = [event("e1", 2, &["GPU-1", "GPU-0"], at(-1))];
     assert_eq!(node.begin(&events), "maintenance-n1-e1");
-    // One at a time.
+    // Only one attempt is made at a time.
     assert_eq!(
         awaits(&node.decide(&events)),
         "the end of GPUReset maintenance-n1-e1"
@@ -199,7 +199,7 @@ fn a_node_of_which_some_pods_stay_is_not_rebooted() {
     assert!(decision.whole);
     assert_eq!(awaits(&decision), "all of its pods to leave");
     let mark = decision.mark.unwrap();
-    // Until the whole drain has begun it is what it was before.
+    // Until the drain of the whole node has begun the mark stays.
     assert_eq!((mark.attempts.len(), mark.state()), (1, None));
     node.partial = false;
     node.begin(&events);
@@ -224,13 +224,13 @@ fn a_group_that_supersedes_another_covers_it() {
     ];
     assert_eq!(node.begin(&events), "maintenance-n1-e2");
     node.end(Outcome::Succeeded, &events);
-    // Its own fault is over; the other is to be over, too, within its time.
+    // The fault of the attempt is over; the other has to recover, too, within its time.
     let decision = node.decide(&events[..1]);
     assert!(
         awaits(&decision).starts_with("the recovery of its faults"),
         "{decision:?}"
     );
-    // One that came after the reboot is reset.
+    // A fault that came after the reboot is reset.
     node.now = at(3);
     let later = [event("e3", 2, &["GPU-1"], at(2))];
     assert_eq!(node.begin(&later), "maintenance-n1-e3");
@@ -277,7 +277,7 @@ action = "VALIDATE"
     node.begin(&[validation]);
     let open = node.mark.as_ref().unwrap().under_way().unwrap();
     assert_eq!(open.resource.kind, "Job");
-    // Another repair is one too many.
+    // Another attempt would be one too many.
     let again = [event("e3", 24, &[], at(3))];
     node.end(Outcome::Succeeded, &again);
     assert_eq!(
@@ -297,10 +297,10 @@ fn an_action_of_ones_own_is_known_by_its_name() {
         (open.resource.kind.as_str(), open.group.as_str()),
         ("Ticket", "ticket")
     );
-    // It stands in no escalation: what then does not help is a person's.
+    // The action is in no escalation: if it does not help, a person is asked.
     let decision = node.end(Outcome::Failed, &[custom]);
     assert_eq!(decision.mark.unwrap().state(), Some("remediation-failed"));
-    // One that nobody knows is not supported.
+    // An action that is not configured is unsupported.
     let mut custom = event("e1", 27, &[], at(-1));
     custom.event.custom_recommended_action = "defrost".into();
     let decision = Node::new().decide(&[custom]);
@@ -313,7 +313,7 @@ fn nothing_is_done_twice_of_which_nobody_knows_how_it_went() {
     let events = [event("e1", 2, &["GPU-0"], at(-1))];
     node.begin(&events);
     let decision = node.end(Outcome::Unclear, &events);
-    // Nor is anything stronger: it may still be going on.
+    // Nothing stronger either: the attempt may still be going on.
     assert!(awaits(&decision).starts_with("a person: GPUReset maintenance-n1-e1 has ended"));
     node.now = at(10_000);
     assert_eq!(node.decide(&events).mark.unwrap().attempts.len(), 1);
@@ -348,7 +348,7 @@ fn what_a_status_says_is_read_as_its_maker_means_it() {
             "NodeReady",
             Some(Outcome::Failed),
         ),
-        // It may have been rebooted all the same.
+        // The node may have been rebooted all the same.
         (
             json!({"conditions": [condition("NodeReady", "False", "Timeout")]}),
             "NodeReady",
@@ -372,7 +372,7 @@ fn what_a_status_says_is_read_as_its_maker_means_it() {
             "Complete",
             Some(Outcome::Succeeded),
         ),
-        // A ValidationRequest.
+        // Statuses of a ValidationRequest.
         (
             json!({"phase": "Running", "startTime": ended}),
             "Succeeded",
@@ -393,7 +393,7 @@ fn what_a_status_says_is_read_as_its_maker_means_it() {
             "Succeeded",
             Some(Outcome::Failed),
         ),
-        // What an external system puts aside has not failed.
+        // A node that an external system puts aside has not failed.
         (
             json!({"conditions": [condition("ExternalRemediationComplete", "False", "Parked")]}),
             "ExternalRemediationComplete",

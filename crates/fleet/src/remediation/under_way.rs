@@ -1,4 +1,4 @@
-//! The attempt that is under way, and how it goes.
+//! The attempt under way, and its progress.
 
 use std::ops::ControlFlow;
 
@@ -9,14 +9,14 @@ use model::attempt::{Attempt, AttemptEnd, DIAGNOSTICS_GROUP, Outcome, Remediatio
 use super::stand::{Stand, Wait};
 use super::{Case, OpenFault, Seen, later};
 
-/// Time for which a custom resource cannot be made before a person is asked.
+/// Time that the creation of a custom resource may fail before a person is asked.
 pub(super) const MADE_WITHIN: SignedDuration = SignedDuration::from_secs(60);
-/// Said of a custom resource that somebody has deleted.
+/// Reason of an end by deletion.
 const GONE: &str = "it was deleted before it had ended";
 
-/// Takes in how the attempt goes that is under way. While it goes on nothing else is decided: it then breaks,
-/// and says how the repair stands. Else the id of an attempt follows that was not made, for another one has
-/// its name.
+/// Updates the attempt under way in `mark`. Breaks with the awaited state while it is under way.
+/// Otherwise continues with the id of an attempt that was not created because another one has
+/// its name, if any.
 pub(super) fn follow(
     mark: &mut RemediationMark,
     case: &Case<'_>,
@@ -49,14 +49,14 @@ pub(super) fn follow(
     ControlFlow::Continue(None)
 }
 
-/// Returns whether the custom resource of an attempt is to be looked for before anything else follows: nothing
-/// new may begin now, and a process before this one may have made it, and not have come to note that.
+/// Returns whether the custom resource of an attempt is to be looked for before anything else:
+/// nothing new may begin now, and an earlier process may have created it without recording that.
 pub(super) fn is_sought(open: &Attempt, case: &Case<'_>) -> bool {
     let unknown = open.made.is_none() && *case.seen == Seen::Unknown;
     unknown && (case.sought || !is_wanted(open, case))
 }
 
-/// Returns whether an attempt that was not made yet is to be made.
+/// Returns whether an attempt that was not created yet is still wanted.
 fn is_wanted(open: &Attempt, case: &Case<'_>) -> bool {
     let stands = |one: &OpenFault<'_>| {
         one.unrepaired_by.is_none()
@@ -66,23 +66,23 @@ fn is_wanted(open: &Attempt, case: &Case<'_>) -> bool {
     case.making || (case.config.is_some() && !held && case.events.iter().any(stands))
 }
 
-/// The state of the attempt that is under way.
+/// State of the attempt under way.
 enum Open {
-    /// It goes on, and is to be further by then.
+    /// The attempt is on its way, and is to progress by this time.
     Goes {
         made: Option<Timestamp>,
         by: Timestamp,
     },
-    /// It is not further, for this reason, and is watched on.
+    /// The attempt is late, for this reason; the watch continues.
     Late(String),
-    /// It was not made, and is not wanted any more.
+    /// The attempt was not created, and is no longer wanted.
     Dropped,
-    /// It was not made: the custom resource of another attempt has its name.
+    /// The attempt was not created: the custom resource of another attempt has its name.
     Taken,
     Ended(AttemptEnd),
 }
 
-/// Returns how the attempt goes that is under way.
+/// Returns the state of the attempt under way.
 fn under_way(open: &Attempt, case: &Case<'_>) -> Open {
     let now = case.now;
     let ended = |outcome, why: &str| {
@@ -98,7 +98,7 @@ fn under_way(open: &Attempt, case: &Case<'_>) -> Open {
                 made: Some(now),
                 by: later(now, open.timeout()),
             },
-            // One of an earlier session, or that was let go of while it was being made.
+            // The resource is from an earlier session, or was let go of during its creation.
             Seen::There(state) if state.attempt.is_some() => Open::Taken,
             Seen::There(_) => ended(
                 Outcome::Failed,

@@ -1,7 +1,9 @@
-//! Which nodes are validated before they come back, or begin, and the faults that keep them out until then.
+//! Validation: which nodes are validated before they come back or enter service, and the faults
+//! that keep them out until then.
 //!
-//! Such a fault is ours: it stands in the store like any other, so it survives what a fault survives, its Job
-//! is made and watched as a repair is, and a person's release dismisses it.
+//! Such a fault is gpuwarden's own: it is in the store like any other, so it survives whatever a
+//! fault survives, its Job is created and watched like a remediation, and a person's release
+//! dismisses it.
 
 use contract::findings::Findings;
 use contract::{
@@ -18,43 +20,43 @@ use model::node::NodeView;
 use model::reporter::{Authority, OWN_AGENT, Reporter, is_own_word};
 use model::selector::LabelSelector;
 
-/// The code of a validation that has failed.
+/// Error code of a failed validation.
 pub(crate) const FAILED: &str = "VALIDATION_FAILED";
-/// Longest time without a new fault that can be asked for, in minutes.
+/// Longest quiet time that can be configured, in minutes.
 const MAX_QUIET: i64 = 24 * 60;
 
-/// What a node has to pass before it comes back, or begins.
+/// Settings of the validation of nodes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ValidationConfig {
-    /// The action whose custom resource validates a node; `None`: time without a new fault is enough.
+    /// Action whose custom resource validates a node; `None` if the quiet time is enough.
     pub action: Option<String>,
-    /// Time without a new fault, before anything else.
+    /// Time without a new fault that comes first.
     pub quiet: SignedDuration,
-    /// True if nodes are validated for which a repair was made.
+    /// True if nodes are validated after a remediation.
     pub after_repair: bool,
-    /// Which new nodes are validated; `None`: none.
+    /// New nodes that are validated; `None` for none.
     pub new_nodes: Option<NewNodes>,
 }
 
-/// The new nodes that are validated before they begin.
+/// New nodes that are validated before they enter service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewNodes {
-    /// Those that were created later.
+    /// Nodes created later than this.
     since: Timestamp,
-    /// Those with such labels.
+    /// Labels of the nodes.
     selector: LabelSelector,
 }
 
-/// The reason why a node is validated.
+/// Reason why a node is validated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Validation {
-    /// A repair was made.
+    /// The node was remediated.
     Return,
-    /// It is new.
+    /// The node is new.
     Admission,
 }
 
-/// The keys of the file.
+/// Keys of the file.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(super) struct File {
@@ -70,7 +72,7 @@ fn yes() -> bool {
     true
 }
 
-/// Checks an action that no fault recommends, and that we make ourselves.
+/// Checks an action that no fault recommends, and that gpuwarden starts itself.
 pub(super) fn check_own<'a>(
     name: &str,
     group: &str,
@@ -93,7 +95,7 @@ pub(super) fn check_own<'a>(
 // === impl ValidationConfig ===
 
 impl ValidationConfig {
-    /// Reads it; what is wrong with it is added to `findings`.
+    /// Parses the configuration; errors are added to `findings`.
     pub(super) fn read<'a>(
         file: File,
         group_of: impl Fn(&str) -> Option<&'a str>,
@@ -149,7 +151,7 @@ impl ValidationConfig {
         }
     }
 
-    /// Returns whether a node that carries no session is to be validated before it begins.
+    /// Returns whether a node without a session is to be validated before it enters service.
     pub(crate) fn holds_new(&self, node: &NodeView) -> bool {
         let Some(new) = &self.new_nodes else {
             return false;
@@ -165,7 +167,7 @@ impl ValidationConfig {
 // === impl Validation ===
 
 impl Validation {
-    /// Returns the check of its events.
+    /// Returns the check name of its events.
     fn check(self) -> &'static str {
         match self {
             Self::Return => "NodeValidation",
@@ -173,7 +175,7 @@ impl Validation {
         }
     }
 
-    /// Returns which one an event of ours is about; `None` where it is not ours, or about none.
+    /// Returns the validation that an event of gpuwarden itself is about, if any.
     pub fn of(event: &HealthEvent) -> Option<Self> {
         let ours = is_own_word(event);
         let all = [Self::Return, Self::Admission].into_iter();
@@ -181,7 +183,7 @@ impl Validation {
             .find(|one| one.check() == event.check_name)
     }
 
-    /// Returns which one a fault is about; `None`: it is another's, or about none.
+    /// Returns the validation that a fault of gpuwarden itself is about, if any.
     pub(crate) fn of_fault(fault: &Fault) -> Option<Self> {
         Self::of(&fault.event).filter(|_| fault.authority == Authority::Trusted)
     }
@@ -204,7 +206,7 @@ impl Validation {
         }
     }
 
-    /// Returns the event of a node that has not passed, for this reason.
+    /// Returns the event of a node that has failed its validation for this reason.
     pub(crate) fn failed(self, node: &str, why: &str, now: Timestamp) -> HealthEvent {
         HealthEvent {
             is_fatal: true,
@@ -224,7 +226,8 @@ impl Validation {
             node_name: node.to_owned(),
             generated_timestamp: Some(json::proto_timestamp(now)),
             processing_strategy: ProcessingStrategy::ExecuteRemediation.into(),
-            // It is ours to say, whatever the policy says of faults; and no pod is to leave for it.
+            // The event applies whatever the policy says of faults; and no pod is to leave for
+            // it.
             quarantine_overrides: Some(BehaviourOverrides {
                 force: true,
                 skip: false,
