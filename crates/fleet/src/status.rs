@@ -1,17 +1,17 @@
-//! The `nodequarantined` of the record of each event, which says what became of it, and beside it the
-//! `userpodsevictionstatus` ([`eviction`]) and the `faultremediated` ([`Repair`]).
+//! Status of each event in its record: `nodequarantined`, and beside it `userpodsevictionstatus`
+//! ([`eviction`]) and `faultremediated` ([`Repair`]).
 //!
-//! The words are NVSentinel's: `Quarantined` for the event that took its node out,
-//! `AlreadyQuarantined` for a further one of the same session (a recovery of a part, too),
-//! `UnQuarantined` for the recovery that gave the node back, `Cancelled` for all of a
-//! session that ended without one. An event that the quarantine has no part in has none.
+//! The values are NVSentinel's: `Quarantined` for the event that took its node out,
+//! `AlreadyQuarantined` for further events of the same session (a partial recovery, too),
+//! `UnQuarantined` for the recovery that gave the node back, `Cancelled` for all events of a
+//! session that ended without one. An event that takes no part in a quarantine has no status.
 //!
-//! Nothing here is decided: [`Reports::look`] reads off the node and the open faults what has
-//! happened. Who starts anew reads it off the node again, and a record that has a word of this
-//! quarantine keeps it; so the word of an event that a crash has prevented is made up for, and said
-//! twice it does no harm.
-//! [`StatusUpdate::Cancel`] is not said again: it means the newest quarantine, which may be another by
-//! then. [`StatusUpdate::Drain`] and [`StatusUpdate::Repair`] are read off the node again.
+//! Nothing is decided here: [`Reports::update`] derives the statuses from the node and the open
+//! faults. After a restart they are derived again, and a record that has a status of this
+//! quarantine keeps it; so an update that a crash prevented is made up for, and a repeated one
+//! does no harm. [`StatusUpdate::Cancel`] is not repeated: it applies to the newest quarantine,
+//! which may be another by then. [`StatusUpdate::Drain`] and [`StatusUpdate::Repair`] are
+//! derived from the node again.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -29,21 +29,21 @@ pub mod eviction;
 
 use eviction::{Eviction, EvictionWord};
 
-/// Most events of a node that wait for their word; the oldest goes without one then. As many
-/// come in one page of the feed.
+/// Most events of a node that wait for their status; the oldest goes without one then. One page
+/// of the feed has as many.
 pub const MAX_REPORTS: usize = 1_000;
-/// Most faults that one of these events is remembered to report or close, the gravest of them:
-/// what asks for a quarantine is among them.
+/// Most faults remembered per waiting event, the gravest: those that ask for a quarantine are
+/// among them.
 pub const MAX_REPORT_FAULTS: usize = 16;
 
-/// A word of `nodequarantined`.
+/// A value of `nodequarantined`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NodeQuarantined {
-    /// It took the node out of service.
+    /// The event took the node out of service.
     Quarantined,
     /// The node was out of service already, or still is.
     AlreadyQuarantined,
-    /// It gave the node back.
+    /// The event gave the node back.
     UnQuarantined,
     /// The quarantine ended without a recovery: by hand, or because no rule asks for it.
     Cancelled,
@@ -52,113 +52,113 @@ pub enum NodeQuarantined {
 /// An update of the records of events.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum StatusUpdate {
-    /// The word of one event. One that has a word keeps it, but for the `Cancelled` of an earlier
-    /// quarantine: the fault may have taken the node out again.
+    /// Status of one event. A record keeps an existing status, except the `Cancelled` of an
+    /// earlier quarantine: the fault may have taken the node out again.
     Event {
-        /// Its id.
+        /// Id of the event.
         id: String,
-        /// The word.
+        /// Status of the event.
         word: NodeQuarantined,
-        /// The time at which this was seen on the node.
+        /// Time when it was observed on the node.
         at: Timestamp,
-        /// How far the drain was when it came; it goes with the word.
+        /// Progress of the drain at that time, written with the status.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         eviction: Option<Eviction>,
     },
-    /// The words of recoveries, in their order, of which it is not known whether they were of a
-    /// quarantine: those are of which the store counts a fault (`Quarantined` or
-    /// `AlreadyQuarantined`), and the last of them has given the node back.
+    /// Recoveries, in order, that may or may not belong to a quarantine. A recovery belongs to
+    /// one if the store has a fault of it as `Quarantined` or `AlreadyQuarantined`; the last
+    /// such recovery has given the node back.
     Recoveries {
-        /// The recoveries.
+        /// Recoveries in order of arrival.
         recoveries: Vec<Report>,
-        /// The time at which they were seen.
+        /// Time of their observation.
         at: Timestamp,
     },
-    /// How far the drain is, for all events that the newest quarantine of this node counts, but for
-    /// those of which that is decided ([`EvictionWord::is_final`]).
+    /// Progress of the drain, for all events of the node's newest quarantine whose eviction
+    /// status is not final ([`EvictionStatus::is_final`]).
     Drain {
-        /// The node.
+        /// Name of the node.
         node: String,
-        /// How far it is.
+        /// Progress of the drain.
         eviction: Eviction,
-        /// The time at which this was seen.
+        /// Time when it was observed.
         at: Timestamp,
     },
-    /// How far the repair is, for the events that the newest quarantine of this node counts, but for
-    /// those that came after it.
+    /// Progress of the remediation, for the events of the node's newest quarantine, except those
+    /// that came after it.
     Repair {
-        /// The node.
+        /// Name of the node.
         node: String,
-        /// How far it is.
+        /// Progress of the remediation.
         repair: Repair,
     },
-    /// `Cancelled` for all events that the newest quarantine of this node has counted, unless a
-    /// recovery has ended it.
+    /// `Cancelled` for all events of the node's newest quarantine, unless a recovery has ended
+    /// it.
     Cancel {
-        /// The node.
+        /// Name of the node.
         node: String,
     },
 }
 
-/// The words of events by id, and when each was decided.
+/// Statuses of events by id, each with the time of its decision.
 pub type Words = BTreeMap<String, (String, Option<Timestamp>)>;
 
-/// A word for the record of an event.
+/// A status for the record of an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Said {
     /// Id of the event.
     pub id: String,
-    /// Its word.
+    /// Status of the event.
     pub word: NodeQuarantined,
-    /// The time of that decision.
+    /// Time of the decision.
     pub at: Timestamp,
-    /// How far the drain is, for it.
+    /// Progress of the drain, for this event.
     pub eviction: Option<Eviction>,
 }
 
-/// The events of a node that wait for their word, and what it takes to know it.
+/// Events of a node that wait for their status, and the state needed to derive it.
 #[derive(Clone, Debug, Default)]
 pub struct Reports {
-    /// Those that wait, in the order in which they came.
+    /// Waiting events, in order of arrival.
     waiting: VecDeque<Report>,
-    /// Id of the session that was on the node at the last look.
+    /// Id of the session on the node at the last look.
     session: Option<String>,
-    /// Events that it counts: they have their word.
+    /// Ids of the session's events, which have their status.
     counted: BTreeSet<String>,
-    /// How far its drain was when that was last said.
+    /// Progress of the drain in the last update.
     drain: Option<Eviction>,
-    /// How far its repair was when that was last said.
+    /// Progress of the remediation in the last update.
     repair: Option<Repair>,
-    /// The newest updates of single events since it was last saved, to be said again after a crash.
+    /// Updates of single events since the last save, repeated after a crash.
     said: Vec<StatusUpdate>,
-    /// True until the first look after a restore: what the session counts is not known.
+    /// True until the first look after a restore: the session's events are not known yet.
     restored: bool,
 }
 
-/// The part of the events of a node that is saved.
+/// Saved part of the events of a node.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SavedReports {
-    /// Those that wait for their word.
+    /// Events that wait for their status.
     waiting: VecDeque<Report>,
-    /// The words of the others, which may not be in their records yet.
+    /// Updates that may not be in their records yet.
     said: Vec<StatusUpdate>,
 }
 
-/// An event that waits for its word.
+/// An event that waits for its status.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Report {
-    /// Its id.
+    /// Id of the event.
     pub id: String,
     /// True if the event is a recovery.
     pub healthy: bool,
-    /// The events that stand for the faults which it reports or closes.
+    /// Ids of the events that stand for the faults which it reports or closes.
     pub faults: Vec<String>,
 }
 
 // === impl NodeQuarantined ===
 
 impl NodeQuarantined {
-    /// Returns the word in the record.
+    /// Returns the value in the record.
     pub fn name(self) -> &'static str {
         match self {
             Self::Quarantined => "Quarantined",
@@ -168,7 +168,7 @@ impl NodeQuarantined {
         }
     }
 
-    /// Returns the word of a report or recovery that came in a session.
+    /// Returns the status of a report or recovery that came in a session.
     fn of_report(gave_back: bool) -> Self {
         if gave_back {
             Self::UnQuarantined
@@ -177,7 +177,7 @@ impl NodeQuarantined {
         }
     }
 
-    /// Returns whether a record with this word belongs to a quarantine that has not ended.
+    /// Returns whether a record with this status belongs to a quarantine that has not ended.
     pub fn is_counted(word: &str) -> bool {
         word == Self::Quarantined.name() || word == Self::AlreadyQuarantined.name()
     }
@@ -186,7 +186,7 @@ impl NodeQuarantined {
 // === impl Reports ===
 
 impl Reports {
-    /// Takes in that an event reports, or where it is healthy closes, `faults`.
+    /// Adds an event that reports `faults`, or closes them if it is healthy.
     pub fn took_in(&mut self, id: &str, healthy: bool, mut faults: Vec<&Fault>) {
         if faults.is_empty() {
             return;
@@ -204,8 +204,8 @@ impl Reports {
         });
     }
 
-    /// Takes in how a node is seen, what is wanted for it, and how far its drain is. Returns the
-    /// updates to write.
+    /// Derives the status updates to write, from the node, what is desired for it, and the
+    /// progress of its drain.
     pub fn look(
         &mut self,
         observed: &Observed,
@@ -231,7 +231,8 @@ impl Reports {
         at: Timestamp,
     ) -> Vec<StatusUpdate> {
         let mut statuses = Vec::new();
-        // Of a node that is in service but for devices, nothing is written: others drain by it.
+        // If only devices are out, nothing is written: other programs drain nodes by these
+        // statuses.
         let own = (observed.own.as_deref()).filter(|own| own.takes_node_out());
         let session = own.map(|own| own.session_id.clone());
         let before = std::mem::replace(&mut self.session, session);
@@ -244,11 +245,12 @@ impl Reports {
             self.repair = None;
             // After a restart the newest quarantine may be that of the session on the node.
             if before.is_some() && !(restored && own.is_some()) {
-                // The words that end it tell what is the session's.
+                // The updates that end the quarantine come after this one, which needs it to
+                // find the events.
                 statuses.extend(StatusUpdate::end_of_drain(&observed.view.name, said, at));
             }
             if before.is_none() && own.is_some_and(|own| own.mark.drain.is_none()) {
-                self.drain.clone_from(&drain); // Its events have it with their word.
+                self.drain.clone_from(&drain); // The events get it with their own status.
             }
         }
         if before.is_some() && before != self.session {
@@ -257,8 +259,8 @@ impl Reports {
             cancel = unrecovered.then_some(StatusUpdate::Cancel { node });
         }
         let Some(own) = own else {
-            // A recovery that waits may belong to a session that ended while nobody looked; after
-            // a restart, also to this one: it then ends the quarantine before it is cancelled.
+            // A waiting recovery may belong to a session that ended unobserved; after a restart,
+            // also to this one: it then ends the quarantine before it is cancelled.
             if by_hand || !restored {
                 statuses.extend(cancel.take());
             }
@@ -290,7 +292,7 @@ impl Reports {
         statuses
     }
 
-    /// Takes in that the session on the node counts what it lists, and what is wanted.
+    /// Adds the statuses of events that the session lists, or that are desired.
     fn count(
         &mut self,
         own: &Ownership,
@@ -322,7 +324,7 @@ impl Reports {
             });
         }
         self.counted = counted;
-        // Otherwise the release is on its way: it tells what the recoveries were.
+        // Otherwise the release is on its way, and decides what the recoveries were.
         if desired.takes_node_out() {
             for report in std::mem::take(&mut self.waiting) {
                 if self.counts(&report) && !self.counted.contains(&report.id) {
@@ -343,13 +345,13 @@ impl Reports {
         }
     }
 
-    /// Forgets all of a node that is gone, or another's. Returns the updates to write: a session of
-    /// ours on it has ended.
+    /// Drops the events of a node that is gone or belongs to another gpuwarden. Returns the
+    /// updates to write: our session on it has ended.
     pub fn forget(&mut self, node: &str, at: Timestamp) -> Vec<StatusUpdate> {
         let mut before = std::mem::take(self);
         let mut statuses = Vec::new();
         if before.restored {
-            // One of them may have ended the session before the restart.
+            // One of these recoveries may have ended the session before the restart.
             let (recoveries, _) = before.take_waiting(|report| report.healthy);
             statuses.extend(StatusUpdate::of_recoveries(recoveries, at));
         }
@@ -361,7 +363,7 @@ impl Reports {
         statuses
     }
 
-    /// Returns what is to be saved; `None` where there is nothing.
+    /// Returns the state to save; `None` if there is nothing.
     pub fn to_save(&self) -> Option<SavedReports> {
         let is_empty = self.waiting.is_empty() && self.said.is_empty();
         (!is_empty).then(|| SavedReports {
@@ -370,21 +372,21 @@ impl Reports {
         })
     }
 
-    /// Takes in that it is saved. Returns whether it is to be saved once more, without what was
-    /// said: that went to the writer before, which nobody waits for.
+    /// Records that the state is saved. Returns whether it is to be saved once more without the
+    /// updates, which have gone to the writer by now.
     pub fn saved(&mut self) -> bool {
         !std::mem::take(&mut self.said).is_empty()
     }
 
-    /// Goes on from what was saved, and from the session on the node. Returns the updates to write.
+    /// Restores the saved state, and the session on the node. Returns the updates to write.
     pub fn restore(&mut self, saved: SavedReports, session: Option<String>) -> Vec<StatusUpdate> {
         (self.waiting, self.said) = (saved.waiting, saved.said);
         (self.session, self.restored) = (session, true);
         self.said.clone()
     }
 
-    /// Takes in that the session that was on the node is gone. Returns whether no recovery that is
-    /// known to be its own has ended it.
+    /// Handles the end of the session. Returns whether no recovery that is known to belong to it
+    /// has ended it.
     fn end(&mut self, by_hand: bool, at: Timestamp, statuses: &mut Vec<StatusUpdate>) -> bool {
         let counted = std::mem::take(&mut self.counted);
         let (ours, others) =
@@ -392,7 +394,7 @@ impl Reports {
         self.waiting = others.into();
         let last = ours.iter().rposition(|report| report.healthy);
         for (index, report) in ours.into_iter().enumerate() {
-            // A recovery that a person was faster than has given nothing back.
+            // A recovery that came after a person's release has given nothing back.
             if !(counted.contains(&report.id) || by_hand && report.healthy) {
                 let word = NodeQuarantined::of_report(Some(index) == last && !by_hand);
                 let eviction = if report.healthy {
@@ -411,7 +413,7 @@ impl Reports {
         by_hand || last.is_none()
     }
 
-    /// Takes the events that wait out: those that `are`, and the others.
+    /// Removes the waiting events; returns those that match, and the others.
     fn take_waiting(&mut self, are: impl Fn(&Report) -> bool) -> (Vec<Report>, Vec<Report>) {
         let waiting = std::mem::take(&mut self.waiting).into_iter();
         waiting.partition(are)
@@ -429,7 +431,7 @@ impl StatusUpdate {
         (!recoveries.is_empty()).then_some(Self::Recoveries { recoveries, at })
     }
 
-    /// Returns what is said of the drain of a session that has ended, which was so far.
+    /// Returns the update for the drain of a session that has ended, given its last progress.
     fn end_of_drain(node: &str, drain: Option<Eviction>, at: Timestamp) -> Option<Self> {
         let done = drain.is_some_and(|drain| EvictionWord::is_final(drain.word.name()));
         (!done).then(|| Self::Drain {
@@ -439,7 +441,7 @@ impl StatusUpdate {
         })
     }
 
-    /// Returns whether it means all events of a quarantine, and not single ones.
+    /// Returns whether the update applies to all events of a quarantine.
     pub fn is_of_session(&self) -> bool {
         matches!(
             self,
@@ -456,7 +458,7 @@ impl StatusUpdate {
         }
     }
 
-    /// Returns the ids of the events whose words [`Self::words`] has to know.
+    /// Returns the ids of the events whose statuses [`Self::statuses`] needs.
     pub fn ids(&self) -> Vec<&String> {
         match self {
             Self::Event { id, .. } => vec![id],
@@ -468,7 +470,7 @@ impl StatusUpdate {
         }
     }
 
-    /// Returns the words that this update of single events adds to those that are `known`.
+    /// Returns the statuses that this update adds to the `known` ones.
     pub fn words(&self, known: &Words) -> Vec<Said> {
         match self {
             Self::Event {

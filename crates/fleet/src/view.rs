@@ -1,4 +1,5 @@
-//! The state as it looks from outside: read by the status page, the API and the command line. Serialised names are part of the JSON API.
+//! The state as shown on the status page, by the API and on the command line. Serialised names
+//! are part of the JSON API.
 
 use contract::keys;
 use contract::node::{FaultEntity, ListFaultsResponse, OpenFault};
@@ -11,49 +12,49 @@ use serde::{Deserialize, Serialize};
 use crate::session::Phase;
 use crate::status::eviction::Eviction;
 
-/// The state of all nodes that anything is known about.
+/// State of all known nodes.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FleetView {
-    /// Feed position up to which events are taken in.
+    /// Feed position of the last event applied.
     pub applied: Position,
-    /// Feed position from which on reports of monitors are read again, for they found no room;
-    /// absent where all did.
+    /// Feed position of the first report to be read again, since it found no room in the fault
+    /// book; absent if all found room.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub missed_from: Option<Position>,
-    /// True once all events that were stored at start are taken in.
+    /// True once all events that were stored at the start are applied.
     pub ready: bool,
     /// Nodes with open faults or a session, by name.
     pub nodes: Vec<NodeStatus>,
-    /// The connection to the cluster; absent where none was asked for.
+    /// Connection to the cluster; absent without a cluster.
     pub cluster: Option<ClusterView>,
-    /// The limits of new quarantines; absent where there is no cluster.
+    /// Limits of new quarantines; absent without a cluster.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub brake: Option<BrakeView>,
-    /// Troubles that keep this state from being kept as it should be, for people.
+    /// Troubles that keep this state from being saved, for people.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub troubles: Vec<String>,
 }
 
-/// The limits of new quarantines.
+/// Limits of new quarantines.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct BrakeView {
-    /// True if the brake is switched on.
+    /// True if the brake is on.
     pub enabled: bool,
-    /// `CLOSED` or `TRIPPED`, as in the `ConfigMap`; or another word that somebody wrote.
+    /// `CLOSED` or `TRIPPED`, as in the `ConfigMap`; or any other word written there.
     pub state: String,
-    /// The limits, the fullest first.
+    /// Limits, the fullest first.
     pub limits: Vec<LimitView>,
-    /// The reason why the limits are not known yet; absent where they are.
+    /// Reason why the limits are not known yet; absent once they are.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unknown: Option<String>,
     /// Number of nodes that are held back.
     pub held: usize,
-    /// The pause that holds now, for people.
+    /// The current pause, for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub paused: Option<String>,
-    /// Notes of what a person should know or do.
+    /// Notes on what a person should know or do.
     pub notes: Vec<String>,
 }
 
@@ -63,44 +64,44 @@ pub struct BrakeView {
 pub struct LimitView {
     /// The limit, for people: `20% per rack`, `50% in 5m`.
     pub limit: String,
-    /// The nodes that it counts, for people: `GPU nodes, rack=r1`.
+    /// Nodes that it counts, for people: `GPU nodes, rack=r1`.
     pub of_which: String,
-    /// Nodes that count.
+    /// Number of nodes counted.
     pub used: usize,
-    /// Nodes that may.
+    /// Largest number that is allowed.
     pub allowed: usize,
-    /// The number of nodes of which `allowed` is a share.
+    /// Number of nodes that `allowed` is a share of.
     pub of: usize,
-    /// Names of some of the nodes that count.
+    /// Names of some counted nodes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub by: Vec<String>,
 }
 
-/// The policy that holds, and the troubles of its source.
+/// The policy in force, and the troubles of its source.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PolicyView {
-    /// Its source: a file, a `ConfigMap`, or the built-in one.
+    /// Source of the policy: a file, a `ConfigMap`, or `built-in`.
     pub source: String,
-    /// Names of its rule sets, in their order.
+    /// Names of its rule sets, in order.
     pub rule_sets: Vec<String>,
     /// Names of the further policies that a node can choose.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub policies: Vec<String>,
-    /// Warnings about it.
+    /// Warnings about the policy.
     pub warnings: Vec<String>,
-    /// The time at which the policy was loaded; absent: there is none yet, and nothing is decided.
+    /// Time when the policy was loaded; absent without a policy, and nothing is decided then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loaded_at: Option<Timestamp>,
-    /// The reason why what the source says now does not hold; the policy above does.
+    /// Error in the source's current text; the policy above stays in force.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
-    /// Since when that is so.
+    /// Time since which the error holds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error_since: Option<Timestamp>,
 }
 
-/// The connection to a cluster.
+/// Connection to a cluster.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ClusterView {
@@ -108,7 +109,7 @@ pub struct ClusterView {
     pub server: String,
     /// True while nodes are being watched.
     pub connected: bool,
-    /// The trouble, where it is not connected.
+    /// Error, if it is not connected.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
     /// Number of nodes of the cluster.
@@ -119,29 +120,28 @@ pub struct ClusterView {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeStatus {
-    /// Name.
+    /// Name of the node.
     pub name: String,
-    /// Its state in one word.
+    /// State in one word.
     pub state: NodeState,
-    /// Its quarantine session, if it has one.
+    /// Quarantine session, if it has one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub session: Option<SessionView>,
-    /// True if the cluster knows the node; absent where there is no cluster, or its nodes could not
-    /// be read yet.
+    /// True if the cluster has the node; absent without a cluster, or before its nodes are read.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub in_cluster: Option<bool>,
-    /// True if the node is unschedulable; absent where that is not known.
+    /// True if the node is unschedulable; absent if not known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unschedulable: Option<bool>,
     /// Open faults, gravest first.
     pub faults: Vec<FaultView>,
-    /// Reports of the last day for whose repair nothing waits, newest first.
+    /// Notices of the last day, which need no remediation, newest first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notices: Vec<FaultView>,
-    /// Its devices that we have tainted.
+    /// Devices that we have tainted.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub devices: Vec<DeviceView>,
-    /// Notes of what a person should know or do.
+    /// Notes on what a person should know or do.
     pub notes: Vec<String>,
 }
 
@@ -151,19 +151,19 @@ pub struct NodeStatus {
 pub struct DeviceView {
     /// The device, as `driver/pool/name`.
     pub device: String,
-    /// Its GPU, by UUID or PCI address; empty where it is not known.
+    /// UUID or PCI address of its GPU; empty if not known.
     pub gpu: String,
-    /// Its taints, as `key=value:effect`.
+    /// Taints of the device, as `key=value:effect`.
     pub taints: Vec<String>,
-    /// The cluster's words on pods that have to go because of these taints.
+    /// Messages of the cluster about pods that have to leave because of these taints.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub evictions: Vec<String>,
-    /// The pods that use it, as `namespace/name`.
+    /// Pods that use it, as `namespace/name`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pods: Vec<String>,
 }
 
-/// The state of a node in one word.
+/// State of a node in one word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum NodeState {
@@ -173,53 +173,54 @@ pub enum NodeState {
     Degraded,
     /// A fatal fault is open, and the node is not quarantined.
     Unhealthy,
-    /// It is to be taken out of service, and held back by the brake.
+    /// The node is to be taken out of service, and the brake holds it back.
     Held,
-    /// It is being taken out of service.
+    /// The node is being taken out of service.
     Quarantining,
-    /// It is out of service.
+    /// The node is out of service.
     Quarantined,
-    /// Out of service, and pods leave it.
+    /// The node is out of service, and pods leave it.
     Draining,
-    /// Out of service, and all pods that were to leave have left.
+    /// The node is out of service, and all pods that were to leave have left.
     Drained,
-    /// Out of service, and it is repaired.
+    /// The node is out of service and under remediation.
     Remediating,
-    /// Out of service and repaired; its faults are to be over.
+    /// The node is out of service and was remediated; its faults have yet to recover.
     Remediated,
-    /// Out of service, and a person is to repair it.
+    /// The node is out of service, and a person has to remediate it.
     RemediationFailed,
-    /// Single devices of it are out of service, and it is not.
+    /// Single devices of the node are out of service, and the node is not.
     PartlyQuarantined,
-    /// It is being given back.
+    /// The node is being given back.
     Releasing,
 }
 
-/// A quarantine session.
+/// Quarantine session of a node.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SessionView {
-    /// Its id.
+    /// Id of the session.
     pub id: String,
-    /// The phase in which it is.
+    /// Current phase of the session.
     pub phase: Phase,
-    /// Since when it is in this phase.
+    /// Begin of the phase.
     pub since: Timestamp,
-    /// Number of attempts made in this phase that failed.
+    /// Number of failed attempts in this phase.
     pub failures: u32,
-    /// The thing that the session awaits, for people.
+    /// Text for people about what the session awaits.
     pub awaits: String,
     /// True if the session has cordoned the node.
     #[serde(default)]
     pub cordoned: bool,
-    /// True if an uncordon ends the session now: it is not the time of machines that do it, which is undone.
+    /// True if an uncordon ends the session now; false at the times of machines, whose uncordon
+    /// is undone.
     #[serde(default)]
     pub uncordon_releases: bool,
-    /// The other gpuwarden whose it is, where it is not ours: then it is left alone.
+    /// The other gpuwarden that owns the session; absent for our own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub another: Option<AnotherView>,
-    /// How far its pods have left, as in the records of its events; absent where single devices are
-    /// out only.
+    /// Progress of the drain, as in the records of the node's events; absent if only single
+    /// devices are out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub drain: Option<Eviction>,
 }
@@ -228,13 +229,13 @@ pub struct SessionView {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AnotherView {
-    /// Its description, for people.
+    /// Description of it, for people.
     pub who: String,
-    /// The command that takes what it did off the node, where it is gone for good.
+    /// Command that removes its changes from the node, for use if it is gone for good.
     pub end: String,
 }
 
-/// An open fault.
+/// An open fault of a node.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct FaultView {
@@ -242,33 +243,33 @@ pub struct FaultView {
     pub agent: String,
     /// Class of the component.
     pub component_class: String,
-    /// Check.
+    /// Name of the check.
     pub check: String,
-    /// Code; may be empty.
+    /// Error code; may be empty.
     pub code: String,
-    /// The broken thing, for people.
+    /// The broken component, for people.
     pub subject: String,
-    /// The broken thing, as entities.
+    /// The broken component, as entities.
     pub entities: Vec<EntityView>,
-    /// True if work on the broken thing must stop.
+    /// True if work on the broken component must stop.
     pub fatal: bool,
-    /// True if the fault does not count because a person has dismissed it since it was last
-    /// reported.
+    /// True if a person has dismissed the fault since its last report, so that it does not
+    /// count.
     #[serde(default)]
     pub dismissed: bool,
-    /// The action that mends it, by name.
+    /// Name of the recommended action.
     pub recommended_action: String,
-    /// The monitor's text.
+    /// Message of the monitor.
     pub message: String,
-    /// The time at which the fault was first observed.
+    /// Time when the fault was first observed.
     pub first_seen: Timestamp,
-    /// The time at which the fault was last observed.
+    /// Time when the fault was last observed.
     pub last_seen: Timestamp,
     /// Number of events since it opened.
     pub count: u64,
     /// Id of the event that stands for it.
     pub event_id: String,
-    /// The reporter of that event, for people; absent for monitors of ours.
+    /// Reporter of that event, for people; absent for gpuwarden's own monitors.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reported_by: Option<String>,
 }
@@ -277,17 +278,17 @@ pub struct FaultView {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct EntityView {
-    /// Type.
+    /// Type, such as `GPU_UUID`.
     pub entity_type: String,
-    /// Value.
+    /// Value, such as the UUID.
     pub entity_value: String,
 }
 
 // === impl FleetView ===
 
 impl FleetView {
-    /// Returns the open faults of a node as its agent is told of them; `None` while not all faults
-    /// are known. `store_id` is the event store that they are of.
+    /// Returns the open faults to send to a node's agent; `None` until all faults are known.
+    /// `store_id` is the id of the event store.
     pub fn faults_of(&self, node: &str, store_id: &str) -> Option<ListFaultsResponse> {
         if !self.ready {
             return None;
@@ -327,7 +328,7 @@ impl From<&FaultView> for OpenFault {
 // === impl FaultView ===
 
 impl FaultView {
-    /// Returns the view of a fault.
+    /// Creates the view of a fault.
     pub fn of(fault: &Fault) -> Self {
         Self {
             agent: fault.agent.clone(),
@@ -358,7 +359,7 @@ impl FaultView {
         }
     }
 
-    /// Returns whether it is gpuwarden's own word about the node, which nobody else closes.
+    /// Returns whether the fault is gpuwarden's own, which no other reporter closes.
     pub fn is_own_word(&self) -> bool {
         self.agent == OWN_AGENT && self.reported_by.is_none()
     }
@@ -372,7 +373,7 @@ impl FaultView {
 // === impl NodeState ===
 
 impl NodeState {
-    /// Returns the word.
+    /// Returns the state's name, as serialised.
     pub fn name(self) -> &'static str {
         match self {
             Self::Healthy => "healthy",
@@ -391,7 +392,7 @@ impl NodeState {
         }
     }
 
-    /// Returns whether the node as a whole is out of service.
+    /// Returns whether the whole node is out of service.
     pub fn is_out(self) -> bool {
         matches!(
             self,
@@ -405,7 +406,8 @@ impl NodeState {
         )
     }
 
-    /// Returns the state by the open faults, without notices, and the session's phase.
+    /// Returns the state that follows from the open faults, without notices, and the session's
+    /// phase.
     pub fn of(faults: &[&Fault], phase: Option<Phase>) -> Self {
         match phase {
             Some(Phase::Held) => Self::Held,

@@ -1,5 +1,5 @@
-//! The `userpodsevictionstatus` of the record of each event, which says how far the pods of its node
-//! have left. The words are NVSentinel's.
+//! `userpodsevictionstatus` in the record of each event: the progress of the drain of its node.
+//! The values are NVSentinel's.
 
 use std::fmt;
 
@@ -11,53 +11,53 @@ use super::NodeQuarantined;
 /// Longest message, in bytes.
 const MESSAGE_BYTES: usize = 1024;
 
-/// A word of `userpodsevictionstatus.status`.
+/// A value of `userpodsevictionstatus.status`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum EvictionWord {
     /// No pod was asked to leave.
     NotStarted,
-    /// Pods leave.
+    /// Pods are leaving the node.
     InProgress,
-    /// The drain does not get on, and a person was asked. It goes on where that helps.
+    /// The drain makes no progress, and a person was asked. It may recover.
     Failed,
     /// All pods that were to leave have left.
     Succeeded,
-    /// Nothing was to be done for this event.
+    /// There was nothing to do for this event.
     AlreadyDrained,
     /// The session has ended before its drain.
     Cancelled,
 }
 
-/// How far the pods of a node have left, for the record of an event. Displayed for people.
+/// Progress of the drain of a node, for the record of an event. Displayed for people.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Eviction {
-    /// The word.
+    /// Status of the drain.
     #[serde(rename = "status")]
     pub word: EvictionWord,
-    /// The reason, for people; may be empty.
+    /// Reason, for people; may be empty.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub message: String,
 }
 
-/// A reason why all pods of a node that is out of service stay. Displayed for people.
+/// Reason why all pods of an out-of-service node stay. Displayed for people.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Skip {
-    /// Nobody has switched drains on.
+    /// Drains are switched off.
     Off,
     /// NVSentinel has begun the session.
     Nvsentinel,
     /// The senders of all its events ask for it.
     Override,
-    /// The policy keeps them, for these routes.
+    /// The policy keeps them, by these routes.
     Route(String),
-    /// A person holds it back for a while; with their words.
+    /// A person holds the drain back for a while, with this message.
     Veto(String),
 }
 
 // === impl EvictionWord ===
 
 impl EvictionWord {
-    /// Returns the word in the record.
+    /// Returns the value in the record.
     pub fn name(self) -> &'static str {
         match self {
             Self::NotStarted => "NotStarted",
@@ -69,7 +69,7 @@ impl EvictionWord {
         }
     }
 
-    /// Returns whether a record with this word keeps it.
+    /// Returns whether a record with this status keeps it.
     pub fn is_final(word: &str) -> bool {
         let finals = [Self::Succeeded, Self::AlreadyDrained, Self::Cancelled];
         finals.iter().any(|one| one.name() == word)
@@ -79,17 +79,17 @@ impl EvictionWord {
 // === impl Eviction ===
 
 impl Eviction {
-    /// Returns one with a message, which is cut where it is too long.
+    /// Creates a status with a message, which is truncated if too long.
     pub fn new(word: EvictionWord, message: impl Into<String>) -> Self {
         let mut message = message.into();
         message.truncate(floor_char_boundary(&message, MESSAGE_BYTES));
         Self { word, message }
     }
 
-    /// Returns that of an event of a node that this reason keeps from being drained.
+    /// Returns the status of events on a node that is not drained for this reason.
     pub fn skipped(skip: &Skip) -> Self {
         let word = match skip {
-            // The policy may change its mind.
+            // The policy may change.
             Skip::Off | Skip::Nvsentinel | Skip::Route(_) | Skip::Veto(_) => {
                 EvictionWord::NotStarted
             }
@@ -104,13 +104,13 @@ impl Eviction {
         none.contains(&self.word) && !self.message.is_empty()
     }
 
-    /// Returns that of a session that has ended.
+    /// Returns the status for a session that has ended.
     pub(super) fn cancelled() -> Self {
         let why = "the session has ended before the drain";
         Self::new(EvictionWord::Cancelled, why)
     }
 
-    /// Returns that of a recovery with this word.
+    /// Returns the status of a recovery, given its `nodequarantined`.
     pub(super) fn of_recovery(word: NodeQuarantined) -> Self {
         match word {
             NodeQuarantined::UnQuarantined => {
@@ -120,8 +120,8 @@ impl Eviction {
         }
     }
 
-    /// Returns that of an event that comes to a node with this one. `skips`: its sender asks that
-    /// pods stay.
+    /// Returns the status of an event that arrives during this one. `skips` is true if its
+    /// sender asks that pods stay.
     pub(super) fn of_newcomer(&self, skips: bool) -> Self {
         match self.word {
             _ if skips => Self::skipped(&Skip::Override),
