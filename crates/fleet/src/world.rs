@@ -1,6 +1,5 @@
-//! The world around a fleet, for tests: a controller that decides as in production, what its store
-//! has, and an API server with nodes that takes patches or does not. Most tests have one node,
-//! `n1`.
+//! The world around a fleet, for tests: a controller that decides as in production, its store,
+//! and an API server whose nodes accept patches or not. Most tests have one node, `n1`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Index, IndexMut};
@@ -30,49 +29,49 @@ use crate::drain::PodView;
 use crate::session::{Failure, Intent, Patch, Phase, Session};
 use crate::status::StatusUpdate;
 
-/// The outcome of a patch.
+/// Outcome of a patch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
     Made,
     Conflict,
     Refused,
-    /// An admission policy drops all of it; it is answered as made.
+    /// An admission policy drops all of it; the answer says that it was made.
     Dropped,
-    /// An admission policy drops cordons and new taints; it is answered as made.
+    /// An admission policy drops cordons and new taints; the answer says that it was made.
     Stripped,
 }
 
-/// The state from which a controller that starts anew goes on, beside the nodes.
+/// State that a restarted controller starts from, beside the nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Restart {
-    /// All that it has kept.
+    /// All state that was saved.
     All,
-    /// The stored events.
+    /// The stored events only.
     Events,
-    /// Nothing.
+    /// No saved state and no events.
     Nothing,
 }
 
-/// The effects of a look at the nodes.
+/// Effects of a look at the nodes.
 #[derive(Debug, Default)]
 pub(crate) struct Looked {
     pub(crate) patches: Vec<Planned>,
     pub(crate) notes: Vec<Entry>,
     /// Changes of rules, which are made at once.
     pub(crate) rules: Vec<RuleChange>,
-    /// Pods to be removed, which nobody answers.
+    /// Pods to be removed; never answered.
     pub(crate) removals: Vec<PlannedRemoval>,
-    /// Pods to be told that they may write a checkpoint, which nobody answers.
+    /// Pods asked to write a checkpoint; never answered.
     pub(crate) checkpoints: Vec<PlannedCheckpoint>,
     pub(crate) waits: Vec<(&'static str, String)>,
-    /// The begins of the drains of which these tell.
+    /// Begin of the drain for each of `waits`.
     pub(crate) waits_since: Vec<Timestamp>,
-    /// Custom resources to be made, which nobody answers.
+    /// Custom resources to be created; never answered.
     pub(crate) makes: Vec<PlannedResource>,
     /// Attempts whose custom resources are withdrawn.
     pub(crate) withdrawn: Vec<Attempt>,
     pub(crate) statuses: Vec<StatusUpdate>,
-    /// The purposes for which events were appended.
+    /// Purposes of appended events.
     pub(crate) appended: Vec<Purpose>,
 }
 
@@ -81,32 +80,32 @@ pub(crate) struct World {
     pub(crate) settings: Settings,
     policy: Arc<Policy>,
     pub(crate) stored: Vec<Record>,
-    /// The rules that taint devices, as they are.
+    /// Current rules that taint devices.
     pub(crate) rules: BTreeMap<String, Rule>,
-    /// True while changes of rules are lost on their way, as those of a process that ends.
+    /// True while changes of rules are lost, as when a process ends.
     pub(crate) loses_rules: bool,
-    /// The pods of `n1`, which are told while somebody wants to know them.
+    /// Pods of `n1`, delivered while they are watched.
     pub(crate) pods: BTreeMap<String, PodView>,
-    /// The custom resources as they are, by name.
+    /// Current custom resources, by name.
     pub(crate) resources: BTreeMap<String, Value>,
     /// Names of the custom resources that the controller watches.
     pub(crate) watched: BTreeSet<String>,
     /// True while the controller watches the pods of `n1`.
     pub(crate) watches_pods: bool,
-    /// The nodes as they are.
+    /// Nodes of the cluster, as they are now.
     pub(crate) nodes: BTreeMap<String, NodeView>,
     pub(crate) now: Timestamp,
 }
 
 impl World {
-    /// A controller that has seen its cluster, which has the node `n1`.
+    /// Creates a controller that has listed its cluster, which has the node `n1`.
     pub(crate) fn new(policy: &Policy) -> Self {
         let mut world = Self::with(settings(), policy, [NodeView::unknown("n1")]);
         world.restart(Restart::Nothing);
         world
     }
 
-    /// A controller that has seen nothing yet.
+    /// Creates a controller that has observed nothing yet.
     pub(crate) fn with(
         settings: Settings,
         policy: &Policy,
@@ -131,7 +130,7 @@ impl World {
         }
     }
 
-    /// Starts the controller anew.
+    /// Restarts the controller with some of its state.
     pub(crate) fn restart(&mut self, with: Restart) {
         let kept = (with == Restart::All).then(|| self.kept());
         if with == Restart::Nothing {
@@ -140,7 +139,7 @@ impl World {
         self.restart_from(kept);
     }
 
-    /// Returns what the controller would save of `n1` now, as it is read again.
+    /// Returns what the controller would save of `n1` now, as read back.
     pub(crate) fn kept(&self) -> Kept {
         let saved = serde_json::to_string(&self.fleet.sessions_to_keep("n1")).unwrap();
         let sessions: Vec<Session> = serde_json::from_str(&saved).unwrap();
@@ -158,7 +157,7 @@ impl World {
         }
     }
 
-    /// Starts the controller anew, from what it has kept at some time and the events since then.
+    /// Restarts the controller, from state saved at some time and the events since then.
     pub(crate) fn restart_from(&mut self, kept: Option<Kept>) {
         let policy = Some(Arc::clone(&self.policy));
         self.watched.clear();
@@ -180,7 +179,7 @@ impl World {
         self.fleet.take(input, self.now);
     }
 
-    /// Has the controller list the nodes.
+    /// Delivers a list of all nodes.
     pub(crate) fn list(&mut self) {
         self.take(FleetInput::ListBegun);
         let names: Vec<String> = self.nodes.keys().cloned().collect();
@@ -190,13 +189,13 @@ impl World {
         self.take(FleetInput::Listed);
     }
 
-    /// Has the controller see a node as it is.
+    /// Delivers the current state of a node.
     pub(crate) fn see(&mut self, name: &str) {
         let view = self.view(name);
         self.take(FleetInput::Seen(view));
     }
 
-    /// The node as the API server has it: hands in the tests change fields of it only.
+    /// Returns the node as the API server has it: tests change fields of the node only.
     pub(crate) fn view(&self, name: &str) -> Arc<NodeView> {
         let node = &self[name];
         let mut object = node.object();
@@ -207,7 +206,7 @@ impl World {
         Arc::new(NodeView::from_object(object).unwrap())
     }
 
-    /// Boots `n1`.
+    /// Boots `n1` with a new boot id.
     pub(crate) fn boot(&mut self, id: &str) {
         let mut object = self.view("n1").object();
         object["status"]["nodeInfo"]["bootID"] = json!(id);
@@ -267,7 +266,7 @@ impl World {
         self.store(event, self.now)
     }
 
-    /// A report about a node, or the recovery, of this very moment.
+    /// Stores a report about a node, or its recovery, with the current time.
     pub(crate) fn report_of(&mut self, node: &str, healthy: bool) -> String {
         let event = HealthEvent {
             node_name: node.to_owned(),
@@ -276,7 +275,7 @@ impl World {
         self.store(event, self.now)
     }
 
-    /// A report that was accepted some seconds ago comes now.
+    /// Stores a report now that was accepted some seconds ago.
     pub(crate) fn late(&mut self, gpu: u8, seconds: u8) {
         self.tick();
         let accepted = self.now - SignedDuration::from_secs(i64::from(seconds));
@@ -285,7 +284,7 @@ impl World {
         self.store(event, accepted);
     }
 
-    /// Stores an event, which is recorded. Returns its id.
+    /// Stores and records an event. Returns its id.
     pub(crate) fn store(&mut self, mut event: HealthEvent, created_at: Timestamp) -> String {
         let seq = self.stored.len() as u64 + 1;
         if event.message.is_empty() {
@@ -313,7 +312,7 @@ impl World {
         self.look_unseen(fate)
     }
 
-    /// Decides about the node as it was last seen.
+    /// Decides about the node in its last observed state.
     pub(crate) fn look_unseen(&mut self, fate: Fate) -> Looked {
         let looked = self.decide();
         let wake = self.fleet.wake_at();
@@ -341,7 +340,7 @@ impl World {
         looked
     }
 
-    /// Decides, and answers what is asked of the store, until nothing more is asked of it.
+    /// Decides, and answers questions to the store, until there are none.
     pub(crate) fn decide(&mut self) -> Looked {
         let mut looked = Looked::default();
         for _ in 0..10 {
@@ -415,7 +414,8 @@ impl World {
         panic!("the store is asked for ever");
     }
 
-    /// Changes a rule as the API server would: one that is not as it was seen stays.
+    /// Changes a rule as the API server would: a conflict if it differs from the observed
+    /// version.
     fn change_rule(&mut self, planned: &PlannedRule) {
         let PlannedRule { node, change, .. } = planned;
         let rule = change.rule_name();
@@ -442,7 +442,7 @@ impl World {
         self.take(FleetInput::RuleChanged { node, rule, result });
     }
 
-    /// Has the controller hear how the custom resources are that it watches.
+    /// Delivers the current state of the watched custom resources.
     pub(crate) fn tell_of_resource(&mut self) {
         for name in self.watched.clone() {
             let news = match self.resources.get(&name) {
@@ -454,7 +454,7 @@ impl World {
         }
     }
 
-    /// Has the controller list the pods of `n1`.
+    /// Delivers a list of the pods of `n1`.
     pub(crate) fn list_pods(&mut self) {
         self.tell(PodNews::ListBegun);
         for pod in self.pods.clone().into_values() {
@@ -463,13 +463,13 @@ impl World {
         self.tell(PodNews::Listed);
     }
 
-    /// Has the controller hear of a pod of `n1`.
+    /// Delivers a change of the pods of `n1`.
     pub(crate) fn tell(&mut self, news: PodNews) {
         let node = "n1".to_owned();
         self.take(FleetInput::Pods { node, news });
     }
 
-    /// Has the controller see all rules, and that `n1` has so many GPUs.
+    /// Delivers all rules, and a slice with the GPUs of `n1`.
     pub(crate) fn see_devices(&mut self, gpus: u8) {
         let slice = slice("n1", gpus);
         self.take(FleetInput::Devices(DeviceInput::Slice(
@@ -483,7 +483,7 @@ impl World {
         self.take(FleetInput::Devices(DeviceInput::Watch(DeviceWatch::Known)));
     }
 
-    /// The rules, as `device taint`.
+    /// Returns the rules, as `device taint`.
     pub(crate) fn tainted(&self) -> Vec<String> {
         let rules = self.rules.values().map(|rule| &rule.spec);
         let mut tainted: Vec<String> = rules
@@ -501,7 +501,7 @@ impl World {
         }
     }
 
-    /// Looks until nothing is to be done now. Returns what was done.
+    /// Looks until nothing is to be done now. Returns the intents of the patches.
     pub(crate) fn settle_now(&mut self) -> Vec<Intent> {
         let mut intents = Vec::new();
         for _ in 0..10 {
@@ -514,7 +514,8 @@ impl World {
         panic!("does not settle: {intents:?} {:?}", self.session());
     }
 
-    /// Looks until nothing is left to do, however long it has to wait. Returns what was done.
+    /// Looks until nothing is left to do, however long it has to wait. Returns the intents of
+    /// the patches.
     pub(crate) fn settle(&mut self) -> Vec<Intent> {
         let mut intents = self.settle_now();
         while let Some(at) = self.session().waits_until() {
@@ -528,7 +529,7 @@ impl World {
         self.taint(key, "");
     }
 
-    /// Puts a taint on the node by hand, where it is not there.
+    /// Puts a taint on the node by hand, unless it is there.
     pub(crate) fn taint(&mut self, key: &str, value: &str) {
         let taint = Taint {
             key: key.into(),
@@ -546,7 +547,8 @@ impl World {
     }
 }
 
-/// What is left of a change by an admission policy that takes cordons and new taints out.
+/// Returns the part of a change that passes an admission policy which removes cordons and new
+/// taints.
 pub(crate) fn stripped(change: NodeChange) -> NodeChange {
     NodeChange {
         unschedulable: change.unschedulable.filter(|cordon| !cordon),
@@ -556,14 +558,14 @@ pub(crate) fn stripped(change: NodeChange) -> NodeChange {
 }
 
 impl Looked {
-    /// The patch, of one node.
+    /// Returns the patch of a single node.
     pub(crate) fn patch(&self) -> Option<Patch> {
         let patch = |planned: &Planned| planned.patch.clone();
         self.patches.last().map(patch)
     }
 }
 
-/// A node by its name.
+/// The node of this name.
 impl Index<&str> for World {
     type Output = NodeView;
 
@@ -578,7 +580,7 @@ impl IndexMut<&str> for World {
     }
 }
 
-/// Settings of a controller without a brake.
+/// Returns the settings of a controller without a brake.
 pub(crate) fn settings() -> Settings {
     Settings {
         mode: Mode::Act,

@@ -210,7 +210,7 @@ fn who_uses_the_room_is_named_and_a_few_are_enough() {
     for limit in &plan.limits {
         assert_eq!(limit.by, ["n2", "n3", "n4", "n5", "n6"], "{limit:?}");
     }
-    // A limit of nothing is used by nobody.
+    // A limit of zero has no users.
     let plan = Cluster::gpus(2).plan(Some(&budget(Amount::Nodes(0), None)), all([0]));
     let text = plan.held["n0"].to_string();
     assert!(text.contains("out of service, and 0"), "{text}");
@@ -232,7 +232,7 @@ fn each_domain_has_its_own_budget_and_a_full_one_blocks_no_other() {
         plan.held["n1"].to_string(),
         "1 of 4 nodes with rack=a are out of service (n0), and 1 (25%) may be at the same time"
     );
-    // All budgets hold: the cluster's beside that of the rack.
+    // All budgets hold: the cluster's and the rack's.
     let mut both = budget(Amount::Percent(50), Some("rack"));
     both.budgets.push(Budget {
         max: Amount::Nodes(3),
@@ -246,13 +246,13 @@ fn each_domain_has_its_own_budget_and_a_full_one_blocks_no_other() {
 
 #[test]
 fn other_nodes_use_up_no_room_of_the_gpu_nodes() {
-    // Ten GPU nodes and ten others, of which three are out.
+    // Ten GPU nodes and ten others, three of them out.
     let cluster = Cluster::gpus(20).cpu(10..20).out([10, 11, 12], NOW);
     let brake = budget(Amount::Percent(20), None);
     let plan = cluster.plan(Some(&brake), all([0, 1, 2, 13]));
     assert_eq!(plan.start, ["n0", "n1"]);
     assert!(plan.held.contains_key("n13"), "the others have a limit too");
-    // Nor do they trip the circuit breaker: known fault 6 of the reference's quarantine.
+    // Other nodes do not trip the circuit breaker: known fault 6 of NVSentinel's quarantine.
     let plan = cluster.plan(Some(&window(30)), all([0, 1]));
     assert_eq!((plan.start.len(), plan.trip), (2, false));
     assert_eq!((plan.limits[0].used, plan.limits[0].of), (2, 10));
@@ -278,7 +278,7 @@ fn the_window_trips_at_its_threshold_exactly() {
         (&["n3".to_owned()][..], true)
     );
     assert_eq!(plan.held["n4"], Hold::Tripped);
-    // Nobody waits: nothing to trip for.
+    // Without a waiting node the breaker does not trip.
     let full = Cluster::gpus(10).out(0..4, NOW - 10);
     assert!(!full.plan(Some(&window(40)), vec![]).trip);
 }
@@ -287,18 +287,18 @@ fn the_window_trips_at_its_threshold_exactly() {
 fn the_window_slides_counts_nodes_once_and_starts_anew_after_a_reset() {
     let mut cluster = Cluster::gpus(10).out(0..4, NOW - 299);
     assert!(cluster.plan(Some(&window(40)), all([5])).trip);
-    // Too long ago, or of a clock that runs ahead.
+    // Times too long ago, or of a clock that runs ahead.
     let slid = Cluster::gpus(10).out(0..4, NOW - 300);
     assert_eq!(slid.plan(Some(&window(40)), all([5])).start, ["n5"]);
     let ahead = Cluster::gpus(10).out(0..4, NOW + 60);
     assert!(ahead.plan(Some(&window(40)), all([5])).trip);
-    // One that is back counts as well, and one that is out again counts once.
+    // A returned node counts as well, and one that is out again counts once.
     let mut back = Cluster::gpus(10).out(0..3, NOW - 10);
     back.recent = [("n0".to_owned(), at(NOW - 50))].into();
     assert!(!back.plan(Some(&window(40)), all([5])).trip);
     back.recent.insert("n9".to_owned(), at(NOW - 50));
     assert!(back.plan(Some(&window(40)), all([5])).trip);
-    // What was before a person closed it does not count.
+    // Nodes taken out before a person closed it do not count.
     cluster.reset_at = Some(at(NOW - 299));
     assert_eq!(cluster.plan(Some(&window(40)), all([5])).start, ["n5"]);
 }
@@ -328,7 +328,7 @@ fn force_is_never_held_and_does_not_count_in_the_window() {
         .forced_out(2)
         .plan(Some(&window(30)), vec![forced, waits(6)]);
     assert_eq!((plan.start.len(), plan.trip), (2, false));
-    // But it is out, and uses up room of the budgets.
+    // The node is out, and uses up room of the budgets.
     let full = Cluster::gpus(10).forced_out(0);
     let plan = full.plan(Some(&budget(Amount::Nodes(1), None)), all([1]));
     assert!(plan.held.contains_key("n1"));
@@ -340,7 +340,7 @@ fn a_stop_holds_all_and_a_brake_that_is_off_holds_none() {
     cluster.stop = Some(Hold::Tripped);
     let plan = cluster.plan(Some(&Brake::default()), all([6, 7]));
     assert_eq!((plan.start.len(), plan.held.len()), (0, 2));
-    // A pause holds also where the brake is switched off.
+    // A pause also holds with the brake switched off.
     assert_eq!(cluster.plan(None, all([6])).held["n6"], Hold::Tripped);
     cluster.stop = None;
     assert_eq!(cluster.plan(None, all([6, 7])).start.len(), 2);

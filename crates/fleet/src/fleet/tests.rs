@@ -19,13 +19,13 @@ use crate::{InStore, LIST_TAKES, PatchAnswer, Purpose};
 
 const DAY: SignedDuration = SignedDuration::from_hours(24);
 
-/// A controller that has seen nothing yet of its cluster.
+/// Creates a controller that has observed nothing of its cluster.
 fn acting(owns: Owns) -> World {
     let settings = Settings { owns, ..settings() };
     World::with(settings, &Policy::builtin(), [])
 }
 
-/// A controller of a cluster that has `n1`, which has one fault.
+/// Creates a controller of a cluster that has `n1`, which has one fault.
 fn faulty() -> World {
     let mut world = acting(Owns::All);
     world.report_of("n1", false);
@@ -46,7 +46,7 @@ fn list(world: &mut World, objects: &[Value]) {
     world.take(FleetInput::Listed);
 }
 
-/// Decides, and returns all effects: nothing is answered.
+/// Decides, and returns all effects without answering any.
 fn all_effects(world: &mut World) -> Vec<Effect> {
     world.fleet.decide(world.now)
 }
@@ -60,7 +60,7 @@ fn seen(object: &Value) -> FleetInput {
     FleetInput::Seen(Arc::new(NodeView::from_object(object.clone()).unwrap()))
 }
 
-/// The node as an object that was made at `created`, of a machine.
+/// Returns the input for a node object created at `created`, of a machine.
 fn of_machine(uid: &str, machine: &str, created: Timestamp) -> FleetInput {
     seen(&json!({
         "metadata": {"name": "n1", "uid": uid, "creationTimestamp": created.to_string()},
@@ -134,20 +134,21 @@ fn a_store_that_does_not_answer_holds_up_the_nodes_that_it_was_asked_about_and_n
         })
         .collect();
     assert_eq!((asked(&effects), patched), (1, vec!["n2"]));
-    // Another look asks nothing again.
+    // Another look repeats no question.
     let mut labelled = object("n1", 2);
     labelled["metadata"]["annotations"] = json!({
         keys::QUARANTINE_HEALTH_EVENT: listed.to_string(), "another": "one",
     });
     world.take(seen(&labelled));
     assert_eq!(asked(&all_effects(&mut world)), 0);
-    // It is asked again after a while where it did not answer.
+    // The question is repeated after a while without an answer.
     let (node, found) = ("n1".to_owned(), None);
     world.take(FleetInput::EventsFound { node, found });
     assert_eq!(asked(&all_effects(&mut world)), 0);
     world.now = world.fleet.wake_at().unwrap();
     assert_eq!(asked(&all_effects(&mut world)), 1);
-    // What the node lists and nobody knows is taken over before anything is decided.
+    // Events that the node lists and the store does not have are taken over before anything is
+    // decided.
     let found = BTreeMap::from([("0123456789abcdef01234567".to_owned(), InStore::Nothing)]);
     let (node, found) = ("n1".to_owned(), Some(found));
     world.take(FleetInput::EventsFound { node, found });
@@ -179,7 +180,7 @@ fn another_machine_under_the_name_does_not_inherit_the_faults() {
     world.take(FleetInput::Gone("n1".to_owned()));
     assert!(world.decide().patches.is_empty());
     assert_eq!(world.faults(), 1);
-    // The same one joins again.
+    // The old machine joins again.
     world.take(of_machine("2", "old", later));
     world.now += SignedDuration::from_secs(1);
     assert_eq!((world.decide().patches.len(), world.faults()), (1, 1));
@@ -190,7 +191,7 @@ fn another_machine_under_the_name_does_not_inherit_the_faults() {
     world.take(conflict());
     world.take(FleetInput::Gone("n1".to_owned()));
     assert!(world.decide().patches.is_empty());
-    // Another one.
+    // Another machine joins.
     world.take(of_machine("3", "new", later));
     assert!(
         world.decide().patches.is_empty(),
@@ -203,7 +204,7 @@ fn another_machine_under_the_name_does_not_inherit_the_faults() {
 #[test]
 fn the_old_faults_of_a_node_that_is_long_gone_are_dropped() {
     let mut world = faulty();
-    // Old enough, but gone for a moment only.
+    // The faults are old enough, but the node is gone for a moment only.
     world.now = start() + DAY * 31;
     world.take(FleetInput::Gone("n1".to_owned()));
     world.decide();
@@ -218,7 +219,7 @@ fn the_old_faults_of_a_node_that_is_long_gone_are_dropped() {
             ..
         }]
     ));
-    // A store that does not take it is asked again.
+    // A store that does not append is asked again.
     let (node, result) = ("n1".to_owned(), Err(()));
     world.take(FleetInput::EventsAppended { node, result });
     let again = world.fleet.wake_at().unwrap();
@@ -285,7 +286,7 @@ fn a_session_that_begins_in_the_future_counts_from_when_it_was_seen() {
     assert_eq!(world.fleet.nodes["n1"].out_since(), Some(start()));
 }
 
-/// As after etcd was restored from a backup.
+/// As after a restore of etcd from a backup.
 #[test]
 fn a_list_may_go_back_but_not_behind_our_own_patch() {
     let mut world = faulty();
@@ -317,7 +318,7 @@ fn a_list_may_go_back_but_not_behind_our_own_patch() {
 #[test]
 fn a_clock_that_is_put_back_ends_all_waits() {
     let mut world = faulty();
-    // A first try whose answer is lost.
+    // The answer to the first try is lost.
     assert_eq!(world.decide().patches.len(), 1);
     let (node, answer) = ("n1".to_owned(), PatchAnswer::Unknown);
     world.take(FleetInput::NodePatched { node, answer });
@@ -407,7 +408,7 @@ fn nothing_is_told_on_a_node_before_its_cordon_is_answered() {
         _ => None,
     });
     let planned = planned.unwrap();
-    // Not for another look either: the watch brings what others do to the node.
+    // Another look patches nothing either: the watch delivers changes of others to the node.
     let mut labelled = object("n1", 2);
     labelled["metadata"]["labels"] = json!({"zone": "a"});
     world.take(seen(&labelled));
@@ -439,7 +440,7 @@ fn heartbeats_and_answers_ask_the_brake_nothing() {
     world.fleet.show(&[], world.now);
     world.fleet.take_news();
 
-    // Nor is there anything to look at or to show.
+    // Nothing is to be looked at or shown either.
     out["metadata"]["resourceVersion"] = "3".into();
     out["status"]["conditions"][0]["lastHeartbeatTime"] = "2".into();
     world.take(seen(&out));
@@ -448,7 +449,7 @@ fn heartbeats_and_answers_ask_the_brake_nothing() {
     let newest = &world.fleet.view("n1").unwrap().resource_version;
     assert_eq!(newest, "3", "the newest is kept");
 
-    // Conditions are for the rules only; a GPU node more counts.
+    // Conditions matter to the rules only; one GPU node more counts for the brake.
     out["metadata"]["resourceVersion"] = "4".into();
     out["status"]["conditions"] = json!([{"type": "Ready", "status": "False"}]);
     world.take(seen(&out));
@@ -485,7 +486,7 @@ fn a_node_is_not_given_back_while_reports_of_monitors_wait_for_room() {
         assert_eq!(world.settle_now(), []);
         let session = world.fleet.status("n1").unwrap().session.unwrap();
         assert!(session.awaits.contains("read again"), "{session:?}");
-        // It is broken still, which is known once it is read.
+        // The fault persists, which is known once it is read again.
         let mut again = world.fleet.book().read_again("").unwrap();
         let after = again.read_up_to();
         for record in world.stored.iter().filter(|record| record.seq > after) {

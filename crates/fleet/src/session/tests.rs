@@ -1,4 +1,4 @@
-//! Tests of sessions, as the fleet drives them.
+//! Tests of sessions, as driven by the fleet.
 
 mod dropped;
 mod endings;
@@ -33,7 +33,8 @@ expression = "event.checkName == 'GpuMemWatch'"
 "#;
 
 static PARSED: LazyLock<Policy> = LazyLock::new(|| Policy::parse(POLICY, "test").unwrap());
-/// The same with another label prefix and the document's taint, without the second rule set.
+/// The parsed policy with another label prefix and the document's taint, without the second rule
+/// set.
 static OTHER: LazyLock<Policy> = LazyLock::new(|| {
     let mut policy = PARSED.clone();
     policy.label_prefix = "other/".into();
@@ -140,10 +141,10 @@ fn an_uncordon_by_hand_ends_the_session_and_the_old_fault_does_not_start_it_agai
     );
     assert_eq!(world["n1"].annotations[keys::UNCORDONED_MANUALLY], "True");
 
-    // Restarted, with the fault still open: nothing.
+    // After a restart with the fault still open nothing happens.
     world.restart(Restart::Events);
     assert_eq!(world.settle(), []);
-    // Another fault, or the same one reported anew, is another matter.
+    // Another fault, or a new report of the same one, counts.
     world.fault(1);
     assert_eq!(world.settle(), [Intent::Quarantine]);
     assert!(
@@ -174,7 +175,7 @@ fn a_fault_that_comes_with_the_uncordon_is_not_dismissed() {
     assert!(world["n1"].unschedulable);
 }
 
-/// Repeats are counted for a minute, and told then.
+/// Repeats are counted for a minute, and reported then.
 #[test]
 fn what_was_seen_before_a_node_was_given_back_by_hand_and_is_told_later_is_dismissed() {
     for by_request in [false, true] {
@@ -185,7 +186,7 @@ fn what_was_seen_before_a_node_was_given_back_by_hand_and_is_told_later_is_dismi
         world.now += SignedDuration::from_secs(5);
         let mut asked = world.now;
         if by_request {
-            // Their clock is behind ours.
+            // The person's clock is behind ours.
             asked -= SignedDuration::from_secs(60);
             let text = json!({"by": "alice", "reason": "r", "at": asked}).to_string();
             world["n1"].annotations.insert(keys::RELEASE.into(), text);
@@ -200,7 +201,7 @@ fn what_was_seen_before_a_node_was_given_back_by_hand_and_is_told_later_is_dismi
             world.settle()
         };
         assert_eq!(late(&mut world), [], "{by_request}");
-        // Another fault of then, too; one of now is another matter.
+        // Another fault of that time is dismissed, too; one of now is not.
         world.late(1, 80);
         assert_eq!(world.settle(), []);
         world.late(0, 1);
@@ -208,7 +209,7 @@ fn what_was_seen_before_a_node_was_given_back_by_hand_and_is_told_later_is_dismi
     }
 }
 
-/// Nobody knows when it was done, and what was reported since may be new.
+/// The time of the uncordon is unknown, and reports since then may be new.
 #[test]
 fn of_an_uncordon_that_nobody_saw_only_what_was_listed_is_dismissed() {
     let mut world = World::new(&PARSED);
@@ -249,7 +250,7 @@ fn the_labels_that_the_reference_leaves_come_by_the_policys_switch() {
     assert_eq!(label("uncordon-by"), "NVSentinel");
     assert_eq!(label("uncordon-reason"), "n".repeat(55) + "-removed");
     assert_eq!(label("uncordon-timestamp").len(), 20);
-    // Not where the cordon was there before, and stays.
+    // A cordon from before the session stays.
     let mut world = World::new(&policy);
     world["n1"].unschedulable = true;
     world.fault(0);
@@ -334,7 +335,7 @@ fn failures_back_off_a_person_is_asked_once_and_recovery_is_not_held_back() {
     assert_eq!(asked, 1);
     assert!((10..25).contains(&attempts), "{attempts} attempts in 200 s");
     assert!(world.session().awaits(true).contains("a person"));
-    // The fault closes before the quarantine ever got through: nothing to take back.
+    // The fault closes before the quarantine was made: there is nothing to take back.
     world.recovery(0);
     assert_eq!(world.settle(), []);
     assert_eq!(world.phase(), Phase::Idle);
@@ -369,7 +370,7 @@ fn a_node_that_the_cluster_does_not_know_is_awaited() {
     assert_eq!(world.phase(), Phase::Quarantining);
     assert_eq!(world.session().wake_at(world.now), None);
     assert_eq!(world.settle(), [Intent::Quarantine]);
-    // Deleted while quarantined, and the fault recovers.
+    // The node is deleted while quarantined, and the fault recovers.
     world.recovery(0);
     gone(&mut world);
     assert!(!world.fleet.knows("n1"));

@@ -1,4 +1,4 @@
-//! Reports over whole sessions: what is to be written is written into a record of what was said.
+//! Reports over whole sessions: the updates are written into a record of each event.
 
 use contract::HealthEvent;
 use model::event::Record;
@@ -14,10 +14,10 @@ mod drained;
 
 struct Story {
     world: World,
-    /// Ids in the order of the events, and the words of their records.
+    /// Ids in the order of the events, and the statuses of their records.
     events: Vec<String>,
     words: Words,
-    /// What the records say of the drain, with its reason.
+    /// Eviction status in the records, with its reason.
     evictions: BTreeMap<String, String>,
 }
 
@@ -40,7 +40,7 @@ impl Story {
         self.events.push(id);
     }
 
-    /// One look.
+    /// Looks at the node once.
     fn look(&mut self, fate: Fate) {
         for status in self.world.look(fate).statuses {
             self.write(&status);
@@ -53,7 +53,7 @@ impl Story {
         }
     }
 
-    /// As the store writes it.
+    /// Writes an update as the store does.
     fn write(&mut self, status: &StatusUpdate) {
         for said in status.words(&self.words) {
             let word = said.word.name().to_owned();
@@ -102,15 +102,15 @@ impl Story {
 #[test]
 fn each_event_of_a_quarantine_has_its_word() {
     let mut story = Story::new();
-    story.event(9, false, false); // Counts for nothing.
+    story.event(9, false, false); // counts for nothing
     story.event(0, true, false);
     story.settle();
-    story.event(0, true, false); // Again.
+    story.event(0, true, false); // again
     story.event(1, true, false);
     story.settle();
     story.event(1, false, true);
     story.settle();
-    story.event(7, false, true); // Closes nothing.
+    story.event(7, false, true); // closes nothing
     story.event(0, false, true);
     story.settle();
     story.event(9, false, true);
@@ -139,7 +139,7 @@ fn two_recoveries_at_once_give_back_by_the_last() {
         story.settle();
         story.event(0, false, true);
         story.event(1, false, true);
-        story.look(Fate::Conflict); // The release does not get through at first.
+        story.look(Fate::Conflict); // the release does not get through at first
         if let Some(with) = restart {
             story.world.restart(with);
         }
@@ -193,7 +193,7 @@ fn a_person_cancels_and_a_later_recovery_gives_nothing_back() {
 #[test]
 fn a_restart_makes_up_for_what_was_not_written() {
     for with in [Restart::All, Restart::Events] {
-        // Nothing was written: the node lists what it is there for.
+        // Nothing was written: the node lists its events.
         let mut story = Story::new();
         story.event(0, true, false);
         story.settle();
@@ -201,7 +201,7 @@ fn a_restart_makes_up_for_what_was_not_written() {
         story.world.restart(with);
         story.settle();
         assert_eq!(story.words(), ["Quarantined"], "{with:?}");
-        // The release was made, and the word of it was not written: the feed is read again.
+        // The release was made, and its status was not written: the feed is read again.
         story.event(0, false, true);
         let written = story.words.clone();
         story.settle();
@@ -209,7 +209,7 @@ fn a_restart_makes_up_for_what_was_not_written() {
         story.world.restart(with);
         story.settle();
         assert_eq!(story.words(), ["Quarantined", "UnQuarantined"]);
-        // Said twice, nothing changes.
+        // A repeated update changes nothing.
         story.world.restart(with);
         story.settle();
         assert_eq!(story.words(), ["Quarantined", "UnQuarantined"]);
@@ -224,7 +224,7 @@ fn a_release_that_nobody_has_seen_before_a_restart_is_one_by_the_recovery() {
         story.settle();
         let before = story.world.kept();
         story.event(0, false, true);
-        story.look(Fate::Made); // The release is made.
+        story.look(Fate::Made); // the release is made
         let at_the_end = story.world.kept();
         let kept = if saved_before { before } else { at_the_end };
         story.world.restart_from(Some(kept));
@@ -280,7 +280,7 @@ fn a_node_that_is_gone_for_good_ends_its_quarantine() {
             story.world.look_unseen(Fate::Made).statuses
         };
         let node = "n1".to_owned();
-        // Behind what is said once more after the restart.
+        // This follows the updates repeated after the restart.
         assert_eq!(
             gone(&mut story).last(),
             Some(&StatusUpdate::Cancel { node }),
@@ -319,7 +319,7 @@ fn a_recovery_of_what_did_not_count_takes_no_word_from_the_one_that_ended_the_se
     story.settle();
     let expected = ["Quarantined", "-", "UnQuarantined", "-"];
     assert_eq!(story.words(), expected);
-    // What was said of the recoveries is lost with the process.
+    // The statuses of the recoveries are lost with the process.
     story.words = words;
     story.world.restart_from(Some(kept));
     story.settle();

@@ -21,27 +21,27 @@ const RULES: [Uncordon; 3] = [
     Uncordon::Never,
 ];
 
-/// What happens to a node with a fault before something uncordons it.
+/// Event on a faulty node before something uncordons it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Before {
     Nothing,
-    /// The custom resource of its repair is there, and nobody has begun it.
+    /// The custom resource of its remediation exists, and its work has not begun.
     RepairWaits,
     RepairBegins,
     RepairSucceeds,
     RepairFails,
     Validates,
     ValidationFails,
-    /// Minutes ago.
+    /// The node boots, so many minutes ago.
     Boots(i64),
-    /// It was never known in which boot it is, and now it is.
+    /// The node reports its boot id for the first time.
     SaysItsBoot,
-    /// This is its label.
+    /// A driver upgrade sets this label.
     Upgrades(&'static str),
 }
 
 impl Before {
-    /// Each, with whether it is a time at which machines uncordon.
+    /// All events, each with whether machines uncordon at that time.
     const ALL: [(Self, bool); 16] = [
         (Self::Nothing, false),
         (Self::RepairWaits, false),
@@ -131,19 +131,19 @@ fn policy(uncordon: Uncordon) -> Policy {
     }
 }
 
-/// One that repairs and validates.
+/// Creates a world that remediates and validates.
 fn world(uncordon: Uncordon) -> World {
     let mut world = validating("action = \"VALIDATE\"");
     world.set_policy(&policy(uncordon));
     world
 }
 
-/// One that only takes nodes out of service.
+/// Creates a world that only takes nodes out of service.
 fn plain() -> World {
     World::new(&policy(Uncordon::default()))
 }
 
-/// Looks some times; returns the words for people.
+/// Looks some times; returns the messages for people.
 fn asked(world: &mut World) -> Vec<String> {
     let looked = |world: &mut World| -> Looked { world.look(Fate::Made) };
     let looked: Vec<Looked> = (0..4).map(|_| looked(world)).collect();
@@ -165,7 +165,8 @@ fn released(world: &World) -> bool {
 
 #[test]
 fn where_it_is_unknown_whether_a_repair_was_made_an_uncordon_may_be_a_machines() {
-    // Its answer is still to come; it is lost, and the janitor has begun; it is lost, and it was not made.
+    // The answer is still missing; it is lost, and the janitor has begun; it is lost, and the
+    // resource was not created.
     for [answered, was_made] in [[false, false], [true, true], [true, false]] {
         let mut world = world(Uncordon::default());
         fault(&mut world);
@@ -189,7 +190,7 @@ fn where_it_is_unknown_whether_a_repair_was_made_an_uncordon_may_be_a_machines()
         }
         world["n1"].unschedulable = false;
         let undone = asked(&mut world).concat().contains("it is undone");
-        // What was looked for and is not there is no repair.
+        // A resource that was looked for and does not exist is no remediation.
         let may_be = was_made || !answered;
         assert_eq!(undone, may_be, "{answered} {was_made}");
         assert_eq!(out(&world), may_be, "{answered} {was_made}");
@@ -238,7 +239,7 @@ fn an_uncordon_is_undone_at_the_times_of_machines_and_a_persons_word_at_all_othe
                     assert!(out(&world), "{case}: {:?}", world.phase());
                     assert_eq!(told.len(), 1, "{case}: {asked:?}");
                     assert!(told[0].contains("`gpuwarden release n1`"), "{told:?}");
-                    // A person's word counts whenever it is.
+                    // A person's release counts at any time.
                     world.annotate(keys::RELEASE, "{}");
                     looks(&mut world, 4);
                     assert!(released(&world) && !world["n1"].unschedulable, "{case}");
@@ -259,7 +260,7 @@ fn a_boot_while_nobody_was_there_is_seen_by_who_comes_next() {
         world.restart(restart);
         looks(&mut world, 4);
         assert!(out(&world), "{restart:?}");
-        // What remains of the time of machines survives the next restart, and does not begin anew.
+        // The rest of the time of machines survives the next restart, and does not begin anew.
         world.now += AFTER_BOOT - SignedDuration::from_mins(1);
         world.restart(restart);
         world["n1"].unschedulable = false;
@@ -273,7 +274,7 @@ fn a_boot_while_nobody_was_there_is_seen_by_who_comes_next() {
     }
 }
 
-/// The answer by which it was made shows it as it was then.
+/// The answer to the creation shows the resource at that time.
 #[test]
 fn whether_a_repair_was_begun_is_heard_before_an_uncordon_is_judged() {
     for begun in [false, true] {
@@ -297,7 +298,7 @@ fn whether_a_repair_was_begun_is_heard_before_an_uncordon_is_judged() {
     }
 }
 
-/// A machine boots, reports its fault, and only then its driver is loaded.
+/// A machine boots, reports its fault, and loads its driver only then.
 #[test]
 fn a_boot_just_before_the_fault_counts() {
     let mut world = world(Uncordon::default());
@@ -361,7 +362,8 @@ fn what_is_undone_again_and_again_asks_a_person_and_is_undone_after_the_hour() {
         let told = asked(&mut world);
         assert_eq!(told.len(), 1, "{told:?}");
         assert!(told[0].contains("the node is left so until"), "{told:?}");
-        // It stays what it was, also once the time of machines is over, and nothing is begun on it.
+        // The verdict stays, also once the time of machines is over, and nothing begins on the
+        // node.
         for _ in 0..3 {
             if let Some(with) = restart {
                 world.restart(with);
@@ -376,7 +378,7 @@ fn what_is_undone_again_and_again_asks_a_person_and_is_undone_after_the_hour() {
             assert!(Ownership::permit(&world.view("n1")).waits);
             world.now += AFTER_BOOT;
         }
-        // It wakes by itself, once an hour is over since the first time.
+        // The fleet wakes by itself an hour after the first time.
         let wakes = world.fleet.wake_at().unwrap();
         assert!(wakes <= first + UNDONE_WITHIN, "{wakes}");
         world.now = first + UNDONE_WITHIN;
@@ -384,7 +386,7 @@ fn what_is_undone_again_and_again_asks_a_person_and_is_undone_after_the_hour() {
         assert!(out(&world), "{restart:?}");
         let undone = Ownership::read(&world["n1"]).unwrap().mark.undone;
         assert!(undone.put_back.len() <= MOST_UNDONE && undone.since.is_none());
-        // Then an uncordon is a person's word again.
+        // Then an uncordon is a person's again.
         world["n1"].unschedulable = false;
         looks(&mut world, 4);
         assert!(released(&world), "{restart:?}");
@@ -424,7 +426,7 @@ fn a_recovery_gives_back_what_a_machine_has_uncordoned() {
     );
 }
 
-/// The recovery is told with the uncordon: the node is validated all the same.
+/// The recovery arrives with the uncordon: the node is validated all the same.
 #[test]
 fn what_was_repaired_is_validated_though_a_machine_has_uncordoned_it() {
     let mut world = world(Uncordon::default());
@@ -435,7 +437,7 @@ fn what_was_repaired_is_validated_though_a_machine_has_uncordoned_it() {
     assert!(world["n1"].unschedulable);
 }
 
-/// Who upgrades a driver uncordons the node, and says next that the upgrade is over.
+/// A program that upgrades a driver uncordons the node, and then says that the upgrade is over.
 #[test]
 fn the_uncordon_at_the_end_of_an_upgrade_is_a_machines_though_its_end_is_seen_with_it() {
     for restart in [None, Some(Restart::All), Some(Restart::Events)] {
@@ -462,7 +464,7 @@ fn the_uncordon_at_the_end_of_an_upgrade_is_a_machines_though_its_end_is_seen_wi
     }
 }
 
-/// NVSentinel's sessions have no place for it.
+/// NVSentinel's sessions have no place to record it.
 #[test]
 fn of_a_session_in_nvsentinels_form_the_same_is_remembered_by_the_process() {
     let mut world = world(Uncordon::default());
@@ -485,7 +487,7 @@ fn of_a_session_in_nvsentinels_form_the_same_is_remembered_by_the_process() {
     assert!(!world["n1"].annotations.contains_key(keys::SESSION));
 }
 
-/// The rule is about what others do to the session's cordon, whoever had cordoned before.
+/// The rule is about changes of others to the session's cordon, whoever had cordoned before.
 #[test]
 fn a_cordon_of_before_is_put_back_and_stays_in_the_end() {
     let mut world = plain();
@@ -508,7 +510,7 @@ fn a_cordon_of_before_is_put_back_and_stays_in_the_end() {
     assert!(world["n1"].unschedulable);
 }
 
-/// Somebody has put another taint of this key in its place: there is nothing to be put back.
+/// Another taint of this key has taken its place: there is nothing to restore.
 #[test]
 fn a_taint_in_whose_place_there_is_another_is_let_be() {
     let mut world = plain();

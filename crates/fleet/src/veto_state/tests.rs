@@ -14,7 +14,7 @@ use crate::session::Phase;
 use crate::world::{Fate, Looked, Restart, World, event, settings};
 use crate::{CreateAnswer, FleetInput, PodNews, Settings, Switched};
 
-/// A controller that evicts pods at once and repairs, and a node with a pod.
+/// Creates a controller that evicts pods at once and remediates, and a node with a pod.
 fn world() -> World {
     let config = "[[userNamespaces]]\nname = \"*\"\nmode = \"Immediate\"\n";
     let settings = Settings {
@@ -56,7 +56,7 @@ fn said(looked: &[Looked], text: &str) -> bool {
     notes.any(|note| note.text.contains(text))
 }
 
-/// Looks some times. Returns what was seen.
+/// Looks some times. Returns the effects.
 fn look(world: &mut World) -> Vec<Looked> {
     (0..6).map(|_| world.look(Fate::Made)).collect()
 }
@@ -72,7 +72,7 @@ fn a_veto_holds_the_drain_back_and_ends_by_itself() {
     veto(&mut world, 4);
     fault(&mut world);
     let looked = look(&mut world);
-    // It is taken out all the same.
+    // The node is taken out all the same.
     assert!(world["n1"].unschedulable);
     assert!(quiet(&looked));
     assert!(said(&looked, "held back by the veto of anna"));
@@ -85,7 +85,7 @@ fn a_veto_holds_the_drain_back_and_ends_by_itself() {
             .to_string()
             .starts_with("NotStarted: held back by the veto of anna")
     );
-    // Nobody has to look: its end comes by time.
+    // No input is needed: the veto ends by time.
     world.now += SignedDuration::from_hours(4);
     let looked: Vec<Looked> = (0..6).map(|_| world.look_unseen(Fate::Made)).collect();
     assert!(said(&looked, "the veto has ended"));
@@ -125,7 +125,7 @@ fn a_drain_that_was_begun_stays_so_and_asks_no_further_pod_to_leave() {
         );
         let mark = Ownership::read(&world["n1"]).unwrap().mark.drain.unwrap();
         assert_eq!((mark.since, mark.done), (since, None));
-        // Who leaves by itself is seen to, and the repair waits.
+        // Pods that leave by themselves are handled, and the remediation waits.
         for title in ["web/a", "web/b"] {
             world.pods.remove(title);
             world.tell(PodNews::Gone(title.to_owned()));
@@ -229,7 +229,8 @@ fn a_repair_that_may_have_been_made_is_looked_for_before_it_is_let_go_of() {
             object["metadata"]["uid"] = "u".into();
             world.resources.insert(planned.name.clone(), object);
         }
-        // Killed before its answer; of the next process nothing is to begin before it has read the switches.
+        // The process is killed before the answer; the next one must begin nothing before it has
+        // read the switches.
         world.restart(Restart::All);
         switch(&mut world, None, Some("nobody has answered yet"));
         let unread = look(&mut world);
@@ -246,7 +247,7 @@ fn a_repair_that_may_have_been_made_is_looked_for_before_it_is_let_go_of() {
         let attempts = own.mark.remediation.map(|mark| mark.attempts);
         let attempts = attempts.unwrap_or_default();
         let goes_on = attempts.first().is_some_and(|one| one.made.is_some());
-        // What was begun before a pause goes on; what was not waits for its end, and is then made.
+        // Work begun before a pause continues; other work waits for its end, and is then made.
         assert_eq!(goes_on, was_made, "{case}");
         let expected = usize::from(was_made || !is_paused);
         assert_eq!(attempts.len(), expected, "{case}");
@@ -254,7 +255,7 @@ fn a_repair_that_may_have_been_made_is_looked_for_before_it_is_let_go_of() {
     }
 }
 
-/// It was looked for and not there, was made then, and the answer is lost.
+/// The resource was looked for and absent, was created then, and the answer is lost.
 #[test]
 fn that_a_repair_was_not_there_says_nothing_once_it_may_have_been_made() {
     for refused in [false, true] {
@@ -339,7 +340,7 @@ fn a_pause_of_repairs_is_a_veto_on_every_node() {
         repairs,
     };
     fault(&mut world);
-    // After a start nothing is begun before it is known whether there is one.
+    // After a start nothing begins before the pause is read.
     switch(&mut world, None, Some("the API server is away"));
     world.annotate("a", "b");
     let all = pause(&world, true);
@@ -352,7 +353,7 @@ fn a_pause_of_repairs_is_a_veto_on_every_node() {
     assert!(quiet(&looked));
     assert!(said(&looked, "held back by the veto of anna until"));
     assert!(said(&looked, "all repairs are paused: a bad release"));
-    // One of quarantines only is none.
+    // A pause of quarantines alone does not count.
     let other = pause(&world, false);
     switch(&mut world, Some(other), None);
     let looked = look(&mut world);

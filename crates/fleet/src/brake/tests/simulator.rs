@@ -1,5 +1,5 @@
-//! A simulator: random faults, recoveries, people, crashes and lost answers on a whole
-//! cluster and the decisions of production ([`crate::fleet`]), against what the brake promises.
+//! A simulator: random faults, recoveries, people, crashes and lost answers on a whole cluster
+//! with the decisions of production ([`crate::fleet`]), against the promises of the brake.
 
 use std::sync::LazyLock;
 
@@ -14,25 +14,25 @@ use crate::session::{Intent, Phase};
 use crate::world::{Restart, World, event, settings};
 use crate::{FleetInput, PatchAnswer, Planned, Settings, Switched};
 
-/// One cheap rule: what matters here is who goes when.
+/// A single cheap rule, since these tests are about the order of quarantines.
 static POLICY: LazyLock<Policy> = LazyLock::new(|| {
     let text = "[[rule-sets]]\nname = \"fatal\"\ncordon = { shouldCordon = true }\n\
                 [[rule-sets.match.all]]\nkind = \"HealthEvent\"\nexpression = \"event.isFatal\"\n";
     Policy::parse(text, "test").unwrap()
 });
 
-/// A whole cluster, and a controller that may crash at any time. What it sees of the nodes may lag
+/// A whole cluster, and a controller that may crash at any time. Its view of the nodes may lag
 /// behind.
 struct Cluster {
     world: World,
-    /// Patches whose answer was lost: they may have been made. Until when that counts.
+    /// Patches with a lost answer, which may have been made, and until when each counts.
     uncertain: BTreeMap<String, Timestamp>,
     /// Nodes whose session began by force.
     forced: BTreeSet<String>,
     switched: Switched,
 }
 
-/// Something that may happen to the cluster.
+/// A step of the simulation.
 #[derive(Clone, Debug)]
 enum Happening {
     Fault {
@@ -42,7 +42,7 @@ enum Happening {
     Recovery {
         node: usize,
     },
-    /// A report that was accepted so many seconds ago comes now.
+    /// A report arrives that was accepted some seconds ago.
     Late {
         node: usize,
         healthy: bool,
@@ -89,14 +89,14 @@ impl Cluster {
         cluster
     }
 
-    /// Lets the controller begin: what is stored and what is on the nodes is all that it knows.
+    /// Starts the controller with only the stored events and the marks on the nodes.
     fn begin(&mut self) {
         self.world.restart(Restart::Events);
         self.uncertain.clear();
         self.switch();
     }
 
-    /// Tells the controller what people have set.
+    /// Delivers the switches that people have set.
     fn switch(&mut self) {
         let switched = Box::new(self.switched.clone());
         self.world.take(FleetInput::Switched(switched));
@@ -111,7 +111,7 @@ impl Cluster {
         self.event_of(node, healthy, force, 0);
     }
 
-    /// Stores an event that was accepted so many seconds ago.
+    /// Stores an event that was accepted some seconds ago.
     fn event_of(&mut self, node: usize, healthy: bool, force: bool, ago: i64) {
         self.world.tick();
         let event = HealthEvent {
@@ -123,7 +123,7 @@ impl Cluster {
         self.world.store(event, accepted_at);
     }
 
-    /// Brings in what the watch would: within [`DOUBT`] everything, and often sooner.
+    /// Delivers changes of nodes: all of them within [`DOUBT`], and often sooner.
     fn watch(&mut self, luck: &mut impl FnMut() -> u8) {
         let names: Vec<String> = self.world.nodes.keys().cloned().collect();
         for name in names {
@@ -135,12 +135,12 @@ impl Cluster {
         }
     }
 
-    /// One round of the controller. `luck` says of each patch whether it is refused, or made or
+    /// Runs the controller once. `luck` decides of each patch whether it is refused, or made or
     /// not made without an answer.
     fn round(&mut self, luck: &mut impl FnMut() -> u8) {
         self.world.now += SignedDuration::from_secs(2);
         self.watch(luck);
-        // What follows from the answers it decides about in the same round.
+        // Decisions that follow from the answers happen in the same round.
         for _ in 0..2 {
             let looked = self.world.decide();
             assert!(
@@ -164,7 +164,7 @@ impl Cluster {
         if taking_out && self.world.fleet.desired(&node).forced_by.is_some() {
             self.forced.insert(node.clone());
         }
-        // A patch holds only where the node is as it was seen.
+        // A patch fails if the node has changed since it was observed.
         let (real, seen) = (&self.world[&node], planned.view);
         let fits = Ownership::read(real) == Ownership::read(&seen)
             && real.unschedulable == seen.unschedulable;
@@ -174,7 +174,7 @@ impl Cluster {
             self.world.see(&node);
             PatchAnswer::Conflict
         } else if luck <= 2 {
-            // The answer is lost; with 1 it was made all the same.
+            // The answer is lost; with 1 the patch was made all the same.
             if luck == 1 {
                 self.world[&node] = after;
             }
@@ -196,7 +196,8 @@ impl Cluster {
         session.map_or(Phase::Idle, |session| session.phase)
     }
 
-    /// Nodes out of service and allowed, and forced ones, for each group of each budget.
+    /// Returns the nodes out of service, the allowed number and the forced ones, for each group
+    /// of each budget.
     fn counts(&self) -> Vec<(String, usize, usize, usize)> {
         let mut counts = Vec::new();
         for budget in &self.world.policy().brake.budgets {
@@ -221,7 +222,7 @@ impl Cluster {
     }
 }
 
-/// A controller that knows nothing yet.
+/// Generates a step of the simulation.
 fn happening(nodes: usize) -> impl Strategy<Value = Happening> {
     prop_oneof![
         8 => (0..nodes).prop_map(|node| Happening::Fault { node, force: false }),
@@ -239,7 +240,7 @@ fn happening(nodes: usize) -> impl Strategy<Value = Happening> {
 
 fn budgets() -> impl Strategy<Value = Vec<Budget>> {
     let amount = prop_oneof![
-        // Small ones: only a limit that is reached can be exceeded.
+        // Small limits: only a limit that is reached can be exceeded.
         3 => (0..3_u32).prop_map(Amount::Nodes),
         1 => (1..=100_u8).prop_map(Amount::Percent)
     ];
@@ -250,8 +251,7 @@ fn budgets() -> impl Strategy<Value = Vec<Budget>> {
     })
 }
 
-/// The worst that can happen to an answer, step by step: the property finds it only where
-/// chance has it.
+/// Plays the worst loss of answers step by step; the property finds it only by chance.
 #[test]
 fn a_lost_answer_counts_until_it_is_known_even_if_the_fault_recovers_meanwhile() {
     let budget = Budget {
@@ -264,7 +264,7 @@ fn a_lost_answer_counts_until_it_is_known_even_if_the_fault_recovers_meanwhile()
         nodes.filter(|node| Ownership::read(node).is_some()).count()
     };
     cluster.event(0, false, false);
-    // Made, and neither the answer nor the watch tells of it.
+    // The patch is made, and neither the answer nor the watch delivers it.
     cluster.round(&mut || 1);
     assert_eq!((out(&cluster), cluster.uncertain.len()), (1, 1));
     assert!(Ownership::read(cluster.world.fleet.view("n0").unwrap()).is_none());
@@ -273,7 +273,7 @@ fn a_lost_answer_counts_until_it_is_known_even_if_the_fault_recovers_meanwhile()
     cluster.round(&mut || 3);
     assert_eq!(out(&cluster), 1, "the room may be taken");
     assert_eq!(cluster.phase("n1"), Phase::Held);
-    // Once it is seen it is given back, and the next one goes.
+    // Once observed, the node is given back, and the next one goes.
     cluster.world.now += DOUBT;
     for _ in 0..3 {
         cluster.round(&mut || 7);
@@ -285,8 +285,8 @@ fn a_lost_answer_counts_until_it_is_known_even_if_the_fault_recovers_meanwhile()
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
-    /// Whatever happens: no budget is exceeded but by what senders force; and once nothing
-    /// is broken any more, every node is given back, be the brake tripped or not.
+    /// In every simulation: no budget is exceeded except by force; and once nothing is broken,
+    /// every node is given back, whether or not the brake is tripped.
     #[test]
     fn budgets_hold_and_recovery_is_never_blocked(
         nodes in 1..12_usize,
@@ -322,8 +322,8 @@ proptest! {
                 Happening::Wait(seconds) => cluster.world.now += SignedDuration::from_secs(seconds),
             }
             let before = cluster.counts();
-            // While nobody knows whether the forced patch was made, a further try is the same
-            // decision, also where the fault was reported again without force.
+            // While the outcome of the forced patch is unknown, a further try is the same
+            // decision, even if the fault was reported again without force.
             let over = |name: &String| {
                 Ownership::read(&cluster.world.nodes[name]).is_none() && !cluster.uncertain.contains_key(name)
             };
@@ -351,7 +351,7 @@ proptest! {
         }
     }
 
-    /// With room for all nothing is held, and a held node goes on when there is room again.
+    /// With room for all nothing is held, and a held node goes once there is room again.
     #[test]
     fn what_is_held_goes_on_when_there_is_room(nodes in 1..8_usize, allowed in 1..4_u32) {
         let budget = Budget { max: Amount::Nodes(allowed), per: None };

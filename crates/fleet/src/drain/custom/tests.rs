@@ -67,10 +67,10 @@ fn the_reference_configuration_of_a_custom_drain_loads_and_its_timeout_counts() 
         let timeout = config.custom.unwrap().timeout;
         assert_eq!(timeout, SignedDuration::from_secs(seconds), "{text}");
     }
-    // As the chart writes it where it names none.
+    // As the chart writes it without namespaces.
     let config = parse(&format!("userNamespaces = []\n{TABLE}"), TEMPLATE).unwrap();
     assert!(config.mode_of(&crate::drain::PodView::default()).is_some());
-    // Off, its keys do not matter.
+    // Switched off, its keys do not matter.
     let off = TABLE.replace("enabled = true", "enabled = false");
     assert!(
         parse(&off.replace("\"30m\"", "\"soon\""), "")

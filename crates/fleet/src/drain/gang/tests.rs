@@ -30,7 +30,7 @@ fn minutes(minutes: i64) -> SignedDuration {
     SignedDuration::from_mins(minutes)
 }
 
-/// A pod of a gang, with a label; none: of no gang.
+/// Returns a pod of a gang, with a label; an empty gang means none.
 fn pod(name: &str, label: &str, gang: &str) -> PodView {
     PodView {
         namespace: "ml".into(),
@@ -53,7 +53,7 @@ fn asks(pod: PodView, requested: Option<i64>, done: Option<i64>) -> PodView {
     }
 }
 
-/// Returns what comes next for each, those that stay left out.
+/// Returns what happens to each pod next, without those that stay.
 fn next(pods: &[PodView], drain: Drain, minute: i64) -> Vec<String> {
     let config = DrainConfig::parse(CONFIG, "d").unwrap();
     let gangs = Gangs::of(pods.iter(), drain, None, &config, at(minute));
@@ -83,14 +83,14 @@ fn pods_of_one_gang_leave_in_the_gentlest_mode_of_any() {
         next(&[launcher(), pod("d", "late", "g")], BEGUN, 0),
         [LATE, LATE]
     );
-    // Another gang, and a pod of none, are none of its.
+    // Another gang, and a pod of none, do not belong to it.
     let apart = [
         launcher(),
         pod("w", "worker", "h"),
         pod("l2", "launcher", ""),
     ];
     assert_eq!(next(&apart, BEGUN, 0), [EVICTED, WAITS, EVICTED]);
-    // Who has ended, or stays, has no say.
+    // A pod that has ended, or stays, does not count.
     let ended = PodView {
         finished: true,
         ..pod("w", "worker", "g")
@@ -99,7 +99,7 @@ fn pods_of_one_gang_leave_in_the_gentlest_mode_of_any() {
         next(&[launcher(), ended, pod("s", "sidecar", "g")], BEGUN, 0),
         [EVICTED]
     );
-    // A sender's force is about all.
+    // A sender's force applies to all.
     let drain = Drain {
         force: true,
         ..BEGUN
@@ -138,10 +138,10 @@ fn a_pod_that_asks_for_it_has_time_to_write_a_checkpoint() {
         (asks(launcher(), None, None), 0, told),
         (asks(launcher(), Some(0), None), 1, has_time),
         (asks(launcher(), Some(0), Some(0)), 1, EVICTED),
-        // What it says of an earlier drain does not count.
+        // The answer of an earlier drain does not count.
         (asks(launcher(), Some(-5), Some(-5)), 1, told),
         (asks(launcher(), Some(1), Some(-5)), 2, has_time),
-        // Its time is over, whether it was told or not.
+        // The time is over, whether or not the pod was asked.
         (asks(launcher(), Some(9), None), 10, EVICTED),
         (asks(launcher(), None, None), 10, EVICTED),
     ] {
@@ -151,7 +151,7 @@ fn a_pod_that_asks_for_it_has_time_to_write_a_checkpoint() {
             "{pod:?} {minute}"
         );
     }
-    // Its own time holds up to the limit.
+    // The pod's own time counts up to the limit.
     let mut short = asks(launcher(), Some(0), None);
     short.checkpoint.as_mut().unwrap().takes = Some(minutes(2));
     assert_eq!(next(std::slice::from_ref(&short), BEGUN, 2), [EVICTED]);
@@ -162,7 +162,7 @@ fn a_pod_that_asks_for_it_has_time_to_write_a_checkpoint() {
         ..BEGUN
     };
     assert_eq!(next(&[asks(launcher(), None, None)], drain, 0), [EVICTED]);
-    // Who is waited for until it ends is not told; nor is who does no work.
+    // A pod that is waited for until it ends is not asked; nor is one that does no work.
     let worker = || asks(pod("w", "worker", ""), None, None);
     assert_eq!(next(&[worker()], BEGUN, 0), [WAITS]);
     let idle = PodView {
@@ -200,7 +200,7 @@ fn who_had_time_for_a_checkpoint_is_evicted_before_it_is_deleted() {
     let evicted = "DeleteAfterTimeout: is evicted, with 30 s to end";
     let deleted = "DeleteAfterTimeout: is deleted, without time to end";
     assert_eq!(next(&pods, BEGUN, 70), [evicted, evicted]);
-    // The time to end (300 s) and a minute more run from there.
+    // The grace period (300 s) and a minute more run from there.
     assert_eq!(next(&pods, BEGUN, 75), [evicted, evicted]);
     assert_eq!(next(&pods, BEGUN, 76), [deleted, deleted]);
     let config = DrainConfig::parse(CONFIG, "d").unwrap();

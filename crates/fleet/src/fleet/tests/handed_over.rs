@@ -1,4 +1,5 @@
-//! Nodes in the hands of an external system: nothing new is done to them, and they are given back as ever.
+//! Nodes handed over to an external system: nothing new is done to them, and they are given back
+//! as usual.
 
 use super::*;
 use crate::drain::{DrainConfig, PodView};
@@ -45,7 +46,7 @@ fn awaits(world: &World) -> String {
 fn its_pods_stay_until_it_is_back() {
     let mut world = world();
     world.fault(0);
-    // It is taken out of service, and handed over before the first pod has left.
+    // The node is taken out of service, and handed over before the first pod has left.
     let quarantined = world.look(Fate::Made);
     assert_eq!(quarantined.patch().unwrap().intent, Intent::Quarantine);
     hand_over(&mut world);
@@ -63,7 +64,7 @@ fn its_pods_stay_until_it_is_back() {
         removed += world.look(Fate::Made).removals.len();
     }
     assert_eq!(removed, 2);
-    // In the middle of it no further one goes.
+    // In the middle of a drain no further pod is evicted.
     let mut world = self::world();
     world.fault(0);
     while world.phase() != Phase::Draining {

@@ -35,7 +35,7 @@ const POLICY: &str = r#"
     expression = "event.isFatal"
 "#;
 
-/// A controller that drains, waits for pods, and repairs; and a node with a pod.
+/// Creates a controller that drains, waits for pods, and remediates; and a node with a pod.
 fn world() -> World {
     let settings = Settings {
         drain: Some(Arc::new(DrainConfig::default())),
@@ -101,11 +101,11 @@ fn a_node_is_quarantined_only_where_its_route_says_so_and_that_is_told() {
             "{text}: {told:?}"
         );
     }
-    // Who starts anew decides the same.
+    // A restarted process decides the same.
     world.restart(Restart::Nothing);
     look(&mut world);
     assert_eq!(world.phase(), Phase::Quarantined);
-    // Another fault, which asks for more, is taken in; it is asked about at each look.
+    // Another fault, which asks for more, is included; the rules are evaluated at each look.
     fault(&mut world, "GpuMemWatch");
     look(&mut world);
     assert_eq!(world.phase(), Phase::Draining);
@@ -119,7 +119,7 @@ fn the_first_route_that_fits_counts_and_the_node_has_a_say() {
     let mut world = world();
     world["n1"].labels.insert("pet".into(), String::new());
     fault(&mut world, "GpuMemWatch");
-    // Its pod is not waited for, and then nothing is repaired.
+    // The drain does not wait for its pod, and then nothing is remediated.
     let looked = look(&mut world);
     assert!(looked.iter().any(|one| !one.removals.is_empty()));
     world.pods.clear();
@@ -132,7 +132,7 @@ fn the_first_route_that_fits_counts_and_the_node_has_a_say() {
             .awaits
             .ends_with("skipped by policy route 'no repair'")
     );
-    // The label goes: the next stage is there.
+    // Without the label the next stage applies.
     world["n1"].labels.remove("pet");
     let looked = look(&mut world);
     assert!(looked.iter().any(|one| !one.makes.is_empty()));
@@ -218,7 +218,7 @@ fn the_senders_word_goes_before_the_route() {
     }
 }
 
-/// What the node says is enough to know which route its events take.
+/// The node's marks suffice to know the route of its events.
 #[test]
 fn by_what_a_node_says_the_same_route_is_known() {
     let policy = Policy::parse(POLICY, "p").unwrap();

@@ -1,4 +1,4 @@
-//! What is shown of the nodes, and what is remembered of it.
+//! Views of the nodes, and the entries kept for them.
 
 use super::*;
 use crate::view::{NodeState, NodeStatus};
@@ -6,11 +6,11 @@ use crate::world::{Fate, Restart};
 
 const NODES: u32 = 10;
 
-/// A step: its name, the news, the nodes that are reported and whether they are well; and then the
-/// numbers of nodes that the cluster has, that are shown, and that are held.
+/// A step: its name, its inputs, the nodes reported and whether they are well; then the numbers
+/// of nodes in the cluster, shown, and held.
 type Step<'a> = (&'a str, Vec<FleetInput>, &'a [&'a str], bool, [usize; 3]);
 
-/// A world of [`NODES`] nodes that only pretends, so that nobody has to answer.
+/// Creates a world of [`NODES`] nodes in a dry run, so that nothing has to be answered.
 fn world() -> World {
     let settings = Settings {
         mode: Mode::DryRun,
@@ -28,9 +28,9 @@ fn node(name: &str, version: u32) -> FleetInput {
     seen(&object(name, version))
 }
 
-/// Decides, and returns what is shown then.
+/// Decides, and returns the views after it.
 fn turn(world: &mut World, before: &[NodeStatus]) -> Vec<NodeStatus> {
-    // What a dry run pretends is looked at again.
+    // Changes that a dry run pretends cause another look.
     while !world.fleet.agenda.dirty.is_empty() {
         all_effects(world);
     }
@@ -135,7 +135,7 @@ fn what_is_shown_is_as_if_all_nodes_were_gone_over() {
         let brake = world.fleet.show_brake(world.now).unwrap();
         assert_eq!([counted, brake.held], [in_cluster, held], "{what}");
     }
-    // Who is neither there nor faulty is not kept.
+    // A node that is neither in the cluster nor faulty has no entry.
     let kept: Vec<&str> = world.fleet.nodes.keys().map(String::as_str).collect();
     assert_eq!(kept, ["n1", "n3", "n4", "n6", "n7", "n8", "n9"]);
 }
@@ -151,7 +151,7 @@ fn only_nodes_that_something_happened_to_are_shown_anew() {
     world.take(node("n3", 2));
     assert!(world.fleet.agenda.unshown.is_empty(), "a heartbeat");
 
-    // Behind everybody's back: it would show if they were gone over.
+    // The changes bypass the inputs, and would show only if all nodes were visited.
     for name in ["n1", "n2"] {
         world.fleet.entry(name).session.failures = 7;
     }
@@ -176,7 +176,7 @@ fn only_nodes_that_something_happened_to_are_shown_anew() {
     assert!(!world.fleet.knows("n3"));
 }
 
-/// Returns `n1`, which has a fatal fault, as it is shown after a look; without `metadata` the
+/// Returns the view of `n1`, which has a fatal fault, after a look; without `metadata` the
 /// cluster does not have it.
 fn shown(mode: Mode, metadata: Option<Value>) -> NodeStatus {
     let settings = Settings { mode, ..settings() };
@@ -230,7 +230,7 @@ fn a_session_shows_what_it_awaits() {
     let answer = "the API server's answer to the quarantine".to_owned();
     let begun = shown(Mode::Act, Some(json!({})));
     assert_eq!(awaits(begun), (answer, Some(true)));
-    // Who starts anew knows nothing yet of the cluster, and then no policy.
+    // A restarted process knows nothing of the cluster at first, and then no policy.
     let mut world = World::new(&Policy::builtin());
     world.fault(0);
     world.settle();
@@ -252,7 +252,7 @@ fn a_session_shows_what_it_awaits() {
 fn a_node_that_another_gpuwarden_has_taken_out_is_shown_with_what_ends_that() {
     let session = json!({"id": "s", "since": "2027-01-15T08:00:00Z", "by": "node"});
     let annotations = json!({keys::SESSION: session.to_string()});
-    // It counts against the limits: without a fault that is known here as well.
+    // The node counts against the limits even without a fault that is known here.
     for faulty in [false, true] {
         let mut world = acting(Owns::All);
         if faulty {
@@ -300,7 +300,7 @@ fn what_may_be_out_of_service_counts_until_it_is_known() {
     let on_the_way = entry.out(now).unwrap();
     assert_eq!((on_the_way.since, on_the_way.forced), (Some(now), false));
     assert_eq!(entry.out(later), None, "it was not made");
-    // Seen there: from now on the node says it, and when it is back it is back.
+    // Once observed, the node's marks count, and when it is back it is back.
     entry.take_view(with("[{}]", 2));
     assert!(entry.out(now).is_some() && !entry.in_service());
     entry.take_view(with("", 3));
@@ -362,7 +362,7 @@ fn once_the_store_is_read_nothing_is_said_of_its_silence() {
     let node = "n1".to_owned();
     world.take(FleetInput::EventsFound { node, found: None });
     assert!(world.fleet.nodes["n1"].claim.unanswered);
-    // What it has is read before it is asked again.
+    // The events are read before the store is asked again.
     world.store(record.event, record.created_at);
     world.now += SignedDuration::from_mins(1);
     world.settle();

@@ -1,6 +1,6 @@
 use super::*;
 
-/// NVSentinel's chart comes to this for its defaults and the example of a reset.
+/// Output of NVSentinel's chart for its defaults and the example of a reset.
 const REFERENCE: &str = r#"
 [template]
 mountPath = "/etc/config"
@@ -251,7 +251,7 @@ fn what_is_wrong_is_said_with_its_line() {
     }
 }
 
-/// The keys of a validation, with a Job that carries it out.
+/// Parses the keys of a validation, with a Job that carries it out.
 fn validation(keys: &str) -> Result<RemediationConfig, String> {
     let example = include_str!("../../../../../examples/remediation/remediation.toml");
     let (before, _) = example.split_once("[validation]").unwrap();
@@ -303,7 +303,7 @@ fn the_example_of_diagnostics_loads_and_makes_a_job_on_the_node() {
     assert_eq!(container["env"][0]["name"], "GPUWARDEN_NODE_NAME");
     assert_eq!(container["env"][0]["value"], "7");
     assert_eq!(container["volumeMounts"][0]["readOnly"], true);
-    // It has ended by itself before a repair goes on without it.
+    // The Job ends by itself before a remediation goes ahead without it.
     let deadline = job["spec"]["activeDeadlineSeconds"].as_i64().unwrap();
     assert!(deadline < action.timeout.as_secs(), "{deadline}");
 }

@@ -1,15 +1,16 @@
-//! Patches that the API server answers with 200 and that an admission policy drops, as a whole or in part.
+//! Patches that the API server answers with 200 and that an admission policy drops, as a whole
+//! or in part.
 
 use super::*;
 use crate::PatchAnswer;
 use crate::world::stripped;
 
-/// What was done in so many looks, a second apart.
+/// Results of some looks, a second apart.
 struct Tried {
     attempts: usize,
-    /// The words for people.
+    /// Number of messages for people.
     asked: usize,
-    /// The words of the story about the answers.
+    /// Journal entries about the answers.
     told: Vec<String>,
 }
 
@@ -94,7 +95,7 @@ fn what_was_never_seen_on_the_node_has_nobody_undone() {
         assert!(awaits.starts_with("a person: "), "{awaits}");
         let mark = |key| world["n1"].annotations.contains_key(key);
         assert!(!mark(keys::UNCORDONED_MANUALLY) && !mark(keys::UNTAINTED_MANUALLY));
-        // Once it is let through, it is there, and a person can take it back.
+        // Once the patch is let through, the change is there, and a person can take it back.
         world.settle();
         assert!(world["n1"].unschedulable && missing(&world).is_empty());
         assert_eq!(taint_keys(&world["n1"]), ["gpu-memory"]);
@@ -114,7 +115,7 @@ fn a_taint_that_comes_later_and_does_not_arrive_ends_nothing() {
     assert!((10..25).contains(&tried.attempts), "{}", tried.attempts);
     assert!(world["n1"].unschedulable && world.phase().is_out());
     assert_eq!(missing(&world), ["gpu-memory=bad:NoSchedule"]);
-    // What did arrive can be taken back all the same.
+    // The part that did arrive can be taken back all the same.
     world["n1"].unschedulable = false;
     world.settle();
     assert_eq!(world.phase(), Phase::Idle);
@@ -134,7 +135,7 @@ fn a_patch_without_an_answer_of_which_a_part_arrived_is_no_release() {
     assert!(world["n1"].unschedulable && world.phase().is_out());
 }
 
-/// A fault that is over is given back, whatever of its quarantine arrived.
+/// After a recovery the node is given back, whatever part of its quarantine arrived.
 #[test]
 fn what_arrived_in_part_is_given_back_as_a_whole() {
     let mut world = World::new(&PARSED);
@@ -145,7 +146,7 @@ fn what_arrived_in_part_is_given_back_as_a_whole() {
     assert_eq!(world["n1"], NodeView::unknown("n1"));
 }
 
-/// The answer shows the cordon, and nobody looks before it is gone.
+/// The answer shows the cordon, which is gone before the next look.
 #[test]
 fn what_only_the_answer_has_shown_was_there() {
     let mut world = World::new(&PARSED);

@@ -1,4 +1,4 @@
-//! How a session ends: by recovery, by hand, by request, and half of one with the other.
+//! Ends of a session: by recovery, by hand, by request, and combinations.
 
 use model::journal::Entry;
 use model::ownership::ReleaseRequest;
@@ -26,7 +26,7 @@ fn what_was_undone_while_nobody_looked_is_seen_at_the_start() {
 
 #[test]
 fn a_taint_that_is_gone_when_the_fault_recovers_does_not_leave_the_cordon() {
-    // The reference stops half-way there: the node stays cordoned.
+    // NVSentinel stops half-way there: the node stays cordoned.
     let mut world = World::new(&PARSED);
     world.fault(0);
     world.settle();
@@ -53,7 +53,7 @@ fn a_release_that_is_asked_for_takes_back_what_is_ours_and_dismisses_what_was_se
         let before = world["n1"].clone();
         world.fault(0);
         world.settle();
-        world.fault(1); // Reported, and not yet on the node.
+        world.fault(1); // reported, and not yet on the node
         let request = ReleaseRequest {
             by: "alice".into(),
             reason: "GPU 0 was swapped".into(),
@@ -76,7 +76,7 @@ fn a_release_that_is_asked_for_takes_back_what_is_ours_and_dismisses_what_was_se
         let mut left: Vec<_> = world["n1"].annotations.keys().cloned().collect();
         left.sort();
         assert_eq!(left, [keys::RELEASED_AT, keys::UNCORDONED_MANUALLY]);
-        // It does not fight with what comes later.
+        // The session does not fight with later changes.
         world.fault(1);
         assert_eq!(world.settle(), [Intent::Quarantine]);
         assert!(world["n1"].unschedulable);
@@ -123,7 +123,7 @@ fn unhealthy_again_while_it_is_given_back_stays_out() {
     assert_eq!(world.settle(), [Intent::Update]);
     assert_eq!(world.phase(), Phase::Quarantined);
     assert!(world["n1"].unschedulable);
-    // The release got through, and the fault is back: a session of its own.
+    // The release was made, and the fault is back: a new session begins.
     world.recovery(0);
     assert!(world.look(Fate::Made).patch().is_some());
     world.fault(0);
@@ -142,7 +142,7 @@ fn unhealthy_again_while_it_is_given_back_stays_out() {
 
 #[test]
 fn a_recovery_that_does_not_get_through_is_not_half_done() {
-    // The reference shrinks the list in one request and uncordons in a second one.
+    // NVSentinel shrinks the list in one request and uncordons in a second one.
     let mut world = World::new(&PARSED);
     world.fault(0);
     world.settle();
@@ -151,7 +151,7 @@ fn a_recovery_that_does_not_get_through_is_not_half_done() {
         let patch = world.look(Fate::Refused).patch();
         assert_eq!(patch.map(|patch| patch.intent), Some(Intent::Release));
         world.now += LONGEST_RETRY;
-        // Also for who starts now.
+        // Also after a restart.
         world.restart(Restart::Events);
     }
     assert!(world["n1"].unschedulable);
@@ -161,7 +161,7 @@ fn a_recovery_that_does_not_get_through_is_not_half_done() {
 
 #[test]
 fn of_a_fault_in_two_devices_the_mended_one_is_not_listed_again() {
-    // The reference lists whole events, so that the next reading opens both again.
+    // NVSentinel lists whole events, so that the next reading opens both again.
     let mut world = World::new(&PARSED);
     world.report("GpuMemWatch", &[("GPU", "0"), ("GPU", "1")], true, false);
     world.settle();
@@ -171,7 +171,7 @@ fn of_a_fault_in_two_devices_the_mended_one_is_not_listed_again() {
     assert_eq!(listed.len(), 1);
     assert_eq!(listed[0].entities_impacted.len(), 1);
     assert_eq!(listed[0].entities_impacted[0].entity_value, "1");
-    // Who reads the list alone needs the recovery of the second only.
+    // A process that reads the list alone needs only the recovery of the second.
     world.restart(Restart::Events);
     world.recovery(1);
     assert_eq!(world.settle(), [Intent::Release]);
@@ -180,14 +180,14 @@ fn of_a_fault_in_two_devices_the_mended_one_is_not_listed_again() {
 
 #[test]
 fn a_recovery_that_comes_before_the_quarantine_is_seen_is_not_lost() {
-    // The reference drops it: as far as it can see, there is nothing to recover from.
+    // NVSentinel drops it: as far as it can see, there is nothing to recover from.
     let mut world = World::new(&PARSED);
     world.fault(0);
     let before = world["n1"].clone();
-    // Made, and no answer comes.
+    // The patch is made, and the answer is lost.
     let quarantine = world.look(Fate::Refused).patch().unwrap();
     world.recovery(0);
-    // Looked at again, and the node is still as it was before our patch.
+    // At the next look the node is still the one from before our patch.
     assert_eq!(world.look(Fate::Made).patch(), None);
     world["n1"] = before.after(&quarantine.change);
     assert!(world["n1"].unschedulable);

@@ -1,12 +1,12 @@
-//! What a session keeps over a restart: how often the node has come back, until when it waits, how
-//! long a change has failed, and times of the future.
+//! State that a session keeps over a restart: the node's returns, the end of its wait, the begin
+//! of a failing change, and times in the future.
 
 use policy::assess::Desired;
 
 use super::*;
 use crate::Owns;
 
-/// A node that was out of service and well again, as often.
+/// Creates a node that was out of service and recovered this many times.
 fn flapped(times: u8) -> World {
     let mut world = World::new(&PARSED);
     for gpu in 0..times {
@@ -42,7 +42,7 @@ fn a_node_comes_back_at_once_and_then_ever_later() {
             continue;
         }
         let back_at = from + SignedDuration::from_secs(wait);
-        // That it waits is noted on the node.
+        // The wait is recorded on the node.
         assert_eq!(done, Some(Intent::Update));
         assert_eq!(session_annotation(&world)["backAt"], json!(back_at));
         let said = format!("given back at {back_at:.0}, for it has");
@@ -89,7 +89,7 @@ fn a_new_fault_during_the_wait_keeps_the_node_out_in_the_same_session() {
     );
     assert_eq!(world.session().returns.len(), 2, "it did not come back");
     assert_eq!(session_annotation(&world)["backAt"], Value::Null);
-    // Its recovery waits as long again.
+    // The next recovery waits as long again.
     world.recovery(1);
     let back_at = world.now + SignedDuration::from_secs(1) + returns::wait(2);
     world.settle_now();
@@ -117,7 +117,7 @@ fn what_a_person_does_waits_for_nothing() {
     }
 }
 
-/// Anybody may have written it who may annotate the node.
+/// The input is untrusted: anyone who may annotate the node may have written it.
 #[test]
 fn what_a_node_says_of_its_wait_holds_within_bounds() {
     let mut world = flapped(1);
@@ -153,7 +153,7 @@ fn a_person_is_asked_also_where_it_restarts_all_the_time() {
     });
     assert_eq!(asked, Some(6), "after a minute");
     assert_eq!(world.session().failures, 7);
-    // Once.
+    // The note appears once.
     let notes = world.look(Fate::Refused).notes;
     assert!(notes.iter().all(|note| note.kind != EntryKind::Attention));
 }
@@ -175,7 +175,7 @@ fn a_release_in_the_future_dismisses_what_was_before_it_was_seen() {
     assert_eq!(world.settle(), [], "it does not move with the clock");
     world.fault(1);
     assert_eq!(world.settle(), [Intent::Quarantine]);
-    // The patch has written it as it counts, for whoever looks next with another store.
+    // The patch has written the time as it counts, for a process with another store.
     assert_eq!(world["n1"].annotations[keys::RELEASED_AT], seen.to_string());
     assert_eq!(world["n1"].annotations.get(keys::RELEASE), None);
     world.restart(Restart::Events);
@@ -241,7 +241,8 @@ fn a_session_that_is_taken_over_is_signed_anew_once() {
     assert_eq!(look("b", false), (false, signed.1, Some(true), since));
 }
 
-/// Otherwise an uncordon by hand is undone at each look until the clock has come so far.
+/// Otherwise an uncordon by hand would be undone at each look until the clock has reached that
+/// time.
 #[test]
 fn what_a_person_did_holds_where_our_own_clock_was_ahead() {
     let mut world = World::new(&PARSED);

@@ -5,24 +5,24 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Something that can happen to a node, its faults and its controller.
+/// A step that concerns a node, its faults or its controller.
 #[derive(Clone, Debug)]
 enum Happening {
     Fault(u8),
     OtherFault(u8, bool),
     Recovery(u8),
-    /// A report about this GPU comes now that was accepted so many seconds ago.
+    /// A report about this GPU arrives that was accepted some seconds ago.
     Late(u8, u8),
     Look(Fate),
     Restart(Restart),
     Cordon,
-    /// By hand, whoever cordoned it.
+    /// A person uncordons the node, whoever cordoned it.
     Uncordon,
-    /// Taints of ours removed by hand.
+    /// A person removes our taints.
     Untaint,
-    /// A release is asked for.
+    /// A person asks for a release.
     AskRelease,
-    /// The other policy.
+    /// The other policy is loaded.
     Reload,
     ForeignTaint(u8),
     ForeignTaintGone(u8),
@@ -70,7 +70,7 @@ const AFTER_A_PERSON: [&str; 4] = [
     keys::RELEASE,
 ];
 
-/// The marks that people and other controllers have put on the node.
+/// Marks that people and other controllers have put on the node.
 #[derive(Clone, Debug, Default)]
 struct Foreign {
     cordon: bool,
@@ -79,8 +79,8 @@ struct Foreign {
 }
 
 impl Foreign {
-    /// Takes in a patch. A person who removes a taint of ours keeps the cordon: from then on it is
-    /// theirs.
+    /// Records a patch. A person who removes one of our taints keeps the cordon, which is theirs
+    /// from then on.
     fn see(&mut self, patch: &Patch, node: &NodeView) {
         let marked = patch.change.annotations.get(keys::UNTAINTED_MANUALLY);
         if patch.intent == Intent::StandDown && marked.is_some() {
@@ -88,14 +88,14 @@ impl Foreign {
         }
     }
 
-    /// Looks once, and checks what has followed.
+    /// Looks once, and checks the effects.
     fn look(&mut self, world: &mut World, fate: Fate) -> Option<Intent> {
         let patch = world.look(fate).patch();
         if let (Some(patch), Fate::Made | Fate::Stripped) = (&patch, fate) {
             self.see(patch, &world["n1"]);
         }
-        // A recovery waits ten minutes at most, and what a person did not at all. A cordon that never came through is
-        // not asked for once nothing wants it.
+        // A recovery waits ten minutes at most, and a person's change not at all. A cordon that
+        // never came through is dropped once nothing wants it.
         if let Some(at) = world.session().waits_until() {
             assert!(at <= world.now + returns::LONGEST_WAIT);
             assert!(!world.session().returns.is_empty());
@@ -120,7 +120,7 @@ impl Foreign {
     }
 }
 
-/// The times of the decisions about the faults: nothing that was seen before undoes them.
+/// Times of the decisions about the faults: nothing observed before undoes them.
 #[derive(Debug, Default)]
 struct Decisions {
     closed: BTreeMap<u8, Timestamp>,
@@ -128,7 +128,7 @@ struct Decisions {
 }
 
 impl Decisions {
-    /// Returns true if something was decided about a GPU's faults after `seen`.
+    /// Returns true if a decision about a GPU's faults was made after `seen`.
     fn since(&self, gpu: u8, seen: Timestamp) -> bool {
         self.closed.get(&gpu).is_some_and(|at| seen < *at)
             || self.released.is_some_and(|at| seen <= at)
@@ -142,7 +142,8 @@ impl Decisions {
         })
     }
 
-    /// Returns true if we see a release as it is made, and its node lists every event that we know.
+    /// Returns true if the fleet observes a release at once, and the node lists every known
+    /// event.
     fn seen_by_all(world: &World) -> bool {
         let listed = Ownership::read(&world["n1"]).map_or(Vec::new(), |own| own.events);
         let known = |id: &str| listed.iter().any(|event| event.id == id);
@@ -192,13 +193,13 @@ proptest! {
                 Happening::Restart(with) => {
                     world.restart(*with);
                     if *with == Restart::Nothing {
-                        // What was closed before is known to nobody any more.
+                        // Faults closed before are unknown from here on.
                         decisions.closed.clear();
                     }
                 }
                 Happening::Cordon => {
-                    // Cordoning a node that we cordoned changes nothing: it is ours, also
-                    // where somebody uncordoned it before and nobody looked.
+                    // Cordoning a node that we cordoned changes nothing: the cordon is ours,
+                    // even if somebody uncordoned it before and nobody looked.
                     let own = Ownership::read(&world["n1"]);
                     let ours = own.is_some_and(|own| own.cordoned && !own.cordon_pre_existing);
                     foreign.cordon |= !world["n1"].unschedulable && !ours;
@@ -249,14 +250,14 @@ proptest! {
             prop_assert_eq!(&ours_sorted, &foreign.taints);
             prop_assert!(world["n1"].unschedulable || !foreign.cordon);
         }
-        // Converges to what is wanted ...
+        // The node converges to the desired state ...
         foreign.settle(&mut world);
         let desired = world.desired();
         prop_assert_eq!(world["n1"].unschedulable, desired.cordon || foreign.cordon);
         let mut ours: Vec<_> = world["n1"].taints.iter().map(|on| on.taint.clone()).collect();
         ours.retain(|taint| !taint.key.starts_with("foreign-"));
         prop_assert_eq!(ours, desired.taints);
-        // ... and once all is well, to the node as others have made it.
+        // ... and once all faults are over, to the state that others have made.
         for gpu in 0..3 {
             world.recovery(gpu);
             world.event("XidCheck", gpu, false, true);
@@ -288,8 +289,8 @@ proptest! {
         prop_assert_eq!(&node, &world["n1"]);
     }
 
-    /// With its store or without, a controller that starts anew in the midst of a session goes
-    /// on as the one before would have.
+    /// A controller restarted in the midst of a session, with its store or without, continues
+    /// like the one before.
     #[test]
     fn a_restart_forgets_nothing_of_a_session(
         happenings in proptest::collection::vec(
@@ -326,14 +327,15 @@ proptest! {
             (session.phase, session.id.clone(), session.since, returns, waits)
         };
         prop_assume!(world.phase() != Phase::Idle);
-        // Each look takes a second: a wait that ends in one of those after the restart is over, rightly.
+        // Each look takes a second: a wait that ends in a look after the restart is over,
+        // rightly.
         let soon = world.now + SignedDuration::from_secs(10);
         prop_assume!(world.session().waits_until().is_none_or(|at| at > soon));
         let (before, node) = (essentials(&world), world["n1"].clone());
         world.restart(with);
         let done = world.settle_now();
         prop_assert_eq!(essentials(&world), before);
-        // What was listed only is marked as taken over.
+        // Only a listed event is marked as taken over.
         let listed = node.annotations[keys::QUARANTINE_HEALTH_EVENT].clone();
         let again = world["n1"].annotations[keys::QUARANTINE_HEALTH_EVENT].clone();
         prop_assert!(done.is_empty() || with == Restart::Nothing && again != listed);

@@ -27,7 +27,7 @@ fn policy() -> Policy {
     Policy::parse(POLICY, "p").unwrap()
 }
 
-/// A controller that knows of two GPUs of `n1`.
+/// Creates a controller that has listed two GPUs of `n1`.
 fn world() -> World {
     let mut world = World::new(&policy());
     world.see_devices(2);
@@ -63,7 +63,7 @@ fn one_gpu_is_tainted_two_take_the_node_out_and_all_comes_back() {
         world.fleet.status("n1").unwrap().state,
         NodeState::Quarantined
     );
-    // The node is well enough again, and the other GPU is not.
+    // The node itself is well enough again, and the other GPU is not.
     recovery(&mut world, 1);
     world.settle();
     assert!(!world["n1"].unschedulable && !world["n1"].labels.contains_key(keys::STATE_LABEL));
@@ -98,13 +98,13 @@ fn a_rule_that_was_left_behind_or_changed_is_set_right() {
     let mut world = world();
     fault(&mut world, 0);
     world.settle();
-    // Deleted by hand: a release ends a session, and nothing else.
+    // Deleting the rule by hand changes nothing: only a release ends a session.
     let name = world.rules.keys().next().unwrap().clone();
     let rule = world.rules.remove(&name).unwrap();
     world.take(FleetInput::Devices(DeviceInput::Rule(name.clone(), None)));
     world.settle();
     assert_eq!(world.tainted(), [TAINTED]);
-    // Weakened by hand.
+    // A person weakens the rule.
     let mut weak = rule.clone();
     weak.spec.taint.effect = TaintEffect::None;
     world.rules.insert(name.clone(), weak.clone());
@@ -114,7 +114,8 @@ fn a_rule_that_was_left_behind_or_changed_is_set_right() {
     )));
     world.settle();
     assert_eq!(world.tainted(), [TAINTED]);
-    // It recovers while nobody is there: who comes next takes it back, with a store or without.
+    // The GPU recovers while no process runs: the next one takes the rule back, with a store or
+    // without.
     for restart in [Restart::All, Restart::Events] {
         world.rules.insert(rule.name.clone(), rule.clone());
         recovery(&mut world, 0);
@@ -130,7 +131,7 @@ fn an_answer_that_the_watch_has_overtaken_changes_nothing() {
     let mut world = world();
     fault(&mut world, 0);
     world.settle();
-    // The cluster wrote its status, and that was seen before the answer to our last change.
+    // The cluster wrote its status, which was observed before the answer to our last change.
     let (name, answered) = world.rules.pop_first().unwrap();
     let mut newer = answered.clone();
     newer.resource_version = "7".into();
@@ -154,7 +155,7 @@ fn a_person_who_releases_the_node_releases_its_devices() {
     world.settle();
     world.annotate(keys::RELEASE, "it is well");
     assert_eq!(world.settle(), [Intent::StandDown]);
-    // What is dismissed does not even inform.
+    // A dismissed fault does not even inform.
     assert!(world.tainted().is_empty());
     world.settle();
     fault(&mut world, 0);
@@ -254,7 +255,7 @@ fn nothing_is_decided_before_the_devices_are_known_and_nodes_are_where_they_cann
     world.take(watch(DeviceWatch::Unserved("no".into())));
     world.settle();
     assert!(world["n1"].unschedulable && world.rules.is_empty());
-    // Somebody switches the API on.
+    // A person switches the API on.
     world.see_devices(2);
     world.settle();
     assert!(!world["n1"].unschedulable);

@@ -31,7 +31,7 @@ const CONFIG: &str = r#"
     mode = "AllowCompletion"
 "#;
 
-/// Settings of a controller that drains.
+/// Returns the settings of a controller that drains.
 fn drains() -> Settings {
     let config = DrainConfig::parse(CONFIG, "d").unwrap();
     Settings {
@@ -64,7 +64,7 @@ fn add(world: &mut World, title: &str) {
     world.pods.insert(title.to_owned(), pod);
 }
 
-/// Looks until the node says that it is being drained. Returns the last look.
+/// Looks until the node's mark says that it is being drained. Returns the last look.
 fn begin(world: &mut World) -> Looked {
     world.fault(0);
     for _ in 0..5 {
@@ -154,7 +154,7 @@ fn a_node_is_drained_as_its_namespaces_wish_and_given_back_as_it_was() {
     let before = world["n1"].clone();
     let looked = begin(&mut world);
     assert_eq!(state(&world), Some("draining"));
-    // One that waits holds up no other one.
+    // A pod that is waited for holds up no other one.
     assert_eq!(removed(&looked), ["evict now/a"]);
     assert_eq!(
         looked.removals[0].evict,
@@ -171,7 +171,7 @@ fn a_node_is_drained_as_its_namespaces_wish_and_given_back_as_it_was() {
          no mode for it: other/e"
     );
     assert_eq!(world.fleet.status("n1").unwrap().state, NodeState::Draining);
-    // It is asked for once.
+    // The eviction is requested once.
     assert!(removed(&world.look(PatchFate::Made)).is_empty());
     answer(&mut world, "a", RemovalAnswer::Taken);
     gone(&mut world, "now/a");
@@ -217,7 +217,7 @@ fn a_node_without_pods_that_leave_is_drained_at_once() {
         (state(&world), world.phase()),
         (Some("drain-succeeded"), Phase::Drained)
     );
-    // A pod that comes later is not the drain's.
+    // A pod that comes later is not part of the drain.
     add(&mut world, "now/b");
     world.list_pods();
     assert!(removed(&world.look(PatchFate::Made)).is_empty());
@@ -323,7 +323,7 @@ fn pods_that_cannot_be_read_ask_a_person_also_before_the_drain_has_begun() {
         };
         let says = "the drain does not get on: its pods cannot be read: 403";
         assert!(once.starts_with(says), "{once}");
-        // Once they are read it goes on, and nobody is asked any more.
+        // Once the pods are read the drain continues, and no person is needed.
         world.list_pods();
         world.look(PatchFate::Made);
         world.look(PatchFate::Made);
@@ -389,7 +389,7 @@ fn the_switch_can_be_taken_back_and_nothing_stays_half_done() {
     world.restart(Restart::Nothing);
     world.settle_now();
     assert_eq!(state(&world), Some("draining"));
-    // What is done stays so.
+    // A completed drain stays so.
     gone(&mut world, "now/a");
     world.settle_now();
     world.settings = settings();
@@ -417,7 +417,7 @@ fn a_dry_run_removes_nothing_and_comes_to_its_end() {
         said.iter()
             .any(|text| text == "dry run: pod now/a is evicted, with 30 s to end (Immediate)")
     );
-    // Once, and after the session has come to it.
+    // Once, and after the session has reached it.
     let at = |what: &str| {
         let found = said.iter().enumerate();
         let found = found.filter(|(_, text)| text.contains(what));
@@ -455,7 +455,7 @@ fn while_pods_cannot_be_read_nothing_is_drained_and_it_says_why() {
     begin(&mut world);
     world.restart(Restart::All);
     world.tell(PodNews::Failing("403".into()));
-    // Its pods are told by the next look; before that the state is that of the node.
+    // The next look lists its pods; before that the state is that of the node.
     let looked = world.look(PatchFate::Made);
     assert!(looked.patch().is_none());
     assert_eq!(state(&world), Some("draining"));
@@ -474,7 +474,7 @@ fn a_node_whose_pods_cannot_be_seen_any_more_is_not_called_drained() {
     world.tell(PodNews::Failing("the API server is away".into()));
     world.settle_now();
     assert_eq!(state(&world), Some("draining"));
-    // What was missed follows the word that they are watched again.
+    // Missed changes follow the recovery of the watch.
     world.tell(PodNews::Recovered);
     assert!(world.look_unseen(PatchFate::Made).patch().is_none());
     world.settle_now();

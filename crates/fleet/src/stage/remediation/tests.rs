@@ -45,7 +45,7 @@ fn the_records_say_that_a_repair_was_tried_and_how_it_ended() {
     assert_eq!(until_said(&mut world), None, "it is said once");
 }
 
-/// Settings of a controller that repairs.
+/// Returns the settings of a controller that remediates.
 fn repairs() -> Settings {
     Settings {
         drain: Some(Arc::new(DrainConfig::default())),
@@ -64,7 +64,7 @@ fn world() -> World {
     world_with(repairs())
 }
 
-/// Reports a fault of a GPU, for which this action is recommended. Returns the event's id.
+/// Reports a fault of a GPU with this recommended action. Returns the event's id.
 fn fault(world: &mut World, gpu: u8, action: i32) -> String {
     world.tick();
     let mut event = event("GpuMemWatch", &[("GPU", &gpu.to_string())], true, false);
@@ -87,7 +87,7 @@ fn attempts(world: &World) -> Vec<Attempt> {
     mark.map(|mark| mark.attempts).unwrap_or_default()
 }
 
-/// Looks until a custom resource is to be made.
+/// Looks until a custom resource is to be created.
 fn until_made(world: &mut World) -> PlannedResource {
     for _ in 0..10 {
         if let Some(planned) = world.look(Fate::Made).makes.pop() {
@@ -97,7 +97,7 @@ fn until_made(world: &mut World) -> PlannedResource {
     panic!("{:?} {}", world.phase(), awaits(world));
 }
 
-/// Makes a custom resource, as the API server would, and answers.
+/// Creates a custom resource, as the API server would, and answers.
 fn make(world: &mut World, planned: &PlannedResource) {
     let made = world.resources.entry(planned.name.clone());
     let mut object = planned.object.clone();
@@ -108,7 +108,7 @@ fn make(world: &mut World, planned: &PlannedResource) {
     world.take(FleetInput::ResourceCreated { node, key, answer });
 }
 
-/// Returns what was last said of the repair in the records of the events.
+/// Returns the last progress of the remediation in the records of the events.
 fn recorded(looked: &Looked) -> Option<Repair> {
     let mut repairs = looked.statuses.iter().filter_map(|status| match status {
         StatusUpdate::Repair { repair, .. } => Some(repair.clone()),
@@ -117,7 +117,7 @@ fn recorded(looked: &Looked) -> Option<Repair> {
     repairs.next_back()
 }
 
-/// Sets the status of a custom resource, as who carries it out would.
+/// Sets the status of a custom resource, as its operator would.
 fn set(world: &mut World, name: &str, status: Value) {
     let object = world.resources.get_mut(name).unwrap();
     object["status"] = status;
@@ -138,7 +138,7 @@ fn failed(reason: &str) -> Value {
     ]})
 }
 
-/// Begins a repair: returns the name of its custom resource, which is there.
+/// Begins a remediation: returns the name of its custom resource, which exists.
 fn begin(world: &mut World, gpu: u8, action: i32) -> String {
     fault(world, gpu, action);
     let planned = until_made(world);
@@ -158,7 +158,7 @@ fn a_drained_node_is_rebooted_once_and_given_back_as_it_was() {
     let before = world["n1"].clone();
     let id = fault(&mut world, 0, 24);
     let planned = until_made(&mut world);
-    // The node says it first.
+    // The node's mark comes first.
     assert_eq!(state(&world), Some("remediating"));
     assert_eq!(planned.name, format!("maintenance-n1-{id}"));
     assert_eq!(planned.kind.kind, "RebootNode");
@@ -168,7 +168,7 @@ fn a_drained_node_is_rebooted_once_and_given_back_as_it_was() {
         (&owner["kind"], &owner["name"]),
         (&json!("Node"), &json!("n1"))
     );
-    // It is asked for once.
+    // The creation is requested once.
     assert!(world.look(Fate::Made).makes.is_empty());
     make(&mut world, &planned);
     world.settle_now();
@@ -187,7 +187,7 @@ fn a_drained_node_is_rebooted_once_and_given_back_as_it_was() {
         awaits(&world),
         format!("the end of RebootNode {}", planned.name)
     );
-    // Only once it has succeeded it is called so.
+    // Success is recorded only after success.
     assert_eq!(state(&world), Some("remediating"));
     set(&mut world, &planned.name, done());
     world.settle_now();
@@ -208,7 +208,7 @@ fn a_drained_node_is_rebooted_once_and_given_back_as_it_was() {
 #[test]
 fn whoever_starts_anew_makes_no_second_one() {
     for with in [Restart::All, Restart::Events, Restart::Nothing] {
-        // Before it is made, after it without the answer, and after the answer.
+        // Before the creation, after it without the answer, and after the answer.
         for moment in 0..3 {
             let mut world = world();
             fault(&mut world, 0, 24);
@@ -274,7 +274,7 @@ fn what_is_not_drained_is_not_repaired_but_where_all_pods_are_to_stay() {
 fn a_second_fault_is_taken_in_and_a_graver_action_covers_it() {
     let mut world = world();
     let name = begin(&mut world, 0, 24);
-    // Of the same group: nothing more is made for it.
+    // A fault of the same group needs no further resource.
     fault(&mut world, 1, 15);
     assert!(world.settle_now().len() < 3);
     assert_eq!(attempts(&world).len(), 1);
@@ -284,7 +284,7 @@ fn a_second_fault_is_taken_in_and_a_graver_action_covers_it() {
     world.recovery(0);
     world.settle_now();
     assert_eq!(world.phase(), Phase::Remediated);
-    // One that came after the repair asks for another.
+    // A fault that came after the attempt asks for another.
     let id = fault(&mut world, 2, 24);
     let planned = until_made(&mut world);
     assert!(planned.name.ends_with(&id), "{}", planned.name);
@@ -292,7 +292,7 @@ fn a_second_fault_is_taken_in_and_a_graver_action_covers_it() {
     world.settle_now();
     set(&mut world, &planned.name, done());
     world.settle_now();
-    // A replacement is asked for by an event only, and covers the rest.
+    // A replacement is requested by an event only, and covers the rest.
     fault(&mut world, 3, 25);
     assert_eq!(until_made(&mut world).kind.kind, "TerminateNode");
 }
@@ -343,7 +343,7 @@ fn what_failed_for_now_is_tried_again_and_what_failed_for_good_is_not() {
         );
         world.now += SignedDuration::from_hours(1);
         assert!(world.look(Fate::Made).makes.is_empty(), "{reason}");
-        // Its recovery, or a person, ends it.
+        // The recovery of the fault, or a person, ends the session.
         world.recovery(0);
         world.settle();
         assert_eq!(world.phase(), Phase::Idle);
@@ -365,7 +365,7 @@ fn what_does_not_help_asks_a_person_and_too_many_attempts_do() {
         awaits(&world)
     );
 
-    // A node that fails again and again, each time repaired, in sessions of its own.
+    // A node that fails again and again, each time remediated, in sessions of its own.
     let mut world = self::world();
     for index in 0..5 {
         let name = begin(&mut world, 0, 24);
@@ -405,7 +405,7 @@ fn what_nobody_carries_out_asks_a_person_once_its_pods_have_left() {
         awaits(&world),
         "a person: no repair is configured for CONTACT_SUPPORT"
     );
-    // Of another fault that can be repaired, it is; then a person goes on.
+    // Another fault, with a configured action, is remediated; then a person takes over.
     let name = {
         fault(&mut world, 1, 24);
         let planned = until_made(&mut world);
@@ -419,7 +419,7 @@ fn what_nobody_carries_out_asks_a_person_once_its_pods_have_left() {
     world.recovery(1);
     world.settle_now();
     assert_eq!(state(&world), Some("remediation-failed"));
-    // Without an action nothing is repaired, and nobody asked.
+    // Without a recommended action nothing is remediated, and nobody is asked.
     let mut world = self::world();
     fault(&mut world, 0, 0);
     world.settle_now();
@@ -432,7 +432,7 @@ fn what_nobody_carries_out_asks_a_person_once_its_pods_have_left() {
 
 #[test]
 fn a_resource_that_hangs_vanishes_or_cannot_be_read_has_its_end() {
-    // It hangs: a person is asked, and it may still end.
+    // The resource hangs: a person is asked, and it may still end.
     let mut world = world();
     let name = begin(&mut world, 0, 24);
     world.now += SignedDuration::from_mins(61);
@@ -442,7 +442,7 @@ fn a_resource_that_hangs_vanishes_or_cannot_be_read_has_its_end() {
     set(&mut world, &name, done());
     world.settle_now();
     assert_eq!(world.phase(), Phase::Remediated);
-    // Somebody deletes it: it is not made again.
+    // A person deletes the resource: it is not created again.
     let mut world = self::world();
     let name = begin(&mut world, 0, 24);
     world.resources.remove(&name);
@@ -450,7 +450,7 @@ fn a_resource_that_hangs_vanishes_or_cannot_be_read_has_its_end() {
     world.settle_now();
     assert_eq!(world.phase(), Phase::RemediationFailed);
     assert!(awaits(&world).contains("it was deleted before it had ended"));
-    // One that cannot be read is not one that is not there.
+    // A resource that cannot be read may exist.
     let mut world = self::world();
     let name = begin(&mut world, 0, 24);
     world.restart(Restart::All);
@@ -476,7 +476,7 @@ fn one_that_is_wanted_again_while_it_is_made_stays() {
     let planned = until_made(&mut world);
     world.recovery(0);
     assert_eq!(world.look(Fate::Conflict).withdrawn.len(), 1);
-    // Not given back yet, and the fault is there again.
+    // The node is not given back yet, and the fault is there again.
     fault(&mut world, 0, 24);
     assert!(world.look(Fate::Made).withdrawn.is_empty());
     make(&mut world, &planned);
@@ -520,13 +520,13 @@ fn one_that_cannot_be_made_is_tried_again_or_given_up() {
         "{}",
         awaits(&world)
     );
-    // Once it can be, it goes on.
+    // Once the creation succeeds, the remediation continues.
     world.now += SignedDuration::from_mins(1);
     let again = until_made(&mut world);
     make(&mut world, &again);
     world.settle_now();
     assert_eq!(state(&world), Some("remediating"));
-    // What the API server refuses for good is not tried again.
+    // A creation that the API server refuses for good is not tried again.
     let mut world = self::world();
     fault(&mut world, 0, 24);
     let planned = until_made(&mut world);
@@ -539,7 +539,7 @@ fn one_that_cannot_be_made_is_tried_again_or_given_up() {
         "{}",
         awaits(&world)
     );
-    // One of this name that is not ours is left alone.
+    // A foreign resource of this name is left alone.
     let mut world = self::world();
     let id = fault(&mut world, 0, 24);
     let theirs = json!({"metadata": {"name": "x", "uid": "theirs"}});
@@ -554,7 +554,8 @@ fn one_that_cannot_be_made_is_tried_again_or_given_up() {
         "{}",
         awaits(&world)
     );
-    // One of another attempt of ours is left alone, too: that is no failed try, and the next has another name.
+    // The resource of another attempt of ours is left alone, too: that is no failed try, and the
+    // next attempt has another name.
     let mut world = self::world();
     let id = fault(&mut world, 0, 24);
     let name = format!("maintenance-n1-{id}");
@@ -577,7 +578,7 @@ fn one_that_cannot_be_made_is_tried_again_or_given_up() {
 
 #[test]
 fn who_ends_the_session_withdraws_the_repair() {
-    // An uncordon before anybody knows whether it was made may be a machine's.
+    // An uncordon before it is known whether the resource was created may be a machine's.
     for (by, making) in [
         ("uncordon", &[true][..]),
         ("release", &[false, true]),
@@ -605,7 +606,7 @@ fn who_ends_the_session_withdraws_the_repair() {
             assert_eq!(withdrawn.len(), 1, "{by} {made}");
             assert_eq!(withdrawn[0].name, planned.name);
             if !made {
-                // It was on its way: it is withdrawn once it is there.
+                // The creation was in flight: the resource is withdrawn once it exists.
                 make(&mut world, &planned);
                 assert_eq!(world.look(Fate::Made).withdrawn.len(), 1);
             }
@@ -654,7 +655,7 @@ fn the_switch_can_be_taken_back_and_what_is_under_way_comes_to_its_end() {
     world.settings = repairs();
     world.restart(Restart::All);
     until_made(&mut world);
-    // What was not made yet is dropped.
+    // An attempt without a resource is dropped.
     world.settings = settings();
     world.restart(Restart::All);
     world.settle_now();

@@ -80,7 +80,7 @@ pub(crate) fn fault(world: &mut World) {
     world.store(event, world.now);
 }
 
-/// Looks until a custom resource is there; returns its attempt.
+/// Looks until a custom resource exists; returns its attempt.
 pub(crate) fn until_made(world: &mut World) -> Attempt {
     for _ in 0..12 {
         let own = Ownership::read(&world["n1"]);
@@ -94,7 +94,7 @@ pub(crate) fn until_made(world: &mut World) -> Attempt {
     panic!("{:?}: {}", world.phase(), awaits(world));
 }
 
-/// Looks; what is to be made is made.
+/// Looks; creates every requested resource.
 pub(crate) fn looks(world: &mut World, times: usize) {
     for _ in 0..times {
         for planned in world.look(Fate::Made).makes {
@@ -149,7 +149,7 @@ fn a_repaired_node_comes_back_once_its_job_has_succeeded() {
         ("Job", "VALIDATE")
     );
     assert!(world["n1"].unschedulable);
-    // Whatever happens to the controller meanwhile.
+    // The result does not depend on what happens to the controller meanwhile.
     world.restart(Restart::Nothing);
     looks(&mut world, 4);
     assert!(world["n1"].unschedulable, "{}", awaits(&world));
@@ -187,7 +187,7 @@ fn a_validation_that_fails_is_a_fault_and_a_person_s() {
     assert!(awaits(&world).contains("a person"), "{}", awaits(&world));
     looks(&mut world, 10);
     assert_eq!(checks(&world).len(), 2, "it is told once");
-    // The person's word counts.
+    // The person's release counts.
     world.annotate(keys::RELEASE, "{}");
     looks(&mut world, 4);
     assert_eq!(world.phase(), Phase::Idle);
@@ -331,7 +331,7 @@ fn a_job_begins_after_the_quiet_time() {
     assert_eq!(until_made(&mut world).action, "VALIDATE");
 }
 
-/// A node that was created at this second, with a taint with which it was registered.
+/// Returns a node created at this second, with a taint that it was registered with.
 fn new_node(created: i64) -> NodeView {
     let taint = json!({"key": keys::NOT_VALIDATED, "effect": "NoSchedule"});
     let object: Value = json!({

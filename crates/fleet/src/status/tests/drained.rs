@@ -1,4 +1,4 @@
-//! What the records say of drains.
+//! Eviction statuses in the records.
 
 use std::sync::Arc;
 
@@ -61,7 +61,7 @@ fn a_record_says_how_far_the_drain_is() {
     assert_eq!(story.evictions(), ["NotStarted"]);
     story.settle();
     assert_eq!(story.evictions(), ["InProgress"]);
-    // What comes meanwhile belongs to it, and a recovery of a part drains nothing.
+    // Events that come meanwhile belong to it, and a partial recovery drains nothing.
     story.event(1, true, false);
     story.settle();
     story.event(1, false, true);
@@ -141,7 +141,7 @@ fn what_is_skipped_says_by_whom() {
     story.settle();
     pod_ends(&mut story);
     assert_eq!(story.evictions(), [SKIPPED, LEFT, SKIPPED]);
-    // Without the switch.
+    // Without drains.
     let mut story = super::drained::story(settings());
     report(&mut story, "0", false);
     story.settle();
@@ -162,7 +162,7 @@ fn a_restart_makes_up_for_what_was_not_written_of_a_drain() {
         story.settle();
         assert_eq!(story.evictions(), [LEFT], "{with:?}");
     }
-    // The end of a session before is none of the drain that is under way.
+    // The end of an earlier session does not affect the drain under way.
     let mut story = story(drains());
     story.event(0, true, false);
     story.settle();

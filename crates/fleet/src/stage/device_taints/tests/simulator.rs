@@ -1,5 +1,5 @@
-//! A simulator: random faults of GPUs, recoveries, people, crashes and refused patches on one node,
-//! against what the taints of its devices promise.
+//! A simulator: random faults of GPUs, recoveries, people, crashes and refused patches on one
+//! node, against the promises of its devices' taints.
 
 use proptest::prelude::*;
 
@@ -9,7 +9,7 @@ use crate::world::Looked;
 const GPUS: u8 = 3;
 const CHECKS: [&str; 3] = ["GpuMemWatch", "GpuThermalWatch", "SysLogsGPUFallenOff"];
 
-/// Something that may happen to the node.
+/// A step that concerns the node.
 #[derive(Clone, Debug)]
 enum Happening {
     Report {
@@ -20,7 +20,7 @@ enum Happening {
     Release,
     RuleDeleted,
     Crash(Restart),
-    /// It ends between two of what it was about to do, of which some is done.
+    /// The controller ends after some of its effects.
     CrashBetween {
         patch: bool,
         rules: bool,
@@ -51,12 +51,12 @@ fn report(world: &mut World, gpu: u8, check: usize, healthy: bool) {
     world.report(CHECKS[check], &[(entity.0, &entity.1)], !healthy, healthy);
 }
 
-/// Returns whether the node says that it has a session.
+/// Returns whether the node's mark says that it has a session.
 fn has_session(world: &World) -> bool {
     world["n1"].annotations.contains_key(keys::SESSION)
 }
 
-/// Has the controller decide, and end when some of it is done. Returns what it decided.
+/// Decides, and ends the controller when some of the effects are done. Returns them.
 fn crash(world: &mut World, patch: bool, rules: bool, restart: Restart) -> Looked {
     world.tick();
     world.see("n1");
@@ -89,9 +89,9 @@ fn without_fault(world: &World) -> Vec<&str> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
-    /// Whatever happens: a device has one rule of a key at most, none that stays without an open
-    /// fault, and once nothing is broken any more none at all. No device is taken out before its node
-    /// says that it has a session, by which the brake counts it.
+    /// In every simulation: a device has at most one rule of a key, none that stays without an
+    /// open fault, and once nothing is broken none at all. No device is taken out before its
+    /// node's mark, which the brake counts, says that it has a session.
     #[test]
     fn a_rule_stands_for_an_open_fault_of_its_device_and_for_no_other(
         happenings in prop::collection::vec(happening(), 1..40),

@@ -37,7 +37,7 @@ fn world() -> World {
     world_with(by(TABLE), &["jobs/a", "kube-system/b"])
 }
 
-/// Looks some times. Returns all that was asked for.
+/// Looks some times. Returns the effects.
 fn look(world: &mut World) -> Looked {
     let mut all = Looked::default();
     for _ in 0..6 {
@@ -50,7 +50,7 @@ fn look(world: &mut World) -> Looked {
     all
 }
 
-/// Makes a custom resource, as the API server would; one that is there stays.
+/// Creates a custom resource, as the API server would, unless it exists.
 fn create(world: &mut World, planned: &PlannedResource) -> Value {
     let there = world.resources.entry(planned.name.clone());
     there.or_insert_with(|| planned.object.clone()).clone()
@@ -88,14 +88,14 @@ fn a_node_is_drained_by_a_custom_resource_and_by_nobody_else() {
     let planned = looked.makes.remove(0);
     let name = format!("drain-n1-{}", session_id(&world));
     assert_eq!(planned.name, name);
-    // Only those that are to leave are named.
+    // Only the pods that are to leave are named.
     assert_eq!(planned.object["spec"]["pods"], json!(["jobs/a"]));
     let owner = &planned.object["metadata"]["ownerReferences"][0];
     assert_eq!(owner["kind"], "Node");
     make(&mut world, &planned);
     assert!(look(&mut world).makes.is_empty());
     assert_eq!(awaits(&world), format!("the end of DrainRequest {name}"));
-    // That its pods are gone does not say that the node is drained.
+    // The node is not drained just because its pods are gone.
     gone(&mut world, "jobs/a");
     look(&mut world);
     assert_eq!(state(&world), Some("draining"));
@@ -105,7 +105,7 @@ fn a_node_is_drained_by_a_custom_resource_and_by_nobody_else() {
         (state(&world), world.phase()),
         (Some("drain-succeeded"), Phase::Drained)
     );
-    // It stays for as long as the node is out, and goes then.
+    // The resource stays for as long as the node is out, and is deleted then.
     assert!(look(&mut world).withdrawn.is_empty());
     world.recovery(0);
     let looked = look(&mut world);
@@ -117,8 +117,8 @@ fn a_node_is_drained_by_a_custom_resource_and_by_nobody_else() {
     );
 }
 
-/// A node is let in while its resource is made, whoever made it is ended before the answer, and the same
-/// fault comes again: the resource has the same name and says what an earlier drain has come to.
+/// A node is let in while its resource is created, that process ends before the answer, and the
+/// same fault returns: the resource has the same name and shows the result of an earlier drain.
 #[test]
 fn the_resource_of_an_earlier_drain_makes_way() {
     let mut world = world();
@@ -137,7 +137,7 @@ fn the_resource_of_an_earlier_drain_makes_way() {
     let mut looked = look(&mut world);
     let withdrawn: Vec<String> = looked.withdrawn.iter().map(Attempt::key).collect();
     assert_eq!(withdrawn, [earlier.key]);
-    // It is asked for again, and is made once the other has gone.
+    // The creation is requested again, and succeeds once the other resource has gone.
     world.resources.clear();
     make(&mut world, &looked.makes.remove(0));
     look(&mut world);
@@ -147,7 +147,7 @@ fn the_resource_of_an_earlier_drain_makes_way() {
 #[test]
 fn whoever_starts_anew_asks_for_the_same_drain() {
     for with in [Restart::All, Restart::Events, Restart::Nothing] {
-        // Before it is made, after it without the answer, after the answer, and after its end.
+        // Before the creation, after it without the answer, after the answer, and after its end.
         for moment in 0..4 {
             let mut world = world();
             world.fault(0);
@@ -229,7 +229,7 @@ fn one_that_does_not_end_asks_a_person_and_is_not_called_drained() {
         (state(&world), eviction(&world)),
         (Some("draining"), EvictionWord::Failed)
     );
-    // It is watched on.
+    // The resource is still watched.
     finish(&mut world, name);
     look(&mut world);
     assert_eq!(
@@ -263,7 +263,7 @@ fn what_cannot_be_made_is_tried_again_and_a_person_asked() {
         "{}",
         awaits(&world)
     );
-    // Of an earlier drain, or another's: it is not taken for ours.
+    // A resource of an earlier drain, or a foreign one, is not taken for ours.
     let mut other = planned.object.clone();
     other["metadata"]["annotations"] = json!({});
     other["status"] = json!({"conditions": [{"type": "DrainComplete", "status": "True"}]});
@@ -310,16 +310,16 @@ fn a_dry_run_makes_none_and_comes_to_its_end() {
     assert_eq!(world.phase(), Phase::Drained);
 }
 
-/// One thing that happens.
+/// A step of the simulation.
 #[derive(Clone, Debug)]
 enum Act {
     Look(bool),
     Restart(bool),
     Fault(u8),
     Recovery(u8),
-    /// What is to be made is: made and answered, made without an answer, failed, or refused.
+    /// Creations are: made and answered, made without an answer, failed, or refused.
     Answer(u8),
-    /// Who drains is done.
+    /// The drainer is done.
     Finish,
     Delete,
     Wait(u16),
@@ -356,7 +356,8 @@ impl Real {
         let looked = world.look(fate);
         assert!(looked.removals.is_empty(), "{looked:?}");
         for one in looked.makes {
-            // Nothing is asked for but by a node that says that it is being drained, and is out.
+            // Resources are requested only for a node that is out and whose mark says that it is
+            // being drained.
             assert_eq!(before.as_deref(), Some("draining"), "{one:?}");
             assert!(world["n1"].unschedulable, "{one:?}");
             let twice = self.making.iter().any(|other| other.key == one.key);
@@ -382,7 +383,7 @@ impl Real {
             let key = format!("drain-{}/{since}", session_id(world));
             let object = world.resources.get(&name);
             let says = object.map(|one| &one["metadata"]["annotations"][keys::ATTEMPT]);
-            // It may have gone since it was told.
+            // The resource may be gone since it was delivered.
             assert!(says.is_none_or(|says| *says == key), "{says:?} {key}");
         }
     }

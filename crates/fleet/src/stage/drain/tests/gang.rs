@@ -19,7 +19,7 @@ fn one_namespace_that_waits_holds_up_the_gang_and_no_other_pod() {
     let looked = begin(&mut world);
     assert_eq!(removed(&looked), ["evict now/other"]);
     assert!(awaits(&world).contains("now/a is waited for until it has ended, AllowCompletion"));
-    // With the last of it that is waited for the rest goes.
+    // After the last pod that was waited for the rest leaves.
     gone(&mut world, "jobs/b");
     assert_eq!(removed(&world.look(PatchFate::Made)), ["evict now/a"]);
 }
@@ -41,7 +41,7 @@ fn a_gang_writes_its_checkpoint_before_any_of_it_is_evicted_through_restarts() {
                 .iter()
                 .any(|one| one.text == "pod now/b is told to write a checkpoint")
         );
-        // It is asked for once.
+        // The checkpoint is requested once.
         assert!(world.look(PatchFate::Made).checkpoints.is_empty());
         let says = |world: &mut World, done| {
             let pod = world.pods.get_mut("now/b").unwrap();

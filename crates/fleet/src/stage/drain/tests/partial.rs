@@ -23,7 +23,7 @@ fn partial() -> Settings {
     }
 }
 
-/// Adds a pod that has these GPUs; none: it has some, and nobody says which.
+/// Adds a pod that has these GPUs; with none it has unknown ones.
 fn with_gpus(world: &mut World, title: &str, gpus: &[&str]) {
     add(world, title);
     let pod = world.pods.get_mut(title).unwrap();
@@ -78,17 +78,17 @@ fn the_pods_of_a_tainted_gpu_leave_and_the_others_work_on() {
     leave(&mut world, "a");
     assert!(settle(&mut world).is_empty());
     assert_eq!(world.phase(), Phase::Drained);
-    // Another GPU: its pods, and no others.
+    // Another GPU: its pods leave, and no others.
     report(&mut world, "GPU-1", RecommendedAction::RestartBm);
     assert_eq!(settle(&mut world), ["evict now/b"]);
-    // It goes on where it was after a restart without a store.
+    // After a restart without a store the drain resumes.
     world.restart(Restart::Events);
     world.see_devices(4);
     assert_eq!(settle(&mut world), ["evict now/b"]);
     leave(&mut world, "b");
     settle(&mut world);
     assert_eq!(world.phase(), Phase::Drained);
-    // The node itself: all.
+    // A fault of the node itself: all pods leave.
     world.report("Node", &[], true, false);
     let mut all = settle(&mut world);
     all.sort();
@@ -112,7 +112,7 @@ fn of_a_node_that_is_out_for_the_reset_of_a_gpu_only_its_pods_leave() {
     assert_eq!(settle(&mut world), ["evict now/a"]);
     assert_eq!(state(&world), Some("draining"));
     leave(&mut world, "a");
-    // Who may hold it is asked about, and left alone until it is known.
+    // A person is asked about a pod that may hold the GPU; the pod stays until that is known.
     assert!(settle(&mut world).is_empty());
     assert!(
         awaits(&world).contains("now/unsaid is left alone until it is known which GPUs it has")
@@ -136,7 +136,7 @@ fn of_a_node_that_is_out_for_the_reset_of_a_gpu_only_its_pods_leave() {
         (state(&world), world.phase()),
         (Some("drain-succeeded"), Phase::Drained)
     );
-    // A fault that a reset does not mend has all leave.
+    // A fault that a reset does not fix makes all pods leave.
     report(&mut world, "GPU-3", RecommendedAction::RestartBm);
     assert_eq!(settle(&mut world), ["evict now/b", "evict now/unsaid"]);
     assert_eq!(state(&world), Some("draining"));

@@ -1,31 +1,31 @@
-//! Drains with crashes, refusals, late news and people at work.
+//! Drains with crashes, refusals, late watch events and people at work.
 
 use proptest::prelude::*;
 
 use super::*;
 
-/// One thing that happens.
+/// A step of the simulation.
 #[derive(Clone, Debug)]
 enum Act {
     /// The controller looks; its patch is made or not.
     Look(bool),
-    /// It starts anew, with all that it has kept or with nothing.
+    /// The controller restarts, with all its saved state or with none.
     Restart(bool),
     Fault(u8),
     Recovery(u8),
-    /// A pod comes.
+    /// A pod comes to the node.
     Comes(u8),
     /// A pod ends by itself.
     Ends(u8),
     /// A removal is answered: taken, gone, held, or failed.
     Answer(u8),
-    /// The watch tells all anew.
+    /// The watch delivers a new list.
     List,
     Wait(u16),
     Uncordon,
 }
 
-/// The removals that are under way.
+/// Removals that are in flight.
 #[derive(Default)]
 struct Real {
     under_way: Vec<PlannedRemoval>,
@@ -61,7 +61,7 @@ impl Real {
         };
         let looked = world.look(fate);
         for one in &looked.removals {
-            // Nothing leaves but from a node that says that it is being drained, and is out.
+            // Pods leave only a node that is out and whose mark says that it is being drained.
             assert_eq!(before.as_deref(), Some("draining"), "{one:?}");
             assert!(world["n1"].unschedulable, "{one:?}");
             assert_ne!(one.namespace, "kube-system");
@@ -88,7 +88,7 @@ impl Real {
             }
             Act::Fault(gpu) => world.fault(*gpu),
             Act::Recovery(gpu) => world.recovery(*gpu),
-            // Nothing is bound to a node that is out.
+            // No pod is bound to a node that is out.
             Act::Comes(_) if world["n1"].unschedulable => {}
             Act::Comes(index) => {
                 add(world, &title(*index));
@@ -137,7 +137,7 @@ proptest! {
         for act in &acts {
             real.act(&mut world, act);
         }
-        // From here on all goes well: pods leave when they are asked to, or have ended by themselves.
+        // From here on all goes well: pods leave when asked to, or have ended by themselves.
         for index in 0..8 {
             if title(index).starts_with("jobs") {
                 gone(&mut world, &title(index));

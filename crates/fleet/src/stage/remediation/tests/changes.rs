@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// A reboot, a replacement, and a validation after each repair.
+/// A reboot, a replacement, and a validation after each remediation.
 const CONFIG: &str = r#"
 [remediationActions.RESTART_BM]
 apiGroup = "janitor.dgxc.nvidia.com"
@@ -42,8 +42,8 @@ metadata: {name: "{{ .NodeName }}-{{ .HealthEventID }}"}
 action = "VALIDATE"
 "#;
 
-/// What follows for each change, and where something is under way in the stage, what follows once that has
-/// come to its end: the phase, and what is made.
+/// Result of each change, and if something is under way in the stage, the result after its end:
+/// the phase, and the resource created.
 const TABLE: &[(Stage, Change, &str, &str)] = &[
     (Stage::Draining, Change::None, "draining", "drained"),
     (
@@ -76,7 +76,7 @@ const TABLE: &[(Stage, Change, &str, &str)] = &[
         "draining",
         "remediating RebootNode",
     ),
-    // Its fault asks for no repair.
+    // The fault of the node asks for no remediation.
     (Stage::Drained, Change::None, "drained", ""),
     (Stage::Drained, Change::Support, "remediation-failed", ""),
     (
@@ -88,7 +88,7 @@ const TABLE: &[(Stage, Change, &str, &str)] = &[
     (Stage::Drained, Change::Reboot, "remediating RebootNode", ""),
     (Stage::Drained, Change::Entity, "remediating RebootNode", ""),
     (Stage::Drained, Change::Milder, "drained", ""),
-    // What has begun comes to its end.
+    // Begun work comes to its end.
     (
         Stage::Remediating,
         Change::None,
@@ -134,7 +134,7 @@ const TABLE: &[(Stage, Change, &str, &str)] = &[
         "",
     ),
     (Stage::Recovering, Change::Reboot, "remediated", ""),
-    // It came after the reboot.
+    // The fault came after the reboot.
     (
         Stage::Recovering,
         Change::Entity,
@@ -164,8 +164,8 @@ const TABLE: &[(Stage, Change, &str, &str)] = &[
     (Stage::Failed, Change::Reboot, "remediation-failed", ""),
     (Stage::Failed, Change::Entity, "remediation-failed", ""),
     (Stage::Failed, Change::Milder, "remediation-failed", ""),
-    // A fault that comes meanwhile is repaired first, and then validated anew; one that is not fatal takes
-    // no node out.
+    // A fault that comes meanwhile is remediated first, and then validated anew; one that is not
+    // fatal takes no node out.
     (Stage::Validating, Change::None, "remediating", "remediated"),
     (
         Stage::Validating,
@@ -212,14 +212,14 @@ enum Change {
     Support,
     Replace,
     Reboot,
-    /// Another GPU has it.
+    /// The fault moves to another GPU.
     Entity,
-    /// It is reported as not fatal.
+    /// The fault is reported as not fatal.
     Milder,
 }
 
 impl Stage {
-    /// Returns a node that is so far because of a fault of GPU 0.
+    /// Returns a node that has reached this stage because of a fault of GPU 0.
     fn reached(self) -> World {
         let none = |_: &str| Err("there are no files".to_owned());
         let config = RemediationConfig::parse(CONFIG, "test", none).unwrap();
@@ -267,7 +267,7 @@ impl Stage {
         world
     }
 
-    /// Ends what is under way in it. Returns whether something is.
+    /// Ends the work under way in this stage. Returns whether there is any.
     fn end(self, world: &mut World) -> bool {
         match self {
             Self::Draining => {
@@ -316,8 +316,8 @@ fn end(world: &mut World, status: Value) {
     set(world, &name, status);
 }
 
-/// Looks until nothing new is to be expected soon; what is to be made is made. Returns the phase, and what was
-/// made.
+/// Looks until nothing new is expected soon; creates every requested resource. Returns the
+/// phase, and the resource.
 fn looks(world: &mut World) -> String {
     let mut made = Vec::new();
     for _ in 0..8 {
@@ -354,7 +354,8 @@ fn whatever_a_fault_becomes_in_whatever_stage_something_follows() {
                 awaits_of(&world)
             );
         }
-        // Whatever it is: all well again, it comes back, and a validation at most is left to be passed.
+        // In every case: once all faults are over the node comes back, after a validation at
+        // most.
         for gpu in 0..2 {
             world.recovery(gpu);
         }

@@ -1,4 +1,5 @@
-//! Repairs with crashes, refusals, lost answers, resources that fail, hang or vanish, and people at work.
+//! Remediations with crashes, refusals, lost answers, resources that fail, hang or vanish, and
+//! people at work.
 
 use std::collections::BTreeMap;
 
@@ -10,35 +11,35 @@ use crate::Switched;
 /// Actions that faults recommend: none, a reset, support, reboots, a replacement.
 const ACTIONS: [i32; 6] = [0, 2, 5, 15, 24, 25];
 
-/// One thing that happens.
+/// A step of the simulation.
 #[derive(Clone, Debug)]
 enum Act {
     /// The controller looks; its patch is made or not.
     Look(bool),
-    /// It starts anew, with all that it has kept or with nothing.
+    /// The controller restarts, with all its saved state or with none.
     Restart(bool),
     Fault(u8, usize),
     Recovery(u8),
-    /// What is to be made is: made and answered, made without an answer, failed, or refused.
+    /// Creations are: made and answered, made without an answer, failed, or refused.
     Answer(u8),
-    /// A custom resource goes on: begun, succeeded, failed in some way.
+    /// A custom resource progresses: begun, succeeded, failed in some way.
     Status(u8),
-    /// Somebody deletes one.
+    /// A person deletes a resource.
     Delete,
     Wait(u16),
     Uncordon,
     Release,
     HandOver(bool),
-    /// It is not known whether repairs are paused, or they are not.
+    /// The pause of remediation cannot be read, or there is none.
     Unread(bool),
 }
 
 #[derive(Default)]
 struct Real {
     making: Vec<PlannedResource>,
-    /// How often each custom resource was made.
+    /// Number of creations of each custom resource.
     made: BTreeMap<String, usize>,
-    /// The session for which each was made.
+    /// Session that each resource was created for.
     sessions: BTreeMap<String, Option<String>>,
     forgot: bool,
 }
@@ -65,7 +66,8 @@ impl Real {
         let before = Ownership::read(&world["n1"]);
         let looked = world.look(if made { Fate::Made } else { Fate::Refused });
         for one in looked.makes {
-            // Nothing is made but for an attempt that a drained node of an open session says.
+            // A resource is created only for an attempt in the mark of a drained node with an
+            // open session.
             let own = before.as_ref().unwrap();
             assert!(world["n1"].unschedulable, "{one:?}");
             let drained = own.mark.drain.is_some_and(|mark| mark.done.is_some());
@@ -91,7 +93,7 @@ impl Real {
             }
         }
         if world.phase() == Phase::Idle {
-            // Of a session that a person has ended what was begun may go on.
+            // Work begun for a session that a person has ended may continue.
             self.sessions.clear();
         }
         let attempts = attempts(world);
@@ -103,13 +105,13 @@ impl Real {
         }
     }
 
-    /// The API server makes a custom resource, where it is not there.
+    /// Creates a custom resource, as the API server would, unless it exists.
     fn create(&mut self, world: &mut World, planned: &PlannedResource) {
         if !world.resources.contains_key(&planned.name) {
             *self.made.entry(planned.name.clone()).or_default() += 1;
             let again = self.made[&planned.name];
             assert!(again == 1, "{} is made {again} times", planned.name);
-            // Of the same session nothing goes on that somebody has begun.
+            // No other resource of the same session has begun and not ended.
             for (other, object) in &world.resources {
                 let state = ResourceState::read(object, &planned.kind);
                 let goes_on = state.begun && state.end.is_none();
@@ -135,7 +137,7 @@ impl Real {
                 retry_after: None,
             },
             2 => {
-                // It was made, and the answer is lost on its way.
+                // The resource was created, and the answer is lost.
                 self.create(world, &planned);
                 let mut object = planned.object;
                 object["metadata"]["uid"] = json!("u");
@@ -170,7 +172,7 @@ impl Real {
                 let Some(one) = there else { return };
                 let object = &world.resources[&one.name];
                 if ResourceState::read(object, &one.resource).end.is_some() {
-                    return; // Its end stays.
+                    return; // an end stays
                 }
                 let begun = json!({"conditions": [{"type": "SignalSent", "status": "True"}]});
                 let status = match how {
@@ -186,7 +188,7 @@ impl Real {
                 set(world, &one.name, status);
             }
             Act::Delete => {
-                // Nobody can know that one was there whose answer was lost, and that is gone.
+                // A resource that vanished after its answer was lost cannot be known.
                 if let Some(one) = there.filter(|one| one.made.is_some()) {
                     world.resources.remove(&one.name);
                     world.tell_of_resource();
@@ -225,10 +227,10 @@ proptest! {
         for act in &acts {
             real.act(&mut world, act);
         }
-        // A node that was repaired as often as may be is a person's, over all sessions.
+        // A node that was remediated as often as allowed is a person's, over all sessions.
         let made: usize = real.made.values().sum();
         prop_assert!(real.forgot || made <= 5, "{made}");
-        // From here on all goes well: what is made succeeds, and mends.
+        // From here on all goes well: every resource succeeds, and fixes its fault.
         real.act(&mut world, &Act::HandOver(false));
         real.act(&mut world, &Act::Unread(false));
         let mut ended = false;

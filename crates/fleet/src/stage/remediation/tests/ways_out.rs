@@ -1,10 +1,10 @@
-//! Stories in which a node waited for something that nobody was at, or a person was not asked.
+//! Former faults: a node waited for something that nobody worked on, or a person was not asked.
 
 use super::*;
 
 const SUPPORT: &str = "no repair is configured for CONTACT_SUPPORT";
 
-/// Looks some times. Returns what was said of this kind.
+/// Looks some times. Returns the journal entries of this kind.
 fn said(world: &mut World, kind: EntryKind) -> Vec<String> {
     (0..6)
         .flat_map(|_| texts(&world.look(Fate::Made), kind))
@@ -28,7 +28,7 @@ fn a_repair_that_nothing_asks_for_any_more_is_not_waited_for() {
             let said = said(&mut world, EntryKind::Session);
             let text = "no repair goes on: the faults that are open ask for none now";
             assert!(said.iter().any(|one| one == text), "{reason}: {said:?}");
-            // What is left waits as a node whose faults never asked for a repair.
+            // The rest waits like a node whose faults never asked for remediation.
             let is = (world.phase(), state(&world));
             let wanted = (Phase::Drained, Some("drain-succeeded"));
             assert_eq!(is, wanted, "{reason} {recovers}");
@@ -40,7 +40,7 @@ fn a_repair_that_nothing_asks_for_any_more_is_not_waited_for() {
             world.now += SignedDuration::from_hours(400);
             assert!(world.look(Fate::Made).makes.is_empty());
             assert_eq!(world.phase(), Phase::Drained, "{reason} {recovers}");
-            // The next fault that asks for a repair gets one, unless that was tried in vain.
+            // The next fault that asks for remediation gets it, unless that was tried in vain.
             fault(&mut world, 2, 24);
             if reason == "TransientFailure" {
                 until_made(&mut world);
@@ -52,7 +52,7 @@ fn a_repair_that_nothing_asks_for_any_more_is_not_waited_for() {
     }
 }
 
-/// The fault that was repaired is over, and another is open that nobody repairs.
+/// The fault that was remediated is over, and another is open that has no action.
 #[test]
 fn days_after_a_repair_an_uncordon_is_a_persons_again() {
     let mut world = world();
@@ -76,7 +76,7 @@ fn days_after_a_repair_an_uncordon_is_a_persons_again() {
     );
 }
 
-/// A transient failure waits, and what holds back comes before its next try.
+/// A transient failure waits, and a hold begins before its next try.
 #[test]
 fn a_repair_that_is_held_back_is_not_called_one_that_nothing_asks_for() {
     let mut world = world();
@@ -100,7 +100,7 @@ fn with_the_switch_taken_back_a_repair_that_failed_is_not_waited_for() {
     set(&mut world, &name, failed("TransientFailure"));
     world.settle_now();
     assert_eq!(world.phase(), Phase::Drained, "{}", awaits(&world));
-    // Who was asked stays so.
+    // A person who was asked stays asked.
     let mut world = self::world();
     let name = begin(&mut world, 0, 24);
     set(&mut world, &name, failed("PermanentFailure"));
@@ -113,7 +113,7 @@ fn with_the_switch_taken_back_a_repair_that_failed_is_not_waited_for() {
 
 #[test]
 fn a_person_is_asked_beside_what_is_waited_for() {
-    // The recovery after a repair, and another try of one.
+    // The recovery after an attempt, and another try of one.
     for (status, waits) in [
         (done(), "the recovery of its faults after RebootNode"),
         (failed("TransientFailure"), "another try of RESTART_BM"),
@@ -138,7 +138,7 @@ fn a_person_is_asked_beside_what_is_waited_for() {
         );
         let both = format!("a person: {SUPPORT}; beside that, {waits}");
         assert!(awaits(&world).starts_with(&both), "{}", awaits(&world));
-        // What is waited for goes on all the same, and with it ends what a person need not do.
+        // The wait continues all the same, and its end also ends the person's task.
         world.recovery(1);
         world.settle_now();
         assert!(awaits(&world).starts_with(waits), "{}", awaits(&world));
@@ -154,7 +154,7 @@ fn what_a_person_is_asked_beside_goes_on() {
     fault(&mut world, 1, 5);
     world.settle_now();
     assert_eq!(world.phase(), Phase::RemediationFailed);
-    // It is decided at its time even if nothing happens.
+    // The decision is due by time even if nothing happens.
     let wake = world.fleet.wake_at().unwrap();
     assert!(wake <= world.now + SignedDuration::from_mins(1), "{wake}");
     world.now = wake;
@@ -165,7 +165,7 @@ fn what_a_person_is_asked_beside_goes_on() {
     set(&mut world, &planned.name, done());
     world.settle_now();
     assert_eq!(world.phase(), Phase::RemediationFailed);
-    // Where it does not help, a person is asked about both.
+    // If the attempt does not help, a person is asked about both.
     world.now += SignedDuration::from_mins(16);
     let asked = said(&mut world, EntryKind::Attention);
     assert_eq!(asked.len(), 1, "{asked:?}");
@@ -197,7 +197,7 @@ fn a_later_session_makes_no_custom_resource_of_an_earlier_name() {
         world.settle();
         assert_eq!(world.phase(), Phase::Idle);
         world.restart(Restart::All);
-        // The same fault, which was dismissed and is reported anew: it keeps the event that stands for it.
+        // A fault that is dismissed and reported anew keeps the event that stands for it.
         fault(&mut world, 0, 24);
         let again = until_made(&mut world);
         assert_eq!(again.name, format!("{name}-2"), "deleted: {deleted}");
@@ -221,7 +221,7 @@ fn a_pause_without_an_end_and_a_hand_over_are_in_somebodys_hands() {
     world["n1"].labels.extend([label]);
     world.now += SignedDuration::from_mins(1);
     world.settle_now();
-    // Nothing of ours is under way, and nothing of ours says so.
+    // Nothing of ours is under way, and no mark says so.
     assert_eq!(state(&world), Some("drain-succeeded"));
     assert!(awaits(&world).contains("handed over"), "{}", awaits(&world));
     world["n1"].labels.remove(keys::HANDED_OVER_LABEL);
